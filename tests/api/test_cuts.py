@@ -13,7 +13,7 @@ from headway.api import Cut, LanguageModel
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.errors import ConfigError, DataError, HeadwayError
 from headway.models import ModelSpec
-from headway.models.attention_shares import shares_of
+from headway.models.attention_maps import shares_of
 from headway.nn.cuts import Outside, patterns_without
 from headway.nn.record import Record
 from headway.patterns import Causal, PerHead, Window, classify

@@ -12,5 +12,5 @@ def page_counts(pool: PagePool) -> list[dict[str, int]]:
             "kept": len(pages.idle),
             "all": len(pages.users),
         }
-        for pages in pool._pages
+        for pages in pool.stored
     ]

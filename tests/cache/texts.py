@@ -66,7 +66,7 @@ class Texts(RuleBasedStateMachine):
             for i in range(len(table) - len(ids), len(table)):
                 page = table.pages[of][0 if kind.state else i // PAGE]
                 assert page is not None
-                assert self.pool._pages[of].users[page] == 1, "written to alone"
+                assert self.pool.stored[of].users[page] == 1, "written to alone"
                 if kind.state:
                     before = self.store[of, page] if i else []
                     self.store[of, page] = [*before, table.ids[i]]
@@ -140,11 +140,11 @@ class Texts(RuleBasedStateMachine):
     @precondition(lambda self: not self.live)
     @rule()
     def compact(self) -> None:
-        before, store = [dict(pages.page) for pages in self.pool._pages], self.store
+        before, store = [dict(pages.page) for pages in self.pool.stored], self.store
         self.store = {}
         for of, old in enumerate(self.pool.compact()):
             self.store |= {(of, new): store[of, page] for new, page in enumerate(old)}
-            now = self.pool._pages[of].page
+            now = self.pool.stored[of].page
             assert {key: old[page] for key, page in now.items()} == before[of]
         assert all(counts["kept"] == counts["all"] for counts in page_counts(self.pool))
 
@@ -155,7 +155,7 @@ class Texts(RuleBasedStateMachine):
         for of, (kind, counts) in enumerate(zip(self.kinds, page_counts(self.pool), strict=True)):
             assert counts["free"] + counts["used"] + counts["kept"] == counts["all"]
             users = Counter(page for table in self.live for page in table.pages[of] if page is not None)
-            assert users == {p: n for p, n in enumerate(self.pool._pages[of].users) if n}
+            assert users == {p: n for p, n in enumerate(self.pool.stored[of].users) if n}
             used += kind.nbytes * counts["used"]
         assert self.pool.budget is not None
         assert used <= self.pool.held <= self.pool.budget
@@ -180,7 +180,7 @@ class Texts(RuleBasedStateMachine):
     @invariant()
     def named(self) -> None:
         """A page that is found by a key holds the tokens of that key, whatever became of the text that wrote it."""
-        for of, (kind, pages) in enumerate(zip(self.kinds, self.pool._pages, strict=True)):
+        for of, (kind, pages) in enumerate(zip(self.kinds, self.pool.stored, strict=True)):
             for key, page in pages.page.items():
                 slots = self.store[of, page]
                 assert self.names[key] == (hashes(slots) if kind.state else slots)[-1]
@@ -203,7 +203,7 @@ def longest(pool: PagePool, kinds: list[PageClass], ids: list[int]) -> int:
     probe = PageTable(pool.open().root, list(ids), [[] for _ in kinds])
 
     def holds(length: int) -> bool:
-        for kind, pages in zip(kinds, pool._pages, strict=True):
+        for kind, pages in zip(kinds, pool.stored, strict=True):
             sinks, recent = kind.retention.sinks, kind.retention.first(length)
             for p in range(length // PAGE):
                 seen = any(i < sinks or i >= recent for i in range(p * PAGE, (p + 1) * PAGE))

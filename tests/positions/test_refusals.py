@@ -69,7 +69,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: HALVES.rotate(torch.zeros(1, 1, 3, 8), torch.zeros(1, 1, 3, dtype=torch.long)),
      r"\[T\] or \[B, T\], got shape \(1, 1, 3\)"),
     # its frequencies
-    (lambda: halves(schedule="lineal"), r'got "lineal" \(did you mean "linear"\?\)'),
+    (lambda: halves(schedule="lineal"), r"no schedule 'lineal' \(did you mean \"linear\"\?\)"),
     (lambda: halves(schedule=()), r"d/2 finite numbers, got \(\)"),
     (lambda: halves(schedule=(1.0, float("inf"))), r"d/2 finite numbers"),
     (lambda: halves(schedule=(True,)), r"d/2 finite numbers"),

@@ -7,8 +7,7 @@ from headway.api.loading import load
 from headway.api.looking import EncoderDecoderMaps, EncoderDecoderStates
 from headway.api.translator import Translator
 from headway.data.encoded import Answer, Span
-from headway.models.attention_maps import AttentionMap, AttentionMaps
-from headway.models.attention_shares import Shares
+from headway.models.attention_maps import AttentionMap, AttentionMaps, Shares
 from headway.nn import Cut
 
 __all__ = [

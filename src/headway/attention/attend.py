@@ -156,10 +156,8 @@ def numbered(
     what: str, q: Tensor, k: Tensor, pattern: Pattern, q_tokens: Tokens | None, k_tokens: Tokens | None
 ) -> tuple[Tokens, Tokens]:
     """Tokens numbered from 0 on both sides where none are given to `what`."""
-    if not (isinstance(q, Tensor) and isinstance(k, Tensor)) or q.dim() != 4 or k.dim() != 4:
-        check_axes(what, q, k)
-    if not isinstance(pattern, Pattern):
-        check_pattern(what, pattern)
+    check_axes(what, q, k)
+    check_pattern(what, pattern)
     if q_tokens is None and k_tokens is None and q.shape[2] != k.shape[2] and pattern != _FULL:
         raise PatternError(
             f"{what}: {q.shape[2]} queries and {k.shape[2]} keys under {pattern}: say which tokens they are "

@@ -137,28 +137,10 @@ POLICY = [
 
 
 def pick(call: Call, lse: bool) -> Backend:
-    """The backend that "auto" takes for a call whose heads share one pattern."""
+    """The backend that "auto" takes for a call whose heads share one pattern; `choose` says why."""
     at = Situation(call, lse)
     rules = (rule for rule in POLICY if at.device in rule.devices and rule.objection(at) is None)
     return next(rule.backend for rule in rules if at.unsupported_reason(rule.backend) is None)
-
-
-def choose_for(call: Call, lse: bool = False, device: str | None = None) -> Choice:
-    """`pick` with its reasons. `device` is where the call would run: that of its tensors, unless they only stand for
-    others (meta)."""
-    at = Situation(call, lse, device)
-    rejected: dict[str, str] = {}
-    for rule in POLICY:
-        if at.device not in rule.devices:
-            continue
-        name, reason = rule.backend.name, at.unsupported_reason(rule.backend) or rule.objection(at)
-        if reason is not None:
-            rejected.setdefault(name, reason)
-            continue
-        rejected.pop(name, None)
-        stored = 4.0 * at.scores if rule.backend.capabilities.stores_scores else None
-        return Choice(name, rule.why.format(at=at), bytes=stored, rejected=tuple(rejected.items()))
-    raise AssertionError("the last rule takes every call")
 
 
 def select(call: Call, backend: str, lse: bool) -> Backend:
@@ -213,6 +195,19 @@ def choose(
     stand_in = "meta" if opaque(pattern) is None else None  # then no token is looked at, of however many
     slots = torch.empty(1, keys, dtype=torch.int32, device="meta") if paged else None
     part = KeyValues(k, k, Tokens.range(keys, device=stand_in), slots=slots)
-    at = Tokens.range(queries, start, stand_in)
-    call = Call(q, at, (part,), pattern.heads[0], layout, 1.0, score, dropout=dropout)
-    return choose_for(call, device=device)
+    q_tokens = Tokens.range(queries, start, stand_in)
+    at = Situation(
+        Call(q, q_tokens, (part,), pattern.heads[0], layout, 1.0, score, dropout=dropout), False, device
+    )
+    rejected: dict[str, str] = {}
+    for rule in POLICY:
+        if device not in rule.devices:
+            continue
+        name, reason = rule.backend.name, at.unsupported_reason(rule.backend) or rule.objection(at)
+        if reason is not None:
+            rejected.setdefault(name, reason)
+            continue
+        rejected.pop(name, None)
+        stored = 4.0 * at.scores if rule.backend.capabilities.stores_scores else None
+        return Choice(name, rule.why.format(at=at), bytes=stored, rejected=tuple(rejected.items()))
+    raise AssertionError("the last rule takes every call")

@@ -1,8 +1,7 @@
 """Where past keys and values live, in pages that are released when no later query sees them; or states of one size."""
 
 from headway.cache.batch_cache import BatchCache
-from headway.cache.choose import choose_cache
-from headway.cache.facts import pattern_facts
+from headway.cache.choose import choose_cache, pattern_facts
 from headway.cache.kept import Kept, put_kept, take_kept
 from headway.cache.page_table import PAGE, PageClass, PageTable
 from headway.cache.paged_cache import PagedCache, PagedLayer, PagedStates

@@ -20,13 +20,16 @@ class PagePool:
         classes: what layers keep.
         budget: bytes of pages that are in use or kept for prefixes; None is no bound.
         keep: bytes of pages that stay for prefixes when nobody uses them; None is what the budget leaves.
+
+    Attributes:
+        stored: the pages of each class.
     """
 
     def __init__(
         self, classes: Sequence[PageClass], budget: int | None = None, *, keep: int | None = None
     ) -> None:
         self.classes, self.budget, self.keep = tuple(classes), budget, keep
-        self._pages = [Pages() for _ in self.classes]
+        self.stored = [Pages() for _ in self.classes]
         self._forgetful = [
             (of, kind)
             for of, kind in enumerate(self.classes)
@@ -43,7 +46,7 @@ class PagePool:
         table = PageTable(root_key(root), list(ids), [[] for _ in self.classes])
         length = self._hit(table)
         count = length // PAGE
-        for kind, pages, own in zip(self.classes, self._pages, table.pages, strict=True):
+        for kind, pages, own in zip(self.classes, self.stored, table.pages, strict=True):
             if kind.state:
                 shared: list[int | None] = [pages.page[table.key(count - 1)]] if count else []
             else:
@@ -62,14 +65,14 @@ class PagePool:
         "kept" for those to come, "released" where no later token sees them, or "gone". Any thread may ask."""
         table = PageTable(root_key(root), list(ids), [])
         each = range(len(ids) // PAGE)
-        pairs = list(zip(self.classes, self._pages, strict=True))
+        pairs = list(zip(self.classes, self.stored, strict=True))
         return [[pages.fate(kind, table, page) for page in each] for kind, pages in pairs]
 
     def _hit(self, table: PageTable) -> int:
         """The longest prefix, in tokens, that all classes hold. L is one where every class has every page that the
         query after L tokens may see, and a class of states has the state there."""
         count = max(len(table.ids) - 1, 0) // PAGE
-        pairs = list(zip(self.classes, self._pages, strict=True))
+        pairs = list(zip(self.classes, self.stored, strict=True))
         for kind, pages in pairs:
             if kind.retention.reach is None and not kind.state:
                 count = next((p for p in range(count) if table.key(p) not in pages.page), count)
@@ -81,7 +84,7 @@ class PagePool:
         """Another text that begins as this one does; the pages are shared."""
         self._check(table)
         table.room = 0
-        for pages, own in zip(self._pages, table.pages, strict=True):
+        for pages, own in zip(self.stored, table.pages, strict=True):
             for page in own:
                 if page is not None:
                     pages.share(page)
@@ -97,13 +100,13 @@ class PagePool:
     def close(self, table: PageTable) -> None:
         """The text has ended; the pages of its prefixes stay as long as there is room."""
         self._check(table)
-        for pages, own in zip(self._pages, table.pages, strict=True):
+        for pages, own in zip(self.stored, table.pages, strict=True):
             for page in reversed(own):  # they are taken again in their order
                 if page is not None:
                     pages.drop(page, self._now)
         for key in reversed(table.keys):  # the ends of a chain are evicted before their beginnings
             self._now += 1
-            for pages in self._pages:
+            for pages in self.stored:
                 pages.touch(key, self._now)
         table.pages, table.closed = [[] for _ in self.classes], True
         self._bound()
@@ -127,7 +130,7 @@ class PagePool:
     def _is_shared(self, of: int, page: int | None) -> bool:
         """Whether others may read a page, so that it must not be written to."""
         assert page is not None
-        return self._pages[of].users[page] > 1 or page in self._pages[of].key
+        return self.stored[of].users[page] > 1 or page in self.stored[of].key
 
     @property
     def available(self) -> int | None:
@@ -151,7 +154,7 @@ class PagePool:
             )
         copies = []
         for i, kind in enumerate(self.classes):
-            own, pages = table.pages[i], self._pages[i]
+            own, pages = table.pages[i], self.stored[i]
             if (kind.state and own) or (not kind.state and len(table) % PAGE):
                 old = own[-1]
                 assert old is not None
@@ -175,11 +178,11 @@ class PagePool:
         if self.budget is not None:
             while self.held + self.classes[of].nbytes > self.budget and self.idle:
                 self._evict()
-        return self._pages[of].take()
+        return self.stored[of].take()
 
     def _evict(self) -> None:
         """Gives up the page that nobody has used for the longest time."""
-        min((pages for pages in self._pages if pages.idle), key=lambda p: next(iter(p.idle.values()))).evict()
+        min((pages for pages in self.stored if pages.idle), key=lambda p: next(iter(p.idle.values()))).evict()
 
     def _bound(self) -> None:
         """Gives up what is more than is to be kept."""
@@ -189,12 +192,12 @@ class PagePool:
     @property
     def held(self) -> int:
         """Bytes of pages that are in use or kept."""
-        return sum(kind.nbytes * pages.held for kind, pages in zip(self.classes, self._pages, strict=True))
+        return sum(kind.nbytes * pages.held for kind, pages in zip(self.classes, self.stored, strict=True))
 
     @property
     def idle(self) -> int:
         """Bytes of pages that are kept, and nobody uses."""
-        return sum(kind.nbytes * len(p.idle) for kind, p in zip(self.classes, self._pages, strict=True))
+        return sum(kind.nbytes * len(p.idle) for kind, p in zip(self.classes, self.stored, strict=True))
 
     def check_trim(self, table: PageTable, count: int) -> None:
         """Raises CacheError where the last `count` tokens cannot be taken back: for a class of states, for more than
@@ -224,7 +227,7 @@ class PagePool:
         table.room = 0
         del table.ids[length:], table.keys[length // PAGE :]
         table.globals = {i for i in table.globals if i < length}
-        for pages, own in zip(self._pages, table.pages, strict=True):
+        for pages, own in zip(self.stored, table.pages, strict=True):
             while len(own) > last:
                 page, table.version = own.pop(), table.version + 1
                 assert page is not None
@@ -237,12 +240,12 @@ class PagePool:
         self._check(table)
         for p in range(len(table.keys), len(table) // PAGE):
             key = table.key(p)
-            for kind, pages, own in zip(self.classes, self._pages, table.pages, strict=True):
+            for kind, pages, own in zip(self.classes, self.stored, table.pages, strict=True):
                 page = None if kind.state else own[p]
                 if page is not None:
                     pages.publish(page, key)
         for of, kind in self._forgetful:
-            pages, own = self._pages[of], table.pages[of]
+            pages, own = self.stored[of], table.pages[of]
             for p in range(len(own) - 1, -1, -1):
                 page = own[p]
                 if page is None and p * PAGE >= kind.retention.sinks:
@@ -260,7 +263,7 @@ class PagePool:
         copies: list[Copy] = []
         if self.keep == 0 or len(table.ids) % PAGE:
             return copies
-        for i, (kind, pages, own) in enumerate(zip(self.classes, self._pages, table.pages, strict=True)):
+        for i, (kind, pages, own) in enumerate(zip(self.classes, self.stored, table.pages, strict=True)):
             if not (kind.state and table.ids):
                 continue
             key, there = table.key(len(table) // PAGE - 1), self.available
@@ -279,12 +282,7 @@ class PagePool:
         a page is in use."""
         if self.held > self.idle:
             raise CacheError("PagePool: pages that are in use keep their numbers; close the texts")
-        return [pages.compact() for pages in self._pages]
-
-    @property
-    def stored(self) -> list[Pages]:
-        """The pages of each class."""
-        return self._pages
+        return [pages.compact() for pages in self.stored]
 
     def _check(self, table: PageTable) -> None:
         if table.closed:
@@ -292,4 +290,4 @@ class PagePool:
 
     def taken(self, of: int) -> int:
         """Pages of a class that were ever taken: all of their numbers are below it."""
-        return len(self._pages[of].users)
+        return len(self.stored[of].users)

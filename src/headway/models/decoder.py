@@ -107,8 +107,3 @@ class Decoder(Autoregressive):
         self.model = TransformerStack(spec, backend)
         self.head = HeadLayer(spec, self.model) if spec.head.dense is not None else None
         self.lm_head = make_output(spec, spec.head.inputs(spec.width, spec.columns), self.model)
-
-    @property
-    def stack(self) -> TransformerStack:
-        """`model`."""
-        return self.model

@@ -9,6 +9,7 @@ from headway.models.family import (
     LAYER_NORM,
     NEOX,
     Family,
+    grouped,
     partial_rotary,
     scaled_embedding,
 )
@@ -38,6 +39,13 @@ GPTJ = {
     "order": "joint",
     "activation": "gelu_pytorch_tanh",
 }
+APERTUS = {
+    "qk_norm": "head",
+    "gated": False,
+    "activation": "xielu",
+    "norm_eps": 1e-5,
+    "trained_context": 65536,
+}
 
 
 def _rotary_where_windows(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -51,43 +59,25 @@ def _rotary_where_windows(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"patterns": each, "positions": positions}
 
 
-def _apertus(about: str) -> Family:
-    return Family(
-        about,
-        {
-            "qk_norm": "head",
-            "gated": False,
-            "activation": "xielu",
-            "norm_eps": 1e-5,
-            "trained_context": 65536,
-        },
-        theta=12e6,
-        groups=True,
-    )
-
-
 DECODERS: Mapping[str, Family] = {
-    "smollm3": Family(
+    "smollm3": grouped(
         "llama without positions in every fourth layer",
         {
             "positions": PerLayer((*(Rotary(2e6, pairing="halves"),) * 3, NoPositions())),
             "tied": True,
             "trained_context": 32768,
         },
-        groups=True,
     ),
-    "phi3": Family(
+    "phi3": grouped(
         "llama in fused matrices, a part of each head rotated, LongRoPE; Phi-3, 3.5 and 4",
         {"norm_eps": 1e-5, "trained_context": 4096},
-        groups=True,
     ),
-    "glm": Family(
+    "glm": grouped(
         "llama with half of each head rotated in adjacent pairs, and biases on queries, keys and values; GLM-4 9B",
         {"qkv_bias": True, "norm_eps": 1.5625e-7, "trained_context": 131072},
         derive=partial_rotary(0.5, "adjacent"),
-        groups=True,
     ),
-    "ernie4_5": Family(
+    "ernie4_5": grouped(
         "llama in adjacent pairs, with a free head_dim; dense Ernie 4.5",
         {
             "norm_eps": 1e-5,
@@ -95,72 +85,61 @@ DECODERS: Mapping[str, Family] = {
             "tied": True,
             "trained_context": 131072,
         },
-        groups=True,
     ),
     "helium": Family(
         "llama in adjacent pairs",
         {"norm_eps": 1e-8, "positions": Rotary(1e5, pairing="adjacent"), "trained_context": 4096},
     ),
-    "cwm": Family(
+    "cwm": grouped(
         "llama with a free head_dim, and windows in three layers of four; Code World Model",
         {"norm_eps": 1e-5, "trained_context": 131072},
         theta=1e6,
-        groups=True,
     ),
-    "ministral3": Family(
+    "ministral3": grouped(
         "mistral with queries that grow with their position",
         {
             "norm_eps": 1e-5,
             "positions": Rotary(1e6, pairing="halves", query_growth=(0.1, 16384)),
             "trained_context": 16384,
         },
-        groups=True,
     ),
-    "apertus": _apertus("llama with normed queries and keys, and xIELU without a gate"),
-    "apertus1p5_text": _apertus(
-        "apertus with ids of images and sounds, whose outputs are there; Apertus 1.5's text"
+    "apertus": grouped("llama with normed queries and keys, and xIELU without a gate", APERTUS, theta=12e6),
+    "apertus1p5_text": grouped(
+        "apertus with ids of images and sounds, whose outputs are there; Apertus 1.5's text",
+        APERTUS,
+        theta=12e6,
     ),
-    "exaone": Family(
+    "exaone": grouped(
         "llama under names like gpt2's; EXAONE 3 and 3.5",
         {"norm_eps": 1e-5, "trained_context": 4096},
         theta=5e5,
-        groups=True,
     ),
-    "seed_oss": Family(
+    "seed_oss": grouped(
         "llama with biases on queries, keys and values, and a free head_dim",
         {"qkv_bias": True, "trained_context": 524288},
         theta=1e7,
-        groups=True,
     ),
-    "internlm3": Family(
-        "llama under another name", {"norm_eps": 1e-5, "trained_context": 32768}, groups=True
-    ),
-    "iquestcoder": Family(
-        "llama under another name", {"norm_eps": 1e-5, "trained_context": 131072}, groups=True
-    ),
-    "cohere": Family(
+    "internlm3": grouped("llama under another name", {"norm_eps": 1e-5, "trained_context": 32768}),
+    "iquestcoder": grouped("llama under another name", {"norm_eps": 1e-5, "trained_context": 131072}),
+    "cohere": grouped(
         "attention and gated feed-forward side by side behind one LayerNorm, no biases, adjacent pairs, scaled logits",
         {**COHERE, "positions": Rotary(5e5, pairing="adjacent")},
-        groups=True,
     ),
-    "cohere2": Family(
+    "cohere2": grouped(
         "cohere with windows in three of four layers, and no positions in the fourth",
         COHERE,
         derive=_rotary_where_windows,
-        groups=True,
     ),
-    "stablelm": Family(
+    "stablelm": grouped(
         "llama with LayerNorm, and a quarter of each head rotated",
         {**LAYER_NORM, "norm_eps": 1e-5, "trained_context": 4096},
         derive=partial_rotary(0.25),
-        groups=True,
     ),
-    "arcee": Family("llama with ReLU squared and no gate", {**RELU2, "norm_eps": 1e-5}, groups=True),
-    "nemotron": Family(
+    "arcee": grouped("llama with ReLU squared and no gate", {**RELU2, "norm_eps": 1e-5}),
+    "nemotron": grouped(
         "arcee with LayerNorm times 1 + w, and half of each head rotated",
         {**RELU2, **LAYER_NORM, "norm_eps": 1e-5, "norm_offset": 1.0, "init_std": 0.0134},
         derive=partial_rotary(0.5),
-        groups=True,
     ),
     "jais2": Family(
         "arcee with LayerNorm, and biases everywhere",
@@ -210,10 +189,9 @@ DECODERS: Mapping[str, Family] = {
     "opt": Family(
         "gpt2 with ReLU, and positions from 2 on",
         {
-            **NEOX,
+            **GPT2,
             "activation": "relu",
-            "tied": True,
-            "dropout": 0.1,
+            "attention_dropout": 0.0,
             "positions": Learned(2048, offset=2),
             "trained_context": 2048,
         },
@@ -221,13 +199,12 @@ DECODERS: Mapping[str, Family] = {
     "ctrl": Family(
         "gpt2 with sinusoidal positions, scaled embeddings, ReLU, and a bias of the output",
         {
-            **NEOX,
+            **GPT2,
             "norm_eps": 1e-6,
             "positions": Sinusoidal(pairing="halves"),
             "activation": "relu",
             "output_bias": True,
-            "tied": True,
-            "dropout": 0.1,
+            "attention_dropout": 0.0,
             "trained_context": 256,
         },
         derive=scaled_embedding,
@@ -235,27 +212,16 @@ DECODERS: Mapping[str, Family] = {
     "xglm": Family(
         "gpt2 with sinusoidal positions from 2 on, and scaled embeddings",
         {
-            **NEOX,
+            **GPT2,
             "positions": Sinusoidal(pairing="halves", closed=True, first=2),
             "activation": "gelu",
-            "tied": True,
-            "dropout": 0.1,
-            "attention_dropout": 0.1,
             "trained_context": 2048,
         },
         derive=scaled_embedding,
     ),
     "biogpt": Family(
         "gpt2 with scaled embeddings, and positions from 2 on",
-        {
-            **NEOX,
-            "activation": "gelu",
-            "tied": True,
-            "dropout": 0.1,
-            "attention_dropout": 0.1,
-            "positions": Learned(1024, offset=2),
-            "trained_context": 1024,
-        },
+        {**GPT2, "activation": "gelu", "positions": Learned(1024, offset=2)},
         derive=scaled_embedding,
     ),
 }

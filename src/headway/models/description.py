@@ -52,8 +52,6 @@ def _named(name: str, value: int | float | str | None) -> str:
         return f"{words} {value}"
     if isinstance(value, bool):
         return words if value else f"no {words}"
-    if isinstance(value, str):
-        return f"{words} {value}"
     return f"{words} {value:,}" if isinstance(value, int) else f"{words} {value:.4g}"
 
 

@@ -40,11 +40,6 @@ class Encoder(Transformer):
         self.model = TransformerStack(spec, backend)
         self.head = HeadLayer(spec, self.model)
 
-    @property
-    def stack(self) -> TransformerStack:
-        """`model`."""
-        return self.model
-
     def forward(
         self,
         ids: Tensor,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from headway.models.family import BIASES, LAYER_NORM, Family, scaled_embedding
+from headway.models.family import BIASES, LAYER_NORM, Family, grouped, scaled_embedding
 from headway.models.head import Head
 from headway.patterns import Full, Global, Window
 from headway.positions import Learned, Relative, Rotary, Sinusoidal, T5Bias
@@ -215,7 +215,7 @@ ENCODERS: Mapping[str, Family] = {
         },
         theta=1000.0,
     ),
-    "eurobert": Family(
+    "eurobert": grouped(
         "llama that sees both sides",
         {
             "causal": False,
@@ -224,7 +224,6 @@ ENCODERS: Mapping[str, Family] = {
             "norm_eps": 1e-5,
             "trained_context": 8192,
         },
-        groups=True,
         classifier="gelu",
     ),
     "wobert": Family("bert over Chinese words: the same model, of another vocab", _BERT),

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from headway.models.family import Family, partial_rotary
+from headway.models.family import BIASES, Family, grouped, partial_rotary
 from headway.nn.experts import Experts
 from headway.positions import Rotary
 
@@ -13,14 +14,14 @@ USUAL = Experts(count=8, top=2)
 SIGMOID = replace(USUAL, score="sigmoid", choice_bias=True)
 
 
-def _shared(given: Mapping[str, Any]) -> Mapping[str, Any]:
+def shared(given: Mapping[str, Any], normalized: bool) -> Mapping[str, Any]:
     """Experts, and one behind a gate that is as wide as a feed-forward."""
     units = given["hidden"]
-    return {"experts": (replace(USUAL, normalized=False, shared=units, shared_gate=units > 0),)}
+    return {"experts": (replace(USUAL, normalized=normalized, shared=units, shared_gate=units > 0),)}
 
 
 def _family(about: str, defaults: Mapping[str, Any], experts: Experts = USUAL, **fields: Any) -> Family:
-    return Family(about, {"experts": (experts,), **defaults}, groups=True, **fields)
+    return grouped(about, {"experts": (experts,), **defaults}, **fields)
 
 
 EXPERTS: Mapping[str, Family] = {
@@ -29,12 +30,11 @@ EXPERTS: Mapping[str, Family] = {
         {"norm_eps": 1e-5, "trained_context": 32768},
         theta=1e6,
     ),
-    "qwen2_moe": Family(
+    "qwen2_moe": grouped(
         "qwen2 with experts, and one that all tokens have, behind a gate; Qwen1.5-MoE, Qwen2-57B-A14B",
         {"qkv_bias": True, "trained_context": 32768},
-        derive=_shared,
+        derive=partial(shared, normalized=False),
         theta=1e6,
-        groups=True,
     ),
     "qwen3_moe": _family(
         "qwen3 with experts; Qwen3-30B-A3B, 235B-A22B",
@@ -130,9 +130,7 @@ EXPERTS: Mapping[str, Family] = {
     "gpt_oss": _family(
         "llama with a sink logit, biases, windows in every second layer, and experts with a clamped SwiGLU; gpt-oss",
         {
-            "qkv_bias": True,
-            "out_bias": True,
-            "mlp_bias": True,
+            **BIASES,
             "sink_logit": True,
             "activation": "clamped_swiglu",
             "norm_eps": 1e-5,

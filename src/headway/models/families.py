@@ -6,35 +6,31 @@ from headway.errors import check_known
 from headway.models.decoder_families import DECODERS
 from headway.models.encoder_families import ENCODERS, PAIRS
 from headway.models.expert_families import EXPERTS
-from headway.models.family import GPT2, LAYER_NORM, NEOX, Family, partial_rotary
+from headway.models.family import GPT2, LAYER_NORM, NEOX, Family, grouped, partial_rotary
 from headway.models.hybrid_families import HYBRIDS
 from headway.models.missing import unknown_model
 from headway.models.normed_families import NORMED
 from headway.positions import LinearBias
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family("pre-norm RMSNorm, rotary positions, SwiGLU; LLaMA 1, 2 and 3", groups=True),
-    "mistral": Family(
+    "llama": grouped("pre-norm RMSNorm, rotary positions, SwiGLU; LLaMA 1, 2 and 3"),
+    "mistral": grouped(
         "llama with a sliding window in all layers, or in none",
         {"norm_eps": 1e-5, "trained_context": 32768},
-        groups=True,
     ),
-    "ministral": Family(
+    "ministral": grouped(
         "llama with a window or none, layer by layer",
         {"norm_eps": 1e-5, "trained_context": 32768},
-        groups=True,
     ),
-    "qwen2": Family(
+    "qwen2": grouped(
         "llama with biases on queries, keys and values, and windows by layer",
         {"qkv_bias": True, "trained_context": 32768},
         theta=1e6,
-        groups=True,
     ),
-    "qwen3": Family(
+    "qwen3": grouped(
         "llama with normed queries and keys, a free head_dim, and windows by layer",
         {"qk_norm": "head", "trained_context": 40960},
         theta=1e6,
-        groups=True,
     ),
     **NORMED,
     "gpt2": Family("pre-norm LayerNorm, learned positions, GELU, biases everywhere", GPT2),
@@ -53,11 +49,10 @@ FAMILIES: Mapping[str, Family] = {
             "tied": True,
         },
     ),
-    "starcoder2": Family(
+    "starcoder2": grouped(
         "rotary positions, LayerNorm, biases, shared keys, windows by layer",
         {**NEOX, "activation": "gelu_pytorch_tanh", "tied": True, "trained_context": 4096},
         theta=1e5,
-        groups=True,
     ),
     "gpt_neox": Family(
         "a quarter of each head rotated, attention and feed-forward side by side, each behind its LayerNorm; Pythia",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from headway.errors import ConfigError
@@ -85,6 +86,10 @@ class Family:
         if isinstance(table := self.defaults.get("positions"), Learned):
             sizes["positions"] = replace(table, size=context)
         return sizes
+
+
+grouped = partial(Family, groups=True)
+"""A family whose query heads share kv heads in models of one's own."""
 
 
 def encoder_fields(fields: Mapping[str, Any]) -> dict[str, Any]:

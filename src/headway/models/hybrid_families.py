@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any
 
 from headway.attention.delta import DeltaSpec, SSDSpec
-from headway.models.expert_families import SIGMOID, USUAL
-from headway.models.family import Family, partial_rotary
+from headway.models.expert_families import SIGMOID, USUAL, shared
+from headway.models.family import Family, grouped, partial_rotary
 from headway.models.mixers import Softmax
 from headway.nn import ShortConv
 from headway.patterns import Causal, Window
@@ -57,9 +57,8 @@ def _conv(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _delta_experts(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same with experts, and one behind a gate that is as wide as a feed-forward."""
-    units = given["hidden"]
-    return {**_delta(given), "experts": (replace(USUAL, shared=units, shared_gate=units > 0),)}
+    """`_delta` with experts (`shared`)."""
+    return {**_delta(given), **shared(given, normalized=True)}
 
 
 _QWEN = {"qk_norm": "head", "gate": "channel", "norm_offset": 1.0, "trained_context": 32768}
@@ -90,79 +89,69 @@ def _beside(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 HYBRIDS: Mapping[str, Family] = {
-    "qwen3_5_text": Family(
+    "qwen3_5_text": grouped(
         "the gated delta rule in three layers of four, gated attention with a quarter of each head rotated in the "
         "fourth, norms times 1 + w; Qwen3.5's text",
         _QWEN,
         derive=_delta,
-        groups=True,
     ),
-    "qwen3_next": Family(
+    "qwen3_next": grouped(
         "qwen3_5_text with experts, and one that all tokens have, behind a gate; Qwen3-Next-80B-A3B",
         _QWEN,
         derive=_delta_experts,
-        groups=True,
     ),
-    "qwen3_5_moe_text": Family(
+    "qwen3_5_moe_text": grouped(
         "qwen3_next in other matrices; Qwen3.5's text with experts",
         _QWEN,
         derive=_delta_experts,
-        groups=True,
     ),
-    "lara_mini": Family(
+    "lara_mini": grouped(
         "the gated delta rule in two layers of five, qwen3's attention in windows in two, without positions in the "
         "fifth; experts, and one that all tokens have; Lara Mini",
         {"qk_norm": "head", "tied": True, "trained_context": 131072},
         derive=_lara,
-        groups=True,
     ),
-    "olmo_hybrid": Family(
+    "olmo_hybrid": grouped(
         "olmo2 without positions, and the gated delta rule in three layers of four, which have norms in front; OLMo "
         "Hybrid 7B",
         {"order": "output", "qk_norm": "all", "positions": NoPositions(), "trained_context": 65536},
         derive=_olmo,
-        groups=True,
     ),
-    "lfm2": Family(
+    "lfm2": grouped(
         "gated convolutions over three tokens, and attention with normed queries and keys in every third layer; LFM2",
         _LFM2,
         theta=1e6,
         derive=_conv,
-        groups=True,
     ),
-    "lfm2_moe": Family(
+    "lfm2_moe": grouped(
         "lfm2 with experts by sigmoids; LFM2-8B-A1B",
         {**_LFM2, "experts": (replace(SIGMOID, sum_eps=1e-6),)},
         theta=1e6,
         derive=_conv,
-        groups=True,
     ),
     "mamba2": Family(
         "layers of state-space duality alone, without feed-forward; Mamba-2",
         {"hidden": 0, "norm_eps": 1e-5, "positions": NoPositions(), "init_std": 0.1},
         derive=_mamba2,
     ),
-    "bamba": Family(
+    "bamba": grouped(
         "state-space duality, and attention with half of each head rotated in every ninth layer; Bamba",
         {"norm_eps": 1e-5, "trained_context": 262144},
         derive=lambda given: {**partial_rotary(0.5)(given), **_ssd(9, given)},
-        groups=True,
     ),
-    "granitemoehybrid": Family(
+    "granitemoehybrid": grouped(
         "state-space duality, and attention without positions in every tenth layer, with granite's factors; Granite 4",
         {"positions": NoPositions()},
         derive=partial(_ssd, 10),
-        groups=True,
     ),
-    "falcon_h1": Family(
+    "falcon_h1": grouped(
         "attention and state-space duality without a norm side by side in every layer, with factors of what matrices "
         "give; Falcon-H1",
         {"norm_eps": 1e-5, "trained_context": 8192},
         theta=1e11,
         derive=_beside,
-        groups=True,
     ),
-    "nemotron_h": Family(
+    "nemotron_h": grouped(
         "state-space duality, and attention without positions in every tenth layer; squared ReLUs without a gate, with "
         "experts or without, or no feed-forward in some layers; Nemotron-H, Nemotron 3",
         {
@@ -173,6 +162,5 @@ HYBRIDS: Mapping[str, Family] = {
             "tied": False,  # transformers ties none of it
         },
         derive=partial(_ssd, 10),
-        groups=True,
     ),
 }

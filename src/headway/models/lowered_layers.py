@@ -1,4 +1,4 @@
-"""Products of layers as operations of the native kernels, with their adapters.
+"""Products of layers as operations of the native kernels, with their adapters, and mixtures of experts.
 
 Legend: R rows, I inputs, O outputs.
 """
@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headway.models.operations import NotLowered, Operations
+from headway.models.operations import NotLowered, Operations, address
 from headway.native import interface as c
 from headway.native.linear import Matrix
+from headway.nn.experts import MixtureOfExperts
 from headway.nn.feedforward import FeedForward
 from headway.nn.linear import Linear
 from headway.nn.lora import LowRank
@@ -92,6 +93,55 @@ class LayerOperations(Operations):
                 rows = self._gate(name, len(part.lora_A))
                 behind.append(self.product(low, [self.matrix(b, out, add=True)], gate=rows))
         return [self.product(x, structs, norm=norm, act=act, gate=gate), *behind]
+
+    def mixture(
+        self, x: Tensor, layer: MixtureOfExperts, norm: nn.Module | None
+    ) -> tuple[list[c.OpStruct], Tensor]:
+        """The operations of a mixture of norm(x), rows x, and the rows that they leave.
+
+        The router is read in float32. Raises NotLowered where the kernels do not compute what the layer does."""
+        if layer.ranks is not None:
+            raise NotLowered("the kernels know no experts that processes share")
+        how, like = layer.gate.how, layer.experts[0]
+        assert isinstance(like, FeedForward)
+        if like.act not in c.ACTIVATIONS:
+            raise NotLowered(f"the kernels do not know the activation {like.act!r}")
+        y, ops, shared, open_ = self.room("mixture", x.shape[1]), [], None, None
+        if layer.shared_expert is not None:
+            shared = self.room("shared", x.shape[1])
+            into, rows, act = self.feed_forward(x, layer.shared_expert, norm)
+            ops += [*into, *self.products(rows, [(layer.shared_expert.down_proj, shared)], **act)]
+        if layer.shared_expert_gate is not None:
+            open_ = self.room("shared gate", 1)
+            weight = layer.shared_expert_gate.weight.detach()
+            ops.append(self.product(x, [self.matrix(weight, open_)], norm=norm))
+        gates, ups, downs = (
+            self._matrices([getattr(expert, name) for expert in layer.experts])
+            for name in ("gate_proj", "up_proj", "down_proj")
+        )
+        router = layer.gate
+        struct = c.ExpertsStruct(
+            0, how.count, how.top, how.groups, how.top_groups, int(how.score == "sigmoid"), int(how.normalized),
+            how.scale, how.sum_eps, self.reads(x, norm),
+            *(address(self.floats(t)) for t in (router.weight, router.bias, router.e_score_correction_bias)),
+            like.up_proj.out_features, c.ACTIVATIONS[like.act], gates, ups, downs,
+            address(shared), address(open_), y.data_ptr(),
+        )  # fmt: skip
+        return [*ops, self.op(c.EXPERTS, struct)], y
+
+    def _matrices(self, layers: Sequence[Linear | None]) -> Any:
+        """The weights of one product of each expert, or None where they have none."""
+        structs = []
+        for layer in layers:
+            if layer is None:
+                return None
+            if layer.beside:
+                raise NotLowered("the kernels know no adapters of experts")
+            nowhere = self.room("experts write where they are told", layer.out_features)
+            structs.append(self.matrix(self.weight(layer), nowhere, layer.bias))
+        matrices = (c.MatrixStruct * len(structs))(*structs)
+        self.kept.append(matrices)
+        return matrices
 
     def weight(self, layer: Linear) -> Matrix:
         """Its weights as the kernels take them. Raises NotLowered where they do not."""

@@ -58,122 +58,113 @@ class PagedTexts:
                 cache.tensors[2][pages] = torch.tensor([len(table) for table in tables])
 
 
-def sums_of(
-    lowered: LayerOperations,
-    layer: LinearAttention,
-    rotated: Rotated | None,
-    rows: Sequence[Tensor],
-    out: Tensor,
-) -> tuple[c.OpStruct, Stated]:
-    """The operation of linear attention on its queries, keys and values in rows. Raises NotLowered where the kernels do
-    not compute what the layer does."""
-    q, k, v = rows
-    mixer = layer.mixer
-    if type(mixer) is not LinearMixer or not mixer.pattern.is_causal:
-        raise NotLowered("the kernels know linear attention to earlier tokens alone")
-    if layer.q_norm is not None or (rotated is not None and rotated.rotates_values):
-        raise NotLowered("the kernels know no norms of queries and no rotated values of linear attention")
-    linear, heads, known = mixer.linear, layer.heads, c.FEATURES
-    for feature in (linear.feature, linear.key_feature):
-        if feature not in known:
-            raise NotLowered(f"the kernels know no feature {feature!r} of linear attention")
-    assert linear.key_feature is not None
-    struct = c.SumsStruct(
-        0, heads.query_heads, heads.kv_heads, layer.head_dim, layer.value_dim, c.TYPES[q.dtype],
-        known.index(linear.feature), known.index(linear.key_feature),
-        linear.eps if linear.is_safe or rotated is None else -math.inf,
-        *(t.data_ptr() for t in (q, k, v)), *(t.stride(0) for t in (q, k, v)),
-    )  # fmt: skip
-    if rotated is not None:
-        rotated.into(struct)
-        struct.rotates_both = linear.rotary == "both"
-    struct.out, struct.out_row = out.data_ptr(), out.stride(0)
-    lowered.counted.append(struct)
-    return lowered.op(c.SUMS, struct), Stated(layer, [(struct, [("kv", 0), ("z", 1)])])
+class StateOperations(LayerOperations):
+    """What makes operations of layers of states."""
 
+    def sums(
+        self, layer: LinearAttention, rotated: Rotated | None, rows: Sequence[Tensor], out: Tensor
+    ) -> tuple[c.OpStruct, Stated]:
+        """The operation of linear attention on its queries, keys and values in rows. Raises NotLowered where the
+        kernels do not compute what the layer does."""
+        q, k, v = rows
+        mixer = layer.mixer
+        if type(mixer) is not LinearMixer or not mixer.pattern.is_causal:
+            raise NotLowered("the kernels know linear attention to earlier tokens alone")
+        if layer.q_norm is not None or (rotated is not None and rotated.rotates_values):
+            raise NotLowered("the kernels know no norms of queries and no rotated values of linear attention")
+        linear, heads, known = mixer.linear, layer.heads, c.FEATURES
+        for feature in (linear.feature, linear.key_feature):
+            if feature not in known:
+                raise NotLowered(f"the kernels know no feature {feature!r} of linear attention")
+        assert linear.key_feature is not None
+        struct = c.SumsStruct(
+            0, heads.query_heads, heads.kv_heads, layer.head_dim, layer.value_dim, c.TYPES[q.dtype],
+            known.index(linear.feature), known.index(linear.key_feature),
+            linear.eps if linear.is_safe or rotated is None else -math.inf,
+            *(t.data_ptr() for t in (q, k, v)), *(t.stride(0) for t in (q, k, v)),
+        )  # fmt: skip
+        if rotated is not None:
+            rotated.into(struct)
+            struct.rotates_both = linear.rotary == "both"
+        struct.out, struct.out_row = out.data_ptr(), out.stride(0)
+        return self.op(c.SUMS, struct), Stated(layer, [(struct, [("kv", 0), ("z", 1)])])
 
-def states_of(
-    lowered: LayerOperations, x: Tensor, layer: StateLayer, norm: nn.Module | None
-) -> tuple[list[c.OpStruct], Tensor, Stated]:
-    """The operations of a layer on norm(x), rows x, the rows of its last product, and its states.
+    def states(
+        self, x: Tensor, layer: StateLayer, norm: nn.Module | None
+    ) -> tuple[list[c.OpStruct], Tensor, Stated]:
+        """The operations of a layer on norm(x), rows x, the rows of its last product, and its states.
 
-    Raises NotLowered where the kernels do not compute what the layer does."""
-    if type(layer) is GatedDelta:
-        return _delta(lowered, x, layer, norm)
-    if type(layer) is ShortConvolution:
-        return _short(lowered, x, layer, norm)
-    raise NotLowered(f"the kernels of a step know no {type(layer).__name__}")
+        Raises NotLowered where the kernels do not compute what the layer does."""
+        if type(layer) is GatedDelta:
+            return self._delta(x, layer, norm)
+        if type(layer) is ShortConvolution:
+            return self._short(x, layer, norm)
+        raise NotLowered(f"the kernels of a step know no {type(layer).__name__}")
 
+    def _short(
+        self, x: Tensor, layer: ShortConvolution, norm: nn.Module | None
+    ) -> tuple[list[c.OpStruct], Tensor, Stated]:
+        width = layer.width
+        rows, out = self.room("gates and channels", 3 * width), self.room("convolved", width)
+        b, by, u = rows.split(width, 1)
+        struct = self._taps(u, layer.conv, layer.conv_bias, out, "none")
+        struct.times, struct.by = b.data_ptr(), by.data_ptr()
+        ops = [*self.products(x, [(layer.in_proj, rows)], norm=norm), self.op(c.TAPS, struct)]
+        return ops, out, Stated(layer, [(struct, [("tail", 0)])])
 
-def _short(
-    lowered: LayerOperations, x: Tensor, layer: ShortConvolution, norm: nn.Module | None
-) -> tuple[list[c.OpStruct], Tensor, Stated]:
-    width = layer.width
-    rows, out = lowered.room("gates and channels", 3 * width), lowered.room("convolved", width)
-    b, by, u = rows.split(width, 1)
-    struct = _taps(lowered, u, layer.conv, layer.conv_bias, out, "none")
-    struct.times, struct.by = b.data_ptr(), by.data_ptr()
-    ops = [*lowered.products(x, [(layer.in_proj, rows)], norm=norm), lowered.op(c.TAPS, struct)]
-    return ops, out, Stated(layer, [(struct, [("tail", 0)])])
-
-
-def _delta(
-    lowered: LayerOperations, x: Tensor, layer: GatedDelta, norm: nn.Module | None
-) -> tuple[list[c.OpStruct], Tensor, Stated]:
-    delta, kinds = layer.delta, (layer.decay_proj.out_features, layer.gate_proj.out_features)
-    if delta.value_size % 16 or max(delta.head_dim, delta.value_size) > c.WIDEST:
-        raise NotLowered(
-            f"the kernels of a step know states of whole 16 numbers a value, up to {c.WIDEST}, not {delta.value_size}"
+    def _delta(
+        self, x: Tensor, layer: GatedDelta, norm: nn.Module | None
+    ) -> tuple[list[c.OpStruct], Tensor, Stated]:
+        delta, kinds = layer.delta, (layer.decay_proj.out_features, layer.gate_proj.out_features)
+        if delta.value_size % 16 or max(delta.head_dim, delta.value_size) > c.WIDEST:
+            raise NotLowered(
+                f"the kernels of a step know states of whole 16 numbers a value, up to {c.WIDEST}, not "
+                f"{delta.value_size}"
+            )
+        channels = sum(delta.channels)
+        rows, seen = self.room("channels", channels), self.room("convolved", channels)
+        beta, decay, gate = (
+            self.room(name, n)
+            for name, n in zip(("beta", "decay", "gate"), (delta.heads, *kinds), strict=True)
         )
-    channels = sum(delta.channels)
-    rows, seen = lowered.room("channels", channels), lowered.room("convolved", channels)
-    beta, decay, gate = (
-        lowered.room(name, n)
-        for name, n in zip(("beta", "decay", "gate"), (delta.heads, *kinds), strict=True)
-    )
-    qkv = zip((layer.q_proj, layer.k_proj, layer.v_proj), rows.split(delta.channels, 1), strict=True)
-    first, behind = [*qkv, (layer.beta_proj, beta)], []
-    for down, up, to in (
-        (layer.decay_down, layer.decay_proj, decay),
-        (layer.gate_down, layer.gate_proj, gate),
-    ):
-        if down is None:
-            first.append((up, to))
-            continue
-        low = lowered.room(f"rank {len(first)}", down.out_features)
-        first.append((down, low))
-        behind += lowered.products(low, [(up, to)])
-    taps = _taps(lowered, rows, torch.cat((layer.q_conv, layer.k_conv, layer.v_conv)), None, seen, "silu")
-    out = lowered.room("read", layer.o_proj.in_features)
-    q, k, v = seen.split(delta.channels, 1)
-    rate = lowered.floats(-layer.log_rate.detach().float().exp())
-    struct = c.DeltaStepStruct(
-        0, delta.heads, delta.key_heads, delta.head_dim, delta.value_size, c.TYPES[out.dtype],
-        delta.decays // delta.heads, delta.head_dim**-0.5, delta.beta_scale, UNIT_EPS, layer.norm.eps,
-        c.ACTIVATIONS[delta.gate],
-        *(t.data_ptr() for t in (q, k, v, beta, decay, gate)), *(t.stride(0) for t in (q, beta, decay, gate)),
-        address(rate), *(address(lowered.floats(t)) for t in (layer.decay_bias, layer.norm.gain)),
-    )  # fmt: skip
-    struct.out, struct.out_row = out.data_ptr(), out.stride(0)
-    lowered.counted.append(struct)
-    ops = [
-        *lowered.products(x, first, norm=norm),
-        *behind,
-        lowered.op(c.TAPS, taps),
-        lowered.op(c.DELTA, struct),
-    ]
-    return ops, out, Stated(layer, [(taps, [("tail", 1)]), (struct, [("state", 0)])])
+        qkv = zip((layer.q_proj, layer.k_proj, layer.v_proj), rows.split(delta.channels, 1), strict=True)
+        first, behind = [*qkv, (layer.beta_proj, beta)], []
+        for down, up, to in (
+            (layer.decay_down, layer.decay_proj, decay),
+            (layer.gate_down, layer.gate_proj, gate),
+        ):
+            if down is None:
+                first.append((up, to))
+                continue
+            low = self.room(f"rank {len(first)}", down.out_features)
+            first.append((down, low))
+            behind += self.products(low, [(up, to)])
+        taps = self._taps(rows, torch.cat((layer.q_conv, layer.k_conv, layer.v_conv)), None, seen, "silu")
+        out = self.room("read", layer.o_proj.in_features)
+        q, k, v = seen.split(delta.channels, 1)
+        rate = self.floats(-layer.log_rate.detach().float().exp())
+        struct = c.DeltaStepStruct(
+            0, delta.heads, delta.key_heads, delta.head_dim, delta.value_size, c.TYPES[out.dtype],
+            delta.decays // delta.heads, delta.head_dim**-0.5, delta.beta_scale, UNIT_EPS, layer.norm.eps,
+            c.ACTIVATIONS[delta.gate],
+            *(t.data_ptr() for t in (q, k, v, beta, decay, gate)), *(t.stride(0) for t in (q, beta, decay, gate)),
+            address(rate), *(address(self.floats(t)) for t in (layer.decay_bias, layer.norm.gain)),
+        )  # fmt: skip
+        struct.out, struct.out_row = out.data_ptr(), out.stride(0)
+        ops = [
+            *self.products(x, first, norm=norm),
+            *behind,
+            self.op(c.TAPS, taps),
+            self.op(c.DELTA, struct),
+        ]
+        return ops, out, Stated(layer, [(taps, [("tail", 1)]), (struct, [("state", 0)])])
 
-
-def _taps(
-    lowered: LayerOperations, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, act: str
-) -> c.TapsStruct:
-    """A convolution of rows x into rows `out`."""
-    taps = lowered.floats(weight.t().flip(0))
-    struct = c.TapsStruct(
-        0, x.shape[1], weight.shape[1], c.TYPES[x.dtype], c.ACTIVATIONS[act], x.data_ptr(), None, None, x.stride(0),
-        address(taps), address(lowered.floats(bias)),
-    )  # fmt: skip
-    struct.out, struct.out_row = out.data_ptr(), out.stride(0)
-    lowered.counted.append(struct)
-    return struct
+    def _taps(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, act: str) -> c.TapsStruct:
+        """A convolution of rows x into rows `out`."""
+        taps = self.floats(weight.t().flip(0))
+        struct = c.TapsStruct(
+            0, x.shape[1], weight.shape[1], c.TYPES[x.dtype], c.ACTIVATIONS[act], x.data_ptr(), None, None, x.stride(0),
+            address(taps), address(self.floats(bias)),
+        )  # fmt: skip
+        struct.out, struct.out_row = out.data_ptr(), out.stride(0)
+        return struct

@@ -7,30 +7,38 @@ bound to the operations afterwards (`headway.models.decode_step`).
 Legend: R rows, M width, V vocab, H query heads.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from headway.attention.call import Call
+from headway.attention import KeyValues
+from headway.attention.backends.native.backend import NATIVE
+from headway.attention.call import Call, validate
+from headway.attention.select import AUTO
 from headway.models.decoder import Decoder
 from headway.models.encoder_decoder import EncoderDecoder
-from headway.models.lowerable import check_parts, softmax_call
-from headway.models.lowered_experts import experts_of
-from headway.models.lowered_layers import LayerOperations
-from headway.models.lowered_states import Stated, states_of, sums_of
+from headway.models.lowered_states import Stated, StateOperations
 from headway.models.operations import NotLowered, address, kind_of
 from headway.models.rotated import Rotated
+from headway.models.stack import TransformerStack
 from headway.native import interface as c
+from headway.native.loader import library, why_missing
+from headway.nn.adapters import named_adapter_parameters
+from headway.nn.attention import Attention
 from headway.nn.attention_layer import AttentionLayer
 from headway.nn.block import Block
 from headway.nn.experts import MixtureOfExperts
 from headway.nn.feedforward import FeedForward
 from headway.nn.linear import Linear
 from headway.nn.linear_attention import LinearAttention
+from headway.nn.mixers import SoftmaxMixer
 from headway.nn.mixing import StateLayer
 from headway.nn.norms import RMSNorm
 from headway.nn.positions import Scores
+from headway.patterns import Causal
+from headway.tokens import Tokens
 
 ORDERS = {"pre": ("mix", "across", "widen", "narrow"), "parallel": ("widen", "mix", "narrow")}
 ORDERS |= {"joint": ORDERS["parallel"], **dict.fromkeys(("post", "sandwich", "output"), ORDERS["pre"])}
@@ -52,7 +60,7 @@ class Attends(NamedTuple):
     op: int
 
 
-class Lowered(LayerOperations):
+class Lowered(StateOperations):
     """Blocks, last norm and output layer of a decoder, of an encoder-decoder too, as operations on up to 64 rows.
 
     Raises NotLowered with the reason where the kernels do not compute what the model does.
@@ -67,7 +75,7 @@ class Lowered(LayerOperations):
 
     def __init__(self, model: Decoder | EncoderDecoder) -> None:
         stack = model.stack
-        check_parts(model, stack)
+        _check_parts(model, stack)
         super().__init__(stack.like.dtype)
         self.attention: list[Attends | Stated] = []
         self.across: list[Attends] = []
@@ -107,7 +115,7 @@ class Lowered(LayerOperations):
 
         norm, gate = None if is_post else first, dict[str, Any]()
         if isinstance(layer, StateLayer):
-            ops, attended, stated = states_of(self, self.x, layer, norm)
+            ops, attended, stated = self.states(self.x, layer, norm)
             self.attention.append(stated)
         elif isinstance(layer, AttentionLayer):
             ops, attended, gate = self._attention(layer, norm, rotation, at)
@@ -123,7 +131,7 @@ class Lowered(LayerOperations):
         if mlp is not None:
             norm = first if last is None else last
             if isinstance(mlp, MixtureOfExperts):
-                parts["widen"], y = experts_of(self, self.x, mlp, None if is_post else norm)
+                parts["widen"], y = self.mixture(self.x, mlp, None if is_post else norm)
                 parts["narrow"] = added(y, last, block.behind[1])
             elif isinstance(mlp, FeedForward):
                 parts["widen"], rows, act = self.feed_forward(self.x, mlp, None if is_post else norm)
@@ -153,12 +161,12 @@ class Lowered(LayerOperations):
         behind, last, act = self._gated(layer, out, products)
         ops = self.products(self.x, products, norm=norm)
         if isinstance(layer, LinearAttention):
-            op, summed = sums_of(self, layer, rotated, rows, out)
+            op, summed = self.sums(layer, rotated, rows, out)
             self.attention.append(summed)
             return [*ops, op, *behind], last, act
         shared = None if across else self.shared_scores
         scores = [some for some in (shared, layer.score) if some is not None and some.steps]
-        call, heads = softmax_call(layer, scores, self.dtype, across=across), layer.heads
+        call, heads = _softmax_call(layer, scores, self.dtype, across=across), layer.heads
         struct = c.HeadsStruct(
             0, 1, heads.query_heads, 0 if across else heads.kv_heads, layer.head_dim, layer.value_dim,
             c.TYPES[self.dtype], *(t.data_ptr() for t in rows), *[None] * (3 - len(rows)),
@@ -181,7 +189,6 @@ class Lowered(LayerOperations):
             rotated.into(struct)
             struct.rotates_values = int(rotated.rotates_values)
         if not across or layer.q_norm is not None:
-            self.counted.append(struct)
             ops.append(self.op(c.HEADS, struct))
         lse = self.room("lse", heads.query_heads, torch.float32)
         kind = layer.mixer, rows[0].data_ptr(), *map(_alike, scores)
@@ -220,6 +227,45 @@ class Lowered(LayerOperations):
         if key not in self.rotations:
             self.rotations[key] = Rotated(layer.rotary, self.dtype)
         return self.rotations[key]
+
+
+def _check_parts(model: Decoder | EncoderDecoder, stack: TransformerStack) -> None:
+    """Raises NotLowered for what is no part of a block."""
+    if library() is None:
+        raise NotLowered(why_missing() or "the native kernels are not loaded")
+    adapters = {id(p) for part in (stack, model.lm_head) for _, p in named_adapter_parameters(part)}
+    parameters = [p for part in (stack, model.lm_head) for p in part.parameters() if id(p) not in adapters]
+    if {(p.dtype, p.device.type) for p in parameters} not in (
+        {(torch.float32, "cpu")},
+        {(torch.bfloat16, "cpu")},
+    ):
+        raise NotLowered("the kernels take weights of one type, float32 or bf16, on the CPU")
+    modules = [model, *stack.modules(), *model.lm_head.modules()]
+    if any(module._forward_hooks or module._forward_pre_hooks for module in modules):
+        raise NotLowered("its modules have hooks, which the kernels would not call")
+
+
+def _softmax_call(
+    layer: AttentionLayer, scores: Sequence[Scores], dtype: torch.dtype, *, across: bool = False
+) -> Call:
+    """The call of one token by which a layer attends, or `across`: to a source, all of which its last token sees.
+
+    Raises NotLowered where that is not what the kernels do."""
+    mixer = layer.mixer
+    if type(layer) is not Attention or type(mixer) is not SoftmaxMixer:
+        raise NotLowered(f"the kernels know softmax attention, and no {type(layer).__name__}")
+    if len(layer.pattern.heads) > 1:
+        raise NotLowered("the kernels know one pattern for all heads of a layer")
+    if mixer.backend not in (AUTO, NATIVE.name):
+        raise NotLowered(f"attention by the backend {mixer.backend} is asked for")
+    q = torch.zeros(1, layer.heads.query_heads, 1, layer.head_dim, dtype=dtype)
+    k, v = (q.new_zeros(1, layer.heads.kv_heads, 1, size) for size in (layer.head_dim, layer.value_dim))
+    tokens, steps = Tokens.range(1), tuple(step for some in scores for step in some())
+    pattern = Causal() if across else mixer.pattern
+    call = validate(q, tokens, [KeyValues(k, v, tokens)], pattern, None, steps, mixer.scale, 0.0, None)
+    if reason := NATIVE.unsupported_reason(call, False, "cpu"):
+        raise NotLowered(f"native attention: {reason}")
+    return call
 
 
 def _alike(scores: Scores) -> object:

@@ -3,48 +3,41 @@
 from collections.abc import Mapping
 from functools import partial
 
-from headway.models.family import Family, partial_rotary, scaled_embedding
+from headway.models.family import Family, grouped, partial_rotary, scaled_embedding
 from headway.models.mixers import Softmax
 
 _OLMO = {"order": "output", "qk_norm": "all", "norm_eps": 1e-5, "trained_context": 4096}
 _GEMMA = {"norm_offset": 1.0, "activation": "gelu_pytorch_tanh", "tied": True, "trained_context": 8192}
-_olmo = partial(Family, defaults=_OLMO, theta=5e5, groups=True)
-_gemma = partial(Family, derive=scaled_embedding, groups=True)
+_olmo = partial(grouped, defaults=_OLMO, theta=5e5)
+_gemma = partial(grouped, derive=scaled_embedding)
 
 NORMED: Mapping[str, Family] = {
-    "granite": Family("llama with factors on embeddings, scores, logits and what is added", groups=True),
-    "hyperclovax": Family(
-        "granite with a norm on what each sub-layer gives, too", {"order": "sandwich"}, groups=True
-    ),
-    "granite_swa": Family(
+    "granite": grouped("llama with factors on embeddings, scores, logits and what is added"),
+    "hyperclovax": grouped("granite with a norm on what each sub-layer gives, too", {"order": "sandwich"}),
+    "granite_swa": grouped(
         "granite with windows in three of four layers, sink logits, and a base for each layer",
         {"norm_eps": 1e-5, "sink_logit": True, "tied": True, "trained_context": 8192},
-        groups=True,
     ),
-    "hunyuan_v1_dense": Family(
+    "hunyuan_v1_dense": grouped(
         "llama with norms of queries and keys behind their rotation",
         {"qk_norm": "rotated", "norm_eps": 1e-5},
-        groups=True,
     ),
-    "olmo": Family(
+    "olmo": grouped(
         "llama with LayerNorm without weights",
         {"norm": "layer", "norm_weight": False, "norm_eps": 1e-5},
-        groups=True,
     ),
     "olmo2": _olmo(
         "llama whose norms stand on what sub-layers give, and over all queries and keys of a token"
     ),
     "olmo3": _olmo("olmo2 with windows by layer"),
-    "exaone4": Family(
+    "exaone4": grouped(
         "llama with norms on what sub-layers give alone, normed queries and keys, and windows by layer",
         {"order": "output", "qk_norm": "head", "norm_eps": 1e-5},
-        groups=True,
     ),
-    "glm4": Family(
+    "glm4": grouped(
         "glm with a norm on what each sub-layer gives, too; GLM-4 0414",
         {"order": "sandwich", "norm_eps": 1.5625e-7, "qkv_bias": True, "trained_context": 131072},
         derive=partial_rotary(0.5, "adjacent"),
-        groups=True,
     ),
     "gemma": _gemma("llama with norms times 1 + w, scaled embeddings, and GELU", _GEMMA),
     "gemma2": _gemma(

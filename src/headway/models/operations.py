@@ -5,6 +5,7 @@ Legend: R rows, I inputs, O outputs.
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,18 +27,7 @@ class Operations:
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.kept: list[object] = []  # what the structures point to
-        # what has a number of rows
-        self.counted: list[
-            c.ProductsStruct
-            | c.HeadsStruct
-            | c.NormStruct
-            | c.SumsStruct
-            | c.FactorsStruct
-            | c.AddedStruct
-            | c.ExpertsStruct
-            | c.TapsStruct
-            | c.DeltaStepStruct
-        ] = []
+        self._structs: list[Any] = []  # of the operations, each with a number of rows
         self._rooms: dict[tuple[str, int], Tensor] = {}
         self._rows = 0
 
@@ -46,7 +36,7 @@ class Operations:
         if self._rows == rows:
             return
         self._rows = rows
-        for struct in self.counted:
+        for struct in self._structs:
             struct.rows = rows
             if isinstance(struct, c.HeadsStruct):
                 struct.tokens = rows
@@ -88,14 +78,11 @@ class Operations:
         struct = self.reads(x, norm)
         struct.matrices, struct.count = matrices, len(structs)
         struct.act, struct.gate = act, address(gate)
-        self.counted.append(struct)
         return self.op(c.PRODUCTS, struct)
 
     def added(self, x: Tensor, y: Tensor, norm: nn.Module | None, scale: float) -> c.OpStruct:
         """x += scale * norm(y), in the place of rows x. Raises NotLowered for a norm that the kernels do not know."""
-        struct = c.AddedStruct(0, scale, x.data_ptr(), self.reads(y, norm))
-        self.counted.append(struct)
-        return self.op(c.ADDED, struct)
+        return self.op(c.ADDED, c.AddedStruct(0, scale, x.data_ptr(), self.reads(y, norm)))
 
     def reads(self, x: Tensor, norm: nn.Module | None) -> c.ProductsStruct:
         """Rows x, or norm(x), as products read them."""
@@ -119,7 +106,6 @@ class Operations:
             0, 0, x.shape[1], c.TYPES[x.dtype], c.NORMS[KINDS[type(norm)]], known.eps, x.data_ptr(), None,
             *map(address, weights), None, x.data_ptr(),
         )  # fmt: skip
-        self.counted.append(struct)
         return self.op(c.NORM, struct)
 
     def factors(
@@ -132,7 +118,6 @@ class Operations:
             address(lse), address(self.floats(sink)), 0 if lse is None else lse.stride(0),
             address(gate), 0 if gate is None else gate.stride(0),
         )  # fmt: skip
-        self.counted.append(struct)
         return self.op(c.FACTORS, struct)
 
     def known(self, norm: nn.Module) -> RMSNorm | LayerNorm:
@@ -142,8 +127,8 @@ class Operations:
         return norm
 
     def op(self, kind: int, struct: ctypes.Structure) -> c.OpStruct:
-        """An operation of the kernels."""
-        self.kept.append(struct)
+        """An operation of the kernels, on as many rows as `resize` says."""
+        self._structs.append(struct)
         return c.OpStruct(kind, ctypes.addressof(struct))
 
     def floats(self, t: Tensor | None) -> Tensor | None:

@@ -45,19 +45,15 @@ def cache_specs(stack: TransformerStack, dtype: torch.dtype | None = None) -> li
     by ranks, this rank's. Which tokens it keeps is the same on all of them (`ModelSpec.patterns`), so that they have
     the same pages."""
     like, spec = stack.like, stack.spec
-    made: list[CacheSpec | None] = []
-    for layer, (kv_heads, head_dim) in zip((b.self_attn for b in stack.blocks), spec.key_sizes, strict=True):
-        if isinstance(layer, AttentionLayer):
-            if layer.kv_from is not None:
-                made.append(None)
-                continue
-            kv_heads = layer.heads.kv_heads
-        made.append(
-            CacheSpec(
-                kv_heads=kv_heads,
-                head_dim=head_dim,
-                dtype=like.dtype if dtype is None else dtype,
-                device=like.device,
-            )
+    layers = (block.self_attn for block in stack.blocks)
+    return [
+        None
+        if isinstance(layer, AttentionLayer) and layer.kv_from is not None
+        else CacheSpec(
+            kv_heads=layer.heads.kv_heads if isinstance(layer, AttentionLayer) else kv_heads,
+            head_dim=head_dim,
+            dtype=like.dtype if dtype is None else dtype,
+            device=like.device,
         )
-    return made
+        for layer, (kv_heads, head_dim) in zip(layers, spec.key_sizes, strict=True)
+    ]

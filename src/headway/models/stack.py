@@ -148,22 +148,20 @@ class TransformerStack(nn.Module):
             rotary = block.self_attn.rotary
             if shared not in rotations and rotary is not None:
                 rotations[shared] = rotary(tokens, x_BTM.dtype, whole=whole)
-            given: dict[str, Any] = {"tokens": tokens, "rotation": rotations[shared]}
-            if rotary is not None:
-                given["score"] = score
-            if memory is not None:
-                given["memory"] = memory[i]
-            if shared_keys and isinstance(block.self_attn, AttentionLayer):
-                given["shared"] = shared_keys
-            if per_layer is not None:
-                given["per_layer"] = per_layer[:, :, i]
-            if context is not None:
-                given["context"] = context
-            if early is not None and block is self.layers[-1]:
-                given["selected"] = early
+            attends = isinstance(block.self_attn, AttentionLayer)
+            given: dict[str, Any] = {
+                "tokens": tokens,
+                "rotation": rotations[shared],
+                "score": () if rotary is None else score,
+                "memory": None if memory is None else memory[i],
+                "shared": shared_keys if shared_keys and attends else None,
+                "per_layer": None if per_layer is None else per_layer[:, :, i],
+                "context": context,
+                "selected": early if block is self.layers[-1] else None,
+                "record": record,
+            }
             if record is not None:
                 record.states.append(x_BTM)
-                given["record"] = record
             if redo == "block":
                 x_BTM = checkpoint(block, x_BTM, use_reentrant=False, **given)
             else:

@@ -18,7 +18,6 @@ from headway.models.stack import TransformerStack
 from headway.nn import (
     AttentionLayer,
     Linear,
-    MixingLayer,
     RMSNorm,
     Scores,
     Share,
@@ -66,8 +65,8 @@ def shard(model: Model, tensor: TensorParallel) -> Shards:
     share_of(model.spec, tensor.exchange.ranks, 0)
     layers = [m for m in model.modules() if isinstance(m, AttentionLayer)]
     stacks = [m for m in model.modules() if isinstance(m, TransformerStack)]
-    for name, module in model.named_modules():
-        _check(name, module, tensor)
+    for name, linear in linears(model).items():
+        _check(name, linear, tensor)
     whole = _shapes(model)
     for layer in layers:
         own = tensor.share(layer.heads.query_heads, "heads")
@@ -145,24 +144,15 @@ def shards_of(model: nn.Module) -> Shards | None:
     return getattr(model, "shards", None)
 
 
-def _check(name: str, module: nn.Module, tensor: TensorParallel) -> None:
-    if isinstance(module, MixingLayer) and not isinstance(module, AttentionLayer):
-        raise ConfigError(
-            f"tensor parallel: {name} is a {type(module).__name__}, whose heads ranks cannot share yet"
-        )
-    if isinstance(module, AttentionLayer):
-        tensor.share(module.heads.kv_heads, "kv heads")
-    if _last(name) in ("gate_proj", "up_proj") and isinstance(module, Linear):
-        tensor.share(module.out_features, "hidden units")
-    if isinstance(module, Linear) and _last(name) in AXES:
-        if module.merged:
-            raise ConfigError(
-                f"tensor parallel: {name} has its adapters merged into it; unmerge(model) first"
-            )
-        share = Share(tensor, AXES[_last(name)])
-        size = module.in_features if share.axis else module.out_features
-        if reason := module.kept.part_reason(share.axis, share.part(size)):
-            raise ConfigError(f"tensor parallel: {name} {reason}")
+def _check(name: str, layer: Linear, tensor: TensorParallel) -> None:
+    """Raises ConfigError where adapters of a layer are merged, and where its weights have no such part."""
+    if (axis := AXES.get(_last(name))) is None:
+        return
+    if layer.merged:
+        raise ConfigError(f"tensor parallel: {name} has its adapters merged into it; unmerge(model) first")
+    rows = Share(tensor, axis).part(layer.in_features if axis else layer.out_features)
+    if reason := layer.kept.part_reason(axis, rows):
+        raise ConfigError(f"tensor parallel: {name} {reason}")
 
 
 def _share_vocab(model: Model, tensor: TensorParallel) -> None:

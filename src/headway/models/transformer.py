@@ -29,6 +29,7 @@ class Transformer(nn.Module):
         shards: how its layers are shared by ranks (`headway.models.tensor_parallel`); None where they are not.
     """
 
+    model: TransformerStack
     shards: Shards | None = None
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -39,7 +40,7 @@ class Transformer(nn.Module):
     @property
     def stack(self) -> TransformerStack:
         """The layers whose last states are looked at."""
-        raise NotImplementedError
+        return self.model
 
     def hidden(
         self,

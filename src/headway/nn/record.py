@@ -6,7 +6,7 @@ Legend: B rows, H query heads, K kv heads, T queries, N of them, S keys, M width
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,25 +18,80 @@ from headway.scores import Score
 from headway.tokens import SlotSelection, Tokens
 
 
-class Attended(Protocol):
-    """What some queries of row 0 attended to: weights are computed when they are asked for."""
+@dataclass(frozen=True, eq=False)
+class SoftmaxAttended:
+    """What queries q [B, H, T, D] attended to, and these `keys`, as `attend_keys` is given them: normed and rotated.
 
-    @property
-    def tokens(self) -> Tokens:
-        """The queries."""
-        ...
+    Weights of row 0 are computed when they are asked for; `tokens` are those of the queries."""
+
+    q: Tensor
+    tokens: Tokens
+    keys: KeyValues
+    pattern: Pattern
+    score: tuple[Score, ...]
+    scale: float | None
+    sink_logit: Tensor | None = None
 
     def weights(self, slots: Tensor, head: int) -> Tensor:
         """Of N of the queries: [N, S], float32 (float64 for float64 states)."""
-        ...
+        q, tokens, pattern, how = self._call(slots, head)
+        k = self.keys.k[:1, self._shared(head)]
+        return attention_weights(q, k, pattern, q_tokens=tokens, k_tokens=self.keys.tokens, **how)[0, 0]
 
     def values(self, head: int) -> Tensor:
         """What the weights of a query head weigh: [S, E]."""
-        ...
+        return self.keys.v[0, self._shared(head)][0]
 
     def result(self, slots: Tensor, head: int) -> Tensor:
         """What the layer's kernels make of N of the queries, without telling weights: [N, E]."""
-        ...
+        q, tokens, pattern, how = self._call(slots, head)
+        keys = self.keys.map(lambda t: t[:1, self._shared(head)])
+        return attend_keys(q, tokens, [keys], pattern, **how, lse=False).out[0, 0]
+
+    def _call(self, slots: Tensor, head: int) -> tuple[Tensor, Tokens, Pattern, dict[str, Any]]:
+        """The queries [1, 1, N, D] of some slots and a head, their tokens, what they see, and how scores are made."""
+        some, of_head = SlotSelection.of(self.tokens, slots.unsqueeze(0)), slots.new_tensor([head])
+        patterns = self.pattern.heads
+        pattern = patterns[head] if len(patterns) > 1 else patterns[0]
+        how: dict[str, Any] = {
+            "score": [step.select_heads(of_head) for step in self.score],
+            "scale": self.scale,
+            "sink_logit": None if self.sink_logit is None else self.sink_logit[of_head],
+        }
+        return some.take(self.q[:1, head : head + 1], 2), some.tokens, pattern, how
+
+    def _shared(self, head: int) -> slice:
+        """The kv head that a query head reads."""
+        kv = head // (self.q.shape[1] // self.keys.k.shape[1])
+        return slice(kv, kv + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearAttended:
+    """The same of linear attention, by features of queries and keys: weights are sim(q_i, k_j) / sum_j sim(q_i, k_j),
+    and may be negative."""
+
+    call: Prepared
+    tokens: Tokens
+
+    def weights(self, slots: Tensor, head: int) -> Tensor:
+        at = self.call.given
+        kv, place = divmod(head, at.q.shape[2])
+        similarity, share = (q[0, kv, place, slots] @ k[0, kv].T for q, k in ((at.q, at.k), (at.zq, at.zk)))
+        if at.causal:
+            later = torch.arange(at.k.shape[2], device=slots.device) > slots.unsqueeze(1)
+            similarity, share = similarity.masked_fill(later, 0.0), share.masked_fill(later, 0.0)
+        total = share.sum(-1, keepdim=True)
+        return similarity / (total.clamp_min(self.call.linear.eps) if self.call.guarded else total)
+
+    def values(self, head: int) -> Tensor:
+        return self.call.given.v[0, head // self.call.given.q.shape[2]]
+
+    def result(self, slots: Tensor, head: int) -> Tensor:
+        return self.call.attend(None)[0, head, slots]
+
+
+Attended = SoftmaxAttended | LinearAttended
 
 
 @dataclass(eq=False)
@@ -57,71 +112,3 @@ class Record:
     def add(self, layer: object, attended: Attended) -> None:
         if layer in self.layers:
             self.attended.setdefault(layer, []).append(attended)
-
-
-@dataclass(frozen=True, eq=False)
-class SoftmaxAttended:
-    """q [B, H, T, D] and keys, as `attend_keys` is given them: normed and rotated."""
-
-    q: Tensor
-    tokens: Tokens
-    keys: KeyValues
-    pattern: Pattern
-    score: tuple[Score, ...]
-    scale: float | None
-    sink_logit: Tensor | None = None
-
-    def weights(self, slots: Tensor, head: int) -> Tensor:
-        q, tokens, pattern, how = self._call(slots, head)
-        k = self.keys.k[:1, self._shared(head)]
-        return attention_weights(q, k, pattern, q_tokens=tokens, k_tokens=self.keys.tokens, **how)[0, 0]
-
-    def values(self, head: int) -> Tensor:
-        return self.keys.v[0, self._shared(head)][0]
-
-    def result(self, slots: Tensor, head: int) -> Tensor:
-        q, tokens, pattern, how = self._call(slots, head)
-        keys = self.keys.map(lambda t: t[:1, self._shared(head)])
-        return attend_keys(q, tokens, [keys], pattern, **how, lse=False).out[0, 0]
-
-    def _call(self, slots: Tensor, head: int) -> tuple[Tensor, Tokens, Pattern, dict[str, Any]]:
-        """The queries [1, 1, N, D] of some slots and a head, their tokens, what they see, and how scores are made."""
-        some, of_head = SlotSelection.of(self.tokens, slots.unsqueeze(0)), slots.new_tensor([head])
-        patterns = self.pattern.heads
-        pattern = patterns[head] if len(patterns) > 1 else patterns[0]
-        how: dict[str, Any] = {
-            "score": [step.select_heads(of_head) for step in self.score],
-            "scale": self.scale,
-        }
-        if self.sink_logit is not None:
-            how["sink_logit"] = self.sink_logit[of_head]
-        return some.take(self.q[:1, head : head + 1], 2), some.tokens, pattern, how
-
-    def _shared(self, head: int) -> slice:
-        """The kv head that a query head reads."""
-        kv = head // (self.q.shape[1] // self.keys.k.shape[1])
-        return slice(kv, kv + 1)
-
-
-@dataclass(frozen=True, eq=False)
-class LinearAttended:
-    """Features of queries and keys; weights are sim(q_i, k_j) / sum_j sim(q_i, k_j), and may be negative."""
-
-    call: Prepared
-    tokens: Tokens
-
-    def weights(self, slots: Tensor, head: int) -> Tensor:
-        at = self.call.given
-        kv, place = divmod(head, at.q.shape[2])
-        similarity, share = (q[0, kv, place, slots] @ k[0, kv].T for q, k in ((at.q, at.k), (at.zq, at.zk)))
-        if at.causal:
-            later = torch.arange(at.k.shape[2], device=slots.device) > slots.unsqueeze(1)
-            similarity, share = similarity.masked_fill(later, 0.0), share.masked_fill(later, 0.0)
-        total = share.sum(-1, keepdim=True)
-        return similarity / (total.clamp_min(self.call.linear.eps) if self.call.guarded else total)
-
-    def values(self, head: int) -> Tensor:
-        return self.call.given.v[0, head // self.call.given.q.shape[2]]
-
-    def result(self, slots: Tensor, head: int) -> Tensor:
-        return self.call.attend(None)[0, head, slots]

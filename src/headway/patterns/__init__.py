@@ -1,8 +1,7 @@
 """Patterns: what each token may see, declared."""
 
 from headway.patterns.base import And, Or, Pattern, PerHead, Retention, classify, judge, visible
-from headway.patterns.count import draw, pairs
-from headway.patterns.fates import FATES, fates
+from headway.patterns.count import FATES, draw, fates, pairs
 from headway.patterns.leaves import Causal, Chunk, Full, Global, GlobalKeys, GlobalQueries, Sink, Window
 from headway.patterns.text import parse
 from headway.patterns.tiles import Extent

@@ -1,4 +1,4 @@
-"""What follows from a pattern alone: how many pairs it allows, and its picture."""
+"""What follows from a pattern alone: how many pairs it allows, what becomes of keys, and its picture."""
 
 from collections.abc import Sequence
 from itertools import combinations, pairwise, product
@@ -15,6 +15,8 @@ from headway.tokens import Tokens
 
 MOST = 2**17
 """Tokens of a row whose pairs are looked at one by one, where a pattern says no more than `allows`."""
+FATES = ("later", "released", "kept", "seen")
+"""What becomes of keys: yet to come, released, kept for later queries, or seen."""
 
 
 def pairs(
@@ -181,6 +183,30 @@ def span(patterns: Sequence[Pattern]) -> int | None:
     reaches = [bound for pattern in patterns for bound in pattern.reach]
     bounds = [bound for bound in reaches if bound is not None]
     return 1 + sum(bounds) if len(bounds) == len(reaches) else None
+
+
+def fates(pattern: Pattern, q: Tokens, k: Tokens) -> Tensor:
+    """What each query finds of each key, as places in `FATES`: int8 [B|1, H|1, T, S].
+
+    "seen" keys are `visible` to it; "kept" ones may be seen by queries from here on, or by other heads; no query from
+    here on sees "released" ones (`Retention`), which a cache need not have; "later" ones have yet to come. Where
+    queries see later keys nothing is released, and nothing is late."""
+    seen = visible(pattern, q, k)
+    away, kept = q.index.unsqueeze(-1) - k.index.unsqueeze(-2), pattern.retention
+    held = torch.ones_like(away, dtype=torch.bool)
+    if pattern.is_causal and kept.reach is not None:
+        pinned = k.index < kept.sinks
+        if kept.globals and k.is_global is not None:
+            pinned = pinned | k.is_global
+        held = away <= kept.reach
+        if kept.chunk is not None:
+            begin = (q.index + 1) // kept.chunk * kept.chunk
+            held = held & (k.index.unsqueeze(-2) >= begin.unsqueeze(-1))
+        held = held | pinned.unsqueeze(-2)
+    found = torch.where(held, FATES.index("kept"), FATES.index("released")).to(torch.int8)
+    if pattern.is_causal:
+        found = found.masked_fill(away < 0, FATES.index("later"))
+    return torch.where(seen, FATES.index("seen"), found.unsqueeze(1)).to(torch.int8)
 
 
 def draw(pattern: Pattern, n: int, tokens: Tokens | None = None, marks: str = "#.") -> str:

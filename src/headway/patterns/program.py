@@ -13,14 +13,12 @@ import torch
 from torch import Tensor
 
 from headway.patterns.base import And, Bounds, Or, Pattern, PerHead
-from headway.patterns.leaves import Causal, Chunk, Full, GlobalKeys, GlobalQueries, Sink, Window
+from headway.patterns.leaves import FARTHEST, Causal, Chunk, Full, GlobalKeys, GlobalQueries, Sink, Window
 from headway.patterns.primitives import Kind, Primitive
 from headway.patterns.tiles import Extent
 from headway.tokens import Tokens
 
 FULL, CAUSAL, NOTHING = Full(), Causal(), Sink(0)
-BEYOND = 2**62
-"""Further than any two indices lie apart."""
 
 Made = TypeVar("Made")
 More = TypeVarTuple("More")
@@ -153,7 +151,7 @@ def simplify(pattern: Pattern, q: Tokens, k: Tokens) -> Pattern:
         if not _some(possible):
             return NOTHING
         if isinstance(leaf, Window) and leaf.step == 1 and leaf.after == 0:
-            return CAUSAL if _every(Window(leaf.before, BEYOND).judge(at_q, at_k)[1]) else leaf
+            return CAUSAL if _every(Window(leaf.before, FARTHEST).judge(at_q, at_k)[1]) else leaf
         return leaf
 
     return mapped(pattern, plainest)

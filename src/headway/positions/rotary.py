@@ -11,7 +11,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import ConfigError, check_known
 from headway.positions.pairing import Pairing, checked_pairing, coordinate_pairs
 from headway.positions.scaling import Scaling
 from headway.positions.schemes import PositionScheme, checked_theta, exact_positions, powers
@@ -261,13 +261,9 @@ class Rotary(PositionScheme):
 def _checked_schedule(schedule: object) -> Schedule:
     """`schedule` in hashable form. Raises ConfigError when it is no schedule."""
     names = ("powers", *_OF_X)
-    if isinstance(schedule, str) and schedule in names:
-        return cast(Schedule, schedule)
     if isinstance(schedule, str):
-        raise ConfigError(
-            f"Rotary: schedule must be one of {', '.join(names)}, or the frequencies themselves, "
-            f'got "{schedule}"{did_you_mean(schedule, names)}'
-        )
+        check_known(schedule, names, "Rotary: beside the frequencies themselves, there is no schedule")
+        return cast(Schedule, schedule)
     if not isinstance(schedule, Sequence) or not schedule or not all(map(_is_number, schedule)):
         raise ConfigError(
             f"Rotary: schedule must be one of {', '.join(names)}, or d/2 finite numbers, got {schedule!r}"

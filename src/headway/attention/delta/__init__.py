@@ -1,10 +1,9 @@
 """The gated delta rule: a state that forgets, and that each token corrects where it predicts its value wrongly; or
 adds to, which is state-space duality."""
 
-from headway.attention.delta.attend import FORMS, DeltaResult, delta_attend, delta_transition
+from headway.attention.delta.attend import FORMS, DeltaResult, DeltaTransition, delta_attend, delta_transition
 from headway.attention.delta.convolution import short_convolution
 from headway.attention.delta.spec import DeltaSpec, RuleSizes, SSDSpec
-from headway.attention.delta.state import DeltaTransition
 
 __all__ = [
     "FORMS",

@@ -3,6 +3,7 @@
 Legend: B rows, K key heads, H value heads, T slots, D per key, E per value, G channels of a decay: 1 or D.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 
 from headway.attention.call import check_axes
 from headway.attention.delta.forms import DeltaInputs, chunked, recurrent
-from headway.attention.delta.state import DeltaTransition
 from headway.attention.linear_attention.algorithms import Order, order_of
 from headway.attention.linear_attention.attend import exactly
 from headway.errors import BackendError, PatternError, check_known
@@ -27,6 +27,34 @@ class DeltaResult(NamedTuple):
 
     out: Tensor
     state: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class DeltaTransition:
+    """What tokens do to the state before them, whatever that is: S -> decay S + update.
+
+        decay    product of (I - beta_t k_t k_t^T) diag(a_t), the last token's first      [B, H, D, D]
+        update   the state that they leave where none was before                          [B, H, D, E]
+
+    Runs of tokens compose, exactly and in any grouping (`then`), so that parts of a row can be computed apart. float32,
+    or float64 where keys are.
+    """
+
+    decay: Tensor
+    update: Tensor
+
+    def then(self, later: "DeltaTransition") -> "DeltaTransition":
+        """What these tokens and then the `later` ones do. Raises PatternError for transitions of other sizes."""
+        if self.update.shape != later.update.shape or self.decay.dtype != later.decay.dtype:
+            raise PatternError(
+                f"DeltaTransition: updates of [batch, heads, D, E] = {[*self.update.shape]} in {self.update.dtype} and "
+                f"{[*later.update.shape]} in {later.update.dtype} do not compose; make both of the same layer and rows"
+            )
+        return DeltaTransition(later.decay @ self.decay, later.apply(self.update))
+
+    def apply(self, state: Tensor) -> Tensor:
+        """The state after these tokens, of the state [B, H, D, E] before them."""
+        return self.decay @ state + self.update
 
 
 def delta_attend(

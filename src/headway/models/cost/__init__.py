@@ -1,7 +1,7 @@
 """What a model costs, counted from its spec before it is built: functions of a `ModelSpec`."""
 
 from headway.models.cost.activations import activation_bytes
-from headway.models.cost.devices import DEVICES, device_named
+from headway.models.cost.devices import DEVICES, Machine, device_named
 from headway.models.cost.operations import (
     attention_pairs,
     cache_slots,
@@ -18,7 +18,7 @@ from headway.models.cost.operations import (
 )
 from headway.models.cost.peak import training_bytes
 from headway.models.cost.planning import plan
-from headway.models.cost.report import LayerPlan, Machine, Report
+from headway.models.cost.report import LayerPlan, Report
 from headway.models.cost.training_time import TrainingTime, training_time
 from headway.models.cost.weights import (
     Codes,

@@ -1,14 +1,39 @@
-"""Accelerators by name, as their data sheets have them, in the place of a machine that is measured."""
+"""The machine that a plan is for: this one, measured, or an accelerator by name, as its data sheet has it."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
+from headway import hardware, processor
 from headway.errors import ConfigError, check_known
-from headway.models.cost.report import Machine
 
 GIB, BF16, FP32 = 1 << 30, torch.bfloat16, torch.float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The roofs of a machine: bytes that can be allocated, bytes/s that are read, FLOP/s of a matrix product; and
+    whether kernels are those of a "cpu" or of "cuda"."""
+
+    name: str
+    memory: int
+    bandwidth: float
+    peak: float
+    native: bool = True
+    device: str = "cpu"
+
+    @staticmethod
+    def here(dtype: torch.dtype) -> "Machine":
+        """This machine, measured (a second or two)."""
+        return Machine(
+            name=processor.cpu_name(),
+            memory=hardware.memory_available(),
+            bandwidth=hardware.read_bandwidth(),
+            peak=hardware.gemm_peak(dtype),
+            native=dtype != torch.bfloat16 or hardware.multiplies(dtype),
+        )
 
 
 class Device(NamedTuple):

@@ -31,13 +31,13 @@ from headway.patterns.count import span
 from headway.quantization import row_bytes
 
 
-def attention_pairs(spec: ModelSpec, n: int, last: int | None = None) -> int:
-    """(query, key) pairs that all heads of all layers of softmax attention score in a row of n tokens, counted; of the
-    last layer those of its `last` queries alone where they are given (`prefill_flops`)."""
-    return sum(_layer_pairs(spec, n, last))
+def attention_pairs(spec: ModelSpec, n: int) -> int:
+    """(query, key) pairs that all heads of all layers of softmax attention score in a row of n tokens, counted."""
+    return sum(_layer_pairs(spec, n))
 
 
-def _layer_pairs(spec: ModelSpec, n: int, last: int | None) -> list[int]:
+def _layer_pairs(spec: ModelSpec, n: int, last: int | None = None) -> list[int]:
+    """The same of each layer; of the last one those of its `last` queries alone where they are given."""
     top = spec.layers - 1
     each = ((i, spec.patterns[i]) for i in spec.softmax_layers)
     return [_pairs(pattern, n, spec.heads, last if i == top else None) for i, pattern in each]

@@ -13,19 +13,18 @@ from headway.cache import choose_cache
 from headway.choice import Choice
 from headway.errors import ConfigError
 from headway.models.cost.activations import Scores
-from headway.models.cost.notes import plan_notes
+from headway.models.cost.devices import Machine
 from headway.models.cost.operations import (
     cache_slots,
     decode_flops,
+    keys_read,
     kv_bytes_read,
     kv_bytes_stored,
     memory_bytes,
     prefill_flops,
-    state_bytes,
-    token_bytes,
 )
 from headway.models.cost.peak import first_pass_bytes, training_bytes
-from headway.models.cost.report import LayerPlan, Machine, Report
+from headway.models.cost.report import LayerPlan, Report, plan_notes
 from headway.models.cost.weights import (
     Kept,
     Quantized,
@@ -262,18 +261,15 @@ def _layer_plan(
     )
     if spec.kind == "encoder":
         return found
-    slots = cache_slots(spec, context)[first]
+    slots, (kv_heads, _) = cache_slots(spec, context)[first], spec.key_sizes[first]
     read = kv_bytes_read(spec, context, kv_dtype, batch, layers)
     stored = kv_bytes_stored(spec, context, kv_dtype, batch, layers)
-    found, state = (
-        replace(found, slots=slots, kv_stored=stored, kv_read=read),
-        state_bytes(spec, first, kv_dtype),
-    )
+    found = replace(found, slots=slots, kv_stored=stored, kv_read=read)
     if not softmax:
         return found
     return replace(
         found,
-        reads=round((read / len(layers) / batch - state) / token_bytes(spec, first, kv_dtype)),
+        reads=round(keys_read(pattern, context, kv_heads) / kv_heads),
         cache=choose_cache(pattern),
         decode=_backend(spec, first, 1, slots, batch, dtype, device=device, paged=True),
     )

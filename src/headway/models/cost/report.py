@@ -1,38 +1,16 @@
-"""What a model will cost on a machine, as values: the machine, each kind of layer, and the whole.
+"""What a model will cost on a machine, as values: each kind of layer, and the whole, with what its numbers do not say.
 
 Legend: n tokens of a row, B rows.
 """
 
 from dataclasses import dataclass
 
-import torch
-
-from headway import hardware, processor
 from headway.choice import Choice
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """The roofs of a machine: bytes that can be allocated, bytes/s that are read, FLOP/s of a matrix product; and
-    whether kernels are those of a "cpu" or of "cuda"."""
-
-    name: str
-    memory: int
-    bandwidth: float
-    peak: float
-    native: bool = True
-    device: str = "cpu"
-
-    @staticmethod
-    def here(dtype: torch.dtype) -> "Machine":
-        """This machine, measured (a second or two)."""
-        return Machine(
-            name=processor.cpu_name(),
-            memory=hardware.memory_available(),
-            bandwidth=hardware.read_bandwidth(),
-            peak=hardware.gemm_peak(dtype),
-            native=dtype != torch.bfloat16 or hardware.multiplies(dtype),
-        )
+from headway.models.cost.devices import Machine
+from headway.models.cost.operations import receptive_field
+from headway.models.cost.weights import Quantized
+from headway.models.mixers import kind_of, states_of
+from headway.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,3 +101,31 @@ class Report:
     def parameter_count(self) -> int:
         """All trained numbers."""
         return sum(self.parameters.values())
+
+
+def plan_notes(
+    spec: ModelSpec, context: int, machine: Machine, quantized: Quantized | None
+) -> tuple[str, ...]:
+    """The sentences of a plan's end."""
+    notes = []
+    if context > spec.trained_context:
+        notes.append(
+            f"a context of {context} exceeds the {spec.trained_context} tokens that the model was trained on: it "
+            "runs, but nothing vouches for what it says there"
+        )
+    field = receptive_field(spec)
+    if field is not None and field < context:
+        who = "a token" if spec.kind == "encoder" else "the last token"
+        notes.append(
+            f"all layers are windows: {who} cannot depend on more than {field} of the {context} tokens"
+        )
+    for mixer in states_of(spec.mixers):
+        notes.append(f"{kind_of(mixer).name} ({mixer}): a state of one size at any length")
+    if not machine.native:
+        notes.append("this CPU has no bfloat16 products: they save memory and cost time; see --dtype float32")
+    measured = machine.device == "cpu"
+    roofs = "the measured bandwidth and matrix product of this machine" if measured else "of a data sheet"
+    notes.append(f"speeds are roofs ({roofs}); real runs stay below")
+    if quantized is not None:
+        notes.append(f"weights are {quantized}; training is without that")
+    return tuple(notes)
