@@ -120,13 +120,6 @@ GLM4_MOE = llama_layout(
 )
 
 
-def _usual_exaone(given: ConfigReader, layers: int) -> list[str]:
-    period = given.get("sliding_window_pattern")
-    if not isinstance(period, int):
-        raise given.wrong("sliding_window_pattern", "a whole number", period)
-    return every(max(period, 1), -1)(given, layers)
-
-
 MLP_TYPES = ("dense", "sparse")
 
 
@@ -161,7 +154,7 @@ EXAONE_MOE = llama_layout(
     ),
     kv_heads=32,
     more={"sliding_window_pattern": 4},
-    usual=_usual_exaone,
+    usual=every(4, -1, key="sliding_window_pattern"),
     unused=UNUSED,
     parts=(IN_WINDOWS,),
     tensors=renamed({".gate.e_score_": ".e_score_", **SHARED}, unused=("mtp.",)),

@@ -20,7 +20,8 @@ from headway.checkpoints.hf.config_keys import DECODER, OLD_GELU, ConfigReader, 
 from headway.checkpoints.hf.harmless import words
 from headway.checkpoints.hf.layouts.base import Layout, Part
 from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout
-from headway.checkpoints.hf.layouts.rules import OWN_BLOCK, Change, Rule, block, decoder_names
+from headway.checkpoints.hf.layouts.rules import Change, Rule, block, decoder_names
+from headway.checkpoints.hf.layouts.tensors import renamed
 from headway.checkpoints.hf.rope import DEFAULT_THETA, PARTIAL
 from headway.errors import ConfigError
 from headway.models import ModelSpec
@@ -103,10 +104,7 @@ STARCODER2 = llama_layout(
     harmless=words(
         "activation_function layer_norm_epsilon attention_softmax_in_fp32 scale_attention_softmax_in_fp32"
     ),
-    tensors=decoder_names(
-        *("", "model.embed_tokens", "model.norm", "model.layers.#."),
-        {**OWN_BLOCK, "mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"},
-    ),
+    tensors=renamed({".up_proj.": ".c_fc.", ".down_proj.": ".c_proj."}),
 )
 STABLELM = llama_layout(
     *("stablelm", "StableLmForCausalLM", "none", 4096),

@@ -7,6 +7,7 @@ without positions, and experts or none.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -94,9 +95,7 @@ def ssd_rules(ssd: SSDSpec, theirs: str, ours: str = MIXER) -> list[Rule]:
 
 def _rules(spec: ModelSpec, place: str, others: Sequence[Rule]) -> list[Rule]:
     """Rules of layers of state-space duality, whose name in a block there is `place`, and `others`."""
-    ssd = next((mixer for mixer in spec.mixers if isinstance(mixer, SSDSpec)), None)
-    rules = [] if ssd is None else by_mixer(spec, {SSDSpec: ssd_rules(ssd, f"{LAYER}{place}.")})
-    return [*rules, *others]
+    return [*by_mixer(spec, {SSDSpec: partial(ssd_rules, theirs=f"{LAYER}{place}.")}), *others]
 
 
 def _mamba2_rules(spec: ModelSpec) -> list[Rule]:
