@@ -25,7 +25,7 @@ from headway.checkpoints.formats.gguf.layout import (
 from headway.checkpoints.formats.gguf.mixers import CONV, DELTA_3_5, DELTA_NEXT, KV_HEADS, SSD, SSD_ALONE
 from headway.checkpoints.formats.gguf.rope import THETA
 from headway.checkpoints.hf.config_keys import ConfigReader, Key
-from headway.checkpoints.hf.layouts import Layout
+from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.granite import NUMBERS
 from headway.models import ModelSpec
 from headway.patterns import Causal

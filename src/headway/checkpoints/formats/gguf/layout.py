@@ -9,9 +9,8 @@ from torch import Tensor
 from headway.checkpoints.formats.gguf.experts import with_experts
 from headway.checkpoints.formats.gguf.mixers import KV_HEADS, Mixing, with_mixers
 from headway.checkpoints.formats.gguf.rope import FACTORS, ROPE, read_rope, write_rope
-from headway.checkpoints.hf.config_keys import ConfigReader, Key
-from headway.checkpoints.hf.layouts import Inexpressible, Layout
-from headway.checkpoints.hf.layouts.base import Part
+from headway.checkpoints.hf.config_keys import ConfigReader, Inexpressible, Key
+from headway.checkpoints.hf.layouts.base import Layout, Part
 from headway.checkpoints.hf.layouts.experts import ExpertKeys
 from headway.checkpoints.hf.layouts.rules import FUSED, Modules, decoder_names
 from headway.checkpoints.hf.windows import from_foreign, last_keys
