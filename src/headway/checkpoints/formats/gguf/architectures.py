@@ -109,10 +109,11 @@ GRANITE: Mapping[str, Any] = {
     "further": read_granite,
     "written": write_granite,
 }
-QWEN: Mapping[str, Any] = {"modules": {"post_attention_layernorm": "post_attention_norm"}}
+BEHIND: Mapping[str, Any] = {"modules": {"post_attention_layernorm": "post_attention_norm"}}
+"""The norm in front of the feed-forward is named by where it stands."""
 GATED = expert_keys({"shared_gate": True}, shared=True)
 QWEN3_5: Mapping[str, Any] = {
-    **QWEN,
+    **BEHIND,
     "mixing": DELTA_3_5,
     # shares of three positions of an image's patch, which are one in a text
     "written": lambda spec: {"rope.dimension_sections": [11, 11, 10, 0]},
@@ -136,16 +137,14 @@ ARCHITECTURES: Mapping[str, Layout] = {
     "gpt-oss": gguf_layout(
         *("gpt-oss", "halves"),
         family="gpt_oss",
-        modules={"post_attention_layernorm": "post_attention_norm"},
         every=2,
         schemes=untruncated,
         experts=expert_keys({"router_bias": True}),
+        **BEHIND,
     ),
     "smollm3": gguf_layout("smollm3", "adjacent", every=4, schemes=nth_without),
     "ernie4_5": gguf_layout("ernie4_5", "adjacent"),
-    "seed_oss": gguf_layout(
-        *("seed_oss", "halves", ("qkv_bias",)), modules={"post_attention_layernorm": "post_attention_norm"}
-    ),
+    "seed_oss": gguf_layout("seed_oss", "halves", ("qkv_bias",), **BEHIND),
     "command-r": gguf_layout(
         *("command-r", "adjacent"), family="cohere", eps=LAYER, numbers=LOGITS, tied=True
     ),
@@ -191,7 +190,7 @@ ARCHITECTURES: Mapping[str, Layout] = {
         mixing=CONV,
     ),
     "qwen3next": gguf_layout(
-        *("qwen3next", "halves"), family="qwen3_next", experts=GATED, mixing=DELTA_NEXT, **QWEN
+        *("qwen3next", "halves"), family="qwen3_next", experts=GATED, mixing=DELTA_NEXT, **BEHIND
     ),
     "qwen35": gguf_layout("qwen35", "halves", family="qwen3_5_text", **QWEN3_5),
     "qwen35moe": gguf_layout(

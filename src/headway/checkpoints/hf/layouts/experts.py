@@ -53,7 +53,7 @@ def behind_first(usual: int, key: str = "first_k_dense_replace") -> Sparse:
     """All layers but the first so many, `usual` unless the config says."""
     return Sparse(
         {key: usual},
-        lambda given, layers: [i >= given.whole(key, least=0) for i in range(layers)],
+        lambda given, layers: [i >= given.whole(key, usual, least=0) for i in range(layers)],
         lambda sparse: {key: len(_dense(sparse))},
     )
 

@@ -10,8 +10,8 @@ from typing import Any
 from headway.checkpoints.hf.config_keys import ConfigReader, Key
 from headway.checkpoints.hf.layouts.base import Part
 from headway.checkpoints.hf.layouts.experts import LAYER, ExpertKeys, stacked
-from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout
-from headway.checkpoints.hf.layouts.rules import OWN_BLOCK, Rule, decoder_names, same
+from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, block_names, llama_layout
+from headway.checkpoints.hf.layouts.rules import OWN_BLOCK, Rule, same
 from headway.checkpoints.hf.layouts.tensors import renamed
 from headway.checkpoints.hf.windows import UNUSED, every
 from headway.models import ModelSpec
@@ -97,10 +97,7 @@ HYPERCLOVAX = llama_layout(
         "attention_scale": Key("attention_multiplier"),
     },
     heads_divide=True,
-    tensors=decoder_names(
-        *("", "model.embed_tokens", "model.norm", "model.layers.#."),
-        lambda spec: PERI if spec.order == "sandwich" else OWN_BLOCK,
-    ),
+    tensors=block_names(lambda spec: PERI if spec.order == "sandwich" else OWN_BLOCK),
 )
 
 

@@ -126,11 +126,10 @@ MLP_TYPES = ("dense", "sparse")
 def by_kind(first: int) -> Sparse:
     """As `mlp_layer_types` say, or all behind the first so many: `first_k_dense_replace`, or `first`."""
 
-    def read(given: ConfigReader, layers: int) -> list[bool]:
+    def read(given: ConfigReader, layers: int) -> Sequence[bool]:
         kinds = given.get("mlp_layer_types")
         if kinds is None:
-            dense = given.whole("first_k_dense_replace", first, least=0)
-            return [i >= dense for i in range(layers)]
+            return behind_first(first).read(given, layers)
         known = isinstance(kinds, list) and all(kind in MLP_TYPES for kind in kinds)
         if not known or len(kinds) != layers:
             raise given.wrong("mlp_layer_types", f"a list of dense or sparse for {layers} layers", kinds)

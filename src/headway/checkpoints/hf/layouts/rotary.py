@@ -19,7 +19,7 @@ from torch import Tensor
 from headway.checkpoints.hf.config_keys import DECODER, OLD_GELU, ConfigReader, Key, same_heads
 from headway.checkpoints.hf.harmless import words
 from headway.checkpoints.hf.layouts.base import Layout, Part
-from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout
+from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, block_names, llama_layout
 from headway.checkpoints.hf.layouts.rules import Change, Rule, block, decoder_names
 from headway.checkpoints.hf.layouts.tensors import renamed
 from headway.checkpoints.hf.rope import DEFAULT_THETA, PARTIAL
@@ -166,10 +166,7 @@ PERSIMMON = llama_layout(
         by_group=True,
     ),
 )
-NAMES = decoder_names(
-    *("", "model.embed_tokens", "model.norm", "model.layers.#."),
-    block("", "self_attn. q_proj k_proj v_proj o_proj", "mlp. fc1 fc2"),
-)
+NAMES = block_names(block("", "self_attn. q_proj k_proj v_proj o_proj", "mlp. fc1 fc2"))
 
 
 def _turned(spec: ModelSpec) -> Sequence[Rule]:
