@@ -44,7 +44,7 @@ DELTA_SIZES = {
 
 
 def by_mixer(spec: ModelSpec, rules: Mapping[type, Callable[[Any], Sequence[Rule]]]) -> list[Rule]:
-    """Rules of what mixes tokens, for each layer of its mixer, by the type of that."""
+    """Rules of what mixes tokens in each layer, made of its mixer by the function for that type."""
     return [
         rule.at(str(i))
         for i, mixer in enumerate(spec.mixers)
