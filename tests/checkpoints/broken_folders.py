@@ -9,7 +9,8 @@ from tokenizers import models
 
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints import save_folder
-from headway.checkpoints.hf.layouts import LAYOUTS, Layout
+from headway.checkpoints.hf.layouts import LAYOUTS
+from headway.checkpoints.hf.layouts.base import Layout
 from headway.models import Head, ModelSpec, build
 from headway.models.expert_families import EXPERTS
 from headway.models.hybrid_families import HYBRIDS

@@ -18,8 +18,8 @@ from headway.checkpoints import (
     unsupported_by_transformers,
 )
 from headway.checkpoints.hf.config_keys import ConfigReader, FieldMap, Key
-from headway.checkpoints.hf.layouts import LAYOUTS, Layout, family_rows
-from headway.checkpoints.hf.layouts.base import Part
+from headway.checkpoints.hf.layouts import LAYOUTS, family_rows
+from headway.checkpoints.hf.layouts.base import Layout, Part
 from headway.checkpoints.hf.layouts.rules import decoder_names
 from headway.cli import run
 from headway.errors import CheckpointError, ConfigError

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headway.checkpoints.formats.meta_shards import open_shards, shard_files
 from headway.checkpoints.hf.config_keys import ConfigReader, check_keys, checked_sizes, reading
+from headway.checkpoints.hf.harmless import words
 from headway.checkpoints.hf.layouts.rules import decoder_names
 from headway.checkpoints.hf.layouts.tensors import imported
 from headway.errors import CheckpointError
@@ -41,19 +42,9 @@ NAMES = decoder_names(
 )
 """Our tensors' names and theirs."""
 PARAMS = "params.json"
-KNOWN = (
-    *(
-        "dim",
-        "n_layers",
-        "n_heads",
-        "n_kv_heads",
-        "vocab_size",
-        "multiple_of",
-        "max_seq_len",
-        "max_batch_size",
-    ),
-    *("norm_eps", "rope_theta", "ffn_dim_multiplier", "use_scaled_rope", "rope_scaling_factor"),
-    "rope_high_freq_factor",
+KNOWN = words(
+    "dim n_layers n_heads n_kv_heads vocab_size multiple_of max_seq_len max_batch_size norm_eps rope_theta "
+    "ffn_dim_multiplier use_scaled_rope rope_scaling_factor rope_high_freq_factor"
 )
 """The keys of params.json; sizes are checked against the tensors."""
 

@@ -11,18 +11,12 @@ from dataclasses import fields, replace
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
-from headway.checkpoints.hf.config_keys import OURS, checked_sizes
-from headway.checkpoints.hf.layouts import (
-    LAYOUTS,
-    OWN_NAMES,
-    Inexpressible,
-    Layout,
-    TensorNames,
-    layout_of,
-    layouts_for,
-)
-from headway.checkpoints.hf.layouts.base import differing
+from headway.checkpoints.hf.config_keys import OURS, Inexpressible, checked_sizes
+from headway.checkpoints.hf.layouts import LAYOUTS, layout_of, layouts_for
+from headway.checkpoints.hf.layouts.base import Layout, differing
 from headway.checkpoints.hf.layouts.pairs import marian_spec
+from headway.checkpoints.hf.layouts.rules import TensorNames
+from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
 from headway.checkpoints.hf.wrapped import text_config
 from headway.errors import ConfigError, as_error, check_known, did_you_mean
 from headway.models import Head, ModelSpec

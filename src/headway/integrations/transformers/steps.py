@@ -20,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from headway.cache import PAGE, CacheSpec, PagedCache, PagedLayer, PageTable
 from headway.cache.paged_step import PagedStep
 from headway.checkpoints.hf.config import spec_from_config, tensor_names
-from headway.checkpoints.hf.layouts import OWN_NAMES
+from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
 from headway.errors import HeadwayError
 from headway.integrations.transformers.modules import SEED, relative
 from headway.integrations.transformers.products import beside

@@ -9,29 +9,93 @@ n-th that differs. Gemma's norms are stored as 1 + w (`model.py`).
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from headway.checkpoints.formats.gguf.derived import (
-    LOCAL_BASE,
-    LOGIT_SCALE,
-    SCALE,
-    local_base,
-    nth_without,
-    read_granite,
-    scale_of_27b,
-    unless_full,
-    unless_tuned,
-    untruncated,
-    write_granite,
-    write_local_base,
+from headway.checkpoints.formats.gguf.experts import expert_keys
+from headway.checkpoints.formats.gguf.layout import (
+    BIASES,
+    HEAD_DIMS,
+    LAYER,
+    RMS,
+    Fields,
+    Schemes,
+    gguf_layout,
 )
-from headway.checkpoints.formats.gguf.experts import ExpertKeys
-from headway.checkpoints.formats.gguf.layout import BIASES, HEAD_DIMS, LAYER, RMS, gguf_layout
 from headway.checkpoints.formats.gguf.mixers import CONV, DELTA_3_5, DELTA_NEXT, KV_HEADS, SSD, SSD_ALONE
 from headway.checkpoints.formats.gguf.rope import THETA
-from headway.checkpoints.hf.config_keys import Key
-from headway.checkpoints.hf.layouts import Layout
-from headway.positions import Learned, NoPositions
+from headway.checkpoints.hf.config_keys import ConfigReader, Key
+from headway.checkpoints.hf.layouts.base import Layout
+from headway.checkpoints.hf.layouts.granite import NUMBERS
+from headway.models import ModelSpec
+from headway.patterns import Causal
+from headway.positions import Learned, NoPositions, PositionScheme, Rotary, YaRN
+
+SCALE, LOGIT_SCALE, LOCAL_BASE = "attention.scale", "logit_scale", "rope.freq_base_swa"
+
+
+def nth_without(rotary: Rotary, keys: ConfigReader) -> tuple[PositionScheme, PositionScheme]:
+    """Every n-th layer has no positions."""
+    return rotary, NoPositions()
+
+
+def unless_full(rotary: Rotary, keys: ConfigReader) -> tuple[PositionScheme, PositionScheme]:
+    """Every n-th layer has no positions where the others have a window."""
+    return rotary, NoPositions() if keys.get("attention.sliding_window") else rotary
+
+
+def unless_tuned(rotary: Rotary, keys: ConfigReader) -> tuple[PositionScheme, PositionScheme]:
+    """No positions where a key says so."""
+    scheme = NoPositions() if keys.get("rope.scaling.finetuned") is False else rotary
+    return scheme, scheme
+
+
+def untruncated(rotary: Rotary, keys: ConfigReader) -> tuple[PositionScheme, PositionScheme]:
+    """YaRN's bounds are not rounded (gpt-oss), which no key says."""
+    if isinstance(rotary.scaling, YaRN):
+        rotary = replace(rotary, scaling=replace(rotary.scaling, truncate=False))
+    return rotary, rotary
+
+
+def local_base(usual: float | None) -> Schemes:
+    """Layers with windows have a base of their own, by default this or that of the others, and no scaling."""
+    return lambda rotary, keys: (
+        replace(rotary, theta=keys.number(LOCAL_BASE, usual or rotary.theta), scaling=None),
+        rotary,
+    )
+
+
+def write_local_base(spec: ModelSpec) -> dict[str, Any]:
+    """The base of layers with windows, if there are any."""
+    layers = zip(spec.layer_positions, spec.patterns, strict=True)
+    bases = (one.theta for one, pattern in layers if pattern != Causal() and isinstance(one, Rotary))
+    return {LOCAL_BASE: next(bases, None)}
+
+
+def scale_of_27b(layers: int) -> Fields:
+    """The factor on scores is of the size of a head, but in models of so many layers."""
+    return lambda keys, fields: {
+        "attention_scale": (fields["width"] // fields["heads"]) ** -0.5
+        if fields["layers"] == layers
+        else None
+    }
+
+
+def read_granite(keys: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The factor on scores, and the divisor of logits."""
+    scale, usual = keys.number(SCALE, 0.0), fields["head_dim"] ** -0.5
+    near = abs(scale - usual) <= 1e-6 * usual  # it was rounded to 32 bits
+    return {
+        "attention_scale": scale if scale and not near else None,
+        "logit_scale": 1 / (keys.number(LOGIT_SCALE, 0.0) or 1.0),
+    }
+
+
+def write_granite(spec: ModelSpec) -> dict[str, Any]:
+    """The same keys."""
+    numbers = NUMBERS.write(spec)
+    return {SCALE: numbers["attention_multiplier"], LOGIT_SCALE: numbers["logits_scaling"]}
+
 
 LOGITS = {"logit_scale": Key(LOGIT_SCALE)}
 PARALLEL = "use_parallel_residual"
@@ -45,10 +109,11 @@ GRANITE: Mapping[str, Any] = {
     "further": read_granite,
     "written": write_granite,
 }
-QWEN: Mapping[str, Any] = {"modules": {"post_attention_layernorm": "post_attention_norm"}}
-GATED = ExpertKeys({"shared_gate": True}, shared=True)
+BEHIND: Mapping[str, Any] = {"modules": {"post_attention_layernorm": "post_attention_norm"}}
+"""The norm in front of the feed-forward is named by where it stands."""
+GATED = expert_keys({"shared_gate": True}, shared=True)
 QWEN3_5: Mapping[str, Any] = {
-    **QWEN,
+    **BEHIND,
     "mixing": DELTA_3_5,
     # shares of three positions of an image's patch, which are one in a text
     "written": lambda spec: {"rope.dimension_sections": [11, 11, 10, 0]},
@@ -59,29 +124,27 @@ TABLE: Mapping[str, Any] = {
     "further": lambda keys, fields: {"positions": Learned(fields["trained_context"])},
 }
 ARCHITECTURES: Mapping[str, Layout] = {
-    "llama": gguf_layout("llama", "adjacent", BIASES, also=LLAMAS, experts=ExpertKeys()),
+    "llama": gguf_layout("llama", "adjacent", BIASES, also=LLAMAS, experts=expert_keys()),
     "qwen2": gguf_layout("qwen2", "halves", ("qkv_bias",)),
     "qwen3": gguf_layout("qwen3", "halves"),
-    "qwen3moe": gguf_layout("qwen3moe", "halves", family="qwen3_moe", experts=ExpertKeys()),
+    "qwen3moe": gguf_layout("qwen3moe", "halves", family="qwen3_moe", experts=expert_keys()),
     "qwen2moe": gguf_layout(
         *("qwen2moe", "halves", ("qkv_bias",)),
         family="qwen2_moe",
-        experts=GATED._replace(always={"normalized": False, "shared_gate": True}),
+        experts=expert_keys({"normalized": False, "shared_gate": True}, shared=True),
     ),
-    "olmoe": gguf_layout("olmoe", "halves", experts=ExpertKeys({"normalized": False})),
+    "olmoe": gguf_layout("olmoe", "halves", experts=expert_keys({"normalized": False})),
     "gpt-oss": gguf_layout(
         *("gpt-oss", "halves"),
         family="gpt_oss",
-        modules={"post_attention_layernorm": "post_attention_norm"},
         every=2,
         schemes=untruncated,
-        experts=ExpertKeys({"router_bias": True}),
+        experts=expert_keys({"router_bias": True}),
+        **BEHIND,
     ),
     "smollm3": gguf_layout("smollm3", "adjacent", every=4, schemes=nth_without),
     "ernie4_5": gguf_layout("ernie4_5", "adjacent"),
-    "seed_oss": gguf_layout(
-        *("seed_oss", "halves", ("qkv_bias",)), modules={"post_attention_layernorm": "post_attention_norm"}
-    ),
+    "seed_oss": gguf_layout("seed_oss", "halves", ("qkv_bias",), **BEHIND),
     "command-r": gguf_layout(
         *("command-r", "adjacent"), family="cohere", eps=LAYER, numbers=LOGITS, tied=True
     ),
@@ -92,7 +155,7 @@ ARCHITECTURES: Mapping[str, Layout] = {
     "granitemoe": gguf_layout(
         *("granitemoe", "adjacent"),
         schemes=unless_tuned,
-        experts=ExpertKeys(shared=True),
+        experts=expert_keys(shared=True),
         also=("granitemoeshared",),
         **GRANITE,
     ),
@@ -100,7 +163,7 @@ ARCHITECTURES: Mapping[str, Layout] = {
         *("granitehybrid", "adjacent"),
         family="granitemoehybrid",
         schemes=unless_tuned,
-        experts=ExpertKeys(shared=True),
+        experts=expert_keys(shared=True),
         mixing=SSD,
         also=("bamba",),
         **GRANITE,
@@ -123,11 +186,11 @@ ARCHITECTURES: Mapping[str, Layout] = {
         family="lfm2_moe",
         top={"model.norm": "token_embd_norm"},
         only={"expert_gating_func": (2,)},  # sigmoids
-        experts=ExpertKeys({"score": "sigmoid", "choice_bias": True, "sum_eps": 1e-6}, lead=True),
+        experts=expert_keys({"score": "sigmoid", "choice_bias": True, "sum_eps": 1e-6}, lead=True),
         mixing=CONV,
     ),
     "qwen3next": gguf_layout(
-        *("qwen3next", "halves"), family="qwen3_next", experts=GATED, mixing=DELTA_NEXT, **QWEN
+        *("qwen3next", "halves"), family="qwen3_next", experts=GATED, mixing=DELTA_NEXT, **BEHIND
     ),
     "qwen35": gguf_layout("qwen35", "halves", family="qwen3_5_text", **QWEN3_5),
     "qwen35moe": gguf_layout(
@@ -183,7 +246,7 @@ ARCHITECTURES: Mapping[str, Layout] = {
         *("minimax-m2", "halves"),
         family="minimax_m2",
         only={"expert_gating_func": (2,)},
-        experts=ExpertKeys({"score": "sigmoid", "choice_bias": True}),
+        experts=expert_keys({"score": "sigmoid", "choice_bias": True}),
     ),
     "stablelm": gguf_layout(
         *("stablelm", "halves", ("qkv_bias",)), eps=LAYER, tied=False, only={PARALLEL: (False,)}

@@ -6,20 +6,23 @@ from typing import Any
 
 from torch import Tensor
 
-from headway.checkpoints.formats.gguf.derived import Fields, Schemes
-from headway.checkpoints.formats.gguf.experts import ExpertKeys, with_experts
+from headway.checkpoints.formats.gguf.experts import with_experts
 from headway.checkpoints.formats.gguf.mixers import KV_HEADS, Mixing, with_mixers
 from headway.checkpoints.formats.gguf.rope import FACTORS, ROPE, read_rope, write_rope
-from headway.checkpoints.hf.config_keys import ConfigReader, Key
-from headway.checkpoints.hf.layouts import Inexpressible, Layout
-from headway.checkpoints.hf.layouts.base import Part
+from headway.checkpoints.hf.config_keys import ConfigReader, Inexpressible, Key
+from headway.checkpoints.hf.layouts.base import Layout, Part
+from headway.checkpoints.hf.layouts.experts import ExpertKeys
 from headway.checkpoints.hf.layouts.rules import FUSED, Modules, decoder_names
 from headway.checkpoints.hf.windows import from_foreign, last_keys
 from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.patterns import Causal
-from headway.positions import Pairing, PerLayer
+from headway.positions import Pairing, PerLayer, PositionScheme, Rotary
 
+Fields = Callable[[ConfigReader, Mapping[str, Any]], dict[str, Any]]
+"""Of the keys of an architecture, and the fields that are read before."""
+Schemes = Callable[[Rotary, ConfigReader], tuple[PositionScheme, PositionScheme]]
+"""Of the rotation and the keys, the positions of most layers, and those of every n-th."""
 MODULES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -136,8 +139,9 @@ def gguf_layout(
         field: key._replace(names=f"{name}.{key.names}") if key.each else key
         for field, key in numbers.items()
     }
-    read_keys = (KV_HEADS, WINDOW, *HEAD_DIMS, *ROPE, *([MARKS] if every else ()), *more)
-    read_keys += (() if experts is None else experts.keys) + (() if mixing is None else mixing.needed)
+    keys_read = (KV_HEADS, WINDOW, *HEAD_DIMS, *ROPE, *([MARKS] if every else ()), *more)
+    keys_read += () if mixing is None else mixing.needed
+    usual = {**dict.fromkeys(keys_read), **({} if experts is None else experts.part.keys)}
     joined = {
         part for whole, parts in FUSED.items() if any(whole in one for one in modules) for part in parts
     }
@@ -167,7 +171,9 @@ def gguf_layout(
             **({} if tied is None else {"tied": (tied,)}),
         },
         harmless=tuple(f"{name}.{key}" for key in ("tensor_data_layout", *harmless)),
-        parts=(Part(dict.fromkeys((FACTORS, *(f"{name}.{key}" for key in read_keys))), read, write),),
+        parts=(
+            Part({FACTORS: None, **{f"{name}.{key}": value for key, value in usual.items()}}, read, write),
+        ),
         tensors=tensors if mixing is None else with_mixers(tensors, mixing),
         pairing=pairing or "halves",
         also=also,

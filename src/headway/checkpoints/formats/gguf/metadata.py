@@ -11,9 +11,8 @@ from headway.checkpoints.formats.gguf.architectures import ARCHITECTURES
 from headway.checkpoints.formats.gguf.layout import BIASES, MIXTURES, SIZES, WINDOWED
 from headway.checkpoints.formats.gguf.rope import FACTORS, decimal, rounded
 from headway.checkpoints.hf.config import own_facts
-from headway.checkpoints.hf.config_keys import OURS, reading
-from headway.checkpoints.hf.layouts import Inexpressible, Layout
-from headway.checkpoints.hf.layouts.base import differing
+from headway.checkpoints.hf.config_keys import OURS, Inexpressible, reading
+from headway.checkpoints.hf.layouts.base import Layout, differing
 from headway.checkpoints.hf.layouts.rules import TensorNames
 from headway.errors import CheckpointError, ConfigError, check_known
 from headway.models import ModelSpec

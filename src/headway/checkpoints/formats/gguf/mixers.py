@@ -105,10 +105,9 @@ def with_mixers(names: TensorNames, mixing: Mixing) -> TensorNames:
         if spec.gate is not None:
             query = gated_rules(spec)[0]
             own = [replace(query, theirs=r.theirs) if r.ours[0] == query.ours[0] else r for r in own]
-        mixer = next(mixer for mixer in spec.mixers if mixer != Softmax())
         return [
             *(rule for rule in each if not rule.ours[0].startswith(MIXER)),
-            *by_mixer(spec, {Softmax: own, mixing.kind: mixing.rules(mixer)}),
+            *by_mixer(spec, {Softmax: lambda softmax: own, mixing.kind: mixing.rules}),
         ]
 
     return replace(names, rules=rules)

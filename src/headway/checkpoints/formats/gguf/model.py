@@ -16,14 +16,14 @@ from headway.checkpoints.formats.gguf.rope import FACTORS
 from headway.checkpoints.formats.gguf.writer import write_gguf
 from headway.checkpoints.hf.config_keys import ConfigReader, reading
 from headway.checkpoints.hf.layouts.rules import Rule
-from headway.checkpoints.hf.layouts.tensors import rules_by_name
+from headway.checkpoints.hf.layouts.tensors import exported, rules_by_name
 from headway.checkpoints.quantized.packed import PackedLayer
 from headway.errors import CheckpointError
 from headway.models import FAMILIES, ModelSpec
 from headway.storage.dtypes import dtype_name
 from headway.storage.gguf import GGUF
 from headway.storage.gguf_blocks import BY_DTYPE, CODED, F32, BlockType, codes, dequantize
-from headway.storage.lazy import Form, LazyTensors, Made, lazy, with_values
+from headway.storage.lazy import Form, Made, lazy, with_values
 from headway.storage.tensors import PIECE, Tensors
 
 TOKENIZER = "tokenizer.ggml."
@@ -84,8 +84,8 @@ def write_model(
     generation_config.json, and `check` is that of `write_gguf`. Raises ConfigError for a spec that GGUF cannot express,
     CheckpointError for more tokens that end a text than it has keys for."""
     keys, factors = write_spec(spec)
-    rules = rules_by_name(ARCHITECTURES[architecture_of(spec)].tensors, spec)
-    own = _weights(rules, lazy(state))
+    names = ARCHITECTURES[architecture_of(spec)].tensors
+    rules, own = rules_by_name(names, spec), exported(names, state, spec)
     values = {name: found for name in own.forms if (found := _values(name, spec.norm_offset)) is not None}
     forms = {name: Form(own.forms[name].shape, torch.float32) for name in values}
     weights = with_values(own, forms, lambda name: values[name][0](own[name].float()))
@@ -108,20 +108,6 @@ def write_model(
         weights,
         types,
         check=check,
-    )
-
-
-def _weights(rules: Mapping[str, Rule], state: LazyTensors) -> LazyTensors:
-    """Ours under their names; what is one matrix there, one below the other, and experts stacked."""
-    joined = {name: rule for name, rule in rules.items() if not rule.renames_only}
-    forms = {}
-    for name, rule in joined.items():
-        each = [state.forms[one] for one in rule.ours]
-        whole = rule.join([torch.empty(one.shape, device="meta") for one in each])
-        forms[name] = Form(tuple(whole.shape), each[0].dtype)
-    alike = state.renamed({name: rule.ours[0] for name, rule in rules.items() if name not in joined})
-    return with_values(
-        alike, forms, lambda name: joined[name].join([state[one] for one in joined[name].ours])
     )
 
 

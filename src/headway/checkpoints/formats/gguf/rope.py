@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.checkpoints.hf.config_keys import ConfigReader
-from headway.checkpoints.hf.layouts import Inexpressible
+from headway.checkpoints.hf.config_keys import ConfigReader, Inexpressible
 from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.patterns import Causal

@@ -3,10 +3,8 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from headway.checkpoints.hf.config_keys import OURS, Inexpressible
+from headway.checkpoints.hf.config_keys import OURS
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.rules import TensorNames
-from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
 from headway.models import FAMILIES
 
 _FOUND = {
@@ -44,15 +42,3 @@ def family_rows() -> list[dict[str, str | None]]:
         kind, first = (OURS, None) if layout is None else (layout.family, next(iter(layout.architectures)))
         rows.append({"family": name, "model_type": kind, "architecture": first, "about": family.about})
     return rows
-
-
-__all__ = [
-    "LAYOUTS",
-    "OWN_NAMES",
-    "Inexpressible",
-    "Layout",
-    "TensorNames",
-    "family_rows",
-    "layout_of",
-    "layouts_for",
-]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from headway.checkpoints.hf.config_keys import ConfigReader, Inexpressible, checked_sizes
@@ -52,7 +53,7 @@ def behind_first(usual: int, key: str = "first_k_dense_replace") -> Sparse:
     """All layers but the first so many, `usual` unless the config says."""
     return Sparse(
         {key: usual},
-        lambda given, layers: [i >= given.whole(key, least=0) for i in range(layers)],
+        lambda given, layers: [i >= given.whole(key, usual, least=0) for i in range(layers)],
         lambda sparse: {key: len(_dense(sparse))},
     )
 
@@ -72,6 +73,7 @@ class ExpertKeys:
         aux: what transformers takes for an absent coefficient of the loss that balances experts; None in families that
             have none.
         usual: what transformers takes for absent keys.
+        optional: whether models may have no experts, or no shared one, and then no keys of them.
     """
 
     count: Sequence[str] = ("num_experts", "num_local_experts")
@@ -85,6 +87,7 @@ class ExpertKeys:
     sparse: Sparse = EVERY
     aux: float | None = None
     usual: Mapping[str, Any] = field(default_factory=dict)
+    optional: bool = False
 
     @property
     def keyed(self) -> Mapping[str, str]:
@@ -92,11 +95,15 @@ class ExpertKeys:
         return self.others if self.aux is None else {**self.others, "aux_loss_coef": AUX}
 
     def read(self, given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields `experts` and `hidden`. Raises ConfigError for two counts that differ, and as `Experts` does."""
+        """The fields `experts` and `hidden`; experts are as wide as dense layers where there is no key for it. Raises
+        ConfigError for two counts that differ, and as `Experts` does."""
+        if self.optional and not given.get(self.count[0]):
+            return {}
         counts = {name: given.whole(name) for name in self.count if given.get(name) is not None}
         if len({*counts.values()}) > 1:
             raise given.wrong(self.count[0], f"that of {self.count[1]}", counts)
-        count, hidden = next(iter(counts.values()), 0) or given.whole(self.count[0]), given.whole(self.hidden)
+        count = next(iter(counts.values()), 0) or given.whole(self.count[0])
+        hidden = given.whole(self.hidden, fields.get("hidden"))
         shared = given.whole(self.shared, 0, least=0) if self.shared else 0
         shared *= hidden if self.shared_by_count else 1
         sparse = self.sparse.read(given, fields["layers"])
@@ -108,7 +115,7 @@ class ExpertKeys:
             hidden=hidden,
             shared=shared,
             **{name: typed[type(getattr(Experts, name))](key) for name, key in self.keyed.items()},
-            **self.always,
+            **{**self.always, **({"shared_gate": False} if self.optional and not shared else {})},
         )
         return {
             "experts": [experts if has else None for has in sparse],
@@ -132,6 +139,8 @@ class ExpertKeys:
         """The keys; reading them again shows what they cannot express. Raises Inexpressible for a model without
         experts, or with several kinds of them."""
         kinds = {experts for experts in spec.experts if experts is not None}
+        if self.optional and not kinds:
+            return {}
         if len(kinds) != 1:
             raise Inexpressible("experts")
         (experts,) = kinds
@@ -141,32 +150,35 @@ class ExpertKeys:
             self.top: experts.top,
             self.dense: spec.hidden,
             self.hidden: experts.hidden,
-            **({self.shared: shared} if self.shared else {}),
+            **({self.shared: shared} if self.shared and (shared or not self.optional) else {}),
             **{key: getattr(experts, name) for name, key in self.keyed.items()},
             **self.sparse.write([one is not None for one in spec.experts]),
         }
 
 
-def stacked(spec: ModelSpec, gate_up: Modules, down: Modules, *, turned: bool = False) -> list[Rule]:
+def expert_names(count: int, *parts: str, leaf: str = "weight", layer: str = LAYER) -> tuple[str, ...]:
+    """Our tensors of these matrices of so many experts of a layer, expert by expert."""
+    return tuple(f"{layer}mlp.experts.{e}.{part}_proj.{leaf}" for e in range(count) for part in parts)
+
+
+def stacked(
+    spec: ModelSpec,
+    gate_up: str = "mlp.experts.gate_up_proj",
+    down: str = "mlp.experts.down_proj",
+    *,
+    leaves: Modules = MappingProxyType({"weight": ""}),
+    turned: bool = False,
+) -> list[Rule]:
     """Rules for all experts of a layer in two tensors: `gate_up` [E, 2 F, M], the rows of the gate first, and `down`
-    [E, M, F], by what they are of a layer ("weight", "bias"). Where they are `turned`, the last two axes are in the
-    other order, and columns of gate and up take turns."""
+    [E, M, F]; `leaves` are how their names end, by what they are of a layer ("weight", "bias"). Where they are
+    `turned`, the last two axes are in the other order, and columns of gate and up take turns."""
     experts = next(experts for experts in spec.experts if experts is not None)
     units, count = experts.hidden, experts.count
-
-    def ours(parts: Sequence[str], leaf: str) -> tuple[str, ...]:
-        return tuple(f"{LAYER}mlp.experts.{e}.{part}_proj.{leaf}" for e in range(count) for part in parts)
-
     groups = units if turned else 1
-    return [
-        *(
-            Rule(
-                ours(("gate", "up"), leaf), f"{LAYER}{theirs}", (units, units), groups, turned, stacked=count
-            )
-            for leaf, theirs in gate_up.items()
-        ),
-        *(
-            Rule(ours(("down",), leaf), f"{LAYER}{theirs}", transposed=turned, stacked=count)
-            for leaf, theirs in down.items()
-        ),
-    ]
+    rules = []
+    for leaf, end in leaves.items():
+        ours = expert_names(count, "gate", "up", leaf=leaf)
+        rules.append(Rule(ours, f"{LAYER}{gate_up}{end}", (units, units), groups, turned, stacked=count))
+        ours = expert_names(count, "down", leaf=leaf)
+        rules.append(Rule(ours, f"{LAYER}{down}{end}", transposed=turned, stacked=count))
+    return rules

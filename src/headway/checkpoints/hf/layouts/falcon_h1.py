@@ -10,10 +10,10 @@ from headway.attention.delta import SSDSpec
 from headway.checkpoints.hf.config_keys import ConfigReader, Inexpressible, Key
 from headway.checkpoints.hf.layouts.base import Part
 from headway.checkpoints.hf.layouts.experts import LAYER
-from headway.checkpoints.hf.layouts.hybrids import MIXER, check_silu
+from headway.checkpoints.hf.layouts.hybrids import MIXER, by_mixer, check_silu
 from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout
-from headway.checkpoints.hf.layouts.rules import Rule, same
-from headway.checkpoints.hf.layouts.ssd import STEPS, ssd_rules
+from headway.checkpoints.hf.layouts.rules import Rule
+from headway.checkpoints.hf.layouts.ssd import BAMBA_NAMES, STEPS, ssd_rules
 from headway.checkpoints.hf.layouts.tensors import renamed
 from headway.errors import ConfigError
 from headway.models import ModelSpec
@@ -106,11 +106,9 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _rules(spec: ModelSpec) -> list[Rule]:
-    ssd = next(mixer.beside for mixer in spec.mixers if isinstance(mixer, Softmax))
-    assert isinstance(ssd, SSDSpec)
-    end = same("model.norm.weight", "model.final_layernorm.weight")
-    return [*ssd_rules(ssd, f"{LAYER}mamba.", f"{MIXER}beside."), end]
+def _beside(mixer: Softmax) -> list[Rule]:
+    assert isinstance(mixer.beside, SSDSpec)
+    return ssd_rules(mixer.beside, f"{LAYER}mamba.", f"{MIXER}beside.")
 
 
 FALCON_H1 = llama_layout(
@@ -141,5 +139,5 @@ FALCON_H1 = llama_layout(
             _write,
         ),
     ),
-    tensors=renamed({".mlp.": ".feed_forward.", ".post_attention_layernorm.": ".pre_ff_layernorm."}, _rules),
+    tensors=renamed(BAMBA_NAMES, lambda spec: by_mixer(spec, {Softmax: _beside})),
 )

@@ -10,8 +10,8 @@ from typing import Any
 from headway.checkpoints.hf.config_keys import ConfigReader, Key
 from headway.checkpoints.hf.layouts.base import Part
 from headway.checkpoints.hf.layouts.experts import LAYER, ExpertKeys, stacked
-from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout
-from headway.checkpoints.hf.layouts.rules import Modules, Rule, decoder_names, same, same_names
+from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, block_names, llama_layout
+from headway.checkpoints.hf.layouts.rules import OWN_BLOCK, Rule, same
 from headway.checkpoints.hf.layouts.tensors import renamed
 from headway.checkpoints.hf.windows import UNUSED, every
 from headway.models import ModelSpec
@@ -82,22 +82,12 @@ GRANITE_SWA = _granite(
     tensors=renamed({".sink_logit": ".sinks"}),
     **SWA,
 )
-DENSE = same_names(
-    *("input_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
-    *(f"self_attn.{part}_proj" for part in "qkvo"),
-)
 PERI = {
+    **OWN_BLOCK,
     "post_attention_layernorm": "post_norm1",
     "pre_feedforward_layernorm": "post_attention_layernorm",
     "post_feedforward_layernorm": "post_norm2",
 }
-
-
-def _modules(spec: ModelSpec) -> Modules:
-    norms = PERI if spec.order == "sandwich" else same_names("post_attention_layernorm")
-    return {**DENSE, **norms}
-
-
 HYPERCLOVAX = llama_layout(
     *("hyperclovax", "HyperCLOVAXForCausalLM", "none", 2048),
     {
@@ -107,7 +97,7 @@ HYPERCLOVAX = llama_layout(
         "attention_scale": Key("attention_multiplier"),
     },
     heads_divide=True,
-    tensors=decoder_names("", "model.embed_tokens", "model.norm", "model.layers.#.", _modules),
+    tensors=block_names(lambda spec: PERI if spec.order == "sandwich" else OWN_BLOCK),
 )
 
 
@@ -116,7 +106,7 @@ def expert_rules(
 ) -> list[Rule]:
     """Rules of all experts of a layer, and of a shared one."""
     moe, shared = "block_sparse_moe.", f"{LAYER}mlp.shared_expert."
-    rules = stacked(spec, {"weight": f"{moe}{gate_up}"}, {"weight": f"{moe}{down}"})
+    rules = stacked(spec, f"{moe}{gate_up}", f"{moe}{down}")
     if units := max(experts.shared for experts in spec.experts if experts is not None):
         parts = tuple(f"{shared}{part}_proj.weight" for part in ("gate", "up"))
         rules.append(Rule(parts, f"{LAYER}shared_mlp.input_linear.weight", (units, units)))

@@ -9,7 +9,7 @@ the experts of a layer in two tensors, and those that transformers writes in mat
 between Qwen3.5's gated delta rule, whose matrices are one, and experts, one of which all tokens have.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,6 +31,8 @@ from headway.patterns import Causal
 
 LINEAR = "linear_attention"
 MIXER = "model.layers.#.self_attn."
+DELTA_LAYER = "model.layers.#.linear_attn."
+"""How names of a layer of the delta rule begin there."""
 DELTA_SIZES = {
     "heads": "linear_num_value_heads",
     "key_heads": "linear_num_key_heads",
@@ -41,9 +43,14 @@ DELTA_SIZES = {
 """Fields of a `DeltaSpec` and their keys."""
 
 
-def by_mixer(spec: ModelSpec, rules: Mapping[type, Sequence[Rule]]) -> list[Rule]:
-    """Rules of what mixes tokens, for each layer by the type of its mixer."""
-    return [rule.at(str(i)) for i, mixer in enumerate(spec.mixers) for rule in rules.get(type(mixer), ())]
+def by_mixer(spec: ModelSpec, rules: Mapping[type, Callable[[Any], Sequence[Rule]]]) -> list[Rule]:
+    """Rules of what mixes tokens in each layer, made of its mixer by the function for that type."""
+    return [
+        rule.at(str(i))
+        for i, mixer in enumerate(spec.mixers)
+        if type(mixer) in rules
+        for rule in rules[type(mixer)](mixer)
+    ]
 
 
 def mixed(kinds: Sequence[str], other: Any) -> dict[str, Any]:
@@ -77,27 +84,35 @@ def rope_of(given: ConfigReader) -> Mapping[str, Any]:
     return found or {}
 
 
+def _read_delta(given: ConfigReader) -> DeltaSpec:
+    sizes: dict[str, Any] = {name: given.whole(key) for name, key in DELTA_SIZES.items()}
+    return DeltaSpec(**sizes)
+
+
+def _write_delta(spec: ModelSpec) -> dict[str, Any]:
+    """Its sizes, if there is one, and the kinds of layers."""
+    delta, kinds = mixer_keys(spec, DeltaSpec, LINEAR)
+    sizes = {key: getattr(delta, name) for name, key in DELTA_SIZES.items()} if delta else {}
+    return {"layer_types": kinds, **sizes}
+
+
 def _read_qwen(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Mixers, patterns and positions of Qwen3-Next and Qwen3.5."""
     check_silu(fields)
     usual = every(4, -1, LINEAR, key="full_attention_interval")
     kinds = read_kinds(given, fields["layers"], usual, (FULL, LINEAR))
-    sizes: dict[str, Any] = {name: given.whole(key) for name, key in DELTA_SIZES.items()}
-    delta = DeltaSpec(**sizes)
     # three positions of an image's patch, which are one and the same in a text
     rope = {key: value for key, value in rope_of(given).items() if not key.startswith("mrope_")}
     keys = {**{key: given.get(key) for key in ROPE}, "rope_parameters": rope}
     return {
-        **mixed(kinds, delta),
+        **mixed(kinds, _read_delta(given)),
         **read_rope(ConfigReader(keys, given.defaults), fields["head_dim"], share=given.number(PARTIAL)),
     }
 
 
 def _write_qwen(spec: ModelSpec) -> dict[str, Any]:
     """The keys that `_read_qwen` reads."""
-    delta, kinds = mixer_keys(spec, DeltaSpec, LINEAR)
-    sizes = {key: getattr(delta, name) for name, key in DELTA_SIZES.items()} if delta else {}
-    return {"layer_types": kinds, **sizes, **write_rope(spec, share=PARTIAL)}
+    return {**_write_delta(spec), **write_rope(spec, share=PARTIAL)}
 
 
 def gated_rules(spec: ModelSpec) -> list[Rule]:
@@ -109,13 +124,6 @@ def gated_rules(spec: ModelSpec) -> list[Rule]:
         Rule(query, query[0], rows, spec.heads),
         *(same(n, n) for n in (f"{MIXER}{name}.weight" for name in plain)),
     ]
-
-
-def qwen_rules(spec: ModelSpec) -> list[Rule]:
-    """Rules of what mixes tokens in Qwen3.5."""
-    return by_mixer(
-        spec, {Softmax: gated_rules(spec), DeltaSpec: delta_rules(spec, "linear_attn", _QWEN_DELTA)}
-    )
 
 
 INNER = {
@@ -134,21 +142,26 @@ _QWEN_DELTA = {
 }
 
 
-def delta_rules(spec: ModelSpec, place: str, names: Mapping[str, str]) -> list[Rule]:
-    """Rules of a layer of the gated delta rule, whose name in a block there is `place`: our tensors -> theirs;
-    "qkv_proj" is that of queries, keys and values, one after the other."""
-    delta = next((mixer for mixer in spec.mixers if isinstance(mixer, DeltaSpec)), None)
+def delta_rules(delta: DeltaSpec, names: Mapping[str, str]) -> list[Rule]:
+    """Rules of a layer of the gated delta rule: our tensors -> theirs; "qkv_proj" is that of queries, keys and values,
+    one after the other."""
     rules = []
     for ours, theirs in names.items():
         fused = ours.startswith("qkv")
         parts = [ours.replace("qkv", letter) for letter in "qkv"] if fused else [ours]
-        rows = delta.channels if fused and delta is not None else ()
-        rule = Rule(tuple(MIXER + part for part in parts), f"model.layers.#.{place}.{theirs}", rows)
+        rows = delta.channels if fused else ()
+        rule = Rule(tuple(MIXER + part for part in parts), f"{DELTA_LAYER}{theirs}", rows)
         rules.append(replace(rule, changes=(lifted(1),) * len(parts)) if ours.endswith("conv") else rule)
     return rules
 
 
+def _qwen_rules(spec: ModelSpec, delta: Callable[[DeltaSpec], Sequence[Rule]]) -> list[Rule]:
+    """Rules of what mixes tokens in Qwen3-Next and Qwen3.5, by those of their layers of the delta rule."""
+    return by_mixer(spec, {Softmax: lambda softmax: gated_rules(spec), DeltaSpec: delta})
+
+
 _names = partial(renamed, {}, unused=("mtp.",))
+_qwen3_5 = partial(_qwen_rules, delta=partial(delta_rules, names=_QWEN_DELTA))
 QWEN_MIXERS = Part(
     {
         **dict.fromkeys((*ROPE, "full_attention_interval")),
@@ -173,7 +186,7 @@ QWEN: Mapping[str, Any] = {
 QWEN3_5 = llama_layout(
     *("qwen3_5_text", "Qwen3_5ForCausalLM", None, 32768),
     kv_heads=4,
-    tensors=_names(qwen_rules),
+    tensors=_names(_qwen3_5),
     **QWEN,
 )
 
@@ -182,23 +195,22 @@ SHARED: Mapping[str, Any] = {"shared": "shared_expert_intermediate_size", "alway
 WIDTHS = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
 
 
-def _next_rules(spec: ModelSpec) -> list[Rule]:
-    place, rules = "model.layers.#.linear_attn.", delta_rules(spec, "linear_attn", INNER)
-    delta = next((mixer for mixer in spec.mixers if isinstance(mixer, DeltaSpec)), None)
-    if delta is not None:
-        fused = {"qkvz": ("q", "k", "v", "gate"), "ba": ("beta", "decay")}
-        values = delta.heads * delta.value_size
-        rows = {"qkvz": (*delta.channels, values), "ba": (delta.heads, delta.decays)}
-        rules += [
-            Rule(
-                tuple(f"{MIXER}{part}_proj.weight" for part in parts),
-                f"{place}in_proj_{name}.weight",
-                rows[name],
-                delta.key_heads,
-            )
-            for name, parts in fused.items()
-        ]
-    return by_mixer(spec, {Softmax: gated_rules(spec), DeltaSpec: rules})
+def _fused(delta: DeltaSpec, *parts: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Our tensors of these parts of a layer of the delta rule, and how many rows they have where they are one there."""
+    queries, keys, values = delta.channels
+    rows = {"q": queries, "k": keys, "v": values, "gate": values, "beta": delta.heads, "decay": delta.decays}
+    return tuple(f"{MIXER}{part}_proj.weight" for part in parts), tuple(rows[part] for part in parts)
+
+
+def _next_delta(delta: DeltaSpec) -> list[Rule]:
+    fused = {"qkvz": _fused(delta, "q", "k", "v", "gate"), "ba": _fused(delta, "beta", "decay")}
+    return [
+        *delta_rules(delta, INNER),
+        *(
+            Rule(parts, f"{DELTA_LAYER}in_proj_{name}.weight", rows, delta.key_heads)
+            for name, (parts, rows) in fused.items()
+        ),
+    ]
 
 
 QWEN3_NEXT = llama_layout(
@@ -207,21 +219,20 @@ QWEN3_NEXT = llama_layout(
         **SHARED, others=NORMALIZED, sparse=STEPS, aux=0.001, usual={**WIDTHS, "norm_topk_prob": True}
     ),
     kv_heads=2,
-    tensors=_names(_next_rules),
+    tensors=_names(partial(_qwen_rules, delta=_next_delta)),
     **QWEN,
 )
 
 
 def _stacked(spec: ModelSpec) -> list[Rule]:
-    names = [f"mlp.experts.{name}_proj" for name in ("gate_up", "down")]
-    return [*qwen_rules(spec), *stacked(spec, {"weight": names[0]}, {"weight": names[1]})]
+    return [*_qwen3_5(spec), *stacked(spec)]
 
 
 QWEN3_5_MOE = llama_layout(
     *("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", None, 32768),
     experts=ExpertKeys(**SHARED, dense="moe_intermediate_size", aux=0.001, usual=WIDTHS),
     kv_heads=2,
-    tensors=_names(qwen_rules, others={".mlp.experts.gate_up_proj": _names(_stacked)}),
+    tensors=_names(_qwen3_5, others={".mlp.experts.gate_up_proj": _names(_stacked)}),
     **{**QWEN, "harmless": (*QWEN["harmless"], "intermediate_size")},
 )
 
@@ -234,31 +245,22 @@ def _read_lara(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]
     layers, window = fields["layers"], from_foreign("sliding_window", given.whole("sliding_window"))
     usual = [LARA[i % len(LARA)] for i in range(layers)]
     kinds = read_kinds(given, layers, lambda *_: usual, (FULL, SLIDING, LINEAR))
-    sizes: dict[str, Any] = {name: given.whole(key) for name, key in DELTA_SIZES.items()}
-    found = mixed([FULL if kind == SLIDING else kind for kind in kinds], DeltaSpec(**sizes))
+    found = mixed([FULL if kind == SLIDING else kind for kind in kinds], _read_delta(given))
     found["patterns"] = tuple(window if kind == SLIDING else Causal() for kind in kinds)
     return {**found, **in_windows(given, {**fields, **found})}
 
 
 def _write_lara(spec: ModelSpec) -> dict[str, Any]:
-    delta, kinds = mixer_keys(spec, DeltaSpec, LINEAR)
-    sizes = {key: getattr(delta, name) for name, key in DELTA_SIZES.items()} if delta else {}
-    windows = window_keys(spec, UNUSED)
-    both = zip(kinds, windows["layer_types"], strict=True)
-    return {**windows, **sizes, "layer_types": [a if a == LINEAR else b for a, b in both]}
+    windows, delta = window_keys(spec, UNUSED), _write_delta(spec)
+    both = zip(delta["layer_types"], windows["layer_types"], strict=True)
+    return {**windows, **delta, "layer_types": [a if a == LINEAR else b for a, b in both]}
 
 
-def _lara_rules(spec: ModelSpec) -> list[Rule]:
-    delta = next((mixer for mixer in spec.mixers if isinstance(mixer, DeltaSpec)), None)
-    rules = delta_rules(spec, "linear_attn", {**INNER, "norm.weight": "out_norm.weight"})
-    if delta is not None:
-        parts = tuple(f"{MIXER}{part}_proj.weight" for part in ("q", "k", "v", "gate", "beta", "decay"))
-        rows = *delta.channels, delta.heads * delta.value_size, delta.heads, delta.decays
-        rules.append(Rule(parts, "model.layers.#.linear_attn.in_proj.weight", rows))
-    experts = [f"mlp.experts.{name}_proj" for name in ("gate_up", "down")]
+def _lara_delta(delta: DeltaSpec) -> list[Rule]:
+    parts, rows = _fused(delta, "q", "k", "v", "gate", "beta", "decay")
     return [
-        *by_mixer(spec, {DeltaSpec: rules}),
-        *stacked(spec, {"weight": experts[0]}, {"weight": experts[1]}),
+        *delta_rules(delta, {**INNER, "norm.weight": "out_norm.weight"}),
+        Rule(parts, f"{DELTA_LAYER}in_proj.weight", rows),
     ]
 
 
@@ -278,5 +280,5 @@ LARA_MINI = llama_layout(
     parts=(
         Part(dict(zip(DELTA_SIZES.values(), (16, 8, 128, 128, 4), strict=True)), _read_lara, _write_lara),
     ),
-    tensors=renamed({}, _lara_rules),
+    tensors=renamed({}, lambda spec: [*by_mixer(spec, {DeltaSpec: _lara_delta}), *stacked(spec)]),
 )

@@ -9,7 +9,7 @@ from headway.checkpoints.hf.layouts.base import Part
 from headway.checkpoints.hf.layouts.experts import ExpertKeys, behind_first
 from headway.checkpoints.hf.layouts.hybrids import MIXER, by_mixer, mixed, mixer_keys
 from headway.checkpoints.hf.layouts.llama import FREE, llama_layout
-from headway.checkpoints.hf.layouts.rules import Rule, lifted, same
+from headway.checkpoints.hf.layouts.rules import WB, Rule, lifted, same
 from headway.checkpoints.hf.layouts.tensors import renamed
 from headway.checkpoints.hf.windows import FULL, layer_types, read_kinds
 from headway.models import ModelSpec
@@ -63,15 +63,17 @@ def mixer_rules(spec: ModelSpec) -> list[Rule]:
     attention = {**{f"{n}_proj": f"{n}_proj" for n in "qkv"}, "o_proj": "out_proj"}
     attention |= {f"{n}_norm": f"{n}_layernorm" for n in "qk"}
     softmax = [same(f"{MIXER}{a}.weight", f"{MIXER}{b}.weight") for a, b in attention.items()]
-    bias = any(isinstance(mixer, ShortConv) and mixer.bias for mixer in spec.mixers)
-    short = [
-        same(f"{MIXER}{a}.{leaf}", f"{theirs}{b}.{leaf}")
-        for a, b in (("in_proj", "in_proj"), ("o_proj", "out_proj"))
-        for leaf in ("weight", "bias")[: 1 + bias]
-    ]
-    short.append(Rule((f"{MIXER}conv",), f"{theirs}conv.weight", changes=(lifted(1),)))
-    short += [same(f"{MIXER}conv_bias", f"{theirs}conv.bias")] if bias else []
-    return by_mixer(spec, {Softmax: softmax, ShortConv: short})
+
+    def convolution(short: ShortConv) -> list[Rule]:
+        rules = [
+            same(f"{MIXER}{a}.{leaf}", f"{theirs}{b}.{leaf}")
+            for a, b in (("in_proj", "in_proj"), ("o_proj", "out_proj"))
+            for leaf in WB[: 1 + short.bias]
+        ]
+        rules.append(Rule((f"{MIXER}conv",), f"{theirs}conv.weight", changes=(lifted(1),)))
+        return [*rules, *([same(f"{MIXER}conv_bias", f"{theirs}conv.bias")] if short.bias else [])]
+
+    return by_mixer(spec, {Softmax: lambda _: softmax, ShortConv: convolution})
 
 
 OTHERS = {

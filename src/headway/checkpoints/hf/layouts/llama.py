@@ -12,6 +12,7 @@ from headway.checkpoints.hf.config_keys import DECODER, FieldMap, Key, names, pe
 from headway.checkpoints.hf.layouts.base import Layout, Part
 from headway.checkpoints.hf.layouts.experts import ExpertKeys
 from headway.checkpoints.hf.layouts.parts import Windows, windows
+from headway.checkpoints.hf.layouts.rules import decoder_names
 from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
 from headway.checkpoints.hf.windows import Kinds
 
@@ -36,6 +37,8 @@ FREE = Key("head_dim", per_head, written=False)
 BIAS = {"qkv_bias": Key("attention_bias"), "out_bias": Key("attention_bias")}
 MLP_BIAS = {"mlp_bias": Key("mlp_bias")}
 NONE: Mapping[str, Any] = MappingProxyType({})
+block_names = partial(decoder_names, "", "model.embed_tokens", "model.norm", "model.layers.#.")
+"""Our names but for those of the modules of a layer, which are given."""
 
 
 def llama_layout(

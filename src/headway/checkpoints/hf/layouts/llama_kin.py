@@ -19,9 +19,9 @@ from torch import Tensor
 from headway.checkpoints.hf.config_keys import ConfigReader, Inexpressible, Key
 from headway.checkpoints.hf.harmless import words
 from headway.checkpoints.hf.layouts.base import Part
-from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout
+from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, block_names, llama_layout
 from headway.checkpoints.hf.layouts.parts import stated
-from headway.checkpoints.hf.layouts.rules import block, decoder_names, same_names
+from headway.checkpoints.hf.layouts.rules import block, same_names
 from headway.checkpoints.hf.layouts.tensors import renamed
 from headway.checkpoints.hf.rope import DEFAULT_THETA, PARTIAL, ROPE, TRAINED, read_rope, write_rope
 from headway.errors import ConfigError
@@ -50,7 +50,6 @@ def _write_phi3(spec: ModelSpec) -> dict[str, Any]:
 
 FUSED = same_names("mlp.gate_up_proj", "mlp.down_proj")
 NORMS = "input_layernorm post_attention_layernorm"
-_names = partial(decoder_names, "", "model.embed_tokens", "model.norm", "model.layers.#.")
 PHI3 = llama_layout(
     *("phi3", "Phi3ForCausalLM", "all", 4096),
     head_dim=FREE,
@@ -60,7 +59,7 @@ PHI3 = llama_layout(
     harmless=(*REMOTE, "embd_pdrop"),  # which no class reads
     rope=PARTIAL,
     parts=(Part({TRAINED: 4096}, _check_phi3, _write_phi3),),
-    tensors=_names({**block(NORMS, "self_attn. qkv_proj o_proj", ""), **FUSED}),
+    tensors=block_names({**block(NORMS, "self_attn. qkv_proj o_proj", ""), **FUSED}),
 )
 _glm = partial(
     llama_layout,
@@ -76,8 +75,8 @@ _glm = partial(
 )
 QKVO = "self_attn. q_proj k_proj v_proj o_proj"
 FOUR_NORMS = "input_layernorm post_self_attn_layernorm post_attention_layernorm post_mlp_layernorm"
-GLM = _glm("glm", "GlmForCausalLM", tensors=_names({**block(NORMS, QKVO, ""), **FUSED}))
-GLM4 = _glm("glm4", "Glm4ForCausalLM", tensors=_names({**block(FOUR_NORMS, QKVO, ""), **FUSED}))
+GLM = _glm("glm", "GlmForCausalLM", tensors=block_names({**block(NORMS, QKVO, ""), **FUSED}))
+GLM4 = _glm("glm4", "Glm4ForCausalLM", tensors=block_names({**block(FOUR_NORMS, QKVO, ""), **FUSED}))
 ERNIE45 = llama_layout(
     *("ernie4_5", "Ernie4_5ForCausalLM", "none", 131072),
     {**dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), Key("use_bias")), **TIED},

@@ -10,6 +10,7 @@ logits.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import ConfigReader, Key
@@ -26,12 +27,10 @@ from headway.checkpoints.hf.layouts.llama_kin import REMOTE
 from headway.checkpoints.hf.layouts.mixtures_kin import SHARED, SIGMOID
 from headway.checkpoints.hf.layouts.olmo import KEYS as OLMO
 from headway.checkpoints.hf.layouts.parts import IN_WINDOWS, scaled_embedding, windows
-from headway.checkpoints.hf.layouts.rules import Rule
 from headway.checkpoints.hf.layouts.tensors import renamed
 from headway.checkpoints.hf.rope import PARTIAL, TRAINED, read_rope
 from headway.checkpoints.hf.windows import FULL, SLIDING, UNUSED, every
 from headway.errors import ConfigError
-from headway.models import ModelSpec
 
 W = {".mlp.": ".block_sparse_moe.", ".gate_proj.": ".w1.", ".up_proj.": ".w3.", ".down_proj.": ".w2."}
 MIXTRAL = llama_layout(
@@ -136,17 +135,6 @@ def _read_gpt_oss(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, A
     return read_rope(usual, fields["head_dim"])
 
 
-def _gpt_oss_experts(spec: ModelSpec) -> list[Rule]:
-    gate_up, down = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
-    leaves = {"weight": "", "bias": "_bias"}
-    return stacked(
-        spec,
-        {leaf: f"{gate_up}{end}" for leaf, end in leaves.items()},
-        {leaf: f"{down}{end}" for leaf, end in leaves.items()},
-        turned=True,
-    )
-
-
 GPT_OSS = llama_layout(
     *("gpt_oss", "GptOssForCausalLM", "layer", 131072),
     dict.fromkeys(("qkv_bias", "out_bias"), Key("attention_bias", True)),
@@ -165,7 +153,10 @@ GPT_OSS = llama_layout(
     only={"hidden_act": ("silu",), "swiglu_alpha": (1.702, None), "swiglu_limit": (7.0, None)},
     harmless=("experts_per_token", "initial_context_length"),  # of OpenAI's own code
     parts=(Part(read=_read_gpt_oss),),
-    tensors=renamed({".mlp.gate.": ".mlp.router.", ".sink_logit": ".sinks"}, _gpt_oss_experts),
+    tensors=renamed(
+        {".mlp.gate.": ".mlp.router.", ".sink_logit": ".sinks"},
+        partial(stacked, leaves={"weight": "", "bias": "_bias"}, turned=True),
+    ),
 )
 AFMOE = llama_layout(
     *("afmoe", "AfmoeForCausalLM", "layer", 16384, {"norm_eps": Key("rms_norm_eps", 1e-5)}),

@@ -120,24 +120,16 @@ GLM4_MOE = llama_layout(
 )
 
 
-def _usual_exaone(given: ConfigReader, layers: int) -> list[str]:
-    period = given.get("sliding_window_pattern")
-    if not isinstance(period, int):
-        raise given.wrong("sliding_window_pattern", "a whole number", period)
-    return every(max(period, 1), -1)(given, layers)
-
-
 MLP_TYPES = ("dense", "sparse")
 
 
 def by_kind(first: int) -> Sparse:
     """As `mlp_layer_types` say, or all behind the first so many: `first_k_dense_replace`, or `first`."""
 
-    def read(given: ConfigReader, layers: int) -> list[bool]:
+    def read(given: ConfigReader, layers: int) -> Sequence[bool]:
         kinds = given.get("mlp_layer_types")
         if kinds is None:
-            dense = given.whole("first_k_dense_replace", first, least=0)
-            return [i >= dense for i in range(layers)]
+            return behind_first(first).read(given, layers)
         known = isinstance(kinds, list) and all(kind in MLP_TYPES for kind in kinds)
         if not known or len(kinds) != layers:
             raise given.wrong("mlp_layer_types", f"a list of dense or sparse for {layers} layers", kinds)
@@ -161,7 +153,7 @@ EXAONE_MOE = llama_layout(
     ),
     kv_heads=32,
     more={"sliding_window_pattern": 4},
-    usual=_usual_exaone,
+    usual=every(4, -1, key="sliding_window_pattern"),
     unused=UNUSED,
     parts=(IN_WINDOWS,),
     tensors=renamed({".gate.e_score_": ".e_score_", **SHARED}, unused=("mtp.",)),

@@ -19,7 +19,7 @@ from headway.checkpoints.hf.config_keys import (
     same_heads,
 )
 from headway.checkpoints.hf.harmless import words
-from headway.checkpoints.hf.layouts.base import Layout, Part
+from headway.checkpoints.hf.layouts.base import Part
 from headway.checkpoints.hf.layouts.encoders import (
     CLASSES,
     KEYS,
@@ -29,15 +29,7 @@ from headway.checkpoints.hf.layouts.encoders import (
     labels,
     write_encoder,
 )
-from headway.checkpoints.hf.layouts.rules import (
-    OWN_BLOCK,
-    Rule,
-    TensorNames,
-    block,
-    module_rules,
-    same_names,
-    within,
-)
+from headway.checkpoints.hf.layouts.rules import OWN_BLOCK, block
 from headway.checkpoints.hf.windows import (
     FULL,
     SLIDING,
@@ -156,23 +148,6 @@ EUROBERT = encoder_layout(
 
 BASES = {FULL: ("global_rope_theta", 1.6e5), SLIDING: ("local_rope_theta", 1e4)}
 PERIOD = "global_attn_every_n_layers"
-TOP = {
-    "model.embed_tokens": "model.embeddings.tok_embeddings",
-    "model.embed_norm": "model.embeddings.norm",
-    "model.norm": "model.final_norm",
-    "head.out": "decoder",
-    "lm_head": "decoder",
-}
-
-
-def _rules(spec: ModelSpec) -> list[Rule]:
-    parts = "q_proj k_proj v_proj" if spec.causal else "Wqkv"
-    modules = block("attn_norm mlp_norm", f"attn. {parts} Wo", "")
-    head = "lm_head" if spec.causal else "head"
-    top = {**TOP, **within("head.", f"{head}.", same_names("dense", "norm"))}
-    layer = "model.layers.#."
-    modules |= {"mlp.down_proj": "mlp.Wo", "mlp.gate_up_proj": "mlp.Wi"}
-    return module_rules(spec, {**top, **within(layer, layer, modules)})
 
 
 def _read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,10 +197,18 @@ USUAL = {
     **dict.fromkeys(("layer_types", "rope_parameters", "rope_scaling", PERIOD)),
     **dict.fromkeys(key for key, _ in BASES.values()),
 }
-MODERNBERT = Layout(
-    family="modernbert",
-    architectures={"ModernBertForMaskedLM": "masked-lm", "ModernBertModel": "states"},
-    keys={
+MODERN: dict[str, Any] = {
+    "base": "model",
+    "layer": "layers.#.",
+    "stack": {
+        "embed_tokens": "embeddings.tok_embeddings",
+        "embed_norm": "embeddings.norm",
+        "norm": "final_norm",
+    },
+    "unused": (),
+    "pooler": {},
+    "head": Part(USUAL, _read, _write),
+    "keys": {
         **SIZES,
         "activation": Key("hidden_activation", "gelu"),
         "norm_eps": Key("norm_eps", 1e-5),
@@ -234,30 +217,34 @@ MODERNBERT = Layout(
         "mlp_bias": Key("mlp_bias"),
         "activation_dropout": Key("mlp_dropout", 0.0),
     },
-    only={
-        **dict.fromkeys(("attention_dropout", "embedding_dropout"), (0.0, None)),
-        "position_embedding_type": ("absolute", None),
-        "sparse_prediction": (False, None),
-    },
-    # of classifiers of texts, of kernels, of fresh weights
-    harmless=words(
-        "classifier_pooling classifier_dropout sparse_pred_ignore_index cls_token_id deterministic_flash_attn "
-        "reference_compile repad_logits_with_grad initializer_cutoff_factor layer_norm_eps"
-    ),
-    parts=(Part(USUAL, _read, _write),),
-    tensors=TensorNames(
-        rules=_rules,
-        prefix="model.",
-        aliases=lambda spec: {"decoder.weight": "model.embeddings.tok_embeddings.weight"},
-        heads=("head.", "decoder.", "classifier."),
-        outputs=dict.fromkeys(("lm", "masked-lm"), "decoder"),
-    ),
+}
+"""What layouts of ModernBERT and of its decoder share."""
+ONLY = {
+    **dict.fromkeys(("attention_dropout", "embedding_dropout"), (0.0, None)),
+    "position_embedding_type": ("absolute", None),
+    "sparse_prediction": (False, None),
+}
+# of classifiers of texts, of kernels, of fresh weights
+HARMLESS = words(
+    "classifier_pooling classifier_dropout sparse_pred_ignore_index cls_token_id deterministic_flash_attn "
+    "reference_compile repad_logits_with_grad initializer_cutoff_factor layer_norm_eps"
 )
-MODERNBERT_DECODER = replace(
-    MODERNBERT,
-    family="modernbert-decoder",
-    architectures={"ModernBertDecoderForCausalLM": "lm"},
-    harmless=(*MODERNBERT.harmless, "sliding_window"),  # half of local_attention
+FORWARD = {"mlp.down_proj": "mlp.Wo", "mlp.gate_up_proj": "mlp.Wi"}
+MODERNBERT = encoder_layout(
+    *("modernbert", "ModernBert", head_names("head.dense head.norm decoder"), head_names("classifier")),
+    **MODERN,
+    classes={"ForMaskedLM": "masked-lm", "Model": "states"},
+    modules={**block("attn_norm mlp_norm", "attn. Wqkv Wo", ""), **FORWARD},
+    only=ONLY,
+    harmless=HARMLESS,
+)
+MODERNBERT_DECODER = encoder_layout(
+    *("modernbert-decoder", "ModernBertDecoder"),
+    *(head_names("lm_head.dense lm_head.norm decoder"), head_names("classifier")),
+    **MODERN,
+    classes={"ForCausalLM": "lm"},
+    modules={**block("attn_norm mlp_norm", "attn. q_proj k_proj v_proj Wo", ""), **FORWARD},
+    only={**ONLY, "causal_mask": (True, None), "is_causal": (True, None)},
+    harmless=(*HARMLESS, "sliding_window"),  # half of local_attention
     ids=("bos_token_id", "pad_token_id"),
-    only={**MODERNBERT.only, "causal_mask": (True, None), "is_causal": (True, None)},
 )

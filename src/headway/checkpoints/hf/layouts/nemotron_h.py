@@ -10,6 +10,7 @@ from typing import Any
 from headway.attention.delta import SSDSpec
 from headway.checkpoints.hf.config_keys import DECODER, ConfigReader, Inexpressible, Key, without
 from headway.checkpoints.hf.layouts.base import Layout, Part
+from headway.checkpoints.hf.layouts.experts import expert_names
 from headway.checkpoints.hf.layouts.hybrids import LINEAR, mixer_keys
 from headway.checkpoints.hf.layouts.mixtures_kin import DEEPSEEK
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, own_shapes, same
@@ -128,7 +129,7 @@ def _rules(spec: ModelSpec, stacked: bool = False) -> list[Rule]:
         if stacked and experts:
             rules += [
                 Rule(
-                    tuple(f"{ours}mlp.experts.{e}.{part}_proj.weight" for e in range(experts.count)),
+                    expert_names(experts.count, part, layer=ours),
                     f"{feeding}mixer.experts.{part}_proj",
                     stacked=experts.count,
                 )

@@ -4,6 +4,7 @@ all queries and keys of a token; 3 has windows in three layers of four, Hybrid t
 front."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from headway.attention.delta import DeltaSpec
@@ -106,7 +107,7 @@ OLMO_HYBRID = llama_layout(
     parts=(Part(HYBRID, _read_hybrid, _write_hybrid),),
     tensors=renamed(
         {".input_layernorm.": ".attention_layer_norm.", ".post_attention_layernorm.": FRONT},
-        lambda spec: by_mixer(spec, {DeltaSpec: delta_rules(spec, "linear_attn", DELTA)}),
+        lambda spec: by_mixer(spec, {DeltaSpec: partial(delta_rules, names=DELTA)}),
         renamed={".post_attention_layernorm.weight": f"{FRONT}weight"},
     ),
 )

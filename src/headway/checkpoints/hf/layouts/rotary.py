@@ -19,8 +19,9 @@ from torch import Tensor
 from headway.checkpoints.hf.config_keys import DECODER, OLD_GELU, ConfigReader, Key, same_heads
 from headway.checkpoints.hf.harmless import words
 from headway.checkpoints.hf.layouts.base import Layout, Part
-from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout
-from headway.checkpoints.hf.layouts.rules import OWN_BLOCK, Change, Rule, block, decoder_names
+from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, block_names, llama_layout
+from headway.checkpoints.hf.layouts.rules import Change, Rule, block, decoder_names
+from headway.checkpoints.hf.layouts.tensors import renamed
 from headway.checkpoints.hf.rope import DEFAULT_THETA, PARTIAL
 from headway.errors import ConfigError
 from headway.models import ModelSpec
@@ -103,10 +104,7 @@ STARCODER2 = llama_layout(
     harmless=words(
         "activation_function layer_norm_epsilon attention_softmax_in_fp32 scale_attention_softmax_in_fp32"
     ),
-    tensors=decoder_names(
-        *("", "model.embed_tokens", "model.norm", "model.layers.#."),
-        {**OWN_BLOCK, "mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"},
-    ),
+    tensors=renamed({".up_proj.": ".c_fc.", ".down_proj.": ".c_proj."}),
 )
 STABLELM = llama_layout(
     *("stablelm", "StableLmForCausalLM", "none", 4096),
@@ -168,10 +166,7 @@ PERSIMMON = llama_layout(
         by_group=True,
     ),
 )
-NAMES = decoder_names(
-    *("", "model.embed_tokens", "model.norm", "model.layers.#."),
-    block("", "self_attn. q_proj k_proj v_proj o_proj", "mlp. fc1 fc2"),
-)
+NAMES = block_names(block("", "self_attn. q_proj k_proj v_proj o_proj", "mlp. fc1 fc2"))
 
 
 def _turned(spec: ModelSpec) -> Sequence[Rule]:

@@ -7,6 +7,7 @@ without positions, and experts or none.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -92,18 +93,18 @@ def ssd_rules(ssd: SSDSpec, theirs: str, ours: str = MIXER) -> list[Rule]:
     return rules
 
 
-def _rules(spec: ModelSpec, place: str, others: Sequence[Rule]) -> list[Rule]:
-    """Rules of layers of state-space duality, whose name in a block there is `place`, and `others`."""
-    ssd = next((mixer for mixer in spec.mixers if isinstance(mixer, SSDSpec)), None)
-    rules = [] if ssd is None else by_mixer(spec, {SSDSpec: ssd_rules(ssd, f"{LAYER}{place}.")})
-    return [*rules, *others]
+def _rules(spec: ModelSpec, place: str = "mamba") -> list[Rule]:
+    """Rules of layers of state-space duality, whose name in a block there is `place`."""
+    return by_mixer(spec, {SSDSpec: partial(ssd_rules, theirs=f"{LAYER}{place}.")})
 
 
 def _mamba2_rules(spec: ModelSpec) -> list[Rule]:
     modules = {"embed_tokens": "embeddings", "norm": "norm_f", "layers.#.input_layernorm": "layers.#.norm"}
-    others = [same(f"model.{a}.weight", f"model.{b}.weight") for a, b in modules.items()]
-    others += [] if spec.tied else [same("lm_head.weight", "lm_head.weight")]
-    rules = _rules(spec, "mixer", others)
+    rules = [
+        *_rules(spec, "mixer"),
+        *(same(f"model.{a}.weight", f"model.{b}.weight") for a, b in modules.items()),
+    ]
+    rules += [] if spec.tied else [same("lm_head.weight", "lm_head.weight")]
     return [replace(rule, theirs=rule.theirs.replace("model.", "backbone.")) for rule in rules]
 
 
@@ -156,6 +157,11 @@ def _write_bamba(spec: ModelSpec) -> dict[str, Any]:
     return {**keys, "attn_layer_indices": [i for i, kind in enumerate(kinds) if kind == FULL]}
 
 
+BAMBA_NAMES = {
+    ".mlp.": ".feed_forward.",
+    ".post_attention_layernorm.": ".pre_ff_layernorm.",
+    "model.norm.": "model.final_layernorm.",
+}
 BAMBA = llama_layout(
     *("bamba", "BambaForCausalLM", None, 262144),
     {**BIAS, **MLP_BIAS, "norm_eps": Key("rms_norm_eps", 1e-5)},
@@ -166,10 +172,7 @@ BAMBA = llama_layout(
     harmless=("mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"),
     rope=PARTIAL,
     parts=(Part({**USUAL, "attn_layer_indices": None}, _read_bamba, _write_bamba),),
-    tensors=renamed(
-        {".mlp.": ".feed_forward.", ".post_attention_layernorm.": ".pre_ff_layernorm."},
-        lambda spec: _rules(spec, "mamba", [same("model.norm.weight", "model.final_layernorm.weight")]),
-    ),
+    tensors=renamed(BAMBA_NAMES, _rules),
 )
 EXPERTS = ExpertKeys(count=COUNT, hidden="intermediate_size", shared="shared_intermediate_size", aux=0.001)
 
@@ -198,7 +201,7 @@ def _write_granite(spec: ModelSpec) -> dict[str, Any]:
 def _granite_rules(spec: ModelSpec) -> list[Rule]:
     names = {"mlp.gate_up_proj": "shared_mlp.input_linear", "mlp.down_proj": "shared_mlp.output_linear"}
     dense = module_rules(spec, within(LAYER, LAYER, names))
-    return _rules(spec, "mamba", expert_rules(spec) if any(spec.experts) else dense)
+    return [*_rules(spec), *(expert_rules(spec) if any(spec.experts) else dense)]
 
 
 GRANITE_KEYS = {

@@ -72,7 +72,7 @@ def imported(
     names_here = _resolved(names, spec, found)
     rules, ours, pairs = names_here.rules, own_shapes(spec), names_here.pairs
     assert sorted(n for r in rules.values() for n in r.ours) == sorted(ours), "rules and module disagree"
-    wanted = {name: names_here.shape(rule) for name, rule in rules.items()}
+    wanted = {name: _joined_shape(rule, ours) for name, rule in rules.items()}
     source = {name: name for name in wanted}
     for second, (first, tied) in pairs.items():
         if second not in found:
@@ -138,14 +138,17 @@ def linear_rules(rules: Mapping[str, Rule], layers: Container[str]) -> dict[str,
     }
 
 
-def exported(names: TensorNames, state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, Tensor]:
-    """Our tensors under their names, made when asked for."""
+def exported(names: TensorNames, state: Mapping[str, Tensor], spec: ModelSpec) -> LazyTensors:
+    """Our tensors under their names, made when asked for; some may be rows of codes in place of rows of numbers."""
     here = _resolved(names, spec)
     more = {
         name: replace(here.rules[one], theirs=name) for name, (one, tied) in here.pairs.items() if not tied
     }
     rules, constants, ours = {**here.rules, **more}, here.constants, lazy(state).forms
-    shapes = {name: Form(here.shape(rule), ours[rule.ours[0]].dtype) for name, rule in rules.items()}
+    blanks = {name: torch.empty(form.shape, device="meta") for name, form in ours.items()}
+    shapes = {
+        name: Form(_joined_shape(rule, blanks), ours[rule.ours[0]].dtype) for name, rule in rules.items()
+    }
     shapes |= {name: Form(tuple(value.shape), value.dtype) for name, value in constants.items()}
 
     def make(name: str) -> Tensor:
@@ -155,6 +158,11 @@ def exported(names: TensorNames, state: Mapping[str, Tensor], spec: ModelSpec) -
         return rule.join([state[n] for n in rule.ours]).contiguous()
 
     return Made(shapes, make)
+
+
+def _joined_shape(rule: Rule, ours: Mapping[str, Tensor]) -> tuple[int, ...]:
+    """The shape of their tensor, of ours on the device "meta"."""
+    return tuple(rule.join([ours[name] for name in rule.ours]).shape)
 
 
 @dataclass(frozen=True)
@@ -174,11 +182,6 @@ class _Resolved:
         """By their name."""
         rules = layered(self.names.rules(self.spec), self.spec)
         return {name: replace(rule, theirs=name) for rule in rules for name in (self.place(rule.theirs),)}
-
-    def shape(self, rule: Rule) -> tuple[int, ...]:
-        """Of their tensor."""
-        ours = own_shapes(self.spec)
-        return tuple(rule.join([ours[name] for name in rule.ours]).shape)
 
     @cached_property
     def pairs(self) -> Mapping[str, tuple[str, bool]]:
