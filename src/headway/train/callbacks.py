@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from headway.text import Tokenizer
-from headway.train.evaluation import Evaluation
+from headway.train.evaluation import Evaluation, evaluating
 
 HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)  # Windows has none
 
@@ -83,12 +83,8 @@ class Callback:
 
     def call(self, context: CallbackContext) -> None:
         """Calls the function in evaluation mode, without gradients; what it draws at random leaves the run's state."""
-        context.model.eval()
-        try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                self.function(context)
-        finally:
-            context.model.train()
+        with evaluating(context.model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            self.function(context)
 
 
 class Interrupted(KeyboardInterrupt):

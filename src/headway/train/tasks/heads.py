@@ -4,7 +4,7 @@ Legend: B rows of a batch, T slots.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -160,13 +160,13 @@ def outputs(model: Any, batch: Batch) -> Tensor:
 
 
 def encoded_whole(
-    tokenizer: Tokenizer, texts: Sequence[Text], wheres: Sequence[str], config: HeadConfig
+    tokenizer: Tokenizer, texts: Iterable[tuple[Text, str]], config: HeadConfig
 ) -> Iterator[Encoded]:
-    """The texts within the tokenizer's template. Raises DataError, with file and line, for one of more than `context`
-    tokens where `too_long` is "error"."""
-    for at in range(0, len(texts), ENCODED_AT_ONCE):
-        read = tokenizer.inputs(texts[at : at + ENCODED_AT_ONCE])
-        for one, where in zip(read, wheres[at : at + ENCODED_AT_ONCE], strict=True):
+    """The texts, each with its file and line, within the tokenizer's template. Raises DataError for one of more than
+    `context` tokens where `too_long` is "error"."""
+    for some in cut([*texts], ENCODED_AT_ONCE):
+        read = tokenizer.inputs([text for text, _ in some])
+        for one, (_, where) in zip(read, some, strict=True):
             if len(one.ids) > config.context and config.too_long == "error":
                 raise DataError(
                     f"{where}: {len(one.ids)} tokens, and context is {config.context}; raise context, or read the "
@@ -176,13 +176,13 @@ def encoded_whole(
 
 
 def encoded(
-    tokenizer: Tokenizer, texts: Sequence[Text], wheres: Sequence[str], config: HeadConfig
+    tokenizer: Tokenizer, texts: Iterable[tuple[Text, str]], config: HeadConfig
 ) -> tuple[list[Encoded], list[str]]:
     """The texts as they are read, cut to `context` tokens and without places; and what is to be said of it. Raises as
     `encoded_whole` does."""
     read: list[Encoded] = []
-    cut = 0
-    for one in encoded_whole(tokenizer, texts, wheres, config):
-        cut += len(one.ids) > config.context
+    long = 0
+    for one in encoded_whole(tokenizer, texts, config):
+        long += len(one.ids) > config.context
         read.append(without_places(shortened(one, config.context)))
-    return read, [f"{cut} of {len(texts)} texts are cut to {config.context} tokens"] if cut else []
+    return read, [f"{long} of {len(read)} texts are cut to {config.context} tokens"] if long else []
