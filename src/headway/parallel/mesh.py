@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, fields
 from itertools import product
-from math import prod
 
 from headway.errors import ConfigError, listed
 
@@ -70,7 +69,7 @@ class Mesh:
     @property
     def ranks(self) -> int:
         """How many processes there are."""
-        return prod(vars(self).values())
+        return self.batches * self.cp * self.tp
 
     @property
     def batches(self) -> int:
