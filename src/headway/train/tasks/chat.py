@@ -24,7 +24,6 @@ from headway.train.microbatch_pool import ALONE, MicrobatchPool
 from headway.train.rows_config import PackedConfig, RowsConfig
 from headway.train.tasks.base import BYTES_PER_TOKEN, cut
 from headway.train.tasks.records import Reading, RecordRows, RecordsTask
-from headway.train.tasks.rows import MEASURED_BY
 
 
 class ConversationConfig(RowsConfig):
@@ -57,7 +56,7 @@ def message_texts(messages: Messages) -> Iterator[str]:
 class ConversationTask(RecordsTask):
     """Records of conversations: a tokenizer with a chat template, and tokens that end an answer."""
 
-    measured_by: ClassVar[tuple[str, ...]] = (*MEASURED_BY, "template", "stop")
+    measured_by = (*RecordsTask.measured_by, "template", "stop")
     trains = "decoder"
     next_command = "headway chat {model}"
     config: ConversationConfig

@@ -26,7 +26,6 @@ from headway.train.microbatch_pool import ALONE, MicrobatchPool
 from headway.train.rows_config import ExamplesConfig
 from headway.train.tasks.base import MicroBatches, Sums, cut
 from headway.train.tasks.records import RecordRows, RecordsTask
-from headway.train.tasks.rows import MEASURED_BY
 
 EVALUATION_SLOTS = 16384  # of one forward pass, padding included
 ENCODED_AT_ONCE = 512
@@ -133,7 +132,7 @@ class HeadTask(RecordsTask):
     """
 
     settings: ClassVar[type[HeadConfig]]
-    measured_by: ClassVar[tuple[str, ...]] = (*MEASURED_BY, "too_long")
+    measured_by = (*RecordsTask.measured_by, "too_long")
     trains, masked = "encoder", True
     config: HeadConfig
     train_rows: HeadRows
