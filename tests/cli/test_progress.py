@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from headway.cli import _progress, run
-from headway.cli._progress import progress
+from headway.cli import _shared, run
+from headway.cli._shared import progress
 from headway.train import metrics
 from tests.endpoints.scripted import completion, server
 from tests.judge.test_judge import bench
@@ -25,7 +25,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_log_is_told_by_time(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     with progress("reading") as advance:
         for done in range(1, 10):
-            clock[0] += _progress.SILENCE / 4
+            clock[0] += _shared.SILENCE / 4
             advance(done, 9)
     assert capsys.readouterr().err.splitlines() == ["reading ...", "reading: 4 of 9", "reading: 8 of 9"]
     with progress("for a program", only_on_terminals=True) as advance:
@@ -56,7 +56,7 @@ def test_a_judge_says_how_far_it_is(
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def slow(path: str, body: Any) -> Any:
-        clock[0] += _progress.SILENCE / 3
+        clock[0] += _shared.SILENCE / 3
         return completion("[[A]] [[5]]")
 
     files = [str(tmp_path / f"{name}.jsonl") for name in "ab"]

@@ -32,7 +32,7 @@ def test_reviews_are_split_by_their_numbers(tmp_path: Path) -> None:
         for name in ("neg/cv000_1.txt", "pos/cv799_2.txt", "neg/cv899_3.txt", "pos/cv900_4.txt", "README"):
             archive.writestr(f"movie_reviews/{name}", f"so {name}\nit  is\n")
     read = loaders.reviews
-    found = {split: list(read(tmp_path / "m.zip", split)) for split in ("train", "dev", "test")}
+    found = {split: list(read([tmp_path / "m.zip"], split)) for split in ("train", "dev", "test")}
     assert found["train"] == [
         {"text": "so neg/cv000_1.txt it is", "label": "neg"},
         {"text": "so pos/cv799_2.txt it is", "label": "pos"},
@@ -82,9 +82,9 @@ def test_evidence_of_meetings_are_answers(tmp_path: Path) -> None:
     """The published files are one JSON each; a line each is read, too. What is written is what `train` reads."""
     (tmp_path / "one.json").write_text(json.dumps(MEETING))
     (tmp_path / "two.jsonl").write_text(f"{json.dumps(MEETING)}\n{json.dumps(MEETING)}\n")
-    assert list(loaders.meetings(tmp_path / "one.json")) == [MEETING]
-    assert list(loaders.meetings(tmp_path / "two.jsonl")) == [MEETING] * 2
     (record,) = loaders.questions(MEETING)
+    assert list(loaders.meetings([tmp_path / "one.json"])) == [record]
+    assert list(loaders.meetings([tmp_path / "two.jsonl", tmp_path / "one.json"])) == [record] * 3
     assert record["context"] == "A: well yes\nB: no\nA: yes"
     (tmp_path / "q.jsonl").write_text(json.dumps(record))
     (read,) = read_records(tmp_path / "q.jsonl", Question)

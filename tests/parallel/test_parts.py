@@ -8,8 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
 from headway.parallel import joined
-from headway.parallel.parts import own_parts
-from headway.parallel.sharded import fill
+from headway.parallel.sharded import fill, own_parts
 from headway.storage.shards import write_shard
 from headway.storage.tensors import open_tensors
 from tests.train.processes import together

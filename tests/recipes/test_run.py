@@ -19,7 +19,7 @@ from headway.recipes.claims import Claim
 from headway.recipes.surgery import moments_after
 from headway.storage.tensors import open_tensors
 from headway.surgery import pool_heads
-from headway.train.checkpoint import OPTIMIZER, checkpoints
+from headway.train.checkpoint import MOMENTS, checkpoints, state_tensors
 from headway.train.lock import locked
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
 
@@ -51,7 +51,7 @@ def test_a_stage_without_surgery_begins_where_its_source_ended(make: Make) -> No
     measures = run_recipe(recipe, quiet=True).measures(0)
     assert measures["two"]["start_loss"] == pytest.approx(measures["one"]["val_loss"], abs=1e-12)
     one, two = (recipe.stage_folder(stage, 0) for stage in recipe.stages)
-    before, after = open_tensors(checkpoints(one)[-1] / OPTIMIZER), open_tensors(two / "moments.safetensors")
+    before, after = state_tensors(checkpoints(one)[-1], MOMENTS), open_tensors(two / "moments.safetensors")
     assert all(torch.equal(after[name], before[name]) for name in after)
     assert any("exp_avg_sq" in name for name in after)
 
@@ -99,8 +99,8 @@ def test_the_gradient_of_a_pooled_head_is_the_sum_of_those_that_it_stands_for(ma
     """What the moments after surgery are made by: m' exactly, v' from above."""
     recipe = make("out", [{"name": "mha"}])
     run_recipe(recipe, quiet=True)
-    folder = load_folder(final(recipe, 0))
-    spec, last = folder.spec, checkpoints(recipe.stage_folder(recipe.stages[0], 0))[-1] / OPTIMIZER
+    spec, last = load_folder(final(recipe, 0)).spec, checkpoints(recipe.stage_folder(recipe.stages[0], 0))[-1]
+    last /= f"{MOMENTS}.safetensors"
     was, now = open_tensors(last), moments_after(last, spec, (("gqa", {"kv_heads": 2}),))
     name = "model.layers.0.self_attn.k_proj.weight"
     for field, factor in (("exp_avg", 1), ("exp_avg_sq", 2)):

@@ -16,8 +16,7 @@ from headway.fonts import fonts
 from headway.language import Translation
 from headway.recipes import Recipe, RecipeReport, Stage, read_recipe, report, run, run_recipe
 from headway.recipes.claims import Claim
-from headway.recipes.report import Measured, Panel, draw_panel, draw_panels, panels
-from headway.recipes.words import translation
+from headway.recipes.report import Measured, Panel, draw_panel, draw_panels, panels, translation
 from tests.recipes.test_shipped import FOLDER, RECIPES
 
 CHINESE = translation("zh")

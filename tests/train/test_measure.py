@@ -129,7 +129,7 @@ def test_eval_of_what_a_run_left_is_the_runs_last_evaluation(
         assert found[name] == pytest.approx(value, rel=1e-5), name
     assert run([*command, "--limit", "7"]) == 0
     assert run([*command, "lr=1"]) == 1
-    assert f"lr: eval measures a model of task {case.partition(',')[0]} by" in capsys.readouterr().err
+    assert f"eval measures no model of task {case.partition(',')[0]} by 'lr'" in capsys.readouterr().err
 
 
 def test_every_task_is_measured() -> None:

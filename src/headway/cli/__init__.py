@@ -61,7 +61,7 @@ COMMANDS = {
         ("judge", "judge", "Let a model judge the answers of two others"),
         ("convert", "convert", "Convert a checkpoint to another format, and verify that both are equal"),
         ("surgery", "surgery", "Change a model: fewer kv heads, windows, longer rows; before and after"),
-        ("quantize", "quantize", "Weights of 8 or 4 bits; perplexity and KL, before and after"),
+        ("quantize", "surgery:quantize", "Weights of 8 or 4 bits; perplexity and KL, before and after"),
         ("show", "show", "Draw an attention pattern and report what it costs"),
         ("models", "inspect:models", "The published sizes by name, and how Chinese encoders compare"),
         ("inspect", "inspect", "What a checkpoint is: sizes, positions, pairing, patterns"),

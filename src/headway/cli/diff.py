@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from headway.cli import offered
 from headway.cli._options import Count, says
 from headway.cli._shared import note, print_report
-from headway.errors import ConfigError
+from headway.errors import ConfigError, did_you_mean
 from headway.report import table
 
 if TYPE_CHECKING:
@@ -90,7 +90,6 @@ def find(name: str) -> "Found | None":
     """The model of a folder, a GGUF file or a size of the catalog, which has no file that weights are kept in; None for
     a family, which has no sizes."""
     from headway.cli.plan import find_model
-    from headway.errors import did_you_mean
     from headway.models import FAMILIES, catalog
 
     known = catalog.names()

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from headway.cli._options import Count, says
-from headway.cli._progress import progress
-from headway.cli._shared import BatchRun, TextsRun, note, print_report, read_prompt
+from headway.cli._shared import BatchRun, TextsRun, note, print_report, progress, read_prompt
 from headway.errors import DataError
 from headway.report import table
 

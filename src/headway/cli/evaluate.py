@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from headway.cli._options import Count, Model, Whole, says
-from headway.cli._progress import progress
-from headway.cli._shared import attributes, note, print_report, set_threads
+from headway.cli._shared import attributes, note, print_report, progress, set_threads
 from headway.errors import CheckpointError, ConfigError
 from headway.report import table
 

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from headway.cli._options import Count, Whole, says
-from headway.cli._progress import progress
-from headway.cli._shared import check_timeout, opened, print_report, set_threads
+from headway.cli._shared import check_timeout, opened, print_report, progress, set_threads
 
 
 def command(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from headway.cli._options import Count, says
 from headway.cli._plan_text import shares_table, time_text, to_text, training_verdict
 from headway.cli._shared import note, print_report, set_threads
+from headway.errors import ConfigError
 from headway.report import bytes_of
 
 if TYPE_CHECKING:
@@ -61,7 +62,6 @@ def command(
     import torch
 
     from headway.cache import kv_dtype
-    from headway.errors import ConfigError
     from headway.models.cost import training_time
     from headway.models.cost.planning import plan, what_fits
     from headway.models.cost.processes import process_shares, whole_vocabs
@@ -164,7 +164,6 @@ def find_model(model: str) -> "tuple[ModelSpec, Kept | None]":
     from headway.checkpoints import load_folder, spec_from_config
     from headway.checkpoints.quantized.scheme import split_config
     from headway.checkpoints.remote import is_address, local_model
-    from headway.errors import ConfigError
     from headway.models import catalog
     from headway.models.cost import Kept
     from headway.models.quantize import WeightKind

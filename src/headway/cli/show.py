@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from headway.cli import offered
 from headway.cli._options import says
 from headway.cli._shared import note, print_json
+from headway.errors import ConfigError
 from headway.report import table
 
 
@@ -83,8 +84,6 @@ def to_text(report: dict[str, Any]) -> str:
 
 
 def _indices(text: str, count: int) -> list[int]:
-    from headway.errors import ConfigError
-
     try:
         indices = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:

@@ -1,7 +1,8 @@
 """`headway surgery gqa | window | context | merge | longformer`: another function from the same weights, measured
-before and after."""
+before and after; `headway quantize MODEL OUT --weights int8`: so are weights of 8 or 4 bits."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -171,6 +172,36 @@ def longformer(
     words = None if text is None else next(texts(text), "")
     windows = sizes[0] if len(sizes) == 1 else sizes
     done = lengthen(folder, run.out, context, windows, text=words, overwrite=run.overwrite)
+    print_report(done, to_text(done), run.json)
+
+
+def quantize(
+    run: MeasuredRun,
+    *,
+    weights: str,
+    group: Annotated[int | None, says(min=-1)] = None,
+    output: bool = False,
+    calibrate: Path | None = None,
+) -> None:
+    """Write a model with weights of 8 or 4 bits, in the format of compressed-tensors, which transformers reads.
+
+    weights: int8, int4
+    group: inputs that share a scale, a multiple of 32, or -1 for all [default: 32]
+    output: the output layer, too, where it is not the embedding
+    calibrate: text for GPTQ [default: the nearest codes]
+    """
+    from headway.surgery import Text, quantize_folder
+
+    folder = run.open()
+    with (
+        run.text(folder) as text,
+        nullcontext() if calibrate is None else Text.read(calibrate, folder) as more,
+    ):
+        note(f"reading {folder.path}")
+        done = quantize_folder(
+            folder, run.out, weights, group=group, output=output, calibrate=more, text=text, context=run.context,
+            overwrite=run.overwrite,
+        )  # fmt: skip
     print_report(done, to_text(done), run.json)
 
 

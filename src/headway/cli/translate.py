@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from headway.cli._options import Count, says
-from headway.cli._progress import progress
-from headway.cli._shared import TextsRun, attributes, note, print_report
+from headway.cli._shared import TextsRun, attributes, note, print_report, progress
 
 
 def command(

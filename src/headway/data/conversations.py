@@ -6,7 +6,7 @@ from typing import Any
 
 from headway.data.record_kinds import Messages
 from headway.data.values import string
-from headway.errors import DataError, as_error
+from headway.errors import DataError, as_error, check_known
 from headway.text.chat import check_messages
 
 # ShareGPT's speakers, as LLaMA-Factory and FastChat write them.
@@ -45,14 +45,11 @@ def sharegpt(value: Mapping[str, Any], key: str = "conversations") -> Messages:
         if not isinstance(turn, dict) or not isinstance(turn.get("value"), str) or "from" not in turn:
             raise DataError(f'{at} needs "from" and a string "value", got {turn!r}')
         speaker, said = turn["from"], turn["value"]
+        check_known(speaker, ("function_call", *_ROLES), f"{at}: there is no speaker", error=DataError)
         if speaker == "function_call":
             found.append({"role": "assistant", "content": "", "tool_calls": _calls(said, at)})
-        elif speaker in _ROLES:
-            found.append({"role": _ROLES[speaker], "content": said})
         else:
-            raise DataError(
-                f"{at}: there is no speaker {speaker!r}; there are function_call, {', '.join(_ROLES)}"
-            )
+            found.append({"role": _ROLES[speaker], "content": said})
     return tuple(found)
 
 

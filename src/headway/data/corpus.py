@@ -23,7 +23,7 @@ from pathlib import Path
 from headway.data.hub import is_remote, local
 from headway.data.tokenfile import TokenFile, TokenFileWriter
 from headway.data.values import READERS, checked, opened, string, suffix, values
-from headway.errors import DataError, as_error, did_you_mean, near_file
+from headway.errors import DataError, as_error, check_known, near_file
 from headway.text import Tokenizer
 
 PIECE = 1 << 16  # bytes of a long text that are handled at a time
@@ -146,9 +146,7 @@ def _records(file: Path, key: str) -> Iterator[Piece]:
     for where, value in values(file):
         if not isinstance(value, dict):
             raise DataError(f'{where}: an object with "{key}" is expected, got {type(value).__name__}')
-        if key not in value:
-            hint = did_you_mean(key, value)
-            raise DataError(f'{where}: no key "{key}"{hint}; this object has {sorted(value)}')
+        check_known(key, value, f"{where}: no key", are="this object has", error=DataError)
         with as_error(DataError, where):
             text = string(value, key)
         yield Piece(checked(text, where), True, where)

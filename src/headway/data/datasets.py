@@ -4,13 +4,14 @@ Nothing is downloaded: published sets are prepared from files that a reader has,
 text, where no file is given, from what comes with Python.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from headway.data import loaders
-from headway.data.loaders import Files
+from headway.data.loaders import Files, Record
 from headway.errors import ConfigError, DataError, check_known
 from headway.storage.files import atomic_write
 
@@ -22,7 +23,7 @@ class Dataset:
     Attributes:
         what: it holds. files: that it is made of, "" where it can be made without any. source: who published them, and
             under which name they are to be had. licence, size: of the files.
-        make: its text, piece by piece.
+        make: its text, piece by piece; or its records, of which each is a line of JSON.
     """
 
     what: str
@@ -30,30 +31,7 @@ class Dataset:
     source: str
     licence: str
     size: str
-    make: Callable[[Files], Iterator[str]]
-
-
-def _alpaca(files: Files) -> Iterator[str]:
-    return loaders.listed(files, ("instruction", "output"))
-
-
-def _sharegpt(files: Files) -> Iterator[str]:
-    return loaders.listed(files, ("conversations",))
-
-
-def _reviews(files: Files, split: str) -> Iterator[str]:
-    return loaders.lines(record for path in files for record in loaders.reviews(path, split))
-
-
-def _news(files: Files) -> Iterator[str]:
-    return loaders.lines(loaders.articles(files))
-
-
-def _meetings(files: Files) -> Iterator[str]:
-    records = (
-        one for path in files for meeting in loaders.meetings(path) for one in loaders.questions(meeting)
-    )
-    return loaders.lines(records)
+    make: Callable[[Files], Iterable[str | Record]]
 
 
 PYTHON = "without files: Python's own help texts (pydoc_data)", "Python's (PSF-2.0), or the files'"
@@ -87,7 +65,7 @@ DATASETS: Mapping[str, Dataset] = {
         "Stanford Alpaca (github.com/tatsu-lab/stanford_alpaca), or records of its form",
         "CC BY-NC 4.0",
         "52 002 records, 23 MB",
-        _alpaca,
+        partial(loaders.listed, keys=("instruction", "output")),
     ),
     "sharegpt.json": Dataset(
         "conversations of several turns",
@@ -95,7 +73,7 @@ DATASETS: Mapping[str, Dataset] = {
         "records of ShareGPT's form, as FastChat's data/dummy_conversation.json (github.com/lm-sys/FastChat)",
         "Apache-2.0 (FastChat's)",
         "500 conversations, 0.2 MB",
-        _sharegpt,
+        partial(loaders.listed, keys=("conversations",)),
     ),
     "chapters.jsonl": Dataset("chapters of novels", "NOVEL.txt[.gz] ...", *NOVELS, loaders.novels),
     "triplets.jsonl": Dataset(
@@ -117,10 +95,10 @@ DATASETS: Mapping[str, Dataset] = {
     "titles-train.txt": Dataset("short titles with labels", "dev.txt[.gz]", *THUC, loaders.titles),
     "titles-test.txt": Dataset("the same, held out", "test.txt[.gz]", *THUC, loaders.titles),
     "reviews-train.jsonl": Dataset(
-        "long reviews with polarity", "movie_reviews.zip", *PANG, partial(_reviews, split="train")
+        "long reviews with polarity", "movie_reviews.zip", *PANG, partial(loaders.reviews, split="train")
     ),
     "reviews-test.jsonl": Dataset(
-        "the same, held out", "movie_reviews.zip", *PANG, partial(_reviews, split="test")
+        "the same, held out", "movie_reviews.zip", *PANG, partial(loaders.reviews, split="test")
     ),
     "imdb-train.jsonl": Dataset(
         "4 000 shorter reviews", "train.jsonl[.gz]", *IMDB, partial(loaders.sampled, count=4000)
@@ -134,12 +112,14 @@ DATASETS: Mapping[str, Dataset] = {
         "SemEval 2019 task 4, by article (Kiesel et al. 2019; zenodo.org/records/1489920)",
         "CC BY 4.0",
         "645 articles, 3 MB",
-        _news,
+        loaders.articles,
     ),
     "qmsum-train.jsonl": Dataset(
-        "questions about meetings", "train.jsonl[.gz], train/*.json", *QMSUM, _meetings
+        "questions about meetings", "train.jsonl[.gz], train/*.json", *QMSUM, loaders.meetings
     ),
-    "qmsum-test.jsonl": Dataset("the same, held out", "test.jsonl[.gz], test/*.json", *QMSUM, _meetings),
+    "qmsum-test.jsonl": Dataset(
+        "the same, held out", "test.jsonl[.gz], test/*.json", *QMSUM, loaders.meetings
+    ),
 }
 """By the name that recipes have it by."""
 
@@ -157,7 +137,8 @@ def prepare(name: str, files: Files, out: Path) -> int:
         )
     if out.exists():
         raise ConfigError(f"data {name}: {out} is there already; remove it, or give another --out")
-    text = "".join(found.make(files))
+    made = found.make(files)
+    text = "".join(x if isinstance(x, str) else f"{json.dumps(x, ensure_ascii=False)}\n" for x in made)
     if not text.strip():
         raise DataError(
             f"data {name}: nothing was found in {', '.join(map(str, files))}; it is made of {found.files}"

@@ -1,5 +1,5 @@
 """Published sets, from the files that they are published in, as texts and as records that `headway.data` reads. Each
-function takes files, packed by gzip or not, and gives what is written, piece by piece."""
+function takes files, packed by gzip or not, and gives what is written: texts, piece by piece, or records."""
 
 import gzip
 import json
@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from headway.data.values import values
 from headway.errors import DataError, as_error
 
 Files = Sequence[Path]
+Record = Mapping[str, Any]
 CHAPTER = re.compile(r"^\s*第[一二三四五六七八九十百零〇○]+回", re.MULTILINE)
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 DIGITS = {str(digit): name for digit, name in enumerate(NAMES)}
@@ -32,11 +34,6 @@ def text_of(path: Path) -> str:
     with as_error(DataError, str(path), *BROKEN):
         raw = path.read_bytes()
         return (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
-
-
-def lines(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """One record a line."""
-    return (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
 def english(files: Files) -> Iterator[str]:
@@ -78,9 +75,9 @@ def chapters(text: str) -> list[str]:
     return [part for part in whole if len(part) > 200]  # a table of contents has lines of this form, too
 
 
-def novels(files: Files) -> Iterator[str]:
-    """One chapter a line."""
-    return lines({"text": part} for path in files for part in chapters(text_of(path)))
+def novels(files: Files) -> Iterator[Record]:
+    """Their chapters."""
+    return ({"text": part} for path in files for part in chapters(text_of(path)))
 
 
 def triplets(parts: Sequence[str], length: int, seed: int = 0) -> Iterator[dict[str, str]]:
@@ -98,12 +95,12 @@ def triplets(parts: Sequence[str], length: int, seed: int = 0) -> Iterator[dict[
             yield {"A": first, **near, "label": label}
 
 
-def ranked(files: Files) -> Iterator[str]:
+def ranked(files: Files) -> Iterable[str | Record]:
     """The published file of triplets as it is; of novels, which stand in where it is not at hand, `triplets`."""
     texts = [text_of(path) for path in files]
     if any(text.lstrip().startswith("{") for text in texts):
-        return iter(texts)
-    return lines(triplets([part for text in texts for part in chapters(text)], STRETCH))
+        return texts
+    return triplets([part for text in texts for part in chapters(text)], STRETCH)
 
 
 def titles(files: Files) -> Iterator[str]:
@@ -116,13 +113,15 @@ def titles(files: Files) -> Iterator[str]:
         yield text
 
 
-def reviews(path: Path, split: str) -> Iterator[dict[str, str]]:
+def reviews(files: Files, split: str) -> Iterator[Record]:
     """The records of a split of the movie reviews (Pang and Lee 2004), which the numbers in the names of files say."""
-    with as_error(DataError, str(path), *BROKEN), zipfile.ZipFile(path) as archive:
-        for name in sorted(archive.namelist()):
-            found = REVIEW.search(name)
-            if found and int(found[2]) in REVIEWS[split]:
-                yield {"text": " ".join(archive.read(name).decode("latin-1").split()), "label": found[1]}
+    for path in files:
+        with as_error(DataError, str(path), *BROKEN), zipfile.ZipFile(path) as archive:
+            for name in sorted(archive.namelist()):
+                found = REVIEW.search(name)
+                if found and int(found[2]) in REVIEWS[split]:
+                    text = " ".join(archive.read(name).decode("latin-1").split())
+                    yield {"text": text, "label": found[1]}
 
 
 def sampled(files: Files, count: int, seed: int = 0) -> Iterator[str]:
@@ -132,7 +131,7 @@ def sampled(files: Files, count: int, seed: int = 0) -> Iterator[str]:
     return (whole[i] for i in sorted(chosen))
 
 
-def articles(files: Files) -> Iterator[dict[str, str]]:
+def articles(files: Files) -> Iterator[Record]:
     """Title and text of each article of the hyperpartisan news (Kiesel et al. 2019), without tags, and whether it is
     hyperpartisan: "true" or "false". Raises DataError for other than two files: texts, and labels."""
     if len(files) != 2:
@@ -147,14 +146,12 @@ def articles(files: Files) -> Iterator[dict[str, str]]:
         yield {"text": " ".join(words), "label": str(labels[article.get("id")])}
 
 
-def meetings(path: Path) -> Iterator[dict[str, Any]]:
-    """The meetings of a file of QMSum (Zhong et al. 2021): JSON, or one on each line."""
-    text = text_of(path)
-    with as_error(DataError, str(path), *BROKEN):
-        yield from map(json.loads, filter(str.strip, text.splitlines() if ".jsonl" in path.name else [text]))
+def meetings(files: Files) -> Iterator[Record]:
+    """The questions about the meetings of QMSum (Zhong et al. 2021): JSON, or one meeting on each line."""
+    return (one for path in files for _, meeting in values(path) for one in questions(meeting))
 
 
-def questions(meeting: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def questions(meeting: Record) -> Iterator[Record]:
     """The records of a meeting, in the form of SQuAD: the context is the whole meeting, one turn a line, and every turn
     that bears on the question is an answer. Questions about a whole meeting have none and are left out."""
     spoken = ((turn["speaker"], NOISE.sub(" ", turn["content"])) for turn in meeting["meeting_transcripts"])

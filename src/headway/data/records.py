@@ -18,6 +18,7 @@ those of `headway.data.values`, and .txt: text TAB label on each line where labe
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +42,7 @@ from headway.data.values import string
 from headway.errors import DataError, as_error, did_you_mean
 
 TEXTS = "text", "sentence", "text_a"
+PAIRS = "text_pair", "text_b"
 TAGS = "tags", "ner_tags", "labels"
 Value = Mapping[str, Any]
 
@@ -60,32 +62,22 @@ def _name(found: Any, key: str = "label") -> str:
     raise DataError(f'"{key}" must be a string or a whole number, got {found!r}')
 
 
-def _labelled(text: str, *pairs: str) -> Callable[[Value], Labelled]:
+def _labelled(value: Value, text: str, pairs: Sequence[str]) -> Labelled:
     """A text and, under the first key that is there, another one."""
-
-    def read(value: Value) -> Labelled:
-        pair = next((string(value, key) for key in pairs if value.get(key) is not None), None)
-        return Labelled(string(value, text), pair, _name(value["label"]))
-
-    return read
+    pair = next((string(value, key) for key in pairs if value.get(key) is not None), None)
+    return Labelled(string(value, text), pair, _name(value["label"]))
 
 
-def _tagged(words: str, tags: str) -> Callable[[Value], Tagged]:
-    def read(value: Value) -> Tagged:
-        found = Tagged(_names(value, words), _names(value, tags))
-        if len(found.words) != len(found.tags) or not found.words:
-            raise DataError(f"{len(found.words)} words and {len(found.tags)} tags; each word has one")
-        return found
-
-    return read
+def _tagged(value: Value, words: str, tags: str) -> Tagged:
+    found = Tagged(_names(value, words), _names(value, tags))
+    if len(found.words) != len(found.tags) or not found.words:
+        raise DataError(f"{len(found.words)} words and {len(found.tags)} tags; each word has one")
+    return found
 
 
-def _triplet(anchor: str) -> Callable[[Value], Triplet]:
-    def read(value: Value) -> Triplet:
-        negative = string(value, "negative") if value.get("negative") is not None else None
-        return Triplet(string(value, anchor), string(value, "positive"), negative)
-
-    return read
+def _triplet(value: Value, anchor: str) -> Triplet:
+    negative = string(value, "negative") if value.get("negative") is not None else None
+    return Triplet(string(value, anchor), string(value, "positive"), negative)
 
 
 def _cail(value: Value) -> Triplet:
@@ -123,13 +115,13 @@ def _answer(found: Any, context: str, place: str) -> Answer:
     return Answer(text, start)
 
 
-def _chat(read: Callable[[Value], Messages]) -> Callable[[Value], Chat]:
-    return lambda value: Chat(read(value), conversations.tools(value))
+def _chat(value: Value, messages: Callable[[Value], Messages]) -> Chat:
+    return Chat(messages(value), conversations.tools(value))
 
 
 def _completion(value: Value) -> Completion | Chat:
     if isinstance(value["prompt"], list):
-        return _chat(conversations.completed)(value)
+        return _chat(value, conversations.completed)
     found = Completion(string(value, "prompt"), string(value, "completion"))
     if not found.completion:
         raise DataError('"completion" is empty')
@@ -144,29 +136,30 @@ class Form(NamedTuple):
     kinds: tuple[type[Record], ...]
 
 
-def _form(keys: str, read: Callable[[Value], Record], *kinds: type[Record]) -> Form:
-    return Form(tuple(keys.split()), read, kinds)
+def _form(keys: str, read: Callable[..., Record], *kinds: type[Record], **how: Any) -> Form:
+    """Of a function of a value and `how` it is read."""
+    return Form(tuple(keys.split()), partial(read, **how), kinds)
 
 
 # The first that has its keys and gives a kind that was asked for is taken: the more particular stands first.
 FORMS: tuple[Form, ...] = (
     _form("chosen rejected", lambda value: Preference(*conversations.preference(value)), Preference),
-    _form("messages", _chat(conversations.messages), Chat),
-    _form("conversations", _chat(conversations.sharegpt), Chat),
-    _form("instruction output", _chat(conversations.alpaca), Chat),
+    _form("messages", _chat, Chat, messages=conversations.messages),
+    _form("conversations", _chat, Chat, messages=conversations.sharegpt),
+    _form("instruction output", _chat, Chat, messages=conversations.alpaca),
     _form("prompt completion", _completion, Completion, Chat),
     _form("question context answers", _question, Question),
-    _form("question answer", _chat(conversations.answered), Chat),
+    _form("question answer", _chat, Chat, messages=conversations.answered),
     _form("A B C label", _cail, Triplet),
-    *(_form(f"{anchor} positive", _triplet(anchor), Triplet) for anchor in ("anchor", "query")),
+    *(_form(f"{anchor} positive", _triplet, Triplet, anchor=anchor) for anchor in ("anchor", "query")),
     *(
-        _form(f"{words} {tags}", _tagged(words, tags), Tagged)
+        _form(f"{words} {tags}", _tagged, Tagged, words=words, tags=tags)
         for words in ("tokens", "words")
         for tags in TAGS
     ),
-    _form("sentence1 sentence2 label", _labelled("sentence1", "sentence2"), Labelled),
-    _form("premise hypothesis label", _labelled("premise", "hypothesis"), Labelled),
-    *(_form(f"{text} label", _labelled(text, "text_pair", "text_b"), Labelled) for text in TEXTS),
+    _form("sentence1 sentence2 label", _labelled, Labelled, text="sentence1", pairs=("sentence2",)),
+    _form("premise hypothesis label", _labelled, Labelled, text="premise", pairs=("hypothesis",)),
+    *(_form(f"{text} label", _labelled, Labelled, text=text, pairs=PAIRS) for text in TEXTS),
 )
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
+from headway.data.rows import padded
 from headway.errors import ConfigError, DataError, check_whole
 from headway.generate.config import GenerationConfig
 from headway.generate.reader import evaluating
@@ -83,8 +83,8 @@ def score(
 
 def _scored(model: Decoder, rows: list[list[int]], begins: list[int]) -> tuple[Tensor, Tensor]:
     """ln p of the tokens of each row from its place in `begins` on, row after row [N], and whether they are greedy."""
-    ids, lengths = _padded([row[:-1] for row in rows])
-    targets, _ = _padded([row[1:] for row in rows])
+    ids, targets = padded([row[:-1] for row in rows]), padded([row[1:] for row in rows])
+    lengths = [len(row) - 1 for row in rows]
     slots, device = torch.arange(ids.shape[1]), model.model.like.device
     first, count = (torch.tensor(values).unsqueeze(1) for values in (begins, lengths))
     scored = (slots >= first - 1) & (slots < count)
@@ -94,12 +94,6 @@ def _scored(model: Decoder, rows: list[list[int]], begins: list[int]) -> tuple[T
         losses = model.cross_entropy(hidden[scored.to(device)], targets, hits=True)
     assert losses.hits is not None
     return -losses.each.double().cpu(), losses.hits.cpu()
-
-
-def _padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:
-    """Rows of ids as one tensor [B, T], 0 where a row has ended, and their lengths."""
-    ids = pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], batch_first=True)
-    return ids, [len(row) for row in rows]
 
 
 def rolling_windows(ids: Sequence[int], prefix: int, length: int) -> list[Pair]:

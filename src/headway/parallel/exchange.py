@@ -19,12 +19,16 @@ class Exchange(ABC):
         """Begins to send `sent` to a rank and to fill `received` from another, each where it is not None. What is
         returned waits for both. Tensors are contiguous."""
 
+    def peers(self, hop: int) -> tuple[int, int]:
+        """To whom this rank sends in a hop, and from whom it receives."""
+        return (self.rank + hop) % self.ranks, (self.rank - hop) % self.ranks
+
     def gather(self, own: Tensor) -> list[Tensor]:
         """The tensors of all ranks, of one shape, in the order of ranks."""
         own = own.contiguous()
         found = [own if rank == self.rank else torch.empty_like(own) for rank in range(self.ranks)]
         for hop in range(1, self.ranks):
-            to, source = (self.rank + hop) % self.ranks, (self.rank - hop) % self.ranks
+            to, source = self.peers(hop)
             self.start(own, to, found[source], source)()
         return found
 
@@ -35,7 +39,7 @@ class Exchange(ABC):
         found = [own.new_empty(count, *own.shape[1:]) for count in received]
         found[self.rank] = parts[self.rank]
         for hop in range(1, self.ranks):
-            to, source = (self.rank + hop) % self.ranks, (self.rank - hop) % self.ranks
+            to, source = self.peers(hop)
             given, room = parts[to] if sent[to] else None, found[source] if received[source] else None
             self.start(given, to, room, source)()
         return torch.cat(found)

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, fields
 from itertools import product
-from math import prod
 
 from headway.errors import ConfigError, listed
 
@@ -70,7 +69,7 @@ class Mesh:
     @property
     def ranks(self) -> int:
         """How many processes there are."""
-        return prod(self._sizes.values())
+        return self.batches * self.cp * self.tp
 
     @property
     def batches(self) -> int:
@@ -84,23 +83,19 @@ class Mesh:
     def place(self, rank: int) -> "Mesh":
         """The number of a process along each axis."""
         places = {}
-        for axis, size in reversed(self._sizes.items()):
+        for axis, size in reversed(vars(self).items()):
             rank, places[axis] = divmod(rank, size)
         return Mesh(**places)
 
     def groups(self, *axes: str) -> list[list[int]]:
         """The processes that differ in their places along these axes alone, group after group."""
         together: dict[tuple[int, ...], list[int]] = {}
-        sizes = self._sizes
+        sizes = vars(self)
         for rank, place in enumerate(product(*map(range, sizes.values()))):
             others = tuple(p for p, axis in zip(place, sizes, strict=True) if axis not in axes)
             together.setdefault(others, []).append(rank)
         return list(together.values())
 
-    @property
-    def _sizes(self) -> dict[str, int]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
     def __str__(self) -> str:
         """The axes that have more than one process."""
-        return ",".join(f"{axis}={size}" for axis, size in self._sizes.items() if size > 1) or "dp=1"
+        return ",".join(f"{axis}={size}" for axis, size in vars(self).items() if size > 1) or "dp=1"

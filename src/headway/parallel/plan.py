@@ -56,7 +56,8 @@ class ContextPlan:
             tile = max(TILE, -(-sum(shard.count for shard in shards) // TILES))
         every = Extent.of(Tokens.cat([_padded(shard, tile) for shard in shards]), tile, pattern.dilation)
         tiles = [-(-shard.count // tile) for shard in shards]
-        size = torch.cat([_tile_sizes(shard.count, tile) for shard in shards]).to(every.lo.device)
+        left = [shard.count - torch.arange(0, shard.count, tile) for shard in shards]
+        size = torch.cat(left).clamp(max=tile).to(every.lo.device)
         reads, begin = [], 0
         for own in tiles:
             at = range(begin, begin + own)
@@ -114,11 +115,6 @@ def _padded(tokens: Tokens, tile: int) -> Tokens:
 
 def _columns(t: Tensor, at: range) -> Tensor:
     return t[:, at.start : at.stop]
-
-
-def _tile_sizes(count: int, tile: int) -> Tensor:
-    begin = torch.arange(0, count, tile)
-    return (count - begin).clamp(max=tile)
 
 
 def _read(shard: Tokens, seen: Tensor, pairs: Tensor, tile: int) -> Read:

@@ -116,14 +116,9 @@ class _Ring:
             at, arrived = hop, arrive()
         yield at, arrived
 
-    def _peers(self, hop: int) -> tuple[int, int]:
-        """Who reads from this rank in a hop, and from whom it reads."""
-        rank, ranks = self.exchange.rank, self.exchange.ranks
-        return (rank + hop) % ranks, (rank - hop) % ranks
-
     def _fetch(self, hop: int, k: Tensor, v: Tensor) -> Callable[[], KeyValues | None]:
         rank = self.exchange.rank
-        reader, owner = self._peers(hop)
+        reader, owner = self.exchange.peers(hop)
         asked, read = self.plan.reads[reader][rank].slots, self.plan.reads[rank][owner]
         sent = torch.cat((k[:, :, asked], v[:, :, asked]), -1) if asked.numel() else None
         widths = k.shape[3], v.shape[3]
@@ -143,7 +138,7 @@ class _Ring:
         """Gradients of the keys and values that this rank read in a hop, to their owner; what is returned adds those of
         its own that others read, to their `total`."""
         rank = self.exchange.rank
-        reader, owner = self._peers(hop)
+        reader, owner = self.exchange.peers(hop)
         asked = self.plan.reads[reader][rank].slots
         if hop == 0:
             assert found is not None

@@ -8,17 +8,22 @@ and dropped behind each; gradients are added up and cut at once.
 import copy
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate
 
-from headway.parallel.parts import local_parts
+from headway.parallel.processes import Parallel
 from headway.parallel.tensor import Shards
 from headway.storage.lazy import lazy
+from headway.storage.shards import Part
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+    from torch.distributed.checkpoint.planner import SavePlan
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -115,13 +120,7 @@ def own_part(value: Tensor) -> Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def sharded_like(like: Tensor, value: Tensor) -> Tensor:
-    """A whole tensor, which every process has, as `like` is sharded; nothing is sent."""
-    if not isinstance(like, DTensor) or value.shape != like.shape:
-        return value
-    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
-
-
+@torch.no_grad()
 def fill(target: Tensor, tensors: Mapping[str, Tensor], name: str) -> None:
     """Copy a named tensor, which every process has, into one that may be sharded."""
     if isinstance(target, DTensor):
@@ -129,3 +128,40 @@ def fill(target: Tensor, tensors: Mapping[str, Tensor], name: str) -> None:
         own.value.copy_(lazy(tensors).part(name, own.slices))
     else:
         lazy(tensors).copy_into(name, target)
+
+
+# Which part of a state this process has, and which it writes: as torch.distributed.checkpoint plans it.
+
+
+def local_parts(tensors: Mapping[str, Tensor]) -> dict[str, Part]:
+    """What is in this process: of a DTensor its box, which is not copied, and other tensors as they are."""
+    planner = _planner(tensors)
+    return _parts(planner, planner.create_local_plan())
+
+
+def own_parts(tensors: Mapping[str, Tensor], parallel: Parallel) -> dict[str, Part]:
+    """What this process writes of tensors that all of them have together: each box is written by one of those that have
+    it, the one that writes least. A message among all."""
+    planner = _planner(tensors)
+    plans = parallel.gather(planner.create_local_plan())
+    return _parts(planner, planner.create_global_plan(plans)[0][parallel.rank])
+
+
+def _planner(tensors: Mapping[str, Tensor]) -> "DefaultSavePlanner":
+    # takes a while, which few runs need
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    planner.set_up_planner(dict(tensors))
+    return planner
+
+
+def _parts(planner: "DefaultSavePlanner", plan: "SavePlan") -> dict[str, Part]:
+    found: dict[str, Part] = {}
+    for item in plan.items:
+        value, data = planner.resolve_data(item), item.tensor_data
+        assert isinstance(value, Tensor), item
+        assert data is not None, item
+        assert item.index.fqn not in found, "a process has one box of a tensor"
+        found[item.index.fqn] = Part(value.detach(), tuple(data.chunk.offsets), tuple(data.size))
+    return found

@@ -4,8 +4,11 @@ as a picture: a panel for each measure, a line for each stage."""
 import math
 import re
 import statistics
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,6 @@ from headway.language import Translation
 from headway.patterns.picture import BLUE, GREEN, GREY, INK, ORANGE, PALE, RED, VIOLET
 from headway.recipes.claims import Claim
 from headway.recipes.recipe import Recipe
-from headway.recipes.words import translation
 from headway.report import cell, plain, table
 
 HEADS = ("stage", "task", "length", "steps")
@@ -36,6 +38,16 @@ STYLE: Any = {
     "grid.color": PALE,
     "legend.frameon": False,
 }
+
+
+@cache
+def translation(language: str) -> Translation:
+    """Of verdicts, heads, labels, and of what the shipped recipes claim. Anyone's claims are looked up in its `table`:
+    they might look like one of its templates."""
+    if language == "en":
+        return Translation({})
+    text = files("headway.recipes").joinpath(f"{language}.toml").read_text(encoding="utf-8")
+    return Translation(tomllib.loads(text))
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,8 @@ from headway.generate import GenerationConfig, generate
 from headway.language import language_of_environment
 from headway.models import Decoder, cost
 from headway.recipes.recipe import Recipe, Stage
-from headway.recipes.report import RecipeReport, draw_panels, panels
+from headway.recipes.report import RecipeReport, draw_panels, panels, translation
 from headway.recipes.surgery import moments_after, opened, write_model
-from headway.recipes.words import translation
 from headway.report import no_pictures
 from headway.storage.files import atomic_write, json_text
 from headway.storage.reading import read_json

@@ -57,12 +57,6 @@ class Text:
         with MicrobatchPool(torch.get_num_threads()) as pool:
             return evaluate(model, Rows(self.file, context), limit=self.limit, pool=pool)
 
-    @property
-    def longest_document(self) -> int:
-        """In tokens."""
-        ends = np.asarray(self.file.ends, dtype=np.int64)
-        return int(np.diff(ends, prepend=0).max())
-
 
 LONGEST_ROW = 2048
 PROBED = 64
@@ -136,7 +130,7 @@ def _check_length(text: Text | None, context: int, beyond: int) -> None:
         )
     if text is None:
         return
-    longest = text.longest_document
+    longest = int(np.diff(np.asarray(text.file.ends, dtype=np.int64), prepend=0).max())
     if longest <= beyond:
         raise DataError(
             f"surgery: {text.file.path}: the longest document has {longest} tokens, and the change begins beyond "

@@ -13,9 +13,7 @@ from typing import Any
 import torch
 
 from headway.text import Tokenizer
-from headway.train.evaluation import Evaluation
-
-HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)  # Windows has none
+from headway.train.evaluation import Evaluation, evaluating
 
 
 @dataclass(frozen=True)
@@ -83,12 +81,8 @@ class Callback:
 
     def call(self, context: CallbackContext) -> None:
         """Calls the function in evaluation mode, without gradients; what it draws at random leaves the run's state."""
-        context.model.eval()
-        try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                self.function(context)
-        finally:
-            context.model.train()
+        with evaluating(context.model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            self.function(context)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -111,14 +105,15 @@ def stop_request(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked.append(number)
-        if number == HANGUP:
+        if number == signal.SIGHUP:
             _leave_terminal()
         say("stopping after this step (once more to stop at once, without saving)")
 
     is_main = threading.current_thread() is threading.main_thread()
-    ends = (signal.SIGINT, signal.SIGTERM, HANGUP) if HANGUP is not None else (signal.SIGINT, signal.SIGTERM)
-    numbers = [n for n in ends if is_main and (n != HANGUP or signal.getsignal(n) is not signal.SIG_IGN)]
-    before = {number: signal.signal(number, handle) for number in numbers}
+    ends = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        ends.append(signal.SIGHUP)
+    before = {number: signal.signal(number, handle) for number in ends if is_main}
     try:
         yield lambda: bool(asked)
     finally:

@@ -31,8 +31,7 @@ from headway.checkpoints.hf.config import config_from_spec, own_config
 from headway.checkpoints.saving import describe, save_folder
 from headway.errors import CheckpointError, ConfigError
 from headway.parallel import Parallel
-from headway.parallel.parts import own_parts
-from headway.parallel.sharded import fill, own_part, own_state, sharded_like
+from headway.parallel.sharded import fill, own_parts, own_state
 from headway.storage.files import atomic_folder, current_folder, json_text, write_file
 from headway.storage.reading import read_json
 from headway.storage.safetensors import write_safetensors
@@ -44,9 +43,8 @@ from headway.train.optimizer import Optimizer
 from headway.train.tasks.base import Task
 from headway.train.trainer import Progress
 
-OPTIMIZER = "optimizer.safetensors"
-MOMENTS = "optimizer"  # what its shards are called
-ADAPTER = "adapter"
+MOMENTS, ADAPTER = "optimizer", "adapter"
+"""What its files are called, and its shards."""
 CONFIG, FINAL = "config.yaml", "final"
 NAME = re.compile(r"checkpoint-\d+")
 
@@ -82,7 +80,7 @@ class State:
         """Write the folder `path` in one atomic step: what is trained (`Saver.trained`) and moments, as a whole."""
 
         def add_state(folder: Path) -> None:
-            write_safetensors(folder / OPTIMIZER, moments)
+            write_safetensors(folder / f"{MOMENTS}.safetensors", moments)
             write_file(folder / STATE, self.record)
 
         if self.task.base is not None:
@@ -171,9 +169,8 @@ class State:
             raise CheckpointError(
                 f"{path} holds another model than the settings make; resume with its own settings"
             )
-        with torch.no_grad():
-            for name, value in own.items():
-                fill(value, folder.tensors, name)
+        for name, value in own.items():
+            fill(value, folder.tensors, name)
 
 
 def state_tensors(place: Path, what: str) -> Tensors:
@@ -187,11 +184,9 @@ def state_tensors(place: Path, what: str) -> Tensors:
 def take_mean(model: torch.nn.Module, paths: Sequence[Path]) -> None:
     """Fill a model with the mean of checkpoints, in float64, rounded once. (Vaswani et al. 2017, section 6.1.)"""
     states = [load_folder(path).tensors for path in paths]
-    with torch.no_grad():
-        for name, value in own_state(model).items():
-            if value.is_floating_point():
-                mean = torch.stack([state[name].double() for state in states]).mean(0)
-                own_part(value).copy_(own_part(sharded_like(value, mean)))
+    for name, value in own_state(model).items():
+        if value.is_floating_point():
+            fill(value, {name: torch.stack([state[name].double() for state in states]).mean(0)}, name)
 
 
 def checkpoints(out: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from headway.errors import ConfigError, did_you_mean, listed
+from headway.errors import ConfigError, check_known, listed
 from headway.train.config import TrainConfig, extra
 from headway.train.rows_config import PackedConfig
 from headway.train.tasks import find_task, settings_of, tasks_with
@@ -126,11 +126,8 @@ def measuring_settings(name: str, spec: "ModelSpec", values: Mapping[str, Any]) 
             f"task {name} was asked for, but {reason}; leave --task out, or choose another model"
         )
     known, limit = task.measured_by, spec.context_limit
-    for key in values:
-        if known and key not in known:
-            raise ConfigError(
-                f"{key}: eval measures a model of task {name} by {', '.join(known)}{did_you_mean(key, known)}"
-            )
+    for key in values if known else ():
+        check_known(key, known, f"eval measures no model of task {name} by", are="it does so by")
     most = min(spec.trained_context, limit or spec.trained_context)
     if issubclass(task.settings, PackedConfig):  # whose rows are as long as they may be
         most = min(most, LONGEST)

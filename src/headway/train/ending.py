@@ -11,7 +11,7 @@ from headway.checkpoints.adapters import save_adapter
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.hf.config import transformers_verdict
 from headway.checkpoints.saving import save_folder
-from headway.errors import ConfigError, did_you_mean, listed
+from headway.errors import ConfigError, check_known
 from headway.models import cost
 from headway.report import cell, no_pictures
 from headway.train.callbacks import TrainResult
@@ -98,9 +98,7 @@ def count(config: TrainConfig, progress: Progress, found: Evaluation | None) -> 
         raise ConfigError(
             "keep_best and early_stopping_patience compare models on held-out data; nothing is held out"
         )
-    if name not in known:
-        hint = did_you_mean(name, known)
-        raise ConfigError(f"best_by {name}: no such measure{hint}; held-out data have {listed([*known])}")
+    check_known(name, known, "best_by: there is no measure", are="held-out data have")
     value, best = known[name], progress.best
     less = name.startswith(LESS_IS_BETTER)
     better = math.isfinite(value) and (best is None or (value < best if less else value > best))

@@ -258,6 +258,5 @@ def restore_adapter(model: Model, tensors: Mapping[str, Tensor], path: Path) -> 
         raise CheckpointError(
             f"{path} holds another adapter than the settings make: {', '.join(wrong[:5])}; resume with its own settings"
         )
-    with torch.no_grad():
-        for name, value in own.items():
-            fill(value, tensors, name)
+    for name, value in own.items():
+        fill(value, tensors, name)

@@ -145,9 +145,10 @@ def draw_curve(records: list[dict[str, Any]], path: Path, title: str, unit: str 
     from matplotlib.figure import Figure
 
     what = "bits_per_byte" if any(r.get("bits_per_byte") is not None for r in records) else "loss"
-    steps = [(r["step"], r[what]) for r in records if "step" in r and r.get(what) is not None]
-    seen = f"val_{what}"
-    held = [(r["step"], r[seen]) for r in records if "step" in r and r.get(seen) is not None]
+    steps, held = (
+        [(r["step"], r[name]) for r in records if "step" in r and r.get(name) is not None]
+        for name in (what, f"val_{what}")
+    )
     figure = Figure(figsize=(8, 4.5), dpi=120)  # a layout that is found would draw it twice
     axes = figure.add_axes((0.09, 0.11, 0.89, 0.81))
     if steps:

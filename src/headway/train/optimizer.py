@@ -13,7 +13,7 @@ from headway.nn import adapter_names, linears
 from headway.parallel import Parallel, Shards
 from headway.parallel.sharded import fill
 from headway.storage.lazy import Form, lazy
-from headway.train.microbatch_pool import MicrobatchPool
+from headway.train.microbatch_pool import ALONE, MicrobatchPool
 from headway.train.rows_config import RowsConfig
 from headway.train.sharded_step import OwnedMuon, owners_of, plain_parts
 
@@ -73,20 +73,18 @@ class Optimizer:
         self,
         parameters: Mapping[str, nn.Parameter],
         parts: Sequence[tuple[float, torch.optim.Optimizer]],
-        workers: MicrobatchPool | None = None,
+        workers: MicrobatchPool = ALONE,
     ) -> None:
-        self.parameters, self._parts = dict(parameters), list(parts)
-        self.workers = workers or MicrobatchPool(1)
+        self.parameters, self._parts, self.workers = dict(parameters), list(parts), workers
         self._shards: Shards | None = None
 
     @staticmethod
-    def of(groups: Groups, config: RowsConfig, workers: MicrobatchPool | None = None) -> "Optimizer":
+    def of(groups: Groups, config: RowsConfig, workers: MicrobatchPool = ALONE) -> "Optimizer":
         """AdamW over all groups, or Muon over the matrices and AdamW over the rest.
 
         AdamW: Loshchilov and Hutter 2019, decay decoupled, only for matrices. Muon: momentum of matrices,
         orthogonalised by five Newton-Schulz steps (`torch.optim.Muon`), scaled by sqrt(max(1, rows/columns)).
         """
-        workers = workers or MicrobatchPool(1)
         rest = [*groups.embeddings.values(), *groups.vectors.values()]
         matrices, decay = list(groups.matrices.values()), config.weight_decay
         adam: list[dict[str, Any]] = [{"params": rest, "weight_decay": 0.0}]

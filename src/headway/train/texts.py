@@ -30,10 +30,9 @@ def prepare(
     """
     config, remarks = inputs.config, list[str]()
 
-    def texts() -> Iterator[str]:
-        return (piece.text for piece in _pieces(config))
-
-    tokenizer = inputs.find_tokenizer(start, texts, masked=not in_template)
+    tokenizer = inputs.find_tokenizer(
+        start, lambda: (piece.text for piece in _pieces(config)), masked=not in_template
+    )
     if Path(config.data).suffix == TOKENS and config.validation_share:
         raise ConfigError(
             f"validation_share cuts text, but {config.data} is a token file; give its held-out part as validation"

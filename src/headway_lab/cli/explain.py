@@ -5,8 +5,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from headway.cli._progress import progress
-from headway.cli._shared import note, print_report, set_threads
+from headway.cli._shared import note, print_report, progress, set_threads
 from headway.errors import ConfigError
 from headway.language import LANGUAGES, Translation, check_language, language_of_environment
 from headway.report import duration

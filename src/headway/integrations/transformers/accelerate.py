@@ -25,7 +25,7 @@ from headway.integrations.transformers import attention_layers as layers
 from headway.integrations.transformers import products
 from headway.integrations.transformers.interface import NAME
 from headway.integrations.transformers.loss import output_forward
-from headway.integrations.transformers.modules import TOLERANCE, code_of, difference, is_unchanged, known
+from headway.integrations.transformers.modules import TOLERANCE, code, difference, is_unchanged, known
 from headway.integrations.transformers.own_attention import attention_layers
 from headway.integrations.transformers.products import COMPRESSED, linear_forward, put, put_in
 from headway.integrations.transformers.steps import STEPS, growing, stack_forward, unequal_reason
@@ -100,7 +100,7 @@ def accelerate(model: nn.Module, weights: str | None = None) -> Report:
     _attention(model, state, taken, left)
     outputs = {id(one.get_output_embeddings()) for one in _models(model)}
     for name, module in model.named_modules():
-        row = known().get(code_of(module) or ())
+        row = known().get(code(type(module).forward) or ())
         if row is None:
             if reason := _unknown(module):
                 left.setdefault(name, reason)

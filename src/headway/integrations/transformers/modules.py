@@ -172,11 +172,6 @@ def reference(name: str) -> type[nn.Module]:
 Code = tuple[Any, ...]
 
 
-def code_of(module: nn.Module) -> Code | None:
-    """The instructions of its class's forward; None where that is no plain function."""
-    return code(type(module).forward)
-
-
 def is_unchanged(module: nn.Module) -> bool:
     """Whether a module is of `UNCHANGED`, or an activation, which is part of what calls it."""
     if type(module).__module__ == "transformers.activations":
@@ -185,7 +180,7 @@ def is_unchanged(module: nn.Module) -> bool:
 
 
 def code(function: Any) -> Code | None:
-    """The instructions of a plain function."""
+    """The instructions of a plain function; None of what is none."""
     found = getattr(function, "__code__", None)
     if found is None or function.__closure__:
         return None

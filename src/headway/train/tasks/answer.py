@@ -61,10 +61,10 @@ class QuestionRows(HeadRows):
 
     def __init__(self, records: Sequence[Question], config: AnswerConfig, reading: Reading) -> None:
         self.records, self.spec, self.longest = records, reading.spec, config.longest
-        self.parts, wheres = list[Window](), [record.where for record in records]
-        pairs = [(record.question, record.context) for record in records]
+        self.parts = list[Window]()
+        pairs = (((record.question, record.context), record.where) for record in records)
         parted = lost = 0
-        for i, whole in enumerate(encoded_whole(reading.tokenizer, pairs, wheres, config)):
+        for i, whole in enumerate(encoded_whole(reading.tokenizer, pairs, config)):
             own = windows(whole, config.context, config.stride or -(-config.context // 4))
             parted += len(own) > 1
             own = own[:1] if config.too_long == "cut" else own

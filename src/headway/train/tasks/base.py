@@ -20,7 +20,7 @@ from headway.train.callbacks import Callback
 from headway.train.config import TrainConfig
 from headway.train.evaluation import Evaluation
 from headway.train.inputs import Inputs
-from headway.train.microbatch_pool import M, MicrobatchPool
+from headway.train.microbatch_pool import M, MicrobatchPool, T
 from headway.train.optimizer import Optimizer
 from headway.train.rows_config import RowsConfig
 
@@ -62,7 +62,7 @@ class StepStats:
         return self.loss_sum / self.count if self.count else None
 
 
-def cut(rows: Sequence[int], size: int) -> list[Sequence[int]]:
+def cut(rows: Sequence[T], size: int) -> list[Sequence[T]]:
     """The rows in parts of `size`, the last of what is left."""
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 

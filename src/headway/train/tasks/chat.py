@@ -19,14 +19,11 @@ from headway.models import ModelSpec
 from headway.text import Tokenizer
 from headway.text.chat import ChatTemplate
 from headway.train.config import setting
-from headway.train.evaluation import Evaluation, measured
+from headway.train.evaluation import BATCH_TOKENS, Evaluation, measured
 from headway.train.microbatch_pool import ALONE, MicrobatchPool
 from headway.train.rows_config import PackedConfig, RowsConfig
 from headway.train.tasks.base import BYTES_PER_TOKEN, cut
 from headway.train.tasks.records import Reading, RecordRows, RecordsTask
-from headway.train.tasks.rows import MEASURED_BY
-
-EVALUATION_TOKENS = 8192  # slots of one forward pass
 
 
 class ConversationConfig(RowsConfig):
@@ -59,7 +56,7 @@ def message_texts(messages: Messages) -> Iterator[str]:
 class ConversationTask(RecordsTask):
     """Records of conversations: a tokenizer with a chat template, and tokens that end an answer."""
 
-    measured_by: ClassVar[tuple[str, ...]] = (*MEASURED_BY, "template", "stop")
+    measured_by = (*RecordsTask.measured_by, "template", "stop")
     trains = "decoder"
     next_command = "headway chat {model}"
     config: ConversationConfig
@@ -131,7 +128,7 @@ class AnswerRows(ChatRows, RecordRows):
 
     def evaluate(self, model: Any, pool: MicrobatchPool = ALONE) -> Evaluation:
         """See `RecordRows`; by turn, where there are several."""
-        size = max(1, EVALUATION_TOKENS // self.length // pool.count)
+        size = max(1, BATCH_TOKENS // self.length // pool.count)
 
         def run(indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
             batch, turns = self.batch(indices), self.turns(indices).flatten()

@@ -71,10 +71,9 @@ class TripletRows(HeadRows):
 
     def __init__(self, records: Sequence[Triplet | Labelled], config: EmbedConfig, reading: Reading) -> None:
         self.spec, self.config, each = reading.spec, config, [_texts_of(record) for record in records]
-        known = list(dict.fromkeys(text for own in each for text in own))
         wheres = {text: record.where for record, own in zip(records, each, strict=True) for text in own}
-        self.texts, self.remarks = encoded(reading.tokenizer, known, [wheres[text] for text in known], config)
-        number = {text: i for i, text in enumerate(known)}
+        self.texts, self.remarks = encoded(reading.tokenizer, wheres.items(), config)
+        number = {text: i for i, text in enumerate(wheres)}
         self.records = [(number[a], number[p], number[n[0]] if n else NONE) for a, p, *n in each]
         self.wanted = [_degree(record) for record in records if isinstance(record, Labelled)]
         if self.wanted and len(self.wanted) < len(records):

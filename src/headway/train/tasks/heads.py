@@ -4,7 +4,7 @@ Legend: B rows of a batch, T slots.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -26,7 +26,6 @@ from headway.train.microbatch_pool import ALONE, MicrobatchPool
 from headway.train.rows_config import ExamplesConfig
 from headway.train.tasks.base import MicroBatches, Sums, cut
 from headway.train.tasks.records import RecordRows, RecordsTask
-from headway.train.tasks.rows import MEASURED_BY
 
 EVALUATION_SLOTS = 16384  # of one forward pass, padding included
 ENCODED_AT_ONCE = 512
@@ -134,7 +133,7 @@ class HeadTask(RecordsTask):
     """
 
     settings: ClassVar[type[HeadConfig]]
-    measured_by: ClassVar[tuple[str, ...]] = (*MEASURED_BY, "too_long")
+    measured_by = (*RecordsTask.measured_by, "too_long")
     trains, masked = "encoder", True
     config: HeadConfig
     train_rows: HeadRows
@@ -161,13 +160,13 @@ def outputs(model: Any, batch: Batch) -> Tensor:
 
 
 def encoded_whole(
-    tokenizer: Tokenizer, texts: Sequence[Text], wheres: Sequence[str], config: HeadConfig
+    tokenizer: Tokenizer, texts: Iterable[tuple[Text, str]], config: HeadConfig
 ) -> Iterator[Encoded]:
-    """The texts within the tokenizer's template. Raises DataError, with file and line, for one of more than `context`
-    tokens where `too_long` is "error"."""
-    for at in range(0, len(texts), ENCODED_AT_ONCE):
-        read = tokenizer.inputs(texts[at : at + ENCODED_AT_ONCE])
-        for one, where in zip(read, wheres[at : at + ENCODED_AT_ONCE], strict=True):
+    """The texts, each with its file and line, within the tokenizer's template. Raises DataError for one of more than
+    `context` tokens where `too_long` is "error"."""
+    for some in cut([*texts], ENCODED_AT_ONCE):
+        read = tokenizer.inputs([text for text, _ in some])
+        for one, (_, where) in zip(read, some, strict=True):
             if len(one.ids) > config.context and config.too_long == "error":
                 raise DataError(
                     f"{where}: {len(one.ids)} tokens, and context is {config.context}; raise context, or read the "
@@ -177,13 +176,13 @@ def encoded_whole(
 
 
 def encoded(
-    tokenizer: Tokenizer, texts: Sequence[Text], wheres: Sequence[str], config: HeadConfig
+    tokenizer: Tokenizer, texts: Iterable[tuple[Text, str]], config: HeadConfig
 ) -> tuple[list[Encoded], list[str]]:
     """The texts as they are read, cut to `context` tokens and without places; and what is to be said of it. Raises as
     `encoded_whole` does."""
     read: list[Encoded] = []
-    cut = 0
-    for one in encoded_whole(tokenizer, texts, wheres, config):
-        cut += len(one.ids) > config.context
+    long = 0
+    for one in encoded_whole(tokenizer, texts, config):
+        long += len(one.ids) > config.context
         read.append(without_places(shortened(one, config.context)))
-    return read, [f"{cut} of {len(texts)} texts are cut to {config.context} tokens"] if cut else []
+    return read, [f"{long} of {len(read)} texts are cut to {config.context} tokens"] if long else []

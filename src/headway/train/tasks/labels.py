@@ -55,11 +55,11 @@ class LabelledRows(HeadRows):
 
     def __init__(self, records: Sequence[Labelled], config: WholeConfig, reading: Reading) -> None:
         numbers = label_numbers(reading.spec, [(record.label, record.where) for record in records])
-        texts: list[Text] = [
-            record.text if record.pair is None else (record.text, record.pair) for record in records
+        texts: list[tuple[Text, str]] = [
+            (record.text if record.pair is None else (record.text, record.pair), record.where)
+            for record in records
         ]
-        wheres = [record.where for record in records]
-        self.texts, self.remarks = encoded(reading.tokenizer, texts, wheres, config)
+        self.texts, self.remarks = encoded(reading.tokenizer, texts, config)
         self.labels, self.spec = [numbers[record.label] for record in records], reading.spec
 
     def batch(self, indices: Sequence[int]) -> Batch:
@@ -164,9 +164,9 @@ class TaggedRows(HeadRows):
         numbers = label_numbers(self.spec, [(tag, record.where) for record in records for tag in record.tags])
         later = {name: numbers.get(f"I-{name.removeprefix('B-')}", i) for name, i in numbers.items()}
         both = [joined(record.words) for record in records]
-        texts, wheres = [text for text, _ in both], [record.where for record in records]
+        texts = [(text, record.where) for (text, _), record in zip(both, records, strict=True)]
         parted = lost = 0
-        for i, whole in enumerate(encoded_whole(reading.tokenizer, texts, wheres, config)):
+        for i, whole in enumerate(encoded_whole(reading.tokenizer, texts, config)):
             words = [None if at is None else both[i][1][at[0]] for at in whole.offsets]
             begins = [word is not None and word != words[slot - 1] for slot, word in enumerate(words)]
             labels = [

@@ -14,7 +14,7 @@ from headway.checkpoints.folder import load_folder
 from headway.checkpoints.restore import build_model
 from headway.data.record_kinds import Preference as Pair
 from headway.data.rows import padded
-from headway.errors import ConfigError, DataError
+from headway.errors import ConfigError, DataError, as_error
 from headway.models import Decoder, Encoder
 from headway.nn import IGNORE_INDEX
 from headway.nn.preference import dpo_loss, orpo_loss
@@ -82,15 +82,13 @@ class PairRows(RecordRows):
                 "(reference=FOLDER), or say loss=orpo, which has no reference"
             )
         for record in records:
-            try:
+            with as_error(DataError, record.where):
                 chosen, rejected = (
                     chat_segments(
                         reading.tokenizer, [*record.prompt, *answer], stop=reading.stop, train_on="last"
                     )
                     for answer in (record.chosen, record.rejected)
                 )
-            except DataError as error:
-                raise DataError(f"{record.where}: {error}") from None
             if max(len(chosen.ids), len(rejected.ids)) <= config.context:
                 self.pairs.append((chosen, rejected))
         if not self.pairs:
@@ -211,11 +209,10 @@ def reference_model(folder: str, tokenizer: Tokenizer, dtype: torch.dtype, backe
     return model
 
 
-@torch.no_grad()
 def reference(model: Decoder | Encoder, rows: PairRows) -> Tensor:
     """log p of all pairs [2, N] under the model, in float32."""
-    model.eval()
-    parts = [log_p(model, rows.batch(part)) for part in cut(range(len(rows)), AT_ONCE)]
+    every = cut(range(len(rows)), AT_ONCE)
+    parts, _ = measured(model, lambda part: log_p(model, rows.batch(part)), every, ALONE)
     return torch.cat(parts, dim=1).float().contiguous()
 
 

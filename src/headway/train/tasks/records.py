@@ -19,7 +19,7 @@ from headway.train.evaluation import Evaluation
 from headway.train.microbatch_pool import ALONE, MicrobatchPool
 from headway.train.rows_config import RowsConfig
 from headway.train.tasks.base import Foreseen
-from headway.train.tasks.rows import MEASURED_BY, RowsTask
+from headway.train.tasks.rows import RowsTask
 
 
 class Reading(NamedTuple):
@@ -68,15 +68,13 @@ class RecordsTask(RowsTask):
 
     Attributes:
         rows: what a model reads of records. kinds: of the records that are read; measured: of those that are measured,
-            the same unless said. most_texts: of a row. masked: whether a tokenizer that is trained has a mask token,
-            and ends its texts. head_task: of the models that it trains, where they have a head of its own.
+            the same unless said. masked: whether a tokenizer that is trained has a mask token, and ends its texts.
+            head_task: of the models that it trains, where they have a head of its own.
     """
 
-    measured_by: ClassVar[tuple[str, ...]] = MEASURED_BY
     rows: ClassVar[type[RecordRows]]
     kinds: ClassVar[tuple[type[Record], ...]]
     measured: ClassVar[tuple[type[Record], ...]] = ()
-    most_texts: ClassVar[int] = 1
     masked: ClassVar[bool] = False
     head_task: ClassVar[str | None] = None
     train_rows: Any
@@ -109,7 +107,7 @@ class RecordsTask(RowsTask):
             rows = self.rows(train, self.config, self.reading(train, tokenizer, spec)._replace(scored=False))
             data, count = {**rows.amount}, len(rows)
         data = {"training records": len(train), **data}
-        return self.foreseen(spec, data, count, exact=exact, texts=self.most_texts)
+        return self.foreseen(spec, data, count, exact=exact)
 
     def estimated(self, records: Sequence[Any]) -> tuple[dict[str, int], int]:
         """How much there is to read, and in how many rows, before there is a tokenizer."""

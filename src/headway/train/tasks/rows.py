@@ -1,7 +1,7 @@
 """What training on rows of tokens has in common, whatever of them is predicted: the order, the steps, the optimizer."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -18,17 +18,17 @@ from headway.train.optimizer import Optimizer, learning_rate, parameter_groups
 from headway.train.rows_config import RowsConfig
 from headway.train.tasks.base import Foreseen, MicroBatches, Plan, StepStats, Sums, Task
 
-MEASURED_BY = ("data", "context", "validation_share", "seed")
-
 
 class RowsTask(Task[Decoder | Encoder]):
     """Steps over rows. A kind of it makes model and rows, hands them to `begin`, and measures.
 
     Attributes:
         config: the settings. train_rows: what is trained on. plan: which of them each step reads. held_rows: what is
-            held out, if anything is.
+            held out, if anything is. most_texts: of a row.
     """
 
+    measured_by: ClassVar[tuple[str, ...]] = ("data", "context", "validation_share", "seed")
+    most_texts: ClassVar[int] = 1
     config: RowsConfig
     train_rows: RowSource
     held_rows: Any = None
@@ -57,14 +57,12 @@ class RowsTask(Task[Decoder | Encoder]):
         with torch.device("meta"):
             blank(spec, backend=config.backend)
 
-    def foreseen(
-        self, spec: ModelSpec, data: Mapping[str, int], rows: int, *, exact: bool, texts: int = 1
-    ) -> Foreseen:
+    def foreseen(self, spec: ModelSpec, data: Mapping[str, int], rows: int, *, exact: bool) -> Foreseen:
         """A run over so many rows, with the steps of the settings. See `Foreseen`."""
         self.check(spec, self.config.context)
         workers = self.choose_workers(spec)
         plan = Plan.of(self.config, max(1, rows), int(workers.what))
-        return Foreseen(spec, data, exact, plan, self.config.context, workers, texts)
+        return Foreseen(spec, data, exact, plan, self.config.context, workers, self.most_texts)
 
     def choose_workers(self, spec: ModelSpec) -> Choice:
         """How many micro batches of a step run side by side."""
