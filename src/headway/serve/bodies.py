@@ -29,7 +29,7 @@ def is_one(texts: Any) -> bool:
 
 def several(texts: Any) -> list[Any]:
     """A list of texts, or of the only one."""
-    return [texts] if is_one(texts) else texts
+    return [texts] if is_one(texts) else [*texts]
 
 
 class StreamOptions(BaseModel, extra="allow"):
