@@ -84,8 +84,9 @@ def test_settings_of_llama(house: House) -> None:
     for bias in ([["e t", False]], {"e t": False}, [[token, False] for token in never]):
         told = ask(house, "/completion", {**greedy, "logit_bias": bias})[1]
         assert told["content"] == lm.generate("the", max_new_tokens=20, bias=never).text
-    told = ask(house, "/completion", {**greedy, "repeat_penalty": 1.7, "top_k": 1})[1]
-    assert told["content"] == lm.generate("the", max_new_tokens=20, repetition_penalty=1.7).text
+    for name in ("repeat_penalty", "repetition_penalty"):
+        told = ask(house, "/completion", {**greedy, name: 1.7, "top_k": 1})[1]
+        assert told["content"] == lm.generate("the", max_new_tokens=20, repetition_penalty=1.7).text
     told = ask(house, "/completion", {**greedy, "logit_bias": [[5, 2.5]], "ignore_eos": True})[1]
     assert told["generation_settings"]["logit_bias"] == [
         {"token": 5, "bias": 2.5},

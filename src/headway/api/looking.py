@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from headway.generate.reader import evaluating
@@ -16,8 +15,6 @@ Numbers = int | Sequence[int] | None
 """Layers or heads: all of them (None), one, or several; those below 0 count from the end."""
 AnyText = str | tuple[str, str] | Tensor | Sequence[int]
 States = tuple[Tensor, ...]
-Side = str | Sequence[int]
-"""A text, or the ids that are read."""
 
 
 class EncoderDecoderMaps(NamedTuple):
@@ -69,7 +66,7 @@ class Looks:
         `output_hidden_states` of `transformers`."""
         record = Record()
         self._record(text, special, record)
-        return _states(record, layers)
+        return states_of(record, layers)
 
     def _row(self, text: Any, special: bool) -> dict[str, Any]:
         """One text as the model reads it, [1, T]."""
@@ -82,54 +79,6 @@ class Looks:
         with evaluating(self.model):
             self.model.hidden(**row, record=record)
         return ids
-
-
-class LooksBoth:
-    """What an encoder-decoder tells of a text, and of what is written for it."""
-
-    model: Any
-    tokenizer: Any
-
-    def attention(
-        self, source: Side, target: Side | None = None, *, layers: Numbers = None, heads: Numbers = None
-    ) -> EncoderDecoderMaps:
-        """What the tokens of a text and of what is written for it attend to: its `encoder`, the `decoder` and `cross`,
-        each as `LanguageModel.attention` has it. `target`: the translation, the model's own unless given; its queries
-        begin with the token that decoding starts from. Both are texts, or the ids that are read."""
-        stacks = self.model.encoder, self.model.decoder
-        records = [attention_record(stack, layers) for stack in stacks]
-        sides = zip(self._record(source, target, *records), ("source", "target"), strict=True)
-        read, written = (token_texts(self.tokenizer, ids, side) for ids, side in sides)
-        return EncoderDecoderMaps(
-            attention_maps(records[0], stacks[0], heads, read, read),
-            attention_maps(records[1], stacks[1], heads, written, written),
-            attention_maps(records[1], stacks[1], heads, written, read, across=True),
-        )
-
-    def hidden_states(
-        self, source: Side, target: Side | None = None, *, layers: Numbers = None
-    ) -> EncoderDecoderStates:
-        """The states of a text in the encoder and of its translation in the decoder; arguments as in `attention`, and
-        layers as in `LanguageModel.hidden_states`."""
-        records = Record(), Record()
-        self._record(source, target, *records)
-        return EncoderDecoderStates(*(_states(record, layers) for record in records))
-
-    def _rows(self, source: Side, target: Side | None) -> tuple[list[int], list[int]]:
-        """The ids that the encoder reads, and those that the decoder reads."""
-        raise NotImplementedError
-
-    def _record(
-        self, source: Side, target: Side | None, encoder: Record, decoder: Record
-    ) -> tuple[list[int], list[int]]:
-        """Reads both, in one encoding and one pass over all of the target, of which the records are told, and returns
-        their ids."""
-        rows = self._rows(source, target)
-        read, written = (torch.tensor([ids], device=self.model.decoder.like.device) for ids in rows)
-        with evaluating(self.model):
-            memory = self.model.memory_keys(self.model.encode(read, record=encoder))
-            self.model.hidden(written, memory=memory, record=decoder)
-        return rows
 
 
 def token_texts(tokenizer: AnyTokenizer | None, ids: Sequence[int], side: str = "source") -> list[str]:
@@ -148,6 +97,6 @@ def token_texts(tokenizer: AnyTokenizer | None, ids: Sequence[int], side: str = 
     return found
 
 
-def _states(record: Record, layers: Numbers) -> States:
+def states_of(record: Record, layers: Numbers) -> States:
     """Those of one row that are asked for: number i is what layer i is given, and the last are the last."""
     return tuple(record.states[i][0] for i in numbers_of("layers", layers, len(record.states)))

@@ -6,19 +6,27 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headway.api.looking import LooksBoth, Side
+import torch
+
+from headway.api.looking import EncoderDecoderMaps, EncoderDecoderStates, Numbers, states_of, token_texts
 from headway.api.pretrained import BATCH, OneOrSeveral, Writer, config_of, refuse_empty
 from headway.errors import DataError, HeadwayError
 from headway.generate import Beams, Generation, GenerationConfig
+from headway.generate.reader import evaluating
 from headway.generate.sequences import AnyTokenizer
 from headway.generate.translate import completed
 from headway.generate.translate import translate as translate_ids
 from headway.models import EncoderDecoder
+from headway.models.attention_maps import attention_maps, attention_record
+from headway.nn.record import Record
 from headway.text import MarianTokenizer, Tokenizer
 from headway.text.languages import check_pair
 
+Side = str | Sequence[int]
+"""A text, or the ids that are read."""
 
-class Translator(Writer[EncoderDecoder, AnyTokenizer], LooksBoth):
+
+class Translator(Writer[EncoderDecoder, AnyTokenizer]):
     """Writes a text for a text: a translation, a summary, whatever the model was trained for.
 
     >>> translator = headway.load("runs/translation/final")
@@ -96,6 +104,43 @@ class Translator(Writer[EncoderDecoder, AnyTokenizer], LooksBoth):
         starts = self.generation.get("decoder_start_token_id") in known.values()
         key = "decoder_start_token_id" if starts else "forced_bos_token_id"
         return {**self.generation, key: known[target]}
+
+    def attention(
+        self, source: Side, target: Side | None = None, *, layers: Numbers = None, heads: Numbers = None
+    ) -> EncoderDecoderMaps:
+        """What the tokens of a text and of what is written for it attend to: its `encoder`, the `decoder` and `cross`,
+        each as `LanguageModel.attention` has it. `target`: the translation, the model's own unless given; its queries
+        begin with the token that decoding starts from. Both are texts, or the ids that are read."""
+        stacks = self.model.encoder, self.model.decoder
+        records = [attention_record(stack, layers) for stack in stacks]
+        sides = zip(self._record(source, target, *records), ("source", "target"), strict=True)
+        read, written = (token_texts(self.tokenizer, ids, side) for ids, side in sides)
+        return EncoderDecoderMaps(
+            attention_maps(records[0], stacks[0], heads, read, read),
+            attention_maps(records[1], stacks[1], heads, written, written),
+            attention_maps(records[1], stacks[1], heads, written, read, across=True),
+        )
+
+    def hidden_states(
+        self, source: Side, target: Side | None = None, *, layers: Numbers = None
+    ) -> EncoderDecoderStates:
+        """The states of a text in the encoder and of its translation in the decoder; arguments as in `attention`, and
+        layers as in `LanguageModel.hidden_states`."""
+        records = Record(), Record()
+        self._record(source, target, *records)
+        return EncoderDecoderStates(*(states_of(record, layers) for record in records))
+
+    def _record(
+        self, source: Side, target: Side | None, encoder: Record, decoder: Record
+    ) -> tuple[list[int], list[int]]:
+        """Reads both, in one encoding and one pass over all of the target, of which the records are told, and returns
+        their ids."""
+        rows = self._rows(source, target)
+        read, written = (torch.tensor([ids], device=self.model.decoder.like.device) for ids in rows)
+        with evaluating(self.model):
+            memory = self.model.memory_keys(self.model.encode(read, record=encoder))
+            self.model.hidden(written, memory=memory, record=decoder)
+        return rows
 
     def _rows(self, source: Side, target: Side | None) -> tuple[list[int], list[int]]:
         """The ids that the encoder reads, and those that the decoder reads."""

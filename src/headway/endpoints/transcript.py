@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol, TypeVar
@@ -82,8 +82,7 @@ class Transcript:
                 )
             return reply
         reply = endpoint.chat(messages, seed=seed, temperature=temperature, max_tokens=max_tokens)
-        said = {"text": reply.text, "finish_reason": reply.finish_reason}
-        line = json.dumps({"key": key, "request": request, "reply": said})
+        line = json.dumps({"key": key, "request": request, "reply": asdict(reply)})
         with self._lock:
             self._file.write(line.encode() + b"\n")
             self._file.flush()

@@ -24,7 +24,7 @@ REASONS = {"eos": "stop", "stop": "stop", "length": "length", None: None}
 
 @dataclass
 class Written:
-    """A text so far: what its deltas have said, and the parts that a reader divides it into."""
+    """A text so far: what stands before it, what its deltas have said, and the parts that these are divided into."""
 
     reader: CallReader
     text: str = ""
@@ -63,8 +63,7 @@ class Answer(ABC):
         echoes: Sequence[str] = (),
     ) -> None:
         self.asked, self.model, self.texts, self.warnings = asked, model, texts, warnings
-        self.echoes = echoes or [""] * len(texts)
-        self.written = [Written(reader()) for _ in texts]
+        self.written = [Written(reader(), echo) for echo in echoes or [""] * len(texts)]
         self.key, self.created = uuid4().hex, int(time.time())
         self.reading: Reading | None = None
 

@@ -4,7 +4,7 @@ Fields that are known to clients and change no text (`user`, `metadata`, ...) ar
 told in `warnings`, or refused where the server is strict. Nothing is accepted and ignored in silence."""
 
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
@@ -20,6 +20,16 @@ TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text")
 """Types of parts."""
 MOST_TEXTS, MOST_STOPS, MOST_LIKELY, MOST_BIASED, MOST_TOOLS = 128, 16, 20, 1024, 128
 Stops = Annotated[list[str], Field(max_length=MOST_STOPS)]
+
+
+def is_one(texts: Any) -> bool:
+    """Whether this is one text rather than a list of texts; a list with ids in it is one."""
+    return isinstance(texts, str) or any(isinstance(part, int) for part in texts)
+
+
+def several(texts: Any) -> list[Any]:
+    """A list of texts, or of the only one."""
+    return [texts] if is_one(texts) else [*texts]
 
 
 class StreamOptions(BaseModel, extra="allow"):
@@ -143,14 +153,6 @@ class Completion(Body):
             raise ConfigError("suffix with echo: a prompt that is filled is not told again; leave one out")
         if self.best_of not in (None, self.n):
             raise ConfigError(f"best_of={self.best_of}: all {self.n} texts are told; give n alone")
-
-    @property
-    def prompts(self) -> Sequence[str | list[int]]:
-        """Each of them; a list of numbers is one."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        first = self.prompt[0] if self.prompt else None
-        return [self.prompt] if isinstance(first, int) else self.prompt  # type: ignore[list-item,return-value]
 
     def config(self, **more: Any) -> GenerationConfig:
         return super().config(prompt_log_probs=self.echo and self.likely is not None, **more)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 from headway.errors import ConfigError
@@ -24,8 +23,6 @@ async def answered(
     """The answer to a conversation. Raises as `prepare` and `Decoding.texts`."""
     prepared = await prepare(model, asked, warnings)
     config = prepared.chat.config(grammar=await model.grammar(*prepared.grammar), shown=prepared.shown)
-    if config.max_new_tokens is None:  # an answer ends where the model ends it
-        config = replace(config, max_new_tokens=model.room(len(prepared.ids)))
     texts = model.texts([prepared.ids], config, prepared.chat.n)
     return answer(asked, model, texts, warnings, reader=prepared.reader)
 

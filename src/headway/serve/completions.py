@@ -8,7 +8,7 @@ from typing import Any
 from headway import __version__
 from headway.generate import Delta, ToldToken
 from headway.serve.answers import Answer, Event, token_text, told_tokens
-from headway.serve.bodies import Body, Completion
+from headway.serve.bodies import Body, Completion, several
 from headway.serve.errors import warned
 from headway.serve.markup import Part
 from headway.serve.served import Decoding
@@ -27,9 +27,10 @@ async def continued(answer: type[Answer], model: Decoding, asked: Completion, wa
             return infill(tokenizer, before, asked.suffix)
         return tokenizer.encode(prompt, eos=False) if isinstance(prompt, str) else prompt
 
-    prompts = await asyncio.to_thread(lambda: [*map(ids, asked.prompts)])
+    given = several(asked.prompt)
+    prompts = await asyncio.to_thread(lambda: [*map(ids, given)])
     texts = model.texts(prompts, asked.config(grammar=await model.grammar(asked.asked_grammar)), asked.n)
-    echoes = [p if isinstance(p, str) else tokenizer.decode(p) for p in asked.prompts if asked.echo]
+    echoes = [p if isinstance(p, str) else tokenizer.decode(p) for p in given if asked.echo]
     return answer(asked, model, texts, warnings, echoes=[echo for echo in echoes for _ in range(asked.n)])
 
 
@@ -115,11 +116,12 @@ class CompletionAnswer(Answer):
 
     def said(self, i: int, delta: Delta, parts: Sequence[Part]) -> Any:
         """What a step says of a text; nothing where nothing became certain."""
-        return ("" if self.written[i].deltas[1:] else self.echoes[i]) + delta.text
+        written = self.written[i]
+        return delta.text if written.deltas[1:] else written.text
 
     def full(self, i: int) -> dict[str, Any]:
         """What a choice says at the end."""
-        return {"text": self.echoes[i] + self.written[i].text}
+        return {"text": self.written[i].text}
 
     def log_probs(self, deltas: Sequence[Delta], begin: int = 0) -> dict[str, Any] | None:
         """Probabilities as completions tell them: columns; the tokens' texts begin at `begin`."""

@@ -24,7 +24,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from pydantic import BaseModel, Field, field_validator
 from torch import Tensor
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, as_error
 from headway.text import Tokenizer
 
 MOST_BYTES, MOST_DEPTH, MOST_MULTIPLE, MOST_KEPT = 1 << 16, 100, 10_000, 64
@@ -133,10 +133,8 @@ def _of_schema(schema: Any) -> str:
 def _of_rules(text: str) -> str:
     if "%json" in text:
         raise ConfigError("grammar: %json: give a schema as response_format, or as structured_outputs.json")
-    try:
+    with as_error(ConfigError, "grammar: it is neither Lark nor GBNF", Exception):
         return LLMatcher.grammar_from_lark(any_to_lark(text))
-    except (Exception, RecursionError) as error:
-        raise ConfigError(f"grammar: it is neither Lark nor GBNF: {error}") from None
 
 
 SOURCES: dict[str, Callable[[Any], str]] = {

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from headway.api import Answerer, Classifier, Embedder, MaskedLM, Tagger, Translator
 from headway.errors import ConfigError
-from headway.serve.bodies import ModelRequest
+from headway.serve.bodies import ModelRequest, several
 from headway.similarity import cosine
 
 MOST_TEXTS, MOST_CHARACTERS, MOST_WINDOWS, MOST_TRANSLATED, MOST_BEAMS = 2048, 1 << 20, 8192, 128, 512
@@ -44,9 +44,9 @@ class Embed(Task):
     dimensions: int | None = Field(None, ge=1)
 
     def told(self, model: Embedder) -> Content:
-        is_one = isinstance(self.input, str) or isinstance(self.input[0], int)
-        texts: Any = [self.input] if is_one else self.input
-        vectors = model.embed(texts, cut=self.truncate, dimensions=self.dimensions, batch_size=ALL)
+        vectors = model.embed(
+            several(self.input), cut=self.truncate, dimensions=self.dimensions, batch_size=ALL
+        )
         rows: list[Any] = vectors.tolist()
         if self.encoding_format == "base64":  # of little-endian float32
             rows = [base64.b64encode(row.tobytes()).decode() for row in vectors.numpy().astype("<f4")]
@@ -204,11 +204,6 @@ class Translate(Task):
             for one in found
         ]
         return {"completion_tokens": sum(len(one.ids) for one in found), **listed(data)}
-
-
-def several(texts: str | list[str]) -> list[str]:
-    """A list of them, or of the only one."""
-    return [texts] if isinstance(texts, str) else texts
 
 
 def listed(data: Sequence[Content]) -> Content:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from headway.generate import Delta, GenerationConfig
 from headway.serve.answers import Answer, Event, told_tokens
-from headway.serve.bodies import MOST_BIASED, MOST_LIKELY, Completion, Stops, TextRequest
+from headway.serve.bodies import MOST_BIASED, MOST_LIKELY, Completion, Stops, TextRequest, is_one, several
 from headway.serve.errors import warned
 from headway.serve.served import Decoding
 from headway.text import Tokenizer, infill
@@ -48,14 +48,8 @@ class LlamaCompletion(TextRequest):
     return_tokens: bool = False
     response_fields: list[str] = Field([])
 
-    @property
-    def is_many(self) -> bool:
-        """Whether it has a list of prompts; a list with numbers in it is one."""
-        return isinstance(self.prompt, list) and not any(isinstance(part, int) for part in self.prompt)
-
     def ids(self, tokenizer: Tokenizer) -> list[list[int]]:
         """Of each prompt."""
-        prompts: list[Any] = self.prompt if self.is_many else [self.prompt]  # type: ignore[assignment]
 
         def of_parts(parts: Mixed) -> Iterator[int]:
             for place, part in enumerate(parts):
@@ -63,26 +57,28 @@ class LlamaCompletion(TextRequest):
                     [part] if isinstance(part, int) else tokenizer.encode(part, bos=not place, eos=False)
                 )
 
-        return [[*of_parts([prompt] if isinstance(prompt, str) else prompt)] for prompt in prompts]
+        return [
+            [*of_parts([prompt] if isinstance(prompt, str) else prompt)] for prompt in several(self.prompt)
+        ]
 
-    async def config(self, model: Decoding, room: int | None) -> GenerationConfig:
-        """The settings of its texts, of which each has room for so many tokens."""
+    async def config(self, model: Decoding) -> GenerationConfig:
+        """The settings of its texts."""
         grammars = {"json": self.json_schema, "grammar": self.grammar or None}
         asked = {name: source for name, source in grammars.items() if source is not None}
         changed = {
             "prompt": "",
             "structured_outputs": asked or None,
-            "max_tokens": room if self.n_predict < 0 else self.n_predict,
             "logprobs": self.n_probs or None,
             "seed": None if self.seed == -1 else self.seed,
             "stop": self.stop,
-            "repetition_penalty": self.repeat_penalty,
+            "repetition_penalty": self.repetition_penalty or self.repeat_penalty,
             "logit_bias": self._bias(model.lm.need_tokenizer(), model.lm.eos if self.ignore_eos else ()),
         }
         body = Completion.model_validate({**self.shared, **changed})
         config = body.config(grammar=await model.grammar(body.asked_grammar))
+        most = None if self.n_predict < 0 else self.n_predict
         drawn = self.post_sampling_probs and self.n_probs > 0
-        return replace(config, prefix_cache=self.cache_prompt, drawn_log_probs=drawn)
+        return replace(config, max_new_tokens=most, prefix_cache=self.cache_prompt, drawn_log_probs=drawn)
 
     def _bias(self, tokenizer: Tokenizer, never: Sequence[int]) -> dict[int, float]:
         """Of ids; a text is all of its tokens."""
@@ -120,8 +116,7 @@ async def filled(
 ) -> Answer:
     """The answer whose texts continue prompts, or fill a gap. Raises DataError as `infill`, and as `Decoding.texts`."""
     ids = await asyncio.to_thread(asked.ids, model.lm.need_tokenizer())
-    room = None if model.context is None else max(0, model.context - max(map(len, ids), default=0))
-    return answer(asked, model, model.texts(ids, await asked.config(model, room)), warnings)
+    return answer(asked, model, model.texts(ids, await asked.config(model)), warnings)
 
 
 class LlamaAnswer(Answer):
@@ -144,7 +139,7 @@ class LlamaAnswer(Answer):
 
     def whole(self) -> Any:
         results = [self._picked(self._result(i)) for i in range(len(self.texts))]
-        return results if self.asked.is_many else results[0]
+        return results[0] if is_one(self.asked.prompt) else results
 
     def _result(self, i: int) -> dict[str, Any]:
         written, text = self.written[i], self.texts[i]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import ConfigError, check_known
 from headway.serve.errors import Unavailable, UnknownModel
 from headway.serve.served import Decoding, Served
 from headway.serve.visits import VISIT
@@ -135,11 +135,10 @@ class Models:
 
     def place(self, name: str | None) -> Place:
         """The place of a name. Raises UnknownModel."""
-        name = self.aliases.get(name or "", name)
-        if name is None or name not in self.places:
-            asked = "no model is named" if name is None else f"there is no model {name!r}"
-            hint = did_you_mean(name or "", self.places)
-            raise UnknownModel(f"{asked}{hint}; there are {', '.join(self.places)}")
+        if name is None:
+            raise UnknownModel(f"no model is named; there are {', '.join(self.places)}")
+        name = self.aliases.get(name, name)
+        check_known(name, self.places, "there is no model", error=UnknownModel)
         return self.places[name]
 
     async def open(self, place: Place) -> Served:

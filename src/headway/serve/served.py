@@ -113,17 +113,19 @@ class Decoding(Served):
         self, prompts: Sequence[Sequence[int]], config: GenerationConfig, count: int = 1
     ) -> list[SampledText]:
         """`count` texts for each prompt, those of a prompt numbered from 0 as `LanguageModel.generate` numbers a list
-        that has it so often: equal seeds give equal texts. Raises DataError and ConfigError as `generate`."""
+        that has it so often: equal seeds give equal texts. Where no number of new tokens is asked for, there is `room`
+        for them. Raises DataError and ConfigError as `generate`."""
+        checked = check_prompts(prompts, self.lm.spec.vocab)
+        longest = max(map(len, checked))
+        if self.context is not None and longest > self.context:
+            raise PromptTooLong(longest, self.context)
+        if config.max_new_tokens is None:
+            config = replace(config, max_new_tokens=self.room(longest))
         salt = own_salt() + config.cache_salt
         own: dict[str, Any] = {"exact": self.exact, "adapters": self.adapters, "cache_salt": salt}
         config = replace(config, eos=self.lm.eos, forbidden=self.unused, **own)
-        made = []
-        for prompt in check_prompts(prompts, self.lm.spec.vocab):
-            if self.context is not None and len(prompt) > self.context:
-                raise PromptTooLong(len(prompt), self.context)
-            requests = make_requests([prompt] * count, config, self.lm.spec)
-            made += [SampledText(request, self.lm.tokenizer) for request in requests]
-        return made
+        requests = [make_requests([prompt] * count, config, self.lm.spec) for prompt in checked]
+        return [SampledText(request, self.lm.tokenizer) for group in requests for request in group]
 
     def write(self, texts: Sequence[SampledText], progress: bool = False) -> AsyncIterator[Told]:
         """See `Worker.write`."""

@@ -4,7 +4,7 @@ Prometheus is told vLLM's names where it has one, `headway_...` for the rest, an
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -12,9 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from headway.cache import PagePool
 from headway.errors import ConfigError
-from headway.generate import Engine
 from headway.serve.bodies import ModelRequest
 from headway.serve.models import Models
 from headway.serve.served import Decoding, Served
@@ -37,15 +35,10 @@ TIMES = {
     "vllm:request_time_per_output_token_seconds": ("Of a text, the mean from a token to the next", FAST),
     "vllm:e2e_request_latency_seconds": ("From the request to the last token", SLOW),
 }
-NOW: dict[str, tuple[str, Callable[[Engine, PagePool], float]]] = {
-    "vllm:num_requests_running": ("Texts that are written", lambda engine, pool: len(engine.running)),
-    "vllm:num_requests_waiting": ("Texts that wait", lambda engine, pool: len(engine.waiting)),
-    "vllm:kv_cache_usage_perc": (
-        "Of pages, those that texts use",
-        lambda engine, pool: (
-            (pool.held - pool.idle) / max(pool.held if pool.budget is None else pool.budget, 1)
-        ),
-    ),
+NOW = {
+    "vllm:num_requests_running": "Texts that are written",
+    "vllm:num_requests_waiting": "Texts that wait",
+    "vllm:kv_cache_usage_perc": "Of pages, those that texts use",
 }
 """Of each engine."""
 _FIRST = "vllm:time_to_first_token_seconds_sum"
@@ -146,7 +139,7 @@ class Server(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Of each engine its requests and pages; of each model whether it is loaded."""
-        now = {name: GaugeMetricFamily(name, about, labels=MODEL) for name, (about, _) in NOW.items()}
+        now = {name: GaugeMetricFamily(name, about, labels=MODEL) for name, about in NOW.items()}
         pages = GaugeMetricFamily("headway_page_bytes", "Bytes of pages", labels=(*MODEL, "state"))
         loaded = GaugeMetricFamily("headway_model_loaded", "1 where a model is loaded", labels=MODEL)
         restarts, steps = self.worker.restarts, self.worker.steps
@@ -160,8 +153,11 @@ class Server(Collector):
             if isinstance(place.model, Decoding) and place.base is None:
                 engine = place.model.engine
                 pool = engine.reader.cache.pool
-                for gauge, (_, number) in zip(now.values(), NOW.values(), strict=True):
-                    gauge.add_metric((name,), number(engine, pool))
-                pages.add_metric((name, "used"), pool.held - pool.idle)
+                used = pool.held - pool.idle
+                usage = used / max(pool.held if pool.budget is None else pool.budget, 1)
+                numbers = len(engine.running), len(engine.waiting), usage
+                for gauge, number in zip(now.values(), numbers, strict=True):
+                    gauge.add_metric((name,), number)
+                pages.add_metric((name, "used"), used)
                 pages.add_metric((name, "kept"), pool.idle)
         yield from (*now.values(), pages, loaded)
