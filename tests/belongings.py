@@ -93,6 +93,11 @@ def chapters(path: Path) -> None:
     toys.chinese(path.parent)
 
 
+def novel(path: Path) -> None:
+    body = "话说天下大势，分久必合，合久必分。" * 20
+    write(path, "".join(f"第{i}回 {i}\n\n  {body}\n" for i in "一二三"))
+
+
 def triplets(path: Path) -> None:
     records = [dict(zip("ABC", documents(i, 3, most=9), strict=True), label="BC"[i % 2]) for i in range(12)]
     write(path, json_lines(records))
@@ -226,6 +231,7 @@ KINDS: dict[Callable[[Path], Any], str] = {
     texts: "my-text text texts books",
     symbols: "text8.txt",
     chapters: "chapters.jsonl",
+    novel: "hongloumeng.txt.gz xiyouji.txt.gz sanguoyanyi.txt.gz shuihuzhuan.txt.gz",
     triplets: "triplets.jsonl triplets-held.jsonl",
     reviews: """reviews.jsonl reviews-train.jsonl reviews-test.jsonl imdb-train.jsonl imdb-test.jsonl
         hyperpartisan.jsonl reviews.csv""",

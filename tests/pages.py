@@ -71,7 +71,7 @@ SMALLER = (
 )
 
 
-WRITTEN = {"convert": 3, "surgery": 4}  # which word of a command is the folder that it writes
+WRITTEN = {"convert": 3, "surgery": 4, "data": 2}  # which word of a command is what it writes
 BUILD = "tests/native/test_build.py"
 SANITIZED = ("compiles for minutes", f"{BUILD}::test_a_sanitized_library_stops_at_a_read_outside_its_memory")
 BOOK = (
