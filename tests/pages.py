@@ -112,6 +112,10 @@ NOT_RUN = {
     "python -m headway.native.build --level avx2 --force": (
         "renews the libraries that these tests use", f"{BUILD}::test_every_level_carries_the_hash_of_its_sources"
     ),
+    "CXX=aarch64-linux-gnu-g++ python -m headway.native.build --machine aarch64 --out lib-aarch64": (
+        "needs a compiler of another machine; `make test-arm` runs it",
+        "tests/native/arm/test_driver.py::test_what_is_missing_is_named",
+    ),
     "python -m headway.native.build --sanitize --level avx2": SANITIZED,
     "LD_PRELOAD=$(g++ -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 "
     "HEADWAY_NATIVE_DIR=src/headway/native/lib/sanitized HEADWAY_NATIVE=avx2 python -m pytest -s -k avx2 tests/native "

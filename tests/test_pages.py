@@ -63,7 +63,7 @@ PYTHON = [page for page in PAGES if page != README and python_of(page)]
 
 def marked(commands: tuple[str, ...]) -> list[pytest.MarkDecorator]:
     cheap = all(one.startswith(tuple(f"headway {name}" for name in CHEAP)) for one in commands)
-    return [] if cheap and "--ladder" not in commands[0] else [pytest.mark.slow]
+    return [] if cheap and "--ladder" not in commands[0] else [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="session")
