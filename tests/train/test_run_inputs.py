@@ -96,7 +96,7 @@ def test_layers_of_state_space_duality_are_trained_by_name(settings: Make) -> No
     [
         (b"", "the file is empty"),
         (b"abc\xff", "not UTF-8"),
-        (b'{"text": "a"}\n{"txt": "b"}\n', r'text.jsonl:2: no key "text" (did you mean "txt"?)'),
+        (b'{"text": "a"}\n{"txt": "b"}\n', "text.jsonl:2: no key 'text' (did you mean \"txt\"?)"),
         (b'{"text": "a"}\nno\n', "text.jsonl:2: not JSON"),
     ],
 )
