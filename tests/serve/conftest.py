@@ -1,7 +1,8 @@
 """A server of a small model, on a port of its own."""
 
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -54,6 +55,14 @@ def talker(*, context: int = 512) -> LanguageModel:
     """Random weights, bytes, and a chat template."""
     tokenizer = byte_level().with_chat_template("chatml")
     return LanguageModel(small(Causal(), context=context, vocab=max(330, tokenizer.vocab_size)), tokenizer)
+
+
+def settles(holds: Callable[[], bool], seconds: float = 30) -> None:
+    """Until it holds. What waits for a gate meanwhile waits longer, and a busy machine may stand for seconds."""
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.005)
 
 
 @contextmanager

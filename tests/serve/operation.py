@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.serve.conftest import House
+from tests.serve.conftest import House, settles
 from tests.serve.test_guard import BODY
-from tests.serve.test_worker import engine_of, settles
+from tests.serve.test_worker import engine_of
 
 
 def answer(
@@ -36,7 +36,7 @@ def held(house: House) -> Iterator[None]:
     whole = engine.reader.read
 
     def read(*args: Any, **named: Any) -> Any:
-        gate.wait(20)
+        gate.wait(60)
         return whole(*args, **named)
 
     engine.reader.read = read

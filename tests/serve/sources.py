@@ -31,7 +31,7 @@ class Source:
     def place(self, name: str, size: int = SIZE, fails: bool = False) -> Place:
         def load() -> Decoding:
             self.loads[name] = self.loads.get(name, 0) + 1
-            assert self.gate.wait(20)
+            assert self.gate.wait(60)
             if fails:
                 raise CheckpointError(f"{name}: no config.json")
             return Decoding(name, talker(), self.worker, keep=0)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.serve.conftest import House, serving
+from tests.serve.conftest import House, serving, settles
 
 openai = pytest.importorskip("openai")
 
@@ -183,15 +183,8 @@ def test_a_client_that_leaves_frees_its_pages(house: House, stream: bool) -> Non
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
     with socket.create_connection((address.hostname, address.port)) as there:
         there.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        wait_until(lambda: house.worker.count > 0)
-    wait_until(lambda: not house.used() and not house.worker.count)
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.002)
+        settles(lambda: house.worker.count > 0)
+    settles(lambda: not house.used() and not house.worker.count)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,8 @@ import torch
 
 from headway.serve.calls import Packed, Packing
 from headway.text import Encoded
-from tests.serve.conftest import House
+from tests.serve.conftest import House, settles
 from tests.serve.encoders import answered, serving_encoders
-from tests.serve.test_completions import wait_until
 from tests.serve.test_guard import ask
 
 
@@ -36,7 +35,7 @@ def test_no_more_than_may_wait_are_taken(encoders: dict[str, Any], most: int) ->
     with serving_encoders({"embedder": encoders["embedder"]}, most=most, decoders=()) as house:
         packing: Any = house.models.places["embedder"].model.engine  # type: ignore[attr-defined]
         read, goes_on = packing._read, threading.Event()
-        packing._read = lambda texts: goes_on.wait(10) and read(texts)
+        packing._read = lambda texts: goes_on.wait(60) and read(texts)
         body = {"model": "embedder", "input": "a dog"}
         found: list[Any] = []
         threads = [
@@ -44,7 +43,7 @@ def test_no_more_than_may_wait_are_taken(encoders: dict[str, Any], most: int) ->
             for _ in range(most)
         ]
         [thread.start() for thread in threads]
-        wait_until(lambda: house.worker.count == most)
+        settles(lambda: house.worker.count == most)
         status, told = ask(house, "/v1/embeddings", body)
         assert (status, told["error"]["type"]) == (429, "rate_limit_error")
         goes_on.set()
@@ -66,7 +65,7 @@ def test_a_decoder_writes_while_many_texts_are_read(house: House) -> None:
         body = {"model": "embedder", "input": ["the cat " * 20] * 300}
         thread = threading.Thread(target=ask, args=(house, "/v1/embeddings", body))
         thread.start()
-        assert begun.wait(10)
+        assert begun.wait(30)
         answered(house, "/v1/completions", model="talker", prompt="a", max_tokens=8)
         assert waiting(packing) > 0
         thread.join()
@@ -80,7 +79,7 @@ def test_a_client_that_leaves_takes_its_texts_along(house: House) -> None:
 
     def slow(texts: Any) -> Any:
         begun.set()
-        assert goes_on.wait(10)
+        assert goes_on.wait(60)
         return read(texts)
 
     packing._read = slow
@@ -90,13 +89,13 @@ def test_a_client_that_leaves_takes_its_texts_along(house: House) -> None:
         head = f"POST /v1/embeddings HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
         with socket.create_connection((address.hostname, address.port)) as there:
             there.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            assert begun.wait(10)
+            assert begun.wait(30)
             assert waiting(packing) > 400
-        wait_until(lambda: waiting(packing) == 0)
+        settles(lambda: waiting(packing) == 0)
     finally:
         packing._read = read
         goes_on.set()
-    wait_until(lambda: house.worker.count == 0)
+    settles(lambda: house.worker.count == 0)
 
 
 @pytest.mark.parametrize("seed", range(20))

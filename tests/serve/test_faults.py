@@ -13,8 +13,7 @@ import pytest
 
 from headway.serve.visits import Key
 from tests.memory import resident
-from tests.serve.conftest import House, serving
-from tests.serve.test_worker import settles
+from tests.serve.conftest import House, serving, settles
 
 KEY = "the-key"
 REFUSED = (200, 400, 401, 403, 404, 405, 408, 413, 431, 0)
@@ -139,7 +138,7 @@ async def storm(house: House, count: int, at_once: int, seed: int) -> Counter[tu
 
 
 def nothing_is_left(house: House) -> None:
-    settles(lambda: not (house.used() or house.worker.count or house.server.open), 20)
+    settles(lambda: not (house.used() or house.worker.count or house.server.open))
     settles(lambda: not house.listener.server_state.tasks)
     engine = house.models.places["small"].model.engine  # type: ignore[attr-defined]
     assert engine.is_idle

@@ -8,10 +8,9 @@ import pytest
 from headway.errors import ConfigError
 from headway.serve import visits
 from headway.serve.visits import Key, read_keys
-from tests.serve.conftest import House, serving
+from tests.serve.conftest import House, serving, settles
 from tests.serve.encoders import encoder, serving_encoders, words
 from tests.serve.operation import answer, asking, held, house_gate
-from tests.serve.test_worker import settles
 
 
 def test_a_key_has_so_many_requests_at_once() -> None:

@@ -11,11 +11,11 @@ from headway.serve.errors import Unavailable
 from headway.serve.models import Models, Place
 from headway.serve.served import Decoding
 from headway.serve.worker import Worker
-from tests.serve.conftest import placed, talker
+from tests.serve.conftest import placed, settles, talker
 from tests.serve.operation import answer
 from tests.serve.sources import SIZE, Source, house_of, listed
 from tests.serve.test_guard import ask
-from tests.serve.test_worker import LONG, settles
+from tests.serve.test_worker import LONG
 
 SHORT = {"prompt": "go on", "max_tokens": 2}
 

@@ -16,10 +16,10 @@ from headway.nn.adapters import adapter_names
 from headway.serve.served import Decoding
 from headway.serve.visits import Key
 from headway.serve.worker import Worker
-from tests.serve.conftest import House, talker
+from tests.serve.conftest import House, settles, talker
 from tests.serve.sources import SIZE, house_of, listed, saved_adapter
 from tests.serve.test_guard import ask
-from tests.serve.test_worker import LONG, settles
+from tests.serve.test_worker import LONG
 
 ADMIN = [Key("boss", admin=True)]
 

@@ -17,9 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from headway.serve import guard
 from headway.serve.running import Lines
 from headway.serve.visits import Key
-from tests.serve.conftest import House, serving
+from tests.serve.conftest import House, serving, settles
 from tests.serve.operation import answer, asking, held, house_gate
-from tests.serve.test_worker import LONG, engine_of, settles
+from tests.serve.test_worker import LONG, engine_of
 
 SECRET = "sesame-opens-this"
 

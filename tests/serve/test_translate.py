@@ -11,9 +11,8 @@ import torch
 from headway.api import Translator
 from headway.models import EncoderDecoder, Head, ModelSpec, build
 from headway.patterns import Full
-from tests.serve.conftest import House
+from tests.serve.conftest import House, settles
 from tests.serve.encoders import serving_encoders
-from tests.serve.test_completions import wait_until
 from tests.serve.test_guard import ask
 from tests.text.conftest import byte_level
 
@@ -85,7 +84,7 @@ def test_many_at_once_are_those_of_one_after_the_other(house: House, translator:
         }
     reader = house.models.places["ours"].model.engine.reader  # type: ignore[attr-defined]
     pools = [cache.pool for cache in (reader.cache, reader.sources.cache)]
-    wait_until(lambda: house.worker.count == 0 and not any(pool.held - pool.idle for pool in pools))
+    settles(lambda: house.worker.count == 0 and not any(pool.held - pool.idle for pool in pools))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +19,7 @@ from headway.generate.requests import make_requests
 from headway.generate.sequences import SampledText
 from headway.serve.served import Decoding
 from headway.serve.worker import FairTurns
-from tests.serve.conftest import House, serving, talker
+from tests.serve.conftest import House, serving, settles, talker
 from tests.serve.test_guard import ask
 
 LONG = {"prompt": "go on", "max_tokens": 300, "seed": 1, "logit_bias": {}}
@@ -82,13 +82,6 @@ def failing(engine: Any, error: BaseException, after: int = 0) -> Iterator[list[
         yield steps
     finally:
         engine.reader.read = whole
-
-
-def settles(holds: Callable[[], bool], seconds: float = 5) -> None:
-    until = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.005)
 
 
 class Killed(BaseException):
@@ -176,7 +169,7 @@ def test_prompts_that_wait_are_bounded() -> None:
         gate, whole = threading.Event(), engine.reader.read
 
         def read(*args: Any, **named: Any) -> Any:
-            gate.wait(10)
+            gate.wait(60)
             return whole(*args, **named)
 
         engine.reader.read = read
