@@ -63,7 +63,7 @@ def command(
 
     from headway.cache import kv_dtype
     from headway.models.cost import training_time
-    from headway.models.cost.planning import plan, what_fits
+    from headway.models.cost.planning import expert_rows, plan, what_fits
     from headway.models.cost.processes import process_shares, whole_vocabs
     from headway.models.difference import BF16
     from headway.models.quantize import weight_kind
@@ -108,8 +108,9 @@ def command(
     among, shares, again = Mesh.of(mesh, processes or 1), [], []
     if processes is not None or mesh is not None:
         shared = (spec, among, asked["context"], batch, kept.dtype)
-        shares = process_shares(*shared)
-        again = process_shares(*shared, gradient_checkpointing="block")
+        how = expert_rows(report.machine.device)
+        shares = process_shares(*shared, expert_rows=how)
+        again = process_shares(*shared, expert_rows=how, gradient_checkpointing="block")
         found, text = {**found, "processes": shares}, f"{text}\n\n{shares_table(shares)}"
         for vocab in whole_vocabs(spec, among.tp):
             text += (

@@ -42,7 +42,7 @@ MISSING: Mapping[str, str] = {
 }
 """What is missing -> the causal model types of transformers that need it (`python -m tests.families` lists them)."""
 PARTS: Mapping[str, tuple[str, ...]] = {
-    "mixtures of experts of this kind": ("moe", "deepseek", "switch_transformers", "grok", "arctic"),
+    "mixtures of experts of this kind": ("deepseek", "switch_transformers", "grok", "arctic"),
     "state-space and recurrent layers": ("mamba", "rwkv"),
 }
 """The same of other names, by parts of them."""

@@ -19,6 +19,7 @@ from headway.nn.block import Checkpointing
 from headway.nn.cross_entropy import chunk_rows
 
 Scores = Literal["recomputed", "stored"]
+ExpertRows = Literal["in one pass", "sorted"]
 
 
 class TrainingOptions(TypedDict, total=False):
@@ -26,6 +27,7 @@ class TrainingOptions(TypedDict, total=False):
 
     source: int | None
     scores: Scores
+    expert_rows: ExpertRows
     gradient_checkpointing: Checkpointing
 
 
@@ -37,6 +39,7 @@ def activation_bytes(
     *,
     source: int | None = None,
     scores: Scores = "recomputed",
+    expert_rows: ExpertRows = "in one pass",
     gradient_checkpointing: Checkpointing = "none",
 ) -> dict[str, int]:
     """What a forward pass keeps for the backward, in bytes, by cause.
@@ -62,7 +65,7 @@ def activation_bytes(
           xielu        L (3 e + 1) F                 more: its terms, and the sign of each number
           experts      2 e K M + 3 w E + ...         of K chosen of E: rows in their order, and what they give; F is
                                                      that of all that a token has. See `_routing_bytes`; in float32
-                                                     less, see `_spared_bytes`
+                                                     less in one pass, see `_spared_bytes`
         dropout        e M for each sub-layer, e E for the embedding; e M more with final_dropout
         positions      what rotations keep that are trained, and stored scores: `PositionScheme.saved_bytes`
         head           its dense layer and norm
@@ -87,11 +90,15 @@ def activation_bytes(
         context, batch: tokens of a row, and rows; of an encoder-decoder: of the target.
         source: tokens of a source row of an encoder-decoder; `context` unless given.
         scores: as above. Of a masked-lm head every token counts as a target.
+        expert_rows: how a layer goes through its experts: in one pass on a CPU (`headway.nn.expert_rows`), or with rows
+            sorted by expert, as on a GPU and where ranks share the experts or cut them.
     Raises ConfigError for a source that there is no encoder for.
     """
     e, tokens = dtype.itemsize, context * batch
     rows = stacks(spec, context, source)
-    found, *below = (_stack_bytes(*each, batch, e, scores, gradient_checkpointing) for each in rows)
+    found, *below = (
+        _stack_bytes(*each, batch, e, scores, expert_rows, gradient_checkpointing) for each in rows
+    )
     for encoder in below:
         found["encoder"], sources = sum(encoder.values()), rows[1][1]
         attended = 1 if gradient_checkpointing in ("block", "attention") else spec.layers
@@ -106,7 +113,13 @@ def activation_bytes(
 
 
 def _stack_bytes(
-    spec: ModelSpec, context: int, batch: int, e: int, scores: Scores, redo: Checkpointing
+    spec: ModelSpec,
+    context: int,
+    batch: int,
+    e: int,
+    scores: Scores,
+    expert_rows: ExpertRows,
+    redo: Checkpointing,
 ) -> Counter[str]:
     """What a stack keeps, its last states included, without the keys of an encoder's states."""
     m, h, tokens = spec.width, spec.heads, context * batch
@@ -154,7 +167,9 @@ def _stack_bytes(
     hidden += spec.gated and spec.activation == "relu2"
     hidden_bytes = e * hidden + (3 * e + 1) * (spec.activation == "xielu")
     layers = [
-        hidden_bytes * units + _routing_bytes(spec, experts, e) - _spared_bytes(spec, experts, e)
+        hidden_bytes * units
+        + _routing_bytes(spec, experts, e)
+        - _spared_bytes(spec, experts, e) * (expert_rows == "in one pass")
         for units, experts in zip(hidden_units(spec), spec.experts, strict=True)
     ]
     found["feed-forward"] = tokens * (sum(layers) if fed == spec.layers else max(layers))
@@ -222,8 +237,8 @@ def _routing_bytes(spec: ModelSpec, experts: Experts | None, e: int) -> int:
 
 
 def _spared_bytes(spec: ModelSpec, experts: Experts | None, e: int) -> int:
-    """What of these `headway.nn.expert_rows` does not keep of one token, in float32 on a CPU: rows given and made, what
-    down is given, and one of the orders."""
+    """What of these `headway.nn.expert_rows` does not keep of one token, in float32: rows given and made, what down is
+    given, and one of the orders."""
     whole = spec.gated and not (spec.mlp_bias or spec.activation_dropout)
     if experts is None or e != 4 or not whole or spec.activation not in ACTIVATIONS:
         return 0

@@ -12,7 +12,7 @@ from headway import attention
 from headway.cache import choose_cache
 from headway.choice import Choice
 from headway.errors import ConfigError
-from headway.models.cost.activations import Scores
+from headway.models.cost.activations import ExpertRows, Scores, TrainingOptions
 from headway.models.cost.devices import Machine
 from headway.models.cost.operations import (
     cache_slots,
@@ -118,10 +118,11 @@ def plan(
     working = max(first_pass_bytes(*row, batch, dtype, prefill_chunk) for row in rows)
     scores: Scores = "stored" if any(_stores_scores(*row, batch, dtype, on) for row in rows) else "recomputed"
     ways: tuple[tuple[Scores, Checkpointing], ...] = ((scores, "none"), (scores, "block"), ("stored", "none"))
-    training, checkpointed, stored = (
-        training_bytes(spec, context, batch, dtype, source=source, scores=how, gradient_checkpointing=again)
+    options: list[TrainingOptions] = [
+        {"source": source, "expert_rows": expert_rows(on), "scores": how, "gradient_checkpointing": again}
         for how, again in ways
-    )
+    ]
+    training, checkpointed, stored = (training_bytes(spec, context, batch, dtype, **each) for each in options)
     first = 1 if spec.encoder is not None else context
     logits = first if spec.kind == "encoder" and spec.head.task not in ("classify", "embed") else 1
     prefill = batch * prefill_flops(spec, first, logits, source)
@@ -195,6 +196,11 @@ def what_fits(found: Report, again: Callable[..., Report]) -> Iterator[tuple[str
             yield f"--context {context}", other
             return
         context //= 2
+
+
+def expert_rows(device: str) -> ExpertRows:
+    """How a model in one process goes through its experts in training."""
+    return "in one pass" if device == "cpu" else "sorted"
 
 
 def _backend(

@@ -93,6 +93,8 @@ def process_shares(
         for some in plans
     ]
     alike, parts = mesh.dp * mesh.cp, mesh.fsdp
+    if mesh.expert > 1 or mesh.tp > 1:
+        options["expert_rows"] = "sorted"
     redo = options.get("gradient_checkpointing", "none")
     again = redo == "block"
     there_and_back = 2 * (2 + (redo in ("block", "feed_forward")))
