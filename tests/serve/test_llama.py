@@ -87,6 +87,8 @@ def test_settings_of_llama(house: House) -> None:
     for name in ("repeat_penalty", "repetition_penalty"):
         told = ask(house, "/completion", {**greedy, name: 1.7, "top_k": 1})[1]
         assert told["content"] == lm.generate("the", max_new_tokens=20, repetition_penalty=1.7).text
+    status, told = ask(house, "/completion", {**greedy, "repeat_penalty": 1.7, "repetition_penalty": 1.0})
+    assert (status, "give one" in told["error"]["message"]) == (400, True)
     told = ask(house, "/completion", {**greedy, "logit_bias": [[5, 2.5]], "ignore_eos": True})[1]
     assert told["generation_settings"]["logit_bias"] == [
         {"token": 5, "bias": 2.5},

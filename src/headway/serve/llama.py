@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field
 
+from headway.errors import ConfigError
 from headway.generate import Delta, GenerationConfig
 from headway.serve.answers import Answer, Event, told_tokens
 from headway.serve.bodies import MOST_BIASED, MOST_LIKELY, Completion, Stops, TextRequest, is_one, several
@@ -36,7 +37,7 @@ class LlamaCompletion(TextRequest):
     top_k: int | None = Field(40, ge=0)
     top_p: float | None = Field(0.95, gt=0, le=1)
     min_p: float | None = Field(0.05, ge=0, le=1)
-    repeat_penalty: float = Field(1.0, gt=0)
+    repeat_penalty: float | None = Field(None, gt=0)
     logit_bias: list[tuple[int | str, Bias]] | dict[str, Bias] = Field([], max_length=MOST_BIASED)  # type: ignore[assignment]
     stop: Stops = Field([])
     n_probs: int = Field(0, ge=0, le=MOST_LIKELY)
@@ -47,6 +48,11 @@ class LlamaCompletion(TextRequest):
     cache_prompt: bool = True
     return_tokens: bool = False
     response_fields: list[str] = Field([])
+
+    def check(self) -> None:
+        super().check()
+        if None not in (self.repetition_penalty, self.repeat_penalty):
+            raise ConfigError("repetition_penalty, repeat_penalty: two names of one setting; give one")
 
     def ids(self, tokenizer: Tokenizer) -> list[list[int]]:
         """Of each prompt."""
