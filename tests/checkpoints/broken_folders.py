@@ -16,7 +16,7 @@ from headway.models.expert_families import EXPERTS
 from headway.models.hybrid_families import HYBRIDS
 from headway.patterns import Causal, Global, PerHead, Window
 from headway.positions import DynamicNTK, LinearScaling, Llama3, LongRope, NoPositions, Rotary, YaRN
-from tests.checkpoints import decoder_rows, expert_rows, gemma4_rows
+from tests.checkpoints import decoder_rows, expert_rows, gemma3n_rows, gemma4_rows
 
 SCALINGS = (
     None, LinearScaling(2.0), DynamicNTK(2.0, 64), YaRN(4.0, 16), Llama3(8.0, 1.0, 4.0, 16),
@@ -146,6 +146,7 @@ DECODERS: list[Case] = [
     *((family, "lm", NEOX) for family in ("granite", "olmo2", "olmo3")),
     *((family, "lm", NEOX | {"head_dim": 8, "num_key_value_heads": 1, "pad_token_id": 0})
       for family in ("gemma", "gemma2", "vaultgemma", "gemma3_text")),
+    ("gemma3n_text", "lm", gemma3n_rows.CASES["gemma3n, shared keys, cut gates"][1]),
     ("gemma4_text", "lm", gemma4_rows.CASES["gemma4, e2b"][1]),
     *((family, "lm", {key: value for key, value in config.items() if "rope" not in key and "max_pos" not in key})
       for family, config in dict([*decoder_rows.CASES.values(), *expert_rows.CASES.values()]).items()

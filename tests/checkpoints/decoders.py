@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
-from tests.checkpoints import decoder_rows, expert_rows, gemma4_rows
+from tests.checkpoints import decoder_rows, expert_rows, gemma3n_rows, gemma4_rows
 
 GPT2 = {"vocab_size": 61, "n_positions": 32, "n_embd": 48, "n_layer": 3, "n_head": 6}
 FALCON = {
@@ -164,6 +164,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     **decoder_rows.CASES,
     **expert_rows.CASES,
+    **gemma3n_rows.CASES,
     **gemma4_rows.CASES,
 }
 CASES = {name: case for name, case in CASES.items() if case[0] in CONFIG_MAPPING}  # of the installed release
@@ -185,7 +186,7 @@ def theirs(name: str, std: float = 0.3) -> Any:
         for key, p in model.named_parameters():
             if not p.requires_grad and "expert" not in key:  # a table of sines
                 continue
-            gemma = family[:5] == "gemma" and family != "gemma4_text"
+            gemma = family[:5] == "gemma" and family not in ("gemma3n_text", "gemma4_text")
             offset = gemma or family.startswith(("qwen3_5", "qwen3_next"))
             gain = key.endswith("weight") and p.dim() == 1 and not offset
             p.copy_(torch.randn(p.shape, generator=g) * std + gain)
@@ -220,6 +221,7 @@ MAIN = (
     "gemma",
     "gemma2",
     "gemma3",
+    "gemma3n, shared keys, cut gates",
     "gemma4, e2b",
     "exaone 4, windows",
     "hunyuan",

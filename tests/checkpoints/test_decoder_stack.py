@@ -24,7 +24,17 @@ from tests.models.test_activations import kept, loss_of
 
 OTHERS = (
     *("gpt_bigcode", "falcon", "starcoder2", "gpt_neox", "phi", "bloom", "mpt"),
-    *("granite", "olmo2", "gemma", "gemma2", "gemma3_text", "gemma4_text", "qwen3_5_text", "lfm2"),
+    *(
+        "granite",
+        "olmo2",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "gemma3n_text",
+        "gemma4_text",
+        "qwen3_5_text",
+        "lfm2",
+    ),
     *("bamba", "granitemoehybrid", "falcon_h1", "nemotron_h"),
 )
 MACHINE = Machine(name="a machine", memory=2**40, bandwidth=1e11, peak=1e12)

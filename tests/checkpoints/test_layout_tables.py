@@ -70,7 +70,7 @@ OLDER = """
     router_aux_loss_coef num_local_experts rotary_dim experts_per_token initial_context_length
     load_balance_coeff use_grouped_mm
     norm_before_gate init_method norm_eps rms_norm_eps time_step_rank mlp_expansion_factor
-    global_head_dim num_global_key_value_heads
+    global_head_dim num_global_key_value_heads altup_lr_multiplier query_pre_attn_scalar
 """.split()  # noqa: SIM905
 ANYWHERE = """
     _attn_implementation_autoset attn_implementation torchscript use_bfloat16 tf_legacy_loss max_sequence_length

@@ -17,7 +17,16 @@ from headway.errors import CheckpointError
 from headway.models import ModelSpec, build
 from headway.models.quantize import quantize_model, quantized_layers
 from headway.storage.tensors import open_tensors
-from tests.checkpoints import decoder_rows, decoders, encoders, expert_rows, gemma4_rows, hf, seq2seq
+from tests.checkpoints import (
+    decoder_rows,
+    decoders,
+    encoders,
+    expert_rows,
+    gemma3n_rows,
+    gemma4_rows,
+    hf,
+    seq2seq,
+)
 from tests.checkpoints.shares import share
 from tests.families import THERE
 
@@ -35,7 +44,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gemma": decoders.NORMED,
     **dict.fromkeys(("gemma2", "gemma3_text"), decoders.GEMMA2),
     **dict(
-        reversed([*decoder_rows.CASES.values(), *expert_rows.CASES.values(), *gemma4_rows.CASES.values()])
+        reversed(
+            [
+                *decoder_rows.CASES.values(),
+                *expert_rows.CASES.values(),
+                *gemma3n_rows.CASES.values(),
+                *gemma4_rows.CASES.values(),
+            ]
+        )
     ),
     "modernbert-decoder": {**encoders.shape("modernbert"), "pad_token_id": 0},
     "marian": seq2seq.MARIAN,

@@ -130,6 +130,7 @@ OTHER_LAYERS = {
     ),
     **dict.fromkeys(("mamba2", "bamba", "granitemoehybrid", "nemotron_h"), "know no SSD"),
     "falcon_h1": "no AttentionBeside",
+    "gemma3n_text": "one residual stream",
     "gemma4_text": "no embeddings and no factors",
 }
 KINDS: dict[str, Kind] = {

@@ -15,6 +15,7 @@ from headway.models.description import ASPECTS
 from headway.models.difference import differences, ladder, numbers
 from headway.models.head import Head
 from headway.nn import Experts
+from headway.nn.altup import AltUp
 from headway.patterns import Causal, Full, Window
 from headway.positions import Rotary, Sinusoidal
 from tests.requirements import rows
@@ -37,6 +38,9 @@ OTHER: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
     "activation": (BASE, {"activation": "relu"}),
     "experts": (BASE, {"experts": Experts(count=4, top=2)}),
     "layer_hidden": (BASE, {"layer_hidden": (0, 64)}),
+    "mlp_sparsity": (BASE, {"mlp_sparsity": 0.5}),
+    "altup": (BASE, {"altup": AltUp()}),
+    "per_layer_vocab": (replace(BASE, per_layer_embedding=4), {"per_layer_vocab": 5}),
     "mixers": (BASE, {"mixers": LinearAttentionSpec("relu")}),
     "kv_heads": (BASE, {"kv_heads": 2}),
     "pooled_dropout": (ENCODER, {"pooled_dropout": True}),

@@ -14,6 +14,7 @@ from headway.models import ModelSpec, build, cost
 from headway.models.mixers import Softmax, differ
 from headway.models.tensor_parallel import share_of
 from headway.nn import Attention, AttentionBeside, Experts, Linear
+from headway.nn.altup import AltUp
 from headway.patterns import Causal, Window
 from headway.positions import PerLayer, Rotary
 from headway.positions.scaling import Proportional
@@ -37,21 +38,37 @@ SPEC = ModelSpec.of(
     per_layer_embedding=7,
     init_std=0.3,
 )  # fmt: skip
+STREAMS = ModelSpec.of(
+    "gemma3n_text",
+    vocab=53, width=20, layers=4, heads=4, kv_heads=2, head_dim=8, hidden=28, layer_hidden=(0, 36, 0, 36),
+    patterns=(Window.last(5), Causal()),
+    positions=PerLayer((WINDOW, Rotary(500.0, pairing="halves"))),
+    mixers=(Softmax(v_norm=True), Softmax(v_norm=True), Softmax(kv_from=0), Softmax(kv_from=1)),
+    mlp_sparsity=(0.6, 0.0, 0.9, 0.0),
+    per_layer_embedding=16,  # of 7 one token may have no gate above 0, and a gradient of rounding alone
+    per_layer_vocab=37,
+    altup=AltUp(3), laurel=5,
+    init_std=0.3,
+)  # fmt: skip
+SPECS = {"gemma 4": SPEC, "gemma 3n": STREAMS}
+each_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 IDS = torch.randint(53, (2, 19), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("chunks", [(1,) * 19, (4, 1, 1, 13), (5, 5, 9), (6, 1, 12), (18, 1)], ids=str)
+@each_spec
 @torch.no_grad()
-def test_decoding_is_the_full_forward_at_every_border(chunks: tuple[int, ...]) -> None:
-    model = build(SPEC, dtype=torch.float64, seed=0).eval()
+def test_decoding_is_the_full_forward_at_every_border(chunks: tuple[int, ...], spec: ModelSpec) -> None:
+    model = build(spec, dtype=torch.float64, seed=0).eval()
     cache, ends = model.make_cache(2), [0, *accumulate(chunks)]
     steps = [model(IDS[:, a:b], cache=cache) for a, b in pairwise(ends)]
     assert off(torch.cat(steps, 1), model(IDS)) < 1e-12
 
 
+@each_spec
 @torch.no_grad()
-def test_packed_padded_and_selected_slots_are_rows_alone() -> None:
-    model = build(SPEC, dtype=torch.float64, seed=0).eval()
+def test_packed_padded_and_selected_slots_are_rows_alone(spec: ModelSpec) -> None:
+    model = build(spec, dtype=torch.float64, seed=0).eval()
     whole = model(IDS)
     packed = model(torch.cat((IDS[:1], IDS[1:, :12]), 1), tokens=Tokens.packed([[19, 12]]))
     assert off(packed[0], torch.cat((whole[0], whole[1, :12]))) < 1e-12
@@ -87,10 +104,11 @@ def test_a_plan_counts_what_is_built() -> None:
 
 
 @pytest.mark.parametrize("how", ["block", "attention", "feed_forward"])
-def test_gradients_of_shared_keys_are_the_same_where_layers_are_computed_again(how: Any) -> None:
+@each_spec
+def test_gradients_are_the_same_where_layers_are_computed_again(how: Any, spec: ModelSpec) -> None:
     found = []
     for again in ("none", how):
-        model = build(SPEC, seed=0).train()
+        model = build(spec, seed=0).train()
         states = model.model(IDS, Tokens.range(19), gradient_checkpointing=again)
         model.logits(states).square().sum().backward()
         found.append({name: p.grad for name, p in model.named_parameters()})
@@ -99,8 +117,11 @@ def test_gradients_of_shared_keys_are_the_same_where_layers_are_computed_again(h
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_kept_bytes_are_what_autograd_keeps(dtype: torch.dtype) -> None:
-    spec = replace(SPEC, patterns=(Causal(),) * 6, width=40, hidden=56, layer_hidden=(0, 0, 0, 48, 0, 96))
+@pytest.mark.parametrize("name", SPECS)
+def test_kept_bytes_are_what_autograd_keeps(dtype: torch.dtype, name: str) -> None:
+    spec = SPECS[name]
+    wider = tuple(size and 2 * size - 16 for size in spec.layer_hidden)
+    spec = replace(spec, patterns=Causal(), width=40, hidden=56, layer_hidden=wider, logit_cap=None)
     model = build(spec, seed=0, dtype=dtype, backend="dense")
     found = kept(lambda: loss_of(model, torch.randint(53, (2, 48)), fused=False), model)
     want = cost.activation_bytes(spec, 48, 2, dtype, scores="stored") | {"logits": 4 * 53 * 2 * 48}
@@ -140,6 +161,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "scales of experts": ({"mlp_scale": 2.0, "layer_hidden": (0,), "experts": (Experts(count=4, top=2),)}, "mlp_scale"),
     "a scale of no gate": ({"mlp_gate_scale": 2.0, "gated": False}, "mlp_gate_scale is of feed-forwards with a gate"),
     "columns": ({"per_layer_embedding": -1}, "per_layer_embedding counts rows or columns"),
+    "rows": ({"per_layer_vocab": 53}, "per_layer_vocab=53 is fewer rows than the vocab"),
+    "rows of nothing": ({"per_layer_vocab": 5, "per_layer_embedding": 0}, "per_layer_vocab=5"),
+    "one stream": ({"altup": None, "layer_scalar": False, "mlp_sparsity": 1.0}, "a share from 0 to below 1, got 1"),
+    "shares of three layers": ({"mlp_sparsity": (0.1, 0.2, 0.3, 0.4)}, "4 mlp_sparsity do not fit 6 layers"),
+    "cut gates without gates": ({"mlp_sparsity": 0.5, "gated": False}, "mlp_sparsity cuts the gates"),
+    "a rank behind a norm": ({"laurel": 3, "order": "output"}, "laurel stands beside attention in order"),
+    "streams and a factor": ({"altup": AltUp()}, "altup has no layer_scalar"),
 }  # fmt: skip
 
 

@@ -112,6 +112,7 @@ def test_families_are_data() -> None:
     others = {*DECODERS, *HYBRIDS, *PAIRS, *ENCODERS}
     assert {n for n in FAMILIES if set(ModelSpec.of(n, **FIELDS).mixers) != {Softmax()}} <= {
         *HYBRIDS,
+        "gemma3n_text",
         "gemma4_text",
     }
     mixed = {name: ModelSpec.of(name, **FIELDS) for name in EXPERTS}
@@ -129,6 +130,7 @@ def test_families_are_data() -> None:
         "qwen3",
         "exaone4",
         "gemma3_text",
+        "gemma3n_text",
         "gemma4_text",
     ]
     assert [n for n, s in specs.items() if s.norm_offset and n not in HYBRIDS] == [

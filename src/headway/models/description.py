@@ -43,7 +43,7 @@ class Aspect(NamedTuple):
         return ", ".join(filter(None, said)) or "none"
 
 
-def _named(name: str, value: int | float | str | None) -> str:
+def _named(name: str, value: object) -> str:
     """A field and its value, True as the name alone; nothing for its default."""
     words = name.replace("_", " ")
     if value == getattr(ModelSpec, name):
@@ -52,6 +52,8 @@ def _named(name: str, value: int | float | str | None) -> str:
         return f"{words} {value}"
     if isinstance(value, bool):
         return words if value else f"no {words}"
+    if not isinstance(value, int | float):
+        return brief(value)
     return f"{words} {value:,}" if isinstance(value, int) else f"{words} {value:.4g}"
 
 
@@ -138,7 +140,8 @@ def _wide(spec: ModelSpec, layer: int) -> str:
     """Of one layer the hidden units and, where it has experts, how they are chosen."""
     experts = spec.experts[layer]
     if experts is None:
-        return f"{hidden:,} wide" if (hidden := spec.hidden_of(layer)) else "none"
+        cut = f", {share:.0%} of gates cut" if (share := spec.mlp_sparsity[layer]) else ""
+        return f"{hidden:,} wide{cut}" if (hidden := spec.hidden_of(layer)) else "none"
     more = [
         f"{f.name.replace('_', ' ')} {value}"
         for f in fields(experts)[3:]
@@ -170,7 +173,7 @@ ASPECTS: Mapping[str, Aspect] = {
     "order": _aspect(
         "order",
         lambda spec: f"{spec.order}: {ORDERS[spec.order]}",
-        "final_norm embedding_norm first_norm residual_scale layer_scalar",
+        "final_norm embedding_norm first_norm residual_scale layer_scalar altup laurel",
     ),
     "norm": _aspect(
         "norm norm_eps",
@@ -179,7 +182,7 @@ ASPECTS: Mapping[str, Aspect] = {
     ),
     "positions": _aspect("positions", lambda spec: f"on {spec.positions.marks}: {brief(spec.positions)}"),
     "feed-forward": _aspect(
-        "hidden layer_hidden gated activation experts", _feed_forward, "mlp_scale mlp_gate_scale"
+        "hidden layer_hidden gated activation mlp_sparsity experts", _feed_forward, "mlp_scale mlp_gate_scale"
     ),
     "heads": _aspect("heads kv_heads head_dim", _heads),
     "scores": _aspect(
@@ -192,7 +195,8 @@ ASPECTS: Mapping[str, Aspect] = {
     "embedding": _aspect(
         "vocab",
         lambda spec: f"vocab {spec.vocab:,}",
-        "embedding_width embedding_scale per_layer_embedding token_types tied shared_embedding logit_scale logit_cap",
+        "embedding_width embedding_scale per_layer_embedding per_layer_vocab token_types tied shared_embedding "
+        "logit_scale logit_cap",
     ),
     "context": _aspect(
         "trained_context", lambda spec: f"trained on {spec.trained_context:,} tokens", "max_context"

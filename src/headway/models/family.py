@@ -63,7 +63,14 @@ class Family:
         return always or (heads // group if self.groups else heads)
 
     def sizes(self, depth: int, context: int, group: int | None) -> dict[str, Any]:
-        """The fields of `ModelSpec.of_depth`. Raises ConfigError for no layers, and heads that cannot be shared."""
+        """The fields of `ModelSpec.of_depth`:
+
+            layers = depth        width = 64 depth        heads = depth, of 64 dims
+            kv_heads = heads / group        hidden = 8/3 width, rounded up to a multiple of 64; 4 width without a gate
+
+        Embedding and output layer are tied; a table of positions has `context` of them.
+
+        Raises ConfigError for no layers, and heads that cannot be shared."""
         if depth < 1:
             raise ConfigError(f"ModelSpec.of_depth: depth counts layers, 1 or more, got {depth}")
         if group is None:

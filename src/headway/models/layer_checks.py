@@ -95,6 +95,15 @@ def expand_hidden(hidden: Any, layers: int, usual: int) -> tuple[int | None, ...
     return by_layer("layer_hidden", each[:1] if len(set(each)) == 1 else each, layers)
 
 
+def expand_sparsity(sparsity: Any, layers: int) -> tuple[float, ...]:
+    """`ModelSpec.mlp_sparsity` of each layer. Raises ConfigError for what is no share from 0 to below 1, and for a list
+    whose length does not divide the number of layers."""
+    each = tuple(sparsity) if isinstance(sparsity, list | tuple) else (sparsity,)
+    if wrong := [share for share in each if not isinstance(share, int | float) or not 0 <= share < 1]:
+        raise ConfigError(f"ModelSpec: mlp_sparsity is a share from 0 to below 1, got {wrong[0]!r}")
+    return by_layer("mlp_sparsity", each[:1] if len({*each}) == 1 else each, layers)
+
+
 def own_sizes(mixer: Softmax, spec: Any) -> Softmax:
     """Without the sizes that are those of all layers."""
     same: dict[str, Any] = {

@@ -48,6 +48,8 @@ class LayerOperations(Operations):
             raise NotLowered(f"the kernels do not know the activation {mlp.act!r}")
         if (mlp.scale, mlp.gate_scale) != (1.0, 1.0):
             raise NotLowered("the kernels know no factors of a feed-forward")
+        if mlp.sparsity:
+            raise NotLowered("the kernels cut no gates of a feed-forward")
         layers = [mlp.up_proj] if mlp.gate_proj is None else [mlp.gate_proj, mlp.up_proj]
         wide = [(layer, self.room(f"hidden {i}", layer.out_features)) for i, layer in enumerate(layers)]
         rows, gate = wide[0][1], wide[1][1] if len(wide) > 1 else None

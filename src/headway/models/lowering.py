@@ -95,6 +95,8 @@ class Lowered(StateOperations):
         layer, mlp, across = block.self_attn, block.mlp, block.cross_attn
         if block.per_layer is not None or block.layer_scalar is not None:
             raise NotLowered("the kernels know no embeddings and no factors of a layer")
+        if block.altup is not None or block.laurel is not None:
+            raise NotLowered("the kernels know one residual stream, and nothing beside attention")
         first, last, scale = block.input_layernorm, block.before, block.residual_scale
         between, is_post = block.cross_attention_layernorm, block.order == "post"
 

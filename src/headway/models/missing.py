@@ -24,10 +24,9 @@ MISSING: Mapping[str, str] = {
     "norms within sub-layers": "bitnet",
     "layers that run several times": "dory inkling2_loop_text",
     "states of length 1, and steps between them (nGPT)": "dory",
-    "several residual streams (AltUp) and low ranks beside attention (LAuReL)": "gemma3n gemma3n_text",
     "keys and values of another model": "gemma4_assistant gemma4_unified_assistant",
     "images or sound beside text": """
-        cohere_compass_text emu3 fuyu gemma3n gemma4_unified git got_ocr2 mllama moshi
+        cohere_compass_text emu3 fuyu gemma4_unified git got_ocr2 mllama moshi
         moss_transcribe_diarize musicgen musicgen_melody phi4_multimodal trocr whisper
     """,
     "decoders of two stacks without the other": """

@@ -5,6 +5,7 @@ from functools import partial
 
 from headway.models.family import Family, grouped, partial_rotary, scaled_embedding
 from headway.models.mixers import Softmax
+from headway.nn.altup import AltUp
 
 _OLMO = {"order": "output", "qk_norm": "all", "norm_eps": 1e-5, "trained_context": 4096}
 _GEMMA = {"norm_offset": 1.0, "activation": "gelu_pytorch_tanh", "tied": True, "trained_context": 8192}
@@ -51,6 +52,24 @@ NORMED: Mapping[str, Family] = {
     "gemma3_text": _gemma(
         "gemma2 with normed queries and keys instead of caps, and a base for each kind of layer; Gemma 3's text",
         {**_GEMMA, "order": "sandwich", "qk_norm": "head", "trained_context": 32768},
+        theta=1e6,
+    ),
+    "gemma3n_text": _gemma(
+        "gemma3_text with norms times w, normed values, unscaled scores, capped logits, keys of other layers, "
+        "embeddings by layer, four residual streams, a low rank beside attention, and gates that are cut; the text of "
+        "Gemma 3n",
+        {
+            **_GEMMA,
+            "norm_offset": 0.0,
+            "order": "sandwich",
+            "qk_norm": "head",
+            "attention_scale": 1.0,
+            "logit_cap": 30.0,
+            "mixers": (Softmax(v_norm=True),),
+            "altup": AltUp(),
+            "laurel": 64,
+            "trained_context": 32768,
+        },
         theta=1e6,
     ),
     "gemma4_text": _gemma(

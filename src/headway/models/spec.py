@@ -1,7 +1,4 @@
-"""`ModelSpec`: one frozen value that says all of a model but its weights.
-
-Legend: M width, L layers, H query heads, K kv heads, D per head, F width of the feed-forward.
-"""
+"""`ModelSpec`: one frozen value that says all of a model but its weights."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from headway.heads import Heads
 from headway.models.families import find_family
 from headway.models.family import encoder_fields
 from headway.models.head import Head
-from headway.models.layer_checks import expand_hidden
+from headway.models.layer_checks import expand_hidden, expand_sparsity
 from headway.models.mixers import Softmax
 from headway.models.spec_checks import (
     check,
@@ -24,6 +21,7 @@ from headway.models.spec_checks import (
     expand_patterns,
     mixed_fields,
 )
+from headway.nn.altup import AltUp
 from headway.nn.block import Order
 from headway.nn.experts import Experts
 from headway.nn.fused import Norm
@@ -68,7 +66,9 @@ class ModelSpec:
         embedding_width: columns of the embedding, projected to M where they are others; None is M.
         embedding_scale: factor on embedded ids, before positions are added (sqrt(M): Vaswani et al. 2017, 3.4).
         per_layer_embedding: columns of a further embedding for each layer, added behind its feed-forward
-            (`headway.nn.PerLayerInput`; Gemma 4 E2B); 0 is none.
+            (`headway.nn.PerLayerInput`; Gemma 4 E2B), 0 is none; per_layer_vocab: its rows, where they are fewer.
+        altup: several residual streams, of which a layer computes one (`headway.nn.altup`, Gemma 3n).
+        laurel: rank of a product beside attention, in order "pre" or "sandwich"; 0 is none.
         layer_scalar: what each layer gives is multiplied by a number of its own, which is not trained here (Gemma 4).
         logit_scale: factor on the states that the output layer is given (M^-0.5 in T5 when tied).
         logit_cap: c of c tanh(logits / c), what logits become; None is no cap.
@@ -86,6 +86,7 @@ class ModelSpec:
             `MIXERS`, whose layers have the pattern of all that they may see.
         activation: of the feed-forward; a name in `headway.nn.ACTIVATIONS`, or "xielu".
         gated: mlp_scale down(act(mlp_gate_scale gate x) * up x) instead of mlp_scale down(act(up x)).
+        mlp_sparsity: share of hidden units that each layer cuts, given as `patterns` are (`headway.nn.FeedForward`).
         experts: those of each layer in place of its feed-forward, or None; one value or a shorter list as in
             `patterns`. Where they leave their hidden width out it is F.
         tied: the output layer is the embedding.
@@ -127,6 +128,9 @@ class ModelSpec:
     embedding_width: int | None = None
     embedding_scale: float = 1.0
     per_layer_embedding: int = 0
+    per_layer_vocab: int = 0
+    altup: AltUp | None = None
+    laurel: int = 0
     layer_scalar: bool = False
     logit_scale: float = 1.0
     logit_cap: float | None = None
@@ -147,6 +151,7 @@ class ModelSpec:
     gated: bool = True
     mlp_gate_scale: float = 1.0
     mlp_scale: float = 1.0
+    mlp_sparsity: tuple[float, ...] = (0.0,)
     experts: tuple[Experts | None, ...] = (None,)
     tied: bool = False
     trained_context: int = 2048
@@ -163,6 +168,7 @@ class ModelSpec:
         object.__setattr__(self, "patterns", expand_patterns(self.patterns, self.layers, self.causal))
         object.__setattr__(self, "experts", expand_experts(self.experts, self.layers, self.hidden))
         object.__setattr__(self, "layer_hidden", expand_hidden(self.layer_hidden, self.layers, self.hidden))
+        object.__setattr__(self, "mlp_sparsity", expand_sparsity(self.mlp_sparsity, self.layers))
         object.__setattr__(self, "mixers", expand_mixers(self.mixers, self.layers, self))
         check(self)
 
@@ -263,20 +269,14 @@ class ModelSpec:
         family: str = "llama",
         **fields: Any,
     ) -> ModelSpec:
-        """One dial: a model of `depth` layers whose other sizes follow.
-
-            layers = depth        width = 64 depth        heads = depth, of 64 dims
-            kv_heads = heads / group        hidden = 8/3 width, rounded up to a multiple of 64; 4 width without a gate
-
-        Embedding and output layer are tied; a table of positions has `context` of them. Parameters grow with depth^3
-        (beside the embedding).
+        """One dial: a model of `depth` layers of width 64 depth whose other sizes follow (`Family.sizes`). Parameters
+        grow with depth^3 (beside the embedding).
 
         Args:
             vocab: rows of the embedding.
             context: trained context, in tokens.
             patterns: as in `ModelSpec`; None for the family's own.
-            group: query heads per kv head, unless given: as the family has it, else 2 where depth is even and 1
-                elsewhere.
+            group: query heads per kv head; the family's unless given, else 2 where depth is even and 1 elsewhere.
             family: what it is a case of ("ministral", "qwen2" and "qwen3" can be saved with windows by layer).
             fields: other fields of `ModelSpec`, which take precedence.
         """

@@ -34,7 +34,7 @@ NUMBERS: Mapping[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
     ),
     "must be a number from 0 to 1": (("norm_offset",), lambda n: 0 <= n <= 1),
     "counts rows or columns of a table, 0 or more": (
-        ("token_types", "per_layer_embedding"),
+        ("token_types", "per_layer_embedding", "per_layer_vocab", "laurel"),
         lambda n: type(n) is int and n >= 0,
     ),
     "is a probability from 0 to below 1": (
@@ -105,6 +105,21 @@ def _wrong(spec: Any) -> dict[str, bool]:
             not spec.norm_weight and bool(spec.norm_offset or spec.norm_bias)
         ),
         "mlp_scale and mlp_gate_scale are of layers without experts": any(spec.experts) and scaled,
+        "mlp_sparsity cuts the gates of feed-forwards without experts": any(
+            share > 0 and not (spec.gated and experts is None and spec.hidden_of(i))
+            for i, (share, experts) in enumerate(zip(spec.mlp_sparsity, spec.experts, strict=True))
+        ),
+        f"per_layer_vocab={spec.per_layer_vocab} is fewer rows than the vocab of a per_layer_embedding": (
+            bool(spec.per_layer_vocab)
+            and not (spec.per_layer_embedding and spec.per_layer_vocab < spec.vocab)
+        ),
+        'laurel stands beside attention in order "pre" or "sandwich", behind their first norm, in a decoder': (
+            spec.laurel > 0
+            and not (orders <= {"pre", "sandwich"} and spec.first_norm and spec.kind == "decoder")
+        ),
+        "altup has no layer_scalar, and is for decoders": (
+            spec.altup is not None and (spec.layer_scalar or spec.kind != "decoder")
+        ),
         "mlp_gate_scale is of feed-forwards with a gate": spec.mlp_gate_scale != 1 and not spec.gated,
         'qk_norm="all" is for norm="rms"': spec.qk_norm == "all" and spec.norm != "rms",
         'qk_norm="rotated" is for rotations that do not depend on the length': (

@@ -28,6 +28,7 @@ from headway.nn import (
     Scores,
     TokenEmbedding,
 )
+from headway.nn.altup import AlternatingUpdates, LaurelProduct, Streams
 from headway.nn.block import CHECKPOINTING, Checkpointing
 from headway.nn.mixers import SharedKeys
 from headway.nn.per_layer import PerLayerEmbedding, PerLayerInput
@@ -43,7 +44,7 @@ class TransformerStack(nn.Module):
     """A stack under the names that Hugging Face's LLaMA gives its parts.
 
         x = norm((E[ids] * scale + types + positions)) W          norm and W where the spec has them
-        x = block(x) for every layer
+        x = block(x) for every layer                              between `Streams.split` and `.join` where it has them
         x = norm(x)                                               where `final_norm`
 
     and, in training mode, dropout of what the first layer is given, and of x where `final_dropout`.
@@ -71,12 +72,15 @@ class TransformerStack(nn.Module):
         sources = [layer.kv_from for layer in mixing if isinstance(layer, AttentionLayer)]
         self.shared_keys = {layer for layer in sources if layer is not None}
         each = spec.per_layer_embedding
-        self.per_layer = PerLayerEmbedding(spec.vocab, spec.width, spec.layers, each, norm) if each else None
+        rows = spec.per_layer_vocab or spec.vocab
+        self.per_layer = PerLayerEmbedding(rows, spec.width, spec.layers, each, norm) if each else None
+        of_width, altup = partial(norm, spec.width), spec.altup
+        self.streams = None if altup is None else Streams(altup, spec.width)
         self.layers = nn.ModuleList(
             Block(
                 mixing[layer],
                 _feed_forward(spec, layer),
-                partial(norm, spec.width),
+                of_width,
                 order_of(spec, spec.mixers[layer]),
                 cross_attn=attention(spec, Full(), NoPositions(), backend, across=True)
                 if spec.encoder
@@ -84,10 +88,10 @@ class TransformerStack(nn.Module):
                 dropout=spec.dropout,
                 residual_scale=spec.residual_scale,
                 first_norm=spec.first_norm or layer > 0,
-                per_layer=PerLayerInput(spec.width, each, spec.activation, partial(norm, spec.width))
-                if each
-                else None,
+                per_layer=PerLayerInput(spec.width, each, spec.activation, of_width) if each else None,
                 layer_scalar=spec.layer_scalar,
+                laurel=LaurelProduct(spec.width, spec.laurel, of_width) if spec.laurel else None,
+                altup=None if altup is None else AlternatingUpdates(altup, spec.width, of_width),
             )
             for layer in range(spec.layers)
         )
@@ -143,6 +147,7 @@ class TransformerStack(nn.Module):
         early = selected if context is None and not redoes else None
         shared_keys: SharedKeys = dict.fromkeys(self.shared_keys)
         per_layer = None if self.per_layer is None else self.per_layer(ids, tokens, x_BTM)
+        x_BTM = x_BTM if self.streams is None else self.streams.split(x_BTM)
         for i, block in enumerate(self.blocks):
             shared = self.shared_rotation[i]
             rotary = block.self_attn.rotary
@@ -168,6 +173,7 @@ class TransformerStack(nn.Module):
                 x_BTM = block(x_BTM, cache=None if cache is None else cache[i], checkpointing=redo, **given)
         if selected is not None and early is None:
             x_BTM = selected.take(x_BTM)
+        x_BTM = x_BTM if self.streams is None else self.streams.join(x_BTM)
         states: Tensor = x_BTM if self.norm is None else self.norm(x_BTM)
         states = self.drop(states) if self.spec.final_dropout else states
         if record is not None:
@@ -270,7 +276,10 @@ def _feed_forward(spec: ModelSpec, layer: int) -> FeedForward | MixtureOfExperts
     if experts is not None:
         return MixtureOfExperts(experts, spec.width, *more, gated=spec.gated)
     scales = spec.mlp_scale, spec.mlp_gate_scale
-    return FeedForward(spec.width, hidden, *more, gated=spec.gated, scales=scales) if hidden else None
+    sparsity = spec.mlp_sparsity[layer]
+    if not hidden:
+        return None
+    return FeedForward(spec.width, hidden, *more, gated=spec.gated, scales=scales, sparsity=sparsity)
 
 
 def make_output(spec: ModelSpec, width: int, stack: TransformerStack) -> Linear:

@@ -115,6 +115,8 @@ def share_of(spec: ModelSpec, ranks: int, rank: int) -> ModelSpec:
         raise ConfigError(f"tensor parallel: ranks cannot share the heads of {names[0]} yet")
     if differ(spec.mixers) and ranks > 1:
         raise ConfigError("tensor parallel: ranks cannot share heads that are other ones in some layers yet")
+    if ranks > 1 and (spec.altup is not None or spec.laurel or any(spec.mlp_sparsity)):
+        raise ConfigError("tensor parallel: ranks cannot share layers with altup, laurel or mlp_sparsity yet")
     own = share(spec.heads, "heads", ranks, rank)
 
     def units(hidden: int) -> int:

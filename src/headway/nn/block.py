@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from headway.attention import KeyValues
 from headway.cache.paged_cache import LayerCache
 from headway.errors import ConfigError, check_known
+from headway.nn.altup import AlternatingUpdates, LaurelProduct
 from headway.nn.attention_layer import AttentionLayer
 from headway.nn.experts import MixtureOfExperts
 from headway.nn.mixers import MixingLayer, SharedKeys
@@ -52,7 +53,9 @@ class Block(nn.Module):
         sandwich   x + norm2(attn(norm1(x))),  then  x + norm4(mlp(norm3(x)))       (Gemma 2)
         output     x + norm2(attn(x)),  then  x + norm4(mlp(x))       (OLMo 2, section 3.2)
 
-    and behind either, where they are given, x + per_layer(x, p), and that times `layer_scalar` (Gemma 4).
+    and behind either, where they are given, x + per_layer(x, p), and that times `layer_scalar` (Gemma 4). With `laurel`
+    the stream behind attention is that of `LaurelProduct.join`; with `altup` x is the first of several streams, which
+    lie side by side, and what `per_layer` gives is added to the others (Gemma 3n).
 
     With `cross_attn`, x + cross(norm(x), memory) or norm(x + cross(x, memory)) stands between the two, as in
     section 3.2.3 of Vaswani et al. Parameters are the same in "pre" and "post". They bear the names of Hugging
@@ -71,6 +74,8 @@ class Block(nn.Module):
         per_layer: what is added of a token's embedding for this layer.
         layer_scalar: with a number that multiplies what the block gives: 1, or what a checkpoint says. No gradient
             reaches it.
+        laurel: what stands beside attention, in orders "pre" and "sandwich".
+        altup: what it does with the streams.
     """
 
     layer_scalar: Tensor | None
@@ -88,6 +93,8 @@ class Block(nn.Module):
         first_norm: bool = True,
         per_layer: PerLayerInput | None = None,
         layer_scalar: bool = False,
+        laurel: LaurelProduct | None = None,
+        altup: AlternatingUpdates | None = None,
     ) -> None:
         super().__init__()
         check_known(order, ORDERS, "Block: there is no order of norms")
@@ -117,6 +124,7 @@ class Block(nn.Module):
         self.mlp = mlp
         self.post_feedforward_layernorm = named("post_feedforward")
         self.dropout, self.per_layer = dropout, per_layer
+        self.laurel, self.altup = laurel, altup
         self.register_buffer("layer_scalar", torch.ones(1) if layer_scalar else None)
 
     @property
@@ -151,7 +159,7 @@ class Block(nn.Module):
         shared: SharedKeys | None = None,
         per_layer: Tensor | None = None,
     ) -> Tensor:
-        """[B, T, M] -> [B, T, M], or [B, N, M] of N selected slots.
+        """[B, T, M] -> [B, T, M], or [B, N, M] of N selected slots; S M of S streams in place of M.
 
         `memory` is `cross_attn.keys(...)`, `per_layer` what `PerLayerInput` is given, [B, T, P], the others are those
         of `AttentionLayer`. `checkpointing` is looked at for parts: all of a block is checkpointed by who calls it."""
@@ -169,9 +177,18 @@ class Block(nn.Module):
         given: dict[str, Any] = {"tokens": tokens, "cache": cache, "rotation": rotation, "score": score}
         given |= {"context": context, "selected": selected, "record": record}
         given |= {} if shared is None else {"shared": shared}  # of layers that attend
+        streams = (
+            None if self.altup is None else self.altup.predict(x_BTM.unflatten(-1, (-1, self.altup.width)))
+        )
+        x_BTM = x_BTM if streams is None else streams[..., 0, :]
         y = self._sublayers(x_BTM, tokens, memory, given, attend, feed)
+        add: Callable[[Tensor], Tensor] | None = None
         if self.per_layer is not None and per_layer is not None:
-            y = y + self.per_layer(y, per_layer if selected is None else selected.take(per_layer))
+            add = partial(self.per_layer, p_BTP=per_layer if selected is None else selected.take(per_layer))
+        if self.altup is not None and streams is not None:
+            y = self.altup.correct(streams if selected is None else selected.take(streams), y)
+            return (y if add is None else self.altup.add_to_others(y, add)).flatten(-2)
+        y = y if add is None else y + add(y)
         return y if self.layer_scalar is None else y * self.layer_scalar
 
     def _sublayers(
@@ -199,6 +216,8 @@ class Block(nn.Module):
         y = next(added)(attend(self.self_attn, x, **given))
         if selected is not None:
             x_BTM, tokens = selected.take(x_BTM), selected.tokens
+        if self.laurel is not None:
+            x_BTM, y = self.laurel.join(x_BTM, y, x if selected is None else selected.take(x))
         if self.cross_attn is not None:
             across = self.cross_attention_layernorm
             x, x_BTM = self._join(x_BTM, y, first if post else across)

@@ -5,6 +5,7 @@ Legend: M width of the model, F width of the hidden layer.
 
 import math
 from collections.abc import Callable, Mapping
+from statistics import NormalDist
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +64,9 @@ class FeedForward(nn.Module):
     With `gated`, down(act(gate(x)) * up(x)): SwiGLU where act is SiLU (Shazeer 2020). Parameters 3 * M * F (+ 2 F + M).
 
     `activation`: a name in `ACTIVATIONS` or `TRAINED`, "relu" unless given, "silu" with a gate. `dropout`: probability
-    for what down is given, in training. `scales`: factors of what down and gate give (Falcon-H1)."""
+    for what down is given, in training. `scales`: factors of what down and gate give (Falcon-H1). `sparsity`: the share
+    of hidden units that are 0 where gates are normally distributed: act is given relu(g - mean(g) - z std(g)) of the F
+    gates g of a token, with z the normal quantile of that share (Gemma 3n); 0 leaves them as they are."""
 
     def __init__(
         self,
@@ -75,8 +78,10 @@ class FeedForward(nn.Module):
         *,
         gated: bool = False,
         scales: tuple[float, float] = (1.0, 1.0),
+        sparsity: float = 0.0,
     ) -> None:
         super().__init__()
+        self.sparsity = sparsity
         self.scale, self.gate_scale = scales
         self.drop = nn.Dropout(dropout)
         self.act = activation or ("silu" if gated else "relu")
@@ -103,10 +108,18 @@ class FeedForward(nn.Module):
     def _transform(self, x: Tensor) -> Tensor:
         gate, up = self.gate_proj, self.up_proj
         first, *second = [up(x)] if gate is None else products(x, (gate, up))
-        first = scaled(first, self.gate_scale)
+        first = _largest(scaled(first, self.gate_scale), self.sparsity)
         if self.act_fn is None:
             x = gated(first, second[0] if second else None, self.act)
         else:
             x = self.act_fn(first) * second[0] if second else self.act_fn(first)
         x = dropped(x, self.drop.p, self.down_proj.share) if self.training else x
         return scaled(self.down_proj(x), self.scale)
+
+
+def _largest(gates: Tensor, sparsity: float) -> Tensor:
+    """relu(gates - mean - z std), with Phi(z) = sparsity; the gates themselves for 0."""
+    if not sparsity:
+        return gates
+    std, mean = torch.std_mean(gates, -1, unbiased=False, keepdim=True)
+    return torch.relu(gates - (mean + std * NormalDist().inv_cdf(sparsity)))

@@ -16,7 +16,7 @@ from headway.tokens import Tokens
 
 class PerLayerEmbedding(nn.Module):
     """p = (norm(x W / sqrt(M)) + sqrt(P) E'[ids]) / sqrt(2), L vectors of size P for each token, of x what the first
-    layer is given (Gemma 3n and 4 in `transformers`).
+    layer is given (Gemma 3n and 4 in `transformers`). Ids from V on, of a vocab that is larger, have the row of id 0.
 
     Parameters: embed_tokens [V, L P], proj [L P, M], norm [P]."""
 
@@ -31,7 +31,8 @@ class PerLayerEmbedding(nn.Module):
 
     def forward(self, ids: Tensor, tokens: Tokens, x_BTM: Tensor) -> Tensor:
         """ids [B, T] and x [B, T, M] -> [B, T, L, P]."""
-        of_token = scaled(self.embed_tokens(ids, tokens), self.columns**0.5)
+        known = ids.where(ids < self.embed_tokens.vocab, 0)
+        of_token = scaled(self.embed_tokens(known, tokens), self.columns**0.5)
         of_x = scaled(self.proj(x_BTM), self.width**-0.5)
         p, own = (y.unflatten(-1, (-1, self.columns)) for y in (of_x, of_token))
         return scaled(self.norm(p) + own, 2**-0.5)

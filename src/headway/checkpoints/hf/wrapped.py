@@ -15,6 +15,7 @@ from headway.storage.lazy import LazyTensors
 
 TEXT: Mapping[str, str] = {
     "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
     "internvl": "qwen2",
     "lighton_ocr": "qwen3",
@@ -40,6 +41,7 @@ OF_IMAGES = (
     "video_token_index", "mm_tokens_per_image", "multimodal_projector_bias", "projector_hidden_act",
     "spatial_merge_size", "downsample_ratio", "use_image_newline_parameter", "ignore_index", "audio_config",
     "audio_token_id", "boi_token_id", "eoi_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index",
+    "audio_soft_tokens_per_image", "vision_soft_tokens_per_image",
 )  # fmt: skip
 """Keys of what stands around the text model."""
 BESIDE = (*ALWAYS, *HARMLESS, *OF_IMAGES, "text_config", "tie_word_embeddings", "initializer_range")

@@ -5,16 +5,21 @@ feed-forward, V vocab, n tokens of a row; e bytes per number, w = max(e, 4) wher
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Literal, TypedDict
 
 import torch
 
+from headway.models.cost.kept_parts import (
+    norm_bytes,
+    per_layer_bytes,
+    qk_norm_bytes,
+    routing_bytes,
+    spared_bytes,
+    stream_bytes,
+)
 from headway.models.cost.weights import gates, hidden_units, stacks
 from headway.models.mixers import Softmax, beside_layers, kind_of, parts_of
 from headway.models.spec import ModelSpec
-from headway.native.interface import ACTIVATIONS
-from headway.nn import Experts
 from headway.nn.block import Checkpointing
 from headway.nn.cross_entropy import chunk_rows
 
@@ -46,7 +51,7 @@ def activation_bytes(
 
     Per token:
 
-        norms          each its input, and its result, which the next product keeps (`_norm_bytes`): 2 L + 1 in order
+        norms          each its input, and its result, which the next product keeps (`norm_bytes`): 2 L + 1 in order
                        "pre", with the last one; L + 1 in "joint"; L more beside an encoder; one behind an embedding;
                        2 (H + K) L of D with qk_norm. In "parallel" two norms of a layer keep one input, in "post" the
                        first layer keeps its own. On a sub-layer's output its input alone: 2 L more in "sandwich"; in
@@ -64,12 +69,13 @@ def activation_bytes(
           dropped      L e F                         more with activation_dropout
           xielu        L (3 e + 1) F                 more: its terms, and the sign of each number
           experts      2 e K M + 3 w E + ...         of K chosen of E: rows in their order, and what they give; F is
-                                                     that of all that a token has. See `_routing_bytes`; in float32
-                                                     less in one pass, see `_spared_bytes`
+                                                     that of all that a token has. See `routing_bytes`; in float32
+                                                     less in one pass, see `spared_bytes`
+        streams        `stream_bytes`                several residual streams, a rank beside attention, cut gates
         dropout        e M for each sub-layer, e E for the embedding; e M more with final_dropout
         positions      what rotations keep that are trained, and stored scores: `PositionScheme.saved_bytes`
         head           its dense layer and norm
-        per layer      `_per_layer_bytes`            embeddings by layer, under "norms"
+        per layer      `per_layer_bytes`             embeddings by layer, under "norms"
         logits         4 C                           the log-probabilities of C labels, in float32; over a vocab the
                        loss (`model(..., targets=)`) has instead, in all, w V E: the gradient of the output matrix; in
                        an encoder-decoder, and under a cap, the log-probabilities of one chunk, w V each, and e V of
@@ -102,9 +108,7 @@ def activation_bytes(
     for encoder in below:
         found["encoder"], sources = sum(encoder.values()), rows[1][1]
         attended = 1 if gradient_checkpointing in ("block", "attention") else spec.layers
-        keys = 2 * e * spec.head_dim * spec.kv_heads + _qk_norm_bytes(
-            spec, (spec.kv_heads,), spec.head_dim, e
-        )
+        keys = 2 * e * spec.head_dim * spec.kv_heads + qk_norm_bytes(spec, (spec.kv_heads,), spec.head_dim, e)
         found["attention"] += spec.layers * batch * sources * keys
         if scores == "stored":
             found["scores"] += attended * _score_bytes(spec, context, sources, batch)
@@ -129,25 +133,25 @@ def _stack_bytes(
     )
     forwards = min(sum(units > 0 for units in hidden_units(spec)), full)
     sublayers = full * (1 + cross) + forwards
-    norms = (full if spec.order == "joint" else sublayers) * _norm_bytes(spec, m, e)
+    norms = (full if spec.order == "joint" else sublayers) * norm_bytes(spec, m, e)
     if spec.order == "sandwich":
-        norms += sublayers * (_norm_bytes(spec, m, e) - e * m)
+        norms += sublayers * (norm_bytes(spec, m, e) - e * m)
     if not spec.first_norm and full == spec.layers:
-        norms -= _norm_bytes(spec, m, e) - e * m
+        norms -= norm_bytes(spec, m, e) - e * m
     if spec.order == "parallel":
         norms -= full * e * m
     if spec.order == "post":
-        norms += e * m + spec.final_norm * (_norm_bytes(spec, m, e) - e * m)
+        norms += e * m + spec.final_norm * (norm_bytes(spec, m, e) - e * m)
     else:
-        norms += _norm_bytes(spec, m, e) if spec.final_norm else e * m
+        norms += norm_bytes(spec, m, e) if spec.final_norm else e * m
     kinds = [kind_of(mixer) for mixer in spec.mixers]
     normed = [_head_norm_bytes(spec, i, e) if kind.positions else 0 for i, kind in enumerate(kinds)]
     norms += max(normed) if attended == 1 else sum(normed)
-    norms += cross * attended * _qk_norm_bytes(spec, (h,), spec.head_dim, e)
+    norms += cross * attended * qk_norm_bytes(spec, (h,), spec.head_dim, e)
     if spec.per_layer_embedding:
-        norms += _per_layer_bytes(spec, full, e)
+        norms += per_layer_bytes(spec, full, e)
     if spec.embedding_norm:
-        norms += _norm_bytes(spec, spec.columns, e) - e * spec.columns
+        norms += norm_bytes(spec, spec.columns, e) - e * spec.columns
     norms += e * spec.columns * (spec.columns != m)
     found = Counter(norms=tokens * norms)
     stored = scores == "stored"
@@ -168,11 +172,13 @@ def _stack_bytes(
     hidden_bytes = e * hidden + (3 * e + 1) * (spec.activation == "xielu")
     layers = [
         hidden_bytes * units
-        + _routing_bytes(spec, experts, e)
-        - _spared_bytes(spec, experts, e) * (expert_rows == "in one pass")
+        + routing_bytes(spec, experts, e)
+        - spared_bytes(spec, experts, e) * (expert_rows == "in one pass")
         for units, experts in zip(hidden_units(spec), spec.experts, strict=True)
     ]
     found["feed-forward"] = tokens * (sum(layers) if fed == spec.layers else max(layers))
+    if streams := stream_bytes(spec, full, attended, fed, e):
+        found["streams"] = tokens * streams
     if spec.dropout:
         mixing = (1 + cross) * attended + min(len(beside_layers(spec.mixers)), attended)
         found["dropout"] = (
@@ -209,40 +215,7 @@ def _head_norm_bytes(spec: ModelSpec, layer: int, e: int) -> int:
     of_values = 0
     if isinstance(mixer, Softmax) and mixer.v_norm:
         of_values = e * k * d * (not mixer.tied_values) + max(e, 4) * k
-    return _qk_norm_bytes(spec, (spec.heads, k) if own else (spec.heads,), d, e) + of_values
-
-
-def _per_layer_bytes(spec: ModelSpec, layers: int, e: int) -> int:
-    """Of one token's embeddings for all layers: what their norm is given; and in so many layers the gate and what is
-    made of it, its product with the embedding, and the input and result of the norm behind."""
-    each, m = spec.per_layer_embedding, spec.width
-    root = max(e, 4) * (1 + (spec.norm == "layer"))
-    made = spec.layers * (_input_size(spec, e) * each + root)
-    return made + spec.layers * e * each + layers * (3 * e * each + e * m + _norm_bytes(spec, m, e) - e * m)
-
-
-def _routing_bytes(spec: ModelSpec, experts: Experts | None, e: int) -> int:
-    """Of one token beside the hidden units of its experts: the router's input where it is widened, its scores, in
-    training once more for each of its losses (`headway.nn.router_losses`), and twice what weights are divided by; of
-    each chosen expert the weight (twice where it is normalized, and once more in the dtype of the rest), number, and
-    places in both orders, 8 bytes each; rows given and made. Of a shared one behind a gate its output, and the
-    gate's."""
-    if experts is None:
-        return 0
-    w, m, k = max(e, 4), spec.width, experts.top
-    weights = w * (1 + experts.normalized) + e * (w > e)
-    scores = experts.count * (1 + bool(experts.aux_loss_coef) + bool(experts.z_loss_coef))
-    routing = w * (m * (w > e) + scores + 2 * experts.normalized)
-    return routing + k * (weights + 24 + 2 * e * m) + experts.shared_gate * e * (m + 1)
-
-
-def _spared_bytes(spec: ModelSpec, experts: Experts | None, e: int) -> int:
-    """What of these `headway.nn.expert_rows` does not keep of one token, in float32: rows given and made, what down is
-    given, and one of the orders."""
-    whole = spec.gated and not (spec.mlp_bias or spec.activation_dropout)
-    if experts is None or e != 4 or not whole or spec.activation not in ACTIVATIONS:
-        return 0
-    return experts.top * (e * (2 * spec.width + experts.hidden) + 8)
+    return qk_norm_bytes(spec, (spec.heads, k) if own else (spec.heads,), d, e) + of_values
 
 
 def _score_bytes(spec: ModelSpec, queries: int, keys: int, batch: int) -> int:
@@ -251,32 +224,13 @@ def _score_bytes(spec: ModelSpec, queries: int, keys: int, batch: int) -> int:
     return queries * keys * (numbers * spec.heads * batch + 1)
 
 
-def _norm_bytes(spec: ModelSpec, width: int, e: int) -> int:
-    """Of one norm of one token, with its result: its input, in float32 with an offset, and the root of its mean square;
-    "layer" its mean, too."""
-    return (e + _input_size(spec, e)) * width + max(e, 4) * (1 + (spec.norm == "layer"))
-
-
-def _qk_norm_bytes(spec: ModelSpec, heads: Sequence[int], head_dim: int, e: int) -> int:
-    """Of one token's norms of so many heads each."""
-    if spec.qk_norm == "none":
-        return 0
-    roots = (len(heads) if spec.qk_norm == "all" else sum(heads)) * (1 + (spec.norm == "layer"))
-    root = e if spec.norm == "layer" else 4  # torch's own layer norm keeps them in the dtype of the rest
-    return _input_size(spec, e) * head_dim * sum(heads) + root * roots
-
-
-def _input_size(spec: ModelSpec, e: int) -> int:
-    return max(e, 4) if spec.norm_offset and spec.norm == "rms" else e
-
-
 def _head_bytes(spec: ModelSpec, tokens: int, e: int) -> tuple[int, int]:
     """(of the head, of the logits). The last states are kept where a product with them follows; a loss over a vocab has
     their gradient in their place."""
     head, m, w, inner = spec.head, spec.width, max(e, 4), spec.head.inputs(spec.width, spec.columns)
     kept = 0
     if head.needs_vocab and head.dense is not None:
-        kept = (head.dense != "relu") * e * inner + _norm_bytes(spec, inner, e)
+        kept = (head.dense != "relu") * e * inner + norm_bytes(spec, inner, e)
     elif head.task in ("states", "embed", "classify"):
         kept = -e * m
     elif head.task == "tag":

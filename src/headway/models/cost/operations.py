@@ -23,6 +23,7 @@ from headway.models.cost.weights import (
     on_meta,
     output_weights,
     stacks,
+    stream_products,
 )
 from headway.models.mixers import kind_of, parts_of, states_of
 from headway.models.spec import ModelSpec
@@ -72,7 +73,7 @@ def prefill_flops(spec: ModelSpec, n: int, logits: int = 1, source: int | None =
         )
     last = min(logits, n) if spec.kind == "decoder" else n
     fed = fed_outputs(spec, spec.layers - 1) + 2 * spec.per_layer_embedding
-    behind = output_weights(spec) + fed * spec.width
+    behind = output_weights(spec) + fed * spec.width + stream_products(spec)[1]
     spared = (n - last) * behind
     own = (
         2.0 * (n * matrix_weights(spec) - spared)

@@ -159,7 +159,8 @@ def first_pass_bytes(
     fed = n * 5 * spec.width + max(_fed_first(spec, *one, n) for one in each)
     firsts = (sum(kind_of(part).first(spec, part) for part in parts_of(one)) for one in {*spec.mixers})
     mixed = n * (2 * spec.width + max(firsts))
-    block = (n * spec.layers * spec.per_layer_embedding + max(fed, mixed)) * e + packed
+    streams = 0 if spec.altup is None else 3 * spec.altup.streams * spec.width
+    block = (n * (spec.layers * spec.per_layer_embedding + streams) + max(fed, mixed)) * e + packed
     outputs = spec.vocab if spec.head.needs_vocab else spec.head.outputs
     whole = spec.kind == "encoder" and spec.head.task not in ("classify", "embed")
     return max(block, (n if whole else batch) * outputs * e + 2 * n * spec.width * e)

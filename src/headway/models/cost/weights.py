@@ -27,6 +27,7 @@ PLACES: Mapping[str, str] = {
     "positions": r"\bfrequency_offset\b|\bscores?\b",
     "norms": "norm",
     "per-layer inputs": r"\bper_layer\.(gate|proj)\b",
+    "streams": r"\b(altup|streams|laurel)\b",
     "experts": r"\bmlp\.experts\b",
     "feed-forward": r"\bmlp\b",
     "attention": "attn",
@@ -35,7 +36,7 @@ PLACES: Mapping[str, str] = {
 """Where parameters are, by their names: the first that is found there."""
 
 
-OPTIONAL = ("positions", "encoder", "experts", "per-layer inputs")
+OPTIONAL = ("positions", "encoder", "experts", "per-layer inputs", "streams")
 """Places that are told where something is there."""
 _MIXER = r"(?:model|decoder)\.layers\.(\d+)\.self_attn\."
 """Where a stack has what mixes tokens; an encoder beside a decoder is another stack."""
@@ -60,6 +61,8 @@ def parameters(spec: ModelSpec) -> dict[str, int]:
         embedding      V E, tables of `Learned` and of token types, and what projects E columns to M; V L P
                        with P columns for each layer
         per-layer inputs     3 L P M, which make and add these
+        streams        2 (S - 1) M M + L (M (S + 1) + S^2 (S + 1)) of S residual streams; L 2 M R of a rank R beside
+                       attention
         attention      L (M D (H + K + K) + H D M), biases, cross-attention, projections of global tokens, sink logits
                        L H, output gates L M H or L M H D
         feed-forward   L 3 M F, or 2 M F not gated, and biases; routers, and experts that all tokens have
@@ -97,16 +100,28 @@ def parameter_count(spec: ModelSpec) -> int:
 def matrix_weights(spec: ModelSpec) -> int:
     """Weights that every token is multiplied with in a stack: L (M D (2 H + 2 K) + 3 M F), 2 M F not gated; L M H more
     with a gate of each head, L M H D of each channel; of a layer with another mixer those of its matrices; 3 L P M of
-    embeddings of P columns for each layer; E M more
-    where E is not M; beside an encoder 2 L M D H more, of the queries and outputs of cross-attention. (Its keys and
-    values are of source tokens: `memory_weights`. A second set of projections is for tokens that data mark.) With
-    experts F are `hidden_units`, and routers are M for each."""
+    embeddings of P columns for each layer; E M more where E is not M; `stream_products`; beside an encoder 2 L M D H
+    more, of the queries and outputs of cross-attention. (Its keys and values are of source tokens: `memory_weights`. A
+    second set of projections is for tokens that data mark.) With experts F are `hidden_units`, and routers are M for
+    each."""
     m, h, d = spec.width, spec.heads, spec.head_dim
     across = 2 * m * d * h * (spec.encoder is not None)
     projected = spec.columns * m * (spec.columns != m)
     fed = m * sum(fed_outputs(spec, layer) for layer in range(spec.layers))
     each = 3 * m * spec.layers * spec.per_layer_embedding
-    return sum(mixing_weights(spec)) + spec.layers * across + fed + projected + each
+    return (
+        sum(mixing_weights(spec)) + spec.layers * across + fed + projected + each + sum(stream_products(spec))
+    )
+
+
+def stream_products(spec: ModelSpec) -> tuple[int, int]:
+    """Numbers that a token is multiplied with for S residual streams, and a rank R beside attention: up to what the
+    last layer mixes, and behind it. 2 (S - 1) M M, and in each layer M S + S^3 + S S M to predict, the products of
+    streams with each other among them, M S + S S to correct, and 2 M R."""
+    m, s = spec.width, 0 if spec.altup is None else spec.altup.streams
+    ends = max(s - 1, 0) * m * m
+    before, behind = m * s + s**3 + s * s * m, m * s + s * s + 2 * m * spec.laurel
+    return ends + spec.layers * before + (spec.layers - 1) * behind, behind + ends
 
 
 @lru_cache(maxsize=128)

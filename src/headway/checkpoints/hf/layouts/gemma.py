@@ -150,9 +150,14 @@ def _sizes(given: ConfigReader, kinds: Sequence[str], fields: Mapping[str, Any])
     return [{name: own.whole(key, fields[name]) for name, key in SIZES.items()} for own in by_layer]
 
 
-def _mixers(given: ConfigReader, kinds: Sequence[str], sizes: Sequence[Mapping[str, Any]]) -> list[Softmax]:
-    """The attention of each layer: the last `num_kv_shared_layers` have keys and values of others."""
-    tied, shared = given.flag("attention_k_eq_v"), given.whole("num_kv_shared_layers", 0, least=0)
+def softmax_by_layer(
+    given: ConfigReader,
+    kinds: Sequence[str],
+    sizes: Sequence[Mapping[str, Any]],
+    shared: int,
+    tied: bool = False,
+) -> list[Softmax]:
+    """The attention of each layer: the last `shared` have keys and values of others."""
     first = len(kinds) - shared
     before = {kind: i for i, kind in enumerate(kinds[: max(first, 0)])}
     mixers = []
@@ -184,7 +189,8 @@ def _read4(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
             f"config.json: {VOCAB} {given.get(VOCAB)} and vocab_size {fields['vocab']}: headway has one vocab for both"
         )
     wide = given.flag("use_double_wide_mlp")
-    mixers = _mixers(given, kinds, sizes)
+    shared = given.whole("num_kv_shared_layers", 0, least=0)
+    mixers = softmax_by_layer(given, kinds, sizes, shared, given.flag("attention_k_eq_v"))
     rope = {**given.config, "rope_parameters": given.get("rope_parameters") or ROPE4}
     head_dims = {kind: own["head_dim"] for kind, own in zip(kinds, sizes, strict=True)}
     return {
