@@ -112,10 +112,21 @@ def evolution(folder: Path) -> list[str]:
     return [*others, f"llama2.{text(folder)[0]}"]
 
 
+def pairs(folder: Path) -> list[str]:
+    """Sentences, and the same backwards."""
+    lines = [line[:40] for line in documents(5, 40)]
+    sides = {"source": lines, "target": [line[::-1] for line in lines]}
+    for side, texts in sides.items():
+        (folder / side).write_text("".join(f"{text.strip() or 'a'}\n" for text in texts), encoding="utf-8")
+    parts = ("", "validation_", "test_")
+    return [f"{part}{side}={folder / side}" for part in parts for side in sides]
+
+
 TOYS: Mapping[str, Callable[[Path], list[str]]] = {
     "alpaca": lambda folder: instructions(folder, "alpaca", "lora"),
     "context-extend": text,
     "evolution": evolution,
+    "gqa-translation": pairs,
     "gqa-uptrain": text,
     "hybrid": text,
     "long-classify": reviews,

@@ -33,6 +33,12 @@ def attends(spec: ModelSpec, name: str) -> bool:
     return found is None or kind_of(spec.mixers[int(found[1])]).positions
 
 
+def counts_heads(spec: ModelSpec, name: str) -> bool:
+    """Whether `spec.kv_heads` counts the heads of a tensor of that name, if it has keys or values: an encoder beside a
+    decoder has a spec of its own."""
+    return attends(spec, name) and not (spec.encoder is not None and name.startswith("encoder."))
+
+
 def change_pairing(
     state: Mapping[str, Tensor], spec: ModelSpec, to: Pairing
 ) -> tuple[Mapping[str, Tensor], ModelSpec]:
@@ -139,7 +145,7 @@ def repeat_kv_heads(
     times = kv_heads // spec.kv_heads
 
     def has_heads(name: str) -> bool:
-        is_one = _KEYS_VALUES.search(name) is not None and attends(spec, name)
+        is_one = _KEYS_VALUES.search(name) is not None and counts_heads(spec, name)
         return is_one and ("k_norm" not in name or spec.qk_norm == "all")
 
     def repeated(name: str, value: Tensor) -> Tensor:

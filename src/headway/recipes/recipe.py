@@ -17,6 +17,8 @@ claims:
   pooling the mean is better than nothing: short.val_loss < llama.val_loss
 columns: [val_loss]           # of the table
 decode: 512                   # measure the speed of decoding behind prompts of so many tokens
+test_source: test.en          # and of translators the BLEU of greedy translations of these sentences,
+test_target: test.de          # beside these
 small: {depth: 1, steps: 2}   # with --small, in every stage
 """
 
@@ -34,11 +36,11 @@ from headway.train.rows_config import FROM_SCRATCH
 from headway.train.tasks import settings_of
 
 Moments = Literal["keep", "zero"]
-RECIPE_KEYS = ("out", "seed", "seeds", "claims", "columns", "decode")
+RECIPE_KEYS = ("out", "seed", "seeds", "claims", "columns", "decode", "test_source", "test_target")
 STAGE_KEYS = ("name", "from", "surgery", "moments", "published", SMALL)
 OF_RECIPE = ("out", "seed", "seeds")
 """Of all stages, never of one."""
-FIRST_ONLY = (*FROM_SCRATCH, "model", "tokenizer", "units", "vocab")
+FIRST_ONLY = (*FROM_SCRATCH, "layers", "order", "model", "tokenizer", "units", "vocab")
 """Settings of all stages that are for those with fresh weights: later ones have a model and its tokenizer."""
 
 
@@ -74,7 +76,8 @@ class Stage:
 @dataclass(frozen=True)
 class Recipe:
     """Stages in their order, for each seed; `columns` of the table are all measures unless given. With `decode`,
-    decoders are timed behind prompts of that length."""
+    decoders are timed behind prompts of that length; with `tests`, a file of sentences and one of their translations,
+    translators have a BLEU."""
 
     out: Path
     stages: tuple[Stage, ...]
@@ -82,6 +85,7 @@ class Recipe:
     claims: tuple[Claim, ...] = ()
     columns: tuple[str, ...] = ()
     decode: int | None = None
+    tests: tuple[Path, Path] | None = None
 
     def stage_folder(self, stage: Stage, seed: int) -> Path:
         """Of one run."""
@@ -141,7 +145,11 @@ def read_recipe(
         stages.append(_stage(entry, of_all, of_one, [s.name for s in stages], f"{path}: stage {name}"))
     claims = tuple(Claim.read(text, rule, names) for text, rule in recipe.get("claims", {}).items())
     columns, out = tuple(recipe.get("columns", ())), Path(recipe.get("out", "runs/recipe"))
-    found = Recipe(out, tuple(stages), seeds, claims, columns, recipe.get("decode"))
+    sides = [recipe[key] for key in ("test_source", "test_target") if key in recipe]
+    if len(sides) == 1:
+        raise ConfigError(f"{path}: test_source and test_target belong together; give both, or none")
+    tests = (Path(sides[0]), Path(sides[1])) if sides else None
+    found = Recipe(out, tuple(stages), seeds, claims, columns, recipe.get("decode"), tests)
     for stage in stages:  # every setting is validated before anything is run
         model = None if stage.source is None else Path(stage.source)
         stage.config(found.stage_folder(stage, seeds[0]), seeds[0], model)

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 import headway
+from headway.api.translator import bleu
 from headway.data.datasets import made_by
-from headway.errors import ConfigError, check_known, listed
+from headway.data.pairs import read_pairs
+from headway.errors import ConfigError, check_known, listed, near_file
 from headway.fonts import fonts
 from headway.generate import GenerationConfig, generate
 from headway.language import language_of_environment
@@ -104,6 +106,9 @@ def _with_a_font(language: str, say: Callable[[str], None]) -> str:
 def _check_files(recipe: Recipe) -> None:
     """Raises ConfigError, before any stage is run, for all files that those which are not done name and lack."""
     missing: dict[str, dict[str, None]] = {}
+    for test in recipe.tests or ():
+        if not test.exists():
+            missing[f"{test}: no such file{near_file(test) or made_by(test)}"] = {"tests": None}
     for seed, stage in itertools.product(recipe.seeds, recipe.stages):
         if not ((folder := recipe.stage_folder(stage, seed)) / DONE).exists():
             for line in stage.config(folder, seed, _begins_with(recipe, stage, seed)).missing(made_by):
@@ -152,7 +157,7 @@ def _stage(
         "seed": seed,
         "task": task,
         "run": settings,
-        "measures": measures(folder, config, recipe.decode),
+        "measures": measures(folder, config, recipe),
     }
     atomic_write(folder / DONE, json_text(record))
     return record
@@ -180,9 +185,10 @@ def _compared(run: dict[str, Any]) -> dict[str, Any]:
 ROWS, NEW_TOKENS, TIMES = 8, 16, 5
 
 
-def measures(folder: Path, config: TrainConfig, decode: int | None) -> dict[str, Any]:
+def measures(folder: Path, config: TrainConfig, recipe: Recipe) -> dict[str, Any]:
     """What a finished run measured: its last step's, the last held-out ones (`val_..`), those before the first step
-    (`start_..`), the median speed, and what its model is; of decoders, with `decode`, the speed behind such prompts."""
+    (`start_..`), the median speed, and what its model is; of decoders, with `decode`, the speed behind such prompts; of
+    translators, with `tests`, their BLEU."""
     lines = read_metrics(folder / METRICS)
     steps = [line for line in lines if "loss" in line]
     last = steps[-1] if steps else {}
@@ -199,9 +205,15 @@ def measures(folder: Path, config: TrainConfig, decode: int | None) -> dict[str,
     found["parameters"] = cost.parameter_count(spec)
     if spec.causal:
         found["kv_bytes_per_token"] = cost.kv_bytes_per_token(spec, dtype)
-        if decode is not None:
+        if recipe.decode is not None and spec.encoder is None:
             model = headway.load(folder / FINAL, task="causal-lm", dtype=dtype).model
-            found["decode_tokens_per_s"] = decoding_speed(model, decode)
+            found["decode_tokens_per_s"] = decoding_speed(model, recipe.decode)
+    if recipe.tests is not None and spec.encoder is not None:
+        sentences, references = read_pairs(*map(str, recipe.tests))
+        translator = headway.load(folder / FINAL, task="translation")
+        found["bleu"] = bleu(
+            [str(text) for text in translator.translate(sentences, beams=1)], references
+        ).score
     return found
 
 

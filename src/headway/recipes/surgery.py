@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headway.checkpoints import Folder, load_adapter, load_folder, merged_state
 from headway.checkpoints.bases import base_of, is_adapter, with_adapters
-from headway.checkpoints.heads import attends
+from headway.checkpoints.heads import counts_heads
 from headway.checkpoints.rewriting import Change, Measured, rewrite
 from headway.checkpoints.saving import TokenizerFiles
 from headway.errors import ConfigError, check_known
@@ -118,7 +118,7 @@ def _pooled(tensors: dict[str, Tensor], spec: ModelSpec, kv_heads: int, *, fresh
     n = spec.kv_heads // kv_heads
     found = {}
     for key, value in tensors.items():
-        if not (any(part in key for part in KEY_VALUE) and attends(spec, key)):
+        if not (any(part in key for part in KEY_VALUE) and counts_heads(spec, key)):
             found[key] = value
         elif not fresh:
             grouped = value.unflatten(0, (kv_heads, n, -1)) if value.dim() else value

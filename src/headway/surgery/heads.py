@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headway.checkpoints.heads import attends, check_uniform
+from headway.checkpoints.heads import check_uniform, counts_heads
 from headway.checkpoints.restore import fill
 from headway.errors import CheckpointError, ConfigError, check_known
 from headway.models import ModelSpec
@@ -45,8 +45,9 @@ def pool_heads(
         first    W'_j = W_(jn)
         random   W'_j normal with the spec's init_std, biases 0: as a model begins
 
-    Groups are neighbours, so query head h, which read head h // (H / K), reads the one that this head went into.
-    Where the heads of a group are equal, mean and first leave the function as it is.
+    An encoder beside a decoder is left as it is: it reads all tokens at once, and its keys are not what decoding reads
+    (section 2.2). Groups are neighbours, so query head h, which read head h // (H / K), reads the one that this head
+    went into. Where the heads of a group are equal, mean and first leave the function as it is.
 
     The mean of keys is the key of the mean: every head is turned by the same rotation R_p, which is linear, so
     R_p W_1 x + R_p W_2 x = R_p (W_1 + W_2) x, whatever the pairing. A gain of normed keys [D] serves all heads, and
@@ -101,7 +102,7 @@ def _projections(spec: ModelSpec, state: Mapping[str, Tensor]) -> dict[str, Tens
     """Weights [K, D, M] and biases [K, D] of keys and values, head by head, in float32 or float64."""
     found = {}
     for name in state:
-        if not (_PROJECTION.search(name) and attends(spec, name)):
+        if not (_PROJECTION.search(name) and counts_heads(spec, name)):
             continue
         rows = state[name].shape[0]
         if rows != spec.kv_heads * spec.head_dim:

@@ -48,11 +48,12 @@ class Inputs:
     @staticmethod
     def of(config: TrainConfig) -> "Inputs":
         """Opens what the settings name; a model of the Hub is fetched first. Raises as `load_folder` does."""
-        if not isinstance(config, RowsConfig) or config.model is None:
+        model = getattr(config, "model", None)
+        if model is None:
             return Inputs(config)
-        if is_address(config.model):
-            config = config.model_copy(update={"model": str(local_model(config.model))})
-        place = Path(str(config.model))
+        if is_address(model):
+            config = config.model_copy(update={"model": str(local_model(model))})
+        place = Path(str(model))
         return Inputs(config, load_folder(place) if place.is_dir() else None)
 
     @cached_property

@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from headway.checkpoints.folder import Folder
+from headway.checkpoints.restore import build_model
 from headway.choice import Choice
 from headway.data.pairs import (
     END,
@@ -32,6 +34,9 @@ from headway.train.rows_config import AdamSettings
 from headway.train.tasks.base import BYTES_PER_TOKEN, Foreseen, MicroBatches, Plan, Task, cut
 from headway.train.tasks.records import sample
 
+SIZES = ("layers", "width", "heads", "kv_heads", "hidden", "order", "dropout", "vocab")
+"""Settings of a model with fresh weights."""
+
 
 class TranslationConfig(AdamSettings, TrainConfig):
     """Settings of a translator's training.
@@ -41,9 +46,12 @@ class TranslationConfig(AdamSettings, TrainConfig):
     validation_source: held-out sentences
     validation_target: their translations
     vocab: size of the byte-level BPE that both languages share
+    model: folder of a translator, trained here, that this run goes on with: its sizes, weights and tokenizer
     layers: layers of the encoder, and of the decoder
     width: width of the model
     heads: attention heads
+    kv_heads: heads of keys and values in the decoder; those of the encoder are no part of what a step of decoding
+        reads (Ainslie et al. 2023, section 2.2) [default: heads]
     hidden: width of the feed-forward, 0 for none
     order: where the norms stand (2017: post)
     dropout: dropout of every sublayer and of embeddings
@@ -67,9 +75,11 @@ class TranslationConfig(AdamSettings, TrainConfig):
     validation_target: str | None = setting(None, group="Data", is_path=True)
     vocab: int = setting(4096, group="Data", unit="tokens", ge=258)
 
+    model: str | None = setting(None, group="Model")
     layers: int = setting(3, group="Model", ge=1)
     width: int = setting(256, group="Model", unit="features", ge=8)
     heads: int = setting(4, group="Model", ge=1)
+    kv_heads: int | None = setting(None, group="Model", ge=1)
     hidden: int = setting(1024, group="Model", unit="features", ge=0)
     order: Literal["post", "pre"] = setting("post", group="Model")
     dropout: float = setting(0.1, group="Model", ge=0.0, lt=1.0)
@@ -90,6 +100,11 @@ class TranslationConfig(AdamSettings, TrainConfig):
             yield "eval_every needs validation_source and validation_target"
         if self.width % self.heads:
             yield f"width {self.width} is not a multiple of {self.heads} heads"
+        if self.heads % (self.kv_heads or 1):
+            yield f"{self.heads} heads cannot be shared by {self.kv_heads} of keys and values"
+        shaped = [name for name in SIZES if name in self.model_fields_set]
+        if self.model is not None and shaped:
+            yield f"model {self.model!r} already fixes {', '.join(shaped)}; leave those out, or leave out model"
         if self.batch_tokens < self.context:
             yield (
                 f"batch_tokens {self.batch_tokens} holds no sentence of context {self.context}; raise the one or lower "
@@ -112,14 +127,19 @@ class Translation(Task[EncoderDecoder]):
     def prepare(self, start: Path | None) -> None:
         config = self.config
         texts = read_pairs(config.source, config.target)
-        tokenizer = joint_tokenizer(chain(*texts), config.vocab) if start is None else Tokenizer.load(start)
+        folder = self._folder()
+        home = start if folder is None else folder.home or folder.path
+        tokenizer = joint_tokenizer(chain(*texts), config.vocab) if home is None else Tokenizer.load(home)
         self.tokenizer, self.train = tokenizer, encode_pairs(tokenizer, *texts, config.context)
         self.held: Pairs | None = None
         if config.validation_source is not None and config.validation_target is not None:
             lines = read_pairs(config.validation_source, config.validation_target)
             self.held = encode_pairs(tokenizer, *lines, config.context)
-        spec = translation_spec(config, tokenizer.vocab_size)
-        model = build(spec, dtype=torch.float32, seed=config.seed, backend=config.backend)
+        if folder is None:
+            spec = translation_spec(config, tokenizer.vocab_size)
+            model = build(spec, dtype=torch.float32, seed=config.seed, backend=config.backend)
+        else:
+            model = build_model(folder, dtype=torch.float32, backend=config.backend).train()
         assert isinstance(model, EncoderDecoder)
         model.gradient_checkpointing = config.gradient_checkpointing
         self.model, self.steps, self.data = model, config.steps, self.train.described()
@@ -129,7 +149,24 @@ class Translation(Task[EncoderDecoder]):
         self.micro_batch, self.ranks = config.micro_batch, 1
 
     def check_settings(self) -> None:
-        translation_spec(self.config, self.config.vocab)
+        self._spec()
+
+    def _spec(self) -> ModelSpec:
+        """As far as it is known before there is a tokenizer."""
+        folder = self._folder()
+        return translation_spec(self.config, self.config.vocab) if folder is None else folder.spec
+
+    def _folder(self) -> Folder | None:
+        """Of the translator that the run goes on with. Raises ConfigError where it is none that is trained here."""
+        folder = self.inputs.folder
+        if folder is None and self.config.model is not None:
+            raise ConfigError(f"model {self.config.model}: no such folder; give that of a translator")
+        if folder is not None and (folder.spec.encoder is None or _ends(folder) != (START, END)):
+            raise ConfigError(
+                f"task {self.config.task} goes on with translators whose targets begin with {START} and end with "
+                f"{END}, as those that it trains, and {self.config.model} is none"
+            )
+        return folder
 
     def foresee(self) -> Foreseen:
         """See `Task`: as if all pairs were of the mean length."""
@@ -144,7 +181,7 @@ class Translation(Task[EncoderDecoder]):
         )
         alone = Choice("1", "one forward pass after the other")
         data = {"training pairs": len(sources), "training tokens": tokens}
-        return Foreseen(translation_spec(config, config.vocab), data, False, plan, each, alone)
+        return Foreseen(self._spec(), data, False, plan, each, alone)
 
     @property
     def held_steps(self) -> float:
@@ -188,7 +225,7 @@ class Translation(Task[EncoderDecoder]):
         config, folder, tokenizer = self.config, self.inputs.folder, self.inputs.tokenizer
         assert folder is not None, "it is measured"
         assert tokenizer is not None
-        starts = folder.generation.get("decoder_start_token_id"), folder.generation.get("eos_token_id")
+        starts = _ends(folder)
         if starts != (START, END):
             raise ConfigError(
                 f"task {config.task} measures translators whose targets begin with {START} and end with {END}, as "
@@ -204,6 +241,11 @@ class Translation(Task[EncoderDecoder]):
         """The pairs that step `step` reads."""
         epoch, index = divmod(step, self.steps_per_epoch)
         return self.rows_of_epoch(epoch)[index]
+
+
+def _ends(folder: Folder) -> tuple[object, object]:
+    """What targets begin and end with."""
+    return folder.generation.get("decoder_start_token_id"), folder.generation.get("eos_token_id")
 
 
 def evaluate_pairs(
@@ -243,4 +285,5 @@ def translation_spec(config: TranslationConfig, vocab: int) -> ModelSpec:
         "norm_eps": 1e-5,
     }
     encoder = ModelSpec.of("transformer", **size, causal=False, patterns=Full(), head=Head("states"))
+    size["kv_heads"] = config.kv_heads or config.heads
     return ModelSpec.of("transformer", **size, encoder=encoder, tied=True, shared_embedding=True)
