@@ -217,26 +217,26 @@ def names(keys: FieldMap) -> tuple[str, ...]:
     return tuple(name for key in keys.values() for name in key.each)
 
 
-def read_fields(given: ConfigReader, keys: FieldMap) -> dict[str, Any]:
+def read_fields(config: ConfigReader, keys: FieldMap) -> dict[str, Any]:
     """The fields of a table. Raises ConfigError for a key that is absent, of another type than its field, or
     contradicts its like."""
     found: dict[str, Any] = {}
     for field, key in keys.items():
         if key.each:
-            found[field] = _value(given, "bool" if True in key.values else KINDS[field], key, found)
+            found[field] = _value(config, "bool" if True in key.values else KINDS[field], key, found)
         else:
             found[field] = key.default(found)
     return found
 
 
-def _value(given: ConfigReader, kind: Any, key: Key, before: Mapping[str, Any]) -> Any:
-    default = key.default(before) if callable(key.default) and given.get(key.each[0]) is None else None
+def _value(config: ConfigReader, kind: Any, key: Key, before: Mapping[str, Any]) -> Any:
+    default = key.default(before) if callable(key.default) and config.get(key.each[0]) is None else None
     read: Mapping[str, Callable[[str], Any]] = {
-        "int": lambda name: given.whole(name, default),
-        "float": given.number,
-        "float | None": lambda name: None if given.get(name) is None else given.number(name),
-        "bool": given.flag,
-        "str": lambda name: activation(given, name),
+        "int": lambda name: config.whole(name, default),
+        "float": config.number,
+        "float | None": lambda name: None if config.get(name) is None else config.number(name),
+        "bool": config.flag,
+        "str": lambda name: activation(config, name),
     }
     values = {name: read[kind](name) for name in key.each}
     if len(set(values.values())) > 1:
@@ -259,7 +259,7 @@ def write_fields(spec: ModelSpec, keys: FieldMap) -> dict[str, Any]:
     return found
 
 
-def activation(given: ConfigReader, key: str) -> str:
+def activation(config: ConfigReader, key: str) -> str:
     """The name here of an activation."""
-    name = given.text(key)
+    name = config.text(key)
     return ACTIVATIONS.get(name, name)

@@ -80,19 +80,19 @@ def every(count: int, first: int = 0, other: str = SLIDING, *, key: str = "") ->
     """Every `count`-th layer sees all: `first`, `first` + `count`, ..; `key` says the count, `count` unless it is
     there."""
 
-    def kinds(given: ConfigReader, layers: int) -> list[str]:
-        n = given.whole(key, count) if key else count
+    def kinds(config: ConfigReader, layers: int) -> list[str]:
+        n = config.whole(key, count) if key else count
         return [FULL if i % n == first % n else other for i in range(layers)]
 
     return kinds
 
 
 def read_kinds(
-    given: ConfigReader, layers: int, usual: Kinds, known: Sequence[str] = LAYER_TYPES
+    config: ConfigReader, layers: int, usual: Kinds, known: Sequence[str] = LAYER_TYPES
 ) -> list[str]:
     """The kind of each layer: as `layer_types` say, or as is `usual`."""
-    kinds = given.get("layer_types")
-    return usual(given, layers) if kinds is None else layer_types(kinds, layers, known)
+    kinds = config.get("layer_types")
+    return usual(config, layers) if kinds is None else layer_types(kinds, layers, known)
 
 
 Bases = Mapping[str, tuple[str, float]]

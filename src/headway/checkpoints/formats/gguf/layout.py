@@ -94,8 +94,8 @@ def gguf_layout(
     `schemes`. `further` are fields that `more` keys say, as `written` writes them; keys of `only` have one value.
     `experts` are those that layers may have, `mixing` is what some mix tokens with."""
 
-    def read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-        keys, width, heads = given.below(f"{name}."), fields["width"], fields["heads"]
+    def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+        keys, width, heads = config.below(f"{name}."), fields["width"], fields["heads"]
         lengths = {keys.whole(key, width // heads or None) for key in HEAD_DIMS}
         if len(lengths) > 1:
             raise ConfigError(
@@ -113,7 +113,7 @@ def gguf_layout(
             **mixers,
         }
         if pairing is not None:
-            most, last = schemes(read_rope(keys, head_dim, pairing, given.get(FACTORS)), keys)
+            most, last = schemes(read_rope(keys, head_dim, pairing, config.get(FACTORS)), keys)
             found["positions"] = PerLayer.of([last if sees else most for sees in seeing])
         mixture = {} if experts is None else experts.read(keys, fields)
         return {**found, **mixture, **further(keys, {**fields, **found})}

@@ -49,7 +49,7 @@ class Part(NamedTuple):
     """
 
     keys: Mapping[str, Any] = MappingProxyType({})
-    read: Callable[[ConfigReader, Mapping[str, Any]], dict[str, Any]] = lambda given, fields: {}
+    read: Callable[[ConfigReader, Mapping[str, Any]], dict[str, Any]] = lambda config, fields: {}
     write: Callable[[ModelSpec], dict[str, Any]] = lambda spec: {}
 
 

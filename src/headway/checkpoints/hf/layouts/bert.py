@@ -73,8 +73,8 @@ ERNIE = encoder_layout(
 def _narrower(usual: int | None) -> Part:
     """An embedding of other columns than the states, `usual` or as many unless the config says."""
 
-    def read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-        columns = given.whole("embedding_size", fields["width"])
+    def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+        columns = config.whole("embedding_size", fields["width"])
         return {"embedding_width": None if columns == fields["width"] else columns}
 
     return Part({"embedding_size": usual}, read, lambda spec: {"embedding_size": spec.columns})
@@ -132,8 +132,8 @@ ROFORMER = encoder_layout(
         _narrower(None),
         Part(
             {"rotary_value": None},
-            lambda given, fields: {
-                "positions": Rotary(pairing="adjacent", values=given.flag("rotary_value"))
+            lambda config, fields: {
+                "positions": Rotary(pairing="adjacent", values=config.flag("rotary_value"))
             },
             lambda spec: {"rotary_value": isinstance(spec.positions, Rotary) and spec.positions.values},
         ),
@@ -149,8 +149,8 @@ ROFORMER = encoder_layout(
 def _behind_padding(family: str) -> Part:
     """Positions, which begin behind the row of padding. Raises ConfigError for a padding id that leaves no rows."""
 
-    def read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-        rows, pad = given.whole("max_position_embeddings"), given.get("pad_token_id")
+    def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+        rows, pad = config.whole("max_position_embeddings"), config.get("pad_token_id")
         if type(pad) is not int or not 0 <= pad < rows - 1:
             raise ConfigError(
                 f'config.json: positions of a {family} begin behind row "pad_token_id" of a table of {rows} rows '
@@ -191,9 +191,9 @@ PRELAYERNORM = _decoding(
 )
 
 
-def _read_windows(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read_windows(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     """One window for all layers, or a list with one for each."""
-    windows, layers = given.get("attention_window"), fields["layers"]
+    windows, layers = config.get("attention_window"), fields["layers"]
     each = windows if isinstance(windows, list) else [windows] * layers
     if len(each) != layers:
         raise ConfigError(

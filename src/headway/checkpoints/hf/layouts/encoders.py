@@ -159,21 +159,21 @@ def encoder_layout(
     return Layout(family=family, architectures=architectures, tensors=tensors, **fields)
 
 
-def _read(activations: tuple[str, str], given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read(activations: tuple[str, str], config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The head of a kind, and what goes with it. Raises ConfigError for a decoder that is_decoder says is none."""
-    kind = given.task
-    if given.flag("is_decoder") != (kind == "lm"):
+    kind = config.task
+    if config.flag("is_decoder") != (kind == "lm"):
         raise ConfigError(
-            f"config.json: is_decoder is {given.get('is_decoder')}, and architectures has a class of another kind: "
+            f"config.json: is_decoder is {config.get('is_decoder')}, and architectures has a class of another kind: "
             "transformers would build one, and mask as the other"
         )
     vocab = kind in ("lm", "masked-lm")
     masked, dense = (name or fields["activation"] for name in activations)
     head: dict[str, Any] = {"task": kind, "dense": masked if vocab else dense if kind == "classify" else None}
     if kind in ("classify", "tag"):
-        head["labels"] = labels(given)
+        head["labels"] = labels(config)
     causal: dict[str, Any] = {"causal": True, "patterns": Causal()} if kind == "lm" else {}
-    tied = vocab and given.flag("tie_word_embeddings")
+    tied = vocab and config.flag("tie_word_embeddings")
     return {**causal, "tied": tied, "output_bias": vocab, "head": Head(**head)}
 
 
@@ -189,11 +189,11 @@ def write_encoder(spec: ModelSpec) -> dict[str, Any]:
     return keys
 
 
-def labels(given: ConfigReader) -> tuple[str, ...]:
+def labels(config: ConfigReader) -> tuple[str, ...]:
     """Names of the classes by `id2label`, or LABEL_0, ... for `num_labels` (2 unless given), as in transformers."""
-    names = given.get("id2label")
+    names = config.get("id2label")
     if names is None:
-        return tuple(f"LABEL_{i}" for i in range(given.whole("num_labels", 2)))
+        return tuple(f"LABEL_{i}" for i in range(config.whole("num_labels", 2)))
     if not isinstance(names, Mapping) or {str(k) for k in names} != {str(i) for i in range(len(names))}:
         raise ConfigError(f'config.json: "id2label" must name the classes 0, 1, ..., got {names!r}')
     by_number = {str(key): value for key, value in names.items()}

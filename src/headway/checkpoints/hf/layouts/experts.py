@@ -30,10 +30,10 @@ class Sparse(NamedTuple):
     write: Callable[[Sequence[bool]], dict[str, Any]]
 
 
-def _read_steps(given: ConfigReader, layers: int) -> list[bool]:
-    dense, every = given.get("mlp_only_layers") or [], given.whole("decoder_sparse_step")
+def _read_steps(config: ConfigReader, layers: int) -> list[bool]:
+    dense, every = config.get("mlp_only_layers") or [], config.whole("decoder_sparse_step")
     if not isinstance(dense, list):
-        raise given.wrong("mlp_only_layers", "a list of numbers of layers", dense)
+        raise config.wrong("mlp_only_layers", "a list of numbers of layers", dense)
     return [i not in dense and (i + 1) % every == 0 for i in range(layers)]
 
 
@@ -41,7 +41,7 @@ def _dense(sparse: Sequence[bool]) -> list[int]:
     return [i for i, has in enumerate(sparse) if not has]
 
 
-EVERY = Sparse({}, lambda given, layers: [True] * layers, lambda sparse: {})
+EVERY = Sparse({}, lambda config, layers: [True] * layers, lambda sparse: {})
 STEPS = Sparse(
     {"mlp_only_layers": None, "decoder_sparse_step": 1},
     _read_steps,
@@ -53,7 +53,7 @@ def behind_first(usual: int, key: str = "first_k_dense_replace") -> Sparse:
     """All layers but the first so many, `usual` unless the config says."""
     return Sparse(
         {key: usual},
-        lambda given, layers: [i >= given.whole(key, usual, least=0) for i in range(layers)],
+        lambda config, layers: [i >= config.whole(key, usual, least=0) for i in range(layers)],
         lambda sparse: {key: len(_dense(sparse))},
     )
 
@@ -94,24 +94,24 @@ class ExpertKeys:
         """`others`, and the coefficient where there is one."""
         return self.others if self.aux is None else {**self.others, "aux_loss_coef": AUX}
 
-    def read(self, given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def read(self, config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The fields `experts` and `hidden`; experts are as wide as dense layers where there is no key for it. Raises
         ConfigError for two counts that differ, and as `Experts` does."""
-        if self.optional and not given.get(self.count[0]):
+        if self.optional and not config.get(self.count[0]):
             return {}
-        counts = {name: given.whole(name) for name in self.count if given.get(name) is not None}
+        counts = {name: config.whole(name) for name in self.count if config.get(name) is not None}
         if len({*counts.values()}) > 1:
-            raise given.wrong(self.count[0], f"that of {self.count[1]}", counts)
-        count = next(iter(counts.values()), 0) or given.whole(self.count[0])
-        hidden = given.whole(self.hidden, fields.get("hidden"))
-        shared = given.whole(self.shared, 0, least=0) if self.shared else 0
+            raise config.wrong(self.count[0], f"that of {self.count[1]}", counts)
+        count = next(iter(counts.values()), 0) or config.whole(self.count[0])
+        hidden = config.whole(self.hidden, fields.get("hidden"))
+        shared = config.whole(self.shared, 0, least=0) if self.shared else 0
         shared *= hidden if self.shared_by_count else 1
-        sparse = self.sparse.read(given, fields["layers"])
+        sparse = self.sparse.read(config, fields["layers"])
         checked_sizes({f"{self.shared}, in hidden units,": shared})
-        typed: Mapping[type, Callable[[str], Any]] = {bool: given.flag, int: given.whole, float: given.number}
+        typed: Mapping[type, Callable[[str], Any]] = {bool: config.flag, int: config.whole, float: config.number}
         experts = Experts(
             count=count,
-            top=given.whole(self.top),
+            top=config.whole(self.top),
             hidden=hidden,
             shared=shared,
             **{name: typed[type(getattr(Experts, name))](key) for name, key in self.keyed.items()},
@@ -119,7 +119,7 @@ class ExpertKeys:
         )
         return {
             "experts": [experts if has else None for has in sparse],
-            "hidden": hidden if all(sparse) else given.whole(self.dense),
+            "hidden": hidden if all(sparse) else config.whole(self.dense),
         }
 
     @property

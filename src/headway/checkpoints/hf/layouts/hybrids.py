@@ -76,16 +76,16 @@ def check_silu(fields: Mapping[str, Any]) -> None:
         )
 
 
-def rope_of(given: ConfigReader) -> Mapping[str, Any]:
+def rope_of(config: ConfigReader) -> Mapping[str, Any]:
     """`rope_parameters`. Raises ConfigError for what is no object."""
-    found = given.get("rope_parameters")
+    found = config.get("rope_parameters")
     if found is not None and not isinstance(found, Mapping):
-        raise given.wrong("rope_parameters", "null or an object", found)
+        raise config.wrong("rope_parameters", "null or an object", found)
     return found or {}
 
 
-def _read_delta(given: ConfigReader) -> DeltaSpec:
-    sizes: dict[str, Any] = {name: given.whole(key) for name, key in DELTA_SIZES.items()}
+def _read_delta(config: ConfigReader) -> DeltaSpec:
+    sizes: dict[str, Any] = {name: config.whole(key) for name, key in DELTA_SIZES.items()}
     return DeltaSpec(**sizes)
 
 
@@ -96,17 +96,17 @@ def _write_delta(spec: ModelSpec) -> dict[str, Any]:
     return {"layer_types": kinds, **sizes}
 
 
-def _read_qwen(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read_qwen(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Mixers, patterns and positions of Qwen3-Next and Qwen3.5."""
     check_silu(fields)
     usual = every(4, -1, LINEAR, key="full_attention_interval")
-    kinds = read_kinds(given, fields["layers"], usual, (FULL, LINEAR))
+    kinds = read_kinds(config, fields["layers"], usual, (FULL, LINEAR))
     # three positions of an image's patch, which are one and the same in a text
-    rope = {key: value for key, value in rope_of(given).items() if not key.startswith("mrope_")}
-    keys = {**{key: given.get(key) for key in ROPE}, "rope_parameters": rope}
+    rope = {key: value for key, value in rope_of(config).items() if not key.startswith("mrope_")}
+    keys = {**{key: config.get(key) for key in ROPE}, "rope_parameters": rope}
     return {
-        **mixed(kinds, _read_delta(given)),
-        **read_rope(ConfigReader(keys, given.defaults), fields["head_dim"], share=given.number(PARTIAL)),
+        **mixed(kinds, _read_delta(config)),
+        **read_rope(ConfigReader(keys, config.defaults), fields["head_dim"], share=config.number(PARTIAL)),
     }
 
 
@@ -240,14 +240,14 @@ QWEN3_5_MOE = llama_layout(
 LARA = (LINEAR, SLIDING, LINEAR, FULL, SLIDING)
 
 
-def _read_lara(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read_lara(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     check_silu(fields)
-    layers, window = fields["layers"], from_foreign("sliding_window", given.whole("sliding_window"))
+    layers, window = fields["layers"], from_foreign("sliding_window", config.whole("sliding_window"))
     usual = [LARA[i % len(LARA)] for i in range(layers)]
-    kinds = read_kinds(given, layers, lambda *_: usual, (FULL, SLIDING, LINEAR))
-    found = mixed([FULL if kind == SLIDING else kind for kind in kinds], _read_delta(given))
+    kinds = read_kinds(config, layers, lambda *_: usual, (FULL, SLIDING, LINEAR))
+    found = mixed([FULL if kind == SLIDING else kind for kind in kinds], _read_delta(config))
     found["patterns"] = tuple(window if kind == SLIDING else Causal() for kind in kinds)
-    return {**found, **in_windows(given, {**fields, **found})}
+    return {**found, **in_windows(config, {**fields, **found})}
 
 
 def _write_lara(spec: ModelSpec) -> dict[str, Any]:

@@ -33,7 +33,7 @@ REMOTE = ("auto_map",)
 """Where a model's repository has code of its own, which transformers does not run unless it is told to."""
 
 
-def _check_phi3(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _check_phi3(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     scaling = fields["positions"].scaling
     if not isinstance(scaling, LongRope | None):
         raise ConfigError(
@@ -90,7 +90,7 @@ ERNIE45 = llama_layout(
 )
 
 
-def _check_helium(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _check_helium(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     if fields["heads"] * fields["head_dim"] != fields["width"]:
         raise ConfigError(
             f"config.json: {fields['heads']} heads of head_dim {fields['head_dim']} are not hidden_size "
@@ -123,7 +123,7 @@ SEED_OSS = llama_layout(
 )
 
 
-def _check_internlm3(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _check_internlm3(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     if fields["qkv_bias"] != fields["mlp_bias"]:
         raise ConfigError(
             "config.json: an internlm3 whose qkv_bias differs from its bias is not supported: transformers runs it as "

@@ -43,11 +43,11 @@ MIXTRAL = llama_layout(
 )
 
 
-def _full(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _full(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     """No field: whether layers have windows, which are read elsewhere as they are not here."""
-    kinds = given.get("layer_types")
+    kinds = config.get("layer_types")
     if kinds is not None and kinds != [FULL] * fields["layers"]:
-        raise given.wrong("layer_types", f"{FULL} in every layer, as use_sliding_window is false", kinds)
+        raise config.wrong("layer_types", f"{FULL} in every layer, as use_sliding_window is false", kinds)
     return {}
 
 
@@ -90,13 +90,13 @@ FLEX_OLMO = llama_layout(
 )
 
 
-def _read_minimax(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read_minimax(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Old files say how many dims of a head are rotated, and not which share."""
-    rotary, nested = fields["positions"], given.get("rope_parameters") or {}
-    if given.get("rotary_dim") is None:
+    rotary, nested = fields["positions"], config.get("rope_parameters") or {}
+    if config.get("rotary_dim") is None:
         return {}
-    dims = given.whole("rotary_dim")
-    if PARTIAL not in {*given.config, *nested}:
+    dims = config.whole("rotary_dim")
+    if PARTIAL not in {*config.config, *nested}:
         return {"positions": replace(rotary, dims=dims)}
     if dims != (rotary.dims or fields["head_dim"]):
         raise ConfigError(
@@ -128,10 +128,10 @@ YARN |= {TRAINED: 4096}
 """Positions where a config has no key of them."""
 
 
-def _read_gpt_oss(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    if given.get("rope_parameters") is not None or given.get("rope_scaling") is not None:
+def _read_gpt_oss(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    if config.get("rope_parameters") is not None or config.get("rope_scaling") is not None:
         return {}
-    usual = ConfigReader({**given.config, "rope_parameters": YARN}, given.defaults)
+    usual = ConfigReader({**config.config, "rope_parameters": YARN}, config.defaults)
     return read_rope(usual, fields["head_dim"])
 
 
@@ -193,7 +193,7 @@ AFMOE = llama_layout(
 )
 
 
-def _usual_flint(given: ConfigReader, layers: int) -> list[str]:
+def _usual_flint(config: ConfigReader, layers: int) -> list[str]:
     return [FULL if i < 2 or i % 4 == 1 or i == layers - 1 else SLIDING for i in range(layers)]
 
 

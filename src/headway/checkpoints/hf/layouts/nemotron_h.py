@@ -50,24 +50,24 @@ KEYS = {
 }
 
 
-def _kinds(given: ConfigReader) -> list[str]:
+def _kinds(config: ConfigReader) -> list[str]:
     """The kinds of their layers."""
-    kinds, letters = given.get("layers_block_type"), given.get("hybrid_override_pattern")
+    kinds, letters = config.get("layers_block_type"), config.get("hybrid_override_pattern")
     if kinds is None:
-        kinds = given.get("layer_types")
+        kinds = config.get("layer_types")
     if kinds is None and isinstance(letters, str) and {*letters} <= {*LETTERS}:
         kinds = [LETTERS[letter] for letter in letters]
     if not isinstance(kinds, list):
-        raise given.wrong("layers_block_type", "the kinds of layers (hybrid_override_pattern as text)", kinds)
+        raise config.wrong("layers_block_type", "the kinds of layers (hybrid_override_pattern as text)", kinds)
     return [OLD.get(kind, kind) for kind in layer_types(kinds, len(kinds), (*LETTERS.values(), *OLD))]
 
 
-def _read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    kinds = _kinds(given)
+def _read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = _kinds(config)
     for key, field in TWINS.items():
-        if given.get(key) not in (None, fields[field]):
-            raise given.wrong(
-                key, f"{fields[field]}, which is what transformers takes for it", given.get(key)
+        if config.get(key) not in (None, fields[field]):
+            raise config.wrong(
+                key, f"{fields[field]}, which is what transformers takes for it", config.get(key)
             )
     pairs: list[list[str]] = []
     for i, kind in enumerate(kinds):
@@ -80,14 +80,14 @@ def _read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
             )
         else:
             pairs[-1].append(kind)
-    sizes: dict[str, Any] = {field: given.whole(key) for field, key in SSD.items()}
-    step = given.number("time_step_min")
+    sizes: dict[str, Any] = {field: config.whole(key) for field, key in SSD.items()}
+    step = config.number("time_step_min")
     ssd = SSDSpec(
-        **sizes, conv_bias=given.flag("use_conv_bias"), bias=given.flag("use_bias"), least_step=step
+        **sizes, conv_bias=config.flag("use_conv_bias"), bias=config.flag("use_bias"), least_step=step
     )
-    found: dict[str, Any] = {"experts": None, "hidden": 0 if DENSE not in kinds else given.whole(WIDTH)}
+    found: dict[str, Any] = {"experts": None, "hidden": 0 if DENSE not in kinds else config.whole(WIDTH)}
     if SPARSE in kinds:
-        (one,) = {*EXPERTS.read(given, {"layers": 1})["experts"]}
+        (one,) = {*EXPERTS.read(config, {"layers": 1})["experts"]}
         found = {
             "experts": [one if pair[-1] == SPARSE else None for pair in pairs],
             "hidden": found["hidden"] or one.hidden,

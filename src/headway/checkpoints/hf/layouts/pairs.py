@@ -105,7 +105,7 @@ def _tables(spec: ModelSpec) -> Mapping[str, Tensor]:
 def _positions(scheme: Callable[[Mapping[str, Any]], PositionScheme]) -> Part:
     """Positions by the fields of the table, and one embedding for both stacks where it is the output layer, too."""
     return Part(
-        read=lambda given, fields: {"positions": scheme(fields), "shared_embedding": fields["tied"]},
+        read=lambda config, fields: {"positions": scheme(fields), "shared_embedding": fields["tied"]},
         write=lambda spec: {"max_position_embeddings": table_size(spec)},
     )
 
@@ -174,9 +174,9 @@ BLENDERBOT = _layout(
 PEGASUS = _layout("pegasus", "Pegasus", "ynyy", SINUSOIDAL, constants=_tables)
 
 
-def _read_padding(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read_padding(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Positions begin behind that of padding. Raises ConfigError for a padding id that is none."""
-    pad = given.get("pad_token_id")
+    pad = config.get("pad_token_id")
     if type(pad) is not int or pad < 0:
         raise ConfigError(
             f'config.json: positions of an m2m_100 begin behind "pad_token_id", so it must be an id; got {pad!r}'
@@ -199,10 +199,10 @@ M2M_100 = _layout(
 )
 
 
-def _read_vocabs(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    shared, vocab = given.flag("share_encoder_decoder_embeddings") and fields["tied"], fields["vocab"]
+def _read_vocabs(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    shared, vocab = config.flag("share_encoder_decoder_embeddings") and fields["tied"], fields["vocab"]
     return {
-        "vocab": vocab if shared else given.whole("decoder_vocab_size", vocab),
+        "vocab": vocab if shared else config.whole("decoder_vocab_size", vocab),
         "shared_embedding": shared,
     }
 

@@ -39,8 +39,8 @@ FIRST_WINDOW = 28
 def learned(rows: int, key: str = "max_position_embeddings", offset: int = 0) -> Part:
     """A trained table of positions, of `rows` unless the config says how many, from row `offset` on."""
 
-    def read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-        size = given.whole(key)
+    def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+        size = config.whole(key)
         return {"positions": Learned(size, offset=offset), "trained_context": size}
 
     return Part({key: rows}, read, lambda spec: {key: table_size(spec)})
@@ -55,7 +55,7 @@ def scaled_embedding(usual: bool | None, key: str = "scale_embedding") -> Part:
     """Embeddings times sqrt(M), or as they are."""
     return Part(
         {key: usual},
-        lambda given, fields: {"embedding_scale": fields["width"] ** 0.5 if given.flag(key) else 1.0},
+        lambda config, fields: {"embedding_scale": fields["width"] ** 0.5 if config.flag(key) else 1.0},
         lambda spec: {key: spec.embedding_scale != 1.0},
     )
 
@@ -63,8 +63,8 @@ def scaled_embedding(usual: bool | None, key: str = "scale_embedding") -> Part:
 def stated(family: str) -> Part:
     """The scaling of positions, which must be there: transformers has one of its own for the family."""
 
-    def read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-        if not any(given.get(key) for key in ("rope_scaling", "rope_parameters")):
+    def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+        if not any(config.get(key) for key in ("rope_scaling", "rope_parameters")):
             raise ConfigError(
                 f"config.json: there are no rope_parameters, and transformers has a scaling of its own for {family}: "
                 "state them, as it does in the files that it writes"
@@ -80,8 +80,8 @@ def windows(
     """Windows; `usual` are the kinds of layers where `layer_types` do not say them, `unused` is the width where there
     are none, `heads_divide` is whether transformers insists on a width that is a multiple of the heads."""
 
-    def read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-        return {"patterns": _read_windows(given, where, fields["layers"], usual)}
+    def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {"patterns": _read_windows(config, where, fields["layers"], usual)}
 
     return Part(
         {"layer_types": None, **WINDOW_KEYS[where]},
@@ -91,20 +91,20 @@ def windows(
 
 
 def _read_windows(
-    given: ConfigReader, where: Windows, layers: int, usual: Kinds | None
+    config: ConfigReader, where: Windows, layers: int, usual: Kinds | None
 ) -> tuple[Pattern, ...]:
-    kinds = given.get("layer_types")
+    kinds = config.get("layer_types")
     if kinds is not None:
         kinds = layer_types(kinds, layers)
     elif usual is not None:
-        kinds = usual(given, layers)
+        kinds = usual(config, layers)
     if where in ("none", "all") and set(kinds or [FULL]) != {FULL}:
         raise ConfigError(
-            f"config.json: transformers ignores layer_types for model_type {given.get('model_type')} (it lists "
+            f"config.json: transformers ignores layer_types for model_type {config.get('model_type')} (it lists "
             f"{', '.join(sorted(set(kinds or ())))}); ministral, qwen2 and qwen3 honour it"
         )
-    size, switch = given.get("sliding_window"), given.get("use_sliding_window")
-    if where == "late" and not given.flag("use_sliding_window"):
+    size, switch = config.get("sliding_window"), config.get("use_sliding_window")
+    if where == "late" and not config.flag("use_sliding_window"):
         size = None
     windowed = from_foreign("sliding_window", size)
     if where != "late" and switch is False and size is not None:
@@ -115,12 +115,12 @@ def _read_windows(
     if where in ("none", "all") or (where == "layer" and kinds is None):
         return (windowed,) * layers
     if kinds is None:
-        first = given.whole("max_window_layers", FIRST_WINDOW, least=0)
+        first = config.whole("max_window_layers", FIRST_WINDOW, least=0)
         return tuple(windowed if i >= first else Causal() for i in range(layers))
     if SLIDING in kinds and size is None:
         raise ConfigError(
             "config.json: layer_types has sliding_attention layers, but there is no window "
-            f"(sliding_window {given.get('sliding_window')!r}, use_sliding_window {switch!r})"
+            f"(sliding_window {config.get('sliding_window')!r}, use_sliding_window {switch!r})"
         )
     return tuple(windowed if kind == SLIDING else Causal() for kind in kinds)
 
@@ -146,9 +146,9 @@ def _write_windows(spec: ModelSpec, where: Windows, unused: int | None, heads_di
 def rope_by_kind(bases: Bases, *, old: bool = True) -> Part:
     """Rotary positions by the kind of a layer, which its window shows; with keys of `old` files, or without."""
 
-    def read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         kinds = [FULL if pattern == Causal() else SLIDING for pattern in fields["patterns"]]
-        return read_rope_by_kind(given, kinds, fields["head_dim"], bases)
+        return read_rope_by_kind(config, kinds, fields["head_dim"], bases)
 
     def write(spec: ModelSpec) -> dict[str, Any]:
         keys = write_rope_by_kind(spec, window_keys(spec)["layer_types"], bases)
@@ -158,7 +158,7 @@ def rope_by_kind(bases: Bases, *, old: bool = True) -> Part:
     return Part(dict.fromkeys(("rope_parameters", *(former if old else ()))), read, write)
 
 
-def in_windows(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def in_windows(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Positions where layers that see all have none."""
     each: list[PositionScheme] = [
         NoPositions() if pattern == Causal() else fields["positions"] for pattern in fields["patterns"]

@@ -186,7 +186,7 @@ def _swapped(heads: int) -> Change:
     return Change(turn, turn, rows=True)
 
 
-def _check_nanochat(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _check_nanochat(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     if (factor := fields["positions"].amplitude) != 1:
         raise ConfigError(
             f"config.json: rope_parameters of a nanochat multiply queries and keys by {factor:g} in front of their "
