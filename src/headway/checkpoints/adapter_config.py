@@ -77,7 +77,7 @@ def _check_keys(config: Mapping[str, Any]) -> None:
 def _targets(config: Mapping[str, Any], modules: Sequence[str]) -> list[str]:
     """The modules that the config says are adapted."""
     targets = config.get("target_modules")
-    named = isinstance(targets, list) and all(isinstance(one, str) for one in targets)
+    named = isinstance(targets, list) and all(isinstance(target, str) for target in targets)
     if not targets or not (named or isinstance(targets, str)):
         raise CheckpointError(f'"target_modules" must name modules, or be a pattern, got {targets!r}')
     if targets == "all-linear":
@@ -117,7 +117,7 @@ def _lora(config: Mapping[str, Any], module: str) -> Lora:
 
 def _by_pattern(config: Mapping[str, Any], key: str, module: str, usual: Any) -> Any:
     """The value of the first pattern that the end of a module's name fits; else `usual`."""
-    own = config.get(key) or {}
-    if not isinstance(own, dict):
-        raise CheckpointError(f'"{key}" must be an object, got {own!r}')
-    return next((value for one, value in own.items() if _fits(rf"(.*\.)?({one})", module)), usual)
+    patterns = config.get(key) or {}
+    if not isinstance(patterns, dict):
+        raise CheckpointError(f'"{key}" must be an object, got {patterns!r}')
+    return next((value for pattern, value in patterns.items() if _fits(rf"(.*\.)?({pattern})", module)), usual)

@@ -119,13 +119,13 @@ def check_bases(adapters: Iterable[str | Path], model: Folder, *, any_base: bool
                 f"any_base (--any-base) takes adapters of other models, and {model.path} is loaded without an adapter"
             )
         return
-    own = None
+    ours = None
     for place in places:
         file = current_folder(place) / WEIGHTS
         if not file.is_file() or not (file.parent / CONFIG).is_file():
             continue
-        wanted, named = read_described(file)[1].get(BASE), _named(place) or "a model that it does not name"
-        if wanted is None:
+        recorded, named = read_described(file)[1].get(BASE), _named(place) or "a model that it does not name"
+        if recorded is None:
             warnings.warn(
                 f"{place} was trained beside {named}, and bears no fingerprint of it (folders of PEFT do not): whether "
                 f"{model.path} has the same weights cannot be told, and on others an adapter is noise; --any-base "
@@ -133,11 +133,11 @@ def check_bases(adapters: Iterable[str | Path], model: Folder, *, any_base: bool
                 stacklevel=3,
             )
             continue
-        own = fingerprint(model) if own is None else own
-        if wanted != own:
+        ours = fingerprint(model) if ours is None else ours
+        if recorded != ours:
             raise CheckpointError(
-                f"{place} was trained beside {named}, whose weights have the fingerprint {wanted}, and {model.path} "
-                f"has {own}: on other weights an adapter is noise. Give the model that it was trained beside; or take "
+                f"{place} was trained beside {named}, whose weights have the fingerprint {recorded}, and {model.path} "
+                f"has {ours}: on other weights an adapter is noise. Give the model that it was trained beside; or take "
                 "this one by --any-base (any_base=True), where you know that it was made of that one"
             )
 

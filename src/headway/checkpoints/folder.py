@@ -170,8 +170,8 @@ def _hugging_face(path: Path, folder: Path, allow_pickle: bool, head: Head | Non
     with naming(folder / "config.json", but=(CheckpointError,)):
         plain = without_empty_biases(plain, packed, names, spec) if packed else plain
         quantized = own_layers(packed, names, spec, plain, path) if packed else {}
-        found, unused = imported(names, plain, spec, path, spec.head != saved_for)
-        check_dtypes({name: form.dtype for name, form in found.forms.items()}, path)
+        ours, unused = imported(names, plain, spec, path, spec.head != saved_for)
+        check_dtypes({name: form.dtype for name, form in ours.forms.items()}, path)
     written = folder / "generation_config.json"
     keys = (
         OF_TARGETS if written.exists() else (*TOKEN_IDS, *OF_TARGETS)
@@ -179,7 +179,7 @@ def _hugging_face(path: Path, folder: Path, allow_pickle: bool, head: Head | Non
     generation = {key: config[key] for key in keys if config.get(key) is not None}
     generation |= read_json(written) if written.exists() else {}
     unused = (*around, *unused)
-    return Folder(path, spec, found, stored, config, generation, unused, quantized, home=folder)
+    return Folder(path, spec, ours, stored, config, generation, unused, quantized, home=folder)
 
 
 def _gguf(path: Path) -> Folder:

@@ -34,14 +34,14 @@ _FILE = re.compile(r"consolidated\.(\d+)\.pth$")
 
 def shard_files(folder: Path) -> list[Path]:
     """The parts in a folder, in order. Raises CheckpointError when one is missing between others."""
-    found = {int(m[1]): p for p in folder.iterdir() if (m := _FILE.match(p.name))}
-    if missing := sorted(set(range(max(found, default=-1) + 1)) - found.keys()):
+    files = {int(m[1]): p for p in folder.iterdir() if (m := _FILE.match(p.name))}
+    if missing := sorted(set(range(max(files, default=-1) + 1)) - files.keys()):
         raise CheckpointError(
-            f"{folder} holds {len(found)} parts, but lacks "
+            f"{folder} holds {len(files)} parts, but lacks "
             + ", ".join(f"consolidated.{n:02d}.pth" for n in missing[:8])
             + ": the download or copy is incomplete"
         )
-    return [found[n] for n in sorted(found)]
+    return [files[n] for n in sorted(files)]
 
 
 def open_shards(

@@ -44,12 +44,12 @@ def read_sentence_config(folder: Path) -> SentenceConfig | None:
     """
     if not (folder / MODULES).is_file():
         return None
-    found = read_json_array(folder / MODULES)
-    if not all(isinstance(step, dict) for step in found):
+    modules = read_json_array(folder / MODULES)
+    if not all(isinstance(step, dict) for step in modules):
         raise ConfigError(
             f"{folder / MODULES}: a list of steps is expected, each an object with type and path"
         )
-    steps = [(str(step.get("type", "")).rpartition(".")[2], str(step.get("path", ""))) for step in found]
+    steps = [(str(step.get("type", "")).rpartition(".")[2], str(step.get("path", ""))) for step in modules]
     kinds = [kind for kind, _ in steps]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise ConfigError(

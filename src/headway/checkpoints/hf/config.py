@@ -39,7 +39,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     config = text_config(config)
     layout, facts = _layout(config), own_facts(config)
     family = facts.get("family", layout.family)
-    if all(layout is not one for one in layouts_for(family)):
+    if all(layout is not other for other in layouts_for(family)):
         raise ConfigError(
             f'config.json: "{OURS}.family" is {family!r}, whose folders are not of model_type {layout.family!r}'
         )
@@ -83,9 +83,9 @@ def unsupported_by_transformers(spec: ModelSpec) -> str | None:
         return unsupported_by_transformers(marian) or f"family ({spec.family})"
     spec = _shortest(bare(spec))
     tried = [_written(layout, spec) for layout in layouts_for(spec.family)]
-    _, _, lost = min(tried, key=lambda one: (not one[0], len(one[2])))
-    own = layout_of(spec.family)
-    if (lost and own is None) or (not lost and own is not None and not own.in_transformers):
+    _, _, lost = min(tried, key=lambda attempt: (not attempt[0], len(attempt[2])))
+    family_layout = layout_of(spec.family)
+    if (lost and family_layout is None) or (not lost and family_layout is not None and not family_layout.in_transformers):
         return f"family ({spec.family})"
     return ", ".join(lost) or None
 
@@ -100,7 +100,7 @@ def _layout(config: Mapping[str, Any]) -> Layout:
     """The layout of a folder of transformers: by `model_type` or, in old files without one, by the class."""
     name, classes = config.get("model_type"), config.get("architectures")
     if name is None:
-        name = next((n for n, one in LAYOUTS.items() for c in one.architectures if classes == [c]), None)
+        name = next((n for n, layout in LAYOUTS.items() for c in layout.architectures if classes == [c]), None)
     check_known(name, LAYOUTS, "config.json: headway knows no model_type", hint=unknown_model)
     return LAYOUTS[str(name)]
 
@@ -138,7 +138,7 @@ def _shortest(spec: ModelSpec) -> ModelSpec:
     positions = spec.positions
     if isinstance(positions, Rotary | PerLayer):
         each = zip(spec.layer_positions, spec.key_sizes, strict=True)
-        positions = PerLayer.of([_whole(one, head_dim) for one, (_, head_dim) in each])
+        positions = PerLayer.of([_whole(scheme, head_dim) for scheme, (_, head_dim) in each])
     return replace(spec, patterns=tuple(_short(p) for p in spec.patterns), positions=positions)
 
 
@@ -168,12 +168,12 @@ def _kinds() -> dict[str, type[Any]]:
     """By the name of the class, which `kind` is: position schemes, scalings and mixers, those of other packages
     included once they are imported, and what else a spec holds."""
     schemes = (*_subclasses(PositionScheme), *_subclasses(Scaling))
-    found = (*schemes, *MIXERS, Head, ModelSpec, Experts)
-    return {kind.__name__: kind for kind in found}
+    kinds = (*schemes, *MIXERS, Head, ModelSpec, Experts)
+    return {kind.__name__: kind for kind in kinds}
 
 
 def _subclasses(kind: type[Any]) -> list[type[Any]]:
-    return [one for below in kind.__subclasses__() for one in (below, *_subclasses(below))]
+    return [subclass for below in kind.__subclasses__() for subclass in (below, *_subclasses(below))]
 
 
 def own_facts(config: Mapping[str, Any], known: Mapping[str, tuple[type, ...]] = FACTS) -> dict[str, Any]:
@@ -216,12 +216,12 @@ def _spec(facts: Mapping[str, Any]) -> ModelSpec:
     hints = get_type_hints(ModelSpec)
     for field in fields(ModelSpec):
         hint = hints[field.name]
-        wanted = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-        if field.name not in facts or not all(isinstance(kind, type) for kind in wanted):
+        types = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        if field.name not in facts or not all(isinstance(kind, type) for kind in types):
             continue  # choices and patterns, which the spec itself checks
         value = facts[field.name]
-        known = (*wanted, int) if float in wanted else wanted
-        if not isinstance(value, known) or isinstance(value, bool) != (bool in wanted):
+        known = (*types, int) if float in types else types
+        if not isinstance(value, known) or isinstance(value, bool) != (bool in types):
             raise ConfigError(f'config.json: "{OURS}.{field.name}" must be {field.type}, got {value!r}')
     return ModelSpec(**checked_sizes(facts))
 

@@ -126,13 +126,13 @@ Allowed = Mapping[str, tuple[Any, ...] | None]
 
 
 def check_keys(
-    given: Mapping[str, Any], allowed: Allowed, *, place: str = "", of: str = "", empty: bool = False
+    config: Mapping[str, Any], allowed: Allowed, *, place: str = "", of: str = "", empty: bool = False
 ) -> None:
     """Raise ConfigError for a key or value that is not allowed; with `empty`, null is, and
     so are other keys that are null, false or empty.
 
     place: what the keys' names begin with.   of: whose they are, for the message."""
-    for key, value in given.items():
+    for key, value in config.items():
         if empty and (value is None or not (value or key in allowed)):
             continue
         if key not in allowed:
@@ -197,9 +197,9 @@ class ConfigReader:
             raise self.wrong(key, "text", value)
         return value
 
-    def wrong(self, key: str, wanted: str, value: object) -> ConfigError:
+    def wrong(self, key: str, expected: str, value: object) -> ConfigError:
         """The error for a value that is not what is wanted."""
-        return ConfigError(f'config.json: "{self.prefix}{key}" must be {wanted}, got {value!r}')
+        return ConfigError(f'config.json: "{self.prefix}{key}" must be {expected}, got {value!r}')
 
 
 @contextmanager
@@ -220,13 +220,13 @@ def names(keys: FieldMap) -> tuple[str, ...]:
 def read_fields(config: ConfigReader, keys: FieldMap) -> dict[str, Any]:
     """The fields of a table. Raises ConfigError for a key that is absent, of another type than its field, or
     contradicts its like."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for field, key in keys.items():
         if key.each:
-            found[field] = _value(config, "bool" if True in key.values else KINDS[field], key, found)
+            values[field] = _value(config, "bool" if True in key.values else KINDS[field], key, values)
         else:
-            found[field] = key.default(found)
-    return found
+            values[field] = key.default(values)
+    return values
 
 
 def _value(config: ConfigReader, kind: Any, key: Key, before: Mapping[str, Any]) -> Any:
@@ -248,15 +248,15 @@ def _value(config: ConfigReader, kind: Any, key: Key, before: Mapping[str, Any])
 
 def write_fields(spec: ModelSpec, keys: FieldMap) -> dict[str, Any]:
     """The keys of a table; reading them again shows what they cannot express."""
-    found: dict[str, Any] = {}
+    config: dict[str, Any] = {}
     for field, key in keys.items():
         value = getattr(spec, field)
         if key.values:
-            said = {meant: says for says, meant in key.values.items()}
-            value = said.get(value, next(iter(key.values)) if True in key.values else value)
+            inverse = {meant: stored for stored, meant in key.values.items()}
+            value = inverse.get(value, next(iter(key.values)) if True in key.values else value)
         for name in key.each if key.written else ():
-            found.setdefault(name, value)
-    return found
+            config.setdefault(name, value)
+    return config
 
 
 def activation(config: ConfigReader, key: str) -> str:

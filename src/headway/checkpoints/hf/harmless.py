@@ -3,14 +3,14 @@
 
 def words(text: str) -> tuple[str, ...]:
     """The words of a text; those behind a word that ends with a dot begin with it, which is none itself."""
-    found: list[str] = []
+    names: list[str] = []
     place = ""
     for word in text.split():
         if word.endswith("."):
             place = word
         else:
-            found.append(f"{place}{word}")
-    return tuple(found)
+            names.append(f"{place}{word}")
+    return tuple(names)
 
 
 HARMLESS = (

@@ -100,30 +100,30 @@ Bases = Mapping[str, tuple[str, float]]
 
 
 def read_rope_by_kind(
-    given: ConfigReader, kinds: Sequence[str], head_dim: int | Mapping[str, int], bases: Bases
+    config: ConfigReader, kinds: Sequence[str], head_dim: int | Mapping[str, int], bases: Bases
 ) -> dict[str, Any]:
     """The fields `positions` and `trained_context` where each kind of layer rotates by a base of its own, heads of
     `head_dim`, or of that of the kind.
 
     `rope_parameters` have an object for each kind. In old files bases have keys of their own, and `rope_scaling` is
     that of layers that see all. Raises ConfigError as `read_rope` does."""
-    nested = given.get("rope_parameters") or {}
+    nested = config.get("rope_parameters") or {}
     if not isinstance(nested, Mapping) or not {*nested} <= {*LAYER_TYPES}:
-        raise given.wrong("rope_parameters", f"an object of {' and '.join(LAYER_TYPES)}", nested)
+        raise config.wrong("rope_parameters", f"an object of {' and '.join(LAYER_TYPES)}", nested)
     schemes: dict[str, PositionScheme] = {}
     context = 0
     for kind in (SLIDING, FULL):
         inner, (key, usual) = nested.get(kind) or {}, bases[kind]
-        base = given.get(key)
+        base = config.get(key)
         if base is None and not (isinstance(inner, Mapping) and "rope_theta" in inner):
             base = usual
-        config = {
-            "max_position_embeddings": given.get("max_position_embeddings"),
+        keys = {
+            "max_position_embeddings": config.get("max_position_embeddings"),
             "rope_theta": base,
             "rope_parameters": inner,
-            "rope_scaling": given.get("rope_scaling") if kind == FULL else None,
+            "rope_scaling": config.get("rope_scaling") if kind == FULL else None,
         }
-        rope = read_rope(ConfigReader(config, {}), head_dim if isinstance(head_dim, int) else head_dim[kind])
+        rope = read_rope(ConfigReader(keys, {}), head_dim if isinstance(head_dim, int) else head_dim[kind])
         schemes[kind], context = rope["positions"], rope["trained_context"]
     return {"positions": PerLayer.of([schemes[kind] for kind in kinds]), "trained_context": context}
 
@@ -134,7 +134,7 @@ def write_rope_by_kind(spec: ModelSpec, kinds: Sequence[str], bases: Bases) -> d
     keys: dict[str, Any] = {}
     for kind in (SLIDING, FULL):
         key, usual = bases[kind]
-        of = [i for i, one in enumerate(kinds) if one == kind]
+        of = [i for i, other in enumerate(kinds) if other == kind]
         scheme = spec.layer_positions[of[0]] if of else Rotary(usual, pairing="halves")
         rope = write_rope(spec, scheme)
         parameters[kind] = rope.pop("rope_parameters")

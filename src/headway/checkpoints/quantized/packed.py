@@ -77,8 +77,8 @@ def _awq(leaves: Leaves, scheme: Scheme, outputs: int, inputs: int) -> Quantized
 
     def ordered(words: Tensor) -> Tensor:
         codes = from_words(words, scheme.bits, outputs).unflatten(1, (-1, len(AWQ_ORDER)))
-        found: Tensor = codes[:, :, place].flatten(1).T.contiguous()
-        return found
+        matrix: Tensor = codes[:, :, place].flatten(1).T.contiguous()
+        return matrix
 
     codes, zero = ordered(leaves["qweight"]), ordered(leaves["qzeros"])
     return _matrix(codes, leaves["scales"].T.contiguous(), zero, scheme)
@@ -154,12 +154,12 @@ def _layer(tensors: LazyTensors, name: str, packing: Packing, scheme: Scheme, pa
     if "weight_shape" in leaves and forms["weight_shape"].shape == (2,):
         outputs, inputs = map(int, tensors[f"{name}.weight_shape"].tolist())
     groups = 1 if scheme.group is None else -(-inputs // scheme.group)
-    wanted = dict(zip(packing.leaves, packing.shapes(outputs, inputs, groups, scheme), strict=True))
+    expected = dict(zip(packing.leaves, packing.shapes(outputs, inputs, groups, scheme), strict=True))
     for leaf, form in forms.items():
-        if form.shape != wanted[leaf]:
+        if form.shape != expected[leaf]:
             raise CheckpointError(
                 f"{path}: {name}.{leaf} is {list(form.shape)}, and {outputs} outputs of {inputs} inputs as {scheme} "
-                f"have {list(wanted[leaf])}: the file or its config.json is damaged"
+                f"have {list(expected[leaf])}: the file or its config.json is damaged"
             )
     if "g_idx" in leaves:
         group = torch.arange(inputs) // (scheme.group or inputs)
@@ -181,7 +181,7 @@ def dequantized(tensors: LazyTensors, layers: Mapping[str, PackedLayer], scheme:
     weights = {f"{name}.weight": layer for name, layer in layers.items()}
     return with_values(
         tensors.renamed({name: name for name in tensors if name not in hidden}),
-        {name: one.form for name, one in weights.items()},
+        {name: layer.form for name, layer in weights.items()},
         lambda name: weights[name].read().dequantize(weights[name].form.dtype),
     )
 
@@ -190,17 +190,17 @@ def to_leaves(matrix: QuantizedMatrix, scheme: Scheme, dtype: torch.dtype) -> di
     """A matrix as "pack-quantized" keeps it, scales in `dtype`.
 
     Raises CheckpointError where that does not hold them exactly."""
-    found = {"weight_scale": matrix.scale.to(dtype)}
-    if not torch.equal(found["weight_scale"].to(matrix.scale.dtype), matrix.scale):
+    leaves = {"weight_scale": matrix.scale.to(dtype)}
+    if not torch.equal(leaves["weight_scale"].to(matrix.scale.dtype), matrix.scale):
         raise CheckpointError(
             f"{dtype} does not hold the scales of this model's weights; save it with dtype=torch.float32"
         )
-    found["weight_packed"] = to_words(matrix.codes, scheme.bits)
-    found["weight_shape"] = torch.tensor(matrix.codes.shape)
+    leaves["weight_packed"] = to_words(matrix.codes, scheme.bits)
+    leaves["weight_shape"] = torch.tensor(matrix.codes.shape)
     if scheme.zeros:
         zero = matrix.zero_or_middle.T.contiguous()
-        found["weight_zero_point"] = to_words(zero, scheme.bits).T.contiguous()
-    return found
+        leaves["weight_zero_point"] = to_words(zero, scheme.bits).T.contiguous()
+    return leaves
 
 
 def leaf_forms(shape: Sequence[int], scheme: Scheme, dtype: torch.dtype) -> dict[str, Form]:
@@ -230,12 +230,12 @@ def to_words(codes: Tensor, bits: int) -> Tensor:
 
 def from_words(words: Tensor, bits: int, columns: int) -> Tensor:
     """The inverse: uint8 [R, columns]."""
-    packed = found = words.contiguous().view(torch.uint8)
+    packed = codes = words.contiguous().view(torch.uint8)
     if bits == 4:
-        found = packed.new_empty(len(packed), 2 * packed.shape[1])
-        torch.bitwise_and(packed, 15, out=found[:, ::2])
-        torch.bitwise_right_shift(packed, 4, out=found[:, 1::2])
-    return found[:, :columns].contiguous()
+        codes = packed.new_empty(len(packed), 2 * packed.shape[1])
+        torch.bitwise_and(packed, 15, out=codes[:, ::2])
+        torch.bitwise_right_shift(packed, 4, out=codes[:, 1::2])
+    return codes[:, :columns].contiguous()
 
 
 BLOCK = 32
@@ -248,21 +248,21 @@ def unpack_mxfp4(tensors: LazyTensors, path: Path) -> LazyTensors:
 
     Raises CheckpointError for blocks without scales, scales without blocks, and others than these."""
     names = {name.removesuffix(end) for name in tensors for end in (BLOCKS, SCALES) if name.endswith(end)}
-    made = {name: _mxfp4_form(name, tensors.forms, path) for name in sorted(names)}
-    hidden = {f"{name}{end}" for name in made for end in (BLOCKS, SCALES)}
+    forms = {name: _mxfp4_form(name, tensors.forms, path) for name in sorted(names)}
+    hidden = {f"{name}{end}" for name in forms for end in (BLOCKS, SCALES)}
 
     def part(name: str, box: tuple[slice, ...]) -> Tensor:
-        found = []
+        packed = []
         for end in (BLOCKS, SCALES):
             _, *inner = tensors.forms[f"{name}{end}"].shape
-            found.append(tensors.part(f"{name}{end}", (box[0], *(slice(0, size) for size in inner))))
-        return mxfp4_numbers(*found).transpose(-1, -2)[(slice(None), *box[1:])]
+            packed.append(tensors.part(f"{name}{end}", (box[0], *(slice(0, size) for size in inner))))
+        return mxfp4_numbers(*packed).transpose(-1, -2)[(slice(None), *box[1:])]
 
     def whole(name: str) -> Tensor:
-        return part(name, tuple(slice(0, size) for size in made[name].shape))
+        return part(name, tuple(slice(0, size) for size in forms[name].shape))
 
     return with_values(
-        tensors.renamed({name: name for name in tensors if name not in hidden}), made, whole, part
+        tensors.renamed({name: name for name in tensors if name not in hidden}), forms, whole, part
     )
 
 

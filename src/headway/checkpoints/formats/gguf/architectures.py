@@ -68,7 +68,7 @@ def local_base(usual: float | None) -> Schemes:
 def write_local_base(spec: ModelSpec) -> dict[str, Any]:
     """The base of layers with windows, if there are any."""
     layers = zip(spec.layer_positions, spec.patterns, strict=True)
-    bases = (one.theta for one, pattern in layers if pattern != Causal() and isinstance(one, Rotary))
+    bases = (scheme.theta for scheme, pattern in layers if pattern != Causal() and isinstance(scheme, Rotary))
     return {LOCAL_BASE: next(bases, None)}
 
 

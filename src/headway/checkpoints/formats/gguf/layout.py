@@ -106,7 +106,7 @@ def gguf_layout(
         by_layer = mixing is not None and mixing.marks == "heads"
         usual = {} if by_layer else {"kv_heads": keys.whole(KV_HEADS, heads)}
         mixers = {} if mixing is None else mixing.layers(keys, len(seeing))
-        found = {
+        values = {
             "head_dim": (head_dim := lengths.pop()),
             "patterns": [Causal() if sees else window for sees in seeing],
             **usual,
@@ -114,9 +114,9 @@ def gguf_layout(
         }
         if pairing is not None:
             most, last = schemes(read_rope(keys, head_dim, pairing, config.get(FACTORS)), keys)
-            found["positions"] = PerLayer.of([last if sees else most for sees in seeing])
+            values["positions"] = PerLayer.of([last if sees else most for sees in seeing])
         mixture = {} if experts is None else experts.read(keys, fields)
-        return {**found, **mixture, **further(keys, {**fields, **found})}
+        return {**values, **mixture, **further(keys, {**fields, **values})}
 
     def write(spec: ModelSpec) -> dict[str, Any]:
         windows = {last_keys(pattern) for pattern in spec.patterns}
@@ -135,7 +135,7 @@ def gguf_layout(
         }
         return {**{f"{name}.{key}": value for key, value in keys.items()}, FACTORS: rope[1]}
 
-    own = {
+    number_keys = {
         field: key._replace(names=f"{name}.{key.names}") if key.each else key
         for field, key in numbers.items()
     }
@@ -143,7 +143,7 @@ def gguf_layout(
     keys_read += () if mixing is None else mixing.needed
     usual = {**dict.fromkeys(keys_read), **({} if experts is None else experts.part.keys)}
     joined = {
-        part for whole, parts in FUSED.items() if any(whole in one for one in modules) for part in parts
+        part for whole, parts in FUSED.items() if any(whole in module for module in modules) for part in parts
     }
     names = {
         ours: theirs
@@ -164,7 +164,7 @@ def gguf_layout(
         keys={field: Key(f"{name}.{key}") for field, key in {**SIZES, "norm_eps": eps}.items()}
         | {field: Key(field) for field in biases}
         | ({"tied": Key("tied")} if tied is None else {})
-        | own,
+        | number_keys,
         only={
             f"{name}.attention.causal": (True,),
             **{f"{name}.{key}": values for key, values in only.items()},

@@ -57,7 +57,7 @@ class Mixing(NamedTuple):
     def layers(self, keys: ConfigReader, layers: int) -> dict[str, Any]:
         """The mixers, and the kv heads of those that attend. Raises ConfigError for lists of another length, and
         several numbers of kv heads."""
-        own, heads = self.read(keys), set[int]()
+        mixer, heads = self.read(keys), set[int]()
         if self.marks == "heads":
             each = _each(keys, KV_HEADS, layers)
             recurrent, heads = [not n for n in each], {n for n in each if n}
@@ -68,7 +68,7 @@ class Mixing(NamedTuple):
             recurrent = [(i + 1) % every != 0 for i in range(layers)]
         if len(heads) > 1:
             raise keys.wrong(KV_HEADS, "one number, or 0, for each layer", sorted(heads))
-        mixers = tuple(own if there else Softmax() for there in recurrent)
+        mixers = tuple(mixer if recurs else Softmax() for recurs in recurrent)
         return {"mixers": mixers, **({"kv_heads": heads.pop()} if heads else {})}
 
     def given(self, spec: ModelSpec) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Mixing(NamedTuple):
         recurrent = [mixer != Softmax() for mixer in spec.mixers]
         keys = self.write(others.pop())
         if self.marks == "heads":
-            keys[KV_HEADS] = [0 if there else spec.kv_heads for there in recurrent]
+            keys[KV_HEADS] = [0 if recurs else spec.kv_heads for recurs in recurrent]
         if self.marks == "layers":
             first = (*recurrent, False).index(False) + 1
             regular = recurrent == [(i + 1) % first != 0 for i in range(spec.layers)]
@@ -89,8 +89,8 @@ class Mixing(NamedTuple):
 
 def _each(keys: ConfigReader, key: str, layers: int) -> list[int]:
     """A whole number for each layer, which may be one for all."""
-    found = keys.need(key)
-    each = [found] * layers if isinstance(found, int) else list(found)
+    value = keys.need(key)
+    each = [value] * layers if isinstance(value, int) else list(value)
     if len(each) != layers or not all(isinstance(n, int) and n >= 0 for n in each):
         raise keys.wrong(key, f"a whole number for each of {layers} layers", each)
     return each
@@ -101,13 +101,13 @@ def with_mixers(names: TensorNames, mixing: Mixing) -> TensorNames:
 
     def rules(spec: ModelSpec) -> list[Rule]:
         each = names.rules(spec)
-        own = [rule for rule in each if rule.ours[0].startswith(MIXER)]
+        attention = [rule for rule in each if rule.ours[0].startswith(MIXER)]
         if spec.gate is not None:
             query = gated_rules(spec)[0]
-            own = [replace(query, theirs=r.theirs) if r.ours[0] == query.ours[0] else r for r in own]
+            attention = [replace(query, theirs=r.theirs) if r.ours[0] == query.ours[0] else r for r in attention]
         return [
             *(rule for rule in each if not rule.ours[0].startswith(MIXER)),
-            *by_mixer(spec, {Softmax: lambda softmax: own, mixing.kind: mixing.rules}),
+            *by_mixer(spec, {Softmax: lambda softmax: attention, mixing.kind: mixing.rules}),
         ]
 
     return replace(names, rules=rules)

@@ -55,10 +55,10 @@ def coded_layers(file: GGUF, stored: Tensors) -> dict[str, PackedLayer]:
     """The layers whose matrices have codes, by their names in the file."""
     return {
         name.removesuffix(".weight"): PackedLayer(
-            Form(one.numbers, torch.float32), one.type.name, partial(_codes, stored, name, one.type)
+            Form(entry.numbers, torch.float32), entry.type.name, partial(_codes, stored, name, entry.type)
         )
-        for name, one in file.tensors.items()
-        if one.type.name in CODED and len(one.numbers) == 2 and name.endswith(".weight")
+        for name, entry in file.tensors.items()
+        if entry.type.name in CODED and len(entry.numbers) == 2 and name.endswith(".weight")
     }
 
 
@@ -85,10 +85,10 @@ def write_model(
     CheckpointError for more tokens that end a text than it has keys for."""
     keys, factors = write_spec(spec)
     names = ARCHITECTURES[architecture_of(spec)].tensors
-    rules, own = rules_by_name(names, spec), exported(names, state, spec)
-    values = {name: found for name in own.forms if (found := _values(name, spec.norm_offset)) is not None}
-    forms = {name: Form(own.forms[name].shape, torch.float32) for name in values}
-    weights = with_values(own, forms, lambda name: values[name][0](own[name].float()))
+    rules, ours = rules_by_name(names, spec), exported(names, state, spec)
+    values = {name: change for name in ours.forms if (change := _values(name, spec.norm_offset)) is not None}
+    forms = {name: Form(ours.forms[name].shape, torch.float32) for name in values}
+    weights = with_values(ours, forms, lambda name: values[name][0](ours[name].float()))
     types = {name: _type(name, rules[name], form, asked, packed) for name, form in weights.forms.items()}
     if factors is not None:
         divisors = factors
@@ -115,7 +115,7 @@ def _type(
     name: str, rule: Rule, form: Form, asked: BlockType | None, packed: Mapping[str, BlockType]
 ) -> BlockType:
     """How a tensor is stored: as the rows that are packed already, or as `stored_type` says."""
-    kinds = {packed.get(one) for one in rule.ours}
+    kinds = {packed.get(weight) for weight in rule.ours}
     if len(kinds) > 1:
         raise CheckpointError(
             f"{name} is one matrix in GGUF, and its parts ({', '.join(rule.ours)}) have codes of several types; "
@@ -157,49 +157,49 @@ def unpacked(file: GGUF, stored: Tensors) -> Made:
     that rounds none of them, so that the model runs in the dtype of its matrices."""
     layout = ARCHITECTURES.get(str(file.metadata.get("general.architecture")))
     offset = 0.0 if layout is None else FAMILIES[layout.family].defaults.get("norm_offset", 0.0)
-    dtypes = {name: one.type.given_as for name, one in file.tensors.items()}
-    matrices = {name: one.type for name, one in file.tensors.items() if len(one.numbers) > 1}
+    dtypes = {name: entry.type.given_as for name, entry in file.tensors.items()}
+    matrices = {name: entry.type for name, entry in file.tensors.items() if len(entry.numbers) > 1}
     of_matrices = {dtypes[name] for name, kind in matrices.items() if kind is not F32} or {torch.float32}
 
-    values = {name: found for name in file.tensors if (found := _values(name, offset)) is not None}
+    values = {name: change for name in file.tensors if (change := _values(name, offset)) is not None}
 
     def exact(name: str) -> Tensor:
-        one = file.tensors[name]
-        value = dequantize(stored[name], one.type).view(one.numbers)
+        entry = file.tensors[name]
+        value = dequantize(stored[name], entry.type).view(entry.numbers)
         return values[name][1](value) if name in values else value
 
     if len(of_matrices) == 1:
         (narrow,) = of_matrices
-        for name, one in file.tensors.items():
-            if one.type is F32 and _holds(narrow, exact(name), values.get(name)):
+        for name, entry in file.tensors.items():
+            if entry.type is F32 and _holds(narrow, exact(name), values.get(name)):
                 dtypes[name] = narrow
 
     def make(name: str) -> Tensor:
         return exact(name).to(dtypes[name])
 
     def copy(name: str, target: Tensor) -> None:
-        one = file.tensors[name]
+        entry = file.tensors[name]
         if name in values:
             target.copy_(make(name))
             return
-        if one.type.unpack is None:
+        if entry.type.unpack is None:
             stored.copy_into(name, target)
             return
         raw = stored[name]
         step = max(1, PIECE // max(1, raw[0].numel()))
         for begin in range(0, len(raw), step):  # unpacked, a piece takes several times its bytes
-            target[begin : begin + step].copy_(dequantize(raw[begin : begin + step], one.type))
+            target[begin : begin + step].copy_(dequantize(raw[begin : begin + step], entry.type))
 
     def part(name: str, box: tuple[slice, ...]) -> Tensor:
         if name in values:
             return make(name)[box]
         _, *inner = stored.forms[name].shape
         raw = stored.part(name, (box[0], *(slice(0, size) for size in inner)))
-        one = file.tensors[name]
-        value = dequantize(raw, one.type).view(len(raw), *one.numbers[1:])
+        entry = file.tensors[name]
+        value = dequantize(raw, entry.type).view(len(raw), *entry.numbers[1:])
         return value[(slice(None), *box[1:])].to(dtypes[name])
 
-    forms = {name: Form(one.numbers, dtypes[name]) for name, one in file.tensors.items()}
+    forms = {name: Form(entry.numbers, dtypes[name]) for name, entry in file.tensors.items()}
     return Made(forms, make, copy, part)
 
 
@@ -216,8 +216,8 @@ def _values(name: str, offset: float) -> Values | None:
 def _holds(dtype: torch.dtype, value: Tensor, values: Values | None) -> bool:
     """Whether a dtype has room for all of a value, or for what the file has of it."""
     narrow = value.to(dtype).float()
-    there = (lambda x: x) if values is None else values[0]
-    return torch.equal(there(narrow), there(value.float()))
+    in_file = (lambda x: x) if values is None else values[0]
+    return torch.equal(in_file(narrow), in_file(value.float()))
 
 
 def generation_ids(file: GGUF) -> dict[str, Any]:
@@ -229,24 +229,24 @@ def generation_ids(file: GGUF) -> dict[str, Any]:
             for name in (*SINGLE.values(), *ENDS)
             if keys.get(name) is not None
         }
-    found: dict[str, Any] = {role: ids[name] for role, name in SINGLE.items() if name in ids}
+    content: dict[str, Any] = {role: ids[name] for role, name in SINGLE.items() if name in ids}
     ends = list(dict.fromkeys(ids[name] for name in ENDS if name in ids))
-    return {**found, **({"eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else {})}
+    return {**content, **({"eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else {})}
 
 
 def _ids(tokenizer: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
     """The tokenizer's keys, and what `generation` has beyond them."""
-    found = dict(tokenizer)
+    keys = dict(tokenizer)
     for role, name in SINGLE.items():
         if generation.get(role) is not None and tokenizer.keys() <= {"tokenizer.ggml.model"}:
-            found[TOKENIZER + name] = generation[role]
-    given = generation.get("eos_token_id")
-    own = [found[TOKENIZER + ENDS[0]]] if TOKENIZER + ENDS[0] in found else []
+            keys[TOKENIZER + name] = generation[role]
+    end_ids = generation.get("eos_token_id")
+    first = [keys[TOKENIZER + ENDS[0]]] if TOKENIZER + ENDS[0] in keys else []
     ends = list(
-        dict.fromkeys([*own, *(given if isinstance(given, list) else [] if given is None else [given])])
+        dict.fromkeys([*first, *(end_ids if isinstance(end_ids, list) else [] if end_ids is None else [end_ids])])
     )
     if len(ends) > len(ENDS):
         raise CheckpointError(
             f"{len(ends)} tokens end a text ({ends}), and GGUF has keys for {len(ENDS)}: {', '.join(ENDS)}"
         )
-    return {**found, **{TOKENIZER + name: token for name, token in zip(ENDS, ends, strict=False)}}
+    return {**keys, **{TOKENIZER + name: token for name, token in zip(ENDS, ends, strict=False)}}

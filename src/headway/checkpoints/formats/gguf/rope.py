@@ -85,7 +85,7 @@ def write_rope(spec: ModelSpec) -> tuple[dict[str, Any], Tensor | None]:
     divisors, if there is one. Raises Inexpressible for positions that there are no keys for; what the keys lose is seen
     by reading them again."""
     of_layers = zip(spec.layer_positions, spec.patterns, strict=True)
-    seeing_all = [one for one, pattern in of_layers if pattern == Causal() and isinstance(one, Rotary)]
+    seeing_all = [scheme for scheme, pattern in of_layers if pattern == Causal() and isinstance(scheme, Rotary)]
     rotary = next(iter((*seeing_all, *rotations(spec.positions))), None)
     if spec.positions == NoPositions():
         return {f"{SCALING}finetuned": False}, None
@@ -164,7 +164,7 @@ def decimal(value: float) -> float:
     if rounded(value) != value:
         return value
     shortest = (float(f"{value:.{digits}g}") for digits in range(1, 10))
-    return next(one for one in shortest if rounded(one) == value)
+    return next(number for number in shortest if rounded(number) == value)
 
 
 def rounded(value: float) -> float:

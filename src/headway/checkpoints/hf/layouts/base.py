@@ -100,9 +100,9 @@ class Layout:
     def defaults(self) -> Mapping[str, Any]:
         """What transformers takes for keys that are absent; None for those that are read and have no such value."""
         tables = (*self.keys.values(), *(self.encoder_keys or {}).values())
-        own = {name: None if callable(key.default) else key.default for key in tables for name in key.each}
+        keys = {name: None if callable(key.default) else key.default for key in tables for name in key.each}
         parts = {name: value for part in self.parts for name, value in part.keys.items()}
-        return {**({} if self.rope is None else dict.fromkeys(ROPE)), **parts, **self.more, **own}
+        return {**({} if self.rope is None else dict.fromkeys(ROPE)), **parts, **self.more, **keys}
 
     def spec(self, config: Mapping[str, Any]) -> ModelSpec:
         """The spec that a config describes. Raises ConfigError for keys, values and classes that are not known."""
@@ -117,19 +117,19 @@ class Layout:
                 f"{did_you_mean(str(classes), self.architectures)}; known are {', '.join(self.architectures)}"
             )
         task = self.architectures[known[0]]
-        given = ConfigReader(config, self.defaults, task=task)
-        fields = {**checked_sizes(read_fields(given, self.keys))}
+        reader = ConfigReader(config, self.defaults, task=task)
+        fields = {**checked_sizes(read_fields(reader, self.keys))}
         head_dim = fields.get("head_dim", max(fields["width"] // fields["heads"], 1))
         if self.rope is not None:
-            share = given.number(self.rope) if self.rope else None
-            fields |= read_rope(given, head_dim, pairing=self.pairing, share=share)
+            share = reader.number(self.rope) if self.rope else None
+            fields |= read_rope(reader, head_dim, pairing=self.pairing, share=share)
         for part in self.parts:
-            fields |= part.read(given, fields)
+            fields |= part.read(reader, fields)
         checked_sizes({"head_dim": head_dim, **fields})
         if self.encoder_keys is None:
             spec = ModelSpec.of(self.family, **fields)
             return spec.with_head(Head("states")) if spec.causal and task == "states" else spec
-        encoder = checked_sizes(read_fields(given, self.encoder_keys))
+        encoder = checked_sizes(read_fields(reader, self.encoder_keys))
         return ModelSpec.of_pair(self.family, encoder=encoder, **fields)
 
     def config(self, spec: ModelSpec) -> dict[str, Any]:

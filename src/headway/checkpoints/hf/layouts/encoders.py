@@ -89,7 +89,7 @@ def encoder_layout(
     decoder: str = "",
     head: Part | None = None,
     parts: Sequence[Part] = (),
-    **own: Any,
+    **overrides: Any,
 ) -> Layout:
     """The layout of one of them.
 
@@ -119,11 +119,11 @@ def encoder_layout(
     def rules(spec: ModelSpec) -> list[Rule]:
         # transformers has two biases of an output that is not tied, and adds that of the matrix
         out = masked["out"].removesuffix(".decoder") if spec.tied else masked["out"]
-        own = {**heads[spec.head.task], **({"out": out} if spec.head.needs_vocab else {})}
-        return module_rules(spec, {**named, **within("head.", "", own), "lm_head": out})
+        head_modules = {**heads[spec.head.task], **({"out": out} if spec.head.needs_vocab else {})}
+        return module_rules(spec, {**named, **within("head.", "", head_modules), "lm_head": out})
 
     out = f"{masked['out']}.weight", f"{masked['out']}.bias"
-    firsts = {part.partition(".")[0] for one in heads.values() for part in one.values()} - {base}
+    firsts = {part.partition(".")[0] for module_names in heads.values() for part in module_names.values()} - {base}
 
     def aliases(spec: ModelSpec) -> Mapping[str, str]:
         """Second names; without an output layer there are none: a file's may be a matrix of its own."""
@@ -149,7 +149,7 @@ def encoder_layout(
             head or Part({"tie_word_embeddings": True}, partial(_read, activations), write_encoder),
             *parts,
         ),
-        **own,
+        **overrides,
     }
     if decoder:
         classes = {**classes, decoder: "lm"}

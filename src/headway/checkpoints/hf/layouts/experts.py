@@ -152,7 +152,7 @@ class ExpertKeys:
             self.hidden: experts.hidden,
             **({self.shared: shared} if self.shared and (shared or not self.optional) else {}),
             **{key: getattr(experts, name) for name, key in self.keyed.items()},
-            **self.sparse.write([one is not None for one in spec.experts]),
+            **self.sparse.write([layer is not None for layer in spec.experts]),
         }
 
 

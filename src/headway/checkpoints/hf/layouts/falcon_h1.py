@@ -36,17 +36,17 @@ LISTS = {"mlp_multipliers": 2, "ssm_multipliers": 5}
 
 
 def _factors(config: ConfigReader, key: str) -> list[float]:
-    found = config.get(key)
-    found = [1.0] * LISTS[key] if found is None else found
-    known = isinstance(found, list | tuple) and len(found) == LISTS[key]
-    if not known or not all(type(n) in (int, float) for n in found):
-        raise config.wrong(key, f"a list of {LISTS[key]} numbers", found)
-    return [float(n) for n in found]
+    factors = config.get(key)
+    factors = [1.0] * LISTS[key] if factors is None else factors
+    known = isinstance(factors, list | tuple) and len(factors) == LISTS[key]
+    if not known or not all(type(n) in (int, float) for n in factors):
+        raise config.wrong(key, f"a list of {LISTS[key]} numbers", factors)
+    return [float(n) for n in factors]
 
 
 def _ssd(config: ConfigReader, fields: Mapping[str, Any]) -> SSDSpec:
-    heads, own = config.whole(SIZES["heads"]), config.get(INNER)
-    inner = config.whole("mamba_expand") * fields["width"] if own is None else config.whole(INNER)
+    heads, stated = config.whole(SIZES["heads"]), config.get(INNER)
+    inner = config.whole("mamba_expand") * fields["width"] if stated is None else config.whole(INNER)
     wide = inner // heads if config.get(SIZES["value_dim"]) in AUTO else config.whole(SIZES["value_dim"])
     if heads * wide != inner:
         raise ConfigError(

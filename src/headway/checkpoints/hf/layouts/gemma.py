@@ -147,7 +147,7 @@ def _sizes(config: ConfigReader, kinds: Sequence[str], fields: Mapping[str, Any]
     ):
         raise config.wrong("per_layer_config", f"layers and their {' and '.join(SIZES.values())}", each)
     by_layer = [ConfigReader(each.get(str(i), {}), {}) for i in range(len(kinds))]
-    return [{name: own.whole(key, fields[name]) for name, key in SIZES.items()} for own in by_layer]
+    return [{name: reader.whole(key, fields[name]) for name, key in SIZES.items()} for reader in by_layer]
 
 
 def softmax_by_layer(
@@ -192,7 +192,7 @@ def _read4(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     shared = config.whole("num_kv_shared_layers", 0, least=0)
     mixers = softmax_by_layer(config, kinds, sizes, shared, config.flag("attention_k_eq_v"))
     rope = {**config.config, "rope_parameters": config.get("rope_parameters") or ROPE4}
-    head_dims = {kind: own["head_dim"] for kind, own in zip(kinds, sizes, strict=True)}
+    head_dims = {kind: size["head_dim"] for kind, size in zip(kinds, sizes, strict=True)}
     return {
         "mixers": mixers,
         "layer_hidden": tuple(0 if m.kv_from is None or not wide else 2 * fields["hidden"] for m in mixers),

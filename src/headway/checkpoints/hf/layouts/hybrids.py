@@ -61,10 +61,10 @@ def mixed(kinds: Sequence[str], other: Any) -> dict[str, Any]:
 def mixer_keys(spec: ModelSpec, kind: type, name: str) -> tuple[Any, list[str]]:
     """The one mixer of a type that a spec has beside softmax attention, None where it has none, and `layer_types` in
     which its layers bear that name. Raises Inexpressible for other mixers."""
-    found = {mixer for mixer in spec.mixers if mixer != Softmax()}
-    if len(found) > 1 or not all(isinstance(mixer, kind) for mixer in found):
+    mixers = {mixer for mixer in spec.mixers if mixer != Softmax()}
+    if len(mixers) > 1 or not all(isinstance(mixer, kind) for mixer in mixers):
         raise Inexpressible("mixers")
-    return next(iter(found), None), [FULL if mixer == Softmax() else name for mixer in spec.mixers]
+    return next(iter(mixers), None), [FULL if mixer == Softmax() else name for mixer in spec.mixers]
 
 
 def check_silu(fields: Mapping[str, Any]) -> None:
@@ -78,10 +78,10 @@ def check_silu(fields: Mapping[str, Any]) -> None:
 
 def rope_of(config: ConfigReader) -> Mapping[str, Any]:
     """`rope_parameters`. Raises ConfigError for what is no object."""
-    found = config.get("rope_parameters")
-    if found is not None and not isinstance(found, Mapping):
-        raise config.wrong("rope_parameters", "null or an object", found)
-    return found or {}
+    rope = config.get("rope_parameters")
+    if rope is not None and not isinstance(rope, Mapping):
+        raise config.wrong("rope_parameters", "null or an object", rope)
+    return rope or {}
 
 
 def _read_delta(config: ConfigReader) -> DeltaSpec:
@@ -245,9 +245,9 @@ def _read_lara(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any
     layers, window = fields["layers"], from_foreign("sliding_window", config.whole("sliding_window"))
     usual = [LARA[i % len(LARA)] for i in range(layers)]
     kinds = read_kinds(config, layers, lambda *_: usual, (FULL, SLIDING, LINEAR))
-    found = mixed([FULL if kind == SLIDING else kind for kind in kinds], _read_delta(config))
-    found["patterns"] = tuple(window if kind == SLIDING else Causal() for kind in kinds)
-    return {**found, **in_windows(config, {**fields, **found})}
+    mixers = mixed([FULL if kind == SLIDING else kind for kind in kinds], _read_delta(config))
+    mixers["patterns"] = tuple(window if kind == SLIDING else Causal() for kind in kinds)
+    return {**mixers, **in_windows(config, {**fields, **mixers})}
 
 
 def _write_lara(spec: ModelSpec) -> dict[str, Any]:

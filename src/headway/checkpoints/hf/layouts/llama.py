@@ -59,7 +59,7 @@ def llama_layout(
     only: Mapping[str, tuple[Any, ...]] = NONE,
     harmless: Sequence[str] = (),
     parts: Sequence[Part] = (),
-    **own: Any,
+    **overrides: Any,
 ) -> Layout:
     """A layout like LLaMA's: `keys`, `more` and `only` go beside or before those that all share, `own` are other fields
     of `Layout`; `without` are fields that are no keys. `where`, `usual`, `unused` and `heads_divide` are as in
@@ -81,7 +81,7 @@ def llama_layout(
     parts = (*seen, *(() if experts is None else (experts.part,)), *parts)
     taken = (*names(every), *more, *(name for part in parts for name in part.keys), *harmless)
     heads, tensors = dict.fromkeys(classes, "lm"), OWN_NAMES
-    if own.get("generic"):  # the class without an output layer, which embedders are saved as
+    if overrides.get("generic"):  # the class without an output layer, which embedders are saved as
         heads |= {name.replace("ForCausalLM", "Model"): "states" for name in classes}
         tensors = replace(OWN_NAMES, prefix="model.", heads=("lm_head.",))
     return Layout(
@@ -92,7 +92,7 @@ def llama_layout(
         only={key: at for key, at in {**ONLY, **only}.items() if key not in taken},
         harmless=harmless,
         parts=parts,
-        **{"rope": "", "tensors": tensors, **own},
+        **{"rope": "", "tensors": tensors, **overrides},
     )
 
 

@@ -56,7 +56,7 @@ def _read_interval(config: ConfigReader, layers: int) -> list[bool]:
 
 
 def _write_interval(sparse: Sequence[bool]) -> dict[str, Any]:
-    has = [i for i, one in enumerate(sparse) if one]
+    has = [i for i, is_sparse in enumerate(sparse) if is_sparse]
     step = has[1] - has[0] if len(has) > 1 else 1
     return {"moe_layer_start_index": has[0], "moe_layer_end_index": has[-1], "moe_layer_interval": step}
 

@@ -114,11 +114,11 @@ def _read_eurobert(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str,
 
 
 def _write_eurobert(spec: ModelSpec) -> dict[str, Any]:
-    said = {pool: name for name, pool in POOLS.items()}
+    names = {pool: name for name, pool in POOLS.items()}
     return {
         **write_encoder(spec),
         "tie_word_embeddings": spec.tied,
-        "classifier_pooling": said.get(spec.head.pool, "bos"),
+        "classifier_pooling": names.get(spec.head.pool, "bos"),
     }
 
 

@@ -85,20 +85,20 @@ def _read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     ssd = SSDSpec(
         **sizes, conv_bias=config.flag("use_conv_bias"), bias=config.flag("use_bias"), least_step=step
     )
-    found: dict[str, Any] = {"experts": None, "hidden": 0 if DENSE not in kinds else config.whole(WIDTH)}
+    feeds: dict[str, Any] = {"experts": None, "hidden": 0 if DENSE not in kinds else config.whole(WIDTH)}
     if SPARSE in kinds:
-        (one,) = {*EXPERTS.read(config, {"layers": 1})["experts"]}
-        found = {
-            "experts": [one if pair[-1] == SPARSE else None for pair in pairs],
-            "hidden": found["hidden"] or one.hidden,
+        (experts,) = {*EXPERTS.read(config, {"layers": 1})["experts"]}
+        feeds = {
+            "experts": [experts if pair[-1] == SPARSE else None for pair in pairs],
+            "hidden": feeds["hidden"] or experts.hidden,
         }
     return {
         "layers": len(pairs),
         "mixers": tuple(ssd if pair[0] == LINEAR else Softmax() for pair in pairs),
-        "layer_hidden": tuple(None if len(pair) == 1 and found["hidden"] else 0 for pair in pairs),
+        "layer_hidden": tuple(None if len(pair) == 1 and feeds["hidden"] else 0 for pair in pairs),
         "patterns": Causal(),
         "positions": NoPositions(),
-        **found,
+        **feeds,
     }
 
 

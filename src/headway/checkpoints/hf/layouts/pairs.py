@@ -231,6 +231,6 @@ def marian_spec(spec: ModelSpec) -> ModelSpec | None:
     if spec.family != "transformer" or spec.encoder is None:
         return None
     source, target = (
-        replace(one, family="marian", qkv_bias=True, out_bias=True) for one in (spec.encoder, spec)
+        replace(stack, family="marian", qkv_bias=True, out_bias=True) for stack in (spec.encoder, spec)
     )
     return replace(target, output_bias=True, encoder=source)

@@ -117,7 +117,7 @@ class Rule:
     def split(self, whole: Tensor) -> Sequence[Tensor]:
         """Ours, of theirs."""
         if self.stacked:
-            return [part for one in whole for part in self.split_rows(self._stored(one))]
+            return [part for tensor in whole for part in self.split_rows(self._stored(tensor))]
         return self.split_rows(self._stored(whole))
 
     def _one(self, parts: Sequence[Tensor]) -> Tensor:
@@ -198,12 +198,12 @@ def layered(rules: Sequence[Rule], spec: ModelSpec) -> list[Rule]:
 @lru_cache(maxsize=2)
 def _layers(spec: ModelSpec) -> Mapping[str, list[str]]:
     """Our names of a spec with "#" for the number of a layer -> these numbers; [""] for a tensor of no layer."""
-    found: dict[str, list[str]] = {}
+    numbers: dict[str, list[str]] = {}
     for name in own_shapes(spec):
         before, layers, after = name.partition(".layers.")
         number, _, leaf = after.partition(".")
-        found.setdefault(f"{before}.layers.#.{leaf}" if layers else name, []).append(number)
-    return found
+        numbers.setdefault(f"{before}.layers.#.{leaf}" if layers else name, []).append(number)
+    return numbers
 
 
 def module_rules(
@@ -211,14 +211,14 @@ def module_rules(
 ) -> list[Rule]:
     """A rule for every tensor that a model of `spec` has in `modules`. "qkv_proj" lies group by group where `by_group`;
     matrices are stored [in, out] where `transposed`."""
-    there = _layers(spec)
+    existing = _layers(spec)
     heads = tuple(heads * spec.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads))
     sizes = {"qkv_proj": heads, "gate_up_proj": (spec.hidden, spec.hidden)}
     rules = []
     for name, theirs in ((f"{a}.{leaf}", f"{b}.{leaf}") for a, b in modules.items() for leaf in WB):
         fused = next((whole for whole in FUSED if f".{whole}." in name), None)
         parts = (name,) if fused is None else tuple(name.replace(fused, part) for part in FUSED[fused])
-        if parts[0] not in there:
+        if parts[0] not in existing:
             continue
         if fused is None:
             rules.append(Rule(parts, theirs, transposed=transposed))

@@ -87,9 +87,9 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
 def _rules(spec: ModelSpec) -> Sequence[Rule]:
     assert spec.encoder is not None
     rules = module_rules(spec, {"decoder.embed_tokens": "shared", "lm_head": "lm_head"})
-    for side, one in (("encoder", spec.encoder), ("decoder", spec)):
+    for side, stack in (("encoder", spec.encoder), ("decoder", spec)):
         first = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        modules = within(f"{side}.layers.#.", f"{side}.block.#.layer.", _layer(one))
+        modules = within(f"{side}.layers.#.", f"{side}.block.#.layer.", _layer(stack))
         rules += [same(f"{side}.scores.0_0", first)]
         rules += module_rules(spec, {f"{side}.norm": f"{side}.final_layer_norm", **modules})
     return rules

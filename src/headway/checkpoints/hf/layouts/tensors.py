@@ -39,9 +39,9 @@ def renamed(
         return ours
 
     def rules(spec: ModelSpec) -> list[Rule]:
-        own = layered(made(spec), spec)
-        taken = {name for rule in own for name in rule.ours}
-        return [*own, *(same(name, theirs(name)) for name in own_shapes(spec) if name not in taken)]
+        extra = layered(made(spec), spec)
+        taken = {name for rule in extra for name in rule.ours}
+        return [*extra, *(same(name, theirs(name)) for name in own_shapes(spec) if name not in taken)]
 
     return replace(OWN_NAMES, rules=rules, unused=(*OWN_NAMES.unused, *unused), **fields)
 
@@ -68,16 +68,16 @@ def imported(
             raise CheckpointError(f"{path}: {old} and {modern[new]} are two names of one tensor; drop one")
         modern[new] = old
     tensors = tensors.renamed(modern)
-    found = dict(tensors.forms)
-    names_here = _resolved(names, spec, found)
+    stored = dict(tensors.forms)
+    names_here = _resolved(names, spec, stored)
     rules, ours, pairs = names_here.rules, own_shapes(spec), names_here.pairs
     assert sorted(n for r in rules.values() for n in r.ours) == sorted(ours), "rules and module disagree"
-    wanted = {name: _joined_shape(rule, ours) for name, rule in rules.items()}
-    source = {name: name for name in wanted}
+    expected = {name: _joined_shape(rule, ours) for name, rule in rules.items()}
+    source = {name: name for name in expected}
     for second, (first, tied) in pairs.items():
-        if second not in found:
+        if second not in stored:
             continue
-        if first not in found:
+        if first not in stored:
             source[first] = second
         elif tied and not torch.equal(tensors[second], tensors[first]):
             raise CheckpointError(
@@ -86,36 +86,36 @@ def imported(
             )
     absent: dict[str, Form] = {}
     for name, other in names_here.stand_in.items():
-        if name not in wanted or name in found:
+        if name not in expected or name in stored:
             continue
         if other is not None:
             source[name] = source[other]
             continue
-        absent[name] = found[name] = Form(wanted[name], next(iter(found.values())).dtype)
+        absent[name] = stored[name] = Form(expected[name], next(iter(stored.values())).dtype)
     constants = names_here.constant_shapes
     for name, shape in constants.items():
-        if name in found and (
-            found[name].shape != shape or not _is_constant(tensors[name], names_here.constants[name])
+        if name in stored and (
+            stored[name].shape != shape or not _is_constant(tensors[name], names_here.constants[name])
         ):
             raise CheckpointError(
                 f"{path}: {name} is not what it is in every model of the sizes in config.json ({list(shape)}), and "
                 "would be ignored: config.json is another model's, or the file is damaged"
             )
-    there = {n: found[source[n]] for n in wanted if source[n] in found}
-    spare = {n for n in found if n not in wanted and n not in pairs and n not in constants}
+    present = {n: stored[source[n]] for n in expected if source[n] in stored}
+    spare = {n for n in stored if n not in expected and n not in pairs and n not in constants}
     outputs = {"lm_head.weight", "head.out.weight"} if spec.head.task in ("lm", "masked-lm") else set()
     tips = [
         f"\n{n} is missing: if it is the embedding itself, config.json must say tie_word_embeddings: true"
         for n, rule in rules.items()
-        if n not in there and rule.ours[0] in outputs
+        if n not in present and rule.ours[0] in outputs
     ]
     compare(
-        *(path, there, wanted, names_here.unexpected(spare, other_head)),
+        *(path, present, expected, names_here.unexpected(spare, other_head)),
         fault=f"the weights do not fit {described_by}",
         says="the config says",
         tip="".join(tips),
     )
-    dtypes = {name: found[source[rule.theirs]].dtype for rule in rules.values() for name in rule.ours}
+    dtypes = {name: stored[source[rule.theirs]].dtype for rule in rules.values() for name in rule.ours}
     known = {name: Form(tuple(value.shape), dtypes[name]) for name, value in ours.items()}
     unused = tuple(old for new, old in modern.items() if new in spare)
     return _lazily(with_zeros(tensors, absent), rules.values(), source, known), unused
@@ -140,11 +140,11 @@ def linear_rules(rules: Mapping[str, Rule], layers: Container[str]) -> dict[str,
 
 def exported(names: TensorNames, state: Mapping[str, Tensor], spec: ModelSpec) -> LazyTensors:
     """Our tensors under their names, made when asked for; some may be rows of codes in place of rows of numbers."""
-    here = _resolved(names, spec)
+    resolved = _resolved(names, spec)
     more = {
-        name: replace(here.rules[one], theirs=name) for name, (one, tied) in here.pairs.items() if not tied
+        name: replace(resolved.rules[first], theirs=name) for name, (first, tied) in resolved.pairs.items() if not tied
     }
-    rules, constants, ours = {**here.rules, **more}, here.constants, lazy(state).forms
+    rules, constants, ours = {**resolved.rules, **more}, resolved.constants, lazy(state).forms
     blanks = {name: torch.empty(form.shape, device="meta") for name, form in ours.items()}
     shapes = {
         name: Form(_joined_shape(rule, blanks), ours[rule.ours[0]].dtype) for name, rule in rules.items()
@@ -189,14 +189,14 @@ class _Resolved:
 
         They are not where an alias is a tensor of its own (nothing is tied) and the other name is not wanted:
         transformers then reads the alias, and has the other for nothing."""
-        found = {}
+        renames = {}
         for alias, name in self.names.aliases(self.spec).items():
             alias, name = self.place(alias), self.place(name)
             if name in self.rules and alias not in self.rules:
-                found[alias] = (name, True)
+                renames[alias] = (name, True)
             elif alias in self.rules and name not in self.rules:
-                found[name] = (alias, False)
-        return found
+                renames[name] = (alias, False)
+        return renames
 
     @property
     def stand_in(self) -> Mapping[str, str | None]:
@@ -272,7 +272,7 @@ def _check_stored(spec: ModelSpec, tensors: LazyTensors, path: Path, described_b
         )
 
 
-def _is_constant(found: Tensor, value: Tensor) -> bool:
+def _is_constant(stored: Tensor, value: Tensor) -> bool:
     """Whether a stored tensor is the value, up to the rounding of the dtype that it is stored in."""
-    tolerance = torch.finfo(found.dtype).eps
-    return found.shape == value.shape and torch.allclose(found.to(value.dtype), value, 0.0, tolerance)
+    tolerance = torch.finfo(stored.dtype).eps
+    return stored.shape == value.shape and torch.allclose(stored.to(value.dtype), value, 0.0, tolerance)
