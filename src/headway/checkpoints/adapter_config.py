@@ -26,7 +26,7 @@ USUAL = 8  # PEFT's rank and alpha where none is given
 
 
 def read_config(config: Mapping[str, Any], modules: Iterable[str]) -> dict[str, Lora]:
-    """How each of a model's `modules` (linear layers of its blocks) that is adapted is, by name.
+    """The LoRA settings of each adapted layer among a model's `modules` (linear layers of its blocks), by name.
 
     Keys that are null, false or empty change nothing and may be there. Raises CheckpointError for others that are
     unknown or unsupported, and for targets that are none of the modules."""
@@ -37,7 +37,7 @@ def read_config(config: Mapping[str, Any], modules: Iterable[str]) -> dict[str, 
 def written_config(loras: Mapping[str, Lora], others: Iterable[str]) -> dict[str, Any]:
     """The keys that say how modules are adapted; `others` are all that the model has, which must not be targets.
 
-    Stabilisation, magnitudes and dropout are one for all: those of the first."""
+    Stabilisation, magnitudes and dropout are those of the first module; the format has one value for all."""
     ranks = Counter(lora.rank for lora in loras.values())
     alphas = Counter(lora.alpha for lora in loras.values())
     (rank, _), (alpha, _) = ranks.most_common(1)[0], alphas.most_common(1)[0]
@@ -103,7 +103,7 @@ def _fits(pattern: str, module: str) -> bool:
 
 
 def _lora(config: Mapping[str, Any], module: str) -> Lora:
-    """How the config says that a module is adapted."""
+    """The LoRA settings that the config has for a module."""
     numbers = {
         "rank": _by_pattern(config, "rank_pattern", module, config.get("r", USUAL)),
         "alpha": _by_pattern(config, "alpha_pattern", module, config.get("lora_alpha", USUAL)),
@@ -120,4 +120,6 @@ def _by_pattern(config: Mapping[str, Any], key: str, module: str, usual: Any) ->
     patterns = config.get(key) or {}
     if not isinstance(patterns, dict):
         raise CheckpointError(f'"{key}" must be an object, got {patterns!r}')
-    return next((value for pattern, value in patterns.items() if _fits(rf"(.*\.)?({pattern})", module)), usual)
+    return next(
+        (value for pattern, value in patterns.items() if _fits(rf"(.*\.)?({pattern})", module)), usual
+    )

@@ -126,9 +126,11 @@ def save_adapter(
 
 
 def check_named(adapter: Adapter, spec: ModelSpec) -> None:
-    """Raises CheckpointError where it is of layers that the files of a family have no name for."""
+    """Raises CheckpointError for an adapter of layers that the files of a family have no name for."""
     _, modules = _theirs(spec)
-    if lost := sorted(adapter.layers.keys() - {layer for module in modules.values() for layer in module.layers}):
+    if lost := sorted(
+        adapter.layers.keys() - {layer for module in modules.values() for layer in module.layers}
+    ):
         more = " ..." if len(lost) > 5 else ""
         raise CheckpointError(
             f"the files of {spec.family} have no name for {', '.join(lost[:5])}{more}: adapt other layers "
@@ -137,11 +139,15 @@ def check_named(adapter: Adapter, spec: ModelSpec) -> None:
 
 
 def merged_state(state: Mapping[str, Tensor], adapters: Sequence[Adapter]) -> Mapping[str, Tensor]:
-    """A model's weights with adapters in them, each computed in float32 and rounded once to the dtype that it has."""
+    """A model's weights with adapters merged in, each computed in float32 and rounded once to the dtype that it has."""
 
     def change(name: str, value: Tensor) -> Tensor:
         layer = name.removesuffix(".weight")
-        parts = [adapter.part(layer, value.device, torch.float32) for adapter in adapters if layer in adapter.layers]
+        parts = [
+            adapter.part(layer, value.device, torch.float32)
+            for adapter in adapters
+            if layer in adapter.layers
+        ]
         return merged_weight(value, parts) if parts and name != layer else value
 
     return changed(state, change)
@@ -149,8 +155,8 @@ def merged_state(state: Mapping[str, Tensor], adapters: Sequence[Adapter]) -> Ma
 
 @lru_cache(maxsize=2)
 def _theirs(spec: ModelSpec, stored: frozenset[str] | None = None) -> tuple[ModelSpec, dict[str, Rule]]:
-    """The spec in the pairing of its family's files, and the layers that may be adapted, by their names there; `stored`
-    are those of an adapter, which may have been trained under another head."""
+    """The spec in the pairing of its family's files, and the layers that may be adapted, by their names in transformers.
+    `stored` are the tensor names of an adapter, which may have been trained under another head."""
     layout = layouts_for(spec.family)[0]
     usual = replace(spec, positions=in_pairing(spec.positions, layout.pairing))
     names = None if stored is None else [name.removeprefix(PREFIX) for name in stored]
@@ -166,7 +172,7 @@ def _joined(
     layers: Sequence[str],
     tensors: Mapping[str, Tensor],
 ) -> tuple[Lora, dict[str, Tensor]]:
-    """The adapter of one layer of theirs from those of its parts."""
+    """The adapter of one layer of transformers from the adapters of our layers that it fuses."""
     loras = {adapted[layer] for layer in layers}
     first = adapted[layers[0]]
     partly = first.magnitude and len(layers) < len(module.layers)

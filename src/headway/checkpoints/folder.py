@@ -62,20 +62,20 @@ class Folder:
 
     @property
     def weights(self) -> str:
-        """The kinds of codes that there are; where there is none, the dtypes."""
+        """The kinds of quantization codes in use; without any, the stored dtypes."""
         dtypes = sorted({dtype_name(form.dtype) for form in self.tensors.forms.values()})
         return ", ".join(dict.fromkeys(layer.kept for layer in self.quantized.values()) or dtypes)
 
     @property
     def kept(self) -> str | None:
-        """How many layers are kept as which codes, as reports say it; None where none is."""
+        """How many layers are stored as which codes, for reports; None where none is."""
         counts = Counter(layer.kept for layer in self.quantized.values()).most_common()
         return ", ".join(f"{count} layer{'s' * (count > 1)} as {how}" for how, count in counts) or None
 
     def choose_dtype(
         self, asked: torch.dtype | None = None, device: torch.device | str = "cpu"
     ) -> tuple[torch.dtype, Choice]:
-        """The dtype that it runs in, and why: `headway.storage.dtypes.choose_dtype` of what the files hold."""
+        """The dtype to run in, and why: `headway.storage.dtypes.choose_dtype` for the stored dtypes."""
         stored = {name: form.dtype for name, form in self.tensors.forms.items()}
         return choose_dtype(stored, torch.device(device), asked)
 
@@ -124,7 +124,7 @@ def _detect(path: Path, folder: Path, allow_pickle: bool) -> Format:
     if folder.is_dir():
         parts = not (folder / "config.json").exists() and any(folder.glob("consolidated.*.pth"))
         return "meta" if parts else "hf"
-    # A file of that name that is none is read, too, so that it is said what it is.
+    # A file named *.gguf that is not GGUF is read as one, too, so that the error says what it is.
     if is_gguf(folder) or (folder.suffix == ".gguf" and folder.is_file()):
         return "gguf"
     if folder.suffix == ".bin" and folder.exists() and llama2c.looks_like(folder):

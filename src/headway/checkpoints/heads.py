@@ -16,7 +16,7 @@ from headway.positions import Pairing, PerLayer, PositionScheme, Rotary, in_pair
 from headway.storage.lazy import Form, changed
 
 _MODULES = ("q_proj", "k_proj", "q_global_proj", "k_global_proj", "q_norm", "k_norm")
-"""What gives queries and keys. The outputs of a norm are those of one head, where all have its gain, or of all."""
+"""Modules that produce queries and keys. A norm has the gain of one head, which all share, or that of all heads."""
 # leaves whose first axis is the module's output: weights, biases, gains, what adapters have there
 _OUTPUT = ("weight", "bias", "lora_B.weight", "lora_magnitude_vector")
 _INPUT = "lora_A.weight"
@@ -27,8 +27,8 @@ _KEYS_VALUES = re.compile(r"(?:^|\.)(?:(?:k_proj|v_proj)\.(?:weight|bias)|k_norm
 
 
 def attends(spec: ModelSpec, name: str) -> bool:
-    """Whether a tensor of that name is none of a layer that mixes tokens otherwise than by attention, whose queries and
-    keys are others."""
+    """Whether query and key tensors of that name belong to attention: false in layers with another token mixer (such as
+    the delta rule), whose queries and keys have no positions."""
     match = _MIXER.match(name)
     return match is None or kind_of(spec.mixers[int(match[1])]).positions
 
@@ -99,12 +99,12 @@ def _of_layer(spec: ModelSpec, name: str) -> PositionScheme:
 
 
 def pairing_name(spec: ModelSpec) -> str:
-    """The rotary pairing of a spec as files and reports name it; "none" where there is none."""
+    """The name of a spec's rotary pairing in files and reports; "none" where there is none."""
     return ", ".join(dict.fromkeys(str(rotary.pairing) for rotary in rotations(spec.positions))) or "none"
 
 
 def in_pairing_of(spec: ModelSpec, state: Mapping[str, Tensor], frm: ModelSpec) -> Mapping[str, Tensor]:
-    """The weights `state` of `frm`, or some of them, in the rotary pairing of `spec`, if there is one."""
+    """The weights `state` (all or some) of a model of spec `frm`, in the rotary pairing of `spec`, if it has one."""
     rotaries = rotations(spec.positions)
     if not rotaries or not rotations(frm.positions):
         return state

@@ -1,5 +1,5 @@
-"""Where a model is: a folder or a file here, or a repository of the Hugging Face Hub, fetched once; and the Hub's
-errors in our words.
+"""Locates a model: a local folder or file, or a repository of the Hugging Face Hub, downloaded once; and rewords the
+Hub's errors.
 
 | what is given | |
 |---|---|
@@ -36,7 +36,7 @@ _ADDRESS = re.compile(
 
 
 def is_address(source: str | Path) -> bool:
-    """Whether this names a repository of the Hub, and nothing here."""
+    """Whether this names a repository of the Hub, and no local path."""
     match = _ADDRESS.fullmatch(str(source))
     if match is None or match["hub"] is not None:
         return match is not None
@@ -52,8 +52,8 @@ def local_model(
 ) -> Path:
     """The folder (or GGUF file) of a model; that of a repository holds its configs, weights and tokenizer, or `files`.
 
-    Raises CheckpointError for what is neither here nor to be fetched, ConfigError for a revision of a folder here, and
-    for two revisions."""
+    Raises CheckpointError for a model that is neither local nor can be fetched, ConfigError for a revision of a local
+    folder, and for two revisions."""
     match = _ADDRESS.fullmatch(str(source))
     if match is None or not is_address(source):
         if current_folder(source).exists():
@@ -89,7 +89,7 @@ def local_model(
 
 
 def _beside(source: str | Path) -> str:
-    """Some of the folders that are where `source` is not, or the one that may be meant."""
+    """For a message about a path that does not exist: the nearest name beside it, or some of the folders there."""
     path = Path(source)
     siblings = sorted(p.name for p in path.parent.iterdir() if p.is_dir()) if path.parent.is_dir() else []
     near = did_you_mean(path.name, siblings)

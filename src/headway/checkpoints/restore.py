@@ -1,4 +1,4 @@
-"""From a checked checkpoint to a module."""
+"""Builds a module from a checked checkpoint."""
 
 import warnings
 from collections.abc import Mapping

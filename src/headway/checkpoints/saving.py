@@ -41,7 +41,7 @@ _MODEL_FILES = re.compile(
     rf"{MORE_TEMPLATES}$|"
     r".*\.(safetensors|bin|pth?|h5|msgpack|onnx|gguf)(\.index\.json)?$"
 )
-"""Names of what belongs to a model, whoever wrote it: configs, weights, tokenizer, the state of its training."""
+"""Files that belong to a model, whoever wrote them: configs, weights, tokenizer, the state of its training."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class TokenizerFiles:
 
 
 AnyTokenizer = Tokenizer | MarianTokenizer | TokenizerFiles
-"""What writes its files into a folder, and has the ids that begin and end a text."""
+"""A tokenizer that can write its files into a folder, with the ids that begin and end a text."""
 
 
 def save_folder(path: str | Path, model: Model, **how: "Unpack[Saving]") -> None:
@@ -107,7 +107,7 @@ def save_folder(path: str | Path, model: Model, **how: "Unpack[Saving]") -> None
 
 
 class Saving(TypedDict, total=False):
-    """How a model is saved.
+    """Options of `save_folder`.
 
     tokenizer: saved too; the ids that begin and end a text are its own unless `generation` has others.
     generation: the content of generation_config.json (`bos_token_id`, `eos_token_id`, ...).
@@ -184,15 +184,15 @@ def describe(
     generation: Mapping[str, Any] | None,
     config: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """All but the weights, into a folder being filled (see `atomic_folder`): `own` is the `config.json` of the spec,
-    `config` and `generation` are as in `Saving`."""
+    """Writes all files but the weights into a folder being filled (see `atomic_folder`). `spec_config` is the
+    `config.json` of the spec; `config` and `generation` are as in `Saving`."""
     ends = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos} if tokenizer is not None else {}
     generation = {**ends, **(generation or {})}
     ids, layout = {key: generation.get(key) for key in TOKEN_IDS}, LAYOUTS.get(str(spec_config["model_type"]))
     token_ids = {key: n for key, n in ids.items() if n is not None or layout is None or key not in layout.ids}
     first = {START: generation[START]} if START in generation else {}
     name = dtype_name(dtype)
-    # own goes last: where a layout has a token id, its positions need it
+    # spec_config comes after the ids: where a layout writes a token id, its positions depend on it
     config = {**token_ids, **first, **spec_config, "dtype": name, "torch_dtype": name, **config}
     write_file(folder / "config.json", json_text(config))
     write_file(folder / "generation_config.json", json_text({**ids, **generation}))
@@ -222,8 +222,8 @@ def _described(path: Path) -> str:
 
 
 def _strict_state(state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, Tensor]:
-    """The weights in the one order of the module. Raises CheckpointError when names or shapes are not the
-    spec's."""
+    """The weights in the order of the module's `state_dict()`. Raises CheckpointError when names or shapes are not
+    the spec's."""
     expected = {name: tuple(value.shape) for name, value in own_shapes(spec).items()}
     shapes = {name: form.shape for name, form in lazy(state).forms.items()}
     if wrong := sorted(n for n in expected.keys() | shapes.keys() if expected.get(n) != shapes.get(n)):

@@ -85,7 +85,9 @@ def unsupported_by_transformers(spec: ModelSpec) -> str | None:
     tried = [_written(layout, spec) for layout in layouts_for(spec.family)]
     _, _, lost = min(tried, key=lambda attempt: (not attempt[0], len(attempt[2])))
     family_layout = layout_of(spec.family)
-    if (lost and family_layout is None) or (not lost and family_layout is not None and not family_layout.in_transformers):
+    if (lost and family_layout is None) or (
+        not lost and family_layout is not None and not family_layout.in_transformers
+    ):
         return f"family ({spec.family})"
     return ", ".join(lost) or None
 
@@ -100,7 +102,9 @@ def _layout(config: Mapping[str, Any]) -> Layout:
     """The layout of a folder of transformers: by `model_type` or, in old files without one, by the class."""
     name, classes = config.get("model_type"), config.get("architectures")
     if name is None:
-        name = next((n for n, layout in LAYOUTS.items() for c in layout.architectures if classes == [c]), None)
+        name = next(
+            (n for n, layout in LAYOUTS.items() for c in layout.architectures if classes == [c]), None
+        )
     check_known(name, LAYOUTS, "config.json: headway knows no model_type", hint=unknown_model)
     return LAYOUTS[str(name)]
 

@@ -85,7 +85,9 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     name = SAME.get(name, name)
     text: dict[str, Any] = {**SIZES.get(name, {}), **inner, "model_type": name, "architectures": None}
     ties = [
-        source["tie_word_embeddings"] for source in (config, inner) if source.get("tie_word_embeddings") is not None
+        source["tie_word_embeddings"]
+        for source in (config, inner)
+        if source.get("tie_word_embeddings") is not None
     ]
     if ties:  # either says it, and the other's false is what was not said
         text["tie_word_embeddings"] = next((tie for tie in ties if tie is not False), False)

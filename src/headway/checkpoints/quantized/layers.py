@@ -1,4 +1,4 @@
-"""Quantized layers under the names of a family and ours: rows of codes, scales and zeros move as rows of weights do."""
+"""Maps quantized layers between a family's names and ours: rows of codes, scales and zeros move as rows of weights do."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -27,8 +27,7 @@ def own_layers(
 ) -> dict[str, PackedLayer]:
     """The quantized layers of a checkpoint, `tensors`, under our names.
 
-    Raises CheckpointError for one that is neither a linear layer of ours nor an embedding, and for one that is stored
-    [in, out]."""
+    Raises CheckpointError for a layer that is neither linear nor an embedding, and for one that is stored [in, out]."""
     rules = rules_by_name(names, spec, tensors)
     with torch.device("meta"):
         linear = linear_rules(
@@ -69,8 +68,8 @@ def without_empty_biases(
 
 
 def quantized_state(model: Model) -> tuple[dict[str, Tensor], dict[str, Panels]]:
-    """A model's state dict, with weights on the device "meta" for its quantized layers, and these layers. Of an
-    embedding that is kept in fewer bits there are the numbers, since no folder has a place for its codes.
+    """A model's state dict, with weights on the device "meta" for its quantized layers, and these layers. A quantized
+    embedding is returned dequantized, since no folder has a place for its codes.
 
     Raises CheckpointError for linear layers in a form that folders have no place for."""
     state, panels = model.state_dict(), dict[str, Panels]()
@@ -142,7 +141,9 @@ def packed_state(
         )
     if output is not None and "lm_head" not in layers:
         ignore.append(output)
-    unquantized = lazy(state).renamed({name: name for name in known if name.removesuffix(".weight") not in quantized})
+    unquantized = lazy(state).renamed(
+        {name: name for name in known if name.removesuffix(".weight") not in quantized}
+    )
     leaves = {
         f"{theirs}.{leaf}": form
         for theirs in quantized
@@ -162,7 +163,7 @@ def packed_state(
 
 
 def _scheme(layers: Mapping[str, Panels]) -> Scheme:
-    """The one that all layers share."""
+    """The quantization that all layers share."""
     bits = {panels.bits for panels in layers.values()}
     groups = {panels.group for panels in layers.values() if panels.has_scales}
     whole = [panels for panels in layers.values() if not panels.has_scales]
@@ -177,7 +178,9 @@ def _scheme(layers: Mapping[str, Panels]) -> Scheme:
 
 def _joined(parts: list[QuantizedMatrix], rule: Rule) -> QuantizedMatrix:
     zero = (
-        None if all(part.zero is None for part in parts) else rule.join([part.zero_or_middle for part in parts])
+        None
+        if all(part.zero is None for part in parts)
+        else rule.join([part.zero_or_middle for part in parts])
     )
     return replace(
         parts[0],
@@ -188,7 +191,7 @@ def _joined(parts: list[QuantizedMatrix], rule: Rule) -> QuantizedMatrix:
 
 
 def _part(layer: PackedLayer, rule: Rule, i: int) -> PackedLayer:
-    """The rows of a layer of theirs that are the layer `i` of ours."""
+    """The rows of a stored layer that are our layer `i` of those that it fuses."""
     outputs, inputs = layer.form.shape
     form = Form((rule.rows[i] if rule.rows else outputs, inputs), layer.form.dtype)
     return PackedLayer(form, layer.kept, lambda: layer.read().moved(lambda rows: rule.split(rows)[i]))

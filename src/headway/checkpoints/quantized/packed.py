@@ -1,5 +1,5 @@
-"""Tensors of quantized layers as others keep them, and as `QuantizedMatrix`. Of a layer X, in words of n = 32 / bits
-codes:
+"""Tensors of quantized layers in the formats of other programs, and as `QuantizedMatrix`. For a layer X, with words of
+n = 32 / bits codes:
 
     pack-quantized   X.weight_packed int32 [O, ceil(I / n)], .weight_scale [O, G], .weight_shape [2] (O, I),
                      .weight_zero_point int32 [ceil(O / n), G] where there are zeros, in words along O
@@ -35,14 +35,14 @@ from headway.storage.lazy import Form, LazyTensors, with_values
 
 Leaves = Mapping[str, Tensor]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Of eight codes, the one whose bits are at each place of a word, from the lowest (AutoAWQ, `pack_intweight`)."""
+"""The i-th 4 bits of a word, from the lowest, hold code AWQ_ORDER[i] of its eight (AutoAWQ, `pack_intweight`)."""
 
 
 class Packing(NamedTuple):
-    """One way to keep a layer.
+    """One storage format of a quantized layer.
 
     Attributes:
-        leaves: names of its tensors behind the layer's own, the one that marks it first; zeros last.
+        leaves: suffixes of its tensors behind the layer's name; the first marks a layer as quantized, zeros are last.
         size: (O, I) from the forms of the tensors.
         shapes: what shapes they must have, from O, I and G.
         matrix: their values as `QuantizedMatrix`, given O and I.
@@ -116,7 +116,7 @@ FLOATS = torch.float32, torch.bfloat16, torch.float16
 
 
 class PackedLayer(NamedTuple):
-    """A layer whose matrix [O, I] is kept as codes: the form of its numbers, how they are kept, and how read."""
+    """A layer whose matrix [O, I] is stored as codes: shape and dtype of its numbers, a name of the format, a reader."""
 
     form: Form
     kept: str
@@ -124,7 +124,7 @@ class PackedLayer(NamedTuple):
 
 
 def packed_layers(tensors: LazyTensors, scheme: Scheme, path: Path) -> dict[str, PackedLayer]:
-    """The quantized layers of a folder by their names there; no weights are read yet.
+    """The quantized layers of a folder by their names in the file; no weights are read yet.
 
     Raises CheckpointError where there are none, for tensors that are missing or misshapen, and for groups of inputs
     that are no neighbours (gptq's desc_act)."""
@@ -176,7 +176,7 @@ def _layer(tensors: LazyTensors, name: str, packing: Packing, scheme: Scheme, pa
 
 
 def dequantized(tensors: LazyTensors, layers: Mapping[str, PackedLayer], scheme: Scheme) -> LazyTensors:
-    """The tensors of a folder with one weight [O, I] for each of its quantized layers, made when asked for."""
+    """The tensors of a folder with one weight [O, I] for each of its quantized layers, dequantized when it is read."""
     hidden = {f"{name}.{leaf}" for name in layers for leaf in PACKINGS[scheme.form].leaves}
     weights = {f"{name}.weight": layer for name, layer in layers.items()}
     return with_values(
@@ -187,9 +187,9 @@ def dequantized(tensors: LazyTensors, layers: Mapping[str, PackedLayer], scheme:
 
 
 def to_leaves(matrix: QuantizedMatrix, scheme: Scheme, dtype: torch.dtype) -> dict[str, Tensor]:
-    """A matrix as "pack-quantized" keeps it, scales in `dtype`.
+    """The tensors of a matrix in the format "pack-quantized", scales in `dtype`.
 
-    Raises CheckpointError where that does not hold them exactly."""
+    Raises CheckpointError where `dtype` does not hold the scales exactly."""
     leaves = {"weight_scale": matrix.scale.to(dtype)}
     if not torch.equal(leaves["weight_scale"].to(matrix.scale.dtype), matrix.scale):
         raise CheckpointError(
@@ -204,7 +204,7 @@ def to_leaves(matrix: QuantizedMatrix, scheme: Scheme, dtype: torch.dtype) -> di
 
 
 def leaf_forms(shape: Sequence[int], scheme: Scheme, dtype: torch.dtype) -> dict[str, Form]:
-    """The forms of what `to_leaves` gives of a matrix of that shape."""
+    """Shapes and dtypes of the tensors that `to_leaves` returns for a matrix of that shape."""
     packing, (outputs, inputs) = PACKINGS[scheme.form], shape
     groups = 1 if scheme.group is None else -(-inputs // scheme.group)
     kinds = {"weight_scale": dtype, "weight_shape": torch.int64}
@@ -218,7 +218,7 @@ def leaf_forms(shape: Sequence[int], scheme: Scheme, dtype: torch.dtype) -> dict
 
 def to_words(codes: Tensor, bits: int) -> Tensor:
     """Codes uint8 [R, C] as int32 [R, ceil(C bits / 32)]: the first of a word in its lowest bits, zeros behind the
-    last."""
+    last. Of 4 bits, codes 1, 2, ..., 8 are the word 0x87654321."""
     each = 32 // bits
     rows, columns = codes.shape
     padded = codes.new_zeros(rows, -(-columns // each) * each)
@@ -229,7 +229,7 @@ def to_words(codes: Tensor, bits: int) -> Tensor:
 
 
 def from_words(words: Tensor, bits: int, columns: int) -> Tensor:
-    """The inverse: uint8 [R, columns]."""
+    """The inverse of `to_words`: uint8 [R, columns]."""
     packed = codes = words.contiguous().view(torch.uint8)
     if bits == 4:
         codes = packed.new_empty(len(packed), 2 * packed.shape[1])
@@ -244,9 +244,9 @@ VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def unpack_mxfp4(tensors: LazyTensors, path: Path) -> LazyTensors:
-    """The tensors of a folder with the matrices that its blocks and scales stand for, made when asked for.
+    """The tensors of a folder with matrices in place of their mxfp4 blocks and scales, converted when they are read.
 
-    Raises CheckpointError for blocks without scales, scales without blocks, and others than these."""
+    Raises CheckpointError for blocks without scales, scales without blocks, and other shapes or dtypes."""
     names = {name.removesuffix(end) for name in tensors for end in (BLOCKS, SCALES) if name.endswith(end)}
     forms = {name: _mxfp4_form(name, tensors.forms, path) for name in sorted(names)}
     hidden = {f"{name}{end}" for name in forms for end in (BLOCKS, SCALES)}

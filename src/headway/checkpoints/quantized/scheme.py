@@ -57,7 +57,7 @@ MXFP4: Allowed = dict.fromkeys(("quant_method", "modules_to_not_convert", "dequa
 
 
 class Scheme(NamedTuple):
-    """How the weights of a folder are kept.
+    """The quantization of a folder's weights.
 
     Attributes:
         form: "pack-quantized", "gptq", "awq" or "mxfp4".

@@ -28,11 +28,11 @@ FACTS: Mapping[str, tuple[type, ...]] = {
         ("dropout", "attention_dropout", "activation_dropout", "final_dropout", "init_std"), (float,)
     ),
 }
-"""Fields of a spec that GGUF has no key for, which others need not know: under our own name."""
+"""Fields of a spec that GGUF has no key for and other readers can ignore; written under "headway."."""
 
 
 def names_in(file: GGUF) -> TensorNames:
-    """How the tensors of a file of a known architecture are named."""
+    """The tensor names of a file of a known architecture."""
     return ARCHITECTURES[str(file.metadata["general.architecture"])].tensors
 
 
@@ -85,7 +85,9 @@ def _spec(layout: Layout, config: Mapping[str, Any], facts: Mapping[str, Any]) -
 
 def architecture_of(spec: ModelSpec) -> str:
     """The architecture that a spec is written as. Raises ConfigError for a family that has none."""
-    known = {family: name for name, layout in ARCHITECTURES.items() for family in (layout.family, *layout.also)}
+    known = {
+        family: name for name, layout in ARCHITECTURES.items() for family in (layout.family, *layout.also)
+    }
     if spec.family not in known:
         raise ConfigError(f"a {spec.family} has no architecture in GGUF here; written are {', '.join(known)}")
     return known[spec.family]
@@ -121,5 +123,5 @@ def write_spec(spec: ModelSpec) -> tuple[dict[str, Any], Tensor | None]:
 
 
 def _given_back(value: Any) -> Any:
-    """A value as it is read from a file."""
+    """A value after a round trip through a file, which holds float32."""
     return decimal(rounded(value)) if isinstance(value, float) else value

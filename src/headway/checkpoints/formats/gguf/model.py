@@ -70,7 +70,7 @@ def write_model(
     path: str | Path,
     spec: ModelSpec,
     state: Mapping[str, Tensor],
-    asked: BlockType | None,
+    requested: BlockType | None,
     *,
     packed: Mapping[str, BlockType] = MappingProxyType({}),
     tokenizer: Mapping[str, Any] | None = None,
@@ -89,7 +89,7 @@ def write_model(
     values = {name: change for name in ours.forms if (change := _values(name, spec.norm_offset)) is not None}
     forms = {name: Form(ours.forms[name].shape, torch.float32) for name in values}
     weights = with_values(ours, forms, lambda name: values[name][0](ours[name].float()))
-    types = {name: _type(name, rules[name], form, asked, packed) for name, form in weights.forms.items()}
+    types = {name: _type(name, rules[name], form, requested, packed) for name, form in weights.forms.items()}
     if factors is not None:
         divisors = factors
         weights = with_values(weights, lazy({FACTORS: divisors}).forms, lambda name: divisors)
@@ -112,9 +112,9 @@ def write_model(
 
 
 def _type(
-    name: str, rule: Rule, form: Form, asked: BlockType | None, packed: Mapping[str, BlockType]
+    name: str, rule: Rule, form: Form, requested: BlockType | None, packed: Mapping[str, BlockType]
 ) -> BlockType:
-    """How a tensor is stored: as the rows that are packed already, or as `stored_type` says."""
+    """The type of a stored tensor: that of rows that are packed already, or as `stored_type` says."""
     kinds = {packed.get(weight) for weight in rule.ours}
     if len(kinds) > 1:
         raise CheckpointError(
@@ -124,23 +124,23 @@ def _type(
     (kind,) = kinds
     if name.endswith(".bias"):
         return F32
-    return stored_type(name, form, asked if rule.keeps_rows else None) if kind is None else kind
+    return stored_type(name, form, requested if rule.keeps_rows else None) if kind is None else kind
 
 
 def without_codes(spec: ModelSpec) -> set[str]:
-    """Our matrices whose columns lie elsewhere in a file: no codes follow them there, and none are made."""
+    """Our matrices that a file stores with columns in another order: their codes cannot be moved, so they stay plain."""
     rules = rules_by_name(ARCHITECTURES[architecture_of(spec)].tensors, spec)
     return {name for rule in rules.values() if not rule.keeps_rows for name in rule.ours}
 
 
-def stored_type(name: str, form: Form, asked: BlockType | None) -> BlockType:
-    """How a tensor of that name, theirs or ours, is stored: a vector, and what `EXACT` says, as F32, another matrix as
-    the type asked for where its rows are multiples of its blocks, else in its own dtype. Raises CheckpointError for a
-    dtype that GGUF has no type for."""
+def stored_type(name: str, form: Form, requested: BlockType | None) -> BlockType:
+    """The type in which a tensor of that name (GGUF's or ours) is stored: F32 for vectors and names in `EXACT`; for
+    other matrices the type requested where its blocks divide their rows, else their own dtype. Raises CheckpointError
+    for a dtype that GGUF has no type for."""
     if len(form.shape) == 1 or name.endswith(EXACT):
         return F32
-    if asked is not None and form.shape[-1] % asked.block == 0:
-        return asked
+    if requested is not None and form.shape[-1] % requested.block == 0:
+        return requested
     if form.dtype not in BY_DTYPE:
         raise CheckpointError(
             f"a matrix of {dtype_name(form.dtype)} has no type in GGUF; choose one with dtype: "
@@ -150,7 +150,7 @@ def stored_type(name: str, form: Form, asked: BlockType | None) -> BlockType:
 
 
 def unpacked(file: GGUF, stored: Tensors) -> Made:
-    """The numbers of every tensor, made when asked for, but for vectors that decide their dtype.
+    """The numbers of every tensor, unpacked when read; F32 vectors are read at once, to decide their dtype.
 
     Packed numbers are given as float32, which holds them exactly; where a family's norms multiply by 1 + w (Gemma's),
     the file has 1 + w. Vectors and routers in float32 beside matrices in bfloat16 or float16 are given in these where
@@ -204,8 +204,8 @@ def unpacked(file: GGUF, stored: Tensors) -> Made:
 
 
 def _values(name: str, offset: float) -> Values | None:
-    """What of a tensor is in a file, and the way back, where that is not itself: the factor 1 + w of a norm, but for
-    that within a delta layer, and the decay -e^rate."""
+    """For a tensor whose stored value is another than ours, the functions to the file and back, else None: a norm is
+    stored as 1 + w (but for that within a delta layer), a rate as the decay -e^rate."""
     if name.endswith("ssm_a"):
         return (lambda rate: -rate.exp()), (lambda decay: (-decay).log())
     if not offset or not name.endswith("norm.weight") or name.endswith("ssm_norm.weight"):
@@ -214,7 +214,7 @@ def _values(name: str, offset: float) -> Values | None:
 
 
 def _holds(dtype: torch.dtype, value: Tensor, values: Values | None) -> bool:
-    """Whether a dtype has room for all of a value, or for what the file has of it."""
+    """Whether rounding to a dtype loses nothing of a value, as the file stores it."""
     narrow = value.to(dtype).float()
     in_file = (lambda x: x) if values is None else values[0]
     return torch.equal(in_file(narrow), in_file(value.float()))
@@ -235,7 +235,7 @@ def generation_ids(file: GGUF) -> dict[str, Any]:
 
 
 def _ids(tokenizer: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
-    """The tokenizer's keys, and what `generation` has beyond them."""
+    """The tokenizer's keys, and the token ids that `generation` has beyond them."""
     keys = dict(tokenizer)
     for role, name in SINGLE.items():
         if generation.get(role) is not None and tokenizer.keys() <= {"tokenizer.ggml.model"}:
@@ -243,7 +243,9 @@ def _ids(tokenizer: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[st
     end_ids = generation.get("eos_token_id")
     first = [keys[TOKENIZER + ENDS[0]]] if TOKENIZER + ENDS[0] in keys else []
     ends = list(
-        dict.fromkeys([*first, *(end_ids if isinstance(end_ids, list) else [] if end_ids is None else [end_ids])])
+        dict.fromkeys(
+            [*first, *(end_ids if isinstance(end_ids, list) else [] if end_ids is None else [end_ids])]
+        )
     )
     if len(ends) > len(ENDS):
         raise CheckpointError(

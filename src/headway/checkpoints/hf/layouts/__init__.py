@@ -30,7 +30,10 @@ def layouts_for(family: str) -> list[Layout]:
     first = [] if family_layout is None else [family_layout]
     if family_layout is not None and not family_layout.generic:
         return first
-    return [*first, *(layout for layout in LAYOUTS.values() if layout.generic and layout is not family_layout)]
+    return [
+        *first,
+        *(layout for layout in LAYOUTS.values() if layout.generic and layout is not family_layout),
+    ]
 
 
 def family_rows() -> list[dict[str, str | None]]:

@@ -108,7 +108,11 @@ class ExpertKeys:
         shared *= hidden if self.shared_by_count else 1
         sparse = self.sparse.read(config, fields["layers"])
         checked_sizes({f"{self.shared}, in hidden units,": shared})
-        typed: Mapping[type, Callable[[str], Any]] = {bool: config.flag, int: config.whole, float: config.number}
+        typed: Mapping[type, Callable[[str], Any]] = {
+            bool: config.flag,
+            int: config.whole,
+            float: config.number,
+        }
         experts = Experts(
             count=count,
             top=config.whole(self.top),

@@ -66,7 +66,11 @@ def _read_bases(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, An
 
 
 def _write_bases(spec: ModelSpec) -> dict[str, Any]:
-    return {"layer_rope_theta": [scheme.theta if isinstance(scheme, Rotary) else 0 for scheme in spec.layer_positions]}
+    return {
+        "layer_rope_theta": [
+            scheme.theta if isinstance(scheme, Rotary) else 0 for scheme in spec.layer_positions
+        ]
+    }
 
 
 SWA: Mapping[str, Any] = {

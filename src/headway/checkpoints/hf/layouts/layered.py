@@ -61,7 +61,9 @@ SMOLLM3 = llama_layout(
         Part(
             {"no_rope_layers": None, "no_rope_layer_interval": 4},
             _read_smollm3,
-            lambda spec: {"no_rope_layers": [int(isinstance(scheme, Rotary)) for scheme in spec.layer_positions]},
+            lambda spec: {
+                "no_rope_layers": [int(isinstance(scheme, Rotary)) for scheme in spec.layer_positions]
+            },
         ),
     ),
 )

@@ -166,7 +166,9 @@ def _read_hunyuan(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, 
         values = keys.get(key)
         if isinstance(values, Mapping) and values.get("alpha") and "dynamic" in values.values():
             reader = ConfigReader({"rope_theta": keys.get("rope_theta"), **values}, {})
-            theta = reader.number("rope_theta", DEFAULT_THETA) * reader.number("alpha") ** (size / max(size - 2, 1))
+            theta = reader.number("rope_theta", DEFAULT_THETA) * reader.number("alpha") ** (
+                size / max(size - 2, 1)
+            )
             keys |= {key: {"rope_type": "default", "rope_theta": theta}, "rope_theta": None}
     return read_rope(ConfigReader(keys, config.defaults), size)
 

@@ -58,7 +58,9 @@ def _kinds(config: ConfigReader) -> list[str]:
     if kinds is None and isinstance(letters, str) and {*letters} <= {*LETTERS}:
         kinds = [LETTERS[letter] for letter in letters]
     if not isinstance(kinds, list):
-        raise config.wrong("layers_block_type", "the kinds of layers (hybrid_override_pattern as text)", kinds)
+        raise config.wrong(
+            "layers_block_type", "the kinds of layers (hybrid_override_pattern as text)", kinds
+        )
     return [OLD.get(kind, kind) for kind in layer_types(kinds, len(kinds), (*LETTERS.values(), *OLD))]
 
 

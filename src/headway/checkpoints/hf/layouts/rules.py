@@ -111,8 +111,8 @@ class Rule:
         """Theirs, of ours."""
         if self.stacked:
             each = len(parts) // self.stacked
-            return torch.stack([self._one(parts[i : i + each]) for i in range(0, len(parts), each)])
-        return self._one(parts)
+            return torch.stack([self._joined(parts[i : i + each]) for i in range(0, len(parts), each)])
+        return self._joined(parts)
 
     def split(self, whole: Tensor) -> Sequence[Tensor]:
         """Ours, of theirs."""
@@ -120,7 +120,7 @@ class Rule:
             return [part for tensor in whole for part in self.split_rows(self._stored(tensor))]
         return self.split_rows(self._stored(whole))
 
-    def _one(self, parts: Sequence[Tensor]) -> Tensor:
+    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
         return self._stored(self.join_rows(parts))
 
     def join_rows(self, parts: Sequence[Tensor]) -> Tensor:

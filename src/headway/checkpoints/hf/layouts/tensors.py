@@ -26,7 +26,7 @@ OWN_NAMES = TensorNames(
 
 def renamed(
     names: Mapping[str, str],
-    made: Callable[[ModelSpec], list[Rule]] = lambda spec: [],
+    own_rules: Callable[[ModelSpec], list[Rule]] = lambda spec: [],
     unused: Sequence[str] = (),
     **fields: Any,
 ) -> TensorNames:
@@ -39,7 +39,7 @@ def renamed(
         return ours
 
     def rules(spec: ModelSpec) -> list[Rule]:
-        extra = layered(made(spec), spec)
+        extra = layered(own_rules(spec), spec)
         taken = {name for rule in extra for name in rule.ours}
         return [*extra, *(same(name, theirs(name)) for name in own_shapes(spec) if name not in taken)]
 
@@ -142,7 +142,9 @@ def exported(names: TensorNames, state: Mapping[str, Tensor], spec: ModelSpec) -
     """Our tensors under their names, made when asked for; some may be rows of codes in place of rows of numbers."""
     resolved = _resolved(names, spec)
     more = {
-        name: replace(resolved.rules[first], theirs=name) for name, (first, tied) in resolved.pairs.items() if not tied
+        name: replace(resolved.rules[first], theirs=name)
+        for name, (first, tied) in resolved.pairs.items()
+        if not tied
     }
     rules, constants, ours = {**resolved.rules, **more}, resolved.constants, lazy(state).forms
     blanks = {name: torch.empty(form.shape, device="meta") for name, form in ours.items()}
