@@ -27,8 +27,8 @@ _KEYS_VALUES = re.compile(r"(?:^|\.)(?:(?:k_proj|v_proj)\.(?:weight|bias)|k_norm
 
 
 def attends(spec: ModelSpec, name: str) -> bool:
-    """Whether query and key tensors of that name belong to attention: false in layers with another token mixer (such as
-    the delta rule), whose queries and keys have no positions."""
+    """Whether a tensor of that name is in no token mixer other than attention: in others (such as the delta rule)
+    queries and keys have no positions."""
     match = _MIXER.match(name)
     return match is None or kind_of(spec.mixers[int(match[1])]).positions
 

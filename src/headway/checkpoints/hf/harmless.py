@@ -2,7 +2,7 @@
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The words of a text; those behind a word that ends with a dot begin with it, which is none itself."""
+    """The words of a text. One that ends with a dot is a prefix of those behind it: "a m. b c" is a, m.b, m.c."""
     names: list[str] = []
     place = ""
     for word in text.split():
@@ -35,6 +35,6 @@ HARMLESS = (
     ),
     # heads of other tasks
     *words("id2label label2id problem_type task_specific_params finetuning_task num_labels"),
-    # which beginnings of an embedder's vectors stand for the whole
+    # prefixes of an embedder's vectors that may be used alone
     *words("matryoshka_dimensions"),
 )

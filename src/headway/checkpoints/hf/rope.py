@@ -1,5 +1,4 @@
-"""Rotary positions in `config.json`: three schemas in, one meaning; written so that old and new readers
-agree.
+"""Rotary positions in `config.json`: three schemas are read, and written so that old and new readers agree.
 
     rope_theta + rope_scaling {"type": ...}         up to transformers 4.42
     rope_theta + rope_scaling {"rope_type": ...}    4.43 to 4.57
@@ -57,8 +56,8 @@ def read_rope(
     """The fields `positions` and `trained_context` of a `config.json`: the rotation, and the tokens per row that it is
     meant to serve. (The context before scaling, where a scaling is anchored at it, is the scaling's own.)
 
-    share: of each head, rotated unless `rope_parameters` give another; None where the family rotates whole heads.
-    The base is the family's, or 10,000, unless a key gives it, in old files of GPT-NeoX "rotary_emb_base".
+    share: the share of each head that is rotated unless `rope_parameters` give another; None where the family rotates
+    whole heads. The base is the family's, or 10,000, unless a key gives it, in old files of GPT-NeoX "rotary_emb_base".
     Raises ConfigError naming the key and the numbers that disagree."""
     raw, longest = config.config, config.whole("max_position_embeddings")
     where, values = _values(raw)
@@ -118,8 +117,8 @@ def write_rope(
 ) -> dict[str, Any]:
     """The keys of `config.json` for rotary positions: `rope_parameters` for new readers, `rope_theta` and
     `rope_scaling` (for linear and dynamic with exactly the two keys that the oldest readers accept) for old
-    ones; under `share`, too, the share of each head that is rotated. Other positions get the usual keys, which
-    reading will notice. `positions` are those of some layers, where they are not those of all."""
+    ones; and under the key `share`, if not None, the share of each head that is rotated. Other positions get the usual
+    keys, which reading will notice. `positions` are those of some layers, where they are not those of all."""
     positions = spec.positions if positions is None else positions
     rotary = next(iter(rotations(positions)), Rotary(pairing="halves"))
     context, scaling = spec.trained_context, rotary.scaling
@@ -258,8 +257,8 @@ def _factors(where: str, key: str, value: object, dims: int) -> tuple[float, ...
 
 
 def _stretch(where: str, kind: str, factor: object, trained: int, longest: int) -> float:
-    """The factor of YaRN or longrope: as given, else longest / trained; a YaRN factor that disagrees is an
-    error."""
+    """The factor of YaRN or longrope: as given, else longest / trained. Raises ConfigError for a YaRN factor that
+    disagrees with that."""
     implied = longest / trained
     if factor is None:
         if kind == "yarn" and implied <= 1:

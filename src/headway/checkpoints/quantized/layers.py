@@ -1,4 +1,4 @@
-"""Maps quantized layers between a family's names and ours: rows of codes, scales and zeros move as rows of weights do."""
+"""Quantized layers under a family's names and ours: rows of codes, scales and zeros move as rows of weights do."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

@@ -116,7 +116,7 @@ FLOATS = torch.float32, torch.bfloat16, torch.float16
 
 
 class PackedLayer(NamedTuple):
-    """A layer whose matrix [O, I] is stored as codes: shape and dtype of its numbers, a name of the format, a reader."""
+    """A layer whose matrix [O, I] is stored as codes: shape and dtype of its numbers, name of the format, reader."""
 
     form: Form
     kept: str

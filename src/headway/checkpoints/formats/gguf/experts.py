@@ -16,7 +16,7 @@ def expert_keys(
     always: Mapping[str, Any] = MappingProxyType({}), *, shared: bool = False, lead: bool = False
 ) -> ExpertKeys:
     """The experts of an architecture whose models may have some: `always` are fields of `Experts` that have no key.
-    `shared` adds a key for the width of the shared expert, which is gated where `always` says so, and `lead` one for how
+    `shared` adds a key for the width of the shared expert, which is gated where `always` says so, `lead` one for how
     many of the first layers have no experts."""
     return ExpertKeys(
         count=("expert_count",),

@@ -181,7 +181,7 @@ def gguf_layout(
 
 
 def _seeing(keys: ConfigReader, every: int, layers: int) -> list[bool]:
-    """For each layer, whether it has full attention where others may have a window: every n-th, unless the file says."""
+    """For each layer, whether it has full attention where others may have a window: every n-th unless the file says."""
     marks = keys.get(MARKS) if every else None
     if marks is None or isinstance(marks, int):
         return [bool(every) and (i + 1) % (marks or every) == 0 for i in range(layers)]

@@ -128,7 +128,7 @@ def _type(
 
 
 def without_codes(spec: ModelSpec) -> set[str]:
-    """Our matrices that a file stores with columns in another order: their codes cannot be moved, so they stay plain."""
+    """Our matrices that a file stores with columns in another order: codes cannot follow, so they are never packed."""
     rules = rules_by_name(ARCHITECTURES[architecture_of(spec)].tensors, spec)
     return {name for rule in rules.values() if not rule.keeps_rows for name in rule.ours}
 

@@ -14,11 +14,11 @@ _BY_FAMILY = {
     if isinstance(value, Layout)
 }
 LAYOUTS: dict[str, Layout] = {name: _BY_FAMILY[name] for name in sorted(_BY_FAMILY, key=list(FAMILIES).index)}
-"""By `model_type`, in the order of the families."""
+"""`model_type` -> layout, in the order of the families."""
 
 
 def layout_of(family: str) -> Layout | None:
-    """The layout that a family's folders have; None where transformers has no such family."""
+    """The layout of a family's folders; None where transformers has no such family."""
     also = (layout for layout in LAYOUTS.values() if family in layout.also)
     return LAYOUTS.get(family) or next(also, None)
 

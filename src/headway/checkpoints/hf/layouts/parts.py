@@ -33,11 +33,11 @@ WINDOW_KEYS: Mapping[Windows, Mapping[str, Any]] = {
     "late": {"sliding_window": 4096, "use_sliding_window": None, "max_window_layers": None},
 }
 FIRST_WINDOW = 28
-"""`max_window_layers` where it is not given."""
+"""Default of `max_window_layers`."""
 
 
 def learned(rows: int, key: str = "max_position_embeddings", offset: int = 0) -> Part:
-    """A trained table of positions, of `rows` unless the config says how many, from row `offset` on."""
+    """A trained table of positions, whose size the config has under `key` (default `rows`); position 0 is row `offset`."""
 
     def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         size = config.whole(key)
@@ -47,12 +47,12 @@ def learned(rows: int, key: str = "max_position_embeddings", offset: int = 0) ->
 
 
 def table_size(spec: ModelSpec) -> int:
-    """The positions of a trained table, or the trained context, where reading will notice that there is none."""
+    """The size of a trained table of positions; without one, the trained context: reading will notice the difference."""
     return spec.positions.size if isinstance(spec.positions, Learned) else spec.trained_context
 
 
 def scaled_embedding(usual: bool | None, key: str = "scale_embedding") -> Part:
-    """Embeddings times sqrt(M), or as they are."""
+    """Embeddings multiplied by sqrt(M) where `key` is true, `usual` being its default."""
     return Part(
         {key: usual},
         lambda config, fields: {"embedding_scale": fields["width"] ** 0.5 if config.flag(key) else 1.0},
@@ -61,7 +61,7 @@ def scaled_embedding(usual: bool | None, key: str = "scale_embedding") -> Part:
 
 
 def stated(family: str) -> Part:
-    """The scaling of positions, which must be there: transformers has one of its own for the family."""
+    """Requires a config to state its rotary scaling: transformers has a default of its own for the family."""
 
     def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         if not any(config.get(key) for key in ("rope_scaling", "rope_parameters")):
@@ -77,8 +77,8 @@ def stated(family: str) -> Part:
 def windows(
     where: Windows, usual: Kinds | None = None, *, unused: int | None = None, heads_divide: bool = False
 ) -> Part:
-    """Windows; `usual` are the kinds of layers where `layer_types` do not say them, `unused` is the width where there
-    are none, `heads_divide` is whether transformers insists on a width that is a multiple of the heads."""
+    """Windows; `usual` are the kinds of layers where there is no `layer_types`, `unused` is the width to write without
+    windows, `heads_divide` is whether transformers requires a model width that is a multiple of the heads."""
 
     def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         return {"patterns": _read_windows(config, where, fields["layers"], usual)}
@@ -144,7 +144,7 @@ def _write_windows(spec: ModelSpec, where: Windows, unused: int | None, heads_di
 
 
 def rope_by_kind(bases: Bases, *, old: bool = True) -> Part:
-    """Rotary positions by the kind of a layer, which its window shows; with keys of `old` files, or without."""
+    """Rotary positions for each kind of layer (with or without a window); `old`: also with the keys of old files."""
 
     def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         kinds = [FULL if pattern == Causal() else SLIDING for pattern in fields["patterns"]]
@@ -159,7 +159,7 @@ def rope_by_kind(bases: Bases, *, old: bool = True) -> Part:
 
 
 def in_windows(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Positions where layers that see all have none."""
+    """Positions of a model whose layers with full attention have none."""
     each: list[PositionScheme] = [
         NoPositions() if pattern == Causal() else fields["positions"] for pattern in fields["patterns"]
     ]

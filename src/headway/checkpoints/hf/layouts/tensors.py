@@ -1,4 +1,4 @@
-"""Tensors under their names and ours, by the names of a family; lazily, and strict about what is there."""
+"""Imports and exports tensors between a family's names and ours, lazily; strict about missing and unexpected ones."""
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,8 +30,8 @@ def renamed(
     unused: Sequence[str] = (),
     **fields: Any,
 ) -> TensorNames:
-    """Our names, with parts of them under other names, but for tensors that are `made` by rules of their own; more that
-    are `unused`, and other fields of `TensorNames`."""
+    """Our names with the substrings `names` replaced, except for tensors that have `own_rules`; `unused` are further
+    unused tensors, `fields` other fields of `TensorNames`."""
 
     def theirs(ours: str) -> str:
         for part, other in names.items():
@@ -54,9 +54,9 @@ def imported(
     other_head: bool = False,
     described_by: str = "config.json",
 ) -> tuple[LazyTensors, tuple[str, ...]]:
-    """A checkpoint's tensors under our names, and the names there of those that are left out: what its model has and
-    this one has not. With `other_head`, those of the head that it was saved with are not needed; `described_by` is what
-    the spec was read from.
+    """A checkpoint's tensors under our names, and the stored names of unused ones: those that its model has and this one
+    has not. With `other_head`, those of the head that it was saved with are not needed; `described_by` names the source
+    of the spec in messages.
 
     Raises CheckpointError for tensors that are missing, unexpected or of another shape than the config implies, listed
     together with the nearest names; for two names of one tensor, and for tied tensors and constants that differ."""
@@ -124,13 +124,13 @@ def imported(
 def rules_by_name(
     names: TensorNames, spec: ModelSpec, stored: Iterable[str] | None = None
 ) -> Mapping[str, Rule]:
-    """How every tensor of a model of `spec` is made of ours, by its name in the class of transformers for its head, or
-    in a checkpoint with the names `stored`, which may be of the class for another."""
+    """The rule of every tensor of a model of `spec`, by its name in the class of transformers for its head, or in a
+    checkpoint with the names `stored`, which may be of the class for another head."""
     return _resolved(names, spec, stored).rules
 
 
 def linear_rules(rules: Mapping[str, Rule], layers: Container[str]) -> dict[str, Rule]:
-    """Of these rules, those of the weights of `layers`, by the names of their layers."""
+    """Selects the rules of the weights of `layers`, by the names of the layers in transformers."""
     return {
         theirs.removesuffix(".weight"): rule
         for theirs, rule in rules.items()
@@ -139,7 +139,7 @@ def linear_rules(rules: Mapping[str, Rule], layers: Container[str]) -> dict[str,
 
 
 def exported(names: TensorNames, state: Mapping[str, Tensor], spec: ModelSpec) -> LazyTensors:
-    """Our tensors under their names, made when asked for; some may be rows of codes in place of rows of numbers."""
+    """Our tensors under the family's names, joined when read; some may be rows of codes in place of rows of numbers."""
     resolved = _resolved(names, spec)
     more = {
         name: replace(resolved.rules[first], theirs=name)
@@ -163,7 +163,7 @@ def exported(names: TensorNames, state: Mapping[str, Tensor], spec: ModelSpec) -
 
 
 def _joined_shape(rule: Rule, ours: Mapping[str, Tensor]) -> tuple[int, ...]:
-    """The shape of their tensor, of ours on the device "meta"."""
+    """The shape of their tensor; `ours` are tensors on the device "meta"."""
     return tuple(rule.join([ours[name] for name in rule.ours]).shape)
 
 
@@ -176,21 +176,21 @@ class _Resolved:
     prefix: bool
 
     def place(self, name: str) -> str:
-        """A name of the tables as it is here."""
+        """A name with or without the prefix, as this checkpoint has it."""
         return name if self.prefix else name.removeprefix(self.names.prefix)
 
     @cached_property
     def rules(self) -> Mapping[str, Rule]:
-        """By their name."""
+        """The rules of all tensors by their name."""
         rules = layered(self.names.rules(self.spec), self.spec)
         return {name: replace(rule, theirs=name) for rule in rules for name in (self.place(rule.theirs),)}
 
     @cached_property
     def pairs(self) -> Mapping[str, tuple[str, bool]]:
-        """Second names of what is wanted: name -> the first, and whether both are one tensor in transformers, too.
+        """Second names of expected tensors: name -> the first name, and whether both are one tensor in transformers.
 
-        They are not where an alias is a tensor of its own (nothing is tied) and the other name is not wanted:
-        transformers then reads the alias, and has the other for nothing."""
+        They are not where an alias is a tensor of its own (nothing is tied) and the other name is not expected:
+        transformers then reads the alias, and ignores the other."""
         renames = {}
         for alias, name in self.names.aliases(self.spec).items():
             alias, name = self.place(alias), self.place(name)
@@ -202,7 +202,7 @@ class _Resolved:
 
     @property
     def stand_in(self) -> Mapping[str, str | None]:
-        """What is taken where a tensor is absent."""
+        """The tensor that is used where one is absent (None: zeros)."""
         table = self.names.stand_in.items()
         return {self.place(a): None if b is None else self.place(b) for a, b in table}
 
@@ -218,7 +218,7 @@ class _Resolved:
             return {name: tuple(value.shape) for name, value in self.constants.items()}
 
     def unexpected(self, spare: Iterable[str], other_head: bool) -> set[str]:
-        """What of `spare` may not be there."""
+        """The names in `spare` that are not allowed."""
         known = (*self.names.unused, *(self.names.heads if other_head else ()))
         places = tuple(self.place(name) for name in known)
         begin = tuple(name for name in places if name.endswith("."))
@@ -226,8 +226,8 @@ class _Resolved:
 
 
 def _resolved(names: TensorNames, spec: ModelSpec, stored: Iterable[str] | None = None) -> _Resolved:
-    """As a checkpoint with the names `stored` has them; without, as transformers writes them: without a head, its class
-    is the stack alone, and its names have no prefix."""
+    """The names in a checkpoint with the tensors `stored`; without, those that transformers writes: without a head its
+    class is the stack alone, and its names have no prefix."""
     if stored is None:
         prefix = spec.head.task not in ("states", "embed") or spec.encoder is not None
     else:
@@ -243,7 +243,7 @@ def _lazily(
     source: Mapping[str, str],
     ours: Mapping[str, Form],
 ) -> LazyTensors:
-    """Our tensors from theirs: `source` is where theirs is in `tensors`."""
+    """Our tensors, split lazily from theirs; `source` maps their names to those in `tensors`."""
     at = {name: (rule, i) for rule in rules for i, name in enumerate(rule.ours)}
 
     def make(name: str) -> Tensor:
@@ -275,6 +275,6 @@ def _check_stored(spec: ModelSpec, tensors: LazyTensors, path: Path, described_b
 
 
 def _is_constant(stored: Tensor, value: Tensor) -> bool:
-    """Whether a stored tensor is the value, up to the rounding of the dtype that it is stored in."""
+    """Whether a stored tensor equals the value, up to the rounding of the dtype that it is stored in."""
     tolerance = torch.finfo(stored.dtype).eps
     return stored.shape == value.shape and torch.allclose(stored.to(value.dtype), value, 0.0, tolerance)
