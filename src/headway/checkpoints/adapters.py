@@ -155,7 +155,7 @@ def merged_state(state: Mapping[str, Tensor], adapters: Sequence[Adapter]) -> Ma
 
 @lru_cache(maxsize=2)
 def _theirs(spec: ModelSpec, stored: frozenset[str] | None = None) -> tuple[ModelSpec, dict[str, Rule]]:
-    """The spec in the pairing of its family's files, and the rules of layers that may be adapted, by transformers' names.
+    """The spec in the pairing of its family's files, and the rules of adaptable layers by their names in transformers.
     `stored` are the tensor names of an adapter, which may have been trained under another head."""
     layout = layouts_for(spec.family)[0]
     usual = replace(spec, positions=in_pairing(spec.positions, layout.pairing))

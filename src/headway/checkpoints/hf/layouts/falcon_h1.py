@@ -86,7 +86,7 @@ def _read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write(spec: ModelSpec) -> dict[str, Any]:
-    """Factors of what attention is given are all one of its keys and one of its output."""
+    """All factors of attention are written as one on its keys and one on its output; those of its input are 1."""
     mixer, *others = {*spec.mixers}
     if others or not isinstance(mixer, Softmax) or not isinstance(ssd := mixer.beside, SSDSpec):
         raise Inexpressible("mixers")

@@ -52,7 +52,7 @@ def gemma_keys(activation: str, kv_heads: int) -> dict[str, Key]:
 
 
 def _read_scale(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Scores are over the root of query_pre_attn_scalar, which is the size of a head in most models."""
+    """Scores are divided by the root of query_pre_attn_scalar, which is the size of a head in most models."""
     number = config.whole("query_pre_attn_scalar")
     return {"attention_scale": None if number == fields["head_dim"] else number**-0.5}
 
@@ -66,7 +66,7 @@ def _write_scale(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _tanh(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Their first files say "gelu", and mean the one by tanh."""
+    """The first files of Gemma say "gelu", but were trained with its tanh approximation."""
     return {"activation": "gelu_pytorch_tanh"} if fields["activation"] == "gelu" else {}
 
 
@@ -133,7 +133,7 @@ SIZES = {"head_dim": "head_dim", "kv_heads": "num_key_value_heads"}
 
 
 def _sizes(config: ConfigReader, kinds: Sequence[str], fields: Mapping[str, Any]) -> list[dict[str, int]]:
-    """Sizes of heads in each layer."""
+    """`head_dim` and `kv_heads` of each layer."""
     each, tied = config.get("per_layer_config"), config.flag("attention_k_eq_v")
     if each is None:
         wide = {"head_dim": config.whole("global_head_dim", 512)}
@@ -157,7 +157,7 @@ def softmax_by_layer(
     shared: int,
     tied: bool = False,
 ) -> list[Softmax]:
-    """The attention of each layer: the last `shared` have keys and values of others."""
+    """The attention of each layer: the last `shared` layers use keys and values of an earlier one."""
     first = len(kinds) - shared
     before = {kind: i for i, kind in enumerate(kinds[: max(first, 0)])}
     mixers = []

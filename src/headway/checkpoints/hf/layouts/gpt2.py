@@ -67,7 +67,7 @@ def _check_rows(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, An
 
 ROWS = Part({"n_ctx": None}, _check_rows)
 _names = partial(decoder_names, "transformer.", "transformer.wte", "transformer.ln_f", "transformer.h.#.")
-"""Most are named alike; how a layer's matrices lie differs."""
+"""Names that most families here share; how a layer's matrices are stored differs."""
 _learned = partial(_names, top={"model.embed_positions": "transformer.wpe"})
 MODULES = block("ln_1 ln_2", "attn. c_attn c_proj", "mlp. c_fc c_proj")
 MASKS = (".attn.bias", ".attn.masked_bias")
@@ -224,7 +224,7 @@ GPTJ = Layout(
     ),
 )
 SHARES = 4
-"""Parts of the fused matrix, for the cores that CodeGen was trained on."""
+"""The fused matrix is stored in so many parts, for the cores that CodeGen was trained on."""
 
 
 def _check_shares(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,7 +237,7 @@ def _check_shares(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, 
 
 
 def _in_shares(names: TensorNames) -> TensorNames:
-    """Queries, values and keys of a quarter of the heads after the other."""
+    """Rules for one fused matrix: queries, values and keys of a quarter of the heads, then of the next quarter, ..."""
     parts = tuple(f"model.layers.#.self_attn.{part}_proj.weight" for part in "qvk")
 
     def rules(spec: ModelSpec) -> Sequence[Rule]:

@@ -108,7 +108,7 @@ HYPERCLOVAX = llama_layout(
 def expert_rules(
     spec: ModelSpec, gate_up: str = "input_linear.weight", down: str = "output_linear.weight"
 ) -> list[Rule]:
-    """Rules of all experts of a layer, and of a shared one."""
+    """Rules of a layer's experts, and of the shared one."""
     moe, shared = "block_sparse_moe.", f"{LAYER}mlp.shared_expert."
     rules = stacked(spec, f"{moe}{gate_up}", f"{moe}{down}")
     if units := max(experts.shared for experts in spec.experts if experts is not None):

@@ -83,7 +83,8 @@ def _read_exaone(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, A
         at[field] = old if config.get(new) is None else new
         if config.get(old) not in (None, config.get(at[field])):
             raise ConfigError(
-                f"config.json: {new} is {config.get(new)} and {old} {config.get(old)}, and both are one number; drop one"
+                f"config.json: {new} is {config.get(new)} and {old} {config.get(old)}, and both are one number; "
+                "drop one"
             )
     return {
         "layers": config.whole(at["layers"]),

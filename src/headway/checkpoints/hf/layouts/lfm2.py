@@ -58,7 +58,7 @@ def _write_lfm2(spec: ModelSpec) -> dict[str, Any]:
 
 
 def mixer_rules(spec: ModelSpec) -> list[Rule]:
-    """Rules of what mixes tokens in LFM2."""
+    """Rules of the token mixers in LFM2."""
     theirs = "model.layers.#.conv."
     attention = {**{f"{n}_proj": f"{n}_proj" for n in "qkv"}, "o_proj": "out_proj"}
     attention |= {f"{n}_norm": f"{n}_layernorm" for n in "qk"}
@@ -86,7 +86,7 @@ OTHERS = {
     ".up_proj.": ".w3.",
     ".down_proj.": ".w2.",
 }
-"""Parts of other names, ours and theirs."""
+"""Parts of other names: ours -> theirs."""
 KEYS = {"norm_eps": Key("norm_eps", 1e-5), "tied": Key("tie_word_embeddings", True)}
 CONVS = {"conv_L_cache": 3, "conv_bias": None, "tie_embedding": None}
 LFM2 = llama_layout(

@@ -30,7 +30,7 @@ from headway.positions import LongRope, Rotary, rotations
 
 TIED = {"tied": Key("tie_word_embeddings", True)}
 REMOTE = ("auto_map",)
-"""Where a model's repository has code of its own, which transformers does not run unless it is told to."""
+"""Key of repositories with code of their own, which transformers does not run unless it is told to."""
 
 
 def _check_phi3(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,8 +159,8 @@ EPS = {"norm_eps": Key("rms_norm_eps", 1e-5)}
 
 
 def _read_hunyuan(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A "dynamic" scaling with an alpha does not depend on the length: the base is times alpha^(D / (D - 2)), and its
-    other numbers are not looked at."""
+    """A "dynamic" scaling with an alpha does not depend on the length: the base is multiplied by alpha^(D / (D - 2)),
+    and its other numbers are ignored."""
     keys, size = dict(config.config), fields["head_dim"]
     for key in SCALINGS:
         values = keys.get(key)
@@ -222,7 +222,7 @@ MINISTRAL3 = llama_layout(
 
 
 def _constants(spec: ModelSpec) -> Mapping[str, Tensor]:
-    """Two numbers of xIELU that files hold, and nobody trains."""
+    """Two numbers of xIELU that files hold, and that are not trained."""
     layers = range(spec.layers if spec.activation == "xielu" else 0)
     numbers = {"beta": 0.5, "eps": -1e-6}
     return {f"model.layers.{i}.mlp.act_fn.{n}": torch.tensor(v) for i in layers for n, v in numbers.items()}

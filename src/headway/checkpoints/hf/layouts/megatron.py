@@ -34,7 +34,7 @@ _names = partial(
     *("transformer.", "transformer.word_embeddings", "transformer.ln_f", "transformer.h.#."),
     by_group=True,
 )
-"""BLOOM's and Falcon's."""
+"""Names of BLOOM and Falcon."""
 
 
 def _block(norms: str = NORMS) -> Modules:
@@ -65,7 +65,7 @@ NEW = "new_decoder_architecture"
 
 
 def _read_falcon(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Norms and kv heads, of the first kind or the second; what transformers builds and cannot run is refused."""
+    """Norms and kv heads, of the first kind or the second. Raises ConfigError for what transformers cannot run."""
     new, parallel, heads = config.flag(NEW), config.flag("parallel_attn"), fields["heads"]
     norms = config.whole("num_ln_in_parallel_attn", 2 if new else 1)
     if norms > 2 or (norms == 2 and not new) or (new and not parallel):

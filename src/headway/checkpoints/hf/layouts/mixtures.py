@@ -44,7 +44,7 @@ MIXTRAL = llama_layout(
 
 
 def _full(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """No field: whether layers have windows, which are read elsewhere as they are not here."""
+    """Reads no field, and raises ConfigError unless `layer_types` (where present) has full attention in all layers."""
     kinds = config.get("layer_types")
     if kinds is not None and kinds != [FULL] * fields["layers"]:
         raise config.wrong("layer_types", f"{FULL} in every layer, as use_sliding_window is false", kinds)
@@ -53,7 +53,7 @@ def _full(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 FULL_ALONE = windows("none")._replace(read=_full)
 WINDOWS = ("sliding_window", "max_window_layers")
-"""Keys that change nothing where use_sliding_window is false, which it must be."""
+"""Keys that have no effect where use_sliding_window is false, as is required here."""
 QWEN2_MOE = llama_layout(
     *("qwen2_moe", "Qwen2MoeForCausalLM", None, 32768),
     {"qkv_bias": Key("qkv_bias", True)},
@@ -91,7 +91,7 @@ FLEX_OLMO = llama_layout(
 
 
 def _read_minimax(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Old files say how many dims of a head are rotated, and not which share."""
+    """Old files have the number of rotated dims of a head instead of their share."""
     rotary, nested = fields["positions"], config.get("rope_parameters") or {}
     if config.get("rotary_dim") is None:
         return {}
@@ -125,7 +125,7 @@ MINIMAX_M2 = llama_layout(
 
 YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 YARN |= {TRAINED: 4096}
-"""Positions where a config has no key of them."""
+"""The rotary scaling where a config has none."""
 
 
 def _read_gpt_oss(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:

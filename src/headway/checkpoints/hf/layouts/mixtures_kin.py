@@ -42,7 +42,7 @@ DEEPSEEK = ExpertKeys(
     always=SIGMOID,
     usual={**USUAL, "norm_topk_prob": True},
 )
-"""Experts as DeepSeek-V3 has them."""
+"""The experts of DeepSeek-V3."""
 
 
 def _read_interval(config: ConfigReader, layers: int) -> list[bool]:
@@ -124,7 +124,8 @@ MLP_TYPES = ("dense", "sparse")
 
 
 def by_kind(first: int) -> Sparse:
-    """As `mlp_layer_types` say, or all behind the first so many: `first_k_dense_replace`, or `first`."""
+    """Layers that `mlp_layer_types` calls sparse; without it, all but the first few (`first_k_dense_replace`, or
+    `first`)."""
 
     def read(config: ConfigReader, layers: int) -> Sequence[bool]:
         kinds = config.get("mlp_layer_types")

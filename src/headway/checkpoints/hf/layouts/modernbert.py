@@ -57,7 +57,7 @@ WITHOUT_ANSWERS = {ending: kind for ending, kind in CLASSES.items() if kind != "
 
 
 def _base(usual: float) -> Part:
-    """The base of the rotation, the family's usual one where no key gives another."""
+    """The rotary base, by default the family's usual one."""
 
     def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         places = [config.get(key) or {} for key in ("rope_parameters", "rope_scaling")]
@@ -218,7 +218,7 @@ MODERN: dict[str, Any] = {
         "activation_dropout": Key("mlp_dropout", 0.0),
     },
 }
-"""What layouts of ModernBERT and of its decoder share."""
+"""Arguments that the layouts of ModernBERT and of its decoder share."""
 ONLY = {
     **dict.fromkeys(("attention_dropout", "embedding_dropout"), (0.0, None)),
     "position_embedding_type": ("absolute", None),

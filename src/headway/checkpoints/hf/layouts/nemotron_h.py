@@ -24,7 +24,7 @@ from headway.positions import NoPositions
 
 DENSE, SPARSE = FEEDS = ("mlp", "moe")
 LETTERS = {"M": LINEAR, "*": FULL, "-": DENSE, "E": SPARSE}
-"""Kinds of layers as published files have them, in one text."""
+"""Letters of `hybrid_override_pattern`, in which published files list the kinds of layers."""
 OLD = {"mamba": LINEAR, "attention": FULL}
 SIZES = ("mamba_num_heads", "n_groups", "ssm_state_size", "mamba_head_dim", "conv_kernel")
 SSD = dict(zip(("heads", "key_heads", "head_dim", "value_dim", "conv"), SIZES, strict=True))
@@ -37,7 +37,7 @@ EXPERTS = replace(
 WIDTH = EXPERTS.dense
 WIDTHS = (WIDTH, EXPERTS.hidden, EXPERTS.shared)
 TWINS = {"attention_head_dim": "head_dim", "rms_norm_eps": "norm_eps", "norm_eps": "norm_eps"}
-"""Keys of published files that say again what others say, which transformers reads alone."""
+"""Keys of published files that repeat others, which are those that transformers reads -> the field."""
 KEYS = {
     **dict.fromkeys(TWINS),
     **dict.fromkeys(("layers_block_type", "hybrid_override_pattern", "layer_types", "use_bias")),
@@ -51,7 +51,7 @@ KEYS = {
 
 
 def _kinds(config: ConfigReader) -> list[str]:
-    """The kinds of their layers."""
+    """The kinds of the layers in transformers, each of which is one sub-layer."""
     kinds, letters = config.get("layers_block_type"), config.get("hybrid_override_pattern")
     if kinds is None:
         kinds = config.get("layer_types")
@@ -120,7 +120,7 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _rules(spec: ModelSpec, stacked: bool = False) -> list[Rule]:
-    """Rules of all tensors; with `stacked` those of the class, which has the experts of a layer in two tensors."""
+    """Rules of all tensors; `stacked`: in the class, not in files, which has a layer's experts in two tensors."""
     first, at, rules = "model." if stacked else "backbone.", 0, list[Rule]()
     for i, mixer in enumerate(spec.mixers):
         mixing, feeding = f"{first}layers.{at}.", f"{first}layers.{at + 1}."

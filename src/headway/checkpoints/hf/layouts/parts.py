@@ -37,7 +37,7 @@ FIRST_WINDOW = 28
 
 
 def learned(rows: int, key: str = "max_position_embeddings", offset: int = 0) -> Part:
-    """A trained table of positions, whose size the config has under `key` (default `rows`); position 0 is row `offset`."""
+    """A trained table of positions: its size is `key` of the config (default `rows`), position 0 is row `offset`."""
 
     def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         size = config.whole(key)
@@ -47,7 +47,7 @@ def learned(rows: int, key: str = "max_position_embeddings", offset: int = 0) ->
 
 
 def table_size(spec: ModelSpec) -> int:
-    """The size of a trained table of positions; without one, the trained context: reading will notice the difference."""
+    """The size of a trained table of positions; without one, the trained context, which reading will notice."""
     return spec.positions.size if isinstance(spec.positions, Learned) else spec.trained_context
 
 

@@ -76,7 +76,7 @@ class Rule:
             values of 2 groups are q0 k0 v0 q1 k1 v1: one group for each kv head; 1 group is q k v.
         transposed: whether their matrix is stored [in, out] (GPT-2's Conv1D).
         changes: applied to each of ours before they are joined; None, or a missing entry, is no change.
-        stacked: theirs is [stacked, ...], each slice made of an equal share of ours; 0 means that there is no such axis.
+        stacked: theirs is [stacked, ...], each slice made of an equal share of ours; 0 means no such axis.
     """
 
     ours: tuple[str, ...]

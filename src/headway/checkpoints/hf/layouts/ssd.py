@@ -29,7 +29,7 @@ from headway.positions import NoPositions
 FIELDS = ("heads", "key_heads", "head_dim", "value_dim", "conv", "conv_bias", "bias")
 _parts = ("n_heads", "n_groups", "d_state", "d_head", "d_conv", "conv_bias", "proj_bias", "expand")
 MAMBA = tuple(f"mamba_{part}" for part in _parts)
-"""The keys of `FIELDS` of an `SSDSpec`, and of how many times as wide as the model its values are."""
+"""The keys of `FIELDS` of an `SSDSpec`, and of the ratio of its values' width to the model's."""
 MAMBA_2 = (
     *("num_heads", "n_groups", "state_size", "head_dim", "conv_kernel", "use_conv_bias", "use_bias"),
     "expand",
@@ -39,14 +39,14 @@ STEPS: Mapping[str, tuple[Any, ...]] = {
     "time_step_limit": ([0.0, {"__float__": "Infinity"}], [0.0, inf], (0.0, inf))
 }
 OLD = {"mamba": LINEAR, "attention": FULL}
-"""Kinds of layers as published files have them, which llama.cpp's converter knows alone."""
+"""Kinds of layers in published files, the only ones that llama.cpp's converter knows."""
 PUBLISHED = {new: old for old, new in OLD.items()}
 
 
 def _read(
     config: ConfigReader, fields: Mapping[str, Any], kinds: Sequence[str], keys: Sequence[str] = MAMBA
 ) -> dict[str, Any]:
-    """The mixers, one of each kind."""
+    """The fields `mixers` and `patterns`: state-space duality in the linear layers, else attention."""
     return mixed(kinds, _read_ssd(config, fields, keys) if LINEAR in kinds else None)
 
 
@@ -68,7 +68,7 @@ def _read_ssd(config: ConfigReader, fields: Mapping[str, Any], keys: Sequence[st
 
 
 def _write(spec: ModelSpec, keys: Sequence[str] = MAMBA) -> tuple[dict[str, Any], list[str]]:
-    """The keys, and the kinds of layers. Of a model without such layers, keys that transformers accepts."""
+    """The keys, and the kinds of layers. For a model without such layers, keys that transformers accepts."""
     ssd, kinds = mixer_keys(spec, SSDSpec, LINEAR)
     if ssd is None:
         return {keys[0]: 1}, kinds
@@ -79,7 +79,7 @@ def _write(spec: ModelSpec, keys: Sequence[str] = MAMBA) -> tuple[dict[str, Any]
 
 
 def ssd_rules(ssd: SSDSpec, theirs: str, ours: str = MIXER) -> list[Rule]:
-    """Rules of a layer of state-space duality, whose names begin with `theirs` there, and with `ours` here."""
+    """Rules of a layer of state-space duality; `theirs` and `ours` are the prefixes of its names."""
     rows = ssd.channels[2], sum(ssd.channels), ssd.heads
     names = {"log_rate": "A_log", "step_bias": "dt_bias", "skip": "D"}
     names |= {"norm.weight": "norm.weight"} if ssd.norm else {}
@@ -94,7 +94,7 @@ def ssd_rules(ssd: SSDSpec, theirs: str, ours: str = MIXER) -> list[Rule]:
 
 
 def _rules(spec: ModelSpec, place: str = "mamba") -> list[Rule]:
-    """Rules of layers of state-space duality, whose name in a block there is `place`."""
+    """Rules of layers of state-space duality, whose module in a transformers block is called `place`."""
     return by_mixer(spec, {SSDSpec: partial(ssd_rules, theirs=f"{LAYER}{place}.")})
 
 

@@ -96,7 +96,7 @@ def _rules(spec: ModelSpec) -> Sequence[Rule]:
 
 
 def _layer(spec: ModelSpec) -> dict[str, str]:
-    """The modules of a layer: sub-layers are numbered, and the feed-forward is the last."""
+    """The modules of a layer: theirs are numbered sub-layers, of which the feed-forward is the last."""
     last = 1 if spec.encoder is None else 2
     up = {"gate_proj": "wi_0", "up_proj": "wi_1"} if spec.gated else {"up_proj": "wi"}
     return {

@@ -54,9 +54,9 @@ def imported(
     other_head: bool = False,
     described_by: str = "config.json",
 ) -> tuple[LazyTensors, tuple[str, ...]]:
-    """A checkpoint's tensors under our names, and the stored names of unused ones: those that its model has and this one
-    has not. With `other_head`, those of the head that it was saved with are not needed; `described_by` names the source
-    of the spec in messages.
+    """A checkpoint's tensors under our names, and the stored names of unused ones: those that its model has and this
+    one has not. With `other_head`, those of the head that it was saved with are not needed; `described_by` names the
+    source of the spec in messages.
 
     Raises CheckpointError for tensors that are missing, unexpected or of another shape than the config implies, listed
     together with the nearest names; for two names of one tensor, and for tied tensors and constants that differ."""
