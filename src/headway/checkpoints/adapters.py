@@ -139,7 +139,7 @@ def check_named(adapter: Adapter, spec: ModelSpec) -> None:
 
 
 def merged_state(state: Mapping[str, Tensor], adapters: Sequence[Adapter]) -> Mapping[str, Tensor]:
-    """A model's weights with adapters merged in, each computed in float32 and rounded once to the dtype that it has."""
+    """A model's weights with adapters in them, each computed in float32 and rounded once to the dtype that it has."""
 
     def change(name: str, value: Tensor) -> Tensor:
         layer = name.removesuffix(".weight")

@@ -115,7 +115,7 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Rewritten:
-    """Report of a rewritten folder, with the measurements.
+    """A folder that was made of another one, and the evidence.
 
     Attributes:
         changed: what differs (aspect, before, after): the format, aspects of the spec (`differences`), and the dtypes

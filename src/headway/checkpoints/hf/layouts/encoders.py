@@ -123,9 +123,7 @@ def encoder_layout(
         return module_rules(spec, {**named, **within("head.", "", head_modules), "lm_head": out})
 
     out = f"{masked['out']}.weight", f"{masked['out']}.bias"
-    firsts = {part.partition(".")[0] for module_names in heads.values() for part in module_names.values()} - {
-        base
-    }
+    firsts = {part.partition(".")[0] for names in heads.values() for part in names.values()} - {base}
 
     def aliases(spec: ModelSpec) -> Mapping[str, str]:
         """Second names of tied tensors; none without an output layer: a file may then have an untied matrix."""
