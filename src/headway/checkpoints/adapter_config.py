@@ -26,7 +26,7 @@ USUAL = 8  # PEFT's rank and alpha where none is given
 
 
 def read_config(config: Mapping[str, Any], modules: Iterable[str]) -> dict[str, Lora]:
-    """How each of a model's `modules` (linear layers of its blocks) that is adapted is, by name.
+    """The LoRA settings of each adapted layer among a model's `modules` (linear layers of its blocks), by name.
 
     Keys that are null, false or empty change nothing and may be there. Raises CheckpointError for others that are
     unknown or unsupported, and for targets that are none of the modules."""
@@ -37,7 +37,7 @@ def read_config(config: Mapping[str, Any], modules: Iterable[str]) -> dict[str, 
 def written_config(loras: Mapping[str, Lora], others: Iterable[str]) -> dict[str, Any]:
     """The keys that say how modules are adapted; `others` are all that the model has, which must not be targets.
 
-    Stabilisation, magnitudes and dropout are one for all: those of the first."""
+    Stabilisation, magnitudes and dropout are those of the first module; the format has one value for all."""
     ranks = Counter(lora.rank for lora in loras.values())
     alphas = Counter(lora.alpha for lora in loras.values())
     (rank, _), (alpha, _) = ranks.most_common(1)[0], alphas.most_common(1)[0]
@@ -77,7 +77,7 @@ def _check_keys(config: Mapping[str, Any]) -> None:
 def _targets(config: Mapping[str, Any], modules: Sequence[str]) -> list[str]:
     """The modules that the config says are adapted."""
     targets = config.get("target_modules")
-    named = isinstance(targets, list) and all(isinstance(one, str) for one in targets)
+    named = isinstance(targets, list) and all(isinstance(target, str) for target in targets)
     if not targets or not (named or isinstance(targets, str)):
         raise CheckpointError(f'"target_modules" must name modules, or be a pattern, got {targets!r}')
     if targets == "all-linear":
@@ -103,7 +103,7 @@ def _fits(pattern: str, module: str) -> bool:
 
 
 def _lora(config: Mapping[str, Any], module: str) -> Lora:
-    """How the config says that a module is adapted."""
+    """The LoRA settings that the config has for a module."""
     numbers = {
         "rank": _by_pattern(config, "rank_pattern", module, config.get("r", USUAL)),
         "alpha": _by_pattern(config, "alpha_pattern", module, config.get("lora_alpha", USUAL)),
@@ -117,7 +117,9 @@ def _lora(config: Mapping[str, Any], module: str) -> Lora:
 
 def _by_pattern(config: Mapping[str, Any], key: str, module: str, usual: Any) -> Any:
     """The value of the first pattern that the end of a module's name fits; else `usual`."""
-    own = config.get(key) or {}
-    if not isinstance(own, dict):
-        raise CheckpointError(f'"{key}" must be an object, got {own!r}')
-    return next((value for one, value in own.items() if _fits(rf"(.*\.)?({one})", module)), usual)
+    patterns = config.get(key) or {}
+    if not isinstance(patterns, dict):
+        raise CheckpointError(f'"{key}" must be an object, got {patterns!r}')
+    return next(
+        (value for pattern, value in patterns.items() if _fits(rf"(.*\.)?({pattern})", module)), usual
+    )

@@ -53,24 +53,24 @@ def load_adapter(path: str | Path, spec: ModelSpec) -> Adapter:
     path = Path(path)
     folder = current_folder(path)
     if not (folder / CONFIG).exists():
-        there = "there is no such folder" if not folder.is_dir() else f"it has no {CONFIG}"
-        raise CheckpointError(f"{path} is no adapter: {there}")
-    config, found = read_json(folder / CONFIG), open_tensors(folder / WEIGHTS)
-    usual, modules = _theirs(spec, frozenset(found.forms))
+        reason = "there is no such folder" if not folder.is_dir() else f"it has no {CONFIG}"
+        raise CheckpointError(f"{path} is no adapter: {reason}")
+    config, stored = read_json(folder / CONFIG), open_tensors(folder / WEIGHTS)
+    usual, modules = _theirs(spec, frozenset(stored.forms))
     with naming(folder / CONFIG):
-        wanted = read_config(config, modules)
-    _compare(found.forms, wanted, modules, usual, path)
+        loras = read_config(config, modules)
+    _compare(stored.forms, loras, modules, usual, path)
     layers: dict[str, Lora] = {}
     tensors: dict[str, Tensor] = {}
-    for name, lora in wanted.items():
+    for name, lora in loras.items():
         module = modules[name]
-        parts = module.split_rows(found[f"{PREFIX}{name}.{B}"])
+        parts = module.split_rows(stored[f"{PREFIX}{name}.{B}"])
         for layer, b in zip(module.layers, parts, strict=True):
             layers[layer] = lora
-            tensors[f"{layer}.{A}"], tensors[f"{layer}.{B}"] = found[f"{PREFIX}{name}.{A}"], b
+            tensors[f"{layer}.{A}"], tensors[f"{layer}.{B}"] = stored[f"{PREFIX}{name}.{A}"], b
         if lora.magnitude:
-            norms = module.split_rows(found[f"{PREFIX}{name}.{MAGNITUDE}"])
-            tensors |= {f"{one}.{MAGNITUDE}": m for one, m in zip(module.layers, norms, strict=True)}
+            norms = module.split_rows(stored[f"{PREFIX}{name}.{MAGNITUDE}"])
+            tensors |= {f"{layer}.{MAGNITUDE}": m for layer, m in zip(module.layers, norms, strict=True)}
     return Adapter(layers, in_pairing_of(spec, tensors, usual))
 
 
@@ -100,25 +100,25 @@ def save_adapter(
     a fused layer that are adapted in different ways."""
     check_target(path, overwrite)
     usual, modules = _theirs(spec)
-    tensors, wanted = in_pairing_of(usual, adapter.tensors, spec), dict[str, Lora]()
-    found: dict[str, Tensor] = {}
+    tensors, loras = in_pairing_of(usual, adapter.tensors, spec), dict[str, Lora]()
+    stored: dict[str, Tensor] = {}
     for name, module in modules.items():
-        if there := [layer for layer in module.layers if layer in adapter.layers]:
-            wanted[name], own = _joined(name, module, adapter.layers, there, tensors)
-            found |= {f"{PREFIX}{name}.{leaf}": value for leaf, value in own.items()}
+        if adapted := [layer for layer in module.layers if layer in adapter.layers]:
+            loras[name], leaves = _joined(name, module, adapter.layers, adapted, tensors)
+            stored |= {f"{PREFIX}{name}.{leaf}": value for leaf, value in leaves.items()}
     check_named(adapter, spec)
     whole = rules_by_name(layouts_for(spec.family)[0].tensors, usual)
     others = {name.removesuffix(".weight") for name in whole}
     config = {
         "base_model_name_or_path": None if base is None else str(base.folder),
         "task_type": PEFT_TASKS.get(spec.kind),
-        **written_config(wanted, others),
-        "fan_in_fan_out": modules[next(iter(wanted))].transposed,
+        **written_config(loras, others),
+        "fan_in_fan_out": modules[next(iter(loras))].transposed,
     }
     mine = (CONFIG, WEIGHTS, GENERATION)
     with atomic_folder(path, keep=lambda n: n not in mine and not TOKENIZER_FILES.match(n)) as folder:
         write_file(folder / CONFIG, json_text(config))
-        write_safetensors(folder / WEIGHTS, found, None if base is None else {BASE: base.fingerprint})
+        write_safetensors(folder / WEIGHTS, stored, None if base is None else {BASE: base.fingerprint})
         if tokenizer is not None:
             tokenizer.save(folder)
         if generation is not None:
@@ -126,9 +126,11 @@ def save_adapter(
 
 
 def check_named(adapter: Adapter, spec: ModelSpec) -> None:
-    """Raises CheckpointError where it is of layers that the files of a family have no name for."""
+    """Raises CheckpointError for an adapter of layers that the files of a family have no name for."""
     _, modules = _theirs(spec)
-    if lost := sorted(adapter.layers.keys() - {one for module in modules.values() for one in module.layers}):
+    if lost := sorted(
+        adapter.layers.keys() - {layer for module in modules.values() for layer in module.layers}
+    ):
         more = " ..." if len(lost) > 5 else ""
         raise CheckpointError(
             f"the files of {spec.family} have no name for {', '.join(lost[:5])}{more}: adapt other layers "
@@ -141,7 +143,11 @@ def merged_state(state: Mapping[str, Tensor], adapters: Sequence[Adapter]) -> Ma
 
     def change(name: str, value: Tensor) -> Tensor:
         layer = name.removesuffix(".weight")
-        parts = [one.part(layer, value.device, torch.float32) for one in adapters if layer in one.layers]
+        parts = [
+            adapter.part(layer, value.device, torch.float32)
+            for adapter in adapters
+            if layer in adapter.layers
+        ]
         return merged_weight(value, parts) if parts and name != layer else value
 
     return changed(state, change)
@@ -149,8 +155,8 @@ def merged_state(state: Mapping[str, Tensor], adapters: Sequence[Adapter]) -> Ma
 
 @lru_cache(maxsize=2)
 def _theirs(spec: ModelSpec, stored: frozenset[str] | None = None) -> tuple[ModelSpec, dict[str, Rule]]:
-    """The spec in the pairing of its family's files, and the layers that may be adapted, by their names there; `stored`
-    are those of an adapter, which may have been trained under another head."""
+    """The spec in the pairing of its family's files, and the rules of adaptable layers by their names in transformers.
+    `stored` are the tensor names of an adapter, which may have been trained under another head."""
     layout = layouts_for(spec.family)[0]
     usual = replace(spec, positions=in_pairing(spec.positions, layout.pairing))
     names = None if stored is None else [name.removeprefix(PREFIX) for name in stored]
@@ -163,46 +169,46 @@ def _joined(
     name: str,
     module: Rule,
     adapted: Mapping[str, Lora],
-    there: Sequence[str],
+    layers: Sequence[str],
     tensors: Mapping[str, Tensor],
 ) -> tuple[Lora, dict[str, Tensor]]:
-    """The adapter of one layer of theirs from those of its parts."""
-    loras = {adapted[layer] for layer in there}
-    first = adapted[there[0]]
-    partly = first.magnitude and len(there) < len(module.layers)
+    """The adapter of one layer of transformers from the adapters of our layers that it fuses."""
+    loras = {adapted[layer] for layer in layers}
+    first = adapted[layers[0]]
+    partly = first.magnitude and len(layers) < len(module.layers)
     if len({replace(lora, rank=1, alpha=lora.scale) for lora in loras}) > 1 or partly:
         raise CheckpointError(
             f"{name} is one layer in PEFT's files, and {', '.join(module.layers)} here: they must be adapted alike, "
-            f"and with magnitudes all of them; adapted are {', '.join(there)} by {', '.join(map(str, loras))}"
+            f"and with magnitudes all of them; adapted are {', '.join(layers)} by {', '.join(map(str, loras))}"
         )
-    a, b = [tensors[f"{layer}.{A}"] for layer in there], [tensors[f"{layer}.{B}"] for layer in there]
-    shared = all(torch.equal(one, a[0]) for one in a)
+    a, b = [tensors[f"{layer}.{A}"] for layer in layers], [tensors[f"{layer}.{B}"] for layer in layers]
+    shared = all(torch.equal(matrix, a[0]) for matrix in a)
     rank = len(a[0]) if shared else sum(map(len, a))
     blocks, column = [], 0
     for layer, rows in zip(module.layers, module.rows or (len(b[0]),), strict=True):
         block = b[0].new_zeros(rows, rank)
-        if layer in there:
-            own = b[there.index(layer)]
-            block[:, column : column + own.shape[1]] = own
-            column += 0 if shared else own.shape[1]
+        if layer in layers:
+            part = b[layers.index(layer)]
+            block[:, column : column + part.shape[1]] = part
+            column += 0 if shared else part.shape[1]
         blocks.append(block)
     alpha = first.scale * (rank**0.5 if first.stabilized else rank)
-    found = {A: (a[0] if shared else torch.cat(a)).contiguous(), B: module.join_rows(blocks)}
+    joined = {A: (a[0] if shared else torch.cat(a)).contiguous(), B: module.join_rows(blocks)}
     if first.magnitude:
-        found[MAGNITUDE] = module.join_rows([tensors[f"{layer}.{MAGNITUDE}"] for layer in module.layers])
-    return first if len(module.layers) == 1 else replace(first, rank=rank, alpha=alpha), found
+        joined[MAGNITUDE] = module.join_rows([tensors[f"{layer}.{MAGNITUDE}"] for layer in module.layers])
+    return first if len(module.layers) == 1 else replace(first, rank=rank, alpha=alpha), joined
 
 
 def _compare(
-    found: Mapping[str, Form],
-    wanted: Mapping[str, Lora],
+    forms: Mapping[str, Form],
+    loras: Mapping[str, Lora],
     modules: Mapping[str, Rule],
     spec: ModelSpec,
     path: Path,
 ) -> None:
     """Raise CheckpointError that lists what is missing, unexpected or of another shape."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, lora in wanted.items():
+    for name, lora in loras.items():
         weights = [own_shapes(spec)[weight].shape for weight in modules[name].ours]
         rows = sum(shape[0] for shape in weights)
         shapes[f"{PREFIX}{name}.{A}"] = (lora.rank, weights[0][1])
@@ -211,11 +217,11 @@ def _compare(
             shapes[f"{PREFIX}{name}.{MAGNITUDE}"] = (rows,)
     odd = [
         f"dtype: {name} is {dtype_name(form.dtype)}, and the numbers of an adapter are floating point"
-        for name, form in found.items()
+        for name, form in forms.items()
         if name in shapes and form.dtype not in USABLE
     ]
     compare(
-        *(path, found, shapes, found.keys() - shapes.keys()),
+        *(path, forms, shapes, forms.keys() - shapes.keys()),
         fault="the adapter does not fit this model",
         says=f"this model and {CONFIG} say",
         more=odd,

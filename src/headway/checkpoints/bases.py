@@ -40,7 +40,7 @@ from headway.text import first_file
 WEIGHTS, GENERATION = "adapter_model.safetensors", "generation_config.json"
 BASE, QUANTIZED_FROM = "headway.base", "headway.quantized_from"
 SAMPLE = 1 << 18
-"""Numbers of a tensor that a fingerprint is made of: all of a small one, else rows evenly apart. Training and merging
+"""How many numbers of a tensor a fingerprint covers: all of a small one, else rows evenly apart. Training and merging
 change all rows, and the weights of 7 B parameters need not be read as a whole before a word is generated."""
 
 
@@ -57,9 +57,9 @@ class Base(NamedTuple):
 
 
 def fingerprint(folder: Folder) -> str:
-    """What tells the weights of a folder from others: 32 digits of the SHA-256 of all names, shapes and numbers (of
-    large tensors `SAMPLE` of them) in bfloat16, in the rotary pairing of the family; of weights that `headway quantize`
-    has written, that of the model that it read."""
+    """Identifies the weights of a folder: 32 digits of the SHA-256 of all names, shapes and numbers (of large tensors
+    `SAMPLE` of them) in bfloat16, in the rotary pairing of the family; of weights that `headway quantize` has written,
+    the fingerprint of the model that it read."""
     if folder.quantized and folder.format == "hf":
         _, metadata = read_described(folder.stored.files[0])
         if QUANTIZED_FROM in metadata:
@@ -83,8 +83,8 @@ def is_adapter(path: Path) -> bool:
 
 
 def base_of(path: Path) -> Path:
-    """The folder of the model that the adapter in a folder was trained on, by its own words. Raises CheckpointError
-    where it says nothing, and for what is no folder here."""
+    """The folder of the base model that an adapter's config names (base_model_name_or_path). Raises CheckpointError
+    where it names none, and where that is no local folder."""
     base = _named(path)
     give = f"headway.load(MODEL, adapter={str(path)!r}), or MODEL --adapter {path}"
     if base is None:
@@ -100,16 +100,17 @@ def base_of(path: Path) -> Path:
 
 
 def with_base(source: str | Path, adapters: Sequence[str | Path] = ()) -> tuple[str | Path, list[str | Path]]:
-    """A model and its adapters: the folder of an adapter stands for the model that it names, with it. Raises as
-    `base_of` does."""
+    """A model and its adapters: where `source` is an adapter's folder, the base model that it names and that adapter.
+    Raises as `base_of` does."""
     if is_adapter(current_folder(source)):
         return base_of(Path(source)), [source, *adapters]
     return source, list(adapters)
 
 
 def check_bases(adapters: Iterable[str | Path], model: Folder, *, any_base: bool = False) -> None:
-    """Raise CheckpointError, with both fingerprints, for an adapter that was trained beside another model than `model`,
-    and warn of one that does not say; with `any_base` all are taken. What is no adapter `load_adapter` refuses.
+    """Raise CheckpointError, with both fingerprints, for an adapter that was trained on another model than `model`,
+    and warn of one without a fingerprint; with `any_base` all are accepted. Folders that are no adapters are skipped
+    here: `load_adapter` refuses them.
 
     Raises ConfigError for `any_base` without an adapter."""
     places = [Path(path) for path in adapters]
@@ -119,13 +120,13 @@ def check_bases(adapters: Iterable[str | Path], model: Folder, *, any_base: bool
                 f"any_base (--any-base) takes adapters of other models, and {model.path} is loaded without an adapter"
             )
         return
-    own = None
+    ours = None
     for place in places:
         file = current_folder(place) / WEIGHTS
         if not file.is_file() or not (file.parent / CONFIG).is_file():
             continue
-        wanted, named = read_described(file)[1].get(BASE), _named(place) or "a model that it does not name"
-        if wanted is None:
+        recorded, named = read_described(file)[1].get(BASE), _named(place) or "a model that it does not name"
+        if recorded is None:
             warnings.warn(
                 f"{place} was trained beside {named}, and bears no fingerprint of it (folders of PEFT do not): whether "
                 f"{model.path} has the same weights cannot be told, and on others an adapter is noise; --any-base "
@@ -133,11 +134,11 @@ def check_bases(adapters: Iterable[str | Path], model: Folder, *, any_base: bool
                 stacklevel=3,
             )
             continue
-        own = fingerprint(model) if own is None else own
-        if wanted != own:
+        ours = fingerprint(model) if ours is None else ours
+        if recorded != ours:
             raise CheckpointError(
-                f"{place} was trained beside {named}, whose weights have the fingerprint {wanted}, and {model.path} "
-                f"has {own}: on other weights an adapter is noise. Give the model that it was trained beside; or take "
+                f"{place} was trained beside {named}, whose weights have the fingerprint {recorded}, and {model.path} "
+                f"has {ours}: on other weights an adapter is noise. Give the model that it was trained beside; or take "
                 "this one by --any-base (any_base=True), where you know that it was made of that one"
             )
 
@@ -157,6 +158,6 @@ def with_adapters(folder: Folder, adapters: Iterable[str | Path], *, any_base: b
 
 
 def _named(path: Path) -> str | None:
-    """The model that an adapter names."""
+    """The base model that an adapter's config names."""
     base = read_json(current_folder(path) / CONFIG).get("base_model_name_or_path")
     return base if isinstance(base, str) and base else None

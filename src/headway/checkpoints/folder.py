@@ -62,20 +62,20 @@ class Folder:
 
     @property
     def weights(self) -> str:
-        """The kinds of codes that there are; where there is none, the dtypes."""
+        """The kinds of quantization codes in use; without any, the stored dtypes."""
         dtypes = sorted({dtype_name(form.dtype) for form in self.tensors.forms.values()})
         return ", ".join(dict.fromkeys(layer.kept for layer in self.quantized.values()) or dtypes)
 
     @property
     def kept(self) -> str | None:
-        """How many layers are kept as which codes, as reports say it; None where none is."""
+        """How many layers are stored as which codes, for reports; None where none is."""
         counts = Counter(layer.kept for layer in self.quantized.values()).most_common()
         return ", ".join(f"{count} layer{'s' * (count > 1)} as {how}" for how, count in counts) or None
 
     def choose_dtype(
         self, asked: torch.dtype | None = None, device: torch.device | str = "cpu"
     ) -> tuple[torch.dtype, Choice]:
-        """The dtype that it runs in, and why: `headway.storage.dtypes.choose_dtype` of what the files hold."""
+        """The dtype to run in, and why: `headway.storage.dtypes.choose_dtype` for the stored dtypes."""
         stored = {name: form.dtype for name, form in self.tensors.forms.items()}
         return choose_dtype(stored, torch.device(device), asked)
 
@@ -124,7 +124,7 @@ def _detect(path: Path, folder: Path, allow_pickle: bool) -> Format:
     if folder.is_dir():
         parts = not (folder / "config.json").exists() and any(folder.glob("consolidated.*.pth"))
         return "meta" if parts else "hf"
-    # A file of that name that is none is read, too, so that it is said what it is.
+    # A file named *.gguf that is not GGUF is read as one, too, so that the error says what it is.
     if is_gguf(folder) or (folder.suffix == ".gguf" and folder.is_file()):
         return "gguf"
     if folder.suffix == ".bin" and folder.exists() and llama2c.looks_like(folder):
@@ -170,8 +170,8 @@ def _hugging_face(path: Path, folder: Path, allow_pickle: bool, head: Head | Non
     with naming(folder / "config.json", but=(CheckpointError,)):
         plain = without_empty_biases(plain, packed, names, spec) if packed else plain
         quantized = own_layers(packed, names, spec, plain, path) if packed else {}
-        found, unused = imported(names, plain, spec, path, spec.head != saved_for)
-        check_dtypes({name: form.dtype for name, form in found.forms.items()}, path)
+        ours, unused = imported(names, plain, spec, path, spec.head != saved_for)
+        check_dtypes({name: form.dtype for name, form in ours.forms.items()}, path)
     written = folder / "generation_config.json"
     keys = (
         OF_TARGETS if written.exists() else (*TOKEN_IDS, *OF_TARGETS)
@@ -179,7 +179,7 @@ def _hugging_face(path: Path, folder: Path, allow_pickle: bool, head: Head | Non
     generation = {key: config[key] for key in keys if config.get(key) is not None}
     generation |= read_json(written) if written.exists() else {}
     unused = (*around, *unused)
-    return Folder(path, spec, found, stored, config, generation, unused, quantized, home=folder)
+    return Folder(path, spec, ours, stored, config, generation, unused, quantized, home=folder)
 
 
 def _gguf(path: Path) -> Folder:

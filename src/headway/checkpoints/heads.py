@@ -16,7 +16,7 @@ from headway.positions import Pairing, PerLayer, PositionScheme, Rotary, in_pair
 from headway.storage.lazy import Form, changed
 
 _MODULES = ("q_proj", "k_proj", "q_global_proj", "k_global_proj", "q_norm", "k_norm")
-"""What gives queries and keys. The outputs of a norm are those of one head, where all have its gain, or of all."""
+"""Modules that produce queries and keys. A norm has the gain of one head, which all share, or that of all heads."""
 # leaves whose first axis is the module's output: weights, biases, gains, what adapters have there
 _OUTPUT = ("weight", "bias", "lora_B.weight", "lora_magnitude_vector")
 _INPUT = "lora_A.weight"
@@ -27,10 +27,10 @@ _KEYS_VALUES = re.compile(r"(?:^|\.)(?:(?:k_proj|v_proj)\.(?:weight|bias)|k_norm
 
 
 def attends(spec: ModelSpec, name: str) -> bool:
-    """Whether a tensor of that name is none of a layer that mixes tokens otherwise than by attention, whose queries and
-    keys are others."""
-    found = _MIXER.match(name)
-    return found is None or kind_of(spec.mixers[int(found[1])]).positions
+    """Whether a tensor of that name is in no token mixer other than attention: in others (such as the delta rule)
+    queries and keys have no positions."""
+    match = _MIXER.match(name)
+    return match is None or kind_of(spec.mixers[int(match[1])]).positions
 
 
 def counts_heads(spec: ModelSpec, name: str) -> bool:
@@ -64,15 +64,15 @@ def change_pairing(
         )
     turned: dict[str, tuple[PositionScheme, PositionScheme]] = {}
     for name in state:
-        found = _NAME.search(name) if attends(spec, name) else None
-        if found is None:
+        match = _NAME.search(name) if attends(spec, name) else None
+        if match is None:
             continue
         schemes = _of_layer(spec, name), _of_layer(new, name)
-        if found[2] in _OUTPUT:
+        if match[2] in _OUTPUT:
             turned[name] = schemes
-        elif found[2] != _INPUT:
+        elif match[2] != _INPUT:
             raise CheckpointError(
-                f"cannot change the pairing of {name}: whether {found[2]!r} lives in the basis of the heads is not "
+                f"cannot change the pairing of {name}: whether {match[2]!r} lives in the basis of the heads is not "
                 "known"
             )
 
@@ -98,23 +98,23 @@ def _of_layer(spec: ModelSpec, name: str) -> PositionScheme:
     """The scheme of the layer that a tensor belongs to."""
     if not isinstance(spec.positions, PerLayer):
         return spec.positions
-    found = _LAYER.search(name)
-    if found is None:
+    match = _LAYER.search(name)
+    if match is None:
         raise CheckpointError(f"cannot change the pairing of {name}: its name has no number of a layer")
-    return spec.positions.at(int(found[1]))
+    return spec.positions.at(int(match[1]))
 
 
 def pairing_name(spec: ModelSpec) -> str:
-    """The rotary pairing of a spec as files and reports name it; "none" where there is none."""
-    return ", ".join(dict.fromkeys(str(one.pairing) for one in rotations(spec.positions))) or "none"
+    """The name of a spec's rotary pairing in files and reports; "none" where there is none."""
+    return ", ".join(dict.fromkeys(str(rotary.pairing) for rotary in rotations(spec.positions))) or "none"
 
 
 def in_pairing_of(spec: ModelSpec, state: Mapping[str, Tensor], frm: ModelSpec) -> Mapping[str, Tensor]:
-    """The weights `state` of `frm`, or some of them, in the rotary pairing of `spec`, if there is one."""
-    wanted = rotations(spec.positions)
-    if not wanted or not rotations(frm.positions):
+    """The weights `state` (all or some) of a model of spec `frm`, in the rotary pairing of `spec`, if it has one."""
+    rotaries = rotations(spec.positions)
+    if not rotaries or not rotations(frm.positions):
         return state
-    return change_pairing(state, frm, wanted[0].pairing)[0]
+    return change_pairing(state, frm, rotaries[0].pairing)[0]
 
 
 def check_uniform(spec: ModelSpec, what: str) -> None:
@@ -154,9 +154,9 @@ def repeat_kv_heads(
         heads = value.reshape(spec.kv_heads, spec.head_dim, *value.shape[1:])
         return heads.repeat_interleave(times, 0).flatten(0, 1)
 
-    def form(name: str, given: Form) -> Form:
+    def form(name: str, stored: Form) -> Form:
         if not has_heads(name):
-            return given
-        return Form((given.shape[0] * times, *given.shape[1:]), given.dtype)
+            return stored
+        return Form((stored.shape[0] * times, *stored.shape[1:]), stored.dtype)
 
     return changed(state, repeated, form), replace(spec, kv_heads=kv_heads)

@@ -1,5 +1,4 @@
-"""What a model folder, or a GGUF file, is: its spec, what its positions and windows amount to, its sizes, before it is
-loaded."""
+"""Describes a model folder or a GGUF file before it is loaded: its spec, the effective positions and windows, sizes."""
 
 import math
 from collections import Counter

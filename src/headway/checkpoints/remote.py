@@ -1,5 +1,5 @@
-"""Where a model is: a folder or a file here, or a repository of the Hugging Face Hub, fetched once; and the Hub's
-errors in our words.
+"""Locates a model: a local folder or file, or a repository of the Hugging Face Hub, downloaded once; and rewords the
+Hub's errors.
 
 | what is given | |
 |---|---|
@@ -36,10 +36,10 @@ _ADDRESS = re.compile(
 
 
 def is_address(source: str | Path) -> bool:
-    """Whether this names a repository of the Hub, and nothing here."""
-    found = _ADDRESS.fullmatch(str(source))
-    if found is None or found["hub"] is not None:
-        return found is not None
+    """Whether this names a repository of the Hub, and no local path."""
+    match = _ADDRESS.fullmatch(str(source))
+    if match is None or match["hub"] is not None:
+        return match is not None
     return not current_folder(source).exists() and not Path(source).parent.is_dir()
 
 
@@ -52,33 +52,33 @@ def local_model(
 ) -> Path:
     """The folder (or GGUF file) of a model; that of a repository holds its configs, weights and tokenizer, or `files`.
 
-    Raises CheckpointError for what is neither here nor to be fetched, ConfigError for a revision of a folder here, and
-    for two revisions."""
-    found = _ADDRESS.fullmatch(str(source))
-    if found is None or not is_address(source):
+    Raises CheckpointError for a model that is neither local nor can be fetched, ConfigError for a revision of a local
+    folder, and for two revisions."""
+    match = _ADDRESS.fullmatch(str(source))
+    if match is None or not is_address(source):
         if current_folder(source).exists():
             if revision is not None:
                 raise ConfigError(
                     f"revision {revision!r} is for ids of the Hub, but {source} is a folder here"
                 )
             return Path(source)
-        hub = f"; the repository of the Hub is hf://{source}" if found else ""
+        hub = f"; the repository of the Hub is hf://{source}" if match else ""
         raise CheckpointError(f"{source}: no such file or folder{_beside(source)}{hub}")
-    if None not in (revision, found["revision"]) and revision != found["revision"]:
+    if None not in (revision, match["revision"]) and revision != match["revision"]:
         raise ConfigError(
             f"{source} names a revision, and revision {revision!r} is another; give one of them"
         )
     from huggingface_hub import snapshot_download
 
-    wanted = [*MODEL_FILES, *(PICKLES if allow_pickle else [])] if files is None else [*files]
+    patterns = [*MODEL_FILES, *(PICKLES if allow_pickle else [])] if files is None else [*files]
     try:
         return Path(
-            snapshot_download(found["id"], revision=revision or found["revision"], allow_patterns=wanted)
+            snapshot_download(match["id"], revision=revision or match["revision"], allow_patterns=patterns)
         )
     except Exception as error:  # its many kinds all mean that there is nothing to load
         here = (
             ""
-            if found["hub"]
+            if match["hub"]
             else f"no such file or folder here{_beside(source)}, and as an id of the Hugging Face Hub "
         )
         raise CheckpointError(
@@ -89,11 +89,11 @@ def local_model(
 
 
 def _beside(source: str | Path) -> str:
-    """Some of the folders that are where `source` is not, or the one that may be meant."""
+    """For a message about a path that does not exist: the nearest name beside it, or some of the folders there."""
     path = Path(source)
-    there = sorted(p.name for p in path.parent.iterdir() if p.is_dir()) if path.parent.is_dir() else []
-    near = did_you_mean(path.name, there)
-    return near or (f" ({path.parent} has {', '.join(there[:8])})" if there else "")
+    siblings = sorted(p.name for p in path.parent.iterdir() if p.is_dir()) if path.parent.is_dir() else []
+    near = did_you_mean(path.name, siblings)
+    return near or (f" ({path.parent} has {', '.join(siblings[:8])})" if siblings else "")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""From a checked checkpoint to a module."""
+"""Builds a module from a checked checkpoint."""
 
 import warnings
 from collections.abc import Mapping
@@ -51,12 +51,12 @@ def build_model(
     It is on the CPU unless `device` is another; `backend` is what it attends with (`headway.attend`). The other
     arguments are as in `load_model`."""
     where = torch.device("cpu" if device is None else device)
-    wanted, choice = folder.choose_dtype(dtype, where)
+    run_dtype, choice = folder.choose_dtype(dtype, where)
     if dtype == torch.float16 and where.type == "cpu":
         warnings.warn(f"{choice.what} on a CPU: {choice.why}", stacklevel=3)
     quantized = {} if dequantize else folder.quantized
     model = restore(
-        folder.spec, folder.tensors, dtype=wanted, device=where, backend=backend, quantized=quantized
+        folder.spec, folder.tensors, dtype=run_dtype, device=where, backend=backend, quantized=quantized
     )
     attach_folders(model, folder.adapters)
     return model
@@ -78,12 +78,12 @@ def restore(
     layers = {name: m for name, m in model.named_modules() if isinstance(m, Keeps) and name in quantized}
     for layer in layers.values():
         layer.vacate()
-    own = allocate_(model, device).state_dict()
-    wanted = state.keys() - {f"{name}.weight" for name in quantized}
-    assert own.keys() == wanted, sorted(own.keys() ^ wanted)
+    allocated = allocate_(model, device).state_dict()
+    expected = state.keys() - {f"{name}.weight" for name in quantized}
+    assert allocated.keys() == expected, sorted(allocated.keys() ^ expected)
     values = lazy(state)
     with torch.no_grad():
-        for name, value in own.items():
+        for name, value in allocated.items():
             values.copy_into(name, value)
     if quantized:
         model.requires_grad_(False)

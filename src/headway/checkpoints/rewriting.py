@@ -1,4 +1,4 @@
-"""A folder becomes another one, and what changed is reported: measured before and after, never assumed."""
+"""Rewrites a model folder as another one and reports what changed, measured before and after."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ Target = Literal["hf", "gguf"]
 
 @dataclass(frozen=True)
 class Change:
-    """What becomes of a folder's model.
+    """The model to write in place of a folder's, and how.
 
     spec, state, quantized: as `save_state` takes them; a GGUF file has no place for `quantized`.
     choices: what was chosen, with reasons.
@@ -99,7 +99,7 @@ class Difference:
 
 
 class Measured(NamedTuple):
-    """What is found of two models.
+    """Measurements that compare two models.
 
     differences: of outputs on rows. evaluated: either on a text (`headway.train.evaluation.Evaluation`).
     kl: mean over its predictions of the sum over the vocab of p ln(p / q), p the first model's.
@@ -160,9 +160,9 @@ def rewrite(
     shard_bytes: int = SHARD_BYTES,
     overwrite: bool = False,
 ) -> Rewritten:
-    """Write what becomes of `folder` at `target`, as a folder or a GGUF file (`to`, `target_of` unless given), with its
-    tokenizer unless the change has another, and its generation settings. `measure` is called with what was written
-    before it takes its name; if it raises, `target` stays as it was.
+    """Write the `change` of `folder` at `target`, as a folder or a GGUF file (`to`, `target_of` unless given), with its
+    tokenizer unless the change has another, and its generation settings. `measure` is called with the written path
+    before it takes its final name; if it raises, `target` stays as it was.
 
     Raises, leaving `target` as it was, CheckpointError when it exists (unless `overwrite`), and for what the format
     does not hold."""

@@ -41,7 +41,7 @@ _MODEL_FILES = re.compile(
     rf"{MORE_TEMPLATES}$|"
     r".*\.(safetensors|bin|pth?|h5|msgpack|onnx|gguf)(\.index\.json)?$"
 )
-"""Names of what belongs to a model, whoever wrote it: configs, weights, tokenizer, the state of its training."""
+"""Files that belong to a model, whoever wrote them: configs, weights, tokenizer, the state of its training."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class TokenizerFiles:
 
 
 AnyTokenizer = Tokenizer | MarianTokenizer | TokenizerFiles
-"""What writes its files into a folder, and has the ids that begin and end a text."""
+"""A tokenizer that can write its files into a folder, with the ids that begin and end a text."""
 
 
 def save_folder(path: str | Path, model: Model, **how: "Unpack[Saving]") -> None:
@@ -107,7 +107,7 @@ def save_folder(path: str | Path, model: Model, **how: "Unpack[Saving]") -> None
 
 
 class Saving(TypedDict, total=False):
-    """How a model is saved.
+    """Options of `save_folder`.
 
     tokenizer: saved too; the ids that begin and end a text are its own unless `generation` has others.
     generation: the content of generation_config.json (`bos_token_id`, `eos_token_id`, ...).
@@ -153,7 +153,7 @@ def save_state(
     layers in `quantized` are written as compressed-tensors keeps them; of their weights `state` has the shapes."""
     check_target(path, overwrite)
     state = _strict_state(state, spec)
-    given = spec
+    source = spec
     if rotations(spec.positions) and not keep_pairing:
         state, spec = change_pairing(state, spec, layouts_for(spec.family)[0].pairing)
     marian = None if keep_pairing else marian_spec(spec)
@@ -164,12 +164,12 @@ def save_state(
     if dtype is not None:
         state = cast(state, dtype)
     described, spec = spec, bare(spec)
-    own, stored = config_from_spec(spec), next(iter(lazy(state).forms.values())).dtype
-    state = exported(tensor_names(own), state, spec)
+    spec_config, stored = config_from_spec(spec), next(iter(lazy(state).forms.values())).dtype
+    state = exported(tensor_names(spec_config), state, spec)
     if quantized:
-        state, own[KEY] = packed_state(state, quantized, tensor_names(own), given, spec)
+        state, spec_config[KEY] = packed_state(state, quantized, tensor_names(spec_config), source, spec)
     with atomic_folder(path, keep=lambda name: _MODEL_FILES.match(name) is None) as folder:
-        describe(folder, own, stored, tokenizer, generation, config)
+        describe(folder, spec_config, stored, tokenizer, generation, config)
         if described.head != spec.head:
             write_sentence_config(folder, described)
         write_tensors(folder, state, shard_bytes, {"headway.pairing": pairing_name(spec), **metadata})
@@ -178,22 +178,22 @@ def save_state(
 
 def describe(
     folder: Path,
-    own: Mapping[str, Any],
+    spec_config: Mapping[str, Any],
     dtype: torch.dtype,
     tokenizer: AnyTokenizer | None,
     generation: Mapping[str, Any] | None,
     config: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """All but the weights, into a folder being filled (see `atomic_folder`): `own` is the `config.json` of the spec,
-    `config` and `generation` are as in `Saving`."""
+    """Writes all files but the weights into a folder being filled (see `atomic_folder`). `spec_config` is the
+    `config.json` of the spec; `config` and `generation` are as in `Saving`."""
     ends = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos} if tokenizer is not None else {}
     generation = {**ends, **(generation or {})}
-    ids, layout = {key: generation.get(key) for key in TOKEN_IDS}, LAYOUTS.get(str(own["model_type"]))
-    said = {key: n for key, n in ids.items() if n is not None or layout is None or key not in layout.ids}
+    ids, layout = {key: generation.get(key) for key in TOKEN_IDS}, LAYOUTS.get(str(spec_config["model_type"]))
+    token_ids = {key: n for key, n in ids.items() if n is not None or layout is None or key not in layout.ids}
     first = {START: generation[START]} if START in generation else {}
     name = dtype_name(dtype)
-    # own goes last: where a layout has a token id, its positions need it
-    config = {**said, **first, **own, "dtype": name, "torch_dtype": name, **config}
+    # spec_config comes after the ids: where a layout writes a token id, its positions depend on it
+    config = {**token_ids, **first, **spec_config, "dtype": name, "torch_dtype": name, **config}
     write_file(folder / "config.json", json_text(config))
     write_file(folder / "generation_config.json", json_text({**ids, **generation}))
     if tokenizer is not None:
@@ -202,30 +202,30 @@ def describe(
 
 def check_target(target: str | Path, overwrite: bool) -> None:
     """Raise CheckpointError, saying what it is, when something is at `target` and may not be replaced."""
-    there = current_folder(target)
-    if overwrite or not there.exists() or (there.is_dir() and not any(there.iterdir())):
+    existing = current_folder(target)
+    if overwrite or not existing.exists() or (existing.is_dir() and not any(existing.iterdir())):
         return
     raise CheckpointError(
         f"{target} exists; choose another name, or use --overwrite (overwrite=True) to replace what is there: "
-        f"{_described(there)}"
+        f"{_described(existing)}"
     )
 
 
-def _described(there: Path) -> str:
-    if not there.is_dir():
+def _described(path: Path) -> str:
+    if not path.is_dir():
         return "a file"
     with suppress(CheckpointError):
-        return f"a folder with a model of model_type {read_json(there / 'config.json').get('model_type')!r}"
-    names = sorted(entry.name for entry in there.iterdir())
+        return f"a folder with a model of model_type {read_json(path / 'config.json').get('model_type')!r}"
+    names = sorted(entry.name for entry in path.iterdir())
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return f"a folder with {', '.join(names[:4])}{more}"
 
 
 def _strict_state(state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, Tensor]:
-    """The weights in the one order of the module. Raises CheckpointError when names or shapes are not the
-    spec's."""
-    wanted = {name: tuple(value.shape) for name, value in own_shapes(spec).items()}
-    found = {name: form.shape for name, form in lazy(state).forms.items()}
-    if wrong := sorted(n for n in wanted.keys() | found.keys() if wanted.get(n) != found.get(n)):
+    """The weights in the order of the module's `state_dict()`. Raises CheckpointError when names or shapes are not
+    the spec's."""
+    expected = {name: tuple(value.shape) for name, value in own_shapes(spec).items()}
+    shapes = {name: form.shape for name, form in lazy(state).forms.items()}
+    if wrong := sorted(n for n in expected.keys() | shapes.keys() if expected.get(n) != shapes.get(n)):
         raise CheckpointError(f"these weights are not those of the spec: {', '.join(wrong[:8])}")
-    return lazy(state).renamed({name: name for name in wanted})
+    return lazy(state).renamed({name: name for name in expected})

@@ -1,5 +1,5 @@
-"""Convert a checkpoint and show that it is the same function: nothing is left at the target unless that was
-seen. Where its numbers are rounded to another dtype, that is shown of the function with rounded numbers. `Storage` is
+"""Converts a checkpoint and checks that it is the same function: nothing is left at the target unless the check passed.
+Where its numbers are rounded to another dtype, the comparison is with the rounded source. `Storage` says
 how the target stores numbers, and what becomes of a source's codes of 8 or 4 bits.
 
 The source is evaluated by its own forward pass (Meta's formats: a plain one on their names, independent of
@@ -48,8 +48,8 @@ PACKINGS: Mapping[str, BlockType] = {kind.name.lower(): kind for kind in TYPES i
 
 @dataclass(frozen=True)
 class Storage:
-    """How the target stores the numbers of a folder: as `asked`, in a GGUF file its matrices alone; None is as they
-    are."""
+    """How the target stores the numbers of a folder: in the type `asked` (in a GGUF file its matrices alone), or
+    unchanged where that is None."""
 
     folder: Folder
     gguf: bool
@@ -62,12 +62,12 @@ class Storage:
 
     @cached_property
     def turned(self) -> set[str]:
-        """The weights that the target packs in no type, since their columns lie elsewhere there."""
+        """The weights that the target never packs, since it stores their columns in another order."""
         return without_codes(self.folder.spec) if self.gguf else set()
 
     @cached_property
     def kept(self) -> dict[str, BlockType]:
-        """The weights whose codes the target takes over, and the types that have a place for them."""
+        """The weights whose codes the target takes over, and the block types that hold them."""
         if not self.gguf:
             return {}
         free = [name for name in self.coded if name not in self.turned]
@@ -87,15 +87,15 @@ class Storage:
         return blocks(self.coded[name].read())
 
     def kind(self, name: str, form: Form) -> BlockType:
-        """How the target holds a tensor; numbers that stand for codes have the dtype of their scales."""
+        """The type in which the target stores a tensor; dequantized numbers have the dtype of their scales."""
         if name in self.kept:
             return self.kept[name]
         form = self.folder.tensors.forms[name] if name in self.coded else form
-        asked = None if name in self.turned else self.asked
-        return stored_type(name, form, asked) if self.gguf else self.asked or _plain(form.dtype)
+        requested = None if name in self.turned else self.asked
+        return stored_type(name, form, requested) if self.gguf else self.asked or _plain(form.dtype)
 
     def value(self, name: str, value: Tensor) -> Tensor:
-        """A tensor as the target gives it back."""
+        """A tensor after a round trip through the target's type."""
         kind = self.kind(name, Form(tuple(value.shape), value.dtype))
         if name in self.kept:
             return dequantize(self._blocks(name), kind)
@@ -104,12 +104,12 @@ class Storage:
         return dequantize(quantize(value, kind), kind)
 
     def rounded(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Weights as the target gives them back."""
+        """Weights after a round trip through the target's types."""
         return changed(state, self.value, lambda name, form: Form(form.shape, self.kind(name, form).given_as))
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """What becomes of the layers of 8 or 4 bits, and which matrices are not packed as asked."""
+        """Report of what becomes of the layers of 8 or 4 bits, and which matrices are not packed as asked."""
         ways = Counter((layer.kept, self._way(name)) for name, layer in self.coded.items())
         rest = [
             name
@@ -164,7 +164,7 @@ def _plain(dtype: torch.dtype) -> BlockType:
 
 PROBE = 64
 BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-12}
-"""Of the largest logit."""
+"""The largest allowed difference, as a share of the largest logit."""
 Forward = Callable[[Mapping[str, Tensor], torch.dtype], Tensor]
 
 
@@ -261,8 +261,8 @@ def convert(
 
 
 def _reference(storage: Storage, ids: Tensor) -> tuple[Mapping[str, Tensor], Forward]:
-    """The weights of a folder, codes of 8 or 4 bits as what they are in float32, and the forward pass of its format,
-    whose logits [T, V] of the row `ids` they give."""
+    """The weights of a folder, codes of 8 or 4 bits dequantized to float32, and the forward pass of its format: from
+    weights and a dtype to the logits [T, V] of the row `ids`."""
     folder = storage.folder
     if folder.format in ("llama2c", "meta"):
         model = MetaModel(folder.spec, folder.stored, folder.path)

@@ -116,10 +116,10 @@ def read_pickled(path: str | Path, *, allow_pickle: bool) -> MetaModel:
         raise CheckpointError(f"{folder} holds no consolidated.00.pth")
     where = files[0] if len(files) == 1 else folder / "consolidated.*.pth"
     stated = folder / PARAMS
-    given = read_json(stated) if stated.exists() else {}
+    content = read_json(stated) if stated.exists() else {}
     with reading(stated):
-        check_keys(given, dict.fromkeys(KNOWN))
-        params = ConfigReader(given, {})
+        check_keys(content, dict.fromkeys(KNOWN))
+        params = ConfigReader(content, {})
         heads, kv_heads = (
             None if params.get(name) is None else params.whole(name) for name in ("n_heads", "n_kv_heads")
         )

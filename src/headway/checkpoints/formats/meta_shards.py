@@ -34,14 +34,14 @@ _FILE = re.compile(r"consolidated\.(\d+)\.pth$")
 
 def shard_files(folder: Path) -> list[Path]:
     """The parts in a folder, in order. Raises CheckpointError when one is missing between others."""
-    found = {int(m[1]): p for p in folder.iterdir() if (m := _FILE.match(p.name))}
-    if missing := sorted(set(range(max(found, default=-1) + 1)) - found.keys()):
+    files = {int(m[1]): p for p in folder.iterdir() if (m := _FILE.match(p.name))}
+    if missing := sorted(set(range(max(files, default=-1) + 1)) - files.keys()):
         raise CheckpointError(
-            f"{folder} holds {len(found)} parts, but lacks "
+            f"{folder} holds {len(files)} parts, but lacks "
             + ", ".join(f"consolidated.{n:02d}.pth" for n in missing[:8])
             + ": the download or copy is incomplete"
         )
-    return [found[n] for n in sorted(found)]
+    return [files[n] for n in sorted(files)]
 
 
 def open_shards(
@@ -49,7 +49,7 @@ def open_shards(
 ) -> Tensors:
     """The whole tensors of a model in parts, under Meta's names.
 
-    heads, kv_heads     of the whole model; kv_heads matters where there are fewer than parts.
+    heads, kv_heads     of the whole model; kv_heads matters where there are more parts than kv heads.
 
     Raises CheckpointError for parts that hold different names, shapes or dtypes, for a norm that is not the
     same in all of them, for a tensor whose split is not known, and for sizes that show that parts are missing.
@@ -85,7 +85,7 @@ class _Parts:
     kv_heads: int | None
 
     def join(self, name: str) -> Entry:
-        """A whole tensor: the boxes of the parts that follow one another on the axis that was split."""
+        """A whole tensor: the parts side by side along the axis that was split."""
         axis, taken = self.split(name)
         first, *more = entries = [self.parts[number].forms[name] for number in taken]
         if not more:
@@ -96,7 +96,7 @@ class _Parts:
         return Whole(shape, first.dtype, first.file, 0, None, boxes)
 
     def split(self, name: str) -> tuple[int, Sequence[int]]:
-        """The axis, and the numbers of the parts that follow one another on it."""
+        """The axis that was split, and the numbers of the parts to concatenate along it."""
         everyone, shape = range(len(self.parts)), self.parts[0].forms[name].shape
         if _WHOLE.match(name):
             self.must_agree(name, everyone)
@@ -120,7 +120,7 @@ class _Parts:
         return axis, self.kv_parts(name) if module in ("wk", "wv") else everyone
 
     def kv_parts(self, name: str) -> Sequence[int]:
-        """The parts whose rows of wk or wv follow one another in the whole matrix."""
+        """The parts whose rows of wk or wv are concatenated: 8 parts of 4 kv heads hold each head twice: 0, 2, 4, 6."""
         count, heads = len(self.parts), self.heads
         if heads is None or self.width % heads:
             raise CheckpointError(

@@ -1,4 +1,4 @@
-"""What a folder of sentence-transformers says of how a text's vector is made of its tokens' states: read and written.
+"""Reads and writes the files of sentence-transformers that say how a text's vector is pooled from its tokens' states.
 
 modules.json               the steps: Transformer, Pooling, Normalize
 1_Pooling/config.json      pooling_mode_cls_token, pooling_mode_lasttoken or pooling_mode_mean_tokens
@@ -17,7 +17,7 @@ from headway.storage.reading import read_json, read_json_array
 
 MODULES, LIMITS = "modules.json", "sentence_bert_config.json"
 STEPS = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
-"""Where each step's settings are."""
+"""The folder of each step's settings."""
 POOLS: dict[str, Pool] = {
     "pooling_mode_cls_token": "first",
     "cls": "first",
@@ -44,12 +44,12 @@ def read_sentence_config(folder: Path) -> SentenceConfig | None:
     """
     if not (folder / MODULES).is_file():
         return None
-    found = read_json_array(folder / MODULES)
-    if not all(isinstance(step, dict) for step in found):
+    modules = read_json_array(folder / MODULES)
+    if not all(isinstance(step, dict) for step in modules):
         raise ConfigError(
             f"{folder / MODULES}: a list of steps is expected, each an object with type and path"
         )
-    steps = [(str(step.get("type", "")).rpartition(".")[2], str(step.get("path", ""))) for step in found]
+    steps = [(str(step.get("type", "")).rpartition(".")[2], str(step.get("path", ""))) for step in modules]
     kinds = [kind for kind, _ in steps]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise ConfigError(
@@ -72,7 +72,7 @@ def read_sentence_config(folder: Path) -> SentenceConfig | None:
 
 
 def write_sentence_config(folder: Path, spec: ModelSpec) -> None:
-    """Puts beside the encoder of an embedder what its head does, into a folder being filled."""
+    """Writes the files that describe an embedder's head (pooling, normalization) into a folder being filled."""
     kinds = list(STEPS)[: 3 if spec.head.unit else 2]
     steps = [
         {"idx": i, "name": str(i), "path": STEPS[kind], "type": f"sentence_transformers.models.{kind}"}

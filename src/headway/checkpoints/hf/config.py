@@ -39,7 +39,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     config = text_config(config)
     layout, facts = _layout(config), own_facts(config)
     family = facts.get("family", layout.family)
-    if all(layout is not one for one in layouts_for(family)):
+    if all(layout is not other for other in layouts_for(family)):
         raise ConfigError(
             f'config.json: "{OURS}.family" is {family!r}, whose folders are not of model_type {layout.family!r}'
         )
@@ -47,17 +47,17 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def tensor_names(config: Mapping[str, Any]) -> TensorNames:
-    """How the tensors of a folder with this config are named. Raises ConfigError for an unknown family."""
+    """The tensor names of a folder with this config. Raises ConfigError for an unknown family."""
     return OWN_NAMES if config.get("model_type") == OURS else _layout(text_config(config)).tensors
 
 
 def config_from_spec(spec: ModelSpec) -> dict[str, Any]:
     """The `config.json` of a spec; `spec_from_config` of it is the spec again (patterns in their shortest form).
 
-    It is that of the spec's own family where that can express the spec, else of the first of `layouts_for` that can. A
-    spec that transformers would only misread (adjacent pairing, sinks, windows of several sizes) gets the model_type
-    "headway", which transformers refuses. So does an embedder without a dense layer, unless what it pools is said in
-    files of sentence-transformers beside the bare encoder (`bare`).
+    It has the `model_type` of the spec's own family where that can express the spec, else of the first of `layouts_for`
+    that can. A spec that transformers would only misread (adjacent pairing, sinks, windows of several sizes) gets the
+    model_type "headway", which transformers refuses. So does an embedder without a dense layer, unless files of
+    sentence-transformers beside the bare encoder say how it pools (`bare`).
     """
     spec = _shortest(spec)
     for layout in layouts_for(spec.family):
@@ -68,9 +68,9 @@ def config_from_spec(spec: ModelSpec) -> dict[str, Any]:
 
 
 def bare(spec: ModelSpec) -> ModelSpec:
-    """An embedder without its head, which transformers has no class for and sentence-transformers describes in files
-    beside the encoder. Any other spec as it is; so is that of an embedder with a dense layer, or whose pooled token is
-    global, which they do not say."""
+    """The spec of an embedder without its head, which transformers has no class for and sentence-transformers describes
+    in files beside the encoder. Any other spec is returned unchanged; so is that of an embedder with a dense layer, or
+    with global tokens, which those files cannot describe."""
     if spec.head.task != "embed" or spec.head.dense is not None or any(map(reads_globals, spec.patterns)):
         return spec
     return spec.with_head(Head("states"))
@@ -79,19 +79,21 @@ def bare(spec: ModelSpec) -> ModelSpec:
 def unsupported_by_transformers(spec: ModelSpec) -> str | None:
     """What keeps transformers from expressing a spec; None when it can (with sentence-transformers, an embedder)."""
     marian = marian_spec(spec)
-    if marian is not None:  # `save_folder` writes it as such, others as it is
+    if marian is not None:  # `save_folder` writes the Marian model
         return unsupported_by_transformers(marian) or f"family ({spec.family})"
     spec = _shortest(bare(spec))
     tried = [_written(layout, spec) for layout in layouts_for(spec.family)]
-    _, _, lost = min(tried, key=lambda one: (not one[0], len(one[2])))
-    own = layout_of(spec.family)
-    if (lost and own is None) or (not lost and own is not None and not own.in_transformers):
+    _, _, lost = min(tried, key=lambda attempt: (not attempt[0], len(attempt[2])))
+    family_layout = layout_of(spec.family)
+    if (lost and family_layout is None) or (
+        not lost and family_layout is not None and not family_layout.in_transformers
+    ):
         return f"family ({spec.family})"
     return ", ".join(lost) or None
 
 
 def transformers_verdict(spec: ModelSpec) -> str:
-    """Whether transformers loads the folder of a spec and, if not, why, for a report."""
+    """Whether transformers loads the folder of a spec and, if not, why: a phrase for a report."""
     reason = unsupported_by_transformers(spec)
     return "loads it" if reason is None else f"refuses it: it cannot express its {reason}"
 
@@ -100,14 +102,16 @@ def _layout(config: Mapping[str, Any]) -> Layout:
     """The layout of a folder of transformers: by `model_type` or, in old files without one, by the class."""
     name, classes = config.get("model_type"), config.get("architectures")
     if name is None:
-        name = next((n for n, one in LAYOUTS.items() for c in one.architectures if classes == [c]), None)
+        name = next(
+            (n for n, layout in LAYOUTS.items() for c in layout.architectures if classes == [c]), None
+        )
     check_known(name, LAYOUTS, "config.json: headway knows no model_type", hint=unknown_model)
     return LAYOUTS[str(name)]
 
 
 def _written(layout: Layout, spec: ModelSpec) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """A layout's config of a spec, the facts to store with it, and the fields that are lost nevertheless: none where
-    the config expresses the spec."""
+    """A layout's config of a spec, the facts to store under "headway", and the fields that are lost nevertheless: an
+    empty list where the config expresses the spec."""
     try:
         config = layout.config(spec)
         back = spec_from_config(config)
@@ -122,7 +126,7 @@ def _written(layout: Layout, spec: ModelSpec) -> tuple[dict[str, Any], dict[str,
 
 
 def _named(field: str, spec: ModelSpec, back: ModelSpec) -> str:
-    """A field that is lost; of positions the pairing, where that is all, and of a head what it pools."""
+    """Names a field that is lost, more precisely where only the rotary pairing or the pooling of a head is."""
     if field == "head" and replace(spec.head, pool=back.head.pool) == back.head:
         return f'head (pool="{spec.head.pool}")'
     theirs = rotations(back.positions)
@@ -134,16 +138,16 @@ def _named(field: str, spec: ModelSpec, back: ModelSpec) -> str:
 
 
 def _shortest(spec: ModelSpec) -> ModelSpec:
-    """The same spec with patterns and positions in the form that a config is read into."""
+    """The same spec with patterns and positions in the form that reading a config gives."""
     positions = spec.positions
     if isinstance(positions, Rotary | PerLayer):
         each = zip(spec.layer_positions, spec.key_sizes, strict=True)
-        positions = PerLayer.of([_whole(one, head_dim) for one, (_, head_dim) in each])
+        positions = PerLayer.of([_whole(scheme, head_dim) for scheme, (_, head_dim) in each])
     return replace(spec, patterns=tuple(_short(p) for p in spec.patterns), positions=positions)
 
 
 def _whole(positions: PositionScheme, head_dim: int) -> PositionScheme:
-    """The same, without a number of rotated dims where it is all of a head."""
+    """The same positions, with `dims` None where all dims of a head are rotated."""
     if isinstance(positions, Rotary) and positions.dims == head_dim:
         return replace(positions, dims=None)
     return positions
@@ -165,20 +169,20 @@ FACTS: Mapping[str, tuple[type, ...]] = {
 
 
 def _kinds() -> dict[str, type[Any]]:
-    """By the name of the class, which `kind` is: position schemes, scalings and mixers, those of other packages
-    included once they are imported, and what else a spec holds."""
+    """Classes by their name, which the key `kind` holds: position schemes, scalings and mixers (those of other packages
+    once they are imported), and the other classes of a spec's fields."""
     schemes = (*_subclasses(PositionScheme), *_subclasses(Scaling))
-    found = (*schemes, *MIXERS, Head, ModelSpec, Experts)
-    return {kind.__name__: kind for kind in found}
+    kinds = (*schemes, *MIXERS, Head, ModelSpec, Experts)
+    return {kind.__name__: kind for kind in kinds}
 
 
 def _subclasses(kind: type[Any]) -> list[type[Any]]:
-    return [one for below in kind.__subclasses__() for one in (below, *_subclasses(below))]
+    return [subclass for below in kind.__subclasses__() for subclass in (below, *_subclasses(below))]
 
 
 def own_facts(config: Mapping[str, Any], known: Mapping[str, tuple[type, ...]] = FACTS) -> dict[str, Any]:
-    """The facts in a known family's config, `known` by their types. Raises ConfigError for one that is unknown or of
-    another type."""
+    """The values under "headway" in a known family's config; `known` are their types. Raises ConfigError for a key that
+    is unknown or of another type."""
     facts = config.get(OURS)
     if facts is None:
         return {}
@@ -216,12 +220,12 @@ def _spec(facts: Mapping[str, Any]) -> ModelSpec:
     hints = get_type_hints(ModelSpec)
     for field in fields(ModelSpec):
         hint = hints[field.name]
-        wanted = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-        if field.name not in facts or not all(isinstance(kind, type) for kind in wanted):
+        types = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        if field.name not in facts or not all(isinstance(kind, type) for kind in types):
             continue  # choices and patterns, which the spec itself checks
         value = facts[field.name]
-        known = (*wanted, int) if float in wanted else wanted
-        if not isinstance(value, known) or isinstance(value, bool) != (bool in wanted):
+        known = (*types, int) if float in types else types
+        if not isinstance(value, known) or isinstance(value, bool) != (bool in types):
             raise ConfigError(f'config.json: "{OURS}.{field.name}" must be {field.type}, got {value!r}')
     return ModelSpec(**checked_sizes(facts))
 

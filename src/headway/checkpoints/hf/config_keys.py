@@ -1,5 +1,5 @@
-"""Keys of `config.json`: typed access to them, those that are fields of a spec, in one table that is read and written,
-and those that change nothing in any family.
+"""Keys of `config.json`: typed access, one table for reading and writing those that are fields of a spec, and those
+that change nothing in any family.
 
 Sizes that no model has are refused before anything of that size is made, not even on the device "meta".
 """
@@ -21,19 +21,19 @@ OURS = "headway"
 
 
 class Inexpressible(ConfigError):
-    """What a family's `config.json` has no key for; the message names it."""
+    """Raised for a property that a family's `config.json` has no key for; the message names it."""
 
 
 class Key(NamedTuple):
-    """Where a config.json has a field of a spec.
+    """The key (or keys) of config.json that hold a field of a spec.
 
     Attributes:
-        names: the key, or several that must agree; none where the field follows from others, by `default`. Where one
-            key is that of several fields, it is written from the first.
-        default: what transformers takes for it where it is absent; a function makes it of the fields that are read
-            before. None: it must be there, unless it is true or false.
-        values: what the key says -> the field, where the two differ; where it says true or false, both.
-        written: whether it is written.
+        names: the key, or several that must agree; none where the field follows from others, by `default`. A key of
+            several fields is written from the first of them.
+        default: the value that transformers uses where the key is absent, or a function that computes it from the
+            fields read before. None: the key is required, unless its field is a bool.
+        values: value of the key -> value of the field, where the two differ; for a key that is a bool, both.
+        written: whether the key is written.
     """
 
     names: str | tuple[str, ...]
@@ -51,13 +51,13 @@ FieldMap = Mapping[str, Key]
 
 
 def same_heads(fields: Mapping[str, Any]) -> int:
-    """As many kv heads as heads."""
+    """A default: as many kv heads as heads."""
     heads: int = fields["heads"]
     return heads
 
 
 def per_head(fields: Mapping[str, Any]) -> int:
-    """The width in equal parts. Raises ConfigError where it is none."""
+    """A default: the head size width / heads. Raises ConfigError where that is not whole."""
     width, heads = fields["width"], fields["heads"]
     if width % heads:
         raise ConfigError(
@@ -68,7 +68,7 @@ def per_head(fields: Mapping[str, Any]) -> int:
 
 
 def four_widths(fields: Mapping[str, Any]) -> int:
-    """The hidden layer of most older families."""
+    """A default: the width of the feed-forward in most older families, 4 * width."""
     return 4 * int(fields["width"])
 
 
@@ -81,7 +81,7 @@ SIZES: FieldMap = {
     "hidden": Key("intermediate_size"),
     "init_std": Key("initializer_range", 0.02),
 }
-"""Keys that most families share. What transformers takes for sizes that are absent is of no model, and is not taken."""
+"""Keys that most families share. Sizes are required: transformers' defaults for absent ones are those of no model."""
 
 
 def called(keys: FieldMap, **names: str) -> dict[str, Key]:
@@ -101,12 +101,12 @@ DECODER: FieldMap = {
 }
 """Keys that most newer decoders share."""
 OLD_GELU = {"gelu_new": "gelu_pytorch_tanh"}
-"""An activation's name in families that are older than ours for it."""
+"""An activation's name in older families -> ours."""
 KINDS = {f.name: f.type for f in fields(ModelSpec)}
 ACTIVATIONS = {**OLD_GELU, "swish": "silu"}
 """Activations that have another name here, in all families."""
 MOST: Mapping[str, int] = {"layer": 10_000, "head": 65_536, "head_dim": 65_536}
-"""By the end of a name, ours or a config's: layers, num_hidden_layers, n_layer; heads, num_attention_heads."""
+"""Upper bounds by the end of a name (without its s), ours or a config's: layers, num_hidden_layers, n_layer; heads."""
 MOST_ELSEWHERE = 2**31 - 1
 
 
@@ -122,17 +122,17 @@ def checked_sizes(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 Allowed = Mapping[str, tuple[Any, ...] | None]
-"""Key -> values that are read, or None where any is."""
+"""Key -> values that are accepted, or None where any is."""
 
 
 def check_keys(
-    given: Mapping[str, Any], allowed: Allowed, *, place: str = "", of: str = "", empty: bool = False
+    config: Mapping[str, Any], allowed: Allowed, *, place: str = "", of: str = "", empty: bool = False
 ) -> None:
-    """Raise ConfigError for a key or value that is not allowed; with `empty`, null is, and
-    so are other keys that are null, false or empty.
+    """Raise ConfigError for a key or value that is not allowed; with `empty`, null is an allowed value, and so are
+    unknown keys that are null, false or empty.
 
-    place: what the keys' names begin with.   of: whose they are, for the message."""
-    for key, value in given.items():
+    place: a prefix of the keys' names.   of: whose keys they are; both are for the message."""
+    for key, value in config.items():
         if empty and (value is None or not (value or key in allowed)):
             continue
         if key not in allowed:
@@ -149,7 +149,7 @@ def check_keys(
 
 
 class ConfigReader:
-    """Typed access to the keys of a config that begin with `prefix`, with the family's defaults for what is absent;
+    """Typed access to the keys of a config that begin with `prefix`, with the family's defaults for absent ones;
     `task` is that of the head that its class has."""
 
     def __init__(
@@ -158,7 +158,7 @@ class ConfigReader:
         self.config, self.defaults, self.prefix, self.task = config, defaults, prefix, task
 
     def below(self, prefix: str) -> "ConfigReader":
-        """The keys that begin so, by what follows."""
+        """A reader of the keys that begin with `prefix`, by the rest of their names."""
         return ConfigReader(self.config, self.defaults, prefix)
 
     def get(self, key: str) -> Any:
@@ -197,14 +197,14 @@ class ConfigReader:
             raise self.wrong(key, "text", value)
         return value
 
-    def wrong(self, key: str, wanted: str, value: object) -> ConfigError:
-        """The error for a value that is not what is wanted."""
-        return ConfigError(f'config.json: "{self.prefix}{key}" must be {wanted}, got {value!r}')
+    def wrong(self, key: str, expected: str, value: object) -> ConfigError:
+        """The error for a value that is not what is expected."""
+        return ConfigError(f'config.json: "{self.prefix}{key}" must be {expected}, got {value!r}')
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """While open, errors about keys of a config are those of another file."""
+    """While open, errors about keys of a config are raised as CheckpointErrors that name the file `path`."""
     try:
         yield
     except ConfigError as error:
@@ -217,26 +217,26 @@ def names(keys: FieldMap) -> tuple[str, ...]:
     return tuple(name for key in keys.values() for name in key.each)
 
 
-def read_fields(given: ConfigReader, keys: FieldMap) -> dict[str, Any]:
+def read_fields(config: ConfigReader, keys: FieldMap) -> dict[str, Any]:
     """The fields of a table. Raises ConfigError for a key that is absent, of another type than its field, or
     contradicts its like."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for field, key in keys.items():
         if key.each:
-            found[field] = _value(given, "bool" if True in key.values else KINDS[field], key, found)
+            values[field] = _value(config, "bool" if True in key.values else KINDS[field], key, values)
         else:
-            found[field] = key.default(found)
-    return found
+            values[field] = key.default(values)
+    return values
 
 
-def _value(given: ConfigReader, kind: Any, key: Key, before: Mapping[str, Any]) -> Any:
-    default = key.default(before) if callable(key.default) and given.get(key.each[0]) is None else None
+def _value(config: ConfigReader, kind: Any, key: Key, before: Mapping[str, Any]) -> Any:
+    default = key.default(before) if callable(key.default) and config.get(key.each[0]) is None else None
     read: Mapping[str, Callable[[str], Any]] = {
-        "int": lambda name: given.whole(name, default),
-        "float": given.number,
-        "float | None": lambda name: None if given.get(name) is None else given.number(name),
-        "bool": given.flag,
-        "str": lambda name: activation(given, name),
+        "int": lambda name: config.whole(name, default),
+        "float": config.number,
+        "float | None": lambda name: None if config.get(name) is None else config.number(name),
+        "bool": config.flag,
+        "str": lambda name: activation(config, name),
     }
     values = {name: read[kind](name) for name in key.each}
     if len(set(values.values())) > 1:
@@ -247,19 +247,19 @@ def _value(given: ConfigReader, kind: Any, key: Key, before: Mapping[str, Any]) 
 
 
 def write_fields(spec: ModelSpec, keys: FieldMap) -> dict[str, Any]:
-    """The keys of a table; reading them again shows what they cannot express."""
-    found: dict[str, Any] = {}
+    """The config keys of a table, from a spec; reading them again shows what they cannot express."""
+    config: dict[str, Any] = {}
     for field, key in keys.items():
         value = getattr(spec, field)
         if key.values:
-            said = {meant: says for says, meant in key.values.items()}
-            value = said.get(value, next(iter(key.values)) if True in key.values else value)
+            inverse = {meant: stored for stored, meant in key.values.items()}
+            value = inverse.get(value, next(iter(key.values)) if True in key.values else value)
         for name in key.each if key.written else ():
-            found.setdefault(name, value)
-    return found
+            config.setdefault(name, value)
+    return config
 
 
-def activation(given: ConfigReader, key: str) -> str:
-    """The name here of an activation."""
-    name = given.text(key)
+def activation(config: ConfigReader, key: str) -> str:
+    """An activation, by our name for it."""
+    name = config.text(key)
     return ACTIVATIONS.get(name, name)

@@ -2,15 +2,15 @@
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The words of a text; those behind a word that ends with a dot begin with it, which is none itself."""
-    found: list[str] = []
+    """The words of a text. One that ends with a dot is a prefix of those behind it: "a m. b c" is a, m.b, m.c."""
+    names: list[str] = []
     place = ""
     for word in text.split():
         if word.endswith("."):
             place = word
         else:
-            found.append(f"{place}{word}")
-    return tuple(found)
+            names.append(f"{place}{word}")
+    return tuple(names)
 
 
 HARMLESS = (
@@ -35,6 +35,6 @@ HARMLESS = (
     ),
     # heads of other tasks
     *words("id2label label2id problem_type task_specific_params finetuning_task num_labels"),
-    # which beginnings of an embedder's vectors stand for the whole
+    # prefixes of an embedder's vectors that may be used alone
     *words("matryoshka_dimensions"),
 )

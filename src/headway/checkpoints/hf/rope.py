@@ -1,5 +1,4 @@
-"""Rotary positions in `config.json`: three schemas in, one meaning; written so that old and new readers
-agree.
+"""Rotary positions in `config.json`: three schemas are read, and written so that old and new readers agree.
 
     rope_theta + rope_scaling {"type": ...}         up to transformers 4.42
     rope_theta + rope_scaling {"rope_type": ...}    4.43 to 4.57
@@ -52,18 +51,18 @@ _NAMES = {kind: name for name, kind in KINDS.items()}
 
 
 def read_rope(
-    given: ConfigReader, head_dim: int, *, pairing: Pairing = "halves", share: float | None = None
+    config: ConfigReader, head_dim: int, *, pairing: Pairing = "halves", share: float | None = None
 ) -> dict[str, Any]:
     """The fields `positions` and `trained_context` of a `config.json`: the rotation, and the tokens per row that it is
     meant to serve. (The context before scaling, where a scaling is anchored at it, is the scaling's own.)
 
-    share: of each head, rotated unless `rope_parameters` give another; None where the family rotates whole heads.
-    The base is the family's, or 10,000, unless a key gives it, in old files of GPT-NeoX "rotary_emb_base".
+    share: the share of each head that is rotated unless `rope_parameters` give another; None where the family rotates
+    whole heads. The base is the family's, or 10,000, unless a key gives it, in old files of GPT-NeoX "rotary_emb_base".
     Raises ConfigError naming the key and the numbers that disagree."""
-    config, longest = given.config, given.whole("max_position_embeddings")
-    where, values = _values(config)
-    usual = config.get("rotary_emb_base", given.defaults.get("rope_theta"))
-    theta = _theta(where, values.get("rope_theta"), config.get("rope_theta"), usual)
+    raw, longest = config.config, config.whole("max_position_embeddings")
+    where, values = _values(raw)
+    usual = raw.get("rotary_emb_base", config.defaults.get("rope_theta"))
+    theta = _theta(where, values.get("rope_theta"), raw.get("rope_theta"), usual)
     name = _kind_name(where, values)
     kind = KINDS[name]
     known = _keys(kind)
@@ -80,10 +79,10 @@ def read_rope(
     if missing := [key for key, needed in known.items() if needed and key not in options]:
         raise ConfigError(f'{where}: rope_type "{name}" needs {", ".join(missing)}')
     trained = _whole(where, TRAINED, options.pop(TRAINED, None))
-    top = _whole("config", TRAINED, config.get(TRAINED))
+    top = _whole("config", TRAINED, raw.get(TRAINED))
     if top is not None and trained is not None and top != trained:
         raise ConfigError(f"{TRAINED} is {top} at the top of the config but {trained} in {where}")
-    usual_context = given.defaults.get(TRAINED)
+    usual_context = config.defaults.get(TRAINED)
     anchor = next((n for n in (trained, top, usual_context) if n is not None), longest)
     if kind is None and anchor != longest and usual_context is None:  # else it is always there
         raise ConfigError(f"{TRAINED} is {anchor}, but there is no rope scaling that it could belong to")
@@ -118,8 +117,8 @@ def write_rope(
 ) -> dict[str, Any]:
     """The keys of `config.json` for rotary positions: `rope_parameters` for new readers, `rope_theta` and
     `rope_scaling` (for linear and dynamic with exactly the two keys that the oldest readers accept) for old
-    ones; under `share`, too, the share of each head that is rotated. Other positions get the usual keys, which
-    reading will notice. `positions` are those of some layers, where they are not those of all."""
+    ones; and under the key `share`, if not None, the share of each head that is rotated. Other positions get the usual
+    keys, which reading will notice. `positions` are those of some layers, where they are not those of all."""
     positions = spec.positions if positions is None else positions
     rotary = next(iter(rotations(positions)), Rotary(pairing="halves"))
     context, scaling = spec.trained_context, rotary.scaling
@@ -158,14 +157,14 @@ def _keys(kind: type[Scaling] | None) -> dict[str, bool]:
     if kind is None:
         return {}
     assert is_dataclass(kind)
-    own = {
+    keys = {
         f.name: f.default is MISSING and kind is not YaRN for f in fields(kind) if f.name != "trained_context"
     }
-    return {**own, TRAINED: False}
+    return {**keys, TRAINED: False}
 
 
 def _values(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    found = {}
+    values = {}
     for key in ("rope_scaling", "rope_parameters"):
         value = config.get(key)
         if value is not None and not isinstance(value, Mapping):
@@ -174,16 +173,16 @@ def _values(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
                 f'{{"rope_type": "linear", "factor": 2.0}}, got {value!r}'
             )
         if value:
-            found[key] = _unnested(key, value)
-    if len(found) == 2:
-        old, new = ({**v, "rope_type": _kind_name(k, v)} for k, v in found.items())
+            values[key] = _unnested(key, value)
+    if len(values) == 2:
+        old, new = ({**v, "rope_type": _kind_name(k, v)} for k, v in values.items())
         for value in (old, new):
             value.pop("type", None)
             value.pop("rope_theta", None)
         new.pop(PARTIAL, None)  # only new readers have it here
         if old != new:
             raise ConfigError(f"rope_scaling and rope_parameters disagree: {old} and {new}; keep one of them")
-    return found.popitem() if found else ("rope_parameters", {})
+    return values.popitem() if values else ("rope_parameters", {})
 
 
 def _unnested(key: str, value: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,8 +257,8 @@ def _factors(where: str, key: str, value: object, dims: int) -> tuple[float, ...
 
 
 def _stretch(where: str, kind: str, factor: object, trained: int, longest: int) -> float:
-    """The factor of YaRN or longrope: as given, else longest / trained; a YaRN factor that disagrees is an
-    error."""
+    """The factor of YaRN or longrope: as given, else longest / trained. Raises ConfigError for a YaRN factor that
+    disagrees with that."""
     implied = longest / trained
     if factor is None:
         if kind == "yarn" and implied <= 1:

@@ -15,7 +15,7 @@ from headway.positions import PerLayer, PositionScheme, Rotary
 
 
 class Convention(NamedTuple):
-    """One meaning: `sides(w)` are the other positions before and after; `even` where w must be."""
+    """One meaning of a width w: `sides(w)` are the other positions before and after; `even`: w must be even."""
 
     meaning: str
     sides: Callable[[int], tuple[int, int]]
@@ -31,7 +31,7 @@ CONVENTIONS: Mapping[str, Convention] = {
 
 
 def from_foreign(key: str, value: object) -> Pattern:
-    """The pattern that the value of a key of the table means; None means no window: `Causal()`.
+    """The pattern that a value of a key of `CONVENTIONS` means; None means no window: `Causal()`.
 
     Raises ConfigError for 0 (nobody agrees on it), negative, fractional or, where it must be even, odd values."""
     rule = CONVENTIONS[key]
@@ -47,14 +47,14 @@ def from_foreign(key: str, value: object) -> Pattern:
 
 
 def last_keys(pattern: Pattern) -> int | None:
-    """w of "the last w keys" for a window; None for all else, which reading the config again will notice."""
+    """The w of a window "the last w keys"; None for other patterns, which reading the config again will notice."""
     bounds = interval(pattern)
     return None if bounds is None or bounds[0] is None else bounds[0] + 1
 
 
 FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
 UNUSED = 4096
-"""A width for readers that insist on one, be there windows or not."""
+"""A window width to write where no layer has a window, for readers that require one."""
 
 
 def layer_types(kinds: object, layers: int, known: Sequence[str] = LAYER_TYPES) -> list[str]:
@@ -73,68 +73,68 @@ def layer_types(kinds: object, layers: int, known: Sequence[str] = LAYER_TYPES) 
 
 
 Kinds = Callable[[ConfigReader, int], list[str]]
-"""The kinds of so many layers, of a config that does not list them."""
+"""A function (config, layers) that returns the kinds of the layers where `layer_types` does not list them."""
 
 
 def every(count: int, first: int = 0, other: str = SLIDING, *, key: str = "") -> Kinds:
-    """Every `count`-th layer sees all: `first`, `first` + `count`, ..; `key` says the count, `count` unless it is
-    there."""
+    """Every `count`-th layer has full attention: `first`, `first` + `count`, ... `key` is a config key for the count,
+    with `count` as its default."""
 
-    def kinds(given: ConfigReader, layers: int) -> list[str]:
-        n = given.whole(key, count) if key else count
+    def kinds(config: ConfigReader, layers: int) -> list[str]:
+        n = config.whole(key, count) if key else count
         return [FULL if i % n == first % n else other for i in range(layers)]
 
     return kinds
 
 
 def read_kinds(
-    given: ConfigReader, layers: int, usual: Kinds, known: Sequence[str] = LAYER_TYPES
+    config: ConfigReader, layers: int, usual: Kinds, known: Sequence[str] = LAYER_TYPES
 ) -> list[str]:
-    """The kind of each layer: as `layer_types` say, or as is `usual`."""
-    kinds = given.get("layer_types")
-    return usual(given, layers) if kinds is None else layer_types(kinds, layers, known)
+    """The kind of each layer: from `layer_types`, or else from `usual`."""
+    kinds = config.get("layer_types")
+    return usual(config, layers) if kinds is None else layer_types(kinds, layers, known)
 
 
 Bases = Mapping[str, tuple[str, float]]
-"""By the kind of a layer the key of its base in old files, and the base where there is none."""
+"""Kind of a layer -> the key of its rotary base in old files, and the default base."""
 
 
 def read_rope_by_kind(
-    given: ConfigReader, kinds: Sequence[str], head_dim: int | Mapping[str, int], bases: Bases
+    config: ConfigReader, kinds: Sequence[str], head_dim: int | Mapping[str, int], bases: Bases
 ) -> dict[str, Any]:
-    """The fields `positions` and `trained_context` where each kind of layer rotates by a base of its own, heads of
-    `head_dim`, or of that of the kind.
+    """The fields `positions` and `trained_context` where each kind of layer has a rotary base of its own; `head_dim` is
+    the size of all heads, or that of each kind.
 
     `rope_parameters` have an object for each kind. In old files bases have keys of their own, and `rope_scaling` is
-    that of layers that see all. Raises ConfigError as `read_rope` does."""
-    nested = given.get("rope_parameters") or {}
+    that of layers with full attention. Raises ConfigError as `read_rope` does."""
+    nested = config.get("rope_parameters") or {}
     if not isinstance(nested, Mapping) or not {*nested} <= {*LAYER_TYPES}:
-        raise given.wrong("rope_parameters", f"an object of {' and '.join(LAYER_TYPES)}", nested)
+        raise config.wrong("rope_parameters", f"an object of {' and '.join(LAYER_TYPES)}", nested)
     schemes: dict[str, PositionScheme] = {}
     context = 0
     for kind in (SLIDING, FULL):
         inner, (key, usual) = nested.get(kind) or {}, bases[kind]
-        base = given.get(key)
+        base = config.get(key)
         if base is None and not (isinstance(inner, Mapping) and "rope_theta" in inner):
             base = usual
-        config = {
-            "max_position_embeddings": given.get("max_position_embeddings"),
+        keys = {
+            "max_position_embeddings": config.get("max_position_embeddings"),
             "rope_theta": base,
             "rope_parameters": inner,
-            "rope_scaling": given.get("rope_scaling") if kind == FULL else None,
+            "rope_scaling": config.get("rope_scaling") if kind == FULL else None,
         }
-        rope = read_rope(ConfigReader(config, {}), head_dim if isinstance(head_dim, int) else head_dim[kind])
+        rope = read_rope(ConfigReader(keys, {}), head_dim if isinstance(head_dim, int) else head_dim[kind])
         schemes[kind], context = rope["positions"], rope["trained_context"]
     return {"positions": PerLayer.of([schemes[kind] for kind in kinds]), "trained_context": context}
 
 
 def write_rope_by_kind(spec: ModelSpec, kinds: Sequence[str], bases: Bases) -> dict[str, Any]:
-    """The keys of rotary positions by the kind of a layer; reading them again shows what they cannot express."""
+    """The keys of rotary positions for each kind of layer; reading them again shows what they cannot express."""
     parameters: dict[str, Any] = {}
     keys: dict[str, Any] = {}
     for kind in (SLIDING, FULL):
         key, usual = bases[kind]
-        of = [i for i, one in enumerate(kinds) if one == kind]
+        of = [i for i, other in enumerate(kinds) if other == kind]
         scheme = spec.layer_positions[of[0]] if of else Rotary(usual, pairing="halves")
         rope = write_rope(spec, scheme)
         parameters[kind] = rope.pop("rope_parameters")
@@ -144,7 +144,7 @@ def write_rope_by_kind(spec: ModelSpec, kinds: Sequence[str], bases: Bases) -> d
 
 
 def window_keys(spec: ModelSpec, unused: int | None = None) -> dict[str, Any]:
-    """`layer_types`, and as `sliding_window` the width of all windows, or one that is `unused` where there are none.
+    """`layer_types`, and as `sliding_window` the width of all windows, or `unused` where there are none.
 
     Raises Inexpressible for windows of several widths."""
     each = [last_keys(pattern) for pattern in spec.patterns]

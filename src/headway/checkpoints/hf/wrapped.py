@@ -1,7 +1,7 @@
-"""The text model of a folder that reads images, too: its config and its tensors; what stands around it is left out.
+"""The text model of a multimodal folder: its config and its tensors; the other modules are left out.
 
-Of text alone these models compute what their text model does: positions of three axes (Wang et al. 2024, section 2.1)
-are equal there, and nothing sees both sides.
+On text alone these models compute what their text model does: positions of three axes (Wang et al. 2024, section 2.1)
+are equal there, and attention is causal throughout.
 """
 
 from collections.abc import Mapping
@@ -29,9 +29,9 @@ TEXT: Mapping[str, str] = {
 }
 """`model_type` -> that of its text model, unless `text_config` says another."""
 SAME = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
-"""Text models that have a name of their own, and are another."""
+"""`model_type` of a text model -> that of the family that it is the same as."""
 SIZES: Mapping[str, Mapping[str, int]] = {"gemma3_text": {"vocab_size": 262208, "num_attention_heads": 8}}
-"""Sizes that published files leave out, as transformers has them."""
+"""Sizes that published files leave out: transformers' defaults."""
 SCALINGS = ("rope_scaling", "rope_parameters")
 AXES = ("mrope_section", "mrope_interleaved")
 OF_IMAGES = (
@@ -43,15 +43,15 @@ OF_IMAGES = (
     "audio_token_id", "boi_token_id", "eoi_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index",
     "audio_soft_tokens_per_image", "vision_soft_tokens_per_image",
 )  # fmt: skip
-"""Keys of what stands around the text model."""
+"""Keys of the modules around the text model (vision, audio)."""
 BESIDE = (*ALWAYS, *HARMLESS, *OF_IMAGES, "text_config", "tie_word_embeddings", "initializer_range")
-"""Keys that may stand beside `text_config`, and those that say the same again as it does."""
+"""Keys that may stand beside `text_config`; so may those that repeat a value in it."""
 PLACES = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
 }
-"""How names of the text model's tensors begin -> how they begin in its own files."""
+"""Prefix of the text model's tensor names -> the prefix in its own files."""
 AROUND = (
     "audio_tower.",
     "embed_audio.",
@@ -63,11 +63,11 @@ AROUND = (
     "multi_modal_projector.",
     "image_newline",
 )
-"""How names of the others begin, perhaps behind "model."."""
+"""Prefixes of the other modules' tensor names, perhaps behind "model."."""
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config of the text model; of a folder that has no other the config itself. Raises ConfigError for a
+    """The config of the text model; the config itself where the folder is of text alone. Raises ConfigError for a
     `text_config` that is no object, and for an unknown key beside it."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in TEXT:
@@ -85,9 +85,11 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     name = SAME.get(name, name)
     text: dict[str, Any] = {**SIZES.get(name, {}), **inner, "model_type": name, "architectures": None}
     ties = [
-        one["tie_word_embeddings"] for one in (config, inner) if one.get("tie_word_embeddings") is not None
+        source["tie_word_embeddings"]
+        for source in (config, inner)
+        if source.get("tie_word_embeddings") is not None
     ]
-    if ties:  # either says it, and the other's false is what was not said
+    if ties:  # either may hold the value; a false in the other is only the default
         text["tie_word_embeddings"] = next((tie for tie in ties if tie is not False), False)
     for key in SCALINGS:
         if isinstance(values := text.get(key), Mapping):

@@ -1,4 +1,4 @@
-"""Quantized layers under the names of a family and ours: rows of codes, scales and zeros move as rows of weights do."""
+"""Quantized layers under a family's names and ours: rows of codes, scales and zeros move as rows of weights do."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -27,15 +27,14 @@ def own_layers(
 ) -> dict[str, PackedLayer]:
     """The quantized layers of a checkpoint, `tensors`, under our names.
 
-    Raises CheckpointError for one that is neither a linear layer of ours nor an embedding, and for one that is stored
-    [in, out]."""
+    Raises CheckpointError for a layer that is neither linear nor an embedding, and for one that is stored [in, out]."""
     rules = rules_by_name(names, spec, tensors)
     with torch.device("meta"):
         linear = linear_rules(
             rules, {name for name, m in blank(spec).named_modules() if isinstance(m, Keeps)}
         )
     together = next((rule.theirs for rule in rules.values() if rule.stacked), None)
-    own: dict[str, PackedLayer] = {}
+    ours: dict[str, PackedLayer] = {}
     for theirs, layer in layers.items():
         if f"{theirs}.weight" not in rules and ".experts." in theirs and together is not None:
             raise CheckpointError(
@@ -52,8 +51,8 @@ def own_layers(
                 f"{path}: {theirs} is quantized, and it is no linear layer or embedding whose rows are outputs; others "
                 "are not read with weights of 8 or 4 bits"
             )
-        own |= {name: _part(layer, linear[theirs], i) for i, name in enumerate(linear[theirs].layers)}
-    return own
+        ours |= {name: _part(layer, linear[theirs], i) for i, name in enumerate(linear[theirs].layers)}
+    return ours
 
 
 def without_empty_biases(
@@ -69,8 +68,8 @@ def without_empty_biases(
 
 
 def quantized_state(model: Model) -> tuple[dict[str, Tensor], dict[str, Panels]]:
-    """A model's state dict, with weights on the device "meta" for its quantized layers, and these layers. Of an
-    embedding that is kept in fewer bits there are the numbers, since no folder has a place for its codes.
+    """A model's state dict, with weights on the device "meta" for its quantized layers, and these layers. A quantized
+    embedding is returned dequantized, since no folder has a place for its codes.
 
     Raises CheckpointError for linear layers in a form that folders have no place for."""
     state, panels = model.state_dict(), dict[str, Panels]()
@@ -114,14 +113,14 @@ def packed_state(
     linear = linear_rules(rules, plain.union(linears(model)))
     known = lazy(state).forms
     dtype = next(iter(known.values())).dtype
-    made: dict[str, Rule] = {}
+    quantized: dict[str, Rule] = {}
     ignore = [
         name for name in (rule.removesuffix(".weight") for rule in rules) if name.endswith(names.linears)
     ]
     for theirs, rule in linear.items():
-        there = [name in layers for name in rule.layers]
-        split = names.split and len(there) > 1
-        if any(there) and (not all(there) or rule.transposed or split):
+        coded = [name in layers for name in rule.layers]
+        split = names.split and len(coded) > 1
+        if any(coded) and (not all(coded) or rule.transposed or split):
             raise CheckpointError(
                 f"the files of {spec.family} have {', '.join(rule.layers)} as one layer, or as [in, out]: "
                 f"{theirs}.weight cannot be kept with weights of 8 or 4 bits; "
@@ -131,21 +130,23 @@ def packed_state(
                     else "quantize all of them, or none"
                 )
             )
-        if any(there):
-            made[theirs] = rule
+        if any(coded):
+            quantized[theirs] = rule
         else:
             ignore.append(output if output is not None and rule.layers == ("lm_head",) else theirs)
-    if stacked := layers.keys() - {name for rule in made.values() for name in rule.layers}:
+    if stacked := layers.keys() - {name for rule in quantized.values() for name in rule.layers}:
         raise CheckpointError(
             f"the files of {spec.family} have {min(stacked)} in one tensor with other experts, which cannot be kept "
             "with weights of 8 or 4 bits; save the model before it is quantized"
         )
     if output is not None and "lm_head" not in layers:
         ignore.append(output)
-    kept = lazy(state).renamed({name: name for name in known if name.removesuffix(".weight") not in made})
+    unquantized = lazy(state).renamed(
+        {name: name for name in known if name.removesuffix(".weight") not in quantized}
+    )
     leaves = {
         f"{theirs}.{leaf}": form
-        for theirs in made
+        for theirs in quantized
         for leaf, form in leaf_forms(known[f"{theirs}.weight"].shape, scheme, dtype).items()
     }
 
@@ -155,14 +156,14 @@ def packed_state(
 
     def make(name: str) -> Tensor:
         theirs, _, leaf = name.rpartition(".")
-        parts = [moved(weight) for weight in made[theirs].ours]
-        return to_leaves(_joined(parts, made[theirs]), scheme, dtype)[leaf]
+        parts = [moved(weight) for weight in quantized[theirs].ours]
+        return to_leaves(_joined(parts, quantized[theirs]), scheme, dtype)[leaf]
 
-    return with_values(kept, leaves, make), written_config(scheme, [*dict.fromkeys(ignore)])
+    return with_values(unquantized, leaves, make), written_config(scheme, [*dict.fromkeys(ignore)])
 
 
 def _scheme(layers: Mapping[str, Panels]) -> Scheme:
-    """The one that all layers share."""
+    """The quantization that all layers share."""
     bits = {panels.bits for panels in layers.values()}
     groups = {panels.group for panels in layers.values() if panels.has_scales}
     whole = [panels for panels in layers.values() if not panels.has_scales]
@@ -177,18 +178,20 @@ def _scheme(layers: Mapping[str, Panels]) -> Scheme:
 
 def _joined(parts: list[QuantizedMatrix], rule: Rule) -> QuantizedMatrix:
     zero = (
-        None if all(one.zero is None for one in parts) else rule.join([one.zero_or_middle for one in parts])
+        None
+        if all(part.zero is None for part in parts)
+        else rule.join([part.zero_or_middle for part in parts])
     )
     return replace(
         parts[0],
-        codes=rule.join([one.codes for one in parts]),
-        scale=rule.join([one.scale for one in parts]),
+        codes=rule.join([part.codes for part in parts]),
+        scale=rule.join([part.scale for part in parts]),
         zero=zero,
     )
 
 
 def _part(layer: PackedLayer, rule: Rule, i: int) -> PackedLayer:
-    """The rows of a layer of theirs that are the layer `i` of ours."""
+    """The rows of a stored layer that are our layer `i` of those that it fuses."""
     outputs, inputs = layer.form.shape
     form = Form((rule.rows[i] if rule.rows else outputs, inputs), layer.form.dtype)
     return PackedLayer(form, layer.kept, lambda: layer.read().moved(lambda rows: rule.split(rows)[i]))

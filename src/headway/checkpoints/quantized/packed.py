@@ -1,5 +1,5 @@
-"""Tensors of quantized layers as others keep them, and as `QuantizedMatrix`. Of a layer X, in words of n = 32 / bits
-codes:
+"""Tensors of quantized layers in the formats of other programs, and as `QuantizedMatrix`. For a layer X, with words of
+n = 32 / bits codes:
 
     pack-quantized   X.weight_packed int32 [O, ceil(I / n)], .weight_scale [O, G], .weight_shape [2] (O, I),
                      .weight_zero_point int32 [ceil(O / n), G] where there are zeros, in words along O
@@ -35,14 +35,14 @@ from headway.storage.lazy import Form, LazyTensors, with_values
 
 Leaves = Mapping[str, Tensor]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Of eight codes, the one whose bits are at each place of a word, from the lowest (AutoAWQ, `pack_intweight`)."""
+"""The i-th 4 bits of a word, from the lowest, hold code AWQ_ORDER[i] of its eight (AutoAWQ, `pack_intweight`)."""
 
 
 class Packing(NamedTuple):
-    """One way to keep a layer.
+    """One storage format of a quantized layer.
 
     Attributes:
-        leaves: names of its tensors behind the layer's own, the one that marks it first; zeros last.
+        leaves: suffixes of its tensors behind the layer's name; the first marks a layer as quantized, zeros are last.
         size: (O, I) from the forms of the tensors.
         shapes: what shapes they must have, from O, I and G.
         matrix: their values as `QuantizedMatrix`, given O and I.
@@ -77,8 +77,8 @@ def _awq(leaves: Leaves, scheme: Scheme, outputs: int, inputs: int) -> Quantized
 
     def ordered(words: Tensor) -> Tensor:
         codes = from_words(words, scheme.bits, outputs).unflatten(1, (-1, len(AWQ_ORDER)))
-        found: Tensor = codes[:, :, place].flatten(1).T.contiguous()
-        return found
+        matrix: Tensor = codes[:, :, place].flatten(1).T.contiguous()
+        return matrix
 
     codes, zero = ordered(leaves["qweight"]), ordered(leaves["qzeros"])
     return _matrix(codes, leaves["scales"].T.contiguous(), zero, scheme)
@@ -116,7 +116,7 @@ FLOATS = torch.float32, torch.bfloat16, torch.float16
 
 
 class PackedLayer(NamedTuple):
-    """A layer whose matrix [O, I] is kept as codes: the form of its numbers, how they are kept, and how read."""
+    """A layer whose matrix [O, I] is stored as codes: shape and dtype of its numbers, name of the format, reader."""
 
     form: Form
     kept: str
@@ -124,7 +124,7 @@ class PackedLayer(NamedTuple):
 
 
 def packed_layers(tensors: LazyTensors, scheme: Scheme, path: Path) -> dict[str, PackedLayer]:
-    """The quantized layers of a folder by their names there; no weights are read yet.
+    """The quantized layers of a folder by their names in the file; no weights are read yet.
 
     Raises CheckpointError where there are none, for tensors that are missing or misshapen, and for groups of inputs
     that are no neighbours (gptq's desc_act)."""
@@ -154,12 +154,12 @@ def _layer(tensors: LazyTensors, name: str, packing: Packing, scheme: Scheme, pa
     if "weight_shape" in leaves and forms["weight_shape"].shape == (2,):
         outputs, inputs = map(int, tensors[f"{name}.weight_shape"].tolist())
     groups = 1 if scheme.group is None else -(-inputs // scheme.group)
-    wanted = dict(zip(packing.leaves, packing.shapes(outputs, inputs, groups, scheme), strict=True))
+    expected = dict(zip(packing.leaves, packing.shapes(outputs, inputs, groups, scheme), strict=True))
     for leaf, form in forms.items():
-        if form.shape != wanted[leaf]:
+        if form.shape != expected[leaf]:
             raise CheckpointError(
                 f"{path}: {name}.{leaf} is {list(form.shape)}, and {outputs} outputs of {inputs} inputs as {scheme} "
-                f"have {list(wanted[leaf])}: the file or its config.json is damaged"
+                f"have {list(expected[leaf])}: the file or its config.json is damaged"
             )
     if "g_idx" in leaves:
         group = torch.arange(inputs) // (scheme.group or inputs)
@@ -176,35 +176,35 @@ def _layer(tensors: LazyTensors, name: str, packing: Packing, scheme: Scheme, pa
 
 
 def dequantized(tensors: LazyTensors, layers: Mapping[str, PackedLayer], scheme: Scheme) -> LazyTensors:
-    """The tensors of a folder with one weight [O, I] for each of its quantized layers, made when asked for."""
+    """The tensors of a folder with one weight [O, I] for each of its quantized layers, dequantized when it is read."""
     hidden = {f"{name}.{leaf}" for name in layers for leaf in PACKINGS[scheme.form].leaves}
     weights = {f"{name}.weight": layer for name, layer in layers.items()}
     return with_values(
         tensors.renamed({name: name for name in tensors if name not in hidden}),
-        {name: one.form for name, one in weights.items()},
+        {name: layer.form for name, layer in weights.items()},
         lambda name: weights[name].read().dequantize(weights[name].form.dtype),
     )
 
 
 def to_leaves(matrix: QuantizedMatrix, scheme: Scheme, dtype: torch.dtype) -> dict[str, Tensor]:
-    """A matrix as "pack-quantized" keeps it, scales in `dtype`.
+    """The tensors of a matrix in the format "pack-quantized", scales in `dtype`.
 
-    Raises CheckpointError where that does not hold them exactly."""
-    found = {"weight_scale": matrix.scale.to(dtype)}
-    if not torch.equal(found["weight_scale"].to(matrix.scale.dtype), matrix.scale):
+    Raises CheckpointError where `dtype` does not hold the scales exactly."""
+    leaves = {"weight_scale": matrix.scale.to(dtype)}
+    if not torch.equal(leaves["weight_scale"].to(matrix.scale.dtype), matrix.scale):
         raise CheckpointError(
             f"{dtype} does not hold the scales of this model's weights; save it with dtype=torch.float32"
         )
-    found["weight_packed"] = to_words(matrix.codes, scheme.bits)
-    found["weight_shape"] = torch.tensor(matrix.codes.shape)
+    leaves["weight_packed"] = to_words(matrix.codes, scheme.bits)
+    leaves["weight_shape"] = torch.tensor(matrix.codes.shape)
     if scheme.zeros:
         zero = matrix.zero_or_middle.T.contiguous()
-        found["weight_zero_point"] = to_words(zero, scheme.bits).T.contiguous()
-    return found
+        leaves["weight_zero_point"] = to_words(zero, scheme.bits).T.contiguous()
+    return leaves
 
 
 def leaf_forms(shape: Sequence[int], scheme: Scheme, dtype: torch.dtype) -> dict[str, Form]:
-    """The forms of what `to_leaves` gives of a matrix of that shape."""
+    """Shapes and dtypes of the tensors that `to_leaves` returns for a matrix of that shape."""
     packing, (outputs, inputs) = PACKINGS[scheme.form], shape
     groups = 1 if scheme.group is None else -(-inputs // scheme.group)
     kinds = {"weight_scale": dtype, "weight_shape": torch.int64}
@@ -218,7 +218,7 @@ def leaf_forms(shape: Sequence[int], scheme: Scheme, dtype: torch.dtype) -> dict
 
 def to_words(codes: Tensor, bits: int) -> Tensor:
     """Codes uint8 [R, C] as int32 [R, ceil(C bits / 32)]: the first of a word in its lowest bits, zeros behind the
-    last."""
+    last. Of 4 bits, codes 1, 2, ..., 8 are the word 0x87654321."""
     each = 32 // bits
     rows, columns = codes.shape
     padded = codes.new_zeros(rows, -(-columns // each) * each)
@@ -229,13 +229,13 @@ def to_words(codes: Tensor, bits: int) -> Tensor:
 
 
 def from_words(words: Tensor, bits: int, columns: int) -> Tensor:
-    """The inverse: uint8 [R, columns]."""
-    packed = found = words.contiguous().view(torch.uint8)
+    """The inverse of `to_words`: uint8 [R, columns]."""
+    packed = codes = words.contiguous().view(torch.uint8)
     if bits == 4:
-        found = packed.new_empty(len(packed), 2 * packed.shape[1])
-        torch.bitwise_and(packed, 15, out=found[:, ::2])
-        torch.bitwise_right_shift(packed, 4, out=found[:, 1::2])
-    return found[:, :columns].contiguous()
+        codes = packed.new_empty(len(packed), 2 * packed.shape[1])
+        torch.bitwise_and(packed, 15, out=codes[:, ::2])
+        torch.bitwise_right_shift(packed, 4, out=codes[:, 1::2])
+    return codes[:, :columns].contiguous()
 
 
 BLOCK = 32
@@ -244,25 +244,25 @@ VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def unpack_mxfp4(tensors: LazyTensors, path: Path) -> LazyTensors:
-    """The tensors of a folder with the matrices that its blocks and scales stand for, made when asked for.
+    """The tensors of a folder with matrices in place of their mxfp4 blocks and scales, converted when they are read.
 
-    Raises CheckpointError for blocks without scales, scales without blocks, and others than these."""
+    Raises CheckpointError for blocks without scales, scales without blocks, and other shapes or dtypes."""
     names = {name.removesuffix(end) for name in tensors for end in (BLOCKS, SCALES) if name.endswith(end)}
-    made = {name: _mxfp4_form(name, tensors.forms, path) for name in sorted(names)}
-    hidden = {f"{name}{end}" for name in made for end in (BLOCKS, SCALES)}
+    forms = {name: _mxfp4_form(name, tensors.forms, path) for name in sorted(names)}
+    hidden = {f"{name}{end}" for name in forms for end in (BLOCKS, SCALES)}
 
     def part(name: str, box: tuple[slice, ...]) -> Tensor:
-        found = []
+        packed = []
         for end in (BLOCKS, SCALES):
             _, *inner = tensors.forms[f"{name}{end}"].shape
-            found.append(tensors.part(f"{name}{end}", (box[0], *(slice(0, size) for size in inner))))
-        return mxfp4_numbers(*found).transpose(-1, -2)[(slice(None), *box[1:])]
+            packed.append(tensors.part(f"{name}{end}", (box[0], *(slice(0, size) for size in inner))))
+        return mxfp4_numbers(*packed).transpose(-1, -2)[(slice(None), *box[1:])]
 
     def whole(name: str) -> Tensor:
-        return part(name, tuple(slice(0, size) for size in made[name].shape))
+        return part(name, tuple(slice(0, size) for size in forms[name].shape))
 
     return with_values(
-        tensors.renamed({name: name for name in tensors if name not in hidden}), made, whole, part
+        tensors.renamed({name: name for name in tensors if name not in hidden}), forms, whole, part
     )
 
 

@@ -57,7 +57,7 @@ MXFP4: Allowed = dict.fromkeys(("quant_method", "modules_to_not_convert", "dequa
 
 
 class Scheme(NamedTuple):
-    """How the weights of a folder are kept.
+    """The quantization of a folder's weights.
 
     Attributes:
         form: "pack-quantized", "gptq", "awq" or "mxfp4".
@@ -82,17 +82,17 @@ def split_config(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Scheme |
     """A config.json without its `quantization_config`, and what that says; None where there is none.
 
     Raises ConfigError for methods, formats and keys that are not read, naming those that are."""
-    given = config.get(KEY)
-    if given is None:
+    quantization = config.get(KEY)
+    if quantization is None:
         return config, None
-    method = given.get("quant_method") if isinstance(given, dict) else None
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
     read = _METHODS.get(str(method))
     if read is None:
         raise ConfigError(
             f'config.json: "{KEY}" has quant_method {method!r}{did_you_mean(str(method), _METHODS)}, and '
             f"{', '.join(_METHODS)} are read; get a folder of one of these, or the unquantized one"
         )
-    scheme = read(given)
+    scheme = read(quantization)
     if scheme.group is not None and scheme.group % GROUP:
         raise ConfigError(
             f'config.json: "{KEY}" has groups of {scheme.group} inputs, and those of a multiple of {GROUP} are read'
@@ -121,14 +121,14 @@ def written_config(scheme: Scheme, ignore: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _compressed(given: Mapping[str, Any]) -> Scheme:
-    _check(given, COMPRESSED)
-    groups = given.get("config_groups")
+def _compressed(quantization: Mapping[str, Any]) -> Scheme:
+    _check(quantization, COMPRESSED)
+    groups = quantization.get("config_groups")
     if not isinstance(groups, dict) or len(groups) != 1 or not isinstance(next(iter(groups.values())), dict):
         raise ConfigError(
             f'config.json: "{KEY}" must have one group of layers in config_groups, got {groups!r}'
         )
-    (name, group), form = *groups.items(), given.get("format")
+    (name, group), form = *groups.items(), quantization.get("format")
     _check(group, COMPRESSED_GROUP, f"config_groups.{name}.")
     weights = group.get("weights")
     if not isinstance(weights, dict):
@@ -144,19 +144,19 @@ def _compressed(given: Mapping[str, Any]) -> Scheme:
     return Scheme(form, bits, size, not weights.get("symmetric", True))
 
 
-def _gptq(given: Mapping[str, Any]) -> Scheme:
-    _check(given, GPTQ)
-    above = 0 if given.get("checkpoint_format") == "gptq_v2" else 1
-    return Scheme("gptq", _needed(given, "bits"), _group_size(given), True, above)
+def _gptq(quantization: Mapping[str, Any]) -> Scheme:
+    _check(quantization, GPTQ)
+    above = 0 if quantization.get("checkpoint_format") == "gptq_v2" else 1
+    return Scheme("gptq", _needed(quantization, "bits"), _group_size(quantization), True, above)
 
 
-def _awq(given: Mapping[str, Any]) -> Scheme:
-    _check(given, AWQ)
-    return Scheme("awq", _needed(given, "bits"), _group_size(given), True)
+def _awq(quantization: Mapping[str, Any]) -> Scheme:
+    _check(quantization, AWQ)
+    return Scheme("awq", _needed(quantization, "bits"), _group_size(quantization), True)
 
 
-def _mxfp4(given: Mapping[str, Any]) -> Scheme:
-    _check(given, MXFP4)
+def _mxfp4(quantization: Mapping[str, Any]) -> Scheme:
+    _check(quantization, MXFP4)
     return Scheme("mxfp4", 4, GROUP, False)
 
 
@@ -168,18 +168,18 @@ _METHODS: Mapping[str, Callable[[Mapping[str, Any]], Scheme]] = {
 }
 
 
-def _check(given: Mapping[str, Any], allowed: Allowed, place: str = "") -> None:
-    check_keys(given, allowed, place=f"{KEY}.{place}", empty=True)
+def _check(quantization: Mapping[str, Any], allowed: Allowed, place: str = "") -> None:
+    check_keys(quantization, allowed, place=f"{KEY}.{place}", empty=True)
 
 
-def _needed(given: Mapping[str, Any], key: str) -> Any:
-    if given.get(key) is None:
+def _needed(quantization: Mapping[str, Any], key: str) -> Any:
+    if quantization.get(key) is None:
         raise ConfigError(f'config.json: "{KEY}" lacks {key}')
-    return given[key]
+    return quantization[key]
 
 
-def _group_size(given: Mapping[str, Any]) -> int | None:
-    size = given.get("group_size")
+def _group_size(quantization: Mapping[str, Any]) -> int | None:
+    size = quantization.get("group_size")
     if size is None or size == -1:
         return None
     if type(size) is not int or size < 1:

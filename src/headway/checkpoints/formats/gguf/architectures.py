@@ -58,7 +58,7 @@ def untruncated(rotary: Rotary, keys: ConfigReader) -> tuple[PositionScheme, Pos
 
 
 def local_base(usual: float | None) -> Schemes:
-    """Layers with windows have a base of their own, by default this or that of the others, and no scaling."""
+    """Layers with windows have a rotary base of their own, by default `usual` or that of the others, and no scaling."""
     return lambda rotary, keys: (
         replace(rotary, theta=keys.number(LOCAL_BASE, usual or rotary.theta), scaling=None),
         rotary,
@@ -68,12 +68,12 @@ def local_base(usual: float | None) -> Schemes:
 def write_local_base(spec: ModelSpec) -> dict[str, Any]:
     """The base of layers with windows, if there are any."""
     layers = zip(spec.layer_positions, spec.patterns, strict=True)
-    bases = (one.theta for one, pattern in layers if pattern != Causal() and isinstance(one, Rotary))
+    bases = (scheme.theta for scheme, pattern in layers if pattern != Causal() and isinstance(scheme, Rotary))
     return {LOCAL_BASE: next(bases, None)}
 
 
 def scale_of_27b(layers: int) -> Fields:
-    """The factor on scores is of the size of a head, but in models of so many layers."""
+    """Scores are scaled by D^-0.5 (the default), but in models of so many layers by (width / heads)^-0.5."""
     return lambda keys, fields: {
         "attention_scale": (fields["width"] // fields["heads"]) ** -0.5
         if fields["layers"] == layers

@@ -16,8 +16,8 @@ def expert_keys(
     always: Mapping[str, Any] = MappingProxyType({}), *, shared: bool = False, lead: bool = False
 ) -> ExpertKeys:
     """The experts of an architecture whose models may have some: `always` are fields of `Experts` that have no key.
-    There may be a key for the width of an expert that all tokens have (`shared`), which is then behind a gate where
-    `always` says so, and one for how many of the first layers have none (`lead`)."""
+    `shared` adds a key for the width of the shared expert, which is gated where `always` says so, `lead` one for how
+    many of the first layers have no experts."""
     return ExpertKeys(
         count=("expert_count",),
         top="expert_used_count",
@@ -31,8 +31,8 @@ def expert_keys(
 
 
 def with_experts(names: TensorNames) -> TensorNames:
-    """The same names, and those of all experts of a layer, which are one tensor for each of the three matrices, of the
-    bias that chooses, and of sink logits."""
+    """The same names, with those of a layer's experts (one tensor for each of the three matrices), of the bias that
+    chooses experts, and of sink logits."""
 
     def rules(spec: ModelSpec) -> list[Rule]:
         experts = next((experts for experts in spec.experts if experts is not None), None)

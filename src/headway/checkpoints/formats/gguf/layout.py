@@ -20,9 +20,9 @@ from headway.patterns import Causal
 from headway.positions import Pairing, PerLayer, PositionScheme, Rotary
 
 Fields = Callable[[ConfigReader, Mapping[str, Any]], dict[str, Any]]
-"""Of the keys of an architecture, and the fields that are read before."""
+"""A function of an architecture's keys and of the fields read so far, which returns further fields."""
 Schemes = Callable[[Rotary, ConfigReader], tuple[PositionScheme, PositionScheme]]
-"""Of the rotation and the keys, the positions of most layers, and those of every n-th."""
+"""A function of the rotation and the keys, which returns the positions of most layers, and those of every n-th."""
 MODULES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -45,7 +45,7 @@ BIASES = {
     "out_bias": "blk.0.attn_output.bias",
     "mlp_bias": "blk.0.ffn_gate.bias",
 }
-"""Fields of the spec that are on where a tensor is there."""
+"""Fields of the spec that are true where the file has this tensor."""
 SIZES = {
     "vocab": "vocab_size",
     "layers": "block_count",
@@ -60,7 +60,7 @@ HEAD_DIMS = ("attention.key_length", "attention.value_length")
 WINDOWED = {"llama": "mistral", "olmo2": "olmo3"}
 """The family of an architecture's models that have a window."""
 MIXTURES = {"llama": "mixtral"}
-"""... and that have experts."""
+"""The family of an architecture's models that have experts."""
 NONE: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -89,13 +89,13 @@ def gguf_layout(
     """One `general.architecture`, by default of the family of that name; its positions are rotary where it has a
     `pairing`.
 
-    `numbers` are further fields that are keys; `modules`, and `top` outside of layers, are those with another name.
-    Where `tied` is not None, all are or none is. Of `every` so many layers the last sees all, and has the second of
-    `schemes`. `further` are fields that `more` keys say, as `written` writes them; keys of `only` have one value.
-    `experts` are those that layers may have, `mixing` is what some mix tokens with."""
+    `numbers` are further fields that have keys; `modules`, and `top` outside of layers, are those with another name.
+    Where `tied` is not None, it holds for all models. Every `every`-th layer has full attention, and the second of
+    `schemes`. `further` reads fields from the keys `more`, `written` writes them; keys of `only` have one value.
+    `experts` are those that layers may have, `mixing` is the token mixer of some layers."""
 
-    def read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-        keys, width, heads = given.below(f"{name}."), fields["width"], fields["heads"]
+    def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+        keys, width, heads = config.below(f"{name}."), fields["width"], fields["heads"]
         lengths = {keys.whole(key, width // heads or None) for key in HEAD_DIMS}
         if len(lengths) > 1:
             raise ConfigError(
@@ -106,17 +106,17 @@ def gguf_layout(
         by_layer = mixing is not None and mixing.marks == "heads"
         usual = {} if by_layer else {"kv_heads": keys.whole(KV_HEADS, heads)}
         mixers = {} if mixing is None else mixing.layers(keys, len(seeing))
-        found = {
+        values = {
             "head_dim": (head_dim := lengths.pop()),
             "patterns": [Causal() if sees else window for sees in seeing],
             **usual,
             **mixers,
         }
         if pairing is not None:
-            most, last = schemes(read_rope(keys, head_dim, pairing, given.get(FACTORS)), keys)
-            found["positions"] = PerLayer.of([last if sees else most for sees in seeing])
+            most, last = schemes(read_rope(keys, head_dim, pairing, config.get(FACTORS)), keys)
+            values["positions"] = PerLayer.of([last if sees else most for sees in seeing])
         mixture = {} if experts is None else experts.read(keys, fields)
-        return {**found, **mixture, **further(keys, {**fields, **found})}
+        return {**values, **mixture, **further(keys, {**fields, **values})}
 
     def write(spec: ModelSpec) -> dict[str, Any]:
         windows = {last_keys(pattern) for pattern in spec.patterns}
@@ -130,12 +130,12 @@ def gguf_layout(
             **rope[0],
             **{key: value for key, (value,) in only.items()},
             **({} if experts is None else experts.write(spec)),
-            **({} if mixing is None else mixing.given(spec)),
+            **({} if mixing is None else mixing.keys_of(spec)),
             **written(spec),
         }
         return {**{f"{name}.{key}": value for key, value in keys.items()}, FACTORS: rope[1]}
 
-    own = {
+    number_keys = {
         field: key._replace(names=f"{name}.{key.names}") if key.each else key
         for field, key in numbers.items()
     }
@@ -143,7 +143,7 @@ def gguf_layout(
     keys_read += () if mixing is None else mixing.needed
     usual = {**dict.fromkeys(keys_read), **({} if experts is None else experts.part.keys)}
     joined = {
-        part for whole, parts in FUSED.items() if any(whole in one for one in modules) for part in parts
+        part for whole, parts in FUSED.items() if any(whole in module for module in modules) for part in parts
     }
     names = {
         ours: theirs
@@ -164,7 +164,7 @@ def gguf_layout(
         keys={field: Key(f"{name}.{key}") for field, key in {**SIZES, "norm_eps": eps}.items()}
         | {field: Key(field) for field in biases}
         | ({"tied": Key("tied")} if tied is None else {})
-        | own,
+        | number_keys,
         only={
             f"{name}.attention.causal": (True,),
             **{f"{name}.{key}": values for key, values in only.items()},
@@ -181,7 +181,7 @@ def gguf_layout(
 
 
 def _seeing(keys: ConfigReader, every: int, layers: int) -> list[bool]:
-    """Whether a layer sees all where others may have a window: every n-th does, unless the file says which."""
+    """For each layer, whether it has full attention where others may have a window: every n-th unless the file says."""
     marks = keys.get(MARKS) if every else None
     if marks is None or isinstance(marks, int):
         return [bool(every) and (i + 1) % (marks or every) == 0 for i in range(layers)]

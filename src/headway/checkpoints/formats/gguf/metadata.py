@@ -28,11 +28,11 @@ FACTS: Mapping[str, tuple[type, ...]] = {
         ("dropout", "attention_dropout", "activation_dropout", "final_dropout", "init_std"), (float,)
     ),
 }
-"""Fields of a spec that GGUF has no key for, which others need not know: under our own name."""
+"""Fields of a spec that GGUF has no key for and other readers can ignore; written under "headway."."""
 
 
 def names_in(file: GGUF) -> TensorNames:
-    """How the tensors of a file of a known architecture are named."""
+    """The tensor names of a file of a known architecture."""
     return ARCHITECTURES[str(file.metadata["general.architecture"])].tensors
 
 
@@ -55,13 +55,13 @@ def read_spec(file: GGUF, numbers: LazyTensors) -> ModelSpec:
     name = str(name)[:80]
     check_known(name, ARCHITECTURES, f"{path}: there is no general.architecture", error=CheckpointError)
     layout, size = ARCHITECTURES[name], f"{name}.{SIZES['vocab']}"
-    there = {field: BIASES[field] in numbers for field in BIASES.keys() & layout.keys.keys()}
+    biases = {field: BIASES[field] in numbers for field in BIASES.keys() & layout.keys.keys()}
     metadata = {key: decimal(value) if isinstance(value, float) else value for key, value in metadata.items()}
     config = {
         size: vocab,
         "tied": OUTPUT not in numbers,
         FACTORS: numbers.get(FACTORS),
-        **there,
+        **biases,
         **_below(metadata, f"{name}."),
     }
     facts = {key.removeprefix(f"{OURS}."): value for key, value in _below(metadata, f"{OURS}.").items()}
@@ -85,7 +85,9 @@ def _spec(layout: Layout, config: Mapping[str, Any], facts: Mapping[str, Any]) -
 
 def architecture_of(spec: ModelSpec) -> str:
     """The architecture that a spec is written as. Raises ConfigError for a family that has none."""
-    known = {family: name for name, one in ARCHITECTURES.items() for family in (one.family, *one.also)}
+    known = {
+        family: name for name, layout in ARCHITECTURES.items() for family in (layout.family, *layout.also)
+    }
     if spec.family not in known:
         raise ConfigError(f"a {spec.family} has no architecture in GGUF here; written are {', '.join(known)}")
     return known[spec.family]
@@ -98,7 +100,7 @@ def write_spec(spec: ModelSpec) -> tuple[dict[str, Any], Tensor | None]:
     Raises ConfigError, naming the fields, for a spec that the keys cannot express."""
     name = architecture_of(spec)
     layout = ARCHITECTURES[name]
-    plain = (one and replace(one, aux_loss_coef=0.0, z_loss_coef=0.0) for one in spec.experts)
+    plain = (experts and replace(experts, aux_loss_coef=0.0, z_loss_coef=0.0) for experts in spec.experts)
     spec = replace(spec, experts=tuple(plain))
     try:
         config = layout.config(spec)
@@ -121,5 +123,5 @@ def write_spec(spec: ModelSpec) -> tuple[dict[str, Any], Tensor | None]:
 
 
 def _given_back(value: Any) -> Any:
-    """A value as it is read from a file."""
+    """A value after a round trip through a file, which holds float32."""
     return decimal(rounded(value)) if isinstance(value, float) else value

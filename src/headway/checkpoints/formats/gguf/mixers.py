@@ -1,4 +1,4 @@
-"""Layers that mix tokens otherwise than by attention, in GGUF: their keys, and the names of their tensors.
+"""Token mixers other than softmax attention in GGUF: their keys, and the names of their tensors.
 
 A decay is -e^rate in a file (`model.py`). In Qwen3.5's delta layers the first value head of every key comes first, then
 the second of every key.
@@ -31,12 +31,12 @@ SSM = tuple(
 
 
 class Mixing(NamedTuple):
-    """What an architecture has beside softmax attention.
+    """The token mixer of an architecture beside softmax attention.
 
     Attributes:
         kind: the type of that mixer.
-        keys: those that it is read from.
-        read, write: the mixer and its keys.
+        keys: the metadata keys that it is read from.
+        read, write: from the keys to the mixer, and back.
         rules: of its tensors, whose names are ours below `MIXER`.
         marks: which layers have it: those without kv heads ("heads"), those that a list says or all but every n-th
             ("layers"), or "all".
@@ -51,13 +51,13 @@ class Mixing(NamedTuple):
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """All keys."""
+        """All keys, with those that say which layers have it."""
         return (*self.keys, *((RECURRENT, INTERVAL) if self.marks == "layers" else ()))
 
     def layers(self, keys: ConfigReader, layers: int) -> dict[str, Any]:
         """The mixers, and the kv heads of those that attend. Raises ConfigError for lists of another length, and
         several numbers of kv heads."""
-        own, heads = self.read(keys), set[int]()
+        mixer, heads = self.read(keys), set[int]()
         if self.marks == "heads":
             each = _each(keys, KV_HEADS, layers)
             recurrent, heads = [not n for n in each], {n for n in each if n}
@@ -68,18 +68,18 @@ class Mixing(NamedTuple):
             recurrent = [(i + 1) % every != 0 for i in range(layers)]
         if len(heads) > 1:
             raise keys.wrong(KV_HEADS, "one number, or 0, for each layer", sorted(heads))
-        mixers = tuple(own if there else Softmax() for there in recurrent)
+        mixers = tuple(mixer if recurs else Softmax() for recurs in recurrent)
         return {"mixers": mixers, **({"kv_heads": heads.pop()} if heads else {})}
 
-    def given(self, spec: ModelSpec) -> dict[str, Any]:
-        """The keys. Raises Inexpressible for other mixers, and for none of the kind."""
+    def keys_of(self, spec: ModelSpec) -> dict[str, Any]:
+        """The keys of a spec. Raises Inexpressible for other mixers, and for a spec without this kind."""
         others = {mixer for mixer in spec.mixers if mixer != Softmax()}
         if len(others) != 1 or not all(isinstance(mixer, self.kind) for mixer in others):
             raise Inexpressible("mixers")
         recurrent = [mixer != Softmax() for mixer in spec.mixers]
         keys = self.write(others.pop())
         if self.marks == "heads":
-            keys[KV_HEADS] = [0 if there else spec.kv_heads for there in recurrent]
+            keys[KV_HEADS] = [0 if recurs else spec.kv_heads for recurs in recurrent]
         if self.marks == "layers":
             first = (*recurrent, False).index(False) + 1
             regular = recurrent == [(i + 1) % first != 0 for i in range(spec.layers)]
@@ -89,25 +89,27 @@ class Mixing(NamedTuple):
 
 def _each(keys: ConfigReader, key: str, layers: int) -> list[int]:
     """A whole number for each layer, which may be one for all."""
-    found = keys.need(key)
-    each = [found] * layers if isinstance(found, int) else list(found)
+    value = keys.need(key)
+    each = [value] * layers if isinstance(value, int) else list(value)
     if len(each) != layers or not all(isinstance(n, int) and n >= 0 for n in each):
         raise keys.wrong(key, f"a whole number for each of {layers} layers", each)
     return each
 
 
 def with_mixers(names: TensorNames, mixing: Mixing) -> TensorNames:
-    """The same names, those of attention in its layers alone."""
+    """The same names, with those of attention only in its layers, and those of the mixer in the others."""
 
     def rules(spec: ModelSpec) -> list[Rule]:
         each = names.rules(spec)
-        own = [rule for rule in each if rule.ours[0].startswith(MIXER)]
+        attention = [rule for rule in each if rule.ours[0].startswith(MIXER)]
         if spec.gate is not None:
             query = gated_rules(spec)[0]
-            own = [replace(query, theirs=r.theirs) if r.ours[0] == query.ours[0] else r for r in own]
+            attention = [
+                replace(query, theirs=r.theirs) if r.ours[0] == query.ours[0] else r for r in attention
+            ]
         return [
             *(rule for rule in each if not rule.ours[0].startswith(MIXER)),
-            *by_mixer(spec, {Softmax: lambda softmax: own, mixing.kind: mixing.rules}),
+            *by_mixer(spec, {Softmax: lambda softmax: attention, mixing.kind: mixing.rules}),
         ]
 
     return replace(names, rules=rules)
@@ -155,7 +157,8 @@ def _ssd_rules(ssd: SSDSpec) -> list[Rule]:
 
 
 def _order(keys: int, each: int, axis: int) -> Change:
-    """Of `keys` groups of `each` heads, one of every group, and then the next of every group, along an axis."""
+    """Reorders `keys` groups of `each` heads along an axis to the first head of every group, then the second of every
+    group, ...: 2 groups of 3, a0 a1 a2 b0 b1 b2, become a0 b0 a1 b1 a2 b2."""
 
     def turn(x: Tensor, outer: int, inner: int) -> Tensor:
         parts: Tensor = x.unflatten(axis, (outer, inner, -1))
@@ -175,7 +178,8 @@ ALONE = {"beta_proj.weight": "ssm_beta.weight", "decay_proj.weight": "ssm_alpha.
 
 
 def _delta_rules(delta: DeltaSpec, ordered: bool) -> list[Rule]:
-    """Of Qwen3.5 where values are `ordered`, else of Qwen3-Next, which has betas and decays of a key in one matrix."""
+    """Rules of a delta layer: Qwen3.5's where values are `ordered`, else Qwen3-Next's, where betas and decays of a key
+    head are one matrix."""
     each = delta.heads // delta.key_heads
     by_row, by_column = (_order(delta.key_heads, each, axis) for axis in (0, 1))
     turned = {**DELTA, **ALONE}.keys() - {"norm.weight"} if ordered and each > 1 else set()

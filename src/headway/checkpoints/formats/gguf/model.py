@@ -55,10 +55,10 @@ def coded_layers(file: GGUF, stored: Tensors) -> dict[str, PackedLayer]:
     """The layers whose matrices have codes, by their names in the file."""
     return {
         name.removesuffix(".weight"): PackedLayer(
-            Form(one.numbers, torch.float32), one.type.name, partial(_codes, stored, name, one.type)
+            Form(entry.numbers, torch.float32), entry.type.name, partial(_codes, stored, name, entry.type)
         )
-        for name, one in file.tensors.items()
-        if one.type.name in CODED and len(one.numbers) == 2 and name.endswith(".weight")
+        for name, entry in file.tensors.items()
+        if entry.type.name in CODED and len(entry.numbers) == 2 and name.endswith(".weight")
     }
 
 
@@ -70,7 +70,7 @@ def write_model(
     path: str | Path,
     spec: ModelSpec,
     state: Mapping[str, Tensor],
-    asked: BlockType | None,
+    requested: BlockType | None,
     *,
     packed: Mapping[str, BlockType] = MappingProxyType({}),
     tokenizer: Mapping[str, Any] | None = None,
@@ -85,11 +85,11 @@ def write_model(
     CheckpointError for more tokens that end a text than it has keys for."""
     keys, factors = write_spec(spec)
     names = ARCHITECTURES[architecture_of(spec)].tensors
-    rules, own = rules_by_name(names, spec), exported(names, state, spec)
-    values = {name: found for name in own.forms if (found := _values(name, spec.norm_offset)) is not None}
-    forms = {name: Form(own.forms[name].shape, torch.float32) for name in values}
-    weights = with_values(own, forms, lambda name: values[name][0](own[name].float()))
-    types = {name: _type(name, rules[name], form, asked, packed) for name, form in weights.forms.items()}
+    rules, ours = rules_by_name(names, spec), exported(names, state, spec)
+    values = {name: change for name in ours.forms if (change := _values(name, spec.norm_offset)) is not None}
+    forms = {name: Form(ours.forms[name].shape, torch.float32) for name in values}
+    weights = with_values(ours, forms, lambda name: values[name][0](ours[name].float()))
+    types = {name: _type(name, rules[name], form, requested, packed) for name, form in weights.forms.items()}
     if factors is not None:
         divisors = factors
         weights = with_values(weights, lazy({FACTORS: divisors}).forms, lambda name: divisors)
@@ -112,10 +112,10 @@ def write_model(
 
 
 def _type(
-    name: str, rule: Rule, form: Form, asked: BlockType | None, packed: Mapping[str, BlockType]
+    name: str, rule: Rule, form: Form, requested: BlockType | None, packed: Mapping[str, BlockType]
 ) -> BlockType:
-    """How a tensor is stored: as the rows that are packed already, or as `stored_type` says."""
-    kinds = {packed.get(one) for one in rule.ours}
+    """The type of a stored tensor: that of rows that are packed already, or as `stored_type` says."""
+    kinds = {packed.get(weight) for weight in rule.ours}
     if len(kinds) > 1:
         raise CheckpointError(
             f"{name} is one matrix in GGUF, and its parts ({', '.join(rule.ours)}) have codes of several types; "
@@ -124,23 +124,23 @@ def _type(
     (kind,) = kinds
     if name.endswith(".bias"):
         return F32
-    return stored_type(name, form, asked if rule.keeps_rows else None) if kind is None else kind
+    return stored_type(name, form, requested if rule.keeps_rows else None) if kind is None else kind
 
 
 def without_codes(spec: ModelSpec) -> set[str]:
-    """Our matrices whose columns lie elsewhere in a file: no codes follow them there, and none are made."""
+    """Our matrices that a file stores with columns in another order: codes cannot follow, so they are never packed."""
     rules = rules_by_name(ARCHITECTURES[architecture_of(spec)].tensors, spec)
     return {name for rule in rules.values() if not rule.keeps_rows for name in rule.ours}
 
 
-def stored_type(name: str, form: Form, asked: BlockType | None) -> BlockType:
-    """How a tensor of that name, theirs or ours, is stored: a vector, and what `EXACT` says, as F32, another matrix as
-    the type asked for where its rows are multiples of its blocks, else in its own dtype. Raises CheckpointError for a
-    dtype that GGUF has no type for."""
+def stored_type(name: str, form: Form, requested: BlockType | None) -> BlockType:
+    """The type in which a tensor of that name (GGUF's or ours) is stored: F32 for vectors and names in `EXACT`; for
+    other matrices the type requested where its blocks divide their rows, else their own dtype. Raises CheckpointError
+    for a dtype that GGUF has no type for."""
     if len(form.shape) == 1 or name.endswith(EXACT):
         return F32
-    if asked is not None and form.shape[-1] % asked.block == 0:
-        return asked
+    if requested is not None and form.shape[-1] % requested.block == 0:
+        return requested
     if form.dtype not in BY_DTYPE:
         raise CheckpointError(
             f"a matrix of {dtype_name(form.dtype)} has no type in GGUF; choose one with dtype: "
@@ -150,62 +150,62 @@ def stored_type(name: str, form: Form, asked: BlockType | None) -> BlockType:
 
 
 def unpacked(file: GGUF, stored: Tensors) -> Made:
-    """The numbers of every tensor, made when asked for, but for vectors that decide their dtype.
+    """The numbers of every tensor, unpacked when read; F32 vectors are read at once, to decide their dtype.
 
     Packed numbers are given as float32, which holds them exactly; where a family's norms multiply by 1 + w (Gemma's),
     the file has 1 + w. Vectors and routers in float32 beside matrices in bfloat16 or float16 are given in these where
     that rounds none of them, so that the model runs in the dtype of its matrices."""
     layout = ARCHITECTURES.get(str(file.metadata.get("general.architecture")))
     offset = 0.0 if layout is None else FAMILIES[layout.family].defaults.get("norm_offset", 0.0)
-    dtypes = {name: one.type.given_as for name, one in file.tensors.items()}
-    matrices = {name: one.type for name, one in file.tensors.items() if len(one.numbers) > 1}
+    dtypes = {name: entry.type.given_as for name, entry in file.tensors.items()}
+    matrices = {name: entry.type for name, entry in file.tensors.items() if len(entry.numbers) > 1}
     of_matrices = {dtypes[name] for name, kind in matrices.items() if kind is not F32} or {torch.float32}
 
-    values = {name: found for name in file.tensors if (found := _values(name, offset)) is not None}
+    values = {name: change for name in file.tensors if (change := _values(name, offset)) is not None}
 
     def exact(name: str) -> Tensor:
-        one = file.tensors[name]
-        value = dequantize(stored[name], one.type).view(one.numbers)
+        entry = file.tensors[name]
+        value = dequantize(stored[name], entry.type).view(entry.numbers)
         return values[name][1](value) if name in values else value
 
     if len(of_matrices) == 1:
         (narrow,) = of_matrices
-        for name, one in file.tensors.items():
-            if one.type is F32 and _holds(narrow, exact(name), values.get(name)):
+        for name, entry in file.tensors.items():
+            if entry.type is F32 and _holds(narrow, exact(name), values.get(name)):
                 dtypes[name] = narrow
 
     def make(name: str) -> Tensor:
         return exact(name).to(dtypes[name])
 
     def copy(name: str, target: Tensor) -> None:
-        one = file.tensors[name]
+        entry = file.tensors[name]
         if name in values:
             target.copy_(make(name))
             return
-        if one.type.unpack is None:
+        if entry.type.unpack is None:
             stored.copy_into(name, target)
             return
         raw = stored[name]
         step = max(1, PIECE // max(1, raw[0].numel()))
         for begin in range(0, len(raw), step):  # unpacked, a piece takes several times its bytes
-            target[begin : begin + step].copy_(dequantize(raw[begin : begin + step], one.type))
+            target[begin : begin + step].copy_(dequantize(raw[begin : begin + step], entry.type))
 
     def part(name: str, box: tuple[slice, ...]) -> Tensor:
         if name in values:
             return make(name)[box]
         _, *inner = stored.forms[name].shape
         raw = stored.part(name, (box[0], *(slice(0, size) for size in inner)))
-        one = file.tensors[name]
-        value = dequantize(raw, one.type).view(len(raw), *one.numbers[1:])
+        entry = file.tensors[name]
+        value = dequantize(raw, entry.type).view(len(raw), *entry.numbers[1:])
         return value[(slice(None), *box[1:])].to(dtypes[name])
 
-    forms = {name: Form(one.numbers, dtypes[name]) for name, one in file.tensors.items()}
+    forms = {name: Form(entry.numbers, dtypes[name]) for name, entry in file.tensors.items()}
     return Made(forms, make, copy, part)
 
 
 def _values(name: str, offset: float) -> Values | None:
-    """What of a tensor is in a file, and the way back, where that is not itself: the factor 1 + w of a norm, but for
-    that within a delta layer, and the decay -e^rate."""
+    """For a tensor whose stored value is another than ours, the functions to the file and back, else None: a norm is
+    stored as 1 + w (but for that within a delta layer), a rate as the decay -e^rate."""
     if name.endswith("ssm_a"):
         return (lambda rate: -rate.exp()), (lambda decay: (-decay).log())
     if not offset or not name.endswith("norm.weight") or name.endswith("ssm_norm.weight"):
@@ -214,10 +214,10 @@ def _values(name: str, offset: float) -> Values | None:
 
 
 def _holds(dtype: torch.dtype, value: Tensor, values: Values | None) -> bool:
-    """Whether a dtype has room for all of a value, or for what the file has of it."""
+    """Whether rounding to a dtype loses nothing of a value, as the file stores it."""
     narrow = value.to(dtype).float()
-    there = (lambda x: x) if values is None else values[0]
-    return torch.equal(there(narrow), there(value.float()))
+    in_file = (lambda x: x) if values is None else values[0]
+    return torch.equal(in_file(narrow), in_file(value.float()))
 
 
 def generation_ids(file: GGUF) -> dict[str, Any]:
@@ -229,24 +229,26 @@ def generation_ids(file: GGUF) -> dict[str, Any]:
             for name in (*SINGLE.values(), *ENDS)
             if keys.get(name) is not None
         }
-    found: dict[str, Any] = {role: ids[name] for role, name in SINGLE.items() if name in ids}
+    content: dict[str, Any] = {role: ids[name] for role, name in SINGLE.items() if name in ids}
     ends = list(dict.fromkeys(ids[name] for name in ENDS if name in ids))
-    return {**found, **({"eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else {})}
+    return {**content, **({"eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else {})}
 
 
 def _ids(tokenizer: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
-    """The tokenizer's keys, and what `generation` has beyond them."""
-    found = dict(tokenizer)
+    """The tokenizer's keys, and the token ids that `generation` has beyond them."""
+    keys = dict(tokenizer)
     for role, name in SINGLE.items():
         if generation.get(role) is not None and tokenizer.keys() <= {"tokenizer.ggml.model"}:
-            found[TOKENIZER + name] = generation[role]
-    given = generation.get("eos_token_id")
-    own = [found[TOKENIZER + ENDS[0]]] if TOKENIZER + ENDS[0] in found else []
+            keys[TOKENIZER + name] = generation[role]
+    end_ids = generation.get("eos_token_id")
+    first = [keys[TOKENIZER + ENDS[0]]] if TOKENIZER + ENDS[0] in keys else []
     ends = list(
-        dict.fromkeys([*own, *(given if isinstance(given, list) else [] if given is None else [given])])
+        dict.fromkeys(
+            [*first, *(end_ids if isinstance(end_ids, list) else [] if end_ids is None else [end_ids])]
+        )
     )
     if len(ends) > len(ENDS):
         raise CheckpointError(
             f"{len(ends)} tokens end a text ({ends}), and GGUF has keys for {len(ENDS)}: {', '.join(ENDS)}"
         )
-    return {**found, **{TOKENIZER + name: token for name, token in zip(ENDS, ends, strict=False)}}
+    return {**keys, **{TOKENIZER + name: token for name, token in zip(ENDS, ends, strict=False)}}

@@ -38,9 +38,9 @@ THETA = 10000.0
 SCALING = "rope.scaling."
 ORIGINAL = f"{SCALING}original_context_length"
 LOW, HIGH, TRAINED = 1.0, 4.0, 8192
-"""Of LLaMA 3.1's rule, of which the file has the divisors alone."""
+"""Parameters of LLaMA 3.1's rule, which the file does not hold: it has the divisors alone."""
 NEAR = 1e-5
-"""Relative difference of divisors that were computed in float32."""
+"""Relative tolerance for divisors that were computed in float32."""
 YARN = tuple(
     f"{SCALING}{name}"
     for name in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor", "yarn_beta_fast", "yarn_beta_slow")
@@ -85,7 +85,9 @@ def write_rope(spec: ModelSpec) -> tuple[dict[str, Any], Tensor | None]:
     divisors, if there is one. Raises Inexpressible for positions that there are no keys for; what the keys lose is seen
     by reading them again."""
     of_layers = zip(spec.layer_positions, spec.patterns, strict=True)
-    seeing_all = [one for one, pattern in of_layers if pattern == Causal() and isinstance(one, Rotary)]
+    seeing_all = [
+        scheme for scheme, pattern in of_layers if pattern == Causal() and isinstance(scheme, Rotary)
+    ]
     rotary = next(iter((*seeing_all, *rotations(spec.positions))), None)
     if spec.positions == NoPositions():
         return {f"{SCALING}finetuned": False}, None
@@ -143,7 +145,7 @@ def _write_yarn(scaling: YaRN) -> dict[str, Any]:
 
 
 def _read_factors(keys: ConfigReader, factors: Tensor, plain: Rotary, dims: int) -> Scaling | None:
-    """LLaMA 3.1's rule where the divisors are those of it, else these divisors for rows of every length."""
+    """LLaMA 3.1's rule where the divisors are its own, else a LongRope with these divisors at every length."""
     values = [decimal(value) for value in factors.flatten().tolist()]
     if len(values) != dims // 2 or not all(0 < value < math.inf for value in values):
         raise ConfigError(
@@ -164,9 +166,9 @@ def decimal(value: float) -> float:
     if rounded(value) != value:
         return value
     shortest = (float(f"{value:.{digits}g}") for digits in range(1, 10))
-    return next(one for one in shortest if rounded(one) == value)
+    return next(number for number in shortest if rounded(number) == value)
 
 
 def rounded(value: float) -> float:
-    """To 32 bits; beyond the largest of these, an infinity."""
+    """A number rounded to float32; beyond the largest, an infinity."""
     return float(torch.tensor(value, dtype=torch.float32))

@@ -31,8 +31,8 @@ def write_gguf(
     *,
     check: Callable[[Path], object] = lambda path: None,
 ) -> None:
-    """Write one file atomically, with each tensor packed as its type; no second copy of all of them is in memory. What
-    is uint8 is rows of blocks already.
+    """Write one file atomically, with each tensor packed as its type; no second copy of all of them is in memory.
+    Tensors of uint8 are rows of blocks already.
 
     Truth values, whole numbers (u32; i32 in lists), floats (f32), texts and lists of one of these are written as what
     they are.
@@ -94,7 +94,7 @@ def _value(key: str, value: Any) -> bytes:
 
 
 def _items(key: str, code: str, values: list[Any]) -> bytes:
-    """Texts, whose code is empty, or numbers."""
+    """Bytes of texts (whose code is empty) or of numbers."""
     fault = f"{key} has a number that 32 bits do not hold"
     with as_error(CheckpointError, fault, struct.error, OverflowError):
         return struct.pack(f"<{len(values)}{code}", *values) if code else b"".join(map(_string, values))

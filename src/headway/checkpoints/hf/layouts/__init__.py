@@ -7,18 +7,18 @@ from headway.checkpoints.hf.config_keys import OURS
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.models import FAMILIES
 
-_FOUND = {
+_BY_FAMILY = {
     value.family: value
     for module in iter_modules(__path__)
     for value in vars(import_module(f"{__name__}.{module.name}")).values()
     if isinstance(value, Layout)
 }
-LAYOUTS: dict[str, Layout] = {name: _FOUND[name] for name in sorted(_FOUND, key=list(FAMILIES).index)}
-"""By `model_type`, in the order of the families."""
+LAYOUTS: dict[str, Layout] = {name: _BY_FAMILY[name] for name in sorted(_BY_FAMILY, key=list(FAMILIES).index)}
+"""`model_type` -> layout, in the order of the families."""
 
 
 def layout_of(family: str) -> Layout | None:
-    """The layout that a family's folders have; None where transformers has no such family."""
+    """The layout of a family's folders; None where transformers has no such family."""
     also = (layout for layout in LAYOUTS.values() if family in layout.also)
     return LAYOUTS.get(family) or next(also, None)
 
@@ -26,11 +26,14 @@ def layout_of(family: str) -> Layout | None:
 def layouts_for(family: str) -> list[Layout]:
     """The layouts that specs of a family may be written as: its own and, where that is generic or there is none, the
     generic ones."""
-    own = layout_of(family)
-    first = [] if own is None else [own]
-    if own is not None and not own.generic:
+    family_layout = layout_of(family)
+    first = [] if family_layout is None else [family_layout]
+    if family_layout is not None and not family_layout.generic:
         return first
-    return [*first, *(layout for layout in LAYOUTS.values() if layout.generic and layout is not own)]
+    return [
+        *first,
+        *(layout for layout in LAYOUTS.values() if layout.generic and layout is not family_layout),
+    ]
 
 
 def family_rows() -> list[dict[str, str | None]]:

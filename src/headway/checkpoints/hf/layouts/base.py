@@ -1,4 +1,4 @@
-"""A layout: how one family of transformers names its config keys and its tensors, as data."""
+"""A layout: the config keys and tensor names of one family of transformers, as data."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -38,42 +38,42 @@ def differing(a: ModelSpec, b: ModelSpec) -> list[str]:
 
 
 class Part(NamedTuple):
-    """Keys of a config and fields of a spec that say the same in other words.
+    """Keys of a config and the fields of a spec that they correspond to, where that is no one-to-one `Key`.
 
     Attributes:
-        keys: and what transformers takes where they are absent, or None, unless the layout says another.
-        read: the fields, from the config (typed access) and the fields that are known before. Raises ConfigError for
+        keys: key -> transformers' default where it is absent, or None, unless the layout has another.
+        read: returns the fields, from the config (typed access) and the fields read so far. Raises ConfigError for
             keys that contradict each other or the fields.
-        write: the keys, from a spec; reading them again shows what they cannot express. Raises Inexpressible for what
-            would give another error in transformers, or another model.
+        write: returns the keys, from a spec; reading them again shows what they cannot express. Raises Inexpressible
+            for a spec that transformers would refuse with another error, or load as another model.
     """
 
     keys: Mapping[str, Any] = MappingProxyType({})
-    read: Callable[[ConfigReader, Mapping[str, Any]], dict[str, Any]] = lambda given, fields: {}
+    read: Callable[[ConfigReader, Mapping[str, Any]], dict[str, Any]] = lambda config, fields: {}
     write: Callable[[ModelSpec], dict[str, Any]] = lambda spec: {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """One `model_type`.
+    """The folder format of one `model_type`.
 
     Attributes:
         family: its name, also a name in `headway.models.FAMILIES`.
-        architectures: class of transformers -> the kind of head that it has; the first is written.
+        architectures: class of transformers -> the task of its head; the first is written.
         keys: fields of the spec that are keys of `config.json`.
-        encoder_keys: those of the encoder's own, which go before; None unless the family is of encoder-decoders.
-        more: further keys that `rope` and `parts` read -> what transformers takes where they are absent, or None.
+        encoder_keys: those of the encoder, which take precedence there; None unless the family is of encoder-decoders.
+        more: further keys that `rope` and `parts` read -> transformers' default where they are absent, or None.
         only: keys that change nothing at these values, and are refused at others.
-        harmless: keys that change nothing that this family computes, whatever they are.
-        rope: of a family with rotary positions the key of the share of each head that is rotated, "" where all of it
+        harmless: keys that change nothing that this family computes, at any value.
+        rope: in a family with rotary positions the key of the share of each head that is rotated, "" where all of it
             is; its positions and its context are then read from, and written as, all keys of
             `headway.checkpoints.hf.rope.ROPE`, of which `max_position_embeddings` must be there or in `more`. A family
             with other keys leaves this None and has a part (GPT-J in `gpt2.py`).
-        parts: what else is both read and written, one after the other; their fields go before those of `keys`.
-        tensors: how its tensors are named.
-        pairing: of rotary positions, in their files.
-        ids: token ids that transformers takes as numbers alone: a folder that has none leaves them out.
-        also: other families whose folders are this one's.
+        parts: further keys and fields, read and written in this order; their fields override those of `keys`.
+        tensors: the names of its tensors.
+        pairing: rotary pairing of the weights in its files.
+        ids: token ids that transformers accepts only as numbers, never null: a folder that has none leaves them out.
+        also: other families whose folders have this `model_type`.
         generic: specs of other families may be written as this one, if it can express them: of other generic ones, and
             of families that have no layout. The family is then kept under the key "headway".
         in_transformers: whether transformers has the family; else its folders are read and written as any other's, and
@@ -98,11 +98,11 @@ class Layout:
 
     @cached_property
     def defaults(self) -> Mapping[str, Any]:
-        """What transformers takes for keys that are absent; None for those that are read and have no such value."""
+        """Transformers' defaults of all keys that are read; None where it has none."""
         tables = (*self.keys.values(), *(self.encoder_keys or {}).values())
-        own = {name: None if callable(key.default) else key.default for key in tables for name in key.each}
+        keys = {name: None if callable(key.default) else key.default for key in tables for name in key.each}
         parts = {name: value for part in self.parts for name, value in part.keys.items()}
-        return {**({} if self.rope is None else dict.fromkeys(ROPE)), **parts, **self.more, **own}
+        return {**({} if self.rope is None else dict.fromkeys(ROPE)), **parts, **self.more, **keys}
 
     def spec(self, config: Mapping[str, Any]) -> ModelSpec:
         """The spec that a config describes. Raises ConfigError for keys, values and classes that are not known."""
@@ -117,26 +117,26 @@ class Layout:
                 f"{did_you_mean(str(classes), self.architectures)}; known are {', '.join(self.architectures)}"
             )
         task = self.architectures[known[0]]
-        given = ConfigReader(config, self.defaults, task=task)
-        fields = {**checked_sizes(read_fields(given, self.keys))}
+        reader = ConfigReader(config, self.defaults, task=task)
+        fields = {**checked_sizes(read_fields(reader, self.keys))}
         head_dim = fields.get("head_dim", max(fields["width"] // fields["heads"], 1))
         if self.rope is not None:
-            share = given.number(self.rope) if self.rope else None
-            fields |= read_rope(given, head_dim, pairing=self.pairing, share=share)
+            share = reader.number(self.rope) if self.rope else None
+            fields |= read_rope(reader, head_dim, pairing=self.pairing, share=share)
         for part in self.parts:
-            fields |= part.read(given, fields)
+            fields |= part.read(reader, fields)
         checked_sizes({"head_dim": head_dim, **fields})
         if self.encoder_keys is None:
             spec = ModelSpec.of(self.family, **fields)
             return spec.with_head(Head("states")) if spec.causal and task == "states" else spec
-        encoder = checked_sizes(read_fields(given, self.encoder_keys))
+        encoder = checked_sizes(read_fields(reader, self.encoder_keys))
         return ModelSpec.of_pair(self.family, encoder=encoder, **fields)
 
     def config(self, spec: ModelSpec) -> dict[str, Any]:
         """The config of a spec, as far as this family can express it: reading it again shows what it cannot.
 
-        Raises Inexpressible where there is no such config: for a head that has no class here, for one stack where the
-        family has two, and what `write` raises."""
+        Raises Inexpressible for a head that has no class in this family, for one stack where the family has two (or the
+        other way round), and what the `write` of a part raises."""
         kinds = {kind: name for name, kind in reversed(list(self.architectures.items()))}
         if (spec.encoder is None) != (self.encoder_keys is None):
             raise Inexpressible("encoder")

@@ -40,7 +40,7 @@ from headway.positions import Learned, Rotary, Sinusoidal
 TABLE = learned(512)
 PRETRAINED = {**CLASSES, "ForPreTraining": "masked-lm"}
 SENTENCES = ("cls.seq_relationship.", "bert.pooler.", "embeddings.position_ids")
-"""What a class of pretraining has besides."""
+"""Tensors of a class for pretraining that are not used."""
 BERT = encoder_layout(
     *("bert", "Bert", CLS, head_names("bert.pooler.dense classifier")),
     classes=PRETRAINED,
@@ -71,10 +71,10 @@ ERNIE = encoder_layout(
 
 
 def _narrower(usual: int | None) -> Part:
-    """An embedding of other columns than the states, `usual` or as many unless the config says."""
+    """An embedding narrower than the states: `embedding_size`, by default `usual`, or for None the states' width."""
 
-    def read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-        columns = given.whole("embedding_size", fields["width"])
+    def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+        columns = config.whole("embedding_size", fields["width"])
         return {"embedding_width": None if columns == fields["width"] else columns}
 
     return Part({"embedding_size": usual}, read, lambda spec: {"embedding_size": spec.columns})
@@ -84,7 +84,7 @@ ELECTRA = encoder_layout(
     *("electra", "Electra"),
     head_names("generator_predictions.dense generator_predictions.LayerNorm generator_lm_head"),
     head_names("classifier. dense out_proj"),
-    # the discriminator, which is what is trained further, without what tells replaced tokens
+    # the discriminator, which is what is fine-tuned, without its head that detects replaced tokens
     classes={**CLASSES, "ForPreTraining": "states"},
     activations=("gelu", "gelu"),  # hidden_act does not apply here
     parts=(TABLE, _narrower(128)),
@@ -106,7 +106,7 @@ DISTILBERT = encoder_layout(
     keys=without(called(KEYS, **NAMES), "token_types", "norm_eps"),
     parts=(TABLE,),
     only={"tie_weights_": (True, None)},
-    # how the table of positions began; dropout in front of two heads, which is the model's own here
+    # how the table of positions was initialized; dropout in front of two heads, for which headway has the model's
     harmless=words("sinusoidal_pos_embds seq_classif_dropout qa_dropout output_past"),
     unused=("embeddings.position_ids",),
     pooler={},
@@ -115,7 +115,7 @@ DISTILBERT = encoder_layout(
 
 def _constants(spec: ModelSpec) -> Mapping[str, Tensor]:
     """The sines and cosines of `max_position_embeddings` positions that transformers stores with its weights, and
-    makes where they are absent; here, nothing."""
+    computes where they are absent; none where the table is larger than `LARGEST_TABLE`."""
     if spec.trained_context * spec.head_dim > LARGEST_TABLE:
         return {}
     position = torch.arange(spec.trained_context, device="cpu")
@@ -132,8 +132,8 @@ ROFORMER = encoder_layout(
         _narrower(None),
         Part(
             {"rotary_value": None},
-            lambda given, fields: {
-                "positions": Rotary(pairing="adjacent", values=given.flag("rotary_value"))
+            lambda config, fields: {
+                "positions": Rotary(pairing="adjacent", values=config.flag("rotary_value"))
             },
             lambda spec: {"rotary_value": isinstance(spec.positions, Rotary) and spec.positions.values},
         ),
@@ -149,8 +149,8 @@ ROFORMER = encoder_layout(
 def _behind_padding(family: str) -> Part:
     """Positions, which begin behind the row of padding. Raises ConfigError for a padding id that leaves no rows."""
 
-    def read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-        rows, pad = given.whole("max_position_embeddings"), given.get("pad_token_id")
+    def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+        rows, pad = config.whole("max_position_embeddings"), config.get("pad_token_id")
         if type(pad) is not int or not 0 <= pad < rows - 1:
             raise ConfigError(
                 f'config.json: positions of a {family} begin behind row "pad_token_id" of a table of {rows} rows '
@@ -168,7 +168,7 @@ def _behind_padding(family: str) -> Part:
 
 
 def _layout(family: str, name: str, parts: tuple[Part, ...] = (), **names: Any) -> Layout:
-    """The layout of one of them; `names` as in `encoder_layout`."""
+    """The layout of RoBERTa or its kin; `names` as in `encoder_layout`."""
     parts = (_behind_padding(family), *parts)
     classifier = head_names("classifier. dense out_proj")
     # hidden_act does not apply in front of the vocab
@@ -191,9 +191,9 @@ PRELAYERNORM = _decoding(
 )
 
 
-def _read_windows(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read_windows(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     """One window for all layers, or a list with one for each."""
-    windows, layers = given.get("attention_window"), fields["layers"]
+    windows, layers = config.get("attention_window"), fields["layers"]
     each = windows if isinstance(windows, list) else [windows] * layers
     if len(each) != layers:
         raise ConfigError(
@@ -213,7 +213,7 @@ def _write_windows(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _others(pattern: Pattern) -> int:
-    """w of a window of w / 2 on either side; 2 where there is none, which reading it again will notice."""
+    """The w of a window of w / 2 on either side; 2 where there is none, which reading it again will notice."""
     bounds = program.interval(program.without(pattern, Kind.GLOBAL_KEYS, Kind.GLOBAL_QUERIES))
     return 2 if bounds is None else 2 * (bounds[0] or 1)
 

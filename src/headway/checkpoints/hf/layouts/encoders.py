@@ -1,4 +1,4 @@
-"""What encoders of BERT's kind share, as `transformers` stores them: the stack, and five heads on it."""
+"""Shared by the layouts of BERT-like encoders in `transformers`: the stack, and five heads on it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -44,7 +44,7 @@ ONLY = {
 POOLER = words(
     "directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type"
 )
-"""Keys of published Chinese checkpoints, which transformers reads in no class."""
+"""Keys of published Chinese checkpoints, which no class of transformers reads."""
 RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 """Names of norms in files that were made from TensorFlow's."""
 CLASSES = {
@@ -54,12 +54,12 @@ CLASSES = {
     "ForQuestionAnswering": "answer",
     "Model": "states",
 }
-"""How the names of classes end -> the head."""
+"""Suffix of a class name -> the task of its head."""
 
 
 def head_names(names: str) -> dict[str, str]:
-    """The modules of a head by their names there: a dense layer, its norm and the matrix, or without the norm, or the
-    matrix alone."""
+    """Our modules of a head -> their names in transformers, listed as `words`: a dense layer, its norm and the output
+    matrix, or without the norm, or the matrix alone."""
     theirs = words(names)
     ours = {1: ("out",), 2: ("dense", "out"), 3: ("dense", "norm", "out")}[len(theirs)]
     return dict(zip(ours, theirs, strict=True))
@@ -89,18 +89,18 @@ def encoder_layout(
     decoder: str = "",
     head: Part | None = None,
     parts: Sequence[Part] = (),
-    **own: Any,
+    **overrides: Any,
 ) -> Layout:
-    """The layout of one of them.
+    """The layout of a BERT-like family.
 
-    name: what its classes begin with.   classes: how they end -> the head.   own: the fields of `Layout` that differ.
+    name: prefix of its class names.   classes: their suffixes -> the head.   overrides: fields of `Layout` that differ.
     masked, classifier: names of the parts of the masked-lm head and of a classifier of texts.   activations: in their
-    dense layers; "" is that of the others.
-    base: what a class with a head calls the stack, the family unless given.   layer: what a layer's names begin with
-    there.   modules: of a layer.   stack: modules outside of the layers that have other names or are further ones.
-    pooler: the linear layer that its bare class has besides.   split: as in `TensorNames`.   decoder: how the name of
-    its class ends that is a decoder of the same layers, with the masked-lm head's; "" is none.   head: what a config
-    says of the head, where that is otherwise."""
+    dense layers; "" is the activation of the stack.
+    base: name of the stack in a class with a head, by default the family.   layer: prefix of a layer's names within
+    it.   modules: of a layer.   stack: modules outside of the layers that have other names or are further ones.
+    pooler: the additional linear layer of its bare class.   split: as in `TensorNames`.   decoder: suffix of the class
+    that is a decoder with the same layers and the masked-lm head; "" is none.   head: a part that reads and writes the
+    head, where the usual one does not fit."""
     base = family if base is None else base
     top = {**STACK, **stack}
     named = {
@@ -119,14 +119,14 @@ def encoder_layout(
     def rules(spec: ModelSpec) -> list[Rule]:
         # transformers has two biases of an output that is not tied, and adds that of the matrix
         out = masked["out"].removesuffix(".decoder") if spec.tied else masked["out"]
-        own = {**heads[spec.head.task], **({"out": out} if spec.head.needs_vocab else {})}
-        return module_rules(spec, {**named, **within("head.", "", own), "lm_head": out})
+        head_modules = {**heads[spec.head.task], **({"out": out} if spec.head.needs_vocab else {})}
+        return module_rules(spec, {**named, **within("head.", "", head_modules), "lm_head": out})
 
     out = f"{masked['out']}.weight", f"{masked['out']}.bias"
-    firsts = {part.partition(".")[0] for one in heads.values() for part in one.values()} - {base}
+    firsts = {part.partition(".")[0] for names in heads.values() for part in names.values()} - {base}
 
     def aliases(spec: ModelSpec) -> Mapping[str, str]:
-        """Second names; without an output layer there are none: a file's may be a matrix of its own."""
+        """Second names of tied tensors; none without an output layer: a file may then have an untied matrix."""
         pairs = {out[0]: f"{base}.{top['embed_tokens']}.weight", out[1]: out[1].replace(".decoder", "")}
         return pairs if spec.head.needs_vocab else {}
 
@@ -149,7 +149,7 @@ def encoder_layout(
             head or Part({"tie_word_embeddings": True}, partial(_read, activations), write_encoder),
             *parts,
         ),
-        **own,
+        **overrides,
     }
     if decoder:
         classes = {**classes, decoder: "lm"}
@@ -159,26 +159,27 @@ def encoder_layout(
     return Layout(family=family, architectures=architectures, tensors=tensors, **fields)
 
 
-def _read(activations: tuple[str, str], given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The head of a kind, and what goes with it. Raises ConfigError for a decoder that is_decoder says is none."""
-    kind = given.task
-    if given.flag("is_decoder") != (kind == "lm"):
+def _read(activations: tuple[str, str], config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The head for the class's task, and the fields that follow from it. Raises ConfigError where `is_decoder`
+    contradicts the class."""
+    kind = config.task
+    if config.flag("is_decoder") != (kind == "lm"):
         raise ConfigError(
-            f"config.json: is_decoder is {given.get('is_decoder')}, and architectures has a class of another kind: "
+            f"config.json: is_decoder is {config.get('is_decoder')}, and architectures has a class of another kind: "
             "transformers would build one, and mask as the other"
         )
     vocab = kind in ("lm", "masked-lm")
     masked, dense = (name or fields["activation"] for name in activations)
     head: dict[str, Any] = {"task": kind, "dense": masked if vocab else dense if kind == "classify" else None}
     if kind in ("classify", "tag"):
-        head["labels"] = labels(given)
+        head["labels"] = labels(config)
     causal: dict[str, Any] = {"causal": True, "patterns": Causal()} if kind == "lm" else {}
-    tied = vocab and given.flag("tie_word_embeddings")
+    tied = vocab and config.flag("tie_word_embeddings")
     return {**causal, "tied": tied, "output_bias": vocab, "head": Head(**head)}
 
 
 def write_encoder(spec: ModelSpec) -> dict[str, Any]:
-    """The keys of the head and of what goes with it."""
+    """The keys of the head and of the fields that follow from it."""
     keys: dict[str, Any] = {"tie_word_embeddings": spec.tied or not spec.head.needs_vocab}
     if spec.causal:
         keys["is_decoder"] = True
@@ -189,11 +190,11 @@ def write_encoder(spec: ModelSpec) -> dict[str, Any]:
     return keys
 
 
-def labels(given: ConfigReader) -> tuple[str, ...]:
+def labels(config: ConfigReader) -> tuple[str, ...]:
     """Names of the classes by `id2label`, or LABEL_0, ... for `num_labels` (2 unless given), as in transformers."""
-    names = given.get("id2label")
+    names = config.get("id2label")
     if names is None:
-        return tuple(f"LABEL_{i}" for i in range(given.whole("num_labels", 2)))
+        return tuple(f"LABEL_{i}" for i in range(config.whole("num_labels", 2)))
     if not isinstance(names, Mapping) or {str(k) for k in names} != {str(i) for i in range(len(names))}:
         raise ConfigError(f'config.json: "id2label" must name the classes 0, 1, ..., got {names!r}')
     by_number = {str(key): value for key, value in names.items()}

@@ -1,4 +1,4 @@
-"""What layouts of mixtures of experts share: keys of `Experts`, which layers have them, names of their tensors."""
+"""Shared by layouts of mixtures of experts: keys of `Experts`, which layers have them, names of their tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +17,12 @@ NORMALIZED = {"normalized": "norm_topk_prob"}
 
 
 class Sparse(NamedTuple):
-    """How a config says which layers have experts.
+    """The keys that say which layers have experts.
 
     Attributes:
-        keys: and what transformers takes for them where they are absent.
-        read: of the config and the number of layers, whether each has some.
-        write: the keys for that.
+        keys: key -> transformers' default where it is absent.
+        read: from the config and the number of layers, whether each layer has experts.
+        write: the keys, from the same list.
     """
 
     keys: Mapping[str, Any]
@@ -30,10 +30,10 @@ class Sparse(NamedTuple):
     write: Callable[[Sequence[bool]], dict[str, Any]]
 
 
-def _read_steps(given: ConfigReader, layers: int) -> list[bool]:
-    dense, every = given.get("mlp_only_layers") or [], given.whole("decoder_sparse_step")
+def _read_steps(config: ConfigReader, layers: int) -> list[bool]:
+    dense, every = config.get("mlp_only_layers") or [], config.whole("decoder_sparse_step")
     if not isinstance(dense, list):
-        raise given.wrong("mlp_only_layers", "a list of numbers of layers", dense)
+        raise config.wrong("mlp_only_layers", "a list of numbers of layers", dense)
     return [i not in dense and (i + 1) % every == 0 for i in range(layers)]
 
 
@@ -41,7 +41,7 @@ def _dense(sparse: Sequence[bool]) -> list[int]:
     return [i for i, has in enumerate(sparse) if not has]
 
 
-EVERY = Sparse({}, lambda given, layers: [True] * layers, lambda sparse: {})
+EVERY = Sparse({}, lambda config, layers: [True] * layers, lambda sparse: {})
 STEPS = Sparse(
     {"mlp_only_layers": None, "decoder_sparse_step": 1},
     _read_steps,
@@ -50,29 +50,28 @@ STEPS = Sparse(
 
 
 def behind_first(usual: int, key: str = "first_k_dense_replace") -> Sparse:
-    """All layers but the first so many, `usual` unless the config says."""
+    """All layers but the first few, whose number is `key` of the config, by default `usual`."""
     return Sparse(
         {key: usual},
-        lambda given, layers: [i >= given.whole(key, usual, least=0) for i in range(layers)],
+        lambda config, layers: [i >= config.whole(key, usual, least=0) for i in range(layers)],
         lambda sparse: {key: len(_dense(sparse))},
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertKeys:
-    """The config keys of `Experts`, and what a family has without a key.
+    """The config keys of `Experts`, and the fields that a family has without a key.
 
     Attributes:
-        count: of how many there are, the first of its names, which files have either of. top: of how many are chosen.
-        hidden: of their width. dense: of the width of layers without any.
-        shared: of the width of the shared one, or of how many of the others' width it has (`shared_by_count`); "" where
-            there is none.
-        others: further fields that are keys.
-        always: fields that are so in all of a family.
+        count: names of the key of the number of experts; files have any of them, the first is written.
+        top: key of the number of experts chosen for a token.
+        hidden: key of an expert's width. dense: key of the width of layers without experts.
+        shared: key of the width of the shared expert, or of that width in experts (`shared_by_count`); "" is none.
+        others: further fields -> their keys.
+        always: fields with one value in all models of a family.
         sparse: which layers have experts.
-        aux: what transformers takes for an absent coefficient of the loss that balances experts; None in families that
-            have none.
-        usual: what transformers takes for absent keys.
+        aux: transformers' default of the coefficient of the load-balancing loss; None in families without that loss.
+        usual: transformers' defaults of absent keys.
         optional: whether models may have no experts, or no shared one, and then no keys of them.
     """
 
@@ -91,27 +90,31 @@ class ExpertKeys:
 
     @property
     def keyed(self) -> Mapping[str, str]:
-        """`others`, and the coefficient where there is one."""
+        """`others`, and the key of the loss coefficient where there is one."""
         return self.others if self.aux is None else {**self.others, "aux_loss_coef": AUX}
 
-    def read(self, given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields `experts` and `hidden`; experts are as wide as dense layers where there is no key for it. Raises
+    def read(self, config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields `experts` and `hidden`; experts are as wide as dense layers where the key is absent. Raises
         ConfigError for two counts that differ, and as `Experts` does."""
-        if self.optional and not given.get(self.count[0]):
+        if self.optional and not config.get(self.count[0]):
             return {}
-        counts = {name: given.whole(name) for name in self.count if given.get(name) is not None}
+        counts = {name: config.whole(name) for name in self.count if config.get(name) is not None}
         if len({*counts.values()}) > 1:
-            raise given.wrong(self.count[0], f"that of {self.count[1]}", counts)
-        count = next(iter(counts.values()), 0) or given.whole(self.count[0])
-        hidden = given.whole(self.hidden, fields.get("hidden"))
-        shared = given.whole(self.shared, 0, least=0) if self.shared else 0
+            raise config.wrong(self.count[0], f"that of {self.count[1]}", counts)
+        count = next(iter(counts.values()), 0) or config.whole(self.count[0])
+        hidden = config.whole(self.hidden, fields.get("hidden"))
+        shared = config.whole(self.shared, 0, least=0) if self.shared else 0
         shared *= hidden if self.shared_by_count else 1
-        sparse = self.sparse.read(given, fields["layers"])
+        sparse = self.sparse.read(config, fields["layers"])
         checked_sizes({f"{self.shared}, in hidden units,": shared})
-        typed: Mapping[type, Callable[[str], Any]] = {bool: given.flag, int: given.whole, float: given.number}
+        typed: Mapping[type, Callable[[str], Any]] = {
+            bool: config.flag,
+            int: config.whole,
+            float: config.number,
+        }
         experts = Experts(
             count=count,
-            top=given.whole(self.top),
+            top=config.whole(self.top),
             hidden=hidden,
             shared=shared,
             **{name: typed[type(getattr(Experts, name))](key) for name, key in self.keyed.items()},
@@ -119,20 +122,20 @@ class ExpertKeys:
         )
         return {
             "experts": [experts if has else None for has in sparse],
-            "hidden": hidden if all(sparse) else given.whole(self.dense),
+            "hidden": hidden if all(sparse) else config.whole(self.dense),
         }
 
     @property
     def part(self) -> Part:
-        """All of it, with every key."""
+        """The part of a layout that reads and writes all these keys."""
         needed = {*self.count, self.top, self.hidden, self.dense, self.shared, *self.keyed.values()} - {""}
         usual = {**self.sparse.keys, **self.usual, **({} if self.aux is None else {AUX: self.aux})}
         return Part({**dict.fromkeys(needed), **usual}, self.read, self.write)
 
     @property
     def harmless(self) -> tuple[str, ...]:
-        """Keys of the loss that balances experts that say nothing of a model: whether `transformers` adds it, and its
-        coefficient where the family's config has none."""
+        """Keys of the load-balancing loss that do not affect a model: whether transformers adds it, and its coefficient
+        where the family has none."""
         return ("output_router_logits", *((AUX,) if self.aux is None else ()))
 
     def write(self, spec: ModelSpec) -> dict[str, Any]:
@@ -152,12 +155,12 @@ class ExpertKeys:
             self.hidden: experts.hidden,
             **({self.shared: shared} if self.shared and (shared or not self.optional) else {}),
             **{key: getattr(experts, name) for name, key in self.keyed.items()},
-            **self.sparse.write([one is not None for one in spec.experts]),
+            **self.sparse.write([layer is not None for layer in spec.experts]),
         }
 
 
 def expert_names(count: int, *parts: str, leaf: str = "weight", layer: str = LAYER) -> tuple[str, ...]:
-    """Our tensors of these matrices of so many experts of a layer, expert by expert."""
+    """Our names of the matrices `parts` of a layer's `count` experts: all of expert 0, then all of expert 1, ..."""
     return tuple(f"{layer}mlp.experts.{e}.{part}_proj.{leaf}" for e in range(count) for part in parts)
 
 
@@ -170,8 +173,8 @@ def stacked(
     turned: bool = False,
 ) -> list[Rule]:
     """Rules for all experts of a layer in two tensors: `gate_up` [E, 2 F, M], the rows of the gate first, and `down`
-    [E, M, F]; `leaves` are how their names end, by what they are of a layer ("weight", "bias"). Where they are
-    `turned`, the last two axes are in the other order, and columns of gate and up take turns."""
+    [E, M, F]; `leaves` are the suffixes of their names for a "weight" and a "bias". Where they are `turned`, the last
+    two axes are swapped, and columns of gate and up are interleaved: g0 u0 g1 u1 ..."""
     experts = next(experts for experts in spec.experts if experts is not None)
     units, count = experts.hidden, experts.count
     groups = units if turned else 1

@@ -24,14 +24,14 @@ KEYS = {
 NONE = (0.0, None)
 
 
-def _read_opt(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read_opt(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     width = fields["width"]
-    if given.get("word_embed_proj_dim") not in (None, width):
+    if config.get("word_embed_proj_dim") not in (None, width):
         raise ConfigError(
-            f"config.json: word_embed_proj_dim {given.get('word_embed_proj_dim')} is not hidden_size {width}: a "
+            f"config.json: word_embed_proj_dim {config.get('word_embed_proj_dim')} is not hidden_size {width}: a "
             "decoder whose embedding has other columns than its states is unsupported"
         )
-    return {"final_norm": fields["order"] == "pre" and not given.flag("_remove_final_layer_norm")}
+    return {"final_norm": fields["order"] == "pre" and not config.flag("_remove_final_layer_norm")}
 
 
 def _write_opt(spec: ModelSpec) -> dict[str, Any]:
@@ -88,8 +88,8 @@ BIOGPT = Layout(
 )
 
 
-def _check_pad(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    pad = given.get("pad_token_id")
+def _check_pad(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    pad = config.get("pad_token_id")
     if pad not in (None, 0, 1):
         raise ConfigError(
             f'config.json: row "pad_token_id" of the positions of an xglm is 0, and {pad} is the row of a token; it '

@@ -35,48 +35,48 @@ ONES = (IN, KEY, OUT, SSM_IN, SSM_OUT)
 LISTS = {"mlp_multipliers": 2, "ssm_multipliers": 5}
 
 
-def _factors(given: ConfigReader, key: str) -> list[float]:
-    found = given.get(key)
-    found = [1.0] * LISTS[key] if found is None else found
-    known = isinstance(found, list | tuple) and len(found) == LISTS[key]
-    if not known or not all(type(n) in (int, float) for n in found):
-        raise given.wrong(key, f"a list of {LISTS[key]} numbers", found)
-    return [float(n) for n in found]
+def _factors(config: ConfigReader, key: str) -> list[float]:
+    factors = config.get(key)
+    factors = [1.0] * LISTS[key] if factors is None else factors
+    known = isinstance(factors, list | tuple) and len(factors) == LISTS[key]
+    if not known or not all(type(n) in (int, float) for n in factors):
+        raise config.wrong(key, f"a list of {LISTS[key]} numbers", factors)
+    return [float(n) for n in factors]
 
 
-def _ssd(given: ConfigReader, fields: Mapping[str, Any]) -> SSDSpec:
-    heads, own = given.whole(SIZES["heads"]), given.get(INNER)
-    inner = given.whole("mamba_expand") * fields["width"] if own is None else given.whole(INNER)
-    wide = inner // heads if given.get(SIZES["value_dim"]) in AUTO else given.whole(SIZES["value_dim"])
+def _ssd(config: ConfigReader, fields: Mapping[str, Any]) -> SSDSpec:
+    heads, stated = config.whole(SIZES["heads"]), config.get(INNER)
+    inner = config.whole("mamba_expand") * fields["width"] if stated is None else config.whole(INNER)
+    wide = inner // heads if config.get(SIZES["value_dim"]) in AUTO else config.whole(SIZES["value_dim"])
     if heads * wide != inner:
         raise ConfigError(
             f"config.json: {SIZES['heads']} {heads} of {SIZES['value_dim']} {wide} are not {inner}"
         )
-    sizes: dict[str, Any] = {field: given.whole(key) for field, key in SIZES.items() if field != "value_dim"}
-    flags = {field: given.flag(key) for field, key in FLAGS.items()}
-    if flags["norm"] and given.flag("mamba_norm_before_gate"):
+    sizes: dict[str, Any] = {field: config.whole(key) for field, key in SIZES.items() if field != "value_dim"}
+    flags = {field: config.flag(key) for field, key in FLAGS.items()}
+    if flags["norm"] and config.flag("mamba_norm_before_gate"):
         raise ConfigError(
             "config.json: mamba_norm_before_gate is true; headway's norm stands behind the gate"
         )
-    if flags["bias"] != given.flag("projectors_bias"):
+    if flags["bias"] != config.flag("projectors_bias"):
         raise ConfigError("config.json: mamba_proj_bias and projectors_bias differ; headway has one of both")
-    entry = given.number(SSM_IN)
+    entry = config.number(SSM_IN)
     if flags["bias"] and entry != 1:
         raise ConfigError(f"config.json: {SSM_IN} is {entry} beside biases, and must be 1 there")
-    factors = tuple(entry * factor for factor in _factors(given, "ssm_multipliers"))
+    factors = tuple(entry * factor for factor in _factors(config, "ssm_multipliers"))
     return SSDSpec(**sizes, value_dim=wide, **flags, factors=factors)
 
 
-def _read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     check_silu(fields)
-    entry, key = given.number(IN), given.number(KEY)
+    entry, key = config.number(IN), config.number(KEY)
     if fields["qkv_bias"] and entry != 1:
         raise ConfigError(f"config.json: {IN} is {entry} beside attention_bias, and must be 1 there")
-    gate, down = _factors(given, "mlp_multipliers")
+    gate, down = _factors(config, "mlp_multipliers")
     scale = entry * entry * key * fields["head_dim"] ** -0.5
     return {
         "mixers": Softmax(
-            beside=_ssd(given, fields), factors=(entry * given.number(OUT), given.number(SSM_OUT))
+            beside=_ssd(config, fields), factors=(entry * config.number(OUT), config.number(SSM_OUT))
         ),
         "patterns": Causal(),
         "attention_scale": None if entry == key == 1 else scale,
@@ -86,7 +86,7 @@ def _read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write(spec: ModelSpec) -> dict[str, Any]:
-    """Factors of what attention is given are all one of its keys and one of its output."""
+    """All factors of attention are written as one on its keys and one on its output; those of its input are 1."""
     mixer, *others = {*spec.mixers}
     if others or not isinstance(mixer, Softmax) or not isinstance(ssd := mixer.beside, SSDSpec):
         raise Inexpressible("mixers")

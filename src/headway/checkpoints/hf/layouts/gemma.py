@@ -51,9 +51,9 @@ def gemma_keys(activation: str, kv_heads: int) -> dict[str, Key]:
     }
 
 
-def _read_scale(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Scores are over the root of query_pre_attn_scalar, which is the size of a head in most models."""
-    number = given.whole("query_pre_attn_scalar")
+def _read_scale(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Scores are divided by the root of query_pre_attn_scalar, which is the size of a head in most models."""
+    number = config.whole("query_pre_attn_scalar")
     return {"attention_scale": None if number == fields["head_dim"] else number**-0.5}
 
 
@@ -65,13 +65,13 @@ def _write_scale(spec: ModelSpec) -> dict[str, Any]:
     return {"query_pre_attn_scalar": number}
 
 
-def _tanh(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Their first files say "gelu", and mean the one by tanh."""
+def _tanh(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The first files of Gemma say "gelu", but were trained with its tanh approximation."""
     return {"activation": "gelu_pytorch_tanh"} if fields["activation"] == "gelu" else {}
 
 
 SCALE = Part({"query_pre_attn_scalar": 256}, _read_scale, _write_scale)
-EMBEDDING = Part(read=lambda given, fields: dict(scaled_embedding(fields)))
+EMBEDDING = Part(read=lambda config, fields: dict(scaled_embedding(fields)))
 CAPS = {
     "score_cap": Key("attn_logit_softcapping", 50.0),
     "logit_cap": Key("final_logit_softcapping", 30.0),
@@ -132,32 +132,32 @@ SIZES = {"head_dim": "head_dim", "kv_heads": "num_key_value_heads"}
 """Fields of `Softmax` and their keys in `per_layer_config`."""
 
 
-def _sizes(given: ConfigReader, kinds: Sequence[str], fields: Mapping[str, Any]) -> list[dict[str, int]]:
-    """Sizes of heads in each layer."""
-    each, tied = given.get("per_layer_config"), given.flag("attention_k_eq_v")
+def _sizes(config: ConfigReader, kinds: Sequence[str], fields: Mapping[str, Any]) -> list[dict[str, int]]:
+    """`head_dim` and `kv_heads` of each layer."""
+    each, tied = config.get("per_layer_config"), config.flag("attention_k_eq_v")
     if each is None:
-        wide = {"head_dim": given.whole("global_head_dim", 512)}
-        if tied and given.get("num_global_key_value_heads") is not None:
-            wide["num_key_value_heads"] = given.whole("num_global_key_value_heads")
+        wide = {"head_dim": config.whole("global_head_dim", 512)}
+        if tied and config.get("num_global_key_value_heads") is not None:
+            wide["num_key_value_heads"] = config.whole("num_global_key_value_heads")
         each = {str(i): wide for i, kind in enumerate(kinds) if kind == FULL}
     numbers = {str(i) for i in range(len(kinds))}
     if not isinstance(each, Mapping) or not all(
         str(i) in numbers and isinstance(sizes, Mapping) and {*sizes} <= {*SIZES.values()}
         for i, sizes in each.items()
     ):
-        raise given.wrong("per_layer_config", f"layers and their {' and '.join(SIZES.values())}", each)
+        raise config.wrong("per_layer_config", f"layers and their {' and '.join(SIZES.values())}", each)
     by_layer = [ConfigReader(each.get(str(i), {}), {}) for i in range(len(kinds))]
-    return [{name: own.whole(key, fields[name]) for name, key in SIZES.items()} for own in by_layer]
+    return [{name: reader.whole(key, fields[name]) for name, key in SIZES.items()} for reader in by_layer]
 
 
 def softmax_by_layer(
-    given: ConfigReader,
+    config: ConfigReader,
     kinds: Sequence[str],
     sizes: Sequence[Mapping[str, Any]],
     shared: int,
     tied: bool = False,
 ) -> list[Softmax]:
-    """The attention of each layer: the last `shared` have keys and values of others."""
+    """The attention of each layer: the last `shared` layers use keys and values of an earlier one."""
     first = len(kinds) - shared
     before = {kind: i for i, kind in enumerate(kinds[: max(first, 0)])}
     mixers = []
@@ -175,24 +175,24 @@ def softmax_by_layer(
     return mixers
 
 
-def _usual(given: ConfigReader, layers: int) -> list[str]:
-    return [*every(6, -1)(given, layers)[:-1], FULL]
+def _usual(config: ConfigReader, layers: int) -> list[str]:
+    return [*every(6, -1)(config, layers)[:-1], FULL]
 
 
-def _read4(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    kinds = read_kinds(given, fields["layers"], _usual)
+def _read4(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = read_kinds(config, fields["layers"], _usual)
     if kinds[-1] != FULL:
         raise ConfigError(f"config.json: layer_types ends with {kinds[-1]}, and transformers makes it {FULL}")
-    sizes, columns = _sizes(given, kinds, fields), given.whole(COLUMNS, least=0)
-    if columns and given.whole(VOCAB) != fields["vocab"]:
+    sizes, columns = _sizes(config, kinds, fields), config.whole(COLUMNS, least=0)
+    if columns and config.whole(VOCAB) != fields["vocab"]:
         raise ConfigError(
-            f"config.json: {VOCAB} {given.get(VOCAB)} and vocab_size {fields['vocab']}: headway has one vocab for both"
+            f"config.json: {VOCAB} {config.get(VOCAB)} and vocab_size {fields['vocab']}: headway has one vocab for both"
         )
-    wide = given.flag("use_double_wide_mlp")
-    shared = given.whole("num_kv_shared_layers", 0, least=0)
-    mixers = softmax_by_layer(given, kinds, sizes, shared, given.flag("attention_k_eq_v"))
-    rope = {**given.config, "rope_parameters": given.get("rope_parameters") or ROPE4}
-    head_dims = {kind: own["head_dim"] for kind, own in zip(kinds, sizes, strict=True)}
+    wide = config.flag("use_double_wide_mlp")
+    shared = config.whole("num_kv_shared_layers", 0, least=0)
+    mixers = softmax_by_layer(config, kinds, sizes, shared, config.flag("attention_k_eq_v"))
+    rope = {**config.config, "rope_parameters": config.get("rope_parameters") or ROPE4}
+    head_dims = {kind: size["head_dim"] for kind, size in zip(kinds, sizes, strict=True)}
     return {
         "mixers": mixers,
         "layer_hidden": tuple(0 if m.kv_from is None or not wide else 2 * fields["hidden"] for m in mixers),

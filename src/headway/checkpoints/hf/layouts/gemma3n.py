@@ -32,12 +32,12 @@ KEYS: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def _read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    layers, columns = fields["layers"], given.whole(COLUMNS)
-    kinds = read_kinds(given, layers, KINDS)
-    hidden = given.get("intermediate_size")
-    each = hidden if isinstance(hidden, list) else [given.whole("intermediate_size", 16384)] * layers
-    share = given.get(SPARSE)
+def _read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    layers, columns = fields["layers"], config.whole(COLUMNS)
+    kinds = read_kinds(config, layers, KINDS)
+    hidden = config.get("intermediate_size")
+    each = hidden if isinstance(hidden, list) else [config.whole("intermediate_size", 16384)] * layers
+    share = config.get(SPARSE)
     if share is None:
         share = [0.95] * 10 + [0.0] * (layers - 10) if layers > 10 else [0.0] * layers
     for name, values in (("intermediate_size", each), (SPARSE, share)):
@@ -46,20 +46,20 @@ def _read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
                 f"config.json: {name} must have one value for each of {layers} layers, got {values}"
             )
     if not all(type(size) is int and size > 0 for size in each):
-        raise given.wrong("intermediate_size", "whole numbers above 0", each)
-    if given.whole(VOCAB) > fields["vocab"]:
+        raise config.wrong("intermediate_size", "whole numbers above 0", each)
+    if config.whole(VOCAB) > fields["vocab"]:
         raise ConfigError(
-            f"config.json: {VOCAB} {given.get(VOCAB)} is more than vocab_size {fields['vocab']}"
+            f"config.json: {VOCAB} {config.get(VOCAB)} is more than vocab_size {fields['vocab']}"
         )
-    rows = given.whole(VOCAB)
+    rows = config.whole(VOCAB)
     return {
         "hidden": each[0],
         "layer_hidden": tuple(each),
         "mlp_sparsity": tuple(share),
         "per_layer_embedding": columns,
         "per_layer_vocab": 0 if rows == fields["vocab"] else rows,
-        "altup": AltUp(given.whole("altup_num_inputs", least=2), given.number("altup_coef_clip")),
-        "mixers": softmax_by_layer(given, kinds, [{}] * layers, given.whole(SHARED, least=0)),
+        "altup": AltUp(config.whole("altup_num_inputs", least=2), config.number("altup_coef_clip")),
+        "mixers": softmax_by_layer(config, kinds, [{}] * layers, config.whole(SHARED, least=0)),
     }
 
 

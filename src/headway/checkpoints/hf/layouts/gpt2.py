@@ -56,10 +56,10 @@ SUMMARY = words(
 """Keys of GPT2DoubleHeadsModel, which no language model looks at."""
 
 
-def _check_rows(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    if given.get("n_ctx") not in (None, size := fields["trained_context"]):
+def _check_rows(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    if config.get("n_ctx") not in (None, size := fields["trained_context"]):
         raise ConfigError(
-            f"config.json: n_ctx is {given.get('n_ctx')}, but the table of positions has n_positions {size} rows; "
+            f"config.json: n_ctx is {config.get('n_ctx')}, but the table of positions has n_positions {size} rows; "
             "transformers looks at n_positions alone: drop n_ctx, or make them equal"
         )
     return {}
@@ -67,7 +67,7 @@ def _check_rows(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any
 
 ROWS = Part({"n_ctx": None}, _check_rows)
 _names = partial(decoder_names, "transformer.", "transformer.wte", "transformer.ln_f", "transformer.h.#.")
-"""Most are named alike; how a layer's matrices lie differs."""
+"""Names that most families here share; how a layer's matrices are stored differs."""
 _learned = partial(_names, top={"model.embed_positions": "transformer.wpe"})
 MODULES = block("ln_1 ln_2", "attn. c_attn c_proj", "mlp. c_fc c_proj")
 MASKS = (".attn.bias", ".attn.masked_bias")
@@ -100,12 +100,12 @@ GPT1 = Layout(
 )
 
 
-def _read_queries(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    kv_heads = 1 if given.flag("multi_query") else fields["heads"]
-    if given.get("num_key_value_heads") not in (None, kv_heads):
+def _read_queries(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    kv_heads = 1 if config.flag("multi_query") else fields["heads"]
+    if config.get("num_key_value_heads") not in (None, kv_heads):
         raise ConfigError(
-            f"config.json: num_key_value_heads is {given.get('num_key_value_heads')}, but multi_query "
-            f"{given.flag('multi_query')} makes it {kv_heads}, which is what transformers uses: remove it"
+            f"config.json: num_key_value_heads is {config.get('num_key_value_heads')}, but multi_query "
+            f"{config.flag('multi_query')} makes it {kv_heads}, which is what transformers uses: remove it"
         )
     return {"kv_heads": kv_heads}
 
@@ -135,20 +135,20 @@ GPT_BIGCODE = Layout(
 KINDS = ("global", "local")
 
 
-def _read_kinds(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    groups, layers = given.need("attention_types"), fields["layers"]
+def _read_kinds(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    groups, layers = config.need("attention_types"), fields["layers"]
     kinds: list[str] = []
     with suppress(TypeError, ValueError):  # what is no such list says nothing
         if sum(len(names) * max(times, 0) for names, times in groups) == layers:
             kinds = [name for names, times in groups for name in names * times if name in KINDS]
     if len(kinds) != layers:
-        raise given.wrong("attention_types", f'like [[["global", "local"], 12]], of {layers} layers', groups)
-    if given.get("attention_layers") not in (None, kinds):
+        raise config.wrong("attention_types", f'like [[["global", "local"], 12]], of {layers} layers', groups)
+    if config.get("attention_layers") not in (None, kinds):
         raise ConfigError(
-            f"config.json: attention_layers {given.get('attention_layers')} are not those of attention_types, which "
+            f"config.json: attention_layers {config.get('attention_layers')} are not those of attention_types, which "
             "is what transformers reads: remove them"
         )
-    window = from_foreign("sliding_window", given.need("window_size"))
+    window = from_foreign("sliding_window", config.need("window_size"))
     return {"patterns": [window if kind == "local" else Causal() for kind in kinds]}
 
 
@@ -188,8 +188,8 @@ GPT_NEO = Layout(
 )
 
 
-def _read_rotary(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    dims, width, heads = given.whole("rotary_dim"), fields["width"], fields["heads"]
+def _read_rotary(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    dims, width, heads = config.whole("rotary_dim"), fields["width"], fields["heads"]
     if dims > width // heads or dims % 2:
         raise ConfigError(
             f"config.json: rotary_dim {dims} must be even and at most the {width // heads} dims of a head (n_embd "
@@ -224,10 +224,10 @@ GPTJ = Layout(
     ),
 )
 SHARES = 4
-"""Parts of the fused matrix, for the cores that CodeGen was trained on."""
+"""The fused matrix is stored in so many parts, for the cores that CodeGen was trained on."""
 
 
-def _check_shares(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _check_shares(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     if fields["heads"] % SHARES:
         raise ConfigError(
             f"config.json: n_head {fields['heads']} of a codegen must be a multiple of {SHARES}, the parts that its "
@@ -237,7 +237,7 @@ def _check_shares(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, A
 
 
 def _in_shares(names: TensorNames) -> TensorNames:
-    """Queries, values and keys of a quarter of the heads after the other."""
+    """Rules for one fused matrix: queries, values and keys of a quarter of the heads, then of the next quarter, ..."""
     parts = tuple(f"model.layers.#.self_attn.{part}_proj.weight" for part in "qvk")
 
     def rules(spec: ModelSpec) -> Sequence[Rule]:

@@ -18,10 +18,10 @@ from headway.models import ModelSpec
 from headway.positions import NoPositions, PerLayer, Rotary
 
 
-def _read_numbers(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    divisor, factor = given.number("logits_scaling"), given.number("attention_multiplier")
+def _read_numbers(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    divisor, factor = config.number("logits_scaling"), config.number("attention_multiplier")
     if not divisor:
-        raise given.wrong("logits_scaling", "a number above 0", divisor)
+        raise config.wrong("logits_scaling", "a number above 0", divisor)
     return {
         "logit_scale": 1 / divisor,
         "attention_scale": None if factor == fields["head_dim"] ** -0.5 else factor,
@@ -49,8 +49,8 @@ _granite = partial(llama_layout, head_dim=FREE, parts=(NUMBERS,))
 GRANITE = _granite("granite", "GraniteForCausalLM", "none", 2048, FACTORS)
 
 
-def _read_bases(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    layers, rotary, bases = fields["layers"], fields["positions"], given.get("layer_rope_theta")
+def _read_bases(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    layers, rotary, bases = fields["layers"], fields["positions"], config.get("layer_rope_theta")
     if bases is None:
         bases = [rotary.theta] * layers
     if (
@@ -58,7 +58,7 @@ def _read_bases(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any
         or len(bases) != layers
         or not all(isinstance(n, int | float) for n in bases)
     ):
-        raise given.wrong(
+        raise config.wrong(
             "layer_rope_theta", f"a base, or 0 for no positions, for each of {layers} layers", bases
         )
     positions = [replace(rotary, theta=base) if base else NoPositions() for base in bases]
@@ -66,7 +66,11 @@ def _read_bases(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any
 
 
 def _write_bases(spec: ModelSpec) -> dict[str, Any]:
-    return {"layer_rope_theta": [one.theta if isinstance(one, Rotary) else 0 for one in spec.layer_positions]}
+    return {
+        "layer_rope_theta": [
+            scheme.theta if isinstance(scheme, Rotary) else 0 for scheme in spec.layer_positions
+        ]
+    }
 
 
 SWA: Mapping[str, Any] = {
@@ -104,7 +108,7 @@ HYPERCLOVAX = llama_layout(
 def expert_rules(
     spec: ModelSpec, gate_up: str = "input_linear.weight", down: str = "output_linear.weight"
 ) -> list[Rule]:
-    """Rules of all experts of a layer, and of a shared one."""
+    """Rules of a layer's experts, and of the shared one."""
     moe, shared = "block_sparse_moe.", f"{LAYER}mlp.shared_expert."
     rules = stacked(spec, f"{moe}{gate_up}", f"{moe}{down}")
     if units := max(experts.shared for experts in spec.experts if experts is not None):

@@ -1,4 +1,4 @@
-"""Decoders that mix tokens otherwise than by attention in some layers, as `transformers` stores them.
+"""Decoders with other token mixers than attention in some layers, as `transformers` stores them.
 
 Qwen3.5's text models (Qwen team 2026) have the gated delta rule in three layers of four, and a gate on what the fourth
 attends to, whose matrix is one with that of the queries, head by head; norms are x / |x| * (1 + w) with w stored.
@@ -32,7 +32,7 @@ from headway.patterns import Causal
 LINEAR = "linear_attention"
 MIXER = "model.layers.#.self_attn."
 DELTA_LAYER = "model.layers.#.linear_attn."
-"""How names of a layer of the delta rule begin there."""
+"""Prefix of names of a layer of the delta rule in transformers."""
 DELTA_SIZES = {
     "heads": "linear_num_value_heads",
     "key_heads": "linear_num_key_heads",
@@ -44,7 +44,7 @@ DELTA_SIZES = {
 
 
 def by_mixer(spec: ModelSpec, rules: Mapping[type, Callable[[Any], Sequence[Rule]]]) -> list[Rule]:
-    """Rules of what mixes tokens in each layer, made of its mixer by the function for that type."""
+    """Rules of each layer's token mixer, by the function that `rules` has for its type."""
     return [
         rule.at(str(i))
         for i, mixer in enumerate(spec.mixers)
@@ -54,17 +54,17 @@ def by_mixer(spec: ModelSpec, rules: Mapping[type, Callable[[Any], Sequence[Rule
 
 
 def mixed(kinds: Sequence[str], other: Any) -> dict[str, Any]:
-    """The fields `mixers` and `patterns` where layers have softmax attention over all before them, or `other`."""
+    """The fields `mixers` and `patterns` of layers with full causal attention, or the mixer `other`."""
     return {"mixers": tuple(Softmax() if kind == FULL else other for kind in kinds), "patterns": Causal()}
 
 
 def mixer_keys(spec: ModelSpec, kind: type, name: str) -> tuple[Any, list[str]]:
-    """The one mixer of a type that a spec has beside softmax attention, None where it has none, and `layer_types` in
-    which its layers bear that name. Raises Inexpressible for other mixers."""
-    found = {mixer for mixer in spec.mixers if mixer != Softmax()}
-    if len(found) > 1 or not all(isinstance(mixer, kind) for mixer in found):
+    """The one mixer of type `kind` that a spec has beside softmax attention (or None), and `layer_types`, in which its
+    layers are called `name`. Raises Inexpressible for other mixers."""
+    mixers = {mixer for mixer in spec.mixers if mixer != Softmax()}
+    if len(mixers) > 1 or not all(isinstance(mixer, kind) for mixer in mixers):
         raise Inexpressible("mixers")
-    return next(iter(found), None), [FULL if mixer == Softmax() else name for mixer in spec.mixers]
+    return next(iter(mixers), None), [FULL if mixer == Softmax() else name for mixer in spec.mixers]
 
 
 def check_silu(fields: Mapping[str, Any]) -> None:
@@ -76,37 +76,37 @@ def check_silu(fields: Mapping[str, Any]) -> None:
         )
 
 
-def rope_of(given: ConfigReader) -> Mapping[str, Any]:
-    """`rope_parameters`. Raises ConfigError for what is no object."""
-    found = given.get("rope_parameters")
-    if found is not None and not isinstance(found, Mapping):
-        raise given.wrong("rope_parameters", "null or an object", found)
-    return found or {}
+def rope_of(config: ConfigReader) -> Mapping[str, Any]:
+    """The object `rope_parameters`, or an empty one. Raises ConfigError for other values."""
+    rope = config.get("rope_parameters")
+    if rope is not None and not isinstance(rope, Mapping):
+        raise config.wrong("rope_parameters", "null or an object", rope)
+    return rope or {}
 
 
-def _read_delta(given: ConfigReader) -> DeltaSpec:
-    sizes: dict[str, Any] = {name: given.whole(key) for name, key in DELTA_SIZES.items()}
+def _read_delta(config: ConfigReader) -> DeltaSpec:
+    sizes: dict[str, Any] = {name: config.whole(key) for name, key in DELTA_SIZES.items()}
     return DeltaSpec(**sizes)
 
 
 def _write_delta(spec: ModelSpec) -> dict[str, Any]:
-    """Its sizes, if there is one, and the kinds of layers."""
+    """The sizes of the delta rule, if a layer has it, and the kinds of layers."""
     delta, kinds = mixer_keys(spec, DeltaSpec, LINEAR)
     sizes = {key: getattr(delta, name) for name, key in DELTA_SIZES.items()} if delta else {}
     return {"layer_types": kinds, **sizes}
 
 
-def _read_qwen(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read_qwen(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Mixers, patterns and positions of Qwen3-Next and Qwen3.5."""
     check_silu(fields)
     usual = every(4, -1, LINEAR, key="full_attention_interval")
-    kinds = read_kinds(given, fields["layers"], usual, (FULL, LINEAR))
+    kinds = read_kinds(config, fields["layers"], usual, (FULL, LINEAR))
     # three positions of an image's patch, which are one and the same in a text
-    rope = {key: value for key, value in rope_of(given).items() if not key.startswith("mrope_")}
-    keys = {**{key: given.get(key) for key in ROPE}, "rope_parameters": rope}
+    rope = {key: value for key, value in rope_of(config).items() if not key.startswith("mrope_")}
+    keys = {**{key: config.get(key) for key in ROPE}, "rope_parameters": rope}
     return {
-        **mixed(kinds, _read_delta(given)),
-        **read_rope(ConfigReader(keys, given.defaults), fields["head_dim"], share=given.number(PARTIAL)),
+        **mixed(kinds, _read_delta(config)),
+        **read_rope(ConfigReader(keys, config.defaults), fields["head_dim"], share=config.number(PARTIAL)),
     }
 
 
@@ -116,7 +116,7 @@ def _write_qwen(spec: ModelSpec) -> dict[str, Any]:
 
 
 def gated_rules(spec: ModelSpec) -> list[Rule]:
-    """Rules of softmax attention whose gate lies in one matrix with the queries, head by head."""
+    """Rules of softmax attention whose gate is fused with the queries head by head: rows q0 g0 q1 g1 ..."""
     rows = (spec.heads * spec.head_dim,) * 2
     query = tuple(f"{MIXER}{n}_proj.weight" for n in "qg")
     plain = ("k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
@@ -143,8 +143,8 @@ _QWEN_DELTA = {
 
 
 def delta_rules(delta: DeltaSpec, names: Mapping[str, str]) -> list[Rule]:
-    """Rules of a layer of the gated delta rule: our tensors -> theirs; "qkv_proj" is that of queries, keys and values,
-    one after the other."""
+    """Rules of a layer of the gated delta rule; `names` are our tensors -> theirs. A name that begins with "qkv" stands
+    for queries, keys and values, one after the other in one tensor."""
     rules = []
     for ours, theirs in names.items():
         fused = ours.startswith("qkv")
@@ -156,7 +156,7 @@ def delta_rules(delta: DeltaSpec, names: Mapping[str, str]) -> list[Rule]:
 
 
 def _qwen_rules(spec: ModelSpec, delta: Callable[[DeltaSpec], Sequence[Rule]]) -> list[Rule]:
-    """Rules of what mixes tokens in Qwen3-Next and Qwen3.5, by those of their layers of the delta rule."""
+    """Rules of the token mixers in Qwen3-Next and Qwen3.5, whose rules for the delta rule differ (`delta`)."""
     return by_mixer(spec, {Softmax: lambda softmax: gated_rules(spec), DeltaSpec: delta})
 
 
@@ -182,7 +182,7 @@ QWEN: Mapping[str, Any] = {
     "rope": None,
     "parts": (QWEN_MIXERS,),
 }
-"""What layouts of Qwen3-Next and Qwen3.5 share."""
+"""Arguments that the layouts of Qwen3-Next and Qwen3.5 share."""
 QWEN3_5 = llama_layout(
     *("qwen3_5_text", "Qwen3_5ForCausalLM", None, 32768),
     kv_heads=4,
@@ -196,7 +196,7 @@ WIDTHS = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
 
 
 def _fused(delta: DeltaSpec, *parts: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Our tensors of these parts of a layer of the delta rule, and how many rows they have where they are one there."""
+    """Our tensors of these parts of a layer of the delta rule, and the rows of each in the fused tensor."""
     queries, keys, values = delta.channels
     rows = {"q": queries, "k": keys, "v": values, "gate": values, "beta": delta.heads, "decay": delta.decays}
     return tuple(f"{MIXER}{part}_proj.weight" for part in parts), tuple(rows[part] for part in parts)
@@ -240,14 +240,14 @@ QWEN3_5_MOE = llama_layout(
 LARA = (LINEAR, SLIDING, LINEAR, FULL, SLIDING)
 
 
-def _read_lara(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read_lara(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     check_silu(fields)
-    layers, window = fields["layers"], from_foreign("sliding_window", given.whole("sliding_window"))
+    layers, window = fields["layers"], from_foreign("sliding_window", config.whole("sliding_window"))
     usual = [LARA[i % len(LARA)] for i in range(layers)]
-    kinds = read_kinds(given, layers, lambda *_: usual, (FULL, SLIDING, LINEAR))
-    found = mixed([FULL if kind == SLIDING else kind for kind in kinds], _read_delta(given))
-    found["patterns"] = tuple(window if kind == SLIDING else Causal() for kind in kinds)
-    return {**found, **in_windows(given, {**fields, **found})}
+    kinds = read_kinds(config, layers, lambda *_: usual, (FULL, SLIDING, LINEAR))
+    mixers = mixed([FULL if kind == SLIDING else kind for kind in kinds], _read_delta(config))
+    mixers["patterns"] = tuple(window if kind == SLIDING else Causal() for kind in kinds)
+    return {**mixers, **in_windows(config, {**fields, **mixers})}
 
 
 def _write_lara(spec: ModelSpec) -> dict[str, Any]:

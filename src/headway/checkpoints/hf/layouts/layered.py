@@ -27,26 +27,26 @@ from headway.positions import NoPositions, PerLayer, Rotary
 PERIOD = "sliding_window_pattern"
 
 
-def _marks(given: ConfigReader, layers: int) -> list[int]:
+def _marks(config: ConfigReader, layers: int) -> list[int]:
     """Whether each layer of a smollm3 has rotary positions."""
-    marks = given.get("no_rope_layers")
+    marks = config.get("no_rope_layers")
     if marks is None:
-        every = given.whole("no_rope_layer_interval")
+        every = config.whole("no_rope_layer_interval")
         marks = [int((i + 1) % every != 0) for i in range(layers)]
     if not isinstance(marks, list) or len(marks) < layers or not all(mark in (0, 1) for mark in marks):
-        raise given.wrong(
+        raise config.wrong(
             "no_rope_layers", f"a list of 1 (rotary) or 0 (no positions) for {layers} layers", marks
         )
     return marks[:layers]
 
 
-def _windows_without_positions(given: ConfigReader, layers: int) -> list[str]:
-    windowed = given.flag("use_sliding_window") and given.get("sliding_window") is not None
-    return [LAYER_TYPES[windowed and not mark] for mark in _marks(given, layers)]
+def _windows_without_positions(config: ConfigReader, layers: int) -> list[str]:
+    windowed = config.flag("use_sliding_window") and config.get("sliding_window") is not None
+    return [LAYER_TYPES[windowed and not mark] for mark in _marks(config, layers)]
 
 
-def _read_smollm3(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    marks = _marks(given, fields["layers"])
+def _read_smollm3(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    marks = _marks(config, fields["layers"])
     return {"positions": PerLayer.of([fields["positions"] if mark else NoPositions() for mark in marks])}
 
 
@@ -61,7 +61,9 @@ SMOLLM3 = llama_layout(
         Part(
             {"no_rope_layers": None, "no_rope_layer_interval": 4},
             _read_smollm3,
-            lambda spec: {"no_rope_layers": [int(isinstance(one, Rotary)) for one in spec.layer_positions]},
+            lambda spec: {
+                "no_rope_layers": [int(isinstance(scheme, Rotary)) for scheme in spec.layer_positions]
+            },
         ),
     ),
 )
@@ -75,18 +77,19 @@ OLDER = {
 """Fields, and the names of their keys, today's first."""
 
 
-def _read_exaone(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read_exaone(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     at = {}
     for field, (new, old) in OLDER.items():
-        at[field] = old if given.get(new) is None else new
-        if given.get(old) not in (None, given.get(at[field])):
+        at[field] = old if config.get(new) is None else new
+        if config.get(old) not in (None, config.get(at[field])):
             raise ConfigError(
-                f"config.json: {new} is {given.get(new)} and {old} {given.get(old)}, and both are one number; drop one"
+                f"config.json: {new} is {config.get(new)} and {old} {config.get(old)}, and both are one number; "
+                "drop one"
             )
     return {
-        "layers": given.whole(at["layers"]),
-        "norm_eps": given.number(at["norm_eps"], 1e-5),
-        "activation": given.text(at["activation"], "silu"),
+        "layers": config.whole(at["layers"]),
+        "norm_eps": config.number(at["norm_eps"], 1e-5),
+        "activation": config.text(at["activation"], "silu"),
         "patterns": Causal(),
     }
 
@@ -116,17 +119,17 @@ EXAONE = llama_layout(
 )
 
 
-def _usual_exaone4(given: ConfigReader, layers: int) -> list[str]:
-    if given.get("sliding_window") is None:
+def _usual_exaone4(config: ConfigReader, layers: int) -> list[str]:
+    if config.get("sliding_window") is None:
         raise ConfigError(
             "config.json: an exaone4 without sliding_window needs layer_types, as in transformers"
         )
-    return every(given.whole(PERIOD), -1)(given, layers)
+    return every(config.whole(PERIOD), -1)(config, layers)
 
 
-def _read_exaone4(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read_exaone4(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Without any windows all layers have rotary positions."""
-    return {} if given.get("sliding_window") is None else in_windows(given, fields)
+    return {} if config.get("sliding_window") is None else in_windows(config, fields)
 
 
 EXAONE4 = llama_layout(
@@ -164,11 +167,11 @@ COHERE = llama_layout(
 )
 
 
-def _read_cohere2(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    every = given.whole(PERIOD, 4)
-    if given.get("layer_switch") not in (None, every):
+def _read_cohere2(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    every = config.whole(PERIOD, 4)
+    if config.get("layer_switch") not in (None, every):
         raise ConfigError(
-            f"config.json: layer_switch is {given.get('layer_switch')}, but every {every}th layer is full "
+            f"config.json: layer_switch is {config.get('layer_switch')}, but every {every}th layer is full "
             "(sliding_window_pattern), which is what transformers uses: remove it"
         )
     if fields["heads"] * fields["head_dim"] != fields["width"]:
@@ -176,7 +179,7 @@ def _read_cohere2(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, A
             f"config.json: head_dim is {fields['head_dim']}, but transformers makes it hidden_size {fields['width']} / "
             f"{fields['heads']} heads"
         )
-    return in_windows(given, fields)
+    return in_windows(config, fields)
 
 
 COHERE2 = llama_layout(

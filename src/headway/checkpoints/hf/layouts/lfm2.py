@@ -19,32 +19,32 @@ from headway.nn import ShortConv
 CONV = "conv"
 
 
-def _read_lfm2(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read_lfm2(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     layers = fields["layers"]
-    full = given.get("full_attn_idxs")
+    full = config.get("full_attn_idxs")
     if full is not None and not (isinstance(full, list) and all(type(i) is int for i in full)):
-        raise given.wrong("full_attn_idxs", "a list of numbers of layers", full)
+        raise config.wrong("full_attn_idxs", "a list of numbers of layers", full)
     usual = [FULL if full is None or i in full else CONV for i in range(layers)]
-    kinds = read_kinds(given, layers, lambda *_: usual, (FULL, CONV))
-    hidden = given.whole("intermediate_size" if given.get("block_ff_dim") is None else "block_ff_dim")
-    if given.get("block_auto_adjust_ff_dim") is not False:
+    kinds = read_kinds(config, layers, lambda *_: usual, (FULL, CONV))
+    hidden = config.whole("intermediate_size" if config.get("block_ff_dim") is None else "block_ff_dim")
+    if config.get("block_auto_adjust_ff_dim") is not False:
         hidden = int(2 * hidden / 3)
-        if given.config.get("block_ffn_dim_multiplier", 1.0) is not None:  # null is no rounding, either
-            multiple = given.whole("block_multiple_of")
-            hidden = -(-int(given.number("block_ffn_dim_multiplier") * hidden) // multiple) * multiple
-    return {"hidden": hidden, **_mixers(given, kinds)}
+        if config.config.get("block_ffn_dim_multiplier", 1.0) is not None:  # null is no rounding, either
+            multiple = config.whole("block_multiple_of")
+            hidden = -(-int(config.number("block_ffn_dim_multiplier") * hidden) // multiple) * multiple
+    return {"hidden": hidden, **_mixers(config, kinds)}
 
 
-def _mixers(given: ConfigReader, kinds: Sequence[str]) -> dict[str, Any]:
-    short = ShortConv(conv=given.whole("conv_L_cache"), bias=given.flag("conv_bias"))
+def _mixers(config: ConfigReader, kinds: Sequence[str]) -> dict[str, Any]:
+    short = ShortConv(conv=config.whole("conv_L_cache"), bias=config.flag("conv_bias"))
     return {
         **mixed(kinds, short),
-        **({} if given.get("tie_embedding") is None else {"tied": given.flag("tie_embedding")}),
+        **({} if config.get("tie_embedding") is None else {"tied": config.flag("tie_embedding")}),
     }
 
 
-def _read_moe(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    return _mixers(given, layer_types(given.get("layer_types"), fields["layers"], (FULL, CONV)))
+def _read_moe(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return _mixers(config, layer_types(config.get("layer_types"), fields["layers"], (FULL, CONV)))
 
 
 def _write(spec: ModelSpec) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def _write_lfm2(spec: ModelSpec) -> dict[str, Any]:
 
 
 def mixer_rules(spec: ModelSpec) -> list[Rule]:
-    """Rules of what mixes tokens in LFM2."""
+    """Rules of the token mixers in LFM2."""
     theirs = "model.layers.#.conv."
     attention = {**{f"{n}_proj": f"{n}_proj" for n in "qkv"}, "o_proj": "out_proj"}
     attention |= {f"{n}_norm": f"{n}_layernorm" for n in "qk"}
@@ -86,7 +86,7 @@ OTHERS = {
     ".up_proj.": ".w3.",
     ".down_proj.": ".w2.",
 }
-"""Parts of other names, ours and theirs."""
+"""Parts of other names: ours -> theirs."""
 KEYS = {"norm_eps": Key("norm_eps", 1e-5), "tied": Key("tie_word_embeddings", True)}
 CONVS = {"conv_L_cache": 3, "conv_bias": None, "tie_embedding": None}
 LFM2 = llama_layout(

@@ -17,7 +17,7 @@ from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
 from headway.checkpoints.hf.windows import Kinds
 
 ONLY: Mapping[str, tuple[Any, ...]] = {
-    # keys of other families, or of generic code, with the values at which they change nothing
+    # keys of other families, or of generic code, with the values at which they have no effect
     **dict.fromkeys(
         ("attention_bias", "mlp_bias", "use_sliding_window", "tie_encoder_decoder"), (False, None)
     ),
@@ -33,12 +33,12 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
 
 PER_HEAD = Key("head_dim", per_head)
 FREE = Key("head_dim", per_head, written=False)
-"""Where transformers honours a head_dim without having a key for it, and other readers ignore it."""
+"""For families where transformers reads a head_dim but does not write it, and other readers ignore it."""
 BIAS = {"qkv_bias": Key("attention_bias"), "out_bias": Key("attention_bias")}
 MLP_BIAS = {"mlp_bias": Key("mlp_bias")}
 NONE: Mapping[str, Any] = MappingProxyType({})
 block_names = partial(decoder_names, "", "model.embed_tokens", "model.norm", "model.layers.#.")
-"""Our names but for those of the modules of a layer, which are given."""
+"""Our names, but with others for the modules of a layer, which are the argument."""
 
 
 def llama_layout(
@@ -59,11 +59,11 @@ def llama_layout(
     only: Mapping[str, tuple[Any, ...]] = NONE,
     harmless: Sequence[str] = (),
     parts: Sequence[Part] = (),
-    **own: Any,
+    **overrides: Any,
 ) -> Layout:
-    """A layout like LLaMA's: `keys`, `more` and `only` go beside or before those that all share, `own` are other fields
-    of `Layout`; `without` are fields that are no keys. `where`, `usual`, `unused` and `heads_divide` are as in
-    `windows`; where it is None, `parts` say what layers see. `experts` are those that layers may have."""
+    """A layout like LLaMA's: `keys`, `more` and `only` add to those that all share, or override them; `without` are
+    fields that have no key, `overrides` other fields of `Layout`. `where`, `usual`, `unused` and `heads_divide` are as
+    in `windows`; with `where` None, `parts` read the attention patterns. `experts` are those that layers may have."""
     every = {
         **DECODER,
         "activation": Key("hidden_act", "silu"),
@@ -81,7 +81,7 @@ def llama_layout(
     parts = (*seen, *(() if experts is None else (experts.part,)), *parts)
     taken = (*names(every), *more, *(name for part in parts for name in part.keys), *harmless)
     heads, tensors = dict.fromkeys(classes, "lm"), OWN_NAMES
-    if own.get("generic"):  # the class without an output layer, which embedders are saved as
+    if overrides.get("generic"):  # the class without an output layer, which embedders are saved as
         heads |= {name.replace("ForCausalLM", "Model"): "states" for name in classes}
         tensors = replace(OWN_NAMES, prefix="model.", heads=("lm_head.",))
     return Layout(
@@ -92,7 +92,7 @@ def llama_layout(
         only={key: at for key, at in {**ONLY, **only}.items() if key not in taken},
         harmless=harmless,
         parts=parts,
-        **{"rope": "", "tensors": tensors, **own},
+        **{"rope": "", "tensors": tensors, **overrides},
     )
 
 

@@ -30,10 +30,10 @@ from headway.positions import LongRope, Rotary, rotations
 
 TIED = {"tied": Key("tie_word_embeddings", True)}
 REMOTE = ("auto_map",)
-"""Where a model's repository has code of its own, which transformers does not run unless it is told to."""
+"""Key of repositories with code of their own, which transformers does not run unless it is told to."""
 
 
-def _check_phi3(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _check_phi3(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     scaling = fields["positions"].scaling
     if not isinstance(scaling, LongRope | None):
         raise ConfigError(
@@ -90,7 +90,7 @@ ERNIE45 = llama_layout(
 )
 
 
-def _check_helium(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _check_helium(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     if fields["heads"] * fields["head_dim"] != fields["width"]:
         raise ConfigError(
             f"config.json: {fields['heads']} heads of head_dim {fields['head_dim']} are not hidden_size "
@@ -123,7 +123,7 @@ SEED_OSS = llama_layout(
 )
 
 
-def _check_internlm3(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _check_internlm3(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     if fields["qkv_bias"] != fields["mlp_bias"]:
         raise ConfigError(
             "config.json: an internlm3 whose qkv_bias differs from its bias is not supported: transformers runs it as "
@@ -158,17 +158,19 @@ KEYS = dict.fromkeys(ROPE)
 EPS = {"norm_eps": Key("rms_norm_eps", 1e-5)}
 
 
-def _read_hunyuan(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A "dynamic" scaling with an alpha does not depend on the length: the base is times alpha^(D / (D - 2)), and its
-    other numbers are not looked at."""
-    config, size = dict(given.config), fields["head_dim"]
+def _read_hunyuan(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A "dynamic" scaling with an alpha does not depend on the length: the base is multiplied by alpha^(D / (D - 2)),
+    and its other numbers are ignored."""
+    keys, size = dict(config.config), fields["head_dim"]
     for key in SCALINGS:
-        values = config.get(key)
+        values = keys.get(key)
         if isinstance(values, Mapping) and values.get("alpha") and "dynamic" in values.values():
-            own = ConfigReader({"rope_theta": config.get("rope_theta"), **values}, {})
-            theta = own.number("rope_theta", DEFAULT_THETA) * own.number("alpha") ** (size / max(size - 2, 1))
-            config |= {key: {"rope_type": "default", "rope_theta": theta}, "rope_theta": None}
-    return read_rope(ConfigReader(config, given.defaults), size)
+            reader = ConfigReader({"rope_theta": keys.get("rope_theta"), **values}, {})
+            theta = reader.number("rope_theta", DEFAULT_THETA) * reader.number("alpha") ** (
+                size / max(size - 2, 1)
+            )
+            keys |= {key: {"rope_type": "default", "rope_theta": theta}, "rope_theta": None}
+    return read_rope(ConfigReader(keys, config.defaults), size)
 
 
 HUNYUAN = llama_layout(
@@ -186,23 +188,23 @@ HUNYUAN = llama_layout(
 BETA = "llama_4_scaling_beta"
 
 
-def _read_ministral3(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    config, numbers = dict(given.config), dict[str, Any]()
+def _read_ministral3(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    keys, numbers = dict(config.config), dict[str, Any]()
     for key in SCALINGS:
-        if isinstance(values := config.get(key), Mapping):
+        if isinstance(values := keys.get(key), Mapping):
             numbers = {**values}
             scaled = values.get("rope_type", values.get("type", "default")) != "default"
             other = (BETA, "max_position_embeddings", *(() if scaled else (TRAINED,)))
-            config[key] = {k: v for k, v in values.items() if k not in other}
-    own = ConfigReader(numbers, {})
-    rope = read_rope(ConfigReader(config, given.defaults), fields["head_dim"])
-    growth = own.number(BETA), own.whole(TRAINED)
+            keys[key] = {k: v for k, v in values.items() if k not in other}
+    reader = ConfigReader(numbers, {})
+    rope = read_rope(ConfigReader(keys, config.defaults), fields["head_dim"])
+    growth = reader.number(BETA), reader.whole(TRAINED)
     return {**rope, "positions": replace(rope["positions"], query_growth=growth)}
 
 
 def _write_ministral3(spec: ModelSpec) -> dict[str, Any]:
     rope = write_rope(spec)
-    growth = next((one.query_growth for one in rotations(spec.positions)), None)
+    growth = next((rotary.query_growth for rotary in rotations(spec.positions)), None)
     if growth is None:
         raise Inexpressible("positions")
     rope["rope_parameters"] |= {BETA: growth[0], TRAINED: growth[1]}
@@ -220,7 +222,7 @@ MINISTRAL3 = llama_layout(
 
 
 def _constants(spec: ModelSpec) -> Mapping[str, Tensor]:
-    """Two numbers of xIELU that files hold, and nobody trains."""
+    """Two numbers of xIELU that files hold, and that are not trained."""
     layers = range(spec.layers if spec.activation == "xielu" else 0)
     numbers = {"beta": 0.5, "eps": -1e-6}
     return {f"model.layers.{i}.mlp.act_fn.{n}": torch.tensor(v) for i in layers for n, v in numbers.items()}

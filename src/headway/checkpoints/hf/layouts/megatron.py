@@ -34,7 +34,7 @@ _names = partial(
     *("transformer.", "transformer.word_embeddings", "transformer.ln_f", "transformer.h.#."),
     by_group=True,
 )
-"""BLOOM's and Falcon's."""
+"""Names of BLOOM and Falcon."""
 
 
 def _block(norms: str = NORMS) -> Modules:
@@ -64,10 +64,10 @@ BLOOM = Layout(
 NEW = "new_decoder_architecture"
 
 
-def _read_falcon(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Norms and kv heads, of the first kind or the second; what transformers builds and cannot run is refused."""
-    new, parallel, heads = given.flag(NEW), given.flag("parallel_attn"), fields["heads"]
-    norms = given.whole("num_ln_in_parallel_attn", 2 if new else 1)
+def _read_falcon(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Norms and kv heads, of the first kind or the second. Raises ConfigError for what transformers cannot run."""
+    new, parallel, heads = config.flag(NEW), config.flag("parallel_attn"), fields["heads"]
+    norms = config.whole("num_ln_in_parallel_attn", 2 if new else 1)
     if norms > 2 or (norms == 2 and not new) or (new and not parallel):
         raise ConfigError(
             f"config.json: {NEW} {new} with parallel_attn {parallel} and num_ln_in_parallel_attn {norms}: "
@@ -75,12 +75,12 @@ def _read_falcon(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, An
         )
     order = ("parallel" if norms == 2 else "joint") if parallel else "pre"
     if new:
-        return {"order": order, "kv_heads": given.whole("num_kv_heads", heads)}
-    if given.flag("multi_query"):  # transformers ignores num_kv_heads then; 7B's is 71
+        return {"order": order, "kv_heads": config.whole("num_kv_heads", heads)}
+    if config.flag("multi_query"):  # transformers ignores num_kv_heads then; 7B's is 71
         return {"order": order, "kv_heads": 1}
-    if given.whole("num_kv_heads", heads) != heads:
+    if config.whole("num_kv_heads", heads) != heads:
         raise ConfigError(
-            f"config.json: num_kv_heads {given.get('num_kv_heads')} of {heads} heads needs {NEW}: true; without it "
+            f"config.json: num_kv_heads {config.get('num_kv_heads')} of {heads} heads needs {NEW}: true; without it "
             "there is one (multi_query) or as many as heads"
         )
     return {"order": order, "kv_heads": heads}
@@ -144,8 +144,8 @@ RUN = ("attn_impl", "model_type", "architectures", "label2id", "is_encoder_decod
 """Keys of `attn_config` that choose a kernel, or that every config of transformers has."""
 
 
-def _read_mpt(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    attention = given.get("attn_config") or {}
+def _read_mpt(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    attention = config.get("attn_config") or {}
     if not isinstance(attention, Mapping):
         raise ConfigError(f'config.json: "attn_config" must be an object, got {attention!r}')
     free = dict.fromkeys(("alibi_bias_max", "softmax_scale", *RUN, *HARMLESS))

@@ -43,17 +43,17 @@ MIXTRAL = llama_layout(
 )
 
 
-def _full(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """No field: whether layers have windows, which are read elsewhere as they are not here."""
-    kinds = given.get("layer_types")
+def _full(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads no field, and raises ConfigError unless `layer_types` (where present) has full attention in all layers."""
+    kinds = config.get("layer_types")
     if kinds is not None and kinds != [FULL] * fields["layers"]:
-        raise given.wrong("layer_types", f"{FULL} in every layer, as use_sliding_window is false", kinds)
+        raise config.wrong("layer_types", f"{FULL} in every layer, as use_sliding_window is false", kinds)
     return {}
 
 
 FULL_ALONE = windows("none")._replace(read=_full)
 WINDOWS = ("sliding_window", "max_window_layers")
-"""Keys that change nothing where use_sliding_window is false, which it must be."""
+"""Keys that have no effect where use_sliding_window is false, as is required here."""
 QWEN2_MOE = llama_layout(
     *("qwen2_moe", "Qwen2MoeForCausalLM", None, 32768),
     {"qkv_bias": Key("qkv_bias", True)},
@@ -90,13 +90,13 @@ FLEX_OLMO = llama_layout(
 )
 
 
-def _read_minimax(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Old files say how many dims of a head are rotated, and not which share."""
-    rotary, nested = fields["positions"], given.get("rope_parameters") or {}
-    if given.get("rotary_dim") is None:
+def _read_minimax(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Old files have the number of rotated dims of a head instead of their share."""
+    rotary, nested = fields["positions"], config.get("rope_parameters") or {}
+    if config.get("rotary_dim") is None:
         return {}
-    dims = given.whole("rotary_dim")
-    if PARTIAL not in {*given.config, *nested}:
+    dims = config.whole("rotary_dim")
+    if PARTIAL not in {*config.config, *nested}:
         return {"positions": replace(rotary, dims=dims)}
     if dims != (rotary.dims or fields["head_dim"]):
         raise ConfigError(
@@ -125,13 +125,13 @@ MINIMAX_M2 = llama_layout(
 
 YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 YARN |= {TRAINED: 4096}
-"""Positions where a config has no key of them."""
+"""The rotary scaling where a config has none."""
 
 
-def _read_gpt_oss(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    if given.get("rope_parameters") is not None or given.get("rope_scaling") is not None:
+def _read_gpt_oss(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    if config.get("rope_parameters") is not None or config.get("rope_scaling") is not None:
         return {}
-    usual = ConfigReader({**given.config, "rope_parameters": YARN}, given.defaults)
+    usual = ConfigReader({**config.config, "rope_parameters": YARN}, config.defaults)
     return read_rope(usual, fields["head_dim"])
 
 
@@ -193,7 +193,7 @@ AFMOE = llama_layout(
 )
 
 
-def _usual_flint(given: ConfigReader, layers: int) -> list[str]:
+def _usual_flint(config: ConfigReader, layers: int) -> list[str]:
     return [FULL if i < 2 or i % 4 == 1 or i == layers - 1 else SLIDING for i in range(layers)]
 
 

@@ -42,13 +42,13 @@ DEEPSEEK = ExpertKeys(
     always=SIGMOID,
     usual={**USUAL, "norm_topk_prob": True},
 )
-"""Experts as DeepSeek-V3 has them."""
+"""The experts of DeepSeek-V3."""
 
 
-def _read_interval(given: ConfigReader, layers: int) -> list[bool]:
-    first, last, step = (given.get(f"moe_layer_{name}") for name in ("start_index", "end_index", "interval"))
+def _read_interval(config: ConfigReader, layers: int) -> list[bool]:
+    first, last, step = (config.get(f"moe_layer_{name}") for name in ("start_index", "end_index", "interval"))
     if not all(isinstance(n, int) for n in (first, last, step)) or step < 1:
-        raise given.wrong(
+        raise config.wrong(
             "moe_layer_interval", "like start_index and end_index a whole number", (first, last, step)
         )
     last = layers - 1 if last == -1 else last
@@ -56,7 +56,7 @@ def _read_interval(given: ConfigReader, layers: int) -> list[bool]:
 
 
 def _write_interval(sparse: Sequence[bool]) -> dict[str, Any]:
-    has = [i for i, one in enumerate(sparse) if one]
+    has = [i for i, is_sparse in enumerate(sparse) if is_sparse]
     step = has[1] - has[0] if len(has) > 1 else 1
     return {"moe_layer_start_index": has[0], "moe_layer_end_index": has[-1], "moe_layer_interval": step}
 
@@ -95,8 +95,8 @@ ERNIE45_MOE = llama_layout(
 )
 
 
-def _usual_dots(given: ConfigReader, layers: int) -> list[str]:
-    first, windowed = given.whole("max_window_layers", least=0), given.get("sliding_window") is not None
+def _usual_dots(config: ConfigReader, layers: int) -> list[str]:
+    first, windowed = config.whole("max_window_layers", least=0), config.get("sliding_window") is not None
     return [SLIDING if windowed and i >= first else FULL for i in range(layers)]
 
 
@@ -124,15 +124,16 @@ MLP_TYPES = ("dense", "sparse")
 
 
 def by_kind(first: int) -> Sparse:
-    """As `mlp_layer_types` say, or all behind the first so many: `first_k_dense_replace`, or `first`."""
+    """Layers that `mlp_layer_types` calls sparse; without it, all but the first few (`first_k_dense_replace`, or
+    `first`)."""
 
-    def read(given: ConfigReader, layers: int) -> Sequence[bool]:
-        kinds = given.get("mlp_layer_types")
+    def read(config: ConfigReader, layers: int) -> Sequence[bool]:
+        kinds = config.get("mlp_layer_types")
         if kinds is None:
-            return behind_first(first).read(given, layers)
+            return behind_first(first).read(config, layers)
         known = isinstance(kinds, list) and all(kind in MLP_TYPES for kind in kinds)
         if not known or len(kinds) != layers:
-            raise given.wrong("mlp_layer_types", f"a list of dense or sparse for {layers} layers", kinds)
+            raise config.wrong("mlp_layer_types", f"a list of dense or sparse for {layers} layers", kinds)
         return [kind == "sparse" for kind in kinds]
 
     return Sparse(

@@ -57,11 +57,11 @@ WITHOUT_ANSWERS = {ending: kind for ending, kind in CLASSES.items() if kind != "
 
 
 def _base(usual: float) -> Part:
-    """The base of the rotation, the family's usual one where no key gives another."""
+    """The rotary base, by default the family's usual one."""
 
-    def read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-        places = [given.get(key) or {} for key in ("rope_parameters", "rope_scaling")]
-        stated = given.get("rope_theta") is not None or any("rope_theta" in place for place in places)
+    def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+        places = [config.get(key) or {} for key in ("rope_parameters", "rope_scaling")]
+        stated = config.get("rope_theta") is not None or any("rope_theta" in place for place in places)
         return {} if stated else {"positions": replace(fields["positions"], theta=usual)}
 
     return Part(read=read)
@@ -96,12 +96,12 @@ NOMIC_BERT = encoder_layout(
 POOLS = {"bos": "first", "mean": "mean"}
 
 
-def _read_eurobert(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read_eurobert(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Raises ConfigError for a classifier that pools its logits ("late")."""
-    kind = given.task
+    kind = config.task
     head: dict[str, Any] = {"task": kind}
     if kind == "classify":
-        pool = given.text("classifier_pooling")
+        pool = config.text("classifier_pooling")
         if pool not in POOLS:
             raise ConfigError(
                 f'config.json: "classifier_pooling" is {pool!r}: the mean of every token\'s logits is unsupported; '
@@ -109,16 +109,16 @@ def _read_eurobert(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, 
             )
         head |= {"dense": "gelu", "pool": POOLS[pool]}
     if kind in ("classify", "tag"):
-        head["labels"] = labels(given)
-    return {"tied": kind == "masked-lm" and given.flag("tie_word_embeddings"), "head": Head(**head)}
+        head["labels"] = labels(config)
+    return {"tied": kind == "masked-lm" and config.flag("tie_word_embeddings"), "head": Head(**head)}
 
 
 def _write_eurobert(spec: ModelSpec) -> dict[str, Any]:
-    said = {pool: name for name, pool in POOLS.items()}
+    names = {pool: name for name, pool in POOLS.items()}
     return {
         **write_encoder(spec),
         "tie_word_embeddings": spec.tied,
-        "classifier_pooling": said.get(spec.head.pool, "bos"),
+        "classifier_pooling": names.get(spec.head.pool, "bos"),
     }
 
 
@@ -150,21 +150,21 @@ BASES = {FULL: ("global_rope_theta", 1.6e5), SLIDING: ("local_rope_theta", 1e4)}
 PERIOD = "global_attn_every_n_layers"
 
 
-def _read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    kinds, task = read_kinds(given, fields["layers"], every(3, key=PERIOD)), given.task
-    sides, words = given.whole("local_attention"), task in ("lm", "masked-lm")
+def _read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    kinds, task = read_kinds(config, fields["layers"], every(3, key=PERIOD)), config.task
+    sides, words = config.whole("local_attention"), task in ("lm", "masked-lm")
     full: Pattern = Causal() if task == "lm" else Full()
     name, width = ("sliding_window", sides // 2) if task == "lm" else ("attention_window", sides)
     window = from_foreign(name, width)
     head: dict[str, Any] = {"task": task}
     if words:
-        head |= {"dense": activation(given, "classifier_activation"), "bias": given.flag("classifier_bias")}
+        head |= {"dense": activation(config, "classifier_activation"), "bias": config.flag("classifier_bias")}
     return {
         "patterns": tuple(window if kind == SLIDING else full for kind in kinds),
-        **read_rope_by_kind(given, kinds, fields["width"] // fields["heads"], BASES),
+        **read_rope_by_kind(config, kinds, fields["width"] // fields["heads"], BASES),
         "head": Head(**head),
-        "tied": words and given.flag("tie_word_embeddings"),
-        "output_bias": words and given.flag("decoder_bias"),
+        "tied": words and config.flag("tie_word_embeddings"),
+        "output_bias": words and config.flag("decoder_bias"),
     }
 
 
@@ -218,7 +218,7 @@ MODERN: dict[str, Any] = {
         "activation_dropout": Key("mlp_dropout", 0.0),
     },
 }
-"""What layouts of ModernBERT and of its decoder share."""
+"""Arguments that the layouts of ModernBERT and of its decoder share."""
 ONLY = {
     **dict.fromkeys(("attention_dropout", "embedding_dropout"), (0.0, None)),
     "position_embedding_type": ("absolute", None),

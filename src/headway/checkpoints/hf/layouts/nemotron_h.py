@@ -24,7 +24,7 @@ from headway.positions import NoPositions
 
 DENSE, SPARSE = FEEDS = ("mlp", "moe")
 LETTERS = {"M": LINEAR, "*": FULL, "-": DENSE, "E": SPARSE}
-"""Kinds of layers as published files have them, in one text."""
+"""Letters of `hybrid_override_pattern`, in which published files list the kinds of layers."""
 OLD = {"mamba": LINEAR, "attention": FULL}
 SIZES = ("mamba_num_heads", "n_groups", "ssm_state_size", "mamba_head_dim", "conv_kernel")
 SSD = dict(zip(("heads", "key_heads", "head_dim", "value_dim", "conv"), SIZES, strict=True))
@@ -37,7 +37,7 @@ EXPERTS = replace(
 WIDTH = EXPERTS.dense
 WIDTHS = (WIDTH, EXPERTS.hidden, EXPERTS.shared)
 TWINS = {"attention_head_dim": "head_dim", "rms_norm_eps": "norm_eps", "norm_eps": "norm_eps"}
-"""Keys of published files that say again what others say, which transformers reads alone."""
+"""Keys of published files that repeat others, which are those that transformers reads -> the field."""
 KEYS = {
     **dict.fromkeys(TWINS),
     **dict.fromkeys(("layers_block_type", "hybrid_override_pattern", "layer_types", "use_bias")),
@@ -50,24 +50,26 @@ KEYS = {
 }
 
 
-def _kinds(given: ConfigReader) -> list[str]:
-    """The kinds of their layers."""
-    kinds, letters = given.get("layers_block_type"), given.get("hybrid_override_pattern")
+def _kinds(config: ConfigReader) -> list[str]:
+    """The kinds of the layers in transformers, each of which is one sub-layer."""
+    kinds, letters = config.get("layers_block_type"), config.get("hybrid_override_pattern")
     if kinds is None:
-        kinds = given.get("layer_types")
+        kinds = config.get("layer_types")
     if kinds is None and isinstance(letters, str) and {*letters} <= {*LETTERS}:
         kinds = [LETTERS[letter] for letter in letters]
     if not isinstance(kinds, list):
-        raise given.wrong("layers_block_type", "the kinds of layers (hybrid_override_pattern as text)", kinds)
+        raise config.wrong(
+            "layers_block_type", "the kinds of layers (hybrid_override_pattern as text)", kinds
+        )
     return [OLD.get(kind, kind) for kind in layer_types(kinds, len(kinds), (*LETTERS.values(), *OLD))]
 
 
-def _read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    kinds = _kinds(given)
+def _read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = _kinds(config)
     for key, field in TWINS.items():
-        if given.get(key) not in (None, fields[field]):
-            raise given.wrong(
-                key, f"{fields[field]}, which is what transformers takes for it", given.get(key)
+        if config.get(key) not in (None, fields[field]):
+            raise config.wrong(
+                key, f"{fields[field]}, which is what transformers takes for it", config.get(key)
             )
     pairs: list[list[str]] = []
     for i, kind in enumerate(kinds):
@@ -80,25 +82,25 @@ def _read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
             )
         else:
             pairs[-1].append(kind)
-    sizes: dict[str, Any] = {field: given.whole(key) for field, key in SSD.items()}
-    step = given.number("time_step_min")
+    sizes: dict[str, Any] = {field: config.whole(key) for field, key in SSD.items()}
+    step = config.number("time_step_min")
     ssd = SSDSpec(
-        **sizes, conv_bias=given.flag("use_conv_bias"), bias=given.flag("use_bias"), least_step=step
+        **sizes, conv_bias=config.flag("use_conv_bias"), bias=config.flag("use_bias"), least_step=step
     )
-    found: dict[str, Any] = {"experts": None, "hidden": 0 if DENSE not in kinds else given.whole(WIDTH)}
+    feeds: dict[str, Any] = {"experts": None, "hidden": 0 if DENSE not in kinds else config.whole(WIDTH)}
     if SPARSE in kinds:
-        (one,) = {*EXPERTS.read(given, {"layers": 1})["experts"]}
-        found = {
-            "experts": [one if pair[-1] == SPARSE else None for pair in pairs],
-            "hidden": found["hidden"] or one.hidden,
+        (experts,) = {*EXPERTS.read(config, {"layers": 1})["experts"]}
+        feeds = {
+            "experts": [experts if pair[-1] == SPARSE else None for pair in pairs],
+            "hidden": feeds["hidden"] or experts.hidden,
         }
     return {
         "layers": len(pairs),
         "mixers": tuple(ssd if pair[0] == LINEAR else Softmax() for pair in pairs),
-        "layer_hidden": tuple(None if len(pair) == 1 and found["hidden"] else 0 for pair in pairs),
+        "layer_hidden": tuple(None if len(pair) == 1 and feeds["hidden"] else 0 for pair in pairs),
         "patterns": Causal(),
         "positions": NoPositions(),
-        **found,
+        **feeds,
     }
 
 
@@ -118,7 +120,7 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _rules(spec: ModelSpec, stacked: bool = False) -> list[Rule]:
-    """Rules of all tensors; with `stacked` those of the class, which has the experts of a layer in two tensors."""
+    """Rules of all tensors; `stacked`: in the class, not in files, which has a layer's experts in two tensors."""
     first, at, rules = "model." if stacked else "backbone.", 0, list[Rule]()
     for i, mixer in enumerate(spec.mixers):
         mixing, feeding = f"{first}layers.{at}.", f"{first}layers.{at + 1}."

@@ -58,29 +58,29 @@ NEGATIVE, FRONT = "linear_allow_neg_eigval", ".feedforward_layer_norm."
 HYBRID = {**dict.fromkeys((*ROPE, *DELTA_SIZES.values())), DELTA_SIZES["conv"]: 4, NEGATIVE: True}
 
 
-def _read_hybrid(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read_hybrid(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     check_silu(fields)
     heads, width, layers = fields["heads"], fields["width"], fields["layers"]
-    usual = every(4, -1, LINEAR)(given, layers)
+    usual = every(4, -1, LINEAR)(config, layers)
     usual = usual if FULL in usual else [*usual[:-1], FULL]
-    kinds = read_kinds(given, layers, lambda *_: usual, (FULL, LINEAR))
-    key_heads = given.whole(DELTA_SIZES["key_heads"], heads)
-    dim = given.whole(DELTA_SIZES["head_dim"], int(0.75 * width / key_heads))
+    kinds = read_kinds(config, layers, lambda *_: usual, (FULL, LINEAR))
+    key_heads = config.whole(DELTA_SIZES["key_heads"], heads)
+    dim = config.whole(DELTA_SIZES["head_dim"], int(0.75 * width / key_heads))
     delta = DeltaSpec(
-        heads=given.whole(DELTA_SIZES["heads"], heads),
+        heads=config.whole(DELTA_SIZES["heads"], heads),
         key_heads=key_heads,
         head_dim=dim,
-        value_dim=given.whole(DELTA_SIZES["value_dim"], 2 * dim),
-        conv=given.whole(DELTA_SIZES["conv"]),
-        beta_scale=2.0 if given.flag(NEGATIVE) else 1.0,
+        value_dim=config.whole(DELTA_SIZES["value_dim"], 2 * dim),
+        conv=config.whole(DELTA_SIZES["conv"]),
+        beta_scale=2.0 if config.flag(NEGATIVE) else 1.0,
         norm_eps=1e-5,
         order="pre",
     )
-    rotates = (rope_of(given).get("rope_theta") or given.get("rope_theta")) is not None
-    nowhere = {"positions": NoPositions(), "trained_context": given.whole("max_position_embeddings")}
+    rotates = (rope_of(config).get("rope_theta") or config.get("rope_theta")) is not None
+    nowhere = {"positions": NoPositions(), "trained_context": config.whole("max_position_embeddings")}
     return {
         **mixed(kinds, delta),
-        **(read_rope(given, fields["head_dim"]) if rotates else nowhere),
+        **(read_rope(config, fields["head_dim"]) if rotates else nowhere),
     }
 
 

@@ -68,7 +68,7 @@ HARMLESS = (
     *("output_past", "force_bos_token_to_be_generated"),
 )
 SWITCHES = ("static_position_embeddings", "normalize_embedding", "normalize_before", "add_final_layer_norm")
-"""Keys of one code for several families, each of which has one value."""
+"""Keys of code shared by several families; in each family they have one value."""
 
 
 def _rules(spec: ModelSpec) -> Sequence[Rule]:
@@ -97,15 +97,15 @@ def _aliases(spec: ModelSpec) -> Mapping[str, str]:
 
 
 def _tables(spec: ModelSpec) -> Mapping[str, Tensor]:
-    """What old files hold of positions."""
+    """The tables of positions that old files hold."""
     table = SINES.embedding(torch.arange(spec.trained_context), spec.width)
     return {f"model.{side}.embed_positions.weight": table for side in SIDES}
 
 
 def _positions(scheme: Callable[[Mapping[str, Any]], PositionScheme]) -> Part:
-    """Positions by the fields of the table, and one embedding for both stacks where it is the output layer, too."""
+    """Positions, computed from the fields of the table, and one embedding for both stacks where the output is tied."""
     return Part(
-        read=lambda given, fields: {"positions": scheme(fields), "shared_embedding": fields["tied"]},
+        read=lambda config, fields: {"positions": scheme(fields), "shared_embedding": fields["tied"]},
         write=lambda spec: {"max_position_embeddings": table_size(spec)},
     )
 
@@ -128,10 +128,10 @@ def _layout(
     harmless: Sequence[str] = (),
     **names: Any,
 ) -> Layout:
-    """One of them.
+    """The layout of an encoder-decoder.
 
-    name: what its classes begin with, and `classes` how they end.   switches: what `SWITCHES` must be, y or n for each.
-    parts: beside whether embeddings are scaled, `scaled` unless the config says.   only, harmless: further keys.
+    name: prefix of its class names, `classes` their suffixes.   switches: the values of `SWITCHES`, y or n for each.
+    scaled: default of `scale_embedding`.   parts, only, harmless: further ones.
     names: the fields of `TensorNames` that differ."""
     switch = {key: (on == "y", None) for key, on in zip(SWITCHES, switches, strict=True)}
     usual = {"aliases": _aliases, "unused": VERSIONS}
@@ -174,9 +174,9 @@ BLENDERBOT = _layout(
 PEGASUS = _layout("pegasus", "Pegasus", "ynyy", SINUSOIDAL, constants=_tables)
 
 
-def _read_padding(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Positions begin behind that of padding. Raises ConfigError for a padding id that is none."""
-    pad = given.get("pad_token_id")
+def _read_padding(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Positions begin behind the row of the padding id. Raises ConfigError where that is no token id."""
+    pad = config.get("pad_token_id")
     if type(pad) is not int or pad < 0:
         raise ConfigError(
             f'config.json: positions of an m2m_100 begin behind "pad_token_id", so it must be an id; got {pad!r}'
@@ -193,16 +193,16 @@ M2M_100 = _layout(
     *("m2m_100", "M2M100", "ynyy", SINUSOIDAL, Part({"pad_token_id": 1}, _read_padding, _write_padding)),
     keys={**DECODER, **LESS_SURE, "activation": Key("activation_function", "relu", OLD_GELU)},
     scaled=True,
-    # training of the published ones left out layers at random; here it does not
+    # the published models were trained with layers left out at random; headway does not do that
     only=dict.fromkeys(("encoder_layerdrop", "decoder_layerdrop"), (0.0, 0.05, None)),
     unused=(*VERSIONS, "embed_positions.weights"),
 )
 
 
-def _read_vocabs(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    shared, vocab = given.flag("share_encoder_decoder_embeddings") and fields["tied"], fields["vocab"]
+def _read_vocabs(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    shared, vocab = config.flag("share_encoder_decoder_embeddings") and fields["tied"], fields["vocab"]
     return {
-        "vocab": vocab if shared else given.whole("decoder_vocab_size", vocab),
+        "vocab": vocab if shared else config.whole("decoder_vocab_size", vocab),
         "shared_embedding": shared,
     }
 
@@ -224,13 +224,13 @@ MARIAN = _layout(
 
 
 def marian_spec(spec: ModelSpec) -> ModelSpec | None:
-    """The spec of the Marian model that computes what a translator of 2017 does where its biases of attention and of
-    the output, which that has not, are 0; None for other models.
+    """For an encoder-decoder of family "transformer" (2017), the spec of the Marian model that is the same function
+    where its additional biases (of attention and of the output) are 0; None for other models.
 
-    What else Marian cannot express (norms in front, cosines between sines, another epsilon) is as it was."""
+    Other properties that Marian cannot express (pre-norm, interleaved sines and cosines, another epsilon) are kept."""
     if spec.family != "transformer" or spec.encoder is None:
         return None
     source, target = (
-        replace(one, family="marian", qkv_bias=True, out_bias=True) for one in (spec.encoder, spec)
+        replace(stack, family="marian", qkv_bias=True, out_bias=True) for stack in (spec.encoder, spec)
     )
     return replace(target, output_bias=True, encoder=source)

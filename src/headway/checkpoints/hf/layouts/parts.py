@@ -33,38 +33,38 @@ WINDOW_KEYS: Mapping[Windows, Mapping[str, Any]] = {
     "late": {"sliding_window": 4096, "use_sliding_window": None, "max_window_layers": None},
 }
 FIRST_WINDOW = 28
-"""`max_window_layers` where it is not given."""
+"""Default of `max_window_layers`."""
 
 
 def learned(rows: int, key: str = "max_position_embeddings", offset: int = 0) -> Part:
-    """A trained table of positions, of `rows` unless the config says how many, from row `offset` on."""
+    """A trained table of positions: its size is `key` of the config (default `rows`), position 0 is row `offset`."""
 
-    def read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-        size = given.whole(key)
+    def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+        size = config.whole(key)
         return {"positions": Learned(size, offset=offset), "trained_context": size}
 
     return Part({key: rows}, read, lambda spec: {key: table_size(spec)})
 
 
 def table_size(spec: ModelSpec) -> int:
-    """The positions of a trained table, or the trained context, where reading will notice that there is none."""
+    """The size of a trained table of positions; without one, the trained context, which reading will notice."""
     return spec.positions.size if isinstance(spec.positions, Learned) else spec.trained_context
 
 
 def scaled_embedding(usual: bool | None, key: str = "scale_embedding") -> Part:
-    """Embeddings times sqrt(M), or as they are."""
+    """Embeddings multiplied by sqrt(M) where `key` is true, `usual` being its default."""
     return Part(
         {key: usual},
-        lambda given, fields: {"embedding_scale": fields["width"] ** 0.5 if given.flag(key) else 1.0},
+        lambda config, fields: {"embedding_scale": fields["width"] ** 0.5 if config.flag(key) else 1.0},
         lambda spec: {key: spec.embedding_scale != 1.0},
     )
 
 
 def stated(family: str) -> Part:
-    """The scaling of positions, which must be there: transformers has one of its own for the family."""
+    """Requires a config to state its rotary scaling: transformers has a default of its own for the family."""
 
-    def read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-        if not any(given.get(key) for key in ("rope_scaling", "rope_parameters")):
+    def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+        if not any(config.get(key) for key in ("rope_scaling", "rope_parameters")):
             raise ConfigError(
                 f"config.json: there are no rope_parameters, and transformers has a scaling of its own for {family}: "
                 "state them, as it does in the files that it writes"
@@ -77,11 +77,11 @@ def stated(family: str) -> Part:
 def windows(
     where: Windows, usual: Kinds | None = None, *, unused: int | None = None, heads_divide: bool = False
 ) -> Part:
-    """Windows; `usual` are the kinds of layers where `layer_types` do not say them, `unused` is the width where there
-    are none, `heads_divide` is whether transformers insists on a width that is a multiple of the heads."""
+    """Windows; `usual` are the kinds of layers where there is no `layer_types`, `unused` is the width to write without
+    windows, `heads_divide` is whether transformers requires a model width that is a multiple of the heads."""
 
-    def read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-        return {"patterns": _read_windows(given, where, fields["layers"], usual)}
+    def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {"patterns": _read_windows(config, where, fields["layers"], usual)}
 
     return Part(
         {"layer_types": None, **WINDOW_KEYS[where]},
@@ -91,20 +91,20 @@ def windows(
 
 
 def _read_windows(
-    given: ConfigReader, where: Windows, layers: int, usual: Kinds | None
+    config: ConfigReader, where: Windows, layers: int, usual: Kinds | None
 ) -> tuple[Pattern, ...]:
-    kinds = given.get("layer_types")
+    kinds = config.get("layer_types")
     if kinds is not None:
         kinds = layer_types(kinds, layers)
     elif usual is not None:
-        kinds = usual(given, layers)
+        kinds = usual(config, layers)
     if where in ("none", "all") and set(kinds or [FULL]) != {FULL}:
         raise ConfigError(
-            f"config.json: transformers ignores layer_types for model_type {given.get('model_type')} (it lists "
+            f"config.json: transformers ignores layer_types for model_type {config.get('model_type')} (it lists "
             f"{', '.join(sorted(set(kinds or ())))}); ministral, qwen2 and qwen3 honour it"
         )
-    size, switch = given.get("sliding_window"), given.get("use_sliding_window")
-    if where == "late" and not given.flag("use_sliding_window"):
+    size, switch = config.get("sliding_window"), config.get("use_sliding_window")
+    if where == "late" and not config.flag("use_sliding_window"):
         size = None
     windowed = from_foreign("sliding_window", size)
     if where != "late" and switch is False and size is not None:
@@ -115,12 +115,12 @@ def _read_windows(
     if where in ("none", "all") or (where == "layer" and kinds is None):
         return (windowed,) * layers
     if kinds is None:
-        first = given.whole("max_window_layers", FIRST_WINDOW, least=0)
+        first = config.whole("max_window_layers", FIRST_WINDOW, least=0)
         return tuple(windowed if i >= first else Causal() for i in range(layers))
     if SLIDING in kinds and size is None:
         raise ConfigError(
             "config.json: layer_types has sliding_attention layers, but there is no window "
-            f"(sliding_window {given.get('sliding_window')!r}, use_sliding_window {switch!r})"
+            f"(sliding_window {config.get('sliding_window')!r}, use_sliding_window {switch!r})"
         )
     return tuple(windowed if kind == SLIDING else Causal() for kind in kinds)
 
@@ -144,11 +144,11 @@ def _write_windows(spec: ModelSpec, where: Windows, unused: int | None, heads_di
 
 
 def rope_by_kind(bases: Bases, *, old: bool = True) -> Part:
-    """Rotary positions by the kind of a layer, which its window shows; with keys of `old` files, or without."""
+    """Rotary positions for each kind of layer (with or without a window); `old`: also with the keys of old files."""
 
-    def read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         kinds = [FULL if pattern == Causal() else SLIDING for pattern in fields["patterns"]]
-        return read_rope_by_kind(given, kinds, fields["head_dim"], bases)
+        return read_rope_by_kind(config, kinds, fields["head_dim"], bases)
 
     def write(spec: ModelSpec) -> dict[str, Any]:
         keys = write_rope_by_kind(spec, window_keys(spec)["layer_types"], bases)
@@ -158,8 +158,8 @@ def rope_by_kind(bases: Bases, *, old: bool = True) -> Part:
     return Part(dict.fromkeys(("rope_parameters", *(former if old else ()))), read, write)
 
 
-def in_windows(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Positions where layers that see all have none."""
+def in_windows(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Positions of a model whose layers with full attention have none."""
     each: list[PositionScheme] = [
         NoPositions() if pattern == Causal() else fields["positions"] for pattern in fields["patterns"]
     ]

@@ -170,14 +170,14 @@ NAMES = block_names(block("", "self_attn. q_proj k_proj v_proj o_proj", "mlp. fc
 
 
 def _turned(spec: ModelSpec) -> Sequence[Rule]:
-    """Rotations are by minus the angle there: by the angle, where the halves of each query and key change places."""
+    """Their rotation is by minus the angle: the same as ours after swapping the halves of each query and key."""
     heads = {"q_proj": spec.heads, "k_proj": spec.kv_heads}
     of_rules = ((rule, heads.get(rule.ours[0].split(".")[-2])) for rule in NAMES.rules(spec))
     return [replace(rule, changes=(_swapped(count),)) if count else rule for rule, count in of_rules]
 
 
 def _swapped(heads: int) -> Change:
-    """The halves of each head change places."""
+    """A change that swaps the halves of each head."""
 
     def turn(x: Tensor) -> Tensor:
         halves: Tensor = x.unflatten(0, (heads, 2, -1))
@@ -186,7 +186,7 @@ def _swapped(heads: int) -> Change:
     return Change(turn, turn, rows=True)
 
 
-def _check_nanochat(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _check_nanochat(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     if (factor := fields["positions"].amplitude) != 1:
         raise ConfigError(
             f"config.json: rope_parameters of a nanochat multiply queries and keys by {factor:g} in front of their "

@@ -1,4 +1,4 @@
-"""Rules: how tensors of ours correspond to those of transformers, both ways.
+"""Rules that map our tensors to those of transformers and back.
 
 "#" in a name is the number of a layer.
 """
@@ -18,7 +18,7 @@ from headway.models import ModelSpec, blank
 
 WB = ("weight", "bias")
 Modules = Mapping[str, str]
-"""Our modules -> theirs. A name of `FUSED` stands for its parts, which are one tensor there."""
+"""Our modules -> theirs. A name in `FUSED` stands for its parts, which are one tensor in their files."""
 FUSED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
@@ -37,7 +37,7 @@ PROJECTIONS = {
     4: ("q_proj", "k_proj", "v_proj", "o_proj"),
 }
 FORWARD = ("gate_proj", "up_proj", "down_proj")
-"""What `block` names, in its order."""
+"""The modules that `block` names, in its order."""
 
 
 @lru_cache(maxsize=2)
@@ -48,11 +48,11 @@ def own_shapes(spec: ModelSpec) -> Mapping[str, Tensor]:
 
 
 class Change(NamedTuple):
-    """What becomes of one tensor of ours, and what makes it again.
+    """An invertible change of one tensor.
 
     Attributes:
-        there: theirs, of ours. back: ours, of theirs.
-        rows: whether it only gives rows another order, which codes of them can follow.
+        there: from ours to theirs. back: from theirs to ours.
+        rows: whether it only reorders rows, so that quantized codes can be reordered likewise.
     """
 
     there: Callable[[Tensor], Tensor]
@@ -61,22 +61,22 @@ class Change(NamedTuple):
 
 
 def lifted(axis: int) -> Change:
-    """An axis of size 1 that theirs has and ours has not."""
+    """Theirs has an axis of size 1 that ours has not."""
     return Change(lambda x: x.unsqueeze(axis), lambda x: x.squeeze(axis))
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How a tensor of theirs is made of one or several of ours.
+    """Builds one tensor of theirs from one or several of ours, and splits it again.
 
     Attributes:
         ours, theirs: names.
-        rows: of several, how many each has of theirs along the output axis.
-        groups: several lie in so many groups, each a share of the first and then of the others: of queries, keys and
-            values one for each kv head, or 1 where they lie one after the other.
+        rows: where ours are several, the rows of each along the output axis of theirs.
+        groups: theirs is that many groups of rows, each with a share of every one of ours in turn. Queries, keys and
+            values of 2 groups are q0 k0 v0 q1 k1 v1: one group for each kv head; 1 group is q k v.
         transposed: whether their matrix is stored [in, out] (GPT-2's Conv1D).
-        changes: of each of ours, before it lies in theirs; None, and what is left out, is as it is.
-        stacked: so many tensors, each made of as many of ours, lie in one of theirs, [stacked, ...]; 0 is one tensor.
+        changes: applied to each of ours before they are joined; None, or a missing entry, is no change.
+        stacked: theirs is [stacked, ...], each slice made of an equal share of ours; 0 means no such axis.
     """
 
     ours: tuple[str, ...]
@@ -88,43 +88,43 @@ class Rule:
     stacked: int = 0
 
     def at(self, layer: str) -> "Rule":
-        """The rule of one layer."""
+        """The rule of one layer, whose number replaces "#"."""
         ours = tuple(name.replace("#", layer) for name in self.ours)
         return replace(self, ours=ours, theirs=self.theirs.replace("#", layer))
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The layers whose weights are ours."""
+        """Our names without ".weight": the layers, where ours are weights."""
         return tuple(name.removesuffix(".weight") for name in self.ours)
 
     @property
     def renames_only(self) -> bool:
-        """Whether both are one tensor, so that nothing needs to be made of it."""
+        """Whether theirs is our tensor under another name, so that nothing is computed."""
         return not (self.rows or self.transposed or self.changes or self.stacked)
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether every row of theirs is one of ours, number by number."""
+        """Whether every row of theirs is, number by number, a row of ours."""
         return not self.transposed and all(change is None or change.rows for change in self.changes)
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Theirs, of ours."""
+        """Builds theirs from ours."""
         if self.stacked:
             each = len(parts) // self.stacked
-            return torch.stack([self._one(parts[i : i + each]) for i in range(0, len(parts), each)])
-        return self._one(parts)
+            return torch.stack([self._joined(parts[i : i + each]) for i in range(0, len(parts), each)])
+        return self._joined(parts)
 
     def split(self, whole: Tensor) -> Sequence[Tensor]:
-        """Ours, of theirs."""
+        """Splits theirs into ours."""
         if self.stacked:
-            return [part for one in whole for part in self.split_rows(self._stored(one))]
+            return [part for tensor in whole for part in self.split_rows(self._stored(tensor))]
         return self.split_rows(self._stored(whole))
 
-    def _one(self, parts: Sequence[Tensor]) -> Tensor:
+    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
         return self._stored(self.join_rows(parts))
 
     def join_rows(self, parts: Sequence[Tensor]) -> Tensor:
-        """Tensors whose rows are those of ours as one whose rows are the outputs of theirs, however it is stored."""
+        """Joins ours along the output axis, [out, in] even where theirs is stored transposed."""
         changed = [
             part if change is None else change.there(part)
             for part, change in zip_longest(parts, self.changes)
@@ -134,7 +134,7 @@ class Rule:
         return torch.cat([part.unflatten(0, (self.groups, -1)) for part in changed], 1).flatten(0, 1)
 
     def split_rows(self, whole: Tensor) -> Sequence[Tensor]:
-        """The inverse."""
+        """The inverse of `join_rows`."""
         parts: Sequence[Tensor] = (whole,)
         if self.rows:
             sizes = [rows // self.groups for rows in self.rows]
@@ -150,24 +150,23 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorNames:
-    """How one family names its tensors.
+    """The tensor names of one family.
 
     Attributes:
-        rules: how tensors correspond, for a spec; one with "#" applies to every layer.
-        prefix: what the model's own tensors begin with, and do not where the head is "states" or "embed".
-        aliases: theirs -> theirs: second names of tied tensors, which may be there and must then be equal. Where
-            nothing is tied and an alias is a tensor of its own, the other name is the one that is not needed.
-            They may depend on the spec.
-        renamed: ends of names in old files -> today's.
-        stand_in: what transformers takes where a tensor is absent: another one, or zeros (None).
-        unused: beginnings (up to a dot) or ends of names of tensors that may be in a file and are not needed.
-        heads: beginnings of names of tensors of heads, not needed when another head is asked for.
-        constants: tensors that transformers insists on and that carry no information: name -> value for a spec.
-        outputs: task -> the linear module of transformers behind the stack, as its class calls it (files may not),
-            whose matrix may be the embedding's, or in no file.
-        linears: ends of names of layers that are Linear in transformers, and are none here (routers).
-        split: transformers splits what is one layer in the files: it reads no codes of those.
-        others: the end of a name -> the names of files in which one ends so.
+        rules: a function that returns the rules of a spec; one with "#" applies to every layer.
+        prefix: prefix of the stack's tensors, which they lack where the head is "states" or "embed".
+        aliases: theirs -> theirs, for a spec: second names of tied tensors, which may be in a file and must then be
+            equal. Where nothing is tied and an alias is a tensor of its own, the other name is the one not needed.
+        renamed: suffixes of names in old files -> today's.
+        stand_in: the tensor that transformers uses where one is absent, or zeros (None).
+        unused: prefixes (with the dot) or suffixes of names of tensors that may be in a file and are not needed.
+        heads: prefixes of names of tensors of heads, not needed when another head is asked for.
+        constants: tensors that transformers requires and that carry no information: name -> value for a spec.
+        outputs: task -> the linear module behind the stack, by its name in the class of transformers (files may have
+            another), whose matrix may be the embedding's, or in no file.
+        linears: suffixes of layers that are Linear in transformers and not in headway (routers).
+        split: transformers splits layers that are fused in the files, and reads no quantized codes of those.
+        others: suffix of a tensor name -> the names to use for files that have such a tensor.
     """
 
     rules: Callable[[ModelSpec], Sequence[Rule]]
@@ -185,12 +184,12 @@ class TensorNames:
 
 
 def same(ours: str, theirs: str) -> Rule:
-    """The same tensor under another name."""
+    """A rule for the same tensor under another name."""
     return Rule((ours,), theirs)
 
 
 def layered(rules: Sequence[Rule], spec: ModelSpec) -> list[Rule]:
-    """Rules with "#" once for each layer that has their tensors, the others once."""
+    """Expands rules with "#" to one for each layer that has their tensors; other rules stay as they are."""
     layers = _layers(spec)
     return [rule.at(layer) for rule in rules for layer in layers.get(rule.ours[0], [""])]
 
@@ -198,27 +197,27 @@ def layered(rules: Sequence[Rule], spec: ModelSpec) -> list[Rule]:
 @lru_cache(maxsize=2)
 def _layers(spec: ModelSpec) -> Mapping[str, list[str]]:
     """Our names of a spec with "#" for the number of a layer -> these numbers; [""] for a tensor of no layer."""
-    found: dict[str, list[str]] = {}
+    numbers: dict[str, list[str]] = {}
     for name in own_shapes(spec):
         before, layers, after = name.partition(".layers.")
         number, _, leaf = after.partition(".")
-        found.setdefault(f"{before}.layers.#.{leaf}" if layers else name, []).append(number)
-    return found
+        numbers.setdefault(f"{before}.layers.#.{leaf}" if layers else name, []).append(number)
+    return numbers
 
 
 def module_rules(
     spec: ModelSpec, modules: Modules, *, by_group: bool = False, transposed: bool = False
 ) -> list[Rule]:
-    """A rule for every tensor that a model of `spec` has in `modules`. "qkv_proj" lies group by group where `by_group`;
-    matrices are stored [in, out] where `transposed`."""
-    there = _layers(spec)
+    """A rule for every tensor that a model of `spec` has in `modules`. "qkv_proj" has a group for each kv head where
+    `by_group` (`Rule.groups`); matrices are stored [in, out] where `transposed`."""
+    existing = _layers(spec)
     heads = tuple(heads * spec.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads))
     sizes = {"qkv_proj": heads, "gate_up_proj": (spec.hidden, spec.hidden)}
     rules = []
     for name, theirs in ((f"{a}.{leaf}", f"{b}.{leaf}") for a, b in modules.items() for leaf in WB):
         fused = next((whole for whole in FUSED if f".{whole}." in name), None)
         parts = (name,) if fused is None else tuple(name.replace(fused, part) for part in FUSED[fused])
-        if parts[0] not in there:
+        if parts[0] not in existing:
             continue
         if fused is None:
             rules.append(Rule(parts, theirs, transposed=transposed))
@@ -229,7 +228,7 @@ def module_rules(
 
 
 def block(norms: str, attention: str, forward: str) -> dict[str, str]:
-    """The modules of a layer by their names there (`words`), in our order.
+    """Our modules of a layer -> their names in transformers, which are lists of `words` in our order.
 
     norms: in front of attention, of the feed-forward, and behind either.   attention: queries, keys and values, or one
     matrix for the three, and the outputs.   forward: a gate, up and down, or up and down.

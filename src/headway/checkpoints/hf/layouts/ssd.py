@@ -29,7 +29,7 @@ from headway.positions import NoPositions
 FIELDS = ("heads", "key_heads", "head_dim", "value_dim", "conv", "conv_bias", "bias")
 _parts = ("n_heads", "n_groups", "d_state", "d_head", "d_conv", "conv_bias", "proj_bias", "expand")
 MAMBA = tuple(f"mamba_{part}" for part in _parts)
-"""The keys of `FIELDS` of an `SSDSpec`, and of how many times as wide as the model its values are."""
+"""The keys of `FIELDS` of an `SSDSpec`, and of the ratio of its values' width to the model's."""
 MAMBA_2 = (
     *("num_heads", "n_groups", "state_size", "head_dim", "conv_kernel", "use_conv_bias", "use_bias"),
     "expand",
@@ -39,24 +39,24 @@ STEPS: Mapping[str, tuple[Any, ...]] = {
     "time_step_limit": ([0.0, {"__float__": "Infinity"}], [0.0, inf], (0.0, inf))
 }
 OLD = {"mamba": LINEAR, "attention": FULL}
-"""Kinds of layers as published files have them, which llama.cpp's converter knows alone."""
+"""Kinds of layers in published files, the only ones that llama.cpp's converter knows."""
 PUBLISHED = {new: old for old, new in OLD.items()}
 
 
 def _read(
-    given: ConfigReader, fields: Mapping[str, Any], kinds: Sequence[str], keys: Sequence[str] = MAMBA
+    config: ConfigReader, fields: Mapping[str, Any], kinds: Sequence[str], keys: Sequence[str] = MAMBA
 ) -> dict[str, Any]:
-    """The mixers, one of each kind."""
-    return mixed(kinds, _read_ssd(given, fields, keys) if LINEAR in kinds else None)
+    """The fields `mixers` and `patterns`: state-space duality in the linear layers, else attention."""
+    return mixed(kinds, _read_ssd(config, fields, keys) if LINEAR in kinds else None)
 
 
-def _read_ssd(given: ConfigReader, fields: Mapping[str, Any], keys: Sequence[str]) -> SSDSpec:
+def _read_ssd(config: ConfigReader, fields: Mapping[str, Any], keys: Sequence[str]) -> SSDSpec:
     check_silu(fields)
     *each, expand = keys
-    heads, inner = given.whole(each[0]), given.whole(expand) * fields["width"]
-    auto = each[3] if given.get(each[3]) in (None, "auto") else None
+    heads, inner = config.whole(each[0]), config.whole(expand) * fields["width"]
+    auto = each[3] if config.get(each[3]) in (None, "auto") else None
     sizes: dict[str, Any] = {
-        field: inner // heads if key == auto else given.flag(key) if "bias" in field else given.whole(key)
+        field: inner // heads if key == auto else config.flag(key) if "bias" in field else config.whole(key)
         for field, key in zip(FIELDS, each, strict=True)
     }
     ssd = SSDSpec(**sizes)
@@ -68,7 +68,7 @@ def _read_ssd(given: ConfigReader, fields: Mapping[str, Any], keys: Sequence[str
 
 
 def _write(spec: ModelSpec, keys: Sequence[str] = MAMBA) -> tuple[dict[str, Any], list[str]]:
-    """The keys, and the kinds of layers. Of a model without such layers, keys that transformers accepts."""
+    """The keys, and the kinds of layers. For a model without such layers, keys that transformers accepts."""
     ssd, kinds = mixer_keys(spec, SSDSpec, LINEAR)
     if ssd is None:
         return {keys[0]: 1}, kinds
@@ -79,7 +79,7 @@ def _write(spec: ModelSpec, keys: Sequence[str] = MAMBA) -> tuple[dict[str, Any]
 
 
 def ssd_rules(ssd: SSDSpec, theirs: str, ours: str = MIXER) -> list[Rule]:
-    """Rules of a layer of state-space duality, whose names begin with `theirs` there, and with `ours` here."""
+    """Rules of a layer of state-space duality; `theirs` and `ours` are the prefixes of its names."""
     rows = ssd.channels[2], sum(ssd.channels), ssd.heads
     names = {"log_rate": "A_log", "step_bias": "dt_bias", "skip": "D"}
     names |= {"norm.weight": "norm.weight"} if ssd.norm else {}
@@ -94,7 +94,7 @@ def ssd_rules(ssd: SSDSpec, theirs: str, ours: str = MIXER) -> list[Rule]:
 
 
 def _rules(spec: ModelSpec, place: str = "mamba") -> list[Rule]:
-    """Rules of layers of state-space duality, whose name in a block there is `place`."""
+    """Rules of layers of state-space duality, whose module in a transformers block is called `place`."""
     return by_mixer(spec, {SSDSpec: partial(ssd_rules, theirs=f"{LAYER}{place}.")})
 
 
@@ -129,8 +129,8 @@ MAMBA2 = Layout(
     parts=(
         Part(
             dict(zip(MAMBA_2, (128, 8, 128, 64, 4, True, False, 2), strict=True)),
-            lambda given, fields: {
-                **_read(given, fields, [LINEAR] * fields["layers"], MAMBA_2),
+            lambda config, fields: {
+                **_read(config, fields, [LINEAR] * fields["layers"], MAMBA_2),
                 "hidden": 0,
             },
             lambda spec: _write(spec, MAMBA_2)[0],
@@ -145,11 +145,11 @@ MAMBA2 = Layout(
 )
 
 
-def _read_bamba(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    full = given.get("attn_layer_indices") or []
+def _read_bamba(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    full = config.get("attn_layer_indices") or []
     if not isinstance(full, list) or not all(type(i) is int for i in full):
-        raise given.wrong("attn_layer_indices", "a list of numbers of layers", full)
-    return _read(given, fields, [FULL if i in full else LINEAR for i in range(fields["layers"])])
+        raise config.wrong("attn_layer_indices", "a list of numbers of layers", full)
+    return _read(config, fields, [FULL if i in full else LINEAR for i in range(fields["layers"])])
 
 
 def _write_bamba(spec: ModelSpec) -> dict[str, Any]:
@@ -177,16 +177,16 @@ BAMBA = llama_layout(
 EXPERTS = ExpertKeys(count=COUNT, hidden="intermediate_size", shared="shared_intermediate_size", aux=0.001)
 
 
-def _read_granite(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    layers, marks = fields["layers"], given.get("position_embedding_type")
+def _read_granite(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    layers, marks = fields["layers"], config.get("position_embedding_type")
     if marks not in ("rope", "nope", None):
-        raise given.wrong("position_embedding_type", 'null, "nope" or "rope"', marks)
-    kinds = read_kinds(given, layers, lambda given, n: [LINEAR] * n, (FULL, LINEAR, *OLD))
-    dense = not given.whole(COUNT[0], least=0)
+        raise config.wrong("position_embedding_type", 'null, "nope" or "rope"', marks)
+    kinds = read_kinds(config, layers, lambda config, n: [LINEAR] * n, (FULL, LINEAR, *OLD))
+    dense = not config.whole(COUNT[0], least=0)
     return {
         **({} if marks == "rope" else {"positions": NoPositions()}),
-        **({"hidden": given.whole(EXPERTS.shared)} if dense else EXPERTS.read(given, fields)),
-        **_read(given, fields, [OLD.get(kind, kind) for kind in kinds]),
+        **({"hidden": config.whole(EXPERTS.shared)} if dense else EXPERTS.read(config, fields)),
+        **_read(config, fields, [OLD.get(kind, kind) for kind in kinds]),
     }
 
 

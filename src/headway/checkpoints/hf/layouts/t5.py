@@ -40,33 +40,33 @@ MORE = {
 UNIT = 0.02  # init_std where initializer_factor is 1
 
 
-def _read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    act, gated = _projection(given)
-    tied = given.flag("tie_word_embeddings")
-    scaled = tied if given.get("scale_decoder_outputs") is None else given.flag("scale_decoder_outputs")
+def _read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    act, gated = _projection(config)
+    tied = config.flag("tie_word_embeddings")
+    scaled = tied if config.get("scale_decoder_outputs") is None else config.flag("scale_decoder_outputs")
     place = ("relative_attention_num_buckets", "relative_attention_max_distance")
     return {
-        "layers": given.whole("num_decoder_layers", given.whole("num_layers")),
-        "positions": T5Bias(*map(given.whole, place)),
+        "layers": config.whole("num_decoder_layers", config.whole("num_layers")),
+        "positions": T5Bias(*map(config.whole, place)),
         "activation": act,
         "gated": gated,
         # newer versions of transformers write "tied" in any case; an output layer of its own is then in the file
         "tied": tied and scaled,
         "logit_scale": fields["width"] ** -0.5 if scaled else 1.0,
-        "init_std": round(given.number("initializer_factor") * UNIT, 12),
+        "init_std": round(config.number("initializer_factor") * UNIT, 12),
     }
 
 
-def _projection(given: ConfigReader) -> tuple[str, bool]:
+def _projection(config: ConfigReader) -> tuple[str, bool]:
     """The activation and whether it gates. Raises ConfigError for an unknown one, and where other
     keys contradict it."""
-    projection = given.text("feed_forward_proj")
+    projection = config.text("feed_forward_proj")
     check_known(projection, PROJECTIONS, 'config.json: "feed_forward_proj" is', are="known are")
     act = "gelu_new" if projection == "gated-gelu" else projection.removeprefix("gated-")
     for key, value in (("is_gated_act", PROJECTIONS[projection][1]), ("dense_act_fn", act)):
-        if given.get(key) not in (None, value):
+        if config.get(key) not in (None, value):
             raise ConfigError(
-                f'config.json: "{key}" is {given.get(key)!r}, but "feed_forward_proj" {projection!r} means {value!r}'
+                f'config.json: "{key}" is {config.get(key)!r}, but "feed_forward_proj" {projection!r} means {value!r}'
             )
     return PROJECTIONS[projection]
 
@@ -87,16 +87,16 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
 def _rules(spec: ModelSpec) -> Sequence[Rule]:
     assert spec.encoder is not None
     rules = module_rules(spec, {"decoder.embed_tokens": "shared", "lm_head": "lm_head"})
-    for side, one in (("encoder", spec.encoder), ("decoder", spec)):
+    for side, stack in (("encoder", spec.encoder), ("decoder", spec)):
         first = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        modules = within(f"{side}.layers.#.", f"{side}.block.#.layer.", _layer(one))
+        modules = within(f"{side}.layers.#.", f"{side}.block.#.layer.", _layer(stack))
         rules += [same(f"{side}.scores.0_0", first)]
         rules += module_rules(spec, {f"{side}.norm": f"{side}.final_layer_norm", **modules})
     return rules
 
 
 def _layer(spec: ModelSpec) -> dict[str, str]:
-    """The modules of a layer: sub-layers are numbered, and the feed-forward is the last."""
+    """The modules of a layer: theirs are numbered sub-layers, of which the feed-forward is the last."""
     last = 1 if spec.encoder is None else 2
     up = {"gate_proj": "wi_0", "up_proj": "wi_1"} if spec.gated else {"up_proj": "wi"}
     return {
@@ -146,7 +146,7 @@ MT5 = replace(
         Part(
             {**MORE, "feed_forward_proj": "gated-gelu"},
             # what folders say of tie_word_embeddings is not heeded: an output layer of its own is in the file
-            lambda given, fields: {**_read(given, fields), "tied": False, "logit_scale": 1.0},
+            lambda config, fields: {**_read(config, fields), "tied": False, "logit_scale": 1.0},
             _write,
         ),
     ),

@@ -1,4 +1,4 @@
-"""Tensors under their names and ours, by the names of a family; lazily, and strict about what is there."""
+"""Imports and exports tensors between a family's names and ours, lazily; strict about missing and unexpected ones."""
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,12 +26,12 @@ OWN_NAMES = TensorNames(
 
 def renamed(
     names: Mapping[str, str],
-    made: Callable[[ModelSpec], list[Rule]] = lambda spec: [],
+    own_rules: Callable[[ModelSpec], list[Rule]] = lambda spec: [],
     unused: Sequence[str] = (),
     **fields: Any,
 ) -> TensorNames:
-    """Our names, with parts of them under other names, but for tensors that are `made` by rules of their own; more that
-    are `unused`, and other fields of `TensorNames`."""
+    """Our names with the substrings `names` replaced, except for tensors that have `own_rules`; `unused` are further
+    unused tensors, `fields` other fields of `TensorNames`."""
 
     def theirs(ours: str) -> str:
         for part, other in names.items():
@@ -39,9 +39,9 @@ def renamed(
         return ours
 
     def rules(spec: ModelSpec) -> list[Rule]:
-        own = layered(made(spec), spec)
-        taken = {name for rule in own for name in rule.ours}
-        return [*own, *(same(name, theirs(name)) for name in own_shapes(spec) if name not in taken)]
+        extra = layered(own_rules(spec), spec)
+        taken = {name for rule in extra for name in rule.ours}
+        return [*extra, *(same(name, theirs(name)) for name in own_shapes(spec) if name not in taken)]
 
     return replace(OWN_NAMES, rules=rules, unused=(*OWN_NAMES.unused, *unused), **fields)
 
@@ -54,9 +54,9 @@ def imported(
     other_head: bool = False,
     described_by: str = "config.json",
 ) -> tuple[LazyTensors, tuple[str, ...]]:
-    """A checkpoint's tensors under our names, and the names there of those that are left out: what its model has and
-    this one has not. With `other_head`, those of the head that it was saved with are not needed; `described_by` is what
-    the spec was read from.
+    """A checkpoint's tensors under our names, and the stored names of unused ones: those that its model has and this
+    one has not. With `other_head`, those of the head that it was saved with are not needed; `described_by` names the
+    source of the spec in messages.
 
     Raises CheckpointError for tensors that are missing, unexpected or of another shape than the config implies, listed
     together with the nearest names; for two names of one tensor, and for tied tensors and constants that differ."""
@@ -68,16 +68,16 @@ def imported(
             raise CheckpointError(f"{path}: {old} and {modern[new]} are two names of one tensor; drop one")
         modern[new] = old
     tensors = tensors.renamed(modern)
-    found = dict(tensors.forms)
-    names_here = _resolved(names, spec, found)
+    stored = dict(tensors.forms)
+    names_here = _resolved(names, spec, stored)
     rules, ours, pairs = names_here.rules, own_shapes(spec), names_here.pairs
     assert sorted(n for r in rules.values() for n in r.ours) == sorted(ours), "rules and module disagree"
-    wanted = {name: _joined_shape(rule, ours) for name, rule in rules.items()}
-    source = {name: name for name in wanted}
+    expected = {name: _joined_shape(rule, ours) for name, rule in rules.items()}
+    source = {name: name for name in expected}
     for second, (first, tied) in pairs.items():
-        if second not in found:
+        if second not in stored:
             continue
-        if first not in found:
+        if first not in stored:
             source[first] = second
         elif tied and not torch.equal(tensors[second], tensors[first]):
             raise CheckpointError(
@@ -86,36 +86,36 @@ def imported(
             )
     absent: dict[str, Form] = {}
     for name, other in names_here.stand_in.items():
-        if name not in wanted or name in found:
+        if name not in expected or name in stored:
             continue
         if other is not None:
             source[name] = source[other]
             continue
-        absent[name] = found[name] = Form(wanted[name], next(iter(found.values())).dtype)
+        absent[name] = stored[name] = Form(expected[name], next(iter(stored.values())).dtype)
     constants = names_here.constant_shapes
     for name, shape in constants.items():
-        if name in found and (
-            found[name].shape != shape or not _is_constant(tensors[name], names_here.constants[name])
+        if name in stored and (
+            stored[name].shape != shape or not _is_constant(tensors[name], names_here.constants[name])
         ):
             raise CheckpointError(
                 f"{path}: {name} is not what it is in every model of the sizes in config.json ({list(shape)}), and "
                 "would be ignored: config.json is another model's, or the file is damaged"
             )
-    there = {n: found[source[n]] for n in wanted if source[n] in found}
-    spare = {n for n in found if n not in wanted and n not in pairs and n not in constants}
+    present = {n: stored[source[n]] for n in expected if source[n] in stored}
+    spare = {n for n in stored if n not in expected and n not in pairs and n not in constants}
     outputs = {"lm_head.weight", "head.out.weight"} if spec.head.task in ("lm", "masked-lm") else set()
     tips = [
         f"\n{n} is missing: if it is the embedding itself, config.json must say tie_word_embeddings: true"
         for n, rule in rules.items()
-        if n not in there and rule.ours[0] in outputs
+        if n not in present and rule.ours[0] in outputs
     ]
     compare(
-        *(path, there, wanted, names_here.unexpected(spare, other_head)),
+        *(path, present, expected, names_here.unexpected(spare, other_head)),
         fault=f"the weights do not fit {described_by}",
         says="the config says",
         tip="".join(tips),
     )
-    dtypes = {name: found[source[rule.theirs]].dtype for rule in rules.values() for name in rule.ours}
+    dtypes = {name: stored[source[rule.theirs]].dtype for rule in rules.values() for name in rule.ours}
     known = {name: Form(tuple(value.shape), dtypes[name]) for name, value in ours.items()}
     unused = tuple(old for new, old in modern.items() if new in spare)
     return _lazily(with_zeros(tensors, absent), rules.values(), source, known), unused
@@ -124,13 +124,13 @@ def imported(
 def rules_by_name(
     names: TensorNames, spec: ModelSpec, stored: Iterable[str] | None = None
 ) -> Mapping[str, Rule]:
-    """How every tensor of a model of `spec` is made of ours, by its name in the class of transformers for its head, or
-    in a checkpoint with the names `stored`, which may be of the class for another."""
+    """The rule of every tensor of a model of `spec`, by its name in the class of transformers for its head, or in a
+    checkpoint with the names `stored`, which may be of the class for another head."""
     return _resolved(names, spec, stored).rules
 
 
 def linear_rules(rules: Mapping[str, Rule], layers: Container[str]) -> dict[str, Rule]:
-    """Of these rules, those of the weights of `layers`, by the names of their layers."""
+    """Selects the rules of the weights of `layers`, by the names of the layers in transformers."""
     return {
         theirs.removesuffix(".weight"): rule
         for theirs, rule in rules.items()
@@ -139,12 +139,14 @@ def linear_rules(rules: Mapping[str, Rule], layers: Container[str]) -> dict[str,
 
 
 def exported(names: TensorNames, state: Mapping[str, Tensor], spec: ModelSpec) -> LazyTensors:
-    """Our tensors under their names, made when asked for; some may be rows of codes in place of rows of numbers."""
-    here = _resolved(names, spec)
+    """Our tensors under the family's names, joined when read; some may be rows of codes in place of rows of numbers."""
+    resolved = _resolved(names, spec)
     more = {
-        name: replace(here.rules[one], theirs=name) for name, (one, tied) in here.pairs.items() if not tied
+        name: replace(resolved.rules[first], theirs=name)
+        for name, (first, tied) in resolved.pairs.items()
+        if not tied
     }
-    rules, constants, ours = {**here.rules, **more}, here.constants, lazy(state).forms
+    rules, constants, ours = {**resolved.rules, **more}, resolved.constants, lazy(state).forms
     blanks = {name: torch.empty(form.shape, device="meta") for name, form in ours.items()}
     shapes = {
         name: Form(_joined_shape(rule, blanks), ours[rule.ours[0]].dtype) for name, rule in rules.items()
@@ -161,7 +163,7 @@ def exported(names: TensorNames, state: Mapping[str, Tensor], spec: ModelSpec) -
 
 
 def _joined_shape(rule: Rule, ours: Mapping[str, Tensor]) -> tuple[int, ...]:
-    """The shape of their tensor, of ours on the device "meta"."""
+    """The shape of their tensor; `ours` are tensors on the device "meta"."""
     return tuple(rule.join([ours[name] for name in rule.ours]).shape)
 
 
@@ -174,33 +176,33 @@ class _Resolved:
     prefix: bool
 
     def place(self, name: str) -> str:
-        """A name of the tables as it is here."""
+        """A name with or without the prefix, as this checkpoint has it."""
         return name if self.prefix else name.removeprefix(self.names.prefix)
 
     @cached_property
     def rules(self) -> Mapping[str, Rule]:
-        """By their name."""
+        """The rules of all tensors by their name."""
         rules = layered(self.names.rules(self.spec), self.spec)
         return {name: replace(rule, theirs=name) for rule in rules for name in (self.place(rule.theirs),)}
 
     @cached_property
     def pairs(self) -> Mapping[str, tuple[str, bool]]:
-        """Second names of what is wanted: name -> the first, and whether both are one tensor in transformers, too.
+        """Second names of expected tensors: name -> the first name, and whether both are one tensor in transformers.
 
-        They are not where an alias is a tensor of its own (nothing is tied) and the other name is not wanted:
-        transformers then reads the alias, and has the other for nothing."""
-        found = {}
+        They are not where an alias is a tensor of its own (nothing is tied) and the other name is not expected:
+        transformers then reads the alias, and ignores the other."""
+        renames = {}
         for alias, name in self.names.aliases(self.spec).items():
             alias, name = self.place(alias), self.place(name)
             if name in self.rules and alias not in self.rules:
-                found[alias] = (name, True)
+                renames[alias] = (name, True)
             elif alias in self.rules and name not in self.rules:
-                found[name] = (alias, False)
-        return found
+                renames[name] = (alias, False)
+        return renames
 
     @property
     def stand_in(self) -> Mapping[str, str | None]:
-        """What is taken where a tensor is absent."""
+        """The tensor that is used where one is absent (None: zeros)."""
         table = self.names.stand_in.items()
         return {self.place(a): None if b is None else self.place(b) for a, b in table}
 
@@ -216,7 +218,7 @@ class _Resolved:
             return {name: tuple(value.shape) for name, value in self.constants.items()}
 
     def unexpected(self, spare: Iterable[str], other_head: bool) -> set[str]:
-        """What of `spare` may not be there."""
+        """The names in `spare` that are not allowed."""
         known = (*self.names.unused, *(self.names.heads if other_head else ()))
         places = tuple(self.place(name) for name in known)
         begin = tuple(name for name in places if name.endswith("."))
@@ -224,8 +226,8 @@ class _Resolved:
 
 
 def _resolved(names: TensorNames, spec: ModelSpec, stored: Iterable[str] | None = None) -> _Resolved:
-    """As a checkpoint with the names `stored` has them; without, as transformers writes them: without a head, its class
-    is the stack alone, and its names have no prefix."""
+    """The names in a checkpoint with the tensors `stored`; without, those that transformers writes: without a head its
+    class is the stack alone, and its names have no prefix."""
     if stored is None:
         prefix = spec.head.task not in ("states", "embed") or spec.encoder is not None
     else:
@@ -241,7 +243,7 @@ def _lazily(
     source: Mapping[str, str],
     ours: Mapping[str, Form],
 ) -> LazyTensors:
-    """Our tensors from theirs: `source` is where theirs is in `tensors`."""
+    """Our tensors, split lazily from theirs; `source` maps their names to those in `tensors`."""
     at = {name: (rule, i) for rule in rules for i, name in enumerate(rule.ours)}
 
     def make(name: str) -> Tensor:
@@ -272,7 +274,7 @@ def _check_stored(spec: ModelSpec, tensors: LazyTensors, path: Path, described_b
         )
 
 
-def _is_constant(found: Tensor, value: Tensor) -> bool:
-    """Whether a stored tensor is the value, up to the rounding of the dtype that it is stored in."""
-    tolerance = torch.finfo(found.dtype).eps
-    return found.shape == value.shape and torch.allclose(found.to(value.dtype), value, 0.0, tolerance)
+def _is_constant(stored: Tensor, value: Tensor) -> bool:
+    """Whether a stored tensor equals the value, up to the rounding of the dtype that it is stored in."""
+    tolerance = torch.finfo(stored.dtype).eps
+    return stored.shape == value.shape and torch.allclose(stored.to(value.dtype), value, 0.0, tolerance)
