@@ -132,9 +132,9 @@ class AttentionMap:
 
     def _of(self, slot: int) -> tuple[Attended, Tensor]:
         """The call that a query belongs to, the last that has it, and its slot there [1]."""
-        own = self.attended[0].tokens.index[0, slot]
+        index = self.attended[0].tokens.index[0, slot]
         for part in reversed(self.attended):
-            at = (part.tokens.index[0] == own).nonzero()[:1, 0]
+            at = (part.tokens.index[0] == index).nonzero()[:1, 0]
             if len(at):
                 return part, at
         raise AssertionError(f"no call has slot {slot}")
@@ -155,24 +155,24 @@ class AttentionMap:
         n is drawn, and of n keys side by side the largest weight."""
         count, keys = len(self.queries), len(self.keys)
         slots, group = [*range(0, count, -(-count // most))], -(-keys // most)
-        told = max(count, keys) <= min(LABELLED, most)
-        texts = {"queries": self.queries, "keys": self.keys} if told else {}
-        side, found = 14.0 if told else 4.0, []
+        labelled = max(count, keys) <= min(LABELLED, most)
+        texts = {"queries": self.queries, "keys": self.keys} if labelled else {}
+        side, panels = 14.0 if labelled else 4.0, []
         for head in self.heads:
             rows = torch.nn.functional.pad(self._rows(slots, head).abs(), (0, -keys % group))
             pooled = rows.unflatten(1, (-1, group)).amax(-1).clamp(0, 1).sqrt()
             cells = (pooled * len(SHADES)).ceil().long()
-            found.append((f"layer {self.layer}, head {head}", svg(cells, SHADES, side=side, **texts)))
-        return found
+            panels.append((f"layer {self.layer}, head {head}", svg(cells, SHADES, side=side, **texts)))
+        return panels
 
     def remark(self, most: int) -> str:
         """What a picture of so many tokens a side shows."""
         count, keys = len(self.queries), len(self.keys)
         step, group = -(-count // most), -(-keys // most)
-        said = ["queries down, keys to the right; darker is more"]
-        said += [f"one query in {step}, of {count}"] if step > 1 else []
-        said += [f"the largest of {group} keys side by side, of {keys}"] if group > 1 else []
-        return ", ".join(said)
+        parts = ["queries down, keys to the right; darker is more"]
+        parts += [f"one query in {step}, of {count}"] if step > 1 else []
+        parts += [f"the largest of {group} keys side by side, of {keys}"] if group > 1 else []
+        return ", ".join(parts)
 
     def _repr_html_(self) -> str:
         return figure(self.panels(ALONE), self.remark(ALONE))
@@ -191,7 +191,7 @@ class AttentionMaps(dict[int, AttentionMap]):
     """
 
     def __init__(self, maps: Sequence[AttentionMap], layers: int, last: Tensor) -> None:
-        super().__init__((one.layer, one) for one in maps)
+        super().__init__((m.layer, m) for m in maps)
         self._layers, self.last = layers, last
 
     def __missing__(self, layer: int) -> AttentionMap:
@@ -202,27 +202,29 @@ class AttentionMaps(dict[int, AttentionMap]):
     def _repr_html_(self) -> str:
         if len(self) == 1:
             return next(iter(self.values()))._repr_html_()
-        panels = [panel for one in self.values() for panel in one.panels(AMONG)]
+        panels = [panel for m in self.values() for panel in m.panels(AMONG)]
         return figure(panels, next(iter(self.values())).remark(AMONG))
 
     def __repr__(self) -> str:
         return f"AttentionMaps({', '.join(map(repr, self.values()))})"
 
 
-def numbers_of(what: str, asked: int | Sequence[int] | None, count: int) -> list[int]:
+def numbers_of(what: str, selection: int | Sequence[int] | None, count: int) -> list[int]:
     """The numbers among 0..count - 1 that are asked for, all of them unless given; those below 0 count from the end.
 
     Raises ConfigError for one that is not there, or for one that is given twice."""
-    given = [*range(count)] if asked is None else [asked] if isinstance(asked, int) else [*asked]
-    for number in given:
+    chosen = (
+        [*range(count)] if selection is None else [selection] if isinstance(selection, int) else [*selection]
+    )
+    for number in chosen:
         if not isinstance(number, int) or not -count <= number < count:
             raise ConfigError(
                 f"{what}: there is no {number!r} among 0..{count - 1} (or -{count}..-1 from the end)"
             )
-    numbers = [number % count for number in given]
+    numbers = [number % count for number in chosen]
     if not numbers or len(set(numbers)) < len(numbers):
         raise ConfigError(
-            f"{what}: numbers that differ from each other are needed, one or more, got {asked!r}"
+            f"{what}: numbers that differ from each other are needed, one or more, got {selection!r}"
         )
     return numbers
 
@@ -253,10 +255,10 @@ def attention_maps(
     across: bool = False,
 ) -> AttentionMaps:
     """What was recorded of a text's row, as maps; `across`: of attention to the encoder's states."""
-    which, texts = tuple(numbers_of("heads", heads, stack.spec.heads)), (tuple(queries), tuple(keys))
+    head_numbers, texts = tuple(numbers_of("heads", heads, stack.spec.heads)), (tuple(queries), tuple(keys))
     layers = [block.cross_attn if across else block.self_attn for block in stack.blocks]
     maps = [
-        AttentionMap(i, which, *texts, layer.pattern, record.attended[layer])
+        AttentionMap(i, head_numbers, *texts, layer.pattern, record.attended[layer])
         for i, layer in enumerate(layers)
         if isinstance(layer, AttentionLayer) and layer in record.attended
     ]

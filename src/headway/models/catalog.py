@@ -165,16 +165,16 @@ def row(name: str) -> dict[str, str | int]:
     parameters  of all stacks; the other sizes are the decoder's where there are two
     context     the trained one
     """
-    found = spec(name)
+    model = spec(name)
     return {
         "name": name,
-        "family": found.family,
-        "kind": found.kind,
+        "family": model.family,
+        "kind": model.kind,
         "tokens": UNITS.get(name, ""),
-        "positions": type(found.positions).__name__,
-        "parameters": cost.parameter_count(found),
+        "positions": type(model.positions).__name__,
+        "parameters": cost.parameter_count(model),
         **{
-            size: getattr(found, size) for size in ("layers", "width", "heads", "kv_heads", "hidden", "vocab")
+            size: getattr(model, size) for size in ("layers", "width", "heads", "kv_heads", "hidden", "vocab")
         },
-        "context": found.trained_context,
+        "context": model.trained_context,
     }

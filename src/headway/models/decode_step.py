@@ -101,24 +101,24 @@ class DecodeStep:
         """Ids [1, T] of the tokens of a step of a `PagedCache`, 64 of which are read at a time; logits [N, V] of what
         follows the wanted ones, which are numbered from 0, in their order. `sources`: of each token, that of its text.
         `adapters`: which tokens they are added to, all unless given (`headway.nn.lora.only_rows`)."""
-        lowered, made = self.lowered, []
+        lowered, logits = self.lowered, []
         for rows, some in self._slices(tokens):
             at = [i - rows.start for i in wanted if rows.start <= i < rows.stop]
             lowered.add_adapters({name: added[rows] for name, added in (adapters or {}).items()})
             self._place(tokens, rows, sources)
-            made.append(self._run(self.stack.embed(ids[:, rows], some), some, at))
-        return made[0] if len(made) == 1 else torch.cat(made)
+            logits.append(self._run(self.stack.embed(ids[:, rows], some), some, at))
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     @torch.inference_mode()
     def states(self, x: Tensor, tokens: Tokens) -> Tensor:
         """Embeddings [1, T, M] of the tokens of a step of a `PagedCache`; what the last block makes of them, before the
         last norm."""
-        made = []
+        states = []
         for rows, some in self._slices(tokens):
             self._place(tokens, rows)
             self._run(x[:, rows], some, [])
-            made.append(self.lowered.x[: some.count].clone())
-        return torch.cat(made).unsqueeze(0)
+            states.append(self.lowered.x[: some.count].clone())
+        return torch.cat(states).unsqueeze(0)
 
     @staticmethod
     def _slices(tokens: Tokens) -> Iterator[tuple[slice, Tokens]]:

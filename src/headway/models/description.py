@@ -39,8 +39,8 @@ class Aspect(NamedTuple):
 
     def words(self, spec: ModelSpec) -> str:
         """What these fields of `spec` say."""
-        said = [self.always(spec), *(_named(name, getattr(spec, name)) for name in self.unusual)]
-        return ", ".join(filter(None, said)) or "none"
+        parts = [self.always(spec), *(_named(name, getattr(spec, name)) for name in self.unusual)]
+        return ", ".join(filter(None, parts)) or "none"
 
 
 def _named(name: str, value: object) -> str:
@@ -65,12 +65,12 @@ def brief(value: object) -> str:
     """A dataclass as text, without the fields that are as usual: Rotary(pairing='halves')."""
     if not is_dataclass(value):
         return repr(value)
-    told = [
+    arguments = [
         f"{f.name}={brief(getattr(value, f.name))}"
         for f in fields(value)
         if getattr(value, f.name) != f.default
     ]
-    return f"{type(value).__name__}({', '.join(told)})"
+    return f"{type(value).__name__}({', '.join(arguments)})"
 
 
 def patterns_by_layer(spec: ModelSpec) -> tuple[tuple[str, str], ...]:

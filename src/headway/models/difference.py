@@ -41,12 +41,12 @@ def differences(first: ModelSpec, second: ModelSpec) -> tuple[Difference, ...]:
     described = (
         Difference(name, aspect.words(first), aspect.words(second)) for name, aspect in ASPECTS.items()
     )
-    found = tuple(one for one in described if one.first != one.second)
+    changed = tuple(aspect for aspect in described if aspect.first != aspect.second)
     if first.encoder is None or second.encoder is None:
-        return found
+        return changed
     inner = differences(first.encoder, second.encoder)
-    own = tuple(one for one in found if one.aspect != "encoder")
-    return (*own, *(one._replace(aspect=f"encoder's {one.aspect}") for one in inner))
+    own_aspects = tuple(aspect for aspect in changed if aspect.aspect != "encoder")
+    return (*own_aspects, *(aspect._replace(aspect=f"encoder's {aspect.aspect}") for aspect in inner))
 
 
 def numbers(
@@ -66,28 +66,28 @@ def ladder(first: ModelSpec, second: ModelSpec) -> dict[str, ModelSpec]:
     The last is `second`.
 
     Raises ConfigError where a step between them cannot be."""
-    found = {"first": first}
+    specs = {"first": first}
     for name, aspect in ASPECTS.items():
-        above = list(found.values())[-1]
+        above = list(specs.values())[-1]
         change = {field: getattr(second, field) for field in aspect.fields}
         if any(getattr(above, field) != value for field, value in change.items()):
             try:
-                found[name] = replace(above, **change)
+                specs[name] = replace(above, **change)
             except ConfigError as error:
                 raise ConfigError(
                     f"ladder: {name} cannot change by itself, {aspect.words(above)} to {aspect.words(second)}: "
                     f"{error}; give two models of the same sizes"
                 ) from error
-    return found
+    return specs
 
 
 def _counted(spec: ModelSpec, context: int, kept: Kept) -> dict[str, float]:
-    found: dict[str, float] = {"parameters": cost.parameter_count(spec)}
-    found |= {f"... {place}": count for place, count in cost.parameters(spec).items()}
-    found["weights, bytes"] = sum(cost.kept_bytes(spec, kept).values())
+    counts: dict[str, float] = {"parameters": cost.parameter_count(spec)}
+    counts |= {f"... {place}": count for place, count in cost.parameters(spec).items()}
+    counts["weights, bytes"] = sum(cost.kept_bytes(spec, kept).values())
     if spec.causal:
-        found["keys and values, bytes per token"] = cost.kv_bytes_per_token(spec, kept.dtype)
-        found[f"... kept at {context:,} tokens, bytes"] = cost.kv_bytes_stored(spec, context, kept.dtype)
-        found["one more token, FLOP"] = cost.decode_flops(spec, context)
-    found["training, FLOP per token"] = cost.train_flops(spec, context)
-    return found
+        counts["keys and values, bytes per token"] = cost.kv_bytes_per_token(spec, kept.dtype)
+        counts[f"... kept at {context:,} tokens, bytes"] = cost.kv_bytes_stored(spec, context, kept.dtype)
+        counts["one more token, FLOP"] = cost.decode_flops(spec, context)
+    counts["training, FLOP per token"] = cost.train_flops(spec, context)
+    return counts

@@ -28,9 +28,9 @@ def shard_experts(model: Model, ranks: ExpertParallel) -> Shards:
     owned: dict[str, tuple[str, ...]] = {}
     layers = {name: m for name, m in model.named_modules() if isinstance(m, MixtureOfExperts)}
     for name, layer in layers.items():
-        own = layer.divide(ranks)
-        for expert in own:
-            stands = [i * len(own) + expert - own.start for i in range(ranks.exchange.ranks)]
+        local = layer.divide(ranks)
+        for expert in local:
+            stands = [i * len(local) + expert - local.start for i in range(ranks.exchange.ranks)]
             for leaf in layer.experts[expert].state_dict():
                 owned[f"{name}.experts.{expert}.{leaf}"] = tuple(f"{name}.experts.{i}.{leaf}" for i in stands)
     model.shards = Shards(TensorParallel(ranks.exchange), {}, frozenset(), owned)

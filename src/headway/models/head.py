@@ -144,17 +144,17 @@ def _questions(tokens: Tokens, texts: Sequence[Sequence[int | None]]) -> Tensor:
     if len(texts) != len(rows):
         raise DataError(f"mark_global: texts of {len(texts)} rows for tokens of {len(rows)}")
     last = []
-    for row, (own, count) in enumerate(zip(texts, rows, strict=True)):
-        if len(own) != count:
-            raise DataError(f"mark_global: row {row} has {count} tokens, but texts says {len(own)}")
-        if 0 not in own or 1 not in own:
+    for row, (text_ids, count) in enumerate(zip(texts, rows, strict=True)):
+        if len(text_ids) != count:
+            raise DataError(f"mark_global: row {row} has {count} tokens, but texts says {len(text_ids)}")
+        if 0 not in text_ids or 1 not in text_ids:
             raise DataError(
                 f"mark_global: row {row} is not a question and a text: encode them as a pair, the question first"
             )
-        last.append(max(i for i, text in enumerate(own) if text == 0))
-    found = torch.tensor(last, device=tokens.device)
+        last.append(max(i for i, text in enumerate(text_ids) if text == 0))
+    last_index = torch.tensor(last, device=tokens.device)
     if tokens.document is None:
-        return found.unsqueeze(1)
+        return last_index.unsqueeze(1)
     of_slots = torch.zeros_like(tokens.index)
-    of_slots[tokens.valid] = found.repeat_interleave(torch.tensor(rows, device=tokens.device))
+    of_slots[tokens.valid] = last_index.repeat_interleave(torch.tensor(rows, device=tokens.device))
     return of_slots

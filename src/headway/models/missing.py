@@ -58,7 +58,7 @@ def unknown_model(name: str, known: Iterable[str]) -> str:
     names with the same digits: "phi3" is another model than "phi"."""
     if needs := missing(name.lower()):
         return f": {listed(needs)} are not supported"
-    return did_you_mean(name.lower(), (one for one in known if _digits(one) == _digits(name)))
+    return did_you_mean(name.lower(), (other for other in known if _digits(other) == _digits(name)))
 
 
 def _digits(name: str) -> str:

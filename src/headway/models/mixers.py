@@ -166,24 +166,24 @@ def attention(
     """Softmax attention of one layer, to keys and values of `kv_from` where that is given, or `across` to an encoder's
     states."""
     kind: type[Attention] = GlobalAttention if spec.global_projections else Attention
-    own: dict[str, Any] = {"gate": None} if across else {"score": spec.score}
+    options: dict[str, Any] = {"gate": None} if across else {"score": spec.score}
     if mixer.beside is not None:
         beside = kind_of(mixer.beside).layer(spec, mixer.beside, pattern, positions, backend)
-        kind, own = AttentionBeside, {**own, "beside": beside, "factors": mixer.factors}
+        kind, options = AttentionBeside, {**options, "beside": beside, "factors": mixer.factors}
     kv_heads, head_dim = mixer.kv_heads or spec.kv_heads, mixer.head_dim or spec.head_dim
     if isinstance(kv_from, AttentionLayer):
         kv_heads, head_dim = kv_from.heads.kv_heads, kv_from.head_dim
-        own["kv_from"] = kv_from
+        options["kv_from"] = kv_from
     if mixer.v_norm:
-        own["v_norm"] = partial(make_norm, spec.norm, eps=spec.norm_eps, bias=False, weight=False)
-    own |= {"head_dim": head_dim, "tied_values": mixer.tied_values}
+        options["v_norm"] = partial(make_norm, spec.norm, eps=spec.norm_eps, bias=False, weight=False)
+    options |= {"head_dim": head_dim, "tied_values": mixer.tied_values}
     return kind(
         *(spec.width, spec.heads, kv_heads),
         pattern=pattern,
         scale=spec.attention_scale,
         backend=backend,
         sink_logit=spec.sink_logit and not across,
-        **options_of(spec, positions, dropout=spec.attention_dropout, **own),
+        **options_of(spec, positions, dropout=spec.attention_dropout, **options),
     )
 
 

@@ -95,10 +95,10 @@ class PagedPast:
 
     def _fit(self, rows: int, pages: int) -> None:
         """Makes room for so many rows of texts of so many pages, or twice as many where there is too little."""
-        there, size = self._order.shape
-        if rows > there or pages * PAGE > size:
-            fewer, shorter = rows <= there, pages * PAGE <= size
-            self._room(there if fewer else min(2 * rows, MOST_ROWS), size // PAGE if shorter else 2 * pages)
+        most, size = self._order.shape
+        if rows > most or pages * PAGE > size:
+            fewer, shorter = rows <= most, pages * PAGE <= size
+            self._room(most if fewer else min(2 * rows, MOST_ROWS), size // PAGE if shorter else 2 * pages)
 
     def _room(self, rows: int, pages: int) -> None:
         """Room for so many rows of texts of so many pages."""

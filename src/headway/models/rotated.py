@@ -42,8 +42,8 @@ class Rotated:
             if most >= self._kept.cos.shape[-2]:  # 300: the first 512 positions
                 self._kept = self._table(Tokens.range(1 << most.bit_length()))
             table, rows = self._kept, index
-        for own, new in ((self.cos, table.cos), (self.sin, table.sin)):
-            torch.index_select(new.view(-1, table.dims), 0, rows, out=own[:count])
+        for buffer, new in ((self.cos, table.cos), (self.sin, table.sin)):
+            torch.index_select(new.view(-1, table.dims), 0, rows, out=buffer[:count])
 
     def into(self, struct: c.HeadsStruct | c.SumsStruct) -> None:
         """Rotate heads, or their features, by them."""

@@ -208,14 +208,14 @@ class ModelSpec:
     @property
     def key_sizes(self) -> tuple[tuple[int, int], ...]:
         """(K, D) of each layer."""
-        given = (self.mixers[source] for source in self.key_layers)
-        each = (mixer if isinstance(mixer, Softmax) else Softmax() for mixer in given)
+        sources = (self.mixers[source] for source in self.key_layers)
+        each = (mixer if isinstance(mixer, Softmax) else Softmax() for mixer in sources)
         return tuple((m.kv_heads or self.kv_heads, m.head_dim or self.head_dim) for m in each)
 
     def hidden_of(self, layer: int) -> int:
         """F of a layer without experts; 0 where it has no feed-forward."""
-        own = self.layer_hidden[layer]
-        return 0 if own is None else own or self.hidden
+        hidden = self.layer_hidden[layer]
+        return 0 if hidden is None else hidden or self.hidden
 
     @property
     def score(self) -> tuple[Score, ...]:

@@ -154,7 +154,7 @@ class TransformerStack(nn.Module):
             if shared not in rotations and rotary is not None:
                 rotations[shared] = rotary(tokens, x_BTM.dtype, whole=whole)
             attends = isinstance(block.self_attn, AttentionLayer)
-            given: dict[str, Any] = {
+            options: dict[str, Any] = {
                 "tokens": tokens,
                 "rotation": rotations[shared],
                 "score": () if rotary is None else score,
@@ -168,9 +168,9 @@ class TransformerStack(nn.Module):
             if record is not None:
                 record.states.append(x_BTM)
             if redo == "block":
-                x_BTM = checkpoint(block, x_BTM, use_reentrant=False, **given)
+                x_BTM = checkpoint(block, x_BTM, use_reentrant=False, **options)
             else:
-                x_BTM = block(x_BTM, cache=None if cache is None else cache[i], checkpointing=redo, **given)
+                x_BTM = block(x_BTM, cache=None if cache is None else cache[i], checkpointing=redo, **options)
         if selected is not None and early is None:
             x_BTM = selected.take(x_BTM)
         x_BTM = x_BTM if self.streams is None else self.streams.join(x_BTM)
@@ -259,14 +259,14 @@ def _shared_rotation(blocks: Sequence[Block]) -> tuple[int | None, ...]:
 
 def _mixing(spec: ModelSpec, positions: PositionScheme | None, backend: str) -> list[MixingLayer]:
     """What mixes tokens in each layer, with `positions` in place of the layers' own where they are given."""
-    made: list[MixingLayer] = []
-    for mixer, pattern, own in zip(spec.mixers, spec.patterns, spec.layer_positions, strict=True):
-        how = pattern, own if positions is None else positions, backend
+    layers: list[MixingLayer] = []
+    for mixer, pattern, scheme in zip(spec.mixers, spec.patterns, spec.layer_positions, strict=True):
+        how = pattern, scheme if positions is None else positions, backend
         if isinstance(mixer, Softmax) and mixer.kv_from is not None:
-            made.append(attention(spec, *how, mixer=mixer, kv_from=made[mixer.kv_from]))
+            layers.append(attention(spec, *how, mixer=mixer, kv_from=layers[mixer.kv_from]))
         else:
-            made.append(kind_of(mixer).layer(spec, mixer, *how))
-    return made
+            layers.append(kind_of(mixer).layer(spec, mixer, *how))
+    return layers
 
 
 def _feed_forward(spec: ModelSpec, layer: int) -> FeedForward | MixtureOfExperts | None:

@@ -69,11 +69,11 @@ def shard(model: Model, tensor: TensorParallel) -> Shards:
         _check(name, linear, tensor)
     whole = _shapes(model)
     for layer in layers:
-        own = tensor.share(layer.heads.query_heads, "heads")
+        heads = tensor.share(layer.heads.query_heads, "heads")
         layer.heads = Heads(layer.heads.kv_heads // tensor.exchange.ranks, layer.heads.group)
-        layer.mixer, layer.score = _own_mixer(layer.mixer, own), _own_scores(layer.score, own)
+        layer.mixer, layer.score = _own_mixer(layer.mixer, heads), _own_scores(layer.score, heads)
         if layer.sink_logit is not None:
-            layer.sink_logit = part_of(layer.sink_logit, 0, own)
+            layer.sink_logit = part_of(layer.sink_logit, 0, heads)
     for stack in stacks:
         stack.scores = _own_scores(stack.scores, tensor.share(stack.spec.heads, "heads"))
     for layer in layers:
@@ -117,25 +117,23 @@ def share_of(spec: ModelSpec, ranks: int, rank: int) -> ModelSpec:
         raise ConfigError("tensor parallel: ranks cannot share heads that are other ones in some layers yet")
     if ranks > 1 and (spec.altup is not None or spec.laurel or any(spec.mlp_sparsity)):
         raise ConfigError("tensor parallel: ranks cannot share layers with altup, laurel or mlp_sparsity yet")
-    own = share(spec.heads, "heads", ranks, rank)
+    heads = share(spec.heads, "heads", ranks, rank)
 
     def units(hidden: int) -> int:
         return len(share(hidden, "hidden units", ranks, rank))
 
     positions = spec.positions
     if isinstance(positions, LinearBias) and positions.slopes is not None:
-        positions = LinearBias(positions.slopes[own.start : own.stop])
+        positions = LinearBias(positions.slopes[heads.start : heads.stop])
     return replace(
         spec,
         vocab=spec.vocab // ranks if shares_vocab(spec.vocab, ranks) else spec.vocab,
-        heads=len(own),
+        heads=len(heads),
         kv_heads=len(share(spec.kv_heads, "kv heads", ranks, rank)),
         hidden=units(spec.hidden),
         layer_hidden=tuple(size and units(size) for size in spec.layer_hidden),
-        experts=tuple(
-            one and replace(one, hidden=units(one.hidden), shared=units(one.shared)) for one in spec.experts
-        ),
-        patterns=tuple(_own_pattern(pattern, own) for pattern in spec.patterns),
+        experts=tuple(e and replace(e, hidden=units(e.hidden), shared=units(e.shared)) for e in spec.experts),
+        patterns=tuple(_own_pattern(pattern, heads) for pattern in spec.patterns),
         positions=positions,
         encoder=None if spec.encoder is None else share_of(spec.encoder, ranks, rank),
     )
@@ -193,11 +191,11 @@ def _own_scores(scores: Scores, heads: range) -> Scores:
 
 
 def _own_step(step: Score, heads: Tensor) -> Score:
-    own = step.select_heads(heads)
+    local = step.select_heads(heads)
     fresh = [
         nn.Parameter(new.detach().clone(), requires_grad=old.requires_grad)
         if isinstance(old, nn.Parameter) and new is not old
         else new
-        for old, new in zip(step.parameters, own.parameters, strict=True)
+        for old, new in zip(step.parameters, local.parameters, strict=True)
     ]
-    return own.with_parameters(tuple(fresh))
+    return local.with_parameters(tuple(fresh))

@@ -106,18 +106,18 @@ def check_targets(
         raise DataError(f"targets {[*targets.shape]} do not fit ids {[*ids.shape]}; give one for each slot")
 
 
-def slot_numbers(which: Tensor | slice, batch: int, count: int) -> Tensor:
+def slot_numbers(slots: Tensor | slice, batch: int, count: int) -> Tensor:
     """The slots, of `count`, that a slice or numbers from either end name, row by row: [B, N].
 
     Raises DataError for a slot that is not there, or a tensor of a wrong kind."""
-    if isinstance(which, slice):
-        return torch.arange(count)[which].expand(batch, -1)
-    rows_fit = which.dim() == 1 or (which.dim() == 2 and which.shape[0] == batch)
-    if which.is_floating_point() or not rows_fit:
+    if isinstance(slots, slice):
+        return torch.arange(count)[slots].expand(batch, -1)
+    rows_fit = slots.dim() == 1 or (slots.dim() == 2 and slots.shape[0] == batch)
+    if slots.is_floating_point() or not rows_fit:
         raise DataError(
             f"logits_for: slot numbers [N] or [{batch}, N], a bool mask or a slice are needed, "
-            f"got {which.dtype} {list(which.shape)}"
+            f"got {slots.dtype} {list(slots.shape)}"
         )
-    if which.numel() and not -count <= int(which.min()) <= int(which.max()) < count:
-        raise DataError(f"logits_for: slots must lie in {-count}..{count - 1}, got {which.tolist()}")
-    return (which % count if count else which).expand(batch, -1)
+    if slots.numel() and not -count <= int(slots.min()) <= int(slots.max()) < count:
+        raise DataError(f"logits_for: slots must lie in {-count}..{count - 1}, got {slots.tolist()}")
+    return (slots % count if count else slots).expand(batch, -1)

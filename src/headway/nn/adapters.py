@@ -41,8 +41,8 @@ class Adapter:
         `targets` are the last parts of names of layers ("q_proj", ...), all linear layers of the blocks unless given.
         Raises ConfigError for one that is not there."""
         generator, tensors = torch.Generator("cpu").manual_seed(seed), {}
-        found = target_layers(model, targets)
-        for name, layer in found.items():
+        layers = target_layers(model, targets)
+        for name, layer in layers.items():
             weight, bound = layer.kept, layer.in_features**-0.5
             a = torch.empty(lora.rank, layer.in_features, device="cpu")
             a.uniform_(-bound, bound, generator=generator)
@@ -54,7 +54,7 @@ class Adapter:
             if lora.magnitude:
                 norm = torch.linalg.vector_norm(weight.dequantize().detach(), dim=1, dtype=wide)
                 tensors[f"{name}.lora_magnitude_vector"] = norm
-        return Adapter(dict.fromkeys(found, lora), tensors)
+        return Adapter(dict.fromkeys(layers, lora), tensors)
 
     @staticmethod
     def of(model: nn.Module, name: str, state: Mapping[str, Tensor] | None = None) -> "Adapter":
@@ -78,18 +78,18 @@ class Adapter:
     def part(self, layer: str, device: torch.device, dtype: torch.dtype) -> LowRank:
         """A copy of what it adds to one layer."""
         leaves = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
-        found = [self.tensors[name] for leaf in leaves if (name := f"{layer}.{leaf}") in self.tensors]
-        a, b, *m = (value.to(device, dtype, copy=True) for value in found)
+        values = [self.tensors[name] for leaf in leaves if (name := f"{layer}.{leaf}") in self.tensors]
+        a, b, *m = (value.to(device, dtype, copy=True) for value in values)
         return LowRank(self.layers[layer], a, b, m[0] if m else None)
 
 
 def block_linears(model: nn.Module) -> dict[str, Linear]:
     """Every linear layer of the blocks by its name, adapted or not; neither embeddings nor the output layer."""
-    found: dict[str, Linear] = {}
+    layers: dict[str, Linear] = {}
     for name, block in model.named_modules():
         if isinstance(block, Block):
-            found |= {f"{name}.{inner}": layer for inner, layer in linears(block).items()}
-    return found
+            layers |= {f"{name}.{inner}": layer for inner, layer in linears(block).items()}
+    return layers
 
 
 def target_layers(model: nn.Module, targets: Sequence[str] = ()) -> dict[str, Linear]:
@@ -132,7 +132,7 @@ def detach(model: nn.Module, name: str) -> None:
     _check_attached(model, name)
     _check_unmerged(model)
     for _, layer in [*adapted(model)]:
-        layer.active = tuple(one for one in layer.active if one != name)
+        layer.active = tuple(other for other in layer.active if other != name)
         layer.adapters.pop(name) if name in layer.adapters else None
 
 

@@ -107,8 +107,8 @@ class Streams(nn.Module):
 
 def _as_large(y: Tensor, x: Tensor) -> Tensor:
     """y times a number for each token, so that its mean square is that of x."""
-    wanted, there = (z.square().mean(-1, keepdim=True) for z in (x, y))
-    return y * (wanted.sqrt() / there.clamp(min=LEAST).sqrt())
+    target, square = (z.square().mean(-1, keepdim=True) for z in (x, y))
+    return y * (target.sqrt() / square.clamp(min=LEAST).sqrt())
 
 
 class LaurelProduct(nn.Module):

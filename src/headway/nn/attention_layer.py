@@ -101,8 +101,8 @@ class AttentionLayer(MixingLayer):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        own = (score,) if isinstance(score, Score) else tuple(score)
-        mixer.check(positions, own, dropout, qk_norm)
+        scores = (score,) if isinstance(score, Score) else tuple(score)
+        mixer.check(positions, scores, dropout, qk_norm)
         self.mixer, self.heads = mixer, Heads.of(heads, kv_heads)
         if head_dim is None and width % heads:
             raise ConfigError(
@@ -135,12 +135,12 @@ class AttentionLayer(MixingLayer):
         self.qk_norm = qk_norm
         sizes = [d * (n if qk_norm == "all" else 1) for n in (heads, shared)]
         self.q_norm, self.k_norm = (
-            norm(size) if qk_norm != "none" and there else None
-            for size, there in zip(sizes, (True, own_keys), strict=True)
+            norm(size) if qk_norm != "none" and has_norm else None
+            for size, has_norm in zip(sizes, (True, own_keys), strict=True)
         )
         self.v_norm = None if v_norm is None else v_norm(e)
         self.drop_output = nn.Dropout(output_dropout)
-        self.score = Scores((*positions.scores(heads, d, not mixer.pattern.is_causal), *own))
+        self.score = Scores((*positions.scores(heads, d, not mixer.pattern.is_causal), *scores))
         second = mixer.global_projections
         self.q_global_proj = Linear(width, heads * d, bias=qkv_bias) if second else None
         self.k_global_proj = Linear(width, shared * d, bias=qkv_bias) if second else None
@@ -233,12 +233,12 @@ class AttentionLayer(MixingLayer):
         norms = {"q": self.q_norm, "k": self.k_norm}
         late = norms if self.qk_norm == "rotated" else {}
         first = {"v": self.v_norm} if late else {**norms, "v": self.v_norm}
-        there = {n: layer for n, layer in layers.items() if layer is not None}
-        made = dict(zip(there, products(x, [*there.values()]), strict=True))
-        made = {n: made[n if n in made else "k"] for n in names}  # tied values
+        present = {n: layer for n, layer in layers.items() if layer is not None}
+        outputs = dict(zip(present, products(x, [*present.values()]), strict=True))
+        outputs = {n: outputs[n if n in outputs else "k"] for n in names}  # tied values
         heads = [
             split_heads(y, self.value_dim if n == "v" else self.head_dim, first.get(n))
-            for n, y in made.items()
+            for n, y in outputs.items()
         ]
         heads = heads if rotation is None else rotated(rotation, *heads)
         return [normed_heads(y, late.get(n)) for n, y in zip(names, heads, strict=True)]

@@ -49,9 +49,9 @@ def check_keys(layer: Any, kv_from: Any, tied_values: bool, v_norm: bool) -> Non
         raise ConfigError(f"{name}: kv_from is for softmax attention with one set of projections")
     if tied_values or v_norm:
         raise ConfigError(f"{name}: values are those of kv_from; drop v_norm and tied_values")
-    own, theirs = ((one.heads.kv_heads, one.head_dim, one.value_dim) for one in (layer, kv_from))
-    if own != theirs or kv_from.kv_from is not None:
+    sizes, theirs = ((m.heads.kv_heads, m.head_dim, m.value_dim) for m in (layer, kv_from))
+    if sizes != theirs or kv_from.kv_from is not None:
         raise ConfigError(
             f"{name}: kv_from must be a layer with keys and values of its own, of the same kv_heads, head_dim and "
-            f"value_dim {own}; it has {theirs}"
+            f"value_dim {sizes}; it has {theirs}"
         )

@@ -174,14 +174,14 @@ class Block(nn.Module):
         if context is not None:
             tokens = context.own(tokens, cache, memory)
         attend, feed = (partial(_part, checkpointing == part) for part in ("attention", "feed_forward"))
-        given: dict[str, Any] = {"tokens": tokens, "cache": cache, "rotation": rotation, "score": score}
-        given |= {"context": context, "selected": selected, "record": record}
-        given |= {} if shared is None else {"shared": shared}  # of layers that attend
+        options: dict[str, Any] = {"tokens": tokens, "cache": cache, "rotation": rotation, "score": score}
+        options |= {"context": context, "selected": selected, "record": record}
+        options |= {} if shared is None else {"shared": shared}  # of layers that attend
         streams = (
             None if self.altup is None else self.altup.predict(x_BTM.unflatten(-1, (-1, self.altup.width)))
         )
         x_BTM = x_BTM if streams is None else streams[..., 0, :]
-        y = self._sublayers(x_BTM, tokens, memory, given, attend, feed)
+        y = self._sublayers(x_BTM, tokens, memory, options, attend, feed)
         add: Callable[[Tensor], Tensor] | None = None
         if self.per_layer is not None and per_layer is not None:
             add = partial(self.per_layer, p_BTP=per_layer if selected is None else selected.take(per_layer))
@@ -196,24 +196,24 @@ class Block(nn.Module):
         x_BTM: Tensor,
         tokens: Tokens | None,
         memory: KeyValues | None,
-        given: Mapping[str, Any],
+        options: Mapping[str, Any],
         attend: Callable[..., Tensor],
         feed: Callable[..., Tensor],
     ) -> Tensor:
         """The residual stream behind attention and feed-forward."""
-        selected, record = given["selected"], given["record"]
+        selected, record = options["selected"], options["record"]
         post, first, last = self.order == "post", self.input_layernorm, self.before
         added = (partial(self._added, norm) for norm in self.behind)
         if self.order in BESIDE:
             assert first is not None
             normed, scale = first(x_BTM), self.residual_scale
-            attended = scaled(attend(self.self_attn, normed, **given), scale)
+            attended = scaled(attend(self.self_attn, normed, **options), scale)
             if selected is not None:
                 x_BTM, normed, tokens = selected.take(x_BTM), selected.take(normed), selected.tokens
             fed = feed(self._feed_forward, normed if last is None else last(x_BTM), tokens=tokens)
             return x_BTM + attended + scaled(fed, scale)
         x = x_BTM if post or first is None else first(x_BTM)
-        y = next(added)(attend(self.self_attn, x, **given))
+        y = next(added)(attend(self.self_attn, x, **options))
         if selected is not None:
             x_BTM, tokens = selected.take(x_BTM), selected.tokens
         if self.laurel is not None:
@@ -251,7 +251,7 @@ class Block(nn.Module):
         return f"order={self.order!r}"
 
 
-def _part(redo: bool, module: Callable[..., Tensor], x: Tensor, **given: Any) -> Tensor:
+def _part(redo: bool, module: Callable[..., Tensor], x: Tensor, **options: Any) -> Tensor:
     """module(x, **given); with `redo` x alone is kept for the backward, which computes the rest again."""
-    y: Tensor = checkpoint(module, x, use_reentrant=False, **given) if redo else module(x, **given)
+    y: Tensor = checkpoint(module, x, use_reentrant=False, **options) if redo else module(x, **options)
     return y

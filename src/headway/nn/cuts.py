@@ -69,7 +69,7 @@ def patterns_without(layers: Sequence[MixingLayer], cuts: Sequence[Cut]) -> Mapp
     """What queries see in the layers that lose something. Raises ConfigError for a layer, head or span that is not
     there and for layers without pairs, PatternError for layers that know no other pattern than their own (linear
     attention)."""
-    found: dict[MixingLayer, Pattern] = {}
+    patterns: dict[MixingLayer, Pattern] = {}
     for cut in cuts:
         for span in (cut.queries, cut.keys):
             if span is not None and not 0 <= span[0] < span[1] <= FARTHEST:
@@ -85,10 +85,10 @@ def patterns_without(layers: Sequence[MixingLayer], cuts: Sequence[Cut]) -> Mapp
             heads, left = layer.heads.query_heads, _left(cut)
             if cut.head is not None and not 0 <= cut.head < heads:
                 raise ConfigError(f"{cut}: there is no head {cut.head} among 0..{heads - 1}")
-            own = found.get(layer, layer.pattern)
+            pattern = patterns.get(layer, layer.pattern)
             if cut.head is not None:
-                each = own.heads if len(own.heads) > 1 else own.heads * heads
-                found[layer] = PerHead(*(p & left if i == cut.head else p for i, p in enumerate(each)))
+                each = pattern.heads if len(pattern.heads) > 1 else pattern.heads * heads
+                patterns[layer] = PerHead(*(p & left if i == cut.head else p for i, p in enumerate(each)))
             else:
-                found[layer] = own & left
-    return found
+                patterns[layer] = pattern & left
+    return patterns

@@ -45,9 +45,9 @@ class TokenEmbedding(Keeps, nn.Embedding):
 
     def divide(self, share: Share) -> None:
         """Leave a rank's rows, in place."""
-        own = share.part(self.num_embeddings)
-        self.keep(self.kept.part(0, own))
-        self.num_embeddings, self.share = len(own), share
+        local = share.part(self.num_embeddings)
+        self.keep(self.kept.part(0, local))
+        self.num_embeddings, self.share = len(local), share
 
     @property
     def like(self) -> Tensor:

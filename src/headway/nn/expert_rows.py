@@ -41,10 +41,10 @@ def expert_rows(
     acts: set[str] = set()
     matrices: list[Tensor] = []
     for expert in experts:
-        if not isinstance(expert, FeedForward) or (own := _matrices(expert)) is None:
+        if not isinstance(expert, FeedForward) or (gate_up_down := _matrices(expert)) is None:
             return None
         acts.add(expert.act)
-        matrices += own
+        matrices += gate_up_down
     if not (len(acts) == 1 and rows.runs(x, *matrices) and needs_gradient(x, *matrices)):
         return None
     y: Tensor = _ExpertRows.apply(*acts, counts.tolist(), order, x, weights, *matrices)  # type: ignore[no-untyped-call]
@@ -132,13 +132,13 @@ class _ExpertRows(torch.autograd.Function):
             )
         w, each, wants = weights.flatten(), weights.shape[1], ctx.needs_input_grad[5:]
         dx, dw = torch.zeros_like(x), torch.empty_like(w)
-        made: list[Tensor | None] = []
+        d_matrices: list[Tensor | None] = []
         for e, (at, pairs, (gate, up, down)) in enumerate(_experts(ctx.counts, order, matrices)):
-            wanted = wants[MATRICES * e : MATRICES * (e + 1)]
+            needed = wants[MATRICES * e : MATRICES * (e + 1)]
             if not len(pairs):
-                made += [
+                d_matrices += [
                     torch.zeros_like(m) if want else None
-                    for m, want in zip((gate, up, down), wanted, strict=True)
+                    for m, want in zip((gate, up, down), needed, strict=True)
                 ]
                 continue
             row, by = pairs // each, w[pairs, None]
@@ -149,5 +149,5 @@ class _ExpertRows(torch.autograd.Function):
             dw[pairs] = torch.linalg.vecdot(dh, h)
             dx.index_add_(0, row, input_product(dg, gate).add_(input_product(du, up)))
             sides = ((dg, of_expert), (du, of_expert), (dy_of, h.mul_(by)))
-            made += [a.T @ b if want else None for (a, b), want in zip(sides, wanted, strict=True)]
-        return None, None, None, dx, dw.view_as(weights), *made
+            d_matrices += [a.T @ b if want else None for (a, b), want in zip(sides, needed, strict=True)]
+        return None, None, None, dx, dw.view_as(weights), *d_matrices

@@ -192,11 +192,11 @@ class MixtureOfExperts(nn.Module):
 
     def divide(self, ranks: ExpertParallel) -> range:
         """Leave of the experts those of a rank, which then exchanges rows with the others; their numbers."""
-        own = ranks.share(len(self.experts))
-        for i in {*range(len(self.experts))} - {*own}:
+        local = ranks.share(len(self.experts))
+        for i in {*range(len(self.experts))} - {*local}:
             self.experts[i] = nn.Identity()
         self.ranks = ranks
-        return own
+        return local
 
     def forward(self, x: Tensor, tokens: Tokens | None = None) -> Tensor:
         """[..., M] -> [..., M]; `tokens` of x [B, T, M] say which rows are some, where losses of routers are wanted."""
@@ -222,17 +222,17 @@ class MixtureOfExperts(nn.Module):
         counts = chosen.flatten().bincount(minlength=len(self.experts))
         if self.ranks is None and (y := expert_rows(self.experts, rows, weights, order, counts)) is not None:
             return y
-        given: Tensor = _Reordered.apply(rows, order, back)  # type: ignore[no-untyped-call]
+        xs: Tensor = _Reordered.apply(rows, order, back)  # type: ignore[no-untyped-call]
         ranks = self.ranks
-        made = self._each(given, counts.tolist()) if ranks is None else ranks.apply(given, counts, self._each)
-        each: Tensor = _Reordered.apply(made, back, order)  # type: ignore[no-untyped-call]
+        ys = self._each(xs, counts.tolist()) if ranks is None else ranks.apply(xs, counts, self._each)
+        each: Tensor = _Reordered.apply(ys, back, order)  # type: ignore[no-untyped-call]
         return torch.bmm(weights[:, None].to(each.dtype), each.view(*chosen.shape, rows.shape[-1]))[:, 0]
 
     def _each(self, rows: Tensor, counts: list[int]) -> Tensor:
         """What the experts that are here make of the rows of each, side by side."""
-        own = [expert for expert in self.experts if not isinstance(expert, nn.Identity)]
+        local = [expert for expert in self.experts if not isinstance(expert, nn.Identity)]
         every = torch.is_grad_enabled() or not len(rows)
-        parts = zip(own, rows.split(counts), strict=True)
+        parts = zip(local, rows.split(counts), strict=True)
         return torch.cat([expert(part) for expert, part in parts if every or len(part)])
 
 

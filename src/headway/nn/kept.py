@@ -77,6 +77,6 @@ def kept_as(model: nn.Module) -> str:
     """How the weights of a model are kept, as reports say it: "14 layers in int4, else float32"."""
     layers = (m for m in model.modules() if isinstance(m, Keeps) and m._form is not None)
     counts = Counter(layer.kept.name for layer in layers).most_common()
-    said = [f"{count} layer{'s' * (count > 1)} in {name}" for name, count in counts]
+    parts = [f"{count} layer{'s' * (count > 1)} in {name}" for name, count in counts]
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return ", ".join([*said, f"else {dtype}"]) if said else dtype
+    return ", ".join([*parts, f"else {dtype}"]) if parts else dtype

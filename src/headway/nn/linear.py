@@ -161,12 +161,12 @@ def products(x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
     if hooked:
         return [layer.leave(layer.local(x)) for layer in layers]
     weights = [layer.kept for layer in layers]
-    made = weights[0].side_by_side(x, weights, [layer.local_bias for layer in layers])
+    outputs = weights[0].side_by_side(x, weights, [layer.local_bias for layer in layers])
     if not any(layer.active or layer.share for layer in layers):
-        return made
+        return outputs
     return [
         layer.leave(layer._adapted(x, weight, product))
-        for layer, weight, product in zip(layers, weights, made, strict=True)
+        for layer, weight, product in zip(layers, weights, outputs, strict=True)
     ]
 
 

@@ -266,8 +266,8 @@ class GlobalMixer(SoftmaxMixer):
         else:
             out_BHNE = every.softmax(layer, q_BHND, keys, call._replace(tokens=chosen))
         index = index.expand(out_BHNE.shape)
-        there = chosen.valid[:, None, :, None]
-        return out_BHTE.scatter(2, index, torch.where(there, out_BHNE, out_BHTE.gather(2, index)))
+        valid = chosen.valid[:, None, :, None]
+        return out_BHTE.scatter(2, index, torch.where(valid, out_BHNE, out_BHTE.gather(2, index)))
 
     @cached_property
     def local(self) -> SoftmaxMixer:
@@ -280,8 +280,8 @@ def _global_slots(tokens: Tokens, rows: int) -> tuple[Tensor, Tokens]:
     """Slots [B, N] of the global tokens, row by row, and their tokens; a row with fewer ends in empty tokens on
     slots that are not global."""
     assert tokens.is_global is not None
-    wanted = (tokens.is_global & tokens.valid).expand(rows, -1)
-    most = int(wanted.sum(1).max())
-    at = wanted.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]
+    is_global = (tokens.is_global & tokens.valid).expand(rows, -1)
+    most = int(is_global.sum(1).max())
+    at = is_global.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]
     chosen = replace(tokens.gather(at), is_global=None)
-    return at, replace(chosen, index=torch.where(wanted.gather(1, at), chosen.index, -1))
+    return at, replace(chosen, index=torch.where(is_global.gather(1, at), chosen.index, -1))

@@ -100,7 +100,7 @@ class StateLayer(MixingLayer):
         slots give 0. Arguments as in `AttentionLayer.forward`; raises ConfigError for what is not there: rotations,
         scores, tokens of other ranks, weights to record, and for another cache."""
         name = type(self).__name__
-        there = {
+        wrong = {
             "rotation is given, but nothing is rotated": rotation is not None,
             "score is given, but there are no scores of pairs": bool(score),
             "the state is not passed on between the ranks of context parallel; train this model without it": (
@@ -109,7 +109,7 @@ class StateLayer(MixingLayer):
             "record is given, but there are no weights of pairs": record is not None
             and (self in record.layers or self in record.patterns),
         }
-        for what, is_so in there.items():
+        for what, is_so in wrong.items():
             if is_so:
                 raise ConfigError(f"{name}: {what}")
         if cache is None:

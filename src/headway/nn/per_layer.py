@@ -34,8 +34,8 @@ class PerLayerEmbedding(nn.Module):
         known = ids.where(ids < self.embed_tokens.vocab, 0)
         of_token = scaled(self.embed_tokens(known, tokens), self.columns**0.5)
         of_x = scaled(self.proj(x_BTM), self.width**-0.5)
-        p, own = (y.unflatten(-1, (-1, self.columns)) for y in (of_x, of_token))
-        return scaled(self.norm(p) + own, 2**-0.5)
+        p, embedded = (y.unflatten(-1, (-1, self.columns)) for y in (of_x, of_token))
+        return scaled(self.norm(p) + embedded, 2**-0.5)
 
 
 class PerLayerInput(nn.Module):

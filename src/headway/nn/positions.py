@@ -99,10 +99,10 @@ def token_lengths(tokens: Tokens, whole: Tokens | None = None) -> Tensor:
     if tokens.document is None:
         last = index.amax(1, keepdim=True) if index.shape[1] else index.new_zeros(index.shape[0], 1)
         return last + 1
-    document, wanted = (torch.where(t.valid, t.documents, -1) + 1 for t in (whole, tokens))
+    document, local = (torch.where(t.valid, t.documents, -1) + 1 for t in (whole, tokens))
     most = index.new_full((index.shape[0], int(document.max()) + 1), -1)
     most = most.scatter_reduce(1, document, index, "amax")
-    return most.gather(1, wanted) + 1
+    return most.gather(1, local) + 1
 
 
 class Scores(nn.Module):

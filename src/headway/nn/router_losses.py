@@ -29,13 +29,13 @@ class RouterLosses(NamedTuple):
 @contextmanager
 def routing_of(model: nn.Module) -> Iterator[list[Routed]]:
     """While open, what the routers of a model that have a coefficient give with gradients, pass after pass."""
-    found: list[Routed] = []
+    routed: list[Routed] = []
     layers = [m for m in model.modules() if isinstance(m, MixtureOfExperts)]
     routers = [m.gate for m in layers if m.gate.how.aux_loss_coef or m.gate.how.z_loss_coef]
     for router in routers:
-        router.heard = found
+        router.heard = routed
     try:
-        yield found
+        yield routed
     finally:
         for router in routers:
             router.heard = None
@@ -54,12 +54,12 @@ def router_losses(routed: Sequence[Routed]) -> RouterLosses:
 
     (Fedus et al. 2022, "Switch Transformers", equations 4 to 6; Zoph et al. 2022, "ST-MoE", equation 5.)"""
     kinds: dict[tuple[int, int, float, float], list[Routed]] = {}
-    for one in routed:
-        how = one.experts
-        kinds.setdefault((how.count, how.top, how.aux_loss_coef, how.z_loss_coef), []).append(one)
+    for r in routed:
+        how = r.experts
+        kinds.setdefault((how.count, how.top, how.aux_loss_coef, how.z_loss_coef), []).append(r)
     total, each = torch.zeros(()), dict[str, float]()
     for (count, top, *coefs), some in kinds.items():
-        logits = torch.cat([one.logits if one.real is None else one.logits[one.real] for one in some])
+        logits = torch.cat([r.logits if r.real is None else r.logits[r.real] for r in some])
         losses = (_balance(logits, count, top), logits.logsumexp(-1).square().mean())
         for name, coef, loss in zip(LOSSES, coefs, losses, strict=True):
             if coef:

@@ -49,10 +49,10 @@ def dropped(x: Tensor, p: float, share: Share | None) -> Tensor:
     return x * drawn[..., part.start : part.stop]
 
 
-def placed(ids: Tensor, own: range) -> tuple[Tensor, Tensor]:
+def placed(ids: Tensor, local: range) -> tuple[Tensor, Tensor]:
     """Numbers of ids among a rank's `own`, 0 for those of others; and which are its own."""
-    at = ids - own.start
-    here = (at >= 0) & (at < len(own))
+    at = ids - local.start
+    here = (at >= 0) & (at < len(local))
     return torch.where(here, at, 0), here
 
 

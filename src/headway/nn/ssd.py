@@ -93,8 +93,8 @@ class SSD(RuleLayer):
         step, gate = scaled(step, of_step), scaled(gate, of_gate)
         wide, bias = self.ssd.channels[::-1], self.conv_bias  # values, keys, queries
         biases = [None] * 3 if bias is None else bias.split(wide)
-        given = [scaled(part, factor) for part, factor in zip(mixed.split(wide, -1), of_mixed, strict=True)]
-        parts = given, self.conv.split(wide), biases
+        vkq = [scaled(part, factor) for part, factor in zip(mixed.split(wide, -1), of_mixed, strict=True)]
+        parts = vkq, self.conv.split(wide), biases
         (q, k, v), state, tail = self.convolved(*parts, order, past)
         work = state_dtype(step.dtype)
         steps = F.softplus(step.to(work) + self.step_bias.to(work)).transpose(1, 2)

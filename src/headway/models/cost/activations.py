@@ -102,18 +102,18 @@ def activation_bytes(
     """
     e, tokens = dtype.itemsize, context * batch
     rows = stacks(spec, context, source)
-    found, *below = (
+    counts, *below = (
         _stack_bytes(*each, batch, e, scores, expert_rows, gradient_checkpointing) for each in rows
     )
     for encoder in below:
-        found["encoder"], sources = sum(encoder.values()), rows[1][1]
+        counts["encoder"], sources = sum(encoder.values()), rows[1][1]
         attended = 1 if gradient_checkpointing in ("block", "attention") else spec.layers
         keys = 2 * e * spec.head_dim * spec.kv_heads + qk_norm_bytes(spec, (spec.kv_heads,), spec.head_dim, e)
-        found["attention"] += spec.layers * batch * sources * keys
+        counts["attention"] += spec.layers * batch * sources * keys
         if scores == "stored":
-            found["scores"] += attended * _score_bytes(spec, context, sources, batch)
-    found["head"], found["logits"] = _head_bytes(spec, tokens, e)
-    return {name: n for name, n in found.items() if n or name == "scores"}
+            counts["scores"] += attended * _score_bytes(spec, context, sources, batch)
+    counts["head"], counts["logits"] = _head_bytes(spec, tokens, e)
+    return {name: n for name, n in counts.items() if n or name == "scores"}
 
 
 def _stack_bytes(
@@ -153,7 +153,7 @@ def _stack_bytes(
     if spec.embedding_norm:
         norms += norm_bytes(spec, spec.columns, e) - e * spec.columns
     norms += e * spec.columns * (spec.columns != m)
-    found = Counter(norms=tokens * norms)
+    counts = Counter(norms=tokens * norms)
     stored = scores == "stored"
     across = (w if stored else e) * spec.head_dim * h + e * spec.head_dim * h + 4 * h
     each = [
@@ -163,9 +163,9 @@ def _stack_bytes(
         for i, (mixer, kind, (_, d)) in enumerate(zip(spec.mixers, kinds, spec.key_sizes, strict=True))
     ]
     mixed = max(each) if attended == 1 else sum(each)
-    found["attention"] = tokens * (mixed + cross * attended * across)
+    counts["attention"] = tokens * (mixed + cross * attended * across)
     scored = min(attended, len(spec.softmax_layers))
-    found["scores"] = scored * _score_bytes(spec, context, context, batch) if stored else 0
+    counts["scores"] = scored * _score_bytes(spec, context, context, batch) if stored else 0
     relu, drops = spec.activation == "relu", bool(spec.activation_dropout)
     hidden = 3 + drops if spec.gated else 2 - relu + drops * (1 + relu)
     hidden += spec.gated and spec.activation == "relu2"
@@ -176,12 +176,12 @@ def _stack_bytes(
         - spared_bytes(spec, experts, e) * (expert_rows == "in one pass")
         for units, experts in zip(hidden_units(spec), spec.experts, strict=True)
     ]
-    found["feed-forward"] = tokens * (sum(layers) if fed == spec.layers else max(layers))
+    counts["feed-forward"] = tokens * (sum(layers) if fed == spec.layers else max(layers))
     if streams := stream_bytes(spec, full, attended, fed, e):
-        found["streams"] = tokens * streams
+        counts["streams"] = tokens * streams
     if spec.dropout:
         mixing = (1 + cross) * attended + min(len(beside_layers(spec.mixers)), attended)
-        found["dropout"] = (
+        counts["dropout"] = (
             tokens * e * (m * (mixing + min(forwards, fed) + spec.final_dropout) + spec.columns)
         )
     with torch.device("meta"):
@@ -192,10 +192,10 @@ def _stack_bytes(
         for p, kind, q, (kv_heads, _) in zip(spec.layer_positions, kinds, rows, spec.key_sizes, strict=True)
         if kind.positions
     ]
-    found["positions"] = sum(marked[:attended])
+    counts["positions"] = sum(marked[:attended])
     if redo == "block":
-        found["inputs"] = tokens * spec.layers * e * m
-    return found
+        counts["inputs"] = tokens * spec.layers * e * m
+    return counts
 
 
 def _softmax_bytes(spec: ModelSpec, layer: int, e: int, stored: bool) -> int:
@@ -211,11 +211,11 @@ def _softmax_bytes(spec: ModelSpec, layer: int, e: int, stored: bool) -> int:
 def _head_norm_bytes(spec: ModelSpec, layer: int, e: int) -> int:
     """Of the norms of one token's queries, keys and values in a layer."""
     (k, d), mixer = spec.key_sizes[layer], spec.mixers[layer]
-    own = spec.key_layers[layer] == layer
+    own_keys = spec.key_layers[layer] == layer
     of_values = 0
     if isinstance(mixer, Softmax) and mixer.v_norm:
         of_values = e * k * d * (not mixer.tied_values) + max(e, 4) * k
-    return qk_norm_bytes(spec, (spec.heads, k) if own else (spec.heads,), d, e) + of_values
+    return qk_norm_bytes(spec, (spec.heads, k) if own_keys else (spec.heads,), d, e) + of_values
 
 
 def _score_bytes(spec: ModelSpec, queries: int, keys: int, batch: int) -> int:

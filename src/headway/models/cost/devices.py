@@ -60,12 +60,12 @@ def device_named(name: str, dtype: torch.dtype) -> Machine:
 
     Raises ConfigError for a name that is not in `DEVICES`, and for a dtype that it has no peak for."""
     check_known(name, DEVICES, "plan: there is no device")
-    found = DEVICES[name]
-    if dtype not in found.peaks:
+    device = DEVICES[name]
+    if dtype not in device.peaks:
         raise ConfigError(
             f"plan: the peak of {name} is known for bfloat16 and float32, not for {dtype}; ask for one of these with "
             "--dtype"
         )
     return Machine(
-        name=name, memory=found.memory, bandwidth=found.bandwidth, peak=found.peaks[dtype], device="cuda"
+        name=name, memory=device.memory, bandwidth=device.bandwidth, peak=device.peaks[dtype], device="cuda"
     )

@@ -15,8 +15,10 @@ def per_layer_bytes(spec: ModelSpec, layers: int, e: int) -> int:
     made of it, its product with the embedding, and the input and result of the norm behind."""
     each, m = spec.per_layer_embedding, spec.width
     root = max(e, 4) * (1 + (spec.norm == "layer"))
-    made = spec.layers * (input_size(spec, e) * each + root)
-    return made + spec.layers * e * each + layers * (3 * e * each + e * m + norm_bytes(spec, m, e) - e * m)
+    embedded = spec.layers * (input_size(spec, e) * each + root)
+    return (
+        embedded + spec.layers * e * each + layers * (3 * e * each + e * m + norm_bytes(spec, m, e) - e * m)
+    )
 
 
 def stream_bytes(spec: ModelSpec, layers: int, attended: int, fed: int, e: int) -> int:
@@ -25,16 +27,16 @@ def stream_bytes(spec: ModelSpec, layers: int, attended: int, fed: int, e: int) 
     embeddings of the layer, and coefficients; at both ends S - 1 products, and streams; and what a low rank makes, and
     gates that are cut."""
     m, w = spec.width, max(e, 4)
-    kept: int = spec.laurel and attended * (e * spec.laurel + norm_bytes(spec, m, e) - e * m)
-    kept += e * sum(
+    total: int = spec.laurel and attended * (e * spec.laurel + norm_bytes(spec, m, e) - e * m)
+    total += e * sum(
         sorted((bool(s) * spec.hidden_of(i) for i, s in enumerate(spec.mlp_sparsity)), reverse=True)[:fed]
     )
     if spec.altup is None:
-        return kept
+        return total
     s = spec.altup.streams
     routed = w * (2 * s + 2) + 2 * s * e * (w > e) + e * (s * s + s)
     ends = e * (m * (3 * s - 1) + 8 * (s - 1))
-    return kept + ends + layers * (e * m * (s + 5 + bool(spec.per_layer_embedding)) + routed)
+    return total + ends + layers * (e * m * (s + 5 + bool(spec.per_layer_embedding)) + routed)
 
 
 def routing_bytes(spec: ModelSpec, experts: Experts | None, e: int) -> int:

@@ -75,7 +75,7 @@ def prefill_flops(spec: ModelSpec, n: int, logits: int = 1, source: int | None =
     fed = fed_outputs(spec, spec.layers - 1) + 2 * spec.per_layer_embedding
     behind = output_weights(spec) + fed * spec.width + stream_products(spec)[1]
     spared = (n - last) * behind
-    own = (
+    flops = (
         2.0 * (n * matrix_weights(spec) - spared)
         + _score_flops(spec, _layer_pairs(spec, n, last))
         + _state_flops(spec, n)
@@ -83,8 +83,8 @@ def prefill_flops(spec: ModelSpec, n: int, logits: int = 1, source: int | None =
     )
     for encoder, tokens in stacks(spec, n, source)[1:]:
         across = 4.0 * spec.head_dim * spec.heads * spec.layers * n * tokens
-        own += prefill_flops(encoder, tokens) + 2.0 * tokens * memory_weights(spec) + across
-    return own
+        flops += prefill_flops(encoder, tokens) + 2.0 * tokens * memory_weights(spec) + across
+    return flops
 
 
 def head_flops(spec: ModelSpec) -> float:
@@ -114,8 +114,8 @@ def decode_flops(spec: ModelSpec, context: int, source: int | None = None) -> fl
     sources = sum(tokens for _, tokens in stacks(spec, context, source)[1:])
     across = 4.0 * spec.head_dim * spec.heads * spec.layers * sources
     keys = [keys_read(spec.patterns[i], context, spec.heads) for i in spec.softmax_layers]
-    own = _score_flops(spec, keys) + _state_flops(spec, 1)
-    return 2.0 * matrix_weights(spec) + head_flops(spec) + own + across
+    mixing = _score_flops(spec, keys) + _state_flops(spec, 1)
+    return 2.0 * matrix_weights(spec) + head_flops(spec) + mixing + across
 
 
 def _state_flops(spec: ModelSpec, n: int) -> float:
@@ -134,11 +134,11 @@ def _pairs(pattern: Pattern, n: int, heads: int, last: int | None = None) -> int
 def keys_read(pattern: Pattern, n: int, heads: int) -> int:
     """Keys that the last of n tokens sees, all `heads` together; where they are kv heads, a key that one query head of
     the group or more sees counts once."""
-    own = pattern.heads
-    if len(own) == 1:
+    by_head = pattern.heads
+    if len(by_head) == 1:
         return pairs(pattern, n, heads=heads, last=1)
-    group = len(own) // heads
-    return sum(pairs(reduce(or_, own[i : i + group]), n, last=1) for i in range(0, len(own), group))
+    group = len(by_head) // heads
+    return sum(pairs(reduce(or_, by_head[i : i + group]), n, last=1) for i in range(0, len(by_head), group))
 
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> int:
@@ -165,8 +165,8 @@ def state_bytes(spec: ModelSpec, layer: int, dtype: torch.dtype = torch.bfloat16
     if not states_of([spec.mixers[layer]]):
         return 0
     mixing = on_meta(spec).stack.blocks[layer].self_attn
-    kept = getattr(mixing, "beside", mixing).state(dtype)
-    return 0 if kept is None else int(kept.nbytes)
+    state = getattr(mixing, "beside", mixing).state(dtype)
+    return 0 if state is None else int(state.nbytes)
 
 
 def cache_slots(spec: ModelSpec, context: int) -> tuple[int, ...]:

@@ -73,10 +73,10 @@ def training_bytes(
     e, w = dtype.itemsize, max(dtype.itemsize, 4)
     n = parameter_count(spec) - elsewhere if adapter is None else adapter
     redone = options.get("gradient_checkpointing") == "block"
-    kept = activation_bytes(spec, context, batch, dtype, **options)
+    saved_bytes = activation_bytes(spec, context, batch, dtype, **options)
     again: TrainingOptions = {**options, "gradient_checkpointing": "block"}
-    one = activation_bytes(spec, context, batch, dtype, **again)
-    one = {name: size for name, size in one.items() if name not in ("inputs", "logits")}
+    one_block = activation_bytes(spec, context, batch, dtype, **again)
+    one_block = {name: size for name, size in one_block.items() if name not in ("inputs", "logits")}
     rows = stacks(spec, context, options.get("source"))
     block = max(2 * batch * tokens * _fed(stack) * e for stack, tokens in rows)
     if parts == 1:
@@ -88,19 +88,19 @@ def training_bytes(
         first = added + beside * (e * n - (0 if spec.tied else table))
         end = w * n + (workers - (added == 0)) * e * n if w > e else workers * e * n + spec.tied * table
         gradients = [added, added, first, end]
-        above = {name: one[name] if name == "head" else 0 for name in one}
+        above = {name: one_block[name] if name == "head" else 0 for name in one_block}
     else:
-        own, blocks = w * n // parts, block_numbers(spec).values()
+        part, blocks = w * n // parts, block_numbers(spec).values()
         rest = n - sum(blocks)
-        held = {"parameters": own, "optimizer": 2 * own, "gathered": e * rest}
+        held = {"parameters": part, "optimizer": 2 * part, "gathered": e * rest}
         block += 2 * (e + w) * max(blocks)
-        gradients = [0, e * rest, e * rest + own, (e + w) * rest + own]
+        gradients = [0, e * rest, e * rest + part, (e + w) * rest + part]
         above = {}
-    before_blocks = {name: size for name, size in kept.items() if not redone or name in OUTSIDE_BLOCKS}
+    before_blocks = {name: size for name, size in saved_bytes.items() if not redone or name in OUTSIDE_BLOCKS}
     moments = [
         (gradients[0], before_blocks, _loss_bytes(spec, context * batch, w)),
-        (gradients[1], kept, block),
-        (gradients[2], one, block),
+        (gradients[1], saved_bytes, block),
+        (gradients[2], one_block, block),
         (gradients[3], above, 0),
     ]
     most, saved, working = max(
@@ -117,7 +117,7 @@ def training_bytes(
 def _fed(spec: ModelSpec) -> int:
     """F + M of the widest feed-forward; of experts K (F + M), with those of all that a token has together."""
     each = zip(hidden_units(spec), spec.experts, strict=True)
-    rows = {(units, 1 if one is None else one.top) for units, one in each}
+    rows = {(units, 1 if experts is None else experts.top) for units, experts in each}
     return max(units + top * spec.width for units, top in rows)
 
 
@@ -156,8 +156,8 @@ def first_pass_bytes(
         n = batch * chunk
         packed = 2 * context * max(head_dim for _, head_dim in spec.key_sizes) * e
     each = {*zip(hidden_units(spec), spec.experts, strict=True)}
-    fed = n * 5 * spec.width + max(_fed_first(spec, *one, n) for one in each)
-    firsts = (sum(kind_of(part).first(spec, part) for part in parts_of(one)) for one in {*spec.mixers})
+    fed = n * 5 * spec.width + max(_fed_first(spec, *layer, n) for layer in each)
+    firsts = (sum(kind_of(part).first(spec, part) for part in parts_of(mixer)) for mixer in {*spec.mixers})
     mixed = n * (2 * spec.width + max(firsts))
     streams = 0 if spec.altup is None else 3 * spec.altup.streams * spec.width
     block = (n * (spec.layers * spec.per_layer_embedding + streams) + max(fed, mixed)) * e + packed

@@ -75,21 +75,21 @@ def parameters(spec: ModelSpec) -> dict[str, int]:
 
     Patterns have none.
     """
-    found = dict.fromkeys(reversed([*PLACES]), 0)
+    counts = dict.fromkeys(reversed([*PLACES]), 0)
     for name, parameter in on_meta(spec).named_parameters():
-        found[place_of(name)] += parameter.numel()
-    return {place: n for place, n in found.items() if n or place not in OPTIONAL}
+        counts[place_of(name)] += parameter.numel()
+    return {place: n for place, n in counts.items() if n or place not in OPTIONAL}
 
 
 @lru_cache(maxsize=128)
 def block_numbers(spec: ModelSpec) -> Mapping[str, int]:
     """Numbers in each block, an encoder's too, without positions, by its name."""
-    found = Counter[str]()
+    counts = Counter[str]()
     for name, parameter in on_meta(spec).named_parameters():
         block = re.match(r".*\.layers\.\d+\.", name)
         if block and not re.search(PLACES["positions"], name):
-            found[block[0]] += parameter.numel()
-    return found
+            counts[block[0]] += parameter.numel()
+    return counts
 
 
 def parameter_count(spec: ModelSpec) -> int:
@@ -127,12 +127,12 @@ def stream_products(spec: ModelSpec) -> tuple[int, int]:
 @lru_cache(maxsize=128)
 def mixing_weights(spec: ModelSpec) -> tuple[int, ...]:
     """The weights of each layer's mixer that every token is multiplied with."""
-    found = [0] * spec.layers
+    counts = [0] * spec.layers
     for name, (outputs, inputs) in linear_sizes(spec).items():
         layer = re.match(rf"{_MIXER}(?!\w+_global_)", name)
         if layer:
-            found[int(layer[1])] += outputs * inputs
-    return tuple(found)
+            counts[int(layer[1])] += outputs * inputs
+    return tuple(counts)
 
 
 @lru_cache(maxsize=128)
@@ -165,9 +165,9 @@ def active_parameters(spec: ModelSpec) -> int:
 def expert_share(spec: ModelSpec, batch: int = 1) -> float:
     """Which part of the experts' weights a step of one token per row reads: of E experts E (1 - (1 - K / E)^batch),
     the expected number where tokens choose K each, evenly and independently; K for one row. 1 without experts."""
-    having = [one for one in spec.experts if one is not None]
-    read = sum(one.hidden * one.count * (1 - (1 - one.top / one.count) ** batch) for one in having)
-    return read / sum(one.hidden * one.count for one in having) if having else 1.0
+    having = [e for e in spec.experts if e is not None]
+    read = sum(e.hidden * e.count * (1 - (1 - e.top / e.count) ** batch) for e in having)
+    return read / sum(e.hidden * e.count for e in having) if having else 1.0
 
 
 def gates(spec: ModelSpec, head_dim: int) -> int:
@@ -187,13 +187,13 @@ def weight_bytes_read(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16, batc
 
     Raises ConfigError for an encoder, which takes no such steps."""
     must_decode(spec, "weight_bytes_read")
-    found = parameters(spec)
+    counts = parameters(spec)
     rows = (0 if spec.tied else batch) + (batch if spec.positions.rows else 0)
-    embedding = found["embedding"] - (spec.vocab * spec.width if spec.tied else 0)
+    embedding = counts["embedding"] - (spec.vocab * spec.width if spec.tied else 0)
     of_memory = memory_weights(spec) // spec.width * (spec.width + spec.qkv_bias)
-    idle = round((1 - expert_share(spec, batch)) * found.get("experts", 0))
+    idle = round((1 - expert_share(spec, batch)) * counts.get("experts", 0))
     looked_up = rows * spec.width + batch * spec.layers * spec.per_layer_embedding
-    read = sum(found.values()) - found.get("encoder", 0) - of_memory - embedding - idle + looked_up
+    read = sum(counts.values()) - counts.get("encoder", 0) - of_memory - embedding - idle + looked_up
     return read * dtype.itemsize
 
 
