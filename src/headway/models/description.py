@@ -38,7 +38,7 @@ class Aspect(NamedTuple):
         return (*self.told, *self.unusual)
 
     def words(self, spec: ModelSpec) -> str:
-        """What these fields of `spec` say."""
+        """These fields of `spec`, in words."""
         parts = [self.always(spec), *(_named(name, getattr(spec, name)) for name in self.unusual)]
         return ", ".join(filter(None, parts)) or "none"
 
@@ -137,7 +137,7 @@ def _feed_forward(spec: ModelSpec) -> str:
 
 
 def _wide(spec: ModelSpec, layer: int) -> str:
-    """Of one layer the hidden units and, where it has experts, how they are chosen."""
+    """The hidden units of one layer and, where it has experts, how they are chosen, in words."""
     experts = spec.experts[layer]
     if experts is None:
         cut = f", {share:.0%} of gates cut" if (share := spec.mlp_sparsity[layer]) else ""

@@ -1,4 +1,4 @@
-"""What differs between two models, in words and numbers: functions of two `ModelSpec`."""
+"""The differences of two models in words and numbers: functions of two `ModelSpec`."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -54,16 +54,16 @@ def numbers(
 ) -> tuple[Number, ...]:
     """Weights by place, bytes of keys and values, and operations per token, in rows of `context` tokens.
 
-    What an encoder keeps nothing of, and does not decode, is None there. `kept` says how the weights of either are
-    kept, in bfloat16 unless given; keys and values are in the dtype of its products."""
+    Costs of caches and of decoding are None for an encoder. `kept` says how the weights of either are stored, in
+    bfloat16 unless given; keys and values are in the dtype of its products."""
     sides = [_counted(spec, context, how) for spec, how in zip((first, second), kept, strict=True)]
     names = dict.fromkeys(name for side in sides for name in side)
     return tuple(Number(name, *(side.get(name) for side in sides)) for name in names)
 
 
 def ladder(first: ModelSpec, second: ModelSpec) -> dict[str, ModelSpec]:
-    """From `first` to `second`, one aspect at a time: "first", then by aspect the spec above it with that one changed.
-    The last is `second`.
+    """Specs from `first` to `second`, changing one aspect at a time: "first", then, under the name of each aspect, the
+    previous spec with that aspect changed. The last is `second`.
 
     Raises ConfigError where a step between them cannot be."""
     specs = {"first": first}

@@ -50,7 +50,7 @@ class Encoder(Transformer):
         targets: Tensor | None = None,
         context: ContextParallel | None = None,
     ) -> Tensor | Losses:
-        """What the head gives: see `Head`; for a masked-lm head that is given targets, their summed loss.
+        """Returns the output of the head (see `Head`); for a masked-lm head with targets, their summed loss.
 
         Args:
             ids: token ids [B, T]; those of empty slots are not looked at.
@@ -108,7 +108,7 @@ class HeadLayer(nn.Module):
             self.out = Linear(spec.width, head.outputs)
 
     def forward(self, hidden: Tensor, tokens: Tokens) -> Tensor:
-        """The last states [B, T, M] (or those that are wanted) -> what `Head` says."""
+        """The last states [B, T, M], or of the wanted slots -> the output, as in `Head`."""
         x = hidden
         if self.task in ("classify", "embed"):
             x = pooled(hidden, tokens, self.pool)
@@ -138,7 +138,7 @@ class HeadLayer(nn.Module):
         return losses._replace(each=each, hits=torch.zeros_like(mask).masked_scatter(mask, losses.hits))
 
     def before_output(self, x: Tensor) -> Tensor:
-        """[..., M] -> what `out` is given: dense and norm, where the head has them."""
+        """[..., M] -> the input of `out`: dense and norm, where the head has them."""
         x = x if self.dense is None else self.act(self.dense(x))
         return x if self.norm is None else self.norm(x)
 
@@ -161,7 +161,7 @@ def pooled(hidden: Tensor, tokens: Tokens, how: str) -> Tensor:
 
 
 def _pooled_documents(hidden: Tensor, tokens: Tokens, how: str) -> Tensor:
-    """`pooled` of each document; what one of them holds reaches no other, be it no number."""
+    """`pooled` of each document; documents do not affect one another, even where one holds NaN."""
     assert tokens.document is not None
     rows = torch.arange(tokens.rows, device=tokens.device).unsqueeze(1)
     numbers = rows * (tokens.document.amax() + 1) + tokens.document

@@ -1,4 +1,4 @@
-"""What a family of models is, and what several of them share."""
+"""A family of models, and settings that several families share."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from headway.positions import Learned, Rotary
 
 @dataclass(frozen=True)
 class Family:
-    """What is so in every model of a family, and what is so unless said otherwise.
+    """A family of models: its defaults, and sizes of new models.
 
     Attributes:
         about: one line.

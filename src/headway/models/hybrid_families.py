@@ -1,4 +1,4 @@
-"""Families that mix tokens otherwise than by attention in some of their layers."""
+"""Families with other mixers than attention in some of their layers."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What must hold for values of a `ModelSpec` that are given by layer."""
+"""Checks of the fields of a `ModelSpec` that are given by layer."""
 
 import math
 from collections.abc import Sequence
@@ -105,7 +105,7 @@ def expand_sparsity(sparsity: Any, layers: int) -> tuple[float, ...]:
 
 
 def own_sizes(mixer: Softmax, spec: Any) -> Softmax:
-    """Without the sizes that are those of all layers."""
+    """The mixer without sizes that equal those of all layers."""
     same: dict[str, Any] = {
         n: None for n in ("kv_heads", "head_dim") if getattr(mixer, n) == getattr(spec, n)
     }

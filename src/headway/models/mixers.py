@@ -1,4 +1,4 @@
-"""What the layers of a model mix tokens with: one table, a row for each kind.
+"""The mixers of tokens that layers of a model may have: one table, a row for each kind.
 
 Legend: M width, H query heads, K kv heads, D per head, E per value; e bytes per number, w = max(e, 4).
 """
@@ -32,7 +32,7 @@ from headway.positions import PositionScheme
 
 @dataclass(frozen=True, kw_only=True)
 class Softmax:
-    """Softmax attention over a layer's pattern, which the other fields of a `ModelSpec` describe, and what is other in
+    """Softmax attention over a layer's pattern, which the other fields of a `ModelSpec` describe, and what differs in
     this layer.
 
     kv_heads, head_dim: K and D of this layer; those of the spec unless given.
@@ -68,7 +68,7 @@ def beside_layers(mixers: Sequence[object]) -> list[int]:
 
 
 def parts_of(mixer: object) -> list[object]:
-    """What a layer mixes tokens with: `mixer`, and what stands beside it."""
+    """The mixers of a layer: `mixer`, and the one beside it, if any."""
     beside = getattr(mixer, "beside", None)
     return [mixer] if beside is None else [mixer, beside]
 
@@ -133,13 +133,13 @@ def order_of(spec: Any, mixer: object) -> Any:
 
 
 def norm_of(spec: Any) -> Callable[[int], RMSNorm | LayerNorm]:
-    """Makes a norm of that width, as all of a model's are."""
+    """Returns what makes a norm of a width, as all norms of the model are."""
     kind, bias, offset, weight = spec.norm, spec.norm_bias, spec.norm_offset, spec.norm_weight
     return partial(make_norm, kind, eps=spec.norm_eps, bias=bias, offset=offset, weight=weight)
 
 
 def options_of(spec: Any, positions: PositionScheme, **others: Any) -> dict[str, Any]:
-    """What the attention layers of a spec are given by keyword, with `others` in their place."""
+    """Keyword arguments of the attention layers of a spec; `others` replace or extend them."""
     return {
         "positions": positions,
         "head_dim": spec.head_dim,
@@ -224,8 +224,8 @@ def _feature_numbers(feature: str, d: int, rotates: bool, summed: bool) -> int:
 
 def _rule_saved(outs: int, spec: Any, mixer: RuleSizes, e: int) -> int:
     """Queries, keys and values before and behind their convolution; `outs` outputs: what is read, normed (before and
-    behind gains that groups do not share), and behind its gate, and the gate; and of each head its decay and beta in
-    their forms."""
+    behind gains that groups do not share), and gated, and the gate; and of each head its decay and beta in their
+    forms."""
     channels, out = sum(mixer.channels), mixer.heads * mixer.value_size
     outs -= 2 * (not getattr(mixer, "norm", True))
     return e * (2 * channels + outs * out) + 4 * (3 * mixer.decays + 2 * mixer.heads)

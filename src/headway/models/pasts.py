@@ -19,7 +19,7 @@ def make_paged_cache(
 ) -> PagedCache:
     """An empty past of every layer for texts that come and go; `dtype` is that of the weights unless given.
 
-    Raises ConfigError for slack where a layer keeps a state of all tokens, out of which none can be taken."""
+    Raises ConfigError for slack where a layer keeps a state of all tokens, which cannot be trimmed."""
     of_layers = cache_specs(stack, dtype)
     state_dtype = stack.like.dtype if dtype is None or not dtype.is_floating_point else dtype
     states = [block.self_attn.state(state_dtype) for block in stack.blocks]
@@ -41,9 +41,9 @@ def make_paged_cache(
 
 
 def cache_specs(stack: TransformerStack, dtype: torch.dtype | None = None) -> list[CacheSpec | None]:
-    """What each layer keeps of a token, None where it has keys of another layer: of a model whose heads are shared
-    by ranks, this rank's. Which tokens it keeps is the same on all of them (`ModelSpec.patterns`), so that they have
-    the same pages."""
+    """Returns what the cache of each layer holds, None where a layer uses another layer's keys; where ranks share
+    heads, for this rank's heads. Which tokens it keeps is the same on all of them (`ModelSpec.patterns`), so that they
+    have the same pages."""
     like, spec = stack.like, stack.spec
     layers = (block.self_attn for block in stack.blocks)
     return [

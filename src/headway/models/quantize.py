@@ -1,4 +1,5 @@
-"""Models whose weights are kept in fewer bits: of 8 or 4, rounded, or of bf16 in 70 % of their bytes, to the bit.
+"""Models whose weights are kept in fewer bits: rounded to 8 or 4 bits, or bf16 compressed to 70 % of its bytes without
+loss.
 
     quantize_model(model, "int8")                        # a scale for each 32 inputs of an output
     quantize_model(model, "int8", group=-1)              # one for all of them
@@ -45,7 +46,7 @@ WHOLE_ROW = -1
 
 
 def weight_kind(weights: str, group: int | None = None) -> WeightKind:
-    """That of "int8" or "int4", with groups of `group` inputs where given, or a scale for each output (-1).
+    """The kind of "int8" or "int4" weights, with groups of `group` inputs where given, or a scale for each output (-1).
 
     Raises ConfigError for another name, and for groups that the kernels do not read."""
     check_known(weights, KINDS, "weights are not quantized to")
@@ -168,7 +169,7 @@ def _calibrated(model: Decoder, rows: Sequence[Tensor], bits: int, group: int | 
 
 
 def _first_states(model: Decoder, rows: Sequence[Tensor]) -> tuple[list[Tensor], list[list[dict[str, Any]]]]:
-    """What the first block is given of each row, and the other arguments of every block."""
+    """Returns, for each row, the input of the first block, and the keyword arguments of every block."""
     states: list[Tensor] = []
     options: list[list[dict[str, Any]]] = []
     blocks = model.model.blocks
@@ -190,8 +191,8 @@ def _first_states(model: Decoder, rows: Sequence[Tensor]) -> tuple[list[Tensor],
 def _hessians(
     block: nn.Module, states: Sequence[Tensor], options: Sequence[dict[str, Any]]
 ) -> dict[str, Tensor]:
-    """H [I, I] of every linear layer of a block that is given some input, float64: the sum of x x^T over them. Layers
-    that are given the same tensor share theirs."""
+    """Returns H [I, I], float64, of every linear layer of a block that gets inputs: the sum of x x^T over them. Layers
+    with the same input tensor share H."""
     hessians: dict[str, Tensor] = {}
     last: list[tuple[Tensor, str]] = []
     shared: dict[str, str] = {}

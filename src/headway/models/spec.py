@@ -174,14 +174,14 @@ class ModelSpec:
 
     @property
     def kind(self) -> str:
-        """What it is built as: "decoder", "encoder" or "encoder-decoder"."""
+        """The module it is built as: "decoder", "encoder" or "encoder-decoder"."""
         if not self.causal:
             return "encoder"
         return "decoder" if self.encoder is None else "encoder-decoder"
 
     @property
     def task(self) -> str:
-        """What it is for, as `headway.load` and training name it: "causal-lm", "translation", or its head's."""
+        """The task, as `headway.load` and training name it: "causal-lm", "translation", or that of the head."""
         return {"decoder": "causal-lm", "encoder-decoder": "translation"}.get(self.kind, self.head.task)
 
     @property
@@ -219,7 +219,7 @@ class ModelSpec:
 
     @property
     def score(self) -> tuple[Score, ...]:
-        """What every layer does to scores, beside what marks positions."""
+        """Score steps of every layer, beside those that mark positions."""
         return () if self.score_cap is None else (SoftCap(self.score_cap),)
 
     @property

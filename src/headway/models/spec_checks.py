@@ -1,4 +1,4 @@
-"""What must hold for a `ModelSpec`: errors before anything is built."""
+"""Checks of a `ModelSpec`: errors before anything is built."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +42,7 @@ NUMBERS: Mapping[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
         lambda n: 0 <= n < 1,
     ),
 }
-"""What must hold for fields that are numbers, where they are not None."""
+"""Conditions on fields that are numbers, where they are not None."""
 CHOICES: Mapping[str, Sequence[str]] = {
     "activation": [*ACTIVATIONS, *TRAINED],
     "order": ORDERS,

@@ -47,7 +47,7 @@ class TransformerStack(nn.Module):
         x = block(x) for every layer                              between `Streams.split` and `.join` where it has them
         x = norm(x)                                               where `final_norm`
 
-    and, in training mode, dropout of what the first layer is given, and of x where `final_dropout`.
+    and, in training mode, dropout of the input of the first layer, and of the last x where `final_dropout`.
 
     Args:
         spec: what it is.
@@ -213,7 +213,7 @@ class TransformerStack(nn.Module):
         types: Tensor | None = None,
         embedding: TokenEmbedding | None = None,
     ) -> Tensor:
-        """What the first layer is given, [B, T, M]."""
+        """Returns the input of the first layer, [B, T, M]."""
         table = self.embed_tokens if embedding is None else embedding
         assert table is not None
         x: Tensor = scaled(table(ids, tokens), self.spec.embedding_scale)
@@ -258,7 +258,7 @@ def _shared_rotation(blocks: Sequence[Block]) -> tuple[int | None, ...]:
 
 
 def _mixing(spec: ModelSpec, positions: PositionScheme | None, backend: str) -> list[MixingLayer]:
-    """What mixes tokens in each layer, with `positions` in place of the layers' own where they are given."""
+    """Returns the mixer of tokens of each layer, with `positions` instead of the layers' own where given."""
     layers: list[MixingLayer] = []
     for mixer, pattern, scheme in zip(spec.mixers, spec.patterns, spec.layer_positions, strict=True):
         how = pattern, scheme if positions is None else positions, backend
@@ -270,7 +270,7 @@ def _mixing(spec: ModelSpec, positions: PositionScheme | None, backend: str) -> 
 
 
 def _feed_forward(spec: ModelSpec, layer: int) -> FeedForward | MixtureOfExperts | None:
-    """Of one layer; None where it has none."""
+    """The feed-forward of one layer; None where it has none."""
     more = spec.activation, spec.mlp_bias, spec.activation_dropout
     experts, hidden = spec.experts[layer], spec.hidden_of(layer)
     if experts is not None:

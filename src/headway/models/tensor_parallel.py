@@ -1,4 +1,4 @@
-"""A model whose layers are shared by ranks: each has the block with its own share of heads and hidden units.
+"""A model whose layers are shared by ranks: each rank has the blocks with its share of heads and hidden units.
 
 shards = shard(model, TensorParallel(exchange))          in place, on every rank
 losses = model(ids, targets=targets)                     the same on all of them
@@ -44,14 +44,13 @@ AXES: dict[str, int] = {
 
 
 def shard(model: Model, tensor: TensorParallel) -> Shards:
-    """Leave of every layer of `model` this rank's share, in place; `model.shards` says which it is.
+    """Keeps only this rank's share of every layer of `model`, in place; `model.shards` says which it is.
 
-    Query heads, kv heads and hidden units are cut evenly, in their order, and what norms all heads together is that of
-    all ranks; patterns, scores and tables that heads have
-    of their own are those of the rank's heads. So are the rows of embeddings and of an output layer over the vocab,
-    where ranks divide it (`shares_vocab`): logits are gathered where they are asked for, and a loss never has all of
-    them. Everything else is whole on all ranks, and has the same gradient there, but for what the heads of a layer
-    share (`Shards.summed`).
+    Query heads, kv heads and hidden units are cut evenly, in their order, and a norm over all heads is that over all
+    ranks; patterns, scores and tables by head are those of the rank's heads. So are the rows of embeddings and of an
+    output layer over the vocab, where ranks divide it (`shares_vocab`): logits are gathered where they are asked for,
+    and a loss never has all of them. Everything else is whole on all ranks, and has the same gradient there, but for
+    what the heads of a layer share (`Shards.summed`).
 
     An adapter is shared as its layer is: of a layer's rows it has rows of B and m, of columns those of A, with
     gradients of what is whole that are summed (`Shards.summed`). Weights of few bits are those of the whole matrix, to
@@ -101,14 +100,15 @@ def shard(model: Model, tensor: TensorParallel) -> Shards:
 
 
 def shares_vocab(vocab: int, ranks: int) -> bool:
-    """Whether ranks share the rows of an embedding, and of the output layer that makes logits of its ids: where they
-    divide them. Others are whole on all ranks."""
+    """Whether ranks share the rows of an embedding, and of the output layer over its ids: where they divide them. Other
+    vocabs are whole on all ranks."""
     return vocab % ranks == 0
 
 
 def share_of(spec: ModelSpec, ranks: int, rank: int) -> ModelSpec:
-    """The spec of what a rank has: all layers with its heads and hidden units, its part of the vocab, and all else.
-    Raises ConfigError where ranks do not divide kv heads or hidden units, and for layers that are no attention."""
+    """The spec of the part that a rank has: all layers with its heads and hidden units, its part of the vocab, and
+    everything else. Raises ConfigError where ranks do not divide kv heads or hidden units, and for layers that are no
+    attention."""
     parts = [kind_of(part) for mixer in spec.mixers for part in parts_of(mixer)]
     names = [kind.name for kind in parts if not kind.positions]
     if names and ranks > 1:
@@ -140,7 +140,7 @@ def share_of(spec: ModelSpec, ranks: int, rank: int) -> ModelSpec:
 
 
 def shards_of(model: nn.Module) -> Shards | None:
-    """How ranks share its layers; None where they do not."""
+    """Returns how ranks share the layers of a model; None where they do not."""
     return getattr(model, "shards", None)
 
 

@@ -1,4 +1,4 @@
-"""What decoders, encoders and both together are alike: a stack, and what is computed from its last states.
+"""The base of decoders, encoders and encoder-decoders: a stack, and what is computed from its last states.
 
 Legend: B rows, T slots of the call, N slots that are wanted, M width of the model.
 """
@@ -39,7 +39,7 @@ class Transformer(nn.Module):
 
     @property
     def stack(self) -> TransformerStack:
-        """The layers whose last states are looked at."""
+        """The layers whose last states the head reads."""
         return self.model
 
     def hidden(

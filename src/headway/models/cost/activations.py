@@ -47,7 +47,7 @@ def activation_bytes(
     expert_rows: ExpertRows = "in one pass",
     gradient_checkpointing: Checkpointing = "none",
 ) -> dict[str, int]:
-    """What a forward pass keeps for the backward, in bytes, by cause.
+    """Returns the bytes that a forward pass saves for the backward, by cause.
 
     Per token:
 
@@ -86,11 +86,10 @@ def activation_bytes(
         scores         L (8 H n^2)  + L n^2          exp(scores) and weights, in float32; one mask; 4 H n^2 L more with
                        attention_dropout, and with a cap; and q, k, v in float32 whatever e is
 
-    All of an encoder beside a decoder stands under "encoder". What `gradient_checkpointing` names is computed again,
-    one layer at a time: of L layers one counts. A "block" keeps its input, L e M per token ("inputs"); that of
-    "attention" and "feed_forward" is the result of a norm, which is kept anyway. Parameters,
-    gradients and optimizer come on top (`training_bytes`). The backend "banded" keeps one more copy of the output,
-    e H D.
+    All of an encoder beside a decoder is under "encoder". What `gradient_checkpointing` names is recomputed, one layer
+    at a time: one of L layers counts. A "block" keeps its input, L e M per token ("inputs"); that of "attention" and
+    "feed_forward" is the result of a norm, which is kept anyway. Parameters, gradients and optimizer come on top
+    (`training_bytes`). The backend "banded" keeps one more copy of the output, e H D.
 
     Args:
         context, batch: tokens of a row, and rows; of an encoder-decoder: of the target.
@@ -125,7 +124,7 @@ def _stack_bytes(
     expert_rows: ExpertRows,
     redo: Checkpointing,
 ) -> Counter[str]:
-    """What a stack keeps, its last states included, without the keys of an encoder's states."""
+    """Returns the bytes that a stack saves, its last states included, without the keys of an encoder's states."""
     m, h, tokens = spec.width, spec.heads, context * batch
     cross, w = spec.encoder is not None, max(e, 4)
     full, attended, fed = (
@@ -199,8 +198,8 @@ def _stack_bytes(
 
 
 def _softmax_bytes(spec: ModelSpec, layer: int, e: int, stored: bool) -> int:
-    """Of one token's queries, keys and values (those of another layer not again, but where scores are stored, which
-    takes a copy in each), outputs and logsumexp."""
+    """Returns the bytes of one token's queries, keys, values, outputs and logsumexp. Keys of another layer are not
+    counted again, except where scores are stored, which copies them in each layer."""
     h, (k, d) = spec.heads, spec.key_sizes[layer]
     keys = 2 * k if spec.key_layers[layer] == layer or stored else 0
     in_scores = (max(e, 4) if stored else e) * d * (h + keys)
@@ -209,7 +208,7 @@ def _softmax_bytes(spec: ModelSpec, layer: int, e: int, stored: bool) -> int:
 
 
 def _head_norm_bytes(spec: ModelSpec, layer: int, e: int) -> int:
-    """Of the norms of one token's queries, keys and values in a layer."""
+    """Returns the bytes of the norms of one token's queries, keys and values in a layer."""
     (k, d), mixer = spec.key_sizes[layer], spec.mixers[layer]
     own_keys = spec.key_layers[layer] == layer
     of_values = 0
@@ -219,14 +218,14 @@ def _head_norm_bytes(spec: ModelSpec, layer: int, e: int) -> int:
 
 
 def _score_bytes(spec: ModelSpec, queries: int, keys: int, batch: int) -> int:
-    """Of the scores of one layer where they are stored."""
+    """Returns the bytes of the scores of one layer where they are stored."""
     numbers = 8 + 4 * bool(spec.attention_dropout) + 4 * (spec.score_cap is not None)
     return queries * keys * (numbers * spec.heads * batch + 1)
 
 
 def _head_bytes(spec: ModelSpec, tokens: int, e: int) -> tuple[int, int]:
-    """(of the head, of the logits). The last states are kept where a product with them follows; a loss over a vocab has
-    their gradient in their place."""
+    """Returns the bytes of (the head, the logits). The last states are saved where a product with them follows; a loss
+    over a vocab keeps their gradient instead."""
     head, m, w, inner = spec.head, spec.width, max(e, 4), spec.head.inputs(spec.width, spec.columns)
     kept = 0
     if head.needs_vocab and head.dense is not None:

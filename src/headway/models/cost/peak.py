@@ -17,9 +17,9 @@ from headway.nn.cross_entropy import chunk_rows
 from headway.nn.feedforward import CHUNK
 
 CHUNKS = 3
-"""Of logits that the loss holds at once: those of the chunk before, as well as two forms of its own."""
+"""Chunks of logits that the loss holds at once: the previous one, and two forms of the current one."""
 OUTSIDE_BLOCKS = ("inputs", "head", "logits", "scores")
-"""What is kept where blocks are computed again, before the first of them is."""
+"""Causes that are saved where blocks are recomputed, before the first recomputation."""
 
 
 def training_bytes(
@@ -122,8 +122,8 @@ def _fed(spec: ModelSpec) -> int:
 
 
 def _fed_first(spec: ModelSpec, units: int, experts: Experts | None, n: int) -> int:
-    """Numbers of one layer's feed-forward where nothing is kept for a backward: a chunk of hidden layers, and rows that
-    are in the order of experts, three times, and once in their own."""
+    """Numbers that one layer's feed-forward holds where nothing is saved for a backward: a chunk of hidden layers, and
+    rows in the order of experts, three times, and once in their own order."""
     if experts is None:
         return min(n, CHUNK) * (2 + spec.gated) * units
     widest = max(experts.hidden, experts.shared)
@@ -131,8 +131,8 @@ def _fed_first(spec: ModelSpec, units: int, experts: Experts | None, n: int) -> 
 
 
 def _loss_bytes(spec: ModelSpec, tokens: int, w: int) -> int:
-    """Of the chunks of logits; beside an encoder, where they are computed again in the backward, two gradients of the
-    output matrix come with them."""
+    """Bytes of the chunks of logits; beside an encoder, where the backward recomputes them, also two gradients of the
+    output matrix."""
     if not spec.head.needs_vocab:
         return 0
     chunks = CHUNKS * min(tokens, chunk_rows(spec.vocab)) * w * spec.vocab
@@ -143,10 +143,10 @@ def first_pass_bytes(
     spec: ModelSpec, context: int, batch: int, dtype: torch.dtype, chunk: int | None = None
 ) -> int:
     """Bytes that the first pass over rows holds at its peak, besides weights and caches: in a block five tensors of
-    width M (the stream before and after attention, two norms, what attention gave) and those of a chunk of its
-    feed-forward, two or with a gate three, and where K experts have a row four of K M; or of another mixer two of them
-    and what that holds (`MixerKind.first`); or the states and the logits that are wanted, of every token in an encoder
-    that has them.
+    width M (the stream before and after attention, two norms, the output of attention) and those of a chunk of its
+    feed-forward, two or with a gate three, and where K experts have a row four of K M; or for another mixer two of them
+    and what that mixer holds (`MixerKind.first`); or the states and the logits that are wanted, of every token in an
+    encoder that has them.
 
     Read `chunk` tokens at a time, n are those of the chunks, and attention packs the keys and values of one head of
     all tokens before it again for each of them: in a whole row they are small beside the block."""

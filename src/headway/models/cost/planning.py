@@ -1,4 +1,4 @@
-"""What a model will cost on a machine, computed before anything runs.
+"""The cost of a model on a machine, computed before anything runs.
 
 Legend: n tokens of a row, B rows.
 """
@@ -174,9 +174,9 @@ def plan(
 
 
 def what_fits(report: Report, again: Callable[..., Report]) -> Iterator[tuple[str, Report]]:
-    """Options of `headway plan` with which a plan that does not fit does, and that plan: prompts in chunks, which
-    change no result, fewer bits, one row, and the longest of a half, a quarter, ... of the context. `again` plans the
-    same model on the same machine, with some keyword arguments of `plan` replaced."""
+    """Yields options of `headway plan` that make a plan fit, each with that plan: prompts in chunks, which change no
+    result, fewer bits, one row, and the longest of a half, a quarter, ... of the context. `again` plans the same model
+    on the same machine, with some keyword arguments of `plan` replaced."""
     int8: dict[str, object] = {} if report.kind == "encoder" else {"kv_dtype": torch.int8}
     kv = " --kv-cache-dtype int8" if int8 else ""
     tries: dict[str, dict[str, object]] = {
@@ -201,7 +201,7 @@ def what_fits(report: Report, again: Callable[..., Report]) -> Iterator[tuple[st
 
 
 def expert_rows(device: str) -> ExpertRows:
-    """How a model in one process goes through its experts in training."""
+    """Returns how training in one process goes through the experts of a model."""
     return "in one pass" if device == "cpu" else "sorted"
 
 
@@ -243,7 +243,7 @@ def _alike(spec: ModelSpec) -> list[list[int]]:
 
 
 def _stores_scores(spec: ModelSpec, context: int, batch: int, dtype: torch.dtype, device: str) -> bool:
-    """Whether training builds whole score matrices in a layer: the choice then says their bytes."""
+    """Whether training builds whole score matrices in some layer: the choice then has their bytes."""
     each = {(spec.patterns[i], spec.key_sizes[i]): i for i in spec.softmax_layers}
     whole = (context, context, batch, dtype)
     choices = (_backend(spec, i, *whole, device=device, gradient=True) for i in each.values())
@@ -259,7 +259,7 @@ def _layer_plan(
     kv_dtype: torch.dtype,
     device: str,
 ) -> LayerPlan:
-    """What these layers get, which share pattern and mixer."""
+    """The plan of these layers, which share pattern and mixer."""
     first = layers[0]
     pattern, softmax = spec.patterns[first], first in spec.softmax_layers
     layer_plan = LayerPlan(

@@ -1,4 +1,4 @@
-"""What each process of a training step holds, computes and sends, before anything runs."""
+"""The memory, work and messages of each process in a training step, before anything runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ MOST = 2**24
 
 @dataclass(frozen=True)
 class ProcessShare:
-    """Of one process, in a step.
+    """The share of one process in a step.
 
     Attributes:
         rank: its number. rows, tokens: that it computes: rows, and tokens of each.
@@ -142,10 +142,10 @@ def numbers_summed(rows: Sequence[tuple[ModelSpec, int]], ranks: int, again: boo
     Of each token M numbers, twice in the forward of each layer and twice in the backward; beside an encoder three and
     three times, and once of each source token for the gradients of its states; once more in the backward where there
     are output gates. A block that is computed `again` makes one sum more, two in the orders "post", "sandwich" and
-    "output", and one more beside an encoder. What global tokens have projections of their own for is not counted. A
-    norm of all heads sums one number of each token, in the forward and in the backward. Where the ranks share a vocab
-    (`tensor_parallel.shares_vocab`), of each token what an embedding
-    gives, forward, and the gradient of what the output layer is given, for which a masked-lm head counts all tokens."""
+    "output", and one more beside an encoder. The second projections of global tokens are not counted. A norm of all
+    heads sums one number of each token, in the forward and in the backward. Where the ranks share a vocab
+    (`tensor_parallel.shares_vocab`), of each token what an embedding gives, forward, and the gradient of what the
+    output layer is given, for which a masked-lm head counts all tokens."""
     total, sources = 0, rows[-1][1]
     for spec, tokens in rows:
         crosses = spec.encoder is not None
