@@ -22,7 +22,7 @@ class AttentionBeside(Attention):
 
     Args:
         beside: the other layer, of the same width.
-        factors: of what the two give.
+        factors: of the outputs of the two.
         others: as in `Attention`.
     """
 

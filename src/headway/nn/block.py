@@ -38,8 +38,8 @@ NORMS: Mapping[Order, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 """The norms that attention and the feed-forward have in each order, by their names here without "_layernorm"."""
 Checkpointing = Literal["none", "block", "attention", "feed_forward"]
-"""What is computed again in the backward, from its input, instead of kept: nothing, whole blocks, or in each block one
-of its parts."""
+"""What the backward recomputes from its input instead of keeping it: nothing, whole blocks, or in each block one of its
+parts."""
 CHECKPOINTING: tuple[str, ...] = get_args(Checkpointing)
 
 
@@ -55,7 +55,7 @@ class Block(nn.Module):
 
     and behind either, where they are given, x + per_layer(x, p), and that times `layer_scalar` (Gemma 4). With `laurel`
     the stream behind attention is that of `LaurelProduct.join`; with `altup` x is the first of several streams, which
-    lie side by side, and what `per_layer` gives is added to the others (Gemma 3n).
+    lie side by side, and the output of `per_layer` is added to the others (Gemma 3n).
 
     With `cross_attn`, x + cross(norm(x), memory) or norm(x + cross(x, memory)) stands between the two, as in
     section 3.2.3 of Vaswani et al. Parameters are the same in "pre" and "post". They bear the names of Hugging
@@ -69,13 +69,13 @@ class Block(nn.Module):
         order: one of the above.
         cross_attn: attention to an encoder's states, in order "pre" or "post".
         dropout: probability for the output of the feed-forward, in training mode; attention has its own.
-        residual_scale: factor on what is added to x.
+        residual_scale: factor on the sub-layers' outputs that are added to x.
         first_norm: False leaves norm1 out.
-        per_layer: what is added of a token's embedding for this layer.
-        layer_scalar: with a number that multiplies what the block gives: 1, or what a checkpoint says. No gradient
+        per_layer: adds a token's embedding for this layer.
+        layer_scalar: with a number that multiplies the output of the block: 1, or that of a checkpoint. No gradient
             reaches it.
-        laurel: what stands beside attention, in orders "pre" and "sandwich".
-        altup: what it does with the streams.
+        laurel: a low rank beside attention, in orders "pre" and "sandwich".
+        altup: how the streams are predicted and corrected.
     """
 
     layer_scalar: Tensor | None
@@ -134,7 +134,7 @@ class Block(nn.Module):
 
     @property
     def behind(self) -> tuple[nn.Module | None, nn.Module | None]:
-        """The norms on what attention and the feed-forward give."""
+        """The norms on the outputs of attention and the feed-forward."""
         if not self._norms_outputs:
             return None, None
         return self.post_attention_layernorm, self.post_feedforward_layernorm
@@ -161,8 +161,8 @@ class Block(nn.Module):
     ) -> Tensor:
         """[B, T, M] -> [B, T, M], or [B, N, M] of N selected slots; S M of S streams in place of M.
 
-        `memory` is `cross_attn.keys(...)`, `per_layer` what `PerLayerInput` is given, [B, T, P], the others are those
-        of `AttentionLayer`. `checkpointing` is looked at for parts: all of a block is checkpointed by who calls it."""
+        `memory` is `cross_attn.keys(...)`, `per_layer` the input of `PerLayerInput`, [B, T, P], the others are those of
+        `AttentionLayer`. `checkpointing` concerns parts here: a whole block is checkpointed by its caller."""
         if (memory is None) != (self.cross_attn is None):
             what = "no memory" if memory is None else "memory, but has no cross_attn"
             raise ConfigError(f"Block: cross-attention and memory come together; this block is given {what}")
@@ -231,12 +231,12 @@ class Block(nn.Module):
         return self._join(x_BTM, y, last if post else None)[1]
 
     def _added(self, norm: nn.Module | None, y: Tensor) -> Tensor:
-        """What is added to the residual stream of what a sub-layer gives."""
+        """The output y of a sub-layer as it is added to the residual stream: normed and scaled."""
         return scaled(y if norm is None else norm(y), self.residual_scale)
 
     def _join(self, x: Tensor, y: Tensor, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
-        """What the next sub-layer is given, and the residual stream, after y is added to x: norm(x + y) and x + y,
-        norm(x + y) twice in order "post"; x + y twice without a norm."""
+        """Adds y to x; returns the input of the next sub-layer, and the residual stream: norm(x + y) and x + y, norm(x
+        + y) twice in order "post"; x + y twice without a norm."""
         if norm is None:
             return (total := x + y), total
         normed, total = normed_sum(norm, x, y)

@@ -170,7 +170,7 @@ def chunked_cross_entropy(
     hits: bool = False,
     chunk: ChunkEntropy | None = None,
 ) -> Losses:
-    """The same for any output layer, and with smoothed labels (Vaswani et al. 2017, section 5.4):
+    """`fused_cross_entropy` for any output layer, and with smoothed labels (Vaswani et al. 2017, section 5.4):
 
         total = sum over targets of (1 - e) -ln p(target) + e mean over V of -ln p        e: `label_smoothing`
 
@@ -203,7 +203,7 @@ def chunked_cross_entropy(
 def chunk_entropy(
     x: Tensor, targets: Tensor, logits: Callable[[Tensor], Tensor], label_smoothing: float, hits: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Of some rows: total and nats, summed; nats of each; hits."""
+    """Total and nats of some rows, summed; nats of each; hits."""
     raw = logits(x)
     log_p = raw.to(torch.promote_types(raw.dtype, torch.float32)).log_softmax(-1)
     nats = F.nll_loss(log_p, targets, ignore_index=IGNORE_INDEX, reduction="sum")

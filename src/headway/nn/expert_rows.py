@@ -1,8 +1,8 @@
 """The rows of all experts of a layer in one pass, forward and backward, where a model is trained in float32 on a CPU.
 
-What an expert is given, computes and gives stays in the processor's cache: rows are gathered for one expert after the
-other, and what it gives is added to the result at once. Of K rows for each token only what gate and up gave is kept for
-the backward; rows sorted by expert are never a tensor (`docs/log.md` has what that saves).
+The input, hidden layer and output of an expert stay in the processor's cache: rows are gathered for one expert after
+the other, and its output is added to the result at once. Of K rows for each token only the outputs of gate and up are
+kept for the backward; rows sorted by expert are never a tensor (`docs/log.md` says what that saves).
 
 Legend: R rows (tokens), M width of the model, E experts, K of them for each row, F width of an expert's hidden layer.
 """
@@ -22,7 +22,7 @@ from headway.nn.weights.base import needs_gradient
 from headway.nn.weights.plain import Plain
 
 MATRICES = 3
-"""Of an expert: gate and up [F, M], down [M, F]."""
+"""The matrices of an expert: gate and up [F, M], down [M, F]."""
 
 
 def expert_rows(
@@ -30,12 +30,12 @@ def expert_rows(
 ) -> Tensor | None:
     """y [R, M] with y[r] = sum over the experts e of row r of weight * down_e(act(gate_e x[r]) * up_e x[r]).
 
-    None where no gradients are recorded, and where this does not compute what the experts do: other dtypes and devices,
-    autocast, adapters, weights in other forms, biases, hooks, dropout, activations without a kernel, no gate.
+    None where no gradients are recorded, and where this would not compute the same as the experts: other dtypes and
+    devices, autocast, adapters, weights in other forms, biases, hooks, dropout, activations without a kernel, no gate.
 
     x [R, M]; `weights` [R, K]; `order` sorts the R K pairs of row and expert by their experts: the pair order[i] is of
-    row order[i] // K; `counts` [E]: how many pairs each expert has. What a row is given is added up in the order of
-    the numbers of its experts. An expert without rows has gradients of 0."""
+    row order[i] // K; `counts` [E]: how many pairs each expert has. The outputs of its experts are added to a row in
+    the order of their numbers. An expert without rows has gradients of 0."""
     if not rows.runs(x) or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
         return None
     acts: set[str] = set()
@@ -85,7 +85,7 @@ def plain_expert_rows(
 def _experts(
     counts: Sequence[int], order: Tensor, matrices: Sequence[Tensor]
 ) -> Iterator[tuple[slice, Tensor, Sequence[Tensor]]]:
-    """Of each expert: where its pairs stand in `order`, these, and its matrices.
+    """Yields, for each expert, where its pairs are in `order`, the pairs, and its matrices.
 
     counts (2, 0, 1) of order (4, 1, 3): slice(0, 2) with (4, 1), slice(2, 2) with none, slice(2, 3) with (3)."""
     begin = 0

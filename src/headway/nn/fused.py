@@ -34,7 +34,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 """Activations by the names that Hugging Face configs use, and gpt-oss's, which has none there; "relu2" is max(x, 0)^2
 (So et al. 2021, section 3)."""
 UPS: Mapping[str, Callable[[Tensor], Tensor]] = {"clamped_swiglu": lambda up: up.clamp(-LIMIT, LIMIT) + 1}
-"""What some multiply by instead of up itself: of gpt-oss (up + 1), held to its limits."""
+"""Factors of some activations instead of up itself: (up + 1) in gpt-oss, with up clamped."""
 
 
 def normed(kind: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -115,7 +115,7 @@ def _plain_norm(kind: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | Non
 
 
 def _takes_norm(x: Tensor, *vectors: Tensor | None) -> bool:
-    """Whether weight and bias have a number for each column: others are broadcast, or raise."""
+    """Whether weight and bias have a number for each column: torch broadcasts others, or raises."""
     return all(v is None or v.shape == x.shape[-1:] for v in vectors)
 
 
@@ -192,7 +192,7 @@ class _Rotate(torch.autograd.Function):
 def again(
     run: Callable[..., Tensor], inputs: tuple[Tensor | None, ...], dy: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of `run(*inputs)` through its own graph, so that they can be differentiated."""
+    """The gradients of `run(*inputs)` through its own graph, so that they can be differentiated themselves."""
     trained = [t for t in inputs if t is not None and t.requires_grad]
     grads = iter(torch.autograd.grad(run(*inputs), trained, dy, create_graph=True))
     return tuple(next(grads) if t is not None and t.requires_grad else None for t in inputs)

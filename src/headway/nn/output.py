@@ -38,8 +38,8 @@ def output_cross_entropy(
     cap: float | None = None,
     hits: bool = False,
 ) -> Losses:
-    """-ln softmax(layer(x))[target] of x [..., M] and targets [...], without ever holding all logits; with a `cap` c of
-    c tanh(layer(x) / c).
+    """-ln softmax(layer(x))[target] of x [..., M] and targets [...], without ever holding all logits; with a `cap` c
+    that of c tanh(layer(x) / c).
 
     `fused_cross_entropy` of a `Linear` with plain weights; for others, with a cap, and with a `label_smoothing`, 0
     included, `chunked_cross_entropy`, whose losses per target are differentiable. Raises DataError for a target that is
@@ -96,8 +96,8 @@ class VocabEntropy:
     def rows(
         self, logits: Tensor, bias: Tensor | None, targets: Tensor, gradient: bool, hits: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """`rows_entropy` of this rank's logits [N, V / R]: by its kernels, for the largest as if it were the target,
-        whose logit is known; then rows are scaled to the sum of all ranks, and the targets put in."""
+        """`rows_entropy` of this rank's logits [N, V / R]: its kernels run as if the largest logit were the target;
+        then rows are scaled to the sum over all ranks, and the real targets put in."""
         keep = targets != IGNORE_INDEX
         at, mine = placed(targets.clamp_min(0), self.ids)
         mine &= keep

@@ -16,7 +16,7 @@ LOSSES = ("router_aux_loss", "router_z_loss")
 
 
 class RouterLosses(NamedTuple):
-    """What a pass adds to the loss of each of its targets, and by name what that is made of, without coefficients.
+    """The terms that a pass adds to the loss of each of its targets, and each term by name, without coefficients.
 
     total   scalar, differentiable: each loss times its coefficient
     each    those of `LOSSES` that a layer asks for
@@ -28,7 +28,7 @@ class RouterLosses(NamedTuple):
 
 @contextmanager
 def routing_of(model: nn.Module) -> Iterator[list[Routed]]:
-    """While open, what the routers of a model that have a coefficient give with gradients, pass after pass."""
+    """While open, collects the outputs with gradients of the routers that have a coefficient, pass after pass."""
     routed: list[Routed] = []
     layers = [m for m in model.modules() if isinstance(m, MixtureOfExperts)]
     routers = [m.gate for m in layers if m.gate.how.aux_loss_coef or m.gate.how.z_loss_coef]
@@ -42,7 +42,7 @@ def routing_of(model: nn.Module) -> Iterator[list[Routed]]:
 
 
 def router_losses(routed: Sequence[Routed]) -> RouterLosses:
-    """The losses of what routers gave, logits x [R, E] of all layers together:
+    """The losses of the outputs of routers, logits x [R, E] of all layers together:
 
         p = softmax(x)
         aux = E sum over e of f_e P_e      f_e: how many of the K largest p of a row are e, P_e: p_e, as means over rows
