@@ -61,7 +61,7 @@ class AttentionLayer(MixingLayer):
             2024, "You Only Cache Once"; Gemma 3n).
         score: as in `attend`. Tensors of a score are part of the module: trained when they are an `nn.Parameter`,
             moved and saved with it in any case.
-        gate: "head" or "channel": the output of attention is multiplied by a gate of the layer's input, one for each head
+        gate: "head" or "channel": attention's output is multiplied by a gate of the layer's input, one for each head
             or one for each channel of a head (Qiu et al. 2025, "Gated Attention for Large Language Models").
         gate_act: "sigmoid" (Qwen3-Next), or "softplus" (Laguna).
         dropout: probability for attention weights, after the softmax; only in training mode.
