@@ -17,7 +17,7 @@ from headway.nn.record import Attended, Record
 from headway.patterns import Pattern
 from headway.patterns.picture import figure, svg
 
-# Most tokens of a side: with their texts, of a layer, of a layer among others.
+# Most tokens a side: of a picture with texts, of a layer alone, of a layer among others.
 LABELLED, ALONE, AMONG = 32, 64, 24
 MOST = 0.5
 """A head is called by the first share that is at least so large."""

@@ -28,7 +28,7 @@ def gptq(weight: Tensor, hessian: Tensor, bits: int, group: int | None = None) -
     outputs, inputs = weight.shape
     each = min(group or inputs, inputs)
     w = weight.to(torch.promote_types(weight.dtype, torch.float32), copy=True)
-    w[:, hessian.diagonal() == 0] = 0  # what is never seen may be anything
+    w[:, hessian.diagonal() == 0] = 0  # weights of inputs that are always 0 may be anything
     scale = quantize_clipped(w, bits, each).scale
     order = hessian.diagonal().argsort(descending=True)
     factor = inverse_factor(hessian[order][:, order]).to(w.dtype)

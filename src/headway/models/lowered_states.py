@@ -54,7 +54,7 @@ class PagedTexts:
             for struct, fields in stated.structs:
                 for name, number in fields:
                     setattr(struct, name, cache.tensors[number].data_ptr())
-            if isinstance(stated.layer, LinearAttention):  # which counts its keys
+            if isinstance(stated.layer, LinearAttention):  # its third tensor counts keys
                 cache.tensors[2][pages] = torch.tensor([len(table) for table in tables])
 
 

@@ -209,8 +209,8 @@ class Lowered(StateOperations):
         """Gates attended rows `out`: returns the operations behind attention, the rows of the last product, and options
         of that. The gate's own product is added to `products`, which are those of the queries.
 
-        A gate for each head multiplies rows in place; one for each channel is multiplied by the rows, sigmoid(gate) *
-        out, as in a feed-forward."""
+        A gate for each head multiplies rows in place; one for each channel is multiplied by the rows, as in a
+        feed-forward: sigmoid(gate) * out."""
         if layer.g_proj is None:
             return [], out, {}
         if layer.gate_act != "sigmoid":

@@ -37,10 +37,10 @@ class Softmax:
 
     kv_heads, head_dim: K and D of this layer; those of the spec unless given.
     v_norm: a norm without weights on every value (Gemma 4).
-    tied_values: values are what keys are made of, before their norm and rotation, so that there is no v_proj.
+    tied_values: values are the keys before their norm and rotation, so that there is no v_proj.
     kv_from: the number of an earlier layer of the same pattern and positions, whose keys and values it attends to; it
         has no projections of its own for them, and nothing in a cache. K and D are those of that layer (Gemma 3n, 4).
-    beside: another mixer that keeps a state, of the same tokens; the layer gives the sum of what the two give, times
+    beside: another mixer that keeps a state, of the same tokens; the layer gives the sum of the two outputs, times
         `factors` (`headway.nn.AttentionBeside`; Falcon-H1).
     """
 
@@ -85,10 +85,10 @@ class MixerKind:
 
     Attributes:
         name: of the kind.
-        layer: (spec, mixer, pattern, positions, backend) -> the layer, which says itself what its cache keeps
+        layer: (spec, mixer, pattern, positions, backend) -> the layer, which defines what its cache keeps
             (`MixingLayer.state`).
-        silent: fields of a spec that say nothing of its layers.
-        why: ... and why, as an error says it.
+        silent: fields of a spec that do not concern its layers.
+        why: ... and why, for error messages.
         positions: whether its layers mark queries, keys or scores with them.
         both_sides: whether its layers see both sides in an encoder: their pattern is then Full(), else Causal().
         flops: (spec, mixer, pattern, n) -> operations of n tokens of a row beside the products with weights.
@@ -117,7 +117,7 @@ def kind_of(mixer: object) -> MixerKind:
 
 
 def silent_fields(mixers: Iterable[object]) -> Mapping[str, MixerKind]:
-    """Fields of a spec that say nothing of any layer, and a kind that says why."""
+    """Fields of a spec that concern none of its layers, and a kind that explains why."""
     kinds = [kind_of(mixer) for mixer in dict.fromkeys(mixers)]
     return {name: kinds[0] for name in kinds[0].silent if all(name in kind.silent for kind in kinds)}
 
@@ -133,7 +133,7 @@ def order_of(spec: Any, mixer: object) -> Any:
 
 
 def norm_of(spec: Any) -> Callable[[int], RMSNorm | LayerNorm]:
-    """Returns what makes a norm of a width, as all norms of the model are."""
+    """Returns the constructor, from a width, of the norms of a model."""
     kind, bias, offset, weight = spec.norm, spec.norm_bias, spec.norm_offset, spec.norm_weight
     return partial(make_norm, kind, eps=spec.norm_eps, bias=bias, offset=offset, weight=weight)
 

@@ -27,7 +27,7 @@ class Operations:
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.kept: list[object] = []  # what the structures point to
-        self._structs: list[Any] = []  # of the operations, each with a number of rows
+        self._structs: list[Any] = []  # those of the operations, whose `rows` is set by `resize`
         self._rooms: dict[tuple[str, int], Tensor] = {}
         self._rows = 0
 

@@ -35,7 +35,7 @@ class PagedPast:
         self._tensors: list[tuple[int, int]] = []
         self._rows: list[tuple[PageTable, int]] = []
         self._queries = torch.zeros(MOST_ROWS, 1, dtype=torch.int32)
-        self._template = kernels.Arguments(attends.call, 0)  # all that does not change, and what it points to
+        self._template = kernels.Arguments(attends.call, 0)  # all that does not change, kept alive
         self.call = call = self._template.struct
         q, out = attends.q, attends.out
         call.kv_type, call.lse = c.TYPES[layer.dtype], attends.lse.data_ptr()
@@ -94,7 +94,7 @@ class PagedPast:
             call.k, call.v = (c.TensorStruct(t.data_ptr(), 0, t.stride(1), t.stride(2)) for t in (k, v))
 
     def _fit(self, rows: int, pages: int) -> None:
-        """Makes room for so many rows of texts of so many pages; what is too small doubles."""
+        """Makes room for so many rows of texts of so many pages; for twice as many where there is too little."""
         most, size = self._order.shape
         if rows > most or pages * PAGE > size:
             fewer, shorter = rows <= most, pages * PAGE <= size

@@ -162,7 +162,7 @@ def _calibrated(model: Decoder, rows: Sequence[Tensor], bits: int, group: int | 
         for name, layer in linears(block).items():
             if name in hessians:
                 codes = gptq(layer.matrix, hessians[name], bits, group)
-            else:  # of an expert that no row was given to
+            else:  # an expert that got no rows
                 codes = quantize_clipped(layer.matrix, bits, group)
             layer.keep(from_codes(codes))
         states = [block(x, **row[number]) for x, row in zip(states, options, strict=True)]

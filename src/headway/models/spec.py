@@ -69,7 +69,7 @@ class ModelSpec:
             (`headway.nn.PerLayerInput`; Gemma 4 E2B), 0 is none; per_layer_vocab: its rows, where they are fewer.
         altup: several residual streams, of which a layer computes one (`headway.nn.altup`, Gemma 3n).
         laurel: rank of a product beside attention, in order "pre" or "sandwich"; 0 is none.
-        layer_scalar: what each layer gives is multiplied by a number of its own, which is not trained here (Gemma 4).
+        layer_scalar: the output of each layer is times a number of its own, which is not trained here (Gemma 4).
         logit_scale: factor on the states that the output layer is given (M^-0.5 in T5 when tied).
         logit_cap: c of c tanh(logits / c), what logits become; None is no cap.
         token_types: rows of a second table, added to the embedding (BERT's segments); 0 is none.

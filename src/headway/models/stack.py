@@ -122,11 +122,11 @@ class TransformerStack(nn.Module):
             cache: past keys and values; of the rows of ids, or of texts that are packed side by side.
             memory: keys and values of an encoder's states, one set per layer.
             embedding: instead of this stack's own.
-            gradient_checkpointing: what the backward computes again, from its input, in training and without a cache:
+            gradient_checkpointing: what the backward recomputes from its input, in training and without a cache:
                 "block", or in each block "attention" or "feed_forward".
             context: the rows that ids are this rank's shard of.
             slots: numbers [B, N] of the slots whose states are wanted; all unless given.
-            record: is told the states between layers, and what layers attend to.
+            record: gets the states between layers, and the inputs of attention.
 
         Raises ConfigError for another `gradient_checkpointing`.
         """
@@ -142,7 +142,7 @@ class TransformerStack(nn.Module):
         redo: Checkpointing = gradient_checkpointing if redoes else "none"
         rotations: dict[int | None, Rotation | None] = {None: None}
         if slots is not None and ids.shape[1] == slots.shape[1] == 1:
-            slots = None  # a step of decoding wants all that there is
+            slots = None  # a step of decoding wants its only slot
         selected = None if slots is None else SlotSelection.of(tokens, slots)
         early = selected if context is None and not redoes else None
         shared_keys: SharedKeys = dict.fromkeys(self.shared_keys)

@@ -77,7 +77,7 @@ def shard(model: Model, tensor: TensorParallel) -> Shards:
         stack.scores = _own_scores(stack.scores, tensor.share(stack.spec.heads, "heads"))
     for layer in layers:
         for norm in (layer.q_norm, layer.k_norm):
-            if isinstance(norm, RMSNorm) and norm.width > layer.head_dim:  # one over all heads
+            if isinstance(norm, RMSNorm) and norm.width > layer.head_dim:  # a norm over all heads
                 norm.divide(Share(tensor, 0))
     for name, linear in linears(model).items():
         if (axis := AXES.get(_last(name))) is not None:

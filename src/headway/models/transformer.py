@@ -24,7 +24,7 @@ class Transformer(nn.Module):
     """A stack whose last states something is computed from.
 
     Attributes:
-        gradient_checkpointing: what the backward of training computes again, from its input, instead of keeping it:
+        gradient_checkpointing: what the backward of training recomputes from its input instead of keeping it:
             "none", "block", or in each block "attention" or "feed_forward". Less memory, up to one forward more.
         shards: how its layers are shared by ranks (`headway.models.tensor_parallel`); None where they are not.
     """

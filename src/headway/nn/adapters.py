@@ -4,7 +4,7 @@
     attach(model, adapter, "mine")                            # all else is frozen
     set_active(model, ["mine"])                               # several may be attached; the active ones add up
     detach(model, "mine")                                     # gone
-    merge(model), unmerge(model)                              # into the weights, and out of them to the bit
+    merge(model), unmerge(model)                              # into the weights, and out of them bit for bit
 
 Legend: I numbers in, O numbers out, R rank.
 """

@@ -124,7 +124,7 @@ class LaurelProduct(nn.Module):
         self.post_laurel_norm = norm()
 
     def join(self, x_BTM: Tensor, y_BTM: Tensor, normed: Tensor) -> tuple[Tensor, Tensor]:
-        """A residual stream x, the output y of attention, and its input `normed` -> two parts of the stream: (x + y +
-        normed + norm(normed L R)) / sqrt(2)."""
+        """A residual stream x, the output y of attention, and its input `normed` -> two parts of the stream, whose sum
+        is (x + y + normed + norm(normed L R)) / sqrt(2)."""
         beside: Tensor = normed + self.post_laurel_norm(self.linear_right(self.linear_left(normed)))
         return scaled(x_BTM, 2**-0.5), scaled(y_BTM + beside, 2**-0.5)

@@ -176,7 +176,7 @@ class Block(nn.Module):
         attend, feed = (partial(_part, checkpointing == part) for part in ("attention", "feed_forward"))
         options: dict[str, Any] = {"tokens": tokens, "cache": cache, "rotation": rotation, "score": score}
         options |= {"context": context, "selected": selected, "record": record}
-        options |= {} if shared is None else {"shared": shared}  # of layers that attend
+        options |= {} if shared is None else {"shared": shared}  # only layers that attend take it
         streams = (
             None if self.altup is None else self.altup.predict(x_BTM.unflatten(-1, (-1, self.altup.width)))
         )
@@ -235,8 +235,8 @@ class Block(nn.Module):
         return scaled(y if norm is None else norm(y), self.residual_scale)
 
     def _join(self, x: Tensor, y: Tensor, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
-        """Adds y to x; returns the input of the next sub-layer, and the residual stream: norm(x + y) and x + y, norm(x
-        + y) twice in order "post"; x + y twice without a norm."""
+        """Adds y to x; returns the input of the next sub-layer, and the residual stream: norm(x + y) and x + y; in
+        order "post" norm(x + y) twice; without a norm x + y twice."""
         if norm is None:
             return (total := x + y), total
         normed, total = normed_sum(norm, x, y)

@@ -24,8 +24,8 @@ UNIT_EPS = 1e-6
 
 
 class DeltaPast(NamedTuple):
-    """The past of each row: the state [B, H, D, E], float32 or float64, and the last inputs of the convolution [B, W -
-    1, C]."""
+    """The past of each row: the state [B, H, D, E], float32 or float64, and the last inputs [B, W - 1, C] of the
+    convolution."""
 
     state: Tensor
     tail: Tensor

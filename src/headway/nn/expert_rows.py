@@ -123,7 +123,7 @@ class _ExpertRows(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         (dy,) = grads
         order, x, weights, gates, ups, *matrices = ctx.saved_tensors
-        if torch.is_grad_enabled():  # of a gradient that is differentiated itself
+        if torch.is_grad_enabled():  # the gradient will be differentiated itself
             return (
                 None,
                 None,

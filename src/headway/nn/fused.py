@@ -71,7 +71,7 @@ def gated(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
     """act(gate) * up, or act(gate) where there is no up; `act` is a name in `ACTIVATIONS`. Only gate and up are kept
     for the backward. (Shazeer 2020.)"""
     one_shape = up is not None and up.shape == gate.shape
-    alone = up is None and act != "relu"  # whose result says its slope
+    alone = up is None and act != "relu"  # ReLU's backward needs only its result
     if act in UPS:
         if rows.visible(gate, up) or not needs_gradient(gate, up):
             return plain_gated(gate, up, act)

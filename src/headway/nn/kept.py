@@ -44,7 +44,7 @@ class Keeps(nn.Module):
         self._dtypes = {name: t.dtype for name, t in tensors.items()}
         self._form = weight.with_tensors({name: t.new_empty(1) for name, t in tensors.items()})
         for name, t in tensors.items():
-            # floats under the name of integers, which a cast of the model leaves as they are
+            # floats are stored as integers, which a cast of the model leaves unchanged
             bits = t.view(INTEGERS[t.itemsize]) if t.is_floating_point() else t
             self.register_buffer(name, bits, persistent=not weight.exact)
 

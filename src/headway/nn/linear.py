@@ -74,7 +74,7 @@ class Linear(Keeps, nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
-        if self.share is None and not self.active:  # as most are: each call of Python counts in small models
+        if self.share is None and not self.active:  # the usual case: each Python call counts in small models
             return self.kept.product(x, self.bias)
         return self.leave(self.local(self.enter(x)))
 

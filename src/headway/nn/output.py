@@ -118,9 +118,9 @@ class VocabEntropy:
         lse = gathered[..., 0].logsumexp(0)
         losses = torch.where(keep, lse - gathered[..., 1].sum(0), 0.0)
         if hits is not None:
-            first = gathered[..., 2].argmax(0, keepdim=True)  # of equals the smallest id
+            first = gathered[..., 2].argmax(0, keepdim=True)  # among equals the smallest id
             torch.logical_and(keep, gathered[..., 3].gather(0, first)[0] == targets, out=hits)
-        if gradient:  # that of rows which are not kept is 0
+        if gradient:  # 0 in ignored rows
             lse, keep, mine = lse[:, None], keep[:, None], mine[:, None]
             d_logits.copy_(d_logits.to(exact).mul_((lse_local - lse).exp()))  # rounded once
             d_best = torch.where(keep, (best - lse).exp(), 0.0)

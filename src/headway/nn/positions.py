@@ -25,7 +25,7 @@ class RotaryEmbedding(nn.Module):
     every dtype. Other schemes have no parameters, and nothing in the state dict.
 
     Args:
-        positions: the scheme of a layer (`positions.at(layer)`); one that marks something else gives None.
+        positions: the scheme of a layer (`positions.at(layer)`); `forward` returns None if it marks something else.
         head_dim: D.
 
     Raises ConfigError for a `PerLayer`, and for heads that the scheme cannot rotate.

@@ -83,8 +83,8 @@ def fills(like: Tensor) -> bool:
 
 
 def filled_rows(rows: int) -> int:
-    """The row count that `rows` rows are padded to: of multiples of 16, from 256 on of 32, from 512 on of 64, ...: 45
-    from 64 to 4096."""
+    """The next multiple of 16, from 256 on of 32, from 512 on of 64, ...: 45 of them from 64 to 4096. 300: 320, since
+    300 has 9 bits, and 1 << 9 - 4 is 32."""
     step = max(16, 1 << rows.bit_length() - 4)
     return -(-rows // step) * step
 
@@ -110,7 +110,7 @@ class _Linear(torch.autograd.Function):
         rows = dy.reshape(-1, dy.shape[-1])
         dx = dw = None
         if want_x:
-            # where derivatives are recorded, through operations that have some
+            # where derivatives are recorded: operations that have derivatives
             dx = dy @ weight if torch.is_grad_enabled() else input_product(rows, weight).view(x.shape)
         if want_w:
             dw = rows.T @ x.reshape(-1, x.shape[-1])

@@ -68,8 +68,8 @@ class SoftmaxAttended:
 
 @dataclass(frozen=True, eq=False)
 class LinearAttended:
-    """The inputs of linear attention in one layer, as features of queries and keys: weights are sim(q_i, k_j) / sum_j
-    sim(q_i, k_j), and may be negative."""
+    """The inputs of linear attention in one layer, as features of queries and keys: its weights, which may be negative,
+    are sim(q_i, k_j) / sum_j sim(q_i, k_j)."""
 
     call: Prepared
     tokens: Tokens
@@ -99,9 +99,9 @@ class Record:
     """Collects intermediate values in `TransformerStack.forward`, layer by layer.
 
     layers: the attention layers whose inputs are kept.
-    states: what each layer is given, [B, T, M], and the last states.
-    attended: of each of the layers; where queries are in several, the last of them has what they attended to.
-    patterns: what the queries of these layers see, in place of what their own patterns say.
+    states: the input of each layer, [B, T, M], and the last states.
+    attended: the inputs of attention by layer; where a query is in several, its last one counts.
+    patterns: patterns of these layers that replace their own.
     """
 
     layers: Sequence[object] = ()

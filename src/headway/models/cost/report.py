@@ -60,7 +60,7 @@ class Report:
             two. tokens_per_second: of all rows together. All of these are None of an encoder.
         prefill_flops: of the first pass: over the rows, or over the source and the first token of the target;
             prefill_seconds: prefill_flops / peak.
-        notes: what the numbers do not say.
+        notes: sentences on facts that are not in the numbers.
     """
 
     model: str
