@@ -1,6 +1,6 @@
-"""Attention maps: which tokens of a text the layers of a model attend to, and where a head looks in numbers.
+"""Attention maps: which tokens of a text the layers of a model attend to, and numbers that say where a head looks.
 
-Legend: H query heads that were asked for, T queries, N some of them, S keys, E per value.
+Legend: H requested query heads, T queries, N some of them, S keys, E per value.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from headway.nn.record import Attended, Record
 from headway.patterns import Pattern
 from headway.patterns.picture import figure, svg
 
-# Most tokens of a side: with their texts, of a layer, of a layer among others.
+# Most tokens a side: of a picture with texts, of a layer alone, of a layer among others.
 LABELLED, ALONE, AMONG = 32, 64, 24
 MOST = 0.5
 """A head is called by the first share that is at least so large."""
@@ -31,7 +31,7 @@ class Shares(NamedTuple):
     earlier tokens of the same text (induction), and the earlier tokens of the same text; and of the entropy, in nats,
     as it is and as a share of that of equal weights over the same keys (1 where there is one key).
 
-    Of weights below 0, which linear attention has, the entropy is not a number."""
+    The entropy of weights below 0, which linear attention has, is NaN."""
 
     first: float
     itself: float
@@ -51,7 +51,7 @@ class Shares(NamedTuple):
 
 
 def shares_of(weights: Tensor, queries: Sequence[int], keys: Sequence[str]) -> Shares:
-    """Of the weights [N, S] of queries, by their slots, over keys whose texts are given."""
+    """Returns the `Shares` of weights [N, S]: of queries at these slots, over keys with these texts."""
     numbers: dict[str, int] = {}
     texts = torch.tensor([numbers.setdefault(text, len(numbers)) for text in keys])
     at, slots = torch.tensor(queries).unsqueeze(1), torch.arange(len(keys))
@@ -71,15 +71,15 @@ def shares_of(weights: Tensor, queries: Sequence[int], keys: Sequence[str]) -> S
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionMap:
-    """What the tokens of a text attend to in one layer.
+    """The attention weights of one layer over the tokens of a text.
 
     The weights are those of the layer's own call: after the pattern, the scores and the softmax (of linear attention
-    similarities over their sum, which may be negative). The sum of a query's weights times values is what the layer's
-    output projection is given. They are computed when asked for, so that a row of 100 000 keys costs no more than that.
-    A notebook shows a picture, shaded by the square root of the weight.
+    similarities over their sum, which may be negative). The sum of a query's weights times values is the input of the
+    layer's output projection. Weights are computed on demand, so that a row of 100 000 keys costs no more than that. A
+    notebook shows a picture, shaded by the square root of the weight.
 
     Attributes:
-        layer: its number, from 0.   heads: the query heads that are told of, H of them.
+        layer: its number, from 0.   heads: the H query heads that are covered.
         queries, keys: the texts of the T and S tokens.   pattern: which keys a query may see.
     """
 
@@ -91,8 +91,8 @@ class AttentionMap:
     attended: Sequence[Attended] = field(repr=False)
 
     def row(self, query: int) -> Tensor:
-        """The weights of one query over all keys, [H, S]; -1 is the last. Raises DataError for a query that is not
-        there."""
+        """The weights of one query over all keys, [H, S]; -1 is the last. Raises DataError for a query that is out of
+        range."""
         return self.weights([query])[:, 0]
 
     def weights(self, queries: Sequence[int] | None = None) -> Tensor:
@@ -101,26 +101,26 @@ class AttentionMap:
         return torch.stack([self._rows(slots, head) for head in self.heads])
 
     def values(self, query: int = 0) -> Tensor:
-        """What the weights of a query weigh, [H, S, E]: the same for all queries but global ones that have projections
-        of their own (Longformer's)."""
+        """Returns the values that the weights of a query multiply, [H, S, E]: the same for all queries but global ones
+        with their own projections (Longformer's)."""
         part, _ = self._of(self._slot(query))
         return torch.stack([part.values(head) for head in self.heads])
 
     def result(self, query: int) -> Tensor:
-        """What the layer's kernels make of a query, [H, E], without telling weights: the sum of `row` times `values`,
-        but for rounding."""
+        """Returns the layer's own result for a query, [H, E], from kernels that keep no weights: the sum of `row` times
+        `values`, up to rounding."""
         part, at = self._of(self._slot(query))
         with torch.inference_mode():
             return torch.stack([part.result(at, head)[0] for head in self.heads])
 
     def shares(self, queries: Sequence[int] | None = None) -> list[Shares]:
-        """Where each head looks, averaged over some queries, all unless given."""
+        """Returns where each head looks, averaged over some queries, all unless given."""
         slots = self._slots(queries)
         places = self.attended[0].tokens.index[0, slots].tolist()
         return [shares_of(rows, places, self.keys) for rows in self.weights(slots)]
 
     def _rows(self, slots: Sequence[int], head: int) -> Tensor:
-        """[N, S] of one head; queries that have projections of their own are told by themselves."""
+        """[N, S] of one head; queries with their own projections are computed one by one."""
         first = self.attended[0]
         places = torch.tensor(slots, dtype=torch.int64, device=first.tokens.device)
         with torch.inference_mode():
@@ -131,10 +131,10 @@ class AttentionMap:
         return rows
 
     def _of(self, slot: int) -> tuple[Attended, Tensor]:
-        """The call that a query belongs to, the last that has it, and its slot there [1]."""
-        own = self.attended[0].tokens.index[0, slot]
+        """Returns the call that computed a query, the last one that has it, and the slot of the query in it, [1]."""
+        index = self.attended[0].tokens.index[0, slot]
         for part in reversed(self.attended):
-            at = (part.tokens.index[0] == own).nonzero()[:1, 0]
+            at = (part.tokens.index[0] == index).nonzero()[:1, 0]
             if len(at):
                 return part, at
         raise AssertionError(f"no call has slot {slot}")
@@ -151,28 +151,28 @@ class AttentionMap:
         return query % count
 
     def panels(self, most: int) -> list[tuple[str, str]]:
-        """A title and a picture for each head, with at most so many tokens of either side: of more queries one in
-        n is drawn, and of n keys side by side the largest weight."""
+        """A title and a picture for each head, with at most `most` tokens a side: of more queries every n-th is drawn,
+        and of n neighbouring keys the largest weight."""
         count, keys = len(self.queries), len(self.keys)
         slots, group = [*range(0, count, -(-count // most))], -(-keys // most)
-        told = max(count, keys) <= min(LABELLED, most)
-        texts = {"queries": self.queries, "keys": self.keys} if told else {}
-        side, found = 14.0 if told else 4.0, []
+        labelled = max(count, keys) <= min(LABELLED, most)
+        texts = {"queries": self.queries, "keys": self.keys} if labelled else {}
+        side, panels = 14.0 if labelled else 4.0, []
         for head in self.heads:
             rows = torch.nn.functional.pad(self._rows(slots, head).abs(), (0, -keys % group))
             pooled = rows.unflatten(1, (-1, group)).amax(-1).clamp(0, 1).sqrt()
             cells = (pooled * len(SHADES)).ceil().long()
-            found.append((f"layer {self.layer}, head {head}", svg(cells, SHADES, side=side, **texts)))
-        return found
+            panels.append((f"layer {self.layer}, head {head}", svg(cells, SHADES, side=side, **texts)))
+        return panels
 
     def remark(self, most: int) -> str:
-        """What a picture of so many tokens a side shows."""
+        """The caption of a picture of at most `most` tokens a side."""
         count, keys = len(self.queries), len(self.keys)
         step, group = -(-count // most), -(-keys // most)
-        said = ["queries down, keys to the right; darker is more"]
-        said += [f"one query in {step}, of {count}"] if step > 1 else []
-        said += [f"the largest of {group} keys side by side, of {keys}"] if group > 1 else []
-        return ", ".join(said)
+        parts = ["queries down, keys to the right; darker is more"]
+        parts += [f"one query in {step}, of {count}"] if step > 1 else []
+        parts += [f"the largest of {group} keys side by side, of {keys}"] if group > 1 else []
+        return ", ".join(parts)
 
     def _repr_html_(self) -> str:
         return figure(self.panels(ALONE), self.remark(ALONE))
@@ -184,14 +184,14 @@ class AttentionMap:
 
 
 class AttentionMaps(dict[int, AttentionMap]):
-    """The `AttentionMap` of each layer that was asked for, by its number; -1 is the last layer of the model.
+    """The `AttentionMap` of each requested layer, by its number; -1 is the last layer of the model.
 
     Attributes:
         last: the states [T, M] of the queries behind the last layer and its norm, which logits are computed from.
     """
 
     def __init__(self, maps: Sequence[AttentionMap], layers: int, last: Tensor) -> None:
-        super().__init__((one.layer, one) for one in maps)
+        super().__init__((m.layer, m) for m in maps)
         self._layers, self.last = layers, last
 
     def __missing__(self, layer: int) -> AttentionMap:
@@ -202,27 +202,29 @@ class AttentionMaps(dict[int, AttentionMap]):
     def _repr_html_(self) -> str:
         if len(self) == 1:
             return next(iter(self.values()))._repr_html_()
-        panels = [panel for one in self.values() for panel in one.panels(AMONG)]
+        panels = [panel for m in self.values() for panel in m.panels(AMONG)]
         return figure(panels, next(iter(self.values())).remark(AMONG))
 
     def __repr__(self) -> str:
         return f"AttentionMaps({', '.join(map(repr, self.values()))})"
 
 
-def numbers_of(what: str, asked: int | Sequence[int] | None, count: int) -> list[int]:
-    """The numbers among 0..count - 1 that are asked for, all of them unless given; those below 0 count from the end.
+def numbers_of(what: str, selection: int | Sequence[int] | None, count: int) -> list[int]:
+    """Resolves a selection among 0..count - 1, all of them for None; negative numbers count from the end.
 
-    Raises ConfigError for one that is not there, or for one that is given twice."""
-    given = [*range(count)] if asked is None else [asked] if isinstance(asked, int) else [*asked]
-    for number in given:
+    Raises ConfigError for a number that is out of range or given twice."""
+    chosen = (
+        [*range(count)] if selection is None else [selection] if isinstance(selection, int) else [*selection]
+    )
+    for number in chosen:
         if not isinstance(number, int) or not -count <= number < count:
             raise ConfigError(
                 f"{what}: there is no {number!r} among 0..{count - 1} (or -{count}..-1 from the end)"
             )
-    numbers = [number % count for number in given]
+    numbers = [number % count for number in chosen]
     if not numbers or len(set(numbers)) < len(numbers):
         raise ConfigError(
-            f"{what}: numbers that differ from each other are needed, one or more, got {asked!r}"
+            f"{what}: numbers that differ from each other are needed, one or more, got {selection!r}"
         )
     return numbers
 
@@ -252,11 +254,11 @@ def attention_maps(
     keys: Sequence[str],
     across: bool = False,
 ) -> AttentionMaps:
-    """What was recorded of a text's row, as maps; `across`: of attention to the encoder's states."""
-    which, texts = tuple(numbers_of("heads", heads, stack.spec.heads)), (tuple(queries), tuple(keys))
+    """Returns what was recorded of a text's row, as maps; `across` selects attention to the encoder's states."""
+    head_numbers, texts = tuple(numbers_of("heads", heads, stack.spec.heads)), (tuple(queries), tuple(keys))
     layers = [block.cross_attn if across else block.self_attn for block in stack.blocks]
     maps = [
-        AttentionMap(i, which, *texts, layer.pattern, record.attended[layer])
+        AttentionMap(i, head_numbers, *texts, layer.pattern, record.attended[layer])
         for i, layer in enumerate(layers)
         if isinstance(layer, AttentionLayer) and layer in record.attended
     ]

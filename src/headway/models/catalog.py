@@ -140,7 +140,7 @@ UNITS: Mapping[str, str] = {
     "roformer-chinese-char-base": "char",
     "roformer-chinese-char-small": "char",
 }
-"""What a token of the published Chinese vocabs is, most often."""
+"""What most tokens of the published Chinese vocabs are."""
 COMPARED = ("bert-base-chinese", "wobert-chinese-base", "nezha-cn-base", "roformer-chinese-base")
 """The four that Su et al. 2021, section 4.5, compare."""
 
@@ -151,7 +151,7 @@ def names() -> tuple[str, ...]:
 
 
 def spec(name: str) -> ModelSpec:
-    """The spec of that name, upper or lower case. Raises ConfigError for a name that is not there."""
+    """The spec of that name, upper or lower case. Raises ConfigError for an unknown name."""
     check_known(name.lower(), _CATALOG, "the catalog has no model", are="it has", hint=unknown_model)
     rest = dict(_CATALOG[name.lower()])
     family = rest.pop("family")
@@ -165,16 +165,16 @@ def row(name: str) -> dict[str, str | int]:
     parameters  of all stacks; the other sizes are the decoder's where there are two
     context     the trained one
     """
-    found = spec(name)
+    model = spec(name)
     return {
         "name": name,
-        "family": found.family,
-        "kind": found.kind,
+        "family": model.family,
+        "kind": model.kind,
         "tokens": UNITS.get(name, ""),
-        "positions": type(found.positions).__name__,
-        "parameters": cost.parameter_count(found),
+        "positions": type(model.positions).__name__,
+        "parameters": cost.parameter_count(model),
         **{
-            size: getattr(found, size) for size in ("layers", "width", "heads", "kv_heads", "hidden", "vocab")
+            size: getattr(model, size) for size in ("layers", "width", "heads", "kv_heads", "hidden", "vocab")
         },
-        "context": found.trained_context,
+        "context": model.trained_context,
     }

@@ -1,4 +1,4 @@
-"""A step of decoding as one call of the native kernels: what `Decoder` computes of the next tokens of some texts.
+"""A step of decoding as one call of the native kernels: what `Decoder` computes for the next tokens of some texts.
 
 The model is lowered once (`headway.models.lowering`), and its operations are bound to a cache. A step is given ids,
 adds their keys and values to the cache, and returns logits; between its first product and its last no thread waits for
@@ -44,12 +44,12 @@ class DecodeStep:
     """Steps of one model with one cache, of up to 64 tokens at a time.
 
     Args:
-        cache: what is kept of the texts.
-        sources: keys and values of their sources, of an encoder-decoder.
-        exact: what rows have in common is read for each of them, so that none depends on others.
+        cache: the past of the texts.
+        sources: for an encoder-decoder, keys and values of the sources of the texts.
+        exact: keys that rows have in common are read for each row, so that no row depends on others.
 
     Attributes:
-        most_rows: how many tokens a step of calls has at most where modules would be faster with more.
+        most_rows: the most tokens of a step; with more, modules are faster.
 
     Raises NotLowered with the reason where the kernels cannot take them."""
 
@@ -80,7 +80,7 @@ class DecodeStep:
     def _bind(
         self, pasts: dict[tuple[object, ...], PagedPast], attends: Attends, layer: LayerCache, exact: bool
     ) -> None:
-        """Has a layer attend to its pages, by the call of those that attend alike."""
+        """Binds a layer to its pages; layers that attend alike share one call."""
         assert isinstance(layer, PagedLayer)
         if layer.dtype not in (self.lowered.dtype, torch.int8):
             raise NotLowered("the kernels write keys and values in the type of the weights, or in 8 bits")
@@ -98,31 +98,31 @@ class DecodeStep:
         sources: Sequence[PageTable] = (),
         adapters: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """Ids [1, T] of the tokens of a step of a `PagedCache`, 64 of which are read at a time; logits [N, V] of what
-        follows the wanted ones, which are numbered from 0, in their order. `sources`: of each token, that of its text.
-        `adapters`: which tokens they are added to, all unless given (`headway.nn.lora.only_rows`)."""
-        lowered, made = self.lowered, []
+        """Ids [1, T] of the tokens of a step of a `PagedCache`, read 64 at a time -> logits [N, V] of the tokens that
+        follow the `wanted` ones (numbered from 0), in their order. `sources`: for each token the source of its text.
+        `adapters`: the tokens that each is added to, all unless given (`headway.nn.lora.only_rows`)."""
+        lowered, logits = self.lowered, []
         for rows, some in self._slices(tokens):
             at = [i - rows.start for i in wanted if rows.start <= i < rows.stop]
             lowered.add_adapters({name: added[rows] for name, added in (adapters or {}).items()})
             self._place(tokens, rows, sources)
-            made.append(self._run(self.stack.embed(ids[:, rows], some), some, at))
-        return made[0] if len(made) == 1 else torch.cat(made)
+            logits.append(self._run(self.stack.embed(ids[:, rows], some), some, at))
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     @torch.inference_mode()
     def states(self, x: Tensor, tokens: Tokens) -> Tensor:
-        """Embeddings [1, T, M] of the tokens of a step of a `PagedCache`; what the last block makes of them, before the
+        """Embeddings [1, T, M] of the tokens of a step of a `PagedCache` -> the output of the last block, before the
         last norm."""
-        made = []
+        states = []
         for rows, some in self._slices(tokens):
             self._place(tokens, rows)
             self._run(x[:, rows], some, [])
-            made.append(self.lowered.x[: some.count].clone())
-        return torch.cat(made).unsqueeze(0)
+            states.append(self.lowered.x[: some.count].clone())
+        return torch.cat(states).unsqueeze(0)
 
     @staticmethod
     def _slices(tokens: Tokens) -> Iterator[tuple[slice, Tokens]]:
-        """The tokens of a step, up to 64 at a time."""
+        """Yields the tokens of a step, up to 64 at a time."""
         if tokens.count <= MOST_ROWS:
             yield slice(0, tokens.count), tokens
             return
@@ -131,7 +131,7 @@ class DecodeStep:
             yield rows, tokens.slice(rows.start, rows.stop)
 
     def _place(self, tokens: Tokens, rows: slice, sources: Sequence[PageTable] = ()) -> None:
-        """Says where some of the tokens of a step are stored, and what they see."""
+        """Sets where some of the tokens of a step are stored, and which keys they see."""
         step, index = self.cache.step_of(tokens), tokens.index[0, rows]
         texts = [table for table, n in zip(step.tables, step.counts, strict=True) for _ in range(n)][rows]
         for past in self._pasts.values():
@@ -145,8 +145,8 @@ class DecodeStep:
                 source.place(sources[rows], last)
 
     def _run(self, x: Tensor, tokens: Tokens, at: Sequence[int]) -> Tensor:
-        """Runs the operations on embeddings [1, T, M]; logits of the rows `at`. The last operation makes logits: it is
-        run for these rows alone, of which pieces of prompts have few."""
+        """Runs the operations on embeddings [1, T, M]; returns logits of the rows `at`. The last operation makes
+        logits, and is run for these rows alone: pieces of prompts need few."""
         lowered, count, last = self.lowered, tokens.count, len(self.lowered.ops) - 1
         lowered.resize(count)
         lowered.x[:count] = x[0]
@@ -163,7 +163,7 @@ class DecodeStep:
         return capped(lowered.logits[: len(at)].clone(), self.cap)
 
     def _call(self, first: int, count: int) -> None:
-        """Runs operations of the list."""
+        """Runs `count` operations of the list, from the `first` on."""
         ops = ctypes.byref(self.lowered.ops, first * ctypes.sizeof(c.OpStruct))
         kernel = library()
         assert kernel is not None
@@ -188,7 +188,7 @@ def choose_step(
     sources: PagedCache | None = None,
     exact: bool = False,
 ) -> tuple[DecodeStep | None, Choice]:
-    """Steps as native calls where the kernels take them; and what computes steps, "native" calls or "modules"."""
+    """Returns steps as native calls where the kernels take them, else None; and the choice, "native" or "modules"."""
     try:
         step = DecodeStep(model, cache, sources, exact)
     except NotLowered as reason:
@@ -201,5 +201,5 @@ def choose_step(
 
 @cached
 def say_once(reason: str) -> None:
-    """Tell a process once why it decodes by modules."""
+    """Logs a reason for decoding by modules, once per process."""
     logging.getLogger(__name__).warning("decoding by modules, not by native steps: %s", reason)

@@ -24,7 +24,7 @@ from headway.tokens import Tokens
 
 
 class Autoregressive(Transformer):
-    """What a decoder and an encoder-decoder are alike: states that say the next token, and an output layer."""
+    """The base of decoders and encoder-decoders: states that predict the next token, and an output layer."""
 
     lm_head: Linear
     head: HeadLayer | None
@@ -70,8 +70,8 @@ class Autoregressive(Transformer):
         return self.cross_entropy(hidden, targets, label_smoothing=label_smoothing)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., M] -> [..., V]: the output layer, which is the embedding when they are tied, and what the head has in
-        front of it."""
+        """[..., M] -> [..., V]: the layers of the head in front of the output layer, and that layer, which is the
+        embedding when they are tied."""
         return capped(self.lm_head(self._before_output(hidden)), self.spec.logit_cap)
 
     def cross_entropy(self, hidden: Tensor, targets: Tensor, **how: Any) -> Losses:

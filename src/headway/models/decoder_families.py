@@ -48,10 +48,10 @@ APERTUS = {
 }
 
 
-def _rotary_where_windows(given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _rotary_where_windows(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """Windows in three of four layers, unless given; rotary positions in these, and none in the others."""
-    each = given.get(
-        "patterns", [Causal() if i % 4 == 3 else Window.last(4096) for i in range(given["layers"])]
+    each = fields.get(
+        "patterns", [Causal() if i % 4 == 3 else Window.last(4096) for i in range(fields["layers"])]
     )
     each = (each,) if isinstance(each, Pattern) else tuple(each)
     rotary = Rotary(50000.0, pairing="adjacent")

@@ -38,9 +38,9 @@ class Aspect(NamedTuple):
         return (*self.told, *self.unusual)
 
     def words(self, spec: ModelSpec) -> str:
-        """What these fields of `spec` say."""
-        said = [self.always(spec), *(_named(name, getattr(spec, name)) for name in self.unusual)]
-        return ", ".join(filter(None, said)) or "none"
+        """These fields of `spec`, in words."""
+        parts = [self.always(spec), *(_named(name, getattr(spec, name)) for name in self.unusual)]
+        return ", ".join(filter(None, parts)) or "none"
 
 
 def _named(name: str, value: object) -> str:
@@ -65,12 +65,12 @@ def brief(value: object) -> str:
     """A dataclass as text, without the fields that are as usual: Rotary(pairing='halves')."""
     if not is_dataclass(value):
         return repr(value)
-    told = [
+    arguments = [
         f"{f.name}={brief(getattr(value, f.name))}"
         for f in fields(value)
         if getattr(value, f.name) != f.default
     ]
-    return f"{type(value).__name__}({', '.join(told)})"
+    return f"{type(value).__name__}({', '.join(arguments)})"
 
 
 def patterns_by_layer(spec: ModelSpec) -> tuple[tuple[str, str], ...]:
@@ -137,7 +137,7 @@ def _feed_forward(spec: ModelSpec) -> str:
 
 
 def _wide(spec: ModelSpec, layer: int) -> str:
-    """Of one layer the hidden units and, where it has experts, how they are chosen."""
+    """The hidden units of one layer and, where it has experts, how they are chosen, in words."""
     experts = spec.experts[layer]
     if experts is None:
         cut = f", {share:.0%} of gates cut" if (share := spec.mlp_sparsity[layer]) else ""

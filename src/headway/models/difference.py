@@ -1,4 +1,4 @@
-"""What differs between two models, in words and numbers: functions of two `ModelSpec`."""
+"""The differences of two models in words and numbers: functions of two `ModelSpec`."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -41,12 +41,12 @@ def differences(first: ModelSpec, second: ModelSpec) -> tuple[Difference, ...]:
     described = (
         Difference(name, aspect.words(first), aspect.words(second)) for name, aspect in ASPECTS.items()
     )
-    found = tuple(one for one in described if one.first != one.second)
+    changed = tuple(aspect for aspect in described if aspect.first != aspect.second)
     if first.encoder is None or second.encoder is None:
-        return found
+        return changed
     inner = differences(first.encoder, second.encoder)
-    own = tuple(one for one in found if one.aspect != "encoder")
-    return (*own, *(one._replace(aspect=f"encoder's {one.aspect}") for one in inner))
+    own_aspects = tuple(aspect for aspect in changed if aspect.aspect != "encoder")
+    return (*own_aspects, *(aspect._replace(aspect=f"encoder's {aspect.aspect}") for aspect in inner))
 
 
 def numbers(
@@ -54,40 +54,40 @@ def numbers(
 ) -> tuple[Number, ...]:
     """Weights by place, bytes of keys and values, and operations per token, in rows of `context` tokens.
 
-    What an encoder keeps nothing of, and does not decode, is None there. `kept` says how the weights of either are
-    kept, in bfloat16 unless given; keys and values are in the dtype of its products."""
+    Costs of caches and of decoding are None for an encoder. `kept` says how the weights of either are stored, in
+    bfloat16 unless given; keys and values are in the dtype of its products."""
     sides = [_counted(spec, context, how) for spec, how in zip((first, second), kept, strict=True)]
     names = dict.fromkeys(name for side in sides for name in side)
     return tuple(Number(name, *(side.get(name) for side in sides)) for name in names)
 
 
 def ladder(first: ModelSpec, second: ModelSpec) -> dict[str, ModelSpec]:
-    """From `first` to `second`, one aspect at a time: "first", then by aspect the spec above it with that one changed.
-    The last is `second`.
+    """Specs from `first` to `second`, changing one aspect at a time: "first", then, under the name of each aspect, the
+    previous spec with that aspect changed. The last is `second`.
 
     Raises ConfigError where a step between them cannot be."""
-    found = {"first": first}
+    specs = {"first": first}
     for name, aspect in ASPECTS.items():
-        above = list(found.values())[-1]
+        above = list(specs.values())[-1]
         change = {field: getattr(second, field) for field in aspect.fields}
         if any(getattr(above, field) != value for field, value in change.items()):
             try:
-                found[name] = replace(above, **change)
+                specs[name] = replace(above, **change)
             except ConfigError as error:
                 raise ConfigError(
                     f"ladder: {name} cannot change by itself, {aspect.words(above)} to {aspect.words(second)}: "
                     f"{error}; give two models of the same sizes"
                 ) from error
-    return found
+    return specs
 
 
 def _counted(spec: ModelSpec, context: int, kept: Kept) -> dict[str, float]:
-    found: dict[str, float] = {"parameters": cost.parameter_count(spec)}
-    found |= {f"... {place}": count for place, count in cost.parameters(spec).items()}
-    found["weights, bytes"] = sum(cost.kept_bytes(spec, kept).values())
+    counts: dict[str, float] = {"parameters": cost.parameter_count(spec)}
+    counts |= {f"... {place}": count for place, count in cost.parameters(spec).items()}
+    counts["weights, bytes"] = sum(cost.kept_bytes(spec, kept).values())
     if spec.causal:
-        found["keys and values, bytes per token"] = cost.kv_bytes_per_token(spec, kept.dtype)
-        found[f"... kept at {context:,} tokens, bytes"] = cost.kv_bytes_stored(spec, context, kept.dtype)
-        found["one more token, FLOP"] = cost.decode_flops(spec, context)
-    found["training, FLOP per token"] = cost.train_flops(spec, context)
-    return found
+        counts["keys and values, bytes per token"] = cost.kv_bytes_per_token(spec, kept.dtype)
+        counts[f"... kept at {context:,} tokens, bytes"] = cost.kv_bytes_stored(spec, context, kept.dtype)
+        counts["one more token, FLOP"] = cost.decode_flops(spec, context)
+    counts["training, FLOP per token"] = cost.train_flops(spec, context)
+    return counts

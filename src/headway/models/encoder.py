@@ -50,7 +50,7 @@ class Encoder(Transformer):
         targets: Tensor | None = None,
         context: ContextParallel | None = None,
     ) -> Tensor | Losses:
-        """What the head gives: see `Head`; for a masked-lm head that is given targets, their summed loss.
+        """Returns the output of the head (see `Head`); for a masked-lm head with targets, their summed loss.
 
         Args:
             ids: token ids [B, T]; those of empty slots are not looked at.
@@ -108,7 +108,7 @@ class HeadLayer(nn.Module):
             self.out = Linear(spec.width, head.outputs)
 
     def forward(self, hidden: Tensor, tokens: Tokens) -> Tensor:
-        """The last states [B, T, M] (or those that are wanted) -> what `Head` says."""
+        """The last states [B, T, M], or of the wanted slots -> the output, as in `Head`."""
         x = hidden
         if self.task in ("classify", "embed"):
             x = pooled(hidden, tokens, self.pool)
@@ -130,15 +130,15 @@ class HeadLayer(nn.Module):
                 f"Encoder: targets are tokens, and Head({self.task!r}) has no output over the vocab; give a model with "
                 "a masked-lm head, or compute the loss from this head's outputs"
             )
-        wanted = targets != IGNORE_INDEX
-        x = scaled(self.before_output(hidden[wanted]), self.logit_scale)
-        found = output_cross_entropy(self.out, x, targets[wanted], self.vocab, cap=self.logit_cap, hits=True)
-        assert found.hits is not None
-        each = found.each.new_zeros(targets.shape).masked_scatter(wanted, found.each)
-        return found._replace(each=each, hits=torch.zeros_like(wanted).masked_scatter(wanted, found.hits))
+        mask = targets != IGNORE_INDEX
+        x = scaled(self.before_output(hidden[mask]), self.logit_scale)
+        losses = output_cross_entropy(self.out, x, targets[mask], self.vocab, cap=self.logit_cap, hits=True)
+        assert losses.hits is not None
+        each = losses.each.new_zeros(targets.shape).masked_scatter(mask, losses.each)
+        return losses._replace(each=each, hits=torch.zeros_like(mask).masked_scatter(mask, losses.hits))
 
     def before_output(self, x: Tensor) -> Tensor:
-        """[..., M] -> what `out` is given: dense and norm, where the head has them."""
+        """[..., M] -> the input of `out`: dense and norm, where the head has them."""
         x = x if self.dense is None else self.act(self.dense(x))
         return x if self.norm is None else self.norm(x)
 
@@ -156,22 +156,22 @@ def pooled(hidden: Tensor, tokens: Tokens, how: str) -> Tensor:
         at = torch.zeros_like(index[:, :1]) if how == "first" else index.amax(1, keepdim=True).clamp(min=0)
         return ((index == at).to(hidden.dtype).unsqueeze(1) @ hidden).squeeze(1)
     valid = tokens.valid.expand(rows, -1)
-    kept = torch.where(valid.unsqueeze(-1), hidden, 0)
-    return kept.sum(1) / valid.sum(1, keepdim=True).clamp(min=1)
+    states = torch.where(valid.unsqueeze(-1), hidden, 0)
+    return states.sum(1) / valid.sum(1, keepdim=True).clamp(min=1)
 
 
 def _pooled_documents(hidden: Tensor, tokens: Tokens, how: str) -> Tensor:
-    """`pooled` of each document; what one of them holds reaches no other, be it no number."""
+    """`pooled` of each document; documents do not affect one another, even where one holds NaN."""
     assert tokens.document is not None
     rows = torch.arange(tokens.rows, device=tokens.device).unsqueeze(1)
     numbers = rows * (tokens.document.amax() + 1) + tokens.document
-    wanted = tokens.index == 0 if how == "first" else tokens.valid
+    pooled_slots = tokens.index == 0 if how == "first" else tokens.valid
     if how == "last":
         most = tokens.index.new_full((int(numbers.amax()) + 1,), -1)
-        most = most.scatter_reduce(0, numbers[wanted], tokens.index[wanted], "amax")
-        wanted = wanted & (tokens.index == most[numbers])
-    _, which, counts = numbers[wanted].unique(return_inverse=True, return_counts=True)
-    wide = hidden[wanted].to(torch.promote_types(hidden.dtype, torch.float32))
-    sums = wide.new_zeros(len(counts), hidden.shape[2]).index_add(0, which, wide)
+        most = most.scatter_reduce(0, numbers[pooled_slots], tokens.index[pooled_slots], "amax")
+        pooled_slots = pooled_slots & (tokens.index == most[numbers])
+    _, group, counts = numbers[pooled_slots].unique(return_inverse=True, return_counts=True)
+    wide = hidden[pooled_slots].to(torch.promote_types(hidden.dtype, torch.float32))
+    sums = wide.new_zeros(len(counts), hidden.shape[2]).index_add(0, group, wide)
     mean: Tensor = sums / counts.unsqueeze(1)
     return mean.to(hidden.dtype)

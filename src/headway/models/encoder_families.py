@@ -9,9 +9,9 @@ from headway.patterns import Full, Global, Window
 from headway.positions import Learned, Relative, Rotary, Sinusoidal, T5Bias
 
 
-def _scaled_logits(given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _scaled_logits(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """States over sqrt(M) in front of an output layer that is the embedding, as in the code of T5."""
-    return {"logit_scale": given["width"] ** -0.5 if given.get("tied") else 1.0}
+    return {"logit_scale": fields["width"] ** -0.5 if fields.get("tied") else 1.0}
 
 
 _2017 = {

@@ -14,9 +14,9 @@ USUAL = Experts(count=8, top=2)
 SIGMOID = replace(USUAL, score="sigmoid", choice_bias=True)
 
 
-def shared(given: Mapping[str, Any], normalized: bool) -> Mapping[str, Any]:
-    """Experts, and one behind a gate that is as wide as a feed-forward."""
-    units = given["hidden"]
+def shared(fields: Mapping[str, Any], normalized: bool) -> Mapping[str, Any]:
+    """Experts, and a shared one behind a gate, each as wide as a feed-forward."""
+    units = fields["hidden"]
     return {"experts": (replace(USUAL, normalized=normalized, shared=units, shared_gate=units > 0),)}
 
 

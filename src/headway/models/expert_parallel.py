@@ -1,4 +1,5 @@
-"""A model whose experts are shared by ranks: each has the others' layers whole, and of every mixture its own experts.
+"""A model whose experts are shared by ranks: each rank has all other layers whole, and its own experts of every
+mixture.
 
 shards = shard_experts(model, ExpertParallel(exchange))          in place, on every rank
 """
@@ -12,10 +13,10 @@ from headway.parallel.tensor import share
 
 
 def shard_experts(model: Model, ranks: ExpertParallel) -> Shards:
-    """Leave of every mixture of experts of `model` this rank's, in place; `model.shards` says which they are.
+    """Keeps only this rank's experts in every mixture of `model`, in place; `model.shards` says which they are.
 
     Ranks have tokens of their own, as data parallel has, unless `ranks.same_rows`. The gradient of an expert is that of
-    the rows of all of them; those of all else are to be summed over ranks.
+    the rows of all of them; all other gradients are to be summed over ranks.
 
     Raises ConfigError for a model with adapters, and as `check_experts`."""
     if model.shards is not None:
@@ -28,9 +29,9 @@ def shard_experts(model: Model, ranks: ExpertParallel) -> Shards:
     owned: dict[str, tuple[str, ...]] = {}
     layers = {name: m for name, m in model.named_modules() if isinstance(m, MixtureOfExperts)}
     for name, layer in layers.items():
-        own = layer.divide(ranks)
-        for expert in own:
-            stands = [i * len(own) + expert - own.start for i in range(ranks.exchange.ranks)]
+        local = layer.divide(ranks)
+        for expert in local:
+            stands = [i * len(local) + expert - local.start for i in range(ranks.exchange.ranks)]
             for leaf in layer.experts[expert].state_dict():
                 owned[f"{name}.experts.{expert}.{leaf}"] = tuple(f"{name}.experts.{i}.{leaf}" for i in stands)
     model.shards = Shards(TensorParallel(ranks.exchange), {}, frozenset(), owned)

@@ -1,4 +1,4 @@
-"""What a family of models is, and what several of them share."""
+"""A family of models, and settings that several families share."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from headway.positions import Learned, Rotary
 
 @dataclass(frozen=True)
 class Family:
-    """What is so in every model of a family, and what is so unless said otherwise.
+    """A family of models: its defaults, and sizes of new models.
 
     Attributes:
         about: one line.
@@ -27,14 +27,14 @@ class Family:
     about: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
     theta: float = 10000.0
-    derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda given: {}
+    derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda fields: {}
     groups: bool = False
     classifier: str = "tanh"
 
-    def fields(self, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    def fields(self, values: Mapping[str, Any], where: str) -> dict[str, Any]:
         """All fields of a `ModelSpec` but its family: the given ones, and the usual values of the others. Raises
         ConfigError, which begins with `where`, for sizes that must be given."""
-        fields = {**self.defaults, **given}
+        fields = {**self.defaults, **values}
         if needed := [n for n in ("vocab", "width", "layers", "heads", "hidden") if n not in fields]:
             raise ConfigError(f"{where}: {', '.join(needed)} must be given")
         fields = {**self.derive(fields), **fields}
@@ -108,9 +108,9 @@ def encoder_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     return of_both | sees
 
 
-def scaled_embedding(given: Mapping[str, Any]) -> Mapping[str, Any]:
+def scaled_embedding(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """Embeddings times sqrt(M). (Vaswani et al. 2017, section 3.4.)"""
-    return {"embedding_scale": given["width"] ** 0.5}
+    return {"embedding_scale": fields["width"] ** 0.5}
 
 
 def partial_rotary(
@@ -118,10 +118,10 @@ def partial_rotary(
 ) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
     """Rotary positions that rotate a share of each head, rounded down to whole pairs, and one pair at least."""
 
-    def positions(given: Mapping[str, Any]) -> Mapping[str, Any]:
-        if "positions" in given:
+    def positions(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        if "positions" in fields:
             return {}
-        head_dim = given.get("head_dim", given["width"] // max(given["heads"], 1))
+        head_dim = fields.get("head_dim", fields["width"] // max(fields["heads"], 1))
         return {"positions": Rotary(pairing=pairing, dims=max(2, 2 * int(head_dim * share / 2)))}
 
     return positions

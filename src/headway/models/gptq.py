@@ -28,7 +28,7 @@ def gptq(weight: Tensor, hessian: Tensor, bits: int, group: int | None = None) -
     outputs, inputs = weight.shape
     each = min(group or inputs, inputs)
     w = weight.to(torch.promote_types(weight.dtype, torch.float32), copy=True)
-    w[:, hessian.diagonal() == 0] = 0  # what is never seen may be anything
+    w[:, hessian.diagonal() == 0] = 0  # weights of inputs that are always 0 may be anything
     scale = quantize_clipped(w, bits, each).scale
     order = hessian.diagonal().argsort(descending=True)
     factor = inverse_factor(hessian[order][:, order]).to(w.dtype)
@@ -38,9 +38,9 @@ def gptq(weight: Tensor, hessian: Tensor, bits: int, group: int | None = None) -
         last = min(first + BLOCK, inputs)
         errors = w.new_empty(outputs, last - first)
         for i in range(first, last):
-            one = round_weights(w[:, i : i + 1], scale[:, groups[i], None], None, bits, 1)
-            codes[:, order[i]] = one.codes[:, 0]
-            e = (w[:, i] - one.dequantize(w.dtype)[:, 0]) / factor[i, i]
+            column = round_weights(w[:, i : i + 1], scale[:, groups[i], None], None, bits, 1)
+            codes[:, order[i]] = column.codes[:, 0]
+            e = (w[:, i] - column.dequantize(w.dtype)[:, 0]) / factor[i, i]
             w[:, i + 1 : last].addr_(e, factor[i, i + 1 : last], alpha=-1)
             errors[:, i - first] = e
         w[:, last:].addmm_(errors, factor[first:last, last:], alpha=-1)

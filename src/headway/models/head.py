@@ -1,4 +1,4 @@
-"""What a model is for: what stands on top of its last layer, and which tokens are global.
+"""The task of a model: the head on its last layer, and which tokens are global.
 
 Legend: B rows, T slots, M width, V vocab, C labels.
 """
@@ -30,7 +30,7 @@ TASKS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Head:
-    """What is computed from the last states x [B, T, M].
+    """The computation on the last states x [B, T, M].
 
         lm          x U^T                                           U the output layer, or the embedding when tied; as
                                                                     masked-lm where there is a `dense`
@@ -41,8 +41,8 @@ class Head:
         embed       pool(x), divided by its length where `unit`
         states      x
 
-    In training mode, the spec's dropout falls on what C is given, except in "answer"; with `pooled_dropout` on what W
-    of "classify" is given, too. So it does in `transformers`.
+    In training mode, the spec's dropout acts on the input of C, except in "answer"; with `pooled_dropout` also on the
+    input of W of "classify", as in `transformers`.
 
     task     one of `TASKS`
     labels   names of the classes of "classify" and "tag"
@@ -80,7 +80,7 @@ class Head:
 
     @property
     def outputs(self) -> int:
-        """C, rows of the last matrix; 0 where there is none of its own."""
+        """C, rows of the last matrix; 0 where the head has none of its own."""
         return 2 if self.task == "answer" else len(self.labels)
 
     @property
@@ -144,17 +144,17 @@ def _questions(tokens: Tokens, texts: Sequence[Sequence[int | None]]) -> Tensor:
     if len(texts) != len(rows):
         raise DataError(f"mark_global: texts of {len(texts)} rows for tokens of {len(rows)}")
     last = []
-    for row, (own, count) in enumerate(zip(texts, rows, strict=True)):
-        if len(own) != count:
-            raise DataError(f"mark_global: row {row} has {count} tokens, but texts says {len(own)}")
-        if 0 not in own or 1 not in own:
+    for row, (text_ids, count) in enumerate(zip(texts, rows, strict=True)):
+        if len(text_ids) != count:
+            raise DataError(f"mark_global: row {row} has {count} tokens, but texts says {len(text_ids)}")
+        if 0 not in text_ids or 1 not in text_ids:
             raise DataError(
                 f"mark_global: row {row} is not a question and a text: encode them as a pair, the question first"
             )
-        last.append(max(i for i, text in enumerate(own) if text == 0))
-    found = torch.tensor(last, device=tokens.device)
+        last.append(max(i for i, text in enumerate(text_ids) if text == 0))
+    last_index = torch.tensor(last, device=tokens.device)
     if tokens.document is None:
-        return found.unsqueeze(1)
+        return last_index.unsqueeze(1)
     of_slots = torch.zeros_like(tokens.index)
-    of_slots[tokens.valid] = found.repeat_interleave(torch.tensor(rows, device=tokens.device))
+    of_slots[tokens.valid] = last_index.repeat_interleave(torch.tensor(rows, device=tokens.device))
     return of_slots

@@ -1,4 +1,4 @@
-"""Families that mix tokens otherwise than by attention in some of their layers."""
+"""Families with other mixers than attention in some of their layers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,70 +20,70 @@ def _every(count: int, layers: int, mixer: object) -> tuple[object, ...]:
     return tuple(Softmax() if i in full else mixer for i in range(layers))
 
 
-def _delta(given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _delta(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """The gated delta rule of twice as many heads, of half their size, with as many keys as attention has queries."""
-    heads, width = max(given["heads"], 1), given["width"]
-    half = max(given.get("head_dim", width // heads) // 2, 1)
+    heads, width = max(fields["heads"], 1), fields["width"]
+    half = max(fields.get("head_dim", width // heads) // 2, 1)
     delta = DeltaSpec(heads=2 * heads, key_heads=heads, head_dim=half)
-    return {**partial_rotary(0.25)(given), "mixers": _every(4, given["layers"], delta)}
+    return {**partial_rotary(0.25)(fields), "mixers": _every(4, fields["layers"], delta)}
 
 
-def _lara(given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _lara(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """Experts as wide as a feed-forward, the gated delta rule of as many heads as attention, and windows of 512."""
-    heads, width, theta = max(given["heads"], 1), given["width"], 10000.0
-    dim = max(given.get("head_dim", width // heads), 1)
+    heads, width, theta = max(fields["heads"], 1), fields["width"], 10000.0
+    dim = max(fields.get("head_dim", width // heads), 1)
     delta = DeltaSpec(heads=heads, key_heads=max(heads // 2, 1), head_dim=dim)
-    kinds = [("delta", "window", "delta", "full", "window")[i % 5] for i in range(given["layers"])]
+    kinds = [("delta", "window", "delta", "full", "window")[i % 5] for i in range(fields["layers"])]
     rotary = Rotary(theta, pairing="halves")
     return {
         "mixers": tuple(delta if kind == "delta" else Softmax() for kind in kinds),
         "patterns": tuple(Window.last(512) if kind == "window" else Causal() for kind in kinds),
         "positions": PerLayer.of([rotary if kind == "window" else NoPositions() for kind in kinds]),
-        "experts": (replace(USUAL, shared=given["hidden"]),),
+        "experts": (replace(USUAL, shared=fields["hidden"]),),
     }
 
 
-def _olmo(given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _olmo(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """The gated delta rule of as many heads, of three quarters of their size, with values of twice that."""
-    heads = max(given["heads"], 1)
-    dim = max(3 * given["width"] // (4 * heads), 1)
+    heads = max(fields["heads"], 1)
+    dim = max(3 * fields["width"] // (4 * heads), 1)
     sizes: dict[str, Any] = {"heads": heads, "key_heads": heads, "head_dim": dim, "value_dim": 2 * dim}
     delta = DeltaSpec(**sizes, beta_scale=2.0, norm_eps=1e-5, order="pre")
-    return {"mixers": _every(4, given["layers"], delta)}
+    return {"mixers": _every(4, fields["layers"], delta)}
 
 
-def _conv(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"mixers": _every(3, given["layers"], ShortConv())}
+def _conv(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"mixers": _every(3, fields["layers"], ShortConv())}
 
 
-def _delta_experts(given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _delta_experts(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """`_delta` with experts (`shared`)."""
-    return {**_delta(given), **shared(given, normalized=True)}
+    return {**_delta(fields), **shared(fields, normalized=True)}
 
 
 _QWEN = {"qk_norm": "head", "gate": "channel", "norm_offset": 1.0, "trained_context": 32768}
 _LFM2 = {"qk_norm": "head", "norm_eps": 1e-5, "tied": True, "trained_context": 128000}
 
 
-def _mamba2(given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _mamba2(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """The heads of the spec, which has no others; all twice as wide as the model unless their width is given."""
-    heads = max(given["heads"], 1)
-    wide = max(given.get("head_dim", 2 * given["width"] // heads), 1)
+    heads = max(fields["heads"], 1)
+    wide = max(fields.get("head_dim", 2 * fields["width"] // heads), 1)
     return {"mixers": SSDSpec(heads=heads, key_heads=1, head_dim=128, value_dim=wide), "head_dim": wide}
 
 
-def _ssd(count: int, given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _ssd(count: int, fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """State-space duality twice as wide as the model, with twice as many heads, and attention in every `count`-th
     layer."""
-    heads = max(given["heads"], 1)
-    ssd = SSDSpec(heads=2 * heads, key_heads=1, head_dim=128, value_dim=max(given["width"] // heads, 1))
-    return {"mixers": _every(count, given["layers"], ssd)}
+    heads = max(fields["heads"], 1)
+    ssd = SSDSpec(heads=2 * heads, key_heads=1, head_dim=128, value_dim=max(fields["width"] // heads, 1))
+    return {"mixers": _every(count, fields["layers"], ssd)}
 
 
-def _beside(given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _beside(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """Attention, and beside it in every layer state-space duality of as many heads, one and a half as wide."""
-    heads = max(given["heads"], 1)
-    wide = max(3 * given["width"] // (2 * heads), 1)
+    heads = max(fields["heads"], 1)
+    wide = max(3 * fields["width"] // (2 * heads), 1)
     ssd = SSDSpec(heads=heads, key_heads=1, head_dim=256, value_dim=wide, norm=False)
     return {"mixers": Softmax(beside=ssd)}
 
@@ -137,7 +137,7 @@ HYBRIDS: Mapping[str, Family] = {
     "bamba": grouped(
         "state-space duality, and attention with half of each head rotated in every ninth layer; Bamba",
         {"norm_eps": 1e-5, "trained_context": 262144},
-        derive=lambda given: {**partial_rotary(0.5)(given), **_ssd(9, given)},
+        derive=lambda fields: {**partial_rotary(0.5)(fields), **_ssd(9, fields)},
     ),
     "granitemoehybrid": grouped(
         "state-space duality, and attention without positions in every tenth layer, with granite's factors; Granite 4",

@@ -1,4 +1,4 @@
-"""What a model is given beside its weights, checked: ids, their tokens and types."""
+"""Checks of the inputs of a model: ids, their tokens and types."""
 
 import torch
 from torch import Tensor

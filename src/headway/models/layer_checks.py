@@ -1,4 +1,4 @@
-"""What must hold for values of a `ModelSpec` that are given by layer."""
+"""Checks of the fields of a `ModelSpec` that are given by layer."""
 
 import math
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ def check_layers(spec: Any) -> None:
     layer that is an earlier one like them."""
     sources = spec.key_layers
     for i, source in enumerate(sources):
-        own = getattr(spec.mixers[i], "kv_from", None) is None
-        there = own or (type(source) is int and 0 <= source < i and sources[source] == source)
-        if not there:
+        own_keys = getattr(spec.mixers[i], "kv_from", None) is None
+        is_source = own_keys or (type(source) is int and 0 <= source < i and sources[source] == source)
+        if not is_source:
             raise ConfigError(
                 f"ModelSpec: layer {i} has kv_from={source!r}, which must be the number of an earlier layer with keys "
                 "and values of its own"
@@ -56,10 +56,10 @@ def check_layers(spec: Any) -> None:
             "positions": (spec.positions.at(i), spec.positions.at(source)),
             "kind": (Softmax, type(spec.mixers[source])),
         }
-        for what, (own, theirs) in alike.items():
-            if own != theirs:
+        for what, (ours, theirs) in alike.items():
+            if ours != theirs:
                 raise ConfigError(
-                    f"ModelSpec: layer {i} has the keys and values of layer {source}, and another {what}: {own} and "
+                    f"ModelSpec: layer {i} has the keys and values of layer {source}, and another {what}: {ours} and "
                     f"{theirs}; make them equal"
                 )
 
@@ -105,19 +105,19 @@ def expand_sparsity(sparsity: Any, layers: int) -> tuple[float, ...]:
 
 
 def own_sizes(mixer: Softmax, spec: Any) -> Softmax:
-    """Without the sizes that are those of all layers."""
+    """The mixer without sizes that equal those of all layers."""
     same: dict[str, Any] = {
         n: None for n in ("kv_heads", "head_dim") if getattr(mixer, n) == getattr(spec, n)
     }
     return replace(mixer, **same)
 
 
-def by_layer(what: str, given: Sequence[T], layers: int) -> tuple[T, ...]:
+def by_layer(what: str, values: Sequence[T], layers: int) -> tuple[T, ...]:
     """One value per layer, of one for all or a list that is repeated a whole number of times. Raises ConfigError when
     its length does not divide `layers`."""
-    if not given or layers % len(given):
+    if not values or layers % len(values):
         raise ConfigError(
-            f"ModelSpec: {len(given)} {what} do not fit {layers} layers; give one for all, one per layer, or "
+            f"ModelSpec: {len(values)} {what} do not fit {layers} layers; give one for all, one per layer, or "
             f"a list that is repeated (its length must divide {layers})"
         )
-    return tuple(given) * (layers // len(given))
+    return tuple(values) * (layers // len(values))

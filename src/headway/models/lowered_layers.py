@@ -20,7 +20,7 @@ from headway.nn.lora import LowRank
 
 
 class LayerOperations(Operations):
-    """What makes operations of layers.
+    """Turns layers into operations.
 
     Attributes:
         has_magnitudes: whether adapters multiply outputs, so that they cannot be added to some rows alone.
@@ -32,7 +32,7 @@ class LayerOperations(Operations):
         self._gates: dict[str, list[Tensor]] = {}
 
     def add_adapters(self, rows: Mapping[str, Tensor]) -> None:
-        """Which rows the adapters are added to (`headway.nn.lora.only_rows`): all unless given."""
+        """Sets the rows that adapters are added to (`headway.nn.lora.only_rows`): all unless given."""
         for name, gates in self._gates.items():
             for gate in gates:
                 if name in rows:
@@ -43,7 +43,7 @@ class LayerOperations(Operations):
     def feed_forward(
         self, x: Tensor, mlp: FeedForward, norm: nn.Module | None
     ) -> tuple[list[c.OpStruct], Tensor, dict[str, Any]]:
-        """The operations into the hidden layer, its rows, and what is done to them before the last product."""
+        """Returns the operations up to the hidden layer, its rows, and options of the last product (`act`, `gate`)."""
         if mlp.act not in c.ACTIVATIONS:
             raise NotLowered(f"the kernels do not know the activation {mlp.act!r}")
         if (mlp.scale, mlp.gate_scale) != (1.0, 1.0):
@@ -68,9 +68,9 @@ class LayerOperations(Operations):
         scale: float = 1.0,
     ) -> list[c.OpStruct]:
         """x W^T (+ b) of layers of one x, into their outputs or added to them; times `scale` for an output layer, which
-        has no adapters. Adapters are two operations more:
-        x A^T is one more matrix beside W, and what B makes of it, times 1 or 0 (`add_adapters`), is added to the
-        output. Their magnitudes (DoRA), by which an output is multiplied, are numbers of the rows of W and B:
+        has no adapters. Adapters are two operations more: x A^T is one more matrix beside W, and B times that, times 1
+        or 0 (`add_adapters`), is added to the output. Their magnitudes (DoRA), by which an output is multiplied, are
+        numbers of the rows of W and B:
 
             x W^T + sum of g (x W^T + s (x A^T) B^T) - x W^T  =  (1 + sum of g - 1) x W^T + sum of g s (x A^T) B^T
         """
@@ -99,7 +99,7 @@ class LayerOperations(Operations):
     def mixture(
         self, x: Tensor, layer: MixtureOfExperts, norm: nn.Module | None
     ) -> tuple[list[c.OpStruct], Tensor]:
-        """The operations of a mixture of norm(x), rows x, and the rows that they leave.
+        """The operations of a mixture of norm(x), rows x, and the rows that they write.
 
         The router is read in float32. Raises NotLowered where the kernels do not compute what the layer does."""
         if layer.ranks is not None:
@@ -146,7 +146,7 @@ class LayerOperations(Operations):
         return matrices
 
     def weight(self, layer: Linear) -> Matrix:
-        """Its weights as the kernels take them. Raises NotLowered where they do not."""
+        """The weights of a layer as the kernels take them. Raises NotLowered where they do not."""
         if layer.share is not None:
             raise NotLowered("the kernels know no layers that processes share")
         matrix = layer.kept.native()

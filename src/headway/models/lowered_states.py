@@ -32,7 +32,7 @@ class Stated(NamedTuple):
 
 
 class PagedTexts:
-    """What layers of one class of pages share: the page of each row, int64 [R], and where texts begin."""
+    """State that layers of one class of pages share: the page of each row, int64 [R], and which rows begin a text."""
 
     def __init__(self) -> None:
         self.pages = torch.zeros(MOST_ROWS, dtype=torch.int64)
@@ -40,13 +40,13 @@ class PagedTexts:
         self._layers: list[tuple[PagedStates, Stated]] = []
 
     def bind(self, stated: Stated, cache: PagedStates) -> None:
-        """A layer reads and writes these states."""
+        """Has a layer read and write these states."""
         for struct, _ in stated.structs:
             struct.texts = c.TextsStruct(self.pages.data_ptr(), self.begins.data_ptr())
         self._layers.append((cache, stated))
 
     def place(self, tables: Sequence[PageTable], index: Tensor) -> None:
-        """The text of each row, and which of its tokens the row is."""
+        """Sets the text of each row, and which of its tokens the row is."""
         count, of = len(tables), self._layers[0][0].of
         pages = self.pages[:count] = torch.tensor([table.pages[of][0] for table in tables])
         self.begins[:count] = index == 0
@@ -54,12 +54,12 @@ class PagedTexts:
             for struct, fields in stated.structs:
                 for name, number in fields:
                     setattr(struct, name, cache.tensors[number].data_ptr())
-            if isinstance(stated.layer, LinearAttention):  # which counts its keys
+            if isinstance(stated.layer, LinearAttention):  # its third tensor counts keys
                 cache.tensors[2][pages] = torch.tensor([len(table) for table in tables])
 
 
 class StateOperations(LayerOperations):
-    """What makes operations of layers of states."""
+    """Turns layers with states into operations."""
 
     def sums(
         self, layer: LinearAttention, rotated: Rotated | None, rows: Sequence[Tensor], out: Tensor

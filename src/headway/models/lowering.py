@@ -1,8 +1,8 @@
-"""A decoder as operations of the native kernels, or the reason why it cannot be: the one place that says so.
+"""A decoder as operations of the native kernels, or the reason why that is impossible: the one place that decides it.
 
-Each part of a model is lowered here to operations on rows, and raises `NotLowered` where it is something that the
-kernels do not compute. Where the rows' keys and values are kept, and which of them a row sees, is
-bound to the operations afterwards (`headway.models.decode_step`).
+Each part of a model is lowered here to operations on rows, and raises `NotLowered` where the kernels do not compute it.
+The places of keys and values, and which of them a row sees, are bound to the operations afterwards
+(`headway.models.decode_step`).
 
 Legend: R rows, M width, V vocab, H query heads.
 """
@@ -48,8 +48,8 @@ where what is added has a factor, y = ... W lies apart first: x += factor * norm
 
 
 class Attends(NamedTuple):
-    """Where a layer attends: its call of one token, its rooms, its heads, whose slots are to be set, and the number of
-    the operation, whose call is to be set. Layers of one `kind` attend alike."""
+    """The attention of a layer: its call of one token, its buffers, its heads, whose slots are still to be set, and the
+    index of the operation, whose call is still to be set. Layers of one `kind` attend alike."""
 
     kind: tuple[object, ...]
     call: Call
@@ -150,9 +150,9 @@ class Lowered(StateOperations):
         at: int,
         across: bool = False,
     ) -> tuple[list[c.OpStruct], Tensor, dict[str, Any]]:
-        """Attention of a layer to its own past, or `across` to a source, whose keys and values are there: the
-        operations, of which the first is number `at`; the rows that they leave, heads side by side; and what is done
-        to these before the last product."""
+        """Attention of a layer to its own past, or `across` to a source, whose keys and values exist already: the
+        operations, the first of which has index `at`; the rows that they write, heads side by side; and options of the
+        last product."""
         if layer.k_proj is None or layer.v_proj is None or layer.v_norm is not None:
             raise NotLowered("the kernels know no keys and values of other layers, and no norms of values")
         projections = [layer.q_proj] if across else [layer.q_proj, layer.k_proj, layer.v_proj]
@@ -206,11 +206,11 @@ class Lowered(StateOperations):
     def _gated(
         self, layer: AttentionLayer, out: Tensor, products: list[tuple[Linear, Tensor]]
     ) -> tuple[list[c.OpStruct], Tensor, dict[str, Any]]:
-        """What a gate makes of attended rows `out`: the operations behind attention, the rows of the last product, and
-        what is done to them before it. Its own product is added to `products`, which are those of the queries.
+        """Gates attended rows `out`: returns the operations behind attention, the rows of the last product, and options
+        of that. The gate's own product is added to `products`, which are those of the queries.
 
-        A gate for each head multiplies rows in their place; one for each channel is what is multiplied by the rows,
-        sigmoid(gate) * out, as a feed-forward's is."""
+        A gate for each head multiplies rows in place; one for each channel is multiplied by the rows, as in a
+        feed-forward: sigmoid(gate) * out."""
         if layer.g_proj is None:
             return [], out, {}
         if layer.gate_act != "sigmoid":
@@ -222,7 +222,7 @@ class Lowered(StateOperations):
         return [], gate, {"act": c.ACTIVATIONS["sigmoid"], "gate": out}
 
     def _rotated(self, layer: AttentionLayer, rotation: int | None) -> Rotated | None:
-        """What a layer rotates by; layers of equal positions share it."""
+        """The rotation of a layer; layers of equal positions share it."""
         if not layer.rotary.rotates:
             return None
         key = len(self.attention) if rotation is None else rotation
@@ -232,7 +232,7 @@ class Lowered(StateOperations):
 
 
 def _check_parts(model: Decoder | EncoderDecoder, stack: TransformerStack) -> None:
-    """Raises NotLowered for what is no part of a block."""
+    """Raises NotLowered for libraries, weights and hooks that the kernels do not take."""
     if library() is None:
         raise NotLowered(why_missing() or "the native kernels are not loaded")
     adapters = {id(p) for part in (stack, model.lm_head) for _, p in named_adapter_parameters(part)}
@@ -271,5 +271,5 @@ def _softmax_call(
 
 
 def _alike(scores: Scores) -> object:
-    """What steps on scores that are the same share: without tensors their values."""
+    """A key that is equal for equal score steps: their values, or their identity where they have tensors."""
     return tuple(scores.steps) if not any(step.parameters for step in scores.steps) else id(scores)

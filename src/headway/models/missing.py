@@ -1,4 +1,4 @@
-"""What models that headway has not need that is not there."""
+"""Features that models outside headway need and headway does not have."""
 
 from collections.abc import Iterable, Mapping
 
@@ -44,11 +44,11 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "mixtures of experts of this kind": ("deepseek", "switch_transformers", "grok", "arctic"),
     "state-space and recurrent layers": ("mamba", "rwkv"),
 }
-"""The same of other names, by parts of them."""
+"""The same for other names, by parts of them."""
 
 
 def missing(name: str) -> list[str]:
-    """What a model type needs that is not there, as far as it is known."""
+    """Returns the missing features that a model type needs, as far as they are known."""
     needs = [what for what, names in MISSING.items() if name in names.split()]
     return needs or [what for what, parts in PARTS.items() if any(p in name.replace("-", "_") for p in parts)]
 
@@ -58,7 +58,7 @@ def unknown_model(name: str, known: Iterable[str]) -> str:
     names with the same digits: "phi3" is another model than "phi"."""
     if needs := missing(name.lower()):
         return f": {listed(needs)} are not supported"
-    return did_you_mean(name.lower(), (one for one in known if _digits(one) == _digits(name)))
+    return did_you_mean(name.lower(), (other for other in known if _digits(other) == _digits(name)))
 
 
 def _digits(name: str) -> str:

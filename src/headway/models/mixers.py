@@ -1,4 +1,4 @@
-"""What the layers of a model mix tokens with: one table, a row for each kind.
+"""The mixers of tokens that layers of a model may have: one table, a row for each kind.
 
 Legend: M width, H query heads, K kv heads, D per head, E per value; e bytes per number, w = max(e, 4).
 """
@@ -32,15 +32,15 @@ from headway.positions import PositionScheme
 
 @dataclass(frozen=True, kw_only=True)
 class Softmax:
-    """Softmax attention over a layer's pattern, which the other fields of a `ModelSpec` describe, and what is other in
+    """Softmax attention over a layer's pattern, which the other fields of a `ModelSpec` describe, and what differs in
     this layer.
 
     kv_heads, head_dim: K and D of this layer; those of the spec unless given.
     v_norm: a norm without weights on every value (Gemma 4).
-    tied_values: values are what keys are made of, before their norm and rotation, so that there is no v_proj.
+    tied_values: values are the keys before their norm and rotation, so that there is no v_proj.
     kv_from: the number of an earlier layer of the same pattern and positions, whose keys and values it attends to; it
         has no projections of its own for them, and nothing in a cache. K and D are those of that layer (Gemma 3n, 4).
-    beside: another mixer that keeps a state, of the same tokens; the layer gives the sum of what the two give, times
+    beside: another mixer that keeps a state, of the same tokens; the layer gives the sum of the two outputs, times
         `factors` (`headway.nn.AttentionBeside`; Falcon-H1).
     """
 
@@ -68,7 +68,7 @@ def beside_layers(mixers: Sequence[object]) -> list[int]:
 
 
 def parts_of(mixer: object) -> list[object]:
-    """What a layer mixes tokens with: `mixer`, and what stands beside it."""
+    """The mixers of a layer: `mixer`, and the one beside it, if any."""
     beside = getattr(mixer, "beside", None)
     return [mixer] if beside is None else [mixer, beside]
 
@@ -85,10 +85,10 @@ class MixerKind:
 
     Attributes:
         name: of the kind.
-        layer: (spec, mixer, pattern, positions, backend) -> the layer, which says itself what its cache keeps
+        layer: (spec, mixer, pattern, positions, backend) -> the layer, which defines what its cache keeps
             (`MixingLayer.state`).
-        silent: fields of a spec that say nothing of its layers.
-        why: ... and why, as an error says it.
+        silent: fields of a spec that do not concern its layers.
+        why: ... and why, for error messages.
         positions: whether its layers mark queries, keys or scores with them.
         both_sides: whether its layers see both sides in an encoder: their pattern is then Full(), else Causal().
         flops: (spec, mixer, pattern, n) -> operations of n tokens of a row beside the products with weights.
@@ -117,7 +117,7 @@ def kind_of(mixer: object) -> MixerKind:
 
 
 def silent_fields(mixers: Iterable[object]) -> Mapping[str, MixerKind]:
-    """Fields of a spec that say nothing of any layer, and a kind that says why."""
+    """Fields of a spec that concern none of its layers, and a kind that explains why."""
     kinds = [kind_of(mixer) for mixer in dict.fromkeys(mixers)]
     return {name: kinds[0] for name in kinds[0].silent if all(name in kind.silent for kind in kinds)}
 
@@ -133,13 +133,13 @@ def order_of(spec: Any, mixer: object) -> Any:
 
 
 def norm_of(spec: Any) -> Callable[[int], RMSNorm | LayerNorm]:
-    """Makes a norm of that width, as all of a model's are."""
+    """Returns the constructor, from a width, of the norms of a model."""
     kind, bias, offset, weight = spec.norm, spec.norm_bias, spec.norm_offset, spec.norm_weight
     return partial(make_norm, kind, eps=spec.norm_eps, bias=bias, offset=offset, weight=weight)
 
 
 def options_of(spec: Any, positions: PositionScheme, **others: Any) -> dict[str, Any]:
-    """What the attention layers of a spec are given by keyword, with `others` in their place."""
+    """Keyword arguments of the attention layers of a spec; `others` replace or extend them."""
     return {
         "positions": positions,
         "head_dim": spec.head_dim,
@@ -166,24 +166,24 @@ def attention(
     """Softmax attention of one layer, to keys and values of `kv_from` where that is given, or `across` to an encoder's
     states."""
     kind: type[Attention] = GlobalAttention if spec.global_projections else Attention
-    own: dict[str, Any] = {"gate": None} if across else {"score": spec.score}
+    options: dict[str, Any] = {"gate": None} if across else {"score": spec.score}
     if mixer.beside is not None:
         beside = kind_of(mixer.beside).layer(spec, mixer.beside, pattern, positions, backend)
-        kind, own = AttentionBeside, {**own, "beside": beside, "factors": mixer.factors}
+        kind, options = AttentionBeside, {**options, "beside": beside, "factors": mixer.factors}
     kv_heads, head_dim = mixer.kv_heads or spec.kv_heads, mixer.head_dim or spec.head_dim
     if isinstance(kv_from, AttentionLayer):
         kv_heads, head_dim = kv_from.heads.kv_heads, kv_from.head_dim
-        own["kv_from"] = kv_from
+        options["kv_from"] = kv_from
     if mixer.v_norm:
-        own["v_norm"] = partial(make_norm, spec.norm, eps=spec.norm_eps, bias=False, weight=False)
-    own |= {"head_dim": head_dim, "tied_values": mixer.tied_values}
+        options["v_norm"] = partial(make_norm, spec.norm, eps=spec.norm_eps, bias=False, weight=False)
+    options |= {"head_dim": head_dim, "tied_values": mixer.tied_values}
     return kind(
         *(spec.width, spec.heads, kv_heads),
         pattern=pattern,
         scale=spec.attention_scale,
         backend=backend,
         sink_logit=spec.sink_logit and not across,
-        **options_of(spec, positions, dropout=spec.attention_dropout, **own),
+        **options_of(spec, positions, dropout=spec.attention_dropout, **options),
     )
 
 
@@ -224,8 +224,8 @@ def _feature_numbers(feature: str, d: int, rotates: bool, summed: bool) -> int:
 
 def _rule_saved(outs: int, spec: Any, mixer: RuleSizes, e: int) -> int:
     """Queries, keys and values before and behind their convolution; `outs` outputs: what is read, normed (before and
-    behind gains that groups do not share), and behind its gate, and the gate; and of each head its decay and beta in
-    their forms."""
+    behind gains that groups do not share), and gated, and the gate; and of each head its decay and beta in their
+    forms."""
     channels, out = sum(mixer.channels), mixer.heads * mixer.value_size
     outs -= 2 * (not getattr(mixer, "norm", True))
     return e * (2 * channels + outs * out) + 4 * (3 * mixer.decays + 2 * mixer.heads)

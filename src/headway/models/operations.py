@@ -1,4 +1,4 @@
-"""Operations of the native kernels on a few rows, and the rooms in which they leave what others read.
+"""Operations of the native kernels on a few rows, and the buffers ("rooms") that they write and others read.
 
 Legend: R rows, I inputs, O outputs.
 """
@@ -18,16 +18,16 @@ from headway.nn.norms import KINDS, LayerNorm, RMSNorm
 
 
 class NotLowered(BackendError):
-    """The reason why something is no operation of the kernels."""
+    """The reason why something cannot be an operation of the kernels."""
 
 
 class Operations:
-    """What makes operations on up to 64 rows of one dtype, and keeps what they point to."""
+    """Makes operations on up to 64 rows of one dtype, and keeps alive what they point to."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.kept: list[object] = []  # what the structures point to
-        self._structs: list[Any] = []  # of the operations, each with a number of rows
+        self._structs: list[Any] = []  # those of the operations, whose `rows` is set by `resize`
         self._rooms: dict[tuple[str, int], Tensor] = {}
         self._rows = 0
 
@@ -42,7 +42,7 @@ class Operations:
                 struct.tokens = rows
 
     def room(self, name: str, columns: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Rows that an operation writes and another reads; those of one name and width lie in the same memory."""
+        """A buffer of rows that an operation writes and another reads; one name and width is one piece of memory."""
         if (name, columns) not in self._rooms:
             self._rooms[name, columns] = torch.zeros(MOST_ROWS, columns, dtype=dtype or self.dtype)
         return self._rooms[name, columns]
@@ -132,7 +132,7 @@ class Operations:
         return c.OpStruct(kind, ctypes.addressof(struct))
 
     def floats(self, t: Tensor | None) -> Tensor | None:
-        """The same in float32, for the kernels to point to."""
+        """The tensor in float32, kept alive for the kernels to point to."""
         if t is None:
             return None
         wide = t.detach().float().contiguous()
@@ -141,10 +141,10 @@ class Operations:
 
 
 def kind_of(norm: RMSNorm | LayerNorm) -> int:
-    """Its number in `interface.NORMS`; an RMSNorm with an offset is rounded behind its gain alone."""
+    """The number of a norm in `interface.NORMS`; an RMSNorm with an offset is rounded behind its gain alone."""
     return c.NORMS["wide rms" if isinstance(norm, RMSNorm) and norm.offset else KINDS[type(norm)]]
 
 
 def address(t: Tensor | None) -> int | None:
-    """Where it lies."""
+    """The address of a tensor, None for none."""
     return None if t is None else t.data_ptr()

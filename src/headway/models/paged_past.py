@@ -1,4 +1,4 @@
-"""What a step of decoding attends to in pages: see `headway.models.decode_step`.
+"""The keys and values in pages that a step of decoding attends to: see `headway.models.decode_step`.
 
 Legend: R rows, S slots of the longest text.
 """
@@ -35,7 +35,7 @@ class PagedPast:
         self._tensors: list[tuple[int, int]] = []
         self._rows: list[tuple[PageTable, int]] = []
         self._queries = torch.zeros(MOST_ROWS, 1, dtype=torch.int32)
-        self._template = kernels.Arguments(attends.call, 0)  # all that does not change, and what it points to
+        self._template = kernels.Arguments(attends.call, 0)  # all that does not change, kept alive
         self.call = call = self._template.struct
         q, out = attends.q, attends.out
         call.kv_type, call.lse = c.TYPES[layer.dtype], attends.lse.data_ptr()
@@ -44,12 +44,12 @@ class PagedPast:
         self._room(1, 8)
 
     def bind(self, attends: Attends, layer: PagedLayer, op: c.OpStruct) -> None:
-        """An operation attends to the pages of a layer, to which its new keys and values go."""
+        """Has an operation attend to the pages of a layer, and write its new keys and values there."""
         op.of, attends.heads.slots = ctypes.addressof(self.call), self.slots.data_ptr()
         self._layers.append((layer, attends.heads, op))
 
     def place(self, tables: Sequence[PageTable], queries: Tensor) -> None:
-        """Describes what rows see: of each the text, and which of its tokens is the query."""
+        """Sets what rows see: for each the text, and which of its tokens is the query."""
         count = len(tables)
         self._queries[:count, 0] = queries
         self._fit(count, max(len(table.pages[self.of]) for table in tables))
@@ -67,8 +67,8 @@ class PagedPast:
         plan_rows(call.program, call.instructions, at, count, self._runs, room)
 
     def _write(self, states: Sequence[tuple[PageTable, int]]) -> None:
-        """Rows whose text is another one, or has other pages (`PageTable.version`), and what they have in common with
-        the row before."""
+        """Rewrites rows whose text is another one, or has other pages (`PageTable.version`), and what they have in
+        common with the row before."""
         changed = [a != b for a, b in zip_longest(self._rows, states)]
         for r, (table, _) in enumerate(states):
             pages = table.pages[self.of]
@@ -81,7 +81,7 @@ class PagedPast:
         self._rows = list(states)
 
     def _move(self) -> None:
-        """Has the operations read and write where the layers' pages lie. Those of a class differ in that alone."""
+        """Points the operations to the pages of their layers, in which alone operations of a class differ."""
         call = self.call
         for layer, heads, op in self._layers:
             k, v, *scales = layer.tensors
@@ -94,14 +94,14 @@ class PagedPast:
             call.k, call.v = (c.TensorStruct(t.data_ptr(), 0, t.stride(1), t.stride(2)) for t in (k, v))
 
     def _fit(self, rows: int, pages: int) -> None:
-        """Makes room for so many rows of texts of so many pages, or twice as many where there is too little."""
-        there, size = self._order.shape
-        if rows > there or pages * PAGE > size:
-            fewer, shorter = rows <= there, pages * PAGE <= size
-            self._room(there if fewer else min(2 * rows, MOST_ROWS), size // PAGE if shorter else 2 * pages)
+        """Makes room for so many rows of texts of so many pages; for twice as many where there is too little."""
+        most, size = self._order.shape
+        if rows > most or pages * PAGE > size:
+            fewer, shorter = rows <= most, pages * PAGE <= size
+            self._room(most if fewer else min(2 * rows, MOST_ROWS), size // PAGE if shorter else 2 * pages)
 
     def _room(self, rows: int, pages: int) -> None:
-        """Room for so many rows of texts of so many pages."""
+        """Allocates for so many rows of texts of so many pages."""
         size, call = pages * PAGE, self.call
         self._index = torch.arange(size, dtype=torch.int32).expand(rows, -1).contiguous()
         self._order = torch.zeros_like(self._index)
@@ -119,6 +119,6 @@ class PagedPast:
 
 
 def _alike(before: Sequence[int | None], pages: Sequence[int | None]) -> int:
-    """How many pages two texts begin with alike."""
+    """Returns how many first pages two texts share: (4, 7, 2) and (4, 7, 5) share 2."""
     differ = (i for i, (a, b) in enumerate(zip(before, pages, strict=False)) if a != b)
     return len(pages) if before is pages else next(differ, min(len(before), len(pages)))

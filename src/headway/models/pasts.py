@@ -19,31 +19,31 @@ def make_paged_cache(
 ) -> PagedCache:
     """An empty past of every layer for texts that come and go; `dtype` is that of the weights unless given.
 
-    Raises ConfigError for slack where a layer keeps a state of all tokens, out of which none can be taken."""
+    Raises ConfigError for slack where a layer keeps a state of all tokens, which cannot be trimmed."""
     of_layers = cache_specs(stack, dtype)
-    kept = stack.like.dtype if dtype is None or not dtype.is_floating_point else dtype
-    states = [block.self_attn.state(kept) for block in stack.blocks]
-    patterns, there = stack.spec.patterns, beside_layers(stack.spec.mixers)
-    for i in there:  # behind those of all layers
+    state_dtype = stack.like.dtype if dtype is None or not dtype.is_floating_point else dtype
+    states = [block.self_attn.state(state_dtype) for block in stack.blocks]
+    patterns, beside_numbers = stack.spec.patterns, beside_layers(stack.spec.mixers)
+    for i in beside_numbers:  # behind those of all layers
         beside = stack.blocks[i].self_attn.beside
         assert isinstance(beside, MixingLayer)
-        states.append(beside.state(kept))
-    of_layers += [of_layers[i] for i in there]
+        states.append(beside.state(state_dtype))
+    of_layers += [of_layers[i] for i in beside_numbers]
     if slack and (names := state_kinds(stack.spec)):
         raise ConfigError(
             f"layers of {names} keep a state of all tokens, so there is nothing to trim; got slack={slack}"
         )
-    patterns = (*patterns, *(patterns[i] for i in there))
+    patterns = (*patterns, *(patterns[i] for i in beside_numbers))
     cache = PagedCache(of_layers, patterns, states, budget=budget, keep=keep, slack=slack)
-    for number, i in enumerate(there, stack.spec.layers):
+    for number, i in enumerate(beside_numbers, stack.spec.layers):
         cache[i].beside = cache[number]
     return cache
 
 
 def cache_specs(stack: TransformerStack, dtype: torch.dtype | None = None) -> list[CacheSpec | None]:
-    """What each layer keeps of a token, None where it has keys of another layer: of a model whose heads are shared
-    by ranks, this rank's. Which tokens it keeps is the same on all of them (`ModelSpec.patterns`), so that they have
-    the same pages."""
+    """Returns what the cache of each layer holds, None where a layer uses another layer's keys; where ranks share
+    heads, for this rank's heads. Which tokens it keeps is the same on all of them (`ModelSpec.patterns`), so that they
+    have the same pages."""
     like, spec = stack.like, stack.spec
     layers = (block.self_attn for block in stack.blocks)
     return [

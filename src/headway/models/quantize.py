@@ -1,4 +1,5 @@
-"""Models whose weights are kept in fewer bits: of 8 or 4, rounded, or of bf16 in 70 % of their bytes, to the bit.
+"""Models whose weights are kept in fewer bits: rounded to 8 or 4 bits, or bf16 compressed to 70 % of its bytes without
+loss.
 
     quantize_model(model, "int8")                        # a scale for each 32 inputs of an output
     quantize_model(model, "int8", group=-1)              # one for all of them
@@ -45,7 +46,7 @@ WHOLE_ROW = -1
 
 
 def weight_kind(weights: str, group: int | None = None) -> WeightKind:
-    """That of "int8" or "int4", with groups of `group` inputs where given, or a scale for each output (-1).
+    """The kind of "int8" or "int4" weights, with groups of `group` inputs where given, or a scale for each output (-1).
 
     Raises ConfigError for another name, and for groups that the kernels do not read."""
     check_known(weights, KINDS, "weights are not quantized to")
@@ -119,8 +120,8 @@ def check_compressible(model: nn.Module) -> None:
     """Raises ConfigError for weights that are not bf16 on the CPU, and BackendError where no kernels read others."""
     kinds = {(p.dtype, p.device.type) for p in model.parameters()}
     if kinds != {(torch.bfloat16, "cpu")}:
-        found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-        raise ConfigError(f"weights of bf16 on the CPU are compressed, not {found}; load the model in bf16")
+        actual = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise ConfigError(f"weights of bf16 on the CPU are compressed, not {actual}; load the model in bf16")
     if library() is None:
         raise BackendError(f"compressed weights are read by the native kernels: {why_missing()}")
 
@@ -147,52 +148,52 @@ def _require_finite(model: nn.Module) -> None:
 
 def quantized_layers(model: nn.Module) -> dict[str, Rounded]:
     """The weights of 8 or 4 bits by the names of their linear layers."""
-    kept = {name: layer.kept for name, layer in linears(model).items() if layer.coded}
-    return {name: weight for name, weight in kept.items() if isinstance(weight, Rounded)}
+    weights = {name: layer.kept for name, layer in linears(model).items() if layer.coded}
+    return {name: weight for name, weight in weights.items() if isinstance(weight, Rounded)}
 
 
 @torch.no_grad()
 def _calibrated(model: Decoder, rows: Sequence[Tensor], bits: int, group: int | None) -> None:
     """GPTQ of every block, from the first to the last."""
     blocks = model.model.blocks
-    states, given = _first_states(model, rows)
+    states, options = _first_states(model, rows)
     for number, block in enumerate(blocks):
-        hessians = _hessians(block, states, [one[number] for one in given])
+        hessians = _hessians(block, states, [row[number] for row in options])
         for name, layer in linears(block).items():
             if name in hessians:
                 codes = gptq(layer.matrix, hessians[name], bits, group)
-            else:  # of an expert that no row was given to
+            else:  # an expert that got no rows
                 codes = quantize_clipped(layer.matrix, bits, group)
             layer.keep(from_codes(codes))
-        states = [block(x, **one[number]) for x, one in zip(states, given, strict=True)]
+        states = [block(x, **row[number]) for x, row in zip(states, options, strict=True)]
 
 
 def _first_states(model: Decoder, rows: Sequence[Tensor]) -> tuple[list[Tensor], list[list[dict[str, Any]]]]:
-    """What the first block is given of each row, and the other arguments of every block."""
+    """Returns, for each row, the input of the first block, and the keyword arguments of every block."""
     states: list[Tensor] = []
-    given: list[list[dict[str, Any]]] = []
+    options: list[list[dict[str, Any]]] = []
     blocks = model.model.blocks
 
     def keep(block: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
         if block is blocks[0]:
             states.append(args[0])
-            given.append([])
-        given[-1].append(kwargs)
+            options.append([])
+        options[-1].append(kwargs)
 
     with ExitStack() as hooks:
         for block in blocks:
             hooks.enter_context(block.register_forward_pre_hook(keep, with_kwargs=True))
         for row in rows:
             model.hidden(row[None])
-    return states, given
+    return states, options
 
 
 def _hessians(
-    block: nn.Module, states: Sequence[Tensor], given: Sequence[dict[str, Any]]
+    block: nn.Module, states: Sequence[Tensor], options: Sequence[dict[str, Any]]
 ) -> dict[str, Tensor]:
-    """H [I, I] of every linear layer of a block that is given some input, float64: the sum of x x^T over them. Layers
-    that are given the same tensor share theirs."""
-    found: dict[str, Tensor] = {}
+    """Returns H [I, I], float64, of every linear layer of a block that gets inputs: the sum of x x^T over them. Layers
+    with the same input tensor share H."""
+    hessians: dict[str, Tensor] = {}
     last: list[tuple[Tensor, str]] = []
     shared: dict[str, str] = {}
 
@@ -203,13 +204,13 @@ def _hessians(
         last[:] = [(x, name)]
         flat = x.reshape(-1, x.shape[-1]).float()
         product = (flat.T @ flat).double()
-        found[name] = found[name].add_(product) if name in found else product
+        hessians[name] = hessians[name].add_(product) if name in hessians else product
 
     layers = linears(block)
     with ExitStack() as hooks:
         for name, layer in layers.items():
             note = partial(lambda name, _, args: add(name, args[0]), name)
             hooks.enter_context(layer.register_forward_pre_hook(note))
-        for x, one in zip(states, given, strict=True):
-            block(x, **one)
-    return {name: found[at] for name in layers if (at := shared.get(name, name)) in found}
+        for x, row in zip(states, options, strict=True):
+            block(x, **row)
+    return {name: hessians[at] for name in layers if (at := shared.get(name, name)) in hessians}

@@ -1,4 +1,4 @@
-"""The rotation of a step's queries and keys, as the native kernels take it."""
+"""The rotation of a step's queries and keys, in the form that the native kernels take."""
 
 import torch
 
@@ -33,7 +33,7 @@ class Rotated:
         self.rotates_values, self._kept = table.rotates_values, table
 
     def turn(self, tokens: Tokens) -> None:
-        """The numbers of these tokens, [1, T]."""
+        """Fills cosines and sines for these tokens, [1, T]."""
         count, index = tokens.count, tokens.index[0]
         most = int(index.max())
         if most >= KEPT or self.rotary.frequency_offset is not None:
@@ -42,11 +42,11 @@ class Rotated:
             if most >= self._kept.cos.shape[-2]:  # 300: the first 512 positions
                 self._kept = self._table(Tokens.range(1 << most.bit_length()))
             table, rows = self._kept, index
-        for own, new in ((self.cos, table.cos), (self.sin, table.sin)):
-            torch.index_select(new.view(-1, table.dims), 0, rows, out=own[:count])
+        for buffer, new in ((self.cos, table.cos), (self.sin, table.sin)):
+            torch.index_select(new.view(-1, table.dims), 0, rows, out=buffer[:count])
 
     def into(self, struct: c.HeadsStruct | c.SumsStruct) -> None:
-        """Rotate heads, or their features, by them."""
+        """Has an operation rotate heads, or their features, by these cosines and sines."""
         struct.cos, struct.sin, struct.partner = (t.data_ptr() for t in (self.cos, self.sin, self.partner))
         struct.rotated = struct.rotation_row = self.cos.shape[1]
 

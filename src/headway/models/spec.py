@@ -69,7 +69,7 @@ class ModelSpec:
             (`headway.nn.PerLayerInput`; Gemma 4 E2B), 0 is none; per_layer_vocab: its rows, where they are fewer.
         altup: several residual streams, of which a layer computes one (`headway.nn.altup`, Gemma 3n).
         laurel: rank of a product beside attention, in order "pre" or "sandwich"; 0 is none.
-        layer_scalar: what each layer gives is multiplied by a number of its own, which is not trained here (Gemma 4).
+        layer_scalar: the output of each layer is times a number of its own, which is not trained here (Gemma 4).
         logit_scale: factor on the states that the output layer is given (M^-0.5 in T5 when tied).
         logit_cap: c of c tanh(logits / c), what logits become; None is no cap.
         token_types: rows of a second table, added to the embedding (BERT's segments); 0 is none.
@@ -174,14 +174,14 @@ class ModelSpec:
 
     @property
     def kind(self) -> str:
-        """What it is built as: "decoder", "encoder" or "encoder-decoder"."""
+        """The module it is built as: "decoder", "encoder" or "encoder-decoder"."""
         if not self.causal:
             return "encoder"
         return "decoder" if self.encoder is None else "encoder-decoder"
 
     @property
     def task(self) -> str:
-        """What it is for, as `headway.load` and training name it: "causal-lm", "translation", or its head's."""
+        """The task, as `headway.load` and training name it: "causal-lm", "translation", or that of the head."""
         return {"decoder": "causal-lm", "encoder-decoder": "translation"}.get(self.kind, self.head.task)
 
     @property
@@ -208,18 +208,18 @@ class ModelSpec:
     @property
     def key_sizes(self) -> tuple[tuple[int, int], ...]:
         """(K, D) of each layer."""
-        given = (self.mixers[source] for source in self.key_layers)
-        each = (mixer if isinstance(mixer, Softmax) else Softmax() for mixer in given)
+        sources = (self.mixers[source] for source in self.key_layers)
+        each = (mixer if isinstance(mixer, Softmax) else Softmax() for mixer in sources)
         return tuple((m.kv_heads or self.kv_heads, m.head_dim or self.head_dim) for m in each)
 
     def hidden_of(self, layer: int) -> int:
         """F of a layer without experts; 0 where it has no feed-forward."""
-        own = self.layer_hidden[layer]
-        return 0 if own is None else own or self.hidden
+        hidden = self.layer_hidden[layer]
+        return 0 if hidden is None else hidden or self.hidden
 
     @property
     def score(self) -> tuple[Score, ...]:
-        """What every layer does to scores, beside what marks positions."""
+        """Score steps of every layer, beside those that mark positions."""
         return () if self.score_cap is None else (SoftCap(self.score_cap),)
 
     @property

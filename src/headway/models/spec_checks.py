@@ -1,4 +1,4 @@
-"""What must hold for a `ModelSpec`: errors before anything is built."""
+"""Checks of a `ModelSpec`: errors before anything is built."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +42,7 @@ NUMBERS: Mapping[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
         lambda n: 0 <= n < 1,
     ),
 }
-"""What must hold for fields that are numbers, where they are not None."""
+"""Conditions on fields that are numbers, where they are not None."""
 CHOICES: Mapping[str, Sequence[str]] = {
     "activation": [*ACTIVATIONS, *TRAINED],
     "order": ORDERS,
@@ -90,7 +90,7 @@ def _wrong(spec: Any) -> dict[str, bool]:
     task, all_softmax = spec.head.task, len(spec.softmax_layers) == spec.layers
     orders = {order_of(spec, mixer) for mixer in spec.mixers}
     scaled = (spec.mlp_scale, spec.mlp_gate_scale) != (1, 1)
-    fed = [spec.hidden_of(i) if one is None else one.hidden for i, one in enumerate(spec.experts)]
+    fed = [spec.hidden_of(i) if e is None else e.hidden for i, e in enumerate(spec.experts)]
     return {
         f'order {spec.order!r} has a feed-forward beside attention, hidden=0 is none; use order="pre"': (
             spec.order in BESIDE and not all(fed)
@@ -251,14 +251,14 @@ def expand_patterns(
 
     Raises ConfigError when the length does not divide `layers`, or an entry is no pattern, or looks ahead where
     that is not allowed (`causal`)."""
-    given = (patterns,) if isinstance(patterns, Pattern) else patterns
-    if isinstance(given, str) or not all(isinstance(p, Pattern) for p in given):
+    values = (patterns,) if isinstance(patterns, Pattern) else patterns
+    if isinstance(values, str) or not all(isinstance(p, Pattern) for p in values):
         raise ConfigError(
             f"ModelSpec: patterns must be Pattern values such as Causal() or Window.last(512), got {patterns!r}; "
             "text becomes a pattern by headway.patterns.parse"
         )
-    repeated = by_layer("patterns", given, layers)
-    for i, pattern in enumerate(given):
+    repeated = by_layer("patterns", values, layers)
+    for i, pattern in enumerate(values):
         if causal and not pattern.is_causal:
             raise ConfigError(
                 f"ModelSpec: the pattern of layer {i}, {pattern}, lets a token see later ones, which a decoder "
@@ -275,16 +275,16 @@ def expand_experts(
 
     Raises ConfigError for other values, when the length does not divide `layers`, and for a `hidden` that no layer
     has."""
-    given = (experts,) if experts is None or isinstance(experts, Experts) else experts
-    if isinstance(given, str) or not all(one is None or isinstance(one, Experts) for one in given):
+    values = (experts,) if experts is None or isinstance(experts, Experts) else experts
+    if isinstance(values, str) or not all(e is None or isinstance(e, Experts) for e in values):
         raise ConfigError(
             f"ModelSpec: experts must be values such as Experts(count=8, top=2), or None, got {experts!r}"
         )
-    each = [one if one is None or one.hidden else replace(one, hidden=hidden) for one in given]
-    each = [one if one is not None and one.hidden else None for one in each]
+    each = [e if e is None or e.hidden else replace(e, hidden=hidden) for e in values]
+    each = [e if e is not None and e.hidden else None for e in each]
     if not any(each):
         return (None,) * layers
-    widths = [hidden if one is None else one.hidden for one in each]
+    widths = [hidden if e is None else e.hidden for e in each]
     if hidden not in widths:
         raise ConfigError(
             f"ModelSpec: hidden={hidden} is the width of no layer: all have experts of {widths[0]}; give hidden="
@@ -293,7 +293,7 @@ def expand_experts(
     if not all(widths):
         raise ConfigError("ModelSpec: hidden=0 is layers of attention alone, which have no experts either")
     repeated = by_layer("experts", each, layers)
-    if (total := sum(one.count for one in repeated if one is not None)) > MOST_EXPERTS:
+    if (total := sum(e.count for e in repeated if e is not None)) > MOST_EXPERTS:
         raise ConfigError(
             f"ModelSpec: {total:,} experts in all layers, and at most {MOST_EXPERTS:,} are built"
         )

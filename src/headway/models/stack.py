@@ -47,7 +47,7 @@ class TransformerStack(nn.Module):
         x = block(x) for every layer                              between `Streams.split` and `.join` where it has them
         x = norm(x)                                               where `final_norm`
 
-    and, in training mode, dropout of what the first layer is given, and of x where `final_dropout`.
+    and, in training mode, dropout of the input of the first layer, and of the last x where `final_dropout`.
 
     Args:
         spec: what it is.
@@ -122,11 +122,11 @@ class TransformerStack(nn.Module):
             cache: past keys and values; of the rows of ids, or of texts that are packed side by side.
             memory: keys and values of an encoder's states, one set per layer.
             embedding: instead of this stack's own.
-            gradient_checkpointing: what the backward computes again, from its input, in training and without a cache:
+            gradient_checkpointing: what the backward recomputes from its input, in training and without a cache:
                 "block", or in each block "attention" or "feed_forward".
             context: the rows that ids are this rank's shard of.
             slots: numbers [B, N] of the slots whose states are wanted; all unless given.
-            record: is told the states between layers, and what layers attend to.
+            record: gets the states between layers, and the inputs of attention.
 
         Raises ConfigError for another `gradient_checkpointing`.
         """
@@ -142,7 +142,7 @@ class TransformerStack(nn.Module):
         redo: Checkpointing = gradient_checkpointing if redoes else "none"
         rotations: dict[int | None, Rotation | None] = {None: None}
         if slots is not None and ids.shape[1] == slots.shape[1] == 1:
-            slots = None  # a step of decoding wants all that there is
+            slots = None  # a step of decoding wants its only slot
         selected = None if slots is None else SlotSelection.of(tokens, slots)
         early = selected if context is None and not redoes else None
         shared_keys: SharedKeys = dict.fromkeys(self.shared_keys)
@@ -154,7 +154,7 @@ class TransformerStack(nn.Module):
             if shared not in rotations and rotary is not None:
                 rotations[shared] = rotary(tokens, x_BTM.dtype, whole=whole)
             attends = isinstance(block.self_attn, AttentionLayer)
-            given: dict[str, Any] = {
+            options: dict[str, Any] = {
                 "tokens": tokens,
                 "rotation": rotations[shared],
                 "score": () if rotary is None else score,
@@ -168,9 +168,9 @@ class TransformerStack(nn.Module):
             if record is not None:
                 record.states.append(x_BTM)
             if redo == "block":
-                x_BTM = checkpoint(block, x_BTM, use_reentrant=False, **given)
+                x_BTM = checkpoint(block, x_BTM, use_reentrant=False, **options)
             else:
-                x_BTM = block(x_BTM, cache=None if cache is None else cache[i], checkpointing=redo, **given)
+                x_BTM = block(x_BTM, cache=None if cache is None else cache[i], checkpointing=redo, **options)
         if selected is not None and early is None:
             x_BTM = selected.take(x_BTM)
         x_BTM = x_BTM if self.streams is None else self.streams.join(x_BTM)
@@ -213,7 +213,7 @@ class TransformerStack(nn.Module):
         types: Tensor | None = None,
         embedding: TokenEmbedding | None = None,
     ) -> Tensor:
-        """What the first layer is given, [B, T, M]."""
+        """Returns the input of the first layer, [B, T, M]."""
         table = self.embed_tokens if embedding is None else embedding
         assert table is not None
         x: Tensor = scaled(table(ids, tokens), self.spec.embedding_scale)
@@ -258,19 +258,19 @@ def _shared_rotation(blocks: Sequence[Block]) -> tuple[int | None, ...]:
 
 
 def _mixing(spec: ModelSpec, positions: PositionScheme | None, backend: str) -> list[MixingLayer]:
-    """What mixes tokens in each layer, with `positions` in place of the layers' own where they are given."""
-    made: list[MixingLayer] = []
-    for mixer, pattern, own in zip(spec.mixers, spec.patterns, spec.layer_positions, strict=True):
-        how = pattern, own if positions is None else positions, backend
+    """Returns the mixer of tokens of each layer, with `positions` instead of the layers' own where given."""
+    layers: list[MixingLayer] = []
+    for mixer, pattern, scheme in zip(spec.mixers, spec.patterns, spec.layer_positions, strict=True):
+        how = pattern, scheme if positions is None else positions, backend
         if isinstance(mixer, Softmax) and mixer.kv_from is not None:
-            made.append(attention(spec, *how, mixer=mixer, kv_from=made[mixer.kv_from]))
+            layers.append(attention(spec, *how, mixer=mixer, kv_from=layers[mixer.kv_from]))
         else:
-            made.append(kind_of(mixer).layer(spec, mixer, *how))
-    return made
+            layers.append(kind_of(mixer).layer(spec, mixer, *how))
+    return layers
 
 
 def _feed_forward(spec: ModelSpec, layer: int) -> FeedForward | MixtureOfExperts | None:
-    """Of one layer; None where it has none."""
+    """The feed-forward of one layer; None where it has none."""
     more = spec.activation, spec.mlp_bias, spec.activation_dropout
     experts, hidden = spec.experts[layer], spec.hidden_of(layer)
     if experts is not None:

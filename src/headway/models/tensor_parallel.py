@@ -1,4 +1,4 @@
-"""A model whose layers are shared by ranks: each has the block with its own share of heads and hidden units.
+"""A model whose layers are shared by ranks: each rank has the blocks with its share of heads and hidden units.
 
 shards = shard(model, TensorParallel(exchange))          in place, on every rank
 losses = model(ids, targets=targets)                     the same on all of them
@@ -44,14 +44,13 @@ AXES: dict[str, int] = {
 
 
 def shard(model: Model, tensor: TensorParallel) -> Shards:
-    """Leave of every layer of `model` this rank's share, in place; `model.shards` says which it is.
+    """Keeps only this rank's share of every layer of `model`, in place; `model.shards` says which it is.
 
-    Query heads, kv heads and hidden units are cut evenly, in their order, and what norms all heads together is that of
-    all ranks; patterns, scores and tables that heads have
-    of their own are those of the rank's heads. So are the rows of embeddings and of an output layer over the vocab,
-    where ranks divide it (`shares_vocab`): logits are gathered where they are asked for, and a loss never has all of
-    them. Everything else is whole on all ranks, and has the same gradient there, but for what the heads of a layer
-    share (`Shards.summed`).
+    Query heads, kv heads and hidden units are cut evenly, in their order, and a norm over all heads is that over all
+    ranks; patterns, scores and tables by head are those of the rank's heads. So are the rows of embeddings and of an
+    output layer over the vocab, where ranks divide it (`shares_vocab`): logits are gathered where they are asked for,
+    and a loss never has all of them. Everything else is whole on all ranks, and has the same gradient there, but for
+    what the heads of a layer share (`Shards.summed`).
 
     An adapter is shared as its layer is: of a layer's rows it has rows of B and m, of columns those of A, with
     gradients of what is whole that are summed (`Shards.summed`). Weights of few bits are those of the whole matrix, to
@@ -69,16 +68,16 @@ def shard(model: Model, tensor: TensorParallel) -> Shards:
         _check(name, linear, tensor)
     whole = _shapes(model)
     for layer in layers:
-        own = tensor.share(layer.heads.query_heads, "heads")
+        heads = tensor.share(layer.heads.query_heads, "heads")
         layer.heads = Heads(layer.heads.kv_heads // tensor.exchange.ranks, layer.heads.group)
-        layer.mixer, layer.score = _own_mixer(layer.mixer, own), _own_scores(layer.score, own)
+        layer.mixer, layer.score = _own_mixer(layer.mixer, heads), _own_scores(layer.score, heads)
         if layer.sink_logit is not None:
-            layer.sink_logit = part_of(layer.sink_logit, 0, own)
+            layer.sink_logit = part_of(layer.sink_logit, 0, heads)
     for stack in stacks:
         stack.scores = _own_scores(stack.scores, tensor.share(stack.spec.heads, "heads"))
     for layer in layers:
         for norm in (layer.q_norm, layer.k_norm):
-            if isinstance(norm, RMSNorm) and norm.width > layer.head_dim:  # one over all heads
+            if isinstance(norm, RMSNorm) and norm.width > layer.head_dim:  # a norm over all heads
                 norm.divide(Share(tensor, 0))
     for name, linear in linears(model).items():
         if (axis := AXES.get(_last(name))) is not None:
@@ -101,14 +100,15 @@ def shard(model: Model, tensor: TensorParallel) -> Shards:
 
 
 def shares_vocab(vocab: int, ranks: int) -> bool:
-    """Whether ranks share the rows of an embedding, and of the output layer that makes logits of its ids: where they
-    divide them. Others are whole on all ranks."""
+    """Whether ranks share the rows of an embedding, and of the output layer over its ids: where they divide them. Other
+    vocabs are whole on all ranks."""
     return vocab % ranks == 0
 
 
 def share_of(spec: ModelSpec, ranks: int, rank: int) -> ModelSpec:
-    """The spec of what a rank has: all layers with its heads and hidden units, its part of the vocab, and all else.
-    Raises ConfigError where ranks do not divide kv heads or hidden units, and for layers that are no attention."""
+    """The spec of the part that a rank has: all layers with its heads and hidden units, its part of the vocab, and
+    everything else. Raises ConfigError where ranks do not divide kv heads or hidden units, and for layers that are no
+    attention."""
     parts = [kind_of(part) for mixer in spec.mixers for part in parts_of(mixer)]
     names = [kind.name for kind in parts if not kind.positions]
     if names and ranks > 1:
@@ -117,32 +117,30 @@ def share_of(spec: ModelSpec, ranks: int, rank: int) -> ModelSpec:
         raise ConfigError("tensor parallel: ranks cannot share heads that are other ones in some layers yet")
     if ranks > 1 and (spec.altup is not None or spec.laurel or any(spec.mlp_sparsity)):
         raise ConfigError("tensor parallel: ranks cannot share layers with altup, laurel or mlp_sparsity yet")
-    own = share(spec.heads, "heads", ranks, rank)
+    heads = share(spec.heads, "heads", ranks, rank)
 
     def units(hidden: int) -> int:
         return len(share(hidden, "hidden units", ranks, rank))
 
     positions = spec.positions
     if isinstance(positions, LinearBias) and positions.slopes is not None:
-        positions = LinearBias(positions.slopes[own.start : own.stop])
+        positions = LinearBias(positions.slopes[heads.start : heads.stop])
     return replace(
         spec,
         vocab=spec.vocab // ranks if shares_vocab(spec.vocab, ranks) else spec.vocab,
-        heads=len(own),
+        heads=len(heads),
         kv_heads=len(share(spec.kv_heads, "kv heads", ranks, rank)),
         hidden=units(spec.hidden),
         layer_hidden=tuple(size and units(size) for size in spec.layer_hidden),
-        experts=tuple(
-            one and replace(one, hidden=units(one.hidden), shared=units(one.shared)) for one in spec.experts
-        ),
-        patterns=tuple(_own_pattern(pattern, own) for pattern in spec.patterns),
+        experts=tuple(e and replace(e, hidden=units(e.hidden), shared=units(e.shared)) for e in spec.experts),
+        patterns=tuple(_own_pattern(pattern, heads) for pattern in spec.patterns),
         positions=positions,
         encoder=None if spec.encoder is None else share_of(spec.encoder, ranks, rank),
     )
 
 
 def shards_of(model: nn.Module) -> Shards | None:
-    """How ranks share its layers; None where they do not."""
+    """Returns how ranks share the layers of a model; None where they do not."""
     return getattr(model, "shards", None)
 
 
@@ -193,11 +191,11 @@ def _own_scores(scores: Scores, heads: range) -> Scores:
 
 
 def _own_step(step: Score, heads: Tensor) -> Score:
-    own = step.select_heads(heads)
+    local = step.select_heads(heads)
     fresh = [
         nn.Parameter(new.detach().clone(), requires_grad=old.requires_grad)
         if isinstance(old, nn.Parameter) and new is not old
         else new
-        for old, new in zip(step.parameters, own.parameters, strict=True)
+        for old, new in zip(step.parameters, local.parameters, strict=True)
     ]
-    return own.with_parameters(tuple(fresh))
+    return local.with_parameters(tuple(fresh))

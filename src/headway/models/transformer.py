@@ -1,4 +1,4 @@
-"""What decoders, encoders and both together are alike: a stack, and what is computed from its last states.
+"""The base of decoders, encoders and encoder-decoders: a stack, and what is computed from its last states.
 
 Legend: B rows, T slots of the call, N slots that are wanted, M width of the model.
 """
@@ -24,7 +24,7 @@ class Transformer(nn.Module):
     """A stack whose last states something is computed from.
 
     Attributes:
-        gradient_checkpointing: what the backward of training computes again, from its input, instead of keeping it:
+        gradient_checkpointing: what the backward of training recomputes from its input instead of keeping it:
             "none", "block", or in each block "attention" or "feed_forward". Less memory, up to one forward more.
         shards: how its layers are shared by ranks (`headway.models.tensor_parallel`); None where they are not.
     """
@@ -39,7 +39,7 @@ class Transformer(nn.Module):
 
     @property
     def stack(self) -> TransformerStack:
-        """The layers whose last states are looked at."""
+        """The layers whose last states the head reads."""
         return self.model
 
     def hidden(
@@ -106,18 +106,18 @@ def check_targets(
         raise DataError(f"targets {[*targets.shape]} do not fit ids {[*ids.shape]}; give one for each slot")
 
 
-def slot_numbers(which: Tensor | slice, batch: int, count: int) -> Tensor:
+def slot_numbers(slots: Tensor | slice, batch: int, count: int) -> Tensor:
     """The slots, of `count`, that a slice or numbers from either end name, row by row: [B, N].
 
     Raises DataError for a slot that is not there, or a tensor of a wrong kind."""
-    if isinstance(which, slice):
-        return torch.arange(count)[which].expand(batch, -1)
-    rows_fit = which.dim() == 1 or (which.dim() == 2 and which.shape[0] == batch)
-    if which.is_floating_point() or not rows_fit:
+    if isinstance(slots, slice):
+        return torch.arange(count)[slots].expand(batch, -1)
+    rows_fit = slots.dim() == 1 or (slots.dim() == 2 and slots.shape[0] == batch)
+    if slots.is_floating_point() or not rows_fit:
         raise DataError(
             f"logits_for: slot numbers [N] or [{batch}, N], a bool mask or a slice are needed, "
-            f"got {which.dtype} {list(which.shape)}"
+            f"got {slots.dtype} {list(slots.shape)}"
         )
-    if which.numel() and not -count <= int(which.min()) <= int(which.max()) < count:
-        raise DataError(f"logits_for: slots must lie in {-count}..{count - 1}, got {which.tolist()}")
-    return (which % count if count else which).expand(batch, -1)
+    if slots.numel() and not -count <= int(slots.min()) <= int(slots.max()) < count:
+        raise DataError(f"logits_for: slots must lie in {-count}..{count - 1}, got {slots.tolist()}")
+    return (slots % count if count else slots).expand(batch, -1)

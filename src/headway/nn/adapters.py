@@ -4,7 +4,7 @@
     attach(model, adapter, "mine")                            # all else is frozen
     set_active(model, ["mine"])                               # several may be attached; the active ones add up
     detach(model, "mine")                                     # gone
-    merge(model), unmerge(model)                              # into the weights, and out of them to the bit
+    merge(model), unmerge(model)                              # into the weights, and out of them bit for bit
 
 Legend: I numbers in, O numbers out, R rank.
 """
@@ -23,7 +23,7 @@ from headway.nn.lora import Lora, LowRank
 
 @dataclass(frozen=True)
 class Adapter:
-    """One adapter, apart from a model.
+    """One adapter, separate from a model.
 
     Attributes:
         layers: how each is adapted, by the layer's name in the model.
@@ -36,13 +36,13 @@ class Adapter:
 
     @staticmethod
     def fresh(model: nn.Module, lora: Lora, targets: Sequence[str] = (), seed: int = 0) -> "Adapter":
-        """One that adds nothing yet: A evenly from +-1 / sqrt(I), drawn by `seed`; B = 0; m = |W|.
+        """A new adapter, which adds nothing yet: A evenly from +-1 / sqrt(I), drawn by `seed`; B = 0; m = |W|.
 
         `targets` are the last parts of names of layers ("q_proj", ...), all linear layers of the blocks unless given.
-        Raises ConfigError for one that is not there."""
+        Raises ConfigError for an unknown one."""
         generator, tensors = torch.Generator("cpu").manual_seed(seed), {}
-        found = target_layers(model, targets)
-        for name, layer in found.items():
+        layers = target_layers(model, targets)
+        for name, layer in layers.items():
             weight, bound = layer.kept, layer.in_features**-0.5
             a = torch.empty(lora.rank, layer.in_features, device="cpu")
             a.uniform_(-bound, bound, generator=generator)
@@ -54,12 +54,12 @@ class Adapter:
             if lora.magnitude:
                 norm = torch.linalg.vector_norm(weight.dequantize().detach(), dim=1, dtype=wide)
                 tensors[f"{name}.lora_magnitude_vector"] = norm
-        return Adapter(dict.fromkeys(found, lora), tensors)
+        return Adapter(dict.fromkeys(layers, lora), tensors)
 
     @staticmethod
     def of(model: nn.Module, name: str, state: Mapping[str, Tensor] | None = None) -> "Adapter":
-        """The one that is attached to `model` as `name`, with tensors of a `state` dict of the model; its own unless
-        given. Raises ConfigError where there is none."""
+        """The adapter attached to `model` as `name`, with tensors of a `state` dict of the model, the current ones
+        unless given. Raises ConfigError where there is none."""
         layers: dict[str, Lora] = {}
         tensors: dict[str, Tensor] = {}
         state = model.state_dict() if state is None else state
@@ -76,20 +76,20 @@ class Adapter:
         return Adapter(layers, tensors)
 
     def part(self, layer: str, device: torch.device, dtype: torch.dtype) -> LowRank:
-        """A copy of what it adds to one layer."""
+        """A copy of its part for one layer."""
         leaves = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
-        found = [self.tensors[name] for leaf in leaves if (name := f"{layer}.{leaf}") in self.tensors]
-        a, b, *m = (value.to(device, dtype, copy=True) for value in found)
+        values = [self.tensors[name] for leaf in leaves if (name := f"{layer}.{leaf}") in self.tensors]
+        a, b, *m = (value.to(device, dtype, copy=True) for value in values)
         return LowRank(self.layers[layer], a, b, m[0] if m else None)
 
 
 def block_linears(model: nn.Module) -> dict[str, Linear]:
     """Every linear layer of the blocks by its name, adapted or not; neither embeddings nor the output layer."""
-    found: dict[str, Linear] = {}
+    layers: dict[str, Linear] = {}
     for name, block in model.named_modules():
         if isinstance(block, Block):
-            found |= {f"{name}.{inner}": layer for inner, layer in linears(block).items()}
-    return found
+            layers |= {f"{name}.{inner}": layer for inner, layer in linears(block).items()}
+    return layers
 
 
 def target_layers(model: nn.Module, targets: Sequence[str] = ()) -> dict[str, Linear]:
@@ -105,10 +105,10 @@ def target_layers(model: nn.Module, targets: Sequence[str] = ()) -> dict[str, Li
 def attach(
     model: nn.Module, adapter: Adapter, name: str = "default", *, dtype: torch.dtype | None = None
 ) -> None:
-    """Put an adapter on `model`, in place, and make it active; all that is not of an adapter is frozen.
+    """Put an adapter on `model`, in place, and make it active; all parameters but those of adapters are frozen.
 
     `dtype` is that of the adapter's numbers, the layers' own unless given. Raises ConfigError for a name that is taken
-    or cannot be one, for layers that the model has not, and where adapters are merged."""
+    or cannot be one, for layers that the model does not have, and where adapters are merged."""
     if not name or "." in name or name in adapter_names(model):
         what = "there already" if name in adapter_names(model) else "no name: it is empty, or has a dot"
         raise ConfigError(f"attach: the adapter {name!r} is {what}; give it another name")
@@ -127,12 +127,11 @@ def attach(
 
 
 def detach(model: nn.Module, name: str) -> None:
-    """Take an adapter off `model`, in place. Raises ConfigError for a name that is not there, and where adapters are
-    merged."""
+    """Take an adapter off `model`, in place. Raises ConfigError for an unknown name, and where adapters are merged."""
     _check_attached(model, name)
     _check_unmerged(model)
     for _, layer in [*adapted(model)]:
-        layer.active = tuple(one for one in layer.active if one != name)
+        layer.active = tuple(other for other in layer.active if other != name)
         layer.adapters.pop(name) if name in layer.adapters else None
 
 
@@ -142,24 +141,24 @@ def adapted(model: nn.Module) -> Iterator[tuple[str, Linear]]:
 
 
 def adapter_names(model: nn.Module) -> list[str]:
-    """Of the adapters that are attached, in the order in which they were."""
+    """The names of the attached adapters, in the order of attaching."""
     return list(dict.fromkeys(name for _, layer in adapted(model) for name in layer.adapters))
 
 
 def beside(model: nn.Module) -> list[str]:
-    """Of the adapters whose products are added to those of layers: active, and not merged."""
+    """The names of the adapters whose products are added to those of layers: active, and not merged."""
     return list(dict.fromkeys(name for _, layer in adapted(model) for name in layer.beside))
 
 
 def named_adapter_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """What is trained of an adapted model."""
+    """The trained parameters of an adapted model, by name."""
     for place, layer in adapted(model):
         yield from layer.adapters.named_parameters(f"{place}.adapters")
 
 
 def set_active(model: nn.Module, active: Sequence[str]) -> None:
-    """Which adapters are added, none for an empty list. Raises ConfigError for a name that is not there, and where
-    adapters are merged."""
+    """Sets which adapters are added, none for an empty list. Raises ConfigError for an unknown name, and where adapters
+    are merged."""
     for name in active:
         _check_attached(model, name)
     _check_unmerged(model)
@@ -168,7 +167,8 @@ def set_active(model: nn.Module, active: Sequence[str]) -> None:
 
 
 def merge(model: nn.Module) -> None:
-    """Put the active adapters into the weights, which are kept beside. Raises ConfigError for quantized weights."""
+    """Put the active adapters into the weights; the original weights are kept, too. Raises ConfigError for quantized
+    weights."""
     for place, layer in adapted(model):
         if reason := layer.kept.merge_reason():
             raise ConfigError(

@@ -36,7 +36,7 @@ class AltUp:
 
 
 class AlternatingUpdates(nn.Module):
-    """What a layer does with the streams x_1 .. x_S around its own work y = layer(p_1); r(z) = tanh(W norm(z) / M):
+    """Predicts and corrects the streams x_1 .. x_S around a layer y = layer(p_1), with r(z) = tanh(W norm(z) / M):
 
         p_i = x_i + sum over j of a_ij x_j        a = A r(x_1)        predicted
         x_i = p_i + (1 + b_i) (y - p_1)           b = B r(y)          corrected
@@ -61,7 +61,7 @@ class AlternatingUpdates(nn.Module):
         return predicted
 
     def correct(self, predicted: Tensor, y_BTM: Tensor) -> Tensor:
-        """[B, T, S, M] and what the layer computed [B, T, M] -> [B, T, S, M]."""
+        """Predicted streams [B, T, S, M] and the output of the layer [B, T, M] -> [B, T, S, M]."""
         b = self._coefficients(self.correction_coefs, y_BTM) + 1.0
         return predicted + b[..., None] * (y_BTM - predicted[..., 0, :])[..., None, :]
 
@@ -107,8 +107,8 @@ class Streams(nn.Module):
 
 def _as_large(y: Tensor, x: Tensor) -> Tensor:
     """y times a number for each token, so that its mean square is that of x."""
-    wanted, there = (z.square().mean(-1, keepdim=True) for z in (x, y))
-    return y * (wanted.sqrt() / there.clamp(min=LEAST).sqrt())
+    target, square = (z.square().mean(-1, keepdim=True) for z in (x, y))
+    return y * (target.sqrt() / square.clamp(min=LEAST).sqrt())
 
 
 class LaurelProduct(nn.Module):
@@ -124,7 +124,7 @@ class LaurelProduct(nn.Module):
         self.post_laurel_norm = norm()
 
     def join(self, x_BTM: Tensor, y_BTM: Tensor, normed: Tensor) -> tuple[Tensor, Tensor]:
-        """A residual stream x, what attention adds to it, and what attention was given -> two parts of the stream:
-        (x + y + normed + norm(normed L R)) / sqrt(2)."""
+        """A residual stream x, the output y of attention, and its input `normed` -> two parts of the stream, whose sum
+        is (x + y + normed + norm(normed L R)) / sqrt(2)."""
         beside: Tensor = normed + self.post_laurel_norm(self.linear_right(self.linear_left(normed)))
         return scaled(x_BTM, 2**-0.5), scaled(y_BTM + beside, 2**-0.5)

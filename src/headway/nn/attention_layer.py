@@ -1,4 +1,4 @@
-"""What all attention layers are: projections around a mixer.
+"""The base of all attention layers: projections around a mixer.
 
 Legend: B rows, T queries, S keys, M width of the model, H query heads, K kv heads, D per query and key, E per
 value.
@@ -45,7 +45,7 @@ class AttentionLayer(MixingLayer):
     changes none of them.
 
     Args:
-        mixer: what makes a query's result from keys and values.
+        mixer: computes a query's result from keys and values.
         width: M.
         heads, kv_heads: H and K; K = H unless given, and must divide it.
         head_dim, value_dim: D (M / H unless given) and E (D unless given).
@@ -54,14 +54,14 @@ class AttentionLayer(MixingLayer):
         qk_norm: norms on queries and keys, made by `norm` of a width: "head" on every one, "all" on those of a token's
             heads together, "rotated" on every one behind its rotation.
         v_norm: makes the norm of values of their size.
-        tied_values: values are what keys are made of, x Wk, before their norm and rotation; there is no v_proj (Gemma
+        tied_values: values are the keys, x Wk, before their norm and rotation; there is no v_proj (Gemma
             4's "K = V").
         kv_from: an earlier layer, whose keys and values this one attends to in place of its own (`shared` of
             `forward`); it has no k_proj, v_proj or norms of theirs, and kv_heads and head_dim of that one (Sun et al.
             2024, "You Only Cache Once"; Gemma 3n).
         score: as in `attend`. Tensors of a score are part of the module: trained when they are an `nn.Parameter`,
             moved and saved with it in any case.
-        gate: "head" or "channel": what attention gives is multiplied by a gate of the layer's input, one for each head
+        gate: "head" or "channel": attention's output is multiplied by a gate of the layer's input, one for each head
             or one for each channel of a head (Qiu et al. 2025, "Gated Attention for Large Language Models").
         gate_act: "sigmoid" (Qwen3-Next), or "softplus" (Laguna).
         dropout: probability for attention weights, after the softmax; only in training mode.
@@ -101,8 +101,8 @@ class AttentionLayer(MixingLayer):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        own = (score,) if isinstance(score, Score) else tuple(score)
-        mixer.check(positions, own, dropout, qk_norm)
+        scores = (score,) if isinstance(score, Score) else tuple(score)
+        mixer.check(positions, scores, dropout, qk_norm)
         self.mixer, self.heads = mixer, Heads.of(heads, kv_heads)
         if head_dim is None and width % heads:
             raise ConfigError(
@@ -135,12 +135,12 @@ class AttentionLayer(MixingLayer):
         self.qk_norm = qk_norm
         sizes = [d * (n if qk_norm == "all" else 1) for n in (heads, shared)]
         self.q_norm, self.k_norm = (
-            norm(size) if qk_norm != "none" and there else None
-            for size, there in zip(sizes, (True, own_keys), strict=True)
+            norm(size) if qk_norm != "none" and has_norm else None
+            for size, has_norm in zip(sizes, (True, own_keys), strict=True)
         )
         self.v_norm = None if v_norm is None else v_norm(e)
         self.drop_output = nn.Dropout(output_dropout)
-        self.score = Scores((*positions.scores(heads, d, not mixer.pattern.is_causal), *own))
+        self.score = Scores((*positions.scores(heads, d, not mixer.pattern.is_causal), *scores))
         second = mixer.global_projections
         self.q_global_proj = Linear(width, heads * d, bias=qkv_bias) if second else None
         self.k_global_proj = Linear(width, shared * d, bias=qkv_bias) if second else None
@@ -149,7 +149,7 @@ class AttentionLayer(MixingLayer):
 
     @property
     def pattern(self) -> Pattern:
-        """Which keys each query may see."""
+        """The pattern of the mixer: which keys each query may see."""
         return self.mixer.pattern
 
     @property
@@ -174,18 +174,18 @@ class AttentionLayer(MixingLayer):
         """[B, T, M] -> [B, T, M], or [B, N, M] of N selected slots.
 
         Args:
-            x_BTM: what queries are made of, and keys and values unless `memory` is given.
+            x_BTM: the input of queries, and of keys and values unless `memory` is given.
             tokens: of x, with a cache those of its `begin`; without them rows are numbered from 0.
             cache: the past, a layer of a `PagedCache`; the tokens of its step are added, and see both.
-            memory: [B, S, M], what keys and values are made of: cross-attention (pattern `Full`, or global
+            memory: [B, S, M], the input of keys and values: cross-attention (pattern `Full`, or global
                 tokens; no positions, no cache). Or `keys(memory)`, which are the same at every step.
             memory_tokens: of memory; all of it unless given.
             rotation: `rotary(...)` of these tokens, when several layers share it.
             score: steps that several layers share, before this layer's own.
             context: the rows that x is this rank's shard of, with their tokens; queries see the keys of all ranks.
             selected: the slots whose results are computed; keys and values are of all. Without memory.
-            record: is told what is attended to, and may say that queries see something else than the pattern says.
-            shared: layers whose keys and values other layers' `kv_from` attend to; this one's are put there where it
+            record: gets the inputs of attention, and may replace the pattern.
+            shared: layers whose keys and values other layers' `kv_from` attend to; this layer adds its own where it
                 is one of them.
         Raises ConfigError for what does not fit, and for what the mixer cannot do, with the reason.
         """
@@ -227,18 +227,18 @@ class AttentionLayer(MixingLayer):
     def projected(
         self, x: Tensor, names: str = "qkv", of_global: bool = False, rotation: Rotation | None = None
     ) -> list[Tensor]:
-        """Of x [B, T, M], by name: q [B, H, T, D] and k [B, K, T, D], normed, and rotated by `rotation`, and v
-        [B, K, T, E], whose products share what they can; `of_global`: by the projections of global tokens."""
+        """Projects x [B, T, M], by name: q [B, H, T, D] and k [B, K, T, D], normed, and rotated by `rotation`, and v
+        [B, K, T, E], sharing work between the products; `of_global`: by the projections of global tokens."""
         layers = {n: getattr(self, f"{n}_global_proj" if of_global else f"{n}_proj") for n in names}
         norms = {"q": self.q_norm, "k": self.k_norm}
         late = norms if self.qk_norm == "rotated" else {}
         first = {"v": self.v_norm} if late else {**norms, "v": self.v_norm}
-        there = {n: layer for n, layer in layers.items() if layer is not None}
-        made = dict(zip(there, products(x, [*there.values()]), strict=True))
-        made = {n: made[n if n in made else "k"] for n in names}  # tied values
+        present = {n: layer for n, layer in layers.items() if layer is not None}
+        outputs = dict(zip(present, products(x, [*present.values()]), strict=True))
+        outputs = {n: outputs[n if n in outputs else "k"] for n in names}  # tied values
         heads = [
             split_heads(y, self.value_dim if n == "v" else self.head_dim, first.get(n))
-            for n, y in made.items()
+            for n, y in outputs.items()
         ]
         heads = heads if rotation is None else rotated(rotation, *heads)
         return [normed_heads(y, late.get(n)) for n, y in zip(names, heads, strict=True)]

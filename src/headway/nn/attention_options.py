@@ -1,4 +1,4 @@
-"""What all attention layers can be given, and which keys and values they can have.
+"""Options of all attention layers, and checks of where their keys and values come from.
 
 Legend: D per query and key, E per value.
 """
@@ -15,7 +15,7 @@ from headway.scores import Score
 
 
 class AttentionOptions(TypedDict, total=False):
-    """What all attention layers can be given by keyword; see `AttentionLayer`."""
+    """The keyword options of all attention layers; see `AttentionLayer`."""
 
     head_dim: int | None
     value_dim: int | None
@@ -36,7 +36,7 @@ class AttentionOptions(TypedDict, total=False):
 
 def check_keys(layer: Any, kv_from: Any, tied_values: bool, v_norm: bool) -> None:
     """Raises ConfigError unless an `AttentionLayer` can have the keys and values of `kv_from`, if that is given, and
-    values that are what keys are made of (`tied_values`)."""
+    values that are the keys (`tied_values`)."""
     name = type(layer).__name__
     if tied_values and layer.value_dim != layer.head_dim:
         raise ConfigError(
@@ -49,9 +49,9 @@ def check_keys(layer: Any, kv_from: Any, tied_values: bool, v_norm: bool) -> Non
         raise ConfigError(f"{name}: kv_from is for softmax attention with one set of projections")
     if tied_values or v_norm:
         raise ConfigError(f"{name}: values are those of kv_from; drop v_norm and tied_values")
-    own, theirs = ((one.heads.kv_heads, one.head_dim, one.value_dim) for one in (layer, kv_from))
-    if own != theirs or kv_from.kv_from is not None:
+    sizes, theirs = ((m.heads.kv_heads, m.head_dim, m.value_dim) for m in (layer, kv_from))
+    if sizes != theirs or kv_from.kv_from is not None:
         raise ConfigError(
             f"{name}: kv_from must be a layer with keys and values of its own, of the same kv_heads, head_dim and "
-            f"value_dim {own}; it has {theirs}"
+            f"value_dim {sizes}; it has {theirs}"
         )

@@ -22,7 +22,7 @@ class AttentionBeside(Attention):
 
     Args:
         beside: the other layer, of the same width.
-        factors: of what the two give.
+        factors: of the outputs of the two.
         others: as in `Attention`.
     """
 
@@ -32,18 +32,18 @@ class AttentionBeside(Attention):
         super().__init__(*sizes, **options)
         self.beside, self.factors = beside, factors
 
-    def forward(self, x_BTM: Tensor, *, cache: LayerCache | None = None, **given: Any) -> Tensor:
+    def forward(self, x_BTM: Tensor, *, cache: LayerCache | None = None, **options: Any) -> Tensor:
         """[B, T, M] -> [B, T, M], or [B, N, M] of N selected slots: arguments of `AttentionLayer.forward`. Raises
         ConfigError for what the other layer cannot do, memory and tokens of other ranks, and for a cache without its
         states."""
-        if given.get("memory") is not None:
+        if options.get("memory") is not None:
             raise ConfigError("AttentionBeside: its other layer has a state of x alone; drop memory=")
         state = None if cache is None else cache.beside
         if cache is not None and state is None:
             raise ConfigError(
                 "AttentionBeside: cache keeps keys and values, and no state beside them; use `make_cache` of the model"
             )
-        same = {name: given.get(name) for name in ("tokens", "selected", "context")}
+        same = {name: options.get(name) for name in ("tokens", "selected", "context")}
         other = scaled(self.beside(x_BTM, cache=state, **same), self.factors[1])
-        attended = super().forward(x_BTM, cache=cache, **given)
+        attended = super().forward(x_BTM, cache=cache, **options)
         return scaled(attended, self.factors[0]) + other

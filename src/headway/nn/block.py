@@ -38,8 +38,8 @@ NORMS: Mapping[Order, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 """The norms that attention and the feed-forward have in each order, by their names here without "_layernorm"."""
 Checkpointing = Literal["none", "block", "attention", "feed_forward"]
-"""What is computed again in the backward, from its input, instead of kept: nothing, whole blocks, or in each block one
-of its parts."""
+"""What the backward recomputes from its input instead of keeping it: nothing, whole blocks, or in each block one of its
+parts."""
 CHECKPOINTING: tuple[str, ...] = get_args(Checkpointing)
 
 
@@ -55,7 +55,7 @@ class Block(nn.Module):
 
     and behind either, where they are given, x + per_layer(x, p), and that times `layer_scalar` (Gemma 4). With `laurel`
     the stream behind attention is that of `LaurelProduct.join`; with `altup` x is the first of several streams, which
-    lie side by side, and what `per_layer` gives is added to the others (Gemma 3n).
+    lie side by side, and the output of `per_layer` is added to the others (Gemma 3n).
 
     With `cross_attn`, x + cross(norm(x), memory) or norm(x + cross(x, memory)) stands between the two, as in
     section 3.2.3 of Vaswani et al. Parameters are the same in "pre" and "post". They bear the names of Hugging
@@ -69,13 +69,13 @@ class Block(nn.Module):
         order: one of the above.
         cross_attn: attention to an encoder's states, in order "pre" or "post".
         dropout: probability for the output of the feed-forward, in training mode; attention has its own.
-        residual_scale: factor on what is added to x.
+        residual_scale: factor on the sub-layers' outputs that are added to x.
         first_norm: False leaves norm1 out.
-        per_layer: what is added of a token's embedding for this layer.
-        layer_scalar: with a number that multiplies what the block gives: 1, or what a checkpoint says. No gradient
+        per_layer: adds a token's embedding for this layer.
+        layer_scalar: with a number that multiplies the output of the block: 1, or that of a checkpoint. No gradient
             reaches it.
-        laurel: what stands beside attention, in orders "pre" and "sandwich".
-        altup: what it does with the streams.
+        laurel: a low rank beside attention, in orders "pre" and "sandwich".
+        altup: how the streams are predicted and corrected.
     """
 
     layer_scalar: Tensor | None
@@ -134,7 +134,7 @@ class Block(nn.Module):
 
     @property
     def behind(self) -> tuple[nn.Module | None, nn.Module | None]:
-        """The norms on what attention and the feed-forward give."""
+        """The norms on the outputs of attention and the feed-forward."""
         if not self._norms_outputs:
             return None, None
         return self.post_attention_layernorm, self.post_feedforward_layernorm
@@ -161,8 +161,8 @@ class Block(nn.Module):
     ) -> Tensor:
         """[B, T, M] -> [B, T, M], or [B, N, M] of N selected slots; S M of S streams in place of M.
 
-        `memory` is `cross_attn.keys(...)`, `per_layer` what `PerLayerInput` is given, [B, T, P], the others are those
-        of `AttentionLayer`. `checkpointing` is looked at for parts: all of a block is checkpointed by who calls it."""
+        `memory` is `cross_attn.keys(...)`, `per_layer` the input of `PerLayerInput`, [B, T, P], the others are those of
+        `AttentionLayer`. `checkpointing` concerns parts here: a whole block is checkpointed by its caller."""
         if (memory is None) != (self.cross_attn is None):
             what = "no memory" if memory is None else "memory, but has no cross_attn"
             raise ConfigError(f"Block: cross-attention and memory come together; this block is given {what}")
@@ -174,14 +174,14 @@ class Block(nn.Module):
         if context is not None:
             tokens = context.own(tokens, cache, memory)
         attend, feed = (partial(_part, checkpointing == part) for part in ("attention", "feed_forward"))
-        given: dict[str, Any] = {"tokens": tokens, "cache": cache, "rotation": rotation, "score": score}
-        given |= {"context": context, "selected": selected, "record": record}
-        given |= {} if shared is None else {"shared": shared}  # of layers that attend
+        options: dict[str, Any] = {"tokens": tokens, "cache": cache, "rotation": rotation, "score": score}
+        options |= {"context": context, "selected": selected, "record": record}
+        options |= {} if shared is None else {"shared": shared}  # only layers that attend take it
         streams = (
             None if self.altup is None else self.altup.predict(x_BTM.unflatten(-1, (-1, self.altup.width)))
         )
         x_BTM = x_BTM if streams is None else streams[..., 0, :]
-        y = self._sublayers(x_BTM, tokens, memory, given, attend, feed)
+        y = self._sublayers(x_BTM, tokens, memory, options, attend, feed)
         add: Callable[[Tensor], Tensor] | None = None
         if self.per_layer is not None and per_layer is not None:
             add = partial(self.per_layer, p_BTP=per_layer if selected is None else selected.take(per_layer))
@@ -196,24 +196,24 @@ class Block(nn.Module):
         x_BTM: Tensor,
         tokens: Tokens | None,
         memory: KeyValues | None,
-        given: Mapping[str, Any],
+        options: Mapping[str, Any],
         attend: Callable[..., Tensor],
         feed: Callable[..., Tensor],
     ) -> Tensor:
         """The residual stream behind attention and feed-forward."""
-        selected, record = given["selected"], given["record"]
+        selected, record = options["selected"], options["record"]
         post, first, last = self.order == "post", self.input_layernorm, self.before
         added = (partial(self._added, norm) for norm in self.behind)
         if self.order in BESIDE:
             assert first is not None
             normed, scale = first(x_BTM), self.residual_scale
-            attended = scaled(attend(self.self_attn, normed, **given), scale)
+            attended = scaled(attend(self.self_attn, normed, **options), scale)
             if selected is not None:
                 x_BTM, normed, tokens = selected.take(x_BTM), selected.take(normed), selected.tokens
             fed = feed(self._feed_forward, normed if last is None else last(x_BTM), tokens=tokens)
             return x_BTM + attended + scaled(fed, scale)
         x = x_BTM if post or first is None else first(x_BTM)
-        y = next(added)(attend(self.self_attn, x, **given))
+        y = next(added)(attend(self.self_attn, x, **options))
         if selected is not None:
             x_BTM, tokens = selected.take(x_BTM), selected.tokens
         if self.laurel is not None:
@@ -231,12 +231,12 @@ class Block(nn.Module):
         return self._join(x_BTM, y, last if post else None)[1]
 
     def _added(self, norm: nn.Module | None, y: Tensor) -> Tensor:
-        """What is added to the residual stream of what a sub-layer gives."""
+        """The output y of a sub-layer as it is added to the residual stream: normed and scaled."""
         return scaled(y if norm is None else norm(y), self.residual_scale)
 
     def _join(self, x: Tensor, y: Tensor, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
-        """What the next sub-layer is given, and the residual stream, after y is added to x: norm(x + y) and x + y,
-        norm(x + y) twice in order "post"; x + y twice without a norm."""
+        """Adds y to x; returns the input of the next sub-layer, and the residual stream: norm(x + y) and x + y; in
+        order "post" norm(x + y) twice; without a norm x + y twice."""
         if norm is None:
             return (total := x + y), total
         normed, total = normed_sum(norm, x, y)
@@ -251,7 +251,7 @@ class Block(nn.Module):
         return f"order={self.order!r}"
 
 
-def _part(redo: bool, module: Callable[..., Tensor], x: Tensor, **given: Any) -> Tensor:
+def _part(redo: bool, module: Callable[..., Tensor], x: Tensor, **options: Any) -> Tensor:
     """module(x, **given); with `redo` x alone is kept for the backward, which computes the rest again."""
-    y: Tensor = checkpoint(module, x, use_reentrant=False, **given) if redo else module(x, **given)
+    y: Tensor = checkpoint(module, x, use_reentrant=False, **options) if redo else module(x, **options)
     return y

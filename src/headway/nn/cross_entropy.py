@@ -69,10 +69,10 @@ class _FusedCrossEntropy(torch.autograd.Function):
         grad_b = torch.zeros_like(bias_V, dtype=exact) if want_b and bias_V is not None else None
         for start in range(0, len(targets_N), rows):
             h, target = hidden_NM[start : start + rows], targets_N[start : start + rows]
-            found = None if hits_N is None else hits_N[start : start + rows]
+            hits = None if hits_N is None else hits_N[start : start + rows]
             gradient = want_h or want_w or want_b
             losses_N[start : start + rows], d_logits = entropy(
-                forward_product(h, weight_VM), bias_V, target, gradient, found
+                forward_product(h, weight_VM), bias_V, target, gradient, hits
             )
             if grad_b is not None:
                 grad_b += d_logits.sum(0, dtype=exact)
@@ -144,7 +144,7 @@ def fused_cross_entropy(
     Raises DataError for a target that is neither `IGNORE_INDEX` nor a token id.
     """
     flat, count = _checked(targets, vocab or len(weight))
-    total, each, found = _FusedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+    total, each, hits_N = _FusedCrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden.reshape(len(flat), hidden.shape[-1]),
         weight,
         bias,
@@ -156,7 +156,7 @@ def fused_cross_entropy(
     )
     shape = targets.shape
     return Losses(
-        total, total.detach(), count, each.view(shape), None if found is None else found.view(shape)
+        total, total.detach(), count, each.view(shape), None if hits_N is None else hits_N.view(shape)
     )
 
 
@@ -170,7 +170,7 @@ def chunked_cross_entropy(
     hits: bool = False,
     chunk: ChunkEntropy | None = None,
 ) -> Losses:
-    """The same for any output layer, and with smoothed labels (Vaswani et al. 2017, section 5.4):
+    """`fused_cross_entropy` for any output layer, and with smoothed labels (Vaswani et al. 2017, section 5.4):
 
         total = sum over targets of (1 - e) -ln p(target) + e mean over V of -ln p        e: `label_smoothing`
 
@@ -185,45 +185,45 @@ def chunked_cross_entropy(
     x, step = hidden.reshape(len(flat), hidden.shape[-1]), chunk_rows(vocab)
     redo = torch.is_grad_enabled()
     parts: list[tuple[Tensor, Tensor, Tensor, Tensor | None]] = []
-    of = chunk or chunk_entropy
+    run = chunk or chunk_entropy
     for start in range(0, max(len(flat), 1), step):
-        given = (x[start : start + step], flat[start : start + step], logits, label_smoothing, hits)
+        args = (x[start : start + step], flat[start : start + step], logits, label_smoothing, hits)
         is_last = start + step >= len(flat)
-        parts.append(of(*given) if is_last or not redo else checkpoint(of, *given, use_reentrant=False))
-    totals, nats, each, found = zip(*parts, strict=True)
+        parts.append(run(*args) if is_last or not redo else checkpoint(run, *args, use_reentrant=False))
+    totals, nats, each, chunk_hits = zip(*parts, strict=True)
     return Losses(
         sum(totals[1:], start=totals[0]),
         sum(nats[1:], start=nats[0]).detach(),
         count,
         torch.cat(each).view(targets.shape),
-        torch.cat(found).view(targets.shape) if hits else None,
+        torch.cat(chunk_hits).view(targets.shape) if hits else None,
     )
 
 
 def chunk_entropy(
     x: Tensor, targets: Tensor, logits: Callable[[Tensor], Tensor], label_smoothing: float, hits: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Of some rows: total and nats, summed; nats of each; hits."""
+    """Total and nats of some rows, summed; nats of each; hits."""
     raw = logits(x)
     log_p = raw.to(torch.promote_types(raw.dtype, torch.float32)).log_softmax(-1)
     nats = F.nll_loss(log_p, targets, ignore_index=IGNORE_INDEX, reduction="sum")
     each = F.nll_loss(log_p, targets, ignore_index=IGNORE_INDEX, reduction="none")
     ignored = targets == IGNORE_INDEX
-    found = (log_p.argmax(-1) == targets) & ~ignored if hits else None
+    right = (log_p.argmax(-1) == targets) & ~ignored if hits else None
     if label_smoothing == 0:
-        return nats, nats, each, found
+        return nats, nats, each, right
     even = -log_p.sum(-1).masked_fill(ignored, 0.0)
-    return (1 - label_smoothing) * nats + even.sum() * (label_smoothing / log_p.shape[-1]), nats, each, found
+    return (1 - label_smoothing) * nats + even.sum() * (label_smoothing / log_p.shape[-1]), nats, each, right
 
 
 def _checked(targets: Tensor, vocab: int) -> tuple[Tensor, int]:
     """The targets side by side, and how many of them are not ignored."""
     flat = targets.reshape(-1)
-    wanted = flat != IGNORE_INDEX
-    outside = wanted & ((flat < 0) | (flat >= vocab))
+    trained = flat != IGNORE_INDEX
+    outside = trained & ((flat < 0) | (flat >= vocab))
     if bool(outside.any()):
         raise DataError(
             f"target {int(flat[outside][0])} is not in 0..{vocab - 1}, the model's vocab, and not {IGNORE_INDEX} "
             "(not trained on); were these ids made by another tokenizer?"
         )
-    return flat, int(wanted.sum())
+    return flat, int(trained.sum())

@@ -1,4 +1,5 @@
-"""Pairs that are taken out of what layers attend to: a head, an edge from one token to another, a span of the text."""
+"""Pairs of queries and keys that are taken out of attention: a head, an edge from one token to another, a span of the
+text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ ALL: Span = (-1, FARTHEST)
 
 
 class Cut(NamedTuple):
-    """Pairs of a query and a key that a query head of a layer loses; what is left out (None) is all of it.
+    """Pairs of a query and a key that a query head of a layer loses; None stands for all of them.
 
     layer, head: by their numbers.   queries, keys: (first, end) of the tokens, numbered from 0.
 
@@ -36,7 +37,7 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Outside(Pattern):
-    """Every pair but those of these queries with these keys; None is all of them."""
+    """Every pair but those of these queries with these keys; None stands for all of them."""
 
     queries: Span | None = None
     keys: Span | None = None
@@ -61,15 +62,15 @@ def _any(tile: Extent, span: Span | None, every: bool) -> Tensor:
 
 
 def _left(cut: Cut) -> Pattern:
-    """What it leaves; compiled kernels know nothing at all, and no rectangles."""
+    """The pattern that a cut leaves; compiled kernels know the empty pattern, but no rectangles."""
     return Sink(0) if cut.queries is cut.keys is None else Outside(cut.queries, cut.keys)
 
 
 def patterns_without(layers: Sequence[MixingLayer], cuts: Sequence[Cut]) -> Mapping[MixingLayer, Pattern]:
-    """What queries see in the layers that lose something. Raises ConfigError for a layer, head or span that is not
-    there and for layers without pairs, PatternError for layers that know no other pattern than their own (linear
+    """Returns the patterns of the layers that lose something. Raises ConfigError for a layer, head or span that does
+    not exist and for layers without pairs, PatternError for layers that take no other pattern than their own (linear
     attention)."""
-    found: dict[MixingLayer, Pattern] = {}
+    patterns: dict[MixingLayer, Pattern] = {}
     for cut in cuts:
         for span in (cut.queries, cut.keys):
             if span is not None and not 0 <= span[0] < span[1] <= FARTHEST:
@@ -85,10 +86,10 @@ def patterns_without(layers: Sequence[MixingLayer], cuts: Sequence[Cut]) -> Mapp
             heads, left = layer.heads.query_heads, _left(cut)
             if cut.head is not None and not 0 <= cut.head < heads:
                 raise ConfigError(f"{cut}: there is no head {cut.head} among 0..{heads - 1}")
-            own = found.get(layer, layer.pattern)
+            pattern = patterns.get(layer, layer.pattern)
             if cut.head is not None:
-                each = own.heads if len(own.heads) > 1 else own.heads * heads
-                found[layer] = PerHead(*(p & left if i == cut.head else p for i, p in enumerate(each)))
+                each = pattern.heads if len(pattern.heads) > 1 else pattern.heads * heads
+                patterns[layer] = PerHead(*(p & left if i == cut.head else p for i, p in enumerate(each)))
             else:
-                found[layer] = own & left
-    return found
+                patterns[layer] = pattern & left
+    return patterns

@@ -24,22 +24,22 @@ UNIT_EPS = 1e-6
 
 
 class DeltaPast(NamedTuple):
-    """All that the layer keeps of earlier tokens of each row: the state [B, H, D, E], float32 or float64, and what the
-    convolution saw last [B, W - 1, C]."""
+    """The past of each row: the state [B, H, D, E], float32 or float64, and the last inputs [B, W - 1, C] of the
+    convolution."""
 
     state: Tensor
     tail: Tensor
 
 
 class RuleLayer(StateLayer):
-    """A layer whose state `delta_attend` changes, of queries, keys and values behind convolutions; `parts` is how
-    what these see of a text lies side by side."""
+    """A layer whose state `delta_attend` changes, of queries, keys and values behind convolutions; `parts` is the order
+    of their inputs side by side."""
 
     sizes: RuleSizes
     parts = "qkv"
 
     def state(self, dtype: torch.dtype) -> StateSpec:
-        """The two of `DeltaPast`, in float32 or float64."""
+        """The two tensors of `DeltaPast`, in float32 or float64."""
         sizes, kept = self.sizes, state_dtype(dtype)
         shapes = (sizes.heads, sizes.head_dim, sizes.value_size), (sizes.conv - 1, sum(sizes.channels))
         return StateSpec(sizes, tuple((shape, kept) for shape in shapes))
@@ -53,7 +53,7 @@ class RuleLayer(StateLayer):
         past: Sequence[Tensor] | None,
     ) -> tuple[list[Tensor], Tensor | None, Tensor]:
         """silu(conv(x) + bias) of each of `parts`, x [B, T, *], as queries, keys and values by head; the state before
-        them; and what the convolutions saw last."""
+        them; and the last inputs of the convolutions."""
         mixed, before = [order.known(x) for x in mixed], self.sizes.conv - 1
         state, tails = None, [None] * 3
         if past is not None:
@@ -133,7 +133,7 @@ class GatedDelta(RuleLayer):
         return self.q_conv, self.k_conv, self.v_conv
 
     def inputs(self, x: Tensor) -> list[Tensor]:
-        """Queries, keys, values, and what betas, decays and gates are made of."""
+        """Queries, keys, values, and the inputs of betas, decays and gates."""
         first = [self.q_proj, self.k_proj, self.v_proj, self.beta_proj]
         if self.decay_down is None or self.gate_down is None:
             *qkv, beta, decay, gate = products(x, [*first, self.decay_proj, self.gate_proj])
@@ -145,7 +145,7 @@ class GatedDelta(RuleLayer):
     def mix(
         self, inputs: Sequence[Tensor], order: InOrder, past: Sequence[Tensor] | None
     ) -> tuple[Tensor, DeltaPast]:
-        """The gated norm of what is read, [B, T, H E]."""
+        """The gated norm of the output of the rule, [B, T, H E]."""
         *mixed, beta, decay, gate = inputs
         (q, k, v), state, tail = self.convolved(mixed, self._convs, [None] * 3, order, past)
         beta = scaled(beta.sigmoid(), self.delta.beta_scale)

@@ -15,8 +15,8 @@ from headway.tokens import Tokens
 
 class TokenEmbedding(Keeps, nn.Embedding):
     """Row `id` of a trained table of `vocab` rows, which may be kept in fewer bits. Ids of empty slots are not looked
-    at. Where ranks `share` the rows, each has those of its ids, and what is looked up is the sum over ranks, of which
-    one is not 0."""
+    at. Where ranks `share` the rows, each has those of its ids, and the result is the sum over ranks, of which one is
+    not 0."""
 
     empty: Tensor
     share: Share | None = None
@@ -30,11 +30,11 @@ class TokenEmbedding(Keeps, nn.Embedding):
 
     @property
     def vocab(self) -> int:
-        """How many ids there are."""
+        """The number of ids."""
         return self.num_embeddings * (1 if self.share is None else self.share.tensor.exchange.ranks)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Of ids that are there."""
+        """The rows of ids that are all in the vocab."""
         if self.share is None:
             return self._own_rows(ids)
         at, here = placed(ids, self.share.part(self.vocab))
@@ -44,10 +44,10 @@ class TokenEmbedding(Keeps, nn.Embedding):
         return super().forward(at) if self._form is None else self.kept.rows(at).to(self.like.dtype)
 
     def divide(self, share: Share) -> None:
-        """Leave a rank's rows, in place."""
-        own = share.part(self.num_embeddings)
-        self.keep(self.kept.part(0, own))
-        self.num_embeddings, self.share = len(own), share
+        """Keep only a rank's rows, in place."""
+        local = share.part(self.num_embeddings)
+        self.keep(self.kept.part(0, local))
+        self.num_embeddings, self.share = len(local), share
 
     @property
     def like(self) -> Tensor:
@@ -92,7 +92,7 @@ def check_ids(ids: Tensor) -> None:
 
 
 class PositionEmbedding(nn.Module):
-    """What a position scheme adds to the embeddings: rows of a trained table (`Learned`), fixed ones
+    """Marks of positions that a scheme adds to embeddings: rows of a trained table (`Learned`), fixed ones
     (`Sinusoidal`), or nothing."""
 
     def __init__(self, positions: PositionScheme, width: int) -> None:

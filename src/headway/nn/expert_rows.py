@@ -1,8 +1,8 @@
 """The rows of all experts of a layer in one pass, forward and backward, where a model is trained in float32 on a CPU.
 
-What an expert is given, computes and gives stays in the processor's cache: rows are gathered for one expert after the
-other, and what it gives is added to the result at once. Of K rows for each token only what gate and up gave is kept for
-the backward; rows sorted by expert are never a tensor (`docs/log.md` has what that saves).
+The input, hidden layer and output of an expert stay in the processor's cache: rows are gathered for one expert after
+the other, and its output is added to the result at once. Of K rows for each token only the outputs of gate and up are
+kept for the backward; rows sorted by expert are never a tensor (`docs/log.md` says what that saves).
 
 Legend: R rows (tokens), M width of the model, E experts, K of them for each row, F width of an expert's hidden layer.
 """
@@ -22,7 +22,7 @@ from headway.nn.weights.base import needs_gradient
 from headway.nn.weights.plain import Plain
 
 MATRICES = 3
-"""Of an expert: gate and up [F, M], down [M, F]."""
+"""The matrices of an expert: gate and up [F, M], down [M, F]."""
 
 
 def expert_rows(
@@ -30,21 +30,21 @@ def expert_rows(
 ) -> Tensor | None:
     """y [R, M] with y[r] = sum over the experts e of row r of weight * down_e(act(gate_e x[r]) * up_e x[r]).
 
-    None where no gradients are recorded, and where this does not compute what the experts do: other dtypes and devices,
-    autocast, adapters, weights in other forms, biases, hooks, dropout, activations without a kernel, no gate.
+    None where no gradients are recorded, and where this would not compute the same as the experts: other dtypes and
+    devices, autocast, adapters, weights in other forms, biases, hooks, dropout, activations without a kernel, no gate.
 
     x [R, M]; `weights` [R, K]; `order` sorts the R K pairs of row and expert by their experts: the pair order[i] is of
-    row order[i] // K; `counts` [E]: how many pairs each expert has. What a row is given is added up in the order of
-    the numbers of its experts. An expert without rows has gradients of 0."""
+    row order[i] // K; `counts` [E]: how many pairs each expert has. The outputs of its experts are added to a row in
+    the order of their numbers. An expert without rows has gradients of 0."""
     if not rows.runs(x) or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
         return None
     acts: set[str] = set()
     matrices: list[Tensor] = []
     for expert in experts:
-        if not isinstance(expert, FeedForward) or (own := _matrices(expert)) is None:
+        if not isinstance(expert, FeedForward) or (gate_up_down := _matrices(expert)) is None:
             return None
         acts.add(expert.act)
-        matrices += own
+        matrices += gate_up_down
     if not (len(acts) == 1 and rows.runs(x, *matrices) and needs_gradient(x, *matrices)):
         return None
     y: Tensor = _ExpertRows.apply(*acts, counts.tolist(), order, x, weights, *matrices)  # type: ignore[no-untyped-call]
@@ -85,7 +85,7 @@ def plain_expert_rows(
 def _experts(
     counts: Sequence[int], order: Tensor, matrices: Sequence[Tensor]
 ) -> Iterator[tuple[slice, Tensor, Sequence[Tensor]]]:
-    """Of each expert: where its pairs stand in `order`, these, and its matrices.
+    """Yields, for each expert, where its pairs are in `order`, the pairs, and its matrices.
 
     counts (2, 0, 1) of order (4, 1, 3): slice(0, 2) with (4, 1), slice(2, 2) with none, slice(2, 3) with (3)."""
     begin = 0
@@ -123,7 +123,7 @@ class _ExpertRows(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         (dy,) = grads
         order, x, weights, gates, ups, *matrices = ctx.saved_tensors
-        if torch.is_grad_enabled():  # of a gradient that is differentiated itself
+        if torch.is_grad_enabled():  # the gradient will be differentiated itself
             return (
                 None,
                 None,
@@ -132,13 +132,13 @@ class _ExpertRows(torch.autograd.Function):
             )
         w, each, wants = weights.flatten(), weights.shape[1], ctx.needs_input_grad[5:]
         dx, dw = torch.zeros_like(x), torch.empty_like(w)
-        made: list[Tensor | None] = []
+        d_matrices: list[Tensor | None] = []
         for e, (at, pairs, (gate, up, down)) in enumerate(_experts(ctx.counts, order, matrices)):
-            wanted = wants[MATRICES * e : MATRICES * (e + 1)]
+            needed = wants[MATRICES * e : MATRICES * (e + 1)]
             if not len(pairs):
-                made += [
+                d_matrices += [
                     torch.zeros_like(m) if want else None
-                    for m, want in zip((gate, up, down), wanted, strict=True)
+                    for m, want in zip((gate, up, down), needed, strict=True)
                 ]
                 continue
             row, by = pairs // each, w[pairs, None]
@@ -149,5 +149,5 @@ class _ExpertRows(torch.autograd.Function):
             dw[pairs] = torch.linalg.vecdot(dh, h)
             dx.index_add_(0, row, input_product(dg, gate).add_(input_product(du, up)))
             sides = ((dg, of_expert), (du, of_expert), (dy_of, h.mul_(by)))
-            made += [a.T @ b if want else None for (a, b), want in zip(sides, wanted, strict=True)]
-        return None, None, None, dx, dw.view_as(weights), *made
+            d_matrices += [a.T @ b if want else None for (a, b), want in zip(sides, needed, strict=True)]
+        return None, None, None, dx, dw.view_as(weights), *d_matrices

@@ -20,7 +20,7 @@ from headway.tokens import Tokens
 
 RouterScore = Literal["softmax", "sigmoid"]
 TINY = 1e-20
-"""What weights are divided by at least: sigmoids may all be 0."""
+"""The least divisor of weights: sigmoids may all be 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,8 @@ class Experts:
 
 
 class Routed(NamedTuple):
-    """What a router gave to the rows of a layer: logits [R, E], and which rows are tokens, None where all are [R]."""
+    """The output of a router for the rows of a layer: logits [R, E], and which rows are tokens [R], None where all
+    are."""
 
     experts: Experts
     logits: Tensor
@@ -106,11 +107,11 @@ class Routed(NamedTuple):
 
 
 class Router(nn.Linear):
-    """Which experts each row is given to, and with which weights. Computed in float32 or wider, whatever the dtype of
-    its matrix [E, M] is: a rounded score may choose another expert.
+    """Chooses the experts of each row, and their weights. Computed in float32 or wider, whatever the dtype of its
+    matrix [E, M] is: a rounded score may choose another expert.
 
-    `e_score_correction_bias` is c, float32 in models of every dtype. No gradient reaches it, and training leaves it
-    as it is. `heard` is told what it gives with gradients, where somebody listens."""
+    `e_score_correction_bias` is c, float32 in models of every dtype. No gradient reaches it, and training leaves it as
+    it is. Outputs with gradients are appended to `heard` where that is a list."""
 
     e_score_correction_bias: Tensor | None
     heard: list[Routed] | None
@@ -160,9 +161,9 @@ class MixtureOfExperts(nn.Module):
     """`Experts` as a layer: feed-forwards (`FeedForward`, whose arguments the others are) behind a `Router`.
 
     Rows are sorted by their experts, and each expert that was chosen runs once, on its rows: one row reads the weights
-    of K experts alone. What a row's experts give is added up in the order of their scores, and in training in float32
-    of their numbers (`headway.nn.expert_rows`), whatever other rows there are. Where gradients are recorded, experts
-    without rows run, too, on none: their gradient is 0.
+    of K experts alone. The outputs of a row's experts are added up in the order of their scores, and in training in
+    float32 of their numbers (`headway.nn.expert_rows`), whatever other rows there are. Where gradients are recorded,
+    experts without rows run, too, on none: their gradient is 0.
 
     Parameters bear the names that most families have: gate (the router), experts.N, shared_expert, shared_expert_gate.
     """
@@ -191,15 +192,15 @@ class MixtureOfExperts(nn.Module):
         self.ranks: ExpertParallel | None = None
 
     def divide(self, ranks: ExpertParallel) -> range:
-        """Leave of the experts those of a rank, which then exchanges rows with the others; their numbers."""
-        own = ranks.share(len(self.experts))
-        for i in {*range(len(self.experts))} - {*own}:
+        """Keeps only the experts of a rank, which then exchanges rows with the others; returns their numbers."""
+        local = ranks.share(len(self.experts))
+        for i in {*range(len(self.experts))} - {*local}:
             self.experts[i] = nn.Identity()
         self.ranks = ranks
-        return own
+        return local
 
     def forward(self, x: Tensor, tokens: Tokens | None = None) -> Tensor:
-        """[..., M] -> [..., M]; `tokens` of x [B, T, M] say which rows are some, where losses of routers are wanted."""
+        """[..., M] -> [..., M]; `tokens` of x [B, T, M] say which rows are tokens, for the losses of routers."""
         rows = x.reshape(-1, x.shape[-1])
         listens = tokens is not None and self.gate.heard is not None
         real = tokens.valid.expand(x.shape[:-1]).flatten() if tokens is not None and listens else None
@@ -215,24 +216,24 @@ class MixtureOfExperts(nn.Module):
         return y.view(x.shape)
 
     def _routed(self, rows: Tensor, real: Tensor | None = None) -> Tensor:
-        """What the chosen experts give to each row."""
+        """The sum of the outputs of the chosen experts for each row."""
         chosen, weights = self.gate(rows, real)
         order = chosen.flatten().argsort(stable=True)
         back = order.argsort()
         counts = chosen.flatten().bincount(minlength=len(self.experts))
         if self.ranks is None and (y := expert_rows(self.experts, rows, weights, order, counts)) is not None:
             return y
-        given: Tensor = _Reordered.apply(rows, order, back)  # type: ignore[no-untyped-call]
+        xs: Tensor = _Reordered.apply(rows, order, back)  # type: ignore[no-untyped-call]
         ranks = self.ranks
-        made = self._each(given, counts.tolist()) if ranks is None else ranks.apply(given, counts, self._each)
-        each: Tensor = _Reordered.apply(made, back, order)  # type: ignore[no-untyped-call]
+        ys = self._each(xs, counts.tolist()) if ranks is None else ranks.apply(xs, counts, self._each)
+        each: Tensor = _Reordered.apply(ys, back, order)  # type: ignore[no-untyped-call]
         return torch.bmm(weights[:, None].to(each.dtype), each.view(*chosen.shape, rows.shape[-1]))[:, 0]
 
     def _each(self, rows: Tensor, counts: list[int]) -> Tensor:
-        """What the experts that are here make of the rows of each, side by side."""
-        own = [expert for expert in self.experts if not isinstance(expert, nn.Identity)]
+        """The outputs of the experts of this rank on the rows of each, side by side."""
+        local = [expert for expert in self.experts if not isinstance(expert, nn.Identity)]
         every = torch.is_grad_enabled() or not len(rows)
-        parts = zip(own, rows.split(counts), strict=True)
+        parts = zip(local, rows.split(counts), strict=True)
         return torch.cat([expert(part) for expert, part in parts if every or len(part)])
 
 

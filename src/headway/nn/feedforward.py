@@ -1,4 +1,4 @@
-"""What is done to each token alone: attention gathers, the feed-forward transforms.
+"""The feed-forward, which transforms each token by itself.
 
 Legend: M width of the model, F width of the hidden layer.
 """
@@ -21,7 +21,7 @@ from headway.nn.weights.base import needs_gradient
 
 CHUNK = 512
 """Tokens whose hidden layers are computed at a time where nothing is kept of them: they stay in the CPU's cache, and in
-memory that is there already (`docs/log.md`)."""
+memory that is mapped already (`docs/log.md`)."""
 
 
 def swish(x: Tensor, beta: float = 1.0) -> Tensor:
@@ -64,9 +64,9 @@ class FeedForward(nn.Module):
     With `gated`, down(act(gate(x)) * up(x)): SwiGLU where act is SiLU (Shazeer 2020). Parameters 3 * M * F (+ 2 F + M).
 
     `activation`: a name in `ACTIVATIONS` or `TRAINED`, "relu" unless given, "silu" with a gate. `dropout`: probability
-    for what down is given, in training. `scales`: factors of what down and gate give (Falcon-H1). `sparsity`: the share
-    of hidden units that are 0 where gates are normally distributed: act is given relu(g - mean(g) - z std(g)) of the F
-    gates g of a token, with z the normal quantile of that share (Gemma 3n); 0 leaves them as they are."""
+    for the input of down, in training. `scales`: factors on the outputs of down and gate (Falcon-H1). `sparsity`: the
+    share of hidden units that are 0 where gates are normally distributed: act is given relu(g - mean(g) - z std(g)) of
+    the F gates g of a token, with z the normal quantile of that share (Gemma 3n); 0 leaves them as they are."""
 
     def __init__(
         self,
@@ -99,8 +99,8 @@ class FeedForward(nn.Module):
         return torch.cat([self._transform(chunk) for chunk in chunks]).view(*x.shape[:-1], -1)
 
     def _keeps(self, x: Tensor) -> bool:
-        """Whether all hidden layers are wanted at once: for the backward, by who does not run the native kernels, and
-        by weights that are unpacked, so that they are once."""
+        """Whether all hidden layers are computed at once: for the backward, without the native kernels, and for weights
+        that are unpacked, so that they are unpacked only once."""
         if self.training or self.down_proj.kept.unpacks or not rows.runs(x):
             return True
         return needs_gradient(x, *self.parameters())

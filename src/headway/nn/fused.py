@@ -34,7 +34,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 """Activations by the names that Hugging Face configs use, and gpt-oss's, which has none there; "relu2" is max(x, 0)^2
 (So et al. 2021, section 3)."""
 UPS: Mapping[str, Callable[[Tensor], Tensor]] = {"clamped_swiglu": lambda up: up.clamp(-LIMIT, LIMIT) + 1}
-"""What some multiply by instead of up itself: of gpt-oss (up + 1), held to its limits."""
+"""Factors of some activations instead of up itself: (up + 1) in gpt-oss, with up clamped."""
 
 
 def normed(kind: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -61,8 +61,8 @@ def add_norm(
         total = x + y
         return normed(kind, total, weight, bias, eps), total
     if not needs_gradient(x, y, weight, bias):
-        made = rows.norm(kind, x, y, weight, bias, eps)
-        return made.y, made.sum
+        result = rows.norm(kind, x, y, weight, bias, eps)
+        return result.y, result.sum
     both: tuple[Tensor, Tensor] = _Norm.apply(kind, eps, x, y, weight, bias)  # type: ignore[no-untyped-call]
     return both
 
@@ -71,7 +71,7 @@ def gated(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
     """act(gate) * up, or act(gate) where there is no up; `act` is a name in `ACTIVATIONS`. Only gate and up are kept
     for the backward. (Shazeer 2020.)"""
     one_shape = up is not None and up.shape == gate.shape
-    alone = up is None and act != "relu"  # whose result says its slope
+    alone = up is None and act != "relu"  # ReLU's backward needs only its result
     if act in UPS:
         if rows.visible(gate, up) or not needs_gradient(gate, up):
             return plain_gated(gate, up, act)
@@ -115,7 +115,7 @@ def _plain_norm(kind: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | Non
 
 
 def _takes_norm(x: Tensor, *vectors: Tensor | None) -> bool:
-    """Whether weight and bias have a number for each column: others are broadcast, or raise."""
+    """Whether weight and bias have a number for each column: torch broadcasts others, or raises."""
     return all(v is None or v.shape == x.shape[-1:] for v in vectors)
 
 
@@ -130,11 +130,11 @@ class _Norm(torch.autograd.Function):
         weight: Tensor | None,
         bias: Tensor | None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        made = rows.norm(kind, x, y, weight, bias, eps)
+        result = rows.norm(kind, x, y, weight, bias, eps)
         ctx.set_materialize_grads(False)
         ctx.kind, ctx.eps, ctx.adds = kind, eps, y is not None
-        ctx.save_for_backward(made.sum, made.mean, made.by, weight, bias)
-        return (made.y, made.sum) if ctx.adds else made.y
+        ctx.save_for_backward(result.sum, result.mean, result.by, weight, bias)
+        return (result.y, result.sum) if ctx.adds else result.y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, d_sum: Tensor | None = None) -> tuple[Any, ...]:
@@ -146,8 +146,8 @@ class _Norm(torch.autograd.Function):
             dx, dw, db = again(lambda x, w, b: _plain_norm(ctx.kind, x, w, b, ctx.eps), (x, weight, bias), dy)
             dx = dx if d_sum is None or dx is None else dx + d_sum
         else:
-            made = rows.Normed(x, x, mean, by)
-            dx, dw, db = rows.norm_backward(ctx.kind, dy, d_sum, made, weight, want_w, want_b)
+            result = rows.Normed(x, x, mean, by)
+            dx, dw, db = rows.norm_backward(ctx.kind, dy, d_sum, result, weight, want_w, want_b)
         return None, None, dx, dx if ctx.adds else None, dw, db
 
 
@@ -166,8 +166,8 @@ class _Gated(torch.autograd.Function):
         if ctx.act in UPS:
             with torch.enable_grad():
                 inputs = tuple(None if t is None else t.detach().requires_grad_() for t in (gate, up))
-                found = again(lambda gate, up: plain_gated(gate, up, ctx.act), inputs, grads[0])
-            return None, *(None if t is None else t.detach() for t in found)
+                gradients = again(lambda gate, up: plain_gated(gate, up, ctx.act), inputs, grads[0])
+            return None, *(None if t is None else t.detach() for t in gradients)
         return None, *rows.gate_backward(ctx.act, grads[0], gate, up)
 
 
@@ -184,15 +184,15 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         cos, sin = ctx.saved_tensors
-        there = [grad for grad in grads if grad is not None]
-        turned = iter(_Rotate.apply(cos, sin, ctx.pairing, not ctx.back, *there))  # type: ignore[no-untyped-call]
+        present = [grad for grad in grads if grad is not None]
+        turned = iter(_Rotate.apply(cos, sin, ctx.pairing, not ctx.back, *present))  # type: ignore[no-untyped-call]
         return None, None, None, None, *(None if grad is None else next(turned) for grad in grads)
 
 
 def again(
     run: Callable[..., Tensor], inputs: tuple[Tensor | None, ...], dy: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of `run(*inputs)` through its own graph, so that they can be differentiated."""
-    wanted = [t for t in inputs if t is not None and t.requires_grad]
-    grads = iter(torch.autograd.grad(run(*inputs), wanted, dy, create_graph=True))
+    """The gradients of `run(*inputs)` through its own graph, so that they can be differentiated themselves."""
+    trained = [t for t in inputs if t is not None and t.requires_grad]
+    grads = iter(torch.autograd.grad(run(*inputs), trained, dy, create_graph=True))
     return tuple(next(grads) if t is not None and t.requires_grad else None for t in inputs)

@@ -1,4 +1,4 @@
-"""Gates of what attention gives.
+"""Gates on the output of attention.
 
 Legend: H query heads, E per value.
 """
@@ -16,11 +16,11 @@ from headway.nn.fused import ACTIVATIONS, gated
 Gate = Literal["head", "channel"]
 GATES: tuple[str, ...] = get_args(Gate)
 GATE_ACTS: Mapping[str, Callable[[Tensor], Tensor]] = {"sigmoid": torch.sigmoid, "softplus": softplus}
-"""What is made of a gate before it multiplies."""
+"""Functions of a gate before it multiplies."""
 
 
 def check_gate(what: str, gate: str | None, act: str) -> None:
-    """Raises ConfigError for a gate, or for what is made of it, that `what` is given and there is none of."""
+    """Raises ConfigError, which begins with `what`, for an unknown gate or gate_act."""
     if gate is not None:
         check_known(gate, GATES, f"{what}: there is no gate")
     check_known(act, GATE_ACTS, f"{what}: there is no gate_act")

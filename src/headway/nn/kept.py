@@ -31,7 +31,7 @@ class Keeps(nn.Module):
         return self._form.with_tensors(buffers)
 
     def keep(self, weight: Weight) -> None:
-        """Put a weight in the place of the matrix."""
+        """Replace the matrix by a weight."""
         for name in self._dtypes:
             del self._buffers[name]
         if isinstance(weight, Plain):
@@ -44,7 +44,7 @@ class Keeps(nn.Module):
         self._dtypes = {name: t.dtype for name, t in tensors.items()}
         self._form = weight.with_tensors({name: t.new_empty(1) for name, t in tensors.items()})
         for name, t in tensors.items():
-            # floats under the name of integers, which a cast of the model leaves as they are
+            # floats are stored as integers, which a cast of the model leaves unchanged
             bits = t.view(INTEGERS[t.itemsize]) if t.is_floating_point() else t
             self.register_buffer(name, bits, persistent=not weight.exact)
 
@@ -54,7 +54,7 @@ class Keeps(nn.Module):
 
     @property
     def coded(self) -> bool:
-        """Whether a state dict has other tensors than `weight` of it."""
+        """Whether its state dict has other tensors than `weight`."""
         return self._form is not None and not self._form.exact
 
     @property
@@ -74,9 +74,9 @@ class Keeps(nn.Module):
 
 
 def kept_as(model: nn.Module) -> str:
-    """How the weights of a model are kept, as reports say it: "14 layers in int4, else float32"."""
+    """Describes how the weights of a model are kept, for reports: "14 layers in int4, else float32"."""
     layers = (m for m in model.modules() if isinstance(m, Keeps) and m._form is not None)
     counts = Counter(layer.kept.name for layer in layers).most_common()
-    said = [f"{count} layer{'s' * (count > 1)} in {name}" for name, count in counts]
+    parts = [f"{count} layer{'s' * (count > 1)} in {name}" for name, count in counts]
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return ", ".join([*said, f"else {dtype}"]) if said else dtype
+    return ", ".join([*parts, f"else {dtype}"]) if parts else dtype

@@ -16,12 +16,12 @@ from headway.nn.weights import Weight
 
 
 class Linear(Keeps, nn.Linear):
-    """x W^T (+ b), and what its active adapters add: the only product with weights in the library, beside that of
-    routers (`headway.nn.experts`).
+    """x W^T (+ b), plus its active adapters: the only product with weights in the library, beside that of routers
+    (`headway.nn.experts`).
 
         y = leave(W enter(x) + sum of adapters) + b        enter, leave: messages to the ranks that share the layer
 
-    What varies are fields, so that every combination is there:
+    Variants are fields, so that all can be combined:
 
     Attributes:
         kept: W, in one of the forms of `headway.nn.weights.WEIGHTS` (`Keeps`).
@@ -63,7 +63,7 @@ class Linear(Keeps, nn.Linear):
         return super().kept if self.embedding is None or self._form is not None else self.embedding.kept
 
     def keep(self, weight: Weight) -> None:
-        """Put a weight in the place of W."""
+        """Replace W by a weight."""
         self.out_features, self.in_features = weight.shape
         super().keep(weight)
 
@@ -74,27 +74,27 @@ class Linear(Keeps, nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
-        if self.share is None and not self.active:  # as most are: each call of Python counts in small models
+        if self.share is None and not self.active:  # the usual case: each Python call counts in small models
             return self.kept.product(x, self.bias)
         return self.leave(self.local(self.enter(x)))
 
     def enter(self, x: Tensor) -> Tensor:
-        """What `local` is given for x."""
+        """The input of `local` for x."""
         return x if self.share is None else self.share.enter(x)
 
     def local(self, x: Tensor) -> Tensor:
-        """What is computed without a message to other ranks."""
+        """The part of the layer that needs no message to other ranks."""
         return self._adapted(x, self.kept, None)
 
     def leave(self, y: Tensor) -> Tensor:
-        """What the layer makes of `local`."""
+        """The output of the layer, from that of `local`."""
         if self.share is None:
             return y
         y = self.share.leave(y)
         return y if self.bias is None or not self.share.axis else y + self.bias
 
     def _adapted(self, x: Tensor, weight: Weight, product: Tensor | None) -> Tensor:
-        """`local`; `product` is x W^T + `local_bias` where that is there already."""
+        """`local`; `product` is x W^T + `local_bias` where that is known already."""
         bias = self.local_bias
         y = weight.product(x, bias) if product is None else product
         parts = self.beside
@@ -110,12 +110,12 @@ class Linear(Keeps, nn.Linear):
 
     @property
     def local_bias(self) -> Tensor | None:
-        """What `local` adds to its product: nothing where outputs are summed over ranks first."""
+        """The bias in `local`: none where outputs are summed over ranks first."""
         return None if self.share is not None and self.share.axis else self.bias
 
     def divide(self, share: Share) -> None:
-        """Leave a rank's part of the weight, the bias and the adapters, in place. Raises ConfigError where
-        ranks do not divide the layer; the weight has no `part_reason`."""
+        """Keep only a rank's part of the weight, the bias and the adapters, in place. Raises ConfigError where ranks do
+        not divide the layer; the weight has no `part_reason`."""
         rows = share.part(self.in_features if share.axis else self.out_features)
         if self.embedding is None:
             self.keep(self.kept.part(share.axis, rows))
@@ -133,7 +133,7 @@ class Linear(Keeps, nn.Linear):
         return self._unmerged is not None
 
     def merge(self) -> None:
-        """Put the active adapters into the weight, which is kept beside."""
+        """Put the active adapters into the weight; the original is kept, too."""
         if self._unmerged is None:
             self._unmerged = self.weight.data
             self.weight.data = merged_weight(self._unmerged, [self.adapters[name] for name in self.active])
@@ -152,8 +152,8 @@ class Linear(Keeps, nn.Linear):
 
 
 def products(x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
-    """layer(x) of each. x enters once where ranks share the layers, and forms of one kind share work: int8
-    and int4 round x once."""
+    """layer(x) of each layer. x enters once where ranks share the layers, and forms of one kind share work: int8 and
+    int4 round x once."""
     hooked = any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
     if hooked and layers[0].share is None:
         return [layer(x) for layer in layers]
@@ -161,12 +161,12 @@ def products(x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
     if hooked:
         return [layer.leave(layer.local(x)) for layer in layers]
     weights = [layer.kept for layer in layers]
-    made = weights[0].side_by_side(x, weights, [layer.local_bias for layer in layers])
+    outputs = weights[0].side_by_side(x, weights, [layer.local_bias for layer in layers])
     if not any(layer.active or layer.share for layer in layers):
-        return made
+        return outputs
     return [
         layer.leave(layer._adapted(x, weight, product))
-        for layer, weight, product in zip(layers, weights, made, strict=True)
+        for layer, weight, product in zip(layers, weights, outputs, strict=True)
     ]
 
 

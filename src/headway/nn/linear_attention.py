@@ -80,18 +80,18 @@ class LinearMixer(Mixer):
             self._check_cache(cache, layer.rotary.positions)
         if memory is not None:
             (q,) = layer.projected(x_BTM, "q")
-            given = self.linear, self.pattern, tokens, memory.tokens, None
-            return prepare(q, memory.k, memory.v, *given).attend(None, self.form)
+            options = self.linear, self.pattern, tokens, memory.tokens, None
+            return prepare(q, memory.k, memory.v, *options).attend(None, self.form)
         q_BHTD, k_BKTD, v_BKTE = layer.projected(x_BTM)
         if isinstance(cache, PagedStates):
             out = self._by_rows(layer, (q_BHTD, k_BKTD, v_BKTE), cache, tokens)
             return out if selected is None else selected.take(out, 2)
         if rotation is not None and rotation.rotates_values:
             v_BKTE = rotation.apply(v_BKTE)
-        own = prepare(q_BHTD, k_BKTD, v_BKTE, self.linear, self.pattern, tokens, tokens, rotation)
+        prepared = prepare(q_BHTD, k_BKTD, v_BKTE, self.linear, self.pattern, tokens, tokens, rotation)
         if record is not None:
-            record.add(layer, LinearAttended(own, tokens))
-        out_BHTE = own.attend(None, self.form)
+            record.add(layer, LinearAttended(prepared, tokens))
+        out_BHTE = prepared.attend(None, self.form)
         return out_BHTE if selected is None else selected.take(out_BHTE, 2)
 
     def _by_rows(
@@ -103,10 +103,10 @@ class LinearMixer(Mixer):
         rotation = layer.rotary(rows.tokens, q.dtype)
         if rotation is not None and rotation.rotates_values:
             v = rotation.apply(v)
-        own = prepare(q, k, v, self.linear, self.pattern, rows.tokens, rows.tokens, rotation)
+        prepared = prepare(q, k, v, self.linear, self.pattern, rows.tokens, rows.tokens, rotation)
         past = LinearState(*cache.read())
-        cache.write(past.merge(own.state()).tensors)
-        out = own.attend(past, self.form)
+        cache.write(past.merge(prepared.state()).tensors)
+        out = prepared.attend(past, self.form)
         return out.transpose(0, 1).flatten(1, 2)[:, rows.back].unsqueeze(0)
 
     def _check_cache(self, cache: LayerCache, positions: PositionScheme) -> None:

@@ -63,7 +63,7 @@ def only_rows(rows: Mapping[str, Tensor]) -> Iterator[None]:
 
 
 class LowRank(nn.Module):
-    """What an adapter adds to the product x W^T of a layer:
+    """The term that an adapter adds to the product x W^T of a layer:
 
         LoRA   s (x A^T) B^T                                              A [R, I], B [O, R]
         DoRA   g (x W^T + s (x A^T) B^T) - x W^T,  g = m / |W + s B A|    m [O], a norm for each row
@@ -71,8 +71,8 @@ class LowRank(nn.Module):
     B A is never made. The norm is a constant in the backward pass, as in section 4.3 of Liu et al.; its square is
     |W|^2 + 2 s (W A^T) . B + s^2 (B A A^T) . B, row by row.
 
-    `share`: of a layer that ranks share, which part this is. Of columns a rank has those of A, and B and m as a whole,
-    whose gradients are sums over ranks; of rows those of B and m, and A as a whole.
+    `share`: the part of a layer that ranks share. Where columns are cut, a rank has columns of A, and all of B and m,
+    whose gradients are summed over ranks; where rows are cut, rows of B and m, and all of A.
     """
 
     def __init__(
@@ -85,7 +85,8 @@ class LowRank(nn.Module):
         self.lora_magnitude_vector = None if magnitude is None else nn.Parameter(magnitude)
 
     def forward(self, x: Tensor, weight: Weight, product: Tensor) -> Tensor:
-        """[..., I] -> [..., O], in the dtype of `product`, which is x W^T; computed in that of A where nobody casts."""
+        """[..., I] -> [..., O], in the dtype of `product`, which is x W^T; computed in the dtype of A without
+        autocast."""
         inputs = x if torch.is_autocast_enabled(x.device.type) else x.to(self.lora_A.dtype)
         drops = self.training and self.lora.dropout > 0
         inputs = dropped(inputs, self.lora.dropout, self.share) if drops else inputs
@@ -96,7 +97,7 @@ class LowRank(nn.Module):
         return low.to(product.dtype)
 
     def over_inputs(self, squares: Tensor) -> Tensor:
-        """The squares of all inputs of a row, where `squares` are those of this rank's."""
+        """Sums of squares over all inputs of a row, from `squares` over this rank's."""
         if self.share is not None and self.share.axis:
             return self.share.tensor.exchange.sum(squares)
         return squares
@@ -115,7 +116,7 @@ class LowRank(nn.Module):
         return torch.div(self.lora_magnitude_vector, norm)
 
     def part(self, share: Share) -> "LowRank":
-        """What a rank has of it, beside its part of the layer."""
+        """A rank's part of it, beside its part of the layer."""
         a, b, m = self.lora_A, self.lora_B, self.lora_magnitude_vector
         if share.axis:
             a = part_of(a, 1, share.part(a.shape[1]))
@@ -136,13 +137,13 @@ class LowRank(nn.Module):
 
 
 def in_its_rows(name: str, y: Tensor) -> Tensor:
-    """What an adapter adds, [..., T, O], in the rows that it is added to (`only_rows`), and 0 in others."""
+    """The term y of an adapter, [..., T, O], in the rows that it is added to (`only_rows`), and 0 in others."""
     rows = _rows.get().get(name)
     return y if rows is None else y.masked_fill(~rows, 0)
 
 
 def merged_weight(w: Tensor, adapters: Sequence[nn.Module]) -> Tensor:
-    """W + sum of what each adapter alone adds to it, computed in float32 or wider and rounded once to W's dtype."""
+    """W + the sum of the changes by each adapter alone, computed in float32 or wider and rounded once to W's dtype."""
     wide = w.to(torch.promote_types(w.dtype, torch.float32))
     parts = [adapter for adapter in adapters if isinstance(adapter, LowRank)]
     if len(parts) == 1:

@@ -1,7 +1,7 @@
-"""What an attention layer mixes values with: from keys and values to a query's result.
+"""Mixers of attention layers: from keys and values to a query's result.
 
-Each mixer says once what it cannot do: with positions, scores and dropout when its layer is made (`check`), with caches
-and memory when it is called.
+Each mixer checks in one place what it cannot do: with positions, scores and dropout when its layer is made (`check`),
+with caches and memory when it is called.
 
 Legend: B rows, T tokens, N global tokens of the row that has most, M width, H query heads, K kv heads, D per query and
 key, E per value.
@@ -35,25 +35,25 @@ from headway.tokens import SlotSelection, Tokens
 class MixingLayer(nn.Module):
     """A layer that a `Block` mixes tokens with, called as `AttentionLayer.forward` is without memory.
 
-    rotary: what its positions turn; None where there is no such thing.
+    rotary: the rotations of its positions; None where it has none.
     """
 
     rotary: RotaryEmbedding | None
 
     def state(self, dtype: torch.dtype) -> StateSpec | None:
-        """What its cache keeps of a text beside keys in `dtype`; None is keys and values."""
+        """The state in its cache for each text, beside keys in `dtype`; None is keys and values."""
         return None
 
     def initialize_(self, generator: torch.Generator | None = None) -> None:
-        """Fills what `headway.models.build.initialize_` fills otherwise than the layer wants it, in place."""
+        """Fills parameters, in place, that need other values than those of `headway.models.build.initialize_`."""
 
 
 SharedKeys = dict[Any, KeyValues | None]
-"""Layers whose keys and values later ones attend to, too, and what these are once they are computed."""
+"""Layers whose keys and values later layers attend to, too, and these once they are computed."""
 
 
 class Call(NamedTuple):
-    """What a layer is called with beside x, as in `AttentionLayer.forward`; `rotation` where positions rotate."""
+    """The arguments of a layer beside x, as in `AttentionLayer.forward`; `rotation` where positions rotate."""
 
     tokens: Tokens
     cache: LayerCache | None
@@ -67,7 +67,7 @@ class Call(NamedTuple):
 
 
 class Projections(Protocol):
-    """What a mixer is given of its layer: see `AttentionLayer`."""
+    """The part of its layer that a mixer sees: see `AttentionLayer`."""
 
     dropout: float
     training: bool
@@ -84,7 +84,7 @@ class Projections(Protocol):
 
 
 class Mixer(ABC):
-    """From what a layer's tokens are made of to each query's mean of values, heads not yet joined.
+    """From the inputs of a layer to each query's mean of values, heads not yet joined.
 
     pattern              which keys each query may see
     global_projections   whether it asks for a second set of projections
@@ -157,7 +157,7 @@ class SoftmaxMixer(Mixer):
         return self._of_slots(layer, q_BHTD, keys, call)
 
     def _attend_shared(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
-        """`attend` to what an earlier layer attended to in this call, its past included."""
+        """`attend` to the keys and values of an earlier layer in this call, its past included."""
         keys = None if call.shared is None or layer.kv_from is None else call.shared.get(layer.kv_from)
         if keys is None:
             raise ConfigError(
@@ -168,7 +168,7 @@ class SoftmaxMixer(Mixer):
         return self._of_slots(layer, q_BHTD, keys, call)
 
     def _of_slots(self, layer: Projections, q_BHTD: Tensor, keys: KeyValues, call: Call) -> Tensor:
-        """What queries get, those of the selected slots alone where there are such."""
+        """The results of queries, of the selected slots alone where there are such."""
         self.keep(layer, q_BHTD, keys, call)
         if call.selected is None:
             return self.softmax(layer, q_BHTD, keys, call)
@@ -179,14 +179,15 @@ class SoftmaxMixer(Mixer):
         )
 
     def _numbers_slots(self, layer: Projections, call: Call) -> bool:
-        """Whether a query's result depends on its slot, or the backend takes no others than the slots of the keys."""
+        """Whether a query's result depends on its slot, or the backend takes no other queries than the slots of the
+        keys."""
         steps = (*call.score, *layer.score.steps)
         backend = BACKENDS.get(self.backend)
         apart = backend is None or backend.capabilities.any_queries
         return not apart or (layer.training and layer.dropout > 0) or any(step.by_slot for step in steps)
 
     def keep(self, layer: Projections, q: Tensor, keys: KeyValues, call: Call) -> None:
-        """Adds what `softmax` is given to the record of the call, if there is one."""
+        """Adds the inputs of `softmax` to the record of the call, if there is one."""
         if call.record is not None:
             score = (*call.score, *layer.score())
             seen = q, call.tokens, keys, self.pattern, score, self.scale, layer.sink_logit
@@ -266,22 +267,23 @@ class GlobalMixer(SoftmaxMixer):
         else:
             out_BHNE = every.softmax(layer, q_BHND, keys, call._replace(tokens=chosen))
         index = index.expand(out_BHNE.shape)
-        there = chosen.valid[:, None, :, None]
-        return out_BHTE.scatter(2, index, torch.where(there, out_BHNE, out_BHTE.gather(2, index)))
+        valid = chosen.valid[:, None, :, None]
+        return out_BHTE.scatter(2, index, torch.where(valid, out_BHNE, out_BHTE.gather(2, index)))
 
     @cached_property
     def local(self) -> SoftmaxMixer:
-        """Of local queries: the pattern without what global queries see, whose answers are by the other projections."""
+        """The mixer of local queries: the pattern without global queries, whose results come from the other
+        projections."""
         pattern = without(self.pattern, Kind.GLOBAL_QUERIES)
         return SoftmaxMixer(pattern, self.scale, self.backend, self.first_head)
 
 
 def _global_slots(tokens: Tokens, rows: int) -> tuple[Tensor, Tokens]:
-    """Slots [B, N] of the global tokens, row by row, and their tokens; a row with fewer ends in empty tokens on
-    slots that are not global."""
+    """Returns slots [B, N] of the global tokens, row by row, and their tokens; a row with fewer than N ends in empty
+    tokens on slots that are not global."""
     assert tokens.is_global is not None
-    wanted = (tokens.is_global & tokens.valid).expand(rows, -1)
-    most = int(wanted.sum(1).max())
-    at = wanted.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]
+    is_global = (tokens.is_global & tokens.valid).expand(rows, -1)
+    most = int(is_global.sum(1).max())
+    at = is_global.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]
     chosen = replace(tokens.gather(at), is_global=None)
-    return at, replace(chosen, index=torch.where(wanted.gather(1, at), chosen.index, -1))
+    return at, replace(chosen, index=torch.where(is_global.gather(1, at), chosen.index, -1))

@@ -45,10 +45,10 @@ class InOrder(NamedTuple):
         return x if self.valid is None else x.masked_fill(~self.valid.unsqueeze(-1), 0.0)
 
     def tail(self, x: Tensor, past: Tensor | None, count: int) -> Tensor:
-        """The last `count` of each row of x [B, T, C] and its past, [B, count, C]; zeros where there are fewer."""
+        """The last `count` tokens of each row of past and x [B, T, C], [B, count, C]; zeros where there are fewer."""
         rows, slots, channels = x.shape
         past = x.new_zeros(rows, count, channels) if past is None else past
-        if self.valid is None:  # of 2 and x [1, 2, 3]: [2, 3]; of 2, a past [8, 9] and x [1]: [9, 1]
+        if self.valid is None:  # 2 of x [1, 2, 3]: [2, 3]; 2 of past [8, 9] and x [1]: [9, 1]
             last = x[:, max(slots - count, 0) :]
             return torch.cat((past[:, last.shape[1] :], last), 1)
         every = torch.cat((past, x), 1)
@@ -57,12 +57,12 @@ class InOrder(NamedTuple):
 
 
 class StateLayer(MixingLayer):
-    """A layer whose past is a state of one size: products of its input, what is mixed of them in the order of tokens,
-    and a product of that, `o_proj`. There are no positions: the state has the order.
+    """A layer whose past is a state of one size: projections of its input, a mix of them in the order of tokens, and a
+    projection of that, `o_proj`. There are no positions: the state has the order.
 
     Args:
         width: M.
-        of: the value that it is made of.
+        of: the value that describes it.
         output_dropout: probability for the output, in training mode.
     """
 
@@ -74,14 +74,14 @@ class StateLayer(MixingLayer):
         self.drop_output = nn.Dropout(output_dropout)
 
     def inputs(self, x: Tensor) -> Sequence[Tensor]:
-        """What is made of each token by itself, each [B, T, *]."""
+        """The projections of each token by itself, each [B, T, *]."""
         raise NotImplementedError
 
     def mix(
         self, inputs: Sequence[Tensor], order: InOrder, past: Sequence[Tensor] | None
     ) -> tuple[Tensor, Sequence[Tensor]]:
-        """What `o_proj` is given [B, T, *], and the state after the last token of each row, of inputs in order and the
-        state before them, None for none."""
+        """Inputs in order, and the state before them (None for none) -> the input of `o_proj` [B, T, *], and the state
+        after the last token of each row."""
         raise NotImplementedError
 
     def forward(
@@ -97,10 +97,10 @@ class StateLayer(MixingLayer):
         record: Record | None = None,
     ) -> Tensor:
         """[B, T, M] -> [B, T, M], or [B, N, M] of N selected slots. Documents know nothing of one another, and empty
-        slots give 0. Arguments as in `AttentionLayer.forward`; raises ConfigError for what is not there: rotations,
+        slots give 0. Arguments as in `AttentionLayer.forward`; raises ConfigError for what it does not have: rotations,
         scores, tokens of other ranks, weights to record, and for another cache."""
         name = type(self).__name__
-        there = {
+        wrong = {
             "rotation is given, but nothing is rotated": rotation is not None,
             "score is given, but there are no scores of pairs": bool(score),
             "the state is not passed on between the ranks of context parallel; train this model without it": (
@@ -109,7 +109,7 @@ class StateLayer(MixingLayer):
             "record is given, but there are no weights of pairs": record is not None
             and (self in record.layers or self in record.patterns),
         }
-        for what, is_so in there.items():
+        for what, is_so in wrong.items():
             if is_so:
                 raise ConfigError(f"{name}: {what}")
         if cache is None:

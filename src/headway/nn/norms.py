@@ -40,7 +40,7 @@ class LayerNorm(nn.LayerNorm):
 
     @property
     def gain(self) -> Tensor | None:
-        """What is multiplied; None without a weight."""
+        """The factor of each column; None without a weight."""
         return self.weight + self.offset if self.offset else self.weight
 
 
@@ -86,13 +86,13 @@ class RMSNorm(nn.Module):
 
     @property
     def gain(self) -> Tensor | None:
-        """What is multiplied: w, or offset + w in float32 at least; None without a weight."""
+        """The factor of each column: w, or offset + w in float32 at least; None without a weight."""
         if self.weight is None or not self.offset:
             return self.weight
         return self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)) + self.offset
 
     def divide(self, share: Share) -> None:
-        """Leave a rank's part of the weight, in place: of a norm without a bias."""
+        """Keep only a rank's part of the weight, in place; the norm has no bias."""
         assert self.bias is None
         part = share.part(self.width)
         self.weight = None if self.weight is None else part_of(self.weight, 0, part)
@@ -119,7 +119,7 @@ class RMSNorm(nn.Module):
 
 
 KINDS: Mapping[type[nn.Module], Norm] = {RMSNorm: "rms", LayerNorm: "layer"}
-"""The norms that are one pass."""
+"""The norms that have a kernel of one pass."""
 
 
 def make_norm(
@@ -136,7 +136,7 @@ def normed_sum(norm: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if type(norm) in KINDS and not (norm._forward_hooks or norm._forward_pre_hooks):
         assert isinstance(norm, RMSNorm | LayerNorm)
         gain, kind = norm.gain, KINDS[type(norm)]
-        if gain is None or not norm.offset or gain.dtype == x.dtype:  # else it is rounded behind the gain
+        if gain is None or not norm.offset or gain.dtype == x.dtype:  # otherwise it is rounded after the gain
             return add_norm(kind, x, y, gain, norm.bias, norm.eps)
     total = x + y
     return norm(total), total

@@ -38,19 +38,19 @@ def output_cross_entropy(
     cap: float | None = None,
     hits: bool = False,
 ) -> Losses:
-    """-ln softmax(layer(x))[target] of x [..., M] and targets [...], without ever holding all logits; with a `cap` c of
-    c tanh(layer(x) / c).
+    """-ln softmax(layer(x))[target] of x [..., M] and targets [...], without ever holding all logits; with a `cap` c
+    that of c tanh(layer(x) / c).
 
     `fused_cross_entropy` of a `Linear` with plain weights; for others, with a cap, and with a `label_smoothing`, 0
     included, `chunked_cross_entropy`, whose losses per target are differentiable. Raises DataError for a target that is
     not in the vocab. Where more than `SPARSE` of the targets are ignored, the layer is computed for the rest alone."""
-    wanted = targets != IGNORE_INDEX
-    if 0 < int(wanted.sum()) < (1 - SPARSE) * targets.numel():
+    trained = targets != IGNORE_INDEX
+    if 0 < int(trained.sum()) < (1 - SPARSE) * targets.numel():
         losses = output_cross_entropy(
-            layer, x[wanted], targets[wanted], vocab, label_smoothing=label_smoothing, cap=cap, hits=hits
+            layer, x[trained], targets[trained], vocab, label_smoothing=label_smoothing, cap=cap, hits=hits
         )
-        each = losses.each.new_zeros(targets.shape).masked_scatter(wanted, losses.each)
-        right = None if losses.hits is None else wanted.masked_scatter(wanted, losses.hits)
+        each = losses.each.new_zeros(targets.shape).masked_scatter(trained, losses.each)
+        right = None if losses.hits is None else trained.masked_scatter(trained, losses.hits)
         return losses._replace(each=each, hits=right)
     if not isinstance(layer, Linear) or layer.active or not isinstance(layer.kept, Plain):
         return chunked_cross_entropy(
@@ -89,40 +89,40 @@ class VocabEntropy:
     vocab: int
 
     @property
-    def own(self) -> range:
+    def ids(self) -> range:
         """This rank's ids."""
         return self.share.part(self.vocab)
 
     def rows(
         self, logits: Tensor, bias: Tensor | None, targets: Tensor, gradient: bool, hits: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """`rows_entropy` of this rank's logits [N, V / R]: by its kernels, for the largest as if it were the target,
-        whose logit is known; then rows are scaled to the sum of all ranks, and the targets put in."""
+        """`rows_entropy` of this rank's logits [N, V / R]: its kernels run as if the largest logit were the target;
+        then rows are scaled to the sum over all ranks, and the real targets put in."""
         keep = targets != IGNORE_INDEX
-        at, mine = placed(targets.clamp_min(0), self.own)
+        at, mine = placed(targets.clamp_min(0), self.ids)
         mine &= keep
         exact = torch.promote_types(logits.dtype, torch.float32)
         biased = logits if bias is None else logits.to(exact) + bias
-        best, best_at = (found.unsqueeze(1) for found in biased.max(-1))
+        best, best_at = (t.unsqueeze(1) for t in biased.max(-1))
         best = best.to(exact)
         target = biased.gather(1, at[:, None]).to(exact)
         del biased
         behind, d_logits = rows_entropy(
             logits, bias, best_at[:, 0].masked_fill(~keep, IGNORE_INDEX), gradient, None
         )
-        own = best + behind[:, None]
-        sent = [own, target.masked_fill(~mine[:, None], 0.0)]
+        lse_local = best + behind[:, None]
+        sent = [lse_local, target.masked_fill(~mine[:, None], 0.0)]
         if hits is not None:
-            sent += [best, (best_at + self.own.start).to(exact)]
-        found = torch.stack(self.share.tensor.exchange.gather(torch.cat(sent, 1)))
-        lse = found[..., 0].logsumexp(0)
-        losses = torch.where(keep, lse - found[..., 1].sum(0), 0.0)
+            sent += [best, (best_at + self.ids.start).to(exact)]
+        gathered = torch.stack(self.share.tensor.exchange.gather(torch.cat(sent, 1)))
+        lse = gathered[..., 0].logsumexp(0)
+        losses = torch.where(keep, lse - gathered[..., 1].sum(0), 0.0)
         if hits is not None:
-            first = found[..., 2].argmax(0, keepdim=True)  # of equals the smallest id
-            torch.logical_and(keep, found[..., 3].gather(0, first)[0] == targets, out=hits)
-        if gradient:  # that of rows which are not kept is 0
+            first = gathered[..., 2].argmax(0, keepdim=True)  # among equals the smallest id
+            torch.logical_and(keep, gathered[..., 3].gather(0, first)[0] == targets, out=hits)
+        if gradient:  # 0 in ignored rows
             lse, keep, mine = lse[:, None], keep[:, None], mine[:, None]
-            d_logits.copy_(d_logits.to(exact).mul_((own - lse).exp()))  # rounded once
+            d_logits.copy_(d_logits.to(exact).mul_((lse_local - lse).exp()))  # rounded once
             d_best = torch.where(keep, (best - lse).exp(), 0.0)
             d_logits.scatter_(1, best_at, d_best.to(d_logits.dtype))
             d_target = torch.where(mine, (target - lse).exp() - 1, d_logits.gather(1, at[:, None]))
@@ -141,13 +141,13 @@ class VocabEntropy:
         raw = logits(x)
         raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
         ignored = targets == IGNORE_INDEX
-        at, mine = placed(targets.clamp_min(0), self.own)
+        at, mine = placed(targets.clamp_min(0), self.ids)
         with torch.no_grad():
             best, best_at = raw.max(-1)
-            sent = torch.stack((best, (best_at + self.own.start).to(best.dtype)))
+            sent = torch.stack((best, (best_at + self.ids.start).to(best.dtype)))
             every = torch.stack(self.share.tensor.exchange.gather(sent))
             largest, first = every[:, 0].max(0).values, every[:, 0].argmax(0, keepdim=True)
-            found = (every[:, 1].gather(0, first)[0] == targets) & ~ignored if hits else None
+            right = (every[:, 1].gather(0, first)[0] == targets) & ~ignored if hits else None
         target = raw.gather(1, at[:, None])[:, 0].masked_fill(~mine, 0.0)
         sums = [(raw - largest[:, None]).exp().sum(-1), target, *([raw.sum(-1)] if label_smoothing else [])]
         exp_sum, target, *of_all = self.share.tensor.leave(torch.stack(sums)).unbind()
@@ -155,6 +155,6 @@ class VocabEntropy:
         each = (lse - target).masked_fill(ignored, 0.0)
         nats = each.sum()
         if not of_all:
-            return nats, nats, each, found
+            return nats, nats, each, right
         even = (self.vocab * lse - of_all[0]).masked_fill(ignored, 0.0).sum()
-        return (1 - label_smoothing) * nats + even * (label_smoothing / self.vocab), nats, each, found
+        return (1 - label_smoothing) * nats + even * (label_smoothing / self.vocab), nats, each, right

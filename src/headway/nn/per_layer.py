@@ -1,4 +1,4 @@
-"""Embeddings of a token for each layer, beside the one that the first layer is given.
+"""Embeddings of a token for each layer, beside the embedding that the first layer gets.
 
 Legend: B rows, T tokens, M width of the model, L layers, P columns for each layer.
 """
@@ -15,8 +15,8 @@ from headway.tokens import Tokens
 
 
 class PerLayerEmbedding(nn.Module):
-    """p = (norm(x W / sqrt(M)) + sqrt(P) E'[ids]) / sqrt(2), L vectors of size P for each token, of x what the first
-    layer is given (Gemma 3n and 4 in `transformers`). Ids from V on, of a vocab that is larger, have the row of id 0.
+    """p = (norm(x W / sqrt(M)) + sqrt(P) E'[ids]) / sqrt(2), L vectors of size P for each token, with x the input of
+    the first layer (Gemma 3n and 4 in `transformers`). Ids from V on, where the vocab is larger, use the row of id 0.
 
     Parameters: embed_tokens [V, L P], proj [L P, M], norm [P]."""
 
@@ -34,12 +34,12 @@ class PerLayerEmbedding(nn.Module):
         known = ids.where(ids < self.embed_tokens.vocab, 0)
         of_token = scaled(self.embed_tokens(known, tokens), self.columns**0.5)
         of_x = scaled(self.proj(x_BTM), self.width**-0.5)
-        p, own = (y.unflatten(-1, (-1, self.columns)) for y in (of_x, of_token))
-        return scaled(self.norm(p) + own, 2**-0.5)
+        p, embedded = (y.unflatten(-1, (-1, self.columns)) for y in (of_x, of_token))
+        return scaled(self.norm(p) + embedded, 2**-0.5)
 
 
 class PerLayerInput(nn.Module):
-    """norm((act(x Wg) * p) Wp): what a block adds to x of a token's embedding p for its layer.
+    """norm((act(x Wg) * p) Wp): the term that a block adds to x, from a token's embedding p for its layer.
 
     Parameters: gate [P, M], proj [M, P], norm [M]."""
 

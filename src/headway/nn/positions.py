@@ -1,4 +1,4 @@
-"""What a layer has of its positions: rotations of queries and keys, and steps on scores."""
+"""Positions within a layer: rotations of queries and keys, and steps on scores."""
 
 from collections.abc import Sequence
 
@@ -19,13 +19,13 @@ class RotaryEmbedding(nn.Module):
         rotation = rotary(tokens, x.dtype)        q, k = rotation.apply(q), rotation.apply(k)
         if rotation.rotates_values: v = rotation.apply(v)
 
-    What is trained is `frequency_offset`, float32 by default, 0 at the start: what is added to the frequencies of a
+    The trained parameter is `frequency_offset`, float32 by default, 0 at the start: it is added to the frequencies of a
     `Rotary(trainable=True)`, [d/2] radians per position; or to the numbers below the diagonal of A of a
     `SpecialOrthogonal`, [d (d - 1) / 2], row by row. A fresh module therefore rotates exactly as the scheme does, in
     every dtype. Other schemes have no parameters, and nothing in the state dict.
 
     Args:
-        positions: the scheme of a layer (`positions.at(layer)`); one that marks something else gives None.
+        positions: the scheme of a layer (`positions.at(layer)`); `forward` returns None if it marks something else.
         head_dim: D.
 
     Raises ConfigError for a `PerLayer`, and for heads that the scheme cannot rotate.
@@ -73,8 +73,8 @@ class RotaryEmbedding(nn.Module):
 
 
 def rotated(rotation: Rotation, *xs: Tensor) -> list[Tensor]:
-    """Queries, keys and values [B, heads, T, D], as many as there are, by the native kernels in one pass where they
-    can: `rotation.apply` of each, of values where it says so; queries times its `query_factor`."""
+    """Queries, keys and values [B, heads, T, D], as many as are given, by the native kernels in one pass where
+    possible: `rotation.apply` of each, of values where it says so; queries times its `query_factor`."""
     count = 3 if rotation.rotates_values else 2
     xs, rest = xs[:count], xs[count:]
     if type(rotation) is not RotaryTable or rotation.cos.requires_grad or not rows.runs(*xs):
@@ -89,8 +89,8 @@ def rotated(rotation: Rotation, *xs: Tensor) -> list[Tensor]:
 
 
 def token_lengths(tokens: Tokens, whole: Tokens | None = None) -> Tensor:
-    """How many tokens the row (or the packed document) of each slot has up to here: int64 [B|1, T], or [B|1, 1] where
-    each row is one document.
+    """Returns how many tokens the row (or the packed document) of each slot has up to here: int64 [B|1, T], or [B|1, 1]
+    where each row is one document.
 
     That is the largest index of the document plus one, so a chunk that continues a cache counts the past. `whole` are
     the tokens of whole rows, where these are a shard of them."""
@@ -99,10 +99,10 @@ def token_lengths(tokens: Tokens, whole: Tokens | None = None) -> Tensor:
     if tokens.document is None:
         last = index.amax(1, keepdim=True) if index.shape[1] else index.new_zeros(index.shape[0], 1)
         return last + 1
-    document, wanted = (torch.where(t.valid, t.documents, -1) + 1 for t in (whole, tokens))
+    document, local = (torch.where(t.valid, t.documents, -1) + 1 for t in (whole, tokens))
     most = index.new_full((index.shape[0], int(document.max()) + 1), -1)
     most = most.scatter_reduce(1, document, index, "amax")
-    return most.gather(1, wanted) + 1
+    return most.gather(1, local) + 1
 
 
 class Scores(nn.Module):

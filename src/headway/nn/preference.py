@@ -13,7 +13,7 @@ def dpo_margin(chosen: Tensor, rejected: Tensor, reference: tuple[Tensor, Tensor
 
         beta (log pi(c) / pi_ref(c) - log pi(r) / pi_ref(r))
 
-    `reference`: what the model began with gives chosen and rejected. (Rafailov et al. 2023, section 4.)"""
+    `reference`: log p of chosen and rejected under the initial model. (Rafailov et al. 2023, section 4.)"""
     return beta * ((chosen - reference[0]) - (rejected - reference[1]))
 
 

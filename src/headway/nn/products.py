@@ -6,9 +6,9 @@ toward the inputs of a layer, oneDNN 165 to 207; forward 123 to 161 and 146 to 1
 one. In bf16 torch asks oneDNN anyway.
 
 oneDNN compiles kernels for each number of rows that it meets, and keeps them for good, whatever
-ONEDNN_PRIMITIVE_CACHE_CAPACITY says: 64 to 466 rows with three small weights are 435 MB in float32. Where rows come as
-they like, as in a server, they are filled up to one of few numbers; rows of a product are the same bits whatever else
-is there.
+ONEDNN_PRIMITIVE_CACHE_CAPACITY says: 64 to 466 rows with three small weights are 435 MB in float32. Where row counts
+vary freely, as in a server, rows are padded to one of few counts; rows of a product are the same bits whatever other
+rows there are.
 
 Legend: R rows, I inputs, O outputs.
 """
@@ -76,20 +76,21 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def fills(like: Tensor) -> bool:
-    """Whether products of many rows of numbers like these are filled up."""
+    """Whether products of many rows with numbers like these are padded."""
     return like.device.type == "cpu" and (
         like.dtype == torch.bfloat16 or (like.dtype == torch.float32 and _slow_mkl())
     )
 
 
 def filled_rows(rows: int) -> int:
-    """The next of few numbers: of multiples of 16, from 256 on of 32, from 512 on of 64, ...: 45 from 64 to 4096."""
+    """The next multiple of 16, from 256 on of 32, from 512 on of 64, ...: 45 of them from 64 to 4096. 300: 320, since
+    300 has 9 bits, and 1 << 9 - 4 is 32."""
     step = max(16, 1 << rows.bit_length() - 4)
     return -(-rows // step) * step
 
 
 def _filled(x: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
-    """The product of x [..., I], whose rows are filled up with zeros."""
+    """The product of x [..., I], whose rows are padded with zeros."""
     rows = x.reshape(-1, x.shape[-1])
     more = filled_rows(len(rows)) - len(rows)
     y = product(F.pad(rows, (0, 0, 0, more)) if more else rows)
@@ -109,7 +110,7 @@ class _Linear(torch.autograd.Function):
         rows = dy.reshape(-1, dy.shape[-1])
         dx = dw = None
         if want_x:
-            # where derivatives are recorded, through operations that have some
+            # where derivatives are recorded: operations that have derivatives
             dx = dy @ weight if torch.is_grad_enabled() else input_product(rows, weight).view(x.shape)
         if want_w:
             dw = rows.T @ x.reshape(-1, x.shape[-1])

@@ -1,5 +1,5 @@
-"""What a stack computes on its way, for who wants to look at it: the states between its layers, and what each of its
-attention layers attends to.
+"""Intermediate values of a stack, for inspection: the states between its layers, and the inputs of each attention
+layer.
 
 Legend: B rows, H query heads, K kv heads, T queries, N of them, S keys, M width, D per query and key, E per value.
 """
@@ -20,7 +20,7 @@ from headway.tokens import SlotSelection, Tokens
 
 @dataclass(frozen=True, eq=False)
 class SoftmaxAttended:
-    """What queries q [B, H, T, D] attended to, and these `keys`, as `attend_keys` is given them: normed and rotated.
+    """The inputs of `attend_keys` in one layer: queries q [B, H, T, D] and `keys`, normed and rotated.
 
     Weights of row 0 are computed when they are asked for; `tokens` are those of the queries."""
 
@@ -33,17 +33,17 @@ class SoftmaxAttended:
     sink_logit: Tensor | None = None
 
     def weights(self, slots: Tensor, head: int) -> Tensor:
-        """Of N of the queries: [N, S], float32 (float64 for float64 states)."""
+        """The weights of N queries, by slot: [N, S], float32 (float64 for float64 states)."""
         q, tokens, pattern, how = self._call(slots, head)
         k = self.keys.k[:1, self._shared(head)]
         return attention_weights(q, k, pattern, q_tokens=tokens, k_tokens=self.keys.tokens, **how)[0, 0]
 
     def values(self, head: int) -> Tensor:
-        """What the weights of a query head weigh: [S, E]."""
+        """The values that the weights of a query head multiply: [S, E]."""
         return self.keys.v[0, self._shared(head)][0]
 
     def result(self, slots: Tensor, head: int) -> Tensor:
-        """What the layer's kernels make of N of the queries, without telling weights: [N, E]."""
+        """The layer's own results for N queries, from kernels that keep no weights: [N, E]."""
         q, tokens, pattern, how = self._call(slots, head)
         keys = self.keys.map(lambda t: t[:1, self._shared(head)])
         return attend_keys(q, tokens, [keys], pattern, **how, lse=False).out[0, 0]
@@ -68,8 +68,8 @@ class SoftmaxAttended:
 
 @dataclass(frozen=True, eq=False)
 class LinearAttended:
-    """The same of linear attention, by features of queries and keys: weights are sim(q_i, k_j) / sum_j sim(q_i, k_j),
-    and may be negative."""
+    """The inputs of linear attention in one layer, as features of queries and keys: its weights, which may be negative,
+    are sim(q_i, k_j) / sum_j sim(q_i, k_j)."""
 
     call: Prepared
     tokens: Tokens
@@ -96,12 +96,12 @@ Attended = SoftmaxAttended | LinearAttended
 
 @dataclass(eq=False)
 class Record:
-    """What `TransformerStack.forward` adds to, layer by layer.
+    """Collects intermediate values in `TransformerStack.forward`, layer by layer.
 
     layers: the attention layers whose inputs are kept.
-    states: what each layer is given, [B, T, M], and the last states.
-    attended: of each of the layers; where queries are in several, the last of them has what they attended to.
-    patterns: what the queries of these layers see, in place of what their own patterns say.
+    states: the input of each layer, [B, T, M], and the last states.
+    attended: the inputs of attention by layer; where a query is in several, its last one counts.
+    patterns: patterns of these layers that replace their own.
     """
 
     layers: Sequence[object] = ()

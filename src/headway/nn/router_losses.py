@@ -16,7 +16,7 @@ LOSSES = ("router_aux_loss", "router_z_loss")
 
 
 class RouterLosses(NamedTuple):
-    """What a pass adds to the loss of each of its targets, and by name what that is made of, without coefficients.
+    """The terms that a pass adds to the loss of each of its targets, and each term by name, without coefficients.
 
     total   scalar, differentiable: each loss times its coefficient
     each    those of `LOSSES` that a layer asks for
@@ -28,21 +28,21 @@ class RouterLosses(NamedTuple):
 
 @contextmanager
 def routing_of(model: nn.Module) -> Iterator[list[Routed]]:
-    """While open, what the routers of a model that have a coefficient give with gradients, pass after pass."""
-    found: list[Routed] = []
+    """While open, collects the outputs with gradients of the routers that have a coefficient, pass after pass."""
+    routed: list[Routed] = []
     layers = [m for m in model.modules() if isinstance(m, MixtureOfExperts)]
     routers = [m.gate for m in layers if m.gate.how.aux_loss_coef or m.gate.how.z_loss_coef]
     for router in routers:
-        router.heard = found
+        router.heard = routed
     try:
-        yield found
+        yield routed
     finally:
         for router in routers:
             router.heard = None
 
 
 def router_losses(routed: Sequence[Routed]) -> RouterLosses:
-    """The losses of what routers gave, logits x [R, E] of all layers together:
+    """The losses of the outputs of routers, logits x [R, E] of all layers together:
 
         p = softmax(x)
         aux = E sum over e of f_e P_e      f_e: how many of the K largest p of a row are e, P_e: p_e, as means over rows
@@ -54,12 +54,12 @@ def router_losses(routed: Sequence[Routed]) -> RouterLosses:
 
     (Fedus et al. 2022, "Switch Transformers", equations 4 to 6; Zoph et al. 2022, "ST-MoE", equation 5.)"""
     kinds: dict[tuple[int, int, float, float], list[Routed]] = {}
-    for one in routed:
-        how = one.experts
-        kinds.setdefault((how.count, how.top, how.aux_loss_coef, how.z_loss_coef), []).append(one)
+    for r in routed:
+        how = r.experts
+        kinds.setdefault((how.count, how.top, how.aux_loss_coef, how.z_loss_coef), []).append(r)
     total, each = torch.zeros(()), dict[str, float]()
     for (count, top, *coefs), some in kinds.items():
-        logits = torch.cat([one.logits if one.real is None else one.logits[one.real] for one in some])
+        logits = torch.cat([r.logits if r.real is None else r.logits[r.real] for r in some])
         losses = (_balance(logits, count, top), logits.logsumexp(-1).square().mean())
         for name, coef, loss in zip(LOSSES, coefs, losses, strict=True):
             if coef:

@@ -1,4 +1,4 @@
-"""Which part of a layer a rank has, where ranks share layers, and dropout of such a part."""
+"""The part of a layer that a rank has, where ranks share layers, and dropout of such a part."""
 
 from dataclasses import dataclass
 
@@ -23,24 +23,24 @@ class Share:
     joined: bool = False
 
     def part(self, size: int) -> range:
-        """This rank's of `size` outputs (axis 0) or inputs (axis 1). Raises ConfigError where ranks do not divide
+        """This rank's part of `size` outputs (axis 0) or inputs (axis 1). Raises ConfigError where ranks do not divide
         them."""
         return self.tensor.share(size, "inputs" if self.axis else "outputs")
 
     def enter(self, x: Tensor) -> Tensor:
-        """What this rank multiplies."""
+        """The input of this rank's product."""
         return x if self.axis else self.tensor.enter(x)
 
     def leave(self, y: Tensor) -> Tensor:
-        """What the layer gives, from this rank's product."""
+        """The output of the layer, from this rank's product."""
         if self.axis:
             return self.tensor.leave(y)
         return self.tensor.join(y) if self.joined else y
 
 
 def dropped(x: Tensor, p: float, share: Share | None) -> Tensor:
-    """Dropout of the input of a layer. Where ranks share its columns, x is [..., F / ranks]: each draws for the whole
-    [..., F], and has its part of that."""
+    """Dropout of the input of a layer. Where ranks share its columns, x is [..., F / ranks]: each rank draws the mask
+    of the whole [..., F], and uses its part."""
     if share is None or not share.axis or p == 0:
         return F.dropout(x, p)
     units = x.shape[-1] * share.tensor.exchange.ranks
@@ -49,10 +49,10 @@ def dropped(x: Tensor, p: float, share: Share | None) -> Tensor:
     return x * drawn[..., part.start : part.stop]
 
 
-def placed(ids: Tensor, own: range) -> tuple[Tensor, Tensor]:
-    """Numbers of ids among a rank's `own`, 0 for those of others; and which are its own."""
-    at = ids - own.start
-    here = (at >= 0) & (at < len(own))
+def placed(ids: Tensor, local: range) -> tuple[Tensor, Tensor]:
+    """Returns positions of ids in a rank's `local` range, 0 for others; and which ids are in it. 7, 4 in 6..9: 1, 0."""
+    at = ids - local.start
+    here = (at >= 0) & (at < len(local))
     return torch.where(here, at, 0), here
 
 

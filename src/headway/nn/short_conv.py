@@ -67,7 +67,7 @@ class ShortConvolution(StateLayer):
                 nn.init.zeros_(self.conv_bias)
 
     def state(self, dtype: torch.dtype) -> StateSpec:
-        """What the convolution saw last [W - 1, M], in float32 or float64."""
+        """The last inputs of the convolution [W - 1, M], in float32 or float64."""
         return StateSpec(self.short, (((self.short.conv - 1, self.width), state_dtype(dtype)),))
 
     def inputs(self, x: Tensor) -> list[Tensor]:

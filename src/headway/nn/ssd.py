@@ -21,7 +21,7 @@ from headway.nn.norms import RMSNorm
 from headway.nn.scale import scaled
 
 STEPS = (1e-3, 1e-1)
-"""Between which steps are at first."""
+"""The range of initial steps."""
 
 
 class SSD(RuleLayer):
@@ -35,8 +35,8 @@ class SSD(RuleLayer):
 
     In the paper's names v, k, q are x, B, C; skip is D. Parameters: gate_proj [H E, M], mixed_proj [C, M], step_proj
     [H, M], conv [C, W], conv_bias [C], log_rate, step_bias and skip [H], norm [H E], o_proj [M, H E], with biases where
-    `ssd.bias`. What the first three matrices give is multiplied by `ssd.factors`; without `ssd.norm` there is no norm.
-    No positions: the state has the order.
+    `ssd.bias`. The outputs of the first three matrices are multiplied by `ssd.factors`; without `ssd.norm` there is no
+    norm. No positions: the state has the order.
 
     Args:
         width: M.
@@ -81,20 +81,20 @@ class SSD(RuleLayer):
                 nn.init.zeros_(self.conv_bias)
 
     def inputs(self, x: Tensor) -> list[Tensor]:
-        """Values, keys and queries side by side, and what steps and gates are made of."""
+        """Values, keys and queries side by side, and the inputs of steps and gates."""
         return products(x, [self.mixed_proj, self.step_proj, self.gate_proj])
 
     def mix(
         self, inputs: Sequence[Tensor], order: InOrder, past: Sequence[Tensor] | None
     ) -> tuple[Tensor, DeltaPast]:
-        """The norm of what is read behind its gate, [B, T, H E]."""
+        """The norm of the gated output of the rule, [B, T, H E]."""
         mixed, step, gate = inputs
         of_gate, *of_mixed, of_step = self.ssd.factors
         step, gate = scaled(step, of_step), scaled(gate, of_gate)
         wide, bias = self.ssd.channels[::-1], self.conv_bias  # values, keys, queries
         biases = [None] * 3 if bias is None else bias.split(wide)
-        given = [scaled(part, factor) for part, factor in zip(mixed.split(wide, -1), of_mixed, strict=True)]
-        parts = given, self.conv.split(wide), biases
+        vkq = [scaled(part, factor) for part, factor in zip(mixed.split(wide, -1), of_mixed, strict=True)]
+        parts = vkq, self.conv.split(wide), biases
         (q, k, v), state, tail = self.convolved(*parts, order, past)
         work = state_dtype(step.dtype)
         steps = F.softplus(step.to(work) + self.step_bias.to(work)).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""What a model costs, counted from its spec before it is built: functions of a `ModelSpec`."""
+"""The costs of a model, counted from its `ModelSpec` before it is built."""
 
 from headway.models.cost.activations import activation_bytes
 from headway.models.cost.devices import DEVICES, Machine, device_named

@@ -47,7 +47,7 @@ def activation_bytes(
     expert_rows: ExpertRows = "in one pass",
     gradient_checkpointing: Checkpointing = "none",
 ) -> dict[str, int]:
-    """What a forward pass keeps for the backward, in bytes, by cause.
+    """Returns the bytes that a forward pass saves for the backward, by cause.
 
     Per token:
 
@@ -86,11 +86,10 @@ def activation_bytes(
         scores         L (8 H n^2)  + L n^2          exp(scores) and weights, in float32; one mask; 4 H n^2 L more with
                        attention_dropout, and with a cap; and q, k, v in float32 whatever e is
 
-    All of an encoder beside a decoder stands under "encoder". What `gradient_checkpointing` names is computed again,
-    one layer at a time: of L layers one counts. A "block" keeps its input, L e M per token ("inputs"); that of
-    "attention" and "feed_forward" is the result of a norm, which is kept anyway. Parameters,
-    gradients and optimizer come on top (`training_bytes`). The backend "banded" keeps one more copy of the output,
-    e H D.
+    All of an encoder beside a decoder is under "encoder". What `gradient_checkpointing` names is recomputed, one layer
+    at a time: one of L layers counts. A "block" keeps its input, L e M per token ("inputs"); that of "attention" and
+    "feed_forward" is the result of a norm, which is kept anyway. Parameters, gradients and optimizer come on top
+    (`training_bytes`). The backend "banded" keeps one more copy of the output, e H D.
 
     Args:
         context, batch: tokens of a row, and rows; of an encoder-decoder: of the target.
@@ -102,18 +101,18 @@ def activation_bytes(
     """
     e, tokens = dtype.itemsize, context * batch
     rows = stacks(spec, context, source)
-    found, *below = (
+    counts, *below = (
         _stack_bytes(*each, batch, e, scores, expert_rows, gradient_checkpointing) for each in rows
     )
     for encoder in below:
-        found["encoder"], sources = sum(encoder.values()), rows[1][1]
+        counts["encoder"], sources = sum(encoder.values()), rows[1][1]
         attended = 1 if gradient_checkpointing in ("block", "attention") else spec.layers
         keys = 2 * e * spec.head_dim * spec.kv_heads + qk_norm_bytes(spec, (spec.kv_heads,), spec.head_dim, e)
-        found["attention"] += spec.layers * batch * sources * keys
+        counts["attention"] += spec.layers * batch * sources * keys
         if scores == "stored":
-            found["scores"] += attended * _score_bytes(spec, context, sources, batch)
-    found["head"], found["logits"] = _head_bytes(spec, tokens, e)
-    return {name: n for name, n in found.items() if n or name == "scores"}
+            counts["scores"] += attended * _score_bytes(spec, context, sources, batch)
+    counts["head"], counts["logits"] = _head_bytes(spec, tokens, e)
+    return {name: n for name, n in counts.items() if n or name == "scores"}
 
 
 def _stack_bytes(
@@ -125,7 +124,7 @@ def _stack_bytes(
     expert_rows: ExpertRows,
     redo: Checkpointing,
 ) -> Counter[str]:
-    """What a stack keeps, its last states included, without the keys of an encoder's states."""
+    """Returns the bytes that a stack saves, its last states included, without the keys of an encoder's states."""
     m, h, tokens = spec.width, spec.heads, context * batch
     cross, w = spec.encoder is not None, max(e, 4)
     full, attended, fed = (
@@ -153,7 +152,7 @@ def _stack_bytes(
     if spec.embedding_norm:
         norms += norm_bytes(spec, spec.columns, e) - e * spec.columns
     norms += e * spec.columns * (spec.columns != m)
-    found = Counter(norms=tokens * norms)
+    counts = Counter(norms=tokens * norms)
     stored = scores == "stored"
     across = (w if stored else e) * spec.head_dim * h + e * spec.head_dim * h + 4 * h
     each = [
@@ -163,9 +162,9 @@ def _stack_bytes(
         for i, (mixer, kind, (_, d)) in enumerate(zip(spec.mixers, kinds, spec.key_sizes, strict=True))
     ]
     mixed = max(each) if attended == 1 else sum(each)
-    found["attention"] = tokens * (mixed + cross * attended * across)
+    counts["attention"] = tokens * (mixed + cross * attended * across)
     scored = min(attended, len(spec.softmax_layers))
-    found["scores"] = scored * _score_bytes(spec, context, context, batch) if stored else 0
+    counts["scores"] = scored * _score_bytes(spec, context, context, batch) if stored else 0
     relu, drops = spec.activation == "relu", bool(spec.activation_dropout)
     hidden = 3 + drops if spec.gated else 2 - relu + drops * (1 + relu)
     hidden += spec.gated and spec.activation == "relu2"
@@ -176,12 +175,12 @@ def _stack_bytes(
         - spared_bytes(spec, experts, e) * (expert_rows == "in one pass")
         for units, experts in zip(hidden_units(spec), spec.experts, strict=True)
     ]
-    found["feed-forward"] = tokens * (sum(layers) if fed == spec.layers else max(layers))
+    counts["feed-forward"] = tokens * (sum(layers) if fed == spec.layers else max(layers))
     if streams := stream_bytes(spec, full, attended, fed, e):
-        found["streams"] = tokens * streams
+        counts["streams"] = tokens * streams
     if spec.dropout:
         mixing = (1 + cross) * attended + min(len(beside_layers(spec.mixers)), attended)
-        found["dropout"] = (
+        counts["dropout"] = (
             tokens * e * (m * (mixing + min(forwards, fed) + spec.final_dropout) + spec.columns)
         )
     with torch.device("meta"):
@@ -192,15 +191,15 @@ def _stack_bytes(
         for p, kind, q, (kv_heads, _) in zip(spec.layer_positions, kinds, rows, spec.key_sizes, strict=True)
         if kind.positions
     ]
-    found["positions"] = sum(marked[:attended])
+    counts["positions"] = sum(marked[:attended])
     if redo == "block":
-        found["inputs"] = tokens * spec.layers * e * m
-    return found
+        counts["inputs"] = tokens * spec.layers * e * m
+    return counts
 
 
 def _softmax_bytes(spec: ModelSpec, layer: int, e: int, stored: bool) -> int:
-    """Of one token's queries, keys and values (those of another layer not again, but where scores are stored, which
-    takes a copy in each), outputs and logsumexp."""
+    """Returns the bytes of one token's queries, keys, values, outputs and logsumexp. Keys of another layer are not
+    counted again, except where scores are stored, which copies them in each layer."""
     h, (k, d) = spec.heads, spec.key_sizes[layer]
     keys = 2 * k if spec.key_layers[layer] == layer or stored else 0
     in_scores = (max(e, 4) if stored else e) * d * (h + keys)
@@ -209,24 +208,24 @@ def _softmax_bytes(spec: ModelSpec, layer: int, e: int, stored: bool) -> int:
 
 
 def _head_norm_bytes(spec: ModelSpec, layer: int, e: int) -> int:
-    """Of the norms of one token's queries, keys and values in a layer."""
+    """Returns the bytes of the norms of one token's queries, keys and values in a layer."""
     (k, d), mixer = spec.key_sizes[layer], spec.mixers[layer]
-    own = spec.key_layers[layer] == layer
+    own_keys = spec.key_layers[layer] == layer
     of_values = 0
     if isinstance(mixer, Softmax) and mixer.v_norm:
         of_values = e * k * d * (not mixer.tied_values) + max(e, 4) * k
-    return qk_norm_bytes(spec, (spec.heads, k) if own else (spec.heads,), d, e) + of_values
+    return qk_norm_bytes(spec, (spec.heads, k) if own_keys else (spec.heads,), d, e) + of_values
 
 
 def _score_bytes(spec: ModelSpec, queries: int, keys: int, batch: int) -> int:
-    """Of the scores of one layer where they are stored."""
+    """Returns the bytes of the scores of one layer where they are stored."""
     numbers = 8 + 4 * bool(spec.attention_dropout) + 4 * (spec.score_cap is not None)
     return queries * keys * (numbers * spec.heads * batch + 1)
 
 
 def _head_bytes(spec: ModelSpec, tokens: int, e: int) -> tuple[int, int]:
-    """(of the head, of the logits). The last states are kept where a product with them follows; a loss over a vocab has
-    their gradient in their place."""
+    """Returns the bytes of (the head, the logits). The last states are saved where a product with them follows; a loss
+    over a vocab keeps their gradient instead."""
     head, m, w, inner = spec.head, spec.width, max(e, 4), spec.head.inputs(spec.width, spec.columns)
     kept = 0
     if head.needs_vocab and head.dense is not None:

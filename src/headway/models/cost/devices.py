@@ -1,4 +1,4 @@
-"""The machine that a plan is for: this one, measured, or an accelerator by name, as its data sheet has it."""
+"""The machine that a plan is for: this one, measured, or an accelerator by name, from its data sheet."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ GIB, BF16, FP32 = 1 << 30, torch.bfloat16, torch.float32
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The roofs of a machine: bytes that can be allocated, bytes/s that are read, FLOP/s of a matrix product; and
-    whether kernels are those of a "cpu" or of "cuda"."""
+    """The roofs of a machine: bytes that can be allocated, bytes/s read, FLOP/s of a matrix product; and whether the
+    kernels are those of "cpu" or "cuda"."""
 
     name: str
     memory: int
@@ -37,8 +37,8 @@ class Machine:
 
 
 class Device(NamedTuple):
-    """Of one device: memory (bytes), bandwidth (bytes/s), and the peak of dense products by dtype (FLOP/s), added up in
-    float32, without sparsity and without TF32."""
+    """Memory (bytes), bandwidth (bytes/s), and the peak of dense products by dtype (FLOP/s), accumulated in float32,
+    without sparsity and without TF32."""
 
     memory: int
     bandwidth: float
@@ -56,16 +56,16 @@ DEVICES: Mapping[str, Device] = {
 
 
 def device_named(name: str, dtype: torch.dtype) -> Machine:
-    """The roofs of a device by its data sheet: nothing of them is measured, and a run stays below.
+    """Returns the roofs of a device from its data sheet: nothing is measured, and real runs stay below.
 
     Raises ConfigError for a name that is not in `DEVICES`, and for a dtype that it has no peak for."""
     check_known(name, DEVICES, "plan: there is no device")
-    found = DEVICES[name]
-    if dtype not in found.peaks:
+    device = DEVICES[name]
+    if dtype not in device.peaks:
         raise ConfigError(
             f"plan: the peak of {name} is known for bfloat16 and float32, not for {dtype}; ask for one of these with "
             "--dtype"
         )
     return Machine(
-        name=name, memory=found.memory, bandwidth=found.bandwidth, peak=found.peaks[dtype], device="cuda"
+        name=name, memory=device.memory, bandwidth=device.bandwidth, peak=device.peaks[dtype], device="cuda"
     )

@@ -1,4 +1,4 @@
-"""What parts of a layer keep of one token for the backward, in bytes.
+"""Bytes that parts of a layer save of one token for the backward.
 
 Legend: as in `headway.models.cost.activations`.
 """
@@ -11,38 +11,39 @@ from headway.nn import Experts
 
 
 def per_layer_bytes(spec: ModelSpec, layers: int, e: int) -> int:
-    """Of one token's embeddings for all layers: what their norm is given; and in so many layers the gate and what is
-    made of it, its product with the embedding, and the input and result of the norm behind."""
+    """Bytes of one token's embeddings for all layers: the input of their norm; and in `layers` layers the gate, its
+    activation, the product with the embedding, and the input and result of the norm behind."""
     each, m = spec.per_layer_embedding, spec.width
     root = max(e, 4) * (1 + (spec.norm == "layer"))
-    made = spec.layers * (input_size(spec, e) * each + root)
-    return made + spec.layers * e * each + layers * (3 * e * each + e * m + norm_bytes(spec, m, e) - e * m)
+    embedded = spec.layers * (input_size(spec, e) * each + root)
+    return (
+        embedded + spec.layers * e * each + layers * (3 * e * each + e * m + norm_bytes(spec, m, e) - e * m)
+    )
 
 
 def stream_bytes(spec: ModelSpec, layers: int, attended: int, fed: int, e: int) -> int:
-    """Of one token beside what one residual stream keeps: in each layer S streams, the first of them apart, what the
-    layer computed, how far that was from what was predicted, what both routers are given, the first stream in front of
-    embeddings of the layer, and coefficients; at both ends S - 1 products, and streams; and what a low rank makes, and
-    gates that are cut."""
+    """Bytes of one token beyond those of one residual stream: in each layer S streams, the first of them apart, the
+    output of the layer, its difference from the prediction, the inputs of both routers, the first stream in front of
+    embeddings of the layer, and coefficients; at both ends S - 1 products, and streams; and the result of a low rank,
+    and gates that are cut."""
     m, w = spec.width, max(e, 4)
-    kept: int = spec.laurel and attended * (e * spec.laurel + norm_bytes(spec, m, e) - e * m)
-    kept += e * sum(
+    total: int = spec.laurel and attended * (e * spec.laurel + norm_bytes(spec, m, e) - e * m)
+    total += e * sum(
         sorted((bool(s) * spec.hidden_of(i) for i, s in enumerate(spec.mlp_sparsity)), reverse=True)[:fed]
     )
     if spec.altup is None:
-        return kept
+        return total
     s = spec.altup.streams
     routed = w * (2 * s + 2) + 2 * s * e * (w > e) + e * (s * s + s)
     ends = e * (m * (3 * s - 1) + 8 * (s - 1))
-    return kept + ends + layers * (e * m * (s + 5 + bool(spec.per_layer_embedding)) + routed)
+    return total + ends + layers * (e * m * (s + 5 + bool(spec.per_layer_embedding)) + routed)
 
 
 def routing_bytes(spec: ModelSpec, experts: Experts | None, e: int) -> int:
-    """Of one token beside the hidden units of its experts: the router's input where it is widened, its scores, in
-    training once more for each of its losses (`headway.nn.router_losses`), and twice what weights are divided by; of
-    each chosen expert the weight (twice where it is normalized, and once more in the dtype of the rest), number, and
-    places in both orders, 8 bytes each; rows given and made. Of a shared one behind a gate its output, and the
-    gate's."""
+    """Bytes of one token beside the hidden units of its experts: the router's input where it is widened, its scores, in
+    training once more for each of its losses (`headway.nn.router_losses`), and twice the divisor of weights; of each
+    chosen expert the weight (twice where it is normalized, and once more in the dtype of the rest), number, and places
+    in both orders, 8 bytes each; input and output rows. Of a shared expert behind a gate its output, and the gate's."""
     if experts is None:
         return 0
     w, m, k = max(e, 4), spec.width, experts.top
@@ -53,8 +54,8 @@ def routing_bytes(spec: ModelSpec, experts: Experts | None, e: int) -> int:
 
 
 def spared_bytes(spec: ModelSpec, experts: Experts | None, e: int) -> int:
-    """What of these `headway.nn.expert_rows` does not keep of one token, in float32: rows given and made, what down is
-    given, and one of the orders."""
+    """The part of `routing_bytes` that `headway.nn.expert_rows` does not save of one token, in float32: input and
+    output rows, the input of down, and one of the orders."""
     whole = spec.gated and not (spec.mlp_bias or spec.activation_dropout)
     if experts is None or e != 4 or not whole or spec.activation not in ACTIVATIONS:
         return 0
@@ -62,13 +63,13 @@ def spared_bytes(spec: ModelSpec, experts: Experts | None, e: int) -> int:
 
 
 def norm_bytes(spec: ModelSpec, width: int, e: int) -> int:
-    """Of one norm of one token, with its result: its input, in float32 with an offset, and the root of its mean square;
-    "layer" its mean, too."""
+    """Bytes of one norm of one token, with its result: its input, in float32 with an offset, and the root of its mean
+    square; for "layer" its mean, too."""
     return (e + input_size(spec, e)) * width + max(e, 4) * (1 + (spec.norm == "layer"))
 
 
 def qk_norm_bytes(spec: ModelSpec, heads: Sequence[int], head_dim: int, e: int) -> int:
-    """Of one token's norms of so many heads each."""
+    """Bytes of one token's norms of queries and keys, over `heads` heads each."""
     if spec.qk_norm == "none":
         return 0
     roots = (len(heads) if spec.qk_norm == "all" else sum(heads)) * (1 + (spec.norm == "layer"))

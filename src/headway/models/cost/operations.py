@@ -1,7 +1,7 @@
 """Operations, bytes of keys and values, and how far a stack of patterns sees, counted from the spec.
 
 A multiply-add is 2 operations, and only matrix products are counted: norms, activations, softmax and rotations are of a
-lower order. What a pattern allows is counted pair by pair, not asserted.
+lower order. The pairs that a pattern allows are counted one by one, not asserted.
 
 Legend: M width, L layers, H query heads, K kv heads, D per head, V vocab, n tokens of a row, e bytes per number, W
 `matrix_weights`.
@@ -38,14 +38,14 @@ def attention_pairs(spec: ModelSpec, n: int) -> int:
 
 
 def _layer_pairs(spec: ModelSpec, n: int, last: int | None = None) -> list[int]:
-    """The same of each layer; of the last one those of its `last` queries alone where they are given."""
+    """`attention_pairs` of each layer; of the last layer only those of its `last` queries, if given."""
     top = spec.layers - 1
     each = ((i, spec.patterns[i]) for i in spec.softmax_layers)
     return [_pairs(pattern, n, spec.heads, last if i == top else None) for i, pattern in each]
 
 
 def _score_flops(spec: ModelSpec, pairs: Sequence[int]) -> float:
-    """Of so many (query, key) pairs in each layer of softmax attention: 4 D each."""
+    """Operations of so many (query, key) pairs in each layer of softmax attention: 4 D each."""
     each = zip(spec.softmax_layers, pairs, strict=True)
     return sum(4.0 * spec.key_sizes[i][1] * n for i, n in each)
 
@@ -53,7 +53,7 @@ def _score_flops(spec: ModelSpec, pairs: Sequence[int]) -> float:
 def prefill_flops(spec: ModelSpec, n: int, logits: int = 1, source: int | None = None) -> float:
     """Operations of a forward pass over a row of n tokens.
 
-        2 n W  +  4 D (pairs of all heads and layers)  +  P logits  -  (what a decoder's last layer spares)
+        2 n W  +  4 D (pairs of all heads and layers)  +  P logits  -  (what a decoder's last layer leaves out)
 
     with W = `matrix_weights` and P = `head_flops`, 2 M V of a language model; the pairs cost 2 D for the score and 2 D
     for the value; a layer with another mixer has instead what that costs (`MixerKind.flops`). An encoder-decoder adds,
@@ -75,7 +75,7 @@ def prefill_flops(spec: ModelSpec, n: int, logits: int = 1, source: int | None =
     fed = fed_outputs(spec, spec.layers - 1) + 2 * spec.per_layer_embedding
     behind = output_weights(spec) + fed * spec.width + stream_products(spec)[1]
     spared = (n - last) * behind
-    own = (
+    flops = (
         2.0 * (n * matrix_weights(spec) - spared)
         + _score_flops(spec, _layer_pairs(spec, n, last))
         + _state_flops(spec, n)
@@ -83,8 +83,8 @@ def prefill_flops(spec: ModelSpec, n: int, logits: int = 1, source: int | None =
     )
     for encoder, tokens in stacks(spec, n, source)[1:]:
         across = 4.0 * spec.head_dim * spec.heads * spec.layers * n * tokens
-        own += prefill_flops(encoder, tokens) + 2.0 * tokens * memory_weights(spec) + across
-    return own
+        flops += prefill_flops(encoder, tokens) + 2.0 * tokens * memory_weights(spec) + across
+    return flops
 
 
 def head_flops(spec: ModelSpec) -> float:
@@ -114,12 +114,12 @@ def decode_flops(spec: ModelSpec, context: int, source: int | None = None) -> fl
     sources = sum(tokens for _, tokens in stacks(spec, context, source)[1:])
     across = 4.0 * spec.head_dim * spec.heads * spec.layers * sources
     keys = [keys_read(spec.patterns[i], context, spec.heads) for i in spec.softmax_layers]
-    own = _score_flops(spec, keys) + _state_flops(spec, 1)
-    return 2.0 * matrix_weights(spec) + head_flops(spec) + own + across
+    mixing = _score_flops(spec, keys) + _state_flops(spec, 1)
+    return 2.0 * matrix_weights(spec) + head_flops(spec) + mixing + across
 
 
 def _state_flops(spec: ModelSpec, n: int) -> float:
-    """Of the layers that are not softmax attention, on n tokens of a row."""
+    """Operations of the layers that are not softmax attention, on n tokens of a row."""
     each = zip(spec.mixers, spec.patterns, strict=True)
     parts = ((part, pattern) for mixer, pattern in each for part in parts_of(mixer))
     return sum(kind_of(part).flops(spec, part, pattern, n) for part, pattern in parts)
@@ -134,11 +134,11 @@ def _pairs(pattern: Pattern, n: int, heads: int, last: int | None = None) -> int
 def keys_read(pattern: Pattern, n: int, heads: int) -> int:
     """Keys that the last of n tokens sees, all `heads` together; where they are kv heads, a key that one query head of
     the group or more sees counts once."""
-    own = pattern.heads
-    if len(own) == 1:
+    by_head = pattern.heads
+    if len(by_head) == 1:
         return pairs(pattern, n, heads=heads, last=1)
-    group = len(own) // heads
-    return sum(pairs(reduce(or_, own[i : i + group]), n, last=1) for i in range(0, len(own), group))
+    group = len(by_head) // heads
+    return sum(pairs(reduce(or_, by_head[i : i + group]), n, last=1) for i in range(0, len(by_head), group))
 
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> int:
@@ -160,13 +160,13 @@ def memory_bytes(spec: ModelSpec, source: int, dtype: torch.dtype = torch.bfloat
 
 
 def state_bytes(spec: ModelSpec, layer: int, dtype: torch.dtype = torch.bfloat16) -> int:
-    """Bytes of what a layer keeps of a text beside keys and values, or in place of them; 0 where it keeps these
+    """Bytes of the state that a layer keeps of a text, beside keys and values or instead of them; 0 for keys and values
     alone."""
     if not states_of([spec.mixers[layer]]):
         return 0
     mixing = on_meta(spec).stack.blocks[layer].self_attn
-    kept = getattr(mixing, "beside", mixing).state(dtype)
-    return 0 if kept is None else int(kept.nbytes)
+    state = getattr(mixing, "beside", mixing).state(dtype)
+    return 0 if state is None else int(state.nbytes)
 
 
 def cache_slots(spec: ModelSpec, context: int) -> tuple[int, ...]:
@@ -188,9 +188,9 @@ def kv_bytes_stored(
 ) -> int:
     """Bytes of keys and values that the caches of `batch` rows of `context` tokens hold, of all layers or of some.
 
-    2 K (D e) bytes, in int8 2 K (D + 4), times the slots of each layer; of layers that attend to the keys of another
-    nothing, and of other mixers the states of the rows
-    (`state_bytes`). (Those of an encoder's states: `memory_bytes`.)"""
+    2 K (D e) bytes, in int8 2 K (D + 4), times the slots of each layer; nothing for layers that attend to another
+    layer's keys, and for other mixers the states of the rows (`state_bytes`). (Keys of an encoder's states:
+    `memory_bytes`.)"""
     must_decode(spec, "kv_bytes_stored")
     slots = cache_slots(spec, context)
     each = range(spec.layers) if layers is None else layers
@@ -237,8 +237,8 @@ def reach(spec: ModelSpec) -> tuple[int | None, int | None]:
 
 
 def receptive_field(spec: ModelSpec) -> int | None:
-    """How many positions the last layer's output at a token spans, its own and both sides of `reach`: a span, of which
-    dilated layers see only some tokens (`headway.patterns.count.span`).
+    """Returns how many positions the last layer's output at a token spans: its own and both sides of `reach`. It is a
+    span, in which dilated layers see only some tokens (`headway.patterns.count.span`).
 
     None is no bound. (Beltagy et al. 2020, section 3.1: l layers of window w, w / 2 on either side, see l w.)"""
     return span(spec.patterns)

@@ -17,9 +17,9 @@ from headway.nn.cross_entropy import chunk_rows
 from headway.nn.feedforward import CHUNK
 
 CHUNKS = 3
-"""Of logits that the loss holds at once: those of the chunk before, as well as two forms of its own."""
+"""Chunks of logits that the loss holds at once: the previous one, and two forms of the current one."""
 OUTSIDE_BLOCKS = ("inputs", "head", "logits", "scores")
-"""What is kept where blocks are computed again, before the first of them is."""
+"""Causes that are saved where blocks are recomputed, before the first recomputation."""
 
 
 def training_bytes(
@@ -73,10 +73,10 @@ def training_bytes(
     e, w = dtype.itemsize, max(dtype.itemsize, 4)
     n = parameter_count(spec) - elsewhere if adapter is None else adapter
     redone = options.get("gradient_checkpointing") == "block"
-    kept = activation_bytes(spec, context, batch, dtype, **options)
+    saved_bytes = activation_bytes(spec, context, batch, dtype, **options)
     again: TrainingOptions = {**options, "gradient_checkpointing": "block"}
-    one = activation_bytes(spec, context, batch, dtype, **again)
-    one = {name: size for name, size in one.items() if name not in ("inputs", "logits")}
+    one_block = activation_bytes(spec, context, batch, dtype, **again)
+    one_block = {name: size for name, size in one_block.items() if name not in ("inputs", "logits")}
     rows = stacks(spec, context, options.get("source"))
     block = max(2 * batch * tokens * _fed(stack) * e for stack, tokens in rows)
     if parts == 1:
@@ -88,19 +88,19 @@ def training_bytes(
         first = added + beside * (e * n - (0 if spec.tied else table))
         end = w * n + (workers - (added == 0)) * e * n if w > e else workers * e * n + spec.tied * table
         gradients = [added, added, first, end]
-        above = {name: one[name] if name == "head" else 0 for name in one}
+        above = {name: one_block[name] if name == "head" else 0 for name in one_block}
     else:
-        own, blocks = w * n // parts, block_numbers(spec).values()
+        part, blocks = w * n // parts, block_numbers(spec).values()
         rest = n - sum(blocks)
-        held = {"parameters": own, "optimizer": 2 * own, "gathered": e * rest}
+        held = {"parameters": part, "optimizer": 2 * part, "gathered": e * rest}
         block += 2 * (e + w) * max(blocks)
-        gradients = [0, e * rest, e * rest + own, (e + w) * rest + own]
+        gradients = [0, e * rest, e * rest + part, (e + w) * rest + part]
         above = {}
-    before_blocks = {name: size for name, size in kept.items() if not redone or name in OUTSIDE_BLOCKS}
+    before_blocks = {name: size for name, size in saved_bytes.items() if not redone or name in OUTSIDE_BLOCKS}
     moments = [
         (gradients[0], before_blocks, _loss_bytes(spec, context * batch, w)),
-        (gradients[1], kept, block),
-        (gradients[2], one, block),
+        (gradients[1], saved_bytes, block),
+        (gradients[2], one_block, block),
         (gradients[3], above, 0),
     ]
     most, saved, working = max(
@@ -117,13 +117,13 @@ def training_bytes(
 def _fed(spec: ModelSpec) -> int:
     """F + M of the widest feed-forward; of experts K (F + M), with those of all that a token has together."""
     each = zip(hidden_units(spec), spec.experts, strict=True)
-    rows = {(units, 1 if one is None else one.top) for units, one in each}
+    rows = {(units, 1 if experts is None else experts.top) for units, experts in each}
     return max(units + top * spec.width for units, top in rows)
 
 
 def _fed_first(spec: ModelSpec, units: int, experts: Experts | None, n: int) -> int:
-    """Numbers of one layer's feed-forward where nothing is kept for a backward: a chunk of hidden layers, and rows that
-    are in the order of experts, three times, and once in their own."""
+    """Numbers that one layer's feed-forward holds where nothing is saved for a backward: a chunk of hidden layers, and
+    rows in the order of experts, three times, and once in their own order."""
     if experts is None:
         return min(n, CHUNK) * (2 + spec.gated) * units
     widest = max(experts.hidden, experts.shared)
@@ -131,8 +131,8 @@ def _fed_first(spec: ModelSpec, units: int, experts: Experts | None, n: int) -> 
 
 
 def _loss_bytes(spec: ModelSpec, tokens: int, w: int) -> int:
-    """Of the chunks of logits; beside an encoder, where they are computed again in the backward, two gradients of the
-    output matrix come with them."""
+    """Bytes of the chunks of logits; beside an encoder, where the backward recomputes them, also two gradients of the
+    output matrix."""
     if not spec.head.needs_vocab:
         return 0
     chunks = CHUNKS * min(tokens, chunk_rows(spec.vocab)) * w * spec.vocab
@@ -143,10 +143,10 @@ def first_pass_bytes(
     spec: ModelSpec, context: int, batch: int, dtype: torch.dtype, chunk: int | None = None
 ) -> int:
     """Bytes that the first pass over rows holds at its peak, besides weights and caches: in a block five tensors of
-    width M (the stream before and after attention, two norms, what attention gave) and those of a chunk of its
-    feed-forward, two or with a gate three, and where K experts have a row four of K M; or of another mixer two of them
-    and what that holds (`MixerKind.first`); or the states and the logits that are wanted, of every token in an encoder
-    that has them.
+    width M (the stream before and after attention, two norms, the output of attention) and those of a chunk of its
+    feed-forward, two or with a gate three, and where K experts have a row four of K M; or for another mixer two of them
+    and what that mixer holds (`MixerKind.first`); or the states and the logits that are wanted, of every token in an
+    encoder that has them.
 
     Read `chunk` tokens at a time, n are those of the chunks, and attention packs the keys and values of one head of
     all tokens before it again for each of them: in a whole row they are small beside the block."""
@@ -156,8 +156,8 @@ def first_pass_bytes(
         n = batch * chunk
         packed = 2 * context * max(head_dim for _, head_dim in spec.key_sizes) * e
     each = {*zip(hidden_units(spec), spec.experts, strict=True)}
-    fed = n * 5 * spec.width + max(_fed_first(spec, *one, n) for one in each)
-    firsts = (sum(kind_of(part).first(spec, part) for part in parts_of(one)) for one in {*spec.mixers})
+    fed = n * 5 * spec.width + max(_fed_first(spec, *layer, n) for layer in each)
+    firsts = (sum(kind_of(part).first(spec, part) for part in parts_of(mixer)) for mixer in {*spec.mixers})
     mixed = n * (2 * spec.width + max(firsts))
     streams = 0 if spec.altup is None else 3 * spec.altup.streams * spec.width
     block = (n * (spec.layers * spec.per_layer_embedding + streams) + max(fed, mixed)) * e + packed

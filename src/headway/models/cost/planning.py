@@ -1,4 +1,4 @@
-"""What a model will cost on a machine, computed before anything runs.
+"""The cost of a model on a machine, computed before anything runs.
 
 Legend: n tokens of a row, B rows.
 """
@@ -88,15 +88,15 @@ def plan(
             f"plan: prefill_chunk={prefill_chunk} is how many tokens of a decoder's prompts are read at a time, 1 or "
             f"more, and {model} is of kind {spec.kind}"
         )
-    for one, tokens in rows:
+    for stack, tokens in rows:
         if batch * tokens > MOST:
             raise ConfigError(
                 f"plan: {batch} rows of {tokens} tokens are more than the {MOST} that are planned; lower the context, "
                 "the source or the batch"
             )
-        if one.context_limit is not None and tokens > one.context_limit:
+        if stack.context_limit is not None and tokens > stack.context_limit:
             raise ConfigError(
-                f"plan: {model} takes rows of at most {one.context_limit} tokens, {tokens} were asked for; lower the "
+                f"plan: {model} takes rows of at most {stack.context_limit} tokens, {tokens} were asked for; lower the "
                 "context"
             )
     machine = Machine.here(dtype) if machine is None else machine
@@ -173,16 +173,18 @@ def plan(
     )
 
 
-def what_fits(found: Report, again: Callable[..., Report]) -> Iterator[tuple[str, Report]]:
-    """Options of `headway plan` with which a plan that does not fit does, and that plan: prompts in chunks, which
-    change no result, fewer bits, one row, and the longest of a half, a quarter, ... of the context. `again` plans the
-    same model on the same machine, with some keyword arguments of `plan` replaced."""
-    int8: dict[str, object] = {} if found.kind == "encoder" else {"kv_dtype": torch.int8}
+def what_fits(report: Report, again: Callable[..., Report]) -> Iterator[tuple[str, Report]]:
+    """Yields options of `headway plan` that make a plan fit, each with that plan: prompts in chunks, which change no
+    result, fewer bits, one row, and the longest of a half, a quarter, ... of the context. `again` plans the same model
+    on the same machine, with some keyword arguments of `plan` replaced."""
+    int8: dict[str, object] = {} if report.kind == "encoder" else {"kv_dtype": torch.int8}
     kv = " --kv-cache-dtype int8" if int8 else ""
     tries: dict[str, dict[str, object]] = {
-        f"--prefill-chunk {PROMPT_CHUNK}": {"prefill_chunk": PROMPT_CHUNK} if found.kind == "decoder" else {},
+        f"--prefill-chunk {PROMPT_CHUNK}": {"prefill_chunk": PROMPT_CHUNK}
+        if report.kind == "decoder"
+        else {},
         "--kv-cache-dtype int8": int8,
-        "--batch 1": {} if found.batch == 1 else {"batch": 1},
+        "--batch 1": {} if report.batch == 1 else {"batch": 1},
         "--weights int8": {"quantized": KINDS["int8"]},
         "--weights int4": {"quantized": KINDS["int4"]},
         f"--weights int4{kv}": {"quantized": KINDS["int4"], **int8} if int8 else {},
@@ -190,7 +192,7 @@ def what_fits(found: Report, again: Callable[..., Report]) -> Iterator[tuple[str
     for option, changed in tries.items():
         if changed and (other := again(**changed)).fits:
             yield option, other
-    context = found.context // 2
+    context = report.context // 2
     while context:
         if (other := again(context=context)).fits:
             yield f"--context {context}", other
@@ -199,7 +201,7 @@ def what_fits(found: Report, again: Callable[..., Report]) -> Iterator[tuple[str
 
 
 def expert_rows(device: str) -> ExpertRows:
-    """How a model in one process goes through its experts in training."""
+    """Returns how training in one process goes through the experts of a model."""
     return "in one pass" if device == "cpu" else "sorted"
 
 
@@ -237,15 +239,15 @@ def _backend(
 def _alike(spec: ModelSpec) -> list[list[int]]:
     """The numbers of layers that share pattern and mixer."""
     each = list(zip(spec.patterns, spec.mixers, strict=True))
-    return [[i for i, one in enumerate(each) if one == kind] for kind in dict.fromkeys(each)]
+    return [[i for i, layer in enumerate(each) if layer == kind] for kind in dict.fromkeys(each)]
 
 
 def _stores_scores(spec: ModelSpec, context: int, batch: int, dtype: torch.dtype, device: str) -> bool:
-    """Whether training builds whole score matrices in a layer: the choice then says their bytes."""
+    """Whether training builds whole score matrices in some layer: the choice then has their bytes."""
     each = {(spec.patterns[i], spec.key_sizes[i]): i for i in spec.softmax_layers}
     whole = (context, context, batch, dtype)
-    made = (_backend(spec, i, *whole, device=device, gradient=True) for i in each.values())
-    return any(choice.bytes is not None for choice in made)
+    choices = (_backend(spec, i, *whole, device=device, gradient=True) for i in each.values())
+    return any(choice.bytes is not None for choice in choices)
 
 
 def _layer_plan(
@@ -257,24 +259,24 @@ def _layer_plan(
     kv_dtype: torch.dtype,
     device: str,
 ) -> LayerPlan:
-    """What these layers get, which share pattern and mixer."""
+    """The plan of these layers, which share pattern and mixer."""
     first = layers[0]
     pattern, softmax = spec.patterns[first], first in spec.softmax_layers
-    found = LayerPlan(
+    layer_plan = LayerPlan(
         pattern=str(pattern) if softmax else kind_of(spec.mixers[first]).name,
         layers=tuple(layers),
         prefill=_backend(spec, first, context, context, batch, dtype, device=device) if softmax else None,
     )
     if spec.kind == "encoder":
-        return found
+        return layer_plan
     slots, (kv_heads, _) = cache_slots(spec, context)[first], spec.key_sizes[first]
     read = kv_bytes_read(spec, context, kv_dtype, batch, layers)
     stored = kv_bytes_stored(spec, context, kv_dtype, batch, layers)
-    found = replace(found, slots=slots, kv_stored=stored, kv_read=read)
+    layer_plan = replace(layer_plan, slots=slots, kv_stored=stored, kv_read=read)
     if not softmax:
-        return found
+        return layer_plan
     return replace(
-        found,
+        layer_plan,
         reads=round(keys_read(pattern, context, kv_heads) / kv_heads),
         cache=choose_cache(pattern),
         decode=_backend(spec, first, 1, slots, batch, dtype, device=device, paged=True),

@@ -1,4 +1,4 @@
-"""What each process of a training step holds, computes and sends, before anything runs."""
+"""The memory, work and messages of each process in a training step, before anything runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ MOST = 2**24
 
 @dataclass(frozen=True)
 class ProcessShare:
-    """Of one process, in a step.
+    """The share of one process in a step.
 
     Attributes:
         rank: its number. rows, tokens: that it computes: rows, and tokens of each.
@@ -86,8 +86,8 @@ def process_shares(
         check_experts(spec, mesh.expert)
     layout, _ = choose_layout(spec.patterns, Tokens.range(context), mesh.cp)
     shards = layout.shards(Tokens.range(context))
-    owns = [share_of(spec, mesh.tp, rank) for rank in range(mesh.tp)]
-    plans = [head_plans(own.patterns, shards) for own in owns]
+    local_specs = [share_of(spec, mesh.tp, rank) for rank in range(mesh.tp)]
+    plans = [head_plans(local.patterns, shards) for local in local_specs]
     work = [
         [sum(plan.pairs(cp) * layers / heads for plan, layers, heads in some) for cp in range(mesh.cp)]
         for some in plans
@@ -98,27 +98,27 @@ def process_shares(
     redo = options.get("gradient_checkpointing", "none")
     again = redo == "block"
     there_and_back = 2 * (2 + (redo in ("block", "feed_forward")))
-    found = []
+    shares = []
     for rank in range(mesh.ranks):
         place = mesh.place(rank)
-        cp, own, some, pairs = place.cp, owns[place.tp], plans[place.tp], work[place.tp]
+        cp, local, some, pairs = place.cp, local_specs[place.tp], plans[place.tp], work[place.tp]
         rows, tokens = len(mesh.share(rank, batch)), shards[cp].count
-        size: dict[str, Any] = {"rows": rows, "kv_heads": own.kv_heads, "head_dim": own.head_dim}
+        size: dict[str, Any] = {"rows": rows, "kv_heads": local.kv_heads, "head_dim": local.head_dim}
         sent = sum(plan.bytes_sent(cp, dtype=dtype, **size) * layers // heads for plan, layers, heads in some)
-        of_experts = parameters(own).get("experts", 0) if mesh.expert > 1 else 0
+        of_experts = parameters(local).get("experts", 0) if mesh.expert > 1 else 0
         elsewhere = of_experts - of_experts // mesh.expert
-        held = training_bytes(own, tokens, rows, dtype, parts=parts, elsewhere=elsewhere, **options)
-        n = parameter_count(own)
-        blocks = sum(block_numbers(own).values())
+        held = training_bytes(local, tokens, rows, dtype, parts=parts, elsewhere=elsewhere, **options)
+        n = parameter_count(local)
+        blocks = sum(block_numbers(local).values())
         rings = ((n - of_experts, alike * mesh.expert), (of_experts // mesh.expert, alike))
         gradients = (parts - 1) * 4 * n // parts
         gradients += sum(2 * (ranks - 1) * 4 * numbers // (ranks * parts) for numbers, ranks in rings)
         each = stacks(spec, tokens, options.get("source"))
-        chosen = sum(count * one.top for stack, count in each for one in stack.experts if one is not None)
+        chosen = sum(count * e.top for stack, count in each for e in stack.experts if e is not None)
         exchanged = there_and_back * rows * chosen * spec.width * dtype.itemsize
         numbers = numbers_summed(each, mesh.tp, again)
         sums = 2 * (mesh.tp - 1) * rows * numbers * dtype.itemsize // mesh.tp
-        found.append(
+        shares.append(
             ProcessShare(
                 rank,
                 rows,
@@ -133,7 +133,7 @@ def process_shares(
                 pairs=pairs[cp] * mesh.cp / sum(pairs),
             )
         )
-    return found
+    return shares
 
 
 def numbers_summed(rows: Sequence[tuple[ModelSpec, int]], ranks: int, again: bool) -> int:
@@ -142,24 +142,24 @@ def numbers_summed(rows: Sequence[tuple[ModelSpec, int]], ranks: int, again: boo
     Of each token M numbers, twice in the forward of each layer and twice in the backward; beside an encoder three and
     three times, and once of each source token for the gradients of its states; once more in the backward where there
     are output gates. A block that is computed `again` makes one sum more, two in the orders "post", "sandwich" and
-    "output", and one more beside an encoder. What global tokens have projections of their own for is not counted. A
-    norm of all heads sums one number of each token, in the forward and in the backward. Where the ranks share a vocab
-    (`tensor_parallel.shares_vocab`), of each token what an embedding
-    gives, forward, and the gradient of what the output layer is given, for which a masked-lm head counts all tokens."""
-    found, sources = 0, rows[-1][1]
+    "output", and one more beside an encoder. The second projections of global tokens are not counted. A norm of all
+    heads sums one number of each token, in the forward and in the backward. Where the ranks share a vocab
+    (`tensor_parallel.shares_vocab`), of each token what an embedding gives, forward, and the gradient of what the
+    output layer is given, for which a masked-lm head counts all tokens."""
+    total, sources = 0, rows[-1][1]
     for spec, tokens in rows:
         crosses = spec.encoder is not None
-        normed = sum(order_of(spec, one) in ("post", "sandwich", "output") for one in spec.mixers)
+        normed = sum(order_of(spec, mixer) in ("post", "sandwich", "output") for mixer in spec.mixers)
         made_again = again * (1 + crosses)
         layer = (4 + 2 * crosses + made_again + (spec.gate is not None)) * tokens + crosses * sources
-        found += (spec.layers * layer + again * normed * tokens) * spec.width
+        total += (spec.layers * layer + again * normed * tokens) * spec.width
         if spec.qk_norm == "all":
-            found += spec.layers * ((2 + crosses) * (2 + again) * tokens + crosses * 2 * sources)
+            total += spec.layers * ((2 + crosses) * (2 + again) * tokens + crosses * 2 * sources)
         if shares_vocab(spec.vocab, ranks):
-            found += tokens * (
+            total += tokens * (
                 spec.columns + spec.head.inputs(spec.width, spec.columns) * spec.head.needs_vocab
             )
-    return found
+    return total
 
 
 def softmax_bytes(spec: ModelSpec, targets: int, ranks: int, w: int) -> int:

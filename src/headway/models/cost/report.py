@@ -1,4 +1,4 @@
-"""What a model will cost on a machine, as values: each kind of layer, and the whole, with what its numbers do not say.
+"""The cost of a model on a machine, as values: each kind of layer, and the whole, with notes.
 
 Legend: n tokens of a row, B rows.
 """
@@ -23,7 +23,7 @@ class LayerPlan:
         kv_stored, kv_read: bytes in all these layers and rows, held, and read for one more token of each row.
         prefill, cache, decode: which backend for whole rows, which cache, and which backend for one more token; and
             why.
-    None where there is no such thing: there are no caches in an encoder, and no backends of linear attention.
+    None where it does not apply: there are no caches in an encoder, and no backends of linear attention.
     """
 
     pattern: str
@@ -60,7 +60,7 @@ class Report:
             two. tokens_per_second: of all rows together. All of these are None of an encoder.
         prefill_flops: of the first pass: over the rows, or over the source and the first token of the target;
             prefill_seconds: prefill_flops / peak.
-        notes: what the numbers do not say.
+        notes: sentences on facts that are not in the numbers.
     """
 
     model: str

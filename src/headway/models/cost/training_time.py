@@ -1,4 +1,4 @@
-"""How long training on a data set takes at least, and which part of the peak a time that is told implies."""
+"""The least time that training on a data set takes, and the share of the peak that a given time implies."""
 
 from dataclasses import dataclass
 
@@ -9,13 +9,13 @@ from headway.models.spec import ModelSpec
 
 @dataclass(frozen=True)
 class TrainingTime:
-    """Of `rows` full rows, `epochs` times, on `devices` of one peak.
+    """The cost of training on `rows` full rows, `epochs` times, on `devices` of one peak.
 
     Attributes:
         tokens: rows x context x epochs: the most that there are, since shorter rows have fewer.
         flops: operations, without what checkpointed blocks compute again.
         seconds: at the peak of all devices, which no run reaches.
-        hours: that were told, and share: seconds / (3600 hours); None where none were.
+        hours: as given, and share: seconds / (3600 hours); both None where no hours are given.
     """
 
     rows: int

@@ -33,23 +33,23 @@ PLACES: Mapping[str, str] = {
     "attention": "attn",
     "embedding": r"\bembed_",
 }
-"""Where parameters are, by their names: the first that is found there."""
+"""Regular expressions that place parameters by their names: the first match counts."""
 
 
 OPTIONAL = ("positions", "encoder", "experts", "per-layer inputs", "streams")
-"""Places that are told where something is there."""
+"""Places that are reported only where they are not empty."""
 _MIXER = r"(?:model|decoder)\.layers\.(\d+)\.self_attn\."
-"""Where a stack has what mixes tokens; an encoder beside a decoder is another stack."""
+"""The mixers of a stack; an encoder beside a decoder is another stack."""
 
 
 def place_of(name: str) -> str:
-    """Where `parameters` counts the parameter, or the layer, of that name."""
+    """Returns the place under which `parameters` counts the parameter, or the layer, of that name."""
     return next(place for place, pattern in PLACES.items() if re.search(pattern, name))
 
 
 @lru_cache(maxsize=16)
 def on_meta(spec: ModelSpec) -> Model:
-    """The module of a spec, without memory: to be looked at, and not to be changed."""
+    """The module of a spec, without memory: for reading only."""
     with torch.device("meta"):
         return blank(spec)
 
@@ -75,21 +75,21 @@ def parameters(spec: ModelSpec) -> dict[str, int]:
 
     Patterns have none.
     """
-    found = dict.fromkeys(reversed([*PLACES]), 0)
+    counts = dict.fromkeys(reversed([*PLACES]), 0)
     for name, parameter in on_meta(spec).named_parameters():
-        found[place_of(name)] += parameter.numel()
-    return {place: n for place, n in found.items() if n or place not in OPTIONAL}
+        counts[place_of(name)] += parameter.numel()
+    return {place: n for place, n in counts.items() if n or place not in OPTIONAL}
 
 
 @lru_cache(maxsize=128)
 def block_numbers(spec: ModelSpec) -> Mapping[str, int]:
     """Numbers in each block, an encoder's too, without positions, by its name."""
-    found = Counter[str]()
+    counts = Counter[str]()
     for name, parameter in on_meta(spec).named_parameters():
         block = re.match(r".*\.layers\.\d+\.", name)
         if block and not re.search(PLACES["positions"], name):
-            found[block[0]] += parameter.numel()
-    return found
+            counts[block[0]] += parameter.numel()
+    return counts
 
 
 def parameter_count(spec: ModelSpec) -> int:
@@ -127,17 +127,17 @@ def stream_products(spec: ModelSpec) -> tuple[int, int]:
 @lru_cache(maxsize=128)
 def mixing_weights(spec: ModelSpec) -> tuple[int, ...]:
     """The weights of each layer's mixer that every token is multiplied with."""
-    found = [0] * spec.layers
+    counts = [0] * spec.layers
     for name, (outputs, inputs) in linear_sizes(spec).items():
         layer = re.match(rf"{_MIXER}(?!\w+_global_)", name)
         if layer:
-            found[int(layer[1])] += outputs * inputs
-    return tuple(found)
+            counts[int(layer[1])] += outputs * inputs
+    return tuple(counts)
 
 
 @lru_cache(maxsize=128)
 def output_weights(spec: ModelSpec) -> int:
-    """Of them, those of the last layer behind what it mixes: its output's, and an output gate's."""
+    """The part of `mixing_weights` in the last layer behind its mixer: the output projection and an output gate."""
     each = ((re.fullmatch(rf"{_MIXER}[go]_proj", name), o * i) for name, (o, i) in linear_sizes(spec).items())
     return sum(size for layer, size in each if layer and int(layer[1]) == spec.layers - 1)
 
@@ -163,11 +163,12 @@ def active_parameters(spec: ModelSpec) -> int:
 
 
 def expert_share(spec: ModelSpec, batch: int = 1) -> float:
-    """Which part of the experts' weights a step of one token per row reads: of E experts E (1 - (1 - K / E)^batch),
-    the expected number where tokens choose K each, evenly and independently; K for one row. 1 without experts."""
-    having = [one for one in spec.experts if one is not None]
-    read = sum(one.hidden * one.count * (1 - (1 - one.top / one.count) ** batch) for one in having)
-    return read / sum(one.hidden * one.count for one in having) if having else 1.0
+    """Returns the share of the experts' weights that a step of one token per row reads: E (1 - (1 - K / E)^batch) of E
+    experts, the expected number where tokens choose K each, evenly and independently; K for one row. 1 without
+    experts."""
+    having = [e for e in spec.experts if e is not None]
+    read = sum(e.hidden * e.count * (1 - (1 - e.top / e.count) ** batch) for e in having)
+    return read / sum(e.hidden * e.count for e in having) if having else 1.0
 
 
 def gates(spec: ModelSpec, head_dim: int) -> int:
@@ -182,18 +183,18 @@ def memory_weights(spec: ModelSpec) -> int:
 
 def weight_bytes_read(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16, batch: int = 1) -> int:
     """Bytes of weights that a step of one token per row reads: everything of a decoder once, but of an embedding that
-    is not also the output layer only `batch` rows, and of experts those that are chosen (`expert_share`); nothing of
-    an encoder, nor what makes keys of its states.
+    is not also the output layer only `batch` rows, and of experts those that are chosen (`expert_share`); nothing of an
+    encoder, nor the projections that make keys of its states.
 
     Raises ConfigError for an encoder, which takes no such steps."""
     must_decode(spec, "weight_bytes_read")
-    found = parameters(spec)
+    counts = parameters(spec)
     rows = (0 if spec.tied else batch) + (batch if spec.positions.rows else 0)
-    embedding = found["embedding"] - (spec.vocab * spec.width if spec.tied else 0)
+    embedding = counts["embedding"] - (spec.vocab * spec.width if spec.tied else 0)
     of_memory = memory_weights(spec) // spec.width * (spec.width + spec.qkv_bias)
-    idle = round((1 - expert_share(spec, batch)) * found.get("experts", 0))
+    idle = round((1 - expert_share(spec, batch)) * counts.get("experts", 0))
     looked_up = rows * spec.width + batch * spec.layers * spec.per_layer_embedding
-    read = sum(found.values()) - found.get("encoder", 0) - of_memory - embedding - idle + looked_up
+    read = sum(counts.values()) - counts.get("encoder", 0) - of_memory - embedding - idle + looked_up
     return read * dtype.itemsize
 
 
@@ -219,8 +220,8 @@ def stacks(spec: ModelSpec, context: int, source: int | None = None) -> list[tup
 
 
 class Codes(NamedTuple):
-    """Weights as the codes of a file: what they are, and of each by the name of its layer how many there are, and their
-    bytes in memory."""
+    """Weights as the codes of a file: a description, and by layer name how many weights there are and their bytes in
+    memory."""
 
     what: str
     sizes: Mapping[str, tuple[int, int]]
@@ -233,8 +234,7 @@ Quantized = WeightKind | Codes | Literal["nf4"]
 
 
 class Kept(NamedTuple):
-    """How weights are kept: the dtype of the products, in which all weights are but those that are `quantized`; and
-    why."""
+    """How weights are stored: the dtype of products, which all weights have except the `quantized` ones; and why."""
 
     dtype: torch.dtype
     quantized: Quantized | None = None
@@ -255,7 +255,7 @@ def kept_bytes(spec: ModelSpec, kept: Kept) -> dict[str, int]:
 
 
 def _sizes(spec: ModelSpec, quantized: Quantized | None) -> Mapping[str, tuple[int, int]]:
-    """How many weights each layer has that is quantized, and their bytes."""
+    """Returns, for each quantized layer, how many weights it has and their bytes."""
     if quantized is None:
         return {}
     if isinstance(quantized, Codes):

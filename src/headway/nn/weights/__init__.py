@@ -1,7 +1,7 @@
 """Forms of a linear layer's weights, by name.
 
-Products, adapters, sharing and native steps go by the class; what files hold by `from_codes` and
-`headway.checkpoints.quantized`, and what `headway quantize` offers by `headway.models.quantize.KINDS`."""
+Products, adapters, sharing and native steps depend on the class; contents of files on `from_codes` and
+`headway.checkpoints.quantized`, and the choices of `headway quantize` on `headway.models.quantize.KINDS`."""
 
 from headway.block_quantization import BLOCK, BlockMatrix, CodedMatrix
 from headway.native.block_panels import BlockPanels, block_bytes
@@ -20,7 +20,7 @@ WEIGHTS: dict[str, type[Weight]] = {
 
 
 def from_codes(matrix: CodedMatrix) -> Packed:
-    """Codes and scales that are there, as they are. Raises BackendError for groups that the kernels do not read."""
+    """A weight of existing codes and scales, unchanged. Raises BackendError for groups that the kernels do not read."""
     if isinstance(matrix, BlockMatrix):
         return {4: Q4K, 5: Q5K, 6: Q6K}[matrix.bits](BlockPanels.pack(matrix))
     return (Int8 if matrix.bits == 8 else Int4)(Panels.pack(matrix))

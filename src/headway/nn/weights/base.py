@@ -1,4 +1,4 @@
-"""What every form of a linear layer's weights can do.
+"""The interface of all forms of a linear layer's weights.
 
 Legend: O outputs, I inputs.
 """
@@ -18,8 +18,8 @@ from headway.native.linear import Matrix
 class Weight(ABC):
     """A matrix W [O, I] as a `Linear` keeps it: a value, whose tensors the layer registers.
 
-    A form is a subclass and a row of `WEIGHTS`. It says how it is packed, what it is kept as, and which numbers it
-    stands for; products, gradients of inputs, and the state dict follow. Override `fast_product` where there is a
+    A form is a subclass and a row of `WEIGHTS`. It defines how it is packed, the tensors it is kept as, and the numbers
+    these stand for; products, gradients of inputs, and the state dict follow. Override `fast_product` where there is a
     faster one, `part` where ranks may share it, and `native` where the kernels of decoding steps read it.
 
     Attributes:
@@ -44,11 +44,11 @@ class Weight(ABC):
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """What it is kept as, by name. A `Linear` registers them as buffers that no cast changes."""
+        """The tensors it is kept as, by name. A `Linear` registers them as buffers that no cast changes."""
 
     @abstractmethod
     def with_tensors(self, tensors: dict[str, Tensor]) -> Self:
-        """The same with other tensors, of the names of `tensors`."""
+        """The same form with other tensors, of the names of `tensors`."""
 
     @abstractmethod
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
@@ -56,12 +56,12 @@ class Weight(ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of `dequantize`: float32 for numbers that are kept in fewer bits."""
+        """The dtype of `dequantize`: float32 for numbers that are kept in fewer bits."""
         return torch.float32
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device of its tensors."""
         return next(iter(self.tensors().values())).device
 
     @property
@@ -91,7 +91,7 @@ class Weight(ABC):
         return F.embedding(at, self.dequantize())
 
     def part_reason(self, axis: int, rows: range) -> str | None:
-        """Why it has no part of these rows (axis 0) or columns (axis 1); None if it has."""
+        """Why it cannot be cut to these rows (axis 0) or columns (axis 1); None if it can."""
         return f"has weights in {self.name}, of which there are no parts; use plain weights"
 
     def part(self, axis: int, rows: range) -> Self:
@@ -99,7 +99,7 @@ class Weight(ABC):
         raise AssertionError(self.part_reason(axis, rows))
 
     def native(self) -> Matrix | str:
-        """What the kernels of a decoding step read, or the reason why they cannot."""
+        """The matrix that the kernels of a decoding step read, or the reason why they cannot."""
         return f"the kernels read no weights in {self.name}"
 
     def merge_reason(self) -> str | None:
@@ -107,7 +107,7 @@ class Weight(ABC):
         return f"has weights in {self.name}, which would be rounded again"
 
     def extra_repr(self) -> str:
-        """What a layer's repr says of it."""
+        """Its part of a layer's repr."""
         return f"{self.name}, {8 * self.nbytes / (self.shape[0] * self.shape[1]):.2f} bits a weight"
 
 

@@ -34,12 +34,12 @@ TINY = 1e-38  # a block of zeros has no scale to divide by
 def dynamic_map() -> Tensor:
     """The 256 values of an 8-bit number whose exponent takes as many bits as it needs (Dettmers et al. 2022, "8-bit
     Optimizers via Block-wise Quantization", section 1.3), in rising order."""
-    found = [0.0, 1.0]
+    values = [0.0, 1.0]
     for exponent in range(7):
         edges = torch.linspace(0.1, 1, 2**exponent + 1)
         means = 10.0 ** (exponent - 6) * ((edges[:-1] + edges[1:]) / 2)
-        found += [*means.tolist(), *(-means).tolist()]
-    return torch.tensor(sorted(found))
+        values += [*means.tolist(), *(-means).tolist()]
+    return torch.tensor(sorted(values))
 
 
 @dataclass(frozen=True, eq=False)

@@ -68,7 +68,7 @@ class Packed(Weight):
     @property
     @abstractmethod
     def group(self) -> int:
-        """Inputs of which no part is taken: of weights with a scale, and of those that the kernels round together."""
+        """Inputs that are not cut apart: those that share a scale, or that the kernels round together."""
 
     def part_reason(self, axis: int, rows: range) -> str | None:
         """See `Weight`. Columns are whole groups."""
