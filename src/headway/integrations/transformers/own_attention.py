@@ -86,9 +86,9 @@ def checked(method: Callable[..., Any], check: Callable[..., None], argument: st
     """A method that takes the string as `argument`, with the check in front of it."""
 
     @wraps(method)
-    def call(self: Any, *given: Any, **named: Any) -> Any:
-        check(self, given[0] if given else named.get(argument))
-        return method(self, *given, **named)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        check(self, args[0] if args else kwargs.get(argument))
+        return method(self, *args, **kwargs)
 
     return call
 
