@@ -45,7 +45,7 @@ class SamplingRun(ModelRun):
     draft_tokens: Count | None = None
 
     def options(self, **more: Any) -> Any:
-        """As `LanguageModel.generate` takes them, and more; what is None is left out."""
+        """The options of `LanguageModel.generate`, and more; those that are None are left out."""
         sampling = {field.name for field in fields(self)} - {field.name for field in fields(ModelRun)}
         values = {**attributes(self, *sampling), **more}
         kwargs = {name: value for name, value in values.items() if value is not None}

@@ -81,12 +81,12 @@ def command(
         raise ConfigError("plan: --epochs and --hours are of a training; say on how many --rows")
     stored = kv_dtype(kv_cache_dtype)
     set_threads(threads)
-    spec, kept = find_model(model)
-    kept = BF16._replace(why="a size of the catalog has no file") if kept is None else kept
+    spec, storage = find_model(model)
+    storage = BF16._replace(why="a size of the catalog has no file") if storage is None else storage
     if requested is not None:
-        kept = kept._replace(dtype=requested, why="asked for")
+        storage = storage._replace(dtype=requested, why="asked for")
     if weights is not None:
-        kept = kept._replace(quantized=weight_kind(weights))
+        storage = storage._replace(quantized=weight_kind(weights))
     if patterns is not None:
         spec = spec.with_patterns([parse(part) for part in patterns.split(";")])
     options: dict[str, Any] = {
@@ -94,22 +94,24 @@ def command(
         "context": spec.trained_context if context is None else context,
         "batch": batch,
         "source": source,
-        "dtype": kept.dtype,
+        "dtype": storage.dtype,
         "kv_dtype": stored,
-        "quantized": kept.quantized,
+        "quantized": storage.quantized,
         "prefill_chunk": prefill_chunk,
-        "machine": machine_of(device, memory, kept.dtype),
+        "machine": machine_of(device, memory, storage.dtype),
     }
     report = plan(spec, **options)
     alternatives = (
         [] if report.fits else [*what_fits(report, lambda **other: plan(spec, **{**options, **other}))]
     )
-    report = replace(report, notes=(f"{report.dtype}: {kept.why}; --dtype asks for another", *report.notes))
+    report = replace(
+        report, notes=(f"{report.dtype}: {storage.why}; --dtype asks for another", *report.notes)
+    )
     output = {**vars(report), "what_fits": {option: other.needed for option, other in alternatives}}
     text = to_text(report, spec, alternatives)
     among, shares, again = Mesh.of(mesh, processes or 1), [], []
     if processes is not None or mesh is not None:
-        shared = (spec, among, options["context"], batch, kept.dtype)
+        shared = (spec, among, options["context"], batch, storage.dtype)
         how = expert_rows(report.machine.device)
         shares = process_shares(*shared, expert_rows=how)
         again = process_shares(*shared, expert_rows=how, gradient_checkpointing="block")

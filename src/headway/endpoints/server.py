@@ -17,7 +17,7 @@ from headway.text.chat import Message
 KEY, OPENAI_KEY = "HEADWAY_API_KEY", "OPENAI_API_KEY"
 LONGEST_WAIT = 60.0  # seconds between two tries
 USUAL_TIMEOUT = 600.0  # seconds: a long reply comes in one piece
-FOR_NOW = {408, 425, 429, 500, 502, 503, 504, 529}  # what may be otherwise soon; 501, say, will not
+FOR_NOW = {408, 425, 429, 500, 502, 503, 504, 529}  # errors that may pass soon; 501, for example, will not
 
 
 class ServerEndpoint(Endpoint):

@@ -35,7 +35,7 @@ except ImportError as error:
         f'({error}); pip install "headway[harness]"'
     ) from error
 
-NEW_TOKENS = 256  # of a text whose task does not say how many, as in all models of the harness
+NEW_TOKENS = 256  # where a task does not say how many, as in all models of the harness
 SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")
 
 

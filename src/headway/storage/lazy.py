@@ -124,7 +124,7 @@ class Made(LazyTensors):
 def compare(
     path: Path,
     forms: Mapping[str, Form],
-    wanted: Mapping[str, tuple[int, ...]],
+    expected: Mapping[str, tuple[int, ...]],
     spare: Iterable[str],
     *,
     fault: str,
@@ -132,14 +132,14 @@ def compare(
     more: Sequence[str] = (),
     tip: str = "",
 ) -> None:
-    """Raise CheckpointError that lists, below the `fault`, what is missing of `wanted` (names and shapes), unexpected
+    """Raise CheckpointError that lists, below the `fault`, what is missing of `expected` (names and shapes), unexpected
     (`spare`), of another shape, and `more`; `says` is what gave the shapes, `tip` the end."""
     spare = sorted(spare)
-    lines = [f"missing: {name}{_nearest(name, spare)}" for name in wanted if name not in forms]
-    lines += [f"unexpected: {name}{did_you_mean(name, wanted)}" for name in spare]
+    lines = [f"missing: {name}{_nearest(name, spare)}" for name in expected if name not in forms]
+    lines += [f"unexpected: {name}{did_you_mean(name, expected)}" for name in spare]
     lines += [
         f"shape: {name} is {list(forms[name].shape)}, {says} {list(shape)}"
-        for name, shape in wanted.items()
+        for name, shape in expected.items()
         if name in forms and forms[name].shape != shape
     ]
     lines += more

@@ -112,13 +112,11 @@ def read_shards(files: Sequence[Path]) -> dict[str, Entry]:
         info = _info(file, metadata, entries)
         for name, entry in entries.items():
             at, shape = info[name]
-            known = boxes.setdefault(name, [])
-            if shapes.setdefault(name, shape) != shape or any(
-                entry.dtype != b.entry.dtype for b in known[:1]
-            ):
-                raise CheckpointError(f"{file} and {known[0].entry.file.name} disagree on the form of {name}")
-            known.append(Box(at, entry))
-    return {name: _whole(name, shapes[name], known) for name, known in boxes.items()}
+            seen = boxes.setdefault(name, [])
+            if shapes.setdefault(name, shape) != shape or any(entry.dtype != b.entry.dtype for b in seen[:1]):
+                raise CheckpointError(f"{file} and {seen[0].entry.file.name} disagree on the form of {name}")
+            seen.append(Box(at, entry))
+    return {name: _whole(name, shapes[name], seen) for name, seen in boxes.items()}
 
 
 def _info(

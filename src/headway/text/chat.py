@@ -44,7 +44,7 @@ _MARKS = "_generation_begin", "_generation_end"
 _MARKED = re.compile(r"{%[-+]?\s*generation\b")
 
 
-LAST_LINE_END = r"(\r\n|\r|\n)\Z"  # what Jinja takes from the end of a template
+LAST_LINE_END = r"(\r\n|\r|\n)\Z"  # the line end that Jinja strips from the end of a template
 
 
 class _TooLong(DataError):

@@ -17,9 +17,9 @@ class ControlTokens:
 
     A message's text may contain what looks like a control token, and the template decides the order of everything. So
     the first character of each such place in a message is replaced by an unguessable escape ("</s>" becomes
-    "KEY3c;/s>", where 3c is "<" in hexadecimal); after rendering, what
-    still matches a control token was written by the template and becomes a stand-in token of a private copy of the
-    tokenizer, in which real control tokens are plain text.
+    "KEY3c;/s>", where 3c is "<" in hexadecimal); after rendering, what still matches a control token was written by
+    the template and becomes a stand-in token of a private copy of the tokenizer, in which real control tokens are
+    plain text.
 
     `specials`: the control tokens, name -> id.
     """
@@ -117,12 +117,12 @@ def _inside(step: Any, continues: bool, goes_on: bool) -> Any:
         case {"type": "Strip", "strip_left": left, "strip_right": right}:
             return {**step, "strip_left": left and not continues, "strip_right": right and not goes_on}
         case {"type": "Replace", "pattern": {"Regex": pattern}} if pattern == OUTER_SPACES:
-            kept = [
+            sides = [
                 side
                 for side, inner in zip(OUTER_SPACES.split("|"), (continues, goes_on), strict=True)
                 if not inner
             ]
-            return {**step, "pattern": {"Regex": "|".join(kept)}} if kept else None
+            return {**step, "pattern": {"Regex": "|".join(sides)}} if sides else None
         case {"type": "Sequence"}:
             key = "normalizers" if "normalizers" in step else "pretokenizers"
             inner = [_inside(part, continues, goes_on) for part in step[key]]

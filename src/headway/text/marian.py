@@ -122,7 +122,7 @@ class MarianTokenizer:
     def decode(self, ids: Sequence[int], *, side: str = "target", special: bool = False) -> str:
         """The text of ids; special tokens give text, with a space after it, only if `special`."""
         check_known(side, SIDES, "a Marian tokenizer has no side", error=DataError)
-        runs, names = [""], set(self._names.values())  # of a special token and of others by turns
+        runs, names = [""], set(self._names.values())  # text of special tokens and of other pieces by turns
         for i in ids:
             piece = self._pieces[side].get(i)
             if piece is None:

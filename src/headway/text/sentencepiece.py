@@ -21,7 +21,7 @@ from headway.text.vocabulary import SPACE, add_controls
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # SentencePiece.Type
 UNIGRAM, BPE = 1, 2  # TrainerSpec.ModelType
-OUTER_SPACES = r"\A +| +\z"  # what remove_extra_whitespaces takes from the ends of a text
+OUTER_SPACES = r"\A +| +\z"  # the spaces that remove_extra_whitespaces strips from the ends of a text
 FIXED = {1: "<d", 5: "<f"}  # numbers of 64 and 32 bits, by wire type
 
 

@@ -154,12 +154,7 @@ class Tokenizer(Vocabulary):
         answers, for tags)."""
         rows = []
         for encodings in self._groups(texts, special, offsets=True):
-            rows.append(
-                fill(
-                    self.template.parts([encoding.ids for encoding in encodings], bos=True, eos=True),
-                    encodings,
-                )
-            )
+            rows.append(fill(self.template.parts([e.ids for e in encodings], bos=True, eos=True), encodings))
             self._warn_two_bos(encodings[0].ids)
         return rows
 

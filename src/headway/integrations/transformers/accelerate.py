@@ -60,7 +60,7 @@ class Report:
 
 @dataclass
 class State:
-    """What `restore` needs: configs with their attention before, and the parameters that were trained."""
+    """The state that `restore` needs: configs with their attention before, and the parameters that were trained."""
 
     attention: list[tuple[Any, str | None]] = field(default_factory=list)
     trained: list[nn.Parameter] = field(default_factory=list)
@@ -115,7 +115,7 @@ def accelerate(model: nn.Module, weights: str | None = None) -> Report:
             taken[row.kind] += 1
             if is_output:
                 taken["cross entropy in chunks"] += 1
-            # those of blocks, which are numbered; where nothing is rounded, the output layer's, too
+            # layers of blocks, whose names have numbers; where nothing is rounded, the output layer, too
             takes = weights == COMPRESSED or any(part.isdigit() for part in name.split("."))
             if weights is not None and row.forward is linear_forward and takes:
                 products.put_beside(module, weights)

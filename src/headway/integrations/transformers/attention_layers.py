@@ -48,8 +48,8 @@ def with_rotary(forward: FunctionType) -> FunctionType:
 
 
 def rotary_forward(layer: nn.Module) -> FunctionType | None:
-    """A layer's forward with queries and keys rotated by our function; None where its own
-    rotation is absent, unknown or not equal to ours on random numbers."""
+    """A layer's forward with queries and keys rotated by our function; None where its own rotation is absent, unknown
+    or not equal to ours on random numbers."""
     forward: Any = type(layer).forward
     theirs, sites = forward.__globals__.get(ROTATION), calls(forward, ROTATION)
     if theirs is None or code(forward) is None or code(theirs) not in modules.rotary_codes():
@@ -74,7 +74,7 @@ def unsupported_reason(layer: nn.Module) -> str | None:
         return f"its attention depends on {', '.join(sorted(fewest))}, which ours does not know"
     try:
         worst = max(_difference(layer, pattern) for pattern in (Full(), Causal(), Window.last(WINDOW)))
-    except Exception as error:  # of code that is not ours
+    except Exception as error:  # code that is not ours may raise anything
         return f"its attention cannot be compared with ours: {error}"
     if worst <= TOLERANCE:
         return None
@@ -96,7 +96,7 @@ def trial_error(model: Any) -> str | None:
         model.eval()(**inputs)
     except HeadwayError as error:
         return str(error)
-    except Exception:  # what else the model needs is not known here
+    except Exception:  # the model needs other inputs, which are not known here
         return None
     finally:
         for module, mode in modes:

@@ -282,7 +282,7 @@ def _said_by_the_layer(
 
 def _refuse(others: dict[str, Any]) -> None:
     used = [name for name, value in others.items() if not (value is None or value is False)]
-    # what is asked of models that do not tell their layers
+    # requests to models that do not pass them on to their layers
     collected = _active_collector.get() or ()  # type: ignore[no-untyped-call]
     if "output_attentions" in used or any("attentions" in name for name in collected):
         raise cannot(

@@ -55,8 +55,8 @@ def check_layers(model: PreTrainedModel, implementation: Implementation) -> None
 
 
 def check_whole(model: PreTrainedModel, _: None) -> None:
-    """The same of a model whose layers have just been made by its config. A part without attention (a convolution in
-    front of it) is no error, in a model that has some."""
+    """`check_layers` for a model whose layers have just been made by its config. A part without attention (a
+    convolution in front of it) is no error, in a model that has some."""
     is_ours = model.config._attn_implementation == NAME
     if is_ours and not attention_layers(model) and not _is_being_made(model):
         check_layers(model, NAME)

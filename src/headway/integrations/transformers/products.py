@@ -73,9 +73,9 @@ def put_in(module: nn.Module) -> Callable[..., Any] | None:
 
 def linear_forward(self: nn.Linear, input: Tensor) -> Tensor:
     """x W^T (+ b): [..., I] -> [..., O]."""
-    kept = beside(self)
-    if kept is not None and not kept.exact:
-        return kept.product(input, self.bias)
+    weights = beside(self)
+    if weights is not None and not weights.exact:
+        return weights.product(input, self.bias)
     outputs = by_kernels(input, (self,))
     return F.linear(input, self.weight, self.bias) if outputs is None else outputs[0]
 
@@ -98,11 +98,11 @@ def by_kernels(x: Tensor, layers: Sequence[nn.Linear]) -> list[Tensor] | None:
         return None
     matrices: list[Matrix] = []
     for layer in layers:
-        kept = beside(layer)
-        is_plain = kept is None or kept.exact
+        weights = beside(layer)
+        is_plain = weights is None or weights.exact
         if is_plain and (layer.weight.dtype != x.dtype or x.numel() > MOST_ROWS * x.shape[-1]):
             return None
-        matrix = layer.weight.detach() if kept is None else kept.native()
+        matrix = layer.weight.detach() if weights is None else weights.native()
         if isinstance(matrix, str):
             return None
         matrices.append(matrix)
@@ -117,10 +117,10 @@ def put_beside(layer: nn.Linear, weights: str) -> None:
     """Puts weights of 8 or 4 bits, or compressed ones, beside those of the layer, to be used in their place."""
     plain = layer.weight.detach()
     if weights == COMPRESSED:
-        kept: Weight = CompressedWeight.pack(plain)
+        stored: Weight = CompressedWeight.pack(plain)
     else:
-        kept = from_codes(quantize_clipped(plain, *weight_kind(weights)))
-    layer.__dict__[KEPT] = Beside(kept, layer.weight, layer.weight._version)
+        stored = from_codes(quantize_clipped(plain, *weight_kind(weights)))
+    layer.__dict__[KEPT] = Beside(stored, layer.weight, layer.weight._version)
 
 
 def beside(layer: nn.Module) -> Weight | None:

@@ -63,8 +63,8 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         return self.show(count)
 
     def with_room(self, count: int, *like: Tensor) -> tuple[Tensor, Tensor]:
-        """Memory for `count` keys and values, `like` these but for their number, which begins with those that are kept:
-        the same one, where they lie there still."""
+        """Memory for `count` keys and values, `like` these but for their number, which begins with the current ones:
+        the same memory, where they still lie there."""
         current: tuple[Any, ...] = self.keys, self.values
         if (
             self._room is None
@@ -79,7 +79,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         return self._room
 
     def show(self, count: int) -> tuple[Tensor, Tensor]:
-        """Has the first tokens of the memory as keys and values."""
+        """Sets the keys and values to the first `count` of the memory, and returns them."""
         assert self._room is not None
         self.keys, self.values = (room[:, :, :count] for room in self._room)
         return self.keys, self.values
@@ -224,7 +224,7 @@ def _decoder(self: Any, steps: Steps) -> Decoder | None:
 
 
 def _weights(stack: Any) -> tuple[tuple[str, int], ...]:
-    """Where its weights lie, by their names."""
+    """The addresses of its weights, by their names."""
     return tuple((name, p.data_ptr()) for name, p in stack.named_parameters())
 
 
