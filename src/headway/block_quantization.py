@@ -71,7 +71,7 @@ class BlockMatrix:
 
 
 CodedMatrix = QuantizedMatrix | BlockMatrix
-"""What a file may hold of a layer in few bits."""
+"""The forms in which a file may hold the weights of a layer in few bits."""
 
 
 def quantize_blocks(weight: Tensor, bits: int) -> BlockMatrix:
@@ -94,12 +94,13 @@ def quantize_blocks(weight: Tensor, bits: int) -> BlockMatrix:
     return BlockMatrix(codes.flatten(1), scale, low, d, dmin, bits)
 
 
-def _whole(wanted: Tensor, most: int) -> tuple[Tensor, Tensor]:
+def _whole(values: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Numbers [O, blocks, parts] as d [O, blocks], the float16 above the largest over `most`, times whole numbers."""
-    exact = wanted.amax(2) / most
+    exact = values.amax(2) / most
     d = exact.half()
+    # one more in the bits is the next float16 above: 0x3C00 is 1, 0x3C01 is 1 + 2^-10
     d = torch.where(d.float() < exact, (d.view(torch.int16) + 1).view(torch.float16), d)
-    whole = (wanted / d.float().unsqueeze(2)).nan_to_num(0.0, 0.0, 0.0).round().clamp(0, most)
+    whole = (values / d.float().unsqueeze(2)).nan_to_num(0.0, 0.0, 0.0).round().clamp(0, most)
     return d, whole
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen and why.
+    """A choice and its reason.
 
     Attributes:
         what: the name of what was chosen ("sdpa", "ring").

@@ -1,4 +1,4 @@
-"""What a user did that cannot be done: every error says what was asked, what was given, and what to do."""
+"""Errors that users can cause: each says what was asked, what was given, and what to do."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -39,7 +39,7 @@ class DataError(HeadwayError):
 
 
 class HubError(HeadwayError):
-    """What the Hugging Face Hub does not give, or does not take."""
+    """A file or model that the Hugging Face Hub does not give, or does not take."""
 
 
 class EndpointError(HeadwayError):

@@ -16,19 +16,19 @@ def fonts(language: str) -> tuple[str, ...]:
     the system, or the one that the package zhplot ships (Noto Sans SC, under the Open Font License).
 
     Raises ConfigError where there is none."""
-    own = ("DejaVu Sans",)
+    default = ("DejaVu Sans",)
     if language != "zh":
-        return own
+        return default
     from matplotlib import font_manager
 
     families = font_manager.fontManager.get_font_names()
     if family := next((name for name in CHINESE if name in families), None):
-        return *own, family
+        return *default, family
     package = find_spec("zhplot")
     if package and package.origin:
         path = Path(package.origin).parent / "fonts" / "NotoSansSC-Regular.ttf"
         font_manager.fontManager.addfont(path)
-        return *own, font_manager.get_font(path).family_name
+        return *default, font_manager.get_font(path).family_name
     raise ConfigError(
         "pictures in Chinese need a font that has its characters, and none is installed; `pip install zhplot` brings "
         "one, and so does the system's package fonts-noto-cjk"

@@ -1,4 +1,4 @@
-"""What this machine is and what it can do, measured where a data sheet could only promise. Imports torch only.
+"""The CPU and the memory of this machine, measured where a data sheet could only promise. Imports torch only.
 
 Measurements run once a process, take a fraction of a second and are cached: they are the roofs against
 which reports state their shares. A busy machine measures low; nothing here corrects for that.
@@ -63,7 +63,7 @@ def read_bandwidth() -> float:
 def large_pages(tensors: Iterable[Tensor]) -> None:
     """Asks the system for pages of 2 MB for the memory of tensors on the CPU, of which nothing has been written yet.
 
-    What is read once from one end to the other, as weights are in decoding, then comes up to a half faster. A hint:
+    Memory that is read once from end to end, as weights are in decoding, then comes up to a half faster. A hint:
     where the system has no such pages, or none are free, nothing changes."""
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     if advice is None:
@@ -113,7 +113,7 @@ def memory_available() -> int:
     used = _group("memory.current", "memory.usage_in_bytes")
     if limit is not None and used is not None:
         # page cache is counted as used, and given back when asked for
-        stat = next((found for folder in GROUPS if (found := fields(folder / "memory.stat"))), {})
+        stat = next((values for folder in GROUPS if (values := fields(folder / "memory.stat"))), {})
         free = min(free, max(0, limit - used + int(stat.get("inactive_file", 0))))
     return free
 

@@ -19,7 +19,7 @@ def check_language(language: str, where: str) -> str:
 
 
 def language_of_environment(environment: Mapping[str, str] = os.environ) -> str:
-    """What LC_ALL, LC_MESSAGES or LANG asks for, the first that is set (POSIX, section 8.2): "zh_CN.UTF-8" is "zh";
+    """The language of LC_ALL, LC_MESSAGES or LANG, the first that is set (POSIX, section 8.2): "zh_CN.UTF-8" is "zh";
     English for every language without a table."""
     locale = next((x for name in ("LC_ALL", "LC_MESSAGES", "LANG") if (x := environment.get(name))), "")
     return "zh" if re.match(r"zh($|[_.@-])", locale) else "en"

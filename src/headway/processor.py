@@ -37,7 +37,7 @@ APPLE = {
     "FEAT_I8MM": "i8mm",
     "FEAT_BF16": "bf16",
 }
-"""What macOS calls instruction sets, behind "hw.optional.arm." or "hw.optional.", as Linux has them."""
+"""macOS's names of instruction sets, behind "hw.optional.arm." or "hw.optional.": Linux's names."""
 
 
 @cache
@@ -87,8 +87,8 @@ def read(path: Path) -> str:
 
 def fields(path: Path) -> dict[str, str]:
     """The first value of each key in lines such as "key : value" or "key value"."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for line in read(path).splitlines():
         key, _, value = line.partition(":" if ":" in line else " ")
-        found.setdefault(key.strip(), value.strip())
-    return found
+        values.setdefault(key.strip(), value.strip())
+    return values

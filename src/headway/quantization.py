@@ -125,13 +125,13 @@ def round_weights(
 ) -> QuantizedMatrix:
     """Weights [O, I] at the nearest codes of given scales and zeros [O, G]; where a scale is 0, the code of 0."""
     outputs, inputs = weight.shape
-    found = QuantizedMatrix(weight.new_empty(0, dtype=torch.uint8), scale, zero, bits, group)
+    matrix = QuantizedMatrix(weight.new_empty(0, dtype=torch.uint8), scale, zero, bits, group)
     padded = weight.new_zeros(outputs, scale.shape[1] * group, dtype=scale.dtype)
     padded[:, :inputs] = weight
     parts, most = padded.view(outputs, -1, group), (1 << bits) - 1
     ratio = (parts / scale.unsqueeze(2)).nan_to_num(0.0, 0.0, 0.0).round()
-    codes = (ratio + found.zero_or_middle.unsqueeze(2)).clamp(0, most).to(torch.uint8)
-    return replace(found, codes=codes.view(outputs, -1)[:, :inputs].contiguous())
+    codes = (ratio + matrix.zero_or_middle.unsqueeze(2)).clamp(0, most).to(torch.uint8)
+    return replace(matrix, codes=codes.view(outputs, -1)[:, :inputs].contiguous())
 
 
 AT_ONCE = 1 << 18
@@ -148,7 +148,7 @@ def quantize_clipped(weight: Tensor, bits: int, group: int | None = None) -> Qua
     done a few at a time, so that what is tried stays in the caches."""
     step = max(1, AT_ONCE // weight.shape[1])
     parts = [_clipped(weight[at : at + step], bits, group) for at in range(0, len(weight), step)]
-    codes, scale = (torch.cat([getattr(one, name) for one in parts]) for name in ("codes", "scale"))
+    codes, scale = (torch.cat([getattr(part, name) for part in parts]) for name in ("codes", "scale"))
     return replace(parts[0], codes=codes, scale=scale)
 
 

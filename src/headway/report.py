@@ -90,13 +90,13 @@ def size(count: float) -> str:
 
 
 def bytes_of(text: str, what: str) -> int:
-    """The other way: bytes of `500MB` (powers of 1000), `24GiB` (of 1024) or a plain number, not 0. Raises ConfigError
-    for other text, which is that of `what`."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None or int(found[1]) == 0:
+    """The inverse of `size`: bytes of `500MB` (powers of 1000), `24GiB` (of 1024) or a plain number, not 0. Raises
+    ConfigError for other text, which is that of `what`."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or int(match[1]) == 0:
         raise ConfigError(f"{what} {text}: must be a number of bytes, or one such as 500MB, 4GB or 24GiB")
-    power = "KMGT".index(found[2].upper()) + 1 if found[2] else 0
-    return int(found[1]) * int((1024 if found[3] else 1000) ** power)
+    power = "KMGT".index(match[2].upper()) + 1 if match[2] else 0
+    return int(match[1]) * int((1024 if match[3] else 1000) ** power)
 
 
 def duration(seconds: float) -> str:

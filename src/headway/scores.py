@@ -1,4 +1,4 @@
-"""What is done to a scaled score before the softmax; lse is taken afterwards.
+"""Steps that change a scaled score before the softmax; lse is taken afterwards.
 
 Legend: B rows, H query heads, T queries, S keys, D per head.
 """
@@ -68,7 +68,7 @@ def check_heads(step: Score, heads: int) -> None:
 
 
 def steps_of(score: Score | Sequence[Score]) -> tuple[Score, ...]:
-    """What `score=` was given, a step or several in order, as a tuple."""
+    """The steps given as `score=`, one or several in order, as a tuple."""
     if isinstance(score, Score):
         return (score,)
     steps = tuple(score) if isinstance(score, Sequence) else (score,)
@@ -124,7 +124,7 @@ class ALiBi(Score):
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:
-    """The slopes of `ALiBi` for a number of heads."""
+    """The slopes of `ALiBi` for a number of heads: 1/16, 1/256 and 1/4 for 3."""
     power = 2 ** int(math.log2(heads))
     slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
     extra = [2 ** (-4 * (h + 1) / power) for h in range(0, 2 * (heads - power), 2)]
@@ -206,10 +206,10 @@ class RelativeKey(Score):
 
     def clip(self, width: int) -> int:
         """The largest distance with a row of its own. PatternError for a table that is not for queries so wide."""
-        rows, given = self.table.shape
-        if rows % 2 == 0 or given != width:
+        rows, columns = self.table.shape
+        if rows % 2 == 0 or columns != width:
             raise PatternError(
-                f"RelativeKey: table must be [2 * clip + 1, {width}] (odd number of rows), got [{rows}, {given}]"
+                f"RelativeKey: table must be [2 * clip + 1, {width}] (odd number of rows), got [{rows}, {columns}]"
             )
         return rows // 2
 

@@ -1,4 +1,4 @@
-"""What is known about each slot of a row: everything about attention that depends on data.
+"""The facts about each slot of a row: everything about attention that depends on data.
 
 Legend: B rows, N slots.
 """
@@ -57,12 +57,12 @@ class Tokens:
         lengths: Sequence[int] | Tensor, total: int | None = None, side: str = "right"
     ) -> "Tokens":
         """Row b has `lengths[b]` tokens; the slots up to `total` are empty, on the right or left `side`."""
-        given = torch.as_tensor(lengths)
-        if given.dim() != 1 or given.numel() == 0:
-            raise PatternError(f"Tokens.from_lengths: one length per row, got shape {tuple(given.shape)}")
-        if given.is_floating_point() or given.dtype == torch.bool:
-            raise PatternError(f"Tokens.from_lengths: lengths are whole numbers, got {given.tolist()}")
-        count = given.long()
+        values = torch.as_tensor(lengths)
+        if values.dim() != 1 or values.numel() == 0:
+            raise PatternError(f"Tokens.from_lengths: one length per row, got shape {tuple(values.shape)}")
+        if values.is_floating_point() or values.dtype == torch.bool:
+            raise PatternError(f"Tokens.from_lengths: lengths are whole numbers, got {values.tolist()}")
+        count = values.long()
         check_known(side, ("left", "right"), "Tokens.from_lengths: there is no side", error=PatternError)
         most = int(count.max())
         total = most if total is None else total
@@ -138,12 +138,12 @@ class Tokens:
             raise PatternError(f"Tokens.with_global: {len(per_row)} lists of indices for {self.rows} rows")
         index = self.index.expand(rows, -1)
         mask = torch.zeros_like(index, dtype=torch.bool)
-        for b, wanted in enumerate(per_row * (rows if len(per_row) == 1 else 1)):
-            for n in wanted:
-                found = index[b] == n
-                if n < 0 or not bool(found.any()):
+        for b, indices in enumerate(per_row * (rows if len(per_row) == 1 else 1)):
+            for n in indices:
+                hits = index[b] == n
+                if n < 0 or not bool(hits.any()):
                     raise PatternError(f"Tokens.with_global: row {b} has no token with index {n}")
-                mask[b] |= found
+                mask[b] |= hits
         return replace(self, is_global=mask)
 
     def with_position(self, position: Tensor) -> "Tokens":
@@ -181,7 +181,7 @@ class Tokens:
 
     @property
     def versions(self) -> tuple[int, ...] | None:
-        """How often what a pattern reads was changed in place, tensor by tensor; None where torch does not count."""
+        """How often each tensor that a pattern reads was changed in place; None where torch does not count."""
         tensors = [t for t in (self.index, self.document, self.is_global) if t is not None]
         return None if any(t.is_inference() for t in tensors) else tuple(t._version for t in tensors)
 
@@ -258,7 +258,7 @@ def take_slots(x: Tensor, slots: Tensor, dim: int = 2) -> Tensor:
 
 
 _FILLED = {"index": "index", "document": "documents", "is_global": "globals", "position": "positions"}
-"""The fields of every slot, and what says them where they are None."""
+"""The fields of every slot, and the properties that give them where they are None."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,7 +277,7 @@ class SlotSelection:
         return SlotSelection(at, tokens.slice(first, first + count) if same else tokens.gather(at))
 
     def take(self, x: Tensor, dim: int = 1) -> Tensor:
-        """Those slots of x, which has all of them along `dim`, and rows along dim 0."""
+        """The same slots of x, which has all of them along `dim`, and rows along dim 0."""
         return take_slots(x, self.at, dim)
 
 

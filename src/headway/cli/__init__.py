@@ -140,7 +140,7 @@ def _one_line(
 
 
 def _silence() -> None:
-    """What is still to be printed has no reader."""
+    """Discard what is still to be printed: nobody reads it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -148,7 +148,7 @@ def commands() -> dict[str, Command]:
     """All commands by name: headway's own, then those of installed packages.
 
     Raises ConfigError where a package's command cannot be loaded, or two commands have one name."""
-    found = dict(COMMANDS)
+    known = dict(COMMANDS)
     for point in entry_points(group=GROUP):
         owner = point.dist.name if point.dist is not None else point.value
         try:
@@ -158,17 +158,17 @@ def commands() -> dict[str, Command]:
                 f"command {point.name!r} of the package {owner} cannot be loaded ({point.value}: {error}); "
                 "repair or uninstall that package"
             ) from error
-        if point.name in found:
+        if point.name in known:
             raise ConfigError(
-                f"command {point.name!r} of the package {owner} exists already ({found[point.name].module}); "
+                f"command {point.name!r} of the package {owner} exists already ({known[point.name].module}); "
                 "uninstall one of the two"
             )
-        found[point.name] = command
-    return found
+        known[point.name] = command
+    return known
 
 
 def offered(name: str) -> Any:
-    """What an installed command offers to others under that name. Raises ConfigError where none does."""
+    """The object that an installed command offers to others under that name. Raises ConfigError where none does."""
     for command in commands().values():
         if name in command.offers:
             return importlib.import_module(command.offers[name]).command
@@ -181,9 +181,9 @@ def _invoke(name: str, entry: Command, arguments: list[str]) -> int:
     from headway.cli._options import click_command
 
     module, _, function = entry.module.partition(":")
-    given = click_command(getattr(importlib.import_module(module), function or "command"))
+    command = click_command(getattr(importlib.import_module(module), function or "command"))
     try:
-        with given.make_context(f"headway {name}", arguments) as context:
+        with command.make_context(f"headway {name}", arguments) as context:
             result = context.command.invoke(context)
     except typer.Exit as stop:
         return stop.exit_code
@@ -206,7 +206,7 @@ def report_error(message: str) -> None:
 
 
 def overview() -> str:
-    """What `headway --help` prints."""
+    """The text that `headway --help` prints."""
     known = commands()
     width = max(map(len, known))
     lines = "\n".join(f"  {name:<{width}}   {command.help}" for name, command in known.items())

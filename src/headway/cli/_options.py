@@ -28,8 +28,8 @@ from headway.threads import MOST_THREADS
 
 
 def says(**detail: Any) -> tuple[tuple[str, Any], ...]:
-    """What is said of a type besides: `Annotated[int, says(min=1)]`. What `typer.Option` and `Argument` take, and of
-    options flag, their name without --, and short, another."""
+    """Details of a type: `Annotated[int, says(min=1)]`. Those that `typer.Option` and `Argument` take; of options also
+    flag, the name without --, and short, a second name."""
     return tuple(detail.items())
 
 
@@ -38,7 +38,7 @@ Whole = Annotated[int, says(min=0)]
 
 
 def folder_of(text: str) -> Path:
-    """The path of a model that is typed: what is there, or what an id of the Hub is fetched to."""
+    """The path of a model from what was typed: an existing path, or the folder that an id of the Hub is fetched to."""
     path: Path = at_home(Path(text))
     if "/" not in text or path.exists():
         return path
@@ -121,23 +121,23 @@ def application(group: str | None, *functions: Callable[..., Any]) -> typer.Type
 def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function as typer reads it, each parameter with its help; paths know what ~ is."""
     about, helps = described(function)
-    own = [*inspect.signature(function, eval_str=True).parameters.values()]
-    group: Any = own[0].annotation if own and is_dataclass(own[0].annotation) else None
+    parameters = [*inspect.signature(function, eval_str=True).parameters.values()]
+    group: Any = parameters[0].annotation if parameters and is_dataclass(parameters[0].annotation) else None
     fields: list[inspect.Parameter] = []
     if group is not None:
         fields = [*inspect.signature(group, eval_str=True).parameters.values()]
         for kind in group.__mro__:
             helps = {**described(kind)[1], **helps}
 
-    def command(**given: Any) -> Any:
-        values = {name: at_home(value) for name, value in given.items()}
+    def command(**kwargs: Any) -> Any:
+        values = {name: at_home(value) for name, value in kwargs.items()}
         if group is None:
             return function(**values)
         return function(group(**{field.name: values.pop(field.name) for field in fields}), **values)
 
-    own = own[group is not None :]
-    arguments = [p for p in (*fields, *own) if p.kind is not p.KEYWORD_ONLY]
-    options = [p for p in (*own, *fields) if p.kind is p.KEYWORD_ONLY]
+    parameters = parameters[group is not None :]
+    arguments = [p for p in (*fields, *parameters) if p.kind is not p.KEYWORD_ONLY]
+    options = [p for p in (*parameters, *fields) if p.kind is p.KEYWORD_ONLY]
     both = [declared(parameter, helps) for parameter in (*arguments, *options)]
     return with_parameters(command, both, function.__name__, about)
 
@@ -145,7 +145,7 @@ def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def with_parameters(
     command: Callable[..., Any], parameters: Sequence[inspect.Parameter], name: str, about: str
 ) -> Callable[..., Any]:
-    """`command(**given)` with these parameters, name and docstring."""
+    """`command(**kwargs)` with these parameters, name and docstring."""
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.__name__, command.__doc__ = name, about
@@ -171,11 +171,11 @@ def declared(parameter: inspect.Parameter, helps: Mapping[str, str]) -> inspect.
 
 
 def _parts(annotation: Any) -> tuple[Any, dict[str, Any]]:
-    """A type without what is said of it, and that: of the type itself, or of one of its parts."""
+    """Splits a type into the plain type and the details that the type itself or one of its parts carries."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         kind, detail = _parts(inner[0])
-        return kind, {**detail, **dict(pair for said in inner[1:] for pair in said)}
+        return kind, {**detail, **dict(pair for pairs in inner[1:] for pair in pairs)}
     if origin not in (list, Union, UnionType):
         return annotation, {}
     parts = [_parts(part) for part in inner]

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from headway.models.cost.processes import ProcessShare
 
 
-def to_text(report: "Report", spec: "ModelSpec", would: "Sequence[tuple[str, Report]]" = ()) -> str:
-    """The report for a terminal; `would` fit where it does not."""
+def to_text(report: "Report", spec: "ModelSpec", alternatives: "Sequence[tuple[str, Report]]" = ()) -> str:
+    """The report for a terminal; `alternatives` are options that fit where it does not."""
     heads = f"{spec.layout.kind}, {spec.heads} query heads on {spec.kv_heads} kv heads of {spec.head_dim}"
     machine = report.machine
     kv = "" if report.kv_dtype == report.dtype else f", keys and values in {report.kv_dtype},"
@@ -54,7 +54,7 @@ def to_text(report: "Report", spec: "ModelSpec", would: "Sequence[tuple[str, Rep
             if (choice := getattr(layer, name)) is not None
         ),
         table(("memory", "bytes"), [(name, size(n)) for name, n in memory.items() if n is not None]),
-        _verdict(report, would),
+        _verdict(report, alternatives),
         _work(report),
         "\n".join(f"  note: {line}" for line in report.notes),
     ]
@@ -62,7 +62,7 @@ def to_text(report: "Report", spec: "ModelSpec", would: "Sequence[tuple[str, Rep
 
 
 def _layer_table(layers: "Sequence[LayerPlan]", kind: str) -> str:
-    """What each kind of layer gets: an encoder's have no cache."""
+    """A row for each kind of layer: its cache and kernels; an encoder's layers have no cache."""
     from headway.models.description import layer_numbers
 
     if kind == "encoder":
@@ -90,13 +90,13 @@ def _what(choice: "Choice | None") -> str:
     return "sums" if choice is None else choice.what
 
 
-def _verdict(report: "Report", would: "Sequence[tuple[str, Report]]") -> str:
-    """Whether it fits, and what would."""
+def _verdict(report: "Report", alternatives: "Sequence[tuple[str, Report]]") -> str:
+    """Whether it fits, and which options would."""
     room = size(report.machine.memory)
     if report.fits:
         return f"  to run, it fits: {size(report.needed)} of {room}"
-    end = "; what would:" if would else ", and neither would fewer bits"
-    fitting = [f"    {option:<40}{size(other.needed)}" for option, other in would]
+    end = "; what would:" if alternatives else ", and neither would fewer bits"
+    fitting = [f"    {option:<40}{size(other.needed)}" for option, other in alternatives]
     return "\n".join([f"  to run, it does NOT fit: {size(report.needed)} of {room}{end}", *fitting])
 
 
@@ -150,18 +150,18 @@ def training_verdict(report: "Report", whole: int, redone: int, processes: int) 
     )
 
 
-def time_text(took: "TrainingTime", machine: "Machine") -> str:
-    """How long a training takes at parts of the peak, and what hours that were told imply."""
-    on = machine.name if took.devices == 1 else f"{took.devices} x {machine.name}"
+def time_text(run: "TrainingTime", machine: "Machine") -> str:
+    """How long a training takes at parts of the peak, and which share of it the reported hours imply."""
+    on = machine.name if run.devices == 1 else f"{run.devices} x {machine.name}"
     lines = [
-        f"  {took.rows:,} full rows x {took.epochs} on {on}: {took.tokens:,} tokens, {operations(took.flops)}",
-        *(f"  at {part:.0%} of the peak  {duration(took.seconds / part)}" for part in (1.0, 0.5, 0.25)),
+        f"  {run.rows:,} full rows x {run.epochs} on {on}: {run.tokens:,} tokens, {operations(run.flops)}",
+        *(f"  at {part:.0%} of the peak  {duration(run.seconds / part)}" for part in (1.0, 0.5, 0.25)),
     ]
-    if took.hours is not None and took.share is not None:
+    if run.hours is not None and run.share is not None:
         more = (
             ""
-            if took.share <= 1
+            if run.share <= 1
             else ": more than there is, so that it was not with full rows, or not on these"
         )
-        lines.append(f"  {duration(3600 * took.hours)} is {took.share:.1%} of the peak{more}")
+        lines.append(f"  {duration(3600 * run.hours)} is {run.share:.1%} of the peak{more}")
     return "\n".join(lines)

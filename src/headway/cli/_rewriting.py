@@ -1,4 +1,4 @@
-"""What the commands have in common that make a folder of another one, and what they report."""
+"""Shared by the commands that rewrite one model folder into another: their options and their report."""
 
 import math
 from contextlib import AbstractContextManager, nullcontext
@@ -65,7 +65,7 @@ class MeasuredRun(Run):
 def to_text(done: "Rewritten") -> str:
     """The report for a terminal: of an encoder without caches, and without a loss on a text."""
     was, now = done.before, done.after
-    causal, checked = was.kv_bytes_stored > 0, any(one.bound is not None for one in done.differences)
+    causal, checked = was.kv_bytes_stored > 0, any(diff.bound is not None for diff in done.differences)
     reader = "" if done.transformers is None else f"; transformers {done.transformers}"
     lines = [f"{done.source} -> {done.target}{reader}"]
     lines += [f"  {name}: {a} -> {b}" for name, a, b in done.changed] or ["  the spec stays as it was"]
@@ -90,10 +90,10 @@ def to_text(done: "Rewritten") -> str:
         lines.append(f"  rows of up to {done.unchanged} tokens see what they saw")
     article, what = ("a", "logit") if causal else ("an", "output")
     lines += [
-        f"  largest difference of {article} {what}: {cell(one.difference)} ({_allowed(one)}largest {what} "
-        f"{cell(one.largest)}), in the last {one.probed} of {one.tokens} tokens"
-        f"{', the first of them global' * one.marked}"
-        for one in done.differences
+        f"  largest difference of {article} {what}: {cell(diff.difference)} ({_allowed(diff)}largest {what} "
+        f"{cell(diff.largest)}), in the last {diff.probed} of {diff.tokens} tokens"
+        f"{', the first of them global' * diff.marked}"
+        for diff in done.differences
     ]
     if done.rounding is not None:
         largest = cell(done.differences[0].largest)
@@ -114,8 +114,8 @@ def to_text(done: "Rewritten") -> str:
     return "\n".join(lines)
 
 
-def _allowed(one: "Difference") -> str:
-    return "" if one.bound is None else f"in {one.dtype}; allowed {cell(one.bound)}, "
+def _allowed(diff: "Difference") -> str:
+    return "" if diff.bound is None else f"in {diff.dtype}; allowed {cell(diff.bound)}, "
 
 
 def _exp(loss: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""What several commands have: the model that they run, the endpoints that they ask, how torch is started, texts are
+"""Shared by several commands: the model that they run, the endpoints that they ask, how torch is started, texts are
 read, work is shown and reports are printed. Imports nothing heavy."""
 
 import json
@@ -146,19 +146,19 @@ SILENCE = 30.0  # seconds after which a log is told how far it is
 
 @contextmanager
 def progress(what: str, *, only_on_terminals: bool = False) -> Iterator[Advance]:
-    """Say `what` is being done; on a terminal with a bar, which what is yielded moves, and which goes in the end.
+    """Say `what` is being done; on a terminal with a bar, which the yielded function moves, and which goes in the end.
 
     Elsewhere a line says it, and another one how far it is whenever `SILENCE` has passed, unless `only_on_terminals`:
     what is done for a program, text by text, needs none."""
     if not sys.stderr.isatty():
         if not only_on_terminals:
             note(f"{what} ...")
-        said = time.monotonic()
+        last = time.monotonic()
 
         def advance(done: int, total: int) -> None:
-            nonlocal said
-            if time.monotonic() - said >= SILENCE and not only_on_terminals:
-                said = time.monotonic()
+            nonlocal last
+            if time.monotonic() - last >= SILENCE and not only_on_terminals:
+                last = time.monotonic()
                 note(f"{what}: {done} of {total}")
 
         yield advance

@@ -18,7 +18,7 @@ PLAIN = "{{ bos_token or '' }}{% for message in messages %}{{ message.content ~ 
 HELP = "/reset forgets the conversation, /quit (or Ctrl-D) ends it, Ctrl-C cuts a reply short"
 FIELDS = {name: name for name in ("top_k", "top_p", "min_p", "repetition_penalty", "stop")}
 FIELDS["max_new_tokens"] = "max_tokens"
-"""What a server calls an option."""
+"""A server's name for each option."""
 Talk = list[dict[str, str]]
 
 
@@ -84,15 +84,15 @@ def talk(lm: "LanguageModel", system: str | None, options: dict[str, Any]) -> No
         options = {**options, "beyond_context": True}
 
     def answer(messages: Talk, seed: int) -> tuple[Talk, str | None]:
-        kept = messages if room is None else latest_turns(lm, messages, room)
-        return kept, _reply(lm, kept, {**options, "seed": seed}) if kept else None
+        recent = messages if room is None else latest_turns(lm, messages, room)
+        return recent, _reply(lm, recent, {**options, "seed": seed}) if recent else None
 
     converse(answer, system, options.get("seed", 0))
 
 
 def converse(answer: Callable[[Talk, int], tuple[Talk, str | None]], system: str | None, seed: int) -> None:
-    """Reads lines until the end of the input or /quit. `answer`: of messages and a seed, the messages that it kept, and
-    a reply; None forgets the turn."""
+    """Reads lines until the end of the input or /quit. `answer` takes messages and a seed, and returns the
+    messages that it kept and a reply; a reply of None forgets the turn."""
     first = [] if system is None else [{"role": "system", "content": system}]
     messages = list(first)
     tty = sys.stdin.isatty()
@@ -114,11 +114,11 @@ def converse(answer: Callable[[Talk, int], tuple[Talk, str | None]], system: str
         elif line.strip():
             messages.append({"role": "user", "content": line})
             seed += 2
-            kept, reply = answer(messages, seed)
+            recent, reply = answer(messages, seed)
             if reply is None:
                 messages.pop()
             else:
-                messages = [*kept, {"role": "assistant", "content": reply}]
+                messages = [*recent, {"role": "assistant", "content": reply}]
 
 
 def talk_with(endpoint: "ServerEndpoint", system: str | None, settings: dict[str, Any]) -> None:
@@ -133,15 +133,15 @@ def talk_with(endpoint: "ServerEndpoint", system: str | None, settings: dict[str
 
 def asked(run: SamplingRun) -> dict[str, Any]:
     """Fields of requests to a server. Raises ConfigError for options that are of models here."""
-    given: dict[str, Any] = {"temperature": run.temperature, "seed": run.seed}
+    body: dict[str, Any] = {"temperature": run.temperature, "seed": run.seed}
     for field in fields(run):
-        if field.name in ("model", "threads", "backend", *given) or getattr(run, field.name) == field.default:
+        if field.name in ("model", "threads", "backend", *body) or getattr(run, field.name) == field.default:
             continue
         if field.name not in FIELDS:
             option = f"--{field.name.replace('_', '-')}"
             raise ConfigError(f"--url: {option} is of models that are loaded here; leave it out")
-        given[FIELDS[field.name]] = getattr(run, field.name)
-    return given
+        body[FIELDS[field.name]] = getattr(run, field.name)
+    return body
 
 
 def room_for_messages(spec: "ModelSpec", new_tokens: int | None) -> int | None:
@@ -157,19 +157,19 @@ def room_for_messages(spec: "ModelSpec", new_tokens: int | None) -> int | None:
     if windows and spec.positions.marks != "embeddings" and spec.context_limit is None:
         return None
     limit = min(spec.trained_context, spec.context_limit or spec.trained_context)
-    kept = min(USUAL_NEW_TOKENS, limit // 4) if new_tokens is None else new_tokens
-    if kept >= limit:
+    reply = min(USUAL_NEW_TOKENS, limit // 4) if new_tokens is None else new_tokens
+    if reply >= limit:
         raise ConfigError(
-            f"--max-new-tokens {kept} leaves no room for a question in the {limit} tokens of this model's context; "
+            f"--max-new-tokens {reply} leaves no room for a question in the {limit} tokens of this model's context; "
             "lower it"
         )
-    return limit - kept
+    return limit - reply
 
 
 def latest_turns(lm: "LanguageModel", messages: Talk, room: int) -> Talk:
     """The messages without the oldest turns, so that they are `room` tokens at most; a system message stays. Empty
     where the last one alone is longer. What is left out is said."""
-    first = [one for one in messages[:1] if one["role"] == "system"]
+    first = [message for message in messages[:1] if message["role"] == "system"]
     turns = messages[len(first) :]
     tokenizer, forgotten = lm.need_tokenizer(), 0
     while (length := len(tokenizer.render_chat([*first, *turns]))) > room and len(turns) > 1:

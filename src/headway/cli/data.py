@@ -30,23 +30,25 @@ def command(
         if out is not None:
             raise ConfigError("data: --out is of a set; give its NAME, too")
         columns = ("what", "files", "source", "licence", "size")
-        listing = {key: {column: getattr(one, column) for column in columns} for key, one in DATASETS.items()}
+        listing = {
+            key: {column: getattr(dataset, column) for column in columns} for key, dataset in DATASETS.items()
+        }
         print_report(listing, to_text(listing), json)
         return
     path = Path(name) if out is None else out
     count = prepare(name, files or [], path)
-    found = DATASETS[name]
-    report = {"written": str(path), "bytes": count, "licence": found.licence, "source": found.source}
+    dataset = DATASETS[name]
+    report = {"written": str(path), "bytes": count, "licence": dataset.licence, "source": dataset.source}
     print_report(
-        report, f"written: {path}, {size(count)}\nlicence: {found.licence}\nsource: {found.source}", json
+        report, f"written: {path}, {size(count)}\nlicence: {dataset.licence}\nsource: {dataset.source}", json
     )
 
 
 def to_text(listing: Mapping[str, Mapping[str, str]]) -> str:
     """Three lines a set: what it is, what it is made of, and where that is to be had."""
     sets = (
-        f"{name}: {one['what']}\n  of {one['files'] or one['source']}\n"
-        f"  {one['source']}; {one['licence']}; {one['size']}"
-        for name, one in listing.items()
+        f"{name}: {entry['what']}\n  of {entry['files'] or entry['source']}\n"
+        f"  {entry['source']}; {entry['licence']}; {entry['size']}"
+        for name, entry in listing.items()
     )
     return "\n".join(sets)

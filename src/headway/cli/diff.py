@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from headway.models.cost import Kept
     from headway.models.difference import Difference, Number
 
-    Found = tuple[ModelSpec, Kept | None]
+    Entry = tuple[ModelSpec, Kept | None]
 
 DEPTH, VOCAB = 12, 32000
 
@@ -46,18 +46,18 @@ def command(
 
     if not ladder and (steps, seeds) != (None, None):
         raise ConfigError("diff: --steps and --seeds are of the models that --ladder trains; give it, too")
-    specs, kept = find_pair(first, second)
+    specs, stored = find_pair(first, second)
     tokens = min(spec.trained_context for spec in specs) if context is None else context
-    words, counts = differences(*specs), numbers(*specs, tokens, kept)
-    if len({*map(str, kept)}) > 1:
-        words = (*words, Difference("weights", *map(str, kept)))
+    words, counts = differences(*specs), numbers(*specs, tokens, stored)
+    if len({*map(str, stored)}) > 1:
+        words = (*words, Difference("weights", *map(str, stored)))
     report = {
         "first": first,
         "second": second,
         "context": tokens,
-        "weights": [*map(str, kept)],
-        "differences": [one._asdict() for one in words],
-        "numbers": [{**one._asdict(), "ratio": one.ratio} for one in counts],
+        "weights": [*map(str, stored)],
+        "differences": [difference._asdict() for difference in words],
+        "numbers": [{**number._asdict(), "ratio": number.ratio} for number in counts],
     }
     text = to_text((first, second), tokens, words, counts)
     if ladder:
@@ -68,25 +68,25 @@ def command(
 
 
 def find_pair(first: str, second: str) -> "tuple[tuple[ModelSpec, ModelSpec], tuple[Kept, Kept]]":
-    """Two models, a family in the sizes of the other, or of `ModelSpec.of_depth`; and how each keeps its weights: what
-    has no file as the other does in its dtype, bfloat16 where neither has one.
+    """Two models, a family in the sizes of the other, or of `ModelSpec.of_depth`; and how each keeps its weights: a
+    model without a file as the other does, in its dtype; bfloat16 where neither has a file.
 
     Raises ConfigError for what is neither a folder, a size nor a family."""
     from headway.models import ModelSpec
     from headway.models.difference import BF16
 
-    found = find(first), find(second)
-    like = next((one[0] for one in found if one is not None), ModelSpec.of_depth(DEPTH, VOCAB))
+    entries = find(first), find(second)
+    like = next((entry[0] for entry in entries if entry is not None), ModelSpec.of_depth(DEPTH, VOCAB))
     a, b = (
-        one[0] if one is not None else of_family(name, like)
-        for name, one in zip((first, second), found, strict=True)
+        entry[0] if entry is not None else of_family(name, like)
+        for name, entry in zip((first, second), entries, strict=True)
     )
-    there = [None if one is None else one[1] for one in found]
-    usual = BF16._replace(dtype=next((one.dtype for one in there if one is not None), BF16.dtype))
-    return (a, b), (there[0] or usual, there[1] or usual)
+    stored = [None if entry is None else entry[1] for entry in entries]
+    usual = BF16._replace(dtype=next((kept.dtype for kept in stored if kept is not None), BF16.dtype))
+    return (a, b), (stored[0] or usual, stored[1] or usual)
 
 
-def find(name: str) -> "Found | None":
+def find(name: str) -> "Entry | None":
     """The model of a folder, a GGUF file or a size of the catalog, which has no file that weights are kept in; None for
     a family, which has no sizes."""
     from headway.cli.plan import find_model
@@ -129,10 +129,10 @@ def to_text(
         return f"{names[0]} and {names[1]} are the same model but for their weights"
     wide = max(map(len, names))
     lines = [
-        f"{one.aspect}\n  {names[0]:<{wide}}  {one.first}\n  {names[1]:<{wide}}  {one.second}"
-        for one in words
+        f"{row.aspect}\n  {names[0]:<{wide}}  {row.first}\n  {names[1]:<{wide}}  {row.second}"
+        for row in words
     ]
-    cells = [(one.name, one.first, one.second, one.ratio) for one in counts]
+    cells = [(row.name, row.first, row.second, row.ratio) for row in counts]
     return "\n".join(
         (*lines, "", table((f"in rows of {context:,} tokens", *names, "ratio"), cells, indent=""))
     )

@@ -46,7 +46,7 @@ def examine(measure: bool = False) -> dict[str, Any]:
     from headway.attention import BACKENDS, Status
 
     states = [(b.name, Status(True, b.about) if b.status is None else b.status()) for b in BACKENDS.values()]
-    own = sorted(name for name in os.environ if name.startswith("HEADWAY_"))
+    settings = sorted(name for name in os.environ if name.startswith("HEADWAY_"))
     report: dict[str, Any] = {
         "headway": version("headway"),
         "python": platform.python_version(),
@@ -70,7 +70,7 @@ def examine(measure: bool = False) -> dict[str, Any]:
         "native": native(),
         "backends": [{"name": name, "usable": state.usable, "why": state.what} for name, state in states],
         "packages": packages(),
-        "environment": {name: os.environ[name] for name in (*own, *VARIABLES) if name in os.environ},
+        "environment": {name: os.environ[name] for name in (*settings, *VARIABLES) if name in os.environ},
     }
     if measure:
         report["measured"] = {
@@ -89,15 +89,15 @@ def native() -> dict[str, Any]:
     from headway.native import levels, loader
 
     try:
-        found = loader.search()
+        result = loader.search()
     except BackendError as error:
-        found = loader.Found(None, str(error), str(error))
-    library = found.library
+        result = loader.Found(None, str(error), str(error))
+    library = result.library
     return {
         "level": library and library.level,
         "path": library and str(library.path),
-        "why_missing": found.why,
-        "trouble": found.trouble,
+        "why_missing": result.why,
+        "trouble": result.trouble,
         "levels": list(levels.known()),
     }
 
@@ -107,8 +107,8 @@ def packages() -> list[dict[str, Any]]:
     lines = [line for line in requires("headway") or () if "extra ==" not in line]
     needed = [re.split(r"[^\w.-]", line)[0] for line in lines]
     rows = [(name, True, "") for name in needed] + [(name, False, use) for name, use in OPTIONAL.items()]
-    found = {name: next((there.version for there in distributions(name=name)), None) for name, *_ in rows}
-    return [{"name": name, "version": found[name], "needed": need, "use": use} for name, need, use in rows]
+    versions = {name: next((dist.version for dist in distributions(name=name)), None) for name, *_ in rows}
+    return [{"name": name, "version": versions[name], "needed": need, "use": use} for name, need, use in rows]
 
 
 def judge(report: dict[str, Any]) -> tuple[list[str], list[str]]:
@@ -158,7 +158,7 @@ def to_text(report: dict[str, Any]) -> str:
             ("reads", f"{rate['read_bytes_per_second'] / 1e9:.1f} GB/s (measured now)"),
         ]  # fmt: skip
     missing = [(p["name"], p["use"]) for p in report["packages"] if p["version"] is None]
-    found = ", ".join(f"{p['name']} {p['version']}" for p in report["packages"] if p["version"])
+    present = ", ".join(f"{p['name']} {p['version']}" for p in report["packages"] if p["version"])
     parts = [
         "\n".join(f"{name:<9} {value}" for name, value in facts),
         table(
@@ -166,7 +166,7 @@ def to_text(report: dict[str, Any]) -> str:
             [(b["name"], b["usable"], b["why"]) for b in report["backends"]],
             "",
         ),
-        "packages  " + found,
+        "packages  " + present,
         *(["absent    " + "; ".join(f"{name} ({use})" for name, use in missing)] if missing else []),
         "variables " + (", ".join(f"{k}={v}" for k, v in report["environment"].items()) or "none set"),
         "\n".join(f"problem   {line}" for line in report["problems"]),

@@ -20,18 +20,18 @@ def fill_mask(run: TextsRun, *, top_k: Count = 5) -> None:
 
     top_k: number of words for each mask
     """
-    filler, given = run.load(task="masked-lm"), run.read()
-    with _reading(len(given)):
-        found = filler.fill_mask(given, top_k=top_k, batch_size=run.batch_size)
+    filler, texts = run.load(task="masked-lm"), run.read()
+    with _reading(len(texts)):
+        predictions = filler.fill_mask(texts, top_k=top_k, batch_size=run.batch_size)
     lines = []
-    for text, masks in zip(given, found, strict=True):
+    for text, masks in zip(texts, predictions, strict=True):
         rows = [
-            (place, one.text, one.piece, f"{one.probability:.4f}")
+            (place, word.text, word.piece, f"{word.probability:.4f}")
             for place, candidates in enumerate(masks, 1)
-            for one in candidates
+            for word in candidates
         ]
         lines += [text, table(("mask", "word", "piece", "probability"), rows)]
-    print_report(_by_text(given, "masks", found), "\n".join(lines), run.json)
+    print_report(_by_text(texts, "masks", predictions), "\n".join(lines), run.json)
 
 
 def classify(
@@ -56,35 +56,37 @@ def classify(
 
     if not isinstance(labeller, Classifier | Tagger):
         raise wrong_task(run.model, labeller.spec, "classify")
-    given = run.read()
+    texts = run.read()
     if isinstance(labeller, Tagger):
         if pairs or cut or top_k is not None or csv is not None:
             raise typer.BadParameter(
                 "this model labels tokens: --pairs, --cut, --top-k and --csv are for labels of texts"
             )
-        with _reading(len(given)):
-            spans = labeller.tag(given, batch_size=run.batch_size)
+        with _reading(len(texts)):
+            spans = labeller.tag(texts, batch_size=run.batch_size)
         rows = [
-            (i, f"{one.start}:{one.end}", one.label, f"{one.probability:.4f}", one.text)
-            for i, own in enumerate(spans, 1)
-            for one in own
+            (i, f"{span.start}:{span.end}", span.label, f"{span.probability:.4f}", span.text)
+            for i, ranked in enumerate(spans, 1)
+            for span in ranked
         ]
         report = table(("text", "place", "label", "probability", "covers"), rows)
-        print_report(_by_text(given, "spans", spans), report, run.json)
+        print_report(_by_text(texts, "spans", spans), report, run.json)
         return
-    both = [_pair(i, line) for i, line in enumerate(given, 1)] if pairs else given
-    with _reading(len(given)):
-        found = labeller.classify(both, top_k=top_k, cut=cut, batch_size=run.batch_size)
+    both = [_pair(i, line) for i, line in enumerate(texts, 1)] if pairs else texts
+    with _reading(len(texts)):
+        predictions = labeller.classify(both, top_k=top_k, cut=cut, batch_size=run.batch_size)
     if csv is not None:
-        _write_csv(csv, both, found, labeller.spec.head.labels)
-        note(f"{csv}: {len(found)} texts")
+        _write_csv(csv, both, predictions, labeller.spec.head.labels)
+        note(f"{csv}: {len(predictions)} texts")
         return
     labels = [
-        (text, one.label, f"{one.probability:.4f}")
-        for text, own in zip(given, found, strict=True)
-        for one in own
+        (text, entry.label, f"{entry.probability:.4f}")
+        for text, ranked in zip(texts, predictions, strict=True)
+        for entry in ranked
     ]
-    print_report(_by_text(given, "labels", found), table(("text", "label", "probability"), labels), run.json)
+    print_report(
+        _by_text(texts, "labels", predictions), table(("text", "label", "probability"), labels), run.json
+    )
 
 
 def answer(
@@ -110,13 +112,17 @@ def answer(
     text = read_prompt() if context is None or context == "-" else context
     limits = {"longest": longest, "stride": stride, "no_answer": no_answer, "batch_size": run.batch_size}
     with _reading(1):
-        found = answerer.answer(question, text, top_k=top_k, **limits)
+        answers = answerer.answer(question, text, top_k=top_k, **limits)
     rows = [
-        (f"{one.start}:{one.end}" if one.text else "-", f"{one.probability:.4f}", one.text or "no answer")
-        for one in found
+        (
+            f"{span.start}:{span.end}" if span.text else "-",
+            f"{span.probability:.4f}",
+            span.text or "no answer",
+        )
+        for span in answers
     ]
     report = table(("place", "probability", "answer"), rows)
-    print_report({"question": question, "answers": found}, report, run.json)
+    print_report({"question": question, "answers": answers}, report, run.json)
 
 
 def embed(
@@ -133,9 +139,9 @@ def embed(
     unit: vectors of length 1 [default: the folder's, or no]
     similarity: print the cosines between the texts instead of vectors
     """
-    embedder, given = run.load(task="embed", pool=pool, unit=unit), run.read()
-    with _reading(len(given)):
-        vectors = embedder.embed(given, batch_size=run.batch_size, cut=cut).double()
+    embedder, texts = run.load(task="embed", pool=pool, unit=unit), run.read()
+    with _reading(len(texts)):
+        vectors = embedder.embed(texts, batch_size=run.batch_size, cut=cut).double()
     if similarity:
         from headway.similarity import normalize
 
@@ -143,21 +149,24 @@ def embed(
         cosines = (unit_vectors @ unit_vectors.T).tolist()
         rows = [
             (i, *(f"{c:.4f}" for c in row), text)
-            for i, (row, text) in enumerate(zip(cosines, given, strict=True), 1)
+            for i, (row, text) in enumerate(zip(cosines, texts, strict=True), 1)
         ]
-        columns = ("", *map(str, range(1, len(given) + 1)), "text")
-        print_report({"texts": given, "cosines": cosines}, table(columns, rows), run.json)
+        columns = ("", *map(str, range(1, len(texts) + 1)), "text")
+        print_report({"texts": texts, "cosines": cosines}, table(columns, rows), run.json)
         return
     lines = [" ".join(f"{x:.6g}" for x in vector) for vector in vectors.tolist()]
-    print_report({"texts": given, "head": embedder.spec.head, "vectors": vectors}, "\n".join(lines), run.json)
+    print_report({"texts": texts, "head": embedder.spec.head, "vectors": vectors}, "\n".join(lines), run.json)
 
 
-def _by_text(texts: list[str], name: str, found: list[list[Any]]) -> list[dict[str, Any]]:
-    return [{"text": text, name: own} for text, own in zip(texts, found, strict=True)]
+def _by_text(texts: list[str], name: str, results: list[list[Any]]) -> list[dict[str, Any]]:
+    return [{"text": text, name: result} for text, result in zip(texts, results, strict=True)]
 
 
 def _write_csv(
-    path: Path, texts: Sequence[str | tuple[str, str]], found: Sequence[Sequence[Any]], labels: Sequence[str]
+    path: Path,
+    texts: Sequence[str | tuple[str, str]],
+    scores: Sequence[Sequence[Any]],
+    labels: Sequence[str],
 ) -> None:
     """Columns text (of pairs text_a and text_b), label, and P(LABEL) of each label in the model's order."""
     import csv
@@ -169,10 +178,10 @@ def _write_csv(
     writer = csv.writer(file, lineterminator="\n")
     names = ("text_a", "text_b") if pairs else ("text",)
     writer.writerow([*names, "label", *(f"P({label})" for label in labels)])
-    for text, own in zip(texts, found, strict=True):
-        known = {one.label: one.probability for one in own}
+    for text, ranked in zip(texts, scores, strict=True):
+        known = {entry.label: entry.probability for entry in ranked}
         whole = (text,) if isinstance(text, str) else text
-        writer.writerow([*whole, own[0].label, *(known[label] for label in labels)])
+        writer.writerow([*whole, ranked[0].label, *(known[label] for label in labels)])
     atomic_write(path, file.getvalue())
 
 

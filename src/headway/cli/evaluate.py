@@ -60,8 +60,8 @@ def command(
     limit: only the first N tokens of the text, N of the records (drawn by a fixed seed), or N documents of
         each task
     """
-    own = [f"{name}=" for name, value in (("data", data), ("context", context)) if value is not None]
-    if twice := [item for item in settings or () if item.startswith(tuple(own))]:
+    prefixes = [f"{name}=" for name, value in (("data", data), ("context", context)) if value is not None]
+    if twice := [item for item in settings or () if item.startswith(tuple(prefixes))]:
         raise ConfigError(f"{twice[0]} is given as an option too; give it once")
     if (data is None and not settings) == (harness is None):
         raise ConfigError("eval needs a text (--data FILE) or tasks (--harness TASK[,TASK]), one of them")
@@ -80,13 +80,13 @@ def command(
 
         how: Any = {"dtype": kind, "backend": backend, "adapter": adapter or [], "any_base": any_base}
         lm = load(model, task="causal-lm", **how)
-        found = lm_eval.evaluate(
+        results = lm_eval.evaluate(
             lm, harness.split(","), folder=None if tasks is None else str(tasks), limit=limit, shots=shots,
             context=context, batch_size=batch_size or 32, chat=chat,
         )  # fmt: skip
-        print_harness(str(model), found, json)
+        print_harness(str(model), results, json)
         return
-    if chat or any(given is not None for given in (tasks, shots, batch_size)):
+    if chat or any(option is not None for option in (tasks, shots, batch_size)):
         raise ConfigError("--tasks, --shots, --chat and --batch-size are for --harness, not for a text")
     from headway.checkpoints.bases import with_adapters, with_base
     from headway.checkpoints.folder import load_folder
@@ -105,14 +105,20 @@ def command(
     print_evaluation(source, config, kind, limit, backend, json)
 
 
-def print_harness(model: str, found: dict[str, Any], json: bool) -> None:
+def print_harness(model: str, output: dict[str, Any], json: bool) -> None:
     """Print what lm-evaluation-harness has found."""
-    results, documents = found["results"], found["n-samples"]
+    results, documents = output["results"], output["n-samples"]
     rows = [
-        (task, documents.get(task, {}).get("effective"), name.removesuffix(",none"), value, own[_error(name)])
-        for task, own in results.items()
-        for name, value in own.items()
-        if _error(name) in own
+        (
+            task,
+            documents.get(task, {}).get("effective"),
+            name.removesuffix(",none"),
+            value,
+            row[_error(name)],
+        )
+        for task, row in results.items()
+        for name, value in row.items()
+        if _error(name) in row
     ]
     report = table(("task", "documents", "metric", "value", "standard error"), rows)
     print_report({"model": model, "results": results, "documents": documents}, report, json)
@@ -144,8 +150,8 @@ def print_evaluation(
 
     model = build_model(source, dtype=dtype, backend=backend)
     task = find_task(str(config.task))(Inputs(config, source))
-    given = vars(config)
-    data = given.get("data") or f"{given.get('source', '')} and {given.get('target', '')}"
+    values = vars(config)
+    data = values.get("data") or f"{values.get('source', '')} and {values.get('target', '')}"
     report: dict[str, Any] = {"model": str(source.path), "task": config.task, "data": data}
     report["dtype"] = dtype_name(next(model.parameters()).dtype)
     with MicrobatchPool(torch.get_num_threads()) as pool:
@@ -177,17 +183,17 @@ def print_evaluation(
             ("tokens to look back on", ()) if source.spec.causal else ("tokens before it", ("accuracy",))
         )
         report["positions"] = [
-            attributes(one, "first", "last", "tokens", "loss", "accuracy") for one in measured.positions
+            attributes(span, "first", "last", "tokens", "loss", "accuracy") for span in measured.positions
         ]
         rows = [
-            (f"{one.first}-{one.last}", *attributes(one, "tokens", "loss", *more).values())
-            for one in measured.positions
+            (f"{span.first}-{span.last}", *attributes(span, "tokens", "loss", *more).values())
+            for span in measured.positions
         ]
         tables.append(table((before, "predictions", "nats per token", *more), rows))
     if (confusion := measured.confusion) is not None:
         report |= {"classes": confusion.classes, "labels": confusion.labels, "confusion": confusion.counts}
         names = ("precision", "recall", "f1", "count")
-        rows = [(one.label, *attributes(one, *names).values()) for one in confusion.classes]
+        rows = [(scores.label, *attributes(scores, *names).values()) for scores in confusion.classes]
         tables.append(table(("class", "precision", "recall", "f1", "records"), rows))
         if len(confusion.labels) <= WIDEST:
             counts = [(name, *row) for name, row in zip(confusion.labels, confusion.counts, strict=True)]
@@ -211,12 +217,12 @@ def measure_text(
         rows = task.rows(text.file, text.tokenizer, folder.spec)
         scored = f"{rows.targets(limit)} tokens" if isinstance(rows, Rows) else "masked tokens"
         with progress(f"evaluating {scored} in rows of {length}") as advance:
-            found = evaluation.evaluate(model, rows, limit=limit, pool=pool, progress=advance)
+            result = evaluation.evaluate(model, rows, limit=limit, pool=pool, progress=advance)
     beyond = (
         f"rows of {length} tokens are longer than the {trained} that this model was trained on: what it predicts "
         "beyond them is in the loss; leave --context out for the rows that it knows"
     )
-    return found, [beyond] if length > trained else []
+    return result, [beyond] if length > trained else []
 
 
 def check_finite(loss: float, model: "torch.nn.Module", source: str) -> None:

@@ -45,15 +45,15 @@ class SamplingRun(ModelRun):
     draft_tokens: Count | None = None
 
     def options(self, **more: Any) -> Any:
-        """As `LanguageModel.generate` takes them, and more; what is None is left out."""
-        own = {field.name for field in fields(self)} - {field.name for field in fields(ModelRun)}
-        asked = {**attributes(self, *own), **more}
-        given = {name: value for name, value in asked.items() if value is not None}
+        """The options of `LanguageModel.generate`, and more; those that are None are left out."""
+        sampling = {field.name for field in fields(self)} - {field.name for field in fields(ModelRun)}
+        values = {**attributes(self, *sampling), **more}
+        kwargs = {name: value for name, value in values.items() if value is not None}
         if self.draft not in (None, "ngram"):
-            given["draft"] = replace(self, model=self.draft, adapter=None, any_base=False).load(
+            kwargs["draft"] = replace(self, model=self.draft, adapter=None, any_base=False).load(
                 task="causal-lm"
             )
-        return given
+        return kwargs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,16 +108,16 @@ def command(
     early: Any = {"true": True, "false": False}.get(run.early_stopping or "", run.early_stopping)
     usual = 0.8 if run.beams is None and run.temperature is None else run.temperature
     options = run.options(early_stopping=early, temperature=usual)
-    asked = prompt if ids is None else ids
+    source = prompt if ids is None else ids
     live = run.beams is None and not json  # a beam search is certain of no token before its end
     if live:
         deltas = []
-        for delta in lm.stream(asked, **options):
+        for delta in lm.stream(source, **options):
             deltas.append(delta)
             print(delta.text, end="", flush=True)
-        found = collect(deltas, len(ids or ()))
+        result = collect(deltas, len(ids or ()))
     else:
-        found = lm.generate(asked, **options)
+        result = lm.generate(source, **options)
     decoding = lm.decoding(kv_cache_dtype=run.kv_cache_dtype) if run.use_cache else None
     if json:
         measured = ["seconds_to_first_token", "tokens_per_second", "seconds"]
@@ -125,24 +125,24 @@ def command(
         measured += [] if run.draft is None else ["drafted", "accepted"]
         measured += ["log_probs"] if run.log_probs else []
         report = {
-            **attributes(found, "prompt_tokens", "finish_reason", "text", "ids", *measured),
-            "new_tokens": len(found.ids),
+            **attributes(result, "prompt_tokens", "finish_reason", "text", "ids", *measured),
+            "new_tokens": len(result.ids),
             "weights": kept_as(lm.model),
             "prompt": prompt,
             "decoding": decoding and {"what": decoding.what, "why": decoding.why},
         }
         if run.top_log_probs:
-            report["top_log_probs"] = [[told(lm, *one) for one in place] for place in found.top_log_probs]
+            report["top_log_probs"] = [[told(lm, *pair) for pair in place] for place in result.top_log_probs]
         print_json(report)
         return
-    if len(found.hypotheses) > 1:
-        for place, text in enumerate(found.hypotheses, 1):
+    if len(result.hypotheses) > 1:
+        for place, text in enumerate(result.hypotheses, 1):
             print(f"{place}. score {text.score:.4f}, {len(text.ids)} tokens ({text.finish_reason})")
             print(text.text, flush=True)
     else:
-        print("" if live else found.text, flush=True)
+        print("" if live else result.text, flush=True)
     steps = "without a cache" if decoding is None else f"by {STEPS[decoding.what]}"
-    note(f"{sentence(found)}, in {kept_as(lm.model)}, {steps}")
+    note(f"{sentence(result)}, in {kept_as(lm.model)}, {steps}")
 
 
 def told(lm: "LanguageModel", token: int, log_prob: float) -> dict[str, Any]:
@@ -151,15 +151,15 @@ def told(lm: "LanguageModel", token: int, log_prob: float) -> dict[str, Any]:
     return {"id": token, "text": text, "log_prob": log_prob}
 
 
-def sentence(found: "Generation") -> str:
-    """What a generation took, on one line."""
-    parts = [f"{found.prompt_tokens} + {len(found.ids)} tokens ({found.finish_reason})"]
-    if found.seconds_to_first_token is not None:
-        parts.append(f"first after {found.seconds_to_first_token:.3g} s")
-    if found.score is not None:
-        parts.append(f"score {found.score:.4f}, {found.seconds:.3g} s")
-    if found.tokens_per_second is not None:
-        parts.append(f"then {found.tokens_per_second:.3g} tokens/s")
-    if found.drafted:
-        parts.append(f"{found.accepted} of {found.drafted} drafted tokens accepted")
+def sentence(result: "Generation") -> str:
+    """Counts and times of a generation, on one line."""
+    parts = [f"{result.prompt_tokens} + {len(result.ids)} tokens ({result.finish_reason})"]
+    if result.seconds_to_first_token is not None:
+        parts.append(f"first after {result.seconds_to_first_token:.3g} s")
+    if result.score is not None:
+        parts.append(f"score {result.score:.4f}, {result.seconds:.3g} s")
+    if result.tokens_per_second is not None:
+        parts.append(f"then {result.tokens_per_second:.3g} tokens/s")
+    if result.drafted:
+        parts.append(f"{result.accepted} of {result.drafted} drafted tokens accepted")
     return ", ".join(parts)

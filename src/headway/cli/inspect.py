@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from headway.models import ModelSpec
 
 TOLD = ("layers", "order", "norm", "feed-forward", "heads", "scores", "biases", "embedding")
-"""What is said of a spec in the words of `headway diff`, besides what a folder alone knows."""
+"""The aspects of a spec that are printed in the words of `headway diff`, besides what only a folder knows."""
 
 
 def command(folder: Model, *, allow_pickle: bool = False, json: bool = False) -> None:
@@ -22,40 +22,40 @@ def command(folder: Model, *, allow_pickle: bool = False, json: bool = False) ->
     """
     from headway.checkpoints import inspect
 
-    found = inspect(folder, allow_pickle=allow_pickle)
-    print_report({**found, "spec": _facts(found["spec"])}, text(found), json)
+    report = inspect(folder, allow_pickle=allow_pickle)
+    print_report({**report, "spec": _facts(report["spec"])}, text(report), json)
 
 
-def text(found: Mapping[str, Any]) -> str:
+def text(report: Mapping[str, Any]) -> str:
     """The report for people."""
     from headway.models.description import ASPECTS
 
-    spec, limit, unused = found["spec"], found["context_limit"], found["unused"]
+    spec, limit, unused = report["spec"], report["context_limit"], report["unused"]
     longest = "runs beyond it too" if limit is None else f"refuses more than {limit:,}"
-    before = found["rotary"] and found["rotary"]["before_scaling"]
+    before = report["rotary"] and report["rotary"]["before_scaling"]
     scaled = "" if before is None else f" (before rotary scaling {before:,})"
-    stored_as = "" if found["model_type"] == spec.family else f" (model_type {found['model_type']})"
-    stacks = ", ".join(f"{name} {count:,}" for name, count in found["parameters"].items() if count)
-    files = f"{len(found['files'])} file{'s' * (len(found['files']) > 1)}"
-    tensors = ", ".join(f"{count} tensors {dtype}" for dtype, count in found["stored_dtypes"].items())
-    patterns = (f"layers {layers}: {pattern}" for layers, pattern in found["patterns"])
+    stored_as = "" if report["model_type"] == spec.family else f" (model_type {report['model_type']})"
+    stacks = ", ".join(f"{name} {count:,}" for name, count in report["parameters"].items() if count)
+    files = f"{len(report['files'])} file{'s' * (len(report['files']) > 1)}"
+    tensors = ", ".join(f"{count} tensors {dtype}" for dtype, count in report["stored_dtypes"].items())
+    patterns = (f"layers {layers}: {pattern}" for layers, pattern in report["patterns"])
     more = f", ... and {len(unused) - 6} more" if len(unused) > 6 else ""
     ends = (
         f"{k.removesuffix('_token_id')} {v}"
-        for k, v in found["generation"].items()
+        for k, v in report["generation"].items()
         if k.endswith("_token_id")
     )
     encoders = [] if spec.encoder is None else [spec.encoder]
     facts = [
-        ("family", f"{spec.family}{stored_as}; transformers {found['transformers']}"),
-        ("kind", f"{found['kind']}; gives {found['gives']}"),
-        ("parameters", f"{found['parameter_count']:,} ({stacks})"),
-        ("stored", f"{size(found['stored_bytes'])} in {files}: {tensors}"),
-        *([("weights", found["weights"])] if found["weights"] is not None else []),
-        ("runs in", found["runs_in"]),
+        ("family", f"{spec.family}{stored_as}; transformers {report['transformers']}"),
+        ("kind", f"{report['kind']}; gives {report['gives']}"),
+        ("parameters", f"{report['parameter_count']:,} ({stacks})"),
+        ("stored", f"{size(report['stored_bytes'])} in {files}: {tensors}"),
+        *([("weights", report["weights"])] if report["weights"] is not None else []),
+        ("runs in", report["runs_in"]),
         *((name, ASPECTS[name].words(spec)) for name in TOLD),
         ("context", f"{spec.trained_context:,} tokens{scaled}; {longest}"),
-        ("keys, values", _kept(found)),
+        ("keys, values", _kept(report)),
         ("patterns", f"\n{' ' * 17}".join(patterns)),
         *(
             ("encoder", ASPECTS[name].words(inner))
@@ -64,17 +64,17 @@ def text(found: Mapping[str, Any]) -> str:
         ),
         ("not used", ", ".join(unused[:6]) + more),
         ("labels", ", ".join(spec.head.labels)),
-        *_positions(found),
-        ("tokenizer", _tokenizer(found)),
+        *_positions(report),
+        ("tokenizer", _tokenizer(report)),
         ("token ids", ", ".join(ends) or "none"),
     ]
-    return "\n".join([str(found["path"]), *(f"  {name:<15}{fact}" for name, fact in facts if fact)])
+    return "\n".join([str(report["path"]), *(f"  {name:<15}{fact}" for name, fact in facts if fact)])
 
 
-def _positions(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    r = found["rotary"]
+def _positions(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    r = report["rotary"]
     if r is None:
-        return [("positions", found["positions"])]
+        return [("positions", report["positions"])]
     shown = ", ".join(cell(f) for f in r["frequencies"][:4])
     more = f", ... {cell(r['frequencies'][-1])}" if len(r["frequencies"]) > 4 else ""
     others = "; longer rows have others" if r["length_dependent"] else ""
@@ -90,11 +90,11 @@ def _positions(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _tokenizer(found: Mapping[str, Any]) -> str:
-    t = found["tokenizer"]
+def _tokenizer(report: Mapping[str, Any]) -> str:
+    t = report["tokenizer"]
     if t is None:
         return "none in the folder"
-    misfit = "" if t["fits"] else f" (DOES NOT FIT: the embedding has {found['spec'].vocab:,} rows)"
+    misfit = "" if t["fits"] else f" (DOES NOT FIT: the embedding has {report['spec'].vocab:,} rows)"
     return f"{t['kind']}, {t['tokens']:,} tokens{misfit}; {'a' if t['chat_template'] else 'no'} chat template"
 
 
@@ -102,15 +102,15 @@ def _facts(spec: "ModelSpec") -> dict[str, Any]:
     from headway.models.description import brief
 
     other = None if spec.encoder is None else _facts(spec.encoder)
-    told = {"patterns": [str(p) for p in spec.patterns], "mixers": [brief(m) for m in spec.mixers]}
-    return {**vars(spec), **told, "encoder": other}
+    named = {"patterns": [str(p) for p in spec.patterns], "mixers": [brief(m) for m in spec.mixers]}
+    return {**vars(spec), **named, "encoder": other}
 
 
-def _kept(found: Mapping[str, Any]) -> str:
-    kept, memory = found["kv_bytes_per_token"], found["memory_bytes_per_token"]
-    if found["kind"] == "encoder":
+def _kept(report: Mapping[str, Any]) -> str:
+    per_token, memory = report["kv_bytes_per_token"], report["memory_bytes_per_token"]
+    if report["kind"] == "encoder":
         return "none are kept: an encoder reads a text at once"
-    per = "states that do not grow with the text" if kept is None else f"{size(kept)} per token"
+    per = "states that do not grow with the text" if per_token is None else f"{size(per_token)} per token"
     return per if memory is None else f"{per} of the target, {size(memory)} per token of the source"
 
 
@@ -127,13 +127,13 @@ def models(*, json: bool = False) -> None:
     families = family_rows()
     compared = [catalog.row(name) for name in catalog.COMPARED]
     sizes = [catalog.row(name) for name in catalog.names()]
-    own = ("family", "model_type", "about")
+    columns = ("family", "model_type", "about")
     paper = ("name", "family", "tokens", "positions", "vocab", "context")
     shape = ("name", "kind", "positions", "parameters", "layers", "width", "heads", "kv_heads", "hidden", "vocab",
              "context")  # fmt: skip
     parts = [
         "Families",
-        _table(families, own, about="what it is"),
+        _table(families, columns, about="what it is"),
         "Chinese encoders, as the paper of RoFormer compares them",
         _table(compared, paper, name="model"),
         "Sizes: parameters are those of the module, a tied output layer counted once",
@@ -163,12 +163,14 @@ def tokenize(
 
     read = Tokenizer.load(tokenizer)
     texts = [text] if pair is None else [text, pair]
-    (found,) = read.inputs([(text, pair) if pair is not None else text], special=special)
+    (inputs,) = read.inputs([(text, pair) if pair is not None else text], special=special)
     rows, shown = [], []
-    for i, kind, place, which in zip(found.ids, found.token_types, found.offsets, found.texts, strict=True):
+    for i, kind, place, source in zip(
+        inputs.ids, inputs.token_types, inputs.offsets, inputs.texts, strict=True
+    ):
         start, end = place or (None, None)
-        covers = None if which is None else texts[which][start:end]
-        row = {"id": i, "piece": read.token(i), "type": kind, "text": which, "start": start, "end": end}
+        covers = None if source is None else texts[source][start:end]
+        row = {"id": i, "piece": read.token(i), "type": kind, "text": source, "start": start, "end": end}
         rows.append({**row, "covers": covers})
         where = ("", "") if covers is None else (f"{start}:{end}", repr(covers))
         shown.append((str(i), row["piece"], kind, *where))

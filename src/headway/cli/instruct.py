@@ -39,24 +39,24 @@ def command(
 
     check_timeout(timeout, endpoint)
     tasks = read_seeds(seeds)
-    made = make_instructions(
+    result = make_instructions(
         opened(endpoint, timeout), tasks, count, out, seed=seed, temperature=temperature, max_tokens=max_tokens,
         parallel=parallel, say=note,
     )  # fmt: skip
-    share = len(made.items) / made.asked if made.asked else 0.0
+    share = len(result.items) / result.asked if result.asked else 0.0
     rows = [
-        ("kept", len(made.items)),
-        *((f"rejected: {reason}", n) for reason, n in made.rejected.items()),
-        ("replies", made.replies),
-        ("requests sent", made.sent),
+        ("kept", len(result.items)),
+        *((f"rejected: {reason}", n) for reason, n in result.rejected.items()),
+        ("replies", result.replies),
+        ("requests sent", result.sent),
         ("yield, kept / listed", share),
     ]
     report = {
-        "kept": len(made.items),
-        "rejected": made.rejected,
-        "replies": made.replies,
-        "sent": made.sent,
+        "kept": len(result.items),
+        "rejected": result.rejected,
+        "replies": result.replies,
+        "sent": result.sent,
         "yield": share,
-        **{name: str(getattr(made, name)) for name in ("out", "rejects", "transcript")},
+        **{name: str(getattr(result, name)) for name in ("out", "rejects", "transcript")},
     }
     print_report(report, f"{table(('what', 'count'), rows)}\n{out}", json)

@@ -57,19 +57,21 @@ def command(
                 answers.append(judge.ask(opened(source, timeout), asked, path, seed=seed, progress=advance))
     endpoint = opened(by, timeout)
     kinds: dict[Kind, str] = {"pairs": "compares", "ratings": "rates"}
-    found: dict[Kind, list[tuple[judge.Judgment, judge.Judgment]]] = {}
+    judgments: dict[Kind, list[tuple[judge.Judgment, judge.Judgment]]] = {}
     with Transcript(out / "judge.transcript.jsonl") as transcript:
         how: dict[str, Any] = {"seed": seed, "parallel": parallel}
         for kind, does in kinds.items():
             if mode in (kind, "both"):
                 with progress(f"{endpoint.name} {does} answers to {len(asked)} questions") as how["progress"]:
-                    found[kind] = judge.judgments(
+                    judgments[kind] = judge.judgments(
                         kind, endpoint, asked, answers[0], answers[1], transcript, **how
                     )
-    pairs = judge.pairs_of(found["pairs"], seed=seed) if "pairs" in found else None
-    marks = judge.ratings_of(found["ratings"], seed=seed) if "ratings" in found else None
+    pairs = judge.pairs_of(judgments["pairs"], seed=seed) if "pairs" in judgments else None
+    marks = judge.ratings_of(judgments["ratings"], seed=seed) if "ratings" in judgments else None
     report = {"A": a, "B": b, "judge": endpoint.name, "pairs": pairs, "ratings": marks}
-    lines = [dumps(plain(one)) + "\n" for kind in found.values() for both in kind for one in both]
+    lines = [
+        dumps(plain(judgment)) + "\n" for orders in judgments.values() for both in orders for judgment in both
+    ]
     atomic_write(out / "judgments.jsonl", "".join(lines))
     atomic_write(out / "report.json", json_text(plain(report)))
     text = "\n\n".join(part.text() for part in (pairs, marks) if part is not None)

@@ -71,8 +71,8 @@ def command(
     from headway.patterns import parse
     from headway.storage.dtypes import named_dtype
 
-    wanted = named_dtype(dtype)
-    if wanted == torch.float16:
+    requested = named_dtype(dtype)
+    if requested == torch.float16:
         raise ConfigError(
             "plan: float16 products are hundreds of times slower on most CPUs; --dtype bfloat16 is what is meant, or "
             "float32, in which a file of float16 runs"
@@ -81,37 +81,41 @@ def command(
         raise ConfigError("plan: --epochs and --hours are of a training; say on how many --rows")
     stored = kv_dtype(kv_cache_dtype)
     set_threads(threads)
-    spec, kept = find_model(model)
-    kept = BF16._replace(why="a size of the catalog has no file") if kept is None else kept
-    if wanted is not None:
-        kept = kept._replace(dtype=wanted, why="asked for")
+    spec, storage = find_model(model)
+    storage = BF16._replace(why="a size of the catalog has no file") if storage is None else storage
+    if requested is not None:
+        storage = storage._replace(dtype=requested, why="asked for")
     if weights is not None:
-        kept = kept._replace(quantized=weight_kind(weights))
+        storage = storage._replace(quantized=weight_kind(weights))
     if patterns is not None:
         spec = spec.with_patterns([parse(part) for part in patterns.split(";")])
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "model": model,
         "context": spec.trained_context if context is None else context,
         "batch": batch,
         "source": source,
-        "dtype": kept.dtype,
+        "dtype": storage.dtype,
         "kv_dtype": stored,
-        "quantized": kept.quantized,
+        "quantized": storage.quantized,
         "prefill_chunk": prefill_chunk,
-        "machine": machine_of(device, memory, kept.dtype),
+        "machine": machine_of(device, memory, storage.dtype),
     }
-    report = plan(spec, **asked)
-    would = [] if report.fits else [*what_fits(report, lambda **other: plan(spec, **{**asked, **other}))]
-    report = replace(report, notes=(f"{report.dtype}: {kept.why}; --dtype asks for another", *report.notes))
-    found = {**vars(report), "what_fits": {option: other.needed for option, other in would}}
-    text = to_text(report, spec, would)
+    report = plan(spec, **options)
+    alternatives = (
+        [] if report.fits else [*what_fits(report, lambda **other: plan(spec, **{**options, **other}))]
+    )
+    report = replace(
+        report, notes=(f"{report.dtype}: {storage.why}; --dtype asks for another", *report.notes)
+    )
+    output = {**vars(report), "what_fits": {option: other.needed for option, other in alternatives}}
+    text = to_text(report, spec, alternatives)
     among, shares, again = Mesh.of(mesh, processes or 1), [], []
     if processes is not None or mesh is not None:
-        shared = (spec, among, asked["context"], batch, kept.dtype)
+        shared = (spec, among, options["context"], batch, storage.dtype)
         how = expert_rows(report.machine.device)
         shares = process_shares(*shared, expert_rows=how)
         again = process_shares(*shared, expert_rows=how, gradient_checkpointing="block")
-        found, text = {**found, "processes": shares}, f"{text}\n\n{shares_table(shares)}"
+        output, text = {**output, "processes": shares}, f"{text}\n\n{shares_table(shares)}"
         for vocab in whole_vocabs(spec, among.tp):
             text += (
                 f"\n\ntp={among.tp} does not divide a vocab of {vocab}: its embedding and output layer are whole in "
@@ -119,12 +123,12 @@ def command(
             )
     whole, redone = held(report, shares), held(report, again, checkpointed=True)
     room = report.machine.memory
-    found |= {"training_needed": whole, "training_fits": whole <= room, "checkpointed_fits": redone <= room}
+    output |= {"training_needed": whole, "training_fits": whole <= room, "checkpointed_fits": redone <= room}
     text += f"\n\n{training_verdict(report, whole, redone, len(shares))}"
     if rows is not None:
-        took = training_time(
+        training = training_time(
             spec,
-            asked["context"],
+            options["context"],
             rows,
             report.machine.peak,
             epochs=epochs or 1,
@@ -132,9 +136,9 @@ def command(
             hours=hours,
             source=source,
         )
-        found["training_time"] = took
-        text += f"\n\n{time_text(took, report.machine)}"
-    print_report(found, text, json)
+        output["training_time"] = training
+        text += f"\n\n{time_text(training, report.machine)}"
+    print_report(output, text, json)
 
 
 def machine_of(device: str | None, memory: str | None, dtype: "torch.dtype") -> "Machine":
@@ -159,7 +163,7 @@ def held(report: "Report", shares: "Sequence[ProcessShare]", *, checkpointed: bo
 
 def find_model(model: str) -> "tuple[ModelSpec, Kept | None]":
     """The spec of a catalog name, a GGUF file, or a Hugging Face folder (or its config.json); and how its weights are
-    kept when it runs, None for a name of the catalog."""
+    stored when it runs, None for a name of the catalog."""
     import torch
 
     from headway.checkpoints import load_folder, spec_from_config

@@ -53,16 +53,16 @@ def command(
     source = tokenizer or model
     if source is None:
         raise ConfigError("whose tokens? give the folder of a model (--model), or a tokenizer (--tokenizer)")
-    own = Tokenizer.load(source)
-    own = own if template is None else own.with_chat_template(template)
-    ends = stop_ids(own, stop or (), {} if model is None else load_folder(model).generation)
+    tok = Tokenizer.load(source)
+    tok = tok if template is None else tok.with_chat_template(template)
+    ends = stop_ids(tok, stop or (), {} if model is None else load_folder(model).generation)
     read, remarks = read_all(data, (Chat, Completion))
     records: list[Any] = list(read)
-    examples = encode_examples(records, own, stop=ends, length=context, train_on=train_on, too_long=too_long)
+    examples = encode_examples(records, tok, stop=ends, length=context, train_on=train_on, too_long=too_long)
     colored = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     for ids, turns, where in examples[:count]:
         print(f"{where}: {len(ids)} tokens, {int((turns > 0).sum())} trained")
-        print(marked(own, ids.tolist(), [turn > 0 for turn in turns.tolist()], color=colored), end="\n\n")
+        print(marked(tok, ids.tolist(), [turn > 0 for turn in turns.tolist()], color=colored), end="\n\n")
     rows = ChatRows(examples, context)
     for line in (*remarks, *examples.report.lines()):
         note(line)

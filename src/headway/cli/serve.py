@@ -62,7 +62,7 @@ class ServerRun:
     prefixes: Path | None = None
 
     def end(self, server: "Server") -> None:
-        """Writes what its models keep, where that is asked for."""
+        """Writes the stored pages of its models, where that is asked for."""
         from headway.serve.served import Decoding
         from headway.serve.stored import save_stored
 
@@ -92,22 +92,24 @@ class ServerRun:
 
         named, adapters = names(self.models or [], self.alias or []), pairs(self.adapter or [])
         tags = pairs(self.tag or [])
-        for name in {name for name, _ in tags} - {name for own, _ in named for name in own}:
+        for name in {name for name, _ in tags} - {name for aliases, _ in named for name in aliases}:
             raise ConfigError(f"--tag {name}: no model has that name; give the model's, or its alias")
         set_threads(self.threads)
         worker = Worker(self.waiting, self.waiting_tokens, slots=self.slots)
 
-        def place(own: list[str], source: str) -> Place:
-            def made() -> Served:
-                model = served_as(own[0], load(source, dtype=self.dtype), worker, keep=0, exact=self.exact)
+        def place(aliases: list[str], source: str) -> Place:
+            def build() -> Served:
+                model = served_as(
+                    aliases[0], load(source, dtype=self.dtype), worker, keep=0, exact=self.exact
+                )
                 model.source = local_model(source)
                 if self.prefixes is not None and isinstance(model, Decoding):
                     load_stored(model, self.prefixes)
                 return model
 
-            words = [word for name, word in tags if name in own]
+            words = [word for name, word in tags if name in aliases]
             size = size_of(Path(source))
-            return Place(own[0], made, size=size, aliases=own, tags=words, source=source)
+            return Place(aliases[0], build, size=size, aliases=aliases, tags=words, source=source)
 
         memory = memory_total() // 2 if self.memory is None else int(self.memory * 1e9)
         models = Models([place(*pair) for pair in named], memory=memory, ttl=self.ttl)
@@ -162,8 +164,8 @@ def command(
     if not run.models:
         raise ConfigError("serve: name a model, or give --demo")
     addresses = host.split(",")
-    own = OWN if all(map(is_own, addresses)) else None
-    if own is None and keys is None and not without_key:
+    hosts = OWN if all(map(is_own, addresses)) else None
+    if hosts is None and keys is None and not without_key:
         raise ConfigError(f"--host {host}: others reach it; give --keys FILE, or --without-key for anybody")
     if (tls_cert is None) != (tls_key is None):
         raise ConfigError("--tls-cert and --tls-key go together; give both, or neither")
@@ -174,7 +176,7 @@ def command(
 
     log_to(log)
     known = [] if keys is None else read_keys(keys)
-    app = make_app(server, cors=cors or (), off=off or (), hosts=own, keys=known)
+    app = make_app(server, cors=cors or (), off=off or (), hosts=hosts, keys=known)
 
     def listening(address: str) -> None:
         note(f"listening: {address}, with a page")
@@ -231,12 +233,12 @@ def demo_model() -> str:
 
 def names(models: list[str], aliases: list[str]) -> list[tuple[list[str], str]]:
     """Each model behind its names. Raises ConfigError for an alias of no model."""
-    given: dict[str, list[str]] = {model: [] for model in models}
+    by_model: dict[str, list[str]] = {model: [] for model in models}
     for name, model in pairs(aliases):
-        if model not in given:
+        if model not in by_model:
             raise ConfigError(f"{model} is none of the models {', '.join(models)}, and has no alias")
-        given[model].append(name)
-    return [(given[model] or [Path(model).stem or model], model) for model in models]
+        by_model[model].append(name)
+    return [(by_model[model] or [Path(model).stem or model], model) for model in models]
 
 
 def pairs(texts: list[str]) -> list[tuple[str, str]]:

@@ -64,12 +64,12 @@ def gqa(
         raise ConfigError(f"surgery gqa: --seed is for --pool random or --compare; {pool} draws nothing")
     folder = run.open()
     drawn = seed if pool == "random" else None
-    given: Any = pool
-    new, state = pool_heads(folder.spec, folder.tensors, kv_heads, given, seed=drawn)
-    kept = kept_by_mean(folder.spec, folder.tensors, kv_heads)
+    kind: Any = pool
+    new, state = pool_heads(folder.spec, folder.tensors, kv_heads, kind, seed=drawn)
+    share = kept_by_mean(folder.spec, folder.tensors, kv_heads)
     group = folder.spec.kv_heads // kv_heads
     why = (
-        f"{POOLS[given]}; the means hold {kept:.0%} of the squared key and value weights "
+        f"{POOLS[kind]}; the means hold {share:.0%} of the squared key and value weights "
         f"(heads with nothing in common: {1 / group:.0%})"
     )
     choice = Choice(pool, why, rejected=tuple((p, r) for p, r in POOLS.items() if p != pool))
@@ -103,11 +103,11 @@ def window(
     folder = run.open()
     chosen = None if layers is None else parse_layers(layers, folder.spec.layers)
     grows = open_layers(folder.spec)
-    which = layer_numbers(list(grows if chosen is None else chosen))
+    numbers = layer_numbers(list(grows if chosen is None else chosen))
     why = "they saw all before them, so that their caches grew" if chosen is None else "asked for"
     new = put_window(folder.spec, folder.tensors, keys, sinks=sinks, layers=chosen)
     beyond = keys + sinks if set(grows).issuperset(chosen or ()) else 0
-    changed(run, folder, Change(*new, choices=(Choice(f"layers {which}", why),)), beyond=beyond)
+    changed(run, folder, Change(*new, choices=(Choice(f"layers {numbers}", why),)), beyond=beyond)
 
 
 def context(run: MeasuredRun, *, method: str, factor: Annotated[float, says(min=1.0)]) -> None:
@@ -120,9 +120,9 @@ def context(run: MeasuredRun, *, method: str, factor: Annotated[float, says(min=
     from headway.surgery import METHODS, Change, stretch_context
 
     folder = run.open()
-    given: Any = method
-    new = stretch_context(folder.spec, folder.tensors, given, factor)
-    choice = Choice(method, METHODS[given], rejected=tuple((m, r) for m, r in METHODS.items() if m != method))
+    kind: Any = method
+    new = stretch_context(folder.spec, folder.tensors, kind, factor)
+    choice = Choice(method, METHODS[kind], rejected=tuple((m, r) for m, r in METHODS.items() if m != method))
     changed(run, folder, Change(*new, choices=(choice,)), beyond=folder.spec.trained_context)
 
 

@@ -52,8 +52,8 @@ def run(
     dry_run: print model, counts, steps and memory; train nothing, write nothing
     """
     flags = {name: value for name, value in flags.items() if value is not None and value != []}
-    around = {name: os.environ.get(f"HEADWAY_{name.upper()}") for name in ENVIRONMENT}
-    sources = overrides or (), flags, {name: value for name, value in around.items() if value}
+    environment = {name: os.environ.get(f"HEADWAY_{name.upper()}") for name in ENVIRONMENT}
+    sources = overrides or (), flags, {name: value for name, value in environment.items() if value}
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if processes is not None and started not in (1, processes):
         raise ConfigError(f"--processes {processes}, and {started} are started already; leave it out")
@@ -146,12 +146,12 @@ def _recipe(recipe: "Recipe", resume: str, json: bool) -> int:
 
 
 def _print(result: "TrainResult", json: bool) -> None:
-    held = result.validation
+    validation = result.validation
     words = {"loss": f"loss, nats per {result.unit}", "bits_per_byte": "bits per byte"}
-    measures = {name: getattr(held, name, None) for name in ("loss", "bits_per_byte", "accuracy")}
-    measures |= {} if held is None else held.metrics
-    own = ("model", "metrics", "curve", "steps", "trained_tokens", "seconds", "loss", "accuracy")
-    report = attributes(result, *own) | {f"val_{name}": value for name, value in measures.items()}
+    measures = {name: getattr(validation, name, None) for name in ("loss", "bits_per_byte", "accuracy")}
+    measures |= {} if validation is None else validation.metrics
+    columns = ("model", "metrics", "curve", "steps", "trained_tokens", "seconds", "loss", "accuracy")
+    report = attributes(result, *columns) | {f"val_{name}": value for name, value in measures.items()}
     rows: list[tuple[str, object]] = [
         ("steps", result.steps),
         (f"trained {result.unit}s", result.trained_tokens),
@@ -188,20 +188,22 @@ class SettingsCommand:
 
 def asked_task(arguments: Sequence[str]) -> str | None:
     """The task that arguments of the command line name; None where they do not."""
-    given = dict(item.split("=", 1) for item in arguments if "=" in item)
-    given |= {name: value for name, value in itertools.pairwise(arguments) if name in ("--task", "--config")}
-    named = given.get("--task", given.get("task"))
-    if named is None and "--config" in given:
-        named = read_yaml(given["--config"]).get("task")
+    values = dict(item.split("=", 1) for item in arguments if "=" in item)
+    values |= {name: value for name, value in itertools.pairwise(arguments) if name in ("--task", "--config")}
+    named = values.get("--task", values.get("task"))
+    if named is None and "--config" in values:
+        named = read_yaml(values["--config"]).get("task")
     return named
 
 
 def with_flags(function: Callable[..., int], kind: type[TrainConfig]) -> Callable[..., int]:
     """The same function with an option for each field of `kind` instead of its `**flags`."""
-    own = inspect.signature(function, eval_str=True)
-    fixed = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    signature = inspect.signature(function, eval_str=True)
+    fixed = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     both = [*fixed, *(_flag(name, field) for name, field in kind.grouped().items())]
-    return with_parameters(lambda **given: function(**given), both, function.__name__, function.__doc__ or "")
+    return with_parameters(
+        lambda **kwargs: function(**kwargs), both, function.__name__, function.__doc__ or ""
+    )
 
 
 def _flag(name: str, field: FieldInfo) -> inspect.Parameter:

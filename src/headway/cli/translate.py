@@ -42,33 +42,35 @@ def command(
     from headway.data.pairs import read_lines
     from headway.storage.files import atomic_write
 
-    given = run.read()
-    wanted = read_lines(reference) if reference is not None else None
-    if wanted is not None and len(wanted) != len(given):
-        raise typer.BadParameter(f"{reference} has {len(wanted)} lines for {len(given)} texts")
+    texts = run.read()
+    references = read_lines(reference) if reference is not None else None
+    if references is not None and len(references) != len(texts):
+        raise typer.BadParameter(f"{reference} has {len(references)} lines for {len(texts)} texts")
     begun = time.perf_counter()
-    with progress(f"translating {len(given)} texts", only_on_terminals=True):
-        found = translator.translate(
-            given, beams=beams, length_penalty=length_penalty, n_best=n_best, max_new_tokens=max_new_tokens,
+    with progress(f"translating {len(texts)} texts", only_on_terminals=True):
+        results = translator.translate(
+            texts, beams=beams, length_penalty=length_penalty, n_best=n_best, max_new_tokens=max_new_tokens,
             prefix=prefix, batch_size=run.batch_size, source_language=source_language, target_language=target_language,
         )  # fmt: skip
     seconds = time.perf_counter() - begun
-    best = [one.text for one in found]
-    score = bleu(best, wanted) if wanted is not None else None
+    best = [result.text for result in results]
+    score = bleu(best, references) if references is not None else None
     if out is not None:
         atomic_write(out, "".join(f"{' '.join(text.splitlines())}\n" for text in best))
-    mean = sum(one.score or 0.0 for one in found) / len(found)
+    mean = sum(result.score or 0.0 for result in results) / len(results)
     rows = [
         {
             "text": text,
-            "translation": one.text,
-            "finish_reason": one.finish_reason,
-            "hypotheses": [attributes(other, "text", "score") for other in one.hypotheses],
+            "translation": result.text,
+            "finish_reason": result.finish_reason,
+            "hypotheses": [attributes(other, "text", "score") for other in result.hypotheses],
         }
-        for text, one in zip(given, found, strict=True)
+        for text, result in zip(texts, results, strict=True)
     ]
     report = {"translations": rows, "mean_score": mean, "bleu": score, "seconds": seconds}
-    shown = best if n_best == 1 else [f"{t.score:.4f}\t{t.text}" for one in found for t in one.hypotheses]
+    shown = (
+        best if n_best == 1 else [f"{t.score:.4f}\t{t.text}" for result in results for t in result.hypotheses]
+    )
     print_report(report, "\n".join(shown) if score is None else str(score), run.json)
     if not run.json:
-        note(f"{len(given)} texts, {beams} beams, mean score {mean:.4f}, {seconds:.1f} s")
+        note(f"{len(texts)} texts, {beams} beams, mean score {mean:.4f}, {seconds:.1f} s")

@@ -1,4 +1,4 @@
-"""Models that answer messages: a server that speaks OpenAI's protocol, or a folder here; and what they said, kept."""
+"""Models that answer messages: a server that speaks OpenAI's protocol, or a folder here; and their transcripts."""
 
 from collections.abc import Callable
 

@@ -28,5 +28,7 @@ class LocalEndpoint(Endpoint):
                 f"{self.name}: the messages have {len(ids)} tokens, and the model's context of "
                 f"{self.lm.spec.trained_context} has no room for a reply"
             )
-        made = self.lm.generate(ids, max_new_tokens=min(max_tokens, room), temperature=temperature, seed=seed)
-        return Reply(made.text, "length" if made.finish_reason == "length" else "stop")
+        result = self.lm.generate(
+            ids, max_new_tokens=min(max_tokens, room), temperature=temperature, seed=seed
+        )
+        return Reply(result.text, "length" if result.finish_reason == "length" else "stop")

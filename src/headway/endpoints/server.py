@@ -17,7 +17,7 @@ from headway.text.chat import Message
 KEY, OPENAI_KEY = "HEADWAY_API_KEY", "OPENAI_API_KEY"
 LONGEST_WAIT = 60.0  # seconds between two tries
 USUAL_TIMEOUT = 600.0  # seconds: a long reply comes in one piece
-FOR_NOW = {408, 425, 429, 500, 502, 503, 504, 529}  # what may be otherwise soon; 501, say, will not
+FOR_NOW = {408, 425, 429, 500, 502, 503, 504, 529}  # errors that may pass soon; 501, for example, will not
 
 
 class ServerEndpoint(Endpoint):
@@ -79,7 +79,12 @@ class ServerEndpoint(Endpoint):
     def stream(self, messages: Sequence[Message], **settings: Any) -> Iterator[str]:
         """A reply, piece by piece while it is written; asked for once. `settings`: fields of the request. Raises
         EndpointError for what the server refuses, and for a stream that breaks off."""
-        body = {"model": self.model, "messages": [dict(one) for one in messages], **settings, "stream": True}
+        body = {
+            "model": self.model,
+            "messages": [dict(message) for message in messages],
+            **settings,
+            "stream": True,
+        }
         try:
             with urlopen(self._request("/chat/completions", body), timeout=self.timeout) as lines:
                 for line in lines:
@@ -116,11 +121,11 @@ class ServerEndpoint(Endpoint):
                 with urlopen(self._request(path, body), timeout=self.timeout) as response:
                     return json.load(response)
             except HTTPError as error:
-                said = _message(error)
+                text = _message(error)
                 if error.code not in FOR_NOW:
-                    raise EndpointError(self._refused(error.code, said)) from None
-                problem, asked = f"{error.code} {said}", error.headers.get("Retry-After", "")
-                wait = min(float(asked), LONGEST_WAIT) if asked.isdigit() else wait
+                    raise EndpointError(self._refused(error.code, text)) from None
+                problem, retry_after = f"{error.code} {text}", error.headers.get("Retry-After", "")
+                wait = min(float(retry_after), LONGEST_WAIT) if retry_after.isdigit() else wait
             except ValueError as error:
                 raise EndpointError(f"{self.url}{path}: the answer is no JSON ({error})") from None
             except (URLError, OSError, HTTPException) as error:
@@ -137,22 +142,22 @@ class ServerEndpoint(Endpoint):
         )
 
     def _request(self, path: str, body: dict[str, Any] | None) -> Request:
-        own = os.environ.get(OPENAI_KEY) if urlsplit(self.url).hostname == "api.openai.com" else None
-        key = os.environ.get(KEY) or own
+        openai_key = os.environ.get(OPENAI_KEY) if urlsplit(self.url).hostname == "api.openai.com" else None
+        key = os.environ.get(KEY) or openai_key
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         return Request(self.url + path, None if body is None else json.dumps(body).encode(), headers)
 
-    def _refused(self, code: int, said: str) -> str:
+    def _refused(self, code: int, text: str) -> str:
         hint = {
             401: f"; the key is read from {KEY}, and for api.openai.com from {OPENAI_KEY}",
             403: f"; the key in {KEY} may not do this",
             404: "; check the URL (it ends in /v1 for most servers) and the model",
         }
-        return f"{self.url}: {code} {said}{hint.get(code, '')}"
+        return f"{self.url}: {code} {text}{hint.get(code, '')}"
 
 
 def _message(error: HTTPError) -> str:
-    """What a server says of an error: OpenAI's {"error": {"message": ...}}, or the text as it is."""
+    """The message of a server's error: OpenAI's {"error": {"message": ...}}, or the text as it is."""
     text = error.read().decode("utf-8", "replace").strip()
     try:
         return str(json.loads(text)["error"]["message"])

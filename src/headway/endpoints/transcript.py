@@ -1,5 +1,5 @@
-"""What endpoints are asked, and what they answer; what they were asked and said: an append-only file, from which a run
-that goes on is replayed."""
+"""Requests to endpoints and their replies; and a transcript of both, an append-only file from which a run that goes on
+is replayed."""
 
 import json
 import os
@@ -71,7 +71,7 @@ class Transcript:
         Raises ConfigError where the file has another request under this key, saying what differs; else what the
         endpoint raises."""
         settings = {"seed": seed, "temperature": temperature, "max_tokens": max_tokens}
-        request = {"endpoint": endpoint.name, "messages": [dict(one) for one in messages], **settings}
+        request = {"endpoint": endpoint.name, "messages": [dict(message) for message in messages], **settings}
         if key in self._kept:
             before, reply = self._kept[key]
             differing = [name for name, value in request.items() if before.get(name) != value]
@@ -92,13 +92,13 @@ class Transcript:
         return reply
 
     def _read(self) -> dict[str, tuple[Mapping[str, Any], Reply]]:
-        kept: dict[str, tuple[Mapping[str, Any], Reply]] = {}
+        entries: dict[str, tuple[Mapping[str, Any], Reply]] = {}
         for number, line in enumerate(self._file, 1):
             fault = f"{self.path}:{number}: no line of a transcript"
             with as_error(DataError, fault, ValueError, KeyError, TypeError):
                 value = json.loads(line)
-                kept[value["key"]] = (value["request"], Reply(**value["reply"]))
-        return kept
+                entries[value["key"]] = (value["request"], Reply(**value["reply"]))
+        return entries
 
     def __enter__(self) -> "Transcript":
         return self
@@ -108,8 +108,8 @@ class Transcript:
 
 
 def in_order(function: Callable[[Job], Result], jobs: Iterable[Job], parallel: int) -> Iterator[Result]:
-    """What `function` makes of each job, in their order, `parallel` of them at once. An error ends it: what has not
-    begun then is left out."""
+    """The results of `function` for each job, in their order, `parallel` of them at once. An error ends it: jobs that
+    have not begun then are left out."""
     if parallel == 1:
         yield from map(function, jobs)
         return
@@ -119,5 +119,5 @@ def in_order(function: Callable[[Job], Result], jobs: Iterable[Job], parallel: i
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], names: Sequence[str]) -> str:
     short = [name for name in names if name != "messages"]
-    said = [f"{name} was {before.get(name)!r} and is {now[name]!r}" for name in short]
-    return ", ".join([*said, *(["its messages differ"] if "messages" in names else [])])
+    parts = [f"{name} was {before.get(name)!r} and is {now[name]!r}" for name in short]
+    return ", ".join([*parts, *(["its messages differ"] if "messages" in names else [])])

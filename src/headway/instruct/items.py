@@ -37,7 +37,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Rejected:
-    """What a reply has and is not kept: the text, or the item's fields, and why."""
+    """A rejected part of a reply: the text, or the item's fields, and why."""
 
     reason: str
     text: str
@@ -67,10 +67,10 @@ def _seed(value: Any, where: str) -> Item:
 def prompt(examples: Sequence[Item]) -> str:
     """The request for more tasks after these."""
     parts = [PROMPT]
-    for number, one in enumerate(examples, 1):
-        instruction = re.sub(r"\s+", " ", one.instruction).strip().rstrip(":")
+    for number, item in enumerate(examples, 1):
+        instruction = re.sub(r"\s+", " ", item.instruction).strip().rstrip(":")
         parts.append(f"###\n{number}. Instruction: {instruction}\n")
-        parts.append(f"{number}. Input:\n{one.input or NO_INPUT}\n{number}. Output:\n{one.output}\n")
+        parts.append(f"{number}. Input:\n{item.input or NO_INPUT}\n{number}. Output:\n{item.output}\n")
     return "".join([*parts, f"###\n{len(examples) + 1}. Instruction:"])
 
 
@@ -84,10 +84,10 @@ def parse(reply: Reply, first: int) -> list[Item | Rejected]:
     if not _BEGINS.match(text):
         text = f"{first}. Instruction: {text}"
     parts = [part.strip() for part in _BETWEEN.split(text) if part.strip()]
-    found: list[Item | Rejected] = [_parsed(part) for part in parts]
+    items: list[Item | Rejected] = [_parsed(part) for part in parts]
     if reply.finish_reason == "length":
-        found[-1] = Rejected("cut off", parts[-1])
-    return found
+        items[-1] = Rejected("cut off", parts[-1])
+    return items
 
 
 def _parsed(text: str) -> Item | Rejected:
@@ -96,8 +96,8 @@ def _parsed(text: str) -> Item | Rejected:
     fields = re.split(rf"{number}\.\s+(Instruction|Input|Output):", text) if begins else []
     if len(fields) != 7 or fields[1::2] != ["Instruction", "Input", "Output"]:
         return Rejected("malformed", text)
-    instruction, given, output = (field.strip() for field in fields[2::2])
-    item = Item(instruction, "" if given.lower() == NO_INPUT else given, output)
+    instruction, inputs, output = (field.strip() for field in fields[2::2])
+    item = Item(instruction, "" if inputs.lower() == NO_INPUT else inputs, output)
     reason, detail = unsuitable(item)
     return Rejected(reason, instruction, detail) if reason else item
 

@@ -1,5 +1,5 @@
-"""Rounds of requests, until there are enough instructions: a pure function of the settings and the replies. What is too
-near to another instruction is known by ROUGE-L (Lin 2004):
+"""Rounds of requests, until there are enough instructions: a pure function of the settings and the replies. Near
+duplicates of other instructions are told by ROUGE-L (Lin 2004):
 
 rouge_l(x, y) = 2 L / (|x| + |y|), L the length of their longest common subsequence of words: the F-measure of recall
 L / |x| and precision L / |y|, as in rouge_score (of which Alpaca takes "rougeL", without stemmer).
@@ -35,6 +35,7 @@ def lcs_length(a: Sequence[str], b: Sequence[str]) -> int:
     full = (1 << len(a)) - 1
     row = full  # a bit is 0 where the table of the plain algorithm grows by one
     for word in b:
+        # a = x y, b = y: row 11, hits 10, (101 | 001) & 11 = 01: one bit is 0, so the length is 1
         hits = row & places.get(word, 0)
         row = ((row + hits) | (row - hits)) & full
     return len(a) - row.bit_count()
@@ -70,14 +71,14 @@ class Neighbours:
         for word, count in Counter(text).items():
             for other, times in self._with.get(word, ()):
                 shared[other] += min(count, times)
-        best, found = self.limit, None
+        best, index = self.limit, None
         for other in sorted(shared):
             if 2 * shared[other] > best * (len(text) + len(self.texts[other])):
                 self.compared += 1
                 near = rouge_l(text, self.texts[other])
                 if near > best:
-                    best, found = near, other
-        return None if found is None else (found, best)
+                    best, index = near, other
+        return None if index is None else (index, best)
 
 
 EXAMPLES = 3
@@ -87,7 +88,7 @@ PATIENCE = 20  # replies in a row that bring nothing
 
 @dataclass(frozen=True)
 class Made:
-    """What a run made.
+    """The result of a run.
 
     items: the instructions that were kept.   replies, sent: requests that it took, and those that were not replayed.
     rejected: how many items, by reason.   out, rejects, transcript: where they are.
@@ -137,9 +138,9 @@ def make_instructions(
     path = Path(out)
     rejects, transcript = (path.with_name(f"{path.name}.{kind}.jsonl") for kind in ("rejects", "transcript"))
     pool = Neighbours(NEAR)
-    for one in seeds:
-        pool.add(words(one.instruction))
-    texts = [one.instruction for one in seeds]
+    for item in seeds:
+        pool.add(words(item.instruction))
+    texts = [item.instruction for item in seeds]
     kept: list[Item] = []
     refused: list[tuple[int, Rejected]] = []
     number = barren = 0
@@ -148,27 +149,27 @@ def make_instructions(
         def ask(i: int) -> Reply:
             shown = random.Random(f"{seed}:{i}").sample(seeds, EXAMPLES)
             messages = [{"role": "user", "content": prompt(shown)}]
-            own = {"seed": seed * 1_000_000 + i, "temperature": temperature, "max_tokens": max_tokens}
-            return replies.chat(endpoint, f"{seed}:{i}", messages, **own)  # type: ignore[arg-type]
+            settings = {"seed": seed * 1_000_000 + i, "temperature": temperature, "max_tokens": max_tokens}
+            return replies.chat(endpoint, f"{seed}:{i}", messages, **settings)  # type: ignore[arg-type]
 
         chunks = (range(first, first + parallel) for first in itertools.count(0, parallel))
         rounds = (reply for chunk in chunks for reply in in_order(ask, chunk, parallel))
         try:
             while len(kept) < count:
                 reply, before = next(rounds), len(kept)
-                for found in parse(reply, EXAMPLES + 1):
+                for parsed in parse(reply, EXAMPLES + 1):
                     if len(kept) == count:
                         break
-                    tokens = [] if isinstance(found, Rejected) else words(found.instruction)
+                    tokens = [] if isinstance(parsed, Rejected) else words(parsed.instruction)
                     near = pool.nearest(tokens)
-                    if isinstance(found, Rejected):
-                        refused.append((number, found))
+                    if isinstance(parsed, Rejected):
+                        refused.append((number, parsed))
                     elif near is not None:
                         detail = f"ROUGE-L {near[1]:.3f} with: {texts[near[0]]}"
-                        refused.append((number, Rejected("near-duplicate", found.instruction, detail)))
+                        refused.append((number, Rejected("near-duplicate", parsed.instruction, detail)))
                     else:
-                        kept.append(found)
-                        texts.append(found.instruction)
+                        kept.append(parsed)
+                        texts.append(parsed.instruction)
                         pool.add(tokens)
                 number, barren = number + 1, 0 if len(kept) > before else barren + 1
                 say(f"reply {number}: {len(kept) - before} kept, {len(kept)} of {count}")
@@ -180,13 +181,13 @@ def make_instructions(
                     )
         finally:
             if number:
-                atomic_write(path, "".join(_line(asdict(one)) for one in kept))
-                atomic_write(rejects, "".join(_line({"reply": n, **asdict(one)}) for n, one in refused))
+                atomic_write(path, "".join(_line(asdict(item)) for item in kept))
+                atomic_write(rejects, "".join(_line({"reply": n, **asdict(item)}) for n, item in refused))
         return Made(kept, number, replies.sent, _reasons(refused), path, rejects, transcript)
 
 
 def _reasons(refused: Sequence[tuple[int, Rejected]]) -> dict[str, int]:
-    return dict(Counter(one.reason for _, one in refused).most_common())
+    return dict(Counter(rejected.reason for _, rejected in refused).most_common())
 
 
 def _line(value: dict[str, object]) -> str:

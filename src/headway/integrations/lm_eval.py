@@ -35,7 +35,7 @@ except ImportError as error:
         f'({error}); pip install "headway[harness]"'
     ) from error
 
-NEW_TOKENS = 256  # of a text whose task does not say how many, as in all models of the harness
+NEW_TOKENS = 256  # where a task does not say how many, as in all models of the harness
 SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -78,17 +78,17 @@ class HeadwayLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def eot_token_id(self) -> int:
-        """EOS, or what an empty context is."""
+        """EOS, or the token that stands for an empty context."""
         return self.lm.eos[0] if self.lm.eos else self.lm.prefix
 
     @property
     def prefix_token_id(self) -> int:
-        """What an empty context is."""
+        """The token that stands for an empty context."""
         return self.lm.prefix
 
     @property
     def tokenizer_name(self) -> str:
-        """What the harness keeps encoded requests by."""
+        """The key by which the harness caches encoded requests."""
         return f"headway-{self.text.fingerprint.hex()}"
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]:
@@ -98,19 +98,19 @@ class HeadwayLM(TemplateLM):  # type: ignore[misc]
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        found: dict[int, tuple[float, bool]] = {}
+        results: dict[int, tuple[float, bool]] = {}
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i][1]) - len(requests[i][2]))
         with tqdm(total=len(order), disable=disable_tqdm, desc="log-likelihoods") as bar:
             for at in range(0, len(order), self.batch_size):
                 batch = order[at : at + self.batch_size]
                 pairs = [self._fitted(*requests[i][1:]) for i in batch]
                 scores = score(self.lm.model, pairs, batch_size=self.batch_size, beyond_context=True)
-                for i, one in zip(batch, scores, strict=True):
-                    found[i] = (one.log_prob, one.is_greedy)
+                for i, result in zip(batch, scores, strict=True):
+                    results[i] = (result.log_prob, result.is_greedy)
                     if requests[i][0] is not None:
-                        self.cache_hook.add_partial("loglikelihood", requests[i][0], found[i])
+                        self.cache_hook.add_partial("loglikelihood", requests[i][0], results[i])
                 bar.update(len(batch))
-        return [found[i] for i in range(len(requests))]
+        return [results[i] for i in range(len(requests))]
 
     def _fitted(self, context: list[int], continuation: list[int]) -> tuple[list[int], list[int]]:
         """The pair, its context cut on the left to what a row has room for."""
@@ -124,50 +124,50 @@ class HeadwayLM(TemplateLM):  # type: ignore[misc]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """ln p of whole texts: `LanguageModel.score_text`."""
-        found = []
+        log_probs = []
         for request in tqdm(requests, disable=disable_tqdm, desc="rolling log-likelihoods"):
             (text,) = request.args
-            one = self.lm.score_text(
+            result = self.lm.score_text(
                 text, window=self.max_length, batch_size=self.batch_size, special=True, beyond_context=True
             )
-            found.append(one.log_prob)
-            self.cache_hook.add_partial("loglikelihood_rolling", (text,), one.log_prob)
-        return found
+            log_probs.append(result.log_prob)
+            self.cache_hook.add_partial("loglikelihood_rolling", (text,), result.log_prob)
+        return log_probs
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Texts after contexts, up to the strings of `until`."""
         groups: dict[str, list[int]] = {}
         for i, request in enumerate(requests):
             groups.setdefault(repr(sorted(request.args[1].items())), []).append(i)
-        found: dict[int, str] = {}
-        for own in groups.values():
-            options = self._options(requests[own[0]].args[1])
+        results: dict[int, str] = {}
+        for group in groups.values():
+            options = self._options(requests[group[0]].args[1])
             room = self.max_length - options["max_new_tokens"]
             if room < 1:
                 raise ConfigError(
                     f"max_gen_toks is {options['max_new_tokens']}, and a row has {self.max_length} slots (max_length): "
                     "nothing is left for the context; ask for fewer (--gen_kwargs max_gen_toks=N)"
                 )
-            prompts = [self.tok_encode(requests[i].args[0])[-room:] for i in own]
+            prompts = [self.tok_encode(requests[i].args[0])[-room:] for i in group]
             texts = self.lm.generate(prompts, batch_size=self.batch_size, beyond_context=True, **options)
-            for i, made in zip(tqdm(own, disable=disable_tqdm, desc="texts"), texts, strict=True):
-                found[i] = made.text
-                self.cache_hook.add_partial("generate_until", requests[i].args, made.text)
-        return [found[i] for i in range(len(requests))]
+            for i, result in zip(tqdm(group, disable=disable_tqdm, desc="texts"), texts, strict=True):
+                results[i] = result.text
+                self.cache_hook.add_partial("generate_until", requests[i].args, result.text)
+        return [results[i] for i in range(len(requests))]
 
-    def _options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What a task says of generation, in our words."""
-        said = dict(normalize_gen_kwargs(dict(given), NEW_TOKENS))
-        until, sampled = said.pop("until", None) or [], said.pop("do_sample", False)
+    def _options(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The generation arguments of a task as options of `LanguageModel.generate`."""
+        args = dict(normalize_gen_kwargs(dict(kwargs), NEW_TOKENS))
+        until, sampled = args.pop("until", None) or [], args.pop("do_sample", False)
         options = {
-            "max_new_tokens": said.pop("max_gen_toks"),
-            "temperature": float(said.pop("temperature", 1.0 if sampled else 0.0)),
+            "max_new_tokens": args.pop("max_gen_toks"),
+            "temperature": float(args.pop("temperature", 1.0 if sampled else 0.0)),
             "stop": [text for text in ([until] if isinstance(until, str) else until) if text],
-            **{name: said.pop(name) for name in SAMPLING if name in said},
+            **{name: args.pop(name) for name in SAMPLING if name in args},
         }
-        if said:
+        if args:
             raise ConfigError(
-                f"the task asks for {', '.join(sorted(said))} in generation, which headway does not have; known are "
+                f"the task asks for {', '.join(sorted(args))} in generation, which headway does not have; known are "
                 f"until, do_sample, temperature, max_gen_toks, {', '.join(SAMPLING)}"
             )
         return options
@@ -209,7 +209,7 @@ def evaluate(
     batch_size: int = BATCH,
     chat: bool = False,
 ) -> dict[str, Any]:
-    """What the harness finds for these tasks: the value of its `simple_evaluate`, without samples.
+    """The harness's results for these tasks: the value of its `simple_evaluate`, without samples.
 
     `folder` has tasks of one's own (YAML); `limit` is the number of documents of each task, `shots` of solved examples
     before each, `context` the slots of a row (`max_length`), `chat` whether requests go through the chat template.
@@ -221,12 +221,12 @@ def evaluate(
             f"the harness has no task {', '.join(unknown)}; `python -m headway.integrations.lm_eval ls tasks` lists "
             "those that it has, and a folder of YAML files adds your own (--tasks)"
         )
-    own = HeadwayLM(model, batch_size=batch_size, max_length=context)
-    found = simple_evaluate(
-        own, tasks=list(tasks), task_manager=manager, limit=limit, num_fewshot=shots, apply_chat_template=chat,
+    lm = HeadwayLM(model, batch_size=batch_size, max_length=context)
+    results = simple_evaluate(
+        lm, tasks=list(tasks), task_manager=manager, limit=limit, num_fewshot=shots, apply_chat_template=chat,
         log_samples=False,
     )  # fmt: skip
-    return dict(found)
+    return dict(results)
 
 
 if __name__ == "__main__":

@@ -43,32 +43,32 @@ def read_questions(path: str | Path, references: str | Path | None = None) -> li
 
     Raises DataError with file and line."""
     right = {} if references is None else read_answers(references)
-    found: dict[str, Question] = {}
+    questions: dict[str, Question] = {}
     for where, value in values(path):
         name, turns = _turns(value, value, where)
         if len(turns) not in (1, 2):
             raise DataError(f"{where}: a question has one turn or two, got {len(turns)}")
-        if name in found:
+        if name in questions:
             raise DataError(f"{where}: there are two questions {name}")
-        given = right.get(name)
-        if given is not None and len(given) < len(turns):
+        reference = right.get(name)
+        if reference is not None and len(reference) < len(turns):
             raise DataError(
-                f"{references}: question {name} has {len(turns)} turns, and {len(given)} reference answers"
+                f"{references}: question {name} has {len(turns)} turns, and {len(reference)} reference answers"
             )
         question = Question(name, str(value.get("category", "")), turns)
-        found[name] = question if given is None else replace(question, reference=tuple(given))
-    return list(found.values())
+        questions[name] = question if reference is None else replace(question, reference=tuple(reference))
+    return list(questions.values())
 
 
 def read_answers(path: str | Path) -> dict[str, tuple[str, ...]]:
     """{"question_id", "choices": [{"turns": [...]}]}: the first choice of each. Raises DataError with file and line."""
-    found: dict[str, tuple[str, ...]] = {}
+    answers: dict[str, tuple[str, ...]] = {}
     for where, value in values(path):
         choices = value.get("choices") if isinstance(value, Mapping) else None
         first = choices[0] if isinstance(choices, list) and choices else None
         name, turns = _turns(value, first, where)
-        found[name] = turns
-    return found
+        answers[name] = turns
+    return answers
 
 
 def _turns(value: Any, inner: Any, where: str) -> tuple[str, tuple[str, ...]]:
@@ -101,7 +101,7 @@ def ask(
     """The endpoint's answers, each turn after the answer to the one before, written to `out` in FastChat's form; with
     `out`.transcript.jsonl beside it, from which a run that was stopped goes on. Temperatures are FastChat's, by
     category. `progress(questions done, questions)` is called after each."""
-    path, found = Path(out), dict[str, tuple[str, ...]]()
+    path, answers = Path(out), dict[str, tuple[str, ...]]()
     with Transcript(path.with_name(f"{path.name}.transcript.jsonl")) as transcript:
         for question in questions:
             messages: list[dict[str, str]] = []
@@ -116,14 +116,14 @@ def ask(
                     max_tokens=max_tokens,
                 )
                 messages.append({"role": "assistant", "content": reply.text})
-            found[question.id] = tuple(one["content"] for one in messages[1::2])
-            progress(len(found), len(questions))
+            answers[question.id] = tuple(message["content"] for message in messages[1::2])
+            progress(len(answers), len(questions))
     lines = [
         {"question_id": name, "model_id": endpoint.name, "choices": [{"index": 0, "turns": turns}]}
-        for name, turns in found.items()
+        for name, turns in answers.items()
     ]
     atomic_write(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-    return found
+    return answers
 
 
 Side = Literal["A", "B"]
@@ -135,7 +135,7 @@ _KINDS = {"pairs": ("pair", "v2", r"[ABC]"), "ratings": ("single", "v1", r"\d+\.
 
 @dataclass(frozen=True)
 class Judgment:
-    """What a judge says of the answers to a turn of a question.
+    """A judge's verdict on the answers to a turn of a question.
 
     lengths: of the answers of A and of B, in characters.
     side: whose answer was shown first, or alone.
@@ -169,8 +169,8 @@ def judgments(
 
     def judged(job: tuple[Question, int, Side]) -> Judgment:
         question, turn, side = job
-        own, other = (a[question.id], b[question.id]) if side == "A" else (b[question.id], a[question.id])
-        messages = _messages(kind, question, turn, {"answer": own, "answer_a": own, "answer_b": other})
+        first, second = (a[question.id], b[question.id]) if side == "A" else (b[question.id], a[question.id])
+        messages = _messages(kind, question, turn, {"answer": first, "answer_a": first, "answer_b": second})
         key = f"{kind}:{question.id}:{turn}:{side}"
         reply = transcript.chat(judge, key, messages, seed=seed, temperature=0.0, max_tokens=MAX_TOKENS)
         lengths = len(a[question.id][turn - 1]), len(b[question.id][turn - 1])
@@ -178,17 +178,17 @@ def judgments(
 
     sides: tuple[Side, Side] = ("A", "B")
     jobs = [(*turn, side) for turn in _answered(questions, a, b) for side in sides]
-    found = []
-    for one in in_order(judged, jobs, parallel):
-        found.append(one)
-        progress(len(found), len(jobs))
-    return list(zip(found[::2], found[1::2], strict=True))
+    results = []
+    for judgment in in_order(judged, jobs, parallel):
+        results.append(judgment)
+        progress(len(results), len(jobs))
+    return list(zip(results[::2], results[1::2], strict=True))
 
 
 def _messages(
     kind: Kind, question: Question, turn: int, answers: dict[str, Sequence[str]]
 ) -> list[dict[str, str]]:
-    """What the judge is asked of answers; the conversation up to the second turn where that is judged."""
+    """The messages that ask the judge about answers; the conversation up to the second turn where that is judged."""
     name, version, _ = _KINDS[kind]
     several = "-multi-turn" if turn == 2 else ""
     template = _prompts()[f"{name}-{'math-v1' if question.reference else version}{several}"]
@@ -218,9 +218,9 @@ def _answered(questions: Sequence[Question], a: Answers, b: Answers) -> Iterator
 
 
 def _value(kind: Kind, side: Side, text: str) -> str | float | None:
-    """What the last place in double brackets says, or in single ones where there are none: judgments end with it."""
-    said = _KINDS[kind][2]
-    places = re.findall(rf"\[\[({said})\]\]", text) or re.findall(rf"\[({said})\]", text)
+    """The value in the last double brackets, or in the last single ones without any: judgments end with it."""
+    pattern = _KINDS[kind][2]
+    places = re.findall(rf"\[\[({pattern})\]\]", text) or re.findall(rf"\[({pattern})\]", text)
     if not places:
         return None
     if kind == "pairs":

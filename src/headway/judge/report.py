@@ -1,4 +1,4 @@
-"""What verdicts and ratings come to, and how far the judge is to be trusted.
+"""Statistics of verdicts and ratings, and how far the judge is to be trusted.
 
 Intervals are percentiles of the bootstrap (Efron 1979) over questions, whose turns stay together.
 """
@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Interval:
-    """A number and between which two it lies, in 95 % of the resamples; None where there is nothing to tell it from."""
+    """A number, and the bounds that 95 % of the resamples lie between; None where there is nothing to compute."""
 
     value: float | None
     low: float | None = None
@@ -100,13 +100,13 @@ class Ratings:
 
 
 def pairs_of(verdicts: Sequence[tuple[Judgment, Judgment]], *, seed: int = 0) -> Pairs:
-    """What verdicts in both orders come to."""
-    whole = [both for both in verdicts if all(one.value is not None for one in both)]
-    signs = np.array([[_sign(one) for one in both] for both in whole]).reshape(-1, 2)
+    """The statistics of verdicts in both orders."""
+    whole = [both for both in verdicts if all(verdict.value is not None for verdict in both)]
+    signs = np.array([[_sign(verdict) for verdict in both] for both in whole]).reshape(-1, 2)
     agreed = np.where(signs[:, 0] == signs[:, 1], signs[:, 0], 0.0)
     lengths = np.array([both[0].lengths for both in whole], dtype=np.float64).reshape(-1, 2)
-    decided = [one for both in whole for one in both if one.value != "tie"]
-    uneven = [one for one in decided if one.lengths[0] != one.lengths[1]]
+    decided = [verdict for both in whole for verdict in both if verdict.value != "tie"]
+    uneven = [verdict for verdict in decided if verdict.lengths[0] != verdict.lengths[1]]
     share = (lengths[:, 0] - lengths[:, 1]) / np.maximum(lengths.sum(1), 1)
     return Pairs(
         wins=int((agreed > 0).sum()),
@@ -116,17 +116,19 @@ def pairs_of(verdicts: Sequence[tuple[Judgment, Judgment]], *, seed: int = 0) ->
         a_first=_counts(signs[:, 0]),
         b_first=_counts(signs[:, 1]),
         flips=int((signs[:, 0] != signs[:, 1]).sum()),
-        unparsed=sum(one.value is None for both in verdicts for one in both),
-        first_shown=_mean_of([one.value == one.side for one in decided]),
-        longer=_mean_of([(one.value == "A") == (one.lengths[0] > one.lengths[1]) for one in uneven]),
+        unparsed=sum(verdict.value is None for both in verdicts for verdict in both),
+        first_shown=_mean_of([verdict.value == verdict.side for verdict in decided]),
+        longer=_mean_of(
+            [(verdict.value == "A") == (verdict.lengths[0] > verdict.lengths[1]) for verdict in uneven]
+        ),
         length_correlation=_correlation(share, signs.mean(1) if len(signs) else np.zeros(0)),
     )
 
 
 def ratings_of(ratings: Sequence[tuple[Judgment, Judgment]], *, seed: int = 0) -> Ratings:
-    """What ratings come to."""
-    whole = [both for both in ratings if all(one.value is not None for one in both)]
-    scores = np.array([[one.value for one in both] for both in whole], dtype=np.float64).reshape(-1, 2)
+    """The statistics of ratings."""
+    whole = [both for both in ratings if all(rating.value is not None for rating in both)]
+    scores = np.array([[rating.value for rating in both] for both in whole], dtype=np.float64).reshape(-1, 2)
     lengths = np.array([both[0].lengths for both in whole], dtype=np.float64).reshape(-1, 2)
     names = [both[0].question for both in whole]
     return Ratings(
@@ -135,7 +137,7 @@ def ratings_of(ratings: Sequence[tuple[Judgment, Judgment]], *, seed: int = 0) -
         mean_b=_mean_of(scores[:, 1]),
         ratio=_interval(names, [scores[:, 0], scores[:, 1]], lambda a, b: a / b, seed),
         length_correlation=_correlation(lengths.ravel(), scores.ravel()),
-        unparsed=sum(one.value is None for both in ratings for one in both),
+        unparsed=sum(rating.value is None for both in ratings for rating in both),
     )
 
 
@@ -146,14 +148,16 @@ def _interval(
     if not names:
         return Interval(None)
     places = {name: i for i, name in enumerate(dict.fromkeys(names))}
-    own = np.array([places[name] for name in names])
-    sums = [np.bincount(own, column, len(places)) for column in columns]
-    counts = np.bincount(own, minlength=len(places)).astype(np.float64)
+    index = np.array([places[name] for name in names])
+    sums = [np.bincount(index, column, len(places)) for column in columns]
+    counts = np.bincount(index, minlength=len(places)).astype(np.float64)
     drawn = np.random.default_rng(seed).multinomial(len(places), [1 / len(places)] * len(places), RESAMPLES)
     weights = drawn.astype(np.float64)  # how often each question is in each resample
-    resampled = statistic(*(weights @ one / (weights @ counts) for one in sums))
+    resampled = statistic(*(weights @ total / (weights @ counts) for total in sums))
     low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(float(statistic(*(one.sum() / counts.sum() for one in sums))), float(low), float(high))
+    return Interval(
+        float(statistic(*(total.sum() / counts.sum() for total in sums))), float(low), float(high)
+    )
 
 
 def _sign(verdict: Judgment) -> float:

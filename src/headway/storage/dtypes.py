@@ -56,16 +56,16 @@ def check_dtypes(dtypes: Mapping[str, torch.dtype], path: Path) -> None:
 
 
 def choose_dtype(
-    stored: Mapping[str, torch.dtype], device: torch.device, asked: torch.dtype | None = None
+    stored: Mapping[str, torch.dtype], device: torch.device, requested: torch.dtype | None = None
 ) -> tuple[torch.dtype, Choice]:
     """The dtype to run in: what was asked for, else the stored one; a mix becomes the narrowest dtype that
     holds every stored number exactly; float16 becomes float32 on a CPU."""
     counts = Counter(stored.values())
     mix = ", ".join(f"{n} tensors {dtype_name(d)}" for d, n in counts.most_common())
     slow = "float16 matrix products are several hundred times slower than bfloat16 ones on most CPUs"
-    if asked is not None:
-        warning = f"; {slow}" if asked == torch.float16 and device.type == "cpu" else ""
-        return asked, Choice(dtype_name(asked), f"asked for; the file holds {mix}{warning}")
+    if requested is not None:
+        warning = f"; {slow}" if requested == torch.float16 and device.type == "cpu" else ""
+        return requested, Choice(dtype_name(requested), f"asked for; the file holds {mix}{warning}")
     widest = reduce(torch.promote_types, counts)
     if widest == torch.float16 and device.type == "cpu":
         rejected = (("float16", slow), ("bfloat16", "it would round the stored weights"))

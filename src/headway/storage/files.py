@@ -175,8 +175,8 @@ def _sweep(path: Path) -> None:
     """Remove what dead processes of this machine left beside `path`."""
     ours = re.compile(rf"\..+\.partial-{re.escape(socket.gethostname())}-(\d+)-[0-9a-f]{{8}}")
     for entry in path.parent.iterdir():
-        found = ours.fullmatch(entry.name)
-        if found is not None and int(found[1]) != os.getpid() and not _alive(int(found[1])):
+        match = ours.fullmatch(entry.name)
+        if match is not None and int(match[1]) != os.getpid() and not _alive(int(match[1])):
             disk.remove(entry)
 
 

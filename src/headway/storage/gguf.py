@@ -51,7 +51,7 @@ NUMBERS: Mapping[int, str] = {
 COUNTS = struct.Struct("<QQ")
 
 Value: TypeAlias = "bool | int | float | str | array[Any] | list[str]"
-"""Of a key; an array of truth values is one of 0 and 1."""
+"""The value of a key; an array of truth values is one of 0 and 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +206,7 @@ class _Reader:
         number, offset = struct.unpack("<IQ", self.raw(12, f"the place of {name}"))
         check_form(self.path, name, sizes)
         if number not in BY_NUMBER:
-            known = ", ".join(one.name for one in BY_NUMBER.values())
+            known = ", ".join(kind.name for kind in BY_NUMBER.values())
             what = (
                 f"{UNSUPPORTED[number]}, which is unsupported"
                 if number in UNSUPPORTED
@@ -224,17 +224,17 @@ class _Reader:
         self, table: list[tuple[str, tuple[int, ...], BlockType, int]], alignment: int
     ) -> dict[str, Packed]:
         """The tensors at their places in the file, which follow each other without gaps."""
-        begin = -(-self.at // alignment) * alignment
-        found: dict[str, Packed] = {}
+        begin = -(-self.at // alignment) * alignment  # the next multiple: 96 for byte 70 and 32
+        tensors: dict[str, Packed] = {}
         due = end = 0
         for name, shape, kind, offset in table:
-            if name in found:
+            if name in tensors:
                 self.damaged(f"the tensor {name} is there twice")
             if offset != due:
                 self.damaged(f"tensor {name} is at byte {offset:,} of the values, and should be at {due:,}")
             raw = (*shape[:-1], shape[-1] // kind.block * kind.nbytes // kind.dtype.itemsize)
-            found[name] = Packed(raw, kind.dtype, self.path, begin + due, type=kind, numbers=shape)
-            end = due + found[name].nbytes
+            tensors[name] = Packed(raw, kind.dtype, self.path, begin + due, type=kind, numbers=shape)
+            end = due + tensors[name].nbytes
             due = -(-end // alignment) * alignment
         if table and begin + end > self.size:
             raise CheckpointError(
@@ -243,7 +243,7 @@ class _Reader:
             )
         if self.size > begin + due:
             self.damaged(f"{self.size - begin - due:,} bytes follow the last tensor")
-        return found
+        return tensors
 
     def damaged(self, fault: str) -> NoReturn:
         raise CheckpointError(f"{self.path} is damaged: {fault}; download or copy it again")

@@ -93,6 +93,7 @@ def _small_codes(raw: Tensor, bits: int) -> QuantizedMatrix:
     """Q8_0: d, int8 q[0:32]:  x = q d
     Q4_0: d, q[0:16 | 16:32]:  x = d (q - 8)"""
     blocks = raw.reshape(-1, 2 + SMALL * bits // 8)
+    # codes count from 0: int8 -128 is 0, 127 is 255
     q = blocks[:, 2:] ^ 0x80 if bits == 8 else nibbles(blocks[:, 2:], 16)
     scale = half(blocks[:, :2]).view(raw.shape[0], -1)
     return QuantizedMatrix(q.reshape(raw.shape[0], -1), scale, None, bits, SMALL)
@@ -140,7 +141,7 @@ def _unpacked(raw: Tensor, bits: int, *, minimum: bool) -> Tensor:
 def _mxfp4(raw: Tensor) -> Tensor:
     """e, q[0:16 | 16:32], a sign in bit 3 and one of `FP4`, the doubles of E2M1, in bits 0 to 2:  x = q 2^(e - 128).
     (OCP Microscaling Formats 1.0, 2023, section 5.3.)"""
-    e = raw[:, :1].int()
+    e = raw[:, :1].int()  # bits of 2^(e - 128): exponent field e - 1; 2^-128 and 2^-127 are subnormal
     power = torch.where(e < 2, 1 << 21 << e, (e - 1) << 23).view(torch.float32)
     return torch.tensor([*FP4, *(0.0 - q for q in FP4)])[nibbles(raw[:, 1:], 16).long()] * power
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from headway.block_quantization import BLOCK, PARTS, BlockMatrix
 
 NBYTES = {4: 144, 5: 176, 6: 210}
-"""Of a block, by the bits of its codes."""
+"""Bytes of a block, by the bits of its codes."""
 
 
 def half(raw: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def bits_of(raw: Tensor, part: int, shifts: range, mask: int) -> Tensor:
 
 
 def nibbles(raw: Tensor, part: int) -> Tensor:
-    """Low and then high halves of bytes, of each `part` of them: [blocks, 2 n]."""
+    """Low and then high halves of bytes, of each `part` of them: [blocks, 2 n]. Of 0x21 0x43, part 2: 1 3 2 4."""
     return bits_of(raw, part, range(0, 8, 4), 0x0F).flatten(1)
 
 

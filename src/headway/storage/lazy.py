@@ -22,7 +22,7 @@ from headway.errors import CheckpointError, did_you_mean
 
 @dataclass(frozen=True)
 class Form:
-    """What is known of a tensor that is not read yet."""
+    """Shape and dtype of a tensor that is not read yet."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -123,8 +123,8 @@ class Made(LazyTensors):
 
 def compare(
     path: Path,
-    found: Mapping[str, Form],
-    wanted: Mapping[str, tuple[int, ...]],
+    forms: Mapping[str, Form],
+    expected: Mapping[str, tuple[int, ...]],
     spare: Iterable[str],
     *,
     fault: str,
@@ -132,15 +132,15 @@ def compare(
     more: Sequence[str] = (),
     tip: str = "",
 ) -> None:
-    """Raise CheckpointError that lists, below the `fault`, what is missing of `wanted` (names and shapes), unexpected
+    """Raise CheckpointError that lists, below the `fault`, what is missing of `expected` (names and shapes), unexpected
     (`spare`), of another shape, and `more`; `says` is what gave the shapes, `tip` the end."""
     spare = sorted(spare)
-    lines = [f"missing: {name}{_nearest(name, spare)}" for name in wanted if name not in found]
-    lines += [f"unexpected: {name}{did_you_mean(name, wanted)}" for name in spare]
+    lines = [f"missing: {name}{_nearest(name, spare)}" for name in expected if name not in forms]
+    lines += [f"unexpected: {name}{did_you_mean(name, expected)}" for name in spare]
     lines += [
-        f"shape: {name} is {list(found[name].shape)}, {says} {list(shape)}"
-        for name, shape in wanted.items()
-        if name in found and found[name].shape != shape
+        f"shape: {name} is {list(forms[name].shape)}, {says} {list(shape)}"
+        for name, shape in expected.items()
+        if name in forms and forms[name].shape != shape
     ]
     lines += more
     if lines:
@@ -151,8 +151,8 @@ def compare(
         )
 
 
-def _nearest(name: str, there: Sequence[str]) -> str:
-    return did_you_mean(name, there).replace("did you mean", "nearest there:").replace("?", "")
+def _nearest(name: str, names: Sequence[str]) -> str:
+    return did_you_mean(name, names).replace("did you mean", "nearest there:").replace("?", "")
 
 
 def lazy(state: Mapping[str, Tensor]) -> LazyTensors:
@@ -179,23 +179,23 @@ def with_values(
     state: Mapping[str, Tensor],
     known: Mapping[str, Form],
     make: Callable[[str], Tensor],
-    own: Callable[[str, tuple[slice, ...]], Tensor] | None = None,
+    own_part: Callable[[str, tuple[slice, ...]], Tensor] | None = None,
 ) -> LazyTensors:
     """The same values, and those of the names in `known`, which are not taken from `state` but made when asked for;
-    `own` is `part` of these, where that takes less than a value."""
-    there, parts = lazy(state), own or (lambda name, box: make(name)[box])
+    `own_part` is `part` of these, where that takes less than a value."""
+    tensors, parts = lazy(state), own_part or (lambda name, box: make(name)[box])
 
     def copy(name: str, target: Tensor) -> None:
         if name in known:
             target.copy_(make(name))
         else:
-            there.copy_into(name, target)
+            tensors.copy_into(name, target)
 
     def part(name: str, box: tuple[slice, ...]) -> Tensor:
-        return parts(name, box) if name in known else there.part(name, box)
+        return parts(name, box) if name in known else tensors.part(name, box)
 
     return Made(
-        {**there.forms, **known}, lambda name: make(name) if name in known else there[name], copy, part
+        {**tensors.forms, **known}, lambda name: make(name) if name in known else tensors[name], copy, part
     )
 
 

@@ -78,8 +78,8 @@ def _read(path: Path, kind: type) -> Any:
 
 
 def _not_of(kind: type, value: object) -> str:
-    wanted = "object" if kind is dict else "array"
-    return f"must hold a JSON {wanted}, but holds a {type(value).__name__}"
+    expected = "object" if kind is dict else "array"
+    return f"must hold a JSON {expected}, but holds a {type(value).__name__}"
 
 
 def _parsed(raw: bytes) -> Any:
@@ -155,5 +155,5 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _levels(value: Any) -> int:
     """How deep objects and lists are nested."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    below = (_levels(one) for one in inner if isinstance(one, dict | list))
+    below = (_levels(item) for item in inner if isinstance(item, dict | list))
     return 1 + max(below, default=0)

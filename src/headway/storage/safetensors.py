@@ -139,10 +139,10 @@ def _span(path: Path, name: str, entry: Any) -> tuple[Form, int, int]:
     for what, numbers in (("shape", shape), ("data_offsets", offsets)):
         whole = isinstance(numbers, list) and all(type(n) is int and 0 <= n < LARGEST for n in numbers)
         if not whole or (what == "data_offsets" and len(numbers) != 2):
-            wanted = "two whole numbers" if what == "data_offsets" else "whole numbers"
+            expected = "two whole numbers" if what == "data_offsets" else "whole numbers"
             _damaged(
                 path,
-                f"{what} of {name[:80]!r} must be {wanted} from 0 to below 2^63, got {str(numbers)[:80]}",
+                f"{what} of {name[:80]!r} must be {expected} from 0 to below 2^63, got {str(numbers)[:80]}",
             )
     check_known(
         str(dtype)[:80], DTYPES, f"{path}: tensor {name[:80]!r}: there is no dtype", error=CheckpointError

@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
     @property
     def slices(self) -> Slices:
-        """Of the whole."""
+        """The place of the box in the whole."""
         return _slices(self.at, self.value.shape)
 
 
@@ -53,11 +53,11 @@ class Box:
 
     @property
     def slices(self) -> Slices:
-        """Of the whole."""
+        """The place of the box in the whole."""
         return _slices(self.at, self.entry.shape)
 
     def within(self, other: Slices) -> tuple[Slices, Slices] | None:
-        """What this box and another have in common, as slices of the other and of this one; None: nothing."""
+        """The numbers that this box and another share, as slices of the other and of this one; None: no number."""
         pairs = list(zip(self.slices, other, strict=True))
         both = [slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in pairs]
         if any(s.start >= s.stop for s in both):
@@ -87,17 +87,17 @@ def find_shards(folder: Path, what: str) -> list[Path]:
 
     Raises CheckpointError where some of them are missing, and for those of different saves."""
     pattern = re.compile(rf"{re.escape(what)}-shard-(\d+)-of-(\d+)\.safetensors")
-    found = {file: match for file in sorted(folder.iterdir()) if (match := pattern.fullmatch(file.name))}
-    if not found:
+    shards = {file: match for file in sorted(folder.iterdir()) if (match := pattern.fullmatch(file.name))}
+    if not shards:
         return []
-    counts = {int(match[2]) for match in found.values()}
-    numbers = sorted(int(match[1]) for match in found.values())
+    counts = {int(match[2]) for match in shards.values()}
+    numbers = sorted(int(match[1]) for match in shards.values())
     if len(counts) > 1 or numbers != [*range(1, max(counts) + 1)]:
-        there = ", ".join(file.name for file in found)
+        names = ", ".join(file.name for file in shards)
         raise CheckpointError(
-            f"{folder} holds {len(found)} of {max(counts)} shards ({there}): the copy is incomplete, or of two saves"
+            f"{folder} holds {len(shards)} of {max(counts)} shards ({names}): the copy is incomplete, or of two saves"
         )
-    return list(found)
+    return list(shards)
 
 
 def read_shards(files: Sequence[Path]) -> dict[str, Entry]:
@@ -112,22 +112,22 @@ def read_shards(files: Sequence[Path]) -> dict[str, Entry]:
         info = _info(file, metadata, entries)
         for name, entry in entries.items():
             at, shape = info[name]
-            own = boxes.setdefault(name, [])
-            if shapes.setdefault(name, shape) != shape or any(entry.dtype != b.entry.dtype for b in own[:1]):
-                raise CheckpointError(f"{file} and {own[0].entry.file.name} disagree on the form of {name}")
-            own.append(Box(at, entry))
-    return {name: _whole(name, shapes[name], own) for name, own in boxes.items()}
+            seen = boxes.setdefault(name, [])
+            if shapes.setdefault(name, shape) != shape or any(entry.dtype != b.entry.dtype for b in seen[:1]):
+                raise CheckpointError(f"{file} and {seen[0].entry.file.name} disagree on the form of {name}")
+            seen.append(Box(at, entry))
+    return {name: _whole(name, shapes[name], seen) for name, seen in boxes.items()}
 
 
 def _info(
     file: Path, metadata: Mapping[str, str], entries: Mapping[str, Entry]
 ) -> dict[str, tuple[Place, Place]]:
-    """Of each tensor in a shard, where its box begins, and the shape of the whole."""
+    """For each tensor in a shard: where its box begins, and the shape of the whole."""
     fault = f"{file} is no shard: its header does not say where its tensors belong"
     with as_error(CheckpointError, fault, ValueError, KeyError, TypeError):
         listed = parse_json(metadata.get(INFO, "").encode())
-        found = {name: (tuple(listed[name][AT]), tuple(listed[name]["shape"])) for name in entries}
-    for name, (at, shape) in found.items():
+        places = {name: (tuple(listed[name][AT]), tuple(listed[name]["shape"])) for name in entries}
+    for name, (at, shape) in places.items():
         sizes = entries[name].shape
         fits = len(at) == len(shape) == len(sizes) and all(
             type(a) is int and type(n) is int and 0 <= a <= a + size <= n
@@ -135,17 +135,17 @@ def _info(
         )
         if not fits:
             raise CheckpointError(f"{file} is damaged: {name} has a box of {sizes} at {at} of {shape}")
-    return found
+    return places
 
 
 def _whole(name: str, shape: Place, boxes: Sequence[Box]) -> Entry:
     first = boxes[0].entry
     if len(boxes) == 1 and first.shape == shape:
         return first
-    folder, there = first.file.parent, sum(prod(box.entry.shape) for box in boxes)
-    if there != prod(shape) or _overlap(boxes):
+    folder, held = first.file.parent, sum(prod(box.entry.shape) for box in boxes)
+    if held != prod(shape) or _overlap(boxes):
         raise CheckpointError(
-            f"{folder}: the shards hold {there:,} of the {prod(shape):,} numbers of {name}, or some of them twice: "
+            f"{folder}: the shards hold {held:,} of the {prod(shape):,} numbers of {name}, or some of them twice: "
             "they belong to different saves"
         )
     return Whole(shape, first.dtype, first.file, 0, None, tuple(boxes))

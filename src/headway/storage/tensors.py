@@ -59,12 +59,12 @@ class Tensors(LazyTensors):
         entry = self.forms[name]
         if not isinstance(entry, Whole):
             return self._value(entry)[box]
-        found = torch.empty([s.stop - s.start for s in box], dtype=entry.dtype)
-        for own in entry.boxes:
-            if (shared := own.within(box)) is not None:
-                here, there = shared
-                found[here] = self._value(own.entry)[there]
-        return found
+        value = torch.empty([s.stop - s.start for s in box], dtype=entry.dtype)
+        for piece in entry.boxes:
+            if (shared := piece.within(box)) is not None:
+                target, source = shared
+                value[target] = self._value(piece.entry)[source]
+        return value
 
     def copy_into(self, name: str, target: Tensor) -> None:
         """Copy one value into `target`, in pieces that are mapped one after the other: the file takes up no memory."""
@@ -181,8 +181,8 @@ def _weights_of(folder: Path, allow_pickle: bool) -> Path:
         raise CheckpointError(
             f"{folder} holds shards ({shards[0]}, ...) but no {INDEX}: the copy is incomplete"
         )
-    there = ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
-    raise CheckpointError(f"{folder} holds no weights: expected {SINGLE} or {INDEX}, found {there}")
+    names = ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
+    raise CheckpointError(f"{folder} holds no weights: expected {SINGLE} or {INDEX}, found {names}")
 
 
 def _open_file(path: Path, allow_pickle: bool) -> Tensors:

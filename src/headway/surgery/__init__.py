@@ -1,7 +1,7 @@
 """Surgery: a model becomes another one. Its function changes, so every operation is measured before and after.
 
 Operations are pure: (spec, state) -> (spec, state), where `state` has the names of `Decoder.state_dict()`.
-`operate` takes a folder, what an operation made of it and a text, and writes the new folder with a report; `lengthen`
+`operate` takes a folder, the result of an operation and a text, and writes the new folder with a report; `lengthen`
 does so for an encoder, `quantize_folder` with weights of 8 or 4 bits.
 """
 

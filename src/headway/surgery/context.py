@@ -112,9 +112,9 @@ def _checked(positions: PositionScheme) -> Rotary:
             "begin with the model that it was made of"
         )
     if positions.trainable or positions.schedule != "powers":
-        found = "trained" if positions.trainable else f"of schedule {positions.schedule!r}"
+        kind = "trained" if positions.trainable else f"of schedule {positions.schedule!r}"
         raise ConfigError(
-            f"stretch_context: this model's frequencies are {found}, and {', '.join(METHODS)} rescale those of a "
+            f"stretch_context: this model's frequencies are {kind}, and {', '.join(METHODS)} rescale those of a "
             "theta; there is no rule to stretch these"
         )
     return positions
@@ -172,7 +172,7 @@ def parse_layers(text: str, count: int) -> tuple[int, ...]:
     Raises ConfigError for anything else, and for layers beyond 0 .. count - 1."""
     if text.strip() == "all":
         return tuple(range(count))
-    found: list[int] = []
+    layers: list[int] = []
     for part in text.split(","):
         first, dash, last = (side.strip() for side in part.partition("-"))
         last = last if dash else first
@@ -181,5 +181,5 @@ def parse_layers(text: str, count: int) -> tuple[int, ...]:
                 f"layers {text!r}: {part.strip()!r} is neither a layer nor a range of layers; they are numbered "
                 f"0 to {count - 1}: '0-{count - 1}', '0,{count - 1}' or 'all'"
             )
-        found.extend(range(int(first), int(last) + 1))
-    return tuple(dict.fromkeys(found))
+        layers.extend(range(int(first), int(last) + 1))
+    return tuple(dict.fromkeys(layers))

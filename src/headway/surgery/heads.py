@@ -100,7 +100,7 @@ def kept_by_mean(spec: ModelSpec, state: Mapping[str, Tensor], kv_heads: int) ->
 
 def _projections(spec: ModelSpec, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights [K, D, M] and biases [K, D] of keys and values, head by head, in float32 or float64."""
-    found = {}
+    heads = {}
     for name in state:
         if not (_PROJECTION.search(name) and counts_heads(spec, name)):
             continue
@@ -111,8 +111,8 @@ def _projections(spec: ModelSpec, state: Mapping[str, Tensor]) -> dict[str, Tens
                 f"{spec.kv_heads * spec.head_dim}: these are not the weights of the spec"
             )
         wide = torch.promote_types(state[name].dtype, torch.float32)
-        found[name] = state[name].to(wide).unflatten(0, (spec.kv_heads, spec.head_dim))
-    return found
+        heads[name] = state[name].to(wide).unflatten(0, (spec.kv_heads, spec.head_dim))
+    return heads
 
 
 @dataclass(frozen=True)
@@ -135,13 +135,13 @@ def compare_pools(
     seeds: Iterable[int] = (0, 1, 2),
 ) -> tuple[Pooled, ...]:
     """Every pool on the same text, in rows of `context` tokens: mean, first, and random once for each of `seeds`."""
-    found = []
+    rows = []
     for pool in POOLS:
         for seed in seeds if pool == "random" else (None,):
             new, weights = pool_heads(spec, state, kv_heads, pool, seed=seed)
             seen = text.evaluate(fill(new, weights), context)
-            found.append(Pooled(pool, seed, seen.loss, seen.bits_per_byte))
-    return tuple(found)
+            rows.append(Pooled(pool, seed, seen.loss, seen.bits_per_byte))
+    return tuple(rows)
 
 
 def verdict(rows: Sequence[Pooled]) -> str:

@@ -1,5 +1,5 @@
-"""A folder, what an operation made of its model, a new folder, with a report; and held-out text, on which models are
-measured before and after.
+"""An operation on the model of a folder, written as a new folder, with a report; and held-out text, on which models
+are measured before and after.
 """
 
 import tempfile
@@ -47,8 +47,10 @@ class Text:
         tokenizer.require_fits(folder.spec.vocab)
         with tempfile.TemporaryDirectory() as scratch:
             encoded = Path(path).suffix == ".tokens"
-            own = Path(scratch) / "text.tokens"
-            file = TokenFile(path) if encoded else encode_corpus(path, tokenizer, own, bos=framed, eos=framed)
+            tokens = Path(scratch) / "text.tokens"
+            file = (
+                TokenFile(path) if encoded else encode_corpus(path, tokenizer, tokens, bos=framed, eos=framed)
+            )
             file.require_tokenizer(tokenizer.fingerprint)
             yield Text(file, tokenizer, limit)
 
@@ -95,7 +97,7 @@ def operate(
     if rows is None:
         _check_length(text, context, beyond)
         rows = [Row(probe(folder.spec, None if text is None else text.file.tokens, context))]
-    # What a model refuses is not what it computes: the old one is asked for rows that only the new one takes.
+    # The old model is asked for rows that only the new one takes, so it is read without its limit.
     was, before = _seen(replace(folder, spec=replace(folder.spec, max_context=None)), text, context, rows)
 
     def measure(path: Path) -> Measured:
@@ -118,8 +120,8 @@ def operate(
 def row_length(before: ModelSpec, after: ModelSpec, beyond: int = 0) -> int:
     """Tokens of a row to measure in: the longer trained context, at most 2048 or twice `beyond`, and more than it."""
     usual = min(max(before.trained_context, after.trained_context), max(LONGEST_ROW, 2 * beyond))
-    wanted = usual if usual > beyond else 2 * beyond
-    return min(n for n in (wanted, after.context_limit) if n is not None)
+    length = usual if usual > beyond else 2 * beyond
+    return min(n for n in (length, after.context_limit) if n is not None)
 
 
 def _check_length(text: Text | None, context: int, beyond: int) -> None:
@@ -142,7 +144,7 @@ def _check_length(text: Text | None, context: int, beyond: int) -> None:
 def _seen(
     folder: Folder, text: Text | None, context: int, rows: Sequence[Row]
 ) -> tuple[Evaluation | None, list[Tensor]]:
-    """The loss on the text, and what the head gives of each row: a decoder, of its last tokens."""
+    """The loss on the text, and the outputs of the head for each row; those of a decoder for its last tokens."""
     model = build_model(folder, dtype=torch.float32, dequantize=True)
     outputs: list[Tensor] = []
     for ids, marked in rows:

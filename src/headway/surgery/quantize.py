@@ -22,7 +22,7 @@ from headway.surgery.operation import Text, row_length
 from headway.train.evaluation import Evaluation
 
 CALIBRATION_TOKENS = 1 << 16
-"""Of a calibration text, so many from its beginning."""
+"""Tokens of a calibration text that are read, from its beginning."""
 BATCH_TOKENS = 1024
 
 
@@ -61,7 +61,7 @@ def quantize_folder(
     def measure(path: Path) -> Measured:
         if text is None:
             return Measured()
-        plain, rounded = (as_decoder(build_model(one)) for one in (folder, load_folder(path)))
+        plain, rounded = (as_decoder(build_model(source)) for source in (folder, load_folder(path)))
         return compare(plain, rounded, text, context)
 
     state, quantized = quantized_state(model)
@@ -80,9 +80,9 @@ def compare(before: Decoder, after: Decoder, text: Text, context: int) -> Measur
     each, tokens, sums = max(1, BATCH_TOKENS // context), 0, torch.zeros(3, dtype=torch.float64)
     for start in range(0, count, each):
         inputs, targets = rows.batch(range(start, min(start + each, count)))
-        wanted = targets != IGNORE_INDEX
-        p, q = (model(**inputs, logits_for=wanted).float().log_softmax(-1) for model in (before, after))
-        at = targets[wanted].unsqueeze(1)
+        predicted = targets != IGNORE_INDEX
+        p, q = (model(**inputs, logits_for=predicted).float().log_softmax(-1) for model in (before, after))
+        at = targets[predicted].unsqueeze(1)
         nats = [-float(x.gather(1, at).double().sum()) for x in (p, q)]
         sums += torch.tensor([*nats, float((p.exp() * (p - q)).sum(1).double().sum())], dtype=torch.float64)
         tokens += len(at)

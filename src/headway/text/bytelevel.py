@@ -153,11 +153,11 @@ def read(file: Path, config: Mapping[str, Any], kind: str) -> tuple[Backend, dic
         backend.post_processor = processors.RobertaProcessing(
             sep, cls, trim_offsets=trim, add_prefix_space=space
         )
-    there = {name for name in names.values() if name is not None and name in vocabulary}
+    specials = {name for name in names.values() if name is not None and name in vocabulary}
     # a mask replaces a word with its leading space
     backend.add_special_tokens(
         [AddedToken(n, special=True, normalized=False, lstrip=n == names.get("mask"))
-         for n in sorted(there, key=vocabulary.__getitem__)]
+         for n in sorted(specials, key=vocabulary.__getitem__)]
     )  # fmt: skip
     return backend, names
 
@@ -207,8 +207,8 @@ def build_ranks(ranks: list[bytes], specials: list[str]) -> Backend:
     merges: list[tuple[str, str]] = []
     for name in names:
         cuts = ((name[:i], name[i:]) for i in range(1, len(name)))
-        found = [(a, b) for a, b in cuts if a in rank_of and b in rank_of]
-        merges += sorted(found, key=lambda cut: (rank_of[cut[0]], rank_of[cut[1]]))
+        pairs = [(a, b) for a, b in cuts if a in rank_of and b in rank_of]
+        merges += sorted(pairs, key=lambda cut: (rank_of[cut[0]], rank_of[cut[1]]))
     backend = Backend(models.BPE(rank_of, merges, ignore_merges=True))
     put_rule(backend, RULES["llama-bpe"])
     add_controls(backend, specials)

@@ -20,11 +20,11 @@ from headway.errors import DataError, did_you_mean
 
 Message = Mapping[str, Any]
 MOST_CHARACTERS, MOST_SECONDS = 1 << 24, 5.0
-"""What a conversation may become, and how long that may take."""
+"""Bounds of a rendered conversation: its characters, and the seconds that rendering may take."""
 _FOLDER = files("headway.text") / "templates"
 BUILT_IN = "alpaca", "chatml", "command-r", "llama2", "llama3", "vicuna"
 REASONING = "reasoning_content", "thinking", "reasoning"
-"""What messages may call reasoning."""
+"""Keys of a message that may hold its reasoning."""
 
 
 class _Generation(Extension):
@@ -44,11 +44,11 @@ _MARKS = "_generation_begin", "_generation_end"
 _MARKED = re.compile(r"{%[-+]?\s*generation\b")
 
 
-LAST_LINE_END = r"(\r\n|\r|\n)\Z"  # what Jinja takes from the end of a template
+LAST_LINE_END = r"(\r\n|\r|\n)\Z"  # the line end that Jinja strips from the end of a template
 
 
 class _TooLong(DataError):
-    """It wrote too much, or took too long."""
+    """A template wrote too much, or took too long."""
 
 
 def _raise(message: str) -> NoReturn:
@@ -80,16 +80,16 @@ class ChatTemplate:
             raise DataError(f"chat template: line {getattr(error, 'lineno', '?')}: {error}") from None
 
     @staticmethod
-    def find(given: str | Path) -> "ChatTemplate":
+    def find(source: str | Path) -> "ChatTemplate":
         """A template that is built in (`BUILT_IN`), the text of one, or a file of it."""
-        if given in BUILT_IN:
-            return ChatTemplate((_FOLDER / f"{given}.jinja").read_text(encoding="utf-8"), str(given))
-        if "{{" in str(given) or "{%" in str(given):
-            return ChatTemplate(str(given))
-        if Path(given).is_file():
-            return ChatTemplate(Path(given).read_text(encoding="utf-8"), str(given))
+        if source in BUILT_IN:
+            return ChatTemplate((_FOLDER / f"{source}.jinja").read_text(encoding="utf-8"), str(source))
+        if "{{" in str(source) or "{%" in str(source):
+            return ChatTemplate(str(source))
+        if Path(source).is_file():
+            return ChatTemplate(Path(source).read_text(encoding="utf-8"), str(source))
         raise DataError(
-            f"{given}: no chat template of that name{did_you_mean(str(given), BUILT_IN)}, no file, and no Jinja; "
+            f"{source}: no chat template of that name{did_you_mean(str(source), BUILT_IN)}, no file, and no Jinja; "
             f"there are {', '.join(BUILT_IN)}"
         )
 
@@ -107,8 +107,8 @@ class ChatTemplate:
     def _rendered(self, messages: Sequence[Message], until: float, **variables: Any) -> str:
         pieces, size = [], 0
         try:
-            asked = {"tools": None, "documents": None, **variables, "messages": [*map(_readable, messages)]}
-            for piece in self._template.generate(asked):
+            context = {"tools": None, "documents": None, **variables, "messages": [*map(_readable, messages)]}
+            for piece in self._template.generate(context):
                 pieces.append(piece)
                 size += len(piece)
                 if size > MOST_CHARACTERS or monotonic() > until:
@@ -194,22 +194,22 @@ def one_template(named: Mapping[str, str]) -> str:
         return named["default"]
     usual, text = {"tool_use": "tools is defined and tools is not none", "default": "true"}, ""
     for name in sorted(named, key=lambda name: (name == "default", name)):
-        asked = f"chat_template == {json.dumps(name, ensure_ascii=False)}"
-        asked += f" or chat_template is not defined and {usual[name]}" if name in usual else ""
-        text += f"{{%+ {'elif' if text else 'if'} {asked} +%}}{re.sub(LAST_LINE_END, '', named[name])}"
+        condition = f"chat_template == {json.dumps(name, ensure_ascii=False)}"
+        condition += f" or chat_template is not defined and {usual[name]}" if name in usual else ""
+        text += f"{{%+ {'elif' if text else 'if'} {condition} +%}}{re.sub(LAST_LINE_END, '', named[name])}"
     refusal = f"chat_template names none of this tokenizer's templates: {', '.join(sorted(named))}"
     return f"{text}{{%+ else %}}{{{{ raise_exception({json.dumps(refusal, ensure_ascii=False)}) }}}}{{% endif %}}"
 
 
 def _joined(pieces: Sequence[str]) -> list[str]:
     """Answers with nothing between them are one: a template may mark an answer and what ends it apart."""
-    found = [*pieces[:2]]
+    joined = [*pieces[:2]]
     for between, answer in zip(pieces[2:-1:2], pieces[3::2], strict=True):
         if between:
-            found += [between, answer]
+            joined += [between, answer]
         else:
-            found[-1] += answer
-    return [*found, *pieces[2:][-1:]]
+            joined[-1] += answer
+    return [*joined, *pieces[2:][-1:]]
 
 
 def check_messages(messages: Sequence[Message]) -> None:

@@ -16,9 +16,10 @@ class ControlTokens:
     """Control tokens of a conversation come from its template, never from a message.
 
     A message's text may contain what looks like a control token, and the template decides the order of everything. So
-    the first character of each such place in a message is replaced by an unguessable escape; after rendering, what
-    still matches a control token was written by the template and becomes a stand-in token of a private copy of the
-    tokenizer, in which real control tokens are plain text.
+    the first character of each such place in a message is replaced by an unguessable escape ("</s>" becomes
+    "KEY3c;/s>", where 3c is "<" in hexadecimal); after rendering, what still matches a control token was written by
+    the template and becomes a stand-in token of a private copy of the tokenizer, in which real control tokens are
+    plain text.
 
     `specials`: the control tokens, name -> id.
     """
@@ -77,8 +78,8 @@ class ControlTokens:
         """`continues`: other text stands right before; `goes_on`: and right behind."""
 
         def ids(before: bool, behind: bool) -> list[int]:
-            found: list[int] = self._edge(before, behind).encode(text, add_special_tokens=False).ids
-            return found
+            tokens: list[int] = self._edge(before, behind).encode(text, add_special_tokens=False).ids
+            return tokens
 
         whole = ids(False, False)
         if self._edge(continues, goes_on) is self._backend:
@@ -116,14 +117,14 @@ def _inside(step: Any, continues: bool, goes_on: bool) -> Any:
         case {"type": "Strip", "strip_left": left, "strip_right": right}:
             return {**step, "strip_left": left and not continues, "strip_right": right and not goes_on}
         case {"type": "Replace", "pattern": {"Regex": pattern}} if pattern == OUTER_SPACES:
-            kept = [
+            sides = [
                 side
                 for side, inner in zip(OUTER_SPACES.split("|"), (continues, goes_on), strict=True)
                 if not inner
             ]
-            return {**step, "pattern": {"Regex": "|".join(kept)}} if kept else None
+            return {**step, "pattern": {"Regex": "|".join(sides)}} if sides else None
         case {"type": "Sequence"}:
             key = "normalizers" if "normalizers" in step else "pretokenizers"
-            inner = [_inside(one, continues, goes_on) for one in step[key]]
-            return {**step, key: [one for one in inner if one is not None]}
+            inner = [_inside(part, continues, goes_on) for part in step[key]]
+            return {**step, key: [part for part in inner if part is not None]}
     return step

@@ -1,5 +1,5 @@
-"""SentencePiece models whose pieces other numbers were given: fairseq puts its own control tokens in front, and what a
-model adds behind."""
+"""SentencePiece models whose pieces are numbered anew: fairseq puts its own control tokens in front, and the additions
+of a model behind."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,7 +19,7 @@ FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")
 CAMEMBERT = ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED")
 PEGASUS = ("<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{i}>" for i in range(2, 103)))
 LOWEST = -100.0
-"""A score, below all others."""
+"""A score below all others."""
 
 
 class Numbering(NamedTuple):
@@ -73,15 +73,15 @@ def read(file: Path, kind: str, config: Mapping[str, Any]) -> tuple[Backend, dic
 
 def _numbered(spec: Pieces, how: Numbering, file: Path) -> Pieces:
     """The pieces in the order of a model."""
-    kept = range(how.first, len(spec.pieces))
-    names = (*how.before, *(spec.pieces[i] for i in kept), *how.behind)
+    rest = range(how.first, len(spec.pieces))
+    names = (*how.before, *(spec.pieces[i] for i in rest), *how.behind)
     if "<unk>" not in names or spec.pieces[: how.first].count("<unk>") != how.before.count("<unk>"):
         raise DataError(
             f"{file}: its first {how.first} pieces are {', '.join(map(repr, spec.pieces[: how.first]))}, which are not "
             "those of a model of this kind; tokenizer_class in tokenizer_config.json says which it is"
         )
-    scores = [*(0.0 for _ in how.before), *(spec.scores[i] for i in kept), *(0.0 for _ in how.behind)]
-    kinds = [*map(_kind, how.before), *(spec.kinds[i] for i in kept), *map(_kind, how.behind)]
+    scores = [*(0.0 for _ in how.before), *(spec.scores[i] for i in rest), *(0.0 for _ in how.behind)]
+    kinds = [*map(_kind, how.before), *(spec.kinds[i] for i in rest), *map(_kind, how.behind)]
     return _alone(spec, [*names], scores, kinds)
 
 

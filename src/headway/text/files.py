@@ -54,13 +54,13 @@ def find(path: Path) -> Found:
     file = first_file(path)
     if file is not None:
         return _read(file, path)
-    there = ", ".join(sorted(p.name for p in path.iterdir())[:12]) or "nothing"
+    names = ", ".join(sorted(p.name for p in path.iterdir())[:12]) or "nothing"
     if (path / "source.spm").is_file():
         raise DataError(
             f"{path}: a translator's tokenizer of two sides (source.spm, target.spm, vocab.json); read it with "
             "headway.text.MarianTokenizer.load"
         )
-    raise DataError(f"{path}: no {', '.join(READERS)} in this folder (it holds: {there})")
+    raise DataError(f"{path}: no {', '.join(READERS)} in this folder (it holds: {names})")
 
 
 def first_file(folder: Path) -> Path | None:

@@ -57,8 +57,8 @@ def read(metadata: Mapping[str, Any], file: Path) -> tuple[Backend, dict[str, An
         role: _id(metadata, name, len(tokens)) for role, name in {"bos": "bos", "eos": "eos", **ROLES}.items()
     }
     backend, begins = readers[str(kind)](metadata, tokens, kinds, ids)
-    given = {key: metadata.get(f"{GGML}{key}_token") for key in ("add_bos", "add_eos")}
-    for key, value in given.items():
+    flags = {key: metadata.get(f"{GGML}{key}_token") for key in ("add_bos", "add_eos")}
+    for key, value in flags.items():
         if value is not None and not isinstance(value, bool):
             raise DataError(f"{GGML}{key}_token must be true or false, got {value!r}")
     templates = {
@@ -71,8 +71,8 @@ def read(metadata: Mapping[str, Any], file: Path) -> tuple[Backend, dict[str, An
         "bos": ids.pop("bos"),
         "eos": ids.pop("eos"),
         "special": {role: i for role, i in ids.items() if i is not None},
-        "begins_with_bos": begins if given["add_bos"] is None else given["add_bos"],
-        "ends_with_eos": kind == UNIGRAMS if given["add_eos"] is None else given["add_eos"],
+        "begins_with_bos": begins if flags["add_bos"] is None else flags["add_bos"],
+        "ends_with_eos": kind == UNIGRAMS if flags["add_eos"] is None else flags["add_eos"],
         "chat_template": one_template({name or "default": template for name, template in templates.items()})
         if templates
         else None,
@@ -161,7 +161,7 @@ def _read_words(
 
 
 def _flags(metadata: Mapping[str, Any], **usual: bool) -> dict[str, bool]:
-    """Keys that are true or false, and what they are where a file has none."""
+    """Keys that are true or false, with their defaults where a file has none."""
     flags = {name: metadata.get(f"{GGML}{name}", value) for name, value in usual.items()}
     if not all(isinstance(value, bool) for value in flags.values()):
         raise DataError(f"{' and '.join(f'{GGML}{name}' for name in flags)} must be true or false")
@@ -178,11 +178,11 @@ def _read_byte_level(
         )
     check_known(str(name)[:80], RULES, f"{GGML}pre is no known rule to split text by:", error=DataError)
     rule = RULES[str(name)]
-    there = {i: token for i, token in enumerate(tokens) if not _is_padding(i, token, kinds[i])}
-    added = [i for i in there if kinds[i] in (CONTROL, UNKNOWN, USER_DEFINED)]
-    count = len(there) - len(added)
-    behind = added == [*range(count, len(there))]  # where they fall when they are added
-    vocab = {token: i for i, token in there.items() if not behind or i < count}
+    used = {i: token for i, token in enumerate(tokens) if not _is_padding(i, token, kinds[i])}
+    added = [i for i in used if kinds[i] in (CONTROL, UNKNOWN, USER_DEFINED)]
+    count = len(used) - len(added)
+    behind = added == [*range(count, len(used))]  # where they fall when they are added
+    vocab = {token: i for i, token in used.items() if not behind or i < count}
     pairs = pairs_of(metadata.get(f"{GGML}merges", ()))
     if odd := next((pair for pair in pairs if not vocab.keys() >= {*pair, "".join(pair)}), None):
         raise DataError(

@@ -43,7 +43,7 @@ def write(vocabulary: Vocabulary, template: Template, chat_template: str | None,
     merges = pairs_of(model["merges"])
     flags = {"add_bos_token": bool(template.prefix), "add_eos_token": bool(template.suffix)}
     roles = {name: getattr(vocabulary, role) for role, name in ROLES.items()}
-    found: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         MODEL: BYTE_LEVEL if byte_level else PIECES,
         f"{GGML}pre": _rule_of(backend) if byte_level else "default",
         f"{GGML}tokens": tokens,
@@ -52,21 +52,21 @@ def write(vocabulary: Vocabulary, template: Template, chat_template: str | None,
         **{f"{GGML}{name}": value for name, value in flags.items()},
     }
     if byte_level:
-        found[f"{GGML}merges"] = [" ".join(pair) for pair in merges]
+        metadata[f"{GGML}merges"] = [" ".join(pair) for pair in merges]
     else:
-        found[f"{GGML}scores"] = _scores(tokens, merges)
-        found[f"{GGML}add_space_prefix"] = any(
+        metadata[f"{GGML}scores"] = _scores(tokens, merges)
+        metadata[f"{GGML}add_space_prefix"] = any(
             step["type"] == "Prepend" for step in _flat(backend.normalizer)
         )
     if chat_template is not None:
-        found[TEMPLATE] = chat_template
-    ours, theirs = _essence(backend), _essence(read(found, Path("the file"))[0])
+        metadata[TEMPLATE] = chat_template
+    ours, theirs = _essence(backend), _essence(read(metadata, Path("the file"))[0])
     if lost := [part for part in ours if ours[part] != theirs[part]]:
         raise DataError(
             f"GGUF cannot express this tokenizer's {', '.join(lost)}: give another file of the same tokenizer, such as "
             "SentencePiece's (--tokenizer FOLDER/tokenizer.model), or convert a copy of the folder without a tokenizer"
         )
-    return found
+    return metadata
 
 
 def _listed(vocabulary: Vocabulary, rows: int, byte_level: bool) -> tuple[list[str], list[int]]:
@@ -89,11 +89,11 @@ def _listed(vocabulary: Vocabulary, rows: int, byte_level: bool) -> tuple[list[s
 def _scores(tokens: list[str], merges: list[tuple[str, str]]) -> list[float]:
     """SentencePiece merges what scores best: minus the place of the merges that make a piece, and one score for pieces
     whose merges alternate, as those of equal score do."""
-    made = ["".join(pair) for pair in merges]
-    last = {piece: i for i, piece in enumerate(made)}
+    pieces = ["".join(pair) for pair in merges]
+    last = {piece: i for i, piece in enumerate(pieces)}
     scores: dict[str, float] = {}
     end = place = -1
-    for i, piece in enumerate(made):
+    for i, piece in enumerate(pieces):
         place += i > end
         end = max(end, last[piece])
         scores[piece] = -float(place)
@@ -120,7 +120,7 @@ def _flat(component: Any) -> list[dict[str, Any]]:
 
 
 def _essence(backend: Backend) -> dict[str, Any]:
-    """What decides the ids of a text, part by part; merges that make the same piece count as one."""
+    """The parts of a tokenizer that decide the ids of a text; merges that make the same piece count as one."""
     state = json.loads(backend.to_str())
     model, flat = state["model"], _flat(backend.normalizer)
     added = {token["content"]: token for token in state["added_tokens"]}

@@ -19,10 +19,10 @@ MARKS = (
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),
     ("<PRE>", "<SUF>", "<MID>"),
 )
-"""Of families: what stands before the prefix, the suffix and the gap."""
+"""By family: the tokens before the prefix, the suffix and the gap."""
 FORMS = (*((a, BEFORE, b, BEHIND, c) for a, b, c in MARKS), ("[SUFFIX]", BEHIND, "[PREFIX]", BEFORE))
 FILE = "<|file_sep|>"
-"""What stands before another file, where the vocabulary has it."""
+"""The token before another file, where the vocabulary has it."""
 
 
 def infill(
@@ -36,11 +36,11 @@ def infill(
     if form is None:
         names = ", ".join(form[0] for form in FORMS)
         raise DataError(f"this vocabulary has no tokens for filling a gap ({names}); give no text behind it")
-    found = tokenizer.encode("", eos=False)
+    ids = tokenizer.encode("", eos=False)
     for name, text in files:
         is_marked = FILE in vocabulary
         head = f"{name}\n" if is_marked else "\n\n--- snippet ---\n\n"
-        found += [*([vocabulary[FILE]] if is_marked else []), *tokenizer.encode(head + text, bos=False)]
+        ids += [*([vocabulary[FILE]] if is_marked else []), *tokenizer.encode(head + text, bos=False)]
     for part in form:
-        found += tokenizer.encode(texts[part], bos=False) if part in texts else [vocabulary[part]]
-    return found
+        ids += tokenizer.encode(texts[part], bos=False) if part in texts else [vocabulary[part]]
+    return ids

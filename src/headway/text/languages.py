@@ -30,19 +30,19 @@ CODE = re.compile(r"__([a-z]{2,3})__|[a-z]{2}_[A-Z]{2}|[a-z]{3}_[A-Z][a-z]{3}")
 BEHIND: Mapping[str, bool] = {"mbart": True, "mbart50": False, "m2m100": False, "nllb": False}
 """Kind of tokenizer -> whether a source ends with the language, behind </s>, or begins with it."""
 KEYS = ("src_lang", "tgt_lang")
-"""Of tokenizer_config.json."""
+"""Keys of tokenizer_config.json."""
 
 
 def language_ids(controls: Mapping[str, int]) -> dict[str, int]:
     """The languages that control tokens name, in the order of their ids, which are the values: "en_XX", "eng_Latn",
     "en" of __en__."""
-    found = ((CODE.fullmatch(name), i) for name, i in sorted(controls.items(), key=lambda one: one[1]))
-    return {code[1] or code[0]: i for code, i in found if code is not None}
+    matches = ((CODE.fullmatch(name), i) for name, i in sorted(controls.items(), key=lambda item: item[1]))
+    return {code[1] or code[0]: i for code, i in matches if code is not None}
 
 
 def source_template(kind: str, languages: Mapping[str, int], eos: int, config: Mapping[str, Any]) -> Template:
-    """What a kind of tokenizer in `BEHIND` puts around a source: of the language that its configuration says, or of the
-    first. NLLB's older folders say `legacy_behaviour` where the language ends it."""
+    """The template that a kind of tokenizer in `BEHIND` puts around a source, of the language that its configuration
+    says, or of the first. NLLB's older folders say `legacy_behaviour` where the language ends it."""
     end, code = (
         Part(eos, None, 0),
         Part(languages.get(str(config.get(KEYS[0])), min(languages.values())), None, 0),

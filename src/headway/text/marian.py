@@ -62,12 +62,12 @@ class MarianTokenizer:
         if not folder.is_dir():
             raise DataError(f"{folder}: no such folder; a Marian tokenizer was to be read from it")
         config = read_config(folder / "tokenizer_config.json")
-        own = "target_vocab.json" if config.get("separate_vocabs") else "vocab.json"
-        for name in ("source.spm", "target.spm", "vocab.json", own):
+        target_file = "target_vocab.json" if config.get("separate_vocabs") else "vocab.json"
+        for name in ("source.spm", "target.spm", "vocab.json", target_file):
             if not (folder / name).is_file():
                 raise DataError(f"{folder}: no {name}, which a Marian tokenizer needs")
         source = bytelevel.read_vocabulary(folder / "vocab.json")
-        target = source if own == "vocab.json" else bytelevel.read_vocabulary(folder / own)
+        target = source if target_file == "vocab.json" else bytelevel.read_vocabulary(folder / target_file)
         spm = {side: (folder / f"{side}.spm").read_bytes() for side in SIDES}
         return MarianTokenizer(spm, {"source": source, "target": target}, config=config, where=folder)
 
@@ -115,14 +115,14 @@ class MarianTokenizer:
         coded = [_language(text) for text in texts]
         cut = self._backends[side].encode_batch([text for _, text in coded], add_special_tokens=False)
         return [
-            [vocabulary.get(piece, unk) for piece in (*code, *_pieces(one, text))] + end
-            for (code, text), one in zip(coded, cut, strict=True)
+            [vocabulary.get(piece, unk) for piece in (*code, *_pieces(encoding, text))] + end
+            for (code, text), encoding in zip(coded, cut, strict=True)
         ]
 
     def decode(self, ids: Sequence[int], *, side: str = "target", special: bool = False) -> str:
         """The text of ids; special tokens give text, with a space after it, only if `special`."""
         check_known(side, SIDES, "a Marian tokenizer has no side", error=DataError)
-        runs, names = [""], set(self._names.values())  # of a special token and of others by turns
+        runs, names = [""], set(self._names.values())  # text of special tokens and of other pieces by turns
         for i in ids:
             piece = self._pieces[side].get(i)
             if piece is None:

@@ -52,16 +52,16 @@ def chat_segments(
     with a stop token.
     """
     pieces = tokenizer.chat_pieces(messages, **variables)
-    said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    replies = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     answers = len(pieces) // 2
     trained = [True] * answers
-    if any(messages[i].get("weight") == 0 for i in said):
-        if answers != len(said):
+    if any(messages[i].get("weight") == 0 for i in replies):
+        if answers != len(replies):
             raise DataError(
-                f"a message has weight 0, and the chat template marks {answers} answers for {len(said)} messages of "
+                f"a message has weight 0, and the chat template marks {answers} answers for {len(replies)} messages of "
                 "the assistant, so that nothing says which is meant"
             )
-        trained = [messages[i].get("weight") != 0 for i in said]
+        trained = [messages[i].get("weight") != 0 for i in replies]
     if train_on == "last":
         trained = [is_trained and k == answers - 1 for k, is_trained in enumerate(trained)]
     ids: list[int] = []
@@ -73,11 +73,11 @@ def chat_segments(
         turns += [number] * end + [0] * (len(row) - end)
         ids += row
     otherwise = 0
-    if answers == len(said):
+    if answers == len(replies):
         otherwise = sum(
-            _prompt(tokenizer, messages[:i], variables) != pieces[: 2 * k + 1] for k, i in enumerate(said)
+            _prompt(tokenizer, messages[:i], variables) != pieces[: 2 * k + 1] for k, i in enumerate(replies)
         )
-    return Segments(ids, turns, answers, max(0, len(said) - answers), otherwise)
+    return Segments(ids, turns, answers, max(0, len(replies) - answers), otherwise)
 
 
 def completion_segments(
@@ -86,14 +86,14 @@ def completion_segments(
     """Segments of a text and how it goes on, without a template: BOS if the tokenizer begins texts so, EOS at the end.
 
     Raises DataError for a tokenizer without EOS, or when it is not in `stop`."""
-    said = tokenizer.encode_pieces([tokenizer.escape(prompt), tokenizer.escape(completion)])[1]
-    before, ids = tokenizer.encode(prompt, eos=False), [*said, tokenizer.need("eos")]
+    answer = tokenizer.encode_pieces([tokenizer.escape(prompt), tokenizer.escape(completion)])[1]
+    before, ids = tokenizer.encode(prompt, eos=False), [*answer, tokenizer.need("eos")]
     _end(tokenizer, ids, stop)
     return Segments([*before, *ids], [0] * len(before) + [1] * len(ids))
 
 
 def _end(tokenizer: Tokenizer, ids: Sequence[int], stop: Collection[int]) -> int:
-    """Behind the last stop token of an answer, where only white space may follow."""
+    """The index behind the last stop token of an answer, where only white space may follow."""
     end = max((i + 1 for i, token in enumerate(ids) if token in stop), default=0)
     rest = ids[end:]
     if end and not tokenizer.decode(rest, special=True).strip():
@@ -107,7 +107,7 @@ def _end(tokenizer: Tokenizer, ids: Sequence[int], stop: Collection[int]) -> int
 
 
 def _prompt(tokenizer: Tokenizer, messages: Sequence[Message], variables: dict[str, Any]) -> list[str] | None:
-    """What generation reads before an answer; None where the template refuses to write it."""
+    """The pieces that generation reads before an answer; None where the template refuses to write them."""
     if not messages:
         return None
     try:

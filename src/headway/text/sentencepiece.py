@@ -21,7 +21,7 @@ from headway.text.vocabulary import SPACE, add_controls
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # SentencePiece.Type
 UNIGRAM, BPE = 1, 2  # TrainerSpec.ModelType
-OUTER_SPACES = r"\A +| +\z"  # what remove_extra_whitespaces takes from the ends of a text
+OUTER_SPACES = r"\A +| +\z"  # the spaces that remove_extra_whitespaces strips from the ends of a text
 FIXED = {1: "<d", 5: "<f"}  # numbers of 64 and 32 bits, by wire type
 
 
@@ -43,11 +43,11 @@ class Pieces:
     absorbing: str | None = None
     """A control token that takes the space in front of it (<mask>)."""
     merges: list[tuple[str, str]] | None = field(default=None, repr=False)
-    """Of BPE, where they do not follow from the scores."""
+    """The merges of BPE, where they do not follow from the scores."""
 
     @property
     def names(self) -> dict[str, str | None]:
-        """Of the special tokens by role."""
+        """The special tokens by role."""
         ids = {"unk": self.unk, "bos": self.bos, "eos": self.eos}
         return {role: self.pieces[i] for role, i in ids.items() if i is not None}
 
@@ -192,14 +192,14 @@ def _merges(spec: Pieces, ids: dict[str, int]) -> list[tuple[str, str]]:
     """SentencePiece merges the adjacent pair whose joint piece scores best: every cut of every piece in two
     pieces, best score first. Control, unknown and byte pieces are never made of text."""
     usable = set(spec.of_kind(NORMAL, USER_DEFINED))
-    found = [
+    pairs = [
         (-score, ids[piece[:cut]], ids[piece[cut:]], piece[:cut], piece[cut:])
         for piece, score in zip(spec.pieces, spec.scores, strict=True)
         if piece in usable
         for cut in range(1, len(piece))
         if piece[:cut] in usable and piece[cut:] in usable
     ]
-    return [(left, right) for *_, left, right in sorted(found)]
+    return [(left, right) for *_, left, right in sorted(pairs)]
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | float | bytes]]:
@@ -225,6 +225,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | float | bytes]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number at `at`, 7 bits a byte, the lowest first, and where it ends: AC 02 is 0x2C | 2 << 7 = 300."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -237,6 +238,6 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def looks_like_tiktoken(path: Path) -> bool:
-    """Llama 3 ships base64 ranks under the name `tokenizer.model`."""
+    """Whether a file holds base64 ranks, which Llama 3 ships under the name `tokenizer.model`."""
     with path.open("rb") as file:
         return re.match(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n", file.read(200)) is not None

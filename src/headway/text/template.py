@@ -1,4 +1,4 @@
-"""What a tokenizer puts around a text and between two: [CLS] a [SEP] b [SEP], <s> a </s></s> b </s>, <s> a, a </s>."""
+"""Templates around a text and between two: [CLS] a [SEP] b [SEP], <s> a </s></s> b </s>, <s> a, a </s>."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,10 +53,10 @@ class Template:
     @staticmethod
     def of(backend: Backend) -> "Template":
         """The template of a tokenizer's post-processor. Raises DataError for two templates in a row."""
-        found = [t for t in map(_read, steps_of(backend.post_processor)) if t is not None]
-        if len(found) > 1:
+        templates = [t for t in map(_read, steps_of(backend.post_processor)) if t is not None]
+        if len(templates) > 1:
             raise DataError("this tokenizer.json has two post-processors that add tokens; one is expected")
-        return found[0] if found else Template()
+        return templates[0] if templates else Template()
 
     @staticmethod
     def bert(cls: int, sep: int) -> "Template":
@@ -115,7 +115,7 @@ class Template:
 
     def parts(self, texts: Sequence[Sequence[int]], *, bos: bool, eos: bool) -> list[Part]:
         """The parts around `texts`; without `bos` nothing is before the first, without `eos` nothing after the
-        last. What a text begins with already is not put before it again."""
+        last. A token that a text begins with already is not put before it again."""
         parts = self.single if len(texts) == 1 else self.pair
         places = _slots(parts)
         first, last = (0 if bos else places[0]), (len(parts) if eos else places[-1] + 1)
@@ -131,15 +131,17 @@ BARE = Template((A,), (A, B._replace(type=0)))
 
 def fill(parts: Sequence[Part], encodings: Sequence[Encoding]) -> Encoded:
     """The parts with each place taken by its text."""
-    found = Encoded([], [], [], [])
+    encoded = Encoded([], [], [], [])
     for token, text, kind in parts:
-        one = None if text is None else encodings[text]
-        ids = [token] if one is None else list(one.ids)
-        found.ids.extend(ids)  # type: ignore[arg-type]
-        found.token_types.extend([kind] * len(ids))
-        found.offsets.extend([None] if one is None else [(int(a), int(b)) for a, b in one.offsets])
-        found.texts.extend([text] * len(ids))
-    return found
+        encoding = None if text is None else encodings[text]
+        ids = [token] if encoding is None else list(encoding.ids)
+        encoded.ids.extend(ids)  # type: ignore[arg-type]
+        encoded.token_types.extend([kind] * len(ids))
+        encoded.offsets.extend(
+            [None] if encoding is None else [(int(a), int(b)) for a, b in encoding.offsets]
+        )
+        encoded.texts.extend([text] * len(ids))
+    return encoded
 
 
 def roles(backend: Backend) -> dict[str, int]:

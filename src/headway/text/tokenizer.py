@@ -132,8 +132,8 @@ class Tokenizer(Vocabulary):
         a model is to continue.
         `special`: the text of a special token becomes that token. The default keeps a user's text text.
         """
-        one = text if pair is None else (text, pair)
-        return self.encode_batch([one], bos=bos, eos=eos, special=special)[0]
+        entry = text if pair is None else (text, pair)
+        return self.encode_batch([entry], bos=bos, eos=eos, special=special)[0]
 
     def encode_batch(
         self, texts: Sequence[Text], *, bos: bool = True, eos: bool | None = None, special: bool = False
@@ -141,35 +141,35 @@ class Tokenizer(Vocabulary):
         """`encode` of each text or pair, on all cores."""
         rows = []
         for encodings in self._groups(texts, special, offsets=False):
-            own = [list(one.ids) for one in encodings]
+            ids = [list(encoding.ids) for encoding in encodings]
             row: list[int] = []
-            for part in self.template.parts(own, bos=bos, eos=bos if eos is None else eos):
-                row += [part.token] if part.token is not None else own[part.text or 0]
-            self._warn_two_bos(own[0])
+            for part in self.template.parts(ids, bos=bos, eos=bos if eos is None else eos):
+                row += [part.token] if part.token is not None else ids[part.text or 0]
+            self._warn_two_bos(ids[0])
             rows.append(row)
         return rows
 
     def inputs(self, texts: Sequence[Text], *, special: bool = False) -> list[Encoded]:
-        """What a model reads for each text or pair, with token types and with each token's place in its text (for
+        """The encoding of each text or pair for a model, with token types and with each token's place in its text (for
         answers, for tags)."""
         rows = []
-        for own in self._groups(texts, special, offsets=True):
-            rows.append(fill(self.template.parts([one.ids for one in own], bos=True, eos=True), own))
-            self._warn_two_bos(own[0].ids)
+        for encodings in self._groups(texts, special, offsets=True):
+            rows.append(fill(self.template.parts([e.ids for e in encodings], bos=True, eos=True), encodings))
+            self._warn_two_bos(encodings[0].ids)
         return rows
 
     def _groups(self, texts: Sequence[Text], special: bool, *, offsets: bool) -> Iterator[list[Encoding]]:
         """The encodings of each text or pair, without a template."""
         pairs = [text if isinstance(text, tuple) else (text,) for text in texts]
-        for i, own in enumerate(pairs):
-            for one in own:
-                if not isinstance(one, str):
-                    raise DataError(f"text {i} must be a str, got {type(one).__name__}")
-            if len(own) not in (1, 2):
-                raise DataError(f"text {i} must be a str, or a pair of them, got {len(own)}")
+        for i, group in enumerate(pairs):
+            for text in group:
+                if not isinstance(text, str):
+                    raise DataError(f"text {i} must be a str, got {type(text).__name__}")
+            if len(group) not in (1, 2):
+                raise DataError(f"text {i} must be a str, or a pair of them, got {len(group)}")
         backend = self.backend if special else self._plain
         batch = backend.encode_batch if offsets else backend.encode_batch_fast
-        flat = [one for own in pairs for one in own]
+        flat = [text for group in pairs for text in group]
         try:
             encodings = iter(batch(flat, add_special_tokens=False))
         except (UnicodeEncodeError, TypeError) as error:
@@ -180,7 +180,7 @@ class Tokenizer(Vocabulary):
                         f"text {i} has a lone surrogate ({at}), which no UTF-8 text can hold"
                     ) from error
             raise
-        return (list(islice(encodings, len(own))) for own in pairs)
+        return (list(islice(encodings, len(group))) for group in pairs)
 
     def render_chat(
         self,
@@ -227,8 +227,8 @@ class Tokenizer(Vocabulary):
         strict: bool = True,
         **variables: Any,
     ) -> list[str]:
-        """What the chat template writes, cut where answers begin and end (`ChatTemplate.pieces`), for `encode_pieces`:
-        what messages have of control tokens is escaped."""
+        """The text that the chat template writes, cut where answers begin and end (`ChatTemplate.pieces`), for
+        `encode_pieces`: control tokens inside of messages are escaped."""
         if self.chat_template is None:
             raise DataError(
                 "this tokenizer has no chat template (neither chat_template.jinja nor chat_template in "
@@ -254,12 +254,12 @@ class Tokenizer(Vocabulary):
         """A piece that is text alone, whatever control tokens it seems to hold."""
         return str(self._shield.cover(text))
 
-    def with_chat_template(self, given: str | Path) -> "Tokenizer":
+    def with_chat_template(self, source: str | Path) -> "Tokenizer":
         """The same tokenizer with another chat template: the name of one that is built in (alpaca, chatml, llama2,
         vicuna), the Jinja text of one, or a file of it."""
-        found = copy(self)
-        found.chat_template = ChatTemplate.find(given)
-        return found
+        other = copy(self)
+        other.chat_template = ChatTemplate.find(source)
+        return other
 
     @cached_property
     def languages(self) -> Mapping[str, int]:
@@ -271,11 +271,11 @@ class Tokenizer(Vocabulary):
         """The same tokenizer for texts of one language that are translated into another: `source` stands around every
         text. What is not given is what its configuration says (src_lang, tgt_lang). Raises DataError for a language
         that is not said, or is none of `languages`."""
-        found, said = copy(self), zip(KEYS, (source, target), strict=True)
-        found.config = {**self.config, **{key: name for key, name in said if name is not None}}
-        first, _ = check_pair(self.languages, found.config)
-        found.template = in_language(self.template, self.languages, first)
-        return found
+        other, named = copy(self), zip(KEYS, (source, target), strict=True)
+        other.config = {**self.config, **{key: name for key, name in named if name is not None}}
+        first, _ = check_pair(self.languages, other.config)
+        other.template = in_language(self.template, self.languages, first)
+        return other
 
     def _warn_two_bos(self, ids: list[int]) -> None:
         if self.bos is not None and ids[:2] == [self.bos, self.bos]:

@@ -13,7 +13,7 @@ from headway.text.chat import ChatTemplate, one_template
 from headway.text.vocabulary import LARGEST_ID
 
 CLASSLESS = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-"""The configuration of a tokenizer that is all in its tokenizer.json."""
+"""The configuration of a tokenizer that lies whole in its tokenizer.json."""
 LONGEST = 256 << 20
 """Bytes of a file of text."""
 MOST_SENTINELS = 10_000
@@ -47,8 +47,10 @@ def _listed(value: Any) -> bool:
 def _templates(value: Any) -> bool:
     named = value if isinstance(value, list) else [{"name": "default", "template": value}]
     return all(
-        isinstance(one, dict) and isinstance(one.get("name"), str) and isinstance(one.get("template"), str)
-        for one in named
+        isinstance(entry, dict)
+        and isinstance(entry.get("name"), str)
+        and isinstance(entry.get("template"), str)
+        for entry in named
     )
 
 
@@ -89,8 +91,8 @@ def content(value: Any) -> str:
 
 def token_names(config: Mapping[str, Any], usual: Mapping[str, str]) -> dict[str, str | None]:
     """The special tokens by role, by a config or else the usual ones; None where the config has null."""
-    given = {role: config.get(f"{role}_token", name) for role, name in usual.items()}
-    return {role: None if value is None else content(value) for role, value in given.items()}
+    values = {role: config.get(f"{role}_token", name) for role, name in usual.items()}
+    return {role: None if value is None else content(value) for role, value in values.items()}
 
 
 def need_tokens(
@@ -119,9 +121,9 @@ def read_config(file: Path) -> dict[str, Any]:
     """`read_json` of tokenizer_config.json or special_tokens_map.json. Raises DataError for a key of another type than
     it is read as."""
     value = read_json(file)
-    for key, (fits, wanted) in KEYS.items():
+    for key, (fits, expected) in KEYS.items():
         if key in value and not fits(value[key]):
-            raise DataError(f'{file}: "{key}" must be {wanted}, got {short(value[key])}')
+            raise DataError(f'{file}: "{key}" must be {expected}, got {short(value[key])}')
     return value
 
 
@@ -143,8 +145,8 @@ def read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
         listed = [] if listed is None else [{"name": "default", "template": listed}]
     file = folder / "tokenizer_config.json"
     sources = {each["name"]: (file, each["template"]) for each in listed}
-    if there := [file for file in files if file.is_file()]:
-        sources = {"default" if file is files[0] else file.stem: (file, decoded(file)) for file in there}
+    if present := [file for file in files if file.is_file()]:
+        sources = {"default" if file is files[0] else file.stem: (file, decoded(file)) for file in present}
     for file, source in sources.values():
         with naming(file):
             ChatTemplate(source)

@@ -111,8 +111,8 @@ def train_words(
         counts = _count(stretches, {**singles, **words})
         words = _most({word: counts[word] for word in words if counts[word]}, share * room)
     counts = _count(stretches, {**singles, **words})
-    found = {piece: counts[piece] or 1 for piece in (*singles, *words)}
-    return _tokenizer("train_words", _most(found, len(found)), vocab_size)
+    weights = {piece: counts[piece] or 1 for piece in (*singles, *words)}
+    return _tokenizer("train_words", _most(weights, len(weights)), vocab_size)
 
 
 def _room(what: str, vocab_size: int) -> int:
@@ -132,7 +132,7 @@ def _seeds(stretches: Mapping[str, int]) -> dict[str, int]:
     """Runs of 2 to LONGEST Chinese characters and words of other scripts that occur LEAST times or more. A run can be
     that frequent only if the runs that it consists of are."""
     chinese = {s: n for s, n in stretches.items() if re.match(HAN, s)}
-    found = {s: n for s, n in stretches.items() if s not in chinese and n >= LEAST and len(s) > 1}
+    words = {s: n for s, n in stretches.items() if s not in chinese and n >= LEAST and len(s) > 1}
     shorter: Mapping[str, int] | None = None
     for length in range(2, LONGEST + 1):
         runs: Counter[str] = Counter()
@@ -142,21 +142,21 @@ def _seeds(stretches: Mapping[str, int]) -> dict[str, int]:
                 if shorter is None or (run[1:] in shorter and run[:-1] in shorter):
                     runs[run] += n
         shorter = {run: n for run, n in runs.items() if n >= LEAST}
-        found |= shorter
-    return found
+        words |= shorter
+    return words
 
 
 def _count(stretches: Mapping[str, int], weights: Mapping[str, int]) -> Counter[str]:
     """How often each piece is in the best cuts of the stretches."""
     backend = _backend(weights)
-    found: Counter[int] = Counter()
+    by_id: Counter[int] = Counter()
     todo = iter(stretches.items())
     while batch := list(islice(todo, 10_000)):
         cuts = backend.encode_batch_fast([stretch for stretch, _ in batch], add_special_tokens=False)
         for cut, (_, n) in zip(cuts, batch, strict=True):
             for i in cut.ids:
-                found[i] += n
-    return Counter({str(backend.id_to_token(i)): n for i, n in found.items()})
+                by_id[i] += n
+    return Counter({str(backend.id_to_token(i)): n for i, n in by_id.items()})
 
 
 def _backend(weights: Mapping[str, int]) -> Backend:

@@ -1,5 +1,5 @@
-"""What the ids of a tokenizer are: names, special tokens by role, and the text that they give back, at once or one at
-a time."""
+"""The ids of a tokenizer: their names, special tokens by role, and the text that they give back, at once or one at a
+time."""
 
 import codecs
 import hashlib
@@ -51,8 +51,8 @@ class Vocabulary:
         )
         self.backend, self.bos, self.eos = backend, bos, eos
         usual = {role: map(backend.token_to_id, names) for role, names in ROLES.items()}
-        found = {role: next((i for i in ids if i in self.special_ids), None) for role, ids in usual.items()}
-        self.cls, self.sep, self.mask, self.pad, self.unk = ({**found, **special}[role] for role in ROLES)
+        by_role = {role: next((i for i in ids if i in self.special_ids), None) for role, ids in usual.items()}
+        self.cls, self.sep, self.mask, self.pad, self.unk = ({**by_role, **special}[role] for role in ROLES)
 
     @cached_property
     def vocab_size(self) -> int:
@@ -73,13 +73,13 @@ class Vocabulary:
         none."""
         roles = ("bos", "eos", *ROLES)
         check_known(role, roles, "no special token is called", error=DataError)
-        found: int | None = getattr(self, role)
-        if found is None:
+        token: int | None = getattr(self, role)
+        if token is None:
             has = ", ".join(r for r in roles if getattr(self, r) is not None) or "none of them"
             raise DataError(
                 f"this tokenizer has no {role} token (it has {has}); it is not made for that task"
             )
-        return found
+        return token
 
     @cached_property
     def fingerprint(self) -> bytes:
@@ -131,7 +131,7 @@ class Vocabulary:
         return shows or token not in self.special_ids
 
     def text_bytes(self, token: int, *, special: bool | Collection[int]) -> bytes | None:
-        """What a token gives, None where that is nothing. Raises DataError for an id that is not there."""
+        """The bytes of a token's text; None where it gives no text. Raises DataError for an id that is not there."""
         assert self.table is not None
         return self.table.bytes_of[token] if self.gives(token, special) else None
 
@@ -248,8 +248,8 @@ def byte_table(backend: Backend) -> ByteTable | None:
         return None
     spelled = {i: (piece if plain else piece.replace(SPACE, " ")).encode() for piece, i in vocabulary.items()}
     if "ByteFallback" in kinds:
-        bytes_there = ((BYTE_PIECE.fullmatch(piece), i) for piece, i in vocabulary.items())
-        spelled |= {i: bytes([int(found[1], 16)]) for found, i in bytes_there if found}
+        byte_pieces = ((BYTE_PIECE.fullmatch(piece), i) for piece, i in vocabulary.items())
+        spelled |= {i: bytes([int(match[1], 16)]) for match, i in byte_pieces if match}
     return ByteTable(spelled, strips)
 
 

@@ -36,7 +36,7 @@ STATE = "_headway_accelerated"
 
 @dataclass(frozen=True)
 class Report:
-    """What `accelerate` has done.
+    """Which modules `accelerate` has changed, and which it left.
 
     Attributes:
         taken: how many modules of each kind compute by headway now.
@@ -60,7 +60,7 @@ class Report:
 
 @dataclass
 class State:
-    """What `restore` needs to know: configs and their attention before, and which parameters were trained."""
+    """The state that `restore` needs: configs with their attention before, and the parameters that were trained."""
 
     attention: list[tuple[Any, str | None]] = field(default_factory=list)
     trained: list[nn.Parameter] = field(default_factory=list)
@@ -98,7 +98,7 @@ def accelerate(model: nn.Module, weights: str | None = None) -> Report:
     taken: Counter[str] = Counter()
     left: dict[str, str] = {}
     _attention(model, state, taken, left)
-    outputs = {id(one.get_output_embeddings()) for one in _models(model)}
+    outputs = {id(submodel.get_output_embeddings()) for submodel in _models(model)}
     for name, module in model.named_modules():
         row = known().get(code(type(module).forward) or ())
         if row is None:
@@ -107,15 +107,15 @@ def accelerate(model: nn.Module, weights: str | None = None) -> Report:
             continue
         if put_in(module) is not None:
             left[name] = "its forward was replaced already"
-        elif not (found := difference(module, row)) <= TOLERANCE:
-            left[name] = f"{row.kind} that differs from ours by {found:.1g} of the largest number"
+        elif not (gap := difference(module, row)) <= TOLERANCE:
+            left[name] = f"{row.kind} that differs from ours by {gap:.1g} of the largest number"
         else:
             is_output = row.forward is linear_forward and id(module) in outputs
             put(module, output_forward if is_output else row.forward)
             taken[row.kind] += 1
             if is_output:
                 taken["cross entropy in chunks"] += 1
-            # those of blocks, which are numbered; where nothing is rounded, the output layer's, too
+            # layers of blocks, whose names have numbers; where nothing is rounded, the output layer, too
             takes = weights == COMPRESSED or any(part.isdigit() for part in name.split("."))
             if weights is not None and row.forward is linear_forward and takes:
                 products.put_beside(module, weights)
@@ -123,11 +123,11 @@ def accelerate(model: nn.Module, weights: str | None = None) -> Report:
     if weights is not None:
         state.trained = [p for p in model.parameters() if p.requires_grad]
         model.requires_grad_(False)
-    for one in _models(model):
-        if hasattr(one, "_prepare_cache_for_generation"):
-            one.__dict__["_prepare_cache_for_generation"] = MethodType(_prepare_growing_cache, one)
+    for submodel in _models(model):
+        if hasattr(submodel, "_prepare_cache_for_generation"):
+            submodel.__dict__["_prepare_cache_for_generation"] = MethodType(_prepare_growing_cache, submodel)
             taken["cache that grows in place"] += 1
-            _steps(model, one.base_model, taken, left)
+            _steps(model, submodel.base_model, taken, left)
     return Report(dict(taken), left)
 
 
@@ -199,15 +199,15 @@ def _prepare_growing_cache(
     self: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any
 ) -> None:
     """`_prepare_cache_for_generation`, with layers that grow in place."""
-    given = {id(value) for value in model_kwargs.values()}
+    existing = {id(value) for value in model_kwargs.values()}
     type(self)._prepare_cache_for_generation(self, generation_config, model_kwargs, *args)
     for value in model_kwargs.values():
-        if isinstance(value, Cache) and id(value) not in given:
+        if isinstance(value, Cache) and id(value) not in existing:
             growing(getattr(value, "self_attention_cache", value))
 
 
 def _models(model: nn.Module) -> Iterator[Any]:
-    return (one for one in model.modules() if isinstance(one, PreTrainedModel))
+    return (module for module in model.modules() if isinstance(module, PreTrainedModel))
 
 
 def _outermost(model: nn.Module) -> Iterator[PreTrainedModel]:
@@ -220,7 +220,7 @@ def _outermost(model: nn.Module) -> Iterator[PreTrainedModel]:
 
 
 def _unknown(module: nn.Module) -> str | None:
-    """Why a module that computes something of its own is left; None for containers and what is not worth naming."""
+    """Why a module that computes something of its own is left; None for containers and modules not worth naming."""
     has_parts = next(module.children(), None) is not None
     owns = any(True for _ in module.parameters(recurse=False))
     if is_unchanged(module) or (has_parts and not owns) or isinstance(module, nn.ModuleList | nn.ModuleDict):

@@ -21,7 +21,7 @@ from headway.patterns import Causal, Full, Pattern, Window
 from headway.tokens import Tokens
 
 TOKENS, WINDOW, WIDTH = 7, 3, 8
-"""Of the sample: tokens, a window, and numbers per head."""
+"""Sizes of the sample: tokens, a window, and numbers per head."""
 ROTATION = "apply_rotary_pos_emb"
 HONOURED = {*signature(attention).parameters, *SAID_ELSEWHERE, "output_attentions"}
 """The arguments of an attention function that ours honours, refuses when they are used, or may leave out."""
@@ -40,27 +40,29 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 
 def with_rotary(forward: FunctionType) -> FunctionType:
     """The same function, with our rotation under the name of its own."""
     names = {**forward.__globals__, ROTATION: rotary}
-    made = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
-    made.__kwdefaults__ = forward.__kwdefaults__
-    return made
+    function = FunctionType(
+        forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__
+    )
+    function.__kwdefaults__ = forward.__kwdefaults__
+    return function
 
 
 def rotary_forward(layer: nn.Module) -> FunctionType | None:
-    """What takes the place of a layer's forward so that queries and keys are rotated by us; None where its own
-    rotation is none, unknown or not equal to ours on random numbers."""
+    """A layer's forward with queries and keys rotated by our function; None where its own rotation is absent, unknown
+    or not equal to ours on random numbers."""
     forward: Any = type(layer).forward
-    own, made = forward.__globals__.get(ROTATION), calls(forward, ROTATION)
-    if own is None or code(forward) is None or code(own) not in modules.rotary_codes():
+    theirs, sites = forward.__globals__.get(ROTATION), calls(forward, ROTATION)
+    if theirs is None or code(forward) is None or code(theirs) not in modules.rotary_codes():
         return None
-    if not made or any(len(call.args) != 4 or call.keywords for call in made):  # q, k, cos, sin
+    if not sites or any(len(call.args) != 4 or call.keywords for call in sites):  # q, k, cos, sin
         return None
     seed = torch.Generator().manual_seed(SEED)
     q, k = (torch.randn(2, heads, TOKENS, 8, generator=seed) for heads in (4, 2))
     angles = torch.randn(2, TOKENS, 4, generator=seed)
     cos, sin = (torch.cat((t, t), -1) for t in (angles.cos(), angles.sin()))
-    turned = zip(rotary(q, k, cos, sin), own(q, k, cos, sin), strict=True)
-    found = max(modules.relative(a, b) for a, b in turned)
-    return with_rotary(forward) if found <= TOLERANCE else None
+    turned = zip(rotary(q, k, cos, sin), theirs(q, k, cos, sin), strict=True)
+    worst = max(modules.relative(a, b) for a, b in turned)
+    return with_rotary(forward) if worst <= TOLERANCE else None
 
 
 def unsupported_reason(layer: nn.Module) -> str | None:
@@ -71,30 +73,30 @@ def unsupported_reason(layer: nn.Module) -> str | None:
     if fewest := min(unknown, key=len):
         return f"its attention depends on {', '.join(sorted(fewest))}, which ours does not know"
     try:
-        found = max(_difference(layer, pattern) for pattern in (Full(), Causal(), Window.last(WINDOW)))
-    except Exception as error:  # of code that is not ours
+        worst = max(_difference(layer, pattern) for pattern in (Full(), Causal(), Window.last(WINDOW)))
+    except Exception as error:  # code that is not ours may raise anything
         return f"its attention cannot be compared with ours: {error}"
-    if found <= TOLERANCE:
+    if worst <= TOLERANCE:
         return None
-    return f"its attention differs from ours by {found:.1g} of the largest number"
+    return f"its attention differs from ours by {worst:.1g} of the largest number"
 
 
 @torch.no_grad()
 def trial_error(model: Any) -> str | None:
-    """What our attention says in a forward of some tokens with padding; None where it says nothing, or where the model
+    """The error of our attention in a forward of some tokens with padding; None where there is none, or where the model
     cannot read tokens alone."""
     ids = torch.arange(TOKENS, device=model.device).repeat(2, 1)
     mask = torch.ones_like(ids)
     mask[0, 0] = 0
-    given = {"input_ids": ids, "attention_mask": mask}
+    inputs = {"input_ids": ids, "attention_mask": mask}
     if model.config.is_encoder_decoder:
-        given["decoder_input_ids"] = ids
+        inputs["decoder_input_ids"] = ids
     modes = [(module, module.training) for module in model.modules()]
     try:
-        model.eval()(**given)
+        model.eval()(**inputs)
     except HeadwayError as error:
         return str(error)
-    except Exception:  # what else the model needs is not known here
+    except Exception:  # the model needs other inputs, which are not known here
         return None
     finally:
         for module, mode in modes:
@@ -105,11 +107,11 @@ def trial_error(model: Any) -> str | None:
 def _difference(layer: Any, pattern: Pattern) -> float:
     """The largest difference between a layer's own attention and ours, over the largest number: of outputs and
     gradients, in float32."""
-    own = type(layer).forward.__globals__["eager_attention_forward"]
+    theirs = type(layer).forward.__globals__["eager_attention_forward"]
     group, sinks = getattr(layer, "num_key_value_groups", 1), getattr(layer, "sinks", None)
     shared = 2 if sinks is None else len(sinks) // group  # sinks are of all heads
     seed = torch.Generator().manual_seed(SEED)
-    given = [
+    tensors = [
         torch.randn(2, heads, TOKENS, WIDTH, generator=seed) for heads in (shared * group, shared, shared)
     ]
     tokens = Tokens.range(TOKENS, device="cpu")
@@ -122,6 +124,6 @@ def _difference(layer: Any, pattern: Pattern) -> float:
         named["s_aux"] = sinks.detach().float()
     return modules.differentiated(
         lambda q, k, v: attention(layer, q, k, v, Seen.of(2, pattern, tokens, tokens), **named),
-        lambda q, k, v: own(layer, q, k, v, drawn, **named),
-        *given,
+        lambda q, k, v: theirs(layer, q, k, v, drawn, **named),
+        *tensors,
     )

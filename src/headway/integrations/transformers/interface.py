@@ -73,12 +73,12 @@ class Seen(Tensor):
     def of(
         batch: int, pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, error: BackendError | None = None
     ) -> "Seen":
-        """What `batch` rows see. One byte stands behind the shape."""
+        """The stand-in for the mask of `batch` rows. One byte stands behind the shape."""
         shape = (batch, 1, q_tokens.count, k_tokens.count)
-        one = torch.zeros(1, dtype=torch.bool, device=q_tokens.device)
-        made: Seen = torch.Tensor._make_subclass(Seen, one.expand(shape))
-        made.pattern, made.q_tokens, made.k_tokens, made.error = pattern, q_tokens, k_tokens, error
-        return made
+        byte = torch.zeros(1, dtype=torch.bool, device=q_tokens.device)
+        mask: Seen = torch.Tensor._make_subclass(Seen, byte.expand(shape))
+        mask.pattern, mask.q_tokens, mask.k_tokens, mask.error = pattern, q_tokens, k_tokens, error
+        return mask
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -89,8 +89,8 @@ class Seen(Tensor):
         if name == "contiguous":
             return args[0]
         if name == "to":
-            mask, given = args[0], [*args[1:], *(kwargs or {}).values()]
-            for device in (item for item in given if isinstance(item, torch.device | str)):
+            mask, arguments = args[0], [*args[1:], *(kwargs or {}).values()]
+            for device in (item for item in arguments if isinstance(item, torch.device | str)):
                 q_tokens, k_tokens = mask.q_tokens.to(device), mask.k_tokens.to(device)
                 return Seen.of(mask.shape[0], mask.pattern, q_tokens, k_tokens, mask.error)
         raise cannot(f"the model applies `{name}` to its attention mask, and there is no mask to read")
@@ -110,7 +110,7 @@ def seen(
     device: torch.device | str = "cpu",
     **hints: Any,
 ) -> Seen:
-    """What each query sees, declared instead of drawn: the mask companion of `attention`.
+    """The keys that each query sees, declared instead of drawn: the mask function beside `attention`.
 
     Query slots are q_offset .. q_offset + q_length - 1; key slots are kv_offset .. kv_offset + kv_length - 1
     (a rolling cache has dropped those before). `attention_mask` bool [B, slots so far] is False on padding;
@@ -263,7 +263,7 @@ def _is_contradicted(module: torch.nn.Module) -> bool:
 def _said_by_the_layer(
     module: torch.nn.Module, query: Tensor, key: Tensor, is_causal: bool | None, sliding_window: int | None
 ) -> Seen:
-    """What is seen in a layer that gave no mask: what it says of itself, never a guess."""
+    """The mask of a layer that gave none, by what the layer says of itself, never by a guess."""
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", None)
     name, queries, keys = type(module).__name__, query.shape[2], key.shape[2]
     if causal is None:
@@ -281,15 +281,15 @@ def _said_by_the_layer(
 
 
 def _refuse(others: dict[str, Any]) -> None:
-    asked = [name for name, value in others.items() if not (value is None or value is False)]
-    # what is asked of models that do not tell their layers
+    used = [name for name, value in others.items() if not (value is None or value is False)]
+    # requests to models that do not pass them on to their layers
     collected = _active_collector.get() or ()  # type: ignore[no-untyped-call]
-    if "output_attentions" in asked or any("attentions" in name for name in collected):
+    if "output_attentions" in used or any("attentions" in name for name in collected):
         raise cannot(
             "output_attentions=True was asked for, and the weights are never built",
             'use attn_implementation="eager", or headway.attention_weights on one layer',
         )
-    unknown = sorted(set(asked) - SAID_ELSEWHERE)
+    unknown = sorted(set(used) - SAID_ELSEWHERE)
     if unknown:
         raise cannot(f"the model passes {', '.join(unknown)}, which is not known here and would be ignored")
 

@@ -29,9 +29,9 @@ def longformer_forward(
 
     Weights, where they are asked for, are computed by the class itself: ours are never built."""
     if output_attentions:
-        asked = is_index_masked, is_index_global_attn, is_global_attn, True
-        made: tuple[Tensor, ...] = type(self).forward(self, hidden_states, attention_mask, *asked)
-        return made
+        flags = is_index_masked, is_index_global_attn, is_global_attn, True
+        output: tuple[Tensor, ...] = type(self).forward(self, hidden_states, attention_mask, *flags)
+        return output
     slots = torch.arange(hidden_states.shape[1], device=attention_mask.device)
     index = torch.where(attention_mask < 0, -1, slots)
     tokens = Tokens(index, is_global=attention_mask > 0 if is_global_attn else None)
@@ -43,7 +43,7 @@ def longformer_forward(
 
 
 class Projected:
-    """What a mixer is given of a `LongformerSelfAttention` (`headway.nn.mixers.Projections`)."""
+    """The projections of a `LongformerSelfAttention` as a mixer takes them (`headway.nn.mixers.Projections`)."""
 
     rotary, score, sink_logit = RotaryEmbedding(NoPositions(), 1), Scores(), None
     kv_from: nn.Module | None = None

@@ -23,9 +23,9 @@ Step = Callable[[Tensor], Tensor]
 ALIKE = frozenset(
     getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "layout", "is_cuda")
 )
-"""What the stand-in has of its own."""
+"""Attributes that the stand-in answers by itself."""
 STEPS = frozenset({"float", "tanh", "div", "__truediv__", "mul", "__mul__", "add", "__add__"})
-"""What is done number by number, and remembered: a cap of the logits, a constant bias of the vocabulary."""
+"""Functions that act number by number, and are remembered: a cap of the logits, a constant bias of the vocabulary."""
 VIEWS = frozenset({"view", "reshape"})
 SPARSE = 0.75
 """Share of tokens with a target up to which the others' logits are left out."""
@@ -53,39 +53,39 @@ class Logits(Tensor):
     weight: Tensor
     bias: Tensor | None
     steps: tuple[Step, ...]
-    found: Tensor | None
+    value: Tensor | None
 
     @staticmethod
     def of(x: Tensor, weight: Tensor, bias: Tensor | None, steps: tuple[Step, ...] = ()) -> "Logits":
         """The logits of states x [..., M]; nothing is computed."""
         with torch.no_grad():
-            one = x.new_zeros(len(weight))
+            row = x.new_zeros(len(weight))
             for step in steps:
-                one = step(one)
-        made: Logits = torch.Tensor._make_subclass(Logits, one[:1].expand(*x.shape[:-1], len(weight)))
-        made.x, made.weight, made.bias, made.steps, made.found = x, weight, bias, steps, None
-        return made
+                row = step(row)
+        logits: Logits = torch.Tensor._make_subclass(Logits, row[:1].expand(*x.shape[:-1], len(weight)))
+        logits.x, logits.weight, logits.bias, logits.steps, logits.value = x, weight, bias, steps, None
+        return logits
 
     def computed(self) -> Tensor:
         """The logits, differentiable."""
-        if self.found is None:
-            self.found = self.raw(self.x)
-        return self.found
+        if self.value is None:
+            self.value = self.raw(self.x)
+        return self.value
 
     def raw(self, x: Tensor) -> Tensor:
         """The logits of other states [..., M]."""
-        made = F.linear(x, self.weight, self.bias)
+        logits = F.linear(x, self.weight, self.bias)
         for step in self.steps:
-            made = step(made)
-        return made
+            logits = step(logits)
+        return logits
 
     def cross_entropy(self, target: Tensor, ignore_index: int, reduction: str) -> Tensor:
         """`torch.nn.functional.cross_entropy` of targets [N], "mean" or "sum"."""
         target = target.masked_fill(target == ignore_index, IGNORE_INDEX)
-        x, wanted = self.x, target != IGNORE_INDEX
-        count = int(wanted.sum())
+        x, counted = self.x, target != IGNORE_INDEX
+        count = int(counted.sum())
         if 0 < count < SPARSE * len(target):
-            x, target = x[wanted], target[wanted]
+            x, target = x[counted], target[counted]
         with torch.autocast(x.device.type, enabled=False):
             if all(step is Tensor.float for step in self.steps):
                 losses = fused_cross_entropy(x, self.weight, target, bias=self.bias)
@@ -105,24 +105,24 @@ class Logits(Tensor):
         if func in ALIKE or func in (Tensor.size, Tensor.dim, Tensor.numel):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        name, (one, *rest) = getattr(func, "__name__", ""), args or (None,)
-        if isinstance(one, Logits) and not kwargs:
-            if name in STEPS and all(one.takes(item) for item in rest):
+        name, (logits, *rest) = getattr(func, "__name__", ""), args or (None,)
+        if isinstance(logits, Logits) and not kwargs:
+            if name in STEPS and all(logits.takes(item) for item in rest):
                 step = (lambda x: func(x, *rest)) if rest else func
-                return Logits.of(one.x, one.weight, one.bias, (*one.steps, step))
-            if name in VIEWS and _flat(rest, len(one.weight)):
-                return Logits.of(one.x.flatten(0, -2), one.weight, one.bias, one.steps)
-        if func is F.cross_entropy and isinstance(one, Logits) and one.dim() == 2:
-            asked = _asked(*rest, **kwargs)
-            if asked is not None:
-                return one.cross_entropy(*asked)
+                return Logits.of(logits.x, logits.weight, logits.bias, (*logits.steps, step))
+            if name in VIEWS and _flat(rest, len(logits.weight)):
+                return Logits.of(logits.x.flatten(0, -2), logits.weight, logits.bias, logits.steps)
+        if func is F.cross_entropy and isinstance(logits, Logits) and logits.dim() == 2:
+            arguments = _asked(*rest, **kwargs)
+            if arguments is not None:
+                return logits.cross_entropy(*arguments)
         plain, named = tree_map_only(Logits, Logits.computed, (args, kwargs))
         return func(*plain, **named)
 
 
 def _flat(shape: list[Any], vocab: int) -> bool:
-    given = shape[0] if len(shape) == 1 and isinstance(shape[0], list | tuple) else shape
-    return [*given] == [-1, vocab]
+    sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], list | tuple) else shape
+    return [*sizes] == [-1, vocab]
 
 
 def _asked(
@@ -134,8 +134,8 @@ def _asked(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> tuple[Tensor, int, str] | None:
-    """What `Logits.cross_entropy` is to be given for arguments of `torch.nn.functional.cross_entropy`; None where it
-    cannot compute them."""
+    """Arguments of `torch.nn.functional.cross_entropy` as `Logits.cross_entropy` takes them; None where it cannot
+    compute them."""
     plain = weight is None and size_average is None and reduce is None and label_smoothing == 0
     if not plain or reduction not in ("mean", "sum") or target.dim() != 1 or target.is_floating_point():
         return None

@@ -24,7 +24,7 @@ from headway.integrations.transformers.products import linear_forward, put, side
 from headway.nn import fused
 
 ATTENTION = "attention_interface"
-"""What every layer calls the attention function that its config has named."""
+"""The name by which every layer calls the attention function of its config."""
 SEED = 0
 TOLERANCE = 1e-5
 ROWS, SAMPLE = 3, 64
@@ -70,9 +70,9 @@ def shrunk(module: nn.Module, sizes: Mapping[int, int], seed: torch.Generator, *
         if hasattr(layer, "out_features"):
             inputs, outputs = (sizes.get(n, n) for n in (layer.in_features, layer.out_features))
             layers[name] = random_linear(layer, inputs, outputs, seed)
-    made = copy.copy(module)
-    made.__dict__ = {**module.__dict__, "_modules": {**module._modules, **layers}, **others}
-    return made
+    small = copy.copy(module)
+    small.__dict__ = {**module.__dict__, "_modules": {**module._modules, **layers}, **others}
+    return small
 
 
 # -- what takes the place of forward, under the names of arguments that each has ---------------------------------
@@ -108,8 +108,8 @@ def fused_mlp(self: Any, hidden_states: Tensor) -> Tensor:
 
 
 def norm_sample(module: Any, seed: torch.Generator) -> Sample:
-    one = copy.deepcopy(module).to("cpu", torch.float32)
-    return one, (torch.randn(ROWS, len(one.weight), generator=seed),)
+    norm = copy.deepcopy(module).to("cpu", torch.float32)
+    return norm, (torch.randn(ROWS, len(norm.weight), generator=seed),)
 
 
 def feedforward_sample(module: Any, seed: torch.Generator) -> Sample:
@@ -134,8 +134,8 @@ def linear_sample(module: nn.Linear, seed: torch.Generator) -> Sample:
     some = torch.randperm(module.out_features, generator=seed)[:SAMPLE].to(module.weight.device)
     layer = nn.utils.skip_init(nn.Linear, module.in_features, len(some), bias=module.bias is not None)
     with torch.no_grad():
-        for own, theirs in zip(layer.parameters(), module.parameters(), strict=True):
-            own.copy_(theirs[some])
+        for ours, theirs in zip(layer.parameters(), module.parameters(), strict=True):
+            ours.copy_(theirs[some])
     return layer, (torch.randn(ROWS, module.in_features, generator=seed),)
 
 
@@ -158,15 +158,15 @@ UNCHANGED = (
     "torch.Identity",
     "llama.LlamaRotaryEmbedding",
 )
-"""What is left and not worth naming: one operator of torch, or computed once for all layers."""
+"""Classes that are left and not worth naming: one operator of torch, or computed once for all layers."""
 
 
 def reference(name: str) -> type[nn.Module]:
     """The class of `family.Name` in transformers, or `torch.Name`."""
     family, _, cls = name.partition(".")
     module = "torch.nn" if family == "torch" else f"transformers.models.{family}.modeling_{family}"
-    found: type[nn.Module] = getattr(importlib.import_module(module), cls)
-    return found
+    result: type[nn.Module] = getattr(importlib.import_module(module), cls)
+    return result
 
 
 Code = tuple[Any, ...]
@@ -181,11 +181,11 @@ def is_unchanged(module: nn.Module) -> bool:
 
 def code(function: Any) -> Code | None:
     """The instructions of a plain function; None of what is none."""
-    found = getattr(function, "__code__", None)
-    if found is None or function.__closure__:
+    compiled = getattr(function, "__code__", None)
+    if compiled is None or function.__closure__:
         return None
-    constants = tuple(c for c in found.co_consts if c != function.__doc__ and not hasattr(c, "co_code"))
-    return found.co_code, found.co_names, constants
+    constants = tuple(c for c in compiled.co_consts if c != function.__doc__ and not hasattr(c, "co_code"))
+    return compiled.co_code, compiled.co_names, constants
 
 
 @cache
@@ -222,12 +222,12 @@ def difference(module: nn.Module, row: Known) -> float:
     return max(worst, differentiated(ours, theirs, x))
 
 
-def differentiated(ours: Callable[..., Any], theirs: Callable[..., Any], *given: Tensor) -> float:
+def differentiated(ours: Callable[..., Any], theirs: Callable[..., Any], *inputs: Tensor) -> float:
     """The largest difference between two functions of the same tensors, over the largest number: of their (first)
     outputs, and of the gradients of what they are given."""
     sides = []
     for function in (ours, theirs):
-        leaves = [t.clone().requires_grad_() for t in given]
+        leaves = [t.clone().requires_grad_() for t in inputs]
         with torch.enable_grad():
             out = first(function(*leaves))
             back = torch.randn(out.shape, generator=torch.Generator().manual_seed(SEED + 1))
@@ -237,8 +237,8 @@ def differentiated(ours: Callable[..., Any], theirs: Callable[..., Any], *given:
 
 def first(out: Any) -> Tensor:
     """The output, of modules that return several."""
-    found: Tensor = out[0] if isinstance(out, tuple) else out
-    return found
+    output: Tensor = out[0] if isinstance(out, tuple) else out
+    return output
 
 
 def relative(a: Any, b: Any) -> float:
@@ -253,13 +253,13 @@ def relative(a: Any, b: Any) -> float:
 
 @cache
 def calls(function: Callable[..., Any], name: str) -> tuple[ast.Call, ...]:
-    """The calls of what is called `name`; none where a function has no source."""
+    """The calls of the function called `name`; none where a function has no source."""
     try:
         tree = ast.parse(dedent(getsource(unwrap(function))))
     except (OSError, TypeError, SyntaxError):
         return ()
-    made = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return tuple(call for call in made if isinstance(call.func, ast.Name) and call.func.id == name)
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return tuple(call for call in nodes if isinstance(call.func, ast.Name) and call.func.id == name)
 
 
 def names_of(call: ast.Call) -> frozenset[str]:

@@ -55,8 +55,8 @@ def check_layers(model: PreTrainedModel, implementation: Implementation) -> None
 
 
 def check_whole(model: PreTrainedModel, _: None) -> None:
-    """The same of a model whose layers have just been made by its config. A part without attention (a convolution in
-    front of it) is no error, in a model that has some."""
+    """`check_layers` for a model whose layers have just been made by its config. A part without attention (a
+    convolution in front of it) is no error, in a model that has some."""
     is_ours = model.config._attn_implementation == NAME
     if is_ours and not attention_layers(model) and not _is_being_made(model):
         check_layers(model, NAME)
@@ -86,9 +86,9 @@ def checked(method: Callable[..., Any], check: Callable[..., None], argument: st
     """A method that takes the string as `argument`, with the check in front of it."""
 
     @wraps(method)
-    def call(self: Any, *given: Any, **named: Any) -> Any:
-        check(self, given[0] if given else named.get(argument))
-        return method(self, *given, **named)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        check(self, args[0] if args else kwargs.get(argument))
+        return method(self, *args, **kwargs)
 
     return call
 

@@ -67,26 +67,27 @@ def take_back(module: nn.Module) -> None:
 
 def put_in(module: nn.Module) -> Callable[..., Any] | None:
     """The function that stands in front of the class's own forward, if one does."""
-    found = module.__dict__.get("forward")
-    return getattr(found, "__func__", found)
+    forward = module.__dict__.get("forward")
+    return getattr(forward, "__func__", forward)
 
 
 def linear_forward(self: nn.Linear, input: Tensor) -> Tensor:
     """x W^T (+ b): [..., I] -> [..., O]."""
-    kept = beside(self)
-    if kept is not None and not kept.exact:
-        return kept.product(input, self.bias)
-    found = by_kernels(input, (self,))
-    return F.linear(input, self.weight, self.bias) if found is None else found[0]
+    weights = beside(self)
+    if weights is not None and not weights.exact:
+        return weights.product(input, self.bias)
+    outputs = by_kernels(input, (self,))
+    return F.linear(input, self.weight, self.bias) if outputs is None else outputs[0]
 
 
 def side_by_side(x: Tensor, layers: Sequence[nn.Linear]) -> list[Tensor]:
-    """What each layer makes of x, in one call of the kernels where that is what each would do."""
+    """The output of each layer for x, in one call of the kernels where each layer would call them."""
     plain = all(
-        put_in(one) is linear_forward and not (one._forward_hooks or one._forward_pre_hooks) for one in layers
+        put_in(layer) is linear_forward and not (layer._forward_hooks or layer._forward_pre_hooks)
+        for layer in layers
     )
-    found = by_kernels(x, layers) if plain else None
-    return [one(x) for one in layers] if found is None else found
+    outputs = by_kernels(x, layers) if plain else None
+    return [layer(x) for layer in layers] if outputs is None else outputs
 
 
 def by_kernels(x: Tensor, layers: Sequence[nn.Linear]) -> list[Tensor] | None:
@@ -96,45 +97,47 @@ def by_kernels(x: Tensor, layers: Sequence[nn.Linear]) -> list[Tensor] | None:
     if type(x) is not Tensor or not x.numel():
         return None
     matrices: list[Matrix] = []
-    for one in layers:
-        kept = beside(one)
-        is_plain = kept is None or kept.exact
-        if is_plain and (one.weight.dtype != x.dtype or x.numel() > MOST_ROWS * x.shape[-1]):
+    for layer in layers:
+        weights = beside(layer)
+        is_plain = weights is None or weights.exact
+        if is_plain and (layer.weight.dtype != x.dtype or x.numel() > MOST_ROWS * x.shape[-1]):
             return None
-        matrix = one.weight.detach() if kept is None else kept.native()
+        matrix = layer.weight.detach() if weights is None else weights.native()
         if isinstance(matrix, str):
             return None
         matrices.append(matrix)
     if unsupported_reason(x, matrices) is not None:
         return None
-    return linear(x, matrices, [None if one.bias is None else one.bias.detach().float() for one in layers])
+    return linear(
+        x, matrices, [None if layer.bias is None else layer.bias.detach().float() for layer in layers]
+    )
 
 
 def put_beside(layer: nn.Linear, weights: str) -> None:
     """Puts weights of 8 or 4 bits, or compressed ones, beside those of the layer, to be used in their place."""
     plain = layer.weight.detach()
     if weights == COMPRESSED:
-        kept: Weight = CompressedWeight.pack(plain)
+        stored: Weight = CompressedWeight.pack(plain)
     else:
-        kept = from_codes(quantize_clipped(plain, *weight_kind(weights)))
-    layer.__dict__[KEPT] = Beside(kept, layer.weight, layer.weight._version)
+        stored = from_codes(quantize_clipped(plain, *weight_kind(weights)))
+    layer.__dict__[KEPT] = Beside(stored, layer.weight, layer.weight._version)
 
 
 def beside(layer: nn.Module) -> Weight | None:
-    """What `put_beside` has put beside a layer.
+    """The weights that `put_beside` has put beside a layer.
 
     Raises ConfigError in training mode, and where the layer's own weights have changed since."""
-    found: Beside | None = layer.__dict__.get(KEPT)
-    if found is None:
+    stored: Beside | None = layer.__dict__.get(KEPT)
+    if stored is None:
         return None
     if layer.training:
         raise ConfigError(
             "a model that was accelerated with weights of its own for decoding is not trained; restore(model), train, "
             "and accelerate it again"
         )
-    if not found.is_of(cast(nn.Linear, layer).weight):
+    if not stored.is_of(cast(nn.Linear, layer).weight):
         raise ConfigError(
             "weights have changed after they were quantized or compressed; restore(model) and "
             "accelerate(model, weights=...) again"
         )
-    return found.kept
+    return stored.kept

@@ -63,26 +63,30 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         return self.show(count)
 
     def with_room(self, count: int, *like: Tensor) -> tuple[Tensor, Tensor]:
-        """Memory for `count` keys and values, `like` these but for their number, which begins with those that are kept:
-        the same one, where they lie there still."""
-        kept: tuple[Any, ...] = self.keys, self.values
-        if self._room is None or not all(map(_is_begin, kept, self._room)) or self._room[0].shape[2] < count:
+        """Memory for `count` keys and values, `like` these but for their number, which begins with the current ones:
+        the same memory, where they still lie there."""
+        current: tuple[Any, ...] = self.keys, self.values
+        if (
+            self._room is None
+            or not all(map(_is_begin, current, self._room))
+            or self._room[0].shape[2] < count
+        ):
             capacity = -(-2 * count // PAGE) * PAGE
             keys, values = (t.new_empty(*t.shape[:2], capacity, t.shape[3]) for t in like)
             if past := self.get_seq_length():
-                keys[:, :, :past], values[:, :, :past] = kept
+                keys[:, :, :past], values[:, :, :past] = current
             self._room = keys, values
         return self._room
 
     def show(self, count: int) -> tuple[Tensor, Tensor]:
-        """Has the first tokens of the memory as keys and values."""
+        """Sets the keys and values to the first `count` of the memory, and returns them."""
         assert self._room is not None
         self.keys, self.values = (room[:, :, :count] for room in self._room)
         return self.keys, self.values
 
 
-def _is_begin(kept: Tensor, room: Tensor) -> bool:
-    where = kept.data_ptr(), kept.stride(), kept.shape[0]
+def _is_begin(tensor: Tensor, room: Tensor) -> bool:
+    where = tensor.data_ptr(), tensor.stride(), tensor.shape[0]
     return where == (room.data_ptr(), room.stride(), room.shape[0])
 
 
@@ -149,7 +153,7 @@ class Live:
         return states
 
     def is_of(self, cache: Any) -> bool:
-        """Whether nobody has changed the cache since."""
+        """Whether the cache is as the last step left it."""
         return all(a is b.keys for a, b in zip(self.shown, cache.layers, strict=True))
 
 
@@ -162,27 +166,29 @@ def _as_slots(room: Tensor) -> Tensor:
 
 def stack_forward(self: Any, *args: Any, **named: Any) -> Any:
     """A `LlamaModel` and its like: a step by the kernels where it can be one."""
-    given = {**dict.fromkeys(GIVEN), **dict(zip(GIVEN, args, strict=False)), **named}
-    x, cache = given["inputs_embeds"], given["past_key_values"]
-    if _is_step(self, given) and (live := _live(self, cache)) is not None:
-        states = live.read(self.get_input_embeddings()(given["input_ids"]) if x is None else x, cache)
+    arguments = {**dict.fromkeys(GIVEN), **dict(zip(GIVEN, args, strict=False)), **named}
+    x, cache = arguments["inputs_embeds"], arguments["past_key_values"]
+    if _is_step(self, arguments) and (live := _live(self, cache)) is not None:
+        states = live.read(self.get_input_embeddings()(arguments["input_ids"]) if x is None else x, cache)
         return BaseModelOutputWithPast(last_hidden_state=self.norm(states), past_key_values=cache)
     return type(self).forward(self, *args, **named)
 
 
-def _is_step(self: Any, given: Mapping[str, Any]) -> bool:
+def _is_step(self: Any, arguments: Mapping[str, Any]) -> bool:
     """Whether a call is for the next token of rows without padding, and for nothing else."""
-    ids, mask, positions, cache, x, use_cache = (given.get(name) for name in GIVEN)
+    ids, mask, positions, cache, x, use_cache = (arguments.get(name) for name in GIVEN)
     rows = ids if x is None else x
     if type(cache) is not DynamicCache or (ids is None) == (x is None) or rows is None:
         return False
-    past, others = cache.get_seq_length(), given.keys() - {*GIVEN, "return_dict"}
+    past, others = cache.get_seq_length(), arguments.keys() - {*GIVEN, "return_dict"}
     layers: list[Any] = cache.layers
     return (
         not (use_cache is False or self.training or torch.is_grad_enabled())
         and (rows.shape[1] == 1 and rows.is_cpu)
-        and all(given[name] in (None, False) for name in others)
-        and not (given.get("return_dict") is False or torch.is_autocast_enabled("cpu") or cache.offloading)
+        and all(arguments[name] in (None, False) for name in others)
+        and not (
+            arguments.get("return_dict") is False or torch.is_autocast_enabled("cpu") or cache.offloading
+        )
         and all(type(layer) in (DynamicLayer, GrowingLayer) for layer in layers)
         and bool(past and len(layers) == len(self.layers) and len(layers[0].keys) == len(rows))
         and (positions is None or bool((positions == past).all()))
@@ -194,7 +200,7 @@ def _is_step(self: Any, given: Mapping[str, Any]) -> bool:
 
 
 def _live(self: Any, cache: Any) -> Live | None:
-    """What takes the steps of this cache; None where the model is no longer what it was."""
+    """The `Live` that takes the steps of this cache; None where the model has changed since."""
     steps: Steps = self.__dict__[STEPS]
     live = steps.live.get(cache)
     if live is not None and live.is_of(cache):
@@ -218,7 +224,7 @@ def _decoder(self: Any, steps: Steps) -> Decoder | None:
 
 
 def _weights(stack: Any) -> tuple[tuple[str, int], ...]:
-    """Where its weights lie, by their names."""
+    """The addresses of its weights, by their names."""
     return tuple((name, p.data_ptr()) for name, p in stack.named_parameters())
 
 
@@ -265,12 +271,12 @@ def unequal_reason(stack: Any) -> str | None:
             return "steps of one token: its cache keeps less than whole rows"
         ours = stack_forward(stack, **step)
         whole = type(stack).forward(stack, input_ids=ids, use_cache=False).last_hidden_state[:, -1:]
-        found = relative(ours.last_hidden_state, whole)
+        gap = relative(ours.last_hidden_state, whole)
     except HeadwayError as error:
         return f"steps of one token: {error}"
     finally:
         for module, mode in modes:
             module.training = mode
-    if stack.dtype not in CLOSE or not found <= CLOSE[stack.dtype]:
-        return f"steps of one token differ from ours by {found:.1g} of the largest number"
+    if stack.dtype not in CLOSE or not gap <= CLOSE[stack.dtype]:
+        return f"steps of one token differ from ours by {gap:.1g} of the largest number"
     return None
