@@ -170,8 +170,8 @@ def _able(command: list[str], level: str, must: bool, say: Callable[[str], None]
 
 
 def _compile(commands: dict[str, list[str]], sources: Path, out: Path, names: Iterable[str]) -> None:
-    """Compiles the libraries of the levels `names`, by the commands of all. They hold the hash of the sources before any
-    was read: one that is edited meanwhile leaves a stale library, never one that passes for fresh."""
+    """Compiles the libraries of the levels `names`, by the commands of all. They hold the hash of the sources as before
+    any was read: one that is edited meanwhile leaves a stale library, never one that passes for fresh."""
     out.mkdir(parents=True, exist_ok=True)
     units = sorted(sources.glob("*.cpp"))
     with tempfile.TemporaryDirectory(prefix="headway-") as scratch, ThreadPoolExecutor(JOBS) as pool:

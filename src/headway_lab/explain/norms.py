@@ -1,4 +1,4 @@
-"""What BatchNorm, LayerNorm and RMSNorm average over.
+"""The axes that BatchNorm, LayerNorm and RMSNorm average over.
 
 (Ioffe and Szegedy 2015, algorithm 1; Ba et al. 2016, equation 3; Zhang and Sennrich 2019, equation 4.)
 """
