@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def chosen(named: Sequence[str] | None, known: Iterable[str], usual: Sequence[str], what: str) -> list[str]:
-    """The given names, or the usual ones. Raises ConfigError for a name that does not exist, and lists those that do."""
+    """The given names, or the usual ones. Raises ConfigError for a name that does not exist, listing those that do."""
     names = tuple(known)
     for name in named or ():
         if name not in names:

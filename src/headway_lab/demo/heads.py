@@ -17,8 +17,8 @@ LABELLED = 24  # tokens up to which their text is legible
 
 def looks(maps: list[Tensor]) -> list[dict[str, float]]:
     """The places that each head looks at, by the weights [H, T, T] of every layer: shares of its weight on the token
-    itself, the previous and the first one, and how far back it goes, averaged over the queries that have a previous token and a
-    first one that is neither."""
+    itself, the previous and the first one, and how far back it goes, averaged over the queries that have a previous
+    token and a first one that is neither."""
     rows = []
     for layer, weights in enumerate(maps):
         count = weights.shape[-1]
