@@ -102,7 +102,7 @@ def draw_patterns(
 
 
 def command(path: Path, patterns: Sequence[Pattern], count: int, tokens: Tokens) -> None:
-    """Of `headway show --out`: the patterns as a file."""
+    """Writes the patterns as a file, for `headway show --out`."""
     with saved_figure(path) as figure:
         draw_patterns(figure, patterns, count, tokens)
 

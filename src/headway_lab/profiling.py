@@ -1,4 +1,4 @@
-"""What the laboratory measures with: one thread, random numbers, the fastest of some calls, bytes kept for a backward,
+"""Tools of the laboratory: one thread, random numbers, the fastest of some calls, bytes kept for a backward,
 and the power law through measured points."""
 
 import math
@@ -59,15 +59,15 @@ def saved_bytes(
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         out = forward()
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    return out, sum(size for at, size in sizes.items() if at not in own)
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    return out, sum(size for at, size in sizes.items() if at not in parameters)
 
 
 def flops(call: Callable[[], Tensor]) -> tuple[int, Tensor]:
     """Operations of the matrix products and convolutions that a call runs, and its result."""
     with FlopCounterMode(display=False) as counter:
-        found = call()
-    return counter.get_total_flops(), found
+        result = call()
+    return counter.get_total_flops(), result
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

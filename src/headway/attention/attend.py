@@ -1,4 +1,4 @@
-"""Where patterns, heads, scores, keys and kernels meet, and nowhere else.
+"""Attention calls: the one place where patterns, heads, scores, keys and kernels meet.
 
 Legend: B rows, H query heads, K kv heads, T queries, S keys, D per head of q and k, Dv of v.
 """
@@ -49,7 +49,7 @@ def attend(
     Args:
         q: [B, H, T, D];  k: [B, K, S, D];  v: [B, K, S, Dv], with H a multiple of K.
         pattern: which keys each query may see.
-        q_tokens, k_tokens: what is known of the slots of either side. Without them both sides are numbered
+        q_tokens, k_tokens: the tokens in the slots of either side. Without them both sides are numbered
             from 0, and T must equal S unless the pattern is Full.
         keep: bool [B|1, H|1, T, S], True where a pair may be seen, besides the pattern (dense and sdpa only).
         score: steps applied to the scaled scores in order.
@@ -106,7 +106,7 @@ def attend_keys(
     lse: bool = True,
     first_head: int = 0,
 ) -> Partial:
-    """Attention over several disjoint sets of keys, merged: what `attend` wraps, with its logsumexp.
+    """Attention over several disjoint sets of keys, merged, with its logsumexp; `attend` wraps it.
 
     Returns Partial(out [B, H, T, Dv], lse [B, H, T]), differentiable in both parts. Arguments as in `attend`; S counts
     the keys of all sets. `lse=False`: only `out` is wanted; lse may then be NaN, and backends that return none may run.
@@ -183,15 +183,14 @@ def _numbers(count: int) -> Tokens:
 
 
 def by_pattern(call: Call, run: Callable[[Call], Partial]) -> Partial:
-    """`run` of the call; where heads have patterns of their own, once per distinct one: heads that share one run
-    together."""
+    """Runs the call once per distinct pattern: heads that share a pattern run together."""
     if len(call.pattern.heads) == 1:
         return run(call)
     device, group = call.q.device, call.heads.group
     parts: list[Partial] = []
     runs = _alike(call.pattern.heads, group)
     for heads, pattern in runs:
-        which, kv = torch.tensor(heads, device=device), sorted({h // group for h in heads})
+        ids, kv = torch.tensor(heads, device=device), sorted({h // group for h in heads})
         keep = call.keep
         some = replace(
             call,
@@ -199,9 +198,9 @@ def by_pattern(call: Call, run: Callable[[Call], Partial]) -> Partial:
             keys=tuple(part.map(partial(_take, heads=kv)) for part in call.keys),
             pattern=pattern,
             heads=Heads.of(len(heads), len(kv)),
-            score=tuple(s.select_heads(which) for s in call.score),
+            score=tuple(s.select_heads(ids) for s in call.score),
             keep=keep if keep is None or keep.shape[1] == 1 else _take(keep, heads),
-            head_ids=which if call.head_ids is None else call.head_ids[which],
+            head_ids=ids if call.head_ids is None else call.head_ids[ids],
         )
         parts.append(run(some))
     order = [h for heads, _ in runs for h in heads]
@@ -220,7 +219,10 @@ def _take(t: Tensor, heads: Sequence[int]) -> Tensor:
 
 
 def _alike(patterns: Sequence[Pattern], group: int) -> list[tuple[list[int], Pattern]]:
-    """Heads by pattern; heads of one run take equally many of each kv head, so that they stay grouped."""
+    """Heads by pattern; heads of one run take equally many of each kv head, so that they stay grouped.
+
+    With group 2 and patterns A A A B of 4 heads: A runs for heads [0, 1], A for [2], B for [3].
+    """
     of_kv = Counter((h // group, pattern) for h, pattern in enumerate(patterns))
     runs: dict[tuple[Pattern, int], list[int]] = {}
     for h, pattern in enumerate(patterns):

@@ -1,4 +1,4 @@
-"""The one autograd function around a whole plan, for backends with a backward of their own.
+"""The one autograd function around a whole plan, for backends that have a backward.
 
 The backward needs only the final (out, lse) of the merged result: every block's gradient is independent of
 the others, and both parts of the partial are differentiable.
@@ -18,12 +18,12 @@ from headway.partial import Partial
 
 
 def run(backend: Backend, call: Call, lse: bool) -> Partial:
-    """The partial of `call` by a backend that can run it; differentiable in both parts, once where the backend has a
-    backward of its own."""
+    """The partial of `call` by a backend that can run it; differentiable in both parts, once where the backend has its
+    own backward."""
     rounded = not backend.capabilities.int8 and any(part.is_int8 for part in call.keys)
     if rounded or not backend.capabilities.stores:
         call = call.gathered()
-    if rounded:  # of a store only what is attended to
+    if rounded:  # only the keys of a store that are attended to
         call = call.dequantized()
     if backend.operator is not None and torch.compiler.is_compiling():
         return backend.operator(call)
@@ -35,7 +35,7 @@ def run(backend: Backend, call: Call, lse: bool) -> Partial:
 
 
 def gradients(backend: Backend, call: Call, merged: Partial, d_out: Tensor, d_lse: Tensor) -> Gradients:
-    """What the one set of keys of `call` contributes to the gradients of a result that was merged from several sets.
+    """The gradients that the one set of keys of `call` contributes, where a result was merged from several sets.
 
     A backend's own backward needs the merged (out, lse) alone. For the others, with w = exp(lse_i - lse), the partial
     of this set is given the gradients w dOut and w (rowsum(dOut * (out_i - out)) + dlse) of the merge.
@@ -43,16 +43,16 @@ def gradients(backend: Backend, call: Call, merged: Partial, d_out: Tensor, d_ls
     if backend.backward is not None:
         return backend.backward(call, merged.out, merged.lse, d_out, d_lse)
     (keys,) = call.keys
-    given = (call.q, keys.k, keys.v, *call.parameters)
-    q, k, v, *parameters = leaves = [t.detach().requires_grad_() for t in given]
+    tensors = (call.q, keys.k, keys.v, *call.parameters)
+    q, k, v, *parameters = leaves = [t.detach().requires_grad_() for t in tensors]
     with torch.enable_grad():
         on = replace(call, q=q, keys=(KeyValues(k, v, keys.tokens),))
         part = backend.forward(on.with_parameters(parameters), True)
     weight = torch.exp(part.lse.detach() - merged.lse).masked_fill(part.lse == float("-inf"), 0.0)
     d = weight.unsqueeze(-1) * d_out
     d_sum = (d * (part.out.detach() - merged.out)).sum(-1) + weight * d_lse
-    made = torch.autograd.grad((part.out, part.lse), leaves, (d, d_sum), materialize_grads=True)
-    return Gradients(made[0], [made[1]], [made[2]], list(made[3:]))
+    grads = torch.autograd.grad((part.out, part.lse), leaves, (d, d_sum), materialize_grads=True)
+    return Gradients(grads[0], [grads[1]], [grads[2]], list(grads[3:]))
 
 
 def no_second_derivative(backend: str) -> BackendError:
@@ -68,7 +68,7 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, backend: Backend, call: Call, q: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         """`tensors`: every k, every v, and those of the scores."""
         part, none = backend.forward(call, True), q.new_empty(0)
-        # Without q, keys and values, which autograd alone holds.
+        # Holds no q, keys and values: autograd alone keeps those.
         keys = tuple(KeyValues(none, none, side.tokens) for side in call.keys)
         ctx.backend, ctx.call = backend, replace(call, q=none, keys=keys)
         ctx.save_for_backward(q, part.out, part.lse, *tensors)
@@ -86,6 +86,6 @@ class _Attention(torch.autograd.Function):
         sets = zip(tensors[:count], tensors[count : 2 * count], call.keys, strict=True)
         keys = tuple(KeyValues(k, v, side.tokens) for k, v, side in sets)
         whole = replace(call, q=q, keys=keys).with_parameters(tensors[2 * count :])
-        made = backend.backward(whole, out, lse, *grads)
-        pairs = zip([made.q, *made.k, *made.v, *made.parameters], [q, *tensors], strict=True)
+        result = backend.backward(whole, out, lse, *grads)
+        pairs = zip([result.q, *result.k, *result.v, *result.parameters], [q, *tensors], strict=True)
         return None, None, *(g.to(t.dtype) if t.requires_grad else None for g, t in pairs)

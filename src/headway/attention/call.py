@@ -1,4 +1,4 @@
-"""One attention call, checked and with everything spelled out: what every backend is given.
+"""One attention call, checked and with every default filled in: the input of every backend.
 
 Legend: B rows, H query heads, K kv heads, G group, T queries, S keys, D per head of q and k, Dv of v.
 """
@@ -84,8 +84,8 @@ class Call:
     def with_parameters(self, values: Sequence[Tensor]) -> "Call":
         """The same call with the tensors of its scores replaced, in the order of `parameters`."""
         rest = iter(values)
-        given = [(step, tuple(islice(rest, len(step.parameters)))) for step in self.score]
-        return replace(self, score=tuple(step.with_parameters(own) for step, own in given))
+        pairs = [(step, tuple(islice(rest, len(step.parameters)))) for step in self.score]
+        return replace(self, score=tuple(step.with_parameters(tensors) for step, tensors in pairs))
 
     def scored(self, s: Tensor, q: Tensor, at_q: Tokens, at_k: Tokens) -> Tensor:
         """Scaled scores [B, H, T, S] after all steps of `score`."""
@@ -106,8 +106,8 @@ class Call:
         part, first = self.keys[number], self.slots[number]
         mask = visible(self.pattern, self.q_tokens, part.tokens)
         if self.keep is not None:
-            one = self.keep.shape[-1] == 1
-            mask = mask & (self.keep if one else self.keep[..., first : first + part.tokens.count])
+            broadcast = self.keep.shape[-1] == 1
+            mask = mask & (self.keep if broadcast else self.keep[..., first : first + part.tokens.count])
         some = mask.any(-2)
         if some.shape[1] > 1:
             some = some.unflatten(1, (self.heads.kv_heads, -1)).any(2)

@@ -1,6 +1,6 @@
 """Calls that repeat: when a model decodes, its layers make one call after the other that differ in numbers only.
 
-What is validated, chosen and laid out follows from shapes, strides, types, tokens and pattern. A call in which all of
+Validation, choice and layout follow from shapes, strides, types, tokens and pattern. A call in which all of
 these are as they were goes straight to the kernels: when a long context has just passed through the processor's caches,
 looking at everything again takes as long as reading megabytes of keys.
 """
@@ -21,7 +21,7 @@ KEPT = 64
 """Calls remembered at a time."""
 
 FEW = 4
-"""Queries of a call up to which it is remembered by tokens that data must be looked at for: those of a decode step."""
+"""Queries up to which a call is remembered by token objects that have no static key: those of a decode step."""
 
 _known: dict[Hashable, Repeated] = {}
 
@@ -35,7 +35,7 @@ def key(
     backend: str,
     lse: bool,
 ) -> Hashable | None:
-    """All that decides how a call without scores, masks and dropout is computed; None where more would."""
+    """All that decides how a call without scores, masks and dropout is computed; None where more than that does."""
     if torch.compiler.is_compiling() or len(keys) != 1 or not isinstance(pattern, Pattern):
         return None
     part = keys[0]
@@ -59,7 +59,7 @@ def _plain(t: Tensor) -> bool:
 
 
 def _side(tokens: Tokens, few: bool) -> Hashable | None:
-    """What says all of the tokens: their start and count, or, for few queries, they themselves, unchanged."""
+    """A key that identifies the tokens: their start and count, or, for few queries, the object and its versions."""
     rows = tokens.index.shape[0], tokens.position is None or tokens.position.shape[0]
     if tokens.static_key is not None:
         return tokens.static_key, rows
@@ -67,23 +67,23 @@ def _side(tokens: Tokens, few: bool) -> Hashable | None:
     return None if versions is None else (ref(tokens), versions, rows)
 
 
-def known(found: Hashable | None) -> Repeated | None:
-    """How calls of this key are computed, if one was made before."""
-    return None if found is None else _known.get(found)
+def known(call_key: Hashable | None) -> Repeated | None:
+    """The function that repeats calls of this key; None if none was remembered."""
+    return None if call_key is None else _known.get(call_key)
 
 
-def remember(found: Hashable, backend: Backend, call: Call, lse: bool) -> Repeated | None:
-    """That the backend computes calls of this key, and how; None where it cannot repeat them."""
+def remember(call_key: Hashable, backend: Backend, call: Call, lse: bool) -> Repeated | None:
+    """Remembers how the backend repeats calls of this key, and returns it; None where it cannot."""
     if backend.repeat is None:
         return None
     as_is = backend.capabilities.int8
-    made = backend.repeat(call if as_is else call.dequantized(), lse)
-    if made is None:
+    repeated = backend.repeat(call if as_is else call.dequantized(), lse)
+    if repeated is None:
         return None
     if len(_known) >= KEPT:
         _known.clear()
-    _known[found] = made if as_is else lambda q, keys: made(q, keys.dequantized(q.dtype))
-    return _known[found]
+    _known[call_key] = repeated if as_is else lambda q, keys: repeated(q, keys.dequantized(q.dtype))
+    return _known[call_key]
 
 
 def forget() -> None:

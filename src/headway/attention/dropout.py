@@ -29,7 +29,7 @@ def keep_scale(
     keys: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    """What a weight is multiplied with: 1 / (1 - p) where it is kept, 0 where dropped; [B, H, T, S].
+    """The factor of each weight: 1 / (1 - p) where it is kept, 0 where dropped; [B, H, T, S].
 
     The arguments `rows` [B], `heads` [H], `queries` [B|1, T] and `keys` [B|1, S] are int64 coordinates.
     """

@@ -1,4 +1,4 @@
-"""A set of keys with their values and what is known of their slots."""
+"""A set of keys with their values and the tokens in their slots."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -65,8 +65,8 @@ class KeyValues:
 
     def slice(self, begin: int, end: int) -> "KeyValues":
         """The slots begin..end-1."""
-        own = self.gathered()
-        return own.map(lambda t: t[:, :, begin:end], self.tokens.slice(begin, end))
+        kv = self.gathered()
+        return kv.map(lambda t: t[:, :, begin:end], self.tokens.slice(begin, end))
 
     @staticmethod
     def cat(parts: "Sequence[KeyValues]") -> "KeyValues":
@@ -82,11 +82,11 @@ class KeyValues:
         return KeyValues(k, v, self.tokens, k_scale, v_scale)
 
     def dequantized(self, dtype: torch.dtype) -> "KeyValues":
-        """What int8 stands for, in `dtype`; itself where it is not int8."""
+        """The numbers that int8 stands for, in `dtype`; itself where it is not int8."""
         if self.k_scale is None or self.v_scale is None:
             return self
-        own = self.gathered()
-        assert own.k_scale is not None
-        assert own.v_scale is not None
-        k, v = dequantize(own.k, own.k_scale, dtype), dequantize(own.v, own.v_scale, dtype)
+        kv = self.gathered()
+        assert kv.k_scale is not None
+        assert kv.v_scale is not None
+        k, v = dequantize(kv.k, kv.k_scale, dtype), dequantize(kv.v, kv.v_scale, dtype)
         return KeyValues(k, v, self.tokens)

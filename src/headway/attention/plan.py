@@ -1,5 +1,5 @@
 """Slots in an order in which blocks of them are alike, and plans: which blocks of which query tile are to be computed,
-found without looking at pairs. What every backend that skips blocks begins with.
+found without looking at pairs. Every backend that skips blocks begins here.
 
 Legend: B rows, N slots, D per head.
 """
@@ -155,13 +155,14 @@ def _judged(pattern: Pattern, at_q: Extent, at_k: Extent, rows: int, apart: bool
 
 
 def _together(possible: Tensor, certain: Tensor) -> tuple[Tensor, Tensor]:
-    """What was judged of every row [B, ...] for all of them [1, ...]: possible in some row, certain in every row."""
+    """Judgements of every row [B, ...] as one for all rows [1, ...]: possible in some row, certain in every row."""
     some = possible.any(0, keepdim=True)
     return some, certain.all(0, keepdim=True) & some
 
 
 def _runs(some: Tensor, every: Tensor) -> tuple[Tensor, ...]:
-    """The stretches along the last axis that are alike: (place on the other axes, begin, end, full), [R] each."""
+    """The stretches along the last axis that are alike: (place on the other axes, begin, end, full), [R] each. With
+    some 0 1 1 1 and every 0 0 1 1: (begin 1, end 2, full 0) and (begin 2, end 4, full 1)."""
     kind = torch.nn.functional.pad(some.byte() + every.byte(), (1, 1))
     change = kind[..., 1:] != kind[..., :-1]
     where = (change[..., :-1] & some).nonzero().unbind(1)

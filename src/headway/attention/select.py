@@ -60,7 +60,7 @@ DENSE_SCORES = 2**20
 
 
 class Situation:
-    """What the policy looks at: a call, whether its logsumexp is asked for, where it would run, and its size.
+    """The input of the policy: a call, whether its logsumexp is needed, where it would run, and its size.
 
     pairs       queries times keys of a row, T S
     scores      elements of the whole score matrix, B H T S
@@ -68,8 +68,8 @@ class Situation:
     """
 
     def __init__(self, call: Call, lse: bool, device: str | None = None) -> None:
-        found = call.q.device.type
-        self.call, self.lse, self.device = call, lse, device or ("cpu" if found == "meta" else found)
+        kind = call.q.device.type
+        self.call, self.lse, self.device = call, lse, device or ("cpu" if kind == "meta" else kind)
         rows, heads, queries, width = call.q.shape
         self.pairs = queries * sum(part.count for part in call.keys)
         self.scores = rows * heads * self.pairs
@@ -77,7 +77,7 @@ class Situation:
 
     @property
     def forms(self) -> str:
-        """How torch's kernel would take the key sets."""
+        """The form in which torch's kernel would take each key set."""
         return " + ".join(form(self.call, part) for part in self.call.keys)
 
     def unsupported_reason(self, backend: Backend) -> str | None:
@@ -147,13 +147,13 @@ def select(call: Call, backend: str, lse: bool) -> Backend:
     """The backend of a call: the one that is named, or BackendError where it cannot run it; for "auto" a chosen one."""
     if backend == AUTO:
         return pick(call, lse)
-    asked = named(backend)
-    reason = Situation(call, lse).unsupported_reason(asked)
+    chosen = named(backend)
+    reason = Situation(call, lse).unsupported_reason(chosen)
     if reason is not None:
         raise BackendError(
             f'backend="{backend}" cannot run this call: {reason}; backend="auto" would take {pick(call, lse).name}'
         )
-    return asked
+    return chosen
 
 
 def run(call: Call, backend: str, lse: bool, key: Hashable | None = None) -> Partial:

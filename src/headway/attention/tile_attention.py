@@ -93,7 +93,7 @@ def _as_rows(x: Tensor, kv: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ResultGradient:
-    """What the backward of every block needs of the whole result, for a tile of queries.
+    """The parts of the whole result that the backward of every block needs, for a tile of queries.
 
     lse [B, H, t] with 0 in place of -inf; d_out [B, K, G * t, Dv]; delta [B, H, t] = rowsum(dOut * Out) - dlse.
     """
@@ -139,11 +139,11 @@ def tile_backward(
     dv = dropped.unflatten(1, (kv, group)).flatten(2, 3).transpose(-1, -2) @ result.d_out
     ds = p * (dp - result.delta.unsqueeze(-1))
     if call.score:
-        asked = [q_leaf, k_leaf, *(leaf for leaf in leaves if leaf.requires_grad)]
-        dq, dk, *rest = torch.autograd.grad(s, asked, ds, allow_unused=True)
-        found = iter(rest)
-        given = tuple(next(found) if p.requires_grad else None for p in parameters)
-        return dq, dk, dv, given
+        inputs = [q_leaf, k_leaf, *(leaf for leaf in leaves if leaf.requires_grad)]
+        dq, dk, *rest = torch.autograd.grad(s, inputs, ds, allow_unused=True)
+        remaining = iter(rest)
+        grads = tuple(next(remaining) if p.requires_grad else None for p in parameters)
+        return dq, dk, dv, grads
     rows = ds.unflatten(1, (kv, group)).flatten(2, 3)
     dq = (rows @ k * call.scale).unflatten(2, (group, t))
     return dq, rows.transpose(-1, -2) @ _rows(at.q) * call.scale, dv, tuple(None for _ in parameters)

@@ -1,4 +1,4 @@
-"""Matrices in blocks of 256 inputs (`headway.block_quantization`) as the kernels read them.
+"""Matrices in blocks of 256 inputs (`headway.block_quantization`) in the kernels' layout.
 
 Legend: I inputs, O outputs, P = ceil(O / 16) panels.
 """
@@ -18,7 +18,7 @@ SCALES = 2 * PANEL
 
 
 class BlockPanels(NamedTuple):
-    """A matrix in panels of 16 outputs: of each 256 inputs d and dmin in float16, then eight groups.
+    """A matrix in panels of 16 outputs: for each 256 inputs d and dmin in float16, then eight groups.
 
     Attributes:
         data: uint8 [P, bytes of a panel].
@@ -36,7 +36,7 @@ class BlockPanels(NamedTuple):
         """The same codes and scales in another order."""
         outputs, inputs = matrix.codes.shape
         panels, size = -(-outputs // PANEL), inputs // BLOCK * block_bytes(matrix.bits)
-        data = torch.empty(panels, size, dtype=torch.uint8)  # before what is made on the way, as `Panels` do
+        data = torch.empty(panels, size, dtype=torch.uint8)  # allocated before temporaries, as in `Panels`
         large_pages([data])
         step = max(1, AT_ONCE // (PANEL * inputs))
         for first in range(0, panels, step):
@@ -45,7 +45,7 @@ class BlockPanels(NamedTuple):
         return cls(data, matrix.bits, outputs, inputs)
 
     def unpack(self, first: int = 0, count: int | None = None) -> BlockMatrix:
-        """The matrix again; of `count` panels from `first`, all unless given."""
+        """The matrix of `count` panels from `first`, all unless given."""
         data = self.data[first:] if count is None else self.data[first : first + count]
         outputs = min(len(data) * PANEL, self.outputs - first * PANEL)
         blocks = data.view(len(data), self.inputs // BLOCK, block_bytes(self.bits))
@@ -57,17 +57,17 @@ class BlockPanels(NamedTuple):
             return t.movedim(-1, 1).flatten(2).flatten(0, 1)[:outputs].contiguous()
 
         d = blocks[:, :, :head].contiguous().view(torch.float16).unflatten(2, (-1, PANEL))
-        own = groups[..., -SCALES:].contiguous().unflatten(3, (2, PANEL))
+        scales = groups[..., -SCALES:].contiguous().unflatten(3, (2, PANEL))
         codes = of_rows(_codes(groups[..., :-SCALES], self.bits).transpose(-1, -2))
         if self.bits == 6:
             return BlockMatrix(
-                codes, of_rows(own.view(torch.int8)), None, of_rows(d[:, :, 0]), None, self.bits
+                codes, of_rows(scales.view(torch.int8)), None, of_rows(d[:, :, 0]), None, self.bits
             )
-        scale, low, dmin = of_rows(own[:, :, :, 0]), of_rows(own[:, :, :, 1]), of_rows(d[:, :, 1])
+        scale, low, dmin = of_rows(scales[:, :, :, 0]), of_rows(scales[:, :, :, 1]), of_rows(d[:, :, 1])
         return BlockMatrix(codes, scale, low, of_rows(d[:, :, 0]), dmin, self.bits)
 
     def rows(self, at: Tensor) -> Tensor:
-        """Rows [n, I] of these numbers, float32, of their numbers [n]: panels that hold one are unpacked."""
+        """The rows [n, I] of numbers `at` [n], float32; only panels that hold one of them are unpacked."""
         panels, place = (at // PANEL).unique(return_inverse=True)
         some = self._replace(data=self.data[panels], outputs=len(panels) * PANEL)
         return some.unpack().dequantize()[place * PANEL + at % PANEL]
@@ -103,7 +103,7 @@ def _packed(matrix: BlockMatrix) -> Tensor:
 
 
 def _codes(groups: Tensor, bits: int) -> Tensor:
-    """[.., bytes of codes] as [.., 2, 2, 2, 16, 4]: the inverse of `_packed`."""
+    """[.., bytes of codes] as [.., 2, 2, 2, 16, 4]: the inverse of `_packed`. Byte 0xB4 has the low bits 4 and 11."""
     low = groups[..., : 64 * 4].unflatten(-1, (2, 1, 2, PANEL, 4))
     q = torch.cat((low & 15, low >> 4), -4)
     if bits == 4:

@@ -2,10 +2,10 @@
 
     python -m headway.native.build [--level LEVEL ...] [--out FOLDER] [--force] [--sanitize] [--machine MACHINE]
 
-Another machine's levels are compiled with a compiler for it: CXX=aarch64-linux-gnu-g++ and --machine aarch64.
+Another machine's levels are compiled by a cross compiler: CXX=aarch64-linux-gnu-g++ and --machine aarch64.
 
 The installation calls the same functions, for the level of the machine that it runs on; HEADWAY_LEVELS=all takes all,
-as wheels for others do, HEADWAY_LEVELS=avx2,portable those two. HEADWAY_BUILD says how much it matters: `auto` (build,
+as wheels for others do, HEADWAY_LEVELS=avx2,portable those two. HEADWAY_BUILD says what a failure means: `auto` (build,
 and go on without where that fails), `require` (fail), `off` (do not build). By hand, all levels and `require` are the
 default.
 """
@@ -76,18 +76,18 @@ def built_hash(library: Path) -> str | None:
     """The hash of the sources that a library file was built from, read without opening it as a library; None
     where there is no such file, or none in it."""
     try:
-        found = STAMP.search(library.read_bytes())
+        match = STAMP.search(library.read_bytes())
     except OSError:
         return None
-    return found.group(1).decode() if found else None
+    return match.group(1).decode() if match else None
 
 
 def mode(environment: Mapping[str, str] = os.environ, default: str = "auto") -> str:
-    """What HEADWAY_BUILD asks for: "auto", "require" or "off"."""
-    asked = environment.get("HEADWAY_BUILD") or default
-    if asked not in MODES:
-        raise BuildError(f"HEADWAY_BUILD={asked}{did_you_mean(asked, MODES)} is none of {', '.join(MODES)}")
-    return asked
+    """The mode that HEADWAY_BUILD asks for: "auto", "require" or "off"."""
+    choice = environment.get("HEADWAY_BUILD") or default
+    if choice not in MODES:
+        raise BuildError(f"HEADWAY_BUILD={choice}{did_you_mean(choice, MODES)} is none of {', '.join(MODES)}")
+    return choice
 
 
 def asked_levels(
@@ -95,21 +95,21 @@ def asked_levels(
 ) -> tuple[list[str], bool]:
     """The levels that HEADWAY_LEVELS asks for, and whether only the best of them that the compiler knows: "native",
     those that this machine runs; "all" of `machine`'s (default: this one's); or names with commas."""
-    asked = environment.get("HEADWAY_LEVELS") or default
-    if asked == OF_THIS_MACHINE:
+    names = environment.get("HEADWAY_LEVELS") or default
+    if names == OF_THIS_MACHINE:
         return levels.of_this_machine(), True
-    return [*levels.known(machine)] if asked == ALL else asked.split(","), False
+    return [*levels.known(machine)] if names == ALL else names.split(","), False
 
 
 def compiler() -> list[str]:
     """The command of the C++ compiler: what CXX says, else the first of g++, clang++ and c++ in PATH.
 
     Raises BuildError where there is none."""
-    asked = shlex.split(os.environ.get("CXX", ""))
-    for command in [asked] if asked else [[name] for name in COMPILERS]:
+    chosen = shlex.split(os.environ.get("CXX", ""))
+    for command in [chosen] if chosen else [[name] for name in COMPILERS]:
         if shutil.which(command[0]):
             return command
-    if asked:
+    if chosen:
         raise BuildError(f"no C++ compiler: CXX={os.environ['CXX']} names no program; correct or unset it")
     raise BuildError(
         f"no C++ compiler: none of {', '.join(COMPILERS)} is in PATH; install one (Debian, Ubuntu: "
@@ -136,13 +136,13 @@ def build(
     those that were built from these very sources. Levels that the compiler is too old for are left out, which is
     said; where `only` names one that is not one of several, or the sources do not compile, it is a BuildError with the
     compiler's last words."""
-    asked, known = tuple(only), levels.known(machine)
-    for level in asked:
+    names, known = tuple(only), levels.known(machine)
+    for level in names:
         check_known(level, known, f"{machine or platform.machine()} has no level", error=BuildError)
     built: list[str] = []
     stale: list[str] = []
-    for level in (x for x in known if x in asked or not asked):
-        must = level == "portable" or (level in asked and not best)
+    for level in (x for x in known if x in names or not names):
+        must = level == "portable" or (level in names and not best)
         if force or built_hash(out / file_name(level)) != source_hash(level, sources):
             if not _able(compiler(), level, must, say):
                 continue
@@ -169,8 +169,8 @@ def _able(command: list[str], level: str, must: bool, say: Callable[[str], None]
     return True
 
 
-def _compile(commands: dict[str, list[str]], sources: Path, out: Path, wanted: Iterable[str]) -> None:
-    """The libraries of the levels `wanted`, by the commands of all. These hold the hash of the sources as it was before
+def _compile(commands: dict[str, list[str]], sources: Path, out: Path, names: Iterable[str]) -> None:
+    """Compiles the libraries of the levels `names`, by the commands of all. They hold the hash of the sources as before
     any was read: one that is edited meanwhile leaves a stale library, never one that passes for fresh."""
     out.mkdir(parents=True, exist_ok=True)
     units = sorted(sources.glob("*.cpp"))
@@ -178,7 +178,7 @@ def _compile(commands: dict[str, list[str]], sources: Path, out: Path, wanted: I
         exports = Path(scratch, "exports")
         exports.write_text("{ global: headway_*; local: *; };\n")
         hide = [f"-Wl,--version-script={exports}"] if sys.platform == "linux" else LINKED
-        fresh = {x: out / f".{file_name(x)}.{os.getpid()}" for x in wanted}
+        fresh = {x: out / f".{file_name(x)}.{os.getpid()}" for x in names}
         parts = {x: [(x if unit.name in OWN else STANDS_ON.get(x, x), unit) for unit in units] for x in fresh}
         objects = {
             (x, unit): str(Path(scratch, f"{x}-{unit.stem}.o")) for part in parts.values() for x, unit in part
@@ -189,14 +189,14 @@ def _compile(commands: dict[str, list[str]], sources: Path, out: Path, wanted: I
                 for (x, unit), target in objects.items()
             ]:
                 job.result()
-            for x, made in fresh.items():
-                _run([*commands[x], "-shared", *hide, *(objects[part] for part in parts[x]), "-o", str(made)])
-            for x, made in fresh.items():
-                made.replace(out / file_name(x))
+            for x, path in fresh.items():
+                _run([*commands[x], "-shared", *hide, *(objects[part] for part in parts[x]), "-o", str(path)])
+            for x, path in fresh.items():
+                path.replace(out / file_name(x))
         finally:
             pool.shutdown(cancel_futures=True)
-            for made in fresh.values():
-                made.unlink(missing_ok=True)
+            for path in fresh.values():
+                path.unlink(missing_ok=True)
 
 
 def _flags(level: str, sources: Path) -> list[str]:
@@ -226,20 +226,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--machine", choices=sorted(levels.MACHINES), help="whose levels [default: this one's]"
     )
-    given = parser.parse_args(arguments)
-    out = given.out or (LIBRARIES / "sanitized" if given.sanitize else LIBRARIES)
+    args = parser.parse_args(arguments)
+    out = args.out or (LIBRARIES / "sanitized" if args.sanitize else LIBRARIES)
     how = "require"
     try:
         how = mode(default=how)
         if how == "off":
             _say("HEADWAY_BUILD=off: nothing built")
         else:
-            named = given.level or given.machine
-            only, best = (given.level, False) if named else asked_levels(default=ALL)
-            how_built = {"machine": given.machine, "sanitize": given.sanitize, "force": given.force}
-            made = build(out, only, best=best, **how_built, say=_say)
-            print(*made, sep="\n")
-            if given.sanitize:
+            named = args.level or args.machine
+            only, best = (args.level, False) if named else asked_levels(default=ALL)
+            how_built = {"machine": args.machine, "sanitize": args.sanitize, "force": args.force}
+            paths = build(out, only, best=best, **how_built, say=_say)
+            print(*paths, sep="\n")
+            if args.sanitize:
                 asan = shlex.join([*compiler(), "-print-file-name=libasan.so"])
                 _say(
                     f"LD_PRELOAD=$({asan}) ASAN_OPTIONS=detect_leaks=0 HEADWAY_NATIVE_DIR={out} runs with them"

@@ -28,11 +28,11 @@ CODES, BEHIND = 7, 64
 
 
 class Compressed(NamedTuple):
-    """A matrix of bf16 weights as the kernels read it.
+    """A matrix of bf16 weights in the kernels' layout.
 
     Attributes:
         data: uint8; the rows as `csrc/compressed.h` has them, and `BEHIND` bytes.
-        starts: int64 [O], where each begins.
+        starts: int64 [O], the byte at which each row begins.
         table: the exponents that have codes, a byte each, the first the lowest.
         outputs, inputs: O and I.
     """
@@ -83,8 +83,8 @@ class Compressed(NamedTuple):
         return cls(data, starts, table, outputs, inputs)
 
     def unpack(self, first: int = 0, count: int | None = None, *, into: Tensor | None = None) -> Tensor:
-        """The weights again, of `count` outputs from `first`, all unless given: bf16 [O, I], to the bit. They come into
-        memory of as many bf16 numbers or more, or into new memory."""
+        """The weights of `count` outputs from `first`, all unless given: bf16 [O, I], to the bit. They are written to
+        `into`, of as many bf16 numbers or more, or to new memory."""
         dll, starts = _kernels(), self.starts[first:] if count is None else self.starts[first : first + count]
         size = len(starts) * self.inputs
         out = torch.empty(size, dtype=torch.bfloat16) if into is None else into[:size]
@@ -99,15 +99,15 @@ class Compressed(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that is kept."""
+        """Bytes of the data and the starts."""
         return self.data.nbytes + self.starts.nbytes
 
 
 def _kernels() -> Any:
-    found = library()
-    if found is None:
+    kernels = library()
+    if kernels is None:
         raise BackendError("compressed weights are read by the native kernels, which are not loaded")
-    dll, size, table, address = found.dll, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
+    dll, size, table, address = kernels.dll, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
     dll.headway_exponents.restype = dll.headway_decompress.restype = None
     dll.headway_exponents.argtypes = [address, size, size, size, address]
     dll.headway_compress.restype = size
@@ -122,7 +122,7 @@ def _edges(rows: int) -> list[int]:
 
 
 def _each(do: Any, parts: list[tuple[int, int]]) -> list[Any]:
-    """What `do` gives of every part; calls of kernels leave Python to others."""
+    """The results of `do` for every part, in threads: calls of kernels release Python's lock."""
     if len(parts) < 2:
         return [do(number, *part) for number, part in enumerate(parts)]
     with ThreadPoolExecutor(len(parts)) as pool:

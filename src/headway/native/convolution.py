@@ -1,6 +1,6 @@
 """Short convolutions of rows by the native kernels, forward and backward.
 
-`headway.attention.delta.convolution` has the formula, and what runs elsewhere.
+`headway.attention.delta.convolution` has the formula, and the path without kernels.
 """
 
 import torch
@@ -67,5 +67,5 @@ def _struct(
         x.data_ptr(), x.stride(0), x.stride(1), *addresses(taps, bias, begins),
         begins.stride(0) if begins is not None and len(begins) > 1 else 0, *addresses(past),
     )  # fmt: skip
-    struct.kept = x, taps, bias, past, begins  # what it points to lives as long
+    struct.kept = x, taps, bias, past, begins  # keeps alive the tensors that it points to
     return struct

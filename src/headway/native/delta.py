@@ -1,7 +1,7 @@
 """The gated delta rule by the native kernels, forward and backward.
 
 Tensors are float32 or bf16 on the CPU; log decays, betas, states and sums are float32.
-`headway.attention.delta` has the formula, and what runs elsewhere.
+`headway.attention.delta` has the formula, and the path without kernels.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from headway.native.rows import FLOATS, visible
 
 
 def unsupported_reason(*tensors: Tensor | None) -> str | None:
-    """Why the kernels do not take q, k, v and what comes with them; None where they do."""
+    """Why the kernels do not take q, k, v and the tensors beside them; None where they do."""
     q, _, v = tensors[:3]
     assert q is not None
     assert v is not None
@@ -114,14 +114,14 @@ def _struct(
         c.TensorStruct(), log_decay.data_ptr(), beta.data_ptr(),
     )  # fmt: skip
     if begins is not None:
-        struct.kept = begins = begins.contiguous()  # what it points to lives as long
+        struct.kept = begins = begins.contiguous()  # keeps alive the tensor that it points to
         struct.begins, struct.begins_batch = begins.data_ptr(), begins.stride(0) if len(begins) > 1 else 0
     struct.past = past.data_ptr()
     return struct
 
 
 def _run(struct: c.DeltaStruct) -> None:
-    found = library()
-    assert found is not None
-    if code := found.dll.headway_delta_rule(ctypes.byref(struct)):
+    kernels = library()
+    assert kernels is not None
+    if code := kernels.dll.headway_delta_rule(ctypes.byref(struct)):
         raise BackendError(f"headway_delta_rule refuses the call: {c.ERRORS[code]}")

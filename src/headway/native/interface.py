@@ -37,7 +37,7 @@ MOST_SCORES, MOST_ROTATED = _SIZES["HEADWAY_MOST_SCORES"], _SIZES["HEADWAY_MOST_
 _BODIES = {name: body for body, name in re.findall(r"typedef struct {(.*?)} (\w+);", _HEADER, re.DOTALL)}
 
 
-_made: dict[str, type[Structure]] = {}
+_structs: dict[str, type[Structure]] = {}
 S = TypeVar("S", bound=Structure)
 
 
@@ -49,14 +49,14 @@ def declared(name: str) -> Callable[[type[S]], type[S]]:
     def fill(cls: type[S]) -> type[S]:
         fields: list[tuple[str, Any]] = []
         for kind, names in re.findall(r"(?:const )?(\w+)([^;]+);", _BODIES[name]):
-            plain: Any = _made.get(kind) or _NUMBERS.get(kind)
+            plain: Any = _structs.get(kind) or _NUMBERS.get(kind)
             for star, field, count in re.findall(r"(\*?) *(\w+)(?:\[(\w+)\])?", names):
                 if star:
-                    fields.append((field, POINTER(_made[kind]) if kind in _made else c_void_p))
+                    fields.append((field, POINTER(_structs[kind]) if kind in _structs else c_void_p))
                 else:
                     fields.append((field, plain * _SIZES[count] if count else plain))
         cls._fields_ = fields
-        _made[name] = cls
+        _structs[name] = cls
         return cls
 
     return fill
@@ -64,7 +64,7 @@ def declared(name: str) -> Callable[[type[S]], type[S]]:
 
 @declared("headway_tensor")
 class TensorStruct(Structure):
-    """Where a tensor [B, H, N, D] lies; strides in elements, the last dimension is contiguous."""
+    """The address of a tensor [B, H, N, D] and its strides in elements; the last dimension is contiguous."""
 
     @staticmethod
     def of(t: Tensor) -> "TensorStruct":
@@ -95,7 +95,7 @@ class CallStruct(Structure):
 
 @declared("headway_nf4")
 class Nf4Struct(Structure):
-    """What codes of NF4 stand for."""
+    """The numbers that codes of NF4 stand for."""
 
 
 @declared("headway_matrix")
@@ -115,7 +115,7 @@ class HeadsStruct(Structure):
 
 @declared("headway_texts")
 class TextsStruct(Structure):
-    """Whose rows are read."""
+    """The texts whose rows are read."""
 
 
 @declared("headway_sums")

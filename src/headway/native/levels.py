@@ -24,8 +24,8 @@ _ARM: dict[str, tuple[str, ...]] = {
     "neon": ("-march=armv8-a",),
 }
 LEVELS = {**_X86, **_ARM, "portable": ()}
-"""The levels of each architecture, best first, and the instruction sets that each may use; `csrc/vec_LEVEL.h` has what
-it does with them. Never -march=native: a library is built where it does not run."""
+"""The levels of each architecture, best first, and the instruction sets that each may use; `csrc/vec_LEVEL.h` has its
+use of them. Never -march=native: a library is built where it does not run."""
 STANDS_ON = {"amx": "avx512bf16", "avx512vnni": "avx512", "avxvnni": "avx2", "dotprod": "neon"}
 OWN = ("linear.cpp", "measure.cpp", "step.cpp")
 """Levels that differ from another in products of bytes alone, and the sources that have such: all others are compiled
@@ -54,11 +54,11 @@ NEEDS = {
     level: frozenset(" ".join(_SYSTEM_NAMES.get(name, name) for name in sets(flags)).split())
     for level, flags in LEVELS.items()
 }
-"""What the code of a level may use, as `processor.cpu_flags` names it."""
+"""The instruction sets that the code of a level may use, by the names of `processor.cpu_flags`."""
 TILES = "amx_tile"
 """The instruction set whose registers the operating system must let a process use."""
 MACHINES = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _ARM}
-"""The levels of architectures, as `platform.machine` names them, but the portable one, which all have."""
+"""The levels of architectures, as `platform.machine` names them, without the portable one, which all have."""
 
 
 def known(machine: str | None = None) -> tuple[str, ...]:

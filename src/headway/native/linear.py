@@ -74,9 +74,9 @@ def linear(
         structs,
         len(matrices),
     )
-    found = library()
-    assert found is not None
-    if code := found.dll.headway_linear(ctypes.byref(call)):
+    kernels = library()
+    assert kernels is not None
+    if code := kernels.dll.headway_linear(ctypes.byref(call)):
         raise BackendError(f"the kernels refuse a product: {c.ERRORS[code]}")
     return [out.view(*x.shape[:-1], out.shape[1]) for out in outs]
 
@@ -84,8 +84,8 @@ def linear(
 def matrix_struct(
     matrix: Matrix, out: Tensor, bias: Tensor | None, factor: Tensor | None = None, *, add: bool = False
 ) -> c.MatrixStruct:
-    """One matrix of a call. What it points to must live as long as it. `factor`: float32 [O], by which each output is
-    multiplied; that of panels unless given."""
+    """One matrix of a call; the tensors that it points to must outlive it. `factor`: float32 [O], by which each output
+    is multiplied; that of panels unless given."""
     scales = zeros = table = 0
     starts = nf4 = None
     if isinstance(matrix, Tensor):

@@ -1,7 +1,7 @@
 """Finds the best native library for this CPU, checks that it is of these sources, opens it once a process.
 
 The variable HEADWAY_NATIVE takes `0` (no native kernels) or a level (that one or an error); HEADWAY_NATIVE_DIR names
-another folder of libraries. Where something is amiss, a warning says so once, and what remains takes over.
+another folder of libraries. Where something is amiss, a warning says so once, and the other backends take over.
 """
 
 import ctypes
@@ -47,7 +47,7 @@ class Library:
     def read_seconds(self, tensor: Tensor, threads: int | None = None) -> float:
         """Seconds in which `threads` threads (default: `threads()`) read the tensor's bytes once, side by side.
 
-        It is the roof of whatever must read these bytes where they are: in memory if the tensor is several times
+        This bounds every kernel that must read these bytes where they are: in memory if the tensor is several times
         the last cache. Raises BackendError for a tensor that is not contiguous on the CPU."""
         if tensor.device.type != "cpu" or not tensor.is_contiguous():
             raise BackendError(
@@ -60,7 +60,7 @@ class Library:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search ended with: a library, or `why` there is none; `trouble` is what should be known of."""
+    """The result of a search: a library, or `why` there is none; `trouble` is a warning to announce."""
 
     library: Library | None
     why: str | None = None
@@ -71,10 +71,10 @@ def library() -> Library | None:
     """The best native library for this CPU, opened once a process; None where there is none (`why_missing`).
 
     Raises BackendError where HEADWAY_NATIVE asks for a level that is not to be had."""
-    found = search()
-    if found.trouble:
-        _announce(found.trouble)
-    return found.library
+    result = search()
+    if result.trouble:
+        _announce(result.trouble)
+    return result.library
 
 
 def why_missing() -> str | None:
@@ -84,7 +84,7 @@ def why_missing() -> str | None:
 
 @cache
 def search() -> Found:
-    """`find` as this process's environment and CPU have it."""
+    """`find` for this process's environment and CPU."""
     folder = Path(os.environ.get("HEADWAY_NATIVE_DIR") or build.LIBRARIES)
     wanted, flags = os.environ.get("HEADWAY_NATIVE", ""), cpu_flags()
     asks = any(wanted in ("", x) and TILES in NEEDS[x] for x in runnable(flags, tiles=True))
@@ -143,7 +143,7 @@ def find(
 
 
 def _mend(amiss: dict[str, str]) -> str:
-    """What is amiss with the best level, which others are unusable too, and what to do."""
+    """A text: why the best level is unusable, which others are too, and what to do."""
     (_, first), *others = amiss.items()
     too = f", and {', '.join(level for level, _ in others)} are unusable too" if others else ""
     try:
@@ -189,8 +189,8 @@ def threads() -> int:
     return 1 if _forked.is_set() else min(torch.get_num_threads(), MOST_THREADS)
 
 
-def _count(given: int | None) -> int:
-    """`given`, or `threads()`. Raises BackendError for none or too many."""
-    if given is not None and not 1 <= given <= MOST_THREADS:
-        raise BackendError(f"threads must be in 1..{MOST_THREADS} on this machine, got {given}")
-    return threads() if given is None else given
+def _count(number: int | None) -> int:
+    """`number`, or `threads()`. Raises BackendError for none or too many."""
+    if number is not None and not 1 <= number <= MOST_THREADS:
+        raise BackendError(f"threads must be in 1..{MOST_THREADS} on this machine, got {number}")
+    return threads() if number is None else number

@@ -1,4 +1,4 @@
-"""NF4 weights as the kernels read them: where they lie, which is where `headway.nn.weights.Nf4` keeps them.
+"""NF4 weights for the kernels, which read them in place, as `headway.nn.weights.Nf4` keeps them.
 
 Legend: O outputs, I inputs.
 """
@@ -14,7 +14,7 @@ class Nf4Matrix:
     Attributes:
         codes: uint8 [O, I / 2], the first of two in the high bits.
         outputs, inputs: O and I.
-        struct: what the codes stand for; it lives as long as this.
+        struct: the numbers that the codes stand for; it lives as long as this.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Weights of 8 or 4 bits as the kernels read them: panels of 16 outputs.
+"""Weights of 8 or 4 bits in the kernels' layout: panels of 16 outputs.
 
 Legend: I inputs, O outputs, P = ceil(O / 16) panels, G = ceil(I / 32) groups.
 """
@@ -18,7 +18,7 @@ AT_ONCE = 1 << 18
 
 
 class Panels(NamedTuple):
-    """A quantized matrix as the kernels read it.
+    """A quantized matrix in the kernels' layout.
 
     Attributes:
         data: uint8 [P, bytes of a panel]; of each group 32 inputs of 16 outputs, their scales, their zeros.
@@ -60,7 +60,7 @@ class Panels(NamedTuple):
             factor,
             each or inputs,
         )
-        # What stays is allocated before what is made on the way, a few panels at a time: no holes are left between.
+        # The result is allocated before temporaries, made a few panels at a time: no holes are left in memory.
         data = torch.empty(panels, groups, form.group_bytes, dtype=torch.uint8)
         large_pages([data])
         step = max(1, AT_ONCE // (PANEL * inputs))
@@ -77,7 +77,7 @@ class Panels(NamedTuple):
         """These rows of a matrix, whole panels: uint8 [panels, G, group_bytes]."""
         codes = matrix.codes[rows]
         panels, groups, middle = -(-len(codes) // PANEL), -(-self.inputs // GROUP), 1 << self.bits - 1
-        # what stands behind the last input is multiplied by zeros; any code will do
+        # padding behind the last input is multiplied by zeros; any code will do
         words = _padded(codes, panels * PANEL, groups * GROUP, middle).view(panels, PANEL, groups, 8, 4)
         words = words.permute(0, 2, 3, 1, 4)  # [panels, G, 8, 16, 4]
         if self.bits == 4:
@@ -93,7 +93,7 @@ class Panels(NamedTuple):
         return torch.cat(parts, 2)
 
     def unpack(self, first: int = 0, count: int | None = None) -> QuantizedMatrix:
-        """The matrix again, with the scales as they are kept; of `count` panels from `first`, all unless given."""
+        """The matrix of `count` panels from `first`, all unless given, with the scales as they are stored."""
         data = self.data[first:] if count is None else self.data[first : first + count]
         outputs = min(len(data) * PANEL, self.outputs - first * PANEL)
         groups, size = -(-self.inputs // GROUP), PANEL * GROUP * self.bits // 8
@@ -120,7 +120,7 @@ class Panels(NamedTuple):
         return QuantizedMatrix(codes.contiguous(), scale, zero, self.bits, self.group)
 
     def rows(self, at: Tensor) -> Tensor:
-        """Rows [n, I] of these numbers, float32, of their numbers [n]: panels that hold one are unpacked."""
+        """The rows [n, I] of numbers `at` [n], float32; only panels that hold one of them are unpacked."""
         panels, place = (at // PANEL).unique(return_inverse=True)
         some = self._replace(
             data=self.data[panels], outputs=len(panels) * PANEL, factor=self._factors(panels)

@@ -1,7 +1,7 @@
-"""What is done to rows of a model beside products, forward and backward: norms, gates, rotations, cross entropy.
+"""The row operations of a model beside products, forward and backward: norms, gates, rotations, cross entropy.
 
 Tensors are float32 or bf16 on the CPU, all of one call in the same dtype; statistics and sums are float32.
-`headway.nn.fused` has the formulas, and what runs elsewhere.
+`headway.nn.fused` has the formulas, and the path without kernels.
 """
 
 import ctypes
@@ -19,14 +19,14 @@ FLOATS = torch.float32, torch.bfloat16
 
 
 def runs(*tensors: Tensor | None) -> bool:
-    """Whether the kernels take these: not empty, of one of their dtypes, and nobody sees into the call (`visible`)."""
-    given = [t for t in tensors if t is not None]
-    dtype = given[0].dtype
+    """Whether the kernels take these: not empty, of one of their dtypes, and not traced (`visible`)."""
+    present = [t for t in tensors if t is not None]
+    dtype = present[0].dtype
     return (
         dtype in FLOATS
-        and given[0].numel() > 0
-        and all(t.dtype == dtype for t in given)
-        and not visible(*given)
+        and present[0].numel() > 0
+        and all(t.dtype == dtype for t in present)
+        and not visible(*present)
         and library() is not None
     )
 
@@ -76,21 +76,21 @@ def norm_backward(
     kind: str,
     dy: Tensor,
     d_sum: Tensor | None,
-    made: Normed,
+    normed: Normed,
     gain: Tensor | None,
     of_gain: bool,
     of_shift: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Gradients of the sum (with `d_sum`, what arrives at it from elsewhere), and of gain and shift where they are
-    asked for; `made.y` is not read."""
-    x, dy, d_sum, gain = made.sum, dy.contiguous(), _whole(d_sum), _whole(gain)
+    """Gradients of the sum (with `d_sum`, its gradient from other paths), and of gain and shift where `of_gain`
+    and `of_shift`; `normed.y` is not read."""
+    x, dy, d_sum, gain = normed.sum, dy.contiguous(), _whole(d_sum), _whole(gain)
     width, dx = x.shape[-1], torch.empty_like(x)
     d_gain, d_shift = (
-        x.new_empty(width, dtype=torch.float32) if asked else None for asked in (of_gain, of_shift)
+        x.new_empty(width, dtype=torch.float32) if needed else None for needed in (of_gain, of_shift)
     )
     struct = c.NormStruct(
         threads(), x.numel() // max(width, 1), width, c.TYPES[x.dtype], c.NORMS[kind], 0.0,
-        *addresses(x, None, gain, None, None, None, made.mean, made.by, dy, d_sum, dx, d_gain, d_shift),
+        *addresses(x, None, gain, None, None, None, normed.mean, normed.by, dy, d_sum, dx, d_gain, d_shift),
     )  # fmt: skip
     run("headway_norm_rows", struct)
     return dx, _as(d_gain, x.dtype), _as(d_shift, x.dtype)
@@ -177,14 +177,14 @@ def cross_entropy(
 
 def run(name: str, struct: ctypes.Structure) -> None:
     """Calls a kernel. Raises BackendError where it refuses."""
-    found = library()
-    assert found is not None
-    if code := getattr(found.dll, name)(ctypes.byref(struct)):
+    kernels = library()
+    assert kernels is not None
+    if code := getattr(kernels.dll, name)(ctypes.byref(struct)):
         raise BackendError(f"{name} refuses the call: {c.ERRORS[code]}")
 
 
 def addresses(*tensors: Tensor | None) -> list[int | None]:
-    """Where tensors lie."""
+    """The addresses of tensors; None for None."""
     return [None if t is None else t.data_ptr() for t in tensors]
 
 

@@ -40,12 +40,12 @@ class Retention:
 
     def __or__(self, other: "Retention") -> "Retention":
         reach = None if self.reach is None or other.reach is None else max(self.reach, other.reach)
-        some = {r.chunk for r in (self, other) if r.reach != 0}  # of the others no recent key is seen
+        some = {r.chunk for r in (self, other) if r.reach != 0}  # with reach 0 no recent key is seen
         chunk = None if None in some or not some else lcm(*(n for n in some if n is not None))
         return Retention(reach, max(self.sinks, other.sinks), self.globals or other.globals, chunk)
 
     def __and__(self, other: "Retention") -> "Retention":
-        """An upper bound of what both retain (A & B sees no more than either)."""
+        """An upper bound of the keys that both retain (A & B sees no more than either)."""
         return Retention(
             min((r.reach for r in (self, other) if r.reach is not None), default=None),
             max(self.sinks, other.sinks),
@@ -57,14 +57,14 @@ class Retention:
 class Pattern(ABC):
     """Base of all patterns: static, hashable and printable.
 
-    A leaf must say `allows`, the truth on pairs, on which everything is tested. What else it says makes it faster or
-    smaller; what it leaves out has a default that is safe for any pattern:
+    A leaf must say `allows`, the truth on pairs, on which everything is tested. The other methods make it faster or
+    smaller; each has a default that is safe for any pattern:
 
         judge        the same for two tiles at once; by default every tile is looked at
         primitive    the test that compiled kernels know it by; by default none, and they leave it to others
         is_causal    whether it may be cached; by default no
         reach        how far a query sees; by default without bound
-        retention    what a cache must keep; by default what lies within `reach`
+        retention    the keys that a cache must keep; by default those within `reach`
         dilation     how slots are best sorted; by default as they come
     """
 
@@ -97,7 +97,7 @@ class Pattern(ABC):
 
     @property
     def retention(self) -> Retention:
-        """What later queries may still see, whichever tokens are global."""
+        """The keys that later queries may still see, whichever tokens are global."""
         return Retention(self.reach[0])
 
     @property
@@ -127,7 +127,7 @@ class Pattern(ABC):
 
 @dataclass(frozen=True, repr=False)
 class _Joined(Pattern):
-    """What patterns of parts share, some of which allow a pair."""
+    """The base of patterns of parts; here a pair is allowed that some part allows."""
 
     parts: tuple[Pattern, ...]
     sign: ClassVar[str]
@@ -199,8 +199,8 @@ class PerHead(_Joined):
 
     def __init__(self, *parts: Pattern) -> None:
         if not parts or any(isinstance(p, PerHead) or not isinstance(p, Pattern) for p in parts):
-            given = ", ".join(type(p).__name__ for p in parts)
-            raise PatternError(f"PerHead: one plain pattern per query head is needed, got ({given})")
+            names = ", ".join(type(p).__name__ for p in parts)
+            raise PatternError(f"PerHead: one plain pattern per query head is needed, got ({names})")
         super().__init__(parts)
 
     @property

@@ -1,4 +1,4 @@
-"""What follows from a pattern alone: how many pairs it allows, what becomes of keys, and its picture."""
+"""Numbers and pictures of a pattern alone: how many pairs it allows, the fates of keys, and its drawing."""
 
 from collections.abc import Sequence
 from itertools import combinations, pairwise, product
@@ -16,7 +16,7 @@ from headway.tokens import Tokens
 MOST = 2**17
 """Tokens of a row whose pairs are looked at one by one, where a pattern says no more than `allows`."""
 FATES = ("later", "released", "kept", "seen")
-"""What becomes of keys: yet to come, released, kept for later queries, or seen."""
+"""The fates of keys: yet to come, released, kept for later queries, or seen."""
 
 
 def pairs(
@@ -54,7 +54,7 @@ def _by_chunks(pattern: Pattern, n: int, last: int) -> int:
     """`pairs` of the `last` of n queries, none global, from the primitives, of which those of chunks have one size.
 
     Chunks are Full within one, and nothing between two: pairs are counted as if there was nothing, and within each
-    chunk what Full adds. Between neighbouring ends of sinks, and of the queries, that is the same in each."""
+    chunk the pairs that Full adds. Between neighbouring ends of sinks, and of the queries, that is the same in each."""
     queries, keys, sizes = range(n - last, n), range(n), chunks(pattern)
     if not sizes or not last:
         return _counted(pattern, queries, keys)
@@ -66,9 +66,9 @@ def _by_chunks(pattern: Pattern, n: int, last: int) -> int:
     total = _counted(without, queries, keys)
     for number, beyond in pairwise(numbers):
         at = range(number * size, min((number + 1) * size, n))
-        asked = range(max(at.start, queries.start), at.stop)
-        if asked:
-            added = _counted(within, asked, at) - _counted(without, asked, at)
+        inside = range(max(at.start, queries.start), at.stop)
+        if inside:
+            added = _counted(within, inside, at) - _counted(without, inside, at)
             total += (beyond - number) * added
     return total
 
@@ -83,11 +83,11 @@ def _counted(pattern: Pattern, queries: range, keys: range) -> int:
     With a = k - q, every primitive is a bound of a or of k, or says what divides a. Between neighbouring bounds, and
     for offsets that the same steps divide, all pairs are alike: one decides, and they are counted as a series.
     Window.last(3) | Causal() & Sink(1) has the bounds a = -2, 0, 1 and k = 0, 1: for a < -2 only k = 0 is allowed."""
-    found = [primitive(leaf) for leaf in leaves(pattern)]
+    primitives = [primitive(leaf) for leaf in leaves(pattern)]
     least, most = keys.start - queries.stop + 1, keys.stop - queries.start
-    offsets = {least, most, 1}.union(*({p.first, p.last + 1} for p in found if p.kind == Kind.WINDOW))
-    places = {keys.start, keys.stop}.union(*({p.first, p.last} for p in found if p.kind == Kind.SINK))
-    steps = sorted({p.step for p in found} - {1})
+    offsets = {least, most, 1}.union(*({p.first, p.last + 1} for p in primitives if p.kind == Kind.WINDOW))
+    places = {keys.start, keys.stop}.union(*({p.first, p.last} for p in primitives if p.kind == Kind.SINK))
+    steps = sorted({p.step for p in primitives} - {1})
     total = 0
     for (first, beyond), (key, end) in product(
         _parts(offsets, least, most), _parts(places, keys.start, keys.stop)
@@ -186,27 +186,27 @@ def span(patterns: Sequence[Pattern]) -> int | None:
 
 
 def fates(pattern: Pattern, q: Tokens, k: Tokens) -> Tensor:
-    """What each query finds of each key, as places in `FATES`: int8 [B|1, H|1, T, S].
+    """The fate of each key at each query, as indices into `FATES`: int8 [B|1, H|1, T, S].
 
     "seen" keys are `visible` to it; "kept" ones may be seen by queries from here on, or by other heads; no query from
     here on sees "released" ones (`Retention`), which a cache need not have; "later" ones have yet to come. Where
     queries see later keys nothing is released, and nothing is late."""
     seen = visible(pattern, q, k)
-    away, kept = q.index.unsqueeze(-1) - k.index.unsqueeze(-2), pattern.retention
+    away, retention = q.index.unsqueeze(-1) - k.index.unsqueeze(-2), pattern.retention
     held = torch.ones_like(away, dtype=torch.bool)
-    if pattern.is_causal and kept.reach is not None:
-        pinned = k.index < kept.sinks
-        if kept.globals and k.is_global is not None:
+    if pattern.is_causal and retention.reach is not None:
+        pinned = k.index < retention.sinks
+        if retention.globals and k.is_global is not None:
             pinned = pinned | k.is_global
-        held = away <= kept.reach
-        if kept.chunk is not None:
-            begin = (q.index + 1) // kept.chunk * kept.chunk
+        held = away <= retention.reach
+        if retention.chunk is not None:
+            begin = (q.index + 1) // retention.chunk * retention.chunk
             held = held & (k.index.unsqueeze(-2) >= begin.unsqueeze(-1))
         held = held | pinned.unsqueeze(-2)
-    found = torch.where(held, FATES.index("kept"), FATES.index("released")).to(torch.int8)
+    fate = torch.where(held, FATES.index("kept"), FATES.index("released")).to(torch.int8)
     if pattern.is_causal:
-        found = found.masked_fill(away < 0, FATES.index("later"))
-    return torch.where(seen, FATES.index("seen"), found.unsqueeze(1)).to(torch.int8)
+        fate = fate.masked_fill(away < 0, FATES.index("later"))
+    return torch.where(seen, FATES.index("seen"), fate.unsqueeze(1)).to(torch.int8)
 
 
 def draw(pattern: Pattern, n: int, tokens: Tokens | None = None, marks: str = "#.") -> str:

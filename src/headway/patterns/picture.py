@@ -39,12 +39,12 @@ def svg(
         f"M{x} 0v{count}" for x in range(width + 1)
     )
     texts = [
-        f'<text x="{left - 4:g}" y="{above + (i + 0.5) * side:g}" text-anchor="end" dy=".35em">{_label(one)}</text>'
-        for i, one in enumerate(queries)
+        f'<text x="{left - 4:g}" y="{above + (i + 0.5) * side:g}" text-anchor="end" dy=".35em">{_label(text)}</text>'
+        for i, text in enumerate(queries)
     ] + [
         f'<text transform="translate({left + (i + 0.5) * side:g} {above - 4:g}) rotate(-90)" dy=".35em">'
-        f"{_label(one)}</text>"
-        for i, one in enumerate(keys)
+        f"{_label(text)}</text>"
+        for i, text in enumerate(keys)
     ]
     painted = "".join(
         f'<path fill="{fill}" d="{"".join(path)}"/>' for fill, path in zip(fills, paths, strict=True) if path

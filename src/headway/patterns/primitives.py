@@ -1,4 +1,4 @@
-"""The tests on a pair of tokens that compiled kernels know: what a leaf of a pattern may be lowered to.
+"""The tests on a pair of tokens that compiled kernels know: a leaf of a pattern may be lowered to one.
 
 The table of kinds; csrc/headway.h repeats their numbers, csrc/mask.h evaluates them.
 """

@@ -1,6 +1,6 @@
 """A pattern lowered: the one place that takes patterns apart, for everything that evaluates them its own way.
 
-Leaves say their primitive (`Pattern.primitive`); & and | join what was made of them.
+Leaves say their primitive (`Pattern.primitive`); & and | join the values of their parts.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -20,12 +20,13 @@ from headway.tokens import Tokens
 
 FULL, CAUSAL, NOTHING = Full(), Causal(), Sink(0)
 
-Made = TypeVar("Made")
+Value = TypeVar("Value")
 More = TypeVarTuple("More")
-Join = Callable[[Sequence[Made]], Made]
+Join = Callable[[Sequence[Value]], Value]
 
 Program = tuple[Primitive, ...]
-"""A pattern for a stack machine, in postfix: primitives push, AND and OR join the two on top."""
+"""A pattern for a stack machine, in postfix: primitives push, AND and OR join the two on top. Causal() & Window.last(4)
+| Sink(1) is CAUSAL, WINDOW, AND, SINK, OR."""
 
 Terms = tuple[tuple[Primitive, ...], ...]
 """A pattern as "some term holds"; a term is "all its primitives hold"."""
@@ -38,8 +39,8 @@ def leaves(pattern: Pattern) -> tuple[Pattern, ...]:
     return (pattern,)
 
 
-def fold(pattern: Pattern, leaf: Callable[[Pattern], Made], every: Join[Made], some: Join[Made]) -> Made:
-    """What `leaf` makes of the leaves, joined by `every` where they stand under & and by `some` under |."""
+def fold(pattern: Pattern, leaf: Callable[[Pattern], Value], every: Join[Value], some: Join[Value]) -> Value:
+    """The values of `leaf` for the leaves, joined by `every` where they stand under & and by `some` under |."""
     if isinstance(pattern, And | Or):
         parts = [fold(part, leaf, every, some) for part in pattern.parts]
         return every(parts) if isinstance(pattern, And) else some(parts)
@@ -56,10 +57,10 @@ def opaque(pattern: Pattern) -> Pattern | None:
 
 
 def primitive(leaf: Pattern) -> Primitive:
-    """Of a leaf that has one."""
-    found = leaf.primitive
-    assert found is not None, f"{leaf} has no primitive: ask opaque() before"
-    return found
+    """The primitive of a leaf that has one."""
+    p = leaf.primitive
+    assert p is not None, f"{leaf} has no primitive: ask opaque() before"
+    return p
 
 
 def lower(pattern: Pattern) -> Program:
@@ -134,7 +135,7 @@ def simplify(pattern: Pattern, q: Tokens, k: Tokens) -> Pattern:
     """The plainest pattern that allows the same pairs of these tokens.
 
     Leaves are the standard ones. Parts of & that always hold and parts of | that never do are dropped; a window that
-    reaches past the first key is Causal. So a window of 512 over 300 tokens runs as what it is.
+    reaches past the first key is Causal. So a window of 512 over 300 tokens runs as Causal.
     """
     if not q.count or not k.count:
         return pattern
@@ -165,26 +166,26 @@ def _some(judged: Tensor | bool) -> bool:
     return bool(judged.any()) if isinstance(judged, Tensor) else judged
 
 
-# -- what follows from a pattern and the tokens of both sides, computed once -----------------------------------
+# -- functions of a pattern and the tokens of both sides, computed once ----------------------------------------
 
 OTHERS = 8
-"""Values kept for the same tokens of the queries, where data must be looked at."""
+"""Values kept for one token object of the queries, where tokens have no static key."""
 
 
-class TokensMemo(Generic[Made, *More]):
+class TokensMemo(Generic[Value, *More]):
     """`make(pattern, q, k, ...)`, remembered.
 
-    Where `Tokens.static_key` says all, by it and the number of rows; for other tokens for as long as these very tokens
-    live unchanged, so that the layers of a model, and forward and backward, share one value. In a graph that is
-    traced nothing is remembered. Of the former `most` values are kept; when there are more, all are dropped.
+    The key is `Tokens.static_key` and the number of rows where it determines the tokens; else the token objects, as
+    long as they live unchanged, so that the layers of a model, and forward and backward, share one value. In a traced
+    graph nothing is remembered. At most `most` values of static keys are kept; when there are more, all are dropped.
     """
 
-    def __init__(self, make: Callable[[Pattern, Tokens, Tokens, *More], Made], most: int = 64) -> None:
+    def __init__(self, make: Callable[[Pattern, Tokens, Tokens, *More], Value], most: int = 64) -> None:
         self._make, self._most = make, most
-        self._static: dict[Hashable, tuple[Hashable, Made]] = {}
-        self.others: WeakKeyDictionary[Tokens, dict[Hashable, tuple[Hashable, Made]]] = WeakKeyDictionary()
+        self._static: dict[Hashable, tuple[Hashable, Value]] = {}
+        self.others: WeakKeyDictionary[Tokens, dict[Hashable, tuple[Hashable, Value]]] = WeakKeyDictionary()
 
-    def __call__(self, pattern: Pattern, q: Tokens, k: Tokens, *more: *More) -> Made:
+    def __call__(self, pattern: Pattern, q: Tokens, k: Tokens, *more: *More) -> Value:
         if torch.compiler.is_compiling():
             return self._make(pattern, q, k, *more)
         key: Hashable = (pattern, q.static_key, k.static_key, q.index.shape, k.index.shape, q.device, more)
@@ -193,23 +194,23 @@ class TokensMemo(Generic[Made, *More]):
         if q.static_key is None or k.static_key is None:
             key, versions = (pattern, ref(k), more), (q.versions, k.versions)
             known, most = self.others.setdefault(q, {}), OTHERS
-        found = known.get(key)
-        if found is not None and found[0] == versions:
-            return found[1]
+        entry = known.get(key)
+        if entry is not None and entry[0] == versions:
+            return entry[1]
         with torch.inference_mode(False):
-            made = self._make(pattern, q, k, *more)
+            value = self._make(pattern, q, k, *more)
         if None not in versions:
             if len(known) >= most:
                 known.clear()
-            known[key] = versions, made
-        return made
+            known[key] = versions, value
+        return value
 
 
 simplified = TokensMemo(simplify, most=512)
 """`simplify`, remembered."""
 
 
-# -- what is asked of patterns --------------------------------------------------------------------------------
+# -- questions about patterns ---------------------------------------------------------------------------------
 
 
 def kinds(pattern: Pattern) -> set[Kind]:
@@ -219,32 +220,34 @@ def kinds(pattern: Pattern) -> set[Kind]:
 
 def sinks(pattern: Pattern) -> int:
     """The most first tokens that a part of the pattern pins."""
-    found = (leaf.primitive for leaf in leaves(pattern))
-    return max((p.last for p in found if p is not None and p.kind == Kind.SINK), default=0)
+    primitives = (leaf.primitive for leaf in leaves(pattern))
+    return max((p.last for p in primitives if p is not None and p.kind == Kind.SINK), default=0)
 
 
 def chunks(pattern: Pattern) -> set[int]:
     """The sizes of the chunks in a pattern."""
-    found = (leaf.primitive for leaf in leaves(pattern))
-    return {p.last for p in found if p is not None and p.kind == Kind.CHUNK}
+    primitives = (leaf.primitive for leaf in leaves(pattern))
+    return {p.last for p in primitives if p is not None and p.kind == Kind.CHUNK}
 
 
 def without(pattern: Pattern, *gone: Kind) -> Pattern:
-    """What is left of a pattern where primitives of these kinds allow nothing."""
+    """The rest of a pattern where primitives of these kinds allow nothing."""
     return mapped(pattern, lambda leaf: NOTHING if kinds(leaf) & {*gone} else leaf)
 
 
 def interval(pattern: Pattern) -> Bounds | None:
-    """(before, after) where a query sees every key within these distances and no other: what Full(), Causal() and
-    windows without dilation, each of which holds distance 0, come to under & and |. None for any other pattern, and
+    """(before, after) where a query sees every key within these distances and no other: so for Full(), Causal() and
+    windows without dilation, each of which holds distance 0, under & and |. None for any other pattern, and
     for `PerHead`, whose heads may differ."""
     if isinstance(pattern, PerHead):
         return None
     plain = (Kind.FULL, Kind.CAUSAL, Kind.WINDOW)
-    found = (leaf.primitive for leaf in leaves(pattern))
-    return pattern.reach if all(p is not None and p.kind in plain and p.step == 1 for p in found) else None
+    primitives = (leaf.primitive for leaf in leaves(pattern))
+    return (
+        pattern.reach if all(p is not None and p.kind in plain and p.step == 1 for p in primitives) else None
+    )
 
 
 def reads_globals(pattern: Pattern) -> bool:
-    """Whether global tokens mean something to a pattern, as far as it says."""
+    """Whether a pattern, as far as it says, depends on which tokens are global."""
     return pattern.retention.globals or bool(kinds(pattern) & {Kind.GLOBAL_KEYS, Kind.GLOBAL_QUERIES})

@@ -12,7 +12,7 @@ from headway.patterns.leaves import Causal, Chunk, Full, Global, GlobalKeys, Glo
 SPELLED = (
     Full, Causal, Window, Window.last, Window.around, Chunk, Sink, GlobalKeys, GlobalQueries, Global, PerHead
 )  # fmt: skip
-NAMES: dict[str, Callable[..., Pattern]] = {made.__qualname__: made for made in SPELLED}
+NAMES: dict[str, Callable[..., Pattern]] = {spelled.__qualname__: spelled for spelled in SPELLED}
 _KNOWN = f"known are {', '.join(NAMES)}, joined by & and |"
 
 
@@ -39,14 +39,14 @@ def parse(text: str) -> Pattern:
     except (RecursionError, MemoryError):
         raise _too_deep(text) from None
     try:
-        found = _value(tree.body)
+        pattern = _value(tree.body)
     except PatternError as error:
         raise PatternError(f"pattern {text!r}: {error}") from None
     except RecursionError:
         raise _too_deep(text) from None
-    if not isinstance(found, Pattern):
-        raise PatternError(f"pattern {text!r}: {found!r} is no pattern; {_KNOWN}")
-    return found
+    if not isinstance(pattern, Pattern):
+        raise PatternError(f"pattern {text!r}: {pattern!r} is no pattern; {_KNOWN}")
+    return pattern
 
 
 def _too_deep(text: str) -> PatternError:
@@ -56,7 +56,7 @@ def _too_deep(text: str) -> PatternError:
 
 
 def _value(node: ast.expr) -> Any:
-    """What a part of the text spells: a pattern, or a number among the arguments of one."""
+    """The value that a part of the text spells: a pattern, or a number among its arguments."""
     place = f"{ast.unparse(node)!r} at character {node.col_offset + 1}"
     match node:
         case ast.BinOp(left, ast.BitAnd() | ast.BitOr() as sign, right):
@@ -81,6 +81,9 @@ def _called(func: ast.expr, arguments: list[ast.expr], keywords: list[ast.keywor
     name, at = ast.unparse(func), func.col_offset + 1
     if name not in NAMES:
         raise PatternError(f"unknown name {name!r} at character {at}{did_you_mean(name, NAMES)}; {_KNOWN}")
-    given, named = [_value(one) for one in arguments], {k.arg or "**": _value(k.value) for k in keywords}
+    positional, named = (
+        [_value(argument) for argument in arguments],
+        {k.arg or "**": _value(k.value) for k in keywords},
+    )
     with as_error(PatternError, f"{name} at character {at}", TypeError):
-        return NAMES[name](*given, **named)
+        return NAMES[name](*positional, **named)

@@ -1,4 +1,4 @@
-"""Tiles: what is known of a block of slots, so that a pattern can judge two blocks without looking at pairs.
+"""Tiles: bounds over the tokens of a block of slots, by which a pattern judges two blocks without looking at pairs.
 
 Legend: B rows, N slots.
 """

@@ -1,6 +1,4 @@
-"""How queries, keys, scores or embeddings are marked with their positions: values, and pure functions of
-positions.
-"""
+"""Position schemes: marks on queries, keys, scores or embeddings, as values and pure functions of positions."""
 
 from headway.positions.biases import LinearBias, Relative, T5Bias
 from headway.positions.layers import PerLayer, in_pairing, rotations

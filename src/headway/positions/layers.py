@@ -28,18 +28,18 @@ class PerLayer(PositionScheme):
 
     @staticmethod
     def of(schemes: Sequence[PositionScheme]) -> PositionScheme:
-        """The shortest value that says the same of as many layers: one scheme where all have it, else the shortest
-        list that, repeated, begins so."""
+        """The shortest equal value for as many layers: one scheme where all have it, else the shortest list that,
+        repeated, begins so. Schemes a b a b a are PerLayer((a, b))."""
         short = next(
             n for n in range(1, len(schemes) + 1) if all(s == schemes[i % n] for i, s in enumerate(schemes))
         )
         return schemes[0] if short == 1 else PerLayer(tuple(schemes[:short]))
 
     def __post_init__(self) -> None:
-        given: object = self.schemes
-        if not isinstance(given, Sequence) or not given:
-            raise ConfigError(f"PerLayer: give a scheme for each layer, got {given!r}")
-        object.__setattr__(self, "schemes", tuple(given))
+        schemes: object = self.schemes
+        if not isinstance(schemes, Sequence) or not schemes:
+            raise ConfigError(f"PerLayer: give a scheme for each layer, got {schemes!r}")
+        object.__setattr__(self, "schemes", tuple(schemes))
         for scheme in self.schemes:
             if not isinstance(scheme, PositionScheme) or isinstance(scheme, PerLayer):
                 raise ConfigError(
@@ -50,18 +50,18 @@ class PerLayer(PositionScheme):
                     f"PerLayer: {scheme} is added to the embeddings, once and before any layer, so no layer can "
                     "have it for itself; give it as the model's scheme"
                 )
-        if len(found := self._found()) > 1:
+        if len(marks := self._marks_used()) > 1:
             raise ConfigError(
-                f"PerLayer: some layers mark {found[0]} and others {found[1]}; mark one of the two, "
+                f"PerLayer: some layers mark {marks[0]} and others {marks[1]}; mark one of the two, "
                 f"and leave layers out with {NoPositions()}"
             )
 
-    def _found(self) -> list[Marks]:
+    def _marks_used(self) -> list[Marks]:
         return sorted({scheme.marks for scheme in self.schemes} - {"nothing"})
 
     @property
     def marks(self) -> Marks:
-        return (self._found() or ["nothing"])[0]
+        return (self._marks_used() or ["nothing"])[0]
 
     @property
     def shared(self) -> bool:

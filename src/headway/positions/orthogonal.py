@@ -26,7 +26,7 @@ class SpecialOrthogonal(PositionScheme):
     start   where training starts: a `Rotary`, which also says d and whether values are rotated
 
     Every A is Q F Q^T with an orthogonal Q and F of the form that `Rotary` has, so with W_q and W_k multiplied
-    by Q^T it is a rotary of other frequencies: beyond those, it says what the projections could learn as well.
+    by Q^T it is a rotary of other frequencies: beyond those, it adds nothing that the projections could not learn.
 
     Raises ConfigError for a start that is trained itself or has a scaling.
     """
@@ -77,13 +77,13 @@ class SpecialOrthogonal(PositionScheme):
             raise ConfigError(
                 f"SpecialOrthogonal: positions must be [T] or [B, T], got shape {tuple(position.shape)}"
             )
-        kept = torch.float64 if dtype == torch.float64 else torch.float32
-        matrices = rotation_matrices(self.generator(head_dim, offset), position).to(kept)
+        out_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        matrices = rotation_matrices(self.generator(head_dim, offset), position).to(out_dtype)
         return MatrixTable(matrices, self.rotated_dims(head_dim), self.start.values)
 
     def generator(self, head_dim: int, offset: Tensor | None = None) -> Tensor:
-        """A [d, d] float64: that of `start`, whose R_m is exp(m A), and what has been trained since, `offset`
-        [d (d - 1) / 2] below its diagonal. Raises ConfigError for an offset of another length."""
+        """A [d, d] float64: that of `start`, whose R_m is exp(m A), plus the trained `offset` [d (d - 1) / 2] below its
+        diagonal. Raises ConfigError for an offset of another length."""
         a, b = torch.tensor(coordinate_pairs(self.start.pairing, self.rotated_dims(head_dim))).T
         frequencies = self.start.frequencies(head_dim)
         generator = frequencies.new_zeros(2 * len(a), 2 * len(a))
@@ -105,17 +105,17 @@ class SpecialOrthogonal(PositionScheme):
 def rotation_matrices(generator: Tensor, position: Tensor) -> Tensor:
     """exp(p A) for every p of `position` [...]: [..., d, d] float64, differentiable in the skew-symmetric A.
 
-    exp is taken once; p = 64 a + b, and powers 64 a and b are products of squares. Angles err by a few p 2^-52
-    (p f_i in float64: by p 2^-53), and matrices are orthogonal to rounding at any p. Raises ConfigError for
-    positions that are no integers.
+    exp is taken once; p = 64 a + b (130: a = 2, b = 2), and powers 64 a and b are products of squares. Angles err by
+    a few p 2^-52 (p f_i in float64: by p 2^-53), and matrices are orthogonal to rounding at any p. Raises
+    ConfigError for positions that are no integers.
     """
     check_integers(position, "SpecialOrthogonal")
-    one = whole = torch.linalg.matrix_exp(generator.to(torch.float64))
+    first = whole = torch.linalg.matrix_exp(generator.to(torch.float64))
     for _ in range(RADIX.bit_length() - 1):
         whole = _square(whole)
     high, at_high = (position // RADIX).unique(return_inverse=True)
     low, at_low = (position % RADIX).unique(return_inverse=True)
-    return _powers(whole, high)[at_high] @ _powers(one, low)[at_low]
+    return _powers(whole, high)[at_high] @ _powers(first, low)[at_low]
 
 
 def _powers(matrix: Tensor, exponent: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which two coordinates are rotated together, and conversion between such choices.
+"""Pairings: which two coordinates are rotated together, and conversion between such choices.
 
 The choice does not change what a model can express (any pairing gives the same scores once the rows of the
 query and key projections are permuted to match), but a checkpoint read with the wrong one is fluent nonsense.

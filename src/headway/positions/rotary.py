@@ -232,13 +232,13 @@ class Rotary(PositionScheme):
         if frequency.dim() == 2:
             frequency = frequency[:, None]
         angle = exact_positions(position)[..., None] * frequency
-        kept = torch.float64 if dtype == torch.float64 else torch.float32
-        cos, sin = (angle.cos() * self.amplitude).to(kept), (angle.sin() * self.amplitude).to(kept)
+        out_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        cos, sin = (angle.cos() * self.amplitude).to(out_dtype), (angle.sin() * self.amplitude).to(out_dtype)
         table = RotaryTable.of(cos, sin, self.pairing, self.rotated_dims(head_dim), self.values)
         if self.query_growth is None:
             return table
         growth, span = self.query_growth
-        return replace(table, query_factor=(1 + growth * (position // span).double().log1p()).to(kept))
+        return replace(table, query_factor=(1 + growth * (position // span).double().log1p()).to(out_dtype))
 
     def rotate(
         self,
@@ -253,7 +253,7 @@ class Rotary(PositionScheme):
         length        [B] or a number: tokens in each row; [B or 1, T]: in each token's document, where
                       documents are packed. Required where `length_dependent`; the result is
                       the same for every length elsewhere
-        offset        [d/2], what is trained of the frequencies where they are
+        offset        [d/2], the trained offsets of the frequencies, where `trainable`
         """
         return self.rotation(position_BT, x_BHTD.shape[-1], x_BHTD.dtype, length, offset).apply(x_BHTD)
 

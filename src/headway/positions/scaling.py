@@ -176,10 +176,10 @@ class YaRN(Scaling):
         low, high = max(low, 0), min(high, dims - 1)
         # transformers widens an empty ramp by this much; so does every checkpoint trained with it
         high = high + 0.001 if low == high else high
-        kept = powers(theta, dims, _device(length))
-        pair = torch.arange(dims // 2, dtype=kept.dtype, device=kept.device)
+        base = powers(theta, dims, _device(length))
+        pair = torch.arange(dims // 2, dtype=base.dtype, device=base.device)
         ramp = ((pair - low) / (high - low)).clamp(0, 1)
-        return (1 - ramp) * kept + ramp * kept / self.factor
+        return (1 - ramp) * base + ramp * base / self.factor
 
 
 @dataclass(frozen=True)
@@ -206,11 +206,11 @@ class Llama3(Scaling):
             )
 
     def frequencies(self, theta: float, dims: int, length: Tensor | None = None) -> Tensor:
-        kept = powers(theta, dims, _device(length))
-        rotations = self.trained_context * kept / (2 * math.pi)
+        base = powers(theta, dims, _device(length))
+        rotations = self.trained_context * base / (2 * math.pi)
         smooth = (rotations - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
         smooth = smooth.clamp(0, 1)
-        return (1 - smooth) * kept / self.factor + smooth * kept
+        return (1 - smooth) * base / self.factor + smooth * base
 
 
 @dataclass(frozen=True)
@@ -256,8 +256,8 @@ class LongRope(Scaling):
                 f"LongRope: {dims} rotated dims are {dims // 2} pairs, "
                 f"but short_factor and long_factor hold {len(self.short_factor)} numbers"
             )
-        kept = powers(theta, dims, _device(length))
-        short, long = (kept / kept.new_tensor(divisors) for divisors in (self.short_factor, self.long_factor))
+        base = powers(theta, dims, _device(length))
+        short, long = (base / base.new_tensor(divisors) for divisors in (self.short_factor, self.long_factor))
         if length is None:
             return short
         return torch.where((length > self.trained_context)[..., None], long, short)

@@ -1,4 +1,4 @@
-"""Position schemes: what is marked with positions, and with what; those that mark nothing or embeddings."""
+"""The base of position schemes, and the schemes that mark nothing or embeddings."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +14,7 @@ Marks = Literal["nothing", "embeddings", "queries and keys", "scores"]
 
 
 class PositionScheme:
-    """How a model tells its tokens' positions. A frozen, hashable value without tensors or parameters.
+    """The way a model marks its tokens with their positions. A frozen, hashable value without tensors or parameters.
 
     marks              where it acts: "nothing"; "embeddings" (added once, before the first layer); "queries and
                        keys" (rotated in every attention layer, before the scores); "scores" (steps of attention)
@@ -25,7 +25,7 @@ class PositionScheme:
     limit              how many positions there are; None is no limit
     rows               rows of a trained table that is added to the embeddings; 0 is none
 
-    A scheme is one file: a subclass says `marks` and overrides what that asks of it.
+    A scheme is one file: a subclass says `marks` and overrides the methods that go with it.
 
         "embeddings"         `row` where `rows` is above 0, else `embedding`
         "queries and keys"   `rotation`; `trained_numbers` where some of it is trained
@@ -86,11 +86,11 @@ class PositionScheme:
         raise NotImplementedError(f"{self} has no trained table")
 
     def embedding(self, position: Tensor, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """What is added to embeddings at [..., T] positions (integers): [..., T, width]."""
+        """The vectors that are added to embeddings at [..., T] positions (integers): [..., T, width]."""
         raise NotImplementedError(f"{self} adds nothing to embeddings")
 
     def trained_numbers(self, head_dim: int) -> int:
-        """How many numbers of the rotation are trained: the size of `offset`, which starts at 0."""
+        """The number of trained numbers of the rotation: the size of `offset`, which starts at 0."""
         return 0
 
     def rotation(
@@ -101,25 +101,25 @@ class PositionScheme:
         length: Tensor | None = None,
         offset: Tensor | None = None,
     ) -> Rotation:
-        """What rotates queries and keys at these positions.
+        """The rotation of queries and keys at these positions.
 
         position   [T], or [B or 1, T]: every row its own
         dtype      of queries and keys
         length     tokens of the row (or document) of each position, where `length_dependent`
-        offset     what is trained, [trained_numbers(head_dim)], where there is something; gradients reach it
+        offset     the trained numbers, [trained_numbers(head_dim)], where there are any; gradients reach them
         """
         raise NotImplementedError(f"{self} rotates nothing")
 
     def saved_bytes(self, q: Tensor, k: Tensor, scores_stored: bool) -> int:
-        """What one layer keeps of the scheme for the backward: a trained rotation what it rotates, and where scores are
-        stored a step of theirs what it was given.
+        """Bytes that one layer keeps of the scheme for the backward: the input of a trained rotation, and where scores
+        are stored the input of each step on them.
 
         q, k   shapes, and the dtype of the rotation's numbers (tensors on "meta"): [B, H, T, D], [B, K, T, D]
         """
         return 0
 
     def trained_frequencies(self, head_dim: int, offset: Tensor | None = None) -> Tensor:
-        """Radians per position of each pair, float64 [d/2], with what is trained. Raises ConfigError where they
+        """Radians per position of each pair, float64 [d/2], with their trained offsets. Raises ConfigError where they
         depend on lengths, or nothing rotates."""
         raise ConfigError(f"{self} has no one set of frequencies")
 

@@ -1,4 +1,4 @@
-"""What rotates queries and keys: the numbers of one set of positions, made once and applied in every layer.
+"""Tables that rotate queries and keys: the numbers of one set of positions, made once and applied in every layer.
 
 Axes: B batch, H heads, T tokens, D per head, d <= D rotated dims.
 """
@@ -30,7 +30,7 @@ class RotaryTable(Rotation):
     """Cosines and sines of one set of positions, amplitude included, laid out by coordinate, for `rotate`.
 
     cos, sin   [T, d] or [B or 1, T, d]; the sine is negated for the first coordinate of each pair
-    pairing    "halves", "adjacent", or where each coordinate's partner is, int64 [d]
+    pairing    "halves", "adjacent", or the index of each coordinate's partner, int64 [d]
     rotates_values   whether values are rotated with it, too
     """
 
@@ -73,14 +73,14 @@ def rotate(x_BHTD: Tensor, cos: Tensor, sin: Tensor, pairing: str | Tensor) -> T
     """x cos + partner(x) sin on the first d numbers of each head, the others as they are; computed in the dtype of cos,
     and rounded once to that of x. Angles and pairing as in `RotaryTable`. (Su et al. 2021, section 3.4.2.)"""
     cos, sin, size = cos.unsqueeze(-3), sin.unsqueeze(-3), cos.shape[-1]
-    own = x_BHTD[..., :size].to(cos.dtype)
+    part = x_BHTD[..., :size].to(cos.dtype)
     if isinstance(pairing, Tensor):
-        partner = own[..., pairing]
+        partner = part[..., pairing]
     elif pairing == "halves":
-        partner = own.roll(size // 2, -1)
+        partner = part.roll(size // 2, -1)
     else:
-        partner = own.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-    out = torch.addcmul(own * cos, partner, sin).to(x_BHTD.dtype)
+        partner = part.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    out = torch.addcmul(part * cos, partner, sin).to(x_BHTD.dtype)
     return out if size == x_BHTD.shape[-1] else _joined(out, x_BHTD[..., size:])
 
 
@@ -106,7 +106,7 @@ class MatrixTable(Rotation):
 
 
 def _joined(rotated: Tensor, rest: Tensor) -> Tensor:
-    """[B, H, T, D], with the heads of a token side by side in memory, as projections give them."""
+    """[B, H, T, D], with the heads of a token side by side in memory, as projections lay them out."""
     return torch.cat((rotated.transpose(1, 2), rest.transpose(1, 2)), -1).transpose(1, 2)
 
 

@@ -1,4 +1,4 @@
-"""What `headway bench attention` measures, as a table; docs/benchmarks.md describes the cases."""
+"""The table of cases that `headway bench attention` measures; docs/benchmarks.md describes the cases."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -68,7 +68,7 @@ class Case:
         return case.at(tokens) if tokens else case
 
     def label(self, direction: str) -> str:
-        """What a row of this case is called."""
+        """The name of a row of this case."""
         return f"{self.name} n={self.tokens} {direction}"
 
 

@@ -24,7 +24,7 @@ COLOURS = {
     "rows-sdpa": GREY,
     "gqa": RED,
 }
-"""Of peers and of forms."""
+"""The colours of peers and of forms."""
 OTHER = "headway, the case that it is compared with"
 
 
@@ -38,11 +38,11 @@ def draw(rows: Sequence[Row], out: Path) -> list[Path]:
         "scaling.png": (scaling, _at_several(attention), 4.2),
         "growth.png": (growth, [row for row in measured if row.bench == "growth"], 4.6),
     }
-    wanted = {out / name: chart for name, chart in charts.items() if chart[1]}
-    for path, (paint, shown, height) in wanted.items():
+    chosen = {out / name: chart for name, chart in charts.items() if chart[1]}
+    for path, (paint, shown, height) in chosen.items():
         with saved_figure(path, 9.0, height) as figure:
             paint(figure, shown)
-    return list(wanted)
+    return list(chosen)
 
 
 def rates(figure: Any, rows: Sequence[Row]) -> None:
@@ -71,9 +71,9 @@ def scaling(figure: Any, rows: Sequence[Row]) -> None:
     """Rate over threads, a line per case."""
     axes = figure.subplots()
     for name in dict.fromkeys(_name(row, threads=False) for row in rows):
-        own = [row for row in rows if _name(row, threads=False) == name]
-        threads = [row.machine["threads"] for row in own]
-        axes.plot(threads, [(row.rate or 0) / (own[0].rate or 1) for row in own], "o-", label=name)
+        series = [row for row in rows if _name(row, threads=False) == name]
+        threads = [row.machine["threads"] for row in series]
+        axes.plot(threads, [(row.rate or 0) / (series[0].rate or 1) for row in series], "o-", label=name)
     most = max(row.machine["threads"] for row in rows)
     axes.plot([1, most], [1, most], color=GREY, lw=1, ls="--", label="as many times as fast")
     axes.set(xlabel="threads", ylabel="times as fast as the first", title="scaling")
@@ -81,21 +81,21 @@ def scaling(figure: Any, rows: Sequence[Row]) -> None:
 
 
 def growth(figure: Any, rows: Sequence[Row]) -> None:
-    """Left: what a step of each form holds over the length, with the limit; a cross where it was stopped there. Right:
+    """Left: memory of a step of each form over the length, with the limit; a cross where it was stopped there. Right:
     its time. Broken lines are of full attention or of a mask over pairs, which grow with the square."""
     left, right = figure.subplots(1, 2)
     for row in rows:
-        found, name = row.extra, row.case
-        style = "o--" if found["quadratic"] else "o-"
+        curve, name = row.extra, row.case
+        style = "o--" if curve["quadratic"] else "o-"
         for axes, what, power in ((left, "mib", "memory_exponent"), (right, "ms", "time_exponent")):
-            said = found[power] and f"{name}  n^{found[power][0]:.2f}"
-            said = f"{said or name}, stopped in preparing" if found["stopped_in"] else said
-            axes.loglog(found["n"], found[what], style, ms=4, color=COLOURS[name], label=said or name)
-        if found["stopped_by"] == "memory":
-            reach = ([found["n"][-1], found["stopped_at"]], [found["mib"][-1], found["limit_mib"]])
-            if not found["stopped_in"]:
+            text = curve[power] and f"{name}  n^{curve[power][0]:.2f}"
+            text = f"{text or name}, stopped in preparing" if curve["stopped_in"] else text
+            axes.loglog(curve["n"], curve[what], style, ms=4, color=COLOURS[name], label=text or name)
+        if curve["stopped_by"] == "memory":
+            reach = ([curve["n"][-1], curve["stopped_at"]], [curve["mib"][-1], curve["limit_mib"]])
+            if not curve["stopped_in"]:
                 left.loglog(*reach, ":", lw=1, color=COLOURS[name])
-            left.loglog(found["stopped_at"], found["limit_mib"], "x", ms=8, mew=2, color=COLOURS[name])
+            left.loglog(curve["stopped_at"], curve["limit_mib"], "x", ms=8, mew=2, color=COLOURS[name])
     most = rows[0].extra["limit_mib"]
     left.axhline(most, color=INK, lw=1)
     left.text(

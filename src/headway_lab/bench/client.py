@@ -1,7 +1,8 @@
-"""Asks a server for many completions at once, in a process of its own, so that what it costs is its own and is told.
+"""Asks a server for many completions at once, in a process of its own, whose time is measured apart.
 
-A plan comes in on stdin, as JSON, and what came back goes out on stdout. Requests begin at their times (an open loop: a
-server that is slow is not spared), at most so many at once. Tokens are those of `usage`, not pieces of the stream.
+A plan comes in on stdin, as JSON, and the records of its requests go out on stdout. Requests begin at their times (an
+open loop: a server that is slow is not spared), at most so many at once. Tokens are those of `usage`, not pieces of
+the stream.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ class Ask:
 
 @dataclass
 class Told:
-    """What came of a request: when it was sent and each piece of text came; tokens of prompt, stored ones, new ones."""
+    """Record of a request: when it was sent and each piece of text came; tokens of prompt, stored ones, new ones."""
 
     begun: float
     pieces: list[float] = field(default_factory=list)
@@ -45,7 +46,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Load:
-    """All that came of a plan. `seconds` from the first request to the last token, `cpu` those of the client."""
+    """The records of a plan. `seconds` from the first request to the last token, `cpu` those of the client."""
 
     told: list[Told]
     seconds: float
@@ -54,7 +55,7 @@ class Load:
     @property
     def rate(self) -> float:
         """New tokens a second."""
-        return sum(one.new for one in self.told) / self.seconds
+        return sum(record.new for record in self.told) / self.seconds
 
 
 async def ask(port: int, body: dict[str, Any], start: float) -> Told:
@@ -64,7 +65,7 @@ async def ask(port: int, body: dict[str, Any], start: float) -> Told:
         f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
     )
-    told = Told(time.perf_counter() - start)
+    record = Told(time.perf_counter() - start)
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
     try:
         writer.write(head.encode() + content)
@@ -78,28 +79,28 @@ async def ask(port: int, body: dict[str, Any], start: float) -> Told:
                 continue
             event = json.loads(line[6:])
             if event.get("choices"):
-                told.pieces.append(time.perf_counter() - start)
+                record.pieces.append(time.perf_counter() - start)
             if usage := event.get("usage"):
-                told.prompt, told.new = usage["prompt_tokens"], usage["completion_tokens"]
-                told.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+                record.prompt, record.new = usage["prompt_tokens"], usage["completion_tokens"]
+                record.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     finally:
         writer.close()
-    if not told.new:
+    if not record.new:
         raise ValueError("the answer was cut off before its usage")
-    return told
+    return record
 
 
 async def run(port: int, asks: Sequence[Ask], most: int) -> Load:
     """All of a plan, at most so many at once."""
     room, start, cpu = asyncio.Semaphore(most), time.perf_counter(), _cpu()
 
-    async def one(each: Ask) -> Told:
+    async def answer(each: Ask) -> Told:
         await asyncio.sleep(each.at - (time.perf_counter() - start))
         async with room:
             return await ask(port, each.body, start)
 
-    told = await asyncio.gather(*map(one, asks))
-    return Load(told, max(each.pieces[-1] for each in told), _cpu() - cpu)
+    records = await asyncio.gather(*map(answer, asks))
+    return Load(records, max(each.pieces[-1] for each in records), _cpu() - cpu)
 
 
 def _cpu() -> float:
@@ -108,9 +109,9 @@ def _cpu() -> float:
 
 
 def loaded(text: str) -> Load:
-    """What a client printed."""
-    given = json.loads(text)
-    return Load([Told(**one) for one in given["told"]], given["seconds"], given["cpu"])
+    """The load that a client printed."""
+    data = json.loads(text)
+    return Load([Told(**fields) for fields in data["told"]], data["seconds"], data["cpu"])
 
 
 if __name__ == "__main__":

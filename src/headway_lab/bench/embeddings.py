@@ -39,7 +39,7 @@ SPEC = ModelSpec.of("bert", vocab=30522, **SIZES).with_head(Head("embed", pool="
 WORDS = SPEC.vocab - len(SPECIAL)
 PEER = "sentence-transformers"
 LEAST_TEXTS = 32
-"""Of a row: fewer are not of mixed lengths."""
+"""Texts of a row, at least: fewer are not of mixed lengths."""
 
 
 def embed(clients: Sequence[int], *, effort: Effort, say: Say) -> Iterator[Row]:
@@ -84,7 +84,7 @@ def _written(folder: Path) -> Path:
 
 
 def _sentence_transformer(model: Path) -> Any:
-    """Raises UnsupportedCase where it is not installed."""
+    """The encoder in sentence-transformers. Raises UnsupportedCase where that is not installed."""
     try:
         package = importlib.import_module("sentence_transformers")
     except ImportError as error:

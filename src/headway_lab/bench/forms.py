@@ -1,5 +1,5 @@
-"""What `headway bench growth` measures: the same attention in several forms, one step of each in a process that is
-stopped at a limit of memory.
+"""The forms that `headway bench growth` measures: the same attention in several ways, one step of each in a process
+that is stopped at a limit of memory.
 
 Legend: H heads, N tokens, D per head.
 """

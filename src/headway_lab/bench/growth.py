@@ -1,4 +1,4 @@
-"""The rows of `headway bench growth`: each form at growing lengths until a limit stops it, and what is seen of it.
+"""The rows of `headway bench growth`: each form at growing lengths until a limit stops it, and verdicts on them.
 
 The figure of Beltagy et al. 2020, section 3.2: full attention grows with the square until memory is spent, windows with
 the length; the loop is slow, chunks are quick and take twice its memory.
@@ -140,12 +140,12 @@ def to_row(curve: Curve, request: Request) -> Row:
 
 def verdicts(curves: Sequence[Curve], limit: int) -> list[str]:
     """A sentence for each claim of the figure that the forms measured can speak to, and whether it is seen."""
-    by = {one.name: one for one in curves if len(one.steps) > 1}
+    by = {form.name: form for form in curves if len(form.steps) > 1}
     windows = [by[name] for name in WINDOWS if name in by]
-    said = [_full(by["full"], limit)] if "full" in by else []
-    said += [_linear(windows)] if windows else []
-    said += [_order(by), _twice(by)] if {*CLAIMED} <= {*by} else []
-    return [f"{text}: {'seen' if seen else 'NOT seen'}" for text, seen in said]
+    results = [_full(by["full"], limit)] if "full" in by else []
+    results += [_linear(windows)] if windows else []
+    results += [_order(by), _twice(by)] if {*CLAIMED} <= {*by} else []
+    return [f"{text}: {'seen' if seen else 'NOT seen'}" for text, seen in results]
 
 
 def _full(full: Curve, limit: int) -> tuple[str, bool]:
@@ -161,11 +161,11 @@ def _full(full: Curve, limit: int) -> tuple[str, bool]:
 
 def _linear(windows: Sequence[Curve]) -> tuple[str, bool]:
     parts, others = [], []
-    for one in windows:
-        memory, time = one.fitted("held"), one.fitted("seconds")
-        parts.append(f"{one.name} {memory} and {time}")
+    for window in windows:
+        memory, time = window.fitted("held"), window.fitted("seconds")
+        parts.append(f"{window.name} {memory} and {time}")
         if max(memory.p, time.p) > 1 + APART:
-            others.append(one.name)
+            others.append(window.name)
     but = f", all but {' and '.join(others)}" if others else ""
     return f"windows grow no faster than linearly in memory and time ({'; '.join(parts)}){but}", not others
 

@@ -1,4 +1,4 @@
-"""Tensors and tokens of an attention case, made once and shared by every side; and what a row measures with them.
+"""Tensors and tokens of an attention case, made once and shared by every side; and the problem that a row times.
 
 Legend: B rows, H query heads, K kv heads, N tokens, D per head.
 """
@@ -33,7 +33,7 @@ class UnsupportedCase(Exception):
 
 @dataclass
 class Problem:
-    """What one row of the bench times.
+    """The sides that one row of the bench times.
 
     sides       name -> call, headway's under OURS; a call returns outputs (and gradients)
     work        useful FLOPs of a call, or bytes where memory bounds it
@@ -56,7 +56,7 @@ class Problem:
     notes: list[str] = field(default_factory=list)
 
     def add_peers(self, makers: Mapping[str, Callable[[], Side]]) -> None:
-        """Those that can be made here; of the others a note says why not."""
+        """Adds the peers that can be made here; for the others a note says why not."""
         for name, make in makers.items():
             try:
                 self.sides[name] = make()
@@ -64,7 +64,7 @@ class Problem:
                 self.notes.append(f"{name}: {why}")
 
     def set_beside(self, name: str, side: Side, scale: float = 1.0) -> None:
-        """Another problem of headway's, in time or, with `scale`, in time for as much work."""
+        """Adds another problem of headway's, in time or, with `scale`, in time for as much work."""
         self.sides[name], self.scale[name] = side, scale
 
 

@@ -27,16 +27,16 @@ _called_by_c: list[Any] = []
 def llama_cpp() -> Any:
     """The bindings, made silent. Raises UnsupportedCase where they are not installed."""
     try:
-        found = importlib.import_module("llama_cpp")
+        package = importlib.import_module("llama_cpp")
     except ImportError as error:
         raise UnsupportedCase(
             "llama-cpp-python is not installed; to build it for this processor: "
             'CMAKE_ARGS="-DGGML_NATIVE=ON" pip install --no-binary llama-cpp-python "headway[peers]"'
         ) from error
-    _called_by_c.append(found.llama_log_callback(lambda level, text, data: None))
-    found.llama_log_set(_called_by_c[0], ctypes.c_void_p(0))
-    found.llama_backend_init()
-    return found
+    _called_by_c.append(package.llama_log_callback(lambda level, text, data: None))
+    package.llama_log_set(_called_by_c[0], ctypes.c_void_p(0))
+    package.llama_backend_init()
+    return package
 
 
 def system_info() -> str:
@@ -85,7 +85,7 @@ class LlamaCpp:
         return self._logits(len(ids) if every else 1)
 
     def spread(self) -> None:
-        """What the first row has read, every row has."""
+        """Copies the memory of the first row to every row."""
         for row in range(1, self.rows):
             self._c.llama_memory_seq_cp(self._memory, 0, row, -1, -1)
 
@@ -100,18 +100,18 @@ class LlamaCpp:
         return logits
 
     def _fill(self, tokens: list[tuple[int, int, int, bool]]) -> None:
-        """Computes (id, place, row, whether logits are wanted) of each."""
+        """Computes (id, place, row, whether logits are needed) of each."""
         batch = self._batch
         batch.n_tokens = len(tokens)
-        for i, (token, place, row, wanted) in enumerate(tokens):
+        for i, (token, place, row, needed) in enumerate(tokens):
             batch.token[i], batch.pos[i] = token, place
-            batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, row, wanted
+            batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, row, needed
         if code := self._c.llama_decode(self._context, batch):
             raise UnsupportedCase(f"llama_decode failed with code {code}")
 
     def _logits(self, count: int) -> Tensor:
-        found = self._c.llama_get_logits(self._context)
-        return torch.from_numpy(numpy.ctypeslib.as_array(found, (count, self.vocab)).copy())
+        pointer = self._c.llama_get_logits(self._context)
+        return torch.from_numpy(numpy.ctypeslib.as_array(pointer, (count, self.vocab)).copy())
 
 
 def _free(c: Any, batch: Any, context: Any, model: Any) -> None:

@@ -1,4 +1,4 @@
-"""How a row is measured: outputs are compared first, then all sides take turns, and ratios are taken within a turn.
+"""The measurement of a row: outputs are compared first, then all sides take turns, and ratios are taken in a turn.
 
 On a shared machine the speed drifts by more than kernels differ. What ran in the same turn ran under the same
 conditions, so a ratio is the median of the ratios of the turns, and a share of the limit is taken against the limit
@@ -116,7 +116,7 @@ def measured(
 
 
 def summarized(blank: Row, problem: Problem, samples: Samples, limit_name: str) -> Row:
-    """`blank` with what the samples say."""
+    """`blank` with the results of the samples."""
     peers, ratios, notes = {}, {}, [*blank.notes, *problem.notes]
     for side in problem.sides:
         if side != OURS:
@@ -189,24 +189,24 @@ class Limit:
 def products(dtype: torch.dtype) -> Limit:
     """The register peak for `dtype`: multiply-adds that touch no memory. Without a native library to measure it,
     the rate of torch's matrix product, which is lower (and the row says so)."""
-    found = search().library
-    if found is None:
+    kernels = search().library
+    if kernels is None:
         return Limit("torch's matrix product", partial(hardware.gemm_peak.__wrapped__, dtype))
     # A level without bf16 instructions multiplies in float32.
-    form = dtype if found.peak(dtype, seconds=PEAK_SECONDS) > 0 else torch.float32
-    return Limit("register peak", lambda: found.peak(form, seconds=PEAK_SECONDS))
+    form = dtype if kernels.peak(dtype, seconds=PEAK_SECONDS) > 0 else torch.float32
+    return Limit("register peak", lambda: kernels.peak(form, seconds=PEAK_SECONDS))
 
 
 def reads(dtype: torch.dtype) -> Limit:
     """One pass over memory many times any cache, by all threads."""
-    found = search().library
-    if found is None:
+    kernels = search().library
+    if kernels is None:
         return Limit("read of memory by torch's sum", hardware.read_bandwidth.__wrapped__)
     data = torch.empty(max(1 << 20, min(READ_BYTES, hardware.memory_available() // 8)) // 4)
     hardware.large_pages([data])
     data.fill_(1)
-    return Limit("read of memory", lambda: data.nbytes / found.read_seconds(data))
+    return Limit("read of memory", lambda: data.nbytes / kernels.read_seconds(data))
 
 
 LIMITS: Mapping[str, Callable[[torch.dtype], Limit]] = {"products": products, "reads": reads}
-"""By what bounds the work."""
+"""The limits, by what bounds the work."""

@@ -113,10 +113,10 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, window: Pattern, size: int, joined:
 
     def call() -> Tensor:
         outs = {}
-        for (begin, end, low, high), own in masks.items():
+        for (begin, end, low, high), mask in masks.items():
             some_k, some_v = (t[:, :, low:high].flatten(0, 1).unsqueeze(1) for t in (k, v))
             queries = stacked(q[:, :, begin:end], 1)
-            outs[begin] = unstacked(F.scaled_dot_product_attention(queries, some_k, some_v, attn_mask=own))
+            outs[begin] = unstacked(F.scaled_dot_product_attention(queries, some_k, some_v, attn_mask=mask))
         if shared is not None:
             queries = stacked(q[:, :, first * size : last * size], inside)
             out = F.scaled_dot_product_attention(queries, overlapping(k), overlapping(v), attn_mask=shared)
@@ -158,5 +158,5 @@ def flex(at: Inputs) -> Call:
 
 
 PEERS: Mapping[str, Callable[[Inputs], Call]] = {"sdpa": sdpa, "mask": mask, "chunks": chunks, "flex": flex}
-"""By their names in the table of cases, each with its call for the inputs of an attention case (raises
+"""The peers by their names in the table of cases, each with its call for the inputs of an attention case (raises
 UnsupportedCase); `problems` builds those of other kinds of case. docs/benchmarks.md describes each."""

@@ -76,11 +76,11 @@ class Row:
 
 def machine(backend: str, notes: Sequence[str] = ()) -> dict[str, Any]:
     """Processor, threads and versions of this process, and the backend asked for, in JSON's types."""
-    found = search().library
+    kernels = search().library
     return {
         "cpu": processor.cpu_name(),
         "cores": hardware.cores(),
-        "native": found.level if found is not None else None,
+        "native": kernels.level if kernels is not None else None,
         "threads": torch.get_num_threads(),
         "system": platform.platform(),
         "python": platform.python_version(),
@@ -99,7 +99,7 @@ def _version(name: str) -> str | None:
 
 
 def to_text(rows: Sequence[Row]) -> str:
-    """Where it was measured, a table for each bench, and the notes."""
+    """The machine, a table for each bench, and the notes."""
     parts = []
     for bench in dict.fromkeys(row.bench for row in rows):
         some = [row for row in rows if row.bench == bench]
@@ -191,15 +191,15 @@ def _served(rows: Sequence[Row]) -> str:
 
 
 TABLES: Mapping[str, Callable[[Sequence[Row]], str]] = {"growth": _growth, "serve": _served}
-"""Of benches whose rows are not rates."""
+"""The tables of benches whose rows are not rates."""
 
 
-def _fit(found: Exponent | None) -> str:
-    return "" if found is None else str(found)
+def _fit(fit: Exponent | None) -> str:
+    return "" if fit is None else str(fit)
 
 
 def _table(body: Sequence[Mapping[str, Any]]) -> str:
-    """Of columns in which something stands."""
+    """A table of the columns that are not empty."""
     names = [name for name in body[0] if any(row[name] not in (None, "") for row in body)]
     return table(names, [[row[name] for name in names] for row in body])
 

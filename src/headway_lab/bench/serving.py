@@ -32,19 +32,19 @@ from headway_lab.bench.rows import Row, machine
 
 LLAMA_SERVER = "llama-server"
 SHARE = 0.8
-"""Of the best rate that a server reached, at which a row of load asks it."""
+"""The share of the best rate that a server reached at which a row of load asks it."""
 LOADED = 24
 """Requests in a turn of a row of load."""
 START = 120.0
-"""Seconds in which a server is there."""
+"""Seconds in which a server must begin."""
 Command = Callable[[Path, int, int, int], list[str]]
-"""Of a server: of a file, at a port, for so many clients, with a context of so many tokens."""
+"""(file, port, clients, tokens of context) -> the command of a server."""
 TRANSFORMERS = "transformers serve"
 
 
 class Side(NamedTuple):
-    """A server: its command, the file that it serves of a model with some weights, and how it is asked what others are
-    asked."""
+    """A server: its command, the file that it serves of a model with some weights, and the form in which it takes
+    requests."""
 
     command: Command
     file: Callable[[Written, str], Path] = Written.served
@@ -53,7 +53,7 @@ class Side(NamedTuple):
 
 @dataclass(frozen=True)
 class Effort:
-    """What is asked in a turn: so many requests of each client, prompts of up to so many tokens, and new tokens."""
+    """The requests of a turn: so many requests of each client, prompts of up to so many tokens, and new tokens."""
 
     rounds: int = 5
     each: int = 2
@@ -80,7 +80,7 @@ def ours(file: Path, port: int, clients: int, context: int) -> list[str]:
 
 
 def llama_server(binary: str) -> Command:
-    """That of llama.cpp's: a slot for each client, its own defaults otherwise."""
+    """The command of llama.cpp's server: a slot for each client, its own defaults otherwise."""
 
     def command(file: Path, port: int, clients: int, context: int) -> list[str]:
         shape = ["-np", clients, "-c", clients * context, "-t", torch.get_num_threads()]
@@ -90,19 +90,19 @@ def llama_server(binary: str) -> Command:
 
 
 def transformers_serve(file: Path, port: int, clients: int, context: int) -> list[str]:
-    """That of transformers, as it comes, of the environment that runs this."""
+    """The command of `transformers serve`, with its defaults, from the environment that runs this."""
     program = f"{Path(sys.executable).with_name('transformers')}"
     return [program, "serve", f"{file}", "--port", f"{port}", "--device", "cpu", "--dtype", "bfloat16"]
 
 
 def _in_words(ask: Ask) -> Ask:
-    """It takes prompts as texts alone."""
+    """The request with its prompt as text, all that `transformers serve` takes."""
     words = " ".join(f"w{i - WORDS}" for i in ask.body["prompt"])
     return Ask({**ask.body, "prompt": words}, ask.at)
 
 
 def sides(llama: str) -> dict[str, Side]:
-    """Who is asked, by name; `llama` is the program of llama.cpp."""
+    """The servers, by name; `llama` is the program of llama.cpp."""
     return {
         OURS: Side(ours),
         LLAMA_SERVER: Side(llama_server(llama)),
@@ -116,16 +116,16 @@ def served(command: Command, file: Path, clients: int, context: int) -> Iterator
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    asked = command(file, port, clients, context)
+    arguments = command(file, port, clients, context)
     try:
-        process = subprocess.Popen(asked, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     except OSError as error:
-        raise UnsupportedCase(f"{asked[0]} does not run: {error}") from error
+        raise UnsupportedCase(f"{arguments[0]} does not run: {error}") from error
     try:
         until = time.monotonic() + START
         while not _is_there(port):
             if process.poll() is not None or time.monotonic() > until:
-                raise UnsupportedCase(f"{' '.join(asked)} did not begin")
+                raise UnsupportedCase(f"{' '.join(arguments)} did not begin")
             time.sleep(0.2)
         yield port
     finally:
@@ -142,7 +142,7 @@ def _is_there(port: int) -> bool:
 
 
 def asked(port: int, asks: Sequence[Ask], most: int) -> Load:
-    """What came of a plan. Raises UnsupportedCase where a request was not answered."""
+    """The load of a plan, by a client in another process. Raises UnsupportedCase where a request was not answered."""
     plan = json.dumps({"port": port, "asks": [asdict(ask) for ask in asks], "most": most})
     program = [sys.executable, "-m", "headway_lab.bench.client"]
     done = subprocess.run(program, input=plan, capture_output=True, text=True)
@@ -169,19 +169,19 @@ def drawn(vocab: int, count: int, effort: Effort, seed: int) -> list[Ask]:
 
 def arriving(asks: Sequence[Ask], rate: float, seed: int) -> list[Ask]:
     """The same at random times, so many a second."""
-    draw, at, found = Random(seed), 0.0, []
+    draw, at, arrivals = Random(seed), 0.0, []
     for ask in asks:
         at += draw.expovariate(rate)
-        found.append(Ask(ask.body, at))
-    return found
+        arrivals.append(Ask(ask.body, at))
+    return arrivals
 
 
 def sessions(vocab: int, count: int, turns: int, effort: Effort, seed: int) -> tuple[list[Ask], int]:
-    """Sessions in turn, each of which says all that it said before and more; and how many tokens of theirs were said
-    before."""
-    draw, said, asks, again = Random(seed), [list[int]() for _ in range(count)], [], 0
+    """Sessions in turn, each of which repeats all that it said before and adds more; and how many tokens of theirs are
+    repeated."""
+    draw, texts, asks, again = Random(seed), [list[int]() for _ in range(count)], [], 0
     for _ in range(turns):
-        for words in said:
+        for words in texts:
             again += len(words)
             words += [draw.randrange(WORDS, vocab) for _ in range(effort.prompt)]
             asks.append(Ask(body(words, 4)))
@@ -266,11 +266,11 @@ def _row(
     seconds = {name: median(load.seconds for load in some) for name, some in loads.items()}
     figures = {name: _figures(some, effort, again) for name, some in loads.items()}
     ratios = {
-        name: median(one.rate / other.rate for one, other in zip(loads[OURS], some, strict=True))
+        name: median(mine.rate / other.rate for mine, other in zip(loads[OURS], some, strict=True))
         for name, some in loads.items()
         if name != OURS
     }
-    tokens = sum(told.new for told in loads[OURS][0].told)
+    tokens = sum(record.new for record in loads[OURS][0].told)
     return Row(
         "serve",
         case,
@@ -284,17 +284,17 @@ def _row(
 
 
 def _figures(loads: Sequence[Load], effort: Effort, again: int) -> dict[str, float]:
-    """What is told of a side. Gaps are those of all turns together."""
-    told = [one for load in loads for one in load.told]
-    gaps = [gap for one in told for gap in one.gaps] or [0.0]
-    good = sum(one.first <= effort.first and median(one.gaps or [0.0]) <= effort.gap for one in told)
-    found = {
+    """The figures of a side. Gaps are those of all turns together."""
+    records = [r for load in loads for r in load.told]
+    gaps = [gap for r in records for gap in r.gaps] or [0.0]
+    good = sum(r.first <= effort.first and median(r.gaps or [0.0]) <= effort.gap for r in records)
+    figures = {
         "tokens_per_second": median(load.rate for load in loads),
-        "first_ms": 1e3 * median(one.first for one in told),
-        "first_p99_ms": 1e3 * float(numpy.quantile([one.first for one in told], 0.99)),
+        "first_ms": 1e3 * median(r.first for r in records),
+        "first_p99_ms": 1e3 * float(numpy.quantile([r.first for r in records], 0.99)),
         "gap_ms": 1e3 * median(gaps),
         "gap_p99_ms": 1e3 * float(numpy.quantile(gaps, 0.99)),
         "goodput": good / sum(load.seconds for load in loads),
         "client_cpu": sum(load.cpu for load in loads) / sum(load.seconds for load in loads),
     }
-    return {**found, "prefix_hits": sum(one.cached for one in told) / again} if again else found
+    return {**figures, "prefix_hits": sum(r.cached for r in records) / again} if again else figures

@@ -36,7 +36,7 @@ class SubprocessRunner(AbstractContextManager["SubprocessRunner"]):
     """A fresh Python process, which calls functions one after the other."""
 
     def __init__(self) -> None:
-        # What libraries print there is redirected to stderr.
+        # Output of libraries on its stdout is redirected to stderr.
         self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), os.dup2, (2, 1))
         interrupt = signal.signal(
             signal.SIGINT, signal.SIG_IGN
@@ -45,7 +45,7 @@ class SubprocessRunner(AbstractContextManager["SubprocessRunner"]):
             pid = self._pool.submit(os.getpid).result()
         finally:
             signal.signal(signal.SIGINT, interrupt)
-        (self._process,) = (one for one in multiprocessing.active_children() if one.pid == pid)
+        (self._process,) = (child for child in multiprocessing.active_children() if child.pid == pid)
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of a module's function in that process, at this process's thread count.
@@ -100,8 +100,8 @@ def _at_threads(threads: int, call: Callable[[], T]) -> T:
 
 
 def peak_of(make: Callable[P, Callable[[], object]], *args: P.args, **kwargs: P.kwargs) -> int:
-    """Bytes that the second call of what `make` makes holds at its peak, beyond what this process had before: all that
-    was made, with what lies in memory between calls.
+    """Bytes that the second call of the result of `make` holds at its peak, beyond those of this process before: all
+    that was made, with what stays in memory between calls.
 
     Raises UnsupportedCase where no peak can be forgotten: that is Linux's alone."""
     torch.ones(256, 256) @ torch.ones(256, 256)  # libraries and threads

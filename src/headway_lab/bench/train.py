@@ -65,7 +65,7 @@ class Case:
 
     @property
     def targets(self) -> int:
-        """Of each row."""
+        """Targets of each row."""
         return self.tokens - 1 if self.spec.causal else int(FILLED * self.tokens)
 
     @property
@@ -153,8 +153,8 @@ def _problem(case: Case, dtype: str, peers: Sequence[str], folder: Path, memory:
         tokens=case.rows * case.tokens,
         peak=(lambda side: _peak(case, dtype, side, folder)) if memory else None,
     )
-    own = [peer for peer in PEERS[dtype] if peer in peers]
-    problem.add_peers({peer: partial(step, case, dtype, peer, folder) for peer in own})
+    chosen = [peer for peer in PEERS[dtype] if peer in peers]
+    problem.add_peers({peer: partial(step, case, dtype, peer, folder) for peer in chosen})
     return problem
 
 
@@ -178,14 +178,14 @@ class Same(Objective[Any]):
     def __init__(self, case: Case, rows: int) -> None:
         ids, targets = case.batch()
         parts = zip(ids.split(rows), targets.split(rows), strict=True)
-        self.parts = [Batch({"ids": some}, wanted) for some, wanted in parts]
+        self.parts = [Batch({"ids": some}, target) for some, target in parts]
 
     def batches(self, step: int) -> Sequence[Batch]:
         return self.parts
 
 
 def ours(case: Case, dtype: str) -> Side:
-    """What `headway train` does in a step, with its defaults."""
+    """A step of `headway train`, with its defaults."""
     config = TextConfig(
         data="none",
         context=case.tokens,
@@ -216,8 +216,8 @@ def our_forward(case: Case, dtype: str) -> Side:
 
     @torch.no_grad()
     def side() -> Sequence[Tensor]:
-        found = model(ids, targets=targets)
-        return (found.total.float().view(1, 1) / found.tokens,)
+        output = model(ids, targets=targets)
+        return (output.total.float().view(1, 1) / output.tokens,)
 
     return side
 

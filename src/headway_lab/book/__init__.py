@@ -54,7 +54,7 @@ def write_books(
         before = partial(say, f"{number} of {len(names)}: {topic}, {time}")
         reports[topic] = reports_of(topic, out, languages, small, before)
     return [
-        write_book(out, language, {topic: own[language] for topic, own in reports.items()})
+        write_book(out, language, {topic: by_language[language] for topic, by_language in reports.items()})
         for language in languages
     ]
 
@@ -95,9 +95,9 @@ def reports_of(
 ) -> dict[str, dict[str, Any]]:
     """A topic's report by language, as JSON has it: those of `out/TOPIC.LANGUAGE.json` where they were made of today's
     formula and in that size, else of one run, `before` which is called."""
-    kept = {language: _kept(topic, out, language, quick) for language in languages}
-    if all(kept.values()):
-        return {language: report for language, report in kept.items() if report}
+    existing = {language: _kept(topic, out, language, quick) for language in languages}
+    if all(existing.values()):
+        return {language: report for language, report in existing.items() if report}
     before()
     run = measure(topic, quick=quick)
     reports = {language: {**run.told(language, out).to_json(), "quick": quick} for language in languages}
@@ -117,12 +117,12 @@ def _kept(topic: str, out: Path, language: str, quick: bool) -> dict[str, Any] |
 
 
 def report_of(topic: str, out: Path, language: str = "en") -> Path:
-    """Where the book keeps a topic's report."""
+    """The path of a topic's report in the folder of the book."""
     return out / f"{topic}.{language}.json"
 
 
 def figure_of(topic: str, out: Path, language: str = "en") -> Path:
-    """Where `explain` puts a topic's figure."""
+    """The path of a topic's figure in the folder of `explain`."""
     return out / figure_name(topic, language)
 
 
@@ -149,7 +149,7 @@ def chapter(report: Mapping[str, Any], answer: str, figure: Path, language: str)
 
 
 def worst(claims: Mapping[str, bool | None]) -> str:
-    """What `SIGNS` has a sign for: not seen where a claim is not, else too small to tell where one of them is."""
+    """The key of `SIGNS` for claims: not seen where a claim is not, else too small to tell where one of them is."""
     words = {word_of([seen]) for seen in claims.values()}
     return next((word for word in ("not seen", "too small to tell") if word in words), "seen")
 

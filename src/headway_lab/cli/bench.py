@@ -110,8 +110,8 @@ def decode(
     from headway_lab.bench.measure import THOROUGH
 
     weights, usual = run.kinds(("bf16", "int8", "int4")), (1, 8) if run.quick else (1, 8, 16)
-    given = (run.models(), weights, rows or usual, context)
-    return run.show(bench.decode(*given, effort=run.effort(THOROUGH), say=note))
+    arguments = (run.models(), weights, rows or usual, context)
+    return run.show(bench.decode(*arguments, effort=run.effort(THOROUGH), say=note))
 
 
 def prefill(run: ModelsRun, *, tokens: Annotated[int | None, says(min=2)] = None) -> int:
@@ -122,8 +122,8 @@ def prefill(run: ModelsRun, *, tokens: Annotated[int | None, says(min=2)] = None
     """
     from headway_lab.bench import decoders as bench
 
-    given = (run.models(), run.kinds(("bf16", "int8")), tokens or (256 if run.quick else 2048))
-    return run.show(bench.prefill(*given, effort=run.effort(bench.PREFILL_EFFORT), say=note))
+    arguments = (run.models(), run.kinds(("bf16", "int8")), tokens or (256 if run.quick else 2048))
+    return run.show(bench.prefill(*arguments, effort=run.effort(bench.PREFILL_EFFORT), say=note))
 
 
 def serve(
@@ -158,9 +158,9 @@ def serve(
         )
     counts = clients or ((1, 4) if run.quick else (1, 4, 16, 32))
     effort = bench.Effort(rounds=rounds or (1 if run.quick else 5), new=new)
-    given = (decoders, run.kinds(("bf16", "int8")), counts, llama_server, peers)
+    arguments = (decoders, run.kinds(("bf16", "int8")), counts, llama_server, peers)
     encoders = embed(counts, effort=effort, say=note) if MINILM in models else ()
-    return run.show(chain(bench.serve(*given, effort=effort, say=note), encoders))
+    return run.show(chain(bench.serve(*arguments, effort=effort, say=note), encoders))
 
 
 def train(

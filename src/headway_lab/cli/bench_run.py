@@ -1,4 +1,4 @@
-"""What the commands of `headway bench` share: their options, how rows are shown, and the exit code."""
+"""Shared by the commands of `headway bench`: their options, the output of rows, and the exit code."""
 
 import signal
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from headway_lab.bench.rows import Row
 
 
-def chosen(given: Sequence[str] | None, known: Iterable[str], usual: Sequence[str], what: str) -> list[str]:
-    """Those named, or the usual ones. Raises ConfigError for a name that does not exist, and lists those that do."""
+def chosen(named: Sequence[str] | None, known: Iterable[str], usual: Sequence[str], what: str) -> list[str]:
+    """The given names, or the usual ones. Raises ConfigError for a name that does not exist, listing those that do."""
     names = tuple(known)
-    for name in given or ():
+    for name in named or ():
         if name not in names:
             raise ConfigError(
                 f"bench: no {what} {name!r}{did_you_mean(name, names)}; known: {', '.join(names)}"
             )
-    return list(given or usual)
+    return list(named or usual)
 
 
 @contextmanager

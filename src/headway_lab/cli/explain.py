@@ -150,14 +150,14 @@ def decoding(
     from headway_lab.diagrams import labels, write_svg
     from headway_lab.diagrams.steps import growing_cache, steps_of, text_of
 
-    made = steps_of(load(model, task="causal-lm"), prompt, count)
+    steps = steps_of(load(model, task="causal-lm"), prompt, count)
     written = []
     if out is not None:
-        drawings = {name: growing_cache(labels("cache", name), made) for name in languages}
+        drawings = {name: growing_cache(labels("cache", name), steps) for name in languages}
         written = [str(write_svg(out, "cache", name, drawing)) for name, drawing in drawings.items()]
-    lines = [text_of(labels("cache", language), made)]
+    lines = [text_of(labels("cache", language), steps)]
     lines += [translation(language).fill("written: {files}", files=", ".join(written))] if written else []
-    return {"steps": made, "written": written}, "\n".join(lines)
+    return {"steps": steps, "written": written}, "\n".join(lines)
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -169,7 +169,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def listing(language: str = "en") -> dict[str, dict[str, Any]]:
-    """What is asked, the group, and the seconds of one core, by topic."""
+    """The question, the group, and the seconds of one core, by topic."""
     return {
         name: {"question": topic.question, "group": group, "seconds": topic.seconds}
         for group, topics in groups(language).items()

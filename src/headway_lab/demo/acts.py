@@ -1,4 +1,4 @@
-"""Acts 1 and 3: patterns drawn, and what keys and values cost, by arithmetic on a spec; then why to trust the model
+"""Acts 1 and 3: patterns drawn, and the cost of keys and values, by arithmetic on a spec; then why to trust the model
 that was just trained, by numbers that are measured here and now."""
 
 import copy
@@ -95,7 +95,7 @@ def kv_table() -> str:
     """`kv_bytes` for a terminal."""
     stored = kv_bytes()
     first, *_ = stored.values()
-    cells = [(what, *map(size, own), f"{own[-1] / first[-1]:.1%}") for what, own in stored.items()]
+    cells = [(what, *map(size, counts), f"{counts[-1] / first[-1]:.1%}") for what, counts in stored.items()]
     return table(("", *(f"{n // 1024}k tokens" for n in CONTEXTS), "of MHA"), cells)
 
 

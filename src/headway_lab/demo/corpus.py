@@ -1,4 +1,4 @@
-"""The demo's text: Python's own standard library; and what compressors make of it."""
+"""The demo's text: Python's own standard library; and its size under compressors."""
 
 import gzip
 import lzma

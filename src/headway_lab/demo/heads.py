@@ -1,4 +1,4 @@
-"""What the heads of a trained model look at: heads are to attention what channels are to a convolution.
+"""The tokens that heads of a trained model look at: heads are to attention what channels are to a convolution.
 
 Legend: H query heads, T tokens.
 """
@@ -16,10 +16,10 @@ LABELLED = 24  # tokens up to which their text is legible
 
 
 def looks(maps: list[Tensor]) -> list[dict[str, float]]:
-    """Where each head looks, by the weights [H, T, T] of every layer: shares of its weight on the token itself, the
-    previous and the first one, and how far back it goes, averaged over the queries that have a previous token and a
-    first one that is neither."""
-    found = []
+    """The places that each head looks at, by the weights [H, T, T] of every layer: shares of its weight on the token
+    itself, the previous and the first one, and how far back it goes, averaged over the queries that have a previous
+    token and a first one that is neither."""
+    rows = []
     for layer, weights in enumerate(maps):
         count = weights.shape[-1]
         distance = torch.arange(2, count)[:, None] - torch.arange(count)
@@ -31,11 +31,11 @@ def looks(maps: list[Tensor]) -> list[dict[str, float]]:
                 "back": (later * distance).sum(-1),
             }
             means = {name: float(values.mean()) for name, values in shares.items()}
-            found.append({"layer": layer, "head": head, **means})
-    return found
+            rows.append({"layer": layer, "head": head, **means})
+    return rows
 
 
-def striking(found: list[dict[str, float]]) -> str:
+def striking(heads: list[dict[str, float]]) -> str:
     """One line for the most extreme head in each way of looking."""
     rows = []
     for what, name, form in (
@@ -44,8 +44,8 @@ def striking(found: list[dict[str, float]]) -> str:
         ("looks most at the first token", "first", "{:.0%} of its weight"),
         ("looks furthest back", "back", "{:.1f} tokens on average"),
     ):
-        one = max(found, key=itemgetter(name))
-        rows.append((what, f"layer {one['layer']}, head {one['head']}", form.format(one[name])))
+        head = max(heads, key=itemgetter(name))
+        rows.append((what, f"layer {head['layer']}, head {head['head']}", form.format(head[name])))
     return table(("", "which", "how much"), rows)
 
 

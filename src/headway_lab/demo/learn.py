@@ -72,15 +72,15 @@ class Learned:
 
     @property
     def seconds(self) -> float:
-        """Of training alone: the last sample is taken after the last step."""
+        """Seconds of training alone: the last sample is taken after the last step."""
         return self.samples[-1].seconds if self.samples else self.result.seconds
 
     @property
     def bits_per_byte(self) -> float:
-        """Of the held-out text, by the trained model."""
-        found = self.result.validation.bits_per_byte if self.result.validation else None
-        assert found is not None, "the held-out text has bytes"
-        return found
+        """Bits per byte of the held-out text, by the trained model."""
+        bits = self.result.validation.bits_per_byte if self.result.validation else None
+        assert bits is not None, "the held-out text has bytes"
+        return bits
 
     @property
     def below_gzip(self) -> bool:
@@ -99,7 +99,7 @@ def prepare(corpus: Corpus, vocab: int, folder: Path) -> tuple[Tokenizer, TokenF
 
 def settings(out: Path, seconds: float, quick: bool) -> TextConfig:
     """The training run: `seconds` of wall clock on what `prepare` wrote."""
-    given = {
+    values = {
         **(QUICK if quick else SETTINGS),
         "data": str(out / WORK / "train.tokens"),
         "validation": str(out / WORK / "held-out.tokens"),
@@ -108,7 +108,7 @@ def settings(out: Path, seconds: float, quick: bool) -> TextConfig:
         "max_seconds": seconds,
         "log_every": 50,
     }
-    return TextConfig.of(given, where="the demo's settings")
+    return TextConfig.of(values, where="the demo's settings")
 
 
 def learn(corpus: Corpus, out: Path, *, seconds: float, quick: bool, say: Callable[[str], None]) -> Learned:
@@ -149,18 +149,18 @@ def sample(context: CallbackContext, tokenizer: Tokenizer) -> Sample:
         sampling=Sampling(temperature=0.7),
         eos=() if tokenizer.eos is None else (tokenizer.eos,),
     )
-    (made,) = generate(as_decoder(context.model), [ids], how, tokenizer=tokenizer)
-    return Sample(context.seconds, context.step, context.record.get("bits_per_byte"), made.text)
+    (generation,) = generate(as_decoder(context.model), [ids], how, tokenizer=tokenizer)
+    return Sample(context.seconds, context.step, context.record.get("bits_per_byte"), generation.text)
 
 
-def show(one: Sample) -> str:
-    """A sample for a terminal: the prompt, and what was made of it behind a bar."""
-    bits = "" if one.bits_per_byte is None else f", {one.bits_per_byte:.2f} bits per byte in training"
+def show(sample: Sample) -> str:
+    """A sample for a terminal: the prompt and its continuation, behind a bar."""
+    bits = "" if sample.bits_per_byte is None else f", {sample.bits_per_byte:.2f} bits per byte in training"
     shown = "".join(
-        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in PROMPT + one.text
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in PROMPT + sample.text
     )
     text = "\n".join("    | " + line for line in shown.split("\n"))
-    return f"  after {one.seconds:.0f} s, step {one.step}{bits}:\n{text}"
+    return f"  after {sample.seconds:.0f} s, step {sample.step}{bits}:\n{text}"
 
 
 def comparison(learned: Learned, corpus: Corpus) -> str:
@@ -178,12 +178,12 @@ def comparison(learned: Learned, corpus: Corpus) -> str:
 
 def verdict(learned: Learned) -> str:
     """Below gzip or not, stated either way."""
-    own, gzip, xz = learned.bits_per_byte, learned.baselines["gzip"], learned.baselines["xz"]
+    bits, gzip, xz = learned.bits_per_byte, learned.baselines["gzip"], learned.baselines["xz"]
     if learned.below_gzip:
-        than_xz = "and below xz" if own < xz else "but not below xz"
-        return f"{own:.3f} bits per byte: below gzip -9 ({gzip:.3f}) {than_xz} ({xz:.3f})"
+        than_xz = "and below xz" if bits < xz else "but not below xz"
+        return f"{bits:.3f} bits per byte: below gzip -9 ({gzip:.3f}) {than_xz} ({xz:.3f})"
     return (
-        f"{own:.3f} bits per byte: NOT below gzip -9 ({gzip:.3f}); this machine trained too little in the time it "
+        f"{bits:.3f} bits per byte: NOT below gzip -9 ({gzip:.3f}); this machine trained too little in the time it "
         "had; --seconds gives it more"
     )
 

@@ -103,11 +103,13 @@ def _acts(
 
 
 def _heads(lm: LanguageModel, ids: list[int], start: list[int], path: Path, say: Say) -> dict[str, Any]:
-    found = heads.looks([one.weights() for one in lm.attention(ids).values()])
+    rows = heads.looks([layer.weights() for layer in lm.attention(ids).values()])
     maps = lm.attention(start)
-    heads.draw_heads([one.weights() for one in maps.values()], [shown(text) for text in maps[0].keys], path)
-    say(f"\nheads look at different things (on held-out text; drawn in {path}):\n\n{heads.striking(found)}")
-    return {"heads": plain(found)}
+    heads.draw_heads(
+        [layer.weights() for layer in maps.values()], [shown(text) for text in maps[0].keys], path
+    )
+    say(f"\nheads look at different things (on held-out text; drawn in {path}):\n\n{heads.striking(rows)}")
+    return {"heads": plain(rows)}
 
 
 def shown(text: str) -> str:
@@ -119,9 +121,9 @@ def shown(text: str) -> str:
 def _trust(model: Decoder, ids: Tensor, quick: bool, say: Say) -> dict[str, Any]:
     say("cached decode = one full forward, on held-out text, in uneven chunks and then token by token:\n")
     equal = [acts.cached_equals_full(model, ids, dtype) for dtype in (torch.float32, torch.float64)]
-    for one in equal:
+    for result in equal:
         figures = "largest difference {difference:.1e} ({tokens} tokens, logits up to {largest:.1f})"
-        say(f"  {one['dtype']}: {figures.format(**one)}")
+        say(f"  {result['dtype']}: {figures.format(**result)}")
 
     window = min(p.reach[0] + 1 for p in model.spec.patterns if p.reach[0] is not None)
     say(f"\nthe pages of a layer with window {window} stay as few as they are, however long the text:\n")
@@ -144,7 +146,7 @@ def title(text: str) -> str:
 
 
 def about(corpus: Corpus) -> str:
-    """What is trained on and what is held out, in a line or two."""
+    """The text to train on and the text held out, in a line or two."""
     groups = sorted({document.group for document in corpus.held_out if document.group})
     names = f" ({', '.join(groups[:8])}{', ..' if len(groups) > 8 else ''})" if groups else ""
     return (
@@ -154,7 +156,7 @@ def about(corpus: Corpus) -> str:
 
 
 def next_commands(out: Path) -> str:
-    """What to try next with what is there now."""
+    """Commands to try next on the folder."""
     lines = [
         ("headway generate", f"{out} 'def '", "continue a prompt"),
         ("headway inspect", f"{out}", "what this model is"),
@@ -167,7 +169,7 @@ def next_commands(out: Path) -> str:
 
 
 def _keep(out: Path, corpus: Corpus, learned: learn.Learned) -> None:
-    """Move what is worth keeping from the work folder to its place."""
+    """Move the files that stay from the work folder to their places."""
     for path in sorted(learned.result.model.iterdir()):
         shutil.move(path, out / path.name)
     shutil.move(learned.result.metrics, out / "metrics.jsonl")

@@ -1,4 +1,4 @@
-"""What a model is made of, from its spec: blocks, the inside of multi-head attention, heads that share."""
+"""Drawings of the parts of a model, from its spec: blocks, the inside of multi-head attention, heads that share."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -47,10 +47,10 @@ def layer(spec: ModelSpec, say: Say, cross: bool) -> Iterator[Part]:
     """The boxes of a layer from the bottom up: a norm behind each sum (post), or in front of each sub-layer (pre)."""
     heads = Heads.of(spec.heads, spec.kv_heads)
     turned = say("turned") if spec.positions.marks == "queries and keys" else ""
-    own = say("masked" if spec.causal else "full", kind=heads.kind)
+    mask = say("masked" if spec.causal else "full", kind=heads.kind)
     sizes = say("heads", heads=spec.heads, kv_heads=spec.kv_heads, kind=heads.kind, dims=spec.head_dim)
     form = say("gated" if spec.gated else "plain", act={"silu": "SwiGLU", "relu": "ReLU"}[spec.activation])
-    subs = [(f"{own}{turned}\n{sizes}", SAND)]
+    subs = [(f"{mask}{turned}\n{sizes}", SAND)]
     subs += [(f"{say('cross')}\n{sizes}", LILAC)] * cross
     subs += [(f"{form}\n{spec.width:,} → {spec.hidden:,} → {spec.width:,}", SKY)]
     for words, fill in subs:
@@ -65,7 +65,7 @@ def layer(spec: ModelSpec, say: Say, cross: bool) -> Iterator[Part]:
 
 def stack(drawing: Drawing, x: float, spec: ModelSpec, say: Say, cross: bool) -> tuple[float, float]:
     """A model from its embedding up to its words, in a column whose left side is `x`; returns the top of its layers and
-    the middle of what reads an encoder."""
+    the middle of the box that reads an encoder."""
     middle, y, joins = x + WIDE / 2, 502.0, 0.0
     scale = f" × √{spec.width}" if spec.embedding_scale != 1 else ""
     drawing.box(x, y, WIDE, TALL, f"{say('embedding')}{scale}\n{spec.vocab:,} × {spec.width:,}", fill=PINK)
@@ -170,22 +170,22 @@ def multi_head(say: Say) -> Drawing:
 
 
 def shared_heads(say: Say) -> Drawing:
-    """8 query heads over 8, 4 and 1 key/value heads: who reads whom, and what is kept of a token."""
+    """8 query heads over 8, 4 and 1 key/value heads: who reads whom, and the numbers that are kept of a token."""
     drawing, dims = Drawing(800, 250), 64
     for number, kv_heads in enumerate((8, 4, 1)):
         layout, left = Heads.of(8, kv_heads), 30 + 260 * number
-        kept = 2 * kv_heads * dims
+        stored = 2 * kv_heads * dims
         drawing.text(left, 20, say(layout.kind, group=layout.group), anchor="start", size=14, bold=True)
         for k in range(kv_heads):
             colour = PALETTE[k % len(PALETTE)] if kv_heads > 1 else ORANGE
-            own = [left + 28 * h + 10 for h in range(k * layout.group, (k + 1) * layout.group)]
-            middle = sum(own) / len(own)
-            for x in own:
+            places = [left + 28 * h + 10 for h in range(k * layout.group, (k + 1) * layout.group)]
+            middle = sum(places) / len(places)
+            for x in places:
                 drawing.line((x, 168), (middle, 108), colour=colour)
                 drawing.box(x - 10, 168, 20, 28, "q", fill="white", edge=colour, size=11)
             for y, name in ((82, "k"), (50, "v")):
                 drawing.box(middle - 10, y, 20, 28, name, fill=colour, edge=colour, ink="white", size=11)
         drawing.text(
-            left, 222, say("kept", count=kept, share=f"{kv_heads}/8"), anchor="start", ink=GREY, size=11
+            left, 222, say("kept", count=stored, share=f"{kv_heads}/8"), anchor="start", ink=GREY, size=11
         )
     return drawing

@@ -1,4 +1,4 @@
-"""What a run shows: pairs turned, what a norm averages, what a token sees, how far a rotary score reaches."""
+"""Drawings of runs: pairs turned, numbers that a norm averages, keys that a token sees, reach of a rotary score."""
 
 from functools import partial
 from typing import Any
@@ -46,7 +46,7 @@ def turned_pairs(say: Say) -> Drawing:
 
 
 def norms(say: Say) -> Drawing:
-    """Rows x tokens x features as a cube: blue is what the gradient of one normed number reaches."""
+    """Rows x tokens x features as a cube: blue are the numbers that the gradient of one normed number reaches."""
     kinds: dict[str, Any] = {
         "BatchNorm": partial(nn.BatchNorm1d, affine=False),
         "LayerNorm": LayerNorm,
@@ -83,7 +83,7 @@ def cube(drawing: Drawing, x: float, y: float, reached: torch.Tensor) -> None:
         for n in range(count):
             top = (x + n * side + depth, y - depth)
             right = (x + count * side + depth, y + n * side - depth)
-            above, beside = (BLUE if one else PALE for one in (reached[b, 0, n], reached[b, n, -1]))
+            above, beside = (BLUE if hit else PALE for hit in (reached[b, 0, n], reached[b, n, -1]))
             corners = ((0, 0), (side, 0), (side + slant, -slant), (slant, -slant))
             drawing.polygon([(top[0] + a, top[1] + c) for a, c in corners], fill=above, edge=GREY)
             corners = ((0, 0), (slant, -slant), (slant, side - slant), (0, side))
@@ -106,7 +106,7 @@ PATTERNS: dict[str, Pattern] = {
 
 
 def four_patterns(say: Say) -> Drawing:
-    """What each token of 24 sees: queries down, keys to the right; tokens 0 and 9 are global in the fourth."""
+    """The keys that each token of 24 sees: queries down, keys to the right; tokens 0 and 9 are global in the fourth."""
     count, side = 24, 7.5
     tokens = Tokens.range(count).with_global([0, 9])
     drawing = Drawing(800, 262)
@@ -114,7 +114,7 @@ def four_patterns(say: Say) -> Drawing:
         allowed = visible(pattern, tokens, tokens)[0, 0]
         left = 14 + 198 * place
         drawing.text(left, 18, say(name), anchor="start", size=13, bold=True)
-        drawing.cells(left, 38, side, [[GREEN if one else PALE for one in row] for row in allowed.tolist()])
+        drawing.cells(left, 38, side, [[GREEN if seen else PALE for seen in row] for row in allowed.tolist()])
         share = f"{int(allowed.sum())} / {count * count}"
         drawing.text(left, 236, say("pairs seen", pairs=share), anchor="start", size=11, ink=GREY)
     return drawing
@@ -133,8 +133,8 @@ def decaying(say: Say) -> Drawing:
     for value in range(0, far + 1, 64):
         drawing.text(left + wide * value / far, bottom + 16, str(value), size=11)
     for curve, colour in ((decay(m, torch.ones_like(frequencies)), GREY), (decay(m, frequencies), BLUE)):
-        heights = [round(one, 3) for one in curve.tolist()]
-        points = [(left + wide * i / far, bottom - tall * one / 35) for i, one in enumerate(heights)]
+        heights = [round(height, 3) for height in curve.tolist()]
+        points = [(left + wide * i / far, bottom - tall * height / 35) for i, height in enumerate(heights)]
         drawing.line(*points, colour=colour, width=2)
     drawing.text(left + wide, bottom - tall * 32.5 / 35 - 12, say("equal"), anchor="end", ink=GREY, size=11)
     drawing.text(left + wide / 2, bottom + 40, say("distance"), size=12)

@@ -1,4 +1,4 @@
-"""What the steps of a decoding compute, without a cache and with one: counted in a decoder, drawn and printed."""
+"""The work of the steps of a decoding, without a cache and with one: counted in a decoder, drawn and printed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ LETTERS = 52  # pixels of a token's text beside its row
 
 
 class Work(NamedTuple):
-    """Of one layer in one step: tokens whose queries are computed, tokens whose keys and values are, and keys that the
-    queries are compared with."""
+    """The work of one layer in one step: tokens whose queries are computed, tokens whose keys and values are, and keys
+    that the queries are compared with."""
 
     queries: int
     projected: int
@@ -133,7 +133,7 @@ def work(model: Decoder, ids: Tensor, counts: Sequence[int], cached: bool) -> li
 
 
 def growing_cache(say: Say, steps: Sequence[Step] | None = None) -> Drawing:
-    """What each step computes anew, without a cache and with one; of a small decoder that reads "[SOS] Love that can"
+    """The work of each step, without a cache and with one; of a small decoder that reads "[SOS] Love that can"
     unless other steps are given. Raises ConfigError for more than `MOST` tokens."""
     steps = small_steps() if steps is None else steps
     words = [word for step in steps for word in step.reads]
@@ -157,10 +157,10 @@ def growing_cache(say: Say, steps: Sequence[Step] | None = None) -> Drawing:
         for j, word in enumerate(words[:end]):
             new = j >= end - len(step.reads)
             drawing.text(100, y + (j + 0.5) * SIDE, shortened(word), anchor="end", bold=new, size=11)
-        for left, (queries, made, keys) in ((110, step.again), (right, step.kept)):
+        for left, (queries, new_keys, keys) in ((110, step.again), (right, step.kept)):
             unseen = end - queries
             drawing.cells(left, y + unseen * SIDE, SIDE, [[ORANGE] * 3] * queries)
-            colours = [[GREEN if key < keys - made else ORANGE] * 3 for key in range(keys)]
+            colours = [[GREEN if key < keys - new_keys else ORANGE] * 3 for key in range(keys)]
             drawing.cells(left + 90, y, SIDE, colours)
             seen = [[BLUE if key <= query else PALE for key in range(keys)] for query in range(unseen, end)]
             drawing.cells(left + 190, y + unseen * SIDE, SIDE, seen)

@@ -1,11 +1,11 @@
 """Questions about attention, each answered by a run.
 
-What topics ask, verify and say is data (`topics`); what answers a topic is a module of its name, or a row of
-`contests.CONTESTS`, with
+Questions, claims and sentences of topics are data (`topics`); the code of a topic is a module of its name, or a row
+of `contests.CONTESTS`, with
 
     run(*, seeds=..) -> Iterator[Row]      measures; writes nothing; deterministic for its seeds; its parameters are the
                                            topic's settings, and `headway explain` takes them as options
-    judge(rows) -> Report                  claims by key, and the values that sentences are made of; a `run` that
+    judge(rows) -> Report                  claims by key, and the values that sentences use; a `run` that
                                            measures more than rows returns its report
     draw(figure, report) -> None           paints the report on a matplotlib figure
 
@@ -40,7 +40,7 @@ def find_topic(name: str) -> Any:
 
 
 def settings_of(name: str) -> tuple[str, ...]:
-    """What a topic takes: the parameters of its `run`, and "quick"."""
+    """The settings of a topic: the parameters of its `run`, and "quick"."""
     return (*inspect.signature(find_topic(name).run).parameters, "quick")
 
 
@@ -72,7 +72,7 @@ def check_fonts(language: str) -> None:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run of a topic found, without sentences, and what these may name: its settings, and constants."""
+    """The report of a run of a topic, without sentences, and the names that these may use: settings and constants."""
 
     name: str
     report: Report
@@ -128,7 +128,7 @@ def judged(topic: Any, **settings: Any) -> Report:
 
 
 def known(name: str, **settings: Any) -> dict[str, Any]:
-    """What sentences of a topic may name: its constants, and the settings of a run."""
+    """The names that sentences of a topic may use: its constants, and the settings of a run."""
     topic = find_topic(name)
     run = inspect.signature(topic.run).bind(**settings)
     run.apply_defaults()

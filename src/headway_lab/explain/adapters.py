@@ -34,7 +34,7 @@ def run() -> Iterator[Row]:
         layer: Any = model.get_submodule("model.layers.0.self_attn.q_proj")
         weight = layer.weight.clone()
         merge(model)
-        merged, found = model(ids), torch.linalg.matrix_rank(layer.weight - weight, rtol=1e-9)
+        merged, change_rank = model(ids), torch.linalg.matrix_rank(layer.weight - weight, rtol=1e-9)
         unmerge(model)
         trained = cost.adapter_parameters(large, lora)
         yield {
@@ -46,7 +46,7 @@ def run() -> Iterator[Row]:
             "change at first": float((fresh - before).abs().max()),
             "change with B": float((apart - before).abs().max()),
             "merged - apart": float((merged - apart).abs().max()),
-            "rank of W' - W": int(found),
+            "rank of W' - W": int(change_rank),
             "unmerged is W": bool(torch.equal(layer.weight, weight)),
         }
 

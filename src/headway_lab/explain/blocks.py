@@ -38,10 +38,10 @@ def ladder() -> dict[str, ModelSpec]:
         "SwiGLU": {"activation": "silu", "gated": True, "hidden": HIDDEN, "mlp_bias": False},
         "GQA = LLaMA": {"kv_heads": KV_HEADS},
     }
-    found = {"2017": small(family="transformer", hidden=3 * HIDDEN // 2, dropout=0.0)}
+    specs = {"2017": small(family="transformer", hidden=3 * HIDDEN // 2, dropout=0.0)}
     for name, change in changes.items():
-        found[f"+ {name}"] = replace(list(found.values())[-1], **change)
-    return {**found, ALONE: replace(found[LLAMA], hidden=0)}
+        specs[f"+ {name}"] = replace(list(specs.values())[-1], **change)
+    return {**specs, ALONE: replace(specs[LLAMA], hidden=0)}
 
 
 def base_and_llama() -> tuple[Difference, ...]:
@@ -72,20 +72,20 @@ def run(*, seeds: Sequence[int] = BUDGET.seeds, steps: int = BUDGET.steps) -> Re
 
 
 def judge(runs: Runs, times: Mapping[str, Sequence[float]], budget: Budget) -> Report:
-    """The verdict: whether LLaMA's block ends below that of 2017; and what each rung changes, each on its own."""
+    """The verdict: whether LLaMA's block ends below that of 2017; and the change of each rung, each on its own."""
     table = rows(runs, budget.seeds)
     apart, first = gaps(table), next(iter(runs.values()))
     whole = gap(losses(runs[LLAMA]), losses(first))
     layer_norm, *rms = times.values()
-    faster = {name: log_gap(own, layer_norm) for name, own in zip(list(times)[1:], rms, strict=True)}
-    ours = [(name, round(median(own)), median(own) / median(layer_norm)) for name, own in times.items()]
+    faster = {name: log_gap(us, layer_norm) for name, us in zip(list(times)[1:], rms, strict=True)}
+    ours = [(name, round(median(us)), median(us) / median(layer_norm)) for name, us in times.items()]
     return Report(
         rows=tuple(table),
         claims={
             "whole": whole.lower,
             "pre-norm": apart["+ pre-norm"].lower,
             "RMSNorm": apart["+ RMSNorm"].within(EQUAL),
-            **{("time", name): own.lower for name, own in faster.items()},
+            **{("time", name): change.lower for name, change in faster.items()},
             "rotary": apart["+ rotary"].lower,
             "SwiGLU": apart["+ SwiGLU"].lower,
             "shared": apart[LLAMA].higher,
@@ -94,8 +94,8 @@ def judge(runs: Runs, times: Mapping[str, Sequence[float]], budget: Budget) -> R
         values={
             "budget": budget,
             "whole": whole,
-            "apart": {name.removeprefix("+ "): own for name, own in apart.items()},
-            "faster": {name: own.factor for name, own in faster.items()},
+            "apart": {name.removeprefix("+ "): change for name, change in apart.items()},
+            "faster": {name: change.factor for name, change in faster.items()},
             "differences": Table(("aspect", "base", "llama"), base_and_llama()),
             "norms": Table(("norm", "us", "of LayerNorm"), ours),
         },

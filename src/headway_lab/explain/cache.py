@@ -62,16 +62,16 @@ def measure(full: Decoder, window: Decoder, ids: Tensor) -> tuple[list[Row], Tim
     for length, new in enumerate(ids.split(1, 1), start=1):
         row = ids[:, :length]
         if length in (count // 8, count // 4, count // 2, count):
-            found = {name: flops(partial(way, new)) for name, way in ways.items()}
+            counts = {name: flops(partial(way, new)) for name, way in ways.items()}
             whole, _ = flops(partial(again, row))
-            for name, (_, seen) in found.items():
+            for name, (_, seen) in counts.items():
                 logits[name].append(seen)
             rows.append(
                 {
                     "T": length,
-                    **{f"{name} (FLOPs)": attention_flops(done, 1) for name, (done, _) in found.items()},
+                    **{f"{name} (FLOPs)": attention_flops(done, 1) for name, (done, _) in counts.items()},
                     "no cache (FLOPs)": attention_flops(whole, length),
-                    "model, no cache / cache": whole / found["cache"][0],
+                    "model, no cache / cache": whole / counts["cache"][0],
                     "window slots": bounded.slots[0],
                     **{
                         column: ms
@@ -88,9 +88,9 @@ def measure(full: Decoder, window: Decoder, ids: Tensor) -> tuple[list[Row], Tim
             times[name].append(time.process_time() - began)
         if near:
             times["no cache"].append(fastest(partial(again, row), 1, time.process_time))
-    wanted = {"cache": full(ids), "window": window(ids)}
+    expected = {"cache": full(ids), "window": window(ids)}
     off = [
-        float((torch.cat(got, 1) - wanted[name]).abs().max() / wanted[name].abs().max())
+        float((torch.cat(got, 1) - expected[name]).abs().max() / expected[name].abs().max())
         for name, got in logits.items()
     ]
     return rows, {name: taken[-STEPS:] for name, taken in times.items()}, max(off)

@@ -37,7 +37,7 @@ def recurrent(x: Tensor, w: list[Tensor], depth: int) -> Tensor:
 
 
 def one_recurrent_step(x: Tensor, w: list[Tensor], depth: int) -> Tensor:
-    """What a single step connects: every state with the one before and with its own input."""
+    """The pairs that a single step connects: every state with the one before and with its own input."""
     return torch.tanh(F.pad(x, (0, 0, 1, 0))[:-1] @ w[0] + x @ w[1])
 
 
@@ -60,7 +60,7 @@ Sizes = Callable[[int, int], tuple[int, int, int]]
 
 
 def layers_of(k: int, r: int) -> dict[str, tuple[Layer, Layer, Sizes]]:
-    """The layer, what one step of it connects, and the formulas: multiply-adds, products in a chain, path."""
+    """The layer, the layer of one step alone, and the formulas: multiply-adds, products in a chain, path."""
     plain, wide = partial(convolution, k=k), partial(convolution, k=k, dilation=k)
     near = partial(restricted, r=r)
     return {
@@ -155,8 +155,8 @@ def judge(rows: Rows) -> Report:
     at = {(row["layer"], row["n"], row["d"]): row for row in rows}
     sizes = sorted({(row["n"], row["d"]) for row in rows})
     n, d = sizes[-1]
-    there = {row["layer"]: row for row in rows if (row["n"], row["d"]) == (n, d)}
-    work = {name: row["multiply-adds"] for name, row in there.items()}
+    largest = {row["layer"]: row for row in rows if (row["n"], row["d"]) == (n, d)}
+    work = {name: row["multiply-adds"] for name, row in largest.items()}
 
     def constant(column: str) -> bool:
         return len({row[column] for row in rows if row["layer"] == full}) == 1
@@ -177,10 +177,10 @@ def judge(rows: Rows) -> Report:
         values={
             "least": sizes[0],
             "most": (n, d),
-            "full": there[full],
-            "recurrence": there[recurrence],
-            "near": there[near],
-            "wide": there[wide],
+            "full": largest[full],
+            "recurrence": largest[recurrence],
+            "near": largest[near],
+            "wide": largest[wide],
             "work": work[full] / work[recurrence],
             "near_work": work[near] / work[full],
             "wide_work": work[wide] / work[full],

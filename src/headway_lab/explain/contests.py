@@ -1,4 +1,4 @@
-"""Contests: contenders that differ in one switch, trained alike, and what is claimed of their held-out losses."""
+"""Contests: contenders that differ in one switch, trained alike, and claims on their held-out losses."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -25,32 +25,32 @@ from headway_lab.explain.spread import Gap, every, gap
 
 
 def losses(runs: Sequence[Run]) -> list[float]:
-    """Of every seed."""
+    """The loss of every seed."""
     return [run.loss for run in runs]
 
 
 def rows(runs: Runs, seeds: Sequence[int], base: str | None = None) -> list[dict[str, Any]]:
     """A row for each contender: mean and standard deviation of its losses, its gap to `base` (or, without one, to the
     contender before it), mean seconds of one core for a run, and the losses one by one."""
-    found = []
+    table = []
     for name, before in zip(runs, [None, *runs], strict=False):
-        own, other = losses(runs[name]), base or before
-        apart = None if other in (None, name) else gap(own, losses(runs[other]))
-        found.append(
+        values, other = losses(runs[name]), base or before
+        apart = None if other in (None, name) else gap(values, losses(runs[other]))
+        table.append(
             {
                 "contender": name,
                 "parameters": cost.parameter_count(runs[name][0].model.spec),
-                "loss": statistics.fmean(own),
-                "spread": statistics.stdev(own),
+                "loss": statistics.fmean(values),
+                "spread": statistics.stdev(values),
                 "against": apart and other,
                 "gap": apart and apart.mean,
                 "bound": apart and apart.bound,
                 "seen": apart and apart.seen,
                 "seconds": statistics.fmean(run.seconds for run in runs[name]),
-                **{f"seed {seed}": loss for seed, loss in zip(seeds, own, strict=True)},
+                **{f"seed {seed}": loss for seed, loss in zip(seeds, values, strict=True)},
             }
         )
-    return found
+    return table
 
 
 def gaps(table: Rows) -> dict[str, Gap]:

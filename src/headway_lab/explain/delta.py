@@ -27,9 +27,9 @@ def run(*, seeds: Sequence[int] = SEEDS) -> Report:
     rows = []
     for name, pairs in product(KINDS, PAIRS):
         once, anew = map(fmean, zip(*(recall(KINDS[name], pairs, seed) for seed in seeds), strict=True))
-        kept = 2 * pairs * WIDTH if name == "softmax" else WIDTH * WIDTH
-        rows.append({"kind": name, "pairs": pairs, "wrong": once, "wrong, anew": anew, "numbers kept": kept})
-    return judge({name: max(one[name] for one in exact) for name in exact[0]}, rows)
+        size = 2 * pairs * WIDTH if name == "softmax" else WIDTH * WIDTH
+        rows.append({"kind": name, "pairs": pairs, "wrong": once, "wrong, anew": anew, "numbers kept": size})
+    return judge({name: max(errors[name] for errors in exact) for name in exact[0]}, rows)
 
 
 def inputs(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -42,19 +42,19 @@ def inputs(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 
 def weights(q: Tensor, k: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
     """The row of weights of each query [1, H, T, T]: what is read where the values are the rows of a unit matrix."""
-    one = torch.eye(q.shape[2], dtype=q.dtype).expand(1, q.shape[1], -1, -1)
-    return delta_attend(q, k, one, log_decay, beta, scale=1.0).out
+    identity = torch.eye(q.shape[2], dtype=q.dtype).expand(1, q.shape[1], -1, -1)
+    return delta_attend(q, k, identity, log_decay, beta, scale=1.0).out
 
 
 def products(q: Tensor, k: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
     """w_ts = beta_s q_t^T A_t .. A_(s+1) k_s with A = a (I - beta k k^T), product by product."""
-    w, one = torch.zeros(1, HEADS, TOKENS, TOKENS, dtype=q.dtype), torch.eye(WIDTH, dtype=q.dtype)
+    w, identity = torch.zeros(1, HEADS, TOKENS, TOKENS, dtype=q.dtype), torch.eye(WIDTH, dtype=q.dtype)
     for h, t in product(range(HEADS), range(TOKENS)):
         row = q[0, h, t]
         for s in range(t, -1, -1):
             key, b = k[0, h, s], beta[0, h, s]
             w[0, h, t, s] = b * row @ key
-            row = row @ (one - b * key[:, None] * key) * log_decay[0, h, s].exp()
+            row = row @ (identity - b * key[:, None] * key) * log_decay[0, h, s].exp()
     return w
 
 
@@ -66,12 +66,12 @@ def against_formulas(seed: int) -> dict[str, float]:
     out, w = whole(form="recurrent").out, weights(q, k, log_decay, beta)
     frame = frames(WIDTH, seed)[None, None]
     steady = torch.full((1, 1, WIDTH), DECAY, dtype=q.dtype).log()
-    kept = weights(frame[:, :, :1].expand_as(frame), frame, steady, torch.ones_like(steady))[0, 0, :, 0]
+    remaining = weights(frame[:, :, :1].expand_as(frame), frame, steady, torch.ones_like(steady))[0, 0, :, 0]
     return {
         "forms": max(float((whole(form=form).out - out).abs().max()) for form in ("chunked", "parallel")),
         "rows": float((w @ v - out).abs().max()),
         "products": float((w - products(q, k, log_decay, beta)).abs().max()),
-        "decay": float((kept - DECAY ** torch.arange(WIDTH, dtype=q.dtype)).abs().max()),
+        "decay": float((remaining - DECAY ** torch.arange(WIDTH, dtype=q.dtype)).abs().max()),
         "negative": -float((w < 0).double().sum() / (w != 0).sum()),
     }
 
@@ -87,11 +87,11 @@ def recall(read: Read, pairs: int, seed: int) -> list[float]:
     k = frames(pairs, seed)
     old, new = normal(2, pairs, WIDTH, seed=seed + 20)
     cases = ((k, old, old), (torch.cat((k, k)), torch.cat((old, new)), new))
-    return [float((read(k, keys, v) - own).square().sum() / own.square().sum()) for keys, v, own in cases]
+    return [float((read(k, keys, v) - ref).square().sum() / ref.square().sum()) for keys, v, ref in cases]
 
 
 def by_delta(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """What queries read of the rule's state behind all pairs, with beta = 1 and no decay."""
+    """The results of queries on the rule's state behind all pairs, with beta = 1 and no decay."""
     steady = torch.zeros(1, 1, len(k), dtype=k.dtype)
     k, v = k[None, None], v[None, None]
     return q @ delta_attend(k, k, v, steady, steady + 1, scale=1.0).state[0, 0]

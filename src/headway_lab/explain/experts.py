@@ -25,12 +25,12 @@ SPEC = ModelSpec.of(
 def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
     """Shares of the experts, and the layer against a loop over tokens; then, by batch, experts and bytes read."""
     layers = [layer_of(seed) for seed in seeds]
-    found = [measure(layer, seed) for layer, seed in zip(layers, seeds, strict=True)]
+    results = [measure(layer, seed) for layer, seed in zip(layers, seeds, strict=True)]
     for e in range(EXPERTS.count):
-        own = [float(one[0][e]) for one in found]
-        yield {"expert": e, "share": fmean(own), "share, least": min(own), "share, most": max(own)}
+        shares = [float(result[0][e]) for result in results]
+        yield {"expert": e, "share": fmean(shares), "share, least": min(shares), "share, most": max(shares)}
     names = ("from the loop", "weights off 1", "idle gradient", "busy gradient")
-    worst = {name: (min if "busy" in name else max)(one[1][name] for one in found) for name in names}
+    worst = {name: (min if "busy" in name else max)(result[1][name] for result in results) for name in names}
     for batch in BATCHES:
         read = fmean(chosen_by(layer, batch, seed) for layer, seed in zip(layers, seeds, strict=True))
         yield {
@@ -76,8 +76,8 @@ def loop(layer: MixtureOfExperts, x: Tensor) -> Tensor:
     """Row by row, each expert of a row by itself."""
     scores = (x @ layer.gate.weight.T).softmax(-1)
     rows = []
-    for row, own in zip(x, scores, strict=True):
-        best = own.topk(EXPERTS.top)
+    for row, row_scores in zip(x, scores, strict=True):
+        best = row_scores.topk(EXPERTS.top)
         mixed = zip(best.values / best.values.sum(), best.indices, strict=True)
         rows.append(sum(w * layer.experts[int(e)](row) for w, e in mixed))
     return torch.stack([torch.as_tensor(row) for row in rows])
@@ -87,22 +87,22 @@ def loop(layer: MixtureOfExperts, x: Tensor) -> Tensor:
 def chosen_by(layer: MixtureOfExperts, batch: int, seed: int) -> float:
     """How many experts a batch of random rows is given to, the mean of DRAWS batches."""
     chosen = layer.gate(normal(DRAWS * batch, WIDTH, seed=seed + 7))[0].view(DRAWS, -1)
-    return fmean(len(set(own)) for own in chosen.tolist())
+    return fmean(len(set(experts)) for experts in chosen.tolist())
 
 
 def judge(rows: Rows) -> Report:
     """The verdict: sorted rows are the loop; a token is computed with K experts, a batch reads more of them."""
     shares, batches = ([row for row in rows if name in row] for name in ("expert", "batch"))
-    one, many = batches[0], batches[-1]
+    single, many = batches[0], batches[-1]
     active, whole = cost.active_parameters(SPEC), cost.parameter_count(SPEC)
     idle = SPEC.layers * (EXPERTS.count - EXPERTS.top) * 3 * WIDTH * EXPERTS.hidden
     return Report(
         rows=tuple(rows),
         claims={
-            "loop": max(one["from the loop"], one["weights off 1"]) < EQUAL,
-            "gradients": one["idle gradient"] == 0 < one["busy gradient"],
+            "loop": max(single["from the loop"], single["weights off 1"]) < EQUAL,
+            "gradients": single["idle gradient"] == 0 < single["busy gradient"],
             "active": whole - active == idle,
-            "one": one["experts read"] == EXPERTS.top,
+            "one": single["experts read"] == EXPERTS.top,
             "batch": all(abs(row["experts read"] / row["expected"] - 1) < CLOSE for row in batches),
             "uneven": max(row["share, most"] for row in shares) > 1.2 / EXPERTS.count,
         },
@@ -112,7 +112,7 @@ def judge(rows: Rows) -> Report:
             "busiest": max(row["share, most"] for row in shares) * EXPERTS.count,
             "laziest": min(row["share, least"] for row in shares) * EXPERTS.count,
             "many": many,
-            "more": many["bytes read"] / one["bytes read"],
+            "more": many["bytes read"] / single["bytes read"],
         },
     )
 

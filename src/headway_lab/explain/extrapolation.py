@@ -23,16 +23,16 @@ RESCALED = ("rotary, linear", "rotary, NTK", "rotary, YaRN")
 
 
 def variants(name: str, spec: ModelSpec, times: int) -> dict[str, ModelSpec]:
-    """What the weights of a contender are evaluated as at `times` the length of training: names and specs."""
-    found = {name: spec}
+    """The specs with which the weights of a contender are evaluated at `times` the length of training, by name."""
+    specs = {name: spec}
     if isinstance(spec.positions, Rotary):
         length, rotary = BUDGET.tokens, spec.positions
         rules = {"linear": LinearScaling(times), "NTK": DynamicNTK(1.0, length), "YaRN": YaRN(times, length)}
         for rule, scaling in rules.items():
             scaled = rotary if times == 1 else replace(rotary, scaling=scaling)
-            found[f"{name}, {rule}"] = replace(spec, positions=scaled)
-        found[f"{name}, window L"] = spec.with_patterns(Window.last(length))
-    return found
+            specs[f"{name}, {rule}"] = replace(spec, positions=scaled)
+        specs[f"{name}, window L"] = spec.with_patterns(Window.last(length))
+    return specs
 
 
 def run(*, seeds: Sequence[int] = BUDGET.seeds, steps: int = BUDGET.steps) -> Report:
@@ -45,16 +45,16 @@ def run(*, seeds: Sequence[int] = BUDGET.seeds, steps: int = BUDGET.steps) -> Re
 def measure(runs: Runs) -> dict[str, list[list[float] | None]]:
     """For each variant and each of `TIMES`: the losses of all seeds, or None where rows of that length are refused
     (a table of learned positions ends)."""
-    found: dict[str, list[list[float] | None]] = {}
+    results: dict[str, list[list[float] | None]] = {}
     with one_thread():
-        for name, own in runs.items():
+        for name, trained in runs.items():
             for times in TIMES:
-                for variant, spec in variants(name, own[0].model.spec, times).items():
+                for variant, spec in variants(name, trained[0].model.spec, times).items():
                     limit = spec.context_limit
                     fits = limit is None or times * BUDGET.tokens <= limit
-                    losses = [tail_loss(run, spec, times) for run in own] if fits else None
-                    found.setdefault(variant, []).append(losses)
-    return found
+                    losses = [tail_loss(run, spec, times) for run in trained] if fits else None
+                    results.setdefault(variant, []).append(losses)
+    return results
 
 
 def tail_loss(run: Run, spec: ModelSpec, times: int) -> float:
@@ -68,20 +68,20 @@ def tail_loss(run: Run, spec: ModelSpec, times: int) -> float:
     return mean_loss(model, Batch({"ids": ids[:, :-1]}, targets))
 
 
-def judge(found: Mapping[str, Sequence[list[float] | None]], budget: Budget) -> Report:
+def judge(results: Mapping[str, Sequence[list[float] | None]], budget: Budget) -> Report:
     """The verdict: whether rotary as it was trained reads longer rows, and what else does."""
-    ends = {name: losses[-1] for name, losses in found.items() if losses[-1] is not None}
-    apart = {name: gap(last, found[name][0] or []) for name, last in ends.items()}
+    ends = {name: losses[-1] for name, losses in results.items() if losses[-1] is not None}
+    apart = {name: gap(last, results[name][0] or []) for name, last in ends.items()}
     rows: list[Row] = []
-    for name, losses in found.items():
-        own = apart.get(name)
+    for name, losses in results.items():
+        change = apart.get(name)
         rows.append(
             {
                 "contender": name,
                 **{f"loss at {k} L": x and statistics.fmean(x) for k, x in zip(TIMES, losses, strict=True)},
-                f"gap {TIMES[-1]} L to L": own and own.mean,
-                "bound": own and own.bound,
-                "seen": own and own.seen,
+                f"gap {TIMES[-1]} L to L": change and change.mean,
+                "bound": change and change.bound,
+                "seen": change and change.seen,
             }
         )
     rotary, window = ends["rotary"], ends["rotary, window L"]
@@ -97,23 +97,23 @@ def judge(found: Mapping[str, Sequence[list[float] | None]], budget: Budget) -> 
         values={
             "budget": budget,
             "most": TIMES[-1],
-            "bears": [name for name, own in apart.items() if own.below(MARGIN)],
-            "gains": [name for name, own in apart.items() if own.lower],
-            "refused": [name for name in found if name not in apart],
+            "bears": [name for name, change in apart.items() if change.below(MARGIN)],
+            "gains": [name for name, change in apart.items() if change.lower],
+            "refused": [name for name in results if name not in apart],
         },
     )
 
 
-def lengths(title: str, wanted: Callable[[str], bool], y: str = "") -> Panel:
-    """Loss against length, of the contenders that are wanted."""
+def lengths(title: str, shown: Callable[[str], bool], y: str = "") -> Panel:
+    """Loss against length, of the contenders that are `shown`."""
 
     def draw(axes: Axes, report: Report) -> None:
         for row in report.rows:
             name, values = row["contender"], [row[f"loss at {k} L"] for k in TIMES]
             style = {"color": INK} if name == "rotary" else {"linestyle": "--" if name == "none" else "-"}
-            if wanted(name):
-                found = [float("nan") if value is None else value for value in values]
-                axes.plot(TIMES, found, marker="o", markersize=4, label=name, **style)
+            if shown(name):
+                losses = [float("nan") if value is None else value for value in values]
+                axes.plot(TIMES, losses, marker="o", markersize=4, label=name, **style)
         axes.set_xscale("log", base=2)
         axes.set_xticks(TIMES, [f"{k} L" for k in TIMES])
         label_axes(axes, title, f"context (L = {BUDGET.tokens} bytes, as in training)", y, {"fontsize": 8})

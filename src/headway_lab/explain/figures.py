@@ -1,4 +1,4 @@
-"""Figures of topics: panels side by side, each drawn from a report's columns. What a topic draws is `panels(...)`."""
+"""Figures of topics: panels side by side, each drawn from a report's columns. A topic's `draw` is `panels(...)`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
@@ -86,10 +86,10 @@ def bars(
         for row in report.rows:
             if column in row:
                 rows.setdefault("\n".join(str(row[name]) for name in names), []).append(row)
-        for label, own in rows.items():
-            found = [value for row in own for value in (by_seed(row) or extent(row, column))]
-            axes.barh(label, fmean(row[column] for row in own), color=GREY if pale(own[0]) else BLUE)
-            axes.hlines(label, min(found), max(found), color=INK)
+        for label, group in rows.items():
+            values = [value for row in group for value in (by_seed(row) or extent(row, column))]
+            axes.barh(label, fmean(row[column] for row in group), color=GREY if pale(group[0]) else BLUE)
+            axes.hlines(label, min(values), max(values), color=INK)
         if line is not None:
             axes.axvline(line, color=GREY, linestyle="--", linewidth=1.2)
         axes.yaxis.set_inverted(True)
@@ -112,7 +112,7 @@ def translate(figure: Figure, say: Callable[[str], str]) -> None:
 
 
 def extent(row: Row, column: str) -> tuple[float, float]:
-    """From where to where a number of a row lies: its columns "COLUMN, least" and "COLUMN, most", else itself."""
+    """The least and the most of a number of a row: its columns "COLUMN, least" and "COLUMN, most", else itself."""
     return row.get(f"{column}, least", row[column]), row.get(f"{column}, most", row[column])
 
 

@@ -22,9 +22,11 @@ def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
     whether a token alone is mapped linearly; the worst of the seeds."""
     kinds: list[tuple[Gate | None, str]] = [(None, "sigmoid"), *product(KINDS, GATE_ACTS)]
     for gate, act in kinds:
-        found = [measure(gate, act, seed) for seed in seeds]
-        worst = {name: max(one[name] for one in found) for name in found[0]}
-        worst["off from linear"] = (max if gate is None else min)(one["off from linear"] for one in found)
+        results = [measure(gate, act, seed) for seed in seeds]
+        worst = {name: max(result[name] for result in results) for name in results[0]}
+        worst["off from linear"] = (max if gate is None else min)(
+            result["off from linear"] for result in results
+        )
         yield {"gate": "none" if gate is None else f"{gate}, {act}", **worst}
 
 
@@ -34,23 +36,23 @@ def measure(gate: Gate | None, act: str, seed: int) -> dict[str, float]:
     layer, plain = (layer_of(kind, act, seed) for kind in (gate, None))
     x, y = (normal(1, TOKENS, WIDTH, seed=seed + i) for i in (10, 20))
     x[..., 0] = 1
-    found = {
+    columns = {
         "parameters": sum(p.numel() for p in layer.parameters()),
         "off from linear": additive(layer, x[:, :1], y[:, :1]),
     }
     if layer.g_proj is None:
-        return found
+        return columns
     heads, weight = outputs(plain, x), layer.g_proj.weight
-    found["from the formula"] = apart(outputs(layer, x), factors(layer, x) * heads)
+    columns["from the formula"] = apart(outputs(layer, x), factors(layer, x) * heads)
     open_heads, wide = outputs(layer, x), WIDTH // len(weight)
     weight[0] = 0
     weight[0, 0] = SHUT
     shut = outputs(layer, x)
-    found["a shut gate leaves"] = float(shut[..., :wide].abs().max())
-    found["others move"] = apart(shut[..., wide:], open_heads[..., wide:])
+    columns["a shut gate leaves"] = float(shut[..., :wide].abs().max())
+    columns["others move"] = apart(shut[..., wide:], open_heads[..., wide:])
     weight.zero_()
-    found["0 from the factor"] = apart(outputs(layer, x), AT_0[act] * heads)
-    return found
+    columns["0 from the factor"] = apart(outputs(layer, x), AT_0[act] * heads)
+    return columns
 
 
 AT_0 = {"sigmoid": 0.5, "softplus": 0.6931471805599453}
@@ -60,13 +62,13 @@ def layer_of(gate: Gate | None, act: str, seed: int) -> Attention:
     """Random weights, of which a seed gives all layers the same but for the gate's."""
     layer = Attention(WIDTH, HEADS, pattern=Causal(), gate=gate, gate_act=act).double().requires_grad_(False)
     for i, (name, parameter) in enumerate(sorted(layer.named_parameters())):
-        own = seed + 100 if name.startswith("g_proj") else seed + 200 + i - (gate is not None)
-        parameter.copy_(normal(*parameter.shape, seed=own) * WIDTH**-0.5)
+        parameter_seed = seed + 100 if name.startswith("g_proj") else seed + 200 + i - (gate is not None)
+        parameter.copy_(normal(*parameter.shape, seed=parameter_seed) * WIDTH**-0.5)
     return layer
 
 
 def outputs(layer: Attention, x: Tensor) -> Tensor:
-    """What the heads give, side by side [1, T, H E], as the output projection is given it."""
+    """The outputs of the heads, side by side [1, T, H E]: the input of the output projection."""
     seen: list[Tensor] = []
     hook = layer.o_proj.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].clone()))
     layer(x)

@@ -113,8 +113,8 @@ def reads(layout: Heads) -> Tensor:
     q = torch.randn(1, layout.query_heads, 4, 8, generator=noise)
     k, v = torch.randn(2, 1, layout.kv_heads, 4, 8, generator=noise).requires_grad_()
     out = attend(q, k, v, Causal())
-    found = [torch.autograd.grad(own.pow(2).sum(), (k, v), retain_graph=True) for own in out[0]]
-    return torch.stack([(dk.abs() + dv.abs())[0].sum((1, 2)) > 0 for dk, dv in found])
+    grads = [torch.autograd.grad(head_out.pow(2).sum(), (k, v), retain_graph=True) for head_out in out[0]]
+    return torch.stack([(dk.abs() + dv.abs())[0].sum((1, 2)) > 0 for dk, dv in grads])
 
 
 def step_spec(layout: Heads) -> ModelSpec:
@@ -157,7 +157,7 @@ def step_of(layout: Heads, context: int) -> Callable[[], None]:
 def judge(rows: Rows, slower: Gap) -> Report:
     """The verdict: who reads whom, sizes, outputs, bytes and time of a step, each on its own. `slower` is the gap of a
     step's logarithm with the fewest kv heads to that with the most."""
-    h, full, one = rows[0]["query heads"], rows[0], rows[-1]
+    h, full, fewest = rows[0]["query heads"], rows[0], rows[-1]
     same = max(row["from repeated heads"] for row in rows)
     other = min(row["from summed scores"] for row in rows if row["group"] > 1)
     return Report(
@@ -177,8 +177,8 @@ def judge(rows: Rows, slower: Gap) -> Report:
         values={
             "same": same,
             "other": other,
-            "operations": one["FLOPs / token"] / full["FLOPs / token"],
-            "bytes": one["bytes / token"] / full["bytes / token"],
+            "operations": fewest["FLOPs / token"] / full["FLOPs / token"],
+            "bytes": fewest["bytes / token"] / full["bytes / token"],
             "slower": slower,
         },
         picture="\n\n".join(picture(Heads.of(h, row["kv heads"])) for row in rows),
@@ -189,8 +189,8 @@ def picture(layout: Heads) -> str:
     """Query heads above the key/value heads that they read."""
     cell, group = 4, layout.group
     top = "".join(f"q{h}".ljust(cell) for h in range(layout.query_heads))
-    one = "|" if group == 1 else "+" + "-" * (cell * (group - 1) - 1) + "+"
-    joint = one.ljust(cell * group) * layout.kv_heads
+    bar = "|" if group == 1 else "+" + "-" * (cell * (group - 1) - 1) + "+"
+    joint = bar.ljust(cell * group) * layout.kv_heads
     below = "".join(f"kv{k}".ljust(cell * group) for k in range(layout.kv_heads))
     title = f"{layout.kind}: {layout.query_heads} query heads, {layout.kv_heads} kv heads"
     return "\n".join(line.rstrip() for line in (title, top, joint, below))
@@ -203,11 +203,11 @@ def layout_of(row: Row) -> Panel:
     def draw(axes: Axes, report: Report) -> None:
         for k in range(layout.kv_heads):
             colour = colormaps["turbo"]((k + 0.5) / layout.kv_heads)
-            own = range(k * layout.group, (k + 1) * layout.group)
-            for h in own:
-                axes.plot([h, fmean(own)], [1, 0], "-", color=GREY, linewidth=1)
-            axes.plot(own, [1] * layout.group, "s", color=colour, markersize=4)
-            axes.plot([fmean(own)], [0], "o", color=colour, markersize=6)
+            group = range(k * layout.group, (k + 1) * layout.group)
+            for h in group:
+                axes.plot([h, fmean(group)], [1, 0], "-", color=GREY, linewidth=1)
+            axes.plot(group, [1] * layout.group, "s", color=colour, markersize=4)
+            axes.plot([fmean(group)], [0], "o", color=colour, markersize=6)
         axes.set_title(f"{layout.kind}: {layout.query_heads} on {layout.kv_heads}", fontsize=9)
         axes.set(ylim=(-0.3, 1.3), xticks=[], yticks=[0, 1], yticklabels=["k, v", "q"])
         axes.grid(visible=False)

@@ -56,17 +56,17 @@ def steps_of(first: ModelSpec, second: ModelSpec, tokens: int) -> dict[str, Mode
     """The models of a ladder in toy sizes: "first", then each aspect that a run can tell, by its name.
 
     Raises ConfigError where nothing is left that differs."""
-    found = ladder(toy(first, tokens), toy(second, tokens))
-    kept = {name: spec for name, spec in found.items() if name not in UNTRAINED}
-    if len(kept) == 1:
+    specs = ladder(toy(first, tokens), toy(second, tokens))
+    trained = {name: spec for name, spec in specs.items() if name not in UNTRAINED}
+    if len(trained) == 1:
         raise ConfigError("the two are one model in toy sizes: there is no step between them to train")
-    return kept
+    return trained
 
 
 def command(
     first: ModelSpec, second: ModelSpec, steps: int | None, seeds: int | None, say: Callable[[str], None]
 ) -> Report:
-    """What `headway diff --ladder` runs: every step trained with every seed, by default 200 steps, three seeds. Raises
+    """The run of `headway diff --ladder`: every step trained with every seed, by default 200 steps, three seeds. Raises
     ConfigError as `steps_of` does."""
     usual = Budget()
     budget = replace(usual, steps=steps or usual.steps, seeds=tuple(range(seeds or len(usual.seeds))))
@@ -76,9 +76,9 @@ def command(
 
 
 def sentences(language: str) -> Topic:
-    """What a ladder says, in a language."""
-    said = read(language)
-    return Topic(**said["ladder"], phrases=said["phrases"], language=language)
+    """The sentences of a ladder, in a language."""
+    texts = read(language)
+    return Topic(**texts["ladder"], phrases=texts["phrases"], language=language)
 
 
 def judge(runs: Runs, budget: Budget) -> Report:
@@ -86,14 +86,16 @@ def judge(runs: Runs, budget: Budget) -> Report:
     sentences."""
     table = rows(runs, budget.seeds)
     start, *_, end = runs.values()
-    found = gaps(table)
-    seen = sorted((name for name, one in found.items() if one.seen), key=lambda name: -abs(found[name].mean))
+    changes = gaps(table)
+    seen = sorted(
+        (name for name, change in changes.items() if change.seen), key=lambda name: -abs(changes[name].mean)
+    )
     return Report(
         rows=tuple(table),
-        claims={("step", name): one.seen or None for name, one in found.items()},
+        claims={("step", name): change.seen or None for name, change in changes.items()},
         values={
             "budget": budget,
-            "steps": {name: found[name].mean for name in seen},
+            "steps": {name: changes[name].mean for name in seen},
             "whole": gap(losses(end), losses(start)),
         },
     )

@@ -52,7 +52,7 @@ def unigram() -> float:
 
 
 def step_cost(name: str, spec: ModelSpec, length: int, backend: str = "auto") -> Row:
-    """Of a training step on one row: time of one core (the fastest of some), and what its forward keeps."""
+    """The cost of a training step on one row: time of one core (the fastest of some), and what its forward keeps."""
     model = build(spec, seed=0, backend=backend)
     inputs, targets = batch_of(held_out_rows(length, 1), spec.causal, torch.Generator().manual_seed(0))
     hidden = targets != IGNORE_INDEX
@@ -95,7 +95,7 @@ def run(
 
 
 def slopes(costs: Rows, name: str) -> tuple[float, float]:
-    """Of time and of bytes, between the two longest rows of `name`."""
+    """The slopes of time and of bytes, between the two longest rows of `name`."""
     _, tokens, times, sizes = zip(*(row.values() for row in costs if row["attention"] == name), strict=True)
     return power(tokens[-2:], times[-2:]), power(tokens[-2:], sizes[-2:])
 
@@ -103,10 +103,10 @@ def slopes(costs: Rows, name: str) -> tuple[float, float]:
 def judge(runs: Runs, costs: Rows, blind: float, budget: Budget) -> Report:
     """The verdict: linear attention with rotary learns more than frequencies of bytes, and keeps n bytes for n."""
     table = rows(runs, budget.seeds, "softmax")
-    own = {name: losses(found) for name, found in runs.items()}
-    below = gap(own["linear"], [blind] * len(own["linear"]))
+    values = {name: losses(trained) for name, trained in runs.items()}
+    below = gap(values["linear"], [blind] * len(values["linear"]))
     slope = {name: slopes(costs, name) for name in FORMS}
-    turned = gap(own["linear"], own["linear, no positions"])
+    turned = gap(values["linear"], values["linear, no positions"])
     return Report(
         rows=(*table, *({"contender": "", **row} for row in costs)),
         highlight=tuple(range(len(table))),
@@ -115,7 +115,7 @@ def judge(runs: Runs, costs: Rows, blind: float, budget: Budget) -> Report:
             "learns": below.lower,
             "turned": turned.lower,
             "bytes": abs(slope["linear"][1] - 1) < SLOPE,
-            "softmax": gap(own["linear"], own["softmax"]).higher,
+            "softmax": gap(values["linear"], values["softmax"]).higher,
         },
         values={"budget": budget, "blind": blind, "below": below, "turned": turned, "slope": slope},
     )

@@ -79,8 +79,8 @@ def measure(pattern: Pattern) -> tuple[Tensor, Tensor]:
     source = x.clone().requires_grad_()
     y = (layer(source) * torch.randn(x.shape, generator=noise, dtype=torch.float64)).sum(-1)
     rows = [torch.autograd.grad(y[i], source, retain_graph=True)[0].norm(dim=-1) for i in range(COUNT)]
-    before, one = layer(x), torch.eye(COUNT, dtype=x.dtype)[..., None]
-    changed = [(layer(x + one[t]) != before).any(-1) for t in range(COUNT)]
+    before, unit = layer(x), torch.eye(COUNT, dtype=x.dtype)[..., None]
+    changed = [(layer(x + unit[t]) != before).any(-1) for t in range(COUNT)]
     return torch.stack(rows), torch.stack(changed, -1)
 
 
@@ -95,8 +95,8 @@ def draw(figure: Figure, report: Report) -> None:
         below.imshow(np.ma.log10(gradient.numpy()), cmap="viridis", interpolation="nearest")
         below.set_facecolor(PALE)
         below.set_title(f"{name}: measured", fontsize=9, loc="left")
-        found = f"log10 |d out / d in|, {int((gradient > 0).sum())} pairs not 0"
-        below.set_xlabel(found, fontsize=8, color=GREY)
+        label = f"log10 |d out / d in|, {int((gradient > 0).sum())} pairs not 0"
+        below.set_xlabel(label, fontsize=8, color=GREY)
         bare(below)
 
 

@@ -49,13 +49,13 @@ class LiveBytes(TorchDispatchMode):
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        inputs = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         out = func(*args, **(kwargs or {}))
         for t in tree_leaves(out):
             storage = t.untyped_storage() if isinstance(t, Tensor) else None
-            if storage is not None and storage._cdata not in given:
+            if storage is not None and storage._cdata not in inputs:
                 self._live.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
-        self._live = {at: kept for at, kept in self._live.items() if not kept[0].expired()}
+        self._live = {at: entry for at, entry in self._live.items() if not entry[0].expired()}
         self.peak = max(self.peak, sum(size for _, size in self._live.values()))
         return out
 
@@ -79,7 +79,7 @@ def spec_of(pattern: Pattern) -> ModelSpec:
 
 
 def parameter_bytes() -> set[int]:
-    """Of the models of all kinds: one number."""
+    """Bytes of the parameters of the models of all kinds: one number."""
     return {4 * cost.parameter_count(spec_of(pattern)) for _, pattern, _ in KINDS}
 
 
@@ -90,12 +90,12 @@ def predicted(pattern: Pattern, backend: str, n: int) -> dict[str, int]:
     kept_twice = COPIES.get(backend, 0) * 4 * spec.layers * n * spec.width
     causes = {**by_cause, "attention": by_cause["attention"] + kept_twice, "tables": 8 * n * spec.head_dim}
     causes["logits"] = 4 * n * spec.vocab  # log-probabilities: the loss is of all logits at once
-    kept = sum(causes.values())
+    total = sum(causes.values())
     working = 16 * spec.heads * n * n if stored else 4 * n * (4 * spec.hidden + 3 * spec.width)
     return {
         **{f"{cause} (B)": causes[cause] for cause in CAUSES},
-        "predicted (B)": kept,
-        "predicted peak (B)": kept + working,
+        "predicted (B)": total,
+        "predicted peak (B)": total + working,
     }
 
 
@@ -105,7 +105,7 @@ def measure(kind: str, pattern: Pattern, backend: str, length: int) -> Row:
     spec = spec_of(pattern)
     model = build(spec, dtype=torch.float32, seed=SEED, backend=backend)
     ids = torch.randint(spec.vocab, (1, length), generator=torch.Generator().manual_seed(SEED))
-    _, kept = saved_bytes(lambda: loss(model, ids), model)
+    _, saved = saved_bytes(lambda: loss(model, ids), model)
     with LiveBytes() as live:
         loss(model, ids).backward()
     return {
@@ -113,7 +113,7 @@ def measure(kind: str, pattern: Pattern, backend: str, length: int) -> Row:
         "n": length,
         "pairs": cost.attention_pairs(spec, length),
         **predicted(pattern, backend, length),
-        "kept (B)": kept,
+        "kept (B)": saved,
         "peak (B)": live.peak,
     }
 
@@ -131,7 +131,7 @@ def judge(rows: Rows, parameters: set[int]) -> Report:
     before, after = at["n x n stored", short], at["n x n stored", long]
     pairs = {kind: at[kind, long]["pairs"] for kind, _, _ in KINDS}
     growth = after["scores (B)"] / before["scores (B)"]
-    # Of all that is not n x n.
+    # The growth of all that is not n x n.
     rest = (after["predicted (B)"] - after["scores (B)"]) / (before["predicted (B)"] - before["scores (B)"])
     off = max(abs(row["predicted (B)"] / row["kept (B)"] - 1) for row in rows)
     off_peak = max(abs(row["predicted peak (B)"] / row["peak (B)"] - 1) for row in rows)
@@ -146,9 +146,9 @@ def judge(rows: Rows, parameters: set[int]) -> Report:
             "peak": off_peak < PEAK_CLOSE,
             "length": (growth, rest) == (16, 4),
             "linear": all(
-                abs(found[kind] / 4 - 1) < PEAK_CLOSE
+                abs(ratio[kind] / 4 - 1) < PEAK_CLOSE
                 for kind in ("recomputed", "window")
-                for found in (kept, peak)
+                for ratio in (kept, peak)
             ),
             "window": (
                 pairs["window"] < pairs["recomputed"] == pairs["n x n stored"] and len(parameters) == 1

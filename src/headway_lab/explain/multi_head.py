@@ -51,7 +51,7 @@ def looks(trained: Trained) -> list[int]:
 def judge(rows: Rows) -> Report:
     """The verdict: with a head for each place all tokens are named, with fewer heads they are not."""
     most = HEADS[-1]
-    own = [row for row in rows if row["heads"] == most and row["places"] == len(OFFSETS)]
+    apart = [row for row in rows if row["heads"] == most and row["places"] == len(OFFSETS)]
     right = {heads: [row["right"] for row in rows if row["heads"] == heads] for heads in HEADS}
     return Report(
         rows=tuple(rows),
@@ -59,16 +59,16 @@ def judge(rows: Rows) -> Report:
             "alike": len({row["parameters"] for row in rows}) == 1,
             "more": every(gap(right[a], right[b]).lower for a, b in pairwise(HEADS)),
             "most": fmean(right[most]) > 0.9,
-            "shared": len(own) == len(right[most]),
+            "shared": len(apart) == len(right[most]),
         },
         values={
             "width": WIDTH,
             "tokens": TOKENS,
             "most": most,
             "places": len(OFFSETS),
-            "right": [fmean(own) for own in right.values()],
+            "right": [fmean(shares) for shares in right.values()],
             "chance": 1 / SYMBOLS,
-            "shared": len(own),
+            "shared": len(apart),
             "runs": len(right[most]),
         },
     )

@@ -27,18 +27,18 @@ KINDS: Mapping[str, tuple[Order, QKNorm, bool]] = {
     "output": ("output", "none", False),
     "output, q and k": ("output", "all", False),
 }
-"""Of each kind its order, norms on queries and keys, and whether residual_scale is (2 L)^-0.5."""
+"""Each kind with its order, norms on queries and keys, and whether residual_scale is (2 L)^-0.5."""
 
 
 def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
     """Each kind over depth: the stream's growth with weights of Xavier's size and with LARGE times those, and gradients
     of the first and the last layer; means of the seeds."""
     for name, depth in product(KINDS, DEPTHS):
-        found = [measure(name, depth, seed) for seed in seeds]
+        results = [measure(name, depth, seed) for seed in seeds]
         yield {
             "norms": name,
             "layers L": depth,
-            **{key: fmean(one[key] for one in found) for key in found[0]},
+            **{key: fmean(result[key] for result in results) for key in results[0]},
         }
 
 
@@ -73,12 +73,12 @@ def judge(rows: Rows) -> Report:
     layer's gradient falls as the stream grows, and the first one's rises where scores are of no normed numbers."""
     growth, large = "|x_L| / |x_0|", "with large weights"
     kinds = {name: [row for row in rows if row["norms"] == name] for name in KINDS}
-    deep = {name: own[-1] for name, own in kinds.items()}
+    deep = {name: group[-1] for name, group in kinds.items()}
     added = [row for name in ("sandwich", "output", "output, q and k") for row in kinds[name]]
     first, last = (
         {
-            name: power([r["layers L"] for r in own], [r[f"|dL/dW|, {which} layer"] for r in own])
-            for name, own in kinds.items()
+            name: power([r["layers L"] for r in group], [r[f"|dL/dW|, {which} layer"] for r in group])
+            for name, group in kinds.items()
         }
         for which in ("first", "last")
     )

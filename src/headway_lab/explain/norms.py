@@ -1,4 +1,4 @@
-"""What BatchNorm, LayerNorm and RMSNorm average over.
+"""The axes that BatchNorm, LayerNorm and RMSNorm average over.
 
 (Ioffe and Szegedy 2015, algorithm 1; Ba et al. 2016, equation 3; Zhang and Sennrich 2019, equation 4.)
 """
@@ -45,13 +45,13 @@ def measure(name: str, seed: int) -> dict[str, float]:
 
     with torch.no_grad():
         y = normed(x)
-        found = {}
+        columns = {}
         for over, axes in (("features", (2,)), ("batch", (0, 1))):
-            found[f"|mean|, {over}"] = float(y.mean(axes).abs().max())
-            found[f"|var - 1|, {over}"] = float((y.var(axes, unbiased=False) - 1).abs().max())
+            columns[f"|mean|, {over}"] = float(y.mean(axes).abs().max())
+            columns[f"|var - 1|, {over}"] = float((y.var(axes, unbiased=False) - 1).abs().max())
         for change, z in changes.items():
-            found[f"change: {change}"] = float((normed(z)[0] - y[0]).abs().max())
-    return found
+            columns[f"change: {change}"] = float((normed(z)[0] - y[0]).abs().max())
+    return columns
 
 
 def judge(rows: Rows) -> Report:
@@ -61,7 +61,7 @@ def judge(rows: Rows) -> Report:
     def moments(row: Row, over: str) -> tuple[float, float]:
         return row[f"|mean|, {over}"], row[f"|var - 1|, {over}"]
 
-    own = max(*moments(batch, "batch"), *moments(layer, "features"))
+    largest = max(*moments(batch, "batch"), *moments(layer, "features"))
     apart = min(*moments(batch, "features"), *moments(layer, "batch"))
     mixed, rescaled, moved = (
         [row[f"change: {what}"] for row in rows] for what in ("other rows", "10 x", "x + 1")
@@ -69,13 +69,13 @@ def judge(rows: Rows) -> Report:
     return Report(
         rows=tuple(rows),
         claims={
-            "own": own < EQUAL,
+            "own": largest < EQUAL,
             "other": apart > APART,
             "mixed": mixed[0] > APART and max(mixed[1:]) == 0,
             "rescaled": max(rescaled) < EQUAL,
             "moved": max(moved[:2]) < EQUAL < moved[2],
         },
-        values={"own": own, "mixed": mixed, "moved": moved[2]},
+        values={"own": largest, "mixed": mixed, "moved": moved[2]},
     )
 
 
@@ -99,7 +99,7 @@ def cube(name: str, over: str) -> Panel:
 CUBES = (("BatchNorm", "batch and tokens"), ("LayerNorm", "features"), ("RMSNorm", "features, no mean"))
 CHANGED = ("other rows", "10 x", "x + 1")
 draw = panels(
-    *(cube(*one) for one in CUBES),
+    *(cube(*case) for case in CUBES),
     *(bars(("norm",), f"change: {x}", x, "row 0 moves by", xscale="log", xlim=(1e-17, 100)) for x in CHANGED),
     layout="ABC;DEF",
     per_subplot_kw={"ABC": {"projection": "3d"}},

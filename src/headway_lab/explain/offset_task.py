@@ -74,11 +74,11 @@ class Trained:
     losses: tuple[float, ...]
 
     def accuracy(self, start: int = 0) -> float:
-        """Over all offsets, at positions start, start + 1, ..; guessing at random gives 1 / V."""
+        """The share over all offsets, at positions start, start + 1, ..; guessing at random gives 1 / V."""
         ids = sample(64, torch.Generator().manual_seed(10_000))
         with torch.no_grad():
-            found = self.layer(ids, start).argmax(-1)
-        return float((found[:, max(self.offsets) :] == wanted(ids, self.offsets)).float().mean())
+            guesses = self.layer(ids, start).argmax(-1)
+        return float((guesses[:, max(self.offsets) :] == wanted(ids, self.offsets)).float().mean())
 
 
 def sample(rows: int, noise: torch.Generator) -> Tensor:

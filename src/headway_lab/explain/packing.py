@@ -50,11 +50,11 @@ def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
     row = torch.cat(parts, dim=1)
     with torch.no_grad():
         alone = torch.cat([model(part) for part in parts], dim=1)
-        found = {
+        outputs = {
             "with bounds": model(row, tokens=Tokens.packed([[part.shape[1] for part in parts]])),
             "without": model(row),
         }
-    for how, y in found.items():
+    for how, y in outputs.items():
         yield {"way": f"packed {how}", "difference": float((y - alone).abs().max())}
 
 

@@ -31,9 +31,9 @@ STACKS: tuple[tuple[str, tuple[Pattern, ...]], ...] = (
 def run() -> Iterator[Row]:
     """Each stack: the field predicted from its masks, and the field that gradients find in a random stack."""
     for name, patterns in STACKS:
-        expected, found = predicted(patterns), measured(patterns)
+        expected, observed = predicted(patterns), measured(patterns)
         query = query_of(patterns)
-        seen = found[query].nonzero()[:, 0]
+        seen = observed[query].nonzero()[:, 0]
         yield {
             "stack": name,
             "layers": len(patterns),
@@ -42,7 +42,7 @@ def run() -> Iterator[Row]:
             "span, by gradient": int(seen.max() - seen.min()) + 1,
             "tokens, predicted": int(expected[query].sum()),
             "tokens, by gradient": len(seen),
-            "differing pairs": int((expected != found).sum()),
+            "differing pairs": int((expected != observed).sum()),
         }
 
 
@@ -95,10 +95,10 @@ def draw(figure: Figure, report: Report) -> None:
     for axes, (name, patterns) in zip(figure.subplots(4, 2).flatten(), STACKS, strict=True):
         query = query_of(patterns)
         fields = [predicted(patterns[layer:])[query] for layer in range(len(patterns), -1, -1)]
-        found = measured(patterns)[query]
+        observed = measured(patterns)[query]
         axes.imshow(
-            torch.stack([*fields, found]).numpy(), cmap="Blues", aspect="auto", interpolation="nearest"
+            torch.stack([*fields, observed]).numpy(), cmap="Blues", aspect="auto", interpolation="nearest"
         )
         axes.set_yticks([0, len(fields)], ["output", "gradient"])
-        label_axes(axes, f"{name}: {int(found.sum())} tokens")
+        label_axes(axes, f"{name}: {int(observed.sum())} tokens")
         bare(axes)

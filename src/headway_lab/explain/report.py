@@ -1,4 +1,4 @@
-"""What a run answers."""
+"""Reports: the answers of runs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """An answer by a run. What `run` returns is without sentences, and has its claims by key, or by the key and a name
+    """An answer by a run. The report of `run` is without sentences, and has its claims by key, or by the key and a name
     that the sentence is about; `Topic.told` puts sentences in the place of keys and values.
 
     topic      name in TOPICS, question one sentence, formula what is verified, as text
@@ -50,7 +50,7 @@ class Report:
     claims     sentences, and whether the numbers of this run show them; None where the run is too small to tell
     setting    sizes and seeds of the run: "d = 4..512, 3 seeds"
     finding    what was found, with numbers, in one or two sentences
-    values     what its sentences are made of
+    values     the values that its sentences use
     highlight  rows that a terminal shows (by index); empty = all of them
     picture    text that belongs to the answer (a pattern drawn, for example), or a table
     figure     where the figure was written, csv where the table was; None when nothing was written
@@ -133,7 +133,7 @@ class Report:
 
 
 def word_of(claims: Iterable[bool | None]) -> str:
-    """What claims come to: seen, seen in part, not seen, or too small to tell, where none is seen or refuted."""
+    """The word for claims: seen, seen in part, not seen, or too small to tell, where none is seen or refuted."""
     known = [*claims]
     if all(known):
         return "seen"
@@ -146,5 +146,5 @@ def by_seed(row: Row) -> list[float]:
 
 
 def ranged(name: str, values: Sequence[float], middle: Callable[[Sequence[float]], float] = median) -> Row:
-    """The columns of what was measured again and again: its middle, "NAME, least" and "NAME, most"."""
+    """The columns of a repeated measurement: its middle, "NAME, least" and "NAME, most"."""
     return {name: middle(values), f"{name}, least": min(values), f"{name}, most": max(values)}

@@ -44,7 +44,7 @@ def stack(depth: int, order: Order, seed: int, qk_norm: QKNorm = "none") -> tupl
         parts = (
             (Attention(WIDTH, HEADS, qk_norm=qk_norm), FeedForward(WIDTH, 4 * WIDTH)) for _ in range(depth)
         )
-        blocks = [Block(*own, lambda: LayerNorm(WIDTH), order).double() for own in parts]
+        blocks = [Block(*pair, lambda: LayerNorm(WIDTH), order).double() for pair in parts]
         for parameter in nn.ModuleList(blocks).parameters():
             if parameter.dim() == 2:
                 nn.init.xavier_normal_(parameter)
@@ -104,14 +104,14 @@ def judge(rows: Rows) -> Report:
             "pre": pre.within(CLOSE),
             "post": post.within(CLOSE),
             "differ": apart.lower,
-            "first": min(min(found) for found in share.values()) > 0.2,
+            "first": min(min(ratios) for ratios in share.values()) > 0.2,
         },
         values={
             "deep": deep,
             "pre": pre,
             "post": post,
             "power": pre.mean - 0.5,
-            "share": {order: min(found) for order, found in share.items()},
+            "share": {order: min(ratios) for order, ratios in share.items()},
         },
         highlight=tuple(i for i, row in enumerate(rows) if row["seed"] == seeds[0]),
     )
@@ -119,8 +119,8 @@ def judge(rows: Rows) -> Report:
 
 def exponent(rows: Rows, order: Order, seed: int) -> float:
     """p of |dL/dW| = c L^p in the last layer, of one seed."""
-    own = [row for row in rows if (row["order"], row["seed"]) == (order, seed)]
-    return power([row["layers L"] for row in own], [row["|dL/dW|, last layer"] for row in own])
+    group = [row for row in rows if (row["order"], row["seed"]) == (order, seed)]
+    return power([row["layers L"] for row in group], [row["|dL/dW|, last layer"] for row in group])
 
 
 FORMS = {"pre": "o blue", "post": "x red"}

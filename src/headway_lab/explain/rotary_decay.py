@@ -24,10 +24,10 @@ def run(*, seeds: Sequence[int] = SEEDS) -> Report:
         noise = torch.Generator().manual_seed(seed)
         for _ in range(PAIRS // AT_ONCE):
             q, k = torch.randn(2, AT_ONCE, 1, 1, HEAD_DIM, generator=noise, dtype=torch.float64)
-            score, own = scores(rotary, q, k, distance).abs(), scores(rotary, q, q, distance)
+            score, auto = scores(rotary, q, k, distance).abs(), scores(rotary, q, q, distance)
             share = score / bound(q[:, 0], k[:, 0], distance, frequencies)
             above = (score > score[:, :1]).double()
-            shares.append(torch.stack((share.amax(0), above.mean(0), (own / own[:, :1]).mean(0))))
+            shares.append(torch.stack((share.amax(0), above.mean(0), (auto / auto[:, :1]).mean(0))))
     tightest, exceeds, alike = torch.stack(shares, 1)
     columns = {
         "f(m)": decay(distance, frequencies),

@@ -66,7 +66,7 @@ def judge(rows: Rows) -> Report:
             "flat": flat,
             "same": set(same) == {2},
             "more": min(ranks) > 2,
-            "learned": every(gap(by_seed(one), by_seed(other)).lower for one in equal for other in varied),
+            "learned": every(gap(by_seed(row), by_seed(other)).lower for row in equal for other in varied),
         },
         values={
             "tokens": TOKENS,

@@ -106,16 +106,16 @@ def judge(negative: Mapping[int, int], rows: Rows) -> Report:
 
 def reach(rows: Rows, form: str, pick: Callable[[Iterable[float]], float]) -> dict[str, float]:
     """Each number of a form, picked from its seeds."""
-    own = [row for row in rows if row["form"] == form]
-    return {name: pick(row[name] for row in own) for name in own[0] if name not in ("form", "seed")}
+    group = [row for row in rows if row["form"] == form]
+    return {name: pick(row[name] for row in group) for name in group[0] if name not in ("form", "seed")}
 
 
 def draw_products(axes: Axes, report: Report) -> None:
     """Products of random pairs against distance."""
     q, k, apart = pairs(report.rows[0]["seed"])
     share = products(q, k, apart) / (phi(q) * phi(k)).sum(-1)
-    for name, colour, own in (("positive", BLUE, share >= 0), ("negative", RED, share < 0)):
-        axes.scatter(apart[own], share[own], s=9, color=colour, label=f"{name} ({int(own.sum())})")
+    for name, colour, mask in (("positive", BLUE, share >= 0), ("negative", RED, share < 0)):
+        axes.scatter(apart[mask], share[mask], s=9, color=colour, label=f"{name} ({int(mask.sum())})")
     label_axes(axes, f"{PAIRS} products of turned features", "distance (tokens)", "turned / not turned", {})
 
 

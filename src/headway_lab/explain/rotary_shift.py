@@ -21,7 +21,7 @@ ROUNDING = 50  # eps: each of 4 layers rounds sums of 128 products a few times
 ROTARY = Rotary(pairing="adjacent")
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-# What numbers and angles are kept in: exact angles, and those of the numbers' own dtype.
+# The dtypes of numbers and of angles: exact angles, and those of the numbers' own dtype.
 CASES = [(name, angles) for name in DTYPES for angles in dict.fromkeys(("float64", name))]
 
 
@@ -38,8 +38,8 @@ def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
         for seed in seeds:
             before = stack(here, dtype, angles, seed)
             apart = [stack(here + s, dtype, angles, seed) - before for s in SHIFTS]
-            found = [float(x.abs().max() / before.abs().max()) for x in apart]
-            moved = [max(pair, key=lambda x: (math.isnan(x), x)) for pair in zip(moved, found, strict=True)]
+            changes = [float(x.abs().max() / before.abs().max()) for x in apart]
+            moved = [max(pair, key=lambda x: (math.isnan(x), x)) for pair in zip(moved, changes, strict=True)]
         change = {f"s = {s}": x if math.isfinite(x) else None for s, x in zip(SHIFTS, moved, strict=True)}
         yield {"numbers": name, "angles": angles, "eps": torch.finfo(dtype).eps, **change}
 
@@ -99,8 +99,8 @@ def table(position: Tensor, dtype: torch.dtype, angles: str) -> RotaryTable:
     """Cosines and sines of angles that were computed and kept in that dtype; "float64" is what `Rotary` does."""
     if angles == "float64":
         return ROTARY.rotation(position, HEAD_DIM, dtype=dtype)
-    kept: torch.dtype = getattr(torch, angles)
-    angle = position.to(kept)[:, None] * ROTARY.frequencies(HEAD_DIM).to(kept)
+    kind: torch.dtype = getattr(torch, angles)
+    angle = position.to(kind)[:, None] * ROTARY.frequencies(HEAD_DIM).to(kind)
     return RotaryTable.of(angle.cos().float(), angle.sin().float(), "adjacent", HEAD_DIM)
 
 

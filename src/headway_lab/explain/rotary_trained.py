@@ -60,15 +60,15 @@ def judge(runs: Runs, drift: Tensor, back: Sequence[float], budget: Budget) -> R
     start = Rotary(pairing="halves").frequencies(2 * drift.shape[-1])
     rows = []
     for i, frequency in enumerate(start.tolist()):
-        own = drift[..., i].double()
-        gained = (own.abs().mean(-1) * budget.tokens).tolist()  # of each seed
-        size = float(own.abs().mean())
+        angle_drift = drift[..., i].double()
+        gained = (angle_drift.abs().mean(-1) * budget.tokens).tolist()  # of each seed
+        size = float(angle_drift.abs().mean())
         rows.append(
             {
                 "pair": i,
                 "start (rad)": frequency,
-                "drift, mean": float(own.mean()),
-                "spread": float(own.std()),
+                "drift, mean": float(angle_drift.mean()),
+                "spread": float(angle_drift.std()),
                 "|drift|": size,
                 "|drift| / start": size / frequency,
                 "over a row (rad)": size * budget.tokens,
@@ -89,8 +89,8 @@ def judge(runs: Runs, drift: Tensor, back: Sequence[float], budget: Budget) -> R
         picture=Table(
             ("loss", "mean", *(f"seed {seed}" for seed in budget.seeds)),
             [
-                (name, *(f"{x:.4f}" for x in (statistics.fmean(own), *own)))
-                for name, own in (("fixed", fixed), ("trained", trained), ("trained, put back", back))
+                (name, *(f"{x:.4f}" for x in (statistics.fmean(values), *values)))
+                for name, values in (("fixed", fixed), ("trained", trained), ("trained, put back", back))
             ],
         ),
     )

@@ -32,19 +32,19 @@ def run(*, seeds: Sequence[int] = SEEDS, steps: int = STEPS) -> Iterator[Row]:
     for values, (rotary, back) in VALUES.items():
         changed = [moved(values, shift, seeds[0]) for shift in SHIFTS]
         trained = [train(rotary, (OFFSET,), back=back, steps=steps, seed=seed) for seed in seeds]
-        there, away = ([t.accuracy(start) for t in trained] for start in (0, SHIFTS[-1]))
+        near, away = ([t.accuracy(start) for t in trained] for start in (0, SHIFTS[-1]))
         yield {
             "values": values,
             **{f"change, s = {s}": change for s, (change, _) in zip(SHIFTS, changed, strict=True)},
             "from R_s out": max(off for _, off in changed),
-            "right, s = 0": fmean(there),
+            "right, s = 0": fmean(near),
             AWAY: fmean(away),
             **{f"seed {seed}": share for seed, share in zip(seeds, away, strict=True)},
         }
 
 
 def changes(row: Row) -> list[float]:
-    """Of the output, at each of `SHIFTS`."""
+    """The changes of the output, at each of `SHIFTS`."""
     return [row[f"change, s = {s}"] for s in SHIFTS]
 
 

@@ -35,7 +35,7 @@ MASKED = 0.15
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What every contender is given: `steps` of Adam on `rows` x `tokens` fresh bytes each, `rate` at its peak,
+    """The budget of every contender: `steps` of Adam on `rows` x `tokens` fresh bytes each, `rate` at its peak,
     once for each of two or more `seeds`."""
 
     steps: int = 200
@@ -109,13 +109,13 @@ class BytePrediction(Objective[Model]):
 
 @torch.no_grad()
 def mean_loss(model: Model, batch: Batch) -> float:
-    """Of a batch, nats per predicted byte."""
-    found = model.eval()(**batch.inputs, targets=batch.targets)
-    return float(found.nats / found.tokens)
+    """The loss of a batch, nats per predicted byte."""
+    output = model.eval()(**batch.inputs, targets=batch.targets)
+    return float(output.nats / output.tokens)
 
 
 def held_out_loss(model: Model, tokens: int) -> float:
-    """Of the held-out rows, nats per predicted byte."""
+    """The loss of the held-out rows, nats per predicted byte."""
     rows, noise = held_out_rows(tokens), torch.Generator().manual_seed(0)
     return mean_loss(model, batch_of(rows, model.spec.causal, noise))
 

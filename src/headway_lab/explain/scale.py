@@ -18,13 +18,13 @@ QUERIES, KEYS = 256, 64
 def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
     """Var(q . k) and the median norm of the softmax's Jacobian, with and without the scale, d = 4..512."""
     for width in WIDTHS:
-        found = [measure(width, seed) for seed in seeds]
+        results = [measure(width, seed) for seed in seeds]
         yield {
             "d": width,
-            **{name: fmean(one[name] for one in found) for name in found[0]},
-            **ranged("Var(q.k)", [one["Var(q.k)"] for one in found], fmean),
-            "least |J| with scale": min(one["|J| with scale"] for one in found),
-            "most |J| without": max(one["|J| without scale"] for one in found),
+            **{name: fmean(result[name] for result in results) for name in results[0]},
+            **ranged("Var(q.k)", [result["Var(q.k)"] for result in results], fmean),
+            "least |J| with scale": min(result["|J| with scale"] for result in results),
+            "most |J| without": max(result["|J| without scale"] for result in results),
         }
 
 

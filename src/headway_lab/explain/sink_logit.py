@@ -21,8 +21,8 @@ MATCH, EQUAL, GRADIENT, APART = 4.0, 1e-12, 1e-10, 1e-3
 def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
     """For each logit: the sum of weights, halves of the keys merged, and gradients beside those of the formula."""
     for logit in LOGITS:
-        found = [measure(logit, seed) for seed in seeds]
-        yield {"s": logit, **{name: WORST.get(name, max)(one[name] for one in found) for name in found[0]}}
+        results = [measure(logit, seed) for seed in seeds]
+        yield {"s": logit, **{name: WORST.get(name, max)(r[name] for r in results) for name in results[0]}}
 
 
 def measure(logit: float, seed: int) -> dict[str, float]:
@@ -30,12 +30,12 @@ def measure(logit: float, seed: int) -> dict[str, float]:
     that the score is MATCH |k|^2; the other query is 0, whose scores are 0 with every key."""
     q, k, v = (normal(1, HEADS, n, WIDTH, seed=seed + 10 * i) for i, n in enumerate((QUERIES, KEYS, KEYS)))
     sink = torch.full((HEADS,), logit, dtype=q.dtype)
-    halves = [part(q, k[:, :, own], v[:, :, own]) for own in (slice(None, KEYS // 2), slice(KEYS // 2, None))]
+    halves = [part(q, k[:, :, at], v[:, :, at]) for at in (slice(None, KEYS // 2), slice(KEYS // 2, None))]
     whole, merged = part(q, k, v), merge_all(halves)
     out, total = attend(q, k, v, sink_logit=sink), attention_weights(q, k, sink_logit=sink).sum(-1)
     twice = merge_all([half.with_sink(sink[:, None]) for half in halves])
-    asked = torch.stack((MATCH * WIDTH**0.5 * k[:, :, 0], torch.zeros_like(k[:, :, 0])), 2)
-    matched, blank = attention_weights(asked, k, sink_logit=sink).sum(-1).unbind(-1)
+    queries = torch.stack((MATCH * WIDTH**0.5 * k[:, :, 0], torch.zeros_like(k[:, :, 0])), 2)
+    matched, blank = attention_weights(queries, k, sink_logit=sink).sum(-1).unbind(-1)
     return {
         "sum, a key matches": float(matched.min()),
         "sum, none matches": float(blank.max()),

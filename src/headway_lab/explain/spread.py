@@ -1,4 +1,4 @@
-"""What repeats say: the mean of paired differences, and how far chance alone would move it."""
+"""Gaps between repeated runs: the mean of paired differences, and how far chance alone would move it."""
 
 import math
 import statistics
@@ -22,8 +22,8 @@ class Factor(NamedTuple):
 
 @dataclass(frozen=True)
 class Gap:
-    """How far values of one contender lie above those of another with the same seeds, or in the same rounds. What is
-    asked of it is None where the bound does not tell.
+    """How far values of one contender lie above those of another with the same seeds, or in the same rounds. Its
+    properties are None where the bound does not tell.
 
     mean    of the differences one by one
     bound   t s / sqrt(n): s their standard deviation, t the 95 % point for n - 1 degrees of freedom

@@ -35,16 +35,16 @@ def run() -> Iterator[Row]:
 
 def judge(rows: Rows) -> Report:
     """The verdict: x / 2 at one end, SiLU at 1, ReLU at the other."""
-    zero, one = rows[0], rows[BETAS.index(1.0)]
+    zero, at_1 = rows[0], rows[BETAS.index(1.0)]
     return Report(
         rows=tuple(rows),
         claims={
             "line": zero["from x/2"] < 1e-12,
             "not x": zero["from x"] > 1,
-            "SiLU": one["from SiLU"] < 1e-12 and one["falls and rises"],
+            "SiLU": at_1["from SiLU"] < 1e-12 and at_1["falls and rises"],
             "ReLU": all(row["from ReLU"] < 0.3 / row["beta"] for row in rows if row["beta"]),
         },
-        values={"one": one},
+        values={"one": at_1},
     )
 
 

@@ -1,4 +1,4 @@
-"""Tables of this folder: topics, and what they say in each language."""
+"""Tables of this folder: topics, and their sentences in each language."""
 
 import tomllib
 from functools import cache
@@ -16,5 +16,5 @@ def read(name: str) -> dict[str, Any]:
 
 @cache
 def translation(language: str) -> Translation:
-    """Of what the code of topics names in English: words of verdicts, columns, contenders, labels of figures."""
+    """The translation of names in the code of topics: words of verdicts, columns, contenders, labels of figures."""
     return Translation({} if language == "en" else read(language)["labels"])

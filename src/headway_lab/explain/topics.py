@@ -1,4 +1,4 @@
-"""What topics ask and say: data. `topics.toml` has what is of no language; `en.toml` and `zh.toml`, a table for a
+"""Topics as data. `topics.toml` has the fields without language; `en.toml` and `zh.toml`, a table for a
 language, have questions, formulas and the sentences of reports as templates, which a topic's numbers are put into
 (`Topic.told`); names in Chinese stand in `zh.toml` under `labels`, by their English."""
 
@@ -48,8 +48,8 @@ class _Sentence(string.Formatter):
 
 @dataclass(frozen=True)
 class Topic:
-    """What a topic asks, what is verified, as text, and templates of its report: its setting, what was found, its
-    claims by key, and a picture, where that is one of words; and phrases for values, by type.
+    """The question of a topic, its formula, as text, and templates of its report: its setting, its finding, its claims
+    by key, and a picture, where that is one of words; and phrases for values, by type.
 
     seconds, quick, tex   as topics.toml has them; none of what is no topic of `headway explain`
     language              of all of it
@@ -67,22 +67,22 @@ class Topic:
     tex: Sequence[str] = ()
     language: str = "en"
 
-    def told(self, name: str, found: Report, **known: Any) -> Report:
+    def told(self, name: str, report: Report, **known: Any) -> Report:
         """A report of keys and values as one of sentences. Templates have the report's values, its `first` and `last`
-        row and the `count` of rows, and what else is known: the settings of the run, and constants of the topic. Raises
+        row and the `count` of rows, and `known` names: the settings of the run, and constants of the topic. Raises
         KeyError for a claim without its sentence, and for a name that a sentence has and nobody knows."""
-        ends = {"first": found.rows[0], "last": found.rows[-1], "count": len(found.rows)}
-        names = ChainMap({**found.values}, ends, known)
+        ends = {"first": report.rows[0], "last": report.rows[-1], "count": len(report.rows)}
+        names = ChainMap({**report.values}, ends, known)
         sentence = _Sentence(self.phrases, translation(self.language))
         claims: dict[Claim, bool | None] = {}
-        for claim, seen in found.claims.items():
-            key, own = claim if isinstance(claim, tuple) else (claim, "")
-            claims[sentence.vformat(self.claims[key], (), names.new_child({"name": own}))] = seen
+        for claim, seen in report.claims.items():
+            key, subject = claim if isinstance(claim, tuple) else (claim, "")
+            claims[sentence.vformat(self.claims[key], (), names.new_child({"name": subject}))] = seen
         setting, finding, picture = (
             sentence.vformat(text, (), names) for text in (self.setting, self.finding, self.picture)
         )
         return replace(
-            found,
+            report,
             topic=name,
             question=self.question,
             formula=self.formula,
@@ -90,7 +90,7 @@ class Topic:
             setting=setting,
             finding=finding,
             values={},
-            picture=sentence.format_field(found.picture or picture, ""),
+            picture=sentence.format_field(report.picture or picture, ""),
             language=self.language,
         )
 
@@ -98,11 +98,11 @@ class Topic:
 @cache
 def groups(language: str = "en") -> dict[str, dict[str, Topic]]:
     """The topics by group, in one language."""
-    said = read(language)
+    texts = read(language)
     return {
         translation(language)(group): {
-            name: Topic(**said[name], **own, phrases=said["phrases"], language=language)
-            for name, own in topics.items()
+            name: Topic(**texts[name], **fields, phrases=texts["phrases"], language=language)
+            for name, fields in topics.items()
         }
         for group, topics in read("topics").items()
     }

@@ -39,7 +39,7 @@ SINGLE, OTHER = 0.5, 0.7
 
 @dataclass(frozen=True)
 class Entry:
-    """What answers a kind of question: a topic, its answer, the command that shows it, how it is asked, other words
+    """The answer to a kind of question: a topic, its answer, the command that shows it, how it is asked, other words
     that people have for it, what the documents' pages say of it, and the verdict of the topic's last run that is kept,
     with its numbers."""
 
@@ -80,16 +80,16 @@ def entries(language: str) -> tuple[Entry, ...]:
 class Index:
     """Entries by their terms."""
 
-    def __init__(self, found: Sequence[Entry]) -> None:
-        self.entries = tuple(found)
-        sentences = [[terms(text) for text in (*entry.ask, *entry.says)] for entry in found]
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.entries = tuple(entries)
+        sentences = [[terms(text) for text in (*entry.ask, *entry.says)] for entry in entries]
         self._has = [
-            frozenset.union(terms(f"{entry.topic} {entry.words}"), *own)
-            for entry, own in zip(found, sentences, strict=True)
+            frozenset.union(terms(f"{entry.topic} {entry.words}"), *group)
+            for entry, group in zip(entries, sentences, strict=True)
         ]
-        self._counts = Counter(term for own in self._has for term in own)
+        self._counts = Counter(term for group in self._has for term in group)
         self._idf: dict[str, float] = {}
-        self._sentences = [[(own, self._weight(own)) for own in some] for some in sentences]
+        self._sentences = [[(group, self._weight(group)) for group in some] for some in sentences]
 
     def idf(self, term: str) -> float:
         """As the module says: largest for a term that no entry has."""
@@ -101,24 +101,25 @@ class Index:
 
     def find(self, question: str, most: int = 3) -> tuple[Match, ...]:
         """The best entries for a question, at most so many, best first. () where none has the score that it needs."""
-        asked = terms(question)
-        telling = {term for term in asked if tells(term)}
+        query = terms(question)
+        telling = {term for term in query if tells(term)}
         if not telling:
             return ()
         needed = least(question)
         ranked = sorted(
-            (self._match(i, asked) for i in range(len(self.entries))), key=lambda match: -match.score
+            (self._match(i, query) for i in range(len(self.entries))), key=lambda match: -match.score
         )
         return tuple(
             match for match in ranked[:most] if match.score >= needed and not telling.isdisjoint(match.terms)
         )
 
-    def _match(self, at: int, asked: frozenset[str]) -> Match:
-        whole = self._weight(asked)
+    def _match(self, at: int, query: frozenset[str]) -> Match:
+        whole = self._weight(query)
         near = max(
-            self._weight(asked & own) / math.sqrt(whole * weight) for own, weight in self._sentences[at]
+            self._weight(query & sentence) / math.sqrt(whole * weight)
+            for sentence, weight in self._sentences[at]
         )
-        shared = asked & self._has[at]
+        shared = query & self._has[at]
         score = (near + self._weight(shared) / whole) / 2
         return Match(self.entries[at], score, tuple(sorted(shared, key=lambda term: (-self.idf(term), term))))
 

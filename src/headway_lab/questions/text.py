@@ -50,7 +50,7 @@ def _names(language: str) -> dict[str, str]:
 
 
 def _any_of(words: Iterable[str]) -> re.Pattern[str]:
-    """What finds any of these, the longest first; of Latin ones whole words only."""
+    """A pattern for any of these, the longest first; of Latin ones whole words only."""
     longest = sorted(words, key=lambda word: (-len(word), word))
     bound = r"(?<![a-z0-9]){}(?![a-z0-9])"
     return re.compile("|".join(bound.format(re.escape(w)) if w.isascii() else re.escape(w) for w in longest))
@@ -63,7 +63,7 @@ def _other_names(language: str) -> re.Pattern[str]:
 
 @cache
 def _chinese_words() -> re.Pattern[str]:
-    """What finds the Chinese words of the index, and those that it leaves out."""
+    """A pattern for the Chinese words of the index, and those that it leaves out."""
     texts = [entry["words"] for topic, entry in read("zh").items() if topic not in LISTS]
     texts += [*_names("zh").values(), *_words("zh", "subject", "everyday")]
     known = {word for text in texts for word in CHINESE.findall(text) if len(word) > 1}
@@ -79,7 +79,7 @@ def plain(text: str) -> str:
     """A text in lower case, with the index's names of things."""
     language = language_of(text)
     lower = unicodedata.normalize("NFKC", text).lower()
-    return _other_names(language).sub(lambda found: f" {_names(language)[found[0]]} ", lower)
+    return _other_names(language).sub(lambda match: f" {_names(language)[match[0]]} ", lower)
 
 
 def terms(text: str) -> frozenset[str]:
@@ -95,7 +95,7 @@ def terms(text: str) -> frozenset[str]:
 @cache
 def field() -> frozenset[str]:
     """The terms of the words of the field."""
-    words = [w for one in LANGUAGES for w in (*_words(one, "subject", "everyday"), *_names(one).values())]
+    words = [w for lang in LANGUAGES for w in (*_words(lang, "subject", "everyday"), *_names(lang).values())]
     return frozenset(term for word in words for term in terms(word))
 
 

@@ -53,7 +53,7 @@ class _Blocks:
     def __init__(self, call: Call) -> None:
         ordered = [_ordered(call.pattern, call.q_tokens, part.tokens) for part in call.keys]
         self.call, self.tile, self.queries = call, tile_of(call.pattern), ordered[0][0]
-        self.keys, self.plans = [keys for _, keys, _ in ordered], [made for *_, made in ordered]
+        self.keys, self.plans = [keys for _, keys, _ in ordered], [block_plan for *_, block_plan in ordered]
         self.q = call.grouped(self.queries.take(call.clean_queries()))
         sides, dtype = list(zip(self.keys, call.keys, strict=True)), call.work_dtype
         self.k = [at.take(part.k).to(dtype) for at, part in sides]
@@ -72,14 +72,14 @@ class _Blocks:
 
     def blocks(self, number: int, queries: QueryTile) -> Iterator[tuple[int, slice, KeyBlock]]:
         """(key set, places, block) of every entry of a query tile; wide entries in several pieces."""
-        for which, order in enumerate(self.keys):
-            for entry in self.plans[which].row(number):
+        for i, order in enumerate(self.keys):
+            for entry in self.plans[i].row(number):
                 for begin in range(entry.begin, entry.end, WIDEST):
                     at = slice(begin, min(begin + WIDEST, entry.end))
                     tokens = order.tokens.slice(at.start, at.stop)
                     mask = None if entry.full else visible(self.call.pattern, queries.tokens, tokens)
-                    k, v, slots = self.k[which][:, :, at], self.v[which][:, :, at], self.k_slots[which][:, at]
-                    yield which, at, KeyBlock(k, v, tokens, slots, mask, self.finite[which])
+                    k, v, slots = self.k[i][:, :, at], self.v[i][:, :, at], self.k_slots[i][:, at]
+                    yield i, at, KeyBlock(k, v, tokens, slots, mask, self.finite[i])
 
 
 def forward(call: Call, lse: bool = True) -> Partial:
@@ -106,11 +106,11 @@ def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor)
     parameters = [torch.zeros_like(p) for p in call.parameters]
     for number, at, queries in blocks.tiles():
         result = ResultGradient.of(call, *(t[:, :, at] for t in (out, lse, d_out, d_lse)))
-        for which, places, block in blocks.blocks(number, queries):
+        for i, places, block in blocks.blocks(number, queries):
             gq, gk, gv, rest = tile_backward(call, queries, block, result)
             dq[:, :, :, at] += gq
-            dk[which][:, :, places] += gk
-            dv[which][:, :, places] += gv
+            dk[i][:, :, places] += gk
+            dv[i][:, :, places] += gv
             for total, grad in zip(parameters, rest, strict=True):
                 if grad is not None:
                     total += grad

@@ -1,4 +1,4 @@
-"""What a backend is: a name, what it can do as data, and the functions that do it."""
+"""A backend: its name, its capabilities as data, and the functions that compute."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ CPU, CUDA, BOTH = ("cpu",), ("cuda",), ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend can do of all that a call may ask for.
+    """The features of a call that a backend supports.
 
     devices         on which it runs
     dtypes          of q; None: any
@@ -52,7 +52,7 @@ class Capabilities:
     stores_scores: bool = False
 
     def unsupported_reason(self, call: Call, lse: bool, device: str) -> str | None:
-        """What the call asks for on `device` that is not among these; None if nothing."""
+        """The first thing that the call needs on `device` and that is not supported; None if there is none."""
         lse, grad = lse or len(call.keys) > 1, call.needs_grad
         leaf = None if self.any_pattern else opaque(call.pattern)
         wide = any(part.k.shape[-1] != part.v.shape[-1] for part in call.keys)
@@ -91,7 +91,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 class Gradients(NamedTuple):
-    """Of q, of each k and each v, and of the tensors of the scores, in any floating-point dtype."""
+    """Gradients of q, of each k and each v, and of the tensors of the scores, in any floating-point dtype."""
 
     q: Tensor
     k: list[Tensor]
@@ -100,7 +100,7 @@ class Gradients(NamedTuple):
 
 
 class Status(NamedTuple):
-    """Whether a backend can be used on this machine, and what it is, or what is missing."""
+    """Whether a backend can be used on this machine, and a line that describes it or says what is missing."""
 
     usable: bool
     what: str

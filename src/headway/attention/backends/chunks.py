@@ -5,7 +5,7 @@ is seen. For comparison.
 C + before + after = 2 C keys around it, of which a query sees C + 1. Chunks take the place of rows of the batch; keys
 and values of neighbours overlap and are copied.
 
-Legend: B rows, K kv heads, G group, T slots, D per head, n chunks, C queries and S = C + before + after keys of one.
+Legend: B rows, K kv heads, G group, T slots, D per head, n chunks, C queries and S = C + before + after keys a chunk.
 """
 
 from collections.abc import Callable
@@ -52,13 +52,13 @@ class _Chunks:
         self.missing = self.chunks * self.size - self.count
         batch = call.q.shape[0]
         q_tokens, k_tokens = (t.expand(batch) for t in (call.q_tokens, part.tokens))
-        own, around = self._tokens(q_tokens, self.apart), self._tokens(k_tokens, self.overlapping)
+        inside, around = self._tokens(q_tokens, self.apart), self._tokens(k_tokens, self.overlapping)
         empty = ~k_tokens.valid[:, None, :, None]
         k, v = (self.overlapping(t.to(dtype).masked_fill(empty, 0.0)) for t in (part.k, part.v))
-        # Of dropout, which it does not have.
+        # Needed for dropout only, which this backend does not have.
         slots = torch.zeros(1, 1, dtype=torch.int64, device=call.q.device)
-        self.queries = QueryTile(call.grouped(self.apart(call.clean_queries()).to(dtype)), own, slots)
-        seen = visible(call.pattern, own, around)
+        self.queries = QueryTile(call.grouped(self.apart(call.clean_queries()).to(dtype)), inside, slots)
+        seen = visible(call.pattern, inside, around)
         self.keys = KeyBlock(k, v, around, slots, seen, finite(k) and finite(v))
 
     def apart(self, t: Tensor, fill: float = 0.0) -> Tensor:
@@ -91,7 +91,7 @@ class _Chunks:
 
     @staticmethod
     def _tokens(tokens: Tokens, arranged: Callable[[Tensor, float], Tensor]) -> Tokens:
-        """Index and document of the slots as `arranged`; what is padded is empty."""
+        """Index and document of the slots as `arranged`; padded slots are empty."""
         index, document = (arranged(t.unsqueeze(1), -1).squeeze(1) for t in (tokens.index, tokens.documents))
         return Tokens(index, document)
 

@@ -54,9 +54,9 @@ class _Parts:
         (part,) = call.keys
         self.call, self.tokens, dtype = call, part.tokens, call.work_dtype
         batch, count = call.q.shape[0], call.q.shape[2]
-        q_tokens, there = call.q_tokens, kinds(call.pattern)
-        self.rows = (q_tokens.globals & q_tokens.valid & (Kind.GLOBAL_QUERIES in there)).expand(batch, -1)
-        pinned = self.tokens.globals & (Kind.GLOBAL_KEYS in there)
+        q_tokens, present = call.q_tokens, kinds(call.pattern)
+        self.rows = (q_tokens.globals & q_tokens.valid & (Kind.GLOBAL_QUERIES in present)).expand(batch, -1)
+        pinned = self.tokens.globals & (Kind.GLOBAL_KEYS in present)
         pinned = pinned | (self.tokens.index < sinks(call.pattern))
         self.columns = (pinned & self.tokens.valid).expand(batch, -1)
         empty = ~self.tokens.valid[:, None, :, None]

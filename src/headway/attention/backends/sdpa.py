@@ -1,4 +1,4 @@
-"""Backend `sdpa`: torch's fused kernels, for what they are made for.
+"""Backend `sdpa`: torch's fused kernels, for the forms that they support.
 
 A key set is lowered to one of four forms: "full" (no mask), "causal" (queries and keys are the same slots),
 "chunk" (a causal chunk after a past: the past is full, the chunk causal, the two are merged) and "mask" (any
@@ -65,7 +65,7 @@ def repeat(call: Call, lse: bool) -> Repeated | None:
 
 
 def _prepared(call: Call, shape: str) -> Repeated:
-    """What computes the result over one key set, without its lse."""
+    """The function that computes the result over one key set, without its lse."""
     seen = None if shape in ("full", "causal") else _Seen.of(call, 0)
     causal, scale = shape == "causal", call.scale
     return lambda q, keys: _without_lse(_output(q, keys, scale, causal, seen))
@@ -113,9 +113,9 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
     return out
 
 
-def _mark_once(made: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> None:
-    """Hook of a backward: where torch put an error behind the gradients that it made, ours comes before."""
-    for node in {t.grad_fn for t in made if t is not None and t.grad_fn is not None}:
+def _mark_once(grad_inputs: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]) -> None:
+    """Hook of a backward: where torch put an error behind the gradients of the inputs, ours is raised before it."""
+    for node in {t.grad_fn for t in grad_inputs if t is not None and t.grad_fn is not None}:
         if node.name() == "torch::autograd::NotImplemented":
             node.register_prehook(_refuse)
 

@@ -1,4 +1,4 @@
-"""Where heads, tokens and forms of the gated delta rule meet.
+"""Calls of the gated delta rule: heads, tokens and the form that computes them.
 
 Legend: B rows, K key heads, H value heads, T slots, D per key, E per value, G channels of a decay: 1 or D.
 """
@@ -31,7 +31,7 @@ class DeltaResult(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DeltaTransition:
-    """What tokens do to the state before them, whatever that is: S -> decay S + update.
+    """The map that tokens apply to any state before them: S -> decay S + update.
 
         decay    product of (I - beta_t k_t k_t^T) diag(a_t), the last token's first      [B, H, D, D]
         update   the state that they leave where none was before                          [B, H, D, E]
@@ -44,7 +44,7 @@ class DeltaTransition:
     update: Tensor
 
     def then(self, later: "DeltaTransition") -> "DeltaTransition":
-        """What these tokens and then the `later` ones do. Raises PatternError for transitions of other sizes."""
+        """The transition of these tokens, then the `later` ones. Raises PatternError for transitions of other sizes."""
         if self.update.shape != later.update.shape or self.decay.dtype != later.decay.dtype:
             raise PatternError(
                 f"DeltaTransition: updates of [batch, heads, D, E] = {[*self.update.shape]} in {self.update.dtype} and "
@@ -71,7 +71,7 @@ def delta_attend(
     erases: bool = True,
     form: str = "auto",
 ) -> DeltaResult:
-    """What queries read of a state that each token corrects:
+    """The result of queries on a state that each token corrects:
 
         S_t = diag(a_t) S_(t-1) + beta_t k_t (v_t - k_t^T diag(a_t) S_(t-1))^T,      o_t = scale S_t^T q_t
 
@@ -84,7 +84,7 @@ def delta_attend(
         q, k: [B, K, T, D];  v: [B, H, T, E]; key head i serves value heads i H/K .. (i+1) H/K - 1.
         log_decay: ln a_t <= 0 and finite: of each head [B, H, T], or of each channel of its keys [B, H, T, D].
         beta: how much is corrected, [B, H, T]; with keys of length 1 in [0, 1] (to 2: eigenvalues to -1).
-        tokens: what is known of the slots; numbered from 0 unless given. A document begins without a state, and empty
+        tokens: the tokens in the slots; numbered from 0 unless given. A document begins without a state, and empty
             slots change nothing and read 0.
         past: the state [B, H, D, E] before the first document of each row; zeros unless given.
         scale: factor on queries; D^-0.5 unless given.
@@ -112,7 +112,7 @@ def delta_attend(
     wide = log_decay if log_decay.dim() == 4 else log_decay.unsqueeze(-1)
     inputs = [order.arrange(order.zeroed(t)) for t in (q, k, v, wide, beta.unsqueeze(-1))]
     work = torch.float64 if q.dtype == torch.float64 else torch.float32
-    if past is None:  # which the backward keeps: one number
+    if past is None:  # expanded from one number, so that the backward keeps little
         past = q.new_zeros(1, dtype=work).expand(*v.shape[:2], q.shape[3], v.shape[3])
     scale = q.shape[3] ** -0.5 if scale is None else scale
     run = _Run(form, heads.group, scale, unit_eps, _begins(order), erases)
@@ -136,8 +136,8 @@ def delta_transition(
     erases: bool = True,
     form: str = "auto",
 ) -> DeltaTransition:
-    """What these tokens do to any state before them, one document per row. Arguments as in `delta_attend`; raises
-    PatternError for packed documents."""
+    """The transition that these tokens apply to any state before them, one document per row. Arguments as in
+    `delta_attend`; raises PatternError for packed documents."""
     if tokens is not None and order_of(tokens).documents is not None:
         raise PatternError(
             "delta_transition: it is of one document per row, but these tokens are of several (packed); give each "
@@ -148,8 +148,8 @@ def delta_transition(
     values = torch.cat((v, v.new_zeros(*v.shape[:3], dim)), 3)
     work = torch.float64 if v.dtype == torch.float64 else torch.float32
     nothing = v.new_zeros(rows, heads, dim, wide, dtype=work)
-    one = torch.eye(dim, dtype=work, device=v.device).expand(rows, heads, dim, dim)
-    past = torch.cat((nothing, one), 3)
+    identity = torch.eye(dim, dtype=work, device=v.device).expand(rows, heads, dim, dim)
+    past = torch.cat((nothing, identity), 3)
     how: dict[str, Any] = {"tokens": tokens, "unit_eps": unit_eps, "erases": erases, "form": form}
     state = delta_attend(k, k, values, log_decay, beta, past=past, **how).state
     update, decay = state.split((wide, dim), 3)
@@ -167,7 +167,7 @@ class _Run(NamedTuple):
     erases: bool
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Of q, k, v, log_decay [B, H, T, G], beta [B, H, T, 1] and past: as in `DeltaResult`."""
+        """The `DeltaResult` of q, k, v, log_decay [B, H, T, G], beta [B, H, T, 1] and past."""
         q, k, v = inputs[:3]
         rows, heads, count, wide = v.shape
         q, k, values, log_decay, beta, state = (t.to(inputs[5].dtype) for t in inputs)
@@ -178,11 +178,11 @@ class _Run(NamedTuple):
         begins = self.begins
         if begins is not None and len(begins) > 1:
             begins = begins.repeat_interleave(heads, 0)
-        given = DeltaInputs(q, k, values, log_decay, beta, begins, state.flatten(0, 1), self.erases)
+        call = DeltaInputs(q, k, values, log_decay, beta, begins, state.flatten(0, 1), self.erases)
         if self.form == "recurrent":
-            out, state = recurrent(given)
+            out, state = recurrent(call)
         else:
-            out, state = chunked(given, max(count, 1) if self.form == "parallel" else None)
+            out, state = chunked(call, max(count, 1) if self.form == "parallel" else None)
         return out.view(rows, heads, count, wide).to(v.dtype), state.view(rows, heads, -1, wide)
 
 
@@ -201,11 +201,11 @@ class _Native(torch.autograd.Function):
         if d_out is None and d_state is None:
             return (None,) * 7
         if torch.is_grad_enabled():
-            wanted = [t for t in inputs if t.requires_grad]
-            found = run._replace(form="chunked")(*inputs)
-            ends = [(y, dy) for y, dy in zip(found, (d_out, d_state), strict=True) if dy is not None]
+            leaves = [t for t in inputs if t.requires_grad]
+            results = run._replace(form="chunked")(*inputs)
+            ends = [(y, dy) for y, dy in zip(results, (d_out, d_state), strict=True) if dy is not None]
             ys, dys = zip(*ends, strict=True)
-            grads = iter(torch.autograd.grad(ys, wanted, dys, create_graph=True, allow_unused=True))
+            grads = iter(torch.autograd.grad(ys, leaves, dys, create_graph=True, allow_unused=True))
             return None, *(next(grads) if t.requires_grad else None for t in inputs)
         q, k, v, log_decay, beta, past = inputs
         options = run.begins, run.scale, run.unit_eps, run.erases
@@ -213,7 +213,7 @@ class _Native(torch.autograd.Function):
 
 
 def _begins(order: Order) -> Tensor | None:
-    """Where another document begins than that of the first token, bool [B|1, T]; None where there is one."""
+    """True where a later document of a row begins, bool [B|1, T]; None where there is one document."""
     if order.documents is None:
         return None
     before, after = order.documents[:, :-1], order.documents[:, 1:]
@@ -235,14 +235,14 @@ def _check(
     work = torch.float64 if q.dtype == torch.float64 else torch.float32
     (rows, h, count, wide), dim = v.shape, k.shape[3]
     of_head = (rows, h, count)
-    wanted = {
+    expected = {
         "q": (q, (k.shape,)),
         "k": (k, ((rows, k.shape[1], count, dim),)),
         "log_decay": (log_decay, (of_head, (*of_head, dim))),
         "beta": (beta, (of_head,)),
         **({} if past is None else {"past": (past, ((rows, h, dim, wide),))}),
     }
-    for name, (t, shapes) in wanted.items():
+    for name, (t, shapes) in expected.items():
         if tuple(t.shape) not in [tuple(shape) for shape in shapes]:
             one_of = " or ".join(str([*shape]) for shape in shapes)
             raise PatternError(

@@ -1,4 +1,4 @@
-"""What a token takes from the few before it.
+"""Short causal convolutions, channel by channel, within documents.
 
 Legend: B rows, T slots, C channels, W tokens that are seen.
 """
@@ -90,7 +90,7 @@ class _Native(torch.autograd.Function):
         if not torch.is_grad_enabled():
             return *native.backward(grads[0], x, weight, bias, past, begins, ctx.act), None, None
         inputs = x, weight, bias, past
-        wanted = [t for t in inputs if t is not None and t.requires_grad]
+        leaves = [t for t in inputs if t is not None and t.requires_grad]
         y = _plain(x, weight, bias, past, begins, ctx.act)
-        again = iter(torch.autograd.grad(y, wanted, grads[0], create_graph=True))
+        again = iter(torch.autograd.grad(y, leaves, grads[0], create_graph=True))
         return *(next(again) if t is not None and t.requires_grad else None for t in inputs), None, None

@@ -14,7 +14,7 @@ SIZE = {1: 64, 0: 16}
 
 @dataclass(frozen=True, eq=False)
 class DeltaInputs:
-    """What a form is given, in order, with zeros in empty slots.
+    """The inputs of a form, in order, with zeros in empty slots.
 
     q, k        queries, with their scale, and keys       [N, T, D]
     v           values                                     [N, T, E]
@@ -39,7 +39,7 @@ Result = tuple[Tensor, Tensor]
 
 
 def recurrent(at: DeltaInputs) -> Result:
-    """What each query reads [N, T, E], and the state after the last token [N, D, E], by the definition:
+    """The results of the queries [N, T, E], and the state after the last token [N, D, E], by the definition:
 
     S_t = diag(a_t) S_(t-1) + beta_t k_t (v_t - k_t^T diag(a_t) S_(t-1)),        o_t = q_t^T S_t
 

@@ -19,8 +19,8 @@ SIZE = 64
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """Where a row's slots go so that each document is one run and its indices rise, as a running sum needs, and what
-    stands there then. None wherever nothing need be done.
+    """The order of a row's slots in which each document is one run with rising indices, as a running sum needs. Fields
+    are None wherever nothing need be done. Slots of documents 1 0 1 are put in order 1 0 2: documents 0 1 1.
 
     slots       the slot that comes first, second, ...; they lie in order when None.  int64 [B|1, N]
     documents   of each slot, in that order; empty slots bear that of the slot before. One document when None.
@@ -46,7 +46,7 @@ class Order:
 
 
 def order_of(tokens: Tokens, *, alone: bool = True) -> Order:
-    """The order of these tokens. Unless they are `alone`, others will ask which document theirs is."""
+    """The order of these tokens. Unless they are `alone`, documents are compared with those of other tokens."""
     if tokens.count == 0 or (tokens.start is not None and (alone or tokens.document is None)):
         return Order()
     valid = tokens.valid
@@ -69,7 +69,7 @@ def order_of(tokens: Tokens, *, alone: bool = True) -> Order:
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """What is to be summed, in order (`Order`), with zeros in empty slots.
+    """The terms of the sums, in order (`Order`), with zeros in empty slots.
 
     q, zq           features for numerator and denominator     [B, K, G, T, F]
     k, zk           of keys, 0 in empty slots                     [B, K, S, F]
@@ -176,7 +176,7 @@ def _runs(documents: Tensor) -> tuple[list[int], list[int]]:
 
 
 def _read(q: Tensor, zq: Tensor, kv: Tensor, z: Tensor) -> Result:
-    """What queries [B, K, G, T, F] read from sums kv [B, K, F, E] and z [B, K, F]."""
+    """Numerators and denominators of queries [B, K, G, T, F] from sums kv [B, K, F, E] and z [B, K, F]."""
     return q @ kv.unsqueeze(2), (zq @ z[:, :, None, :, None]).squeeze(-1)
 
 

@@ -1,4 +1,4 @@
-"""Where features, positions, tokens and forms of linear attention meet.
+"""Calls of linear attention: features, positions, tokens and the form that computes them.
 
 Legend: B rows, H query heads, K kv heads, G group, T queries, S keys, D per head, F features, E per value.
 """
@@ -46,7 +46,7 @@ def linear_attend(
         q: [B, H, T, D];  k: [B, K, S, D];  v: [B, K, S, E], with H a multiple of K.
         linear: the similarity, and where `rotation` acts.
         pattern: Full() or Causal(). Documents never see each other, and empty slots neither see nor are seen.
-        q_tokens, k_tokens: what is known of the slots of either side; numbered from 0 unless given. Causal
+        q_tokens, k_tokens: the tokens in the slots of either side; numbered from 0 unless given. Causal
             queries and keys are the same tokens, in any order of slots.
         rotation: turns features by position (`RotaryTable` of these tokens); it must keep lengths for "cosine".
         past: the state of earlier keys of each row (`linear_state`, `LinearAttentionCache`), for Causal() without
@@ -91,7 +91,7 @@ def linear_weights(
     k_tokens: Tokens | None = None,
     rotation: Rotation | None = None,
 ) -> Tensor:
-    """What multiplies each value, [B, H, T, S]: quadratic, for looking. Rows are a distribution where
+    """The factor of each value, [B, H, T, S]: quadratic, for looking. Rows are a distribution where
     `linear.is_distribution`, or without a rotation; otherwise they may be negative and sum to anything."""
     call = prepare(q, k, k, linear, pattern, q_tokens, k_tokens, rotation)
     with exactly(q):
@@ -134,7 +134,7 @@ def choose_form(
 class Prepared:
     """A call with its features computed, in the order of its slots.
 
-    given       what is summed, without a past
+    given       the terms of the sums, without a past
     keys        the tokens of the keys
     guarded     whether the denominator is at least `linear.eps`
     dtype       of the result
@@ -160,7 +160,7 @@ class Prepared:
         return out.to(self.dtype)
 
     def sums(self, past: LinearState | None) -> Sums:
-        """What a form is given."""
+        """The input of a form: the terms of the sums, with the past."""
         at = self.given
         if past is None:
             return at
@@ -231,9 +231,9 @@ def prepare(
         fk, zk = _once(lambda t: k_order.arrange(k_order.zeroed(t)), *of_k)
     fq, zq = (f.unflatten(1, (heads.kv_heads, heads.group)) for f in (fq, zq))
     documents = q_order.documents, k_order.documents
-    given = Sums(fq, fk, k_order.arrange(v_in), zq, zk, *documents, None, causal)
+    sums = Sums(fq, fk, k_order.arrange(v_in), zq, zk, *documents, None, causal)
     guarded = linear.is_safe or rotation is None
-    return Prepared(linear, given, k_tokens, q_order, k_order, guarded, q.dtype)
+    return Prepared(linear, sums, k_tokens, q_order, k_order, guarded, q.dtype)
 
 
 def exactly(t: Tensor) -> AbstractContextManager[Any]:

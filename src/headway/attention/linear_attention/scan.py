@@ -20,7 +20,7 @@ from headway.errors import BackendError
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Slots of one step, and what documents they are of (all None where there is one document).
+    """Slots of one step, and masks of their documents (all None where there is one document).
 
     same     bool [N|1, C, C]: j <= i, in one document
     head     [N|1, C, 1]: 1 for slots of the document that the block before ended with, to whom its sums count
@@ -61,13 +61,13 @@ def blocks(documents: Tensor | None, count: int, size: int, dtype: torch.dtype) 
         if documents is None:
             yield Block(at)
             continue
-        own = documents[:, at]
-        none = torch.full_like(own[:, :1], -2)
-        past = documents[:, begin - 1 : begin] if begin else own[:, :1]
+        block = documents[:, at]
+        none = torch.full_like(block[:, :1], -2)
+        past = documents[:, begin - 1 : begin] if begin else block[:, :1]
         future = documents[:, end : end + 1] if end < count else none
-        head, tail = own == past, own == future
+        head, tail = block == past, block == future
         whole = past == future
-        same = (own[:, :, None] == own[:, None, :]).tril_()
+        same = (block[:, :, None] == block[:, None, :]).tril_()
         yield Block(at, same, *(t[..., None].to(dtype) for t in (head, tail, whole)))
 
 

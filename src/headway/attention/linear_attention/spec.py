@@ -1,4 +1,4 @@
-"""What linear attention is, as a value: the feature maps, and where rotary positions act.
+"""Linear attention as a value: the feature maps, and where rotary positions act.
 
 Legend: B rows, H query heads, K kv heads, T queries, S keys, D per head, F features per head.
 """
@@ -149,9 +149,9 @@ def marked(
 def over_tokens(k: Tensor, tokens: Tokens) -> Tensor:
     """e^k over its sum over the keys of the same document, feature by feature: [B, K, S, D]."""
     documents = torch.where(tokens.valid, tokens.documents, -1)
-    found, number = documents.unique(return_inverse=True)
+    names, number = documents.unique(return_inverse=True)
     at = number[:, None, :, None].expand(k.shape)
-    shape = (*k.shape[:2], len(found), k.shape[3])
+    shape = (*k.shape[:2], len(names), k.shape[3])
     known = tokens.valid[:, None, :, None]
     most = k.new_full(shape, -torch.inf).scatter_reduce(
         2, at, k.detach().masked_fill(~known, -torch.inf), "amax"

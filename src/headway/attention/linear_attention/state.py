@@ -36,7 +36,7 @@ class LinearState:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> "LinearState":
-        """Of no keys: what changes nothing when it is merged."""
+        """The state of no keys, which changes nothing when it is merged."""
         return LinearState(
             torch.zeros(batch, kv_heads, features, value_dim, dtype=dtype, device=device),
             torch.zeros(batch, kv_heads, features, dtype=dtype, device=device),

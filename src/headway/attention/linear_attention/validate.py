@@ -1,4 +1,4 @@
-"""What linear attention is given must fit, and what it cannot do is said.
+"""Checks of the arguments of linear attention, with errors for what it cannot do.
 
 Legend: B rows, H query heads, K kv heads, T queries, S keys, D per head, E per value.
 """
@@ -26,7 +26,7 @@ NO_WEIGHTS = (
     "(Su et al. 2021, section 3.3), and later ones act on the state: decay by distance (RetNet), which is not here, "
     "and the gated delta rule (headway.nn.GatedDelta); use positions=Rotary(...), or softmax attention"
 )
-"""Why what acts on scores or weights is refused."""
+"""Why steps on scores and dropout of weights are refused."""
 
 
 def forbid_weights(score: Score | Sequence[Score], dropout: float) -> None:

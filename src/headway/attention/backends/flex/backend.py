@@ -32,7 +32,7 @@ from headway.patterns.program import TokensMemo, simplified
 from headway.tokens import Tokens
 
 BLOCK = 128
-"""Slots of a tile on either side: what torch's kernels take as they are."""
+"""Slots of a tile on either side: the block size of torch's kernels."""
 
 
 def limits(call: Call, device: str) -> str | None:
@@ -82,7 +82,7 @@ def block_mask(pattern: Pattern, q: Tokens, k: Tokens, gradient: bool = True) ->
     )
     certain = certain & whole_q.unsqueeze(1) & whole_k
     partial, full = _lists(possible & ~certain), _lists(certain)
-    made: BlockMask = BlockMask.from_kv_blocks(
+    mask: BlockMask = BlockMask.from_kv_blocks(
         *partial,
         *full,
         BLOCK_SIZE=BLOCK,
@@ -90,7 +90,7 @@ def block_mask(pattern: Pattern, q: Tokens, k: Tokens, gradient: bool = True) ->
         seq_lengths=(q.count, k.count),
         compute_q_blocks=gradient,
     )
-    return made
+    return mask
 
 
 def _lists(tiles: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,7 +102,7 @@ def _lists(tiles: Tensor) -> tuple[Tensor, Tensor]:
 def _order(
     pattern: Pattern, q: Tokens, k: Tokens, gradient: bool
 ) -> tuple[BlockOrder, BlockOrder, BlockMask]:
-    """Both sides in block order, and the mask of what stands there."""
+    """Both sides in block order, and the mask of these slots."""
     at_q, at_k = (BlockOrder(tokens, pattern.dilation) for tokens in (q, k))
     return at_q, at_k, block_mask(pattern, at_q.tokens, at_k.tokens, gradient)
 
@@ -135,7 +135,7 @@ def _attend(
 
 
 def _form(call: Call, part: KeyValues, pattern: Pattern, mask: BlockMask, with_lse: bool) -> Hashable:
-    """What one compiled kernel serves; T and S are torch's to guard (fixed at first, symbols once they vary)."""
+    """The key of one compiled kernel; T and S are torch's to guard (fixed at first, symbols once they vary)."""
     sides = tuple(Slots.form(t) for t in (call.q_tokens, part.tokens))
     steps = tuple(
         (type(s), *(v.shape if isinstance(v, Tensor) else v for v in vars(s).values())) for s in call.score
@@ -152,12 +152,12 @@ def _compiled(form: Hashable, fused: bool) -> Callable[..., tuple[Tensor, Tensor
     """The kernel for calls of one form, with a code object of its own.
 
     torch counts recompilations per code object and, past its limit, would run the unfused T x S form without a
-    word: hence one object a form, and `fullgraph`, which makes that an error. What it learns of lengths that vary
-    it keeps by the name of the code: hence a name a form.
+    word: hence one object a form, and `fullgraph`, which makes that an error. It records which lengths vary by the
+    name of the code: hence a name a form.
     """
     code = _attend.__code__.replace(co_name=f"flex_{next(_numbers)}")
-    own = FunctionType(code, _attend.__globals__)
-    return torch.compile(own, fullgraph=True, backend="inductor" if fused else "eager")
+    copy = FunctionType(code, _attend.__globals__)
+    return torch.compile(copy, fullgraph=True, backend="inductor" if fused else "eager")
 
 
 ABOUT = "sparse patterns on CUDA through torch's FlexAttention"

@@ -19,7 +19,7 @@ from headway.scores import ALiBi, RelativeBias, RelativeKey, Score, SoftCap, che
 from headway.tokens import Tokens
 
 Read = Callable[[Tensor, Tensor], Tensor]
-"""(b, slot) -> what is known of the slot."""
+"""(b, slot) -> a field of the slot's token: its index, position, document or mark."""
 
 Mask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(b, h, m, n) -> may the query see the key?"""
@@ -30,7 +30,7 @@ Mod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Slots:
-    """One side's tokens, to be read slot by slot; None is what every slot is (of one document, local)."""
+    """One side's tokens, to be read slot by slot; None where all slots are of one document, or none is global."""
 
     index: Read
     position: Read
@@ -52,13 +52,13 @@ class Slots:
         index = self.index(b, slot)
         document: Any = 0 if self.document is None else self.document(b, slot)
         is_global: Any = False if self.is_global is None else self.is_global(b, slot)
-        there, residue = index >= 0, index % step
-        marks = (document, document, is_global, is_global, there, there)
+        valid, residue = index >= 0, index % step
+        marks = (document, document, is_global, is_global, valid, valid)
         return Extent(index, index, *marks, residue, residue, step)
 
     @staticmethod
     def form(tokens: Tokens) -> tuple[object, ...]:
-        """What two sides share when one kernel serves both."""
+        """The traits of a side that a compiled kernel depends on: sides of one form share a kernel."""
         fields = (tokens.document, tokens.is_global, tokens.position)
         return tokens.start is None, tokens.start == 0, tokens.rows > 1, *(f is None for f in fields)
 
@@ -80,7 +80,7 @@ def _read(values: Tensor) -> Read:
 
 
 def mask_mod(pattern: Pattern, q: Slots, k: Slots) -> Mask:
-    """`visible` of one pair: what is judged of two tiles, of a slot each, leaf by leaf, since dilations differ."""
+    """`visible` for one pair: judged as two tiles of one slot each, leaf by leaf, since dilations differ."""
 
     def seen(b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
         def certain(leaf: Pattern) -> Tensor:

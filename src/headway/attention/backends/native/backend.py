@@ -9,14 +9,14 @@ from headway.native import loader
 def status() -> Status:
     """The level and the file of the library, or why there is none and what that costs."""
     try:
-        found = loader.search()
+        result = loader.search()
     except BackendError as error:
-        found = loader.Found(None, str(error), str(error))
-    if found.library is None:
+        result = loader.Found(None, str(error), str(error))
+    if result.library is None:
         return Status(
-            False, f"sdpa and banded take over, which reach a fifth of a CPU's bf16 peak: {found.why}"
+            False, f"sdpa and banded take over, which reach a fifth of a CPU's bf16 peak: {result.why}"
         )
-    return Status(True, f"{NATIVE.about}, level {found.library.level}, in {found.library.path}")
+    return Status(True, f"{NATIVE.about}, level {result.library.level}, in {result.library.path}")
 
 
 NATIVE = Backend(

@@ -1,4 +1,4 @@
-"""The native kernels (src/headway/native/csrc) on a call: what they can run, forward, backward, and again.
+"""The native kernels (src/headway/native/csrc) on a call: their limits, forward, backward, and repeated calls.
 
 The same plan as `banded`; here it is handed over as arrays, with the pattern as a small program for the pairs of
 blocks on its edge, and nothing is copied: the kernels read tensors by their strides and slots by their order.
@@ -81,7 +81,7 @@ def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor)
 
 
 def empty_out(q: Tensor, width: int, sets: int = 1) -> Tensor:
-    """Room for a result [B, H, T, width] over so many key sets. Where the heads of a token lie together in q, as
+    """An empty result [B, H, T, width] over `sets` key sets. Where the heads of a token lie together in q, as
     projections leave them, so they do in the result of one set: what follows needs no copy."""
     rows, heads, count, _ = q.shape
     if sets == 1 and heads > 1 and count > 1 and q.stride(1) < q.stride(2):
@@ -157,7 +157,7 @@ def _contiguous_rows(t: Tensor) -> Tensor:
 
 
 def _values(score: Score, heads: int) -> Tensor:
-    """What the kernels read of a score: a constant, a number for each head, or one for each head and distance."""
+    """A score's numbers for the kernels: a constant, one for each head, or one for each head and distance."""
     if isinstance(score, RelativeBias):
         return score.table.detach().float()[score.buckets()].t().contiguous()
     return _constants(score, heads)
@@ -194,8 +194,8 @@ def _backward(
     struct.lse, struct.d_lse = lse.data_ptr(), d_lse.data_ptr()
     struct.dq, struct.dk, struct.dv = (c.TensorStruct.of(t) for t in (dq, dk, dv))
     _run("headway_backward", struct)
-    found = zip(call.score, arguments.gradients, strict=True)
-    return dq, dk, dv, [_table_gradient(score, grad) for score, grad in found if grad is not None]
+    pairs = zip(call.score, arguments.gradients, strict=True)
+    return dq, dk, dv, [_table_gradient(score, grad) for score, grad in pairs if grad is not None]
 
 
 def _table_gradient(score: Score, by_distance: Tensor) -> Tensor:
@@ -226,8 +226,8 @@ def repeat(call: Call, lse: bool = True) -> Repeated:
 
 
 def _run(name: str, struct: c.CallStruct) -> None:
-    found = library()
-    assert found is not None, "unsupported_reason() was asked before"
-    code = getattr(found.dll, name)(ctypes.byref(struct))
+    native = library()
+    assert native is not None, "unsupported_reason() was asked before"
+    code = getattr(native.dll, name)(ctypes.byref(struct))
     if code:
         raise BackendError(f'backend="native": {name} failed: {c.ERRORS.get(code, code)}')

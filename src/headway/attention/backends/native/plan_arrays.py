@@ -1,4 +1,4 @@
-"""What the kernels read beside tensors: the tokens, plan and program of a call, as arrays of the C interface."""
+"""The tokens, plan and program of a call, as arrays of the C interface: all that the kernels read beside tensors."""
 
 import ctypes
 from array import array
@@ -34,22 +34,22 @@ class PlanArrays:
     arrays: tuple[object, ...]
 
 
-def _made(pattern: Pattern, q: Tokens, k: Tokens, in_order: bool) -> PlanArrays:
-    """The arrays of one key set, with its keys in the order in which they come where that is asked for. BackendError
-    for indices of 2^30 or more."""
+def _build(pattern: Pattern, q: Tokens, k: Tokens, in_order: bool) -> PlanArrays:
+    """The arrays of one key set; `in_order` leaves its keys in the order in which they lie. BackendError for indices of
+    2^30 or more."""
     arrays: list[object] = []
 
     def tensor(t: Tensor | None, dtype: torch.dtype = torch.int32) -> int | None:
         if t is None:
             return None
-        made = t.to(dtype).contiguous()
-        arrays.append(made)
-        return made.data_ptr()
+        copy = t.to(dtype).contiguous()
+        arrays.append(copy)
+        return copy.data_ptr()
 
     def numbers(kind: str, values: Iterable[int]) -> int:
-        made = array(kind, values)
-        arrays.append(made)
-        return made.buffer_info()[0]
+        data = array(kind, values)
+        arrays.append(data)
+        return data.buffer_info()[0]
 
     def side(tokens: Tokens, order: Tensor | None) -> c.TokensStruct:
         rows = tokens.rows
@@ -70,12 +70,12 @@ def _made(pattern: Pattern, q: Tokens, k: Tokens, in_order: bool) -> PlanArrays:
         at_k = BlockOrder(k, pattern.dilation)
         k, k_order = at_k.tokens, at_k.order
     q = at_q.tokens
-    made = plan(pattern, q, k, c.TILE, c.BLOCK, apart=True)
+    blocks = plan(pattern, q, k, c.TILE, c.BLOCK, apart=True)
     runs = c.PlanStruct(
-        numbers("i", made.first),
-        numbers("i", made.begin),
-        numbers("i", made.end),
-        numbers("B", made.full),
+        numbers("i", blocks.first),
+        numbers("i", blocks.begin),
+        numbers("i", blocks.end),
+        numbers("B", blocks.full),
         rows,
         -(-q.count // c.TILE),
         c.TILE,
@@ -86,7 +86,7 @@ def _made(pattern: Pattern, q: Tokens, k: Tokens, in_order: bool) -> PlanArrays:
     )
 
 
-plan_arrays = TokensMemo(_made)
+plan_arrays = TokensMemo(_build)
 
 
 def _small_documents(q: Tokens, k: Tokens) -> tuple[Tokens, Tokens]:

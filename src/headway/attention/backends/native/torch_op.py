@@ -33,12 +33,12 @@ for _known in (library, why_missing):
     vars(_known)["_dynamo_marked_constant"] = True
 
 
-class Given(NamedTuple):
+class OpArguments(NamedTuple):
     """The arguments of the operator, in the order of its schema.
 
     scales      of key sets in int8, two each
     tokens      the arrays of queries and of each key set (`_arrays`)
-    known       two numbers of each: what is known without looking at the arrays, and which there are
+    known       two numbers for each: its start (or -1), and which arrays there are, as bits
     scores      the steps on the scores, as text; `tables`: their tensors
     """
 
@@ -69,10 +69,10 @@ def run(call: Call) -> Partial:
     return Partial(out, lse)
 
 
-def arguments(call: Call) -> Given:
-    """What the operator is given for a call."""
+def arguments(call: Call) -> OpArguments:
+    """The arguments of the operator for a call."""
     sides = [_arrays(tokens) for tokens in (call.q_tokens, *(part.tokens for part in call.keys))]
-    return Given(
+    return OpArguments(
         call.q,
         [part.k for part in call.keys],
         [part.v for part in call.keys],
@@ -90,8 +90,8 @@ def arguments(call: Call) -> Given:
 
 
 def _arrays(side: Tokens) -> tuple[int, int, list[Tensor]]:
-    """One side as (start or -1, which of index, document, is_global and position there are, these): what is known by
-    its start needs no index."""
+    """One side as (start or -1, bits of those of index, document, is_global and position that there are, these): with
+    a start no index is needed. Bits 0b0011: index and document."""
     start = -1 if side.start is None else side.start
     index = None if start >= 0 and side.is_global is None else side.index
     fields = (index, side.document, side.is_global, side.position)
@@ -129,21 +129,21 @@ def _step(text: str, tables: list[Tensor]) -> Score:
     return RelativeBias(tables.pop(0), bidirectional=numbers[0] == "1", max_distance=int(numbers[1]))
 
 
-def _call(given: Given) -> Call:
+def _call(args: OpArguments) -> Call:
     """The call that the arguments of the operator describe. BackendError where the kernels cannot run it."""
-    q, k, known, rest = given.q, given.k, given.known, list(given.tokens)
+    q, k, known, rest = args.q, args.k, args.known, list(args.tokens)
     counts = [q.shape[2], *(t.shape[2] for t in k)]
     sides = [_side(*side, rest) for side in zip(counts, known[::2], known[1::2], strict=True)]
-    of_int8 = iter(given.scales)
+    of_int8 = iter(args.scales)
     keys = tuple(
         KeyValues(*part, *islice(of_int8, 2 * (part[0].dtype == torch.int8)))
-        for part in zip(k, given.v, sides[1:], strict=True)
+        for part in zip(k, args.v, sides[1:], strict=True)
     )
-    tables = list(given.tables)
-    score = tuple(_step(text, tables) for text in given.scores.split(", ") if text)
-    heads, pattern = Heads.of(q.shape[1], k[0].shape[1]), _pattern(given.pattern)
-    more = (given.dropout, given.seed, given.head_ids)
-    call = Call(q, sides[0], keys, pattern, heads, given.scale, score, None, *more)
+    tables = list(args.tables)
+    score = tuple(_step(text, tables) for text in args.scores.split(", ") if text)
+    heads, pattern = Heads.of(q.shape[1], k[0].shape[1]), _pattern(args.pattern)
+    more = (args.dropout, args.seed, args.head_ids)
+    call = Call(q, sides[0], keys, pattern, heads, args.scale, score, None, *more)
     reason = kernels.CAPABILITIES.unsupported_reason(call, True, "cpu") or kernels.limits(call)
     if reason is not None:
         raise BackendError(f"headway::attend cannot run this call: {reason}")
@@ -153,8 +153,8 @@ def _call(given: Given) -> Call:
 @torch.library.custom_op(
     "headway::attend", mutates_args=(), device_types="cpu", schema=f"({_SCHEMA}) -> (Tensor, Tensor)"
 )
-def _attend(*given: Any) -> tuple[Tensor, Tensor]:
-    part = kernels.forward(_call(Given(*given)))
+def _attend(*args: Any) -> tuple[Tensor, Tensor]:
+    part = kernels.forward(_call(OpArguments(*args)))
     return part.out, part.lse
 
 
@@ -169,21 +169,21 @@ def _(q: Tensor, k: Sequence[Tensor], v: Sequence[Tensor], *rest: Any) -> tuple[
     device_types="cpu",
     schema=f"(Tensor out, Tensor lse, Tensor d_out, Tensor d_lse, {_SCHEMA}) -> Tensor[]",
 )
-def _attend_backward(out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, *given: Any) -> list[Tensor]:
-    call = _call(Given(*given))
-    made = kernels.backward(call, out, lse, d_out, d_lse)
-    tables = (g.to(t.dtype) for g, t in zip(made.parameters, call.parameters, strict=True))
-    return [made.q, *made.k, *made.v, *tables]
+def _attend_backward(out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, *args: Any) -> list[Tensor]:
+    call = _call(OpArguments(*args))
+    grads = kernels.backward(call, out, lse, d_out, d_lse)
+    tables = (g.to(t.dtype) for g, t in zip(grads.parameters, call.parameters, strict=True))
+    return [grads.q, *grads.k, *grads.v, *tables]
 
 
 @_attend_backward.register_fake
-def _(out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, *given: Any) -> list[Tensor]:
-    at = Given(*given)
+def _(out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, *args: Any) -> list[Tensor]:
+    at = OpArguments(*args)
     return [t.new_empty(t.shape) for t in (at.q, *at.k, *at.v, *at.tables)]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    at = Given(*inputs)
+    at = OpArguments(*inputs)
     tensors: dict[str, Any] = {"k": at.k, "v": at.v, "tokens": at.tokens, "tables": at.tables}
     ctx.save_for_backward(*output, at.q, at.head_ids, *chain(*tensors.values()))
     ctx.counts = {name: len(some) for name, some in tensors.items()}
@@ -196,10 +196,10 @@ def _backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Any, ...]:
     tensors = _pieces(rest, ctx.counts)
     at = ctx.plain._replace(q=q, head_ids=head_ids, **tensors)
     dq, *grads = torch.ops.headway.attend_backward(out, lse, d_out, d_lse, *at)
-    made = _pieces(grads, {name: n for name, n in ctx.counts.items() if name != "tokens"})
+    pieces = _pieces(grads, {name: n for name, n in ctx.counts.items() if name != "tokens"})
     none: list[Any] = [None]
     tokens = none * ctx.counts["tokens"]
-    return Given(*none * len(at))._replace(q=dq, scales=[], tokens=tokens, **made)
+    return OpArguments(*none * len(at))._replace(q=dq, scales=[], tokens=tokens, **pieces)
 
 
 def _pieces(items: Sequence[Tensor], counts: dict[str, int]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def limits(call: Call, device: str) -> str | None:
 
 @cache
 def has_triton() -> bool:
-    """Is the package there? (That is all that is asked; it is imported when a kernel runs.)"""
+    """Whether the package is installed; it is imported only when a kernel runs."""
     return find_spec("triton") is not None
 
 
@@ -59,7 +59,7 @@ def _chunks(call: Call, part: KeyValues, chunk: int | None) -> list[Partial]:
         chunk = _share(part, call.q.device)
     chunk = -(-chunk // keys) * keys
     out, lse = launch(call.q, part, marks, terms(pattern), call.scale, chunk, keys)
-    merged = merge_all([Partial(o, one) for o, one in zip(out, lse, strict=True)])
+    merged = merge_all([Partial(o, s) for o, s in zip(out, lse, strict=True)])
     return [Partial(merged.out.to(call.q.dtype), merged.lse)]
 
 
@@ -74,7 +74,7 @@ def _share(part: KeyValues, device: torch.device) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Marks:
-    """What the kernel reads of the tokens of either side: int32 [rows, slots], one row where one stands for all.
+    """The token fields of either side that the kernel reads: int32 [rows, slots], one row where it serves all.
 
     A side's tensors have equally many rows. Where there are no documents, or no global tokens, the index stands
     in and is not read.

@@ -123,18 +123,18 @@ def _chunk(
     c = tl.program_id(1)
     B = tl.num_programs(0) // KV
     row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
-    there = row < G * T
+    valid = row < G * T
     t = row % T
     h = kv * G + row // T
     d = tl.arange(0, WIDTH)
     e = tl.arange(0, WIDTH_V)
-    qi = tl.load(q_index + b * q_row + t, mask=there, other=-1)
+    qi = tl.load(q_index + b * q_row + t, mask=valid, other=-1)
     qd = qi
     qg = qi * 0
     if DOCUMENTS:
-        qd = tl.load(q_document + b * q_row + t, mask=there, other=0)
+        qd = tl.load(q_document + b * q_row + t, mask=valid, other=0)
     if GLOBALS:
-        qg = tl.load(q_global + b * q_row + t, mask=there, other=0)
+        qg = tl.load(q_global + b * q_row + t, mask=valid, other=0)
     at = q + b.to(tl.int64) * q_b + h[:, None] * q_h + t[:, None] * q_t + d[None, :] * q_d
     x = tl.load(at, mask=(qi >= 0)[:, None] & (d < D)[None, :], other=0.0)
     if WIDEN:
@@ -158,12 +158,12 @@ def _chunk(
             seen = seen & (qd[:, None] == kd[None, :])
         some = tl.max(seen.to(tl.int32), 0)
         if tl.max(some, 0) > 0:
-            wanted = some > 0
+            needed = some > 0
             slot = n.to(tl.int64)
             if STORED:
                 slot = tl.load(order + n, mask=inside, other=0).to(tl.int64)
             y = tl.load(
-                k + slot[None, :] * k_s + d[:, None] * k_d, mask=wanted[None, :] & (d < D)[:, None], other=0.0
+                k + slot[None, :] * k_s + d[:, None] * k_d, mask=needed[None, :] & (d < D)[:, None], other=0.0
             )
             if WIDEN:
                 y = y.to(tl.float32)
@@ -174,7 +174,7 @@ def _chunk(
             shrink = tl.exp(top - safe)
             z = tl.load(
                 v + slot[:, None] * v_s + e[None, :] * v_d,
-                mask=wanted[:, None] & (e < DV)[None, :],
+                mask=needed[:, None] & (e < DV)[None, :],
                 other=0.0,
             )
             total = total * shrink + tl.sum(p, 1)
@@ -188,11 +188,11 @@ def _chunk(
     place = (c * B + b).to(tl.int64) * KV * G * T + h * T + t
     nothing = total == 0.0
     mean = sums / tl.where(nothing, 1.0, total)[:, None]
-    tl.store(out + place[:, None] * DV + e[None, :], mean, mask=there[:, None] & (e < DV)[None, :])
+    tl.store(out + place[:, None] * DV + e[None, :], mean, mask=valid[:, None] & (e < DV)[None, :])
     tl.store(
         lse + place,
         tl.where(nothing, float("-inf"), top + tl.log(tl.where(nothing, 1.0, total))),
-        mask=there,
+        mask=valid,
     )
 
 
