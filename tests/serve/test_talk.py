@@ -73,6 +73,29 @@ def test_a_stream_that_fails_or_breaks_off_is_no_reply() -> None:
         [*ServerEndpoint("http://127.0.0.1:9/v1", "m").stream([])]
 
 
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        ('{"error": {"message": "too long"}}', "too long"),
+        ('{"error": "too long"}', "too long"),
+        ('{"choices": [{}]}', "no chunk of a chat completion"),
+        ('{"choices": [{"delta": {"content": 1}}]}', "no chunk"),
+        ("[1]", "no chunk"),
+        ('{"choices":', "no chunk"),
+    ],
+)
+def test_an_event_that_is_none_is_an_error_of_the_endpoint(event: str, words: str) -> None:
+    answer = server(lambda path, body: (200, {}, f"data:{event}\n\ndata: [DONE]\n\n".encode()))
+    with answer as url, pytest.raises(EndpointError, match=words):
+        [*ServerEndpoint(url, "m").stream([])]
+
+
+def test_events_may_stand_behind_no_space_and_between_comments() -> None:
+    events = b': waits\n\ndata:{"choices": [{"delta": {"content": "a"}}]}\n\nevent: x\ndata: [DONE]\n\n'
+    with server(lambda path, body: (200, {}, events)) as url:
+        assert "".join(ServerEndpoint(url, "m").stream([])) == "a"
+
+
 def test_run_serves_and_talks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     talker().save(tmp_path / "mine")
     talks("hello\nand?\n", "run", str(tmp_path / "mine"), "-n", "6", "-t", "0")

@@ -88,17 +88,27 @@ class ServerEndpoint(Endpoint):
         try:
             with urlopen(self._request("/chat/completions", body), timeout=self.timeout) as lines:
                 for line in lines:
-                    if line.strip() == b"data: [DONE]":
+                    field, _, data = line.partition(b":")
+                    if field == b"data" and data.strip() == b"[DONE]":
                         return
-                    chunk = json.loads(line[len(b"data: ") :]) if line.startswith(b"data: ") else {}
-                    if "error" in chunk:
-                        raise EndpointError(f"{self.url}: {chunk['error']['message']}")
-                    yield "".join(choice["delta"].get("content") or "" for choice in chunk.get("choices", ()))
+                    yield self._piece(data) if field == b"data" else ""
         except HTTPError as error:
             raise EndpointError(self._refused(error.code, _message(error))) from None
         except (URLError, OSError, HTTPException) as error:
             raise EndpointError(f"{self.url}: {getattr(error, 'reason', error)}") from None
         raise EndpointError(f"{self.url}: the stream broke off")
+
+    def _piece(self, data: bytes) -> str:
+        """The text of one event of a stream. Raises EndpointError for an error in its place, and for anything else."""
+        try:
+            chunk = json.loads(data)
+            if "error" not in chunk:
+                return "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
+            error = chunk["error"]
+            message = error["message"] if isinstance(error, dict) else error
+        except (ValueError, KeyError, TypeError, AttributeError):
+            message = f"this is no chunk of a chat completion: {data[:200].decode(errors='replace')!r}"
+        raise EndpointError(f"{self.url}: {message}")
 
     def _only_model(self) -> str:
         answer = self._ask("/models", None)

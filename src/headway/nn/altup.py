@@ -67,7 +67,7 @@ class AlternatingUpdates(nn.Module):
 
     def add_to_others(self, x_BTSM: Tensor, added: Callable[[Tensor], Tensor]) -> Tensor:
         """x_1, and the other streams with added(scale x_1) [B, T, M] more."""
-        first = x_BTSM[..., :1, :].clone()  # of which more is kept for the backward than of a part of x
+        first = x_BTSM[..., :1, :].clone()  # a view would keep all streams for the backward
         more = added(first[..., 0, :] * self.correct_output_scale)
         return torch.cat((first, x_BTSM[..., 1:, :] + more[..., None, :]), -2)
 
