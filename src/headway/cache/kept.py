@@ -22,7 +22,7 @@ class Kept(NamedTuple):
 
 
 def take_kept(cache: PagedCache) -> Kept:
-    """The pages that a cache keeps, in its own tensors, which later steps change. Raises CacheError while one is in use."""
+    """The pages that a cache keeps, in its own tensors, which steps change. Raises CacheError while one is in use."""
     cache.compact()
     keys = [[pages.key[page] for page in pages.idle] for pages in cache.pool.stored]
     return Kept(keys, [layer.tensors for layer in cache.layers])
