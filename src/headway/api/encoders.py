@@ -62,8 +62,8 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
 
     @torch.inference_mode()
     def read(self, texts: Sequence[Encoded]) -> list[Tensor]:
-        """The head's output for each text, [T, ...] of its slots or one vector, in one forward pass: texts stand side by
-        side in a row, and none sees another."""
+        """The head's output for each text, [T, ...] of its slots or one vector, in one forward pass: texts stand side
+        by side in a row, and none sees another."""
         if self.spec.head.task in ("classify", "embed"):
             filled = [*texts, *self._filling(texts)]
             vectors = self.model(**encoder_inputs(filled, self.spec, self.device, packed=True))

@@ -212,9 +212,9 @@ def _device(device: str | torch.device | None) -> torch.device:
         where = torch.device("cpu" if device is None else device)
         torch.empty(0, device=where)
     except (RuntimeError, AssertionError, TypeError) as error:  # CUDA's own is an AssertionError
-        message = str(error).partition("\n")[0].partition(". ")[0]
+        why = str(error).partition("\n")[0].partition(". ")[0]
         raise ConfigError(
-            f"load: device={device!r} was asked for, and torch cannot use it here: {message}; leave device out for the CPU"
+            f"load: device={device!r} was asked for, and torch cannot use it here: {why}; leave device out for the CPU"
         ) from error
     return where
 

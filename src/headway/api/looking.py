@@ -44,8 +44,8 @@ class Looks:
     def attention(
         self, text: AnyText, *, layers: Numbers = None, heads: Numbers = None, special: bool = False
     ) -> AttentionMaps:
-        """Maps of what the tokens of a text (or ids; of an encoder a text or pair, with the tokens of the template) attend
-        to, in some layers and heads, all unless given.
+        """Maps of what the tokens of a text (or ids; of an encoder a text or pair, with the tokens of the template)
+        attend to, in some layers and heads, all unless given.
 
         One forward pass keeps queries and keys; weights are computed when they are asked for, by the row (O(S) memory
         for S tokens) or as a whole. `special`: control tokens written in the text are control tokens, not text. Raises

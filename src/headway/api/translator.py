@@ -179,8 +179,8 @@ class Bleu:
 
 
 def bleu(texts: Sequence[str], references: Sequence[str]) -> Bleu:
-    """The BLEU of translations, against one reference for each. Raises DataError when they are not as many, HeadwayError
-    without `sacrebleu`."""
+    """The BLEU of translations, against one reference for each. Raises DataError when they are not as many,
+    HeadwayError without `sacrebleu`."""
     if len(texts) != len(references) or not texts:
         raise DataError(f"BLEU: {len(texts)} translations, {len(references)} references; give one for each")
     try:
