@@ -177,39 +177,39 @@ def scoring_of(call: str, how: Scoring) -> tuple[dict[str, Any], bool]:
 AnyDraft = str | Draft | Pretrained[Any, Any]
 
 
-def make_draft(asked: AnyDraft | None, tokens: int | None, target: Pretrained[Any, Any]) -> Draft | None:
+def make_draft(draft: AnyDraft | None, tokens: int | None, target: Pretrained[Any, Any]) -> Draft | None:
     """The draft for texts of `target`: "ngram" is `NgramDraft`, a loaded model `ModelDraft`, a `Draft` itself.
 
     `tokens`: at most so many at a time; the draft's usual number unless given. Raises ConfigError for what is no draft,
     a model that is no decoder or has another tokenizer, and tokens without a draft or beside one that has its own.
     """
     limit: dict[str, int] = {} if tokens is None else {"tokens": tokens}
-    if asked is None:
+    if draft is None:
         if limit:
             raise ConfigError(
                 f'draft_tokens={tokens} is about drafts, and none were asked for; add draft="ngram", or leave it out'
             )
         return None
-    if asked == "ngram":
+    if draft == "ngram":
         return NgramDraft(**limit)
-    if isinstance(asked, Pretrained):
-        if not isinstance(asked.model, Decoder):
+    if isinstance(draft, Pretrained):
+        if not isinstance(draft.model, Decoder):
             raise ConfigError(
-                f'draft: a draft model is a decoder, and {asked!r} is none; give one, or "ngram"'
+                f'draft: a draft model is a decoder, and {draft!r} is none; give one, or "ngram"'
             )
-        theirs, ours = asked.tokenizer, target.tokenizer
+        theirs, ours = draft.tokenizer, target.tokenizer
         if theirs is not None and ours is not None and theirs.fingerprint != ours.fingerprint:
             raise ConfigError(
                 "draft: the draft model has another tokenizer than the model, so that its ids mean something else; "
                 "give one with the same tokenizer"
             )
-        return ModelDraft(model=asked.model, **limit)
-    if not isinstance(asked, Draft):
-        close = did_you_mean(asked, ["ngram"]) if isinstance(asked, str) else ""
+        return ModelDraft(model=draft.model, **limit)
+    if not isinstance(draft, Draft):
+        close = did_you_mean(draft, ["ngram"]) if isinstance(draft, str) else ""
         raise ConfigError(
-            f'draft is "ngram", a LanguageModel or a Draft, got {asked!r}{close}; load a folder first: '
+            f'draft is "ngram", a LanguageModel or a Draft, got {draft!r}{close}; load a folder first: '
             "draft=headway.load(FOLDER)"
         )
     if limit:
-        raise ConfigError(f"draft_tokens={tokens}, but the draft has tokens={asked.tokens}; leave out one")
-    return asked
+        raise ConfigError(f"draft_tokens={tokens}, but the draft has tokens={draft.tokens}; leave out one")
+    return draft
