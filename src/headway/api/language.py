@@ -103,8 +103,8 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
         return self.stream(self.need_tokenizer().render_chat(messages), **_in_turn(options))
 
     def decoding(self, *, kv_cache_dtype: str = "auto") -> Choice:
-        """What computes steps of one more token, "native" calls of the kernels or "modules", and why; with a cache of
-        that dtype."""
+        """Whether steps of one more token are "native" calls of the kernels or run by "modules", and why; with a cache
+        of that dtype."""
         return Reader(self.model, kv_dtype=kv_dtype(kv_cache_dtype)).steps
 
     @property

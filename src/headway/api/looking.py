@@ -82,7 +82,7 @@ class Looks:
 
 
 def token_texts(tokenizer: AnyTokenizer | None, ids: Sequence[int], side: str = "source") -> list[str]:
-    """What each token reads as by itself: its name in the vocabulary where that is no text, its number where there is
+    """The text of each token by itself: its name in the vocabulary where that is no text, its number where there is
     no tokenizer."""
     texts = []
     for i in ids:

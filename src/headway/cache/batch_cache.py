@@ -96,7 +96,7 @@ class BatchCache:
 
     @property
     def device(self) -> torch.device:
-        """Where it is stored."""
+        """The device of its pages."""
         return self.pages.device
 
     @property
@@ -117,8 +117,9 @@ class BatchCache:
         """Slots of the pages in use, of the row that has most, for each layer; 64 for a layer of states."""
         held = [[sum(page is not None for page in pages) for pages in table.pages] for table in self.tables]
         layers = self.pages.layers
-        own = layers[: len(layers) - sum(layer.beside is not None for layer in layers)]  # the others are last
-        return tuple(PAGE * max((counts[layer.of] for counts in held), default=0) for layer in own)
+        # layers beside others come last
+        main = layers[: len(layers) - sum(layer.beside is not None for layer in layers)]
+        return tuple(PAGE * max((counts[layer.of] for counts in held), default=0) for layer in main)
 
     def next_tokens(
         self, count: int, lengths: Sequence[int] | Tensor | None = None, side: str = "right"

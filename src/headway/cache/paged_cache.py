@@ -26,7 +26,7 @@ from headway.tokens import Tokens
 
 
 class LayerCache:
-    """What one layer stores: `tensors`, a page being `size` places of dimension `axis`; `beside`, one more such."""
+    """The cache of a layer: `tensors`, a page being `size` places of dimension `axis`; `beside`, one more such."""
 
     axis, size = 0, 1
     beside: "LayerCache | None" = None

@@ -61,7 +61,7 @@ class PagePool:
         return table
 
     def fates(self, ids: Sequence[int], root: Hashable = ()) -> list[list[str]]:
-        """What became of the full pages of a text, for each class: "shared" and "used" by several open texts and by
+        """The fates of the full pages of a text, for each class: "shared" and "used" by several open texts and by
         one, "kept" for those to come, "released" where no later token sees them, or "gone". Any thread may ask."""
         table = PageTable(root_key(root), list(ids), [])
         each = range(len(ids) // PAGE)

@@ -111,7 +111,7 @@ class Answer(ABC):
 
     @property
     def cached_tokens(self) -> int:
-        """Those of the tokens of prompts that were stored already."""
+        """Tokens of prompts that were stored already."""
         return sum(stored for _, stored in prompts_of(self.texts))
 
     @property

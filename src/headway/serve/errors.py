@@ -60,7 +60,7 @@ class Busy(Refused):
 
 
 class Unavailable(Refused):
-    """What is asked for cannot be had now, and the request is not to blame."""
+    """Raised where what is asked for cannot be had now, and the request is not to blame."""
 
     status = 503
 

@@ -1,4 +1,4 @@
-"""How families of models write calls of functions and reasoning: known by what their chat templates say."""
+"""The formats in which families of models write calls of functions and reasoning, known by their chat templates."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

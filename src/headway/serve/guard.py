@@ -22,11 +22,11 @@ ENDING = ("/health", "/metrics")
 MOST_BYTES, MOST_HEAD = 8 << 20, 1 << 16
 """The most bytes of a body, and of a head."""
 MOST_MARKS = {b",": 1 << 18, b"[": 1 << 16, b"{": 1 << 16}
-"""Of a body, at most: they bound the time to read it, while nobody else is answered, and its size in memory."""
+"""The most marks of a body: they bound the time to read it, while nobody else is answered, and its memory."""
 PATIENCE = 30.0
 """Seconds in which a body has to come."""
 SAFE_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
-"""What a client may call its request; it stands in logs."""
+"""Names that a client may give its request; they stand in logs."""
 
 
 class Guard:

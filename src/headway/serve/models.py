@@ -106,7 +106,7 @@ class Models:
         self._share()
 
     def loaded(self) -> list[Place]:
-        """Those that are loaded."""
+        """The places of loaded models."""
         return [place for place in [*self.places.values()] if place.model is not None]
 
     async def find(self, name: str | None, kind: type[S], *tasks: str) -> S:
@@ -181,7 +181,7 @@ class Models:
             self.unload(min(idle, key=lambda other: other.used))
 
     def _share(self) -> None:
-        """What weights leave is for pages, in equal parts."""
+        """Divides what weights leave among the pages of decoders, in equal parts."""
         if self.memory is not None:
             left = self.memory - sum(place.size for place in self.loaded())
             models = [place.model for place in self.loaded() if place.base is None]

@@ -54,7 +54,7 @@ LLAMA: dict[str, tuple[str, ...]] = {
     "requests_processing": ("vllm:num_requests_running",),
     "requests_deferred": ("vllm:num_requests_waiting",),
 }
-"""What llama.cpp calls sums over all models of these: the first less the others."""
+"""Names that llama.cpp has for sums over all models of these: the first less the others."""
 RATES = {
     "prompt_tokens_seconds": ("prompt_tokens_total", "prompt_seconds_total"),
     "predicted_tokens_seconds": ("tokens_predicted_total", "tokens_predicted_seconds_total"),
