@@ -88,13 +88,13 @@ class Tagger(TextEncoder):
         on, and what is labelled "O" is in none (Ramshaw and Marcus 1995, section 3).
         """
         read = self._read(texts)
-        found = []
-        for text, one, logits in zip(texts, read, self._outputs(read, batch_size), strict=True):
+        tagged = []
+        for text, encoded, logits in zip(texts, read, self._outputs(read, batch_size), strict=True):
             best = logits.softmax(-1).max(-1)
             names = [self.spec.head.labels[i] for i in best.indices.tolist()]
-            tokens = zip(names, best.values.tolist(), one.offsets, strict=True)
-            found.append(spans(text, [(name, p, at) for name, p, at in tokens if at is not None]))
-        return found
+            tokens = zip(names, best.values.tolist(), encoded.offsets, strict=True)
+            tagged.append(spans(text, [(name, p, at) for name, p, at in tokens if at is not None]))
+        return tagged
 
 
 class Answerer(TextEncoder):

@@ -62,7 +62,7 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
 
     @torch.inference_mode()
     def read(self, texts: Sequence[Encoded]) -> list[Tensor]:
-        """What the head gives for each text, [T, ...] of its slots or one vector, in one forward pass: they stand side
+        """The head's output for each text, [T, ...] of its slots or one vector, in one forward pass: texts stand side
         by side in a row, and none sees another."""
         if self.spec.head.task in ("classify", "embed"):
             filled = [*texts, *self._filling(texts)]
@@ -71,12 +71,13 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
         inputs = encoder_inputs(texts, self.spec, self.device, packed=True)
         states, wanted = self.model.hidden(**inputs), [self._wanted(text) for text in texts]
         firsts = accumulate((len(text.ids) for text in texts), initial=0)
-        at = [first + i for first, own in zip(firsts, wanted, strict=False) for i in own]
+        # texts of 3 and 2 slots, of which [1] and [0, 1] are wanted: at [1, 3, 4]
+        at = [first + i for first, slots in zip(firsts, wanted, strict=False) for i in slots]
         out = self.model.head(states[:, at], inputs["tokens"])
-        return [*out[0].float().split([len(own) for own in wanted])]
+        return [*out[0].float().split([len(slots) for slots in wanted])]
 
     def _filling(self, texts: Sequence[Encoded]) -> list[Encoded]:
-        """A text that fills the row where products would: up to slots of which they need no copy."""
+        """A text that fills the row, where products would pad it, up to a number of slots that needs no padded copy."""
         slots = sum(len(text.ids) for text in texts)
         missing = filled_rows(slots) - slots if slots >= FEW and fills(self.model.model.like) else 0
         return [Encoded.of([0] * missing)] if 0 < missing <= self.limit else []
@@ -113,7 +114,7 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
         else:
             refuse_empty(texts)  # type: ignore[arg-type]
             read = self.need_tokenizer().inputs(texts, special=special)  # type: ignore[arg-type]
-        return [shortened(one, self.limit) for one in read] if cut else read
+        return [shortened(text, self.limit) for text in read] if cut else read
 
     def _check_length(self, number: int, text: Encoded) -> None:
         if len(text.ids) > self.limit:
@@ -123,7 +124,7 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
             )
 
     def _outputs(self, texts: Sequence[Encoded], batch_size: int, read: Read | None = None) -> list[Tensor]:
-        """What `read` gives for each text (`TextEncoder.read` unless given), `batch_size` of them at a time.
+        """The outputs of `read` (`TextEncoder.read` unless given) for each text, `batch_size` of them at a time.
 
         Raises ConfigError for a text beyond the context, naming it, and for a batch_size below 1."""
         check_whole("batch_size", batch_size)
@@ -156,22 +157,22 @@ class MaskedLM(TextEncoder):
         if not 1 <= top_k <= vocab:
             raise ConfigError(f"top_k must be in 1..{vocab}, the vocabulary, got {top_k}")
         read = self._read(texts, special=True)
-        for i, one in enumerate(read):
-            if mask not in one.ids:
+        for i, text in enumerate(read):
+            if mask not in text.ids:
                 raise DataError(f"text {i} has no {tokenizer.token(mask)}: write it where a word is missing")
         unused = torch.tensor(tokenizer.unused_ids(vocab), dtype=torch.int64, device=self.device)
-        found = []
+        filled = []
         for logits in self._outputs(read, batch_size):
             probabilities = logits.index_fill(1, unused, float("-inf")).softmax(-1)
             top = probabilities.topk(min(top_k, tokenizer.vocab_size))
-            found.append(
+            filled.append(
                 [
                     [Candidate(i, tokenizer.token(i), tokenizer.decode([i], special=True).strip(), p)
                      for i, p in zip(ids, values, strict=True)]
                     for ids, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
                 ]
             )  # fmt: skip
-        return found
+        return filled
 
     def _wanted(self, text: Encoded) -> Sequence[int]:
         mask = self.need_tokenizer().need("mask")

@@ -43,11 +43,11 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
     @property
     def eos(self) -> tuple[int, ...]:
         """Ids that end a text: generation_config.json's, else the tokenizer's."""
-        given = self.generation.get("eos_token_id")
-        if given is None:
-            own = self.tokenizer.eos if self.tokenizer else None
-            return () if own is None else (own,)
-        return tuple(given) if isinstance(given, (list, tuple)) else (int(given),)
+        ids = self.generation.get("eos_token_id")
+        if ids is None:
+            token = self.tokenizer.eos if self.tokenizer else None
+            return () if token is None else (token,)
+        return tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
 
     @overload  # a str is a Sequence[str], too
     def generate(
@@ -75,19 +75,19 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
         steps for the same text where the next tokens can be guessed, at most `draft_tokens` at a time: from the text
         itself ("ngram"), by a smaller `LanguageModel` of the same tokenizer, or by a `Draft`.
         """
-        prompts, one = self._prompts(prompt, special)
+        prompts, single = self._prompts(prompt, special)
         config, draft = self._settings(options)
-        found = generate_ids(
+        generations = generate_ids(
             self.model, prompts, config, tokenizer=self.tokenizer, batch_size=batch_size, draft=draft,
             engine=self.engine,
         )  # fmt: skip
-        return found[0] if one else found
+        return generations[0] if single else generations
 
     def stream(self, prompt: OnePrompt, *, special: bool = False, **options: Any) -> Iterator[Delta]:
         """Continues one prompt token by token: `delta.text` is what became certain. All texts together are the
         text of `generate` with the same arguments."""
-        rows, one = self._prompts(prompt, special)
-        if not one:
+        rows, single = self._prompts(prompt, special)
+        if not single:
             raise DataError("stream continues one prompt, got several; use generate, or generate.stream")
         config, draft = self._settings(options)
         return stream_ids(self.model, rows, config, tokenizer=self.tokenizer, draft=draft, engine=self.engine)
@@ -103,17 +103,17 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
         return self.stream(self.need_tokenizer().render_chat(messages), **_in_turn(options))
 
     def decoding(self, *, kv_cache_dtype: str = "auto") -> Choice:
-        """What computes steps of one more token, "native" calls of the kernels or "modules", and why; with a cache of
-        that dtype."""
+        """Whether steps of one more token are "native" calls of the kernels or run by "modules", and why; with a cache
+        of that dtype."""
         return Reader(self.model, kv_dtype=kv_dtype(kv_cache_dtype)).steps
 
     @property
     def prefix(self) -> int:
-        """The token that an empty context is: BOS, else EOS. Raises DataError for a model that has neither."""
-        own = self.tokenizer.bos if self.tokenizer is not None else None
-        if own is None and not self.eos:
+        """The token that stands for an empty context: BOS, else EOS. Raises DataError for a model that has neither."""
+        bos = self.tokenizer.bos if self.tokenizer is not None else None
+        if bos is None and not self.eos:
             raise DataError("this model has neither BOS nor EOS to begin a text with; give a context")
-        return self.eos[0] if own is None else own
+        return self.eos[0] if bos is None else bos
 
     @overload  # a str is a Sequence[str], too
     def score(  # type: ignore[overload-overlap]
@@ -138,16 +138,16 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
         Raises DataError for a continuation without a token of its own, ConfigError for what the context is too short
         for."""
         options, special = scoring_of("score", how)
-        one = isinstance(context, str) and isinstance(continuation, str)
-        wanted = [continuation] if isinstance(continuation, str) else list(continuation)
-        given = [context] * len(wanted) if isinstance(context, str) else list(context)
-        if len(given) != len(wanted):
+        single = isinstance(context, str) and isinstance(continuation, str)
+        targets = [continuation] if isinstance(continuation, str) else list(continuation)
+        contexts = [context] * len(targets) if isinstance(context, str) else list(context)
+        if len(contexts) != len(targets):
             raise DataError(
-                f"score: {len(given)} contexts for {len(wanted)} continuations; give one for each, or one for all"
+                f"score: {len(contexts)} contexts for {len(targets)} continuations; give one for each, or one for all"
             )
-        pairs = [self._pair(i, *both, special) for i, both in enumerate(zip(given, wanted, strict=True))]
-        found = score_ids(self.model, pairs, **options)
-        return found[0] if one else found
+        pairs = [self._pair(i, *both, special) for i, both in enumerate(zip(contexts, targets, strict=True))]
+        scores = score_ids(self.model, pairs, **options)
+        return scores[0] if single else scores
 
     @OneOrSeveral
     def score_text(
@@ -161,12 +161,12 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
         length = self.spec.trained_context if window is None else window
         encoded = self.need_tokenizer().encode_batch([*texts], bos=False, special=special)
         windows = [rolling_windows(ids, self.prefix, length) for ids in encoded]
-        parts = score_ids(self.model, [pair for own in windows for pair in own], **options)
+        parts = score_ids(self.model, [pair for pairs in windows for pair in pairs], **options)
         whole, scores = iter(parts), []
-        for ids, own in zip(encoded, windows, strict=True):
-            mine = [next(whole) for _ in own]
-            log_probs = [value for part in mine for value in part.log_probs]
-            scores.append(Score.of(ids, log_probs, all(part.is_greedy for part in mine)))
+        for ids, pairs in zip(encoded, windows, strict=True):
+            scored = [next(whole) for _ in pairs]
+            log_probs = [value for part in scored for value in part.log_probs]
+            scores.append(Score.of(ids, log_probs, all(part.is_greedy for part in scored)))
         return scores
 
     def next_log_probs(self, text: OnePrompt, *, cuts: Sequence[Cut] = (), special: bool = False) -> Tensor:
@@ -184,8 +184,8 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
         return (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
 
     def _row(self, text: OnePrompt, special: bool) -> dict[str, Any]:
-        rows, one = self._prompts(text, special)
-        if not one:
+        rows, single = self._prompts(text, special)
+        if not single:
             raise DataError("one text, or the ids of one, is looked at in a call; got several")
         ids = torch.tensor(check_prompts(rows, self.spec.vocab), device=self.model.model.like.device)
         return {"ids": ids}
@@ -213,15 +213,15 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
                 raise DataError(
                     f"ids are an integer tensor [T] or [B, T], got {prompt.dtype} {[*prompt.shape]}"
                 )
-            ids, one = prompt.tolist(), prompt.dim() == 1
-            return ([ids] if one else ids), one
+            ids, single = prompt.tolist(), prompt.dim() == 1
+            return ([ids] if single else ids), single
         if isinstance(prompt, str):
             return [self.need_tokenizer().encode(prompt, eos=False, special=special)], True
         if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | Mapping):
             raise DataError(
                 f"a prompt is a text, token ids, or a list of either; got {prompt!r} of type {type(prompt).__name__}"
             )
-        prompts = [one.tolist() if hasattr(one, "tolist") else one for one in prompt]
+        prompts = [row.tolist() if hasattr(row, "tolist") else row for row in prompt]
         if prompts and isinstance(prompts[0], str):
             return self.need_tokenizer().encode_batch(prompts, eos=False, special=special), False
         if prompts and isinstance(prompts[0], int):
@@ -237,5 +237,5 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
 
 
 def _in_turn(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a conversation, each turn of which begins as the one before."""
+    """The options of a conversation: with the cache of prefixes, since each turn begins as the one before."""
     return {"prefix_cache": options.get("use_cache", True), **options}

@@ -29,7 +29,7 @@ AnyModel = LanguageModel | TextEncoder | Translator
 
 
 class Kind(NamedTuple):
-    """What a task needs, the command that does it, and what is returned for it."""
+    """The model that a task needs, the command that does it, and the class that `load` returns for it."""
 
     model: str
     command: str
@@ -49,7 +49,7 @@ TASKS: Mapping[str, Kind] = {
 
 
 class Loading(TypedDict, total=False):
-    """How to load, whatever it is for: see `load`."""
+    """Options of `load` for every task."""
 
     dtype: str | torch.dtype | None
     device: str | torch.device | None
@@ -140,7 +140,7 @@ def load(
     """
     if task is not None:
         check_known(task, TASKS, "load: there is no task")
-    wanted, where = named_dtype(dtype), _device(device)
+    load_dtype, where = named_dtype(dtype), _device(device)
     adapters = [adapter] if isinstance(adapter, str | Path) else adapter
     for place in (source, *(adapters if isinstance(adapters, Sequence) else [adapters])):
         if not isinstance(place, str | Path):
@@ -168,7 +168,7 @@ def load(
     tokenizer = _tokenizer(folder.home)
     if tokenizer is not None:  # before the weights are read
         tokenizer.require_fits(folder.spec.vocab)
-    model = build_model(folder, dtype=wanted, device=where, backend=backend, dequantize=dequantize)
+    model = build_model(folder, dtype=load_dtype, device=where, backend=backend, dequantize=dequantize)
     if compress:
         compress_model(model)
     return _wrapped(task, model, tokenizer, folder)
@@ -193,16 +193,16 @@ def _head(spec: ModelSpec, task: str, sentences: SentenceConfig | None) -> Head:
 
 
 def _wrapped(task: str, model: Model, tokenizer: AnyTokenizer | None, folder: Folder) -> AnyModel:
-    own: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if isinstance(tokenizer, MarianTokenizer) and not isinstance(model, EncoderDecoder):
         raise ConfigError(f"{folder.path}: source.spm is a translator's, and this is a {folder.spec.family}")
     if isinstance(model, Decoder | EncoderDecoder):
-        own["generation"] = folder.generation
+        options["generation"] = folder.generation
     elif task == "classify":
-        own["independent"] = folder.config.get("problem_type") == INDEPENDENT
+        options["independent"] = folder.config.get("problem_type") == INDEPENDENT
     elif task == "embed":
-        own["dimensions"] = folder.config.get(DIMENSIONS) or ()
-    wrapped: AnyModel = TASKS[task].wrapper(model, tokenizer, **own)
+        options["dimensions"] = folder.config.get(DIMENSIONS) or ()
+    wrapped: AnyModel = TASKS[task].wrapper(model, tokenizer, **options)
     return wrapped
 
 
@@ -212,9 +212,9 @@ def _device(device: str | torch.device | None) -> torch.device:
         where = torch.device("cpu" if device is None else device)
         torch.empty(0, device=where)
     except (RuntimeError, AssertionError, TypeError) as error:  # CUDA's own is an AssertionError
-        said = str(error).partition("\n")[0].partition(". ")[0]
+        why = str(error).partition("\n")[0].partition(". ")[0]
         raise ConfigError(
-            f"load: device={device!r} was asked for, and torch cannot use it here: {said}; leave device out for the CPU"
+            f"load: device={device!r} was asked for, and torch cannot use it here: {why}; leave device out for the CPU"
         ) from error
     return where
 

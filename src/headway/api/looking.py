@@ -1,4 +1,4 @@
-"""What a loaded model computes of one text: attention maps and hidden states."""
+"""Attention maps and hidden states of one text, by a loaded model."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ class EncoderDecoderStates(NamedTuple):
 
 
 class Looks:
-    """What a model of one stack tells of a text that it reads."""
+    """Attention maps and hidden states of texts, for models of one stack."""
 
     model: Any
     tokenizer: Any
@@ -44,8 +44,8 @@ class Looks:
     def attention(
         self, text: AnyText, *, layers: Numbers = None, heads: Numbers = None, special: bool = False
     ) -> AttentionMaps:
-        """What the tokens of a text (or ids; of an encoder a text or pair, with the tokens of the template) attend to,
-        in some layers and heads, all unless given.
+        """Maps of what the tokens of a text (or ids; of an encoder a text or pair, with the tokens of the template)
+        attend to, in some layers and heads, all unless given.
 
         One forward pass keeps queries and keys; weights are computed when they are asked for, by the row (O(S) memory
         for S tokens) or as a whole. `special`: control tokens written in the text are control tokens, not text. Raises
@@ -82,9 +82,9 @@ class Looks:
 
 
 def token_texts(tokenizer: AnyTokenizer | None, ids: Sequence[int], side: str = "source") -> list[str]:
-    """What each token reads as by itself: its name in the vocabulary where that is no text, its number where there is
+    """The text of each token by itself: its name in the vocabulary where that is no text, its number where there is
     no tokenizer."""
-    found = []
+    texts = []
     for i in ids:
         if tokenizer is None:
             text = str(i)
@@ -93,10 +93,10 @@ def token_texts(tokenizer: AnyTokenizer | None, ids: Sequence[int], side: str = 
         else:
             text = tokenizer.decode([i], special=True)
             text = text if text.strip() and "\N{REPLACEMENT CHARACTER}" not in text else tokenizer.token(i)
-        found.append(text)
-    return found
+        texts.append(text)
+    return texts
 
 
 def states_of(record: Record, layers: Numbers) -> States:
-    """Those of one row that are asked for: number i is what layer i is given, and the last are the last."""
+    """The states of one row for these layers: number i is the input of layer i, and the last are the last."""
     return tuple(record.states[i][0] for i in numbers_of("layers", layers, len(record.states)))

@@ -1,8 +1,8 @@
-"""What all models with a tokenizer share, and what their calls can be given: prompts, and what is asked beside them.
+"""Base classes of models with a tokenizer, and the options of their calls beside prompts.
 
 Options of writing are the fields of `GenerationConfig`, of its `Sampling` (temperature, top_k, ...) and of `Beams`
-(length_penalty, n_best, ...), by name; `beams` is a number of them, or a `Beams`. What a model or a call says itself is
-none: ids that are forbidden, forced or a prefix.
+(length_penalty, n_best, ...), by name; `beams` is a number of them, or a `Beams`. Fields that a model or a call sets
+itself are no options: ids that are forbidden, forced or a prefix.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +64,7 @@ class Pretrained(Generic[AModel, ATokenizer]):
     Raises CheckpointError when the tokenizer has ids that the model lacks."""
 
     single: ClassVar[tuple[type, ...]] = (str,)
-    """What a text is."""
+    """The types of a single text."""
 
     def __init__(
         self,
@@ -104,12 +104,12 @@ class Pretrained(Generic[AModel, ATokenizer]):
 
 
 class Writer(Pretrained[AModel, ATokenizer]):
-    """What models that write texts share: one engine, which stays open. Any thread may call: what they ask for is read
+    """The base of models that write texts: one engine, which stays open. Any thread may call: their texts are read
     together."""
 
     @cached_property
     def engine(self) -> OpenEngine:
-        """What writes the texts. Its `keep` bounds what stays for texts that begin as earlier ones did."""
+        """The engine that writes the texts. Its `keep` bounds what stays for texts that begin as earlier ones did."""
         return OpenEngine()
 
     def close(self) -> None:
@@ -117,15 +117,15 @@ class Writer(Pretrained[AModel, ATokenizer]):
         self.engine.close()
 
 
-def check_options(call: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+def check_options(call: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
     """Raises ConfigError for an option that is not known."""
-    for name in given:
+    for name in options:
         check_known(name, known, f"{call} has no option")
 
 
 _SAMPLING, _BEAMS, _CONFIG = (
-    tuple(field.name for field in fields(kind) if field.name not in own)
-    for kind, own in (
+    tuple(field.name for field in fields(kind) if field.name not in excluded)
+    for kind, excluded in (
         (Sampling, ()),
         (Beams, ("width",)),
         (GenerationConfig, ("sampling", "forbidden", "prefix", "forced_first", "forced_last")),
@@ -134,7 +134,7 @@ _SAMPLING, _BEAMS, _CONFIG = (
 
 
 class Scoring(TypedDict, total=False):
-    """How to score texts.
+    """Options of scoring texts.
 
     batch_size: rows read at once; changes no result but by rounding.   beyond_context: go on past the trained context.
     special: control tokens written in the texts are control tokens, not text.
@@ -153,18 +153,18 @@ def config_of(
     Raises ConfigError for an option that is none, for what a search is asked where no number of beams is given, and as
     `GenerationConfig`."""
     check_options(call, options, (*_CONFIG, *_SAMPLING, *_BEAMS, *also))
-    sampling, search, more, given = (
+    sampling, search, more, settings = (
         {name: options[name] for name in names if name in options}
         for names in (_SAMPLING, _BEAMS, also, _CONFIG)
     )
-    if isinstance(given.get("beams"), int):
-        given["beams"] = Beams(given["beams"], **search)
+    if isinstance(settings.get("beams"), int):
+        settings["beams"] = Beams(settings["beams"], **search)
     elif search:
         raise ConfigError(
             f"{next(iter(search))} is about a beam search, and no number of beams was given; add beams=4 (--beams 4), "
             "or leave it out"
         )
-    return GenerationConfig(**given, sampling=Sampling(**sampling), forbidden=unused), more
+    return GenerationConfig(**settings, sampling=Sampling(**sampling), forbidden=unused), more
 
 
 def scoring_of(call: str, how: Scoring) -> tuple[dict[str, Any], bool]:
@@ -177,39 +177,39 @@ def scoring_of(call: str, how: Scoring) -> tuple[dict[str, Any], bool]:
 AnyDraft = str | Draft | Pretrained[Any, Any]
 
 
-def make_draft(asked: AnyDraft | None, tokens: int | None, target: Pretrained[Any, Any]) -> Draft | None:
+def make_draft(draft: AnyDraft | None, tokens: int | None, target: Pretrained[Any, Any]) -> Draft | None:
     """The draft for texts of `target`: "ngram" is `NgramDraft`, a loaded model `ModelDraft`, a `Draft` itself.
 
     `tokens`: at most so many at a time; the draft's usual number unless given. Raises ConfigError for what is no draft,
     a model that is no decoder or has another tokenizer, and tokens without a draft or beside one that has its own.
     """
-    own: dict[str, int] = {} if tokens is None else {"tokens": tokens}
-    if asked is None:
-        if own:
+    limit: dict[str, int] = {} if tokens is None else {"tokens": tokens}
+    if draft is None:
+        if limit:
             raise ConfigError(
                 f'draft_tokens={tokens} is about drafts, and none were asked for; add draft="ngram", or leave it out'
             )
         return None
-    if asked == "ngram":
-        return NgramDraft(**own)
-    if isinstance(asked, Pretrained):
-        if not isinstance(asked.model, Decoder):
+    if draft == "ngram":
+        return NgramDraft(**limit)
+    if isinstance(draft, Pretrained):
+        if not isinstance(draft.model, Decoder):
             raise ConfigError(
-                f'draft: a draft model is a decoder, and {asked!r} is none; give one, or "ngram"'
+                f'draft: a draft model is a decoder, and {draft!r} is none; give one, or "ngram"'
             )
-        theirs, ours = asked.tokenizer, target.tokenizer
+        theirs, ours = draft.tokenizer, target.tokenizer
         if theirs is not None and ours is not None and theirs.fingerprint != ours.fingerprint:
             raise ConfigError(
                 "draft: the draft model has another tokenizer than the model, so that its ids mean something else; "
                 "give one with the same tokenizer"
             )
-        return ModelDraft(model=asked.model, **own)
-    if not isinstance(asked, Draft):
-        close = did_you_mean(asked, ["ngram"]) if isinstance(asked, str) else ""
+        return ModelDraft(model=draft.model, **limit)
+    if not isinstance(draft, Draft):
+        close = did_you_mean(draft, ["ngram"]) if isinstance(draft, str) else ""
         raise ConfigError(
-            f'draft is "ngram", a LanguageModel or a Draft, got {asked!r}{close}; load a folder first: '
+            f'draft is "ngram", a LanguageModel or a Draft, got {draft!r}{close}; load a folder first: '
             "draft=headway.load(FOLDER)"
         )
-    if own:
-        raise ConfigError(f"draft_tokens={tokens}, but the draft has tokens={asked.tokens}; leave out one")
-    return asked
+    if limit:
+        raise ConfigError(f"draft_tokens={tokens}, but the draft has tokens={draft.tokens}; leave out one")
+    return draft

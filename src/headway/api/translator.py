@@ -65,15 +65,15 @@ class Translator(Writer[EncoderDecoder, AnyTokenizer]):
         tokenizer, generation = self.need_tokenizer(), self._generation()
         unused = tokenizer.unused_ids(self.spec.vocab) if isinstance(tokenizer, Tokenizer) else []
         also = ("prefix", "batch_size")
-        config, given = config_of("translate", {"beams": 4, **options}, unused, also)
-        sources, prefixes = tokenizer.encode_batch(texts), self._prefixes(given.get("prefix", ""), len(texts))
+        config, extra = config_of("translate", {"beams": 4, **options}, unused, also)
+        sources, prefixes = tokenizer.encode_batch(texts), self._prefixes(extra.get("prefix", ""), len(texts))
         numbers = sorted(range(len(sources)), key=lambda i: len(sources[i]))
-        found = translate_ids(
+        generations = translate_ids(
             self.model, [sources[i] for i in numbers], config, generation=generation,
             prefixes=[prefixes[i] for i in numbers] if any(prefixes) else None, tokenizer=tokenizer,
-            requests=numbers, batch_size=given.get("batch_size", BATCH), engine=self.engine,
+            requests=numbers, batch_size=extra.get("batch_size", BATCH), engine=self.engine,
         )  # fmt: skip
-        return sorted(found, key=lambda one: one.request)
+        return sorted(generations, key=lambda text: text.request)
 
     def between(self, source: str | None = None, target: str | None = None) -> "Translator":
         """The same translator from one language to another, by the names that its tokenizer has for them
@@ -88,9 +88,9 @@ class Translator(Writer[EncoderDecoder, AnyTokenizer]):
                 "target_language; leave them out (a Marian of several target languages reads them in the text: "
                 '">>fra<< Hello")'
             )
-        found = copy(self)
-        found.tokenizer, found.engine = tokenizer.between(source, target), self.engine
-        return found
+        other = copy(self)
+        other.tokenizer, other.engine = tokenizer.between(source, target), self.engine
+        return other
 
     def _generation(self) -> Mapping[str, Any]:
         """The content of generation_config.json, with the target language of a model that has several: in place of the
@@ -108,7 +108,7 @@ class Translator(Writer[EncoderDecoder, AnyTokenizer]):
     def attention(
         self, source: Side, target: Side | None = None, *, layers: Numbers = None, heads: Numbers = None
     ) -> EncoderDecoderMaps:
-        """What the tokens of a text and of what is written for it attend to: its `encoder`, the `decoder` and `cross`,
+        """Maps of what the tokens of a text and of its translation attend to: its `encoder`, the `decoder` and `cross`,
         each as `LanguageModel.attention` has it. `target`: the translation, the model's own unless given; its queries
         begin with the token that decoding starts from. Both are texts, or the ids that are read."""
         stacks = self.model.encoder, self.model.decoder
@@ -151,14 +151,14 @@ class Translator(Writer[EncoderDecoder, AnyTokenizer]):
         start, config = completed(GenerationConfig(), generation, self.spec)
         if target is None:
             best = replace(config, beams=Beams())
-            (found,) = translate_ids(self.model, [read], best, generation=generation)
-            return read, [start, *(i for i in found.ids if i not in config.eos)]
+            (written,) = translate_ids(self.model, [read], best, generation=generation)
+            return read, [start, *(i for i in written.ids if i not in config.eos)]
         forced = [] if config.forced_first is None else [config.forced_first]
         return read, [start, *forced, *self._prefixes(target, 1)[0]]
 
-    def _prefixes(self, given: str | Sequence[str], count: int) -> list[list[int]]:
-        """Ids of what each of `count` targets begins with."""
-        texts = [given] * count if isinstance(given, str) else list(given)
+    def _prefixes(self, prefix: str | Sequence[str], count: int) -> list[list[int]]:
+        """The ids that each of `count` targets begins with."""
+        texts = [prefix] * count if isinstance(prefix, str) else list(prefix)
         if len(texts) != count:
             raise DataError(f"translate: {len(texts)} prefixes for {count} texts; give one, or one for each")
         tokenizer = self.need_tokenizer()
@@ -179,8 +179,8 @@ class Bleu:
 
 
 def bleu(texts: Sequence[str], references: Sequence[str]) -> Bleu:
-    """Of translations, against one reference for each. Raises DataError when they are not as many, HeadwayError without
-    `sacrebleu`."""
+    """The BLEU of translations, against one reference for each. Raises DataError when they are not as many,
+    HeadwayError without `sacrebleu`."""
     if len(texts) != len(references) or not texts:
         raise DataError(f"BLEU: {len(texts)} translations, {len(references)} references; give one for each")
     try:
@@ -188,5 +188,5 @@ def bleu(texts: Sequence[str], references: Sequence[str]) -> Bleu:
     except ImportError as error:
         raise HeadwayError("BLEU needs sacrebleu: pip install 'headway[recipes]'") from error
     metric = BLEU()
-    found = metric.corpus_score(list(texts), [list(references)])
-    return Bleu(float(found.score), str(metric.get_signature()))
+    result = metric.corpus_score(list(texts), [list(references)])
+    return Bleu(float(result.score), str(metric.get_signature()))

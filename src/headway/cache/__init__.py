@@ -1,4 +1,4 @@
-"""Where past keys and values live, in pages that are released when no later query sees them; or states of one size."""
+"""Caches of past keys and values, in pages that are released when no later query sees them; or states of one size."""
 
 from headway.cache.batch_cache import BatchCache
 from headway.cache.choose import choose_cache, pattern_facts

@@ -1,4 +1,4 @@
-"""The past of rows that go on together: a batch decoded by hand.
+"""The cache of a batch whose rows are decoded together, by hand.
 
 Legend: B rows, T slots of a chunk, N tokens of it, S slots of a source, M width, K kv heads, D per key.
 """
@@ -41,11 +41,12 @@ class Packed:
         return x.view(batch, count, x.shape[-1])
 
     def slots(self, slots: Tensor, count: int) -> Tensor:
-        """Where slots [B, n] of rows of T = `count` are in the packed row, [1, B n]; empty ones are anywhere."""
-        of = self.at.new_zeros(len(slots) * count)
-        of[self.at] = torch.arange(len(self.at), device=self.at.device)
+        """Maps slots [B, n] of rows of T = `count` to the packed row, [1, B n]; empty ones map anywhere."""
+        # B = T = 2, one empty slot: at [0, 1, 3] -> packed [0, 1, 0, 2]
+        packed = self.at.new_zeros(len(slots) * count)
+        packed[self.at] = torch.arange(len(self.at), device=self.at.device)
         first = count * torch.arange(len(slots), device=self.at.device)
-        return of[slots + first.unsqueeze(1)].view(1, -1)
+        return packed[slots + first.unsqueeze(1)].view(1, -1)
 
     def side_by_side(self, keys: KeyValues) -> KeyValues:
         """Keys [B, K, S, D] of the sources of rows, as documents of one row: [1, K, B S, D]."""
@@ -95,7 +96,7 @@ class BatchCache:
 
     @property
     def device(self) -> torch.device:
-        """Where it is stored."""
+        """The device of its pages."""
         return self.pages.device
 
     @property
@@ -116,8 +117,9 @@ class BatchCache:
         """Slots of the pages in use, of the row that has most, for each layer; 64 for a layer of states."""
         held = [[sum(page is not None for page in pages) for pages in table.pages] for table in self.tables]
         layers = self.pages.layers
-        own = layers[: len(layers) - sum(layer.beside is not None for layer in layers)]  # the others are last
-        return tuple(PAGE * max((counts[layer.of] for counts in held), default=0) for layer in own)
+        # layers beside others come last
+        main = layers[: len(layers) - sum(layer.beside is not None for layer in layers)]
+        return tuple(PAGE * max((counts[layer.of] for counts in held), default=0) for layer in main)
 
     def next_tokens(
         self, count: int, lengths: Sequence[int] | Tensor | None = None, side: str = "right"
@@ -138,8 +140,8 @@ class BatchCache:
         if side not in ("left", "right"):
             raise CacheError(f'next_tokens: side is "left" or "right", got {side!r}')
         seen = self.lengths
-        given = lengths.tolist() if isinstance(lengths, Tensor) else lengths
-        counts = (count,) * len(seen) if given is None else tuple(given)
+        numbers = lengths.tolist() if isinstance(lengths, Tensor) else lengths
+        counts = (count,) * len(seen) if numbers is None else tuple(numbers)
         if len(counts) != len(seen) or any(not 0 <= n <= count for n in counts):
             raise CacheError(
                 f"next_tokens: lengths must be {len(seen)} numbers in 0..{count}, one per row, "
@@ -172,7 +174,7 @@ class BatchCache:
         self._is_broken = False
 
     def _read(self, tokens: Tokens) -> tuple[Packed, list[int], dict[int, set[int]]]:
-        """Where the tokens of a chunk are, how many each row with tokens has, and those of a row that are global."""
+        """Returns the packed tokens of a chunk, how many each row with tokens has, and which of a row are global."""
         if tokens.device != self.device:
             raise CacheError(
                 f"BatchCache: the tokens are on {tokens.device}, the cache is on {self.device}; "
@@ -213,11 +215,11 @@ class BatchCache:
 
         Raises CacheError, and changes nothing, where a row has seen fewer, where what the tokens before them see is no
         longer held (`slack`), and for states, out of which no token can be taken."""
-        given = n.tolist() if isinstance(n, Tensor) else n
-        counts = given if isinstance(given, Sequence) else [given] * self.batch
+        numbers = n.tolist() if isinstance(n, Tensor) else n
+        counts = numbers if isinstance(numbers, Sequence) else [numbers] * self.batch
         if len(counts) != self.batch or not all(isinstance(count, int) for count in counts):
             raise CacheError(
-                f"BatchCache.trim: give one whole number, or one for each of the {self.batch} rows, got {given}"
+                f"BatchCache.trim: give one whole number, or one for each of the {self.batch} rows, got {numbers}"
             )
         pool = self.pages.pool
         for table, count in zip(self.tables, counts, strict=True):

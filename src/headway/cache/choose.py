@@ -1,5 +1,5 @@
-"""What is kept of a past, and why; and what else follows from a pattern alone: what it costs, and how far layers of
-it see."""
+"""Which past keys a cache keeps for a pattern, and why; and what else follows from a pattern alone: its cost, and how
+far layers of it see."""
 
 from dataclasses import asdict
 from typing import Any
@@ -33,13 +33,13 @@ def choose_cache(pattern: Pattern) -> Choice:
             f"by {', '.join(unbounded)} a later query may see any earlier key",
             rejected=(("window", "it would forget keys that may still be seen"),),
         )
-    kept = [f"the last {need.reach}" + (f" of a chunk of {need.chunk}" if need.chunk else "")]
-    kept += [f"the first {need.sinks}"] if need.sinks else []
-    kept += ["global ones"] if need.globals else []
+    keys = [f"the last {need.reach}" + (f" of a chunk of {need.chunk}" if need.chunk else "")]
+    keys += [f"the first {need.sinks}"] if need.sinks else []
+    keys += ["global ones"] if need.globals else []
     slots = f"{need.sinks + need.reach + 1} tokens" + (" and global ones" if need.globals else "")
     return Choice(
         "window",
-        f"by {pattern} later queries see no earlier keys but {' and '.join(kept)}: {slots} are enough",
+        f"by {pattern} later queries see no earlier keys but {' and '.join(keys)}: {slots} are enough",
         rejected=(("growing", "it would hold keys that no later query sees"),),
     )
 
@@ -68,7 +68,7 @@ def pattern_facts(pattern: Pattern, tokens: Tokens, layers: int) -> dict[str, An
 
 
 def _field(pattern: Pattern, tokens: Tokens, layers: int) -> list[dict[str, int]]:
-    """Which tokens reach the last one through 1, 2, .. layers of this pattern (any head): by the pairs
+    """How many tokens reach the last one through 1, 2, .. layers of this pattern (any head), by the pairs
     themselves."""
     seen = visible(pattern, tokens, tokens)[0].any(0)
     at = seen.new_zeros(tokens.count)

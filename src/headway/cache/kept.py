@@ -1,4 +1,4 @@
-"""What a cache keeps for texts to come, taken out and put into another one of the same model.
+"""Takes the prefix pages that a cache keeps out of it, and puts them into another cache of the same model.
 
 Keys are hashes of the tokens under a root (`headway.cache.page_table`), so that a page is found by what it holds.
 """
@@ -15,28 +15,28 @@ from headway.errors import CacheError
 
 
 class Kept(NamedTuple):
-    """Of each class the keys of its pages, the first used longest ago, and of each layer its tensors of these pages."""
+    """The keys of each class's pages, the least recently used first, and each layer's tensors of these pages."""
 
     keys: Sequence[Sequence[bytes]]
     tensors: Sequence[Sequence[Tensor]]
 
 
 def take_kept(cache: PagedCache) -> Kept:
-    """What a cache keeps, in its own tensors, which later steps change. Raises CacheError while a page is in use."""
+    """The pages that a cache keeps, in its own tensors, which steps change. Raises CacheError while one is in use."""
     cache.compact()
     keys = [[pages.key[page] for page in pages.idle] for pages in cache.pool.stored]
     return Kept(keys, [layer.tensors for layer in cache.layers])
 
 
 def put_kept(cache: PagedCache, kept: Kept) -> None:
-    """Keeps this in a cache that keeps nothing. Raises CacheError for one that does, and for other layers' tensors."""
+    """Puts `kept` into an empty cache. Raises CacheError for one that holds pages, and for other layers' tensors."""
     pool, counts = cache.pool, [len(keys) for keys in kept.keys]
     if pool.held:
         raise CacheError(
             f"{pool.held} bytes of pages are held already; what was kept goes into an empty cache"
         )
-    wanted = [_forms(layer.empty(counts[layer.of])) for layer in cache.layers if layer.of < len(counts)]
-    if len(counts) != len(pool.classes) or wanted != [_forms(tensors) for tensors in kept.tensors]:
+    expected = [_forms(layer.empty(counts[layer.of])) for layer in cache.layers if layer.of < len(counts)]
+    if len(counts) != len(pool.classes) or expected != [_forms(tensors) for tensors in kept.tensors]:
         raise CacheError("pages that were kept are of other layers than this model's; start without them")
     cache.put([[t.to(cache.device) for t in tensors] for tensors in kept.tensors], counts)
     for pages, keys in zip(pool.stored, kept.keys, strict=True):

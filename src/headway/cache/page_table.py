@@ -1,7 +1,7 @@
-"""The pages of one text, and of one class of layers: what the pool (`headway.cache.pages`) keeps books about.
+"""Page tables: the pages of one text, and those of one class of layers, which the pool (`headway.cache.pages`) manages.
 
 Keys and values of layers that retain the same tokens lie in pages of 64 slots: token i of a text is in slot i % 64 of
-page i // 64 of its table. Here are numbers alone, no tensors.
+page i // 64 of its table. This module holds page numbers only, no tensors.
 """
 
 from collections import OrderedDict
@@ -13,17 +13,17 @@ from typing import NamedTuple
 from headway.patterns import Retention
 
 PAGE = 64
-"""Slots of a page: the keys of a block of the kernels, so that a block belongs to one text."""
+"""Slots of a page: a page is one block of keys of the kernels, so that a block belongs to one text."""
 CHECKPOINT = 2048
-"""Tokens between two places of a text at which classes that forget keep what a prefix of that length needs."""
+"""Distance in tokens of the lengths at which classes that forget keep the pages that a prefix of that length needs."""
 
 
 @dataclass(frozen=True)
 class PageClass:
-    """Layers whose pages go together.
+    """Layers that share page numbers.
 
     retention: which past tokens they keep.   nbytes: of a page, in all of the layers.   state: they keep, instead of
-    tokens, one state of all of them, which is their only page.
+    tokens, one state of the whole text, which is their only page.
     """
 
     retention: Retention
@@ -40,7 +40,7 @@ class PageClass:
 
     def held(self, length: int) -> int:
         """How many pages a text of `length` tokens holds, none of which is global."""
-        pages = -(-length // PAGE)
+        pages = -(-length // PAGE)  # rounded up: 65 tokens are 2 pages
         if self.state:
             return 1
         first = self.retention.first(max(0, length - self.slack)) // PAGE
@@ -60,7 +60,8 @@ class PageClass:
         return [p for p in range(length // PAGE) if sees(self.retention, p, length)]
 
     def checkpoints(self, page: int, marks: set[int]) -> list[int]:
-        """Of a text with these `marks` the lengths whose next query may need a page that is forgotten later."""
+        """The lengths, multiples of 2048 and those in `marks`, whose next query may need this page, forgotten later."""
+        # page 31 ends at 2048: with reach 100, lengths 2048 .. 2147 need it
         begin, end = (page + 1) * PAGE, (page + 1) * PAGE + (self.retention.reach or 0)
         regular = range(-(-begin // CHECKPOINT) * CHECKPOINT, end, CHECKPOINT)
         return [*regular, *(mark for mark in marks if begin <= mark < end)]
@@ -88,7 +89,7 @@ class Pages:
         self.key: dict[int, bytes] = {}  # of pages that hold a prefix
         self.page: dict[bytes, int] = {}
         self.idle: OrderedDict[int, int] = OrderedDict()
-        """Pages with a key and without users, and when they lost their last one, the first ones first."""
+        """Pages with a key and without users, and when each lost its last user, in that order."""
 
     def take(self) -> int:
         if self.free:
@@ -104,7 +105,7 @@ class Pages:
         self.idle.pop(page, None)
 
     def drop(self, page: int, now: int, keep: bool = True) -> None:
-        """One user less. A page without users stays where a prefix is in it, unless `keep` is False."""
+        """Removes one user. A page without users stays idle where it holds a prefix, unless `keep` is False."""
         self.users[page] -= 1
         if self.users[page]:
             return
@@ -120,20 +121,20 @@ class Pages:
             del self.page[key]
 
     def publish(self, page: int, key: bytes) -> None:
-        """Has a page found by its key; another one of the same tokens stays the one that is found."""
+        """Makes a page findable by its key, unless another page of the same tokens already is."""
         if key not in self.page and page not in self.key:
             self.key[page], self.page[key] = key, page
 
     def fate(self, kind: PageClass, table: "PageTable", page: int) -> str:
         """See `PagePool.fates`."""
-        found = self.page.get(table.key(page))
-        if found is not None:
-            return ("kept", "used", "shared")[min(sum(self.users[found : found + 1]), 2)]
+        stored = self.page.get(table.key(page))
+        if stored is not None:
+            return ("kept", "used", "shared")[min(sum(self.users[stored : stored + 1]), 2)]
         return "gone" if kind.state or kind.kept(page, len(table)) else "released"
 
     def hold(self, kind: PageClass, table: "PageTable", count: int) -> bool:
-        """Whether they have what the query after so many pages of a text may see; where it may see all of them, it is
-        known that they have those."""
+        """Whether the class holds what the query after `count` pages of a text may see; with an unbounded reach the
+        caller has checked that all of them are held."""
         if kind.state:
             return table.key(count - 1) in self.page
         return kind.retention.reach is None or all(
@@ -141,7 +142,7 @@ class Pages:
         )
 
     def touch(self, key: bytes, now: int) -> None:
-        """An idle page with this key was used until now."""
+        """Marks the idle page with this key as used now."""
         page = self.page.get(key)
         if page is not None and page in self.idle:
             self.idle[page] = now
@@ -164,7 +165,7 @@ class Pages:
         return old
 
     def adopt(self, keys: Sequence[bytes]) -> None:
-        """Holds idle pages 0, 1, ... of these keys, the first of which was used longest ago, and no others."""
+        """Holds only idle pages 0, 1, ... of these keys, the least recently used first."""
         self.free, self.users = [], [0] * len(keys)
         self.key = dict(enumerate(keys))
         self.page = {key: page for page, key in self.key.items()}
@@ -177,7 +178,7 @@ class Pages:
 
 
 def root_key(root: Hashable) -> bytes:
-    """Of whatever else keys depend on."""
+    """Hashes what else keys depend on, adapters for example: the start of a text's chain of keys."""
     return blake2b(repr(root).encode(), digest_size=16).digest()
 
 
@@ -198,15 +199,16 @@ class PageTable:
     globals: set[int] = field(default_factory=set)
     closed: bool = False
     version: int = 0
-    """Another number whenever its pages are others."""
+    """Changes whenever `pages` does."""
     room: int = 0
-    """Up to so many tokens its pages are there and nobody else's; fewer where that is not known."""
+    """Up to so many tokens its pages are allocated and not shared; a lower bound."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def key(self, page: int) -> bytes:
-        """Of a full page: a hash of all tokens up to its end, under the root."""
+        """The key of a full page: a hash of all tokens up to its end, under the root."""
+        # key(1) = H(tokens 64 .. 127, key=key(0)), key(0) = H(tokens 0 .. 63, key=root)
         while len(self.keys) <= page:
             at = len(self.keys) * PAGE
             before = self.keys[-1] if self.keys else self.root

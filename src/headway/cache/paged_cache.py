@@ -2,7 +2,7 @@
 
     table = cache.open(ids)                               as much of a text as is stored already
     tokens = cache.begin([(table, ids), ...])             the next tokens of some texts, as documents of one packed row
-    model(..., tokens=tokens, cache=cache)                every layer stores its own, and says what is attended to
+    model(..., tokens=tokens, cache=cache)                every layer stores its keys, and returns what to attend to
     cache.end()
 
 Legend: T tokens of the step, N keys, R texts of the step, K kv heads, S slots, D per key, E per value.
@@ -26,7 +26,7 @@ from headway.tokens import Tokens
 
 
 class LayerCache:
-    """What one layer keeps: `tensors`, of which a page is `size` places of dimension `axis`; more of it `beside`."""
+    """The cache of a layer: `tensors`, a page being `size` places of dimension `axis`; `beside`, one more such."""
 
     axis, size = 0, 1
     beside: "LayerCache | None" = None
@@ -36,7 +36,7 @@ class LayerCache:
         self.tensors = self.empty(0)
 
     def empty(self, pages: int) -> tuple[Tensor, ...]:
-        """So many pages that hold nothing; no tensors of a layer that keeps nothing of its own."""
+        """Tensors for so many empty pages; none for a layer that stores nothing itself."""
         return ()
 
     @property
@@ -79,7 +79,7 @@ class PagedLayer(LayerCache):
         return self.spec.dtype
 
     def empty(self, pages: int) -> tuple[Tensor, ...]:
-        """Memory that nobody has written to takes none on a CPU."""
+        """Uninitialized: memory that nobody has written to takes none on a CPU."""
         spec, device = self.spec, self.spec.device
         shape = 1, spec.kv_heads, pages * PAGE
         k, v = (
@@ -94,17 +94,17 @@ class PagedLayer(LayerCache):
         step = self.cache.step_of(tokens)
         if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
             raise no_gradient("keys or values")
-        given = KeyValues(k, v, tokens)
-        stored = given.quantized() if self.dtype == torch.int8 else given
-        for own, new in zip(self.tensors, stored.tensors, strict=True):
-            own[:, :, step.runs[self.of]] = new.to(own.dtype)
-        if step.is_fresh and stored is given:
-            return given if len(step.tables) == 1 else replace(given, slots=step.in_place)
+        fresh = KeyValues(k, v, tokens)
+        stored = fresh.quantized() if self.dtype == torch.int8 else fresh
+        for buffer, new in zip(self.tensors, stored.tensors, strict=True):
+            buffer[:, :, step.runs[self.of]] = new.to(buffer.dtype)
+        if step.is_fresh and stored is fresh:
+            return fresh if len(step.tables) == 1 else replace(fresh, slots=step.in_place)
         return stored_keys(self.tensors, step.places(self.of))
 
 
 class PagedStates(LayerCache):
-    """What one layer keeps of texts in place of keys and values, the state of a text in each page: `StateSpec`."""
+    """The states that one layer stores in place of keys and values, one text's state in each page: `StateSpec`."""
 
     def __init__(self, cache: "PagedCache", of: int, spec: CacheSpec, state: StateSpec) -> None:
         self.state = state
@@ -129,17 +129,17 @@ class PagedStates(LayerCache):
         return [t.where(begun.view(-1, *[1] * (t.dim() - 1)), 0) for t in states]
 
     def write(self, states: Sequence[Tensor]) -> None:
-        """Keeps those after the step."""
+        """Stores the states after the step."""
         step = self.cache.step
         assert step is not None
         if torch.is_grad_enabled() and any(state.requires_grad for state in states):
             raise no_gradient("states")
-        for own, new in zip(self.tensors, states, strict=True):
-            own[step.states[self.of]] = new.to(own.dtype)
+        for buffer, new in zip(self.tensors, states, strict=True):
+            buffer[step.states[self.of]] = new.to(buffer.dtype)
 
 
 class PagedCache:
-    """The past of texts that come and go, in all layers of a decoder.
+    """The cache of texts that come and go, in all layers of a decoder.
 
     Args:
         spec: what a layer stores, or each of them, on one device and in one dtype; None for one that attends to the
@@ -165,7 +165,7 @@ class PagedCache:
         slack: int = 0,
     ) -> None:
         specs = [spec] * len(patterns) if isinstance(spec, CacheSpec) else list(spec)
-        first = next(own for own in specs if own is not None)
+        first = next(layer_spec for layer_spec in specs if layer_spec is not None)
         dtype = first.dtype
         self.device = torch.zeros(0, device=first.device).device
         for pattern in patterns:
@@ -176,13 +176,13 @@ class PagedCache:
                 f"PagedCache: all layers keep states in float32 (float64 for float64), not in {dtype}; they are "
                 "small at any length, so give the dtype of the keys"
             )
-        kept = [p.retention if state is None else None for p, state in zip(patterns, each, strict=True)]
-        kinds = list(dict.fromkeys(kept))
+        retentions = [p.retention if state is None else None for p, state in zip(patterns, each, strict=True)]
+        kinds = list(dict.fromkeys(retentions))
         self.layers: list[LayerCache] = [
-            PagedStates(self, of, own or first, state)
+            PagedStates(self, of, layer_spec or first, state)
             if state is not None
-            else (LayerCache if own is None else PagedLayer)(self, of, own or first)
-            for of, own, state in zip(map(kinds.index, kept), specs, each, strict=True)
+            else (LayerCache if layer_spec is None else PagedLayer)(self, of, layer_spec or first)
+            for of, layer_spec, state in zip(map(kinds.index, retentions), specs, each, strict=True)
         ]
         self.pool = PagePool(
             [
@@ -223,17 +223,17 @@ class PagedCache:
             self.compact()
 
     def compact(self) -> None:
-        """Has room for the kept pages alone, in the order in which they were used. Raises CacheError while a page is
+        """Shrinks to the kept pages alone, in the order in which they were used. Raises CacheError while a page is
         in use."""
-        kept = self.pool.compact()
+        numbers = self.pool.compact()
         for layer in self.layers:
-            layer.take(torch.tensor(kept[layer.of], dtype=torch.int64, device=self.device))
-        self._capacity = [len(pages) for pages in kept]
+            layer.take(torch.tensor(numbers[layer.of], dtype=torch.int64, device=self.device))
+        self._capacity = [len(pages) for pages in numbers]
 
     def put(self, tensors: Sequence[Sequence[Tensor]], counts: Sequence[int]) -> None:
-        """Layers have these tensors, of so many pages of each class."""
-        for layer, own in zip(self.layers, tensors, strict=True):
-            layer.tensors = tuple(own)
+        """Sets the tensors of all layers, which have so many pages of each class."""
+        for layer, new in zip(self.layers, tensors, strict=True):
+            layer.tensors = tuple(new)
         self._capacity = list(counts)
 
     # -- steps -----------------------------------------------------------------------------------------
@@ -241,13 +241,13 @@ class PagedCache:
     def begin(self, chunks: Sequence[Chunk]) -> Tokens:
         """The tokens [1, T] of a step in which each of these texts goes on with one id or more: documents 0, 1, ... of
         one packed row. Raises CacheError, and changes nothing, where there is no room."""
-        there = self.pool.available
+        available = self.pool.available
         if (
-            there is not None
-            and (missing := sum(self.pool.missing(t, len(ids)) for t, ids in chunks)) > there
+            available is not None
+            and (missing := sum(self.pool.missing(t, len(ids)) for t, ids in chunks)) > available
         ):
             raise CacheError(
-                f"PagedCache: a step of {len(chunks)} texts takes {missing} bytes of pages, and {there} of "
+                f"PagedCache: a step of {len(chunks)} texts takes {missing} bytes of pages, and {available} of "
                 f"{self.pool.budget} are left; end some of the texts, or give a larger budget"
             )
         self.copy([copy for table, ids in chunks for copy in self.pool.extend(table, ids)])
@@ -268,7 +268,7 @@ class PagedCache:
         self.step = None
 
     def step_of(self, tokens: Tokens) -> PagedStep:
-        """The step that these are the tokens of. Raises CacheError where there is none."""
+        """The step whose tokens these are. Raises CacheError where there is none."""
         if self.step is None or self.step.tokens is not tokens:
             raise CacheError("PagedCache: a model is given the tokens of begin(), and no others")
         return self.step

@@ -1,4 +1,4 @@
-"""What the layers of a model share of one step over texts in pages: tokens, where they are stored, what is attended to.
+"""One step over texts in pages, shared by all layers of a model: its tokens, their places, and what they attend to.
 
 Legend: T tokens of the step, N keys, R texts of the step.
 """
@@ -37,7 +37,7 @@ class Rows:
 
 
 class PagedStep:
-    """What the layers share of one step."""
+    """One step, shared by all layers."""
 
     def __init__(self, classes: Sequence[PageClass], device: torch.device, chunks: Sequence[Chunk]) -> None:
         self.classes, self.device, self.tables = classes, device, [table for table, _ in chunks]
@@ -66,7 +66,7 @@ class PagedStep:
 
     @cached_property
     def writes(self) -> list[Tensor]:
-        """Of each class, the slots [T] of the tokens; none of a class of states."""
+        """The slots [T] of the tokens, for each class; empty for a class of states."""
         return [
             torch.tensor(
                 []
@@ -84,19 +84,19 @@ class PagedStep:
 
     @cached_property
     def runs(self) -> list[Tensor | slice]:
-        """`writes`; a slice, which is copied eight times as fast, of slots that follow each other."""
+        """`writes`, with a slice, which is copied eight times as fast, where slots follow each other."""
         return [_run(slots) if slots.is_cpu else slots for slots in self.writes]
 
     @cached_property
     def states(self) -> list[Tensor]:
-        """Of each class of states, the page [R] of each text; none of other classes."""
+        """The page [R] of each text, for each class of states; empty for other classes."""
         return [
             torch.tensor([page_of(table, of, 0) for table in self.tables if kind.state], dtype=torch.int64)
             for of, kind in enumerate(self.classes)
         ]
 
     def places(self, of: int) -> Places:
-        """What the layers of a class attend to: all that is kept of the texts, page by page."""
+        """The keys that layers of a class attend to: all that is kept of the texts, page by page."""
         if of not in self._places:
             self._places[of] = places(self.tables, of, self.device)
         return self._places[of]
@@ -104,14 +104,15 @@ class PagedStep:
     @cached_property
     def rows(self) -> Rows:
         """See `Rows`."""
+        # counts [2, 1]: at [[0, 1], [2, 2]], valid [[1, 1], [1, 0]], back [0, 1, 2]
         longest, device = max(self.counts, default=0), self.device
         rank = torch.arange(longest, device=device)
         count, start = (
             torch.tensor(n, dtype=torch.int64, device=device).unsqueeze(1) for n in (self.counts, self.starts)
         )
         at = (count.cumsum(0) - count + rank).clamp_max(sum(self.counts) - 1)
-        there = rank < count
-        return Rows(at, Tokens(torch.where(there, start + rank, -1)), there.flatten().nonzero()[:, 0])
+        valid = rank < count
+        return Rows(at, Tokens(torch.where(valid, start + rank, -1)), valid.flatten().nonzero()[:, 0])
 
 
 def _run(slots: Tensor) -> Tensor | slice:
@@ -120,7 +121,7 @@ def _run(slots: Tensor) -> Tensor | slice:
 
 
 def places(tables: Sequence[PageTable], of: int, device: torch.device) -> Places:
-    """The keys that a class keeps of texts, as documents 0, 1, ..."""
+    """The places of the keys that a class keeps of texts, as documents 0, 1, ..."""
     held = [
         (page, number * PAGE, d, len(table))
         for d, table in enumerate(tables)

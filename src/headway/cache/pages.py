@@ -1,7 +1,7 @@
-"""Which pages hold which tokens: references, and prefixes that are kept for texts to come.
+"""The pool of pages: which hold which tokens, their references, and prefixes that are kept for texts to come.
 
 Pages are appended to and released, and never overwritten while somebody may read them; a text that is forked, or begins
-as another did, shares pages by reference (`headway.cache.page_table`). Here are numbers alone, no tensors.
+as another did, shares pages by reference (`headway.cache.page_table`). Page numbers only, no tensors.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -17,7 +17,7 @@ class PagePool:
     follows when they are computed, `trim` takes some back, `fork` doubles it.
 
     Args:
-        classes: what layers keep.
+        classes: of layers.
         budget: bytes of pages that are in use or kept for prefixes; None is no bound.
         keep: bytes of pages that stay for prefixes when nobody uses them; None is what the budget leaves.
 
@@ -39,14 +39,14 @@ class PagePool:
         self._now = 0
 
     def open(self, ids: Sequence[int] = (), root: Hashable = ()) -> PageTable:
-        """A table of a text that begins with `ids`: as many of them are stored already as `len` says, the longest
+        """A table of a text that begins with `ids`: as many of them are stored already as its `len` says, the longest
         prefix of which every class holds what later queries see. At least one of the ids is left to be computed.
 
         root: whatever else the keys depend on (adapter, dtype); texts of another root share nothing."""
         table = PageTable(root_key(root), list(ids), [[] for _ in self.classes])
         length = self._hit(table)
         count = length // PAGE
-        for kind, pages, own in zip(self.classes, self.stored, table.pages, strict=True):
+        for kind, pages, numbers in zip(self.classes, self.stored, table.pages, strict=True):
             if kind.state:
                 shared: list[int | None] = [pages.page[table.key(count - 1)]] if count else []
             else:
@@ -55,22 +55,22 @@ class PagePool:
             for page in shared:
                 if page is not None:
                     pages.share(page)
-            own += shared
+            numbers += shared
         del table.ids[length:], table.keys[count:]
         table.marks.add(length)  # it stays for the next one
         return table
 
     def fates(self, ids: Sequence[int], root: Hashable = ()) -> list[list[str]]:
-        """Of each class what became of the full pages of a text: "shared" and "used" by several open texts and by one,
-        "kept" for those to come, "released" where no later token sees them, or "gone". Any thread may ask."""
+        """The fates of the full pages of a text, for each class: "shared" and "used" by several open texts and by
+        one, "kept" for those to come, "released" where no later token sees them, or "gone". Any thread may ask."""
         table = PageTable(root_key(root), list(ids), [])
         each = range(len(ids) // PAGE)
         pairs = list(zip(self.classes, self.stored, strict=True))
         return [[pages.fate(kind, table, page) for page in each] for kind, pages in pairs]
 
     def _hit(self, table: PageTable) -> int:
-        """The longest prefix, in tokens, that all classes hold. L is one where every class has every page that the
-        query after L tokens may see, and a class of states has the state there."""
+        """The longest prefix, in tokens, that all classes hold: a length L at which every class has every page that the
+        query after L tokens may see, and a class of states has the state."""
         count = max(len(table.ids) - 1, 0) // PAGE
         pairs = list(zip(self.classes, self.stored, strict=True))
         for kind, pages in pairs:
@@ -84,14 +84,14 @@ class PagePool:
         """Another text that begins as this one does; the pages are shared."""
         self._check(table)
         table.room = 0
-        for pages, own in zip(self.stored, table.pages, strict=True):
-            for page in own:
+        for pages, numbers in zip(self.stored, table.pages, strict=True):
+            for page in numbers:
                 if page is not None:
                     pages.share(page)
         return PageTable(
             table.root,
             list(table.ids),
-            [list(own) for own in table.pages],
+            [list(numbers) for numbers in table.pages],
             list(table.keys),
             set(table.marks),
             set(table.globals),
@@ -100,8 +100,8 @@ class PagePool:
     def close(self, table: PageTable) -> None:
         """The text has ended; the pages of its prefixes stay as long as there is room."""
         self._check(table)
-        for pages, own in zip(self.stored, table.pages, strict=True):
-            for page in reversed(own):  # they are taken again in their order
+        for pages, numbers in zip(self.stored, table.pages, strict=True):
+            for page in reversed(numbers):  # they are taken again in their order
                 if page is not None:
                     pages.drop(page, self._now)
         for key in reversed(table.keys):  # the ends of a chain are evicted before their beginnings
@@ -120,12 +120,12 @@ class PagePool:
         return sum(kind.nbytes * self._wanted(i, table, count) for i, kind in enumerate(self.classes))
 
     def _wanted(self, of: int, table: PageTable, count: int) -> int:
-        own = table.pages[of]
+        numbers = table.pages[of]
         if self.classes[of].state:
-            return int(not own or self._is_shared(of, own[0]))
-        new = -(-(len(table) + count) // PAGE) - len(own)
+            return int(not numbers or self._is_shared(of, numbers[0]))
+        new = -(-(len(table) + count) // PAGE) - len(numbers)
         partial = len(table) % PAGE != 0 and count > 0
-        return new + int(partial and self._is_shared(of, own[-1]))
+        return new + int(partial and self._is_shared(of, numbers[-1]))
 
     def _is_shared(self, of: int, page: int | None) -> bool:
         """Whether others may read a page, so that it must not be written to."""
@@ -148,24 +148,24 @@ class PagePool:
         if not new or len(table.ids) + len(new) <= table.room:
             table.ids += new
             return []
-        if (there := self.available) is not None and (need := self.missing(table, len(new))) > there:
+        if (left := self.available) is not None and (need := self.missing(table, len(new))) > left:
             raise CacheError(
-                f"PagePool: {len(new)} more tokens take {need} bytes of pages, and {there} of {self.budget} are left"
+                f"PagePool: {len(new)} more tokens take {need} bytes of pages, and {left} of {self.budget} are left"
             )
         copies = []
         for i, kind in enumerate(self.classes):
-            own, pages = table.pages[i], self.stored[i]
-            if (kind.state and own) or (not kind.state and len(table) % PAGE):
-                old = own[-1]
+            numbers, pages = table.pages[i], self.stored[i]
+            if (kind.state and numbers) or (not kind.state and len(table) % PAGE):
+                old = numbers[-1]
                 assert old is not None
                 if self._is_shared(i, old):
-                    own[-1] = page = self._take(i)
+                    numbers[-1] = page = self._take(i)
                     table.version += 1
                     copies.append(Copy(i, old, page))
                     pages.drop(old, self._now)
             last = 1 if kind.state else -(-(len(table) + len(new)) // PAGE)
-            while len(own) < last:
-                own.append(self._take(i))
+            while len(numbers) < last:
+                numbers.append(self._take(i))
                 table.version += 1
         table.ids += new
         table.room = -(-len(table) // PAGE) * PAGE
@@ -185,7 +185,7 @@ class PagePool:
         min((pages for pages in self.stored if pages.idle), key=lambda p: next(iter(p.idle.values()))).evict()
 
     def _bound(self) -> None:
-        """Gives up what is more than is to be kept."""
+        """Gives up idle pages beyond the bytes to be kept."""
         while self.keep is not None and self.idle > self.keep:
             self._evict()
 
@@ -209,12 +209,12 @@ class PagePool:
         if not count:
             return
         last = -(-length // PAGE)
-        for kind, own in zip(self.classes, table.pages, strict=True):
+        for kind, numbers in zip(self.classes, table.pages, strict=True):
             if kind.state:
                 raise CacheError(
                     "PagePool: a state of all tokens cannot take one back; fork the text before it"
                 )
-            if any(own[p] is None and sees(kind.retention, p, length) for p in range(last)):
+            if any(numbers[p] is None and sees(kind.retention, p, length) for p in range(last)):
                 raise CacheError(
                     f"PagePool: a text of {len(table)} tokens cannot take back {count}: layers that keep the last "
                     f"{kind.retention.reach} have released what the tokens before them see; give slack={count}"
@@ -227,9 +227,9 @@ class PagePool:
         table.room = 0
         del table.ids[length:], table.keys[length // PAGE :]
         table.globals = {i for i in table.globals if i < length}
-        for pages, own in zip(self.stored, table.pages, strict=True):
-            while len(own) > last:
-                page, table.version = own.pop(), table.version + 1
+        for pages, numbers in zip(self.stored, table.pages, strict=True):
+            while len(numbers) > last:
+                page, table.version = numbers.pop(), table.version + 1
                 assert page is not None
                 pages.drop(page, self._now)
         self._bound()
@@ -240,20 +240,20 @@ class PagePool:
         self._check(table)
         for p in range(len(table.keys), len(table) // PAGE):
             key = table.key(p)
-            for kind, pages, own in zip(self.classes, self.stored, table.pages, strict=True):
-                page = None if kind.state else own[p]
+            for kind, pages, numbers in zip(self.classes, self.stored, table.pages, strict=True):
+                page = None if kind.state else numbers[p]
                 if page is not None:
                     pages.publish(page, key)
         for of, kind in self._forgetful:
-            pages, own = self.stored[of], table.pages[of]
-            for p in range(len(own) - 1, -1, -1):
-                page = own[p]
+            pages, numbers = self.stored[of], table.pages[of]
+            for p in range(len(numbers) - 1, -1, -1):
+                page = numbers[p]
                 if page is None and p * PAGE >= kind.retention.sinks:
                     break
                 if page is not None and not kind.kept(p, len(table), table.globals):
                     needed = any(p in kind.needed(mark) for mark in kind.checkpoints(p, table.marks))
                     pages.drop(page, self._now, keep=needed)
-                    own[p] = None
+                    numbers[p] = None
                     self._bound()
 
     def snapshot(self, table: PageTable) -> list[Copy]:
@@ -263,13 +263,13 @@ class PagePool:
         copies: list[Copy] = []
         if self.keep == 0 or len(table.ids) % PAGE:
             return copies
-        for i, (kind, pages, own) in enumerate(zip(self.classes, self.stored, table.pages, strict=True)):
+        for i, (kind, pages, numbers) in enumerate(zip(self.classes, self.stored, table.pages, strict=True)):
             if not (kind.state and table.ids):
                 continue
-            key, there = table.key(len(table) // PAGE - 1), self.available
-            if key in pages.page or (there is not None and kind.nbytes > there):
+            key, left = table.key(len(table) // PAGE - 1), self.available
+            if key in pages.page or (left is not None and kind.nbytes > left):
                 continue
-            state, page = own[0], self._take(i)
+            state, page = numbers[0], self._take(i)
             assert state is not None
             copies.append(Copy(i, state, page))
             pages.publish(page, key)

@@ -1,4 +1,4 @@
-"""What a cache stores, as one value."""
+"""Specifications of what a cache stores: keys and values, or states."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ KV_DTYPES: dict[str, torch.dtype | None] = {"auto": None, "int8": torch.int8}
 
 @dataclass(frozen=True, kw_only=True)
 class CacheSpec:
-    """What the cache of one layer stores: shape, dtype and device.
+    """Shape, dtype and device of what the cache of one layer stores.
 
     Attributes:
         kv_heads: heads that keys and values have, K; several query heads may share one.
@@ -49,10 +49,10 @@ class CacheSpec:
 
 @dataclass(frozen=True)
 class StateSpec:
-    """What a layer keeps of a text in place of keys and values: tensors of one size at any length, zeros before the
-    first token.
+    """The state that a layer keeps of a text in place of keys and values: tensors of one size at any length, zeros
+    before the first token.
 
-    of: what says what they mean, such as a `LinearAttentionSpec`; a cache fits layers of an equal one.
+    of: what defines their meaning, such as a `LinearAttentionSpec`; a cache fits layers of an equal one.
     tensors: shape and dtype of each.
     """
 
@@ -66,7 +66,7 @@ class StateSpec:
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What states are kept in beside keys of `dtype`: float32, or float64 for float64."""
+    """The dtype of states beside keys of `dtype`: float32, or float64 for float64."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

@@ -1,4 +1,4 @@
-"""What pages hold of one text, copied in the order of its tokens: any of these is computed again over it, alone.
+"""Keys and values of one text, copied out of pages in token order: any of its tokens is computed anew over them, alone.
 
 Legend: T tokens of a step, S of the text, K kv heads, D per key, E per value.
 """
@@ -17,22 +17,22 @@ from headway.tokens import Tokens
 
 
 class ComputedAgain(PagedStep):
-    """Some tokens of a text, by their numbers [T]; its keys and values lie in its order, those that are `held`."""
+    """A step that computes some tokens of a text anew, by their numbers [T], over those of its keys that are `held`."""
 
     def __init__(self, numbers: Tensor, held: Sequence[Tensor]) -> None:
         self.tokens, self.tables, self.is_fresh = Tokens(numbers.unsqueeze(0)), [], False
         self.runs = [numbers for _ in held]
         slots = torch.arange(len(held[0]), device=numbers.device)
         order = slots.int().unsqueeze(0)
-        kept = (torch.where(there, slots, -1).unsqueeze(0) for there in held)
-        self._places = {of: Places(Tokens(index), order) for of, index in enumerate(kept)}
+        indices = (torch.where(mask, slots, -1).unsqueeze(0) for mask in held)
+        self._places = {of: Places(Tokens(index), order) for of, index in enumerate(indices)}
 
 
 @dataclass(eq=False)
 class StoredText:
     """A copy of a text's keys and values, k [1, K, S, D] and v [1, K, S, E] in each layer, zeros where there are none.
 
-    cache: is given to the model with the tokens of `begin`.   held: of each class, whose keys are there, bool [S].
+    cache: is given to the model with the tokens of `begin`.   held: which keys are there, bool [S] for each class.
     """
 
     cache: PagedCache
@@ -40,10 +40,10 @@ class StoredText:
 
     @staticmethod
     def of(cache: PagedCache, ids: Sequence[int], root: Hashable = ()) -> "StoredText | None":
-        """What pages of a cache hold of a text under `root`, which stay as they are; None where that is nothing, as it
-        is of layers that keep sums."""
-        table, count, own = PageTable(root_key(root), list(ids), []), len(ids), copy(cache)
-        own.layers, held = [copy(layer) for layer in cache.layers], list[Tensor]()
+        """Copies what pages of a cache hold of a text under `root`; None where that is nothing, as for layers that
+        keep sums."""
+        table, count, replica = PageTable(root_key(root), list(ids), []), len(ids), copy(cache)
+        replica.layers, held = [copy(layer) for layer in cache.layers], list[Tensor]()
         for of, (kind, pages) in enumerate(zip(cache.pool.classes, cache.pool.stored, strict=True)):
             keys = [table.key(number) for number in range(count // PAGE)]
             pairs = [(number, pages.page[key]) for number, key in enumerate(keys) if key in pages.page]
@@ -52,34 +52,34 @@ class StoredText:
             places = torch.tensor(pairs, device=cache.device).T.unsqueeze(2) * PAGE
             at, stored = (places + torch.arange(PAGE, device=cache.device)).flatten(1)
             held.append(torch.zeros(count, dtype=torch.bool, device=cache.device).index_fill_(0, at, True))
-            for layer in own.layers:
+            for layer in replica.layers:
                 if layer.of == of:
-                    layer.cache = own
+                    layer.cache = replica
                     layer.tensors = tuple(
                         t.new_zeros(*t.shape[:2], count, *t.shape[3:]).index_copy_(2, at, t[:, :, stored])
                         for t in layer.tensors
                     )
-        return StoredText(own, held)
+        return StoredText(replica, held)
 
     @property
     def end(self) -> int:
         """The token behind the last one whose keys all layers hold."""
-        return 1 + min(int(there.nonzero().max()) for there in self.held)
+        return 1 + min(int(mask.nonzero().max()) for mask in self.held)
 
     def sees(self, numbers: Sequence[int]) -> bool:
-        """Whether all that these tokens attend to is there, in every layer, or among them."""
+        """Whether all that these tokens attend to is held in every layer, or among them."""
         at = torch.tensor([*numbers], device=self.cache.device)
         for kind, held in zip(self.cache.pool.classes, self.held, strict=True):
-            there, kept = held.index_fill(0, at, True), kind.retention
-            if not all(there[kept.first(n) : n].all() and there[: min(n, kept.sinks)].all() for n in numbers):
+            known, kept = held.index_fill(0, at, True), kind.retention
+            if not all(known[kept.first(n) : n].all() and known[: min(n, kept.sinks)].all() for n in numbers):
                 return False
         return True
 
     def begin(self, numbers: Sequence[int]) -> Tokens:
-        """The tokens of a step that computes these again, in ascending order; what they store is there from then on."""
+        """The tokens of a step that computes these again, in ascending order; what they store is held from then on."""
         with torch.inference_mode(False):  # as in PagedCache.begin
             at = torch.tensor([*numbers], device=self.cache.device)
-            for there in self.held:
-                there[at] = True
+            for mask in self.held:
+                mask[at] = True
             self.cache.step = ComputedAgain(at, self.held)
         return self.cache.step.tokens

@@ -31,22 +31,22 @@ def expand_beams(logits: Tensor, searches: "Sequence[BeamSearch]") -> None:
     """Gives every search its next tokens. logits: [R, V], the beams of the searches in their order; all requests
     have equal configs."""
     config, how = searches[0].request.config, searches[0].how
-    texts = [beam for one in searches for beam in one.beams]
+    texts = [beam for search in searches for beam in search.beams]
     wide = logits if logits.dtype == torch.float64 else logits.float()
     log_probs = constrain(wide.log_softmax(-1), texts, config)
     # of each row as many as can be among the best `width` that continue: `width`, and every EOS
     count = min(how.width + len(set(config.eos)), log_probs.shape[-1])
     values, ids = _largest(log_probs, count)
     rows = zip(ids.tolist(), values.tolist(), strict=True)
-    found = [[(i, value) for i, value in zip(*row, strict=True) if value > float("-inf")] for row in rows]
+    options = [[(i, value) for i, value in zip(*row, strict=True) if value > float("-inf")] for row in rows]
     first = 0
-    for one in searches:
-        choice, end = None, first + len(one.beams)
-        if one.greedy is not None:
-            at = first + one.beams.index(one.greedy)
+    for search in searches:
+        choice, end = None, first + len(search.beams)
+        if search.greedy is not None:
+            at = first + search.beams.index(search.greedy)
             token = int(constrain(wide[at : at + 1], texts[at : at + 1], config).argmax())
             choice = token, float(log_probs[at, token])
-        one.advance(found[first:end], choice)
+        search.advance(options[first:end], choice)
         first = end
 
 
@@ -87,17 +87,19 @@ class BeamSearch(Job):
         self.finished: list[Hypothesis] = []
         self.greedy_text: Hypothesis | None = None
 
-    def advance(self, found: Sequence[Sequence[tuple[int, float]]], choice: tuple[int, float] | None) -> None:
-        """One token more.
+    def advance(
+        self, options: Sequence[Sequence[tuple[int, float]]], choice: tuple[int, float] | None
+    ) -> None:
+        """Adds one token to each text.
 
-        found: tokens that may follow each of its beams, and their log probabilities.   choice: what follows the
+        options: tokens that may follow each of its beams, and their log probabilities.   choice: what follows the
         greedy text.
         """
         width, greedy = self.how.width, None
         self.count += 1
         if self.greedy is not None and choice is not None and choice[1] > float("-inf"):
             greedy = self.greedy.then(self.beams.index(self.greedy), *choice)
-        beams = enumerate(zip(self.running, found, strict=False))
+        beams = enumerate(zip(self.running, options, strict=False))
         grown = [beam.then(i, *pair) for i, (beam, pairs) in beams for pair in pairs]
         grown.sort(key=lambda beam: (-beam.total, beam.row, beam.ids[-1]))
         self.finished += [self._hypothesis(beam) for beam in grown[:width] if self._ends(beam)]
@@ -138,10 +140,10 @@ class BeamSearch(Job):
 
     def best(self) -> tuple[Hypothesis, ...]:
         """The `n_best` hypotheses; the greedy text among the rest, if it was followed to its end."""
-        found = list(self.finished)
-        if self.greedy_text is not None and all(self.greedy_text.ids != text.ids for text in found):
-            found.append(self.greedy_text)
-        return tuple(sorted(found, key=lambda text: -text.score)[: self.how.n_best])
+        hypotheses = list(self.finished)
+        if self.greedy_text is not None and all(self.greedy_text.ids != text.ids for text in hypotheses):
+            hypotheses.append(self.greedy_text)
+        return tuple(sorted(hypotheses, key=lambda text: -text.score)[: self.how.n_best])
 
     def _ends(self, beam: _Beam) -> bool:
         return beam.ids[-1] in self.request.config.eos or len(beam.ids) == self.request.max_new_tokens

@@ -1,4 +1,4 @@
-"""What is asked of a generation, validated before anything runs."""
+"""Settings of a generation, validated before anything runs."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -18,8 +18,8 @@ LARGEST_LENGTH_PENALTY = 10  # lengths to this power are still finite
 
 
 class Grammar(Protocol):
-    """What a text may say: where it stands in a grammar, a function of its new tokens, and at first the grammar
-    itself. V is the vocabulary."""
+    """The place of a text in a grammar, a function of its new tokens; before the first, the grammar itself. V is the
+    vocabulary."""
 
     @property
     def ended(self) -> bool:
@@ -30,7 +30,7 @@ class Grammar(Protocol):
         are where the grammar has become too large to tell."""
 
     def advance(self, token: int) -> None:
-        """One token more, which was allowed."""
+        """Moves on by one token, which was allowed."""
 
     def copy(self) -> "Grammar":
         """The same place, for another text."""
@@ -95,7 +95,7 @@ class GenerationConfig:
     forced_first, forced_last: this id is the first new token, or the last one when `max_new_tokens` is reached; it
         is certain then, so that its log probability is 0.
     prefix: these ids are the first new tokens, behind `forced_first`; certain, too.
-    grammar: what new text may be; where nothing can follow, the text ends. Texts of one grammar share what it costs.
+    grammar: what new text follows; where nothing can follow, the text ends. Texts of one grammar share what it costs.
     shown: ids of control tokens that are part of the text; others give none.
     log_probs: tell of each new token ln p(token | all before it) under the model's own distribution, whatever the
         settings above make of it;  top_log_probs: and of so many of the likeliest tokens in its place;
@@ -174,7 +174,7 @@ class GenerationConfig:
         names: object = () if self.adapters is None else self.adapters
         is_list = isinstance(names, Sequence) and not isinstance(names, str)
         are_names = is_list and all(isinstance(name, str) for name in names)
-        wrong: dict[str, object] = {}  # what is said, and whether it is so
+        wrong: dict[str, object] = {}  # the error's text, and whether it applies
         if not self.use_cache:
             wrong |= {
                 f"prefill_chunk needs the cache: {whole_text} at once": self.prefill_chunk,
@@ -195,8 +195,8 @@ class GenerationConfig:
             ),
         }
         for name in ("top_log_probs", "prompt_log_probs", "drawn_log_probs"):
-            said = f"{name}={getattr(self, name)} is about log_probs, which were not asked for; ask for both"
-            wrong[said] = getattr(self, name) and not self.log_probs
+            key = f"{name}={getattr(self, name)} is about log_probs, which were not asked for; ask for both"
+            wrong[key] = getattr(self, name) and not self.log_probs
         if beams is not None:
             draws = self.sampling != plain or self.seed != 0
             wrong |= {
@@ -214,6 +214,6 @@ class GenerationConfig:
 
     @property
     def session_options(self) -> dict[str, Any]:
-        """What all requests of a call share."""
+        """The options that all requests of a call share."""
         names = "use_cache", "kv_cache_dtype", "prefill_chunk", "exact"
         return {name: getattr(self, name) for name in names}

@@ -1,4 +1,4 @@
-"""Which tokens may come next, and at what price.
+"""Constraints on the next token: which ids may come, and changes of their logits, in this order.
 
     repetition penalty -> penalties of counts -> bias -> forbidden -> grammar -> no repeated n-gram -> no early end
     -> forced first tokens and last one
@@ -21,7 +21,7 @@ from headway.generate.sampling import penalize_counts, penalize_repetition
 
 @dataclass(eq=False)
 class Text:
-    """A text that grows: what was asked for, its new tokens, and where it is stored; None while it waits."""
+    """A text that grows: its request, its new tokens, and the table of its pages; None while it waits."""
 
     request: Request
     ids: list[int]
@@ -31,12 +31,12 @@ class Text:
 
     @property
     def tokens(self) -> list[int]:
-        """All of them, those of the prompt first."""
+        """All tokens, those of the prompt first."""
         return [*self.request.prompt, *self.ids]
 
     @property
     def rest(self) -> list[int]:
-        """The tokens that are to be read."""
+        """The tokens that the model has yet to read."""
         return self.tokens if self.table is None else self.tokens[len(self.table.ids) :]
 
     @property
@@ -54,13 +54,13 @@ class Text:
 
     @property
     def state(self) -> Grammar | None:
-        """Where it stands in the grammar of its request, if that has one."""
+        """Its place in the grammar of its request, if that has one."""
         if self._state is None and (grammar := self.request.config.grammar) is not None:
             self._state = grammar.copy()
         return self._state
 
     def append(self, token: int) -> None:
-        """One token more."""
+        """Adds one token."""
         if self.state is not None:
             self.state.advance(token)
         self.ids.append(token)
@@ -68,7 +68,7 @@ class Text:
             self._seen[token] = True
 
     def copy(self) -> "Text":
-        """The same text, which grows by itself and is stored nowhere."""
+        """An independent copy without pages."""
         return Text(self.request, [*self.ids], _state=None if self._state is None else self._state.copy())
 
 
@@ -98,12 +98,12 @@ def constrain(values: Tensor, texts: Sequence[Text], config: GenerationConfig) -
         return values
     forced = [forced_token(text, config) for text in texts]
     banned = [banned_tokens(text, config) for text in texts]
-    if any(one is not None for one in forced) or any(banned):
+    if any(token is not None for token in forced) or any(banned):
         values = values.clone()
-        for row, one, taken in zip(values, forced, banned, strict=True):
-            if one is not None:
+        for row, token, taken in zip(values, forced, banned, strict=True):
+            if token is not None:
                 row.fill_(float("-inf"))
-                row[one] = 0.0
+                row[token] = 0.0
             elif ids := [i for i in sorted(taken) if 0 <= i < values.shape[-1]]:
                 row[torch.tensor(ids, device=values.device)] = float("-inf")
     return values
@@ -123,6 +123,7 @@ def banned_tokens(text: Text, config: GenerationConfig) -> set[int]:
     n = config.no_repeat_ngram
     if n and n <= len(past := text.tokens):
         end = past[len(past) - n + 1 :]
+        # n = 3, past 5 6 7 5 6: the end 5 6 occurred before 7, which is banned
         banned |= {past[i + n - 1] for i in range(len(past) - n + 1) if past[i : i + n - 1] == end}
     if len(text.ids) < config.min_new_tokens:
         banned.update(config.eos)

@@ -52,7 +52,7 @@ class Draft:
         """Raises ConfigError where it cannot guess for these texts of `model`."""
 
     def open(self) -> Propose:
-        """What guesses for the texts of an engine."""
+        """Returns what guesses for the texts of an engine."""
         return self.propose
 
     def propose(self, texts: Sequence[Text], counts: Sequence[int]) -> list[list[int]]:
@@ -88,8 +88,8 @@ class NgramDraft(Draft):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDraft(Draft):
-    """What a smaller model of the same vocabulary would choose: by the settings of each request, and with its noise, so
-    that both models choose alike where their probabilities are alike.
+    """The tokens that a smaller model of the same vocabulary would choose, by the settings of each request and with its
+    noise, so that both models choose alike where their probabilities are alike.
 
     It reads texts into a cache of its own, one for each engine. Raises ConfigError for what is not a decoder, for one
     that ranks share, and unless 1 <= tokens.
@@ -107,13 +107,13 @@ class ModelDraft(Draft):
         check_trims(self.model, "the draft model")
 
     def check(self, model: Decoder, requests: Sequence[Request]) -> None:
-        own, theirs = self.model.spec, model.spec
-        if own.vocab != theirs.vocab:
+        draft, target = self.model.spec, model.spec
+        if draft.vocab != target.vocab:
             raise ConfigError(
-                f"draft: the draft model has a vocabulary of {own.vocab} ids, the model of {theirs.vocab}; ids must "
+                f"draft: the draft model has a vocabulary of {draft.vocab} ids, the model of {target.vocab}; ids must "
                 "mean the same to both, so give one with the same tokenizer"
             )
-        limit = own.context_limit
+        limit = draft.context_limit
         for request in requests:
             need = len(request.prompt) + request.max_new_tokens
             if limit is not None and need > limit:
@@ -155,24 +155,24 @@ def _guess(
     the texts."""
     for text in tables.keys() - {*texts}:
         reader.cache.pool.close(tables.pop(text))
-    wanted = [i for i, count in enumerate(counts) if count > 0]
-    pieces = {i: _unread(reader, tables, texts[i]) for i in wanted}
+    live = [i for i, count in enumerate(counts) if count > 0]
+    pieces = {i: _unread(reader, tables, texts[i]) for i in live}
     guesses = [text.copy() for text in texts]
-    while wanted:
-        chunks = [(tables[texts[i]], pieces[i]) for i in wanted]
-        last = reader.read(chunks, [[len(pieces[i]) - 1] for i in wanted])
+    while live:
+        chunks = [(tables[texts[i]], pieces[i]) for i in live]
+        last = reader.read(chunks, [[len(pieces[i]) - 1] for i in live])
         reader.end()
         if bad := broken_rows(last):
-            guess = guesses[wanted[bad[0]]]
+            guess = guesses[live[bad[0]]]
             raise no_numbers(guess.request.number, len(guess.ids), "the draft model")
-        chosen = dict(zip(wanted, choose_tokens(last, [guesses[i] for i in wanted]), strict=True))
-        wanted = []
+        chosen = dict(zip(live, choose_tokens(last, [guesses[i] for i in live]), strict=True))
+        live = []
         for i, token in chosen.items():
             if token is not None:
                 guesses[i].append(token)
                 pieces[i] = [token]
                 if len(guesses[i].ids) < len(texts[i].ids) + counts[i]:
-                    wanted.append(i)
+                    live.append(i)
     return [guess.ids[len(text.ids) :] for guess, text in zip(guesses, texts, strict=True)]
 
 
@@ -212,7 +212,7 @@ class Speculation:
         self._propose = draft.open()
 
     def propose(self, texts: Sequence[SampledText]) -> None:
-        """Expects what is to be read behind the last token of each text."""
+        """Proposes the tokens that are read behind the last token of each text."""
         count = min(self.tokens, int(self.credit))
         # The last token of a text is chosen, not read, so that a draft ends before it.
         counts = [min(count, text.request.max_new_tokens - len(text.ids) - 1) for text in texts]

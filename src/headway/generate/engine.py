@@ -26,7 +26,7 @@ from headway.generate.sequences import Job, SampledText
 STEP_TOKENS = 4096
 """Tokens of prompts that a step reads, unless told otherwise."""
 MOST_TOLD = 256
-"""Tokens of prompts of which a step tells log-probabilities: a row of logits each."""
+"""Tokens of prompts whose log-probabilities a step computes: a row of logits each."""
 
 
 class Engine:
@@ -61,7 +61,7 @@ class Engine:
     # -- requests --------------------------------------------------------------------------------------
 
     def add(self, job: Job) -> None:
-        """A request more, behind those that wait. Raises ConfigError for one that can never fit into the budget."""
+        """Adds a request behind those that wait. Raises ConfigError for one that can never fit into the budget."""
         request = job.request
         if request.max_new_tokens < 1 and not job.untold:
             job.texts = []
@@ -85,7 +85,7 @@ class Engine:
             self._take_in()
 
     def _take_in(self) -> None:
-        """What other threads added and cancelled; while a step is read nothing changes but by the step."""
+        """Takes in what other threads added and cancelled; while a step is read, only the step changes anything."""
         if self._reading:
             return
         self.waiting += self._added
@@ -188,7 +188,7 @@ class Engine:
             elif count:
                 written.append((piece.job, range(first, first + count)))
             first += count
-        now, ahead = written, 0  # of a draft that many tokens have come
+        now, ahead = written, 0  # so many tokens of each draft have come true
         while now:
             advance(logits, [(job, rows[ahead : ahead + len(job.texts)]) for job, rows in now])
             now = [(job, rows) for job, rows in now if job.follows and job.goes_on]
@@ -227,14 +227,14 @@ class Engine:
         return 0 if text.table is None else self.reader.cache.pool.missing(text.table, count)
 
     def _release(self, job: Job) -> None:
-        """The texts of a job are not stored any longer."""
+        """Releases the pages of a job's texts."""
         for text in job.texts:
             if text.table is not None:
                 self.reader.cache.pool.close(text.table)
                 text.table = None
 
     def _pieces(self) -> list[Piece]:
-        """What the step reads: of texts that are written their last token and its draft, of prompts pieces of up to
+        """The pieces that the step reads: the last token and the draft of texts that are written, and of prompts up to
         `step_tokens` (`beside`) together. Where pages have no room, the youngest request goes back to wait."""
         ready = self._concerned = [job for job in self.running if job.is_ready]
         # texts that begin alike stand side by side, where the kernels read their common pages once
@@ -265,15 +265,15 @@ class Engine:
             ready = [job for job in ready if job in self.running]
 
     def _preempt(self) -> None:
-        """The youngest request goes back to the head of those that wait."""
+        """Sends the youngest request back to the head of those that wait."""
         job = self.running.pop()
         job.draft = []
         self._release(job)
         self.waiting.appendleft(job)
 
     def _settle(self, written: Sequence[Job]) -> None:
-        """What follows a step: what was read ahead and did not come is taken back, texts go on with their new tokens,
-        and those that have ended go."""
+        """Ends a step: tokens that were read ahead and not chosen are taken back, texts go on with their new tokens,
+        and those that have ended are removed."""
         if self.speculation is not None:
             for job in written:
                 if (table := job.texts[0].table) is not None:
@@ -287,7 +287,7 @@ class Engine:
                 self.running.remove(job)
 
     def _end(self, job: Job) -> None:
-        """A job has ended: nothing of it is used any longer."""
+        """Ends a job, and releases all that it holds."""
         self._release(job)
         job.texts = []
         if job.source is not None and self.reader.sources is not None:

@@ -1,4 +1,4 @@
-"""What a step of the engine reads of its requests, and their next tokens.
+"""The pieces of requests that a step of the engine reads, and the choice of their next tokens.
 
 Legend: N rows of logits, V vocab.
 """
@@ -19,8 +19,8 @@ from headway.generate.sequences import Job, SampledText, choose_tokens, log_prob
 
 
 class Piece(NamedTuple):
-    """Of a step: ids that one of a job's texts goes on with, and which of them have logits that are wanted. The first
-    `told` of these tell of the prompt."""
+    """A part of a step: ids that one of a job's texts goes on with, and which of them have logits that are wanted. The
+    first `told` of these give probabilities of the prompt."""
 
     job: Job
     text: Text
@@ -37,16 +37,16 @@ def piece_of(job: Job, text: Text, most: int, told: int, has_states: bool) -> Pi
     ids = rest[: min(most, told if job.untold else most, len(rest) - (len(job.texts) > 1))]
     if has_states and text.table is not None:
         begin, end = len(text.table), len(text.table) + len(ids)
-        at = (end - (end == len(text.tokens))) // PAGE * PAGE
+        at = (end - (end == len(text.tokens))) // PAGE * PAGE  # begin 0, end 100 of 200: at 64
         ids = ids[: at - begin] if at > begin else ids
-    behind = max(0, len(rest) - len(ids) - 1)  # what later pieces tell of
+    behind = max(0, len(rest) - len(ids) - 1)  # left to later pieces
     count = max(0, job.untold - behind)
     is_last = len(ids) == len(rest)
     return Piece(job, text, ids, range(len(ids) - is_last - count, len(ids)), count)
 
 
 def advance(logits: Tensor, live: Sequence[tuple[Job, range]]) -> None:
-    """A token more for each text, from its rows of the logits [N, V]; searches of one config are advanced together.
+    """Chooses a token for each text, from its rows of the logits [N, V]; searches of one config are advanced together.
     A text whose logits are no numbers, or whose constraints leave no token to choose, ends with the error."""
     if broken := broken_rows(_rows(logits, live)):
         of_row = [text for text, rows in live for _ in rows]
@@ -67,11 +67,11 @@ def advance(logits: Tensor, live: Sequence[tuple[Job, range]]) -> None:
         values = logits[rows[0]][None]
         if config.drawn_log_probs:
             values = config.sampling.filter(constrain(values.float(), [text], config))
-        told = log_probs_of(values, [token], config)[0][1:] if config.log_probs else ()
-        text.advance(token, time.perf_counter() - text.begun, *told)
+        probs = log_probs_of(values, [token], config)[0][1:] if config.log_probs else ()
+        text.advance(token, time.perf_counter() - text.begun, *probs)
 
 
 def _rows(logits: Tensor, live: Sequence[tuple[Job, range]]) -> Tensor:
-    """Of the logits [N, V], those of these texts."""
+    """The rows of these texts among the logits [N, V]."""
     rows = [row for _, rows in live for row in rows]
     return logits if rows == [*range(len(logits))] else logits[rows]

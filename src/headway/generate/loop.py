@@ -30,9 +30,9 @@ from headway.text import Tokenizer
 
 AnyModel = Decoder | EncoderDecoder
 SHARE = 16
-"""Of the memory of the machine the 16th is kept for prefixes, unless told otherwise."""
+"""A 16th of the machine's memory is kept for prefixes, unless told otherwise."""
 SAMPLES = 8
-"""Numbers of each weight that are looked at."""
+"""Numbers of each weight that `weights_of` reads."""
 
 
 class OpenEngine:
@@ -61,7 +61,7 @@ class OpenEngine:
         return engine.run(jobs, most)
 
     def engine(self, model: AnyModel, config: GenerationConfig) -> Engine:
-        """The engine that is open, where it fits."""
+        """The open engine; a new one where that does not fit."""
         of = tuple(config.session_options.items()), weights_of(model)
         with self._lock:
             if self._engine is None or self._of != of:
@@ -84,9 +84,9 @@ class OpenEngine:
 
 
 def weights_of(model: nn.Module) -> Hashable:
-    """What tells whether a model computes what it did before: its tensors, how often torch changed them, and some
-    numbers of each (what is written by way of `.data` or from outside of torch is not counted); which adapters are
-    added and which hooks are there."""
+    """A key that tells whether a model computes what it did before: its tensors, how often torch changed them, some
+    numbers of each (what is written by way of `.data` or from outside of torch is not counted), its adapters and its
+    hooks."""
     parts: list[Hashable] = []
     samples: list[Tensor] = []
     for module in model.modules():
@@ -121,12 +121,12 @@ def stream(
     Raises DataError for prompts that are no prompts, ConfigError for settings that cannot be; HeadwayError naming the
     step when the model returns logits that are no numbers.
     """
-    asked = _requests(model, prompts, config, tokenizer, requests, draft)
-    if any(request.config.beams is not None for request in asked):
+    checked = _requests(model, prompts, config, tokenizer, requests, draft)
+    if any(request.config.beams is not None for request in checked):
         raise ConfigError(
             "stream: a beam search is certain of no token before its end; use generate, or leave out beams"
         )
-    texts = [SampledText(request, tokenizer) for request in asked]
+    texts = [SampledText(request, tokenizer) for request in checked]
 
     def deltas() -> Iterator[Delta]:
         sent = [0] * len(texts)
@@ -154,8 +154,8 @@ def generate(
     Arguments and errors as in `stream`. `batch_size`: at most so many prompts at once (all unless given); it does
     not change any text.
     """
-    asked = _requests(model, prompts, config, tokenizer, requests, draft)
-    return complete(model, asked, tokenizer, batch_size=batch_size, draft=draft, engine=engine)
+    checked = _requests(model, prompts, config, tokenizer, requests, draft)
+    return complete(model, checked, tokenizer, batch_size=batch_size, draft=draft, engine=engine)
 
 
 def complete(
@@ -190,7 +190,7 @@ def collect(deltas: Sequence[Delta], prompt_tokens: int) -> Generation:
     last = deltas[-1]
     assert last.finish_reason is not None
     ids = [d.token for d in deltas if d.token is not None]
-    told = [d for d in deltas if d.log_prob is not None]
+    scored = [d for d in deltas if d.log_prob is not None]
     return Generation(
         request=last.request,
         prompt_tokens=prompt_tokens,
@@ -201,8 +201,8 @@ def collect(deltas: Sequence[Delta], prompt_tokens: int) -> Generation:
         seconds=last.seconds,
         drafted=last.drafted,
         accepted=last.accepted,
-        log_probs=tuple(d.log_prob for d in told if d.log_prob is not None),
-        top_log_probs=tuple(d.top_log_probs for d in told if d.top_log_probs),
+        log_probs=tuple(d.log_prob for d in scored if d.log_prob is not None),
+        top_log_probs=tuple(d.top_log_probs for d in scored if d.top_log_probs),
         prompt=deltas[0].prompt,
     )
 
@@ -215,19 +215,19 @@ def _requests(
     numbers: Sequence[int] | None,
     draft: Draft | None,
 ) -> list[Request]:
-    asked = make_requests(check_prompts(prompts, model.spec.vocab), config, model.spec, numbers=numbers)
-    if tokenizer is None and any(request.config.stop for request in asked):
+    checked = make_requests(check_prompts(prompts, model.spec.vocab), config, model.spec, numbers=numbers)
+    if tokenizer is None and any(request.config.stop for request in checked):
         raise ConfigError("stop strings need a tokenizer: without one there is no text to find them in")
     if draft is not None:
-        check_draft(model, asked)
-        draft.check(model, asked)
-    return asked
+        check_draft(model, checked)
+        draft.check(model, checked)
+    return checked
 
 
 def _of_beams(search: BeamSearch, tokenizer: AnyTokenizer | None, seconds: float) -> Generation:
     request = search.request
     best = search.best() if request.max_new_tokens else (Hypothesis((), (), 0.0, "length"),)
-    best = tuple(replace(one, text=decoded(request, one.ids, tokenizer)) for one in best)
+    best = tuple(replace(hypothesis, text=decoded(request, hypothesis.ids, tokenizer)) for hypothesis in best)
     return Generation(
         request=request.number,
         prompt_tokens=request.prompt_tokens,

@@ -39,8 +39,8 @@ _leaders: "WeakKeyDictionary[nn.Module, Leader]" = WeakKeyDictionary()
 
 
 def led(model: Decoder | EncoderDecoder, body: Callable[[], T], *, beat: float = 60.0) -> T | None:
-    """What `body` returns on rank 0, None on the other ranks of a model that is shared (`shard`), which read with it
-    until `body` ends. A model that is not shared is read by this process alone.
+    """Calls `body` on rank 0 and returns its result; None on the other ranks of a model that is shared (`shard`), which
+    read with it until `body` ends. A model that is not shared is read by this process alone.
 
     In `body` whatever generates by an engine may be called, from any thread; the forward of the model itself may not,
     since all ranks have to make it. `beat`: after so many seconds without a step rank 0 tells that it is still there;
@@ -68,7 +68,7 @@ def reader_of(model: Decoder | EncoderDecoder, **how: Any) -> Reader:
 
 
 class Leader:
-    """Rank 0 of a model: what its readers are asked for, and the numbers by which tables and readers are known."""
+    """Rank 0 of a model: collects the calls of its readers for the other ranks, and numbers tables and readers."""
 
     def __init__(self, model: Decoder | EncoderDecoder, exchange: Exchange) -> None:
         self.model, self.exchange = model, exchange
@@ -79,7 +79,7 @@ class Leader:
         self._lock, self._inside = threading.RLock(), False
 
     def reader(self, **how: Any) -> Reader:
-        """A reader whose calls are told."""
+        """A reader whose calls the other ranks are sent."""
         reader: Reader = self._tell(None, "", Reader)(self.model, **how)
         finalize(reader, self._gone.append, self._numbers[reader])
         for path in TOLD:
@@ -89,7 +89,7 @@ class Leader:
         return reader
 
     def _tell(self, number: int | None, path: str, act: Callable[..., T]) -> Callable[..., T]:
-        """`act`, which the others do, too; they hear of it when a step is read."""
+        """Wraps `act` so that the other ranks make the same call; calls are sent when a step is read."""
 
         def told(*args: Any, **named: Any) -> T:
             with self._lock:
@@ -165,8 +165,8 @@ def _follow(model: Decoder | EncoderDecoder, exchange: Exchange) -> None:
 
 def _made(result: object) -> list[Any]:
     """The tables and readers among what a call returns, which are known by numbers from then on."""
-    made = result if isinstance(result, list) else [result]
-    return [one for one in made if isinstance(one, PageTable | Reader)]
+    results = result if isinstance(result, list) else [result]
+    return [item for item in results if isinstance(item, PageTable | Reader)]
 
 
 class _Packer(pickle.Pickler):

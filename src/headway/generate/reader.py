@@ -26,7 +26,7 @@ from headway.patterns import Causal
 from headway.tokens import Tokens
 
 Names = Sequence[str] | None
-"""Of adapters; None is all of them."""
+"""Names of adapters; None is all of them."""
 
 
 @contextmanager
@@ -100,7 +100,7 @@ class Reader:
 
     @cached_property
     def _step(self) -> tuple[DecodeStep | None, Choice]:
-        """What computes steps of few tokens: a prompt alone needs none."""
+        """The native step, and the choice of what computes steps of few tokens: a prompt alone needs none."""
         if not self.use_cache:
             return None, Choice("modules", "no cache is used")
         memory = None if self.sources is None else self.sources.cache
@@ -117,7 +117,7 @@ class Reader:
 
     @cached_property
     def steps(self) -> Choice:
-        """What computes steps of few tokens, "native" calls or "modules", and why."""
+        """The choice of what computes steps of few tokens, "native" calls or "modules", and why."""
         return self._step[1]
 
     def read(
@@ -143,6 +143,7 @@ class Reader:
         lengths = [len(text) for text in texts]
         ids = torch.tensor([[i for text in texts for i in text]], device=self.device)
         firsts = map(add, accumulate(lengths[:-1], initial=0), begins)
+        # chunks of 3 and 2 ids, wanted [[2], [0, 1]]: at [2, 3, 4]
         at = [first + slot for first, slots in zip(firsts, wanted, strict=True) for slot in slots]
         with evaluating(self.model):
             rows = self._rows_of(adapters, lengths)
@@ -158,13 +159,13 @@ class Reader:
                 logits: Tensor = self.model(ids, tokens=tokens, cache=cache, logits_for=slots)
                 return logits[0]
             memory = None if self.sources is None else self.sources.memory(sources)
-            which = None if rows else slots
+            needed = None if rows else slots
             with only_rows(rows):  # of all tokens, in every layer
-                states = self.model.hidden(ids, tokens=tokens, cache=cache, memory=memory, slots=which)[0]
+                states = self.model.hidden(ids, tokens=tokens, cache=cache, memory=memory, slots=needed)[0]
             return self.model.logits(states[at] if rows else states)
 
     def _rows_of(self, adapters: Sequence[Names], counts: Sequence[int]) -> dict[str, Tensor]:
-        """Which tokens of texts, so many of each, the adapters are added to, bool [T, 1]; none where that is all."""
+        """The tokens of texts, so many of each, to which each adapter is added, bool [T, 1]; {} where that is all."""
         if adapters.count(None) == len(adapters):
             return {}
         of_tokens = [names for names, n in zip(adapters, counts, strict=True) for _ in range(n)]
@@ -191,7 +192,7 @@ class Reader:
         return table
 
     def fates(self, ids: Sequence[int], adapters: Names = None, salt: str = "") -> list[list[str]]:
-        """What became of the pages of a text (`PagePool.fates`) with these adapters and this salt."""
+        """The fates of the pages of a text (`PagePool.fates`) with these adapters and this salt."""
         return self.cache.pool.fates(ids, self._root(adapters, salt))
 
     def stored(self, ids: Sequence[int], adapters: Names = None, salt: str = "") -> StoredText | None:
@@ -229,7 +230,7 @@ class Reader:
 
 
 class Sources:
-    """What the decoder of an encoder-decoder attends to: keys and values of every source, computed once; each alone
+    """Keys and values of sources, to which the decoder of an encoder-decoder attends, computed once; each source alone
     where they are to be exact."""
 
     def __init__(self, model: EncoderDecoder, exact: bool = False) -> None:
@@ -259,5 +260,5 @@ class Sources:
         return [stored_keys(layer.tensors, at) for layer in layers]
 
     def close(self, table: PageTable) -> None:
-        """Nobody attends to a source any longer."""
+        """Releases the pages of a source."""
         self.cache.pool.close(table)

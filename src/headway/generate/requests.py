@@ -86,20 +86,20 @@ def make_requests(
         raise ConfigError(
             f"config: {len(configs)} of them for {count} prompts; give one for all, or one for each"
         )
-    if any(one.session_options != configs[0].session_options for one in configs):
+    if any(other.session_options != configs[0].session_options for other in configs):
         raise ConfigError(
             "config: use_cache, kv_cache_dtype, prefill_chunk and exact are of the whole call; "
             "give all its prompts the same"
         )
-    for one in {id(one): one for one in configs}.values():
+    for other in {id(other): other for other in configs}.values():
         for name in ("bias", "forbidden", "prefix", "forced_first", "forced_last"):
-            value = getattr(one, name)
+            value = getattr(other, name)
             for token in [value] if name.startswith("forced") else value:
                 if token is not None and not 0 <= token < spec.vocab:
                     raise ConfigError(
                         f"{name}: token id {token} is outside the model's vocabulary of {spec.vocab}"
                     )
-    most = [_max_new_tokens(i, *given, spec) for i, given in enumerate(zip(prompts, configs, strict=True))]
+    most = [_max_new_tokens(i, *pair, spec) for i, pair in enumerate(zip(prompts, configs, strict=True))]
     read: Sequence[list[int] | None] = [None] * count if sources is None else sources
     return [Request(*fields) for fields in zip(numbers, prompts, configs, most, read, strict=True)]
 
@@ -120,9 +120,9 @@ def context_limit(spec: ModelSpec, config: GenerationConfig) -> int | None:
 
 def _max_new_tokens(i: int, prompt: list[int], config: GenerationConfig, spec: ModelSpec) -> int:
     """How many new tokens prompt i may get; ConfigError when the context is too short for what is asked."""
-    limit, asked = context_limit(spec, config), config.max_new_tokens
+    limit, requested = context_limit(spec, config), config.max_new_tokens
     rest = None if limit is None else limit - len(prompt)
-    need = asked or 0
+    need = requested or 0
     if rest is not None and (rest < need or rest < 0):
         hard = limit == spec.context_limit
         what = "can take" if hard else "was trained on"
@@ -132,6 +132,6 @@ def _max_new_tokens(i: int, prompt: list[int], config: GenerationConfig, spec: M
             f"prompt {i} has {len(prompt)} tokens, {need} more were asked for: {len(prompt) + need} in all, but "
             f"this model {what} {limit}; ask for {fewer}{more}"
         )
-    if asked is not None:
-        return asked
+    if requested is not None:
+        return requested
     return USUAL_NEW_TOKENS if rest is None else min(USUAL_NEW_TOKENS, rest)

@@ -1,4 +1,4 @@
-"""What comes out of a generation."""
+"""The results of a generation."""
 
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple

@@ -1,4 +1,4 @@
-"""How the next token is drawn, in a fixed order, after what constraints change (the repetition penalty first):
+"""Drawing of the next token, in a fixed order, after the constraints (the repetition penalty first):
 
     temperature -> top-k -> top-p -> min-p -> draw
 
@@ -57,7 +57,7 @@ def min_p(logits: Tensor, p: float) -> Tensor:
 
 
 LEAST = 1e-10
-"""By less than that nothing is divided: logits would not be numbers any longer."""
+"""The least temperature and penalty: divided by less, logits would not be numbers any longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,17 +138,18 @@ def draw(logits: Tensor, noise: Sequence[float]) -> Tensor:
     total = cumulative[:, -1:].contiguous()
     at = torch.tensor(list(noise), dtype=torch.float64, device=logits.device).unsqueeze(1) * total
     # the last token with weight is where the total is first reached
+    # probabilities .2 .5 .3 0: cumulative .2 .7 1 1, last 2; noise .2 draws token 1, the first above it
     last = torch.searchsorted(cumulative, total)
     return torch.minimum(torch.searchsorted(cumulative, at, right=True), last).squeeze(1)
 
 
 def broken_rows(logits: Tensor) -> list[int]:
-    """Which rows of logits [R, V] have NaN or infinity as their largest."""
+    """The rows of logits [R, V] whose largest is NaN or infinity."""
     return [row for row, largest in enumerate(logits.amax(-1).tolist()) if not math.isfinite(largest)]
 
 
 def no_numbers(request: int, step: int, model: str = "the model") -> HeadwayError:
-    """What is wrong with such a row."""
+    """The error for such a row."""
     return HeadwayError(
         f"{model}'s logits for request {request} at step {step} are not numbers (NaN or "
         "infinity): its weights are broken, or the dtype overflows (try --dtype float32)"
@@ -157,4 +158,4 @@ def no_numbers(request: int, step: int, model: str = "the model") -> HeadwayErro
 
 def uniform(seed: int, request: int, step: int) -> float:
     """A number in [0, 1) that is a pure function of its arguments (53 bits)."""
-    return (keyed(seed, request, step) >> 11) * 2.0**-53
+    return (keyed(seed, request, step) >> 11) * 2.0**-53  # the upper 53 of 64 bits: 1 << 63 gives 0.5

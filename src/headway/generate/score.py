@@ -1,4 +1,4 @@
-"""How probable given continuations are: what multiple choice, reranking and perplexity ask of a decoder.
+"""Probabilities of given continuations under a decoder: for multiple choice, reranking and perplexity.
 
 Legend: B rows, T slots, N tokens that are scored.
 """
@@ -61,24 +61,24 @@ def score(
     vocab, config = model.spec.vocab, GenerationConfig(beyond_context=beyond_context)
     limit = context_limit(model.spec, config)
     contexts = check_prompts([context for context, _ in pairs], vocab)
-    wanted = check_prompts([continuation for _, continuation in pairs], vocab)
-    rows = [[*context, *ids] for context, ids in zip(contexts, wanted, strict=True)]
+    targets = check_prompts([continuation for _, continuation in pairs], vocab)
+    rows = [[*context, *ids] for context, ids in zip(contexts, targets, strict=True)]
     for i, row in enumerate(rows):
         if limit is not None and len(row) - 1 > limit:
             raise ConfigError(
-                f"pair {i}: {len(contexts[i])} tokens of context and {len(wanted[i])} of the continuation are more "
+                f"pair {i}: {len(contexts[i])} tokens of context and {len(targets[i])} of the continuation are more "
                 f"than the model's context of {limit} and one; shorten the pair's context"
                 + ("" if limit == model.spec.context_limit else ", or set beyond_context=True")
             )
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
-    found: dict[int, Score] = {}
+    scores: dict[int, Score] = {}
     for at in range(0, len(rows), batch_size):
         batch = order[at : at + batch_size]
         log_probs, hits = _scored(model, [rows[i] for i in batch], [len(contexts[i]) for i in batch])
-        sizes = [len(wanted[i]) for i in batch]
+        sizes = [len(targets[i]) for i in batch]
         for i, values, greedy in zip(batch, log_probs.split(sizes), hits.split(sizes), strict=True):
-            found[i] = Score.of(wanted[i], values.tolist(), bool(greedy.all()))
-    return [found[i] for i in range(len(rows))]
+            scores[i] = Score.of(targets[i], values.tolist(), bool(greedy.all()))
+    return [scores[i] for i in range(len(rows))]
 
 
 def _scored(model: Decoder, rows: list[list[int]], begins: list[int]) -> tuple[Tensor, Tensor]:
@@ -102,6 +102,7 @@ def rolling_windows(ids: Sequence[int], prefix: int, length: int) -> list[Pair]:
     The first window begins with `prefix`; each further one scores as many tokens as are left, at most `length`, and
     looks back on what else fits: at least one token. As lm-evaluation-harness has them (`get_rolling_token_windows`
     with a context of 1)."""
+    # 5 ids in windows of 2: ([prefix], [0, 1]), ([1], [2, 3]), ([2, 3], [4]), each by its place in ids
     first = min(length, len(ids))
     if length < 1:
         raise ConfigError(f"a window must have 1 slot or more, got {length}")

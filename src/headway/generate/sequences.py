@@ -61,15 +61,15 @@ class Job:
         return all(text.is_read for text in self.texts)
 
     def fail(self, error: BaseException) -> None:
-        """It ends here."""
+        """Ends it with this error."""
         self.goes_on, self.error = False, error
 
     def store(self, pool: PagePool) -> None:
-        """Its texts are those that go on from what has been read."""
+        """Makes its texts those that go on from what has been read."""
 
 
 class SampledText(Text, Job):
-    """One request that is sampled (or greedy). What continues a prompt is decoded token by token, what is written for a
+    """One request that is sampled (or greedy). A continuation of a prompt is decoded token by token, a text for a
     source at its end.
 
     deltas: one without a token where it gets none.   begun: when it was asked for, by
@@ -106,13 +106,13 @@ class SampledText(Text, Job):
             self.fail(no_numbers(request.number, 0))
             return
         tokens = request.prompt[begin : begin + len(logits)]
-        self._told += [ToldToken(*told) for told in log_probs_of(logits, tokens, request.config)]
+        self._told += [ToldToken(*row) for row in log_probs_of(logits, tokens, request.config)]
         if not self.untold and not request.max_new_tokens:
             seconds, self.goes_on = time.perf_counter() - self.begun, False
             self.deltas.append(Delta(request.number, None, "", "length", seconds, prompt=tuple(self._told)))
 
     def expect(self, draft: list[int]) -> None:
-        """These tokens are read ahead of it, behind its last one."""
+        """Takes a draft: tokens that are read ahead, behind its last one."""
         self.draft, self.right, self.drafted = draft, 0, self.drafted + len(draft)
 
     def advance(
@@ -148,11 +148,11 @@ def decoded(request: Request, ids: Sequence[int], tokenizer: AnyTokenizer | None
     """The text of new ids, without EOS: by itself where there is a source, else behind the prompt."""
     if tokenizer is None:
         return ""
-    kept = [i for i in ids if i not in request.config.eos]
+    text_ids = [i for i in ids if i not in request.config.eos]
     if isinstance(tokenizer, MarianTokenizer):
-        return tokenizer.decode(kept)
+        return tokenizer.decode(text_ids)
     before = request.prompt if request.source is None else []
-    return tokenizer.decode(kept, after=before, special=request.config.shown)
+    return tokenizer.decode(text_ids, after=before, special=request.config.shown)
 
 
 def log_probs_of(
@@ -176,12 +176,12 @@ def choose_tokens(logits: Tensor, texts: Sequence[Text]) -> list[int | None]:
     chosen: list[int | None] = [None] * len(texts)
     for places in by_config([text.request for text in texts]):
         group, config = [texts[i] for i in places], texts[places[0]].request.config
-        given = (logits if len(group) == len(texts) else logits[places]).float()
-        values = constrain(given, group, config)
+        rows = (logits if len(group) == len(texts) else logits[places]).float()
+        values = constrain(rows, group, config)
         seed, drawn = config.seed, [] if config.sampling.greedy else group
         noise = [uniform(seed, text.request.number, len(text.ids)) for text in drawn]
-        found = config.sampling.choose(values, noise).tolist()
-        free = [True] * len(group) if values is given else (values.amax(-1) > float("-inf")).tolist()
-        for place, token, able in zip(places, found, free, strict=True):
+        tokens = config.sampling.choose(values, noise).tolist()
+        free = [True] * len(group) if values is rows else (values.amax(-1) > float("-inf")).tolist()
+        for place, token, able in zip(places, tokens, free, strict=True):
             chosen[place] = token if able else None
     return chosen

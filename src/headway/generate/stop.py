@@ -36,11 +36,12 @@ class StopScanner:
         return shown
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
+        """Returns what was held back, when no more text comes."""
         shown, self._held = self._held, ""
         return shown
 
 
 def begun(text: str, marks: Sequence[str]) -> int:
     """How many characters at the end of a text may become one of the marks: the longest end that one begins with."""
+    # "ab</" and the mark "</s>": 2
     return max((n for mark in marks for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)

@@ -65,15 +65,15 @@ def translate(
         raise DataError(f"translate: {len(prefixes)} prefixes for {len(ids)} sources; give one for each")
     each: GenerationConfig | list[GenerationConfig] = config
     if prefixes is not None:
-        each = [replace(config, prefix=tuple(own)) for own in prefixes]
-    asked = make_requests([[start]] * len(ids), each, model.spec, numbers=requests, sources=ids)
-    return complete(model, asked, tokenizer, batch_size=batch_size, engine=engine)
+        each = [replace(config, prefix=tuple(prefix)) for prefix in prefixes]
+    checked = make_requests([[start]] * len(ids), each, model.spec, numbers=requests, sources=ids)
+    return complete(model, checked, tokenizer, batch_size=batch_size, engine=engine)
 
 
 def completed(
     config: GenerationConfig, generation: Mapping[str, Any], spec: ModelSpec
 ) -> tuple[int, GenerationConfig]:
-    """What targets begin with, and the config completed from generation_config.json."""
+    """The id that targets begin with, and the config completed from generation_config.json."""
     for name, other in (("stop", ()), ("prefill_chunk", None)):
         if getattr(config, name) != other:
             raise ConfigError(
@@ -103,9 +103,9 @@ def completed(
     )
 
 
-def _or_else(given: int | None, generation: Mapping[str, Any], key: str, spec: ModelSpec) -> int | None:
-    """What is given, else the id of a key."""
-    ids = _ids(generation, key, spec) if given is None else (given,)
+def _or_else(value: int | None, generation: Mapping[str, Any], key: str, spec: ModelSpec) -> int | None:
+    """The value, or the id of a key where it is None."""
+    ids = _ids(generation, key, spec) if value is None else (value,)
     if len(ids) > 1:
         raise ConfigError(f"translate: {key} lists {list(ids)}, and one id can be forced; say which")
     return ids[0] if ids else None

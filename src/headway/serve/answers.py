@@ -1,4 +1,4 @@
-"""What is answered to requests that ask for texts: whole, or event by event, in the shape of each protocol."""
+"""Answers to requests for texts: whole, or event by event, in the shape of each protocol."""
 
 import time
 from abc import ABC, abstractmethod
@@ -18,13 +18,13 @@ from headway.serve.worker import Reading
 from headway.text.vocabulary import Vocabulary
 
 Event = tuple[str | None, dict[str, Any] | str]
-"""Of a stream: its name, where it has one, and its data."""
+"""An event of a stream: its name, where it has one, and its data."""
 REASONS = {"eos": "stop", "stop": "stop", "length": "length", None: None}
 
 
 @dataclass
 class Written:
-    """A text so far: what stands before it, what its deltas have said, and the parts that these are divided into."""
+    """A text so far: what stands before it and what its deltas added, and the parts into which these are divided."""
 
     reader: CallReader
     text: str = ""
@@ -47,9 +47,9 @@ class Written:
 class Answer(ABC):
     """The answer to a request, in the shape of its protocol.
 
-    asked: the request.   texts: those that the model writes for it.   warnings: what is to be said of its fields.
-    reader: makes what divides a text into its parts.   echoes: what stands before each text.
-    key: a name of its own.   reading: how far a prompt has been read, where that is told.
+    asked: the request.   texts: those that the model writes for it.   warnings: those about its fields.
+    reader: makes what divides a text into its parts.   echoes: the text before each text.
+    key: a unique name.   reading: how far a prompt has been read, where that is told.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Answer(ABC):
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:
-        """All of it."""
+        """The whole answer."""
 
     def begin(self) -> Sequence[Event]:
         """Events before the first token."""
@@ -81,13 +81,13 @@ class Answer(ABC):
 
     @abstractmethod
     def blank(self, i: int) -> Event:
-        """An event of text i that says nothing of it."""
+        """An event of text i without content."""
 
     def progress(self, i: int, reading: Reading) -> Event:
         """The event that tells how far the prompt of text i has been read."""
         self.reading, (name, data) = reading, self.blank(i)
-        told = {"prompt_progress": reading._asdict(), "timings": self.timings}
-        return name, {**data, **told}  # type: ignore[dict-item]
+        extra = {"prompt_progress": reading._asdict(), "timings": self.timings}
+        return name, {**data, **extra}  # type: ignore[dict-item]
 
     def timed(self, events: Sequence[Event]) -> Sequence[Event]:
         """Events, with the times so far where these are asked for."""
@@ -111,7 +111,7 @@ class Answer(ABC):
 
     @property
     def cached_tokens(self) -> int:
-        """Of these, those that were stored already."""
+        """Tokens of prompts that were stored already."""
         return sum(stored for _, stored in prompts_of(self.texts))
 
     @property
@@ -120,7 +120,7 @@ class Answer(ABC):
 
     @property
     def timings(self) -> dict[str, float]:
-        """How long it took, as llama.cpp's clients read it: the prompt to the first token, and the tokens after it."""
+        """Times as llama.cpp's clients read them: of the prompt to the first token, and of the tokens after it."""
         first = max((written.deltas[0].seconds for written in self.written if written.deltas), default=0.0)
         last = max((written.deltas[-1].seconds for written in self.written if written.deltas), default=0.0)
         read, new = self.prompt_tokens - self.cached_tokens, self.new_tokens
@@ -154,15 +154,15 @@ def _pace(what: str, count: int, steps: int, seconds: float) -> dict[str, float]
 def told_tokens(vocabulary: Vocabulary, deltas: Sequence[Delta], *, drawn: bool = False) -> list[Any]:
     """Tokens and their log-probabilities, as conversations tell them; `drawn`: their probabilities that are not 0."""
 
-    def told(token: int, log_prob: float) -> dict[str, Any]:
+    def record(token: int, log_prob: float) -> dict[str, Any]:
         spelled = vocabulary.text_bytes(token, special=True) or b""
         value = {"prob": exp(log_prob)} if drawn else {"logprob": log_prob}
         return {"id": token, "token": spelled.decode(errors="replace"), **value, "bytes": list(spelled)}
 
     top = "top_probs" if drawn else "top_logprobs"
     return [
-        told(delta.token, delta.log_prob or 0.0)
-        | {top: [told(*pair) for pair in delta.top_log_probs if not drawn or exp(pair[1])]}
+        record(delta.token, delta.log_prob or 0.0)
+        | {top: [record(*pair) for pair in delta.top_log_probs if not drawn or exp(pair[1])]}
         for delta in deltas
         if delta.token is not None
     ]
@@ -177,7 +177,7 @@ def token_text(vocabulary: Vocabulary, token: int) -> str:
 class Block:
     """Parts of one kind in a row.
 
-    index: its place.   name: of the function, of a call, whose text is its arguments.   key: a name of its own.
+    index: its place.   name: of the function, of a call, whose text is its arguments.   key: a unique name.
     """
 
     index: int
@@ -191,8 +191,8 @@ class BlockAnswer(Answer):
     """The one text of a conversation as blocks (reasoning, text, calls of tools), each told from its beginning to its
     end; there is at least one when it has ended."""
 
-    def __init__(self, *given: Any, **more: Any) -> None:
-        super().__init__(*given, **more)
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
         self.blocks: list[Block] = []
         self.reasoning_tokens = 0
 

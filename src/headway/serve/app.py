@@ -32,7 +32,7 @@ STATUSES = {
     501: "switched off",
     503: "not now",
 }
-"""What any request may be answered with."""
+"""The statuses of answers to any request."""
 
 
 class Failure(BaseModel):

@@ -1,7 +1,7 @@
-"""What requests may say: the bodies of OpenAI's completions and chat completions, and what they make of a config.
+"""Request bodies of OpenAI's completions and chat completions, and the configs that they become.
 
 Fields that are known to clients and change no text (`user`, `metadata`, ...) are taken; others that are unknown are
-told in `warnings`, or refused where the server is strict. Nothing is accepted and ignored in silence."""
+named in `warnings`, or refused where the server is strict. Nothing is accepted and ignored in silence."""
 
 import secrets
 from collections.abc import Collection
@@ -39,7 +39,7 @@ class StreamOptions(BaseModel, extra="allow"):
 
 
 class ModelRequest(BaseModel, extra="allow"):
-    """What every request says: of which model it is asked."""
+    """The base of request bodies, which name a model."""
 
     harmless: ClassVar[Collection[str]] = HARMLESS
 
@@ -47,7 +47,7 @@ class ModelRequest(BaseModel, extra="allow"):
 
     @property
     def unknown(self) -> list[str]:
-        """Fields that nothing here knows, also of objects."""
+        """Fields that are unknown here, also those of objects."""
         names = set(self.model_extra or ())
         for name in type(self).model_fields:
             if isinstance(part := getattr(self, name), BaseModel):
@@ -56,9 +56,9 @@ class ModelRequest(BaseModel, extra="allow"):
 
 
 class TextRequest(ModelRequest):
-    """What a request for texts says in every protocol: how tokens are chosen, and whether it is told while it is
-    written; `return_progress`: how much of the prompt has been read, too; `timings_per_token`: with each event, the
-    times so far."""
+    """The base of requests for texts in every protocol: how tokens are chosen, and whether the answer is streamed;
+    `return_progress`: how much of the prompt has been read, too; `timings_per_token`: with each event, the times so
+    far."""
 
     stream: bool = False
     return_progress: bool = False
@@ -75,7 +75,7 @@ class TextRequest(ModelRequest):
 
     @property
     def shared(self) -> dict[str, Any]:
-        """What it says in every protocol."""
+        """The fields that requests of every protocol have."""
         return self.model_dump(include=set(TextRequest.model_fields))
 
     def check(self) -> None:
@@ -86,7 +86,7 @@ class TextRequest(ModelRequest):
 
 
 class Body(TextRequest):
-    """What both kinds of completions have in common."""
+    """The base of both kinds of completions."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -104,12 +104,12 @@ class Body(TextRequest):
 
     @property
     def asked_grammar(self) -> Asked | None:
-        """What its texts may be; None is anything. Raises ConfigError for more than one grammar."""
+        """The grammar that its texts follow; None is anything. Raises ConfigError for more than one grammar."""
         fields = self.response_format, self.structured_outputs
-        asked = [grammar for field in fields if field is not None for grammar in field.asked]
-        if len(asked) > 1:
+        grammars = [grammar for field in fields if field is not None for grammar in field.asked]
+        if len(grammars) > 1:
             raise ConfigError("response_format, structured_outputs: a text follows one grammar; give one")
-        return asked[0] if asked else None
+        return grammars[0] if grammars else None
 
     @property
     def new_tokens(self) -> int | None:
@@ -216,9 +216,9 @@ class Chat(Body):
         if self.top_logprobs and not self.logprobs:
             raise ConfigError("top_logprobs are told with logprobs; set logprobs to true, or leave them out")
         names = [tool.function.name for tool in self.tools or ()]
-        asked = self.tool_choice.function.name if isinstance(self.tool_choice, Tool) else None
-        if asked not in (None, *names) or (self.tool_choice == "required" and not names):
-            raise ConfigError(f"tool_choice: {asked or 'a call'} is asked for, and tools has {names}; add it")
+        named = self.tool_choice.function.name if isinstance(self.tool_choice, Tool) else None
+        if named not in (None, *names) or (self.tool_choice == "required" and not names):
+            raise ConfigError(f"tool_choice: {named or 'a call'} is asked for, and tools has {names}; add it")
         if self.continues and len(self.messages) > 1 and self.messages[-2].role == "assistant":
             raise ConfigError("messages: two of the assistant at the end; make them one, which is continued")
 
@@ -227,14 +227,14 @@ class Chat(Body):
         """Whether the last message is gone on with: where it is the assistant's, unless something else is asked."""
         last = self.messages[-1]
         begun = last.role == "assistant" and not (last.model_extra or {}).get("tool_calls")
-        asked = self.continue_final_message
-        return begun and self.add_generation_prompt is None if asked is None else asked
+        explicit = self.continue_final_message
+        return begun and self.add_generation_prompt is None if explicit is None else explicit
 
     @property
     def variables(self) -> dict[str, Any]:
-        """What the chat template is told beside the messages."""
-        told = {name: getattr(self, name) for name in ("reasoning_effort", "add_generation_prompt")}
-        return self.chat_template_kwargs | {name: value for name, value in told.items() if value is not None}
+        """Variables of the chat template, beside the messages."""
+        more = {name: getattr(self, name) for name in ("reasoning_effort", "add_generation_prompt")}
+        return self.chat_template_kwargs | {name: value for name, value in more.items() if value is not None}
 
     @property
     def new_tokens(self) -> int | None:

@@ -30,7 +30,7 @@ from headway.serve.worker import Steps, Worker
 from headway.text import Encoded
 
 MOST_TOKENS = 300_000
-"""That a call may read."""
+"""The most tokens that a call may read."""
 BUDGET = 1024
 """Tokens that a step reads: more are hardly faster, and what else the server writes waits for the end of a step."""
 LOG = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Packing:
         self._now = 0  # the turn of what was read last
 
     def add(self, job: Packed) -> None:
-        """A text more."""
+        """Adds a text."""
         with self._lock:
             job.turn = self._now + job.before
             self.waiting.append(job)
@@ -126,15 +126,15 @@ class Called(Served, ABC):
     @property
     @abstractmethod
     def engine(self) -> Steps:
-        """What reads for all calls."""
+        """The engine that reads for all calls."""
 
     @abstractmethod
     def asking(self, run: Run) -> Any:
         """The model for one call, whose texts are run by the engine: `run` waits until it is done with them."""
 
     async def call(self, act: Callable[[Any], T]) -> tuple[T, int]:
-        """What a call gives, and how many tokens it has read; where the caller is cancelled, so is what it waits for.
-        Raises what the call raises, as `Worker.write`, and ConfigError for too many tokens."""
+        """The result of a call, and how many tokens it has read; where the caller is cancelled, so is what it waits
+        for. Raises what the call raises, as `Worker.write`, and ConfigError for too many tokens."""
         if self._live >= self._worker.most:
             raise Busy(f"{self._live} calls are being answered, and no more may be; ask again")
         loop, waits, tokens, is_over = asyncio.get_running_loop(), list[Future[None]](), 0, False

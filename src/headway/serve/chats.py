@@ -46,23 +46,23 @@ class Turns:
         self.messages: list[dict[str, Any]] = []
 
     def say(self, role: str, text: str) -> None:
-        """Somebody says something."""
+        """Adds what somebody says."""
         if role == "assistant":
             self._turn["content"] += text
         else:
             self.messages.append({"role": role, "content": text})
 
     def think(self, text: str) -> None:
-        """An assistant thinks, before it answers."""
+        """Adds what an assistant thinks before it answers."""
         self._turn["reasoning_content"] = self._turn.get("reasoning_content", "") + text
 
     def call(self, key: str, name: str, arguments: str) -> None:
-        """An assistant calls a function."""
+        """Adds a call of a function by an assistant."""
         function = {"name": name, "arguments": arguments}
         self._turn.setdefault("tool_calls", []).append({"type": "function", "id": key, "function": function})
 
     def result(self, key: str, text: str) -> None:
-        """What a call gave."""
+        """Adds the result of a call."""
         self.messages.append({"role": "tool", "tool_call_id": key, "content": text})
 
     @property
@@ -75,20 +75,20 @@ class Turns:
 def functions(tools: Sequence[Mapping[str, Any]], schema: str = "parameters") -> tuple[list[Any], list[str]]:
     """Functions of other protocols, whose parameters are called `schema`, as chats tell them; and names of the tools
     that are no functions. Raises ConfigError for a function without a name."""
-    made: list[Any] = []
+    converted: list[Any] = []
     names = {"name": "name", "description": "description", schema: "parameters", "strict": "strict"}
     for tool in tools:
         if tool.get("type") == "function":
             if not isinstance(tool.get("name"), str):
                 raise ConfigError(f"tools: a function has a name, got {str(tool)[:80]}")
             function = {names[field]: value for field, value in tool.items() if field in names}
-            made.append({"type": "function", "function": function})
-    return made, [f"tools.{tool.get('type')}" for tool in tools if tool.get("type") != "function"]
+            converted.append({"type": "function", "function": function})
+    return converted, [f"tools.{tool.get('type')}" for tool in tools if tool.get("type") != "function"]
 
 
 def chat_of(body: TextRequest, turns: Turns, tools: Sequence[Any], **fields: Any) -> Chat:
     """The chat that a conversation of another protocol is: with these fields, of which None is left out, and without
     tools those that are about them, too."""
     left = () if tools else ("tool_choice", "parallel_tool_calls")
-    asked = {name: value for name, value in fields.items() if value is not None and name not in left}
-    return Chat.model_validate({**body.shared, "messages": turns.messages, "tools": tools or None, **asked})
+    named = {name: value for name, value in fields.items() if value is not None and name not in left}
+    return Chat.model_validate({**body.shared, "messages": turns.messages, "tools": tools or None, **named})

@@ -1,4 +1,4 @@
-"""OpenAI's completions and chat completions, as they are answered."""
+"""Answers of OpenAI's completions and chat completions."""
 
 import asyncio
 from collections.abc import Sequence
@@ -27,26 +27,26 @@ async def continued(answer: type[Answer], model: Decoding, asked: Completion, wa
             return infill(tokenizer, before, asked.suffix)
         return tokenizer.encode(prompt, eos=False) if isinstance(prompt, str) else prompt
 
-    given = several(asked.prompt)
-    prompts = await asyncio.to_thread(lambda: [*map(ids, given)])
+    sources = several(asked.prompt)
+    prompts = await asyncio.to_thread(lambda: [*map(ids, sources)])
     texts = model.texts(prompts, asked.config(grammar=await model.grammar(asked.asked_grammar)), asked.n)
-    echoes = [p if isinstance(p, str) else tokenizer.decode(p) for p in given if asked.echo]
+    echoes = [p if isinstance(p, str) else tokenizer.decode(p) for p in sources if asked.echo]
     return answer(asked, model, texts, warnings, echoes=[echo for echo in echoes for _ in range(asked.n)])
 
 
 class CompletionAnswer(Answer):
-    """Of `POST /v1/completions`. Where ids are asked for, as of vLLM, those of the prompt are told once."""
+    """The answer of `POST /v1/completions`. Where ids are asked for, as of vLLM, those of the prompt are told once."""
 
     kind, prefix, chunk = "text_completion", "cmpl", "text_completion"
     field: str = "text"
     empty: Any = ""
-    """What a chunk says it in, and what it says where there is nothing."""
+    """The field of a chunk's content, and its value where there is none."""
     apart = False
-    """Whether a chunk of its own tells why a text has ended."""
+    """Whether a separate chunk says why a text has ended."""
     asked: Body
 
-    def __init__(self, *given: Any, **more: Any) -> None:
-        super().__init__(*given, **more)
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
         self._begun: set[int] = set()
         self._lengths = [0] * len(self.texts)  # of the tokens whose probabilities were told
         self.head = {
@@ -60,33 +60,33 @@ class CompletionAnswer(Answer):
 
     @property
     def usage(self) -> dict[str, Any]:
-        given, new = self.prompt_tokens, self.new_tokens
+        read, new = self.prompt_tokens, self.new_tokens
         return {
-            "prompt_tokens": given,
+            "prompt_tokens": read,
             "completion_tokens": new,
-            "total_tokens": given + new,
+            "total_tokens": read + new,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
     def add(self, i: int, delta: Delta) -> Sequence[Event]:
         written = self.written[i]
-        said = self.said(i, delta, written.add(delta))
+        content = self.said(i, delta, written.add(delta))
         reason, is_asked = written.finish_reason, self.asked.likely is not None or self.asked.return_token_ids
-        tells = said or (is_asked and delta.token is not None)
+        tells = content or (is_asked and delta.token is not None)
         if not self.apart:
-            return [self.choice(i, said, delta, reason)] if tells or reason else []
-        events = [self.choice(i, said, delta)] if tells else []
+            return [self.choice(i, content, delta, reason)] if tells or reason else []
+        events = [self.choice(i, content, delta)] if tells else []
         return [*events, self.choice(i, why=reason)] if reason else events
 
-    def choice(self, i: int, said: Any = None, delta: Delta | None = None, why: str | None = None) -> Event:
-        """The event that tells it."""
-        choice = self._choice(i, {self.field: said or self.empty}, [] if delta is None else [delta], why)
+    def choice(self, i: int, data: Any = None, delta: Delta | None = None, why: str | None = None) -> Event:
+        """The event of a choice."""
+        choice = self._choice(i, {self.field: data or self.empty}, [] if delta is None else [delta], why)
         return None, {**self.head, "object": self.chunk, "choices": [choice], **self.tail}
 
-    def _choice(self, i: int, said: Content, deltas: Sequence[Delta], why: str | None) -> Content:
-        told = self.log_probs(deltas, self._lengths[i]) if deltas else None
-        self._lengths[i] += sum(map(len, (told or {}).get("tokens", ())))
-        choice = {"index": i, **said, "logprobs": told, "finish_reason": why}
+    def _choice(self, i: int, content: Content, deltas: Sequence[Delta], why: str | None) -> Content:
+        log_probs = self.log_probs(deltas, self._lengths[i]) if deltas else None
+        self._lengths[i] += sum(map(len, (log_probs or {}).get("tokens", ())))
+        choice = {"index": i, **content, "logprobs": log_probs, "finish_reason": why}
         if self.asked.return_token_ids:
             choice |= {} if i in self._begun else {"prompt_token_ids": self.texts[i].request.prompt}
             choice["token_ids"] = [delta.token for delta in deltas if delta.token is not None]
@@ -94,8 +94,8 @@ class CompletionAnswer(Answer):
         return choice
 
     def end(self) -> Sequence[Event]:
-        told = {**self.head, "object": self.chunk, "choices": [], **self.tail, **self._totals}
-        return [*([(None, told)] if self.asked.tells_usage else []), (None, "[DONE]")]
+        last = {**self.head, "object": self.chunk, "choices": [], **self.tail, **self._totals}
+        return [*([(None, last)] if self.asked.tells_usage else []), (None, "[DONE]")]
 
     def whole(self) -> dict[str, Any]:
         self._begun, self._lengths = set(), [0] * len(self.texts)  # events are not told
@@ -105,46 +105,46 @@ class CompletionAnswer(Answer):
 
     @property
     def _totals(self) -> dict[str, Any]:
-        told = {"usage": self.usage, "timings": self.timings}
+        totals = {"usage": self.usage, "timings": self.timings}
         if self.asked.verbose:
             prompt = self.vocabulary.decode(self.texts[0].request.prompt, special=True)
-            told["__verbose"] = {"prompt": prompt}
-        return told
+            totals["__verbose"] = {"prompt": prompt}
+        return totals
 
     def blank(self, i: int) -> Event:
         return self.choice(i)
 
     def said(self, i: int, delta: Delta, parts: Sequence[Part]) -> Any:
-        """What a step says of a text; nothing where nothing became certain."""
+        """The content that a step adds to a text; nothing where nothing became certain."""
         written = self.written[i]
         return delta.text if written.deltas[1:] else written.text
 
     def full(self, i: int) -> dict[str, Any]:
-        """What a choice says at the end."""
+        """The content of a choice at the end."""
         return {"text": self.written[i].text}
 
     def log_probs(self, deltas: Sequence[Delta], begin: int = 0) -> dict[str, Any] | None:
         """Probabilities as completions tell them: columns; the tokens' texts begin at `begin`."""
         if self.asked.likely is None:
             return None
-        told = [*deltas[0].prompt]
-        told += [ToldToken(d.token, d.log_prob, d.top_log_probs) for d in deltas if d.token is not None]
-        tokens = [token_text(self.vocabulary, one.token) for one in told]
+        rows = [*deltas[0].prompt]
+        rows += [ToldToken(d.token, d.log_prob, d.top_log_probs) for d in deltas if d.token is not None]
+        tokens = [token_text(self.vocabulary, row.token) for row in rows]
         return {
             "tokens": tokens,
-            "token_logprobs": [one.log_prob for one in told],
+            "token_logprobs": [row.log_prob for row in rows],
             "top_logprobs": [
                 None
-                if one.log_prob is None
-                else {token_text(self.vocabulary, token): value for token, value in one.top_log_probs}
-                for one in told
+                if row.log_prob is None
+                else {token_text(self.vocabulary, token): value for token, value in row.top_log_probs}
+                for row in rows
             ],
             "text_offset": [*accumulate(map(len, tokens), initial=begin)][:-1],
         }
 
 
 class ChatAnswer(CompletionAnswer):
-    """Of `POST /v1/chat/completions`."""
+    """The answer of `POST /v1/chat/completions`."""
 
     kind, prefix, chunk = "chat.completion", "chatcmpl", "chat.completion.chunk"
     field, empty, apart = "delta", {}, True
@@ -159,18 +159,18 @@ class ChatAnswer(CompletionAnswer):
         return self._told(i, parts)
 
     def full(self, i: int) -> dict[str, Any]:
-        told = self._told(i, self.written[i].parts)
-        for call in told.get("tool_calls", ()):
+        message = self._told(i, self.written[i].parts)
+        for call in message.get("tool_calls", ()):
             del call["index"]
-        empty = None if "tool_calls" in told else ""
-        return {"message": {"role": "assistant", "content": empty, **told, "refusal": None}}
+        empty = None if "tool_calls" in message else ""
+        return {"message": {"role": "assistant", "content": empty, **message, "refusal": None}}
 
     def _told(self, i: int, parts: Sequence[Part]) -> dict[str, Any]:
         """Parts as a message, or a piece of it."""
-        told: dict[str, Any] = {}
+        message: dict[str, Any] = {}
         for name, kind in (("reasoning_content", "reasoning"), ("content", "text")):
             if text := "".join(part.text for part in parts if part.kind == kind):
-                told[name] = text
+                message[name] = text
         calls: dict[int, dict[str, Any]] = {}
         for part in parts:
             if part.kind == "call":
@@ -180,7 +180,7 @@ class ChatAnswer(CompletionAnswer):
             elif part.kind == "arguments":
                 call = calls.setdefault(part.call, {"index": part.call, "function": {"arguments": ""}})
                 call["function"]["arguments"] += part.text
-        return told | ({"tool_calls": [*calls.values()]} if calls else {})
+        return message | ({"tool_calls": [*calls.values()]} if calls else {})
 
     def log_probs(self, deltas: Sequence[Delta], begin: int = 0) -> dict[str, Any] | None:
         """Probabilities as conversations tell them: a record for each token."""

@@ -1,4 +1,4 @@
-"""How what fails is told: in OpenAI's shape, or in Anthropic's."""
+"""Answers that report failures: in OpenAI's shape, or in Anthropic's."""
 
 import json
 import logging
@@ -44,7 +44,7 @@ class PromptTooLong(ConfigError):
 
 
 class Refused(HeadwayError):
-    """What is not answered, and the status that tells it; `again`: seconds after which it may be otherwise."""
+    """A request that is refused, and the status of its answer; `again`: seconds after which it may be otherwise."""
 
     status = 400
 
@@ -60,7 +60,7 @@ class Busy(Refused):
 
 
 class Unavailable(Refused):
-    """What is asked for cannot be had now, and the request is not to blame."""
+    """Raised where what is asked for cannot be had now, and the request is not to blame."""
 
     status = 503
 
@@ -73,7 +73,7 @@ class Json(JSONResponse):
 
 
 def encoded(content: Any) -> bytes:
-    """As JSON; integers of any size, which `orjson` does not know, too."""
+    """Content as JSON; integers of any size, which `orjson` does not know, too."""
     try:
         return orjson.dumps(content)
     except TypeError:
@@ -81,7 +81,7 @@ def encoded(content: Any) -> bytes:
 
 
 def shaped(status: int, message: str, *, path: str = "", **more: Any) -> dict[str, Any]:
-    """What failed, as OpenAI's clients read it (with more fields: `param`, `code`, ...); as Anthropic's do on the paths
+    """A failure as OpenAI's clients read it (with more fields: `param`, `code`, ...); as Anthropic's do on the paths
     of its protocol."""
     if path.startswith("/v1/messages"):
         kind = ANTHROPIC.get(status, "api_error" if status >= 500 else "invalid_request_error")
@@ -96,33 +96,33 @@ def warned(warnings: Sequence[str]) -> dict[str, Any]:
 
 
 def explained(error: Exception, request: str) -> tuple[int, dict[str, Any]]:
-    """The status that tells what was raised, and what is said of it, as `shaped` takes it. What nothing here knows is
-    logged under the id of the request."""
-    told = {"message": str(error), **getattr(error, "told", {})}
+    """The status for what was raised, and the fields of its answer, as `shaped` takes them. Errors that are unknown
+    here are logged under the id of the request."""
+    fields = {"message": str(error), **getattr(error, "told", {})}
     match error:
         case HTTPException():
             return error.status_code, {"message": str(error.detail)}
         case RequestValidationError() | ValidationError():
-            first = max(error.errors(), key=lambda one: len(one["loc"]))  # of a union, what came closest
+            first = max(error.errors(), key=lambda entry: len(entry["loc"]))  # of a union, what came closest
             where = ".".join(str(part) for part in first["loc"] if part != "body")
             message = f"{where}: {first['msg']}" if where else first["msg"]
             return 400, {"message": message, "param": where or None}
         case Refused() | UnknownModel():
-            return error.status, told
+            return error.status, fields
         case CacheError():
-            return 503, told
+            return 503, fields
         case ConfigError() | DataError() | PatternError():
-            return 400, told
+            return 400, fields
         case HeadwayError():
-            return 500, told
+            return 500, fields
     LOG.error("%s failed", request, exc_info=error)
     return 500, {"message": f"the server failed; its log has more of {request}"}
 
 
 def failed(error: Exception, request: str, path: str) -> Json:
-    """The answer to a request, by its id and path, that tells what was raised."""
-    status, told = explained(error, request)
+    """The answer to a request, by its id and path, that reports what was raised."""
+    status, fields = explained(error, request)
     headers = dict(getattr(error, "headers", None) or {})
     if status in (429, 503):  # coming again may help
         headers["retry-after"] = str(getattr(error, "again", AGAIN))
-    return Json(shaped(status, **told, path=path), status_code=status, headers=headers)
+    return Json(shaped(status, **fields, path=path), status_code=status, headers=headers)

@@ -1,4 +1,4 @@
-"""How families of models write calls of functions and reasoning: known by what their chat templates say."""
+"""The formats in which families of models write calls of functions and reasoning, known by their chat templates."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Tags(NamedTuple):
     quotes: tuple[str, str] = ("", "")
 
     def around(self, key: str, kind: str) -> tuple[str, str]:
-        """What stands before and behind a value of a JSON type."""
+        """The text before and behind a value of a JSON type."""
         end_key, end_value = self.text if self.text and kind == "string" else (self.end_key, self.end_value)
         return f"{self.key}{key}{end_key}".replace("{type}", kind), end_value.replace("{key}", key)
 
@@ -34,7 +34,7 @@ class Tags(NamedTuple):
 class Reasoning(NamedTuple):
     """Marks around reasoning.
 
-    found: what templates that know it have.
+    found: text of the templates that know it.
     frame: marks before and behind the text that follows, and others that are no part of it.
     """
 
@@ -49,7 +49,7 @@ class CallFormat:
     """Calls as a family writes them: open, a call, (between, a call)*, close. Spaces and line breaks at the ends of
     these are how they are written; in what is read they may be others, or none.
 
-    found: what templates of the family have, all of it.
+    found: pieces of text that templates of the family have, all of them.
     head: what stands before the function's name, between it and its arguments, and behind them; "{index}" is the
         number of the call, "{name}" the function's name again. The arguments are a JSON object, or are `tags`.
     calls: reads what stands between open and close, with the schemas of functions, where it is no such text.
@@ -65,7 +65,7 @@ class CallFormat:
 
     @property
     def marker(self) -> str:
-        """What calls begin with, after text; "" where they are an object at the beginning of a text."""
+        """The mark that calls begin with, after text; "" where they are an object at the beginning of a text."""
         return self.open.strip().rstrip("[")
 
     def write(self, calls: Iterable[tuple[str, str]]) -> str:
@@ -77,19 +77,19 @@ class CallFormat:
         return f"{self.open}{written}{self.close}"
 
 
-def _objects(open: str, close: str, *found: str, keys: tuple[str, str] = ("name", "arguments")) -> CallFormat:
-    """Objects in a list."""
+def _objects(open: str, close: str, *marks: str, keys: tuple[str, str] = ("name", "arguments")) -> CallFormat:
+    """The format of calls that are objects in a list."""
     head = f'{{"{keys[0]}": "', f'", "{keys[1]}": ', "}"
-    return CallFormat(found or (open,), f"{open}[", ", ", f"]{close}", head)
+    return CallFormat(marks or (open,), f"{open}[", ", ", f"]{close}", head)
 
 
 def _tags(key: str, end_key: str, end_value: str) -> Tags:
-    """Tags around values of which the schema says whether they are texts."""
+    """Tags around values whose schema says whether they are texts."""
     return Tags(key, end_key, end_value, (end_key, end_value))
 
 
 HERMES = CallFormat(("<tool_call>",), "<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>")
-"""What models are told to write whose templates say nothing of functions."""
+"""The format for models whose templates say nothing of functions."""
 _QWEN = ("<function=", ">\n", "</function>")
 _GLM = _tags("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n")
 _DEEPSEEK = "<｜tool▁calls▁begin｜>", "", "<｜tool▁calls▁end｜>"
@@ -206,7 +206,7 @@ FORMATS = (
     CallFormat(("<|python_tag|>", '"parameters": '), between="; ", head=_LLAMA),
     CallFormat(('{"name": "', '"parameters": '), between="; ", head=_LLAMA),
 )  # fmt: skip
-"""The first that a template has is its own."""
+"""A template's format is the first of these whose `found` it has."""
 
 HARMONY = Reasoning(
     "<|channel|>analysis<|message|>", "<|end|><|start|>assistant", "<|channel|>analysis<|message|>",
@@ -244,7 +244,7 @@ REASONING = (
 )  # fmt: skip
 """Marks of families; the first that a template has are its own."""
 PYTHON_TAG = "<|python_tag|>"
-"""What Llama 3 may write before a call that is an object."""
+"""A mark that Llama 3 may write before a call that is an object."""
 
 
 def find_format(template: str) -> CallFormat | None:

@@ -28,7 +28,7 @@ from headway.errors import ConfigError, as_error
 from headway.text import Tokenizer
 
 MOST_BYTES, MOST_DEPTH, MOST_MULTIPLE, MOST_KEPT = 1 << 16, 100, 10_000, 64
-"""Of a grammar's source: its size, its nesting, the least common multiple of `multipleOf`; compiled ones that stay."""
+"""Bounds of a grammar: bytes of its source, nesting, least common multiple of `multipleOf`; compiled ones that stay."""
 LIMITS = LLParserLimits(
     initial_lexer_fuel=200_000, max_grammar_size=100_000, max_lexer_states=50_000, verbose_errors=False
 )
@@ -41,7 +41,7 @@ ANY_OBJECT: Asked = "json", {"type": "object"}
 
 @lru_cache(1)
 def _thread(process: int) -> ThreadPoolExecutor:
-    """That in which allowed tokens are found; a forked process has none of its parent's, and starts its own."""
+    """The thread in which allowed tokens are found; a forked process has none of its parent's, and starts its own."""
     return ThreadPoolExecutor(1, "headway-grammar")
 
 
@@ -85,9 +85,9 @@ class StructuredOutputs(BaseModel, extra="allow"):
     @property
     def asked(self) -> list[Asked]:
         """The grammars that it asks for."""
-        given = {"json": self.schema_, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
-        found = [(kind, source) for kind, source in given.items() if source is not None]
-        return [*found, *([ANY_OBJECT] if self.json_object else [])]
+        sources = {"json": self.schema_, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
+        grammars = [(kind, source) for kind, source in sources.items() if source is not None]
+        return [*grammars, *([ANY_OBJECT] if self.json_object else [])]
 
 
 class Function(BaseModel, extra="allow"):
@@ -105,7 +105,7 @@ class Function(BaseModel, extra="allow"):
         properties, required = (value or {}).get("properties", {}), (value or {}).get("required", [])
         if not (isinstance(properties, dict) and isinstance(required, list)):
             raise ValueError("properties is an object of schemas, and required a list of their names")
-        if not all(isinstance(one, dict | bool) for one in properties.values()):
+        if not all(isinstance(schema, dict | bool) for schema in properties.values()):
             raise ValueError("properties: each is a schema")
         return value
 
@@ -144,7 +144,7 @@ SOURCES: dict[str, Callable[[Any], str]] = {
     "grammar": _of_rules,
     "lark": LLMatcher.grammar_from_lark,
 }
-"""What a grammar is written as -> what llguidance reads. "grammar" is Lark or GBNF; "lark", Lark of our own."""
+"""The kind of a source -> how to convert it for llguidance. "grammar" is Lark or GBNF; "lark", Lark of our own."""
 
 
 def check_schema(schema: Any) -> None:
@@ -227,34 +227,35 @@ class _Spelling:
 
 
 class CompiledGrammar:
-    """Where a text stands in a grammar (`headway.generate.config.Grammar`)."""
+    """The place of a text in a grammar (`headway.generate.config.Grammar`)."""
 
     ended = False
     """Whether nothing more can follow, an EOS apart."""
 
-    def __init__(self, matcher: LLMatcher, found: Future[Tensor], vocab: int) -> None:
-        self._matcher, self._found, self._vocab = matcher, found, vocab
+    def __init__(self, matcher: LLMatcher, mask: Future[Tensor], vocab: int) -> None:
+        self._matcher, self._mask, self._vocab = matcher, mask, vocab
 
     def allowed(self) -> Tensor:
         """The tokens that may come next: bool [V]."""
-        return self._found.result()
+        return self._mask.result()
 
     def advance(self, token: int) -> None:
-        """One token more; begins to look for those that may come next."""
-        self._found.result()
+        """Moves on by one token; begins to look for those that may come next."""
+        self._mask.result()
         self.ended = self._matcher.consume_token(token) and self._matcher.is_stopped()
-        self._found = _thread(os.getpid()).submit(partial(allowed, self._matcher, self._vocab))
+        self._mask = _thread(os.getpid()).submit(partial(allowed, self._matcher, self._vocab))
 
     def copy(self) -> "CompiledGrammar":
         """The same place, for another text."""
-        self._found.result()
-        return CompiledGrammar(self._matcher.deep_copy(), self._found, self._vocab)
+        self._mask.result()
+        return CompiledGrammar(self._matcher.deep_copy(), self._mask, self._vocab)
 
 
 def allowed(matcher: LLMatcher, vocab: int) -> Tensor:
     """The tokens that may come next: bool [V]; none where the matcher gave up."""
     if matcher.is_error():
         return torch.zeros(vocab, dtype=torch.bool)
+    # one bit a token, the lowest first: the byte 0b101 allows tokens 0 and 2
     bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
-    found = torch.from_numpy(np.unpackbits(bits, bitorder="little")[:vocab].view(np.bool_))
-    return torch.zeros_like(found) if matcher.is_error() else found
+    mask = torch.from_numpy(np.unpackbits(bits, bitorder="little")[:vocab].view(np.bool_))
+    return torch.zeros_like(mask) if matcher.is_error() else mask

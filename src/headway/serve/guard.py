@@ -1,5 +1,5 @@
-"""What a request must be before anything reads it: of this host, with a key, of JSON, and not too large; and what is
-kept of it: who asked, what came of it, and that it has ended."""
+"""Checks of a request before anything reads it: its host, its key, that it is JSON and not too large; and the record of
+it: who asked, what came of it, and that it has ended."""
 
 import asyncio
 import hmac
@@ -20,13 +20,13 @@ PUBLIC_BELOW = ("/page/", "/v1/models/")
 ENDING = ("/health", "/metrics")
 """Paths that are answered to the end."""
 MOST_BYTES, MOST_HEAD = 8 << 20, 1 << 16
-"""Of a body, and of a head."""
+"""The most bytes of a body, and of a head."""
 MOST_MARKS = {b",": 1 << 18, b"[": 1 << 16, b"{": 1 << 16}
-"""Of a body: they bound the time in which it is read, while nobody else is answered, and what it takes in memory."""
+"""The most marks of a body: they bound the time to read it, while nobody else is answered, and its memory."""
 PATIENCE = 30.0
 """Seconds in which a body has to come."""
 SAFE_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
-"""What a client may call its request; it stands in logs."""
+"""Names that a client may give its request; they stand in logs."""
 
 
 class Guard:

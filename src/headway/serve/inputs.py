@@ -1,4 +1,4 @@
-"""What requests ask of encoders and translators: bodies, and the calls that answer them."""
+"""Request bodies for encoders and translators, and the calls that answer them."""
 
 import base64
 from abc import ABC, abstractmethod
@@ -31,7 +31,7 @@ class Task(ModelRequest, ABC):
 
     @abstractmethod
     def told(self, model: Any) -> Content:
-        """What such a model gives; `completion_tokens`, where texts are written. Raises as the calls do."""
+        """The answer of such a model; `completion_tokens`, where texts are written. Raises as the calls do."""
 
 
 class Embed(Task):
@@ -61,8 +61,8 @@ class Scored(Task):
     raw_scores: bool = False
 
     def scores(self, model: Scorer, pairs: Sequence[tuple[str, str]]) -> tuple[str, list[float]]:
-        """What scores are, and that of each pair: the cosine of two vectors, each text read once; or what a classifier
-        of one label gives, between 0 and 1 unless `raw_scores`."""
+        """The kind of the scores, and that of each pair: the cosine of two vectors, each text read once; or the output
+        of a classifier of one label, between 0 and 1 unless `raw_scores`."""
         if isinstance(model, Embedder):
             if self.raw_scores:
                 raise ConfigError("raw_scores: scores of an embedder are cosines, nothing else; leave it out")
@@ -86,12 +86,12 @@ class Rerank(Scored):
     return_documents: bool = False
 
     def told(self, model: Scorer) -> Content:
-        texts = [one if isinstance(one, str) else one["text"] for one in self.documents]
+        texts = [document if isinstance(document, str) else document["text"] for document in self.documents]
         kind, scores = self.scores(model, [(self.query, text) for text in texts])
         order = sorted(range(len(scores)), key=lambda i: -scores[i])[: self.top_n]
         results: list[Content] = [{"index": i, "relevance_score": scores[i]} for i in order]
-        for one in results if self.return_documents else ():
-            one["document"] = {"text": texts[one["index"]]}
+        for result in results if self.return_documents else ():
+            result["document"] = {"text": texts[result["index"]]}
         return {"score": kind, "results": results}
 
 
@@ -147,8 +147,8 @@ class FillMask(Task):
     top_k: int = Field(5, ge=1, le=1000)
 
     def told(self, model: MaskedLM) -> Content:
-        found = model.fill_mask(several(self.input), top_k=self.top_k, batch_size=ALL)
-        return listed([{"masks": masks} for masks in found])
+        filled = model.fill_mask(several(self.input), top_k=self.top_k, batch_size=ALL)
+        return listed([{"masks": masks} for masks in filled])
 
 
 class Answer(Task):
@@ -193,23 +193,23 @@ class Translate(Task):
             )
         names = "beams", "n_best", "length_penalty", "prefix", "source_language", "target_language"
         how = {name: getattr(self, name) for name in names}
-        found = model.translate(texts, max_new_tokens=self.max_tokens, **how)
+        generations = model.translate(texts, max_new_tokens=self.max_tokens, **how)
         data = [
             {
-                "text": one.text,
-                "score": one.score,
-                "finish_reason": "length" if one.finish_reason == "length" else "stop",
-                "hypotheses": [{"text": other.text, "score": other.score} for other in one.hypotheses],
+                "text": result.text,
+                "score": result.score,
+                "finish_reason": "length" if result.finish_reason == "length" else "stop",
+                "hypotheses": [{"text": other.text, "score": other.score} for other in result.hypotheses],
             }
-            for one in found
+            for result in generations
         ]
-        return {"completion_tokens": sum(len(one.ids) for one in found), **listed(data)}
+        return {"completion_tokens": sum(len(result.ids) for result in generations), **listed(data)}
 
 
 def listed(data: Sequence[Content]) -> Content:
-    """Things in order, each with its number."""
-    return {"data": [{"index": i, **one} for i, one in enumerate(data)]}
+    """Items in order, each with its number."""
+    return {"data": [{"index": i, **item} for i, item in enumerate(data)]}
 
 
 TASKS: tuple[type[Task], ...] = (Embed, Rerank, Score, Classify, Tag, FillMask, Answer, Translate)
-"""What may be asked."""
+"""The tasks that may be asked for."""

@@ -1,4 +1,4 @@
-"""llama.cpp's completions: what requests may say, and what is answered."""
+"""llama.cpp's completions: request bodies and answers."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from headway.text import Tokenizer, infill
 Mixed = list[int | str]
 """Ids, and texts between them."""
 Bias = float | bool
-"""What is added to a logit; false is never."""
+"""The number that is added to a logit; false is never."""
 
 
 def _plain(prompt: Any) -> Any:
@@ -55,7 +55,7 @@ class LlamaCompletion(TextRequest):
             raise ConfigError("repetition_penalty, repeat_penalty: two names of one setting; give one")
 
     def ids(self, tokenizer: Tokenizer) -> list[list[int]]:
-        """Of each prompt."""
+        """The ids of each prompt."""
 
         def of_parts(parts: Mixed) -> Iterator[int]:
             for place, part in enumerate(parts):
@@ -70,10 +70,10 @@ class LlamaCompletion(TextRequest):
     async def config(self, model: Decoding) -> GenerationConfig:
         """The settings of its texts."""
         grammars = {"json": self.json_schema, "grammar": self.grammar or None}
-        asked = {name: source for name, source in grammars.items() if source is not None}
+        chosen = {name: source for name, source in grammars.items() if source is not None}
         changed = {
             "prompt": "",
-            "structured_outputs": asked or None,
+            "structured_outputs": chosen or None,
             "logprobs": self.n_probs or None,
             "seed": None if self.seed == -1 else self.seed,
             "stop": self.stop,
@@ -87,10 +87,10 @@ class LlamaCompletion(TextRequest):
         return replace(config, max_new_tokens=most, prefix_cache=self.cache_prompt, drawn_log_probs=drawn)
 
     def _bias(self, tokenizer: Tokenizer, never: Sequence[int]) -> dict[int, float]:
-        """Of ids; a text is all of its tokens."""
-        given = self.logit_bias.items() if isinstance(self.logit_bias, dict) else self.logit_bias
+        """The bias of ids; a text stands for all of its tokens."""
+        pairs = self.logit_bias.items() if isinstance(self.logit_bias, dict) else self.logit_bias
         bias: dict[int, float] = {}
-        for name, value in given:
+        for name, value in pairs:
             digits = isinstance(name, int) or name.isdecimal()
             ids = [int(name)] if digits else tokenizer.encode(str(name), bos=False)
             bias |= dict.fromkeys(ids, float("-inf") if value is False else float(value))
@@ -126,7 +126,7 @@ async def filled(
 
 
 class LlamaAnswer(Answer):
-    """Of `POST /completion` and `/infill`."""
+    """The answer of `POST /completion` and `/infill`."""
 
     asked: LlamaCompletion
 

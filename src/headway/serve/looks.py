@@ -21,7 +21,7 @@ from headway.serve.served import Decoding
 from headway.serve.streams import unless_gone
 
 MOST_BYTES = 1 << 30
-"""Of what is kept of a text that is read as a whole: queries, keys, values and states."""
+"""The most bytes that are kept of a text that is read as a whole: queries, keys, values and states."""
 MOST_WAITING = 8
 """Looks that are computed or wait at once, one of them at a time."""
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class Look:
     takes a pass of that token alone, over keys that pages hold; where one that it attends to was released, a pass over
     the whole text, which is for all of its tokens.
 
-    stored: of so many tokens pages held the keys of all layers; 0 where the text was read as a whole.
+    stored: tokens whose keys pages held in all layers; 0 where the text was read as a whole.
     computed: tokens that passes computed.
     """
 
@@ -66,10 +66,10 @@ class Look:
     def maps(self, model: Decoding, numbers: Sequence[int]) -> tuple[AttentionMaps, list[int]]:
         """Maps with these tokens, which ascend, among their queries, and where they are there. Raises ConfigError for a
         text that is too long to be read as a whole."""
-        for i, (kept, maps) in enumerate(self._maps):
-            if {*numbers} <= {*kept}:
+        for i, (queries, maps) in enumerate(self._maps):
+            if {*numbers} <= {*queries}:
                 self._maps.insert(0, self._maps.pop(i))
-                return maps, [kept.index(number) for number in numbers]
+                return maps, [queries.index(number) for number in numbers]
         lm, stack, over = model.lm, model.lm.model.stack, dict[str, Any]()
         if self._text is not None and self._text.sees(numbers):
             over, some = {"cache": self._text.cache, "tokens": self._text.begin(numbers)}, numbers
@@ -81,8 +81,8 @@ class Look:
         with model.alone(), evaluating(lm.model):
             lm.model.hidden(row, **over, record=record)
         self.computed += len(some)
-        made = attention_maps(record, stack, None, [texts[number] for number in some], texts)
-        self._maps = [(some, made), *self._maps[:2]]
+        new = attention_maps(record, stack, None, [texts[number] for number in some], texts)
+        self._maps = [(some, new), *self._maps[:2]]
         return self.maps(model, numbers)
 
 
@@ -95,8 +95,8 @@ class Looking:
         self._last: tuple[ref[LanguageModel], Any, Look] | None = None
 
     async def run(self, work: Callable[[], T], request: Request) -> T:
-        """What `work` returns, behind the looks before it; it is not begun when the client has left before. Raises Busy
-        where too many wait."""
+        """The result of `work`, behind the looks before it; it is not begun when the client has left before. Raises
+        Busy where too many wait."""
         if len(self._waiting) >= MOST_WAITING:
             raise Busy(f"{MOST_WAITING} looks into models are being computed or wait; ask again")
         future = self._thread.submit(in_passing, work)

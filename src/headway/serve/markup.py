@@ -1,6 +1,6 @@
 """Reads reasoning and calls of functions out of a text while it is written.
 
-Of what comes, only that is held back which may become markup: white space, the beginning of a mark, the name of a
+Only what may become markup is held back: white space, the beginning of a mark, the name of a
 function, the value of a parameter that stands between tags, calls in notations of their own. Markup in which there is
 no call is text.
 """
@@ -31,9 +31,9 @@ class Part(NamedTuple):
 T = Generator[None, None, Any]
 """Steps of reading; where one yields, more of the text is needed."""
 SPACE, SEPARATORS, MOST = " \t\r\n", " \t\r\n,;[", 512
-"""What may stand around marks, and between calls; how many characters may become the head of a call."""
+"""Characters around marks, and between calls; how many characters may become the head of a call."""
 KEYS = ("name", "tool_name"), ("arguments", "parameters")
-"""What a call that is one JSON object may call its parts."""
+"""Keys by which a call that is one JSON object may name its parts."""
 NAME = r"(?:functions\.)?(?P<name>[^\s\"{}<>\[\]]{1,128}?)(?::\d+)?(?:\[CALL_ID\]\w*)?(?![^\s\"{}<>\[\]])"
 SPACES, BRACE = re.compile(r"\s*"), re.compile(r"\s*(?={)")
 BEGINNING = re.compile(rf"\s*(?:{re.escape(PYTHON_TAG)}\s*)?(?={{)")
@@ -45,7 +45,7 @@ HEADER = re.compile(
 RECIPIENT = re.compile(r"to=(functions\.)?([^\s<]+)")
 ENDS = "<|end|>", "<|call|>", "<|return|>", "<|eom|>", "<|eot|>", "<|start|>"
 THOUGHTS = "analysis", "to=self"
-"""Of messages in OpenAI's harmony, and in Muse's: their headers, whom they are for, and what ends them."""
+"""Marks of messages in OpenAI's harmony, and in Muse's: their headers, whom they are for, and their ends."""
 
 
 class CallReader:
@@ -109,10 +109,11 @@ class CallReader:
             held = self._held
             places = ((held.find(mark), mark) for mark in marks if mark in held)
             at, mark = min(places, default=(len(held), ""))
+            # held "a <tool" and the mark "<tool_call>": "a" is passed on, " <tool" is kept
             certain = held[: len(held) - begun(held, marks)].rstrip(SPACE)
             kept = 0 if mark or self._last or not marks else len(held) - len(certain)
-            said = held[:at].rstrip(SPACE) if mark else held[: at - kept]
-            self._emit(kind, said)
+            passed = held[:at].rstrip(SPACE) if mark else held[: at - kept]
+            self._emit(kind, passed)
             self._taken, self._held = held[at : at + len(mark)], held[at + len(mark) - kept :]
             if mark or self._last:
                 return mark
@@ -255,7 +256,7 @@ def _spaced(mark: str) -> re.Pattern[str]:
 
 @lru_cache
 def _key(tags: Tags) -> re.Pattern[str]:
-    """What stands before the value of an argument."""
+    """The pattern of the text before the value of an argument."""
     text = _loose(tags.text[0]) if tags.text and tags.text[0] != tags.end_key else "(?!)"
     line = r"\n?" if tags.end_key.endswith("\n") else ""
     key = rf"\s*{_loose(tags.key)}(?P<key>.{{1,256}}?)(?:(?P<text>{text})|{_loose(tags.end_key)}{line})"
@@ -264,7 +265,7 @@ def _key(tags: Tags) -> re.Pattern[str]:
 
 @lru_cache
 def _patterns(how: CallFormat) -> tuple[re.Pattern[str], tuple[str, ...], str]:
-    """What goes on with calls, a head or an end, what it begins with, and what stands at their end."""
+    """The pattern of the head of a call or the end of calls, first characters of these, and the mark at the end."""
     before, between, _ = how.head
     close = how.close.strip().lstrip("]").strip()
     last = rf"\]?\s*{re.escape(close)}" if close else r"\]" if how.close else "(?!)"

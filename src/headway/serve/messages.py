@@ -1,4 +1,4 @@
-"""Anthropic's messages: what requests may say, and what is answered."""
+"""Anthropic's messages: request bodies and answers."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -22,20 +22,20 @@ class Turn(BaseModel):
 
     def add_to(self, turns: Turns) -> None:
         """Adds it to a chat; results of tools stand before what is said. Raises ConfigError for what is no text."""
-        said = [self.content] if isinstance(self.content, str) else []
+        texts = [self.content] if isinstance(self.content, str) else []
         for block in [] if isinstance(self.content, str) else self.content:
             match self.role, block:
                 case _, {"type": "text", "text": str(text)}:
-                    said.append(text)
+                    texts.append(text)
                 case "assistant", {"type": "thinking", "thinking": str(text)}:
                     turns.think(text)
                 case "assistant", {
                     "type": "tool_use",
                     "id": str(key),
                     "name": str(name),
-                    "input": dict(given),
+                    "input": dict(arguments),
                 }:
-                    turns.call(key, name, json.dumps(given, ensure_ascii=False))
+                    turns.call(key, name, json.dumps(arguments, ensure_ascii=False))
                 case "user", {"type": "tool_result", "tool_use_id": str(key), **more}:
                     failed = "error: " if more.get("is_error") else ""
                     turns.result(key, failed + text_of(more.get("content", "")))
@@ -44,8 +44,8 @@ class Turn(BaseModel):
                         f"messages: a block of type {block.get('type')!r} is none that this model reads of the "
                         f"{self.role}, or it lacks a field: {str(block)[:80]}"
                     )
-        if said:
-            turns.say(self.role, "".join(said))
+        if texts:
+            turns.say(self.role, "".join(texts))
 
 
 class Thinking(BaseModel, extra="allow"):
@@ -90,8 +90,8 @@ class CountedMessages(TextRequest):
     @property
     def _functions(self) -> tuple[list[dict[str, Any]], list[str]]:
         kinds = {None: "function", "custom": "function"}
-        own = [{**tool, "type": kinds.get(tool.get("type"), tool.get("type"))} for tool in self.tools]
-        return functions(own, "input_schema")
+        tools = [{**tool, "type": kinds.get(tool.get("type"), tool.get("type"))} for tool in self.tools]
+        return functions(tools, "input_schema")
 
     def chat(self) -> Chat:
         """The same as the body of a chat. Raises ConfigError for what a chat cannot be asked."""
@@ -125,11 +125,11 @@ class Messages(CountedMessages):
 STOPS = {"stop": "end_turn", "length": "max_tokens", None: None}
 GROWING = {"text": ("text_delta", "text"), "reasoning": ("thinking_delta", "thinking")}
 GROWING["call"] = ("input_json_delta", "partial_json")
-"""Of each kind of block: the type of a delta, and its field."""
+"""The type of a delta, and its field, for each kind of block."""
 
 
 class MessageAnswer(BlockAnswer):
-    """Of `POST /v1/messages`."""
+    """The answer of `POST /v1/messages`."""
 
     def begin(self) -> Sequence[Event]:
         return [event("message_start", message=self._message([])), event("ping")]
@@ -159,9 +159,9 @@ class MessageAnswer(BlockAnswer):
     @property
     def usage(self) -> dict[str, Any]:
         """Tokens; those that were stored are apart."""
-        given, cached = self.prompt_tokens, self.cached_tokens
-        told = {"input_tokens": given - cached, "output_tokens": self.new_tokens}
-        return told | {"cache_read_input_tokens": cached, "cache_creation_input_tokens": 0}
+        read, cached = self.prompt_tokens, self.cached_tokens
+        tokens = {"input_tokens": read - cached, "output_tokens": self.new_tokens}
+        return tokens | {"cache_read_input_tokens": cached, "cache_creation_input_tokens": 0}
 
     @property
     def _stop(self) -> dict[str, Any]:
@@ -171,16 +171,16 @@ class MessageAnswer(BlockAnswer):
         return {"stop_reason": reason if stopped is None else "stop_sequence", "stop_sequence": stopped}
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
-        told = {"id": f"msg_{self.key}", "type": "message", "role": "assistant", "model": self.model.name}
-        return told | {"content": content, **self._stop, "usage": self.usage, **warned(self.warnings)}
+        head = {"id": f"msg_{self.key}", "type": "message", "role": "assistant", "model": self.model.name}
+        return head | {"content": content, **self._stop, "usage": self.usage, **warned(self.warnings)}
 
     def _told(self, block: Block) -> dict[str, Any]:
         if block.kind == "reasoning":
             return {"type": "thinking", "thinking": block.text, "signature": ""}
         if block.kind == "text":
             return {"type": "text", "text": block.text}
-        given = None
+        arguments = None
         with suppress(ValueError):  # the text ended within its arguments, which the stop reason tells
-            given = json.loads(block.text or "{}")
-        told = {"type": "tool_use", "id": f"toolu_{block.key}", "name": block.name}
-        return told | {"input": given if isinstance(given, dict) else {}}
+            arguments = json.loads(block.text or "{}")
+        head = {"type": "tool_use", "id": f"toolu_{block.key}", "name": block.name}
+        return head | {"input": arguments if isinstance(arguments, dict) else {}}

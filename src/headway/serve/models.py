@@ -30,7 +30,7 @@ def size_of(model: Path) -> int:
 
 
 def in_passing(work: Callable[[], T]) -> T:
-    """What `work` returns, done in a thread that ends with it.
+    """Returns the result of `work`, done in a thread that ends with it.
 
     Every thread that multiplies keeps OpenMP threads of its own. Where these are more than the cores of the machine,
     libgomp no longer lets them spin between two operations, and each of the many small ones of a step waits for the
@@ -74,12 +74,12 @@ class Place:
 
     @property
     def state(self) -> str:
-        """In a word."""
+        """Its state in a word."""
         return "loaded" if self.model is not None else "failed" if self.error else "unloaded"
 
     @property
     def described(self) -> dict[str, Any]:
-        """As `/v1/models` tells it."""
+        """Its entry in `/v1/models`."""
         more = {"created": 0} if self.model is None else self.model.described
         names = {"aliases": [*self.aliases] or [self.name], "tags": [*self.tags], "state": self.state}
         return {"id": self.name, "object": "model", "owned_by": "headway", **more, **names}
@@ -106,7 +106,7 @@ class Models:
         self._share()
 
     def loaded(self) -> list[Place]:
-        """Those that are loaded."""
+        """The places of loaded models."""
         return [place for place in [*self.places.values()] if place.model is not None]
 
     async def find(self, name: str | None, kind: type[S], *tasks: str) -> S:
@@ -172,20 +172,20 @@ class Models:
     def _make_room(self, place: Place) -> None:
         """Gives up models that nobody uses, until the weights of another one have room. Raises Unavailable."""
         while self.memory is not None:
-            there = self.memory - self.memory // PAGES - sum(other.size for other in self.loaded())
-            if place.size <= there:
+            left = self.memory - self.memory // PAGES - sum(other.size for other in self.loaded())
+            if place.size <= left:
                 return
-            idle = [one for one in self.loaded() if not (one.live or one is place.base)]
+            idle = [other for other in self.loaded() if not (other.live or other is place.base)]
             if not idle:
-                raise Unavailable(f"its weights take {place.size} bytes; {there} of {self.memory} are left")
-            self.unload(min(idle, key=lambda one: one.used))
+                raise Unavailable(f"its weights take {place.size} bytes; {left} of {self.memory} are left")
+            self.unload(min(idle, key=lambda other: other.used))
 
     def _share(self) -> None:
-        """What weights leave is for pages, in equal parts."""
+        """Divides what weights leave among the pages of decoders, in equal parts."""
         if self.memory is not None:
             left = self.memory - sum(place.size for place in self.loaded())
-            own = [place.model for place in self.loaded() if place.base is None]
-            decoders = [model for model in own if isinstance(model, Decoding)]
+            models = [place.model for place in self.loaded() if place.base is None]
+            decoders = [model for model in models if isinstance(model, Decoding)]
             for model in decoders:
                 model.keep(max(left, 0) // len(decoders))
 

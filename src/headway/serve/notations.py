@@ -12,9 +12,9 @@ import orjson
 Calls = list[tuple[str, str]]
 """Functions, and the JSON of their arguments."""
 HELD = {"pattern", "format", "minLength", "maxLength", "anyOf", "allOf", "oneOf", "not"}
-"""What no text between tags can be held to; where a schema has it, texts are written as JSON."""
+"""Keys of a schema that a text between tags cannot be held to: with them, texts are written as JSON."""
 LITERALS = {"array", "object", "boolean", "integer", "number", "null"}
-"""Types of what some models write as Python does: True, ['a']."""
+"""Types of values that some models write as Python does: True, ['a']."""
 _GEMMA_CALL = re.compile(r"\s*call:(?P<name>[^\s{}]+)\s*(?P<arguments>{.*})\s*", re.DOTALL)
 _GEMMA = re.compile(r'<\|"\|>(.*?)<\|"\|>|"(?:[^"\\]|\\.)*"|([^\s{}\[\],:"<>]+)(?=\s*:)', re.DOTALL)
 _MINIMAX, _INVOKE = "]<]minimax[>[", re.compile(r'invoke name="([^"]+)"')
@@ -64,7 +64,7 @@ def _object(values: Mapping[str, str]) -> str:
 
 def python_calls(text: str, schemas: Mapping[str, Any]) -> Calls:
     """[f(city="Paris", n=5), g()], whose values are Python's or JSON; none where it is anything else."""
-    text, made = text.strip(), []
+    text, calls = text.strip(), []
     try:
         tree = ast.parse(text, mode="eval").body
         for call in tree.elts if isinstance(tree, ast.List) else [tree]:
@@ -74,10 +74,10 @@ def python_calls(text: str, schemas: Mapping[str, Any]) -> Calls:
             for key, value in values.items():
                 if loaded(value) is None and value != "null":
                     values[key] = dumped(ast.literal_eval(value))
-            made.append((ast.unparse(call.func), _object(values)))
+            calls.append((ast.unparse(call.func), _object(values)))
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return []
-    return made
+    return calls
 
 
 def gemma_calls(text: str, schemas: Mapping[str, Any]) -> Calls:

@@ -1,4 +1,4 @@
-"""OpenAI's responses: what requests may say, and what is answered. Nothing is kept: each request has all of its
+"""OpenAI's responses: request bodies and answers. Nothing is kept: each request has all of its
 conversation."""
 
 from collections.abc import Collection, Sequence
@@ -19,7 +19,7 @@ KEPT |= {"background": "ask for a stream", "prompt": "give its text as input"}
 
 TOLD = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "reasoning", "temperature", "text",
         "tool_choice", "top_p", "user")  # fmt: skip
-"""Fields of a request that its response tells again."""
+"""Fields of a request that its response repeats."""
 
 
 class TextFormat(BaseModel, extra="allow"):
@@ -62,10 +62,10 @@ class Responses(TextRequest):
     def unknown(self) -> list[str]:
         more = self.model_extra or {}
         empty = {name for name in KEPT if not more.get(name)}
-        told = [f"include.{name}" for name in self.include or [] if name != "reasoning.encrypted_content"]
+        ignored = [f"include.{name}" for name in self.include or [] if name != "reasoning.encrypted_content"]
         if self.truncation == "auto":
-            told.append("truncation")
-        return [*sorted({*super().unknown} - empty), *told, *functions(self.tools)[1]]
+            ignored.append("truncation")
+        return [*sorted({*super().unknown} - empty), *ignored, *functions(self.tools)[1]]
 
     def chat(self) -> Chat:
         """The same as the body of a chat. Raises ConfigError for what a chat cannot be asked."""
@@ -93,8 +93,8 @@ class Responses(TextRequest):
         turns = Turns()
         if self.instructions:
             turns.say("system", self.instructions)
-        given = [{"content": self.input}] if isinstance(self.input, str) else self.input
-        for item in given or [{"content": ""}]:
+        items = [{"content": self.input}] if isinstance(self.input, str) else self.input
+        for item in items or [{"content": ""}]:
             match {"type": "message", "role": "user", **item}:
                 case {
                     "type": "message",
@@ -122,10 +122,10 @@ class Responses(TextRequest):
 
     @property
     def told(self) -> dict[str, Any]:
-        """What a response tells again of its request."""
+        """The fields of a request that its response repeats."""
         tools = [tool for tool in self.tools if tool.get("type") == "function"]
-        told = {"metadata": None, **self.model_dump(include={*TOLD})}
-        return {**told, "tools": tools, "truncation": "disabled", "store": False}
+        fields = {"metadata": None, **self.model_dump(include={*TOLD})}
+        return {**fields, "tools": tools, "truncation": "disabled", "store": False}
 
 
 KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -133,14 +133,14 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "reasoning": ("rs", "reasoning_text", {"type": "reasoning", "summary": []}),
     "call": ("fc", "function_call_arguments", {"type": "function_call"}),
 }
-"""Of each kind of block: what its key begins with, its part and events, and what its item always says."""
+"""For each kind of block: the prefix of its key, the name of its part and events, and constant fields of its item."""
 
 
 class ResponseAnswer(BlockAnswer):
-    """Of `POST /v1/responses`."""
+    """The answer of `POST /v1/responses`."""
 
-    def __init__(self, *given: Any, **more: Any) -> None:
-        super().__init__(*given, **more)
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
         self._told, self._numbers = self.asked.told, count()
 
     def begin(self) -> Sequence[Event]:
@@ -162,8 +162,8 @@ class ResponseAnswer(BlockAnswer):
 
     def close(self, block: Block) -> Sequence[Event]:
         is_call = block.kind == "call"
-        said = {"arguments": block.text, "name": block.name} if is_call else {"text": block.text}
-        events = [self._of_text("done", block, said), *self._of_part("done", block)]
+        content = {"arguments": block.text, "name": block.name} if is_call else {"text": block.text}
+        events = [self._of_text("done", block, content), *self._of_part("done", block)]
         return [*events, self._event("output_item.done", output_index=block.index, item=self._ended(block))]
 
     def end(self) -> Sequence[Event]:
@@ -176,22 +176,22 @@ class ResponseAnswer(BlockAnswer):
 
     def whole(self) -> dict[str, Any]:
         cut = self.written[0].finish_reason == "length"
-        given, new = self.prompt_tokens, self.new_tokens
+        read, new = self.prompt_tokens, self.new_tokens
         usage = {
-            "input_tokens": given,
+            "input_tokens": read,
             "input_tokens_details": {"cached_tokens": self.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": new,
             "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
-            "total_tokens": given + new,
+            "total_tokens": read + new,
         }
         why = {"incomplete_details": {"reason": "max_output_tokens"}} if cut else {}
         output = [self._ended(block) for block in self.blocks]
         return self._response("incomplete" if cut else "completed", output=output, usage=usage, **why)
 
     def _response(self, status: str, **more: Any) -> dict[str, Any]:
-        told = {"id": f"resp_{self.key}", "object": "response", "created_at": self.created, "status": status}
+        head = {"id": f"resp_{self.key}", "object": "response", "created_at": self.created, "status": status}
         none: dict[str, Any] = {"error": None, "incomplete_details": None, "output": [], "usage": None}
-        return {**told, "model": self.model.name, **none, **self._told, **warned(self.warnings), **more}
+        return {**head, "model": self.model.name, **none, **self._told, **warned(self.warnings), **more}
 
     def _event(self, step: str, **more: Any) -> Event:
         return event(f"response.{step}", sequence_number=next(self._numbers), **more)
@@ -202,9 +202,9 @@ class ResponseAnswer(BlockAnswer):
             return []
         return [self._event(f"content_part.{step}", **self._place(block), part=self._part(block))]
 
-    def _of_text(self, step: str, block: Block, said: dict[str, Any]) -> Event:
+    def _of_text(self, step: str, block: Block, content: dict[str, Any]) -> Event:
         likely: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
-        return self._event(f"{KINDS[block.kind][1]}.{step}", **self._place(block), **said, **likely)
+        return self._event(f"{KINDS[block.kind][1]}.{step}", **self._place(block), **content, **likely)
 
     def _place(self, block: Block) -> dict[str, Any]:
         place: dict[str, Any] = {} if block.kind == "call" else {"content_index": 0}
@@ -219,8 +219,8 @@ class ResponseAnswer(BlockAnswer):
         return self._item(block, "incomplete" if cut else "completed")
 
     def _item(self, block: Block, status: str) -> dict[str, Any]:
-        prefix, _, told = KINDS[block.kind]
-        said: dict[str, Any] = {"content": [self._part(block)]}
+        prefix, _, fixed = KINDS[block.kind]
+        content: dict[str, Any] = {"content": [self._part(block)]}
         if block.kind == "call":
-            said = {"call_id": f"call_{block.key}", "name": block.name, "arguments": block.text}
-        return {"id": f"{prefix}_{block.key}", "status": status, **told, **said}
+            content = {"call_id": f"call_{block.key}", "name": block.name, "arguments": block.text}
+        return {"id": f"{prefix}_{block.key}", "status": status, **fixed, **content}

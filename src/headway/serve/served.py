@@ -1,4 +1,4 @@
-"""A model of a server: what it is asked, and what it writes."""
+"""A model of a server, and the texts that it writes for requests."""
 
 import asyncio
 import time
@@ -37,7 +37,7 @@ BESIDE = {"cpu": 24, "cuda": 256}
 """Tokens of prompts that a step reads beside texts that are being written, by device: so many that its arithmetic takes
 about as long as reading the weights, so that the gap between two tokens is a few times the usual one at most."""
 NEARLY = 0.05
-"""Of ln p: what the order of sums may change in weights of few bits."""
+"""The most that the order of sums may change ln p, with weights of few bits."""
 
 
 class Served:
@@ -60,13 +60,13 @@ class Served:
 
     @property
     def nbytes(self) -> int:
-        """Of its weights."""
+        """Bytes of its weights."""
         weights = self.model.model
         return sum(t.nbytes for t in (*weights.parameters(), *weights.buffers()))
 
     @property
     def described(self) -> dict[str, Any]:
-        """What `/v1/models` tells of it."""
+        """Its entry in `/v1/models`."""
         return {"created": self.created, "task": self.task, "max_model_len": self.context}
 
 
@@ -97,7 +97,7 @@ class Decoding(Served):
         return Grammars(self.lm.need_tokenizer(), self.lm.spec.vocab, self.lm.eos)
 
     async def grammar(self, asked: Asked | None, within: str = "") -> CompiledGrammar | None:
-        """What a request asks for, compiled. Raises ConfigError as `Grammars.compile`."""
+        """The grammar that a request asks for, compiled. Raises ConfigError as `Grammars.compile`."""
         if asked is None:
             return None
         return await asyncio.to_thread(lambda: self.grammars.compile(*asked, within=within))
@@ -122,8 +122,8 @@ class Decoding(Served):
         if config.max_new_tokens is None:
             config = replace(config, max_new_tokens=self.room(longest))
         salt = own_salt() + config.cache_salt
-        own: dict[str, Any] = {"exact": self.exact, "adapters": self.adapters, "cache_salt": salt}
-        config = replace(config, eos=self.lm.eos, forbidden=self.unused, **own)
+        shared: dict[str, Any] = {"exact": self.exact, "adapters": self.adapters, "cache_salt": salt}
+        config = replace(config, eos=self.lm.eos, forbidden=self.unused, **shared)
         requests = [make_requests([prompt] * count, config, self.lm.spec) for prompt in checked]
         return [SampledText(request, self.lm.tokenizer) for group in requests for request in group]
 
@@ -144,18 +144,18 @@ class Decoding(Served):
         for text in (cold, warm):
             async for _ in self._worker.write(self.engine, [text]):
                 pass
-        found, again = (text.deltas[0].log_prob or 0.0 for text in (cold, warm))
-        if abs(found - again) > NEARLY:
-            raise Unavailable(f"{self.name}: ln p of a token is {found}, and {again} from what was stored")
+        first, again = (text.deltas[0].log_prob or 0.0 for text in (cold, warm))
+        if abs(first - again) > NEARLY:
+            raise Unavailable(f"{self.name}: ln p of a token is {first}, and {again} from what was stored")
         reader = self.engine.reader
-        kept = reader.shares_prefixes and reader.cache.pool.keep != 0
-        if kept and len(prompt) > PAGE and not warm.stored:
+        keeps = reader.shares_prefixes and reader.cache.pool.keep != 0
+        if keeps and len(prompt) > PAGE and not warm.stored:
             raise Unavailable(f"{self.name}: what a prompt has stored is not found by the same prompt")
 
     def alone(self) -> AbstractContextManager[None]:
         """While open, passes of its model have its own adapters, and none of the others that are on it."""
-        there, device = beside(self.lm.model), self.engine.reader.device
-        return only_rows({name: torch.tensor([[name in self.adapters]], device=device) for name in there})
+        active, device = beside(self.lm.model), self.engine.reader.device
+        return only_rows({name: torch.tensor([[name in self.adapters]], device=device) for name in active})
 
     def between(self, act: Callable[[], T]) -> T:
         """Does something between two steps, or at once where there are none any longer; what came of it."""

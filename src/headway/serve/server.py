@@ -1,4 +1,4 @@
-"""What a server has: its models, the thread in which they write, its settings, and what it counts.
+"""The state of a server: its models, the thread in which they write, its settings, and what it counts.
 
 Prometheus is told vLLM's names where it has one, `headway_...` for the rest, and llama.cpp's."""
 
@@ -40,7 +40,7 @@ NOW = {
     "vllm:num_requests_waiting": "Texts that wait",
     "vllm:kv_cache_usage_perc": "Of pages, those that texts use",
 }
-"""Of each engine."""
+"""The gauges of each engine."""
 _FIRST = "vllm:time_to_first_token_seconds_sum"
 LLAMA: dict[str, tuple[str, ...]] = {
     "prompt_tokens_total": ("vllm:prompt_tokens_total", "vllm:prefix_cache_hits_total"),
@@ -54,7 +54,7 @@ LLAMA: dict[str, tuple[str, ...]] = {
     "requests_processing": ("vllm:num_requests_running",),
     "requests_deferred": ("vllm:num_requests_waiting",),
 }
-"""What llama.cpp calls sums over all models of these: the first less the others."""
+"""Names that llama.cpp has for sums over all models of these: the first less the others."""
 RATES = {
     "prompt_tokens_seconds": ("prompt_tokens_total", "prompt_seconds_total"),
     "predicted_tokens_seconds": ("tokens_predicted_total", "tokens_predicted_seconds_total"),
@@ -76,13 +76,13 @@ class Server(Collector):
         self.models, self.worker, self.strict = models, worker, strict
         self.ending, self.open, self.begun = False, set[Visit](), time.time()
         self.registry = CollectorRegistry()
-        own: dict[str, Any] = {"registry": self.registry}
-        self._counts = {name: Counter(name, about, MODEL, **own) for name, about in COUNTS.items()}
+        args: dict[str, Any] = {"registry": self.registry}
+        self._counts = {name: Counter(name, about, MODEL, **args) for name, about in COUNTS.items()}
         times = TIMES.items()
-        self._times = {name: Histogram(name, about, MODEL, buckets=to, **own) for name, (about, to) in times}
+        self._times = {name: Histogram(name, about, MODEL, buckets=to, **args) for name, (about, to) in times}
         reasons = (*MODEL, "finished_reason")
-        self._ended = Counter("vllm:request_success", "Texts that ended, and by what", reasons, **own)
-        self._answers = Counter("headway_answers", "Answers over HTTP", ("route", "status"), **own)
+        self._ended = Counter("vllm:request_success", "Texts that ended, and by what", reasons, **args)
+        self._answers = Counter("headway_answers", "Answers over HTTP", ("route", "status"), **args)
         self._longest = 0
         self._before: dict[str, float] = {}  # what llama.cpp's rates are since
         self.registry.register(self)
@@ -114,7 +114,7 @@ class Server(Collector):
         return generate_latest(self.registry) + llama.encode()
 
     def count(self, visit: Visit) -> None:
-        """A visit that is over."""
+        """Counts a visit that is over."""
         self._answers.labels(visit.route, visit.status).inc()
         for name, texts in visit.texts:
             read, written, looked_for, stored = (count.labels(name) for count in self._counts.values())
@@ -132,13 +132,13 @@ class Server(Collector):
                     first, between, mean, whole = (self._times[kind].labels(name) for kind in TIMES)
                     first.observe(times[0])
                     whole.observe(times[-1])
-                    for one, other in pairwise(times):
-                        between.observe(other - one)
+                    for earlier, later in pairwise(times):
+                        between.observe(later - earlier)
                     if len(times) > 1:
                         mean.observe((times[-1] - times[0]) / (len(times) - 1))
 
     def collect(self) -> Iterator[Metric]:
-        """Of each engine its requests and pages; of each model whether it is loaded."""
+        """The requests and pages of each engine, and whether each model is loaded."""
         now = {name: GaugeMetricFamily(name, about, labels=MODEL) for name, about in NOW.items()}
         pages = GaugeMetricFamily("headway_page_bytes", "Bytes of pages", labels=(*MODEL, "state"))
         loaded = GaugeMetricFamily("headway_model_loaded", "1 where a model is loaded", labels=MODEL)

@@ -1,4 +1,4 @@
-"""What decoders keep for texts to come, from one run of a server to the next: a folder for each version of a model.
+"""Files of what decoders keep for texts to come, from one run of a server to the next: a folder per version of a model.
 
 Keys and values of texts are as telling as the texts: nobody else may read these files.
 """
@@ -25,8 +25,8 @@ LOG = logging.getLogger(__name__)
 
 
 def version(model: Decoding) -> str:
-    """What pages depend on beside texts and adapters: weights, how they are stored (by their bytes), how they are
-    computed, and by which headway."""
+    """A hash of what pages depend on beside texts and adapters: weights, how they are stored (by their bytes), how they
+    are computed, and by which headway."""
     assert model.source is not None
     kernels, like = library(), model.lm.model.stack.like
     how = size_of(model.source), like.dtype, model.exact, kernels and kernels.level, __version__

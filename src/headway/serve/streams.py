@@ -15,7 +15,7 @@ from headway.serve.worker import Reading, Told
 BEAT = 15.0
 """Seconds without an event after which a comment says that the stream lives."""
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
-"""What a route declares that answers whole, or by events."""
+"""The responses of a route that answers whole, or by events."""
 T = TypeVar("T")
 
 
@@ -43,7 +43,7 @@ async def whole(answer: Answer) -> Any:
 
 
 async def unless_gone(work: Awaitable[T], request: Request) -> T:
-    """What `work` returns; it is cancelled when the client leaves, which is answered with 499."""
+    """Returns the result of `work`; it is cancelled when the client leaves, which is answered with 499."""
     task = asyncio.ensure_future(work)
 
     async def gone() -> None:

@@ -26,11 +26,11 @@ To call one, write
 and nothing behind it; its result is given to you."""
 TERMINALS = "TEXT: /(?s:.*)/\nINDEX: /[0-9]{1,3}/\nTYPE: /number|boolean|null|object|array/"
 DATES = {"date_string": "%d %b %Y", "datetime": "%b %d %Y"}
-"""What templates call today, and how they write it."""
+"""Names of today's date in templates, and its formats."""
 ANY, SHARED = {"type": "object"}, ("$defs", "definitions", "x-guidance")
 FOLLOWED = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "x-guidance",
             "description", "title", "$schema", "$id"}  # fmt: skip
-"""Of the schemas of functions whose arguments stand between tags."""
+"""Keys that are followed, of the schemas of functions whose arguments stand between tags."""
 KINDS = {"integer": "number", **{kind: kind for kind in ("number", "boolean", "null", "object", "array")}}
 SCALARS = {"string", "number", "integer", "boolean", "null"}
 
@@ -51,24 +51,24 @@ class Prepared:
 
     @cached_property
     def ids(self) -> list[int]:
-        """Those of the prompt. Raises DataError where there is no chat template, or where it refuses."""
+        """The ids of the prompt. Raises DataError where there is no chat template, or where it refuses."""
         goes_on, variables = self.chat.continues, self.variables
         return self._tokenizer.render_chat(self.messages, continue_final_message=goes_on, **variables)
 
     @property
     def warnings(self) -> list[str]:
-        """What is asked of the template that it does not know."""
+        """Warnings of what the template is asked for and does not know."""
         unknown = [name for name in self.chat.variables if name not in self._source]
-        told = [f"{name}: the chat template knows none; it changes nothing" for name in unknown]
+        lines = [f"{name}: the chat template knows none; it changes nothing" for name in unknown]
         if self.functions and self._known is None and "tool_calls" in self._source:
-            told.append(
+            lines.append(
                 "tools: how this chat template writes calls is unknown; they are asked for as Hermes's"
             )
-        return told
+        return lines
 
     @cached_property
     def messages(self) -> list[dict[str, Any]]:
-        """As the template reads them."""
+        """The messages as the template reads them."""
         messages = [_with_arguments(i, message.plain()) for i, message in enumerate(self.chat.messages)]
         if "length 9" in self._source:  # Mistral's templates take no other ids
             messages = [_with_short_ids(message) for message in messages]
@@ -84,29 +84,29 @@ class Prepared:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """What else the template is told."""
+        """The other variables of the template."""
         tools = [tool.model_dump(exclude_unset=True) for tool in self.chat.tools or ()]
-        told = tools if self.functions and not self.described else []
-        named: dict[str, Any] = {"functions": json.dumps(told, ensure_ascii=False)}  # of Firefunction
+        listed = tools if self.functions and not self.described else []
+        named: dict[str, Any] = {"functions": json.dumps(listed, ensure_ascii=False)}  # of Firefunction
         named |= {name: f"{datetime.now():{how}}" for name, how in DATES.items()}
-        return named | self.chat.variables | ({"tools": told} if told else {})
+        return named | self.chat.variables | ({"tools": listed} if listed else {})
 
     @property
     def shown(self) -> list[int]:
-        """Control tokens that the answer is read by."""
+        """Control tokens by which the answer is divided into its parts."""
         of_calls = self.how, "" if self.how.marker else PYTHON_TAG
         marks = repr((self.marks, of_calls if self.functions else ()))
         return [i for i in self._tokenizer.special_ids if self._tokenizer.token(i) in marks]
 
     def reader(self) -> CallReader:
-        """What divides an answer into its parts."""
+        """The reader that divides an answer into its parts."""
         schemas = {function.name: function.parameters or ANY for function in self.functions}
         inside = self.marks is not None and self._end.endswith(self.marks.open.strip())
         return CallReader(self.marks, inside, self.how if self.functions else None, schemas)
 
     @property
     def grammar(self) -> tuple[Asked | None, str]:
-        """What an answer may be: a grammar, None for anything, and Lark of all where more stands around it
+        """The grammar that an answer follows, None for anything, and Lark of all where more stands around it
         (`Grammars.compile`)."""
         asked = self.chat.asked_grammar
         strict = any(function.strict for function in self.functions)
@@ -129,11 +129,11 @@ class Prepared:
 
     @cached_property
     def _end(self) -> str:
-        """That of the prompt."""
+        """The end of the prompt."""
         return self._tokenizer.decode(self.ids[-32:], special=True).rstrip()
 
     def _reasoning(self, rules: list[str]) -> tuple[str, str, str]:
-        """What stands before an answer, and around its text."""
+        """Lark of what stands before an answer, and around its text."""
         open, close, _, frame = self.marks or ("", "", "", ())
         before, behind = ("" if self._end.endswith(mark) else mark for mark in (*frame, "", "")[:2])
         around = self._literal(before), self._literal(behind)
@@ -228,13 +228,13 @@ class Prepared:
 
     def _with_calls(self, message: dict[str, Any]) -> dict[str, Any]:
         """A message whose calls, or result, are text."""
-        made = {key: value for key, value in message.items() if key != "tool_calls"}
+        plain = {key: value for key, value in message.items() if key != "tool_calls"}
         if calls := [call["function"] for call in message.get("tool_calls") or ()]:
             written = self.how.write((call["name"], self._arguments(call["arguments"])) for call in calls)
-            made["content"] = "\n".join(filter(None, [message["content"], written]))
+            plain["content"] = "\n".join(filter(None, [message["content"], written]))
         if self.described and message["role"] == "tool":
-            made |= {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
-        return made
+            plain |= {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+        return plain
 
     def _arguments(self, arguments: Arguments) -> str:
         """Arguments as text: JSON, or one by one."""
@@ -245,9 +245,9 @@ class Prepared:
 
     def _told(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Messages of which the first describes the functions."""
-        told = [function.model_dump(exclude_unset=True, exclude={"strict"}) for function in self.functions]
+        schemas = [function.model_dump(exclude_unset=True, exclude={"strict"}) for function in self.functions]
         call = self.how.write([("FUNCTION", "{...}")])
-        functions = "\n".join(json.dumps(one, ensure_ascii=False) for one in told)
+        functions = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas)
         described = DESCRIBED.format(functions=functions, call=call)
         if messages[0]["role"] == "system":
             return [{**messages[0], "content": f"{messages[0]['content']}\n\n{described}"}, *messages[1:]]
@@ -256,6 +256,7 @@ class Prepared:
 
 def _in_order(parts: Sequence[tuple[str, bool]], separator: str) -> str:
     """Parts in a row with separators between them; those that are not needed may be left out."""
+    # a? b c? with ",": (a ("," b) ("," c)? | b ("," c)?)
     rest = [f"({separator} {part})" + ("" if needed else "?") for part, needed in parts]
     if not separator or not parts:
         return " ".join(rest)
@@ -271,8 +272,8 @@ def _with_arguments(i: int, message: dict[str, Any]) -> dict[str, Any]:
     calls = []
     try:
         for call in message["tool_calls"]:
-            given = call["function"].get("arguments") or "{}"
-            read = json.loads(given) if isinstance(given, str) else given
+            arguments = call["function"].get("arguments") or "{}"
+            read = json.loads(arguments) if isinstance(arguments, str) else arguments
             calls.append({**call, "function": {**call["function"], "arguments": Arguments(read)}})
             call["function"]["name"]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -288,5 +289,5 @@ def _with_short_ids(message: Mapping[str, Any]) -> dict[str, Any]:
         return sha256(str(name).encode()).hexdigest()[:9]
 
     calls = [{**call, "id": short(call.get("id"))} for call in message.get("tool_calls") or ()]
-    own = {"tool_call_id": short(message["tool_call_id"])} if "tool_call_id" in message else {}
-    return {**message, **({"tool_calls": calls} if calls else {}), **own}
+    result = {"tool_call_id": short(message["tool_call_id"])} if "tool_call_id" in message else {}
+    return {**message, **({"tool_calls": calls} if calls else {}), **result}

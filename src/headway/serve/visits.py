@@ -20,7 +20,7 @@ MINUTE = 60.0
 
 @dataclass(eq=False)
 class Key:
-    """What a client shows, and what it may ask for.
+    """The key that a client shows, and its limits.
 
     name: in logs, which never have the secret.   requests: at once.   tokens: in a minute, read and written.
     admin: whether it may change what the server has.   live: its requests that are being answered.
@@ -37,12 +37,12 @@ class Key:
 
     @property
     def salt(self) -> str:
-        """What tells its stored prefixes from those of others."""
+        """The salt that keeps its stored prefixes apart from those of others."""
         return blake2b(self.secret.encode(), digest_size=16).hexdigest() if self.secret else ""
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """While open, a request of it is being answered. Raises Busy where its limits are reached."""
+        """While open, a request with this key is being answered. Raises Busy where its limits are reached."""
         if self.requests is not None and self.live >= self.requests:
             raise Busy(f"this key has {self.live} requests, and no more at once; ask again")
         self.spend(0)
@@ -68,14 +68,14 @@ def read_keys(path: Path) -> list[Key]:
     keys: list[Key] = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         secret, *settings = line.partition("#")[0].split() or [""]
-        given = dict(setting.partition("=")[::2] for setting in settings)
-        wrong = given.keys() - {"name", "requests", "tokens", "admin"}
-        counts = {name: given[name] for name in ("requests", "tokens") if name in given}
+        options = dict(setting.partition("=")[::2] for setting in settings)
+        wrong = options.keys() - {"name", "requests", "tokens", "admin"}
+        counts = {name: options[name] for name in ("requests", "tokens") if name in options}
         if wrong or not all(value.isdecimal() and int(value) for value in counts.values()):
             raise ConfigError(f"{path}:{number}: write SECRET [name=NAME] [requests=N] [tokens=N] [admin]")
         if secret:
             numbers = {name: int(value) for name, value in counts.items()}
-            keys.append(Key(secret, given.get("name", f"{number}"), admin="admin" in given, **numbers))
+            keys.append(Key(secret, options.get("name", f"{number}"), admin="admin" in options, **numbers))
     if not keys:
         raise ConfigError(f"--keys {path}: there is no key in it; write one a line")
     return keys
@@ -89,7 +89,7 @@ ANYBODY = Key("", "anybody")
 class Visit:
     """A request: who asks, and what came of it.
 
-    id: what answers and logs call it.   route: the path as routes write it.   status: 0 before there is one.
+    id: its name in answers and logs.   route: the path as routes write it.   status: 0 before there is one.
     texts: those that were written, with the name of their model.   read: tokens that were read for others.
     after: what is done when it is over.
     """
@@ -105,12 +105,12 @@ class Visit:
     after: ExitStack = field(default_factory=ExitStack)
 
     def end(self) -> None:
-        """It is over: the key has paid, and a line of the log tells it. Neither holds a text."""
+        """Ends it: the key pays, and a line of the log records it. Neither holds a text."""
         self.after.close()
         read = self.read + sum(tokens for _, texts in self.texts for tokens, _ in prompts_of(texts))
         new = sum(text.count for _, texts in self.texts for text in texts)
         self.key.spend(read + new)
-        told = {
+        record = {
             "id": self.id,
             "key": self.key.name,
             "route": f"{self.method} {self.route}",
@@ -120,11 +120,11 @@ class Visit:
             "prompt_tokens": read,
             "new_tokens": new,
         }
-        LOG.info("request", extra={"told": told})
+        LOG.info("request", extra={"told": record})
 
 
 def prompts_of(texts: Sequence[SampledText]) -> list[tuple[int, int]]:
-    """Of each prompt, counted once, its tokens, and those of them that were stored already."""
+    """The tokens of each prompt, counted once, and those of them that were stored already."""
     first = {id(text.request.prompt): text for text in reversed(texts)}
     return [(text.request.prompt_tokens, text.stored) for text in first.values()]
 

@@ -18,7 +18,7 @@ from headway.serve.errors import Busy, Unavailable
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 Told = list[tuple[int, Any]]
-"""What a step added: of which text of a ticket, and what: a `Delta`, a `Reading`, or what an encoder gives."""
+"""News of a step: the number of a text of its ticket, and a `Delta`, a `Reading`, or an output of an encoder."""
 
 
 class Reading(NamedTuple):
@@ -31,7 +31,7 @@ class Reading(NamedTuple):
 
 
 class Steps(Protocol):
-    """What is stepped: an `Engine`, or a `Packing`."""
+    """Anything that is stepped: an `Engine`, or a `Packing`."""
 
     def add(self, job: Any) -> None: ...
 
@@ -56,15 +56,15 @@ class Ticket:
     """How far prompts were read when that was told."""
 
     def news(self) -> Told:
-        """What has not been told yet: how far prompts have been read, where that is asked for, and deltas."""
+        """News that have not been told yet: how far prompts have been read, where that is asked for, and deltas."""
         texts = [*enumerate(self.texts)]
-        read = [(i, told) for i, text in texts for told in (self._readings(i, text) if self.progress else ())]
-        told = [(i, delta) for i, text in texts for delta in text.deltas[self.counts[i] :]]
-        self.counts.update(i for i, _ in told)
-        return [*read, *told]
+        read = [(i, part) for i, text in texts for part in (self._readings(i, text) if self.progress else ())]
+        added = [(i, delta) for i, text in texts for delta in text.deltas[self.counts[i] :]]
+        self.counts.update(i for i, _ in added)
+        return [*read, *added]
 
     def _readings(self, i: int, text: Job) -> Iterator[Reading]:
-        """What is new of a prompt that is being read: at first what was stored."""
+        """News of a prompt that is being read: at first what was stored."""
         assert isinstance(text, SampledText)
         total, passed = text.request.prompt_tokens, 1e3 * (time.perf_counter() - text.begun)
         reached = total if text.count else -1 if text.table is None else min(len(text.table), total)
@@ -101,12 +101,12 @@ class FairTurns(Generic[T]):
         self._now = self._had[chosen] = self._before(chosen)
         return chosen
 
-    def took(self, one: T, seconds: float) -> None:
-        """It has had its turn."""
-        self._had[one] = self._before(one) + seconds
+    def took(self, who: T, seconds: float) -> None:
+        """Records that `who` has had its turn."""
+        self._had[who] = self._before(who) + seconds
 
-    def _before(self, one: T) -> float:
-        return max(self._now, self._had.get(one, 0.0))
+    def _before(self, who: T) -> float:
+        return max(self._now, self._had.get(who, 0.0))
 
 
 class Worker:
@@ -247,8 +247,8 @@ class Worker:
         self._tell([ticket for ticket in tickets if ticket.engine is engine], failure)
 
     def _tell(self, tickets: Sequence[Ticket], failure: Exception | None = None) -> None:
-        """What was added to texts, and how they ended: all of them by a failure, where there is one. One call of the
-        event loop for all of it."""
+        """Hands out what was added to texts, and how they ended: all of them by a failure, where there is one. One call
+        of the event loop for all of it."""
         news: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, Told | BaseException | None]]] = {}
         for ticket in tickets:
             to, errors = news.setdefault(ticket.loop, []), [text.error for text in ticket.texts if text.error]

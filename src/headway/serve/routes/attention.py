@@ -1,4 +1,4 @@
-"""What tokens attend to, and what would follow if they did not: numbers of the Python API, for the page."""
+"""Attention maps, and next tokens with attention cut: numbers of the Python API, for the page."""
 
 import codecs
 from collections.abc import Callable
@@ -43,16 +43,16 @@ class LookedAt(ModelRequest):
 
     def ids(self, model: Decoding) -> list[int]:
         """The text's. Raises ConfigError unless one text is given, DataError for a text without such a token."""
-        tokenizer, given = model.lm.need_tokenizer(), self.prompt
-        if (given is None) == (self.messages is None):
+        tokenizer, prompt = model.lm.need_tokenizer(), self.prompt
+        if (prompt is None) == (self.messages is None):
             raise ConfigError("one text is looked at: give prompt (a text or ids), or messages")
         if self.messages is not None:
-            given = tokenizer.render_chat([message.plain() for message in self.messages])
-        ids = tokenizer.encode(given, eos=False) if isinstance(given, str) else given or []
-        (found,) = check_prompts([ids], model.lm.spec.vocab)
-        if not -len(found) <= self.query < len(found):
-            raise DataError(f"query: there is no token {self.query}; the text has {len(found)}")
-        return found
+            prompt = tokenizer.render_chat([message.plain() for message in self.messages])
+        ids = tokenizer.encode(prompt, eos=False) if isinstance(prompt, str) else prompt or []
+        (checked,) = check_prompts([ids], model.lm.spec.vocab)
+        if not -len(checked) <= self.query < len(checked):
+            raise DataError(f"query: there is no token {self.query}; the text has {len(checked)}")
+        return checked
 
 
 class Row(LookedAt):
@@ -113,9 +113,9 @@ def routes(server: Server) -> APIRouter:
             (head,) = numbers_of("head", body.head, model.lm.spec.heads)
             look = looking.at(model, ids, salt)
             maps, (at,) = look.maps(model, [query])
-            one = replace(maps[layer], heads=(head,))
-            weights, result = one.row(at)[0].double(), one.result(at)[0].double()
-            difference = weights @ one.values(at)[0].double() - result
+            chosen = replace(maps[layer], heads=(head,))
+            weights, result = chosen.row(at)[0].double(), chosen.result(at)[0].double()
+            difference = weights @ chosen.values(at)[0].double() - result
             apart = range(len(ids) - 1, -1, -max(1, len(ids) // SAMPLED))[:SAMPLED]
             some = [number for number in reversed(apart) if look.sees(number)] or [query]
             others, slots = look.maps(model, some)
@@ -124,12 +124,12 @@ def routes(server: Server) -> APIRouter:
                 "sum": float(weights.sum()),
                 "difference": float(difference.abs().max()),
                 "largest": float(result.abs().max()),
-                "shares": _shares(*one.shares([at])),
+                "shares": _shares(*chosen.shares([at])),
                 "mean_shares": _shares(*replace(others[layer], heads=(head,)).shares(slots)),
                 "sampled": some,
                 "stored": look.stored,
                 "computed": look.computed,
-                **_seen(one.pattern, head, query, len(ids)),
+                **_seen(chosen.pattern, head, query, len(ids)),
             }
 
         return await looked(body, request, tell)
@@ -157,15 +157,15 @@ def routes(server: Server) -> APIRouter:
 
 
 def _texts(model: Decoding, ids: list[int]) -> list[str]:
-    """What each token adds to the text, in which together they read as the whole of it; a character whose bytes are
+    """The text that each token adds, so that together they read as the whole of it; a character whose bytes are
     several tokens stands in the last of them."""
     utf8, vocabulary = codecs.getincrementaldecoder("utf-8")("replace"), model.lm.need_tokenizer()
     return [utf8.decode(vocabulary.text_bytes(token, special=True) or b"") for token in ids]
 
 
 def _likely(log_probs: Tensor) -> list[int]:
-    found: list[int] = log_probs.topk(min(LIKELY, len(log_probs))).indices.tolist()
-    return found
+    tokens: list[int] = log_probs.topk(min(LIKELY, len(log_probs))).indices.tolist()
+    return tokens
 
 
 def _token(model: Decoding, token: int, **log_probs: Tensor) -> Told:
@@ -178,30 +178,30 @@ def _shares(shares: Shares) -> Told:
 
 
 def _pages(model: Decoding, ids: list[int], salt: str) -> Told:
-    """What became of the pages of the text, by what layers keep, for who has this salt."""
+    """The fates of the pages of the text, by classes of layers, for who has this salt."""
     reader = model.engine.reader
     kinds = zip(reader.cache.pool.classes, reader.fates(ids, model.adapters, salt), strict=True)
     classes = [
         {
             "layers": [i for i, layer in enumerate(reader.cache.layers) if layer.of == of],
             "state": kind.state,
-            "fates": found,
+            "fates": states,
         }
-        for of, (kind, found) in enumerate(kinds)
+        for of, (kind, states) in enumerate(kinds)
     ]
     return {"page": PAGE, "classes": classes}
 
 
 def _seen(pattern: Pattern, head: int, query: int, count: int) -> Told:
-    """What the query finds of each key, as runs [fate, first, end], and which part of the pattern shows it what."""
+    """The fate of each key for the query, as runs [fate, first, end], and the runs of keys that each part shows."""
     q, k = Tokens.range(1, query), Tokens.range(count)
-    found = fates(pattern, q, k)[0]
-    own = pattern.heads[head] if len(pattern.heads) > 1 else pattern
-    parts = own.parts if isinstance(own, Or) else (own,)
+    states = fates(pattern, q, k)[0]
+    whole = pattern.heads[head] if len(pattern.heads) > 1 else pattern
+    parts = whole.parts if isinstance(whole, Or) else (whole,)
     return {
-        "pattern": str(own),
+        "pattern": str(whole),
         "retention": asdict(pattern.retention),
-        "fates": [[FATES[fate], *run] for fate, run in _runs(found[head if len(found) > 1 else 0, 0])],
+        "fates": [[FATES[fate], *run] for fate, run in _runs(states[head if len(states) > 1 else 0, 0])],
         "parts": [
             {"pattern": str(part), "runs": [run for sees, run in _runs(visible(part, q, k)[0, 0, 0]) if sees]}
             for part in parts
@@ -210,10 +210,11 @@ def _seen(pattern: Pattern, head: int, query: int, count: int) -> Told:
 
 
 def _runs(values: Tensor) -> list[tuple[int, tuple[int, int]]]:
-    """Equal neighbours: their value, and (first, end)."""
-    found, at = [], 0
+    """Runs of equal values: their value, and (first, end)."""
+    # 1 1 0: (1, (0, 2)), (0, (2, 3))
+    runs, at = [], 0
     for value, run in groupby(values.tolist()):
         end = at + len(list(run))
-        found.append((int(value), (at, end)))
+        runs.append((int(value), (at, end)))
         at = end
-    return found
+    return runs

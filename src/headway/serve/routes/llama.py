@@ -1,4 +1,4 @@
-"""What llama.cpp and vLLM tell of tokens, and of the server."""
+"""Routes by which llama.cpp and vLLM tell of tokens, and of the server."""
 
 import asyncio
 from typing import Any
@@ -58,12 +58,12 @@ def routes(server: Server) -> APIRouter:
             ids = (await prepare(model, Chat.model_validate({"messages": body.messages}), warnings)).ids
         else:
             ids = await asyncio.to_thread(body.ids, tokenizer)
-        told = {"count": len(ids), "max_model_len": model.context, "tokens": ids, **warned(warnings)}
+        answer = {"count": len(ids), "max_model_len": model.context, "tokens": ids, **warned(warnings)}
         if body.return_token_strs:
-            told["token_strs"] = [tokenizer.token(i) for i in ids]
+            answer["token_strs"] = [tokenizer.token(i) for i in ids]
         if body.with_pieces:
-            told["tokens"] = [{"id": i, "piece": _piece(tokenizer, i)} for i in ids]
-        return told
+            answer["tokens"] = [{"id": i, "piece": _piece(tokenizer, i)} for i in ids]
+        return answer
 
     @router.post("/detokenize")
     async def detokenize(body: Detokenize) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def routes(server: Server) -> APIRouter:
         """What a model is, and the settings that requests have unless they say otherwise; of one that sleeps, which is
         not loaded for this, less."""
         place = server.models.choose(model, lambda served: isinstance(served, Decoding))
-        told = {
+        answer = {
             "model_alias": place.name,
             "model_path": place.source,
             "is_sleeping": place.model is None,
@@ -98,11 +98,11 @@ def routes(server: Server) -> APIRouter:
             "modalities": {"vision": False, "audio": False},
             "build_info": f"headway {__version__}",
         }
-        if not isinstance(found := place.model, Decoding):  # who looks uses nothing, so that it may sleep
-            return told
+        if not isinstance(decoder := place.model, Decoding):  # who looks uses nothing, so that it may sleep
+            return answer
         defaults = LlamaCompletion.model_validate({"prompt": ""}).model_dump(exclude={"prompt", "model"})
-        told["default_generation_settings"] = {"n_ctx": found.context, "params": defaults}
-        return told | _names(found.lm.need_tokenizer())
+        answer["default_generation_settings"] = {"n_ctx": decoder.context, "params": defaults}
+        return answer | _names(decoder.lm.need_tokenizer())
 
     @router.get("/slots")
     async def slots(model: str | None = None) -> list[dict[str, Any]]:
@@ -125,7 +125,7 @@ def _names(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
-    """What a token spells: text, or bytes that are none."""
+    """The text of a token, or its bytes where they are none."""
     spelled = tokenizer.text_bytes(token, special=True) or b""
     try:
         return spelled.decode()

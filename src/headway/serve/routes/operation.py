@@ -1,4 +1,4 @@
-"""Whether a server lives, is ready, and what it counts; adapters that come and go, as in vLLM, by a key of an admin."""
+"""Health, readiness and metrics of a server; adapters that come and go, as in vLLM, by a key of an admin."""
 
 from typing import Annotated, Any
 

@@ -32,7 +32,7 @@ HEADERS = {
     "cache-control": "no-cache",
 }
 MOST_LETTERS, MOST_LEAVES, MOST_HEADS = 500, 8, 16
-"""Of a pattern: what is counted from it takes time that grows with the leaves of a head, threefold each."""
+"""Bounds of a pattern: the time to count its facts grows with the leaves of a head, threefold each."""
 CELLS = " .+#"
 """Later, released, kept, seen: a letter for each of `FATES`."""
 
@@ -49,8 +49,8 @@ class Drawn(BaseModel, extra="forbid"):
 def routes(server: Server) -> APIRouter:
     """`/`, and `/page/NAME` for what it consists of."""
     router = APIRouter(include_in_schema=False)
-    found = (path for path in (files("headway.serve") / "page").iterdir() if path.is_file())
-    content = {path.name: path.read_bytes() for path in found}
+    paths = (path for path in (files("headway.serve") / "page").iterdir() if path.is_file())
+    content = {path.name: path.read_bytes() for path in paths}
 
     @router.get("/")
     @router.get("/page/{name}")
@@ -70,15 +70,15 @@ def patterns(server: Server) -> APIRouter:
     @router.post("/pattern")
     def pattern(body: Drawn) -> dict[str, Any]:
         """What `headway show --json` says of a pattern, and its cells, head by head, a row for each query."""
-        found = parse(body.pattern)
-        if len(found.heads) > MOST_HEADS or any(len(leaves(head)) > MOST_LEAVES for head in found.heads):
+        parsed = parse(body.pattern)
+        if len(parsed.heads) > MOST_HEADS or any(len(leaves(head)) > MOST_LEAVES for head in parsed.heads):
             raise PatternError(f"pattern: at most {MOST_HEADS} heads of {MOST_LEAVES} parts are drawn here")
         if any(not 0 <= index < body.tokens for index in body.globals):
             raise ConfigError(f"globals: tokens are 0..{body.tokens - 1}, got {body.globals}")
         tokens = Tokens.range(body.tokens)
         tokens = tokens.with_global(body.globals) if body.globals else tokens
-        heads = fates(found, tokens, tokens)[0].tolist()
+        heads = fates(parsed, tokens, tokens)[0].tolist()
         cells = [["".join(CELLS[c] for c in row) for row in head] for head in heads]
-        return {**pattern_facts(found, tokens, body.layers), "cells": cells}
+        return {**pattern_facts(parsed, tokens, body.layers), "cells": cells}
 
     return router

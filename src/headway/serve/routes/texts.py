@@ -1,4 +1,4 @@
-"""What models are asked, a path for each kind of request: texts, in the shape of each protocol, and tasks of encoders
+"""Requests to models, a path for each kind: texts, in the shape of each protocol, and tasks of encoders
 and translators."""
 
 import asyncio
@@ -28,7 +28,7 @@ from headway.serve.streams import STREAMED, respond, unless_gone, whole
 
 
 class Exchange(NamedTuple):
-    """A request, what makes texts of it, and how these are told."""
+    """The body of a request, the function that begins its answer, and the class of the answer."""
 
     body: type[TextRequest]
     begin: Callable[[type[Answer], Decoding, Any, list[str]], Awaitable[Answer]]
@@ -99,7 +99,7 @@ def routes(server: Server) -> APIRouter:
     def post(
         path: str, kind: type[ModelRequest], answer: Callable[..., Awaitable[Response]], **more: Any
     ) -> None:
-        """A route that has bodies of a kind, and says of itself what these say."""
+        """Adds a route for bodies of a kind, whose docstring it has."""
 
         async def endpoint(body: Any, request: Request) -> Response:
             return await answer(body, request)
@@ -120,8 +120,8 @@ def routes(server: Server) -> APIRouter:
         answers = []
         for each in body.instances:
             how = WRITTEN["/v1/" + each.format.replace("chatC", "chat/c")]
-            asked = how.body.model_validate({**(each.model_extra or {}), "stream": False})
-            answers.append(await begun(how, asked))
+            instance = how.body.model_validate({**(each.model_extra or {}), "stream": False})
+            answers.append(await begun(how, instance))
         return {"predictions": await unless_gone(asyncio.gather(*map(whole, answers)), request)}
 
     @router.get("/v1/models")
