@@ -1,4 +1,4 @@
-"""Rows of one length over a token file, and what batches are made of.
+"""Rows of one length over a token file, and batches of them.
 
 For next tokens (`Rows`) a row is a stretch of the token stream: row i reads tokens [i*L, i*L + L) and is trained to say
 tokens [i*L + 1, i*L + L + 1). Every token but the first of each document is a target exactly once per epoch, none is
@@ -75,7 +75,7 @@ def pack(
 
 
 class PackedRow(NamedTuple):
-    """Of a row's n tokens: ids [n], targets [n] (-100 where nothing is to be said), lengths of its documents."""
+    """A row of n tokens: ids [n], targets [n] (-100 where nothing is predicted), lengths of its documents."""
 
     ids: NDArray[np.int64]
     targets: NDArray[np.int64]
@@ -83,7 +83,7 @@ class PackedRow(NamedTuple):
 
 
 class RowSource(ABC):
-    """Rows by number, `len(rows)` of them; what is drawn in them, if anything is, is a function of `draw`."""
+    """Rows by number, `len(rows)` of them; random draws in them, if there are any, are a function of `draw`."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -220,14 +220,14 @@ def batch_of(rows: Sequence[PackedRow], length: int, global_first: bool = False)
 def in_slots(rows: Iterable[int], lengths: Sequence[int], slots: int) -> list[list[int]]:
     """The rows in their order, in batches of at most `slots` slots, padding to the longest of a batch included; a row
     that is longer is alone."""
-    found, longest = list[list[int]](), 0
+    batches, longest = list[list[int]](), 0
     for i in rows:
         longest = max(longest, lengths[i])
-        if not found or longest * (len(found[-1]) + 1) > slots:
-            found.append([])
+        if not batches or longest * (len(batches[-1]) + 1) > slots:
+            batches.append([])
             longest = lengths[i]
-        found[-1].append(i)
-    return found
+        batches[-1].append(i)
+    return batches
 
 
 def padded(rows: Sequence[Sequence[int] | NDArray[np.int64]], filler: int = 0) -> Tensor:
