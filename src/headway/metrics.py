@@ -35,9 +35,8 @@ def macro_f1(targets: Sequence[Hashable], predictions: Sequence[Hashable]) -> fl
     _check(targets, predictions)
     actual, predicted = Counter(targets), Counter(predictions)
     right = Counter(a for a, b in zip(targets, predictions, strict=True) if a == b)
-    return math.fsum(2 * right[c] / (actual[c] + predicted[c]) for c in actual | predicted) / len(
-        actual | predicted
-    )
+    classes = actual | predicted
+    return math.fsum(2 * right[c] / (actual[c] + predicted[c]) for c in classes) / len(classes)
 
 
 def matthews(targets: Sequence[Hashable], predictions: Sequence[Hashable]) -> float:

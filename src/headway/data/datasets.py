@@ -22,8 +22,7 @@ class Dataset:
 
     Attributes:
         what: its content. files: those that it is made of, "" where it can be made without any. source: who published
-        them, and
-            under which name they are to be had. licence, size: of the files.
+            them, and their name there. licence, size: of the files.
         make: its text, piece by piece; or its records, of which each is a line of JSON.
     """
 

@@ -1,5 +1,5 @@
-"""Texts as an encoder reads them, cut to its context, cut into windows, and side by side; and the
-results of its outputs: the stretches that it labels, and the one that answers a question.
+"""Texts as an encoder reads them, cut to its context, cut into windows, and side by side; and results from its outputs:
+the stretches that it labels, and the one that answers a question.
 
 Legend: B rows, T slots or tokens of a window, N tokens of the context over all windows.
 """
