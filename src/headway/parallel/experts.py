@@ -39,18 +39,14 @@ class ExpertParallel:
         """The experts' outputs for rows [N, M] that lie sorted by their experts, `counts` [E] of each: `run(rows,
         counts)` is of this rank's own experts, for the rows of all ranks. Ranks without rows take part alike."""
         ranks = self.exchange.ranks
-        local_counts = torch.stack(
+        routed = torch.stack(
             [theirs.view(ranks, -1)[self.exchange.rank] for theirs in self.exchange.gather(counts)]
         )
-        sent, received = counts.view(ranks, -1).sum(1).tolist(), local_counts.sum(1).tolist()
+        sent, received = counts.view(ranks, -1).sum(1).tolist(), routed.sum(1).tolist()
         arrived: Tensor = _Exchanged.apply(rows, self.exchange, sent, received)  # type: ignore[no-untyped-call]
-        experts = (
-            torch.arange(local_counts.shape[1]).repeat(ranks).repeat_interleave(local_counts.flatten().cpu())
-        )
+        experts = torch.arange(routed.shape[1]).repeat(ranks).repeat_interleave(routed.flatten().cpu())
         order = experts.argsort(stable=True).to(rows.device)  # from rank by rank to expert by expert
-        outputs = run(arrived.index_select(0, order), local_counts.sum(0).tolist()).index_select(
-            0, order.argsort()
-        )
+        outputs = run(arrived.index_select(0, order), routed.sum(0).tolist()).index_select(0, order.argsort())
         returned: Tensor = _Exchanged.apply(outputs, self.exchange, received, sent)  # type: ignore[no-untyped-call]
         return returned
 

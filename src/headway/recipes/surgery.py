@@ -84,8 +84,7 @@ def opened(path: Path, base: Path | None = None) -> Folder:
 def write_model(
     source: Path, target: Path, operations: tuple[tuple[str, Any], ...], base: Path | None = None
 ) -> list[str]:
-    """Write the model of `source`, operated on, at `target`; returns the changes as lines of text. `base` as in
-    `opened`."""
+    """Write the model of `source`, operated on, at `target`; returns lines on the changes. `base` as in `opened`."""
     folder = opened(source, base)
     spec, state = operated(folder.spec, folder.tensors, operations)
     change = Change(spec, state, tokenizer=TokenizerFiles(folder, spec.trained_context))
