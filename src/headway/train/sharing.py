@@ -135,13 +135,11 @@ def add_gradients(model: nn.Module, parallel: Parallel) -> None:
     for p, present in zip(trained, some, strict=True):
         if present and p.grad is None:
             p.grad = torch.zeros_like(p)
-    gradients = {name: own_part(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+    grads = {name: own_part(p.grad) for name, p in model.named_parameters() if p.grad is not None}
     shards = tensor_parallel.shards_of(model)
     owned = () if shards is None else shards.owned
-    parallel.add_up((gradient for name, gradient in gradients.items() if name in owned), "dp", "cp")
-    parallel.add_up(
-        (gradient for name, gradient in gradients.items() if name not in owned), "dp", "expert", "cp"
-    )
+    parallel.add_up((gradient for name, gradient in grads.items() if name in owned), "dp", "cp")
+    parallel.add_up((gradient for name, gradient in grads.items() if name not in owned), "dp", "expert", "cp")
     if shards is not None:
         with parallel.named():
-            shards.add_up(gradients)
+            shards.add_up(grads)
