@@ -1,4 +1,4 @@
-"""How good predictions are: of classes, of tags, of answers, of similarities. Shares are in 0..1.
+"""Measures of predictions of classes, tags, answers and similarities. Shares are in 0..1.
 
 Pure functions of Python's own values. Their tests compare them with scikit-learn and scipy, and with the rules of
 conlleval and of the scripts of SQuAD and CMRC, written again.
@@ -55,7 +55,7 @@ def matthews(targets: Sequence[Hashable], predictions: Sequence[Hashable]) -> fl
 
 @dataclass(frozen=True)
 class ClassScores:
-    """How well one class is predicted: precision TP / (TP + FP), recall TP / (TP + FN), f1 2 TP / (2 TP + FP + FN),
+    """Scores of one class: precision TP / (TP + FP), recall TP / (TP + FN), f1 2 TP / (2 TP + FP + FN),
     each 0 where nothing is counted; `count` is TP + FN."""
 
     label: str
@@ -67,8 +67,7 @@ class ClassScores:
 
 @dataclass(frozen=True)
 class Confusion:
-    """How often a class is the target and which one is predicted: `counts[target][predicted]`, both in the order of
-    `labels`."""
+    """The confusion matrix: `counts[target][predicted]`, both in the order of `labels`."""
 
     labels: tuple[str, ...]
     counts: tuple[tuple[int, ...], ...]

@@ -1,4 +1,4 @@
-"""Conversations and completions as examples: ids and which of them are trained, with a report of what became of all;
+"""Conversations and completions as examples: ids and which of them are trained, with a report on all;
 and whole examples as rows: best-fit decreasing (Johnson 1973), a function of their lengths alone.
 
 What stands behind the last trained token of an example is not read: nothing is learned from it.
@@ -169,7 +169,7 @@ def _segments(
 def _shortened(
     ids: Sequence[int], turns: Sequence[int], length: int, too_long: TooLong
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """As much as fits `length` slots; nothing where that has no whole answer."""
+    """As much of an example as fits `length` slots; nothing where that has no whole answer."""
     if too_long == "cut_left":
         return ids[-length - 1 :], turns[-length - 1 :]
     if too_long == "drop_turns":

@@ -80,7 +80,7 @@ def completed(value: Mapping[str, Any]) -> Messages:
 
 
 def preference(value: Mapping[str, Any]) -> tuple[Messages, Messages, Messages]:
-    """Prompt, chosen, rejected. What both begin with is the prompt; so is what stands under a key of its own."""
+    """Prompt, chosen, rejected. Messages that both begin with are the prompt; so are those under a key of its own."""
     chosen, rejected = (_answer(value, key) for key in ("chosen", "rejected"))
     prompt = _prompt(value)
     shared, shorter = 0, min(len(chosen), len(rejected))

@@ -176,7 +176,7 @@ def _whole(file: Path, piece: int) -> Iterator[Piece]:
 
 
 def _cut(text: str, most: int) -> int:
-    """Where to cut: after the last line end that a non-space follows; 0 when there is none (yet)."""
+    """The place to cut: after the last line end that a non-space follows; 0 when there is none (yet)."""
     end = len(text)
     while (end := text.rfind("\n", 0, end)) >= 0:
         if end + 1 < len(text) and not text[end + 1].isspace():

@@ -73,7 +73,7 @@ def pieces(
     text: Encoded, limit: int, *, of: Collection[int] = (0, 1), stride: int | None = None
 ) -> list[list[int]]:
     """The slots of a text in rows of at most `limit`: its tokens of the texts `of` from every `stride`-th one on, until
-    their end is reached (by default each in one row), and what stands before and behind them in every row. Raises
+    their end is reached (by default each in one row), and the tokens before and behind them in every row. Raises
     ConfigError where that leaves no room, and for a stride that leaves tokens out."""
     chosen = [i for i, side in enumerate(text.texts) if side in of]
     every = range(len(text.ids))

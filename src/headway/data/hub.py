@@ -59,8 +59,8 @@ def is_remote(source: str | Path) -> bool:
 def local(source: str | Path) -> Path:
     """The local file of an `hf://` address, fetched where it is not here yet; any other path as it is.
 
-    Raises HubError for what the Hub does not give, ConfigError for a package that is missing, DataError for an address
-    that is none and for rows that JSON cannot hold."""
+    Raises HubError where the Hub does not give it, ConfigError for a package that is missing, DataError for a bad
+    address and for rows that JSON cannot hold."""
     if not is_remote(source):
         return Path(source)
     import huggingface_hub

@@ -1,5 +1,5 @@
 """Published sets, from the files that they are published in, as texts and as records that `headway.data` reads. Each
-function takes files, packed by gzip or not, and gives what is written: texts, piece by piece, or records."""
+function takes files, packed by gzip or not, and yields texts, piece by piece, or records."""
 
 import gzip
 import json
@@ -30,7 +30,7 @@ STRETCH = 350
 
 
 def text_of(path: Path) -> str:
-    """A file as text, unpacked. Raises DataError for what is no UTF-8 and no gzip."""
+    """A file as text, unpacked. Raises DataError where it is neither UTF-8 nor gzip."""
     with as_error(DataError, str(path), *BROKEN):
         raw = path.read_bytes()
         return (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
@@ -58,7 +58,7 @@ def letters(files: Files) -> Iterator[str]:
 
 
 def listed(files: Files, keys: Sequence[str]) -> Iterator[str]:
-    """A JSON list of records as it is, unpacked. Raises DataError for what is none, or of records without the keys."""
+    """A JSON list of records as it is, unpacked. Raises DataError for anything else, or records without the keys."""
     for path in files:
         with as_error(DataError, str(path), *BROKEN):
             records = json.loads(text_of(path))

@@ -62,7 +62,7 @@ def word_begins(tokenizer: Tokenizer, ordinary: NDArray[np.int64]) -> Begins:
 
 @dataclass(frozen=True, eq=False)
 class Masking:
-    """Which tokens are to be found, and what stands in their place (Devlin et al. 2019, section 3.1 and A.1).
+    """The tokens that are to be predicted, and those in their place (Devlin et al. 2019, section 3.1 and A.1).
 
         chosen      each token by itself with probability `share`; with `words`, each word by itself, as a whole
         of these    80 % become the mask, 10 % an ordinary token drawn uniformly, 10 % stay as they are

@@ -21,7 +21,7 @@ from headway.text import Tokenizer, train_bpe
 from headway.text.languages import check_pair
 from headway.tokens import Tokens
 
-START, END = 0, 1  # ids of `train_bpe`: what a target is begun with, and what ends either side
+START, END = 0, 1  # ids of `train_bpe`: a target begins with START; END ends either side
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ class Rows(RowSource):
         return PackedRow(ids, targets, lengths)
 
     def targets(self, limit: int | None = None) -> int:
-        """How many tokens are predicted, of the first `limit` predictors: all but the last of each document."""
+        """The number of predicted tokens for the first `limit` inputs: all but the last of each document have one."""
         tokens = len(self.file) if limit is None else min(limit, len(self.file))
         return tokens - int(np.searchsorted(self.file.ends, np.uint64(tokens), side="right"))
 
@@ -138,15 +138,15 @@ class MaskedRows(RowSource):
     """Rows of `length` slots over a token file of plain text, with tokens to be found: `len(rows)`, `rows[i]`,
     `rows.batch([..])`.
 
-    A document that does not fit is cut, and each part has the template around it, so that what a model reads first is
-    always what the template begins with. The parts of a row do not see each other (`Tokens.packed`). What is masked in
-    row i is a function of (seed, draw, i): another draw is another mask, an equal one the same, whatever else is in the
+    A document that does not fit is cut, and each part has the template around it, so that the first token that a model
+    reads is always that of the template. The parts of a row do not see each other (`Tokens.packed`). The mask of row i
+    is a function of (seed, draw, i): another draw is another mask, an equal one the same, whatever else is in the
     batch.
 
     Args:
         file: ids without a template (`encode_corpus(..., bos=False, eos=False)`).
         length: slots of a row, those of the template included.
-        prefix: what the template puts before a text. suffix: and after it.
+        prefix: ids that the template puts before a text. suffix: and after it.
         packed: parts of several documents side by side; False is one part a row, the rest of the row being empty.
         global_first: the first token of each text, [CLS], is global.
     Raises DataError for rows that have no room, and for a file whose documents have the template already.

@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from headway.errors import DataError, as_error, near_file
 
-Value = tuple[str, Any]  # where it stands, and what it is
+Value = tuple[str, Any]  # its place, and the value
 
 
 def values(path: str | Path) -> Iterator[Value]:
@@ -55,7 +55,7 @@ def suffix(file: Path) -> str:
 
 
 def string(value: Mapping[str, Any], key: str) -> str:
-    """The text under a key. Raises DataError for what is none; the caller adds the value's place to it."""
+    """The text under a key. Raises DataError where it is none; the caller adds the value's place to it."""
     text = value[key]
     if not isinstance(text, str):
         raise DataError(f'"{key}" must be a string, got {type(text).__name__}')

@@ -1,4 +1,4 @@
-"""How tensors get from one rank to another."""
+"""Sending tensors from rank to rank."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -72,18 +72,18 @@ class DistributedExchange(Exchange):
         def wait() -> None:
             for work in works:
                 work.wait()
-            messages.clear()  # until here they keep what is sent alive
+            messages.clear()  # until here they keep the sent tensors alive
 
         return wait
 
     def all_to_all(self, local: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        """By one collective operation."""
+        """The same by one collective operation."""
         arrived = local.new_empty(sum(received), *local.shape[1:])
         dist.all_to_all_single(arrived, local.contiguous(), received, sent, group=self.group)
         return arrived
 
     def sum(self, local: Tensor) -> Tensor:
-        """By a ring, which adds each part of the tensor up on one rank."""
+        """The same by a ring, which adds each part of the tensor up on one rank."""
         total = local.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=self.group)
         return total

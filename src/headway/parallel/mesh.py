@@ -40,7 +40,7 @@ class Mesh:
     def of(text: str | None, ranks: int) -> "Mesh":
         """`dp=2,cp=4` for 8 processes; all of them data parallel where nothing is asked for.
 
-        Raises ConfigError for another number of processes than there are, and for what is no mesh."""
+        Raises ConfigError for another number of processes than there are, and for a text that is no mesh."""
         if text is None:
             return Mesh(dp=ranks)
         mesh = Mesh.read(text)
@@ -53,7 +53,7 @@ class Mesh:
 
     @staticmethod
     def read(text: str) -> "Mesh":
-        """`dp=2,cp=4`, for as many processes as that is. Raises ConfigError for what is no mesh."""
+        """`dp=2,cp=4`, for as many processes as that is. Raises ConfigError for a text that is no mesh."""
         axes = [field.name for field in fields(Mesh)]
         sizes: dict[str, int] = {}
         for part in text.split(","):

@@ -24,7 +24,7 @@ class Read:
 
     slots    of the shard, in order: those of every tile that some query of the rank may see a key of, in some row [S]
     tokens   of these slots
-    pairs    (query, key) pairs of the tiles that are not ruled out, which is what is computed, in all rows of tokens
+    pairs    (query, key) pairs of the tiles that are not ruled out, all of which are computed, in all rows of tokens
     """
 
     slots: Tensor

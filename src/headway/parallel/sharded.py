@@ -107,8 +107,7 @@ def whole(tensors: Mapping[str, Tensor], model: nn.Module, *, here: bool = True)
 
 @torch.no_grad()
 def _full(value: DTensor) -> Tensor:
-    """The whole tensor, gathered by one axis of the mesh after the other, the last first: torch warns of both at
-    once."""
+    """The whole tensor, gathered along one axis after the other, the last first: torch warns of both at once."""
     placements = [*value.placements]
     for axis in reversed(range(len(placements))):
         placements[axis] = Replicate()

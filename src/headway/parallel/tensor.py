@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 
 def share(count: int, what: str, ranks: int, rank: int, axis: str = "tp") -> range:
-    """The numbers of a rank's heads, units or experts, out of `count`. Raises ConfigError where ranks do not divide
-    them."""
+    """A rank's heads, units or experts, out of `count`. Raises ConfigError where ranks do not divide them."""
     if count % ranks:
         name = "tensor" if axis == "tp" else axis
         raise ConfigError(
@@ -71,17 +70,15 @@ class TensorParallel:
 
 @dataclass(frozen=True, eq=False)
 class Shards:
-    """How the parameters of a model are shared by ranks.
+    """The parts of a model's parameters that each rank has.
 
     Attributes:
         tensor: the ranks.
         axes: by parameter of which each rank has a part: the axis that is cut, into equal parts in the order of
             ranks.
-        summed: parameters that ranks have as a whole, but whose gradient on each comes from its own heads alone: it is
-        to
+        summed: parameters that ranks have as a whole, but whose gradient on each is of its own heads alone: it is to
             be summed over ranks. The gradient of all others is the same on all ranks.
-        owned: parameters that this rank alone has, whole (experts); with the names of those that stand in their place
-        on
+        owned: parameters that this rank alone has, whole (experts); with the names of those in their place on
             each rank, in the order of ranks.
     """
 
@@ -101,8 +98,7 @@ class Shards:
 
     @torch.no_grad()
     def with_others(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """These tensors, by parameters or `PARAMETER/what`, and those that other ranks alone have; all ranks call
-        it."""
+        """These tensors, by parameters or `PARAMETER/what`, and those that other ranks alone have. All call it."""
         result = dict(tensors)
         for name, local in tensors.items():
             parameter, slash, what = name.partition("/")

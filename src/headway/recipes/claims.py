@@ -46,14 +46,14 @@ class Claim:
         return claim
 
     def holds(self, measures: Measures) -> bool:
-        """For one seed. Raises ConfigError for a measure that a stage does not have."""
+        """Whether it holds for one seed. Raises ConfigError for a measure that a stage does not have."""
         signs = [type(sign) for sign in self._tree().ops]
         pairs = zip(self.margins(measures), signs, strict=True)
         return all(margin > 0 or (margin == 0 and sign in OR_EQUAL) for margin, sign in pairs)
 
     def margins(self, measures: Measures) -> list[float]:
-        """By how much each comparison of the chain holds, for one seed; below zero, it does not. a < b < c has the
-        margins b - a and c - b. Raises ConfigError for a measure that a stage does not have."""
+        """The margin by which each comparison of the chain holds, for one seed; below zero, it does not. a < b < c has
+        the margins b - a and c - b. Raises ConfigError for a measure that a stage does not have."""
         stages = {stage: SimpleNamespace(**_numbers(values)) for stage, values in measures.items()}
         tree = self._tree()
         try:

@@ -50,7 +50,7 @@ class Stage:
         settings: of its run, without `out`, `seed`, and, with a source, `model`.
         source: the stage whose trained model it begins with; None for a run of its own.
         surgery: operations on that model before training, as (name, options), in their order.
-        moments: what the optimizer begins with; "keep" takes those of the source's last step.
+        moments: the state that the optimizer begins with; "keep" takes those of the source's last step.
         published: figures of others, by column of the table.
     """
 

@@ -84,8 +84,8 @@ def spread_of(values: Iterable[Any]) -> tuple[float, float] | None:
 
 
 def panels(claims: Sequence[Claim], stages: Sequence[Measured]) -> Iterator[Panel]:
-    """For each measure that `claims` compare: of all stages of a task that they name, the values after training and,
-    where it did not begin with fresh weights, before."""
+    """A panel for each measure that `claims` compare: of all stages of a task that they name, the values after training
+    and, where it did not begin with fresh weights, before."""
     task = {stage.stage: stage.task for stage in stages}
     named: dict[str, list[tuple[str, str]]] = {}
     for claim in claims:

@@ -80,7 +80,7 @@ class Callback:
         return by_clock or (self.every_steps is not None and step % self.every_steps == 0)
 
     def call(self, context: CallbackContext) -> None:
-        """Calls the function in evaluation mode, without gradients; what it draws at random leaves the run's state."""
+        """Calls the function in evaluation mode, without gradients; its draws leave the run's generator alone."""
         with evaluating(context.model), torch.no_grad(), torch.random.fork_rng(devices=[]):
             self.function(context)
 

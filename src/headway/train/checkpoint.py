@@ -128,8 +128,8 @@ class State:
         return write
 
     def load(self, path: Path) -> list[str]:
-        """Fill model, optimizer and progress from a checkpoint; returns remarks: what is different now, and what
-        follows from it.
+        """Fill model, optimizer and progress from a checkpoint; returns remarks on settings and
+        machine that differ now.
 
         Raises CheckpointError for a broken checkpoint, ConfigError for settings or data that it does not fit.
         """
@@ -190,7 +190,7 @@ def take_mean(model: torch.nn.Module, paths: Sequence[Path]) -> None:
 
 
 def checkpoints(out: Path) -> list[Path]:
-    """The training checkpoints of a run, oldest first; what a dying process left half-written is not one."""
+    """The training checkpoints of a run, oldest first; a half-written one is left out."""
     folders = (p for p in out.glob("checkpoint-*") if NAME.fullmatch(p.name))
     return sorted((p for p in folders if (current_folder(p) / STATE).exists()), key=step_of)
 
@@ -221,7 +221,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def changes(record: dict[str, Any], config: TrainConfig, path: Path) -> list[str]:
-    """Settings that change the bits of what follows, with their values then and now.
+    """Settings that change the bits of the steps that follow, with their values then and now.
 
     Raises ConfigError for differences that do not make sense, and for a checkpoint of another task."""
     now = config.model_dump(mode="json")

@@ -1,4 +1,4 @@
-"""Where the settings of a run come from: a YAML file, `key=value` overrides, flags; and back to YAML. And those by
+"""Reading the settings of a run from a YAML file, `key=value` overrides and flags; writing them as YAML. And those by
 which a trained model is measured as its training measures held-out data: `headway eval MODEL --task TASK`."""
 
 from collections.abc import Iterable, Mapping

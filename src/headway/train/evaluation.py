@@ -70,7 +70,7 @@ class Evaluation:
 
     @property
     def loss(self) -> float:
-        """Nats per token, or what is predicted."""
+        """Nats per token, or per `unit`."""
         return self.nats / max(self.tokens, 1)
 
     @property
@@ -135,7 +135,7 @@ def evaluate(
     (`MaskedRows`), under one mask for good.
 
     Rows do not overlap, so a prediction looks back on 1 to `rows.length` tokens: the number is an upper bound of
-    what a longer look back would give. With `limit`, only predictions from the first `limit` tokens count, and
+    the loss with more context. With `limit`, only predictions from the first `limit` tokens count, and
     the bytes are those of the whole file times the share of tokens. `pool` computes batches at the same time;
     `progress(rows done, rows)` is called after each.
 

@@ -47,7 +47,7 @@ class Inputs:
 
     @staticmethod
     def of(config: TrainConfig) -> "Inputs":
-        """Opens what the settings name; a model of the Hub is fetched first. Raises as `load_folder` does."""
+        """Opens the model that the settings name; one of the Hub is fetched first. Raises as `load_folder` does."""
         if not isinstance(config, RowsConfig) or config.model is None:
             return Inputs(config)
         if is_address(config.model):
@@ -227,7 +227,7 @@ RANK, ALPHA = 16, 32.0
 
 
 def lora_of(config: RowsConfig) -> Lora | None:
-    """The adapter of each layer; None where the model itself is trained."""
+    """The settings of the adapter; None where the model itself is trained."""
     if config.adapter is None:
         return None
     return Lora(
@@ -248,7 +248,7 @@ def trained_parameters(config: RowsConfig, spec: ModelSpec) -> int:
 
 
 def trained_adapter(model: Model) -> Adapter:
-    """The one that `adapt` put on a model; what is a part of a tensor is a DTensor."""
+    """The one that `adapt` put on a model; a part of a tensor is a DTensor."""
     return Adapter.of(model, NAME, own_state(model))
 
 

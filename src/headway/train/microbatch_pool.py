@@ -118,12 +118,12 @@ def choose_precision(dtype: str) -> Choice:
 class MasterWeights(Generic[M]):
     """fp32 weights that are trained, and the modules that compute with them.
 
-    In fp32 the module that computes is the trained one; in bf16 it is a copy, which shares what is frozen. A copy
+    In fp32 the module that computes is the trained one; in bf16 it is a copy, which shares frozen weights. A copy
     rather than autocast: under autocast every activation is cast on its way into every product and the residual stream
     stays fp32, which costs more time than the products of a small model.
 
     `replicas` share the weights that compute and have gradients of their own, so that as many micro batches can run
-    their `.backward()` at the same time. `collect` adds what they hold to the fp32 gradients, in the order of the
+    their `.backward()` at the same time. `collect` adds their gradients to the fp32 ones, in the order of the
     replicas, so that the sum does not depend on which was done first.
 
     Args:

@@ -133,7 +133,7 @@ class Run:
             self.state.optimizer,
             schedule=lambda step, seconds: task.schedule(step, self.deadline.scheduled(seconds)),
             clip=config.clip,
-            dtype=torch.float32 if parallel.mesh.fsdp > 1 else task.inputs.dtype,  # what is gathered is in it
+            dtype=torch.float32 if parallel.mesh.fsdp > 1 else task.inputs.dtype,  # of gathered weights
             pool=self.pool,
             progress=self.state.progress,
             seed=config.seed,

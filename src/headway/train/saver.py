@@ -1,7 +1,7 @@
 """When a run's checkpoints are written, by whom, and when they have their names.
 
 with Saver(state, parallel, in_shards=True) as saver:
-    saver.save(background=True)                          # a thread writes what is copied to memory
+    saver.save(background=True)                          # a thread writes the copy in memory
     saver.settle(parallel.gather(saver.outcome))         # between two steps: all have written, or not yet
     saver.wait()
 """

@@ -1,4 +1,4 @@
-"""How the processes of a run share its steps and its evaluations."""
+"""Sharing the steps and evaluations of a run among its processes."""
 
 from collections.abc import Callable, Iterable
 from itertools import chain
@@ -84,7 +84,7 @@ def spread(task: Task[Any], parallel: Parallel) -> None:
 def divide(task: Task[Any], parallel: Parallel, dtype: torch.dtype) -> Divided[Any] | None:
     """Leave of a task's model this process's part of it: of all weights its part, on the axis fsdp; of layers its
     heads and hidden units, on the axis tp; of experts its own, on the axis expert. Returns None where it has all.
-    `dtype` computes.
+    Weights of `dtype` compute.
 
     Raises ConfigError for a frozen model in 4 bits, of which there are no parts, and as `tensor_parallel.shard` and
     `shard_experts`."""

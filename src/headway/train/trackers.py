@@ -1,7 +1,7 @@
-"""Where the lines of metrics.jsonl go besides: TensorBoard, Weights & Biases, Trackio.
+"""Sends the lines of metrics.jsonl to trackers: TensorBoard, Weights & Biases, Trackio.
 
-metrics.jsonl stays the truth. A run that goes on sends what a tracker lacks of it, and no line twice; what a tracker
-cannot take costs the run nothing. Each is an extra of its own, and none asks questions.
+metrics.jsonl stays the truth. A resumed run sends the lines that a tracker lacks, and no line twice; a tracker that
+fails does not stop the run. Each is an extra of its own, and none asks questions.
 """
 
 import json

@@ -35,7 +35,7 @@ class TrainingError(HeadwayError):
 
 @dataclass
 class Progress:
-    """How far a run has come. Where it stands in its data follows from `step`: the order is a pure function.
+    """Progress of a run. Its place in the data follows from `step`: the order is a pure function.
 
     Attributes:
         step: optimizer steps that are done.

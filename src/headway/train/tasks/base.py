@@ -28,7 +28,7 @@ from headway.train.rows_config import RowsConfig
 class Sums(NamedTuple):
     """The loss over the targets of a batch.
 
-    total   scalar, differentiable: what is minimised, summed
+    total   scalar, differentiable: the summed loss that is minimised
     loss    scalar without gradient: the sum that is reported
     extra   further sums by name, such as hits; they are added up over the micro batches of a step
     """
@@ -63,7 +63,7 @@ class StepStats:
 
 
 def cut(rows: Sequence[T], size: int) -> list[Sequence[T]]:
-    """The rows in parts of `size`, the last of what is left."""
+    """The rows in parts of `size`; the last part may be shorter."""
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
@@ -168,7 +168,7 @@ class Task(Objective[M]):
         workers: micro batches that run at the same time, in each process. micro_batch: rows of each; None where each
             process has one.
 
-    `prepare` gives a run what it begins with: `model`, `tokenizer`, `data` and the attributes below them.
+    `prepare` sets `model`, `tokenizer`, `data` and the attributes below them.
     """
 
     settings: ClassVar[type[TrainConfig]]
@@ -210,7 +210,7 @@ class Task(Objective[M]):
 
     @abstractmethod
     def prepare(self, start: Path | None) -> None:
-        """Read the data (what is made of it lies in the run's folder) and build the model; a run that resumes from the
+        """Read the data (files made of it lie in the run's folder) and build the model; a run that resumes from the
         checkpoint `start` has its tokenizer.
 
         Raises ConfigError and DataError for settings and data that do not fit together."""

@@ -100,7 +100,7 @@ class HeadRows(RecordRows):
 
     @abstractmethod
     def scores(self, predictions: Sequence[Any]) -> dict[str, float]:
-        """How good the predictions of all rows are."""
+        """The measures of the predictions of all rows, by name."""
 
     def confusion(self, predictions: Sequence[Any]) -> Confusion | None:
         """The confusion matrix of the predictions of all rows; None where they are not of classes."""
@@ -164,9 +164,9 @@ def encoded_whole(
 ) -> Iterator[Encoded]:
     """The texts, each with its file and line, within the tokenizer's template. Raises DataError for one of more than
     `context` tokens where `too_long` is "error"."""
-    for some in cut([*texts], ENCODED_AT_ONCE):
-        read = tokenizer.inputs([text for text, _ in some])
-        for encoding, (_, where) in zip(read, some, strict=True):
+    for chunk in cut([*texts], ENCODED_AT_ONCE):
+        read = tokenizer.inputs([text for text, _ in chunk])
+        for encoding, (_, where) in zip(read, chunk, strict=True):
             if len(encoding.ids) > config.context and config.too_long == "error":
                 raise DataError(
                     f"{where}: {len(encoding.ids)} tokens, and context is {config.context}; raise context, or read the "

@@ -138,6 +138,6 @@ class RowsTask(Task[Decoder | Encoder]):
         }
 
     def quality(self, stats: StepStats) -> dict[str, float | None]:
-        """How good a step's predictions were, besides their loss: the share that was right, where that is counted."""
+        """Further measures of a step's predictions: the share that was right, where that is counted."""
         hits = stats.extra.get("hits")
         return {} if hits is None else {"accuracy": hits / stats.count}

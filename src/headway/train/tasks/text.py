@@ -90,7 +90,7 @@ class TextTask(RowsTask):
         """The model's completion of each of these prompts, as text."""
 
     def callbacks(self) -> list[Callback]:
-        """See `Task`: the sample prompts are completed, so that one sees what is learned."""
+        """See `Task`: the sample prompts are completed, which shows what is learned."""
         prompts = [self.encoded_prompt(text) for text in self.config.sample_prompts]
 
         def sample(context: CallbackContext) -> None:
