@@ -54,12 +54,12 @@ class Claim:
     def margins(self, measures: Measures) -> list[float]:
         """The margin by which each comparison of the chain holds, for one seed; below zero, it does not. a < b < c has
         the margins b - a and c - b. Raises ConfigError for a measure that a stage does not have."""
-        stages = {stage: SimpleNamespace(**_numbers(values)) for stage, values in measures.items()}
+        stages = {stage: SimpleNamespace(**_numbers(figures)) for stage, figures in measures.items()}
         tree = self._tree()
         try:
             values = [_value(side, stages) for side in (tree.left, *tree.comparators)]
         except AttributeError as error:
-            stage = next(name for name, values in stages.items() if values is error.obj)
+            stage = next(name for name, figures in stages.items() if figures is error.obj)
             raise ConfigError(
                 f"claim {self.text!r}: stage {stage} has no measure {error.name!r}; it has {', '.join(vars(error.obj))}"
             ) from None
