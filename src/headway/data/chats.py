@@ -1,4 +1,4 @@
-"""Conversations and completions as examples: ids and which of them are trained, with a report of what became of all;
+"""Conversations and completions as examples: ids and which of them are trained, with a report on all;
 and whole examples as rows: best-fit decreasing (Johnson 1973), a function of their lengths alone.
 
 What stands behind the last trained token of an example is not read: nothing is learned from it.
@@ -37,9 +37,9 @@ class Example(NamedTuple):
 
 @dataclass
 class Report:
-    """What became of records.
+    """The counts of records that were read, dropped and trained on.
 
-    read         how many there were
+    read         records that were read
     dropped      by reason
     cut          examples of which a part was dropped, because they were too long
     tokens       that are read; trained: those of answers
@@ -57,26 +57,26 @@ class Report:
 
     def lines(self) -> list[str]:
         """The counts as sentences."""
-        kept = self.read - self.dropped.total()
+        left = self.read - self.dropped.total()
         dropped = "".join(f", {count} dropped ({reason})" for reason, count in sorted(self.dropped.items()))
-        said = [
-            f"{self.read} examples read, {kept} trained on{f', {self.cut} of them cut' if self.cut else ''}{dropped}; "
+        sentences = [
+            f"{self.read} examples read, {left} trained on{f', {self.cut} of them cut' if self.cut else ''}{dropped}; "
             f"{self.trained / max(1, self.tokens):.1%} of {self.tokens} tokens are trained"
         ]
         if self.otherwise:
-            said.append(
+            sentences.append(
                 f"{self.otherwise} of {self.answers} answers begin otherwise than the chat template's generation "
                 "prompt ends: generation will not read before an answer what training does"
             )
         if self.unmarked:
-            said.append(
+            sentences.append(
                 f"{self.unmarked} messages of the assistant have no marks in the chat template: not trained"
             )
-        return said
+        return sentences
 
 
 class Examples(list[Example]):
-    """Examples, and what became of the records that they were made of."""
+    """Examples, and the report on the records that they were made of."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,11 +84,11 @@ class Examples(list[Example]):
 
     @property
     def slots(self) -> list[int]:
-        """Slots that each takes: its last token is predicted, and not read."""
-        return [len(one.ids) - 1 for one in self]
+        """The slots that each example takes: its last token is predicted, and not read."""
+        return [len(example.ids) - 1 for example in self]
 
     def add(self, ids: Sequence[int], turns: Sequence[int], where: str = "") -> None:
-        """One more."""
+        """Adds an example."""
         numbers = np.array([min(turn, 255) for turn in turns], np.uint8)
         self.append(Example(np.array(ids, np.int32), numbers, where))
         self.report.tokens += len(ids)
@@ -97,7 +97,9 @@ class Examples(list[Example]):
     def digest(self) -> bytes:
         """Bytes that tell these examples from others."""
         return b"".join(
-            part.tobytes() for one in self for part in (np.array(len(one.ids)), one.ids, one.turns)
+            part.tobytes()
+            for example in self
+            for part in (np.array(len(example.ids)), example.ids, example.turns)
         )
 
 
@@ -118,8 +120,8 @@ def encode_examples(
     Raises DataError, with file and line, for a record that cannot be made into segments; where more than `SILENT` of
     the examples have nothing to train; and where none is left.
     """
-    found, silent = Examples(), ""
-    report = found.report
+    examples, silent = Examples(), ""
+    report = examples.report
     for record in records:
         report.read += 1
         segments = _segments(record, tokenizer, stop, train_on)
@@ -143,15 +145,15 @@ def encode_examples(
                 report.dropped[TOO_LONG] += 1
                 continue
             report.cut += 1
-        found.add(ids, turns, record.where)
+        examples.add(ids, turns, record.where)
     if report.dropped[NO_ANSWER] > SILENT * report.read:
         raise DataError(
             f"{report.dropped[NO_ANSWER]} of {report.read} examples have no answer to be trained, the first in "
             f"{silent}: are these the right data, template and train_on?"
         )
-    if not len(found):
+    if not len(examples):
         raise DataError(f"no example is left to train on: {'; '.join(report.lines())}")
-    return found
+    return examples
 
 
 def _segments(
@@ -167,7 +169,7 @@ def _segments(
 def _shortened(
     ids: Sequence[int], turns: Sequence[int], length: int, too_long: TooLong
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """As much as fits `length` slots; nothing where that has no whole answer."""
+    """As much of an example as fits `length` slots; nothing where that has no whole answer."""
     if too_long == "cut_left":
         return ids[-length - 1 :], turns[-length - 1 :]
     if too_long == "drop_turns":
@@ -175,9 +177,6 @@ def _shortened(
         end = max((end for end in ends if end <= length + 1), default=0)
         return ids[:end], turns[:end]
     return [], []
-
-
-# Legend: B rows, L slots of a row.
 
 
 def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
@@ -196,7 +195,7 @@ def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
         n = lengths[i]
         if not 0 <= n <= room:
             raise DataError(f"example {i} needs {n} slots, and a row has {room}")
-        fitting = bits >> n
+        fitting = bits >> n  # rows with 2 and 4 slots left are 0b10100; for n = 3 that is 0b10: free = 3 + 1
         if fitting:
             free = n + (fitting & -fitting).bit_length() - 1
             row = with_room[free].popleft()
@@ -227,9 +226,11 @@ class ChatRows(RowSource):
 
     def __getitem__(self, i: int) -> PackedRow:
         parts = [self.examples[k] for k in self.rows[i]]
-        ids = np.concatenate([one.ids[:-1] for one in parts], dtype=np.int64)
-        said = [np.where(turns[1:] > 0, ids[1:], IGNORE_INDEX) for ids, turns, _ in parts]
-        return PackedRow(ids, np.concatenate(said, dtype=np.int64), [len(one.ids) - 1 for one in parts])
+        ids = np.concatenate([example.ids[:-1] for example in parts], dtype=np.int64)
+        targets = [np.where(turns[1:] > 0, ids[1:], IGNORE_INDEX) for ids, turns, _ in parts]
+        return PackedRow(
+            ids, np.concatenate(targets, dtype=np.int64), [len(example.ids) - 1 for example in parts]
+        )
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """The given rows."""
@@ -237,7 +238,7 @@ class ChatRows(RowSource):
         return batch_of(rows, max(len(row.ids) for row in rows))
 
     def turns(self, indices: Sequence[int]) -> Tensor:
-        """Of each target of `batch(indices)` [B, L], which answer of its conversation it is of: 1, 2, ...; else 0."""
+        """For each target of `batch(indices)` [B, L] the number of its answer in its conversation: 1, 2, ..; else 0."""
         parts = [[self.examples[i].turns[1:] for i in self.rows[row]] for row in indices]
         return padded([np.concatenate(row) for row in parts])
 

@@ -1,4 +1,4 @@
-"""Messages of a conversation, from the forms in which data sets write them. Whoever reads a record names its place."""
+"""Messages of a conversation, from the forms in which data sets write them. Callers add a record's place to errors."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,17 +18,17 @@ _ROLES = {
 
 def messages(value: Mapping[str, Any], key: str = "messages") -> Messages:
     """OpenAI's form: role and content."""
-    found = value[key]
-    found = [found] if isinstance(found, dict) else found
+    turns = value[key]
+    turns = [turns] if isinstance(turns, dict) else turns
     with as_error(DataError, f'"{key}"'):
-        check_messages(found)
-    for i, message in enumerate(found):
+        check_messages(turns)
+    for i, message in enumerate(turns):
         content = message.get("content")
         if not isinstance(content, (str, list)) and not (content is None and message.get("tool_calls")):
             raise DataError(f'{key}[{i}]: "content" must be a string, got {type(content).__name__}')
         if message.get("weight", 1) not in (0, 1):
             raise DataError(f'{key}[{i}]: "weight" must be 0 or 1, got {message["weight"]!r}')
-    return tuple(found)
+    return tuple(turns)
 
 
 def sharegpt(value: Mapping[str, Any], key: str = "conversations") -> Messages:
@@ -39,38 +39,38 @@ def sharegpt(value: Mapping[str, Any], key: str = "conversations") -> Messages:
         raise DataError(f'"{key}" must be a list of turns, got {turns!r}')
     if all(isinstance(turn, dict) and "role" in turn for turn in turns):
         return (*_system(value), *messages(value, key))
-    found = _system(value)
+    parsed = _system(value)
     for i, turn in enumerate(turns):
         at = f"{key}[{i}]"
         if not isinstance(turn, dict) or not isinstance(turn.get("value"), str) or "from" not in turn:
             raise DataError(f'{at} needs "from" and a string "value", got {turn!r}')
-        speaker, said = turn["from"], turn["value"]
+        speaker, text = turn["from"], turn["value"]
         check_known(speaker, ("function_call", *_ROLES), f"{at}: there is no speaker", error=DataError)
         if speaker == "function_call":
-            found.append({"role": "assistant", "content": "", "tool_calls": _calls(said, at)})
+            parsed.append({"role": "assistant", "content": "", "tool_calls": _calls(text, at)})
         else:
-            found.append({"role": _ROLES[speaker], "content": said})
-    return tuple(found)
+            parsed.append({"role": _ROLES[speaker], "content": text})
+    return tuple(parsed)
 
 
 def alpaca(value: Mapping[str, Any]) -> Messages:
     """Alpaca's form; "history" holds earlier rounds. Templates that look at them find "instruction" and "input" in the
     message of the user, whose content is both."""
-    instruction, given = _text(value, "instruction"), _text(value, "input")
-    found = _system(value)
+    instruction, extra = _text(value, "instruction"), _text(value, "input")
+    earlier = _system(value)
     history = value.get("history") or []
     for i, turn in enumerate(history if isinstance(history, list) else [history]):
-        if not (isinstance(turn, list) and len(turn) == 2 and all(isinstance(said, str) for said in turn)):
+        if not (isinstance(turn, list) and len(turn) == 2 and all(isinstance(text, str) for text in turn)):
             raise DataError(f"history[{i}] must be a list of a question and its answer, got {turn!r}")
-        found += [_said("user", turn[0]), _said("assistant", turn[1])]
-    content = f"{instruction}\n\n{given}" if given else instruction
-    user = {"role": "user", "content": content, "instruction": instruction, "input": given}
-    return (*found, user, *([_said("assistant", _text(value, "output"))] if "output" in value else []))
+        earlier += [_message("user", turn[0]), _message("assistant", turn[1])]
+    content = f"{instruction}\n\n{extra}" if extra else instruction
+    user = {"role": "user", "content": content, "instruction": instruction, "input": extra}
+    return (*earlier, user, *([_message("assistant", _text(value, "output"))] if "output" in value else []))
 
 
 def answered(value: Mapping[str, Any]) -> Messages:
     """A question and its answer."""
-    return _said("user", _text(value, "question")), _said("assistant", _text(value, "answer"))
+    return _message("user", _text(value, "question")), _message("assistant", _text(value, "answer"))
 
 
 def completed(value: Mapping[str, Any]) -> Messages:
@@ -80,7 +80,7 @@ def completed(value: Mapping[str, Any]) -> Messages:
 
 
 def preference(value: Mapping[str, Any]) -> tuple[Messages, Messages, Messages]:
-    """Prompt, chosen, rejected. What both begin with is the prompt; so is what stands under a key of its own."""
+    """Prompt, chosen, rejected. Messages that both begin with are the prompt; so are those under a key of its own."""
     chosen, rejected = (_answer(value, key) for key in ("chosen", "rejected"))
     prompt = _prompt(value)
     shared, shorter = 0, min(len(chosen), len(rejected))
@@ -92,42 +92,42 @@ def preference(value: Mapping[str, Any]) -> tuple[Messages, Messages, Messages]:
         prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
     if not prompt:
         raise DataError('there is no prompt: no key "prompt", and chosen and rejected begin differently')
-    for key, said in (("chosen", chosen), ("rejected", rejected)):
-        if said[0]["role"] != "assistant" or said[-1]["role"] != "assistant":
+    for key, turns in (("chosen", chosen), ("rejected", rejected)):
+        if turns[0]["role"] != "assistant" or turns[-1]["role"] != "assistant":
             raise DataError(f'"{key}" must go on with a message of the assistant, and end with one')
     return prompt, chosen, rejected
 
 
 def tools(value: Mapping[str, Any]) -> Sequence[Any] | None:
     """Descriptions of functions: a list, or JSON of one."""
-    found = value.get("tools") or None
-    if isinstance(found, str):
-        found = _json(found, '"tools"')
-    if found is not None and not isinstance(found, list):
-        raise DataError(f'"tools" must be a list, got {type(found).__name__}')
-    return found
+    descriptions = value.get("tools") or None
+    if isinstance(descriptions, str):
+        descriptions = _json(descriptions, '"tools"')
+    if descriptions is not None and not isinstance(descriptions, list):
+        raise DataError(f'"tools" must be a list, got {type(descriptions).__name__}')
+    return descriptions
 
 
 def _answer(value: Mapping[str, Any], key: str) -> Messages:
-    found = value[key]
-    if isinstance(found, str):
-        return (_said("assistant", found),)
-    wrapped = {key: [found] if isinstance(found, dict) else found}
+    answer = value[key]
+    if isinstance(answer, str):
+        return (_message("assistant", answer),)
+    wrapped = {key: [answer] if isinstance(answer, dict) else answer}
     first = wrapped[key][0] if isinstance(wrapped[key], list) and wrapped[key] else None
     return (sharegpt if isinstance(first, dict) and "from" in first else messages)(wrapped, key)
 
 
 def _prompt(value: Mapping[str, Any]) -> Messages:
     if isinstance(value.get("prompt"), str):
-        return (*_system(value), _said("user", value["prompt"]))
+        return (*_system(value), _message("user", value["prompt"]))
     for key, read in (("prompt", messages), ("messages", messages), ("conversations", sharegpt)):
         if key in value:
             return read(value, key)
     return alpaca(value) if "instruction" in value else ()
 
 
-def _calls(said: str, place: str) -> list[dict[str, Any]]:
-    calls = _json(said, f"{place}: a function_call")
+def _calls(text: str, place: str) -> list[dict[str, Any]]:
+    calls = _json(text, f"{place}: a function_call")
     calls = calls if isinstance(calls, list) else [calls]
     for call in calls:
         if not isinstance(call, dict) or not {"name", "arguments"} <= call.keys():
@@ -141,10 +141,10 @@ def _json(text: str, what: str) -> Any:
 
 
 def _system(value: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [_said("system", text)] if (text := _text(value, "system")) else []
+    return [_message("system", text)] if (text := _text(value, "system")) else []
 
 
-def _said(role: str, content: str) -> Mapping[str, Any]:
+def _message(role: str, content: str) -> Mapping[str, Any]:
     return {"role": role, "content": content}
 
 

@@ -98,8 +98,8 @@ def encode_corpus(
 
 
 def digest(source: str | Path) -> str:
-    """What tells the text of a file or folder from another: of the names and bytes of its files; of an hf:// address,
-    which names one text, its own."""
+    """A hash that tells the text of a file or folder from another: over the names and bytes of its files; of an hf://
+    address, which names one text, over the address."""
     state = hashlib.blake2b(digest_size=16)
     if is_remote(source):
         state.update(str(source).encode())
@@ -126,11 +126,11 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
 
 def _files(path: Path) -> list[Path]:
     if path.is_dir():
-        found = sorted(p for p in path.rglob("*") if p.is_file() and p.name.endswith(_SUFFIXES))
-        if not found:
-            there = ", ".join(sorted(p.name for p in path.iterdir())[:8]) or "nothing"
-            raise DataError(f"{path}: no .txt or .jsonl file in this folder (it holds: {there})")
-        return found
+        files = sorted(p for p in path.rglob("*") if p.is_file() and p.name.endswith(_SUFFIXES))
+        if not files:
+            listing = ", ".join(sorted(p.name for p in path.iterdir())[:8]) or "nothing"
+            raise DataError(f"{path}: no .txt or .jsonl file in this folder (it holds: {listing})")
+        return files
     if not path.exists():
         raise DataError(f"{path}: no such file or folder{near_file(path)}")
     if (form := _FORMATTED.get(suffix(path))) is not None:
@@ -176,7 +176,7 @@ def _whole(file: Path, piece: int) -> Iterator[Piece]:
 
 
 def _cut(text: str, most: int) -> int:
-    """Where to cut: after the last line end that a non-space follows; 0 when there is none (yet)."""
+    """The place to cut: after the last line end that a non-space follows; 0 when there is none (yet)."""
     end = len(text)
     while (end := text.rfind("\n", 0, end)) >= 0:
         if end + 1 < len(text) and not text[end + 1].isspace():

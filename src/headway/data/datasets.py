@@ -21,8 +21,8 @@ class Dataset:
     """One file of data.
 
     Attributes:
-        what: it holds. files: that it is made of, "" where it can be made without any. source: who published them, and
-            under which name they are to be had. licence, size: of the files.
+        what: its content. files: those that it is made of, "" where it can be made without any. source: who published
+            them, and their name there. licence, size: of the files.
         make: its text, piece by piece; or its records, of which each is a line of JSON.
     """
 
@@ -121,7 +121,7 @@ DATASETS: Mapping[str, Dataset] = {
         "the same, held out", "test.jsonl[.gz], test/*.json", *QMSUM, loaders.meetings
     ),
 }
-"""By the name that recipes have it by."""
+"""Data sets by the file name that recipes use."""
 
 
 def prepare(name: str, files: Files, out: Path) -> int:
@@ -130,18 +130,18 @@ def prepare(name: str, files: Files, out: Path) -> int:
     Raises ConfigError for a name that is not there, for no files where some are needed, and for a file that is there
     already; DataError for files of another kind, and where nothing comes out."""
     check_known(name, DATASETS, "data: there is no set")
-    found = DATASETS[name]
-    if found.files and not files:
+    known = DATASETS[name]
+    if known.files and not files:
         raise ConfigError(
-            f"data {name}: is made of {found.files}; give these files: {found.source} ({found.licence}; {found.size})"
+            f"data {name}: is made of {known.files}; give these files: {known.source} ({known.licence}; {known.size})"
         )
     if out.exists():
         raise ConfigError(f"data {name}: {out} is there already; remove it, or give another --out")
-    made = found.make(files)
-    text = "".join(x if isinstance(x, str) else f"{json.dumps(x, ensure_ascii=False)}\n" for x in made)
+    pieces = known.make(files)
+    text = "".join(x if isinstance(x, str) else f"{json.dumps(x, ensure_ascii=False)}\n" for x in pieces)
     if not text.strip():
         raise DataError(
-            f"data {name}: nothing was found in {', '.join(map(str, files))}; it is made of {found.files}"
+            f"data {name}: nothing was found in {', '.join(map(str, files))}; it is made of {known.files}"
         )
     atomic_write(out, text)
     return len(text.encode())
@@ -151,6 +151,6 @@ def made_by(path: Path) -> str:
     """ "; `headway data NAME FILES` makes it ..." of a file that recipes name, else the empty string."""
     if path.name not in DATASETS:
         return ""
-    found = DATASETS[path.name]
-    command = " ".join(filter(None, ("headway data", path.name, found.files)))
-    return f"; `{command}` makes it: {found.source} ({found.licence}; {found.size})"
+    known = DATASETS[path.name]
+    command = " ".join(filter(None, ("headway data", path.name, known.files)))
+    return f"; `{command}` makes it: {known.source} ({known.licence}; {known.size})"

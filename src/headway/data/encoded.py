@@ -1,5 +1,5 @@
-"""Texts as an encoder reads them, cut to its context, cut into windows, and side by side; and what its outputs say of
-them: the stretches that it labels, and the one that answers a question.
+"""Texts as an encoder reads them, cut to its context, cut into windows, and side by side; and results from its outputs:
+the stretches that it labels, and the one that answers a question.
 
 Legend: B rows, T slots or tokens of a window, N tokens of the context over all windows.
 """
@@ -47,7 +47,7 @@ def encoder_inputs(
 def shortened(text: Encoded, limit: int) -> Encoded:
     """At most `limit` tokens: of the longer text its last token is dropped, until it fits (of two equally long ones,
     the second's). The template stays."""
-    slots = [[i for i, which in enumerate(text.texts) if which == t] for t in (0, 1)]
+    slots = [[i for i, side in enumerate(text.texts) if side == t] for t in (0, 1)]
     over = len(text.ids) - limit
     if over > sum(map(len, slots)):
         raise ConfigError(
@@ -60,7 +60,7 @@ def shortened(text: Encoded, limit: int) -> Encoded:
 
 
 def without_places(text: Encoded) -> Encoded:
-    """The same without offsets, which take most of its memory."""
+    """The text without offsets, which take most of its memory."""
     return replace(text, offsets=[])
 
 
@@ -73,13 +73,13 @@ def pieces(
     text: Encoded, limit: int, *, of: Collection[int] = (0, 1), stride: int | None = None
 ) -> list[list[int]]:
     """The slots of a text in rows of at most `limit`: its tokens of the texts `of` from every `stride`-th one on, until
-    their end is reached (by default each in one row), and what stands before and behind them in every row. Raises
+    their end is reached (by default each in one row), and the tokens before and behind them in every row. Raises
     ConfigError where that leaves no room, and for a stride that leaves tokens out."""
-    own = [i for i, which in enumerate(text.texts) if which in of]
+    chosen = [i for i, side in enumerate(text.texts) if side in of]
     every = range(len(text.ids))
-    if len(every) <= limit or not own:
+    if len(every) <= limit or not chosen:
         return [[*every]]
-    before, after = every[: own[0]], every[own[-1] + 1 :]
+    before, after = every[: chosen[0]], every[chosen[-1] + 1 :]
     room = limit - len(before) - len(after)
     if room < 1:
         raise ConfigError(
@@ -92,8 +92,9 @@ def pieces(
             f"stride {stride} leaves tokens between the windows unread, which hold {room} of the context; at most "
             f"{room}"
         )
-    starts = range(0, len(own) - room + stride, stride)
-    return [[*before, *own[at : at + room], *after] for at in starts]
+    # 10 tokens, room 4, stride 3: windows begin at 0, 3 and 6
+    starts = range(0, len(chosen) - room + stride, stride)
+    return [[*before, *chosen[at : at + room], *after] for at in starts]
 
 
 def windows(pair: Encoded, limit: int, stride: int) -> list[Encoded]:
@@ -117,12 +118,12 @@ class Span:
 def spans(text: str, tokens: Iterable[tuple[str, float, tuple[int, int]]]) -> list[Span]:
     """Joins the (label, probability, place) of a text's tokens into stretches (`headway.metrics.entities`)."""
     read = list(tokens)
-    found = []
+    stretches = []
     for label, first, behind in entities([name for name, _, _ in read]):
         start, end = _bare(text, read[first][2][0], read[behind - 1][2][1])
         mean = sum(p for _, p, _ in read[first:behind]) / (behind - first)
-        found.append(Span(label, text[start:end], start, end, mean))
-    return found
+        stretches.append(Span(label, text[start:end], start, end, mean))
+    return stretches
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def best_answers(
 ) -> list[Answer]:
     """The likeliest stretches of a context, the best first, by the logits [T, 2] of beginning and end in each window;
     `no_answer` as in `headway.api.Answerer.answer`."""
-    inside = [[i for i, which in enumerate(part.texts) if which == 1] for part in windows]
+    inside = [[i for i, side in enumerate(part.texts) if side == 1] for part in windows]
     logits_N2 = torch.cat([out[slots] for out, slots in zip(outputs, inside, strict=True)])
     if no_answer is not None:
         logits_N2 = torch.cat([logits_N2, min((out[:1] for out in outputs), key=lambda x: float(x.sum()))])

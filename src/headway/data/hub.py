@@ -34,19 +34,19 @@ Address = re.Match[str]
 
 
 def parse_address(text: str) -> Address:
-    """Raises DataError for what is no address."""
-    found = _ADDRESS.fullmatch(text)
-    has_rows = found is not None and (found["split"] or (found["path"] or "").endswith(".parquet"))
-    if found is None or not (found["split"] or found["path"]) or (found["column"] and not has_rows):
+    """The address in a text. Raises DataError where it is none."""
+    match = _ADDRESS.fullmatch(text)
+    has_rows = match is not None and (match["split"] or (match["path"] or "").endswith(".parquet"))
+    if match is None or not (match["split"] or match["path"]) or (match["column"] and not has_rows):
         raise DataError(
             f"{text}: a file of the Hub is hf://OWNER/NAME[@REVISION]/PATH, rows hf://OWNER/NAME[/CONFIG]:SPLIT, "
             "one column of them with #COLUMN"
         )
-    return found
+    return match
 
 
 def file_name(address: Address) -> str:
-    """Of the rows, below the folder of the data set."""
+    """The file name of the rows, below the folder of the data set."""
     parts = address.group("path", "split", "column")
     return ".".join(re.sub(r"[^\w.-]+", "-", part) for part in parts if part) + ".jsonl"
 
@@ -59,8 +59,8 @@ def is_remote(source: str | Path) -> bool:
 def local(source: str | Path) -> Path:
     """The local file of an `hf://` address, fetched where it is not here yet; any other path as it is.
 
-    Raises HubError for what the Hub does not give, ConfigError for a package that is missing, DataError for an address
-    that is none and for rows that JSON cannot hold."""
+    Raises HubError where the Hub does not give it, ConfigError for a package that is missing, DataError for a bad
+    address and for rows that JSON cannot hold."""
     if not is_remote(source):
         return Path(source)
     import huggingface_hub
@@ -121,12 +121,12 @@ def _line(address: Address, row: dict[str, Any], number: int) -> str:
     where, column = f"{address.string}, row {number}", address["column"]
     if column is not None:
         if not isinstance(row.get(column), str):
-            there = (
+            problem = (
                 f"{column!r} is {type(row[column]).__name__}"
                 if column in row
                 else f"its columns are {sorted(row)}"
             )
-            raise DataError(f"{where}: #{column} must be a column of texts; {there}")
+            raise DataError(f"{where}: #{column} must be a column of texts; {problem}")
         row = {"text": row[column]}
     with as_error(DataError, f"{where}: take one column of texts, {address.string}#COLUMN", TypeError):
         return json.dumps(row, ensure_ascii=False)

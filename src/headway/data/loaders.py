@@ -1,5 +1,5 @@
 """Published sets, from the files that they are published in, as texts and as records that `headway.data` reads. Each
-function takes files, packed by gzip or not, and gives what is written: texts, piece by piece, or records."""
+function takes files, packed by gzip or not, and yields texts, piece by piece, or records."""
 
 import gzip
 import json
@@ -24,20 +24,20 @@ REVIEW = re.compile(r"(neg|pos)/cv(\d{3})_\w+\.txt$")
 REVIEWS = {"train": range(800), "dev": range(800, 900), "test": range(900, 1000)}
 NOISE = re.compile(r"\{[^{}]*\}")  # {vocalsound}, {disfmarker}
 BROKEN = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, ElementTree.ParseError)
-"""What a file raises that is not what it should be."""
+"""Errors that a file of another format raises."""
 STRETCH = 350
 """Characters of a passage of a triplet: what rows of 512 tokens are to rows of 1024, in a quarter of the size."""
 
 
 def text_of(path: Path) -> str:
-    """A file as text, unpacked. Raises DataError for what is no UTF-8 and no gzip."""
+    """A file as text, unpacked. Raises DataError where it is neither UTF-8 nor gzip."""
     with as_error(DataError, str(path), *BROKEN):
         raw = path.read_bytes()
         return (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
 
 
 def english(files: Files) -> Iterator[str]:
-    """The texts of the files; without any what Python says of itself, `pydoc_data.topics`."""
+    """The texts of the files; without files Python's own help texts, `pydoc_data.topics`."""
     if files:
         return (f"{text_of(path)}\n" for path in files)
     with as_error(DataError, "Python's own help texts are not here; give text files", ImportError):
@@ -46,8 +46,8 @@ def english(files: Files) -> Iterator[str]:
 
 
 def text8(text: str) -> str:
-    """In a-z and single spaces (Mahoney 2006, "About the test data"): lower case, digits spelled out one by one, all
-    else a space, and of spaces in a row one. The published file has this form, and comes through as it is."""
+    """A text in a-z and single spaces (Mahoney 2006, "About the test data"): lower case, digits spelled out one by one,
+    all else a space, and of spaces in a row one. The published file has this form, and stays as it is."""
     spelled = re.sub(r"\d", lambda digit: f" {DIGITS[digit[0]]} ", text.lower())
     return re.sub(r"[^a-z]+", " ", spelled)
 
@@ -58,11 +58,11 @@ def letters(files: Files) -> Iterator[str]:
 
 
 def listed(files: Files, keys: Sequence[str]) -> Iterator[str]:
-    """A JSON list of records as it is, unpacked. Raises DataError for what is none, or of records without the keys."""
+    """A JSON list of records as it is, unpacked. Raises DataError for anything else, or records without the keys."""
     for path in files:
         with as_error(DataError, str(path), *BROKEN):
             records = json.loads(text_of(path))
-        if not isinstance(records, list) or not all(set(keys) <= {*one} for one in records):
+        if not isinstance(records, list) or not all(set(keys) <= {*record} for record in records):
             raise DataError(f"{path}: must be a JSON list of records, each with {', '.join(keys)}")
         yield json.dumps(records, ensure_ascii=False)
 
@@ -76,7 +76,7 @@ def chapters(text: str) -> list[str]:
 
 
 def novels(files: Files) -> Iterator[Record]:
-    """Their chapters."""
+    """The chapters of novels, a record each."""
     return ({"text": part} for path in files for part in chapters(text_of(path)))
 
 
@@ -118,10 +118,10 @@ def reviews(files: Files, split: str) -> Iterator[Record]:
     for path in files:
         with as_error(DataError, str(path), *BROKEN), zipfile.ZipFile(path) as archive:
             for name in sorted(archive.namelist()):
-                found = REVIEW.search(name)
-                if found and int(found[2]) in REVIEWS[split]:
+                match = REVIEW.search(name)
+                if match and int(match[2]) in REVIEWS[split]:
                     text = " ".join(archive.read(name).decode("latin-1").split())
-                    yield {"text": text, "label": found[1]}
+                    yield {"text": text, "label": match[1]}
 
 
 def sampled(files: Files, count: int, seed: int = 0) -> Iterator[str]:
@@ -140,7 +140,7 @@ def articles(files: Files) -> Iterator[Record]:
         )
     with as_error(DataError, " and ".join(map(str, files)), *BROKEN):
         texts, truth = (ElementTree.fromstring(text_of(path)) for path in files)
-    labels = {one.get("id"): one.get("hyperpartisan") for one in truth.iter("article")}
+    labels = {element.get("id"): element.get("hyperpartisan") for element in truth.iter("article")}
     for article in texts.iter("article"):
         words = f"{article.get('title', '')} {' '.join(article.itertext())}".split()
         yield {"text": " ".join(words), "label": str(labels[article.get("id")])}
@@ -148,20 +148,20 @@ def articles(files: Files) -> Iterator[Record]:
 
 def meetings(files: Files) -> Iterator[Record]:
     """The questions about the meetings of QMSum (Zhong et al. 2021): JSON, or one meeting on each line."""
-    return (one for path in files for _, meeting in values(path) for one in questions(meeting))
+    return (question for path in files for _, meeting in values(path) for question in questions(meeting))
 
 
 def questions(meeting: Record) -> Iterator[Record]:
     """The records of a meeting, in the form of SQuAD: the context is the whole meeting, one turn a line, and every turn
     that bears on the question is an answer. Questions about a whole meeting have none and are left out."""
     spoken = ((turn["speaker"], NOISE.sub(" ", turn["content"])) for turn in meeting["meeting_transcripts"])
-    said = [" ".join(f"{speaker}: {text}".split()) for speaker, text in spoken]
+    turns = [" ".join(f"{speaker}: {text}".split()) for speaker, text in spoken]
     starts = [0]
-    for turn in said:
+    for turn in turns:
         starts.append(starts[-1] + len(turn) + 1)
     for query in meeting["specific_query_list"]:
         spans = [range(int(first), int(last) + 1) for first, last in query["relevant_text_span"]]
-        numbers = sorted({i for span in spans for i in span if i < len(said)})
-        answers = [{"text": said[i], "answer_start": starts[i]} for i in numbers]
+        numbers = sorted({i for span in spans for i in span if i < len(turns)})
+        answers = [{"text": turns[i], "answer_start": starts[i]} for i in numbers]
         if answers:
-            yield {"question": query["query"], "context": "\n".join(said), "answers": answers}
+            yield {"question": query["query"], "context": "\n".join(turns), "answers": answers}

@@ -26,7 +26,7 @@ Begins = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
 
 def word_begins(tokenizer: Tokenizer, ordinary: NDArray[np.int64]) -> Begins:
-    """A token, of the ids `ordinary`, goes on with the word before it when
+    """Returns `Begins` of a tokenizer. A token, of the ids `ordinary`, goes on with the word before it when
 
         WordPiece         it is written ##..
         other tokenizers  it begins in the midst of a character, or it begins with a letter or digit and the token
@@ -39,9 +39,9 @@ def word_begins(tokenizer: Tokenizer, ordinary: NDArray[np.int64]) -> Begins:
     inside, begins, ends = (np.zeros(size, np.bool_) for _ in range(3))
     if tokenizer.table is not None:
         for i in ordinary.tolist():
-            found = tokenizer.text_bytes(i, special=False) or b""
-            text = found.decode("utf-8", "ignore")
-            inside[i] = found[:1] >= b"\x80" and found[:1] < b"\xc0"
+            raw = tokenizer.text_bytes(i, special=False) or b""
+            text = raw.decode("utf-8", "ignore")
+            inside[i] = raw[:1] >= b"\x80" and raw[:1] < b"\xc0"  # 0b10xxxxxx continues a UTF-8 character
             begins[i], ends[i] = _letter(text[:1]), _letter(text[-1:])
     else:
         inside[ordinary] = [tokenizer.token(i).startswith(CONTINUED) for i in ordinary.tolist()]
@@ -62,7 +62,7 @@ def word_begins(tokenizer: Tokenizer, ordinary: NDArray[np.int64]) -> Begins:
 
 @dataclass(frozen=True, eq=False)
 class Masking:
-    """Which tokens are to be found, and what stands in their place (Devlin et al. 2019, section 3.1 and A.1).
+    """The tokens that are to be predicted, and those in their place (Devlin et al. 2019, section 3.1 and A.1).
 
         chosen      each token by itself with probability `share`; with `words`, each word by itself, as a whole
         of these    80 % become the mask, 10 % an ordinary token drawn uniformly, 10 % stay as they are
@@ -86,8 +86,8 @@ class Masking:
 
     @staticmethod
     def of(tokenizer: Tokenizer, *, share: float = SHARE, whole_words: bool = False) -> "Masking":
-        """For a tokenizer. Raises DataError when it has no mask token, ConfigError for a share that is not in (0, 1),
-        and where whole words are wanted from a tokenizer that does not tell them."""
+        """Masking for a tokenizer. Raises DataError when it has no mask token, ConfigError for a share that is not in
+        (0, 1), and where whole words are wanted from a tokenizer that does not tell them."""
         if not 0.0 < share < 1.0:
             raise ConfigError(f"masking: the share of tokens to be found lies between 0 and 1, got {share}")
         mask = tokenizer.need("mask")
@@ -99,7 +99,7 @@ class Masking:
         return Masking(mask, special, ordinary, share, words)
 
     def __call__(self, ids: NDArray[np.int64], key: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """ids [n] -> what the model reads [n], and what it is to find [n]: the id where chosen, else -100."""
+        """ids [n] -> the model's inputs [n], and its targets [n]: the id where chosen, else -100."""
         raw = np.random.Philox(key=key).random_raw(3 * len(ids)).reshape(3, -1)
         first, second, third = (raw >> np.uint64(11)) * 2.0**-53  # uniform in [0, 1)
         if self.words is not None:

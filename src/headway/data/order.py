@@ -27,7 +27,8 @@ def keyed(*words: int) -> int:
 
 
 class Permutation:
-    """Of range(size), drawn by (seed, epoch): `permutation(i)` is the row that is read as the i-th of the epoch."""
+    """A permutation of range(size), drawn by (seed, epoch): `permutation(i)` is the row that is read as the i-th of the
+    epoch."""
 
     def __init__(self, seed: int, epoch: int, size: int) -> None:
         if size < 1 or epoch < 0:
@@ -40,7 +41,7 @@ class Permutation:
         if not 0 <= index < self.size:
             raise DataError(f"permutation: index {index} is outside the epoch's {self.size} rows")
         half, low = self._half, (1 << self._half) - 1
-        x = index
+        x = index  # size 5 has half = 2 bits, so x lies in [0, 16); from 5 on it goes through again
         while True:
             left, right = x >> half, x & low
             for key in self._keys:
@@ -54,9 +55,9 @@ def rows_from(seed: int, first: int, count: int, size: int) -> list[int]:
     """The rows that are read as number first, first + 1, .. of a run over a corpus of `size` rows.
 
     An epoch's last rows are followed by the next epoch's first: every row is read once per epoch."""
-    found: list[int] = []
-    while len(found) < count:
-        epoch, index = divmod(first + len(found), size)
+    rows: list[int] = []
+    while len(rows) < count:
+        epoch, index = divmod(first + len(rows), size)
         permutation = Permutation(seed, epoch, size)
-        found += map(permutation, range(index, min(size, index + count - len(found))))
-    return found
+        rows += map(permutation, range(index, min(size, index + count - len(rows))))
+    return rows

@@ -21,7 +21,7 @@ from headway.text import Tokenizer, train_bpe
 from headway.text.languages import check_pair
 from headway.tokens import Tokens
 
-START, END = 0, 1  # ids of `train_bpe`: what a target is begun with, and what ends either side
+START, END = 0, 1  # ids of `train_bpe`: a target begins with START; END ends either side
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Pairs:
     targets: Sequence[Sequence[int]]
 
     def described(self) -> dict[str, Any]:
-        """What tells these pairs from others, ids and order included."""
+        """A description that tells these pairs from others, ids and order included."""
         digest = hashlib.blake2b(digest_size=8)
         for ids in chain(self.sources, self.targets):
             digest.update(array("q", [len(ids), *ids]).tobytes())
@@ -67,33 +67,33 @@ def batches(pairs: Pairs, batch_tokens: int, seed: int, epoch: int) -> list[list
     drawn = Permutation(seed, epoch, len(pairs.sources))
     rows = sorted(map(drawn, range(drawn.size)), key=lambda i: (len(pairs.targets[i]), len(pairs.sources[i])))
     lengths = [max(map(len, both)) for both in zip(pairs.sources, pairs.targets, strict=True)]
-    found = in_slots(rows, lengths, batch_tokens)
-    again = Permutation(seed + 1, epoch, len(found))
-    return [found[again(i)] for i in range(len(found))]
+    groups = in_slots(rows, lengths, batch_tokens)
+    order = Permutation(seed + 1, epoch, len(groups))
+    return [groups[order(i)] for i in range(len(groups))]
 
 
 def joint_tokenizer(texts: Iterator[str], vocab: int) -> Tokenizer:
     """A byte-level BPE of both languages: END ends a sentence, nothing begins it; padding is START, as in Marian."""
-    made = train_bpe(texts, vocab)
+    trained = train_bpe(texts, vocab)
     return Tokenizer(
-        made.backend,
+        trained.backend,
         bos=START,
         eos=END,
         begins_with_bos=False,
         ends_with_eos=True,
         special={"pad": START},
-        config=made.config,
+        config=trained.config,
     )
 
 
 def read_lines(path: str | Path) -> list[str]:
     """The lines of a UTF-8 file, .gz or not. Raises DataError for one that is empty or cannot be read."""
-    found = []
+    sentences = []
     for where, line in lines(existing(local(path))):
-        found.append(line.strip())
-        if not found[-1]:
+        sentences.append(line.strip())
+        if not sentences[-1]:
             raise DataError(f"{where}: the line is empty; a sentence stands on each")
-    return found
+    return sentences
 
 
 def read_pairs(source: str, target: str) -> tuple[list[str], list[str]]:

@@ -9,7 +9,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Record:
-    """What a data set has of one example."""
+    """One example of a data set."""
 
     where: str = field(default="", kw_only=True)
 

@@ -50,16 +50,16 @@ Value = Mapping[str, Any]
 def _names(value: Value, key: str) -> list[str]:
     if not isinstance(value[key], list):
         raise DataError(f'"{key}" must be a list, got {type(value[key]).__name__}')
-    return [_name(one, f"{key}[{i}]") for i, one in enumerate(value[key])]
+    return [_name(name, f"{key}[{i}]") for i, name in enumerate(value[key])]
 
 
-def _name(found: Any, key: str = "label") -> str:
+def _name(value: Any, key: str = "label") -> str:
     """A class or tag: a string, a whole number or a truth value."""
-    if isinstance(found, bool):
-        return "true" if found else "false"
-    if isinstance(found, (str, int)) and found != "":
-        return str(found)
-    raise DataError(f'"{key}" must be a string or a whole number, got {found!r}')
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (str, int)) and value != "":
+        return str(value)
+    raise DataError(f'"{key}" must be a string or a whole number, got {value!r}')
 
 
 def _labelled(value: Value, text: str, pairs: Sequence[str]) -> Labelled:
@@ -69,10 +69,10 @@ def _labelled(value: Value, text: str, pairs: Sequence[str]) -> Labelled:
 
 
 def _tagged(value: Value, words: str, tags: str) -> Tagged:
-    found = Tagged(_names(value, words), _names(value, tags))
-    if len(found.words) != len(found.tags) or not found.words:
-        raise DataError(f"{len(found.words)} words and {len(found.tags)} tags; each word has one")
-    return found
+    tagged = Tagged(_names(value, words), _names(value, tags))
+    if len(tagged.words) != len(tagged.tags) or not tagged.words:
+        raise DataError(f"{len(tagged.words)} words and {len(tagged.tags)} tags; each word has one")
+    return tagged
 
 
 def _triplet(value: Value, anchor: str) -> Triplet:
@@ -89,28 +89,28 @@ def _cail(value: Value) -> Triplet:
 
 
 def _question(value: Value) -> Question:
-    context, found = string(value, "context"), value["answers"]
-    if isinstance(found, dict) and found.keys() >= {"text", "answer_start"}:
-        texts, starts = found["text"], found["answer_start"]
+    context, raw = string(value, "context"), value["answers"]
+    if isinstance(raw, dict) and raw.keys() >= {"text", "answer_start"}:
+        texts, starts = raw["text"], raw["answer_start"]
         if not (isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)):
             raise DataError('"answers" has lists "text" and "answer_start" of one length')
-        found = [{"text": t, "answer_start": s} for t, s in zip(texts, starts, strict=True)]
-    if not isinstance(found, list):
-        raise DataError(f'"answers" must be a list, got {type(found).__name__}')
-    answers = tuple(_answer(one, context, f"answers[{i}]") for i, one in enumerate(found))
+        raw = [{"text": t, "answer_start": s} for t, s in zip(texts, starts, strict=True)]
+    if not isinstance(raw, list):
+        raise DataError(f'"answers" must be a list, got {type(raw).__name__}')
+    answers = tuple(_answer(answer, context, f"answers[{i}]") for i, answer in enumerate(raw))
     return Question(string(value, "question"), context, answers)
 
 
-def _answer(found: Any, context: str, place: str) -> Answer:
-    text, start = (found.get("text"), found.get("answer_start")) if isinstance(found, dict) else (None, None)
+def _answer(value: Any, context: str, place: str) -> Answer:
+    text, start = (value.get("text"), value.get("answer_start")) if isinstance(value, dict) else (None, None)
     if not isinstance(text, str) or type(start) is not int:
-        raise DataError(f'{place} needs a string "text" and a whole number "answer_start"; got {found!r}')
+        raise DataError(f'{place} needs a string "text" and a whole number "answer_start"; got {value!r}')
     if start == NOWHERE and text:
         return Answer(text, start)
     if start < 0 or not text or not context.startswith(text, start):
-        there = context[max(start, 0) : max(start, 0) + len(text)]
+        actual = context[max(start, 0) : max(start, 0) + len(text)]
         raise DataError(
-            f"{place}: {text!r} does not stand at character {start} of the context; {there!r} does"
+            f"{place}: {text!r} does not stand at character {start} of the context; {actual!r} does"
         )
     return Answer(text, start)
 
@@ -122,10 +122,10 @@ def _chat(value: Value, messages: Callable[[Value], Messages]) -> Chat:
 def _completion(value: Value) -> Completion | Chat:
     if isinstance(value["prompt"], list):
         return _chat(value, conversations.completed)
-    found = Completion(string(value, "prompt"), string(value, "completion"))
-    if not found.completion:
+    completion = Completion(string(value, "prompt"), string(value, "completion"))
+    if not completion.completion:
         raise DataError('"completion" is empty')
-    return found
+    return completion
 
 
 class Form(NamedTuple):
@@ -137,11 +137,11 @@ class Form(NamedTuple):
 
 
 def _form(keys: str, read: Callable[..., Record], *kinds: type[Record], **how: Any) -> Form:
-    """Of a function of a value and `how` it is read."""
+    """The form of records that `read(value, **how)` reads."""
     return Form(tuple(keys.split()), partial(read, **how), kinds)
 
 
-# The first that has its keys and gives a kind that was asked for is taken: the more particular stands first.
+# The first form that has its keys and gives a kind that was asked for is taken: the more particular stands first.
 FORMS: tuple[Form, ...] = (
     _form("chosen rejected", lambda value: Preference(*conversations.preference(value)), Preference),
     _form("messages", _chat, Chat, messages=conversations.messages),
@@ -171,12 +171,12 @@ def read_records(
     `skipped` is called with the error of a record that cannot be read, and the record is left out; without it the
     error is raised. Raises DataError with file and line, in any case for what is no JSON.
     """
-    wanted = kinds or KINDS
+    accepted = kinds or KINDS
     file = local(path)
-    plain = Labelled in wanted and file.name.endswith((".txt", ".txt.gz"))
+    plain = Labelled in accepted and file.name.endswith((".txt", ".txt.gz"))
     for where, value in (_labelled_lines if plain else values.values)(file):
         try:
-            record = _record(value, where, wanted)
+            record = _record(value, where, accepted)
         except DataError as error:
             if skipped is None:
                 raise
@@ -195,34 +195,34 @@ def _labelled_lines(path: Path) -> Iterator[values.Value]:
         yield where, {"text": text, "label": label}
 
 
-def _record(value: Any, where: str, wanted: Sequence[type[Record]]) -> Record:
+def _record(value: Any, where: str, accepted: Sequence[type[Record]]) -> Record:
     if not isinstance(value, dict):
         raise DataError(f"{where}: an object is expected, got {type(value).__name__}")
     _check_strings(value, where)
     forms = [form for form in FORMS if value.keys() >= {*form.keys}]
-    form = next((f for f in forms if {*f.kinds} & {*wanted}), None)
+    form = next((f for f in forms if {*f.kinds} & {*accepted}), None)
     if form is None:
-        raise _unknown(value, where, wanted, forms[0].kinds if forms else ())
+        raise _unknown(value, where, accepted, forms[0].kinds if forms else ())
     with as_error(DataError, where):
         record = form.read(value)
-    if type(record) not in wanted:
-        raise _unknown(value, where, wanted, (type(record),))
+    if type(record) not in accepted:
+        raise _unknown(value, where, accepted, (type(record),))
     return replace(record, where=where)
 
 
 def _unknown(
-    value: Mapping[str, Any], where: str, wanted: Sequence[type[Record]], kinds: Sequence[type[Record]]
+    value: Mapping[str, Any], where: str, accepted: Sequence[type[Record]], kinds: Sequence[type[Record]]
 ) -> DataError:
-    """What is there, and what was asked for."""
-    usable = [form for form in FORMS if {*form.kinds} & {*wanted}]
+    """The error for a record of another kind: what it is, and what was asked for."""
+    usable = [form for form in FORMS if {*form.kinds} & {*accepted}]
     known = sorted({key for form in usable for key in form.keys})
     hint = next((h for key in value if key not in known and (h := did_you_mean(key, known))), "")
-    asked = "; ".join(", ".join(form.keys) for form in usable)
-    names = " or ".join(kind.__name__ for kind in wanted)
-    there = " or ".join(sorted(kind.__name__ for kind in kinds)) or "of no known kind"
+    keys = "; ".join(", ".join(form.keys) for form in usable)
+    names = " or ".join(kind.__name__ for kind in accepted)
+    actual = " or ".join(sorted(kind.__name__ for kind in kinds)) or "of no known kind"
     return DataError(
-        f"{where}: this record is {there}, with the keys {sorted(value)}{hint}; asked for {names}, whose keys are: "
-        f"{asked}"
+        f"{where}: this record is {actual}, with the keys {sorted(value)}{hint}; asked for {names}, whose keys are: "
+        f"{keys}"
     )
 
 

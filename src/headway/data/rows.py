@@ -1,4 +1,4 @@
-"""Rows of one length over a token file, and what batches are made of.
+"""Rows of one length over a token file, and batches of them.
 
 For next tokens (`Rows`) a row is a stretch of the token stream: row i reads tokens [i*L, i*L + L) and is trained to say
 tokens [i*L + 1, i*L + L + 1). Every token but the first of each document is a target exactly once per epoch, none is
@@ -75,7 +75,7 @@ def pack(
 
 
 class PackedRow(NamedTuple):
-    """Of a row's n tokens: ids [n], targets [n] (-100 where nothing is to be said), lengths of its documents."""
+    """A row of n tokens: ids [n], targets [n] (-100 where nothing is predicted), lengths of its documents."""
 
     ids: NDArray[np.int64]
     targets: NDArray[np.int64]
@@ -83,7 +83,7 @@ class PackedRow(NamedTuple):
 
 
 class RowSource(ABC):
-    """Rows by number, `len(rows)` of them; what is drawn in them, if anything is, is a function of `draw`."""
+    """Rows by number, `len(rows)` of them; random draws in them, if there are any, are a function of `draw`."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -125,7 +125,7 @@ class Rows(RowSource):
         return PackedRow(ids, targets, lengths)
 
     def targets(self, limit: int | None = None) -> int:
-        """How many tokens are predicted, of the first `limit` predictors: all but the last of each document."""
+        """The number of predicted tokens for the first `limit` inputs: all but the last of each document have one."""
         tokens = len(self.file) if limit is None else min(limit, len(self.file))
         return tokens - int(np.searchsorted(self.file.ends, np.uint64(tokens), side="right"))
 
@@ -138,15 +138,15 @@ class MaskedRows(RowSource):
     """Rows of `length` slots over a token file of plain text, with tokens to be found: `len(rows)`, `rows[i]`,
     `rows.batch([..])`.
 
-    A document that does not fit is cut, and each part has the template around it, so that what a model reads first is
-    always what the template begins with. The parts of a row do not see each other (`Tokens.packed`). What is masked in
-    row i is a function of (seed, draw, i): another draw is another mask, an equal one the same, whatever else is in the
+    A document that does not fit is cut, and each part has the template around it, so that the first token that a model
+    reads is always that of the template. The parts of a row do not see each other (`Tokens.packed`). The mask of row i
+    is a function of (seed, draw, i): another draw is another mask, an equal one the same, whatever else is in the
     batch.
 
     Args:
         file: ids without a template (`encode_corpus(..., bos=False, eos=False)`).
         length: slots of a row, those of the template included.
-        prefix: what the template puts before a text. suffix: and after it.
+        prefix: ids that the template puts before a text. suffix: and after it.
         packed: parts of several documents side by side; False is one part a row, the rest of the row being empty.
         global_first: the first token of each text, [CLS], is global.
     Raises DataError for rows that have no room, and for a file whose documents have the template already.
@@ -220,14 +220,14 @@ def batch_of(rows: Sequence[PackedRow], length: int, global_first: bool = False)
 def in_slots(rows: Iterable[int], lengths: Sequence[int], slots: int) -> list[list[int]]:
     """The rows in their order, in batches of at most `slots` slots, padding to the longest of a batch included; a row
     that is longer is alone."""
-    found, longest = list[list[int]](), 0
+    batches, longest = list[list[int]](), 0
     for i in rows:
         longest = max(longest, lengths[i])
-        if not found or longest * (len(found[-1]) + 1) > slots:
-            found.append([])
+        if not batches or longest * (len(batches[-1]) + 1) > slots:
+            batches.append([])
             longest = lengths[i]
-        found[-1].append(i)
-    return found
+        batches[-1].append(i)
+    return batches
 
 
 def padded(rows: Sequence[Sequence[int] | NDArray[np.int64]], filler: int = 0) -> Tensor:

@@ -65,7 +65,7 @@ class TokenFile:
         self.ends = np.memmap(self.path, "<u8", mode="r", offset=at, shape=(documents,))
 
     def described(self) -> dict[str, Any]:
-        """What tells this file from another."""
+        """A description that tells this file from another."""
         return {
             "tokens": len(self),
             "documents": self.documents,
@@ -160,7 +160,7 @@ class TokenFileWriter:
 
     @contextmanager
     def _naming(self) -> Iterator[None]:
-        """What the system refuses is said with the file's name."""
+        """While open, an OSError becomes a DataError with the file's name."""
         try:
             yield
         except OSError as error:

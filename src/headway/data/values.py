@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from headway.errors import DataError, as_error, near_file
 
-Value = tuple[str, Any]  # where it stands, and what it is
+Value = tuple[str, Any]  # its place, and the value
 
 
 def values(path: str | Path) -> Iterator[Value]:
@@ -50,12 +50,12 @@ def existing(path: str | Path) -> Path:
 
 
 def suffix(file: Path) -> str:
-    """Of the name without .gz: `x.json.gz` is .json."""
+    """The suffix of the name without .gz: that of `x.json.gz` is .json."""
     return Path(file.name.removesuffix(".gz")).suffix
 
 
 def string(value: Mapping[str, Any], key: str) -> str:
-    """The text under a key. Raises DataError for what is none; whoever reads a value names its place."""
+    """The text under a key. Raises DataError where it is none; the caller adds the value's place to it."""
     text = value[key]
     if not isinstance(text, str):
         raise DataError(f'"{key}" must be a string, got {type(text).__name__}')
@@ -132,7 +132,7 @@ def _json(file: Path) -> Iterator[Value]:
     elif isinstance(value, dict):
         yield f"{file}:1", value
     elif isinstance(value, list):
-        yield from ((f"{file}: [{i}]", one) for i, one in enumerate(value))
+        yield from ((f"{file}: [{i}]", element) for i, element in enumerate(value))
     else:
         raise DataError(
             f'{file}: an array of objects, or SQuAD\'s object with "data" is expected, got {text.strip()[:20]!r}'
@@ -157,8 +157,8 @@ def _squad(articles: list[Any], file: str) -> Iterator[Value]:
 
 def _list(value: Any, key: str, where: str) -> list[Any]:
     if not isinstance(value, Mapping) or not isinstance(value.get(key), list):
-        there = sorted(value) if isinstance(value, Mapping) else type(value).__name__
-        raise DataError(f'{where}: SQuAD has a list "{key}" here; there is {there}')
+        actual = sorted(value) if isinstance(value, Mapping) else type(value).__name__
+        raise DataError(f'{where}: SQuAD has a list "{key}" here; there is {actual}')
     return list(value[key])
 
 
@@ -195,7 +195,7 @@ def _conll(file: Path) -> Iterator[Value]:
 
 
 def _decoded(text: str, file: Path, line: int = 1) -> Any:
-    """What a text that begins in this line of a file holds as JSON."""
+    """The JSON value of a text that begins in this line of a file."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:

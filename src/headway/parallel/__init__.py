@@ -1,4 +1,4 @@
-"""The processes of a run, and what is shared by them: rows by context parallel for declared patterns, by the law that
+"""The processes of a run, and how they share its work: rows by context parallel for declared patterns, by the law that
 partials merge; heads and hidden units by tensor parallel; experts by expert parallel."""
 
 from headway.parallel.context import ContextParallel

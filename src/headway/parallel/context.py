@@ -1,4 +1,4 @@
-"""What a model is given when the tokens of its rows are sharded over ranks."""
+"""Context parallel: an argument of models, for rows whose tokens are sharded over ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -64,7 +64,7 @@ class ContextParallel:
     def own(self, tokens: Tokens | None, *beside: object) -> Tokens:
         """The tokens of this rank, which a call may repeat. ConfigError for others, and for a cache or an encoder's
         states `beside` them."""
-        if any(given is not None for given in beside):
+        if any(value is not None for value in beside):
             raise ConfigError(
                 "context parallel has no cache and no encoder's states: it shards the rows of a forward over ranks; "
                 "drop context=, or cache= and memory="
@@ -113,8 +113,8 @@ class ContextParallel:
                 f"context parallel: {what} is tied to the slots of one process; "
                 + ("set attention_dropout=0" if dropout else "use a score that is computed from positions")
             )
-        own = KeyValues(k, v, self.tokens)
-        call = validate(q, self.tokens, [own], pattern, None, steps, scale, 0.0, None)
+        local = KeyValues(k, v, self.tokens)
+        call = validate(q, self.tokens, [local], pattern, None, steps, scale, 0.0, None)
         if sink_logit is not None:
             check_sink_logit("context parallel", sink_logit, q)
         part = by_pattern(call, lambda some: ring.run(some, self.plan(some.pattern), self.exchange, backend))

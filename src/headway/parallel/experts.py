@@ -19,35 +19,35 @@ from headway.parallel.tensor import share
 class ExpertParallel:
     """The ranks that share the experts of each layer: rank r has the E / R from number r E / R on.
 
-    Every row is sent to the ranks of the experts that were chosen for it, and what these make of it is sent back
+    Every row is sent to the ranks of the experts that were chosen for it, and their outputs are sent back
     (Lepikhin et al. 2020, "GShard", section 3.2). All else each rank computes for its own rows.
 
     Attributes:
         exchange: the ranks.
-        same_rows: whether all ranks are given the same rows, as in generation: each then sends out its part of them,
-            and all have what comes of all; without gradients.
+        same_rows: whether all ranks have the same rows, as in generation: each then sends out its part of them, and all
+            have the outputs of all; without gradients.
     """
 
     exchange: Exchange
     same_rows: bool = False
 
     def share(self, count: int) -> range:
-        """This rank's of `count` experts. Raises ConfigError where ranks do not divide them."""
+        """The numbers of this rank's experts, out of `count`. Raises ConfigError where ranks do not divide them."""
         return share(count, "experts", self.exchange.ranks, self.exchange.rank, "expert")
 
     def apply(self, rows: Tensor, counts: Tensor, run: Callable[[Tensor, list[int]], Tensor]) -> Tensor:
-        """What experts make of rows [N, M] that lie sorted by them, `counts` [E] of each: `run(rows, counts)` is of
-        this rank's own experts, for the rows of all ranks. Ranks without rows take part alike."""
+        """The experts' outputs for rows [N, M] that lie sorted by their experts, `counts` [E] of each: `run(rows,
+        counts)` is of this rank's own experts, for the rows of all ranks. Ranks without rows take part alike."""
         ranks = self.exchange.ranks
-        of_own = torch.stack(
-            [found.view(ranks, -1)[self.exchange.rank] for found in self.exchange.gather(counts)]
+        routed = torch.stack(
+            [theirs.view(ranks, -1)[self.exchange.rank] for theirs in self.exchange.gather(counts)]
         )
-        sent, received = counts.view(ranks, -1).sum(1).tolist(), of_own.sum(1).tolist()
+        sent, received = counts.view(ranks, -1).sum(1).tolist(), routed.sum(1).tolist()
         arrived: Tensor = _Exchanged.apply(rows, self.exchange, sent, received)  # type: ignore[no-untyped-call]
-        experts = torch.arange(of_own.shape[1]).repeat(ranks).repeat_interleave(of_own.flatten().cpu())
+        experts = torch.arange(routed.shape[1]).repeat(ranks).repeat_interleave(routed.flatten().cpu())
         order = experts.argsort(stable=True).to(rows.device)  # from rank by rank to expert by expert
-        made = run(arrived.index_select(0, order), of_own.sum(0).tolist()).index_select(0, order.argsort())
-        returned: Tensor = _Exchanged.apply(made, self.exchange, received, sent)  # type: ignore[no-untyped-call]
+        outputs = run(arrived.index_select(0, order), routed.sum(0).tolist()).index_select(0, order.argsort())
+        returned: Tensor = _Exchanged.apply(outputs, self.exchange, received, sent)  # type: ignore[no-untyped-call]
         return returned
 
     def of_parts(self, rows: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:

@@ -14,7 +14,7 @@ from headway.patterns import Pattern
 from headway.tokens import Tokens
 
 GAIN = 1.1
-"""How much less the busiest rank must compute before the zig-zag, which sends more under windows, is chosen."""
+"""Factor by which the busiest rank must compute less for the zig-zag, which sends more under windows, to be chosen."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ShardLayout:
         return torch.cat([t.narrow(dim, begin, end - begin) for begin, end in self.runs[rank]], dim)
 
     def join(self, parts: Sequence[Tensor], dim: int = 1) -> Tensor:
-        """What `take` took apart, rank after rank, in the order of slots."""
+        """Joins the parts that `take` cut, given rank after rank, in the order of slots."""
         pieces = [
             (begin, piece)
             for part, runs in zip(parts, self.runs, strict=True)
@@ -70,7 +70,7 @@ def _of_chunks(count: int, owned: Sequence[Sequence[int]]) -> ShardLayout:
             "use fewer ranks, or longer rows"
         )
     edges = [count * chunk // chunks for chunk in range(chunks + 1)]
-    return ShardLayout(count, tuple(tuple((edges[c], edges[c + 1]) for c in own) for own in owned))
+    return ShardLayout(count, tuple(tuple((edges[c], edges[c + 1]) for c in part) for part in owned))
 
 
 def choose_layout(patterns: Sequence[Pattern], tokens: Tokens, ranks: int) -> tuple[ShardLayout, Choice]:
@@ -79,7 +79,7 @@ def choose_layout(patterns: Sequence[Pattern], tokens: Tokens, ranks: int) -> tu
     plain = ShardLayout.contiguous(tokens.count, ranks)
     even = ShardLayout.zigzag(tokens.count, ranks) if tokens.count >= 2 * ranks else plain
     (work, read), (even_work, even_read) = (_cost(layout, patterns, tokens) for layout in (plain, even))
-    contiguous, zigzag = _said(work, read), _said(even_work, even_read)
+    contiguous, zigzag = _sentence(work, read), _sentence(even_work, even_read)
     if max(even_work) * GAIN < max(work):
         return even, Choice("zigzag", zigzag, rejected=(("contiguous", contiguous),))
     return plain, Choice("contiguous", contiguous, rejected=(("zigzag", zigzag),))
@@ -102,6 +102,6 @@ def head_plans(patterns: Sequence[Pattern], shards: Sequence[Tokens]) -> list[tu
     ]
 
 
-def _said(work: Sequence[float], read: int) -> str:
+def _sentence(work: Sequence[float], read: int) -> str:
     busy = max(work) * len(work) / max(1.0, sum(work))
     return f"its busiest rank computes {busy:.2f} times the mean, and {read} keys are read from other ranks"

@@ -8,7 +8,7 @@ from headway.errors import ConfigError, listed
 
 @dataclass(frozen=True)
 class Mesh:
-    """Processes numbered along five axes, the last fastest: of place (d, f, e, c, t), rank
+    """Processes numbered along five axes, the last fastest: place (d, f, e, c, t) has rank
     (((d fsdp + f) expert + e) cp + c) tp + t.
 
     Attributes:
@@ -40,7 +40,7 @@ class Mesh:
     def of(text: str | None, ranks: int) -> "Mesh":
         """`dp=2,cp=4` for 8 processes; all of them data parallel where nothing is asked for.
 
-        Raises ConfigError for another number of processes than there are, and for what is no mesh."""
+        Raises ConfigError for another number of processes than there are, and for a text that is no mesh."""
         if text is None:
             return Mesh(dp=ranks)
         mesh = Mesh.read(text)
@@ -53,7 +53,7 @@ class Mesh:
 
     @staticmethod
     def read(text: str) -> "Mesh":
-        """`dp=2,cp=4`, for as many processes as that is. Raises ConfigError for what is no mesh."""
+        """`dp=2,cp=4`, for as many processes as that is. Raises ConfigError for a text that is no mesh."""
         axes = [field.name for field in fields(Mesh)]
         sizes: dict[str, int] = {}
         for part in text.split(","):
@@ -68,16 +68,17 @@ class Mesh:
 
     @property
     def ranks(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
         return self.batches * self.cp * self.tp
 
     @property
     def batches(self) -> int:
-        """How many share the micro batches of a step."""
+        """The number of processes that share the micro batches of a step."""
         return self.dp * self.fsdp * self.expert
 
     def share(self, rank: int, count: int) -> range:
-        """A process's micro batches, or rows, of `count`, by number: each once over the axes dp, fsdp and expert."""
+        """The numbers of a process's micro batches, or rows, out of `count`: each once over the axes dp, fsdp and
+        expert. With dp=2, the first process has 0, 2 and 4 of 5."""
         return range(rank // (self.cp * self.tp), count, self.batches)
 
     def place(self, rank: int) -> "Mesh":

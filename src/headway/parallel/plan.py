@@ -20,11 +20,11 @@ TILE, TILES = 64, 1024
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """What a rank reads of a shard, its own or another's.
+    """The keys that a rank reads of a shard, its own or another's.
 
     slots    of the shard, in order: those of every tile that some query of the rank may see a key of, in some row [S]
-    tokens   theirs
-    pairs    (query, key) pairs of the tiles that are not ruled out, which is what is computed, in all rows of tokens
+    tokens   of these slots
+    pairs    (query, key) pairs of the tiles that are not ruled out, all of which are computed, in all rows of tokens
     """
 
     slots: Tensor
@@ -33,7 +33,7 @@ class Read:
 
     @property
     def count(self) -> int:
-        """How many keys are read, S."""
+        """The number of keys that are read, S."""
         return self.slots.shape[0]
 
 
@@ -59,14 +59,14 @@ class ContextPlan:
         left = [shard.count - torch.arange(0, shard.count, tile) for shard in shards]
         size = torch.cat(left).clamp(max=tile).to(every.lo.device)
         reads, begin = [], 0
-        for own in tiles:
-            at = range(begin, begin + own)
+        for count in tiles:
+            at = range(begin, begin + count)
             possible, _ = judge_pairs(pattern, every.map(partial(_columns, at=at)), every)
             pairs = (possible.sum(0) * _columns(size[None], at).T).sum(0) * size
             seen = possible.any(0).any(0)
             split = zip(shards, seen.split(tiles), pairs.split(tiles), strict=True)
             reads.append(tuple(_read(shard, some, work, tile) for shard, some, work in split))
-            begin += own
+            begin += count
         return ContextPlan(tuple(reads))
 
     @property
@@ -101,13 +101,13 @@ class ContextPlan:
         the gradients of those that it read, in float32 or better.
         """
         numbers = 2 * rows * kv_heads * head_dim
-        there = numbers * self.keys_sent(rank) * dtype.itemsize
-        back = numbers * self.keys_read(rank) * torch.promote_types(dtype, torch.float32).itemsize
-        return 2 * there + back
+        forward = numbers * self.keys_sent(rank) * dtype.itemsize
+        backward = numbers * self.keys_read(rank) * torch.promote_types(dtype, torch.float32).itemsize
+        return 2 * forward + backward
 
 
 def _padded(tokens: Tokens, tile: int) -> Tokens:
-    """With empty slots up to a whole tile."""
+    """The tokens with empty slots up to a whole tile."""
     short = -tokens.count % tile
     empty = torch.full((1, short), -1, device=tokens.device)
     return Tokens.cat([tokens, Tokens(empty)]) if short else tokens

@@ -1,4 +1,4 @@
-"""The processes of a run: who takes what, and what they tell each other."""
+"""The processes of a run: the work of each, and the messages among them."""
 
 import itertools
 import os
@@ -29,7 +29,7 @@ class Parallel:
     """One of the processes of a run, which all ask for the same messages in the same order.
 
     Attributes:
-        mesh: how they share the work. rank: this one's number; 0 is the main one, which says and writes.
+        mesh: how they share the work. rank: this one's number; 0 is the main one, which prints and writes.
         place: its number along each axis of the mesh.
         exchange: among the processes that share the tokens of a row with this one; None where none does.
         tensor: among those that share the heads and hidden units of each layer with it; None where none does.
@@ -63,19 +63,19 @@ class Parallel:
         return self.rank == 0
 
     def share(self, items: Sequence[T]) -> list[tuple[int, T]]:
-        """This process's of the items of a step, with their numbers, each once over those that share them."""
+        """This process's items of a step, with their numbers, each once over the processes that share them."""
         return [(i, items[i]) for i in self.mesh.share(self.rank, len(items))]
 
     def gather(self, value: T) -> list[T]:
         """The values of all processes, in the order of ranks."""
         if self._roll is None:
             return [value]
-        found: list[T] = [value] * self.mesh.ranks
-        self._together(lambda: dist.all_gather_object(found, value))
-        return found
+        values: list[T] = [value] * self.mesh.ranks
+        self._together(lambda: dist.all_gather_object(values, value))
+        return values
 
     def gather_parts(self, value: T) -> list[T]:
-        """The values of the processes that have tokens of their own: one of those that share heads."""
+        """The values of the processes that have tokens of their own: one from each group that shares heads."""
         return self.gather(value)[:: self.mesh.tp]
 
     def agree(self, value: T) -> T:
@@ -97,14 +97,14 @@ class Parallel:
     def map(self, run: Callable[[Sequence[T]], Iterable[R]], items: Iterable[T]) -> list[R]:
         """`run` of all items, each computed by one process, or by those that share heads; the results, in order, are in
         all of them."""
-        given, number = list(items), self.mesh.ranks // self.mesh.tp
-        own = given[self.rank // self.mesh.tp :: number]
+        every, number = list(items), self.mesh.ranks // self.mesh.tp
+        local = every[self.rank // self.mesh.tp :: number]
         if self.in_step:
-            own += given[:1] * (-(-len(given) // number) - len(own))
+            local += every[:1] * (-(-len(every) // number) - len(local))
         with self.named():
-            found = list(run(own))
-        parts = self.gather_parts(found)
-        return [parts[i % number][i // number] for i in range(len(given))]
+            results = list(run(local))
+        parts = self.gather_parts(results)
+        return [parts[i % number][i // number] for i in range(len(every))]
 
     def group(self, *axes: str) -> dist.ProcessGroup:
         """The processes that differ from this one in their places along these axes alone. Every process asks for it;
@@ -112,8 +112,8 @@ class Parallel:
         axes = tuple(axis for axis in axes if getattr(self.mesh, axis) > 1)
         if axes not in self._groups:
             with self.named():
-                made = [(ranks, dist.new_group(ranks, self._patience)) for ranks in self.mesh.groups(*axes)]
-            self._groups[axes] = next(group for ranks, group in made if self.rank in ranks)
+                groups = [(ranks, dist.new_group(ranks, self._patience)) for ranks in self.mesh.groups(*axes)]
+            self._groups[axes] = next(group for ranks, group in groups if self.rank in ranks)
         return self._groups[axes]
 
     @contextmanager
@@ -133,8 +133,8 @@ class Parallel:
         for bucket in () if self._roll is None else _buckets(tensors):
             flat = torch.cat([t.flatten() for t in bucket])
             self._together(partial(act, flat))
-            for t, found in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
-                t.copy_(found.view_as(t))
+            for t, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
+                t.copy_(part.view_as(t))
 
     def _together(self, act: Callable[[], object]) -> None:
         assert self._roll is not None
@@ -157,7 +157,7 @@ ALONE = Parallel()
 
 
 def count_ranks() -> int:
-    """How many processes the run has that this one belongs to (`joined`)."""
+    """The number of processes of the run that this one belongs to (`joined`)."""
     return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -173,12 +173,12 @@ def joined(mesh: str | None = None, *, patience: float = 600.0) -> Iterator[Para
     Messages go by gloo, and by NCCL between GPUs. Raises ConfigError for a mesh of another number of processes,
     RankError where they do not find each other.
     """
-    there, ranks = dist.is_initialized(), count_ranks()
+    existing, ranks = dist.is_initialized(), count_ranks()
     shape = Mesh.of(mesh, ranks)
     if ranks == 1:
         yield ALONE
         return
-    if not there:
+    if not existing:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
         alone = f"the {ranks} processes of the run did not find each other"
         with as_error(RankError, alone, RuntimeError, ValueError):
@@ -195,7 +195,7 @@ def joined(mesh: str | None = None, *, patience: float = 600.0) -> Iterator[Para
     else:
         roll.leave(None)
     finally:
-        if not there:
+        if not existing:
             dist.destroy_process_group()
             roll.linger()
 

@@ -23,15 +23,15 @@ from headway.partial import Partial
 def run(call: Call, plan: ContextPlan, exchange: Exchange, backend: str) -> Partial:
     """The partial of this rank's queries over the keys of all ranks; `call` has this rank's keys, its one set.
 
-    out and lse are float32 (float64 for float64 inputs), whatever q is: sets are computed and merged in it, and rounded
-    by who asks. Every rank must call it, and in the backward every rank must come by.
+    out and lse are float32 (float64 for float64 inputs), whatever q is: sets are computed and merged in it, and the
+    caller rounds. Every rank must call it, and every rank must run its backward.
     """
     ring = _Ring(call, plan, exchange, backend)
-    (own,) = call.keys
-    given = (call.q, own.k, own.v, *call.parameters)
+    (local,) = call.keys
+    tensors = (call.q, local.k, local.v, *call.parameters)
     if not call.needs_grad:
-        return ring.forward(*given)
-    out, lse = _Function.apply(ring, *given)  # type: ignore[no-untyped-call]
+        return ring.forward(*tensors)
+    out, lse = _Function.apply(ring, *tensors)  # type: ignore[no-untyped-call]
     return Partial(out, lse)
 
 
@@ -48,7 +48,7 @@ class _Ring:
         self.plan, self.exchange, self.backend = plan, exchange, backend
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *parameters: Tensor) -> Partial:
-        """Own keys, then those of each hop, merged."""
+        """The partials over own keys, then over those of each hop, merged."""
         merged: Partial | None = None
         for _, keys in self._travel(k, v):
             if keys is not None:
@@ -78,16 +78,16 @@ class _Ring:
         sums = [torch.zeros_like(p) for p in parameters]
         arrive: Callable[[], None] = lambda: None  # noqa: E731
         for hop, keys in self._travel(k, v):
-            found: Tensor | None = None
+            d_read: Tensor | None = None
             if keys is not None:
                 call = self._over(q, keys, parameters)
-                made = gradients(self._select(call), call, merged, d_out, d_lse)
-                found = torch.cat((made.k[0], made.v[0]), -1).to(dtype)
-                dq += made.q
-                for total, grad in zip(sums, made.parameters, strict=True):
+                grads = gradients(self._select(call), call, merged, d_out, d_lse)
+                d_read = torch.cat((grads.k[0], grads.v[0]), -1).to(dtype)
+                dq += grads.q
+                for total, grad in zip(sums, grads.parameters, strict=True):
                     total += grad
             arrive()
-            arrive = self._send_home(hop, found, d_keys)
+            arrive = self._send_home(hop, d_read, d_keys)
         arrive()
         dk, dv = d_keys.split(widths, -1)
         return Gradients(dq, [dk], [dv], sums)
@@ -107,7 +107,7 @@ class _Ring:
     # -- what travels ------------------------------------------------------------------------------------------
 
     def _travel(self, k: Tensor, v: Tensor) -> Iterator[tuple[int, KeyValues | None]]:
-        """(hop, what is read in it, if anything), from hop 0, the rank's own keys."""
+        """(hop, the keys read in it, if any), from hop 0, the rank's own keys."""
         at = 0
         arrived: KeyValues | None = KeyValues(k, v, self.tokens)
         for hop in self.plan.hops:
@@ -119,8 +119,8 @@ class _Ring:
     def _fetch(self, hop: int, k: Tensor, v: Tensor) -> Callable[[], KeyValues | None]:
         rank = self.exchange.rank
         reader, owner = self.exchange.peers(hop)
-        asked, read = self.plan.reads[reader][rank].slots, self.plan.reads[rank][owner]
-        sent = torch.cat((k[:, :, asked], v[:, :, asked]), -1) if asked.numel() else None
+        slots, read = self.plan.reads[reader][rank].slots, self.plan.reads[rank][owner]
+        sent = torch.cat((k[:, :, slots], v[:, :, slots]), -1) if slots.numel() else None
         widths = k.shape[3], v.shape[3]
         room = k.new_empty(*k.shape[:2], read.count, sum(widths)) if read.count else None
         wait = self.exchange.start(sent, reader, room, owner)
@@ -134,33 +134,33 @@ class _Ring:
 
         return arrive
 
-    def _send_home(self, hop: int, found: Tensor | None, total: Tensor) -> Callable[[], None]:
-        """Gradients of the keys and values that this rank read in a hop, to their owner; what is returned adds those of
-        its own that others read, to their `total`."""
+    def _send_home(self, hop: int, d_read: Tensor | None, total: Tensor) -> Callable[[], None]:
+        """Gradients of the keys and values that this rank read in a hop, to their owner; returns a function that adds
+        those of its own keys that others read to `total`."""
         rank = self.exchange.rank
         reader, owner = self.exchange.peers(hop)
-        asked = self.plan.reads[reader][rank].slots
+        slots = self.plan.reads[reader][rank].slots
         if hop == 0:
-            assert found is not None
-            total += found
+            assert d_read is not None
+            total += d_read
             return lambda: None
-        room = total.new_empty(*total.shape[:2], len(asked), total.shape[3]) if len(asked) else None
-        wait = self.exchange.start(found, owner, room, reader)
+        room = total.new_empty(*total.shape[:2], len(slots), total.shape[3]) if len(slots) else None
+        wait = self.exchange.start(d_read, owner, room, reader)
 
         def arrive() -> None:
             wait()
             if room is not None:
-                total[:, :, asked] += room
+                total[:, :, slots] += room
 
         return arrive
 
 
 class _Function(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, ring: _Ring, *given: Tensor) -> tuple[Tensor, Tensor]:
-        part = ring.forward(*given)
+    def forward(ctx: Any, ring: _Ring, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        part = ring.forward(*tensors)
         ctx.ring = ring
-        ctx.save_for_backward(part.out, part.lse, *given)
+        ctx.save_for_backward(part.out, part.lse, *tensors)
         return part.out, part.lse
 
     @staticmethod
@@ -170,7 +170,9 @@ class _Function(torch.autograd.Function):
                 "second derivatives of attention: none under context parallel; take them in one process, with "
                 'backend="dense"'
             )
-        out, lse, *given = ctx.saved_tensors
-        made = ctx.ring.backward(Partial(out, lse), *grads, *given)
-        found = (made.q, *made.k, *made.v, *made.parameters)
-        return None, *(g.to(t.dtype) if t.requires_grad else None for g, t in zip(found, given, strict=True))
+        out, lse, *tensors = ctx.saved_tensors
+        result = ctx.ring.backward(Partial(out, lse), *grads, *tensors)
+        in_order = (result.q, *result.k, *result.v, *result.parameters)
+        return None, *(
+            g.to(t.dtype) if t.requires_grad else None for g, t in zip(in_order, tensors, strict=True)
+        )

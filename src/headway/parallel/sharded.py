@@ -29,7 +29,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Divided(Generic[M]):
-    """A module of whose parameters this process keeps a part, and what makes a whole one of it.
+    """A module of whose parameters this process keeps a part, and the means to make it whole.
 
     Args:
         model: as a whole, before it is cut in place.
@@ -39,7 +39,7 @@ class Divided(Generic[M]):
         self.model, self._form = model, _form(model)
 
     def whole(self, *, here: bool = True) -> M | None:
-        """A plain module with the weights of all parts, which every process asks for; None where it is not wanted
+        """A plain module with the weights of all parts; every process must call it. None where it is not wanted
         `here`."""
         state = whole(own_state(self.model), self.model, here=here)
         if not here:
@@ -79,35 +79,35 @@ def shard_weights(
 def _form(model: M) -> M:
     """A copy of a module without the memory of its state dict; other buffers are the same."""
     state = model.state_dict(keep_vars=True)
-    kept = {id(value) for value in state.values()}
-    memo = {id(b): torch.empty_like(b, device="meta") if id(b) in kept else b for b in model.buffers()}
+    in_state = {id(value) for value in state.values()}
+    memo = {id(b): torch.empty_like(b, device="meta") if id(b) in in_state else b for b in model.buffers()}
     for p in model.parameters():
         memo[id(p)] = nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
     return copy.deepcopy(model, memo)
 
 
 def own_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict of a module, in its memory; what is a part of a parameter is a DTensor, however it was cut."""
+    """The state dict of a module, in its memory; a part of a parameter is a DTensor, however it was cut."""
     shards: Shards | None = getattr(model, "shards", None)
     state = model.state_dict()
     return state if shards is None else {name: shards.placed(name, value) for name, value in state.items()}
 
 
 def whole(tensors: Mapping[str, Tensor], model: nn.Module, *, here: bool = True) -> dict[str, Tensor]:
-    """The tensors of all parts of a model, which every process asks for; none of them where they are not wanted
+    """The tensors of all parts of a model; every process must call it. None of them where they are not wanted
     `here`."""
-    found, shards = {}, getattr(model, "shards", None)
+    state, shards = {}, getattr(model, "shards", None)
     tensors = tensors if shards is None else shards.with_others(tensors)
     for name, value in tensors.items():
         full = _full(value) if isinstance(value, DTensor) else value
         if here:
-            found[name] = full.detach()
-    return found
+            state[name] = full.detach()
+    return state
 
 
 @torch.no_grad()
 def _full(value: DTensor) -> Tensor:
-    """By one axis of the mesh after the other, the last first: torch warns of both at once."""
+    """The whole tensor, gathered along one axis after the other, the last first: torch warns of both at once."""
     placements = [*value.placements]
     for axis in reversed(range(len(placements))):
         placements[axis] = Replicate()
@@ -124,24 +124,24 @@ def own_part(value: Tensor) -> Tensor:
 def fill(target: Tensor, tensors: Mapping[str, Tensor], name: str) -> None:
     """Copy a named tensor, which every process has, into one that may be sharded."""
     if isinstance(target, DTensor):
-        own = local_parts({name: target})[name]
-        own.value.copy_(lazy(tensors).part(name, own.slices))
+        part = local_parts({name: target})[name]
+        part.value.copy_(lazy(tensors).part(name, part.slices))
     else:
         lazy(tensors).copy_into(name, target)
 
 
-# Which part of a state this process has, and which it writes: as torch.distributed.checkpoint plans it.
+# The part of a state that this process has, and the one that it writes: as torch.distributed.checkpoint plans it.
 
 
 def local_parts(tensors: Mapping[str, Tensor]) -> dict[str, Part]:
-    """What is in this process: of a DTensor its box, which is not copied, and other tensors as they are."""
+    """The tensors of this process: of a DTensor its box, which is not copied, and others as they are."""
     planner = _planner(tensors)
     return _parts(planner, planner.create_local_plan())
 
 
 def own_parts(tensors: Mapping[str, Tensor], parallel: Parallel) -> dict[str, Part]:
-    """What this process writes of tensors that all of them have together: each box is written by one of those that have
-    it, the one that writes least. A message among all."""
+    """The parts that this process writes of tensors that all have together: each box is written by one of those that
+    have it, the one that writes least. A message among all."""
     planner = _planner(tensors)
     plans = parallel.gather(planner.create_local_plan())
     return _parts(planner, planner.create_global_plan(plans)[0][parallel.rank])
@@ -157,11 +157,11 @@ def _planner(tensors: Mapping[str, Tensor]) -> "DefaultSavePlanner":
 
 
 def _parts(planner: "DefaultSavePlanner", plan: "SavePlan") -> dict[str, Part]:
-    found: dict[str, Part] = {}
+    parts: dict[str, Part] = {}
     for item in plan.items:
         value, data = planner.resolve_data(item), item.tensor_data
         assert isinstance(value, Tensor), item
         assert data is not None, item
-        assert item.index.fqn not in found, "a process has one box of a tensor"
-        found[item.index.fqn] = Part(value.detach(), tuple(data.chunk.offsets), tuple(data.size))
-    return found
+        assert item.index.fqn not in parts, "a process has one box of a tensor"
+        parts[item.index.fqn] = Part(value.detach(), tuple(data.chunk.offsets), tuple(data.size))
+    return parts

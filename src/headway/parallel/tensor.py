@@ -1,7 +1,7 @@
 """Layers whose heads and hidden units are shared by ranks: the sums on the way in and out, and who has which part.
 
-Each rank computes its own heads and hidden units for all tokens, as if the layer had no others. What all of them add to
-the residual stream is a sum over ranks, and so is the gradient of what they all are given (Shoeybi et al. 2019,
+Each rank computes its own heads and hidden units for all tokens, as if the layer had no others. The layer's
+output to the residual stream is a sum over ranks, and so is the gradient of its input (Shoeybi et al. 2019,
 "Megatron-LM", section 3).
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def share(count: int, what: str, ranks: int, rank: int, axis: str = "tp") -> range:
-    """A rank's of `count` heads, units or experts. Raises ConfigError where ranks do not divide them."""
+    """A rank's heads, units or experts, out of `count`. Raises ConfigError where ranks do not divide them."""
     if count % ranks:
         name = "tensor" if axis == "tp" else axis
         raise ConfigError(
@@ -36,7 +36,7 @@ class TensorParallel:
     """The ranks that share layers.
 
         h = enter(x)               x, whose gradient is the sum of those of all ranks
-        y = leave(own(h))          the sum of what all ranks make of it, whose gradient is each one's
+        y = leave(own(h))          the sum of the outputs of all ranks, whose gradient is each one's
 
     Both are linear, and each is the other's adjoint. `x` is the same on all ranks, and so is `y`, bit for bit; so is
     `join(part)`.
@@ -51,12 +51,12 @@ class TensorParallel:
         return y
 
     def leave(self, x: Tensor) -> Tensor:
-        """The sum of x over ranks; in the backward nothing."""
+        """The sum of x over ranks; the gradient stays as it is."""
         y: Tensor = _Sum.apply(x, self.exchange, True)  # type: ignore[no-untyped-call]
         return y
 
     def join(self, x: Tensor) -> Tensor:
-        """What ranks have parts [..., N / ranks] of, [..., N]; in the backward each has its part."""
+        """The ranks' parts [..., N / ranks] joined to [..., N]; in the backward each has its part."""
         y: Tensor = _Join.apply(x, self.exchange)  # type: ignore[no-untyped-call]
         return y
 
@@ -70,16 +70,16 @@ class TensorParallel:
 
 @dataclass(frozen=True, eq=False)
 class Shards:
-    """How the parameters of a model are shared by ranks.
+    """The parts of a model's parameters that each rank has.
 
     Attributes:
         tensor: the ranks.
-        axes: of each parameter of which a rank has its part: the axis that is cut, into equal parts in the order of
+        axes: by parameter of which each rank has a part: the axis that is cut, into equal parts in the order of
             ranks.
-        summed: parameters that ranks have as a whole, but of whose gradient each has what its own heads give: it is to
+        summed: parameters that ranks have as a whole, but whose gradient on each is of its own heads alone: it is to
             be summed over ranks. The gradient of all others is the same on all ranks.
-        owned: parameters that this rank alone has, whole (experts); and what they are called that stand in their place
-            on each rank, in the order of ranks.
+        owned: parameters that this rank alone has, whole (experts); with the names of those in their place on
+            each rank, in the order of ranks.
     """
 
     tensor: TensorParallel
@@ -98,30 +98,30 @@ class Shards:
 
     @torch.no_grad()
     def with_others(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """These tensors, by parameters or `PARAMETER/what`, and those that other ranks alone have; all of them ask."""
-        found = dict(tensors)
-        for name, own in tensors.items():
+        """These tensors, by parameters or `PARAMETER/what`, and those that other ranks alone have. All call it."""
+        result = dict(tensors)
+        for name, local in tensors.items():
             parameter, slash, what = name.partition("/")
             names = self.owned.get(parameter, ())
-            parts = self.tensor.exchange.gather(own) if names else []
-            found |= {f"{other}{slash}{what}": part for other, part in zip(names, parts, strict=True)}
-        return found
+            parts = self.tensor.exchange.gather(local) if names else []
+            result |= {f"{other}{slash}{what}": part for other, part in zip(names, parts, strict=True)}
+        return result
 
-    def placed(self, name: str, own: Tensor) -> Tensor:
-        """What is of the shape of a parameter (its moments, say) as a DTensor, in the memory of this rank's part; as it
-        is where ranks have all of it. Ranks are processes. A part may be cut again, by the axis fsdp."""
+    def placed(self, name: str, local: Tensor) -> Tensor:
+        """A tensor of the shape of a parameter (its moments, say) as a DTensor, in the memory of this rank's part; as
+        it is where ranks have all of it. Ranks are processes. A part may be cut again, by the axis fsdp."""
         from torch.distributed.tensor import DTensor, Shard
 
-        if name not in self.axes or not own.dim():
-            return own
+        if name not in self.axes or not local.dim():
+            return local
         outer = Shard(self.axes[name])
-        if not isinstance(own, DTensor):
-            return DTensor.from_local(own, self._mesh, [outer], run_check=False)
-        shape = [n * (self.tensor.exchange.ranks if d == outer.dim else 1) for d, n in enumerate(own.shape)]
+        if not isinstance(local, DTensor):
+            return DTensor.from_local(local, self._mesh, [outer], run_check=False)
+        shape = [n * (self.tensor.exchange.ranks if d == outer.dim else 1) for d, n in enumerate(local.shape)]
         placed: Tensor = DTensor.from_local(
-            own.to_local(),
-            self._mesh_beside(own.device_mesh),
-            [outer, *own.placements],
+            local.to_local(),
+            self._mesh_beside(local.device_mesh),
+            [outer, *local.placements],
             run_check=False,
             shape=torch.Size(shape),
             stride=torch.empty(shape, device="meta").stride(),
@@ -137,7 +137,7 @@ class Shards:
         return DeviceMesh.from_group(self.tensor.exchange.group, "cpu")
 
     def _mesh_beside(self, inner: "DeviceMesh") -> "DeviceMesh":
-        """Of two axes, this one first: ranks are numbered evenly along each (`Mesh`)."""
+        """A mesh of two axes, this one first: ranks are numbered evenly along each (`Mesh`)."""
         from torch.distributed.device_mesh import DeviceMesh
 
         outer = self._mesh

@@ -1,4 +1,4 @@
-"""Recipes: several runs in one file. Each begins with fresh weights or with what an earlier one trained, changed by
+"""Recipes: several runs in one file. Each begins with fresh weights or with those of an earlier one, changed by
 surgery where asked; the whole is repeated for seeds, and ends with one table and with claims that are seen or not."""
 
 from headway.recipes.recipe import Recipe, Stage, read_recipe

@@ -1,4 +1,4 @@
-"""What a recipe claims: comparisons of what its stages measure, and the verdict over the seeds."""
+"""The claims of a recipe: comparisons of the measures of its stages, and the verdict over the seeds."""
 
 import ast
 import math
@@ -46,20 +46,20 @@ class Claim:
         return claim
 
     def holds(self, measures: Measures) -> bool:
-        """For one seed. Raises ConfigError for a measure that a stage does not have."""
+        """Whether it holds for one seed. Raises ConfigError for a measure that a stage does not have."""
         signs = [type(sign) for sign in self._tree().ops]
         pairs = zip(self.margins(measures), signs, strict=True)
         return all(margin > 0 or (margin == 0 and sign in OR_EQUAL) for margin, sign in pairs)
 
     def margins(self, measures: Measures) -> list[float]:
-        """By how much each comparison of the chain holds, for one seed; below zero, it does not. a < b < c has the
-        margins b - a and c - b. Raises ConfigError for a measure that a stage does not have."""
-        stages = {stage: SimpleNamespace(**_numbers(own)) for stage, own in measures.items()}
+        """The margin by which each comparison of the chain holds, for one seed; below zero, it does not. a < b < c has
+        the margins b - a and c - b. Raises ConfigError for a measure that a stage does not have."""
+        stages = {stage: SimpleNamespace(**_numbers(figures)) for stage, figures in measures.items()}
         tree = self._tree()
         try:
             values = [_value(side, stages) for side in (tree.left, *tree.comparators)]
         except AttributeError as error:
-            stage = next(name for name, own in stages.items() if own is error.obj)
+            stage = next(name for name, figures in stages.items() if figures is error.obj)
             raise ConfigError(
                 f"claim {self.text!r}: stage {stage} has no measure {error.name!r}; it has {', '.join(vars(error.obj))}"
             ) from None
@@ -75,11 +75,11 @@ class Claim:
         if len(seeds) < FEWEST:
             how = ("it does not hold", "it holds in one", "it holds in both")[count]
             return f"two seeds, {how}" if len(seeds) == 2 else f"one seed, {how.removesuffix(' in one')}"
-        said = "not seen at this size"
+        outcome = "not seen at this size"
         if count == len(seeds):
             by_comparison = zip(*map(self.margins, seeds), strict=True)
-            said = "seen" if all(map(_beyond_spread, by_comparison)) else "within the spread of seeds"
-        return f"{said} ({count} of {len(seeds)} seeds)"
+            outcome = "seen" if all(map(_beyond_spread, by_comparison)) else "within the spread of seeds"
+        return f"{outcome} ({count} of {len(seeds)} seeds)"
 
     @property
     def operands(self) -> list[tuple[str, str]]:
@@ -101,7 +101,7 @@ class Claim:
 
 
 def _value(side: ast.expr, stages: Mapping[str, SimpleNamespace]) -> float:
-    """Of one side of a comparison."""
+    """The value of one side of a comparison."""
     code = compile(ast.Expression(side), "<claim>", "eval")
     return float(
         eval(code, {"__builtins__": {}}, {**stages})
@@ -114,5 +114,5 @@ def _beyond_spread(margins: Sequence[float]) -> bool:
 
 
 def _numbers(measures: Mapping[str, Any]) -> dict[str, float]:
-    """By names that Python takes: val_accuracy@128 is val_accuracy_at_128."""
+    """The numbers among measures, by names that Python takes: val_accuracy@128 is val_accuracy_at_128."""
     return {name.replace("@", "_at_"): v for name, v in measures.items() if isinstance(v, int | float)}

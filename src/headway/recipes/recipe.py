@@ -39,7 +39,7 @@ Moments = Literal["keep", "zero"]
 RECIPE_KEYS = ("out", "seed", "seeds", "claims", "columns", "decode", "test_source", "test_target")
 STAGE_KEYS = ("name", "from", "surgery", "moments", "published", SMALL)
 OF_RECIPE = ("out", "seed", "seeds")
-"""Of all stages, never of one."""
+"""Settings of all stages, never of one."""
 FIRST_ONLY = (*FROM_SCRATCH, "layers", "order", "model", "tokenizer", "units", "vocab")
 """Settings of all stages that are for those with fresh weights: later ones have a model and its tokenizer."""
 
@@ -52,7 +52,7 @@ class Stage:
         settings: of its run, without `out`, `seed`, and, with a source, `model`.
         source: the stage whose trained model it begins with; None for a run of its own.
         surgery: operations on that model before training, as (name, options), in their order.
-        moments: what the optimizer begins with; "keep" takes those of the source's last step.
+        moments: the state that the optimizer begins with; "keep" takes those of the source's last step.
         published: figures of others, by column of the table.
     """
 
@@ -88,7 +88,7 @@ class Recipe:
     tests: tuple[Path, Path] | None = None
 
     def stage_folder(self, stage: Stage, seed: int) -> Path:
-        """Of one run."""
+        """The folder of one run of a stage."""
         return self.out / f"seed-{seed}" / f"{self.stages.index(stage) + 1}-{stage.name}"
 
 
@@ -140,8 +140,8 @@ def read_recipe(
         _check_known(key, tasks, path)
     stages: list[Stage] = []
     for entry, name in zip(entries, names, strict=True):
-        own = {key: value for key, value in entry.items() if key not in STAGE_KEYS}
-        of_one = [own, entry.get(SMALL, {}) if small else {}, for_one[name]]
+        stage_settings = {key: value for key, value in entry.items() if key not in STAGE_KEYS}
+        of_one = [stage_settings, entry.get(SMALL, {}) if small else {}, for_one[name]]
         stages.append(_stage(entry, of_all, of_one, [s.name for s in stages], f"{path}: stage {name}"))
     claims = tuple(Claim.read(text, rule, names) for text, rule in recipe.get("claims", {}).items())
     columns, out = tuple(recipe.get("columns", ())), Path(recipe.get("out", "runs/recipe"))
@@ -149,11 +149,11 @@ def read_recipe(
     if len(sides) == 1:
         raise ConfigError(f"{path}: test_source and test_target belong together; give both, or none")
     tests = (Path(sides[0]), Path(sides[1])) if sides else None
-    found = Recipe(out, tuple(stages), seeds, claims, columns, recipe.get("decode"), tests)
+    parsed = Recipe(out, tuple(stages), seeds, claims, columns, recipe.get("decode"), tests)
     for stage in stages:  # every setting is validated before anything is run
         model = None if stage.source is None else Path(stage.source)
-        stage.config(found.stage_folder(stage, seeds[0]), seeds[0], model)
-    return found
+        stage.config(parsed.stage_folder(stage, seeds[0]), seeds[0], model)
+    return parsed
 
 
 def _stage(
@@ -175,9 +175,9 @@ def _stage(
         raise ConfigError(
             f"{where}: surgery and kept moments need the model of an earlier stage (from: NAME)"
         )
-    own, _, for_one = of_one
+    stage_settings, _, for_one = of_one
     in_toy_size = entry.get(SMALL, {})
-    mine = own.keys() | in_toy_size.keys() | for_one.keys()
+    mine = stage_settings.keys() | in_toy_size.keys() | for_one.keys()
     if wrong := sorted(mine & {*OF_RECIPE, *(["model"] if source is not None else [])}):
         why = "belongs to the whole recipe" if wrong[0] in OF_RECIPE else f"is what {source} trains"
         raise ConfigError(f"{where}: {wrong[0]} {why}; leave it out")
@@ -190,7 +190,7 @@ def _stage(
         key: value
         for layer in layers
         for key, value in layer.items()
-        if layer is own or (key in known and not (source is not None and key in FIRST_ONLY))
+        if layer is stage_settings or (key in known and not (source is not None and key in FIRST_ONLY))
     }
     operations = tuple(check_surgery(surgery, where))
     return Stage(str(entry["name"]), settings, source, operations, moments, dict(entry.get("published", {})))

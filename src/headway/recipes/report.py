@@ -1,5 +1,5 @@
-"""What a recipe found: one row per stage, the spread over seeds, what that says of its claims, and what these compare
-as a picture: a panel for each measure, a line for each stage."""
+"""The results of a recipe: one row per stage, the spread over seeds, the verdicts on its claims, and a picture of the
+measures that these compare: a panel for each measure, a line for each stage."""
 
 import math
 import re
@@ -23,9 +23,9 @@ HEADS = ("stage", "task", "length", "steps")
 BEFORE, AFTER = "before the stage", "after it"
 LESS = {"loss": ", nats: less is better", "bits_per_byte": ": less is better"}
 OTHERS = (ORANGE, GREEN, VIOLET, RED)
-"""Colours of what is measured in another way: in rows of another length, of one turn."""
+"""Colours of values that are measured in another way: in rows of another length, of one turn."""
 PLACES = (0.25, -0.25, 0.13, -0.13)
-"""And its places, above and below the stage's own line."""
+"""Places of these values, above and below the stage's own line."""
 STYLE: Any = {
     "text.color": INK,
     "axes.edgecolor": GREY,
@@ -42,8 +42,8 @@ STYLE: Any = {
 
 @cache
 def translation(language: str) -> Translation:
-    """Of verdicts, heads, labels, and of what the shipped recipes claim. Anyone's claims are looked up in its `table`:
-    they might look like one of its templates."""
+    """The translation of verdicts, heads, labels, and claims of the shipped recipes. Claims are looked up in its
+    `table`: others' might look like one of its templates."""
     if language == "en":
         return Translation({})
     text = files("headway.recipes").joinpath(f"{language}.toml").read_text(encoding="utf-8")
@@ -84,8 +84,8 @@ def spread_of(values: Iterable[Any]) -> tuple[float, float] | None:
 
 
 def panels(claims: Sequence[Claim], stages: Sequence[Measured]) -> Iterator[Panel]:
-    """For each measure that `claims` compare: of all stages of a task that they name, the values after training and,
-    where it did not begin with fresh weights, before."""
+    """A panel for each measure that `claims` compare: of all stages of a task that they name, the values after training
+    and, where it did not begin with fresh weights, before."""
     task = {stage.stage: stage.task for stage in stages}
     named: dict[str, list[tuple[str, str]]] = {}
     for claim in claims:
@@ -95,18 +95,18 @@ def panels(claims: Sequence[Claim], stages: Sequence[Measured]) -> Iterator[Pane
         tasks = {task[stage] for stage, _ in operands}
         shown = [stage for stage in stages if stage.task in tasks]
         held_out = any(measure.startswith(("start_", "val_")) for _, measure in operands)
-        wanted = {BEFORE: f"start_{kind}", AFTER: f"val_{kind}"} if held_out else {AFTER: kind}
-        others = sorted({m for _, m in operands} - {*wanted.values()}, key=lambda m: (len(m), m))
-        wanted |= {_label(measure): measure for measure in others}
+        measures = {BEFORE: f"start_{kind}", AFTER: f"val_{kind}"} if held_out else {AFTER: kind}
+        others = sorted({m for _, m in operands} - {*measures.values()}, key=lambda m: (len(m), m))
+        measures |= {_label(measure): measure for measure in others}
         marks = {
             label: {
                 s.stage: s.values[m] for s in shown if m in s.values and not (label == BEFORE and s.fresh)
             }
-            for label, m in wanted.items()
+            for label, m in measures.items()
         }
         labels = {s.stage: f"{s.stage} ({s.task})" if len(tasks) > 1 else s.stage for s in shown}
         title = "held-out " * held_out + kind.replace("_", " ") + LESS.get(kind, "")
-        yield Panel(title, labels, {label: found for label, found in marks.items() if found})
+        yield Panel(title, labels, {label: values for label, values in marks.items() if values})
 
 
 def _kind(measure: str) -> str:
@@ -115,28 +115,29 @@ def _kind(measure: str) -> str:
 
 
 def _label(measure: str) -> str:
-    """What sets `val_loss@256` or `val_loss_turn_1` apart."""
+    """The part of `val_loss@256` or `val_loss_turn_1` that sets it apart: "rows of 256", "turn 1"."""
     return re.split(r"(?=@)|_(?=turn_)", measure)[-1].replace("@", "rows of ").replace("_", " ")
 
 
-def draw_panels(found: Sequence[Panel], path: Path, language: str = "en") -> None:
-    """Side by side: stages downwards, each from before (hollow) to after (full), with the standard deviation.
+def draw_panels(drawn: Sequence[Panel], path: Path, language: str = "en") -> None:
+    """Draws panels side by side: stages downwards, each from before (hollow) to after (full), with the standard
+    deviation.
 
     Raises ConfigError where no font has the characters of the language."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    size = 2.5 + 4.2 * len(found), 1.7 + 0.3 * max(len(panel.stages) for panel in found)
+    size = 2.5 + 4.2 * len(drawn), 1.7 + 0.3 * max(len(panel.stages) for panel in drawn)
     weight = "bold" if language == "en" else "normal"  # fonts of other characters may have one weight
     with matplotlib.rc_context({**STYLE, "axes.titleweight": weight, "font.family": fonts(language)}):
         figure = Figure(size, dpi=150, layout="constrained")
-        for axes, panel in zip(figure.subplots(1, len(found), squeeze=False)[0], found, strict=True):
+        for axes, panel in zip(figure.subplots(1, len(drawn), squeeze=False)[0], drawn, strict=True):
             draw_panel(axes, panel, translation(language))
         figure.savefig(path, bbox_inches="tight")
 
 
 def draw_panel(axes: Any, panel: Panel, say: Translation) -> None:
-    """One measure of all its stages, with labels in a language."""
+    """Draws one measure of all its stages, with labels in a language."""
     place = {stage: i for i, stage in enumerate(panel.stages)}
     before, after = panel.marks.get(BEFORE, {}), panel.marks.get(AFTER, {})
     for stage in before.keys() & after.keys():
@@ -188,7 +189,7 @@ class RecipeReport:
 
     Attributes:
         records: for each seed, for each stage: name, settings and measures.
-        language: of the table and of what is said of claims; `verdicts` and JSON are English.
+        language: of the table and of the sentences on claims; `verdicts` and JSON are English.
     """
 
     recipe: Recipe
@@ -196,7 +197,7 @@ class RecipeReport:
     language: str = "en"
 
     def measures(self, index: int) -> dict[str, Mapping[str, Any]]:
-        """Of the seed number `index`, by stage."""
+        """The measures of the seed number `index`, by stage."""
         return {record["stage"]: record["measures"] for record in self.records[index]}
 
     @property
@@ -210,31 +211,34 @@ class RecipeReport:
         """The verdict with its claim, and its rule."""
         say = translation(self.language)
         return [
-            (say.fill("{verdict}: {claim}", verdict=say(said), claim=say.table.get(text, text)), rule)
-            for text, rule, said in self.verdicts
+            (say.fill("{verdict}: {claim}", verdict=say(verdict), claim=say.table.get(text, text)), rule)
+            for text, rule, verdict in self.verdicts
         ]
 
     @property
     def measured(self) -> list[Measured]:
         """Each stage with the means and standard deviations of its measures."""
-        found = []
+        stages = []
         for i, stage in enumerate(self.recipe.stages):
-            own = [records[i]["measures"] for records in self.records]
+            by_seed = [records[i]["measures"] for records in self.records]
             spreads = {
-                name: spread_of(m.get(name) for m in own) for name in dict.fromkeys(k for m in own for k in m)
+                name: spread_of(m.get(name) for m in by_seed)
+                for name in dict.fromkeys(k for m in by_seed for k in m)
             }
             values = {name: value for name, value in spreads.items() if value is not None}
-            found.append(Measured(stage.name, self.records[0][i]["task"], stage.source is None, values))
-        return found
+            stages.append(Measured(stage.name, self.records[0][i]["task"], stage.source is None, values))
+        return stages
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The measures of the table: the recipe's, else the usual ones and what the tasks measured besides."""
         if self.recipe.columns:
             return self.recipe.columns
-        there = dict.fromkeys(key for records in self.records for r in records for key in r["measures"])
-        own = [key for key in there if key not in (*USUAL, *LAST, *INTERNAL) and not key.startswith("start_")]
-        return tuple(key for key in (*USUAL, *own, *LAST) if key in there)
+        measured = dict.fromkeys(key for records in self.records for r in records for key in r["measures"])
+        others = [
+            key for key in measured if key not in (*USUAL, *LAST, *INTERNAL) and not key.startswith("start_")
+        ]
+        return tuple(key for key in (*USUAL, *others, *LAST) if key in measured)
 
     def rows(self) -> tuple[list[str], list[list[str]]]:
         """The table's columns and cells: mean ± standard deviation over the seeds."""
@@ -244,36 +248,36 @@ class RecipeReport:
         theirs = [say.fill("published {name}", name=name) for name in names]
         head = [*map(say, HEADS), *self.columns, *theirs]
         body = []
-        for stage, own, record in zip(self.recipe.stages, self.measured, self.records[0], strict=True):
-            came = own.task
+        for stage, measured, record in zip(self.recipe.stages, self.measured, self.records[0], strict=True):
+            origin = measured.task
             if stage.source:
-                came = say.fill("{task} from {stage}", task=own.task, stage=stage.source)
+                origin = say.fill("{task} from {stage}", task=measured.task, stage=stage.source)
             length, steps = record["run"]["settings"].get("context"), record["measures"]["steps"]
-            values = [_spread(own.values.get(key)) for key in self.columns]
+            values = [_spread(measured.values.get(key)) for key in self.columns]
             others = [cell(stage.published.get(key)) for key in published]
-            body.append([stage.name, came, cell(length), cell(steps), *values, *others])
+            body.append([stage.name, origin, cell(length), cell(steps), *values, *others])
         return head, body
 
     def text(self) -> str:
-        """For a terminal."""
+        """The table and the verdicts for a terminal."""
         lines = [table(*self.rows())]
-        lines += [f"  {said}\n      {rule}" for said, rule in self.sentences]
+        lines += [f"  {sentence}\n      {rule}" for sentence, rule in self.sentences]
         return "\n".join(lines)
 
     def markdown(self) -> str:
-        """For a page."""
+        """The table and the verdicts as Markdown."""
         head, body = self.rows()
         lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body)]
-        lines += ["", *(f"- {said} (`{rule}`)" for said, rule in self.sentences)]
+        lines += ["", *(f"- {sentence} (`{rule}`)" for sentence, rule in self.sentences)]
         return "\n".join(lines) + "\n"
 
     def plain(self) -> dict[str, Any]:
-        """In JSON's own types."""
-        claims = [{"claim": text, "rule": rule, "verdict": said} for text, rule, said in self.verdicts]
+        """The report in JSON's own types."""
+        claims = [{"claim": text, "rule": rule, "verdict": verdict} for text, rule, verdict in self.verdicts]
         return {"seeds": plain(self.recipe.seeds), "stages": plain(self.records), "claims": claims}
 
 
-def _spread(found: tuple[float, float] | None) -> str:
+def _spread(value: tuple[float, float] | None) -> str:
     """`1.234 ± 0.005`: mean and standard deviation; one value as it is."""
-    mean, deviation = found or (None, 0.0)
+    mean, deviation = value or (None, 0.0)
     return f"{cell(mean)} ± {deviation:.2g}" if deviation else cell(mean)

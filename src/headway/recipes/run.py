@@ -46,7 +46,7 @@ OF_THE_PLACE = {
     "keep_last",
     "report",
 }
-"""Settings that change nothing of what a stage measured, but for rounding."""
+"""Settings that change none of a stage's measures, but for rounding."""
 
 
 def run_recipe(recipe: Recipe, *, resume: str = "never", quiet: bool = False) -> RecipeReport:
@@ -121,11 +121,11 @@ def _check_files(recipe: Recipe) -> None:
 def _stage(
     recipe: Recipe, stage: Stage, seed: int, *, say: Callable[[str], None], quiet: bool
 ) -> dict[str, Any]:
-    """Run one stage, or read what it left; its record."""
-    folder, came = recipe.stage_folder(stage, seed), _source(recipe, stage)
+    """Run one stage, or read the record that it left; returns its record."""
+    folder, source = recipe.stage_folder(stage, seed), _source(recipe, stage)
     model = _begins_with(recipe, stage, seed)
-    kept = folder / MOMENTS if stage.moments == "keep" else None
-    config = stage.config(folder, seed, model, kept)
+    moments = folder / MOMENTS if stage.moments == "keep" else None
+    config = stage.config(folder, seed, model, moments)
     settings: dict[str, Any] = {
         "settings": config.model_dump(mode="json"),
         "surgery": [list(item) for item in stage.surgery],
@@ -140,16 +140,16 @@ def _stage(
         return record
     about = f"seed {seed}, " if len(recipe.seeds) > 1 else ""
     say(f"--- {about}stage {recipe.stages.index(stage) + 1} of {len(recipe.stages)}: {stage.name}")
-    if came is not None and not checkpoints(folder):
-        before, base = recipe.stage_folder(came, seed), _begins_with(recipe, came, seed)
+    if source is not None and not checkpoints(folder):
+        before, base = recipe.stage_folder(source, seed), _begins_with(recipe, source, seed)
         if model == folder / START:
             for line in write_model(before / FINAL, folder / START, stage.surgery, base):
                 say(f"surgery: {line}")
-        if kept is not None:
+        if moments is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            kept.unlink(missing_ok=True)
+            moments.unlink(missing_ok=True)
             last = checkpoints(before)[-1]
-            write_safetensors(kept, moments_after(last, opened(before / FINAL, base).spec, stage.surgery))
+            write_safetensors(moments, moments_after(last, opened(before / FINAL, base).spec, stage.surgery))
     train(config, resume="auto", quiet=quiet)
     task = read_record(checkpoints(folder)[-1])["config"]["task"]  # where it is the one that the model is for
     record = {
@@ -169,15 +169,15 @@ def _source(recipe: Recipe, stage: Stage) -> Stage | None:
 
 def _begins_with(recipe: Recipe, stage: Stage, seed: int) -> Path | None:
     """The folder of the model that a stage begins with; None where its own settings name it, or nothing does."""
-    came = _source(recipe, stage)
-    if came is None:
+    source = _source(recipe, stage)
+    if source is None:
         return None
-    changes = stage.surgery or came.settings.get("adapter") is not None
-    return recipe.stage_folder(stage, seed) / START if changes else recipe.stage_folder(came, seed) / FINAL
+    changes = stage.surgery or source.settings.get("adapter") is not None
+    return recipe.stage_folder(stage, seed) / START if changes else recipe.stage_folder(source, seed) / FINAL
 
 
 def _compared(run: dict[str, Any]) -> dict[str, Any]:
-    """What a stage that is done must have in common with the recipe."""
+    """The part of a stage's record that must be the same in the recipe when it is done."""
     settings = run["settings"].items()
     return {**run, "settings": {name: value for name, value in settings if name not in OF_THE_PLACE}}
 
@@ -186,35 +186,35 @@ ROWS, NEW_TOKENS, TIMES = 8, 16, 5
 
 
 def measures(folder: Path, config: TrainConfig, recipe: Recipe) -> dict[str, Any]:
-    """What a finished run measured: its last step's, the last held-out ones (`val_..`), those before the first step
-    (`start_..`), the median speed, and what its model is; of decoders, with `decode`, the speed behind such prompts; of
+    """The measures of a finished run: its last step's, the last held-out ones (`val_..`), those before the first step
+    (`start_..`), the median speed, and the model's size; of decoders, with `decode`, the speed behind such prompts; of
     translators, with `tests`, their BLEU."""
     lines = read_metrics(folder / METRICS)
     steps = [line for line in lines if "loss" in line]
     last = steps[-1] if steps else {}
     names = ("loss", "accuracy", "bits_per_byte", "trained_tokens", "seconds")
-    found: dict[str, Any] = {"steps": last.get("step", 0)} | {n: last[n] for n in names if n in last}
+    result: dict[str, Any] = {"steps": last.get("step", 0)} | {n: last[n] for n in names if n in last}
     if steps:
-        found["tokens_per_s"] = statistics.median(line["tokens_per_s"] for line in steps)
+        result["tokens_per_s"] = statistics.median(line["tokens_per_s"] for line in steps)
     for line in lines:
         held = {name: value for name, value in line.items() if name.startswith("val_")}
-        found |= held
+        result |= held
         if line.get("step") == 0:
-            found |= {f"start_{name.removeprefix('val_')}": value for name, value in held.items()}
+            result |= {f"start_{name.removeprefix('val_')}": value for name, value in held.items()}
     spec, dtype = opened(folder / FINAL).spec, DTYPES[choose_precision(config.dtype).what]
-    found["parameters"] = cost.parameter_count(spec)
+    result["parameters"] = cost.parameter_count(spec)
     if spec.causal:
-        found["kv_bytes_per_token"] = cost.kv_bytes_per_token(spec, dtype)
+        result["kv_bytes_per_token"] = cost.kv_bytes_per_token(spec, dtype)
         if recipe.decode is not None and spec.encoder is None:
             model = headway.load(folder / FINAL, task="causal-lm", dtype=dtype).model
-            found["decode_tokens_per_s"] = decoding_speed(model, recipe.decode)
+            result["decode_tokens_per_s"] = decoding_speed(model, recipe.decode)
     if recipe.tests is not None and spec.encoder is not None:
         sentences, references = read_pairs(*map(str, recipe.tests))
         translator = headway.load(folder / FINAL, task="translation")
-        found["bleu"] = bleu(
+        result["bleu"] = bleu(
             [str(text) for text in translator.translate(sentences, beams=1)], references
         ).score
-    return found
+    return result
 
 
 def decoding_speed(model: Decoder, prompt: int) -> float:

@@ -1,4 +1,4 @@
-"""What a stage does to its model before training: operations of `headway surgery`, and changes of the spec alone."""
+"""Changes of a stage to its model before training: operations of `headway surgery`, and changes of the spec alone."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -28,8 +28,8 @@ def _context(spec: ModelSpec, state: State, tokens: int, method: str | None = No
     """Rows of `tokens` tokens: with `method` as `stretch_context`, else with the positions as they are."""
     if method is None:
         return replace(spec, trained_context=tokens), dict(state)
-    given: Any = method
-    return stretch_context(spec, state, given, tokens / spec.trained_context)
+    untyped: Any = method
+    return stretch_context(spec, state, untyped, tokens / spec.trained_context)
 
 
 def _patterns(spec: ModelSpec, state: State, layers: str) -> Changed:
@@ -48,11 +48,11 @@ OPERATIONS: Mapping[str, tuple[Callable[..., Changed], tuple[str, ...]]] = {
 first option's."""
 
 
-def check_surgery(asked: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The operations as (name, options). Raises ConfigError for what is none."""
-    if not isinstance(asked, Mapping):
-        raise ConfigError(f"{where}: surgery is a mapping of operations, got {asked!r}")
-    for name, value in asked.items():
+def check_surgery(operations: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The operations as (name, options). Raises ConfigError for anything else."""
+    if not isinstance(operations, Mapping):
+        raise ConfigError(f"{where}: surgery is a mapping of operations, got {operations!r}")
+    for name, value in operations.items():
         check_known(name, OPERATIONS, f"{where}: there is no operation")
         known = OPERATIONS[name][1]
         options = dict(value) if isinstance(value, Mapping) else {known[0]: value}
@@ -64,7 +64,7 @@ def check_surgery(asked: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]
 
 
 def operated(spec: ModelSpec, state: State, operations: tuple[tuple[str, Any], ...]) -> Changed:
-    """One operation after the other."""
+    """The model after the operations, one after the other."""
     changed = spec, dict(state)
     for name, options in operations:
         changed = OPERATIONS[name][0](*changed, **options)
@@ -72,8 +72,8 @@ def operated(spec: ModelSpec, state: State, operations: tuple[tuple[str, Any], .
 
 
 def opened(path: Path, base: Path | None = None) -> Folder:
-    """A trained model's folder; of an adapter, that of its base with the adapter in the weights: the model in the
-    folder `base`, or the one that the adapter names."""
+    """A trained model's folder; of an adapter, that of its base (in the folder `base`, or the one that the adapter
+    names) with the adapter in the weights."""
     if not is_adapter(path):
         return load_folder(path)
     folder = with_adapters(load_folder(base or base_of(path)), [path])
@@ -84,7 +84,7 @@ def opened(path: Path, base: Path | None = None) -> Folder:
 def write_model(
     source: Path, target: Path, operations: tuple[tuple[str, Any], ...], base: Path | None = None
 ) -> list[str]:
-    """Write the model of `source`, operated on, at `target`; what changed, as lines of text. `base` as in `opened`."""
+    """Write the model of `source`, operated on, at `target`; returns lines on the changes. `base` as in `opened`."""
     folder = opened(source, base)
     spec, state = operated(folder.spec, folder.tensors, operations)
     change = Change(spec, state, tokenizer=TokenizerFiles(folder, spec.trained_context))
@@ -116,12 +116,12 @@ def moments_after(
 
 def _pooled(tensors: dict[str, Tensor], spec: ModelSpec, kv_heads: int, *, fresh: bool) -> dict[str, Tensor]:
     n = spec.kv_heads // kv_heads
-    found = {}
+    pooled = {}
     for key, value in tensors.items():
         if not (any(part in key for part in KEY_VALUE) and counts_heads(spec, key)):
-            found[key] = value
+            pooled[key] = value
         elif not fresh:
             grouped = value.unflatten(0, (kv_heads, n, -1)) if value.dim() else value
             summed = grouped.sum(1).flatten(0, 1) if value.dim() else value
-            found[key] = n * summed if key.endswith("/exp_avg_sq") else summed
-    return found
+            pooled[key] = n * summed if key.endswith("/exp_avg_sq") else summed
+    return pooled

@@ -1,4 +1,4 @@
-"""What goes in and out of a run besides settings and data: results, callbacks, interruption."""
+"""Results, callbacks and interruption of a run."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ from headway.train.evaluation import Evaluation, evaluating
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run left behind.
+    """The results of a run.
 
     Attributes:
         out: the run's folder. model: in it, a Hugging Face folder. metrics, curve: metrics.jsonl and its picture,
@@ -47,10 +47,10 @@ class TrainResult:
 
 @dataclass(frozen=True)
 class CallbackContext:
-    """What a callback may look at. `model` computes (in the run's dtype) and must be left as it is.
+    """The state of a run that a callback may look at. `model` computes (in the run's dtype) and must be left as it is.
 
     Attributes:
-        step, seconds: that are done. last: whether the run is at its end.
+        step, seconds: those that are done. last: whether the run is at its end.
         record: the step's line of metrics.jsonl.
         tokenizer: of the run.
         say: prints a remark on stderr.
@@ -75,12 +75,12 @@ class Callback:
     every_steps: int | None = None
 
     def is_due(self, step: int, seconds: float) -> bool:
-        """After step `step`, `seconds` after the last call."""
+        """Whether it is due after step `step`, `seconds` after the last call."""
         by_clock = self.every_seconds is not None and seconds >= self.every_seconds
         return by_clock or (self.every_steps is not None and step % self.every_steps == 0)
 
     def call(self, context: CallbackContext) -> None:
-        """Calls the function in evaluation mode, without gradients; what it draws at random leaves the run's state."""
+        """Calls the function in evaluation mode, without gradients; its draws leave the run's generator alone."""
         with evaluating(context.model), torch.no_grad(), torch.random.fork_rng(devices=[]):
             self.function(context)
 
@@ -95,16 +95,16 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def stop_request(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """While open, the first Ctrl-C or SIGTERM is remembered (what is yielded says whether there was one: the loop ends
-    after its step); a second one raises KeyboardInterrupt at once. So is a terminal that is closed (SIGHUP), unless
-    `nohup` has it ignored; nothing is said then, for there is nobody to read it. Only in the main thread: elsewhere
-    Python takes no signals."""
-    asked: list[int] = []
+    """While open, the first Ctrl-C or SIGTERM is remembered (yields a function that says whether there was one: the
+    loop ends after its step); a second one raises KeyboardInterrupt at once. So is a terminal that is closed (SIGHUP),
+    unless `nohup` has it ignored; nothing is said then, for there is nobody to read it. Only in the main thread:
+    elsewhere Python takes no signals."""
+    signals: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if asked:
+        if signals:
             raise KeyboardInterrupt
-        asked.append(number)
+        signals.append(number)
         if number == signal.SIGHUP:
             _leave_terminal()
         say("stopping after this step (once more to stop at once, without saving)")
@@ -115,14 +115,14 @@ def stop_request(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
         ends.append(signal.SIGHUP)
     before = {number: signal.signal(number, handle) for number in ends if is_main}
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(signals)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def _leave_terminal() -> None:
-    """What is printed goes nowhere: writing to a terminal that is closed raises OSError."""
+    """Sends all output nowhere: writing to a terminal that is closed raises OSError."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for number in (1, 2):
         if os.isatty(number):

@@ -6,8 +6,8 @@ may resume from one.
     final/           the trained model
     checkpoint-N/    the state after N steps: a Hugging Face folder (config, fp32 weights, tokenizer) and
       optimizer.safetensors   moments of every parameter
-      adapter.safetensors     what is trained of a frozen model, instead of config and weights
-      training.json           progress, settings, and what the data was
+      adapter.safetensors     the adapter of a frozen model, instead of config and weights
+      training.json           progress, settings, and a description of the data
 
 In shards, weights and moments are `model-shard-00001-of-00002.safetensors` (or `adapter-shard-..`) and
 `optimizer-shard-..` instead, two of each process (`storage/shards.py`), and the config is of model_type "headway",
@@ -44,14 +44,14 @@ from headway.train.tasks.base import Task
 from headway.train.trainer import Progress
 
 MOMENTS, ADAPTER = "optimizer", "adapter"
-"""What its files are called, and its shards."""
+"""Names of the files of the optimizer's state and of the adapter, and of their shards."""
 CONFIG, FINAL = "config.yaml", "final"
 NAME = re.compile(r"checkpoint-\d+")
 
 
 @dataclass
 class State:
-    """A run's state: settings, what is trained, the optimizer, and how far it has come; and on what machine, since bits
+    """A run's state: settings, what is trained, the optimizer, and how far it has come; and its machine, since bits
     depend on it: CPU threads, workers, rows per pass (None: all of the step's), the version of torch, and processes:
     those that add up a step, share experts, layers (tp) or rows (cp).
 
@@ -101,12 +101,12 @@ class State:
 
     @property
     def trained(self) -> str:
-        """What shards of weights are called."""
+        """The name of the shards of weights."""
         return MODEL if self.task.base is None else ADAPTER
 
     def shard(self, parallel: Parallel, *, copied: bool) -> Callable[[Path], None]:
-        """What writes this process's part of the state as it is now into a folder, the main one's with all that is not
-        in shards. `copied` to memory, it may be called while the run goes on. A message among all."""
+        """A function that writes this process's part of the state as it is now into a folder, the main one's with all
+        that is not in shards. `copied` to memory, it may be called while the run goes on. A message among all."""
         task, moments = self.task, self.optimizer.state_tensors()
         weights = own_state(task.model) if task.base is None else dict(trained_adapter(task.model).tensors)
         parts = own_parts(weights | moments, parallel)
@@ -119,8 +119,8 @@ class State:
             write_shard(folder, MOMENTS, *place, {n: p for n, p in parts.items() if n not in weights})
             if parallel.is_main:
                 if task.base is None:
-                    own = own_config(task.model.spec)  # weights have the names of the module
-                    describe(folder, own, torch.float32, task.tokenizer, task.generation)
+                    spec = own_config(task.model.spec)  # weights have the names of the module
+                    describe(folder, spec, torch.float32, task.tokenizer, task.generation)
                 else:
                     task.tokenizer.save(folder)
                 write_file(folder / STATE, record)
@@ -128,8 +128,8 @@ class State:
         return write
 
     def load(self, path: Path) -> list[str]:
-        """Fill model, optimizer and progress from a checkpoint; returns remarks: what is different now, and what
-        follows from it.
+        """Fill model, optimizer and progress from a checkpoint; returns remarks on settings and
+        machine that differ now.
 
         Raises CheckpointError for a broken checkpoint, ConfigError for settings or data that it does not fit.
         """
@@ -161,15 +161,15 @@ class State:
                 )
             restore_adapter(model, state_tensors(path, ADAPTER), path)
             return
-        folder, own = load_folder(path), own_state(model)
+        folder, local = load_folder(path), own_state(model)
         # The folder has its patterns in their shortest form, the settings need not.
         same = config_from_spec(folder.spec) == config_from_spec(model.spec)
         elsewhere = () if model.shards is None else model.shards.elsewhere
-        if not same or {*own, *elsewhere} != folder.tensors.keys():
+        if not same or {*local, *elsewhere} != folder.tensors.keys():
             raise CheckpointError(
                 f"{path} holds another model than the settings make; resume with its own settings"
             )
-        for name, value in own.items():
+        for name, value in local.items():
             fill(value, folder.tensors, name)
 
 
@@ -177,8 +177,8 @@ def state_tensors(place: Path, what: str) -> Tensors:
     """The adapter (`ADAPTER`) or the optimizer's state (`MOMENTS`) in a checkpoint, or in the file `place`."""
     if not place.is_dir():
         return open_tensors(place)
-    found = open_shards(place, what)
-    return open_tensors(place / f"{what}.safetensors") if found is None else found
+    shards = open_shards(place, what)
+    return open_tensors(place / f"{what}.safetensors") if shards is None else shards
 
 
 def take_mean(model: torch.nn.Module, paths: Sequence[Path]) -> None:
@@ -190,9 +190,9 @@ def take_mean(model: torch.nn.Module, paths: Sequence[Path]) -> None:
 
 
 def checkpoints(out: Path) -> list[Path]:
-    """The training checkpoints of a run, oldest first; what a dying process left half-written is not one."""
-    there = (p for p in out.glob("checkpoint-*") if NAME.fullmatch(p.name))
-    return sorted((p for p in there if (current_folder(p) / STATE).exists()), key=step_of)
+    """The training checkpoints of a run, oldest first; a half-written one is left out."""
+    folders = (p for p in out.glob("checkpoint-*") if NAME.fullmatch(p.name))
+    return sorted((p for p in folders if (current_folder(p) / STATE).exists()), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -221,7 +221,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def changes(record: dict[str, Any], config: TrainConfig, path: Path) -> list[str]:
-    """Settings that change the bits of what follows, with their values then and now.
+    """Settings that change the bits of the steps that follow, with their values then and now.
 
     Raises ConfigError for differences that do not make sense, and for a checkpoint of another task."""
     now = config.model_dump(mode="json")
@@ -232,14 +232,14 @@ def changes(record: dict[str, Any], config: TrainConfig, path: Path) -> list[str
             f"cannot resume from {path}: it is a checkpoint of task {then['task']}, and this run's is {now['task']}"
         )
     changed = [name for name in when if then.get(name) != now[name] and when[name] != "same bits"]
-    said = {name: f"{name} was {then.get(name)!r}, is {now[name]!r}" for name in changed}
-    wrong = [said[name] for name in changed if when[name] == "fixed"]
+    lines = {name: f"{name} was {then.get(name)!r}, is {now[name]!r}" for name in changed}
+    wrong = [lines[name] for name in changed if when[name] == "fixed"]
     if wrong:
         raise ConfigError(
             f"cannot resume from {path}: {'; '.join(wrong)}. Start a new run in another folder, or resume with the "
             "settings of the run (config.yaml in its folder)"
         )
-    return list(said.values())
+    return list(lines.values())
 
 
 def moved_along(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,10 +32,10 @@ def setting(
     is_path: bool = False,
     **limits: Any,
 ) -> Any:
-    """A field of settings. What `--help` and config.yaml say of it is in the docstring of its class (`Settings`).
+    """A field of settings. Its text in `--help` and config.yaml is in the docstring of its class (`Settings`).
 
     Args:
-        group: under which they list it; that of its class unless given.
+        group: the heading that they list it under; that of its class unless given.
         on_resume: whether a run that goes on may have another value, and whether it then ends with the same bits.
             "fixed" is for what decides weights, data, or the optimizer's state, and the default; in the group Output,
             "same bits" is.
@@ -48,7 +48,7 @@ def setting(
 
 
 def extra(field: FieldInfo) -> dict[str, Any]:
-    """What `setting` says of a field besides pydantic's own: group, on_resume, is_path, and unit where it has one."""
+    """What `setting` adds to pydantic's properties of a field: group, on_resume, is_path, and unit where it has one."""
     assert isinstance(field.json_schema_extra, dict), "fields of settings are made by `setting`"
     return field.json_schema_extra
 
@@ -58,7 +58,7 @@ class Settings(BaseModel):
     each field that it declares, and for inherited ones that are something else here.
 
     group    of the fields that a class declares
-    usual    defaults of inherited fields that are others here
+    usual    defaults of inherited fields that differ here
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
@@ -81,12 +81,12 @@ class Settings(BaseModel):
             cls.model_rebuild(force=True)
 
     def contradictions(self) -> Iterable[str]:
-        """What is wrong with values that each are right by themselves: with the fields that a class declares, and with
-        no others."""
+        """Contradictions of values that each are right by themselves: among the fields that a class declares, and no
+        others."""
         return ()
 
     def present(self, names: Iterable[str]) -> list[str]:
-        """Those of these settings that say something."""
+        """The settings among `names` that have a value."""
         return [name for name in names if getattr(self, name) not in (None, ())]
 
     @model_validator(mode="after")
@@ -98,7 +98,7 @@ class Settings(BaseModel):
 
 
 class MachineSettings(Settings):
-    """On what a run computes, and how.
+    """The machine of a run, and how it computes.
 
     dtype: number format of the matrix products; weights and optimizer stay fp32. auto: bf16 where the CPU has
         it, else fp32. fp16 is refused on a CPU
@@ -127,7 +127,7 @@ class MachineSettings(Settings):
 
 
 class OutputSettings(Settings):
-    """What a run says and leaves, and when.
+    """The output of a run: progress, evaluations, checkpoints.
 
     out: folder of the run
     log_every: a progress line every N steps
@@ -211,8 +211,8 @@ class TrainConfig(MachineSettings, OutputSettings):
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def missing(self, made_by: Callable[[Path], str] = lambda path: "") -> list[str]:
-        """The files that the settings name and that are not there: a line each, which ends with what `made_by` says of
-        a file that has no like one near it."""
+        """The files that the settings name and that are not there: a line each, which ends with `made_by` of a file
+        that has no like one near it."""
         return [
             f"{name} {value}: no such file or folder{near_file(Path(value)) or made_by(Path(value))}"
             for name, value in self.paths.items()
@@ -226,7 +226,7 @@ class TrainConfig(MachineSettings, OutputSettings):
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "the settings") -> Self:
-        """Validate a mapping. ConfigError lists every problem: the key, what was given, what is asked for."""
+        """Validate a mapping. ConfigError lists every problem: the key, its value, what is asked for."""
         if not isinstance(values, Mapping):
             raise ConfigError(f"{where} must be a mapping of settings, not a {type(values).__name__}")
         try:
@@ -249,7 +249,7 @@ def _at_home(value: Any) -> Any:
 
 
 def _explained(error: ValidationError, fields: Mapping[str, FieldInfo]) -> Iterable[str]:
-    """What pydantic found: the setting, what was given, what is asked for."""
+    """Pydantic's errors as text: the setting, its value, what is asked for."""
     for item in error.errors():
         if not item["loc"]:
             yield item["msg"].removeprefix("Value error, ")

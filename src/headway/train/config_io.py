@@ -1,4 +1,4 @@
-"""Where the settings of a run come from: a YAML file, `key=value` overrides, flags; and back to YAML. And those by
+"""Reading the settings of a run from a YAML file, `key=value` overrides and flags; writing them as YAML. And those by
 which a trained model is measured as its training measures held-out data: `headway eval MODEL --task TASK`."""
 
 from collections.abc import Iterable, Mapping
@@ -28,7 +28,7 @@ def read_config(
     small: bool = False,
 ) -> TrainConfig:
     """`defaults` (the environment), a YAML file, with `small` the settings under its key `small`, `key=value`
-    overrides, flags: each may be absent, later ones win. `task` says whose settings they are.
+    overrides, flags: each may be absent, later ones win. `task` chooses the class of settings.
 
     Raises ConfigError for a file that is not a YAML mapping, a bad override, a setting that is given both as
     an override and as a flag, a setting of another task, and everything that `TrainConfig.of` refuses.
@@ -38,12 +38,12 @@ def read_config(
     if small and not isinstance(in_toy_size, dict):
         raise ConfigError(f"--small needs a YAML file (--config) with settings under `{SMALL}:`, got {path}")
     values |= in_toy_size if small and in_toy_size else {}
-    given, flags = parse_overrides(overrides), flags or {}
-    for key in sorted(given.keys() & flags.keys()):
+    parsed, flags = parse_overrides(overrides), flags or {}
+    for key in sorted(parsed.keys() & flags.keys()):
         raise ConfigError(f"{key} is given twice: as {key}=... and as a flag; give it once")
     sources = [str(path)] if path is not None else []
-    sources += ["the command line"] if given or flags or not sources else []
-    together, where = values | given | dict(flags), " + ".join(sources)
+    sources += ["the command line"] if parsed or flags or not sources else []
+    together, where = values | parsed | dict(flags), " + ".join(sources)
     task = together.get("task")
     kind = settings_of(task)
     for key in together:

@@ -1,4 +1,4 @@
-"""What a run would do and take, before anything is done: `headway train --dry-run`."""
+"""The work, time and memory of a run, before anything is done: `headway train --dry-run`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class DryRun:
     memory_available: int
 
     def text(self) -> str:
-        """For a terminal."""
+        """The tables for a terminal."""
         spec, about = self.spec, "" if self.exact else "about "
         model: list[tuple[str, object]] = [
             ("family", spec.family),

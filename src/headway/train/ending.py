@@ -1,6 +1,6 @@
 """The end of a run: when it comes, by the clock (so that what must still be done is done in time) or where nothing
-better does; which of its models is the best by what is measured on held-out data; its model, its picture, and what is
-said of it."""
+better does; which of its models is the best by what is measured on held-out data; its model, its picture, and
+its result."""
 
 import math
 import shlex
@@ -25,7 +25,7 @@ from headway.train.trainer import Progress
 
 def choose_weights(state: State) -> str:
     """Give the model the weights that the settings ask for, from checkpoints of the run: the best, or the mean of the
-    last. What is said of it."""
+    last. Returns a sentence on them."""
     config, progress, out = state.config, state.progress, Path(state.config.out)
     if config.keep_best:
         if progress.best is None:
@@ -36,9 +36,9 @@ def choose_weights(state: State) -> str:
         return (
             f"the model is that of step {progress.best_step}: the best {config.best_by}, {progress.best:.4f}"
         )
-    kept = [path for path in checkpoints(out) if step_of(path) > 0][-config.average :]
-    take_mean(state.task.model, kept)
-    return f"the model is the mean of {', '.join(path.name for path in kept)}"
+    averaged = [path for path in checkpoints(out) if step_of(path) > 0][-config.average :]
+    take_mean(state.task.model, averaged)
+    return f"the model is the mean of {', '.join(path.name for path in averaged)}"
 
 
 def leave_model(out: Path, task: Task[Any], trained: Any, progress: Progress) -> str | None:
@@ -60,7 +60,7 @@ def leave_model(out: Path, task: Task[Any], trained: Any, progress: Progress) ->
 def result(
     out: Path, task: Task[Any], progress: Progress, record: dict[str, Any], validation: Evaluation | None
 ) -> TrainResult:
-    """What the run left behind. `record` is the last step's, empty where none was left to do."""
+    """The result of the run. `record` is the last step's, empty where none was left to do."""
     model = out / FINAL
     return TrainResult(
         out=out,
@@ -80,18 +80,20 @@ def result(
 
 
 LESS_IS_BETTER = ("loss", "bits_per_byte")
-"""How the names of measures begin of which this is so: loss, loss_turn_2, bits_per_byte@512. Of others, more is."""
+"""Beginnings of names of measures where less is better: loss, loss_turn_2, bits_per_byte@512. Else more is."""
 
 
-def count(config: TrainConfig, progress: Progress, found: Evaluation | None) -> bool:
-    """Count an evaluation of the model after `progress.step` steps; whether it is better than all before. A measure
-    that is not a finite number is not.
+def count(config: TrainConfig, progress: Progress, evaluation: Evaluation | None) -> bool:
+    """Count an evaluation of the model after `progress.step` steps; returns whether it is better than all before. A
+    measure that is not a finite number is not.
 
     With losses 3, 2, 2, 4 the best is the second, and two evaluations in a row brought nothing better (`waited`).
 
     Raises ConfigError where nothing is held out, and for a measure that the task does not have."""
     known = (
-        {} if found is None else {name.removeprefix("val_"): value for name, value in found.record.items()}
+        {}
+        if evaluation is None
+        else {name.removeprefix("val_"): value for name, value in evaluation.record.items()}
     )
     name = config.best_by
     if not known:
@@ -115,9 +117,9 @@ def waited_enough(config: TrainConfig, progress: Progress) -> bool:
 
 
 EVALUATION = 0.5
-"""Of a training step's time, at most, for as much data: a third of its operations, and a margin."""
+"""Share of a step's time that evaluating as much data takes, at most: a third of its operations, and a margin."""
 SAVES = 4
-"""Of the first checkpoint's time, at the end: moments are twice its weights, and the model is saved once more."""
+"""Saving at the end takes so many first checkpoints: moments are twice its weights, and the model is saved too."""
 
 
 class Deadline:
@@ -125,7 +127,7 @@ class Deadline:
 
     behind = steps held out x (seconds of a step) / 2 + 4 (seconds of the first checkpoint)
 
-    held_steps    how many steps read as much as is held out
+    held_steps    number of steps that read as much as is held out
     """
 
     def __init__(self, limit: float | None, held_steps: float) -> None:
@@ -133,12 +135,12 @@ class Deadline:
         self.steps, self.step_seconds, self.save_seconds = 0, 0.0, 0.0
 
     def count(self, seconds: float) -> None:
-        """A step took so long."""
+        """Counts a step that took so long."""
         self.steps, self.step_seconds = self.steps + 1, self.step_seconds + seconds
 
     @property
     def behind(self) -> float:
-        """Seconds that the run takes behind its last step, as far as is known."""
+        """Seconds that the run takes after its last step, as far as is known."""
         return EVALUATION * self.held_steps * self.mean + SAVES * self.save_seconds
 
     @property

@@ -54,8 +54,8 @@ class Evaluation:
         positions: the same loss by the number of tokens of its document that stand before the predicted one.
         hits: how many of them the model finds most probable; None where that is not counted.
         metrics: further measures of the task by name, such as f1.
-        unit: what is predicted.
-        confusion: which classes are taken for which, where classes are predicted.
+        unit: name of what is predicted.
+        confusion: the confusion matrix, where classes are predicted.
     """
 
     nats: float
@@ -70,7 +70,7 @@ class Evaluation:
 
     @property
     def loss(self) -> float:
-        """Nats per token, or what is predicted."""
+        """Nats per token, or per `unit`."""
         return self.nats / max(self.tokens, 1)
 
     @property
@@ -90,22 +90,22 @@ class Evaluation:
 
     @property
     def record(self) -> dict[str, float | int]:
-        """The line of metrics.jsonl: the loss, of a text what else is known, and `metrics`."""
+        """The line of metrics.jsonl: the loss, of a text also tokens, bits per byte and accuracy, and `metrics`."""
         names = ("loss", "tokens", "bits_per_byte", "accuracy") if self.positions else ("loss",)
         known = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {f"val_{name}": value for name, value in (known | {**self.metrics}).items()}
 
     def __str__(self) -> str:
-        bits, found = self.bits_per_byte, self.accuracy
-        said = f"{bits:.4f} bits/byte" if bits is not None else f"loss {self.loss:.4f}"
-        measured = {} if found is None else {"accuracy": found}
+        bits, accuracy = self.bits_per_byte, self.accuracy
+        text = f"{bits:.4f} bits/byte" if bits is not None else f"loss {self.loss:.4f}"
+        measured = {} if accuracy is None else {"accuracy": accuracy}
         more = "".join(f", {name} {value:.4f}" for name, value in (measured | {**self.metrics}).items())
-        return f"{said}{more} over {self.tokens} {self.unit}s"
+        return f"{text}{more} over {self.tokens} {self.unit}s"
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[Callable[[], float]]:
-    """While open, a model is in evaluation mode; what is yielded says for how many seconds it has been."""
+    """While open, a model is in evaluation mode; yields a function that gives the seconds since then."""
     training, begin = model.training, time.perf_counter()
     model.eval()
     try:
@@ -117,8 +117,8 @@ def evaluating(model: nn.Module) -> Iterator[Callable[[], float]]:
 def measured(
     model: nn.Module, run: Callable[[T], R], batches: Iterable[T], pool: MicrobatchPool
 ) -> tuple[list[R], float]:
-    """What `run` says of each batch, by a model in evaluation mode and without gradients, and the seconds that this
-    took; `pool` computes batches at the same time."""
+    """The results of `run` for each batch, by a model in evaluation mode and without gradients, and the seconds that
+    this took; `pool` computes batches at the same time."""
     with evaluating(model) as clock:
         return list(pool.map(torch.no_grad()(run), batches)), clock()
 
@@ -135,7 +135,7 @@ def evaluate(
     (`MaskedRows`), under one mask for good.
 
     Rows do not overlap, so a prediction looks back on 1 to `rows.length` tokens: the number is an upper bound of
-    what a longer look back would give. With `limit`, only predictions from the first `limit` tokens count, and
+    the loss with more context. With `limit`, only predictions from the first `limit` tokens count, and
     the bytes are those of the whole file times the share of tokens. `pool` computes batches at the same time;
     `progress(rows done, rows)` is called after each.
 
@@ -157,12 +157,12 @@ def evaluate(
         inputs, targets = rows.batch(range(start, min(start + per_batch, count)))
         if limit is not None:
             targets.view(-1)[max(0, limit - start * length) :] = IGNORE_INDEX
-        found, wanted = model(**inputs, targets=targets), targets != IGNORE_INDEX
-        hits = wanted if found.hits is None else found.hits
+        output, trained = model(**inputs, targets=targets), targets != IGNORE_INDEX
+        hits = trained if output.hits is None else output.hits
         return (
-            inputs["tokens"].index.expand(targets.shape)[wanted],
-            found.each[wanted].double(),
-            hits[wanted].long(),
+            inputs["tokens"].index.expand(targets.shape)[trained],
+            output.each[trained].double(),
+            hits[trained].long(),
         )
 
     sums, counts = torch.zeros(length, dtype=torch.float64), torch.zeros(length, dtype=torch.int64)
@@ -195,11 +195,11 @@ def evaluate(
 
 def _buckets(sums: Tensor, counts: Tensor, right: Tensor | None) -> tuple[Bucket, ...]:
     """Doubling ranges of positions: 0-15, 16-31, 32-63, ..."""
-    found, first, size = [], 0, LEAST_BUCKET
+    buckets, first, size = [], 0, LEAST_BUCKET
     while first < len(sums):
         stop = min(size, len(sums))
         hits = None if right is None else int(right[first:stop].sum())
         nats, tokens = float(sums[first:stop].sum()), int(counts[first:stop].sum())
-        found.append(Bucket(first, stop - 1, tokens, nats, hits))
+        buckets.append(Bucket(first, stop - 1, tokens, nats, hits))
         first, size = stop, 2 * size
-    return tuple(found)
+    return tuple(buckets)

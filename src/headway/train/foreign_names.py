@@ -1,4 +1,4 @@
-"""What other trainers call our settings."""
+"""The names that other trainers have for our settings."""
 
 from collections.abc import Mapping
 

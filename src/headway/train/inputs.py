@@ -1,4 +1,4 @@
-"""What training begins with: tokenizer, spec and first weights, made or found, and an adapter beside these."""
+"""The inputs of training: tokenizer, spec and first weights, made or loaded, and an adapter beside these."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -33,21 +33,21 @@ from headway.train.rows_config import RowsConfig
 TOKENS = ".tokens"
 VOCAB, DEPTH = 4096, 6
 FAMILY = dict.fromkeys(("masked-lm", "classify", "tag", "answer", "embed"), "roformer")
-"""Of home-made models by task: of encoders one whose rows may be of any length; llama for other tasks."""
+"""Families of home-made models by task: for encoders one whose rows may be of any length; llama for other tasks."""
 MASK, PAD = "[MASK]", "[PAD]"
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the settings of a run name, opened once: the model's `folder`, None where weights are fresh. Of a model that
-    is measured it is that one's, with what its adapters bring along."""
+    """The model that the settings of a run name, opened once: its `folder`, None where weights are fresh. Where a model
+    is measured it is that model's, with the files of its adapters."""
 
     config: Any
     folder: Folder | None = None
 
     @staticmethod
     def of(config: TrainConfig) -> "Inputs":
-        """Opens what the settings name; a model of the Hub is fetched first. Raises as `load_folder` does."""
+        """Opens the model that the settings name; one of the Hub is fetched first. Raises as `load_folder` does."""
         model = getattr(config, "model", None)
         if model is None:
             return Inputs(config)
@@ -63,7 +63,7 @@ class Inputs:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the products."""
+        """The dtype of matrix products."""
         return DTYPES[self.precision.what]
 
     @cached_property
@@ -74,7 +74,7 @@ class Inputs:
         return None if place is None else Tokenizer.load(place)
 
     def spec(self, vocab: int | None = None) -> ModelSpec:
-        """Of the model that a run begins with; `vocab` is for fresh weights, as the settings say unless given."""
+        """The spec of the first model of a run; `vocab` is for fresh weights, as the settings say unless given."""
         if self.folder is not None:
             return self.folder.spec
         if vocab is None:  # the catalog has vocabularies of its own
@@ -105,11 +105,11 @@ class Inputs:
         return Tokenizer.load(home)  # also where it is new: the one that a resumed run will have
 
     def first_model(self, vocab: int, head: Head | None = None) -> tuple[Decoder | Encoder, list[str]]:
-        """The fp32 model that a run begins with, and what is to be said of it: a folder's weights, or fresh ones from
-        `seed`. One that an adapter is trained beside is in the number format of the products.
+        """The fp32 model that a run begins with, and remarks on it: a folder's weights, or fresh ones from `seed`. One
+        that an adapter is trained beside is in the number format of the products.
 
-        With `head` it has that one, for rows of `context` tokens at least, which is what its users may then give it. Of
-        a folder with another head, what stands below is taken; what is new is drawn from `seed`."""
+        With `head` it has that one, for rows of `context` tokens at least, which its users may then give it. Of a
+        folder with another head, the layers below are taken; new weights are drawn from `seed`."""
         config, folder, remarks = self.config, self.folder, list[str]()
 
         def headed(spec: ModelSpec) -> ModelSpec:
@@ -164,8 +164,10 @@ def _trained_tokenizer(config: RowsConfig, texts: Iterator[str], masked: bool) -
         return {"characters": train_characters, "words": train_words}[config.units](texts, vocab)
     if not masked:
         return train_bpe(texts, vocab)
-    made = train_bpe(texts, vocab, special_tokens=[MASK, PAD])
-    return Tokenizer(made.backend, bos=made.bos, eos=made.eos, ends_with_eos=True, config=made.config)
+    trained = train_bpe(texts, vocab, special_tokens=[MASK, PAD])
+    return Tokenizer(
+        trained.backend, bos=trained.bos, eos=trained.eos, ends_with_eos=True, config=trained.config
+    )
 
 
 def make_spec(config: RowsConfig, vocab: int) -> ModelSpec:
@@ -183,13 +185,13 @@ def make_spec(config: RowsConfig, vocab: int) -> ModelSpec:
             )
         return spec
     names = ("width", "heads", "kv_heads", "hidden", "tied")
-    given: dict[str, Any] = {name: v for name in names if (v := getattr(config, name)) is not None}
+    sizes: dict[str, Any] = {name: v for name in names if (v := getattr(config, name)) is not None}
     depth = config.depth or DEPTH
-    width = given.setdefault("width", 64 * depth)
-    heads = given.setdefault("heads", max(1, width // 64))
+    width = sizes.setdefault("width", 64 * depth)
+    heads = sizes.setdefault("heads", max(1, width // 64))
     if width % heads:
         raise ConfigError(f"width {width} cannot be split into {heads} heads; give heads that divide it")
-    given["head_dim"] = width // heads
+    sizes["head_dim"] = width // heads
     family = config.family or FAMILY.get(str(config.task))
     known = FAMILIES.get(family or "")
     sees_all = known is not None and known.defaults.get("causal") is False
@@ -201,9 +203,9 @@ def make_spec(config: RowsConfig, vocab: int) -> ModelSpec:
     # transformers says "a window in some layers" in ministral's config only (plain llama has none).
     family = family or ("llama" if set(patterns or ()) == {Causal()} else "ministral")
     kind = FAMILIES.get(family, FAMILIES["llama"])  # an unknown one is refused by `of_depth`
-    given.setdefault("hidden", kind.hidden(width))
-    given.setdefault("kv_heads", kind.kv_heads(heads, next(g for g in (4, 2, 1) if heads % g == 0)))
-    spec = ModelSpec.of_depth(depth, vocab, context=config.context, patterns=patterns, family=family, **given)
+    sizes.setdefault("hidden", kind.hidden(width))
+    sizes.setdefault("kv_heads", kind.kv_heads(heads, next(g for g in (4, 2, 1) if heads % g == 0)))
+    spec = ModelSpec.of_depth(depth, vocab, context=config.context, patterns=patterns, family=family, **sizes)
     if config.dropout is not None:
         spec = replace(spec, dropout=config.dropout, attention_dropout=config.dropout)
     return spec if config.mixers is None else spec.with_mixer(_layer_mixers(config.mixers, spec))
@@ -226,7 +228,7 @@ RANK, ALPHA = 16, 32.0
 
 
 def lora_of(config: RowsConfig) -> Lora | None:
-    """How layers are adapted; None where the model itself is trained."""
+    """The settings of the adapter; None where the model itself is trained."""
     if config.adapter is None:
         return None
     return Lora(
@@ -247,17 +249,19 @@ def trained_parameters(config: RowsConfig, spec: ModelSpec) -> int:
 
 
 def trained_adapter(model: Model) -> Adapter:
-    """The one that `adapt` put on a model; what is a part of a tensor is a DTensor."""
+    """The one that `adapt` put on a model; a part of a tensor is a DTensor."""
     return Adapter.of(model, NAME, own_state(model))
 
 
 def restore_adapter(model: Model, tensors: Mapping[str, Tensor], path: Path) -> None:
     """Fill the adapter of a model. Raises CheckpointError for tensors that are not its own."""
-    own = trained_adapter(model).tensors
-    here, there = ({name: form.shape for name, form in lazy(state).forms.items()} for state in (own, tensors))
-    if wrong := sorted(n for n in here.keys() | there.keys() if here.get(n) != there.get(n)):
+    current = trained_adapter(model).tensors
+    ours, stored = (
+        {name: form.shape for name, form in lazy(state).forms.items()} for state in (current, tensors)
+    )
+    if wrong := sorted(n for n in ours.keys() | stored.keys() if ours.get(n) != stored.get(n)):
         raise CheckpointError(
             f"{path} holds another adapter than the settings make: {', '.join(wrong[:5])}; resume with its own settings"
         )
-    for name, value in own.items():
+    for name, value in current.items():
         fill(value, tensors, name)

@@ -34,7 +34,7 @@ def locked(folder: Path) -> Iterator[str | None]:
     """Keep `folder` for this process, and make it where there is none; one that is still empty in the end goes again.
 
     Yields None, or a remark where the file system has no locks. Raises ConfigError when another run uses the folder."""
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     path = folder / LOCK
     try:
         descriptor, remark = _acquire(path)
@@ -47,7 +47,7 @@ def locked(folder: Path) -> Iterator[str | None]:
         finally:
             os.close(descriptor)
     finally:
-        for empty in made:
+        for empty in missing:
             with suppress(OSError):
                 empty.rmdir()
 
@@ -94,17 +94,17 @@ def _is_named(descriptor: int, path: Path) -> bool:
 
 
 def _sign(descriptor: int, path: Path) -> None:
-    left = _holder(descriptor)
-    if left and left.get("host") != socket.gethostname():
+    prior = _holder(descriptor)
+    if prior and prior.get("host") != socket.gethostname():
         raise ConfigError(
-            f"{path.parent} is in use by {_named(left)}, or was when that process died: it runs on another host, so "
+            f"{path.parent} is in use by {_named(prior)}, or was when that process died: it runs on another host, so "
             f"nobody can tell from here. If it is gone, remove {path}; else wait for it, or choose another folder with "
             "--out (out=...)"
         )
     since = datetime.now().astimezone().isoformat(timespec="seconds")
-    own = {"process": os.getpid(), "host": socket.gethostname(), "since": since}
+    record = {"process": os.getpid(), "host": socket.gethostname(), "since": since}
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, (json.dumps(own) + "\n").encode(), 0)
+    os.pwrite(descriptor, (json.dumps(record) + "\n").encode(), 0)
 
 
 def _holder(descriptor: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a run says of itself: metrics.jsonl, the picture of it, and progress on stderr."""
+"""The log of a run: metrics.jsonl, the picture of it, and progress on stderr."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ SILENCE = 60.0  # seconds of training after which a log is told how far a run is
 
 
 class MetricsLog:
-    """One JSON object per line, written line by line. On resume, what is later than the checkpoint is dropped,
+    """One JSON object per line, written line by line. On resume, lines later than the checkpoint are dropped,
     so that every step is there once. Trackers, where there are any, get each line by `send`. Of the processes of a run
     one `writes`."""
 
@@ -28,10 +28,10 @@ class MetricsLog:
         self.send: Write = lambda record: None
         if not writes:
             return
-        kept: list[dict[str, Any]] = []
+        records: list[dict[str, Any]] = []
         if after is not None and path.exists():
-            kept = [r for r in read_metrics(path) if "step" in r and r["step"] <= after]
-        atomic_write(path, "".join(map(_line, kept)))  # a process that dies here loses none of them
+            records = [r for r in read_metrics(path) if "step" in r and r["step"] <= after]
+        atomic_write(path, "".join(map(_line, records)))  # a process that dies here loses none of them
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one line; numbers that are not finite become null."""
@@ -54,8 +54,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 class Reporter:
-    """Says where the run is: a live bar on a terminal, elsewhere one line every `every` steps, and whenever `SILENCE`
-    seconds of training have passed; `quiet` says nothing at all. A context manager: the live bar ends with it."""
+    """Shows how far the run is: a live bar on a terminal, elsewhere one line every `every` steps, and whenever
+    `SILENCE` seconds of training have passed; `quiet` says nothing at all. A context manager: the live bar ends with
+    it."""
 
     def __init__(
         self, total: int | None, every: int, *, quiet: bool = False, stream: TextIO | None = None
@@ -63,7 +64,7 @@ class Reporter:
         self.total, self.every, self.quiet = total, every, quiet
         self.stream = stream or sys.stderr
         self._bar: Progress | None = None
-        self._said = 0.0  # seconds of training at the last line of a step
+        self._last_line = 0.0  # seconds of training at the last line of a step
         if not quiet and self.stream.isatty():
             count = MofNCompleteColumn() if total else TextColumn("step {task.fields[step]}")
             columns = (count, BarColumn(bar_width=12), TextColumn("{task.description}"))
@@ -79,17 +80,17 @@ class Reporter:
             done, total = record["step"], self.total
             if total is None:  # a run by the clock fills its bar by the clock
                 done, total = record["seconds"], record["seconds"] + record["eta_s"]
-            said = summary(record, short=True)
+            description = summary(record, short=True)
             with self._unread():
                 self._bar.update(
-                    self._task, completed=done, total=total, description=said, step=record["step"]
+                    self._task, completed=done, total=total, description=description, step=record["step"]
                 )
         elif (
             record["step"] % self.every == 0
             or record["step"] == self.total
-            or record["seconds"] - self._said >= SILENCE
+            or record["seconds"] - self._last_line >= SILENCE
         ):
-            self._said = record["seconds"]
+            self._last_line = record["seconds"]
             of = f"/{self.total}" if self.total else ""
             self.note(f"step {record['step']}{of}  {summary(record)}")
 
@@ -141,7 +142,7 @@ def clock(seconds: float) -> str:
 
 def draw_curve(records: list[dict[str, Any]], path: Path, title: str, unit: str = "token") -> None:
     """Bits per byte (or loss per `unit`, where there are none) over steps as a PNG: every step, their running mean, and
-    what is held out."""
+    held-out values."""
     from matplotlib.figure import Figure
 
     what = "bits_per_byte" if any(r.get("bits_per_byte") is not None for r in records) else "loss"

@@ -1,4 +1,4 @@
-"""What computes micro batches: in which number format, on how many threads, with which weights.
+"""Computing micro batches: the number format, the threads, the weights.
 
 Micro batches run side by side: a few threads compute alone, instead of one that calls for help at every product.
 
@@ -61,27 +61,27 @@ ALONE = MicrobatchPool(1)
 
 
 def choose_workers(config: RowsConfig, spec: ModelSpec, gradient: int) -> Choice:
-    """How many micro batches of a step run side by side; `what` is the number. `gradient` is the bytes of one.
+    """The number of micro batches of a step that run side by side, as `what`. `gradient` is the bytes of one.
 
     As many as there are CPU threads, unless there are fewer micro batches, the gradients that all of them hold at
     once would take more than a GiB, or dropout draws its seeds in the order of the micro batches.
     """
     if config.in_one_pass:
         return Choice("1", "the loss compares all rows of a step, which is one forward pass")
-    asked, threads = config.workers, config.threads or torch.get_num_threads()
+    workers, threads = config.workers, config.threads or torch.get_num_threads()
     micro_batches = -(-config.rows_per_step // (config.micro_batch or 1))
     kinds = {kind: getattr(spec, kind) for kind in ("attention_dropout", "dropout", "activation_dropout")}
     kinds["adapter_dropout"] = config.adapter_dropout
-    which = next((f"{kind.replace('_', ' ')} {p}" for kind, p in kinds.items() if p), None)
-    if which is not None:
-        if asked is not None and asked > 1:
+    dropout = next((f"{kind.replace('_', ' ')} {p}" for kind, p in kinds.items() if p), None)
+    if dropout is not None:
+        if workers is not None and workers > 1:
             raise ConfigError(
-                f"workers={asked} with {which}: its seeds are drawn in the order "
+                f"workers={workers} with {dropout}: its seeds are drawn in the order "
                 "of the micro batches, so they run one after the other; leave workers out, or set it to 1"
             )
         return Choice("1", "dropout draws its seeds in the order of the micro batches")
-    if asked is not None:
-        return Choice(str(min(asked, micro_batches)), "asked for")
+    if workers is not None:
+        return Choice(str(min(workers, micro_batches)), "asked for")
     mesh = Mesh() if config.mesh is None else Mesh.read(config.mesh)
     if mesh.fsdp > 1:
         return Choice("1", "sharded weights are gathered for one micro batch at a time")
@@ -93,21 +93,21 @@ def choose_workers(config: RowsConfig, spec: ModelSpec, gradient: int) -> Choice
     return Choice(str(min(threads, micro_batches)), "micro batches side by side, one CPU thread each")
 
 
-def choose_precision(asked: str) -> Choice:
-    """The dtype of matrix products for `dtype=asked`; `what` is "bf16" or "fp32".
+def choose_precision(dtype: str) -> Choice:
+    """The dtype of matrix products for `dtype`; `what` is "bf16" or "fp32".
 
     Raises ConfigError for fp16: CPUs without native fp16 products are some 500 times slower in it than in
     bf16, and its range needs loss scaling.
     """
-    if asked == "fp16":
+    if dtype == "fp16":
         raise ConfigError(
             "dtype=fp16 was asked for, but training on a CPU in fp16 is some 500 times slower than in bf16 and "
             "overflows at 65504; use dtype=bf16 (same size, range of fp32) or dtype=fp32"
         )
-    if asked == "fp32":
+    if dtype == "fp32":
         return Choice("fp32", "asked for")
     native = multiplies(torch.bfloat16)
-    if asked == "bf16":
+    if dtype == "bf16":
         slow = "" if native else f", although {cpu_name()} has no bf16 instructions: slower than fp32"
         return Choice("bf16", "asked for" + slow)
     if native:
@@ -118,16 +118,16 @@ def choose_precision(asked: str) -> Choice:
 class MasterWeights(Generic[M]):
     """fp32 weights that are trained, and the modules that compute with them.
 
-    In fp32 the module that computes is the trained one; in bf16 it is a copy, which shares what is frozen. A copy
+    In fp32 the module that computes is the trained one; in bf16 it is a copy, which shares frozen weights. A copy
     rather than autocast: under autocast every activation is cast on its way into every product and the residual stream
     stays fp32, which costs more time than the products of a small model.
 
     `replicas` share the weights that compute and have gradients of their own, so that as many micro batches can run
-    their `.backward()` at the same time. `collect` adds what they hold to the fp32 gradients, in the order of the
+    their `.backward()` at the same time. `collect` adds their gradients to the fp32 ones, in the order of the
     replicas, so that the sum does not depend on which was done first.
 
     Args:
-        master: the module that is trained. What of it is frozen should be in `dtype`: it then is there once.
+        master: the module that is trained. Its frozen parts should be in `dtype`: they are then held once.
         dtype: of the weights that compute.
         replicas: micro batches that run at the same time.
     """
@@ -142,18 +142,18 @@ class MasterWeights(Generic[M]):
         for replica in self.replicas:
             if replica is self.master:
                 continue  # its gradients are the master's
-            for own, copied in zip(self.master.parameters(), replica.parameters(), strict=True):
+            for param, copied in zip(self.master.parameters(), replica.parameters(), strict=True):
                 if copied.grad is not None:
-                    own.grad = copied.grad.float() if own.grad is None else own.grad.add_(copied.grad)
+                    param.grad = copied.grad.float() if param.grad is None else param.grad.add_(copied.grad)
                     copied.grad = None
 
     @torch.no_grad()
     def refresh(self) -> None:
         """After an optimizer step: the weights that compute take the new values."""
         if self.compute is not self.master:
-            for own, copied in zip(self.master.parameters(), self.compute.parameters(), strict=True):
-                if own.requires_grad:
-                    copied.copy_(own)
+            for param, copied in zip(self.master.parameters(), self.compute.parameters(), strict=True):
+                if param.requires_grad:
+                    copied.copy_(param)
 
 
 def _is_frozen(tensor: Tensor) -> bool:

@@ -125,7 +125,7 @@ class Optimizer:
 
     @property
     def peak_lr(self) -> float:
-        """Of the first part."""
+        """The peak learning rate of the first part."""
         return self._parts[0][0]
 
     def step(self, factor: float) -> None:
@@ -153,7 +153,7 @@ class Optimizer:
         }
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor], *, strict: bool = True) -> int:
-        """The inverse of `state_tensors`, read one at a time; of how many parameters.
+        """The inverse of `state_tensors`, read one at a time; returns the number of parameters that have a state.
 
         Raises CheckpointError for what is missing, left over or misshapen. Unless `strict`, this may be another
         optimizer's state: what does not fit is left out, and parameters without one begin with zeros."""
@@ -179,7 +179,7 @@ class Optimizer:
 
     @staticmethod
     def _fresh(p: nn.Parameter, kind: str) -> dict[str, Tensor]:
-        """As the first step would find it."""
+        """The state that the first step would begin with."""
         return {field: torch.zeros(()) if field == "step" else torch.zeros_like(p) for field in STATE[kind]}
 
     def _owner(self, name: str) -> torch.optim.Optimizer:
@@ -205,12 +205,12 @@ class Optimizer:
         return None
 
     def _take(self, name: str, state: Mapping[str, Form], tensors: Mapping[str, Tensor]) -> None:
-        p, own = self.parameters[name], dict[str, Tensor]()
+        p, loaded = self.parameters[name], dict[str, Tensor]()
         for field, form in state.items():
             like = torch.empty_like(p, dtype=form.dtype, requires_grad=False)
-            own[field] = like if form.shape else torch.empty((), dtype=form.dtype)
-            fill(self._placed(name, own[field]), tensors, f"{name}/{field}")
-        self._owner(name).state[p] = own
+            loaded[field] = like if form.shape else torch.empty((), dtype=form.dtype)
+            fill(self._placed(name, loaded[field]), tensors, f"{name}/{field}")
+        self._owner(name).state[p] = loaded
 
 
 def shares(matrices: Sequence[nn.Parameter], count: int) -> list[list[nn.Parameter]]:

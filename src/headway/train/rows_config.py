@@ -9,7 +9,7 @@ from headway.train.config import Settings, TrainConfig, setting
 
 
 class DataSettings(Settings):
-    """What is trained on, and how text becomes tokens.
+    """Training data, and how text becomes tokens.
 
     data: training data: a file or a folder
     validation: held-out data, of the same kinds
@@ -83,7 +83,7 @@ class ModelSettings(Settings):
 
 
 class AdapterSettings(Settings):
-    """What is trained beside a model that stays as it is.
+    """An adapter that is trained beside a model, which stays as it is.
 
     adapter: train an adapter beside the model's weights, which stay as they are: lora, rslora (scale alpha /
         sqrt(rank)), dora (with a magnitude for each row) [default: train the model itself]
@@ -113,7 +113,7 @@ class AdapterSettings(Settings):
 
 
 class OptimizerSettings(Settings):
-    """How steps are made of gradients, and how large they are.
+    """The optimizer, and its learning rates and decay.
 
     optimizer: adamw, or muon: Muon for the matrices of the blocks and AdamW for the rest
     lr: peak learning rate of AdamW
@@ -138,7 +138,7 @@ class OptimizerSettings(Settings):
 
 
 class AdamSettings(Settings):
-    """What Adam and AdamW keep of gradients.
+    """Constants of Adam and AdamW.
 
     beta1: Adam's decay of the mean of gradients
     beta2: Adam's decay of the mean of squares

@@ -1,4 +1,4 @@
-"""A run in its folder: steps, and what is due between them.
+"""A run in its folder: steps, and the work between them.
 
 result = train(TextConfig(data="text/", out="runs/mine", steps=1000))
 result = train(config, resume="auto")          # goes on; bit for bit the run that was never stopped
@@ -95,8 +95,7 @@ def train(
 
 
 class Run:
-    """One run of a task that is prepared, from the checkpoint `start` or from the beginning. `go` is all that there is
-    to call.
+    """One run of a task that is prepared, from the checkpoint `start` or from the beginning. Call `go`.
 
     Raises what `State.load` does."""
 
@@ -134,7 +133,7 @@ class Run:
             self.state.optimizer,
             schedule=lambda step, seconds: task.schedule(step, self.deadline.scheduled(seconds)),
             clip=config.clip,
-            dtype=torch.float32 if parallel.mesh.fsdp > 1 else task.inputs.dtype,  # what is gathered is in it
+            dtype=torch.float32 if parallel.mesh.fsdp > 1 else task.inputs.dtype,  # of gathered weights
             pool=self.pool,
             progress=self.state.progress,
             seed=config.seed,
@@ -150,8 +149,8 @@ class Run:
         self.log = MetricsLog(self.out / METRICS, after, writes=parallel.is_main)
 
     def go(self) -> TrainResult:
-        """To the end. Raises Interrupted after a signal, when the running step is done and saved; CheckpointError where
-        something could not be written; RankError where another process is missing."""
+        """Runs to the end. Raises Interrupted after a signal, when the running step is done and saved; CheckpointError
+        where something could not be written; RankError where another process is missing."""
         try:
             with self.saver:
                 return self.all_steps()
@@ -234,15 +233,15 @@ class Run:
     def between_steps(
         self, record: dict[str, Any], last: bool, stop: Callable[[], bool], better: bool
     ) -> None:
-        """What is due between two steps, or after the last one; `stop` says whether a signal has come, `better` whether
-        the model is the best so far."""
+        """Does what is due between two steps, or after the last one; `stop()` says whether a signal has come, `better`
+        whether the model is the best so far."""
         step, config = self.state.progress.step, self.config
         if not last:
             if (config.save_every and step % config.save_every == 0) or (better and config.keep_best):
                 self.save(background=config.save_in_background)
-            asked, outcomes = zip(*self.parallel.gather((stop(), self.saver.outcome)), strict=True)
+            stopped, outcomes = zip(*self.parallel.gather((stop(), self.saver.outcome)), strict=True)
             self.saver.settle(outcomes)
-            if any(asked):
+            if any(stopped):
                 raise Interrupted(self.save())
         self.call_back(record, last)
 
@@ -264,19 +263,19 @@ class Run:
             self.callbacks[i].call(context)
 
     def compare(self) -> bool:
-        """Evaluate between steps; whether the model is the best so far, where the settings ask for that."""
-        found = self.measure(whole=False)
-        return self.config.watches and count(self.config, self.state.progress, found)
+        """Evaluate between steps; returns whether the model is the best so far, where the settings ask for that."""
+        evaluation = self.measure(whole=False)
+        return self.config.watches and count(self.config, self.state.progress, evaluation)
 
     def measure(self, *, whole: bool) -> Evaluation | None:
         """Evaluate on held-out data, if there is any."""
         pool = SharedPool(self.pool, self.parallel)
-        found = self.task.evaluate(self.trainer.weights.compute, pool, whole=whole)
-        if found is not None:
-            self.validation, number = found, self.state.progress.step
-            self.say(f"held out, step {number}: {found}")
-            self.log.write({"step": number, **found.record})
-        return found
+        evaluation = self.task.evaluate(self.trainer.weights.compute, pool, whole=whole)
+        if evaluation is not None:
+            self.validation, number = evaluation, self.state.progress.step
+            self.say(f"held out, step {number}: {evaluation}")
+            self.log.write({"step": number, **evaluation.record})
+        return evaluation
 
     def save(self, *, background: bool = False) -> Path:
         """Write checkpoint-N, N being the steps done; then drop the oldest ones."""

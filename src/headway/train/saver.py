@@ -1,7 +1,7 @@
 """When a run's checkpoints are written, by whom, and when they have their names.
 
 with Saver(state, parallel, in_shards=True) as saver:
-    saver.save(background=True)                          # a thread writes what is copied to memory
+    saver.save(background=True)                          # a thread writes the copy in memory
     saver.settle(parallel.gather(saver.outcome))         # between two steps: all have written, or not yet
     saver.wait()
 """
@@ -27,7 +27,7 @@ from headway.train.inputs import trained_adapter
 
 POLL = 0.02
 NICE = 10
-"""Of a thread that writes in the background: steps whose threads wait for each other are held up by whatever takes a
+"""Niceness of a thread in the background: steps whose threads wait for each other are held up by whatever takes a
 core."""
 
 
@@ -35,8 +35,8 @@ class Saver:
     """Saves a run's state as `checkpoint-N`, one at a time, and drops all but `keep_last`, and the best if it is kept.
 
     A Hugging Face folder is written by the main process. Of a checkpoint in shards every process writes its part, in a
-    thread. The folder takes its name when all have told that they have written (`settle`), which they do between two
-    steps or in `wait`; a save in flight when a run fails is dropped.
+    thread. The folder takes its name when all have reported that they have written (`settle`), which they do between
+    two steps or in `wait`; a save in flight when a run fails is dropped.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Saver:
         self._folder = ExitStack()  # the main process's, which has no name yet
 
     def save(self, *, background: bool = False) -> Path:
-        """Save the state as it is now, when the save before is done; in the background, it may be so later. The path.
+        """Save the state as it is now, when the save before is done, in the background perhaps later; returns the path.
 
         Raises CheckpointError for what could not be written, of this save or the one before."""
         self.wait()
@@ -81,7 +81,7 @@ class Saver:
 
     @property
     def outcome(self) -> str | None:
-        """Of this process's part of the save in flight: None while it is written; else what failed, "" for nothing."""
+        """The outcome of this process's part of the save in flight: None while it is written, else its error or ""."""
         return "" if self._writer is None else self._writer.outcome
 
     def settle(self, outcomes: Sequence[str | None]) -> None:
@@ -98,7 +98,7 @@ class Saver:
             self._drop_old()
 
     def wait(self) -> None:
-        """Until no save is in flight. They ask each other again and again: it may take longer than `patience`."""
+        """Waits until no save is in flight. Processes ask each other repeatedly: it may take longer than `patience`."""
         while self._path is not None:
             self.settle(self.parallel.gather(self.outcome))
             time.sleep(0.0 if self._path is None else POLL)
@@ -115,8 +115,8 @@ class Saver:
 
     def _begin(self, path: Path, *, copied: bool) -> None:
         what = (self.state.trained, MOMENTS)
-        own = self._folder.enter_context(_complete(path, what)) if self.parallel.is_main else None
-        folder = self.parallel.agree(own)
+        local = self._folder.enter_context(_complete(path, what)) if self.parallel.is_main else None
+        folder = self.parallel.agree(local)
         assert folder is not None, "the main process has made it"
         write = self.state.shard(self.parallel, copied=copied)
         self._path, self._writer = path, Writer(lambda: write(folder), background=copied)
@@ -130,7 +130,7 @@ class Saver:
 
 
 class Writer(threading.Thread):
-    """A thread that writes, behind the threads that compute where it is in the `background`, and what became of it."""
+    """A thread that writes, behind the threads that compute where it is in the `background`, and the outcome."""
 
     def __init__(self, write: Callable[[], None], *, background: bool) -> None:
         super().__init__(daemon=True)  # a run that is ended at once waits for no disk
@@ -148,7 +148,7 @@ class Writer(threading.Thread):
 
     @property
     def outcome(self) -> str | None:
-        """None while it writes; else what failed, "" for nothing."""
+        """None while it writes; else the error, "" for none."""
         if self.is_alive():
             return None
         return "" if self._error is None else f"{type(self._error).__name__}: {self._error}"

@@ -27,14 +27,14 @@ class OwnedMuon(torch.optim.Muon):
     """`torch.optim.Muon`, bit for bit, of matrices that are whole or cut into rows, columns or both (Jordan et al.
     2024).
 
-    Momentum is kept as the matrices are. What it gives [O, I] is gathered at the owner in bfloat16, in which it is
+    Momentum is kept as the matrices are. Its output [O, I] is gathered at the owner in bfloat16, in which it is
     orthogonalised whole; its parts are sent back, and every process steps its own. Replicas share the matrices, and
-    send each other what comes of them. Bits depend on the matrix alone, whoever owns it.
+    send each other the results. Bits depend on the matrix alone, whoever owns it.
 
     Args:
         matrices: the same in every process, in the same order.
         parallel: the processes.
-        axes: of matrices that are shared by the axis tp: the axis that is cut.
+        axes: by matrix that is shared by the axis tp: the axis that is cut.
         options: those of `torch.optim.Muon`.
     """
 
@@ -61,8 +61,10 @@ class OwnedMuon(torch.optim.Muon):
             gradient, momentum = own_part(p.grad), own_part(self.state[p]["momentum_buffer"])
             momentum.lerp_(gradient, 1 - group["momentum"])
             parts.append(gradient.lerp(momentum, group["momentum"]).bfloat16())
-        made = self._orthogonal(matrices, parts, (group["ns_coefficients"], group["ns_steps"], group["eps"]))
-        for p, part in zip(matrices, made, strict=True):
+        orthogonal = self._orthogonal(
+            matrices, parts, (group["ns_coefficients"], group["ns_steps"], group["eps"])
+        )
+        for p, part in zip(matrices, orthogonal, strict=True):
             own_part(p).mul_(1 - group["lr"] * group["weight_decay"])
             shape = self._shape(p)
             own_part(p).add_(part, alpha=-_adjust_lr(group["lr"], group["adjust_lr_fn"], torch.Size(shape)))
@@ -70,34 +72,34 @@ class OwnedMuon(torch.optim.Muon):
     def _orthogonal(
         self, matrices: Sequence[nn.Parameter], parts: Sequence[Tensor], how: tuple[Any, ...]
     ) -> list[Tensor]:
-        """This process's parts of the orthogonalised matrices, given those of the matrices."""
+        """This process's parts of the orthogonalised matrices, from its parts of the matrices."""
         parallel, mesh, place = self.parallel, self.parallel.mesh, self.parallel.place
-        among = mesh.fsdp * mesh.tp  # that have parts of a matrix
+        among = mesh.fsdp * mesh.tp  # processes that have parts of a matrix
         owners = owners_of([self._shape(p) for p in matrices], mesh.ranks)
         mine = [i for i, owner in enumerate(owners) if owner // among == place.dp * mesh.cp + place.cp]
-        found, whole = [p.contiguous() for p in parts], dict[int, Tensor]()
+        results, whole = [p.contiguous() for p in parts], dict[int, Tensor]()
         with parallel.named():
             for i in mine:
-                gathered = self._gathered(matrices[i], found[i], owners[i] % among)
+                gathered = self._gathered(matrices[i], results[i], owners[i] % among)
                 if gathered is not None:
                     whole[i] = gathered
             whole = {i: _zeropower_via_newtonschulz(x, *how) for i, x in whole.items()}
             for i in mine:
-                found[i] = self._scattered(matrices[i], whole.get(i), found[i], owners[i] % among)
+                results[i] = self._scattered(matrices[i], whole.get(i), results[i], owners[i] % among)
             for i, owner in enumerate(owners if mesh.dp * mesh.cp > 1 else ()):
-                bits, group = found[i].view(torch.uint8), parallel.group("dp", "cp")
+                bits, group = results[i].view(torch.uint8), parallel.group("dp", "cp")
                 dist.broadcast(bits, group=group, group_src=owner // among)
-        return found
+        return results
 
     def _shape(self, p: nn.Parameter) -> tuple[int, ...]:
-        """Of the whole matrix."""
+        """The shape of the whole matrix."""
         axis = self.axes.get(p)
         return tuple(size * (self.parallel.mesh.tp if i == axis else 1) for i, size in enumerate(p.shape))
 
     def _boxes(self, p: nn.Parameter) -> list[tuple[slice, slice]]:
-        """Where the parts of a matrix are in the whole, the largest first: those of the axis tp, each cut into rows by
-        the axis fsdp."""
-        mesh, axis, found = self.parallel.mesh, self.axes.get(p), []
+        """The places of the parts of a matrix in the whole, the largest first: those of the axis tp, each cut into rows
+        by the axis fsdp."""
+        mesh, axis, boxes = self.parallel.mesh, self.axes.get(p), []
         for fsdp, tp in product(range(mesh.fsdp), range(mesh.tp)):
             sides = [range(n) for n in self._shape(p)]
             if axis is not None:
@@ -105,8 +107,8 @@ class OwnedMuon(torch.optim.Muon):
             rows, columns = sides
             each = -(-len(rows) // mesh.fsdp)
             rows = rows[fsdp * each : (fsdp + 1) * each]
-            found.append((slice(rows.start, rows.stop), slice(columns.start, columns.stop)))
-        return found
+            boxes.append((slice(rows.start, rows.stop), slice(columns.start, columns.stop)))
+        return boxes
 
     def _is_whole(self, p: nn.Parameter) -> bool:
         """Whether every process has all of a matrix."""
@@ -117,10 +119,10 @@ class OwnedMuon(torch.optim.Muon):
         if self._is_whole(p):
             return part
         place, boxes = self.parallel.place, self._boxes(p)
-        own = _padded(part, boxes)
+        padded = _padded(part, boxes)
         is_owner = place.fsdp * self.parallel.mesh.tp + place.tp == owner
-        parts = [torch.empty_like(own) for _ in boxes] if is_owner else None
-        dist.gather(own, parts, group=self.parallel.group("fsdp", "tp"), group_dst=owner)
+        parts = [torch.empty_like(padded) for _ in boxes] if is_owner else None
+        dist.gather(padded, parts, group=self.parallel.group("fsdp", "tp"), group_dst=owner)
         if parts is None:
             return None
         whole = part.new_empty(self._shape(p))
@@ -129,15 +131,15 @@ class OwnedMuon(torch.optim.Muon):
         return whole
 
     def _scattered(self, p: nn.Parameter, whole: Tensor | None, part: Tensor, owner: int) -> Tensor:
-        """Of the whole of a matrix, which its owner has, what `part` is of it."""
+        """This process's part of the whole of a matrix, which its owner has; as large as `part`."""
         if self._is_whole(p):
             assert whole is not None
             return whole.contiguous()
         boxes = self._boxes(p)
         parts = None if whole is None else [_padded(whole[box], boxes) for box in boxes]
-        own = _padded(part, boxes)
-        dist.scatter(own, parts, group=self.parallel.group("fsdp", "tp"), group_src=owner)
-        return _unpadded(own, part)
+        padded = _padded(part, boxes)
+        dist.scatter(padded, parts, group=self.parallel.group("fsdp", "tp"), group_src=owner)
+        return _unpadded(padded, part)
 
 
 def _padded(part: Tensor, boxes: Sequence[tuple[slice, slice]]) -> Tensor:
@@ -148,12 +150,12 @@ def _padded(part: Tensor, boxes: Sequence[tuple[slice, slice]]) -> Tensor:
 
 
 def _unpadded(sent: Tensor, like: Tensor) -> Tensor:
-    """The inverse."""
+    """The inverse of `_padded`, in the shape of `like`."""
     return sent.view(torch.bfloat16)[: like.numel()].view(like.shape)
 
 
 def owners_of(shapes: Sequence[Sequence[int]], count: int) -> list[int]:
-    """Of `count` processes or workers the one that has each matrix, about equal work each."""
+    """The owner of each matrix, one of `count` processes or workers, with about equal work each."""
     owners, load = [0] * len(shapes), [0] * count
     for i in sorted(range(len(shapes)), key=lambda i: -prod(shapes[i])):
         owners[i] = load.index(min(load))
@@ -162,7 +164,7 @@ def owners_of(shapes: Sequence[Sequence[int]], count: int) -> list[int]:
 
 
 LANES = 16
-"""Numbers of the longest vector, and of a cache line, in float32."""
+"""float32 numbers in the longest vector register, and in a cache line."""
 
 
 class _Part:
@@ -179,7 +181,7 @@ class _Part:
             self.stand_in.grad = self.plain(p.grad)
 
     def plain(self, value: Tensor) -> Tensor:
-        """What the stand-in has of a tensor like the parameter; other tensors as they are."""
+        """A tensor like the parameter in the form of the stand-in; other tensors as they are."""
         if not isinstance(value, DTensor):
             return value
         local = value.to_local().detach()

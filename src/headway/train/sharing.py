@@ -1,4 +1,4 @@
-"""How the processes of a run share its steps and its evaluations."""
+"""Sharing the steps and evaluations of a run among its processes."""
 
 from collections.abc import Callable, Iterable
 from itertools import chain
@@ -29,11 +29,11 @@ class SharedPool(MicrobatchPool):
         self.pool, self.parallel = pool, parallel
 
     def map(self, run: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
-        return self.parallel.map(lambda own: self.pool.map(run, own), items)
+        return self.parallel.map(lambda part: self.pool.map(run, part), items)
 
 
 def own_batch(batch: Any, model: nn.Module, parallel: Parallel) -> Any:
-    """Of a micro batch, the slots that this process has (`ContextParallel`): all of them without context parallel."""
+    """The slots of a micro batch that this process has (`ContextParallel`): all of them without context parallel."""
     if parallel.exchange is None:
         return batch
     inputs = dict(batch.inputs)
@@ -44,8 +44,8 @@ def own_batch(batch: Any, model: nn.Module, parallel: Parallel) -> Any:
         )
     layout, _ = choose_layout(model.spec.patterns, tokens, parallel.mesh.cp)  # type: ignore[arg-type, union-attr]
     context = ContextParallel(tokens, layout, parallel.exchange)
-    own = {"ids": context.take(ids), "tokens": context.tokens, "context": context}
-    return Batch(own, context.take(batch.targets))
+    local = {"ids": context.take(ids), "tokens": context.tokens, "context": context}
+    return Batch(local, context.take(batch.targets))
 
 
 def spread(task: Task[Any], parallel: Parallel) -> None:
@@ -82,9 +82,9 @@ def spread(task: Task[Any], parallel: Parallel) -> None:
 
 
 def divide(task: Task[Any], parallel: Parallel, dtype: torch.dtype) -> Divided[Any] | None:
-    """Leave of a task's model what this process has of it: of all weights its part, on the axis fsdp; of layers its
-    heads and hidden units, on the axis tp; of experts its own, on the axis expert. None where it has all. `dtype`
-    computes.
+    """Leave of a task's model this process's part of it: of all weights its part, on the axis fsdp; of layers its
+    heads and hidden units, on the axis tp; of experts its own, on the axis expert. Returns None where it has all.
+    Weights of `dtype` compute.
 
     Raises ConfigError for a frozen model in 4 bits, of which there are no parts, and as `tensor_parallel.shard` and
     `shard_experts`."""
@@ -114,14 +114,14 @@ def _shard_units(model: nn.Module, parallel: Parallel, dtype: torch.dtype) -> No
     shard_weights(model, [*early, *blocks], mesh, dtype)  # keys of memory are made before the blocks run
     if parallel.tensor is not None:  # by `local`, since the memory enters once
         for attn in across:
-            for made in (attn.k_proj, attn.v_proj):
-                assert made is not None
-                register_fsdp_forward_method(made, "local")
+            for proj in (attn.k_proj, attn.v_proj):
+                assert proj is not None
+                register_fsdp_forward_method(proj, "local")
 
 
 def added_up_by(task: Task[Any], parallel: Parallel) -> int:
-    """How many processes' sums a step's gradient is the sum of, so that its bits are theirs: 1 where they are those of
-    one process, since two micro batches of the same rows have one sum."""
+    """The number of processes whose sums a step's gradient is the sum of, so that its bits depend on it: 1 where they
+    are those of one process, since two micro batches of the same rows have one sum."""
     ranks = parallel.mesh.ranks
     return 1 if task.micro_batch is not None and len(task.batches(0)) <= 2 else ranks
 
@@ -132,14 +132,14 @@ def add_gradients(model: nn.Module, parallel: Parallel) -> None:
         return
     trained = [p for p in model.parameters() if p.requires_grad]
     some = map(any, zip(*parallel.gather([p.grad is not None for p in trained]), strict=True))
-    for p, there in zip(trained, some, strict=True):
-        if there and p.grad is None:
+    for p, present in zip(trained, some, strict=True):
+        if present and p.grad is None:
             p.grad = torch.zeros_like(p)
-    own = {name: own_part(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+    grads = {name: own_part(p.grad) for name, p in model.named_parameters() if p.grad is not None}
     shards = tensor_parallel.shards_of(model)
     owned = () if shards is None else shards.owned
-    parallel.add_up((gradient for name, gradient in own.items() if name in owned), "dp", "cp")
-    parallel.add_up((gradient for name, gradient in own.items() if name not in owned), "dp", "expert", "cp")
+    parallel.add_up((gradient for name, gradient in grads.items() if name in owned), "dp", "cp")
+    parallel.add_up((gradient for name, gradient in grads.items() if name not in owned), "dp", "expert", "cp")
     if shards is not None:
         with parallel.named():
-            shards.add_up(own)
+            shards.add_up(grads)

@@ -1,5 +1,5 @@
-"""Before a run: the task of its settings, torch's seed and threads, room on the disk; where a run goes on, and what to
-type so that it does."""
+"""Before a run: the task of its settings, torch's seed and threads, room on the disk; where a run goes on, and the
+command for that."""
 
 import math
 import shlex
@@ -39,8 +39,8 @@ from headway.train.trackers import check_trackers
 
 
 def checked(config: TrainConfig, ranks: int) -> Task[Any]:
-    """The task of a run of so many processes, the one that the model is for unless the settings say it, when all is
-    looked at that is known before data is read: files, backend, the packages of trackers, precision, mesh, model.
+    """The task of a run of so many processes, the one that the model is for unless the settings name one, after checks
+    of all that is known before data is read: files, backend, the packages of trackers, precision, mesh, model.
 
     Raises ConfigError for what is missing, all files at once, for what does not fit, for settings of another task, and
     for a model that nothing trains; BackendError for a backend that there is not."""
@@ -86,19 +86,19 @@ def check_room(task: Task[Any]) -> None:
     best may be kept besides."""
     config, weights = task.config, list(task.model.parameters())
     out = Path(config.out)
-    own = [p for p in weights if p.requires_grad]
-    model = sum(p.nbytes for p in (weights if task.base is None else own))
-    one = model + 2 * sum(p.nbytes for p in own)
+    trained = [p for p in weights if p.requires_grad]
+    model = sum(p.nbytes for p in (weights if task.base is None else trained))
+    each = model + 2 * sum(p.nbytes for p in trained)
     if config.save_every is None and not config.keep_best:
         ever: float = 2
     else:
         often = min(every for every in (config.save_every, config.keep_best and config.eval_every) if every)
         ever = math.inf if task.steps is None else 2 + task.steps // often
     count = max(0, int(min(config.keep_last + 1 + config.keep_best, ever)) - len(checkpoints(out)))
-    needed, free = count * one + model, disk.free(out)
+    needed, free = count * each + model, disk.free(out)
     if needed > free:
         raise ConfigError(
-            f"{out}: this run writes {size(needed)} ({count} checkpoints of {size(one)} and its model), and the disk "
+            f"{out}: this run writes {size(needed)} ({count} checkpoints of {size(each)} and its model), and the disk "
             f"has {size(free)} free; make room, keep fewer checkpoints (--keep-last), or choose a folder on another "
             "disk with --out"
         )
@@ -129,15 +129,15 @@ OF_MODELS = ("config.json", "adapter_config.json")
 
 
 def resume_command(out: Path, ranks: int) -> str:
-    """What to type to go on with a run that so many processes had."""
+    """The command that goes on with a run of so many processes."""
     several = f"--processes {ranks} " if ranks > 1 else ""
     return f"headway train {several}--config {shlex.quote(str(out / CONFIG))} --resume auto"
 
 
 def how_to_resume(out: Path, step: int, ranks: int) -> str:
-    """What to do with a run of so many processes that stopped because something could not be written."""
-    there = checkpoints(out)
-    how = f"resume from {there[-1]}: {resume_command(out, ranks)}" if there else "start again"
+    """The text on how to go on with a run of so many processes that stopped because something could not be written."""
+    existing = checkpoints(out)
+    how = f"resume from {existing[-1]}: {resume_command(out, ranks)}" if existing else "start again"
     return f"The run stopped at step {step}; when that is mended, {how}"
 
 
@@ -145,9 +145,9 @@ def where_to_begin(config: TrainConfig, resume: str) -> Path | None:
     """The checkpoint to resume from, None to begin; see `train`. ConfigError where histories would be mixed, and for
     settings that the checkpoint does not fit."""
     out = Path(config.out)
-    there = checkpoints(out)
+    existing = checkpoints(out)
     if (
-        not there
+        not existing
         and not (out / CONFIG).exists()
         and (model := next(filter(Path.exists, map(out.joinpath, OF_MODELS)), None))
     ):
@@ -156,20 +156,20 @@ def where_to_begin(config: TrainConfig, resume: str) -> Path | None:
             "folder with --out (out=...)"
         )
     if resume == "never":
-        if there or (out / CONFIG).exists() or (out / METRICS).exists():
-            what = f"a run ({there[-1].name})" if there else "a run without a checkpoint"
+        if existing or (out / CONFIG).exists() or (out / METRICS).exists():
+            what = f"a run ({existing[-1].name})" if existing else "a run without a checkpoint"
             raise ConfigError(
                 f'{out} already holds {what}; resume it with --resume auto (resume="auto"), or choose another folder '
                 "with --out (out=...)"
             )
         return None
-    if resume == "auto" and not there:
+    if resume == "auto" and not existing:
         return None
-    start = there[-1] if resume == "auto" else Path(resume)
+    start = existing[-1] if resume == "auto" else Path(resume)
     record = read_record(start)
     changes(record, config, start)
     here = start.resolve().parent == out.resolve()
-    later = [p.name for p in there if not here or step_of(p) > record["step"]]
+    later = [p.name for p in existing if not here or step_of(p) > record["step"]]
     if later:
         raise ConfigError(
             f"{out} holds {', '.join(later)}, which {'go beyond' if here else 'do not come from'} {start}; choose "

@@ -20,7 +20,7 @@ SOURCE = ".source"
 def prepare(
     inputs: Inputs, start: Path | None, *, in_template: bool
 ) -> tuple[Tokenizer, TokenFile, TokenFile | None, list[str]]:
-    """The tokenizer; the text that is trained on, and the text that is held out, None without one; what is said of
+    """The tokenizer; the text that is trained on, and the text that is held out, None without one; remarks on
     them. Load or train the tokenizer, and encode text into data/ of the run's folder. Files that are there are reused:
     they have their names only when they are complete. A run that resumes from the checkpoint `start` has its tokenizer.
     With `in_template`, each document begins and ends as the tokenizer says.
@@ -41,16 +41,16 @@ def prepare(
     def file(name: str, source: str, pieces: Iterator[Piece]) -> TokenFile:
         path = Path(config.out) / "data" / f"{name}{TOKENS}"
         if Path(source).suffix == TOKENS:
-            found = TokenFile(source)
+            tokens = TokenFile(source)
         elif path.exists():
-            found = TokenFile(path)
+            tokens = TokenFile(path)
             if start is not None:
                 remarks.extend(_changed(source, path, config))
         else:
-            found = encode_corpus(pieces, tokenizer, path, bos=in_template, eos=in_template)
+            tokens = encode_corpus(pieces, tokenizer, path, bos=in_template, eos=in_template)
             atomic_write(path.with_suffix(SOURCE), digest(source))
-        found.require_tokenizer(tokenizer.fingerprint)
-        return found
+        tokens.require_tokenizer(tokenizer.fingerprint)
+        return tokens
 
     train = file("train", config.data, _pieces(config))
     validation = None
@@ -62,11 +62,11 @@ def prepare(
 
 
 def _changed(source: str, tokens: Path, config: TextConfig) -> list[str]:
-    """What is said of a text that is not what it was when the run encoded it. Raises ConfigError unless the settings
+    """Remarks on a text that has changed since the run encoded it. Raises ConfigError unless the settings
     say that this is meant."""
-    kept = tokens.with_suffix(SOURCE)
+    digest_file = tokens.with_suffix(SOURCE)
     gone = not (is_remote(source) or Path(source).exists())
-    if not gone and digest(source) == kept.read_text():
+    if not gone and digest(source) == digest_file.read_text():
         return []
     what = f"{source} {'is gone' if gone else 'has changed'} since this run encoded it"
     if config.cached_tokens:
@@ -83,8 +83,8 @@ def made_inputs(folder: Path, start: Path | None) -> Iterator[None]:
     an earlier one that never came to its first checkpoint go first, and its own where it is refused."""
 
     def remove() -> None:
-        for made in ("data", "tokenizer") if start is None else ():
-            shutil.rmtree(folder / made, ignore_errors=True)
+        for name in ("data", "tokenizer") if start is None else ():
+            shutil.rmtree(folder / name, ignore_errors=True)
 
     remove()
     try:

@@ -1,7 +1,7 @@
-"""Where the lines of metrics.jsonl go besides: TensorBoard, Weights & Biases, Trackio.
+"""Sends the lines of metrics.jsonl to trackers: TensorBoard, Weights & Biases, Trackio.
 
-metrics.jsonl stays the truth. A run that goes on sends what a tracker lacks of it, and no line twice; what a tracker
-cannot take costs the run nothing. Each is an extra of its own, and none asks questions.
+metrics.jsonl stays the truth. A resumed run sends the lines that a tracker lacks, and no line twice; a tracker that
+fails does not stop the run. Each is an extra of its own, and none asks questions.
 """
 
 import json
@@ -28,7 +28,7 @@ TENSORBOARD = "tensorboard"  # the folder of its events, in that of the run
 
 
 @contextmanager
-def tensorboard(config: TrainConfig, kept: Sequence[Record]) -> Iterator[Write]:
+def tensorboard(config: TrainConfig, records: Sequence[Record]) -> Iterator[Write]:
     """Event files in OUT/tensorboard, written anew from the lines that a run goes on after."""
     from torch.utils.tensorboard import SummaryWriter
 
@@ -44,20 +44,22 @@ def tensorboard(config: TrainConfig, kept: Sequence[Record]) -> Iterator[Write]:
 
 
 @contextmanager
-def remote(name: str, config: TrainConfig, kept: Sequence[Record]) -> Iterator[Write]:
+def remote(name: str, config: TrainConfig, records: Sequence[Record]) -> Iterator[Write]:
     """Weights & Biases and Trackio, whose calls are the same: init, log, finish.
 
     OUT/NAME.json holds the run's name there and its last line that was sent. It is written before the line is sent, so
     that a line is never sent twice; one that is being sent when the process is killed may be missing there."""
     path = Path(config.out) / f"{name}.json"
-    given = json.loads(path.read_text()) if path.exists() and kept else {}
-    run = given.get("run", f"{Path(config.out).name}-{secrets.token_hex(4)}")
-    last = tuple(given.get("last", (-1, False)))
-    own = {"id": run, "dir": config.out} if name == "wandb" else {}
+    state = json.loads(path.read_text()) if path.exists() and records else {}
+    run = state.get("run", f"{Path(config.out).name}-{secrets.token_hex(4)}")
+    last = tuple(state.get("last", (-1, False)))
+    options = {"id": run, "dir": config.out} if name == "wandb" else {}
     project = os.environ.get(f"{name.upper()}_PROJECT", PROJECT)
     settings = config.model_dump(mode="json")
     with redirect_stdout(sys.stderr):  # stdout is for results
-        tracked = import_module(name).init(project=project, name=run, config=settings, resume="allow", **own)
+        tracked = import_module(name).init(
+            project=project, name=run, config=settings, resume="allow", **options
+        )
 
     def write(record: Record) -> None:
         nonlocal last
@@ -102,11 +104,11 @@ def check_trackers(config: TrainConfig) -> None:
 
 
 @contextmanager
-def tracked(config: TrainConfig, kept: Sequence[Record], say: Callable[[str], None]) -> Iterator[Write]:
-    """The trackers of a run, which gets on without one that fails: what is yielded sends all of them a line, if it is
-    of a step (the last line of a run says again what its step has said). They have the lines that are `kept` first."""
+def tracked(config: TrainConfig, records: Sequence[Record], say: Callable[[str], None]) -> Iterator[Write]:
+    """The trackers of a run, which goes on without one that fails: yields a function that sends all of them a line, if
+    it is of a step (the last line of a run repeats that of its step). They get the lines `records` first."""
     opened: dict[str, tuple[Write, ExitStack]] = {}
-    lines = [record for record in kept if "step" in record]
+    lines = [record for record in records if "step" in record]
 
     def attempt(name: str, act: Callable[[], object]) -> None:
         try:
@@ -138,7 +140,7 @@ def tracked(config: TrainConfig, kept: Sequence[Record], say: Callable[[str], No
 
 
 def numbers(record: Record) -> dict[str, float]:
-    """What a tracker draws of a line."""
+    """The numbers of a line, which trackers draw."""
     return {
         name: value
         for name, value in record.items()

@@ -35,7 +35,7 @@ class TrainingError(HeadwayError):
 
 @dataclass
 class Progress:
-    """How far a run has come. Where it stands in its data follows from `step`: the order is a pure function.
+    """Progress of a run. Its place in the data follows from `step`: the order is a pure function.
 
     Attributes:
         step: optimizer steps that are done.
@@ -68,7 +68,7 @@ class Trainer(Generic[M]):
         clip: largest norm of a step's gradient.
         dtype: of the weights that compute (`MasterWeights`).
         pool: runs micro batches at the same time; one after the other unless given.
-        progress: what was done before; nothing unless given.
+        progress: that of the steps before; none unless given.
         seed: dropout of a micro batch is drawn by (seed, step, its number in the step), whoever computes it; from
             torch's generator as it is, unless given.
         parallel: the processes that share the micro batches of each step, and the tokens of their rows; this one alone
@@ -99,7 +99,7 @@ class Trainer(Generic[M]):
 
     @property
     def seconds(self) -> float:
-        """Of training, over all processes of the run."""
+        """Seconds of training, over all processes of the run."""
         return time.monotonic() - self.began
 
     def step(self) -> StepStats:
@@ -123,13 +123,13 @@ class Trainer(Generic[M]):
         return StepStats(loss_sum, count, norm, self.optimizer.peak_lr * factor, seconds, sums)
 
     def _clip(self, loss_sum: float) -> float:
-        """Check and clip the gradient; its norm before."""
+        """Check and clip the gradient; returns its norm before."""
         named, step = dict(self.weights.master.named_parameters()), self.progress.step
         gradients = {name: p.grad for name, p in named.items() if p.grad is not None}
-        own, shards = {name: own_part(g) for name, g in gradients.items()}, shards_of(self.weights.master)
-        wholes = set() if shards is None else {name for name in own if not shards.is_part(name)}
-        parts = [g for name, g in own.items() if name not in wholes]
-        total = gradient_norm(parts, self.parallel, [own[name] for name in wholes])
+        local, shards = {name: own_part(g) for name, g in gradients.items()}, shards_of(self.weights.master)
+        wholes = set() if shards is None else {name for name in local if not shards.is_part(name)}
+        parts = [g for name, g in local.items() if name not in wholes]
+        total = gradient_norm(parts, self.parallel, [local[name] for name in wholes])
         norm = float(total)
         if not (math.isfinite(loss_sum) and math.isfinite(norm)):
             what = "loss" if not math.isfinite(loss_sum) else "gradient"
@@ -142,7 +142,7 @@ class Trainer(Generic[M]):
                 "rate or a longer warm-up"
             )
         factor = (self.clip / (total + 1e-6)).clamp(max=1.0)
-        for gradient in own.values():
+        for gradient in local.values():
             gradient.mul_(factor)
         return norm
 
@@ -156,20 +156,20 @@ def accumulate(
     seed: int | None = None,
     parallel: Parallel = ALONE,
 ) -> tuple[float, int, dict[str, float]]:
-    """Add the gradient of a step to `.grad` of the fp32 weights; the sum of its losses, its targets, further sums.
+    """Add the gradient of a step to `.grad` of the fp32 weights; returns the sum of its losses, targets, other sums.
 
     To the loss of each target that of the routers is added, over the tokens of its own micro batch (`router_losses`).
     Gradients are added up in the order of the micro batches, whichever of them is done first; each process adds up
     those of its own, and then the processes theirs, once. Batches without a target have no gradient. `seed` is of the
     step's dropout."""
-    own = [(i, own_batch(batch, weights.master, parallel), 1) for i, batch in parallel.share(batches)]
-    count = sum(parallel.gather_parts(sum(objective.count(batch) for _, batch, _ in own)))
+    local = [(i, own_batch(batch, weights.master, parallel), 1) for i, batch in parallel.share(batches)]
+    count = sum(parallel.gather_parts(sum(objective.count(batch) for _, batch, _ in local)))
     if not count:
         return 0.0, 0, {}
     loss_sum, extra = 0.0, dict[str, float]()
     if parallel.in_step:
-        idle = -(-len(batches) // parallel.mesh.batches) - len(own)
-        own += [(0, own_batch(batches[0], weights.master, parallel), 0)] * idle
+        idle = -(-len(batches) // parallel.mesh.batches) - len(local)
+        local += [(0, own_batch(batches[0], weights.master, parallel), 0)] * idle
 
     def run(job: tuple[M, tuple[int, Any, int]]) -> tuple[float, Mapping[str, float]]:
         replica, (number, batch, times) = job
@@ -177,17 +177,17 @@ def accumulate(
             torch.manual_seed(keyed(seed, number, parallel.place.cp))
         with parallel.named():
             with routing_of(replica) as routed:
-                found = objective.loss(replica, batch)
-            total, sums = found.total, dict(found.extra)
+                result = objective.loss(replica, batch)
+            total, sums = result.total, dict(result.extra)
             if routed and (targets := objective.count(batch)):
                 added = router_losses(routed)
                 total = total + targets * added.total
                 sums |= {name: targets * loss for name, loss in added.each.items()}
             (times * total / count).backward()
-        return times * float(found.loss), sums if times else {}
+        return times * float(result.loss), sums if times else {}
 
-    for start in range(0, len(own), pool.count):  # no more gradients wait than there are replicas
-        jobs = zip(weights.replicas, own[start : start + pool.count], strict=False)
+    for start in range(0, len(local), pool.count):  # no more gradients wait than there are replicas
+        jobs = zip(weights.replicas, local[start : start + pool.count], strict=False)
         for loss, sums in pool.map(run, jobs):
             loss_sum += loss
             _add(extra, sums)
@@ -195,8 +195,8 @@ def accumulate(
     add_gradients(weights.master, parallel)
     all_sums = dict[str, float]()
     losses, extras = zip(*parallel.gather_parts((loss_sum, extra)), strict=True)
-    for one in extras:
-        _add(all_sums, one)
+    for more in extras:
+        _add(all_sums, more)
     return sum(losses), count, all_sums
 
 
@@ -214,7 +214,7 @@ def fit(
     schedule: Schedule = lambda step, seconds: 1.0,
     clip: float = math.inf,
 ) -> list[StepStats]:
-    """Train `model` in memory by the steps of `headway train`; what each step did. Nothing is read or written.
+    """Train `model` in memory by the steps of `headway train`; returns their statistics. Nothing is read or written.
 
         class Copy(Objective[Decoder]):                               # of random bytes [B, T]
             def __init__(self, seed):
@@ -256,12 +256,12 @@ def gradient_norm(
     Each row of a parameter's first axis is summed by itself, and all of these sums are added exactly (`math.fsum`: one
     rounding), so that the bits depend neither on how parameters are sharded, nor on the number of threads.
 
-    It is of what this process has of the gradients, and the others of the axes fsdp, expert and tp of the rest;
-    `wholes` are those that all of the axes expert and tp have alike."""
-    own, mesh = (_squares(parts), _squares(wholes)), parallel.mesh
-    found = parallel.gather(own) if mesh.fsdp * mesh.expert * mesh.tp > 1 else [own]
-    squares = [found[rank][0] for rank in mesh.groups("fsdp", "expert", "tp")[0]]
-    squares += [found[rank][1] for rank in mesh.groups("fsdp")[0]]
+    `parts` are this process's parts of the gradients, and the other processes of the axes fsdp, expert and tp have the
+    rest; `wholes` are those that all processes of the axes expert and tp have alike."""
+    local, mesh = (_squares(parts), _squares(wholes)), parallel.mesh
+    gathered = parallel.gather(local) if mesh.fsdp * mesh.expert * mesh.tp > 1 else [local]
+    squares = [gathered[rank][0] for rank in mesh.groups("fsdp", "expert", "tp")[0]]
+    squares += [gathered[rank][1] for rank in mesh.groups("fsdp")[0]]
     return torch.tensor(math.sqrt(math.fsum(torch.cat(squares).tolist())), dtype=torch.float64)
 
 
@@ -273,11 +273,11 @@ def _squares(gradients: Iterable[Tensor]) -> Tensor:
 def row_squares(x: Tensor) -> Tensor:
     """The sum of squares of each row of the first axis, in float64, [rows]."""
     rows = x.flatten(1) if x.dim() > 1 else x.reshape(-1, 1)
-    found = torch.zeros(rows.shape[0], dtype=torch.float64)
+    totals = torch.zeros(rows.shape[0], dtype=torch.float64)
     scratch = torch.empty(min(SCRATCH, rows.numel()), dtype=torch.float64)
     for pieces in rows.split(PIECE, 1):
         at_once = max(1, SCRATCH // max(1, pieces.shape[1]))
-        for sums, piece in zip(found.split(at_once), pieces.split(at_once), strict=True):
+        for sums, piece in zip(totals.split(at_once), pieces.split(at_once), strict=True):
             squares = scratch[: piece.numel()].view(piece.shape).copy_(piece)
             sums += squares.square_().sum(1)
-    return found
+    return totals

@@ -42,18 +42,18 @@ def find_task(name: str) -> "type[Task[Any]]":
 
 
 def text_task_of(spec: "ModelSpec") -> str:
-    """What trains a model of this spec on text alone. Raises ConfigError where nothing does."""
+    """The task that trains a model of this spec on text alone. Raises ConfigError where nothing does."""
     tasks = {name: find_task(name) for name in TASKS}
     reasons = {name: task.unsupported(spec) for name, task in tasks.items() if task.settings is TextConfig}
     for name, reason in reasons.items():
         if reason is None:
             return name
-    said = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-    raise ConfigError(f"nothing trains this model ({spec.family}) on text alone. {said}")
+    problems = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    raise ConfigError(f"nothing trains this model ({spec.family}) on text alone. {problems}")
 
 
 def task_of(spec: "ModelSpec") -> str:
-    """What a model of this spec was trained on, as far as that shows: its own task, or text. Raises as
+    """The task that a model of this spec was trained for, as far as that shows: its own, or one on text. Raises as
     `text_task_of`."""
     return spec.task if spec.task in TASKS else text_task_of(spec)
 

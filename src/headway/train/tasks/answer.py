@@ -65,19 +65,19 @@ class QuestionRows(HeadRows):
         pairs = (((record.question, record.context), record.where) for record in records)
         parted = lost = 0
         for i, whole in enumerate(encoded_whole(reading.tokenizer, pairs, config)):
-            own = windows(whole, config.context, config.stride or -(-config.context // 4))
-            parted += len(own) > 1
-            own = own[:1] if config.too_long == "cut" else own
+            parts = windows(whole, config.context, config.stride or -(-config.context // 4))
+            parted += len(parts) > 1
+            parts = parts[:1] if config.too_long == "cut" else parts
             if whole.texts[0] is not None:
                 raise DataError(
                     "windows without an answer are trained to say so at the token before the question ([CLS]), and "
                     "this tokenizer puts none there; take one with a template"
                 )
             places = PLACES[config.occurrences](records[i])
-            spans = [slots_of(part, places) for part in own]
+            spans = [slots_of(part, places) for part in parts]
             lost += bool(places) and not any(spans)
-            kept = own if reading.scored else map(without_places, own)
-            self.parts += [Window(i, part, at or [(0, 0)]) for part, at in zip(kept, spans, strict=True)]
+            encodings = parts if reading.scored else map(without_places, parts)
+            self.parts += [Window(i, part, at or [(0, 0)]) for part, at in zip(encodings, spans, strict=True)]
         self.texts = [part.text for part in self.parts]
         of, long = f"of {len(records)} questions have", f"texts of more than {config.context} tokens"
         self.remarks = [
@@ -105,7 +105,7 @@ class QuestionRows(HeadRows):
         counts = batch.inputs["tokens"].valid.sum(1).tolist()
         return [out[:count] for out, count in zip(outputs, counts, strict=True)]
 
-    def scores(self, found: Sequence[Tensor]) -> dict[str, float]:
+    def scores(self, predictions: Sequence[Tensor]) -> dict[str, float]:
         """Exact match and F1 of each question's best answer over its windows, with the measures of the data's language;
         the share of them that have a character of a place that the data gives (`hit`), and how often a character that
         is drawn from the text would be one (`guess`). Where some question has no answer, "none" is among the answers
@@ -121,13 +121,13 @@ class QuestionRows(HeadRows):
             (best,) = best_answers(
                 self.records[question].context,
                 [self.parts[i].text for i in numbers],
-                [found[i] for i in numbers],
+                [predictions[i] for i in numbers],
                 longest=self.longest,
                 no_answer=open_ended,
             )
             sums[0] += exact(gold[question], best.text)
             sums[1] += f1(gold[question], best.text)
-            places = given(self.records[question])
+            places = given_spans(self.records[question])
             sums[2] += any(best.start < stop and start < best.end for start, stop in places) or not (
                 best.text or gold[question]
             )
@@ -160,32 +160,32 @@ class Answer(HeadTask):
             before = record.context
 
 
-def given(record: Question) -> list[tuple[int, int]]:
+def given_spans(record: Question) -> list[tuple[int, int]]:
     """(start, stop) of the characters of each answer that the data gives, without white space around it."""
-    found = []
+    spans = []
     for answer in record.answers:
         if answer.start == NOWHERE:
             continue
         start = answer.start + len(answer.text) - len(answer.text.lstrip())
-        found.append((start, start + len(answer.text.strip())))
-    return found
+        spans.append((start, start + len(answer.text.strip())))
+    return spans
 
 
 def occurrences(record: Question) -> list[tuple[int, int]]:
     """(start, stop) of the answers that the data gives, and of all places where the text of one stands between borders
     of words (of Chinese: anywhere)."""
-    found = {*given(record)}
+    places = {*given_spans(record)}
     letter = rf"(?!{CHINESE.pattern})\w"
     for text in {answer.text.strip() for answer in record.answers} - {""}:
         before = rf"(?<![^\W{CHINESE.pattern[1:-1]}])" if re.match(letter, text[0]) else ""
         after = rf"(?!{letter})" if re.match(letter, text[-1]) else ""
-        found |= {match.span() for match in re.finditer(before + re.escape(text) + after, record.context)}
-    return sorted(found)
+        places |= {match.span() for match in re.finditer(before + re.escape(text) + after, record.context)}
+    return sorted(places)
 
 
 PLACES: Mapping[str, Callable[[Question], list[tuple[int, int]]]] = {
-    "first": lambda record: given(record)[:1],
-    "given": given,
+    "first": lambda record: given_spans(record)[:1],
+    "given": given_spans,
     "all": occurrences,
 }
 
@@ -194,16 +194,14 @@ def slots_of(text: Encoded, places: Sequence[tuple[int, int]]) -> list[tuple[int
     """(first, last) slot of each place that a window holds whole: of the tokens of the context that have a character of
     it."""
     inside = [
-        (i, at)
-        for i, (at, which) in enumerate(zip(text.offsets, text.texts, strict=True))
-        if which == 1 and at
+        (i, at) for i, (at, side) in enumerate(zip(text.offsets, text.texts, strict=True)) if side == 1 and at
     ]
     if not inside:
         return []
     begin, end = inside[0][1][0], inside[-1][1][1]
-    found = []
+    spans = []
     for start, stop in places:
-        own = [i for i, at in inside if at[0] < stop and at[1] > start]
-        if own and begin <= start and stop <= end:
-            found.append((own[0], own[-1]))
-    return found
+        covered = [i for i, at in inside if at[0] < stop and at[1] > start]
+        if covered and begin <= start and stop <= end:
+            spans.append((covered[0], covered[-1]))
+    return spans

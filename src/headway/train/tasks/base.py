@@ -1,4 +1,4 @@
-"""What a trainer asks of what is trained, what a run asks of it besides, and which rows its steps read."""
+"""The interface of objectives for a trainer, of tasks for a run, and the plan of the rows that steps read."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ from headway.train.rows_config import RowsConfig
 class Sums(NamedTuple):
     """The loss over the targets of a batch.
 
-    total   scalar, differentiable: what is minimised, summed
+    total   scalar, differentiable: the summed loss that is minimised
     loss    scalar without gradient: the sum that is reported
     extra   further sums by name, such as hits; they are added up over the micro batches of a step
     """
@@ -40,12 +40,12 @@ class Sums(NamedTuple):
 
 @dataclass(frozen=True)
 class StepStats:
-    """What one optimizer step did.
+    """Statistics of one optimizer step.
 
-    loss_sum    of all its micro batches; count: of their targets
+    loss_sum    sum over all its micro batches; count: number of their targets
     grad_norm   before clipping
     lr          learning rate of the optimizer's first part
-    seconds     that the step took
+    seconds     time that the step took
     extra       sums of `Sums.extra`
     """
 
@@ -58,12 +58,12 @@ class StepStats:
 
     @property
     def loss(self) -> float | None:
-        """Per target; None where there was none, and no step was made."""
+        """The loss per target; None where there was none, and no step was made."""
         return self.loss_sum / self.count if self.count else None
 
 
 def cut(rows: Sequence[T], size: int) -> list[Sequence[T]]:
-    """The rows in parts of `size`, the last of what is left."""
+    """The rows in parts of `size`; the last part may be shorter."""
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
@@ -81,7 +81,8 @@ class MicroBatches(Sequence[Any]):
 
 
 class Objective(ABC, Generic[M]):
-    """What a `Trainer` minimises: the sum of `loss` over the micro batches of a step, divided by the sum of `count`.
+    """The objective that a `Trainer` minimises: the sum of `loss` over the micro batches of a step, divided by the sum
+    of `count`.
 
     `batches` is all that training in memory needs (`headway.train.trainer.fit`), where batches are
     `headway.data.Batch`; others need a `count` and a `loss` of their own.
@@ -98,8 +99,10 @@ class Objective(ABC, Generic[M]):
 
     def loss(self, model: M, batch: Any) -> Sums:
         """The summed loss of a batch."""
-        found = model(**batch.inputs, targets=batch.targets)
-        return Sums(found.total, found.nats, {} if found.hits is None else {"hits": int(found.hits.sum())})
+        output = model(**batch.inputs, targets=batch.targets)
+        return Sums(
+            output.total, output.nats, {} if output.hits is None else {"hits": int(output.hits.sum())}
+        )
 
     def epoch(self, steps: int) -> float | None:
         """Passes over the data after `steps` steps; None where data does not come in passes."""
@@ -110,7 +113,7 @@ class Objective(ABC, Generic[M]):
         return {}
 
     def where(self, step: int) -> str:
-        """Which data step `step` reads, for an error."""
+        """A text for errors: the data that step `step` reads."""
         return f"the batches of step {step + 1}"
 
     def evaluate(self, model: M, pool: MicrobatchPool, *, whole: bool) -> Evaluation | None:
@@ -119,10 +122,10 @@ class Objective(ABC, Generic[M]):
 
 
 class Foreseen(NamedTuple):
-    """What a run would do, as far as that is known before a tokenizer is trained and anything is computed.
+    """The work of a run, as far as that is known before a tokenizer is trained and anything is computed.
 
     spec      of its model
-    data      how much there is to train on, by what it is: {"records": 120}; counted where `exact`, else estimated
+    data      amount of training data by its unit: {"records": 120}; counted where `exact`, else estimated
     plan      rows and steps
     context   most tokens of a row
     texts     rows of tokens that each row of the plan has: 2 for a pair of answers
@@ -143,29 +146,29 @@ KINDS = {
     "encoder": ("bert, roformer, longformer", "an encoder, trained on masked tokens"),
     "encoder-decoder": ("transformer, marian", "an encoder-decoder, trained on pairs of texts"),
 }
-"""Kinds of models: families of each, and what each is."""
+"""Kinds of models: families of each, and a description."""
 
 
 class Task(Objective[M]):
     """An objective that `headway train` runs in a folder, made from its settings.
 
     Attributes:
-        settings: the class of its settings. measured_by: those that `measure` goes by.
+        settings: the class of its settings. measured_by: those that `measure` uses.
         trains: the kind of models that it is for (`ModelSpec.kind`); None for any.
-        next_command: what to type when the run is done; `{model}` is its folder.
+        next_command: a command to type when the run is done; `{model}` is its folder.
         inputs: the settings, and what they name. config: the settings.
         model: fp32, as the run begins: fresh weights, or those of a folder.
-        tokenizer: saved with the model. generation: what generation_config.json says of it.
-        data: what tells the training data from another; compared when a run is resumed.
+        tokenizer: saved with the model. generation: the content of its generation_config.json.
+        data: a description that tells the training data from others; compared when a run is resumed.
         steps: length of the run; None where the clock decides.
-        remarks: what is said when the run begins, of data that was not taken as it is, say.
-        unit: what the loss is a mean over.
+        remarks: lines that are printed when the run begins, on data that was not taken as it is, say.
+        unit: name of what the loss is a mean over.
         by_token: whether it is a sum over the tokens of rows, so that these may be sharded over processes.
         base: the frozen model beside which an adapter is trained; None where the model itself is.
         workers: micro batches that run at the same time, in each process. micro_batch: rows of each; None where each
             process has one.
 
-    `prepare` gives a run what it begins with: `model`, `tokenizer`, `data` and the attributes below them.
+    `prepare` sets `model`, `tokenizer`, `data` and the attributes below them.
     """
 
     settings: ClassVar[type[TrainConfig]]
@@ -200,14 +203,14 @@ class Task(Objective[M]):
         """Raises ConfigError for settings that fit no run of this task, as far as that is known before data is read."""
 
     def foresee(self) -> Foreseen:
-        """What a run would do. Raises ConfigError for a task of your own that does not say."""
+        """The work of a run. Raises ConfigError for a task of your own that does not say."""
         raise ConfigError(
             f"a dry run asks the task, and {type(self).__name__} has no `foresee`; leave --dry-run out"
         )
 
     @abstractmethod
     def prepare(self, start: Path | None) -> None:
-        """Read the data (what is made of it lies in the run's folder) and build the model; a run that resumes from the
+        """Read the data (files made of it lie in the run's folder) and build the model; a run that resumes from the
         checkpoint `start` has its tokenizer.
 
         Raises ConfigError and DataError for settings and data that do not fit together."""
@@ -216,26 +219,26 @@ class Task(Objective[M]):
         self, model: Any, pool: MicrobatchPool, limit: int | None = None
     ) -> tuple[Evaluation, Sequence[str]]:
         """Evaluate a model, whose folder is that of `inputs`, on the data of the settings, or on `limit` records of it,
-        as `evaluate` does held-out data; and what is to be said of data that was not taken as it is.
+        as `evaluate` does held-out data; and remarks on data that was not taken as it is.
 
         Raises ConfigError for a model that this does not measure, DataError for data that does not fit."""
         raise ConfigError(f"{type(self).__name__} measures within its runs alone: it has no `measure`")
 
     @abstractmethod
     def optimizer(self, pool: MicrobatchPool) -> Optimizer:
-        """Over the parameters of `model`."""
+        """The optimizer over the parameters of `model`."""
 
     def spread(self, ranks: int) -> None:
         """Called before the first step: so many processes share the micro batches of each, so that there should be at
-        least as many. What is not cut further is left as it is."""
+        least as many. A task that cannot cut them further leaves them as they are."""
 
     @property
     def held_steps(self) -> float:
-        """How many steps read as much as a whole evaluation."""
+        """The number of steps that read as much as a whole evaluation."""
         return 0.0
 
     def callbacks(self) -> Sequence[Callback]:
-        """Called before those of the caller."""
+        """Callbacks that are called before those of the caller."""
         return ()
 
     @abstractmethod
@@ -265,7 +268,7 @@ class Plan:
 
     @staticmethod
     def of(config: RowsConfig, rows: int, workers: int = 1) -> "Plan":
-        """With `epochs`, the last step reads what is left of the last epoch, be it less than a full window.
+        """A plan over `rows` rows. With `epochs`, the last step reads the rest of the last epoch, full or not.
 
         Where `micro_batch` is not given, the rows of a step are shared among `workers`."""
         per_step = config.rows_per_step

@@ -1,5 +1,5 @@
-"""Answers of conversations: a model is trained on what it is to say, and on nothing else (Taori et al. 2023, Alpaca).
-And what all training on conversations begins with: a tokenizer with a chat template, and the tokens that end an answer.
+"""Answers of conversations: a model is trained on its answers, and on nothing else (Taori et al. 2023, Alpaca).
+And what all training on conversations needs: a tokenizer with a chat template, and the tokens that end an answer.
 
 Legend: B rows of a batch, L slots.
 """
@@ -49,7 +49,7 @@ class ConversationConfig(RowsConfig):
 
 
 def message_texts(messages: Messages) -> Iterator[str]:
-    """What is said in messages; calls of functions, and parts of other kinds, have none."""
+    """The texts of messages; calls of functions, and parts of other kinds, have none."""
     return (m["content"] for m in messages if isinstance(m.get("content"), str))
 
 
@@ -182,12 +182,12 @@ def stop_ids(tokenizer: Tokenizer, names: Collection[str], generation: Mapping[s
             f"stop {unknown[0]!r} is no control token of the tokenizer{did_you_mean(unknown[0], controls)}; there are "
             f"{', '.join(sorted(controls)[:20])}"
         )
-    given = generation.get("eos_token_id")
-    own = given if isinstance(given, list) else [] if given is None else [given]
-    found = [controls[name] for name in names] if names else own
-    found = [*dict.fromkeys([*found, *([] if tokenizer.eos is None else [tokenizer.eos])])]
-    if not found:
+    eos = generation.get("eos_token_id")
+    usual = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    ids = [controls[name] for name in names] if names else usual
+    ids = [*dict.fromkeys([*ids, *([] if tokenizer.eos is None else [tokenizer.eos])])]
+    if not ids:
         raise DataError(
             "neither the tokenizer nor generation_config.json has a token that ends an answer; name it (stop=TOKEN)"
         )
-    return found
+    return ids

@@ -65,33 +65,37 @@ class TripletRows(HeadRows):
     (van den Oord et al. 2018, equation 4; Schroff et al. 2015, equation 1, with cosines.)
 
     texts: all of them. records: the numbers of (anchor, positive, negative) of each, NONE without a negative.
-    wanted: how alike anchor and positive are, where that is a number and the only thing that is known."""
+    degrees: how alike anchor and positive are, where that is a number and the only thing that is known."""
 
     one_each = True
 
     def __init__(self, records: Sequence[Triplet | Labelled], config: EmbedConfig, reading: Reading) -> None:
         self.spec, self.config, each = reading.spec, config, [_texts_of(record) for record in records]
-        wheres = {text: record.where for record, own in zip(records, each, strict=True) for text in own}
+        wheres = {text: record.where for record, texts in zip(records, each, strict=True) for text in texts}
         self.texts, self.remarks = encoded(reading.tokenizer, wheres.items(), config)
         number = {text: i for i, text in enumerate(wheres)}
         self.records = [(number[a], number[p], number[n[0]] if n else NONE) for a, p, *n in each]
-        self.wanted = [_degree(record) for record in records if isinstance(record, Labelled)]
-        if self.wanted and len(self.wanted) < len(records):
+        self.degrees = [_degree(record) for record in records if isinstance(record, Labelled)]
+        if self.degrees and len(self.degrees) < len(records):
             raise DataError("triplets and pairs with a degree are in one file; measure them apart")
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Of the longest text of each record."""
-        return [max(len(self.texts[i].ids) for i in own if i != NONE) for own in self.records]
+        """The tokens of the longest text of each record."""
+        return [max(len(self.texts[i].ids) for i in record if i != NONE) for record in self.records]
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """Targets [N, 3] are the rows of anchor, positive and negative: all anchors, then positives, then negatives."""
-        own = [self.records[i] for i in indices]
-        order = [(row, role) for role in range(3) for row, record in enumerate(own) if record[role] != NONE]
-        targets = torch.full((len(own), 3), NONE)
+        records = [self.records[i] for i in indices]
+        order = [
+            (row, role) for role in range(3) for row, record in enumerate(records) if record[role] != NONE
+        ]
+        targets = torch.full((len(records), 3), NONE)
         for place, (row, role) in enumerate(order):
             targets[row, role] = place
-        return Batch(encoder_inputs([self.texts[own[row][role]] for row, role in order], self.spec), targets)
+        return Batch(
+            encoder_inputs([self.texts[records[row][role]] for row, role in order], self.spec), targets
+        )
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sums:
         vectors, (anchor, positive, negative) = normalize(outputs), batch.targets.unbind(1)
@@ -110,17 +114,17 @@ class TripletRows(HeadRows):
         near, far = cosines(outputs, batch)
         return list(zip(near.tolist(), far.tolist(), strict=True))
 
-    def scores(self, found: Sequence[tuple[float, float]]) -> dict[str, float]:
+    def scores(self, predictions: Sequence[tuple[float, float]]) -> dict[str, float]:
         """Share of the records whose positive is nearer than their negative (of those that have one), or, of pairs with
         numbers, their rank correlation with the cosines."""
-        if self.wanted:
-            return {"spearman": spearman(self.wanted, [near for near, _ in found])}
-        pairs = [both for both in found if not math.isnan(both[1])]
+        if self.degrees:
+            return {"spearman": spearman(self.degrees, [near for near, _ in predictions])}
+        pairs = [pair for pair in predictions if not math.isnan(pair[1])]
         return {"accuracy": sum(near > far for near, far in pairs) / len(pairs)} if pairs else {}
 
 
 def cosines(outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """[N] of anchor and positive, and of anchor and negative, NaN without one."""
+    """The cosines [N] of anchor and positive, and of anchor and negative, NaN without one."""
     vectors, (anchor, positive, negative) = normalize(outputs), batch.targets.unbind(1)
     far = (vectors[anchor] * vectors[negative]).sum(-1)
     return (vectors[anchor] * vectors[positive]).sum(-1), far.masked_fill(negative == NONE, math.nan)

@@ -1,4 +1,4 @@
-"""What training the head of an encoder has in common, whichever it is: records as rows, a head for them, measures.
+"""Common parts of training the head of an encoder, whichever it is: records as rows, a head for them, measures.
 
 Legend: B rows of a batch, T slots.
 """
@@ -52,7 +52,7 @@ class HeadConfig(ExamplesConfig):
 
 
 class WholeConfig(HeadConfig):
-    """Where a text is one row.
+    """Settings of a run whose rows have a whole text each.
 
     too_long: what becomes of a text of more than `context` tokens: cut reads its beginning (of a pair, the
         longer one is cut first), and how many there are is said
@@ -73,14 +73,14 @@ class HeadRows(RecordRows):
         return [len(text.ids) for text in self.texts]
 
     def inputs(self, indices: Sequence[int]) -> dict[str, Any]:
-        """What the model is given of the texts of these numbers."""
+        """The model's inputs for the texts of these numbers."""
         return encoder_inputs([self.texts[i] for i in indices], self.spec)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def count(self, batch: Batch) -> int:
-        """What the loss of a batch is a sum over: rows unless said otherwise."""
+        """The number of terms in the loss of a batch: rows unless overridden."""
         return len(batch.targets)
 
     @abstractmethod
@@ -88,22 +88,22 @@ class HeadRows(RecordRows):
         """The given rows."""
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sums:
-        """Of the head's outputs for a batch: -log softmax(outputs)[class], unless said otherwise."""
+        """The loss of the head's outputs for a batch: -log softmax(outputs)[class], unless overridden."""
         total = F.cross_entropy(outputs.flatten(0, -2), batch.targets.flatten(), reduction="sum")
         return Sums(total, total.detach(), {"hits": int((outputs.argmax(-1) == batch.targets).sum())})
 
     def predicted(self, outputs: Tensor, batch: Batch) -> Sequence[Any]:
-        """What the head's outputs for a batch say of each row, which `scores` is given: its class or classes, unless
-        said otherwise."""
+        """The predictions for the rows of a batch, from the head's outputs, which `scores` takes: class or classes,
+        unless overridden."""
         classes: list[Any] = outputs.argmax(-1).tolist()
         return classes
 
     @abstractmethod
     def scores(self, predictions: Sequence[Any]) -> dict[str, float]:
-        """How good the predictions of all rows are."""
+        """The measures of the predictions of all rows, by name."""
 
     def confusion(self, predictions: Sequence[Any]) -> Confusion | None:
-        """Which classes the predictions of all rows take for which; None where they are not of classes."""
+        """The confusion matrix of the predictions of all rows; None where they are not of classes."""
         return None
 
     def evaluate(self, model: Any, pool: MicrobatchPool = ALONE) -> Evaluation:
@@ -116,9 +116,9 @@ class HeadRows(RecordRows):
         total, count, predictions = 0.0, 0, dict[int, Any]()
         alike = sorted(range(len(self)), key=self.lengths.__getitem__)  # rows of like length together
         parts, seconds = measured(model, run, in_slots(alike, self.lengths, EVALUATION_SLOTS), pool)
-        for indices, loss, n, said in parts:
+        for indices, loss, n, predicted in parts:
             total, count = total + loss, count + n
-            predictions.update(zip(indices, said, strict=True))
+            predictions.update(zip(indices, predicted, strict=True))
         each = [predictions[i] for i in range(len(self))]
         scores, confusion = self.scores(each), self.confusion(each)
         return Evaluation(total, count, seconds=seconds, metrics=scores, unit=self.unit, confusion=confusion)
@@ -154,9 +154,9 @@ class HeadTask(RecordsTask):
 
 
 def outputs(model: Any, batch: Batch) -> Tensor:
-    """What a model's head gives for a batch, in float32 or better."""
-    made: Tensor = model(**batch.inputs)
-    return made.to(torch.promote_types(made.dtype, torch.float32))
+    """The outputs of a model's head for a batch, in float32 or better."""
+    output: Tensor = model(**batch.inputs)
+    return output.to(torch.promote_types(output.dtype, torch.float32))
 
 
 def encoded_whole(
@@ -164,25 +164,25 @@ def encoded_whole(
 ) -> Iterator[Encoded]:
     """The texts, each with its file and line, within the tokenizer's template. Raises DataError for one of more than
     `context` tokens where `too_long` is "error"."""
-    for some in cut([*texts], ENCODED_AT_ONCE):
-        read = tokenizer.inputs([text for text, _ in some])
-        for one, (_, where) in zip(read, some, strict=True):
-            if len(one.ids) > config.context and config.too_long == "error":
+    for chunk in cut([*texts], ENCODED_AT_ONCE):
+        read = tokenizer.inputs([text for text, _ in chunk])
+        for encoding, (_, where) in zip(read, chunk, strict=True):
+            if len(encoding.ids) > config.context and config.too_long == "error":
                 raise DataError(
-                    f"{where}: {len(one.ids)} tokens, and context is {config.context}; raise context, or read the "
+                    f"{where}: {len(encoding.ids)} tokens, and context is {config.context}; raise context, or read the "
                     "beginnings of such texts (too_long=cut)"
                 )
-            yield one
+            yield encoding
 
 
 def encoded(
     tokenizer: Tokenizer, texts: Iterable[tuple[Text, str]], config: HeadConfig
 ) -> tuple[list[Encoded], list[str]]:
-    """The texts as they are read, cut to `context` tokens and without places; and what is to be said of it. Raises as
-    `encoded_whole` does."""
+    """The texts as they are read, cut to `context` tokens and without places; and remarks. Raises as `encoded_whole`
+    does."""
     read: list[Encoded] = []
     long = 0
-    for one in encoded_whole(tokenizer, texts, config):
-        long += len(one.ids) > config.context
-        read.append(without_places(shortened(one, config.context)))
+    for text in encoded_whole(tokenizer, texts, config):
+        long += len(text.ids) > config.context
+        read.append(without_places(shortened(text, config.context)))
     return read, [f"{long} of {len(read)} texts are cut to {config.context} tokens"] if long else []

@@ -96,23 +96,23 @@ class Classify(HeadTask):
         return (text for record in records for text in (record.text, record.pair) if text is not None)
 
 
-def label_names(found: Sequence[str], asked: tuple[str, ...], own: Head, task: str) -> tuple[str, ...]:
-    """The names of the labels, in order: those that are asked for, those of a head of the same task that has all that
-    are found, or those that are found, sorted (as numbers where they are)."""
-    there = set(found)
-    if asked:
-        if len(set(asked)) < len(asked):
-            raise ConfigError(f"labels: a name is there twice: {', '.join(asked)}")
-        return asked
-    if own.task == task and there <= {*own.labels}:
-        return own.labels
-    if len(there) < 2:
+def label_names(labels: Sequence[str], names: tuple[str, ...], head: Head, task: str) -> tuple[str, ...]:
+    """The names of the labels, in order: `names` where given, those of a `head` of the same task that has all `labels`,
+    or these, sorted (as numbers where they are)."""
+    present = set(labels)
+    if names:
+        if len(set(names)) < len(names):
+            raise ConfigError(f"labels: a name is there twice: {', '.join(names)}")
+        return names
+    if head.task == task and present <= {*head.labels}:
+        return head.labels
+    if len(present) < 2:
         raise DataError(
-            f"the data has the label {', '.join(there)!r} only, and there is nothing to learn from one; give data with "
-            "several, or all of them as labels"
+            f"the data has the label {', '.join(present)!r} only, and there is nothing to learn from one; give data "
+            "with several, or all of them as labels"
         )
-    are_numbers = all(name.lstrip("-").isdecimal() for name in there)
-    return tuple(sorted(there, key=(lambda name: (int(name), name)) if are_numbers else None))
+    are_numbers = all(name.lstrip("-").isdecimal() for name in present)
+    return tuple(sorted(present, key=(lambda name: (int(name), name)) if are_numbers else None))
 
 
 def label_numbers(spec: ModelSpec, labels: Iterable[tuple[str, str]]) -> dict[str, int]:
@@ -175,12 +175,14 @@ class TaggedRows(HeadRows):
             ]
             slots = pieces(whole, config.context)
             parted += len(slots) > 1
-            for own in slots[:1] if config.too_long == "cut" else slots:
+            for piece in slots[:1] if config.too_long == "cut" else slots:
                 first = [
-                    (to, word) for to, at in enumerate(own) if begins[at] and (word := words[at]) is not None
+                    (to, word)
+                    for to, at in enumerate(piece)
+                    if begins[at] and (word := words[at]) is not None
                 ]
-                text = without_places(select(whole, own))
-                self.parts.append(Piece(i, text, [labels[at] for at in own], first))
+                text = without_places(select(whole, piece))
+                self.parts.append(Piece(i, text, [labels[at] for at in piece], first))
                 lost -= len(first)
             lost += len(records[i].words)
         self.texts = [part.text for part in self.parts]
@@ -197,13 +199,13 @@ class TaggedRows(HeadRows):
     def scores(self, predictions: Sequence[list[int]]) -> dict[str, float]:
         """Accuracy over words, and F1 of the entities; a word has the tag of its first token. Words that are not read
         are outside."""
-        said = [[OUTSIDE] * len(record.tags) for record in self.records]
+        predicted = [[OUTSIDE] * len(record.tags) for record in self.records]
         for part, labels in zip(self.parts, predictions, strict=True):
             for slot, word in part.first:
-                said[part.record][word] = self.spec.head.labels[labels[slot]]
-        wanted = [list(record.tags) for record in self.records]
-        flat = [list(chain.from_iterable(tags)) for tags in (wanted, said)]
-        return {"accuracy": accuracy(*flat), "f1": entity_f1(wanted, said)}
+                predicted[part.record][word] = self.spec.head.labels[labels[slot]]
+        targets = [list(record.tags) for record in self.records]
+        flat = [list(chain.from_iterable(tags)) for tags in (targets, predicted)]
+        return {"accuracy": accuracy(*flat), "f1": entity_f1(targets, predicted)}
 
 
 class Tag(HeadTask):

@@ -73,8 +73,8 @@ class PairRows(RecordRows):
     unit = "pair"
 
     def __init__(self, records: Sequence[Pair], config: PreferenceConfig, reading: Reading) -> None:
-        """Of pairs that fit the context. Raises DataError when none is left, ConfigError for a model that is measured
-        when nobody says what it was before."""
+        """Keeps pairs that fit the context. Raises DataError when none is left, ConfigError for a model that is
+        measured without the one that its training began with."""
         self.loss, self.beta, self.pairs = config.loss, config.beta, list[tuple[Segments, Segments]]()
         if reading.measured is not None and config.loss == "dpo" and config.reference is None:
             raise ConfigError(
@@ -96,8 +96,8 @@ class PairRows(RecordRows):
                 f"{config.data}: none of the {len(records)} pairs fits context {config.context}; raise it"
             )
         if left_out := len(records) - len(self.pairs):
-            said = f"{left_out} of {len(records)} pairs are longer than context {config.context}: left out"
-            self.remarks = [said]
+            remark = f"{left_out} of {len(records)} pairs are longer than context {config.context}: left out"
+            self.remarks = [remark]
         self.reference = torch.zeros(2, len(self.pairs))
         if config.loss == "dpo" and (model := reading.measured) is not None:
             dtype = next(model.parameters()).dtype
@@ -110,10 +110,10 @@ class PairRows(RecordRows):
     def batch(self, indices: Sequence[int]) -> PairBatch:
         """The given pairs, padded to the longest of their rows."""
         rows = [self.pairs[i][side] for side in (0, 1) for i in indices]
-        said = [[i if t else IGNORE_INDEX for i, t in zip(row.ids, row.turns, strict=True)] for row in rows]
+        labels = [[i if t else IGNORE_INDEX for i, t in zip(row.ids, row.turns, strict=True)] for row in rows]
         tokens = Tokens.from_lengths([len(row.ids) - 1 for row in rows])
         inputs = {"ids": padded([row.ids[:-1] for row in rows]), "tokens": tokens}
-        targets = padded([row[1:] for row in said], IGNORE_INDEX)
+        targets = padded([row[1:] for row in labels], IGNORE_INDEX)
         return PairBatch(inputs, targets, self.reference[:, list(indices)])
 
     def sums(self, model: Decoder | Encoder, batch: PairBatch) -> Sums:
@@ -194,8 +194,8 @@ class PreferenceTuning(ConversationTask):
 
 def log_p(model: Decoder | Encoder, batch: PairBatch) -> Tensor:
     """log p of the answers [2, P], differentiable: the sum over their tokens."""
-    found = model(**batch.inputs, targets=batch.targets, label_smoothing=0.0)
-    total: Tensor = -found.each.sum(1).view(2, -1)
+    output = model(**batch.inputs, targets=batch.targets, label_smoothing=0.0)
+    total: Tensor = -output.each.sum(1).view(2, -1)
     return total
 
 

@@ -1,5 +1,5 @@
-"""What training on records has in common, whatever a model is to say of them: how they are read, held
-out or left out, measured."""
+"""Common parts of training on records, whatever a model predicts of them: how they are read, held out or left out,
+measured."""
 
 import hashlib
 from abc import abstractmethod
@@ -23,12 +23,12 @@ from headway.train.tasks.rows import RowsTask
 
 
 class Reading(NamedTuple):
-    """What records are read with.
+    """The context in which records are read.
 
     tokenizer   its ids are those of the model
     spec        of the model
     stop        ids that end an answer of a conversation
-    generation  what generation_config.json says of the model; None where it says nothing
+    generation  content of the model's generation_config.json; None where it has none
     scored      whether the rows are to be scored, too: unless they are, without what only that needs
     measured    the model that is measured, where none is trained
     """
@@ -42,11 +42,11 @@ class Reading(NamedTuple):
 
 
 class RecordRows(RowSource):
-    """What a model reads of records, and what it is to say of them: rows that are measured.
+    """A model's inputs and targets for records: rows that are measured.
 
     Attributes:
-        unit: what the loss is a sum over. remarks: what became of records that were not taken as they are.
-        amount: how much there is to read, by what it is. one_each: whether each record is a row.
+        unit: name of what the loss is a sum over. remarks: lines on records that were not taken as they are.
+        amount: how much there is to read, by its unit. one_each: whether each record is a row.
     """
 
     unit: ClassVar[str] = "record"
@@ -67,7 +67,7 @@ class RecordsTask(RowsTask):
     """Rows of records.
 
     Attributes:
-        rows: what a model reads of records. kinds: of the records that are read; measured: of those that are measured,
+        rows: class of a model's inputs. kinds: of the records that are read; measured: of those that are measured,
             the same unless said. masked: whether a tokenizer that is trained has a mask token, and ends its texts.
             head_task: of the models that it trains, where they have a head of its own.
     """
@@ -81,7 +81,7 @@ class RecordsTask(RowsTask):
 
     def prepare(self, start: Path | None) -> None:
         config, inputs = self.config, self.inputs
-        train, held, said = split(config, self.kinds, self.measured or self.kinds)
+        train, held, remarks = split(config, self.kinds, self.measured or self.kinds)
         head = self.head(train, inputs.spec())
         tokenizer = inputs.find_tokenizer(start, lambda: self.texts(train), masked=self.masked)
         model, fresh = inputs.first_model(tokenizer.vocab_size, head)
@@ -91,8 +91,13 @@ class RecordsTask(RowsTask):
         self.begin(model, reading.tokenizer, rows)
         self.generation, self.unit, self.data = reading.generation, rows.unit, described(train)
         both = {"training": rows, "held out": self.held_rows}
-        kept = [f"{what}: {line}" for what, own in both.items() if own is not None for line in own.remarks]
-        self.remarks = [*said, *fresh, *kept]
+        notes = [
+            f"{what}: {line}"
+            for what, source in both.items()
+            if source is not None
+            for line in source.remarks
+        ]
+        self.remarks = [*remarks, *fresh, *notes]
 
     def foresee(self) -> Foreseen:
         """See `Task`: exact where there is a tokenizer."""
@@ -110,7 +115,7 @@ class RecordsTask(RowsTask):
         return self.foreseen(spec, data, count, exact=exact)
 
     def estimated(self, records: Sequence[Any]) -> tuple[dict[str, int], int]:
-        """How much there is to read, and in how many rows, before there is a tokenizer."""
+        """The amount that there is to read, and its rows, estimated before there is a tokenizer."""
         return {}, len(records)
 
     def head(self, records: Sequence[Any], spec: ModelSpec) -> Head | None:
@@ -123,7 +128,7 @@ class RecordsTask(RowsTask):
         """All text of the records, for a tokenizer that is to be trained."""
 
     def reading(self, records: Sequence[Any], tokenizer: Tokenizer, spec: ModelSpec) -> Reading:
-        """What these records are read with."""
+        """The context in which these records are read."""
         return Reading(tokenizer, spec)
 
     def measure(
@@ -136,10 +141,10 @@ class RecordsTask(RowsTask):
                 "--task out, or choose another model"
             )
         assert tokenizer is not None, "what is measured is a folder"
-        records, said = measured_records(config, self.measured or self.kinds, limit)
+        records, remarks = measured_records(config, self.measured or self.kinds, limit)
         reading = self.reading(records, tokenizer, model.spec)
         rows = self.rows(records, config, reading._replace(measured=model))
-        return rows.evaluate(model, pool), [*said, *rows.remarks]
+        return rows.evaluate(model, pool), [*remarks, *rows.remarks]
 
 
 BROKEN = 0.01  # share of the records that may be left out, because they cannot be read
@@ -150,7 +155,7 @@ Kinds = tuple[type[Record], ...]
 def split(
     config: RowsConfig, kinds: Kinds, measured: Kinds
 ) -> tuple[list[Record], list[Record] | None, list[str]]:
-    """The records to train on, those that are held out (None without any), and what is said of them. `validation_share`
+    """The records to train on, those that are held out (None without any), and remarks on them. `validation_share`
     of them, at least one, are drawn by `seed`. Raises as `read_all` does."""
     train, remarks = read_all(config.data, kinds)
     if config.validation is not None:
@@ -172,7 +177,7 @@ def measured_records(
     config: RowsConfig, kinds: Kinds, limit: int | None = None
 ) -> tuple[list[Record], list[str]]:
     """The records that a model is measured on: all of `data`, or with `validation_share` those that a run of these
-    settings holds out; of them `limit`, drawn whatever their order. And what is said of them. Raises as `split`."""
+    settings holds out; of them `limit`, drawn whatever their order. And remarks on them. Raises as `split`."""
     if config.validation_share:
         _, held, remarks = split(config, kinds, kinds)
         assert held is not None
@@ -189,7 +194,7 @@ def sample(count: int, limit: int | None) -> list[int]:
 
 
 def read_all(path: str, kinds: Kinds) -> tuple[list[Record], list[str]]:
-    """The records of a file, and what is said of those that cannot be read and are left out: up to `BROKEN` of them.
+    """The records of a file, and remarks on those that cannot be read and are left out: up to `BROKEN` of them.
     Raises DataError where they are more, or none is left."""
     broken: list[DataError] = []
     records = list(read_records(path, *kinds, skipped=broken.append))
@@ -201,7 +206,7 @@ def read_all(path: str, kinds: Kinds) -> tuple[list[Record], list[str]]:
 
 
 def described(records: Sequence[Record]) -> Mapping[str, Any]:
-    """What tells these records from others, their order included; where they stood does not."""
+    """A description that tells these records from others, their order included, but not their places."""
     digest = hashlib.blake2b(digest_size=8)
     for record in records:
         digest.update(repr(replace(record, where="")).encode("utf-8", "surrogatepass"))

@@ -1,4 +1,4 @@
-"""What training on rows of tokens has in common, whatever of them is predicted: the order, the steps, the optimizer."""
+"""Common parts of training on rows of tokens, whatever of them is predicted: the order, the steps, the optimizer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -23,8 +23,8 @@ class RowsTask(Task[Decoder | Encoder]):
     """Steps over rows. A kind of it makes model and rows, hands them to `begin`, and measures.
 
     Attributes:
-        config: the settings. train_rows: what is trained on. plan: which of them each step reads. held_rows: what is
-            held out, if anything is. most_texts: of a row.
+        config: the settings. train_rows: those to train on. plan: which of them each step reads. held_rows: those that
+            are held out, if any. most_texts: texts of a row, at most.
     """
 
     measured_by: ClassVar[tuple[str, ...]] = ("data", "context", "validation_share", "seed")
@@ -65,7 +65,7 @@ class RowsTask(Task[Decoder | Encoder]):
         return Foreseen(spec, data, exact, plan, self.config.context, workers, self.most_texts)
 
     def choose_workers(self, spec: ModelSpec) -> Choice:
-        """How many micro batches of a step run side by side."""
+        """The number of micro batches of a step that run side by side."""
         gradient = trained_parameters(self.config, spec) * self.inputs.dtype.itemsize
         return choose_workers(self.config, spec, gradient)
 
@@ -116,9 +116,9 @@ class RowsTask(Task[Decoder | Encoder]):
 
     def loss(self, model: Decoder | Encoder, batch: Any) -> Sums:
         """See `Objective`; and tokens that are read."""
-        found, tokens = self.sums(model, batch), batch.inputs["tokens"]
+        sums, tokens = self.sums(model, batch), batch.inputs["tokens"]
         read = int(tokens.valid.expand(batch.inputs["ids"].shape).sum())
-        return found._replace(extra={**found.extra, "read": read})
+        return sums._replace(extra={**sums.extra, "read": read})
 
     def epoch(self, steps: int) -> float:
         return self.plan.epoch(steps)
@@ -138,6 +138,6 @@ class RowsTask(Task[Decoder | Encoder]):
         }
 
     def quality(self, stats: StepStats) -> dict[str, float | None]:
-        """How good a step's predictions were, besides their loss: the share that was right, where that is counted."""
+        """Further measures of a step's predictions: the share that was right, where that is counted."""
         hits = stats.extra.get("hits")
         return {} if hits is None else {"accuracy": hits / stats.count}

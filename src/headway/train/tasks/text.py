@@ -1,4 +1,4 @@
-"""What training on text has in common, whichever of its tokens are predicted: every token from those before it, as
+"""Common parts of training on text, whichever of its tokens are predicted: every token from those before it, as
 decoders are trained, or hidden tokens from those on both sides, as encoders are pre-trained."""
 
 import math
@@ -87,16 +87,16 @@ class TextTask(RowsTask):
 
     @abstractmethod
     def completed(self, model: Any, prompts: list[list[int]]) -> list[str]:
-        """What the model makes of each of these prompts, as text."""
+        """The model's completion of each of these prompts, as text."""
 
     def callbacks(self) -> list[Callback]:
-        """See `Task`: the sample prompts are completed, so that one sees what is learned."""
+        """See `Task`: the sample prompts are completed, which shows what is learned."""
         prompts = [self.encoded_prompt(text) for text in self.config.sample_prompts]
 
         def sample(context: CallbackContext) -> None:
             completions = self.completed(context.model, prompts)
-            for text, said in zip(self.config.sample_prompts, completions, strict=True):
-                context.say(f"step {context.step}: {text}{said}")
+            for text, completion in zip(self.config.sample_prompts, completions, strict=True):
+                context.say(f"step {context.step}: {text}{completion}")
 
         return [Callback(sample, every_steps=self.config.sample_every)] if prompts else []
 
@@ -148,7 +148,7 @@ class CausalLM(TextTask):
         return ids
 
     def completed(self, model: Any, prompts: list[list[int]]) -> list[str]:
-        """See `TextTask`: what follows, greedily, so that what changes is the model."""
+        """See `TextTask`: the greedy continuation, so that all that changes is the model."""
         eos = () if self.tokenizer.eos is None else (self.tokenizer.eos,)
         greedy, most = Sampling(temperature=0.0), self.config.sample_tokens
         settings = GenerationConfig(max_new_tokens=most, sampling=greedy, eos=eos)

@@ -255,8 +255,8 @@ def evaluate_pairs(
 
     def run(rows: list[int]) -> tuple[float, int]:
         batch = pairs.batch(rows)
-        found = model(**batch.inputs, targets=batch.targets)
-        return float(found.nats), int((batch.targets != IGNORE_INDEX).sum())
+        output = model(**batch.inputs, targets=batch.targets)
+        return float(output.nats), int((batch.targets != IGNORE_INDEX).sum())
 
     parts, seconds = measured(model, run, batches(pairs, batch_tokens, 0, 0), pool)
     loss, tokens = (sum(part) for part in zip(*parts, strict=True))
@@ -274,8 +274,8 @@ def inverse_sqrt(step: int, width: int, warmup: int) -> float:
 def translation_spec(config: TranslationConfig, vocab: int) -> ModelSpec:
     """The Transformer of 2017 at the sizes of `config`; one matrix is both embeddings and output layer (3.4). Sines
     stand before cosines and the norms' epsilon is torch's, so that transformers' Marian computes the same."""
-    own = ("width", "layers", "heads", "hidden", "dropout", "order")
-    size = {name: getattr(config, name) for name in own} | {
+    names = ("width", "layers", "heads", "hidden", "dropout", "order")
+    size = {name: getattr(config, name) for name in names} | {
         "vocab": vocab,
         "trained_context": config.context,
         "final_norm": config.order == "pre",
