@@ -91,7 +91,7 @@ def read_rope(
             f"{where}: rope_type dynamic is anchored at max_position_embeddings ({longest}), "
             f"but {TRAINED} is {anchor}; set both to the trained context"
         )
-    for key in {"short_factor", "long_factor"} & options.keys():
+    for key in sorted({"short_factor", "long_factor"} & options.keys()):
         options[key] = _factors(where, key, options[key], dims or head_dim)
     if name in ("yarn", "longrope"):
         options["factor"] = _stretch(where, name, options.get("factor"), anchor, longest)
