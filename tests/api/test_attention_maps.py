@@ -162,6 +162,10 @@ def test_decoders_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         following = [*model.config.layers_block_type[1:], None]
         ends = [i for i, kind in enumerate(following, 1) if kind not in ("mlp", "moe")]
         theirs = [theirs[i] for i in (0, *ends)]
+    if (
+        name == "gemma3n"
+    ):  # theirs are all streams, also behind the last layer, where ours are joined and normed
+        ours, theirs = ours[:-1], [streams[0] for streams in theirs[:-1]]
     close(ours, theirs)
     if told and lm.spec.softmax_layers:
         rows = [one.weights() for one in lm.attention(IDS).values()]

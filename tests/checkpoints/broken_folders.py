@@ -146,7 +146,7 @@ DECODERS: list[Case] = [
     *((family, "lm", NEOX) for family in ("granite", "olmo2", "olmo3")),
     *((family, "lm", NEOX | {"head_dim": 8, "num_key_value_heads": 1, "pad_token_id": 0})
       for family in ("gemma", "gemma2", "vaultgemma", "gemma3_text")),
-    ("gemma3n_text", "lm", gemma3n_rows.CASES["gemma3n, shared keys, cut gates"][1]),
+    ("gemma3n_text", "lm", gemma3n_rows.CASES["gemma3n"][1]),
     ("gemma4_text", "lm", gemma4_rows.CASES["gemma4, e2b"][1]),
     *((family, "lm", {key: value for key, value in config.items() if "rope" not in key and "max_pos" not in key})
       for family, config in dict([*decoder_rows.CASES.values(), *expert_rows.CASES.values()]).items()

@@ -221,7 +221,7 @@ MAIN = (
     "gemma",
     "gemma2",
     "gemma3",
-    "gemma3n, shared keys, cut gates",
+    "gemma3n",
     "gemma4, e2b",
     "exaone 4, windows",
     "hunyuan",

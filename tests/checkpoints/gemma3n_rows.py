@@ -10,7 +10,7 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 64, "sliding_window": 5, "laurel_rank": 7, "pad_token_id": None,
 }  # fmt: skip
 _CASES: dict[str, dict[str, Any]] = {
-    "shared keys, cut gates": {
+    "gemma3n": {
         "num_hidden_layers": 5, "layer_types": [SLIDING, SLIDING, FULL, SLIDING, FULL], "num_kv_shared_layers": 2,
         "activation_sparsity_pattern": [0.9, 0.6, 0.0, 0.0, 0.3], "intermediate_size": [28, 28, 36, 36, 28],
         "final_logit_softcapping": 3.0, "rope_parameters": {
@@ -18,11 +18,11 @@ _CASES: dict[str, dict[str, Any]] = {
             SLIDING: {"rope_type": "default", "rope_theta": 100.0},
         },
     },
-    "three streams, one vocab": {
+    "gemma3n, three streams, one vocab": {
         "num_hidden_layers": 4, "layer_types": [SLIDING, FULL] * 2, "num_kv_shared_layers": 0, "altup_num_inputs": 3,
         "vocab_size_per_layer_input": 61, "attention_bias": True, "tie_word_embeddings": False, "laurel_rank": 3,
     },
 }  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    f"gemma3n, {name}": ("gemma3n_text", {**SIZES, **more}) for name, more in _CASES.items()
+    name: ("gemma3n_text", {**SIZES, **more}) for name, more in _CASES.items()
 }

@@ -12,7 +12,7 @@ from headway.patterns import Causal, Window
 from headway.positions import PerLayer
 from tests.checkpoints.gemma3n_rows import CASES, FULL, SLIDING
 
-SHARED: dict[str, Any] = {**CASES["gemma3n, shared keys, cut gates"][1], "model_type": "gemma3n_text"}
+SHARED: dict[str, Any] = {**CASES["gemma3n"][1], "model_type": "gemma3n_text"}
 # the text_config of a published file, as far as it says something
 PUBLISHED: dict[str, Any] = {
     "model_type": "gemma3n_text", "vocab_size": 262400, "vocab_size_per_layer_input": 262144, "hidden_size": 2048,

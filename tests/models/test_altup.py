@@ -36,8 +36,8 @@ def test_streams_are_those_of_the_formula() -> None:
     joined = ends.join(x.flatten(-2))
     for t in range(2):
         a, b = (
-            updates.prediction_coefs.weight @ routed(x[0, t, 0]),
-            updates.correction_coefs.weight @ routed(y[0, t]),
+            updates.prediction_coefs @ routed(x[0, t, 0]),
+            updates.correction_coefs @ routed(y[0, t]),
         )
         for i in range(3):
             p = x[0, t, i] + sum(a[3 * i + j] * x[0, t, j] for j in range(3))
@@ -57,7 +57,7 @@ def test_streams_are_those_of_the_formula() -> None:
 @torch.no_grad()
 def test_coefficients_are_clipped_in_training() -> None:
     updates, x = AlternatingUpdates(AltUp(2, clip=0.5), 4, lambda: RMSNorm(4)), torch.randn(1, 3, 2, 4)
-    updates.prediction_coefs.weight.fill_(3.0)
+    updates.prediction_coefs.fill_(3.0)
     whole, clipped = updates.eval().predict(x) - x, updates.train().predict(x) - x
     assert off(6 * clipped, whole) < 1e-5
 

@@ -110,7 +110,7 @@ def test_where_all_others_left_because_of_others_they_are_named(run: tuple[Roll,
 def test_who_was_told_asks_no_more(run: tuple[Roll, Others]) -> None:
     run[1].store.set("absent", "rank 3 is gone: so says rank 0")
     until = time.monotonic() + 5
-    while not run[0]._told and time.monotonic() < until:
+    while not run[0]._gone and time.monotonic() < until:
         time.sleep(0.01)
     assert said(run) == "rank 3 is gone: so says rank 0"
 
@@ -123,7 +123,7 @@ def test_a_store_that_does_not_answer_is_that_of_rank_0(
 
     monkeypatch.setattr(run[0], "_get", silent)
     assert said(run) == "rank 0, or who started the run, is gone: its store does not answer (asked by rank 1)"
-    run[0]._told = "rank 2 is gone"
+    run[0]._gone = "rank 2 is gone"
     assert said(run) == "rank 2 is gone"
 
 

@@ -166,7 +166,7 @@ class TransformerStack(nn.Module):
                 "record": record,
             }
             if record is not None:
-                record.states.append(x_BTM)
+                record.states.append(x_BTM[..., : self.spec.width])  # of several streams the first
             if redo == "block":
                 x_BTM = checkpoint(block, x_BTM, use_reentrant=False, **options)
             else:

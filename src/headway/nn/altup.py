@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.errors import ConfigError, check_whole
@@ -49,9 +48,9 @@ class AlternatingUpdates(nn.Module):
         streams = altup.streams
         self.altup, self.width = altup, width
         self.correct_output_scale = nn.Parameter(torch.ones(width))
-        self.correction_coefs = nn.Linear(streams, streams, bias=False)
-        self.prediction_coefs = nn.Linear(streams, streams * streams, bias=False)
-        self.modality_router = nn.Linear(width, streams, bias=False)
+        self.correction_coefs = nn.Parameter(torch.zeros(streams, streams))
+        self.prediction_coefs = nn.Parameter(torch.zeros(streams * streams, streams))
+        self.modality_router = Linear(width, streams, bias=False)
         self.router_norm = norm()
 
     def predict(self, x_BTSM: Tensor) -> Tensor:
@@ -71,12 +70,12 @@ class AlternatingUpdates(nn.Module):
         more = added(first[..., 0, :] * self.correct_output_scale)
         return torch.cat((first, x_BTSM[..., 1:, :] + more[..., None, :]), -2)
 
-    def _coefficients(self, of: nn.Linear, z_BTM: Tensor) -> Tensor:
-        """[B, T, M] -> [B, T, ...]."""
+    def _coefficients(self, matrix: Tensor, z_BTM: Tensor) -> Tensor:
+        """[N, S] and [B, T, M] -> [B, T, N]. These matrices stay as they are where others are quantized or adapted."""
         routed = self.modality_router(self.router_norm(z_BTM) * self.width**-1.0)
         wide = torch.promote_types(z_BTM.dtype, torch.float32)
-        weight = of.weight.clamp(-self.altup.clip, self.altup.clip) if self.training else of.weight
-        return F.linear(routed.to(wide).tanh().to(z_BTM.dtype), weight)
+        matrix = matrix.clamp(-self.altup.clip, self.altup.clip) if self.training else matrix
+        return (routed.to(wide).tanh().to(z_BTM.dtype)[..., None, :] * matrix).sum(-1)
 
 
 class Streams(nn.Module):

@@ -52,7 +52,8 @@ class Inputs:
         if model is None:
             return Inputs(config)
         if is_address(model):
-            config = config.model_copy(update={"model": str(local_model(model))})
+            model = str(local_model(model))
+            config = config.model_copy(update={"model": model})
         place = Path(str(model))
         return Inputs(config, load_folder(place) if place.is_dir() else None)
 

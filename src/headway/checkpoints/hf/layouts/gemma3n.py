@@ -92,6 +92,8 @@ GEMMA3N = Layout(
     tensors=renamed(
         {
             **PLACES,
+            ".altup.prediction_coefs": ".altup.prediction_coefs.weight",
+            ".altup.correction_coefs": ".altup.correction_coefs.weight",
             "model.streams.into.": "model.altup_projections.",
             "model.streams.out.": "model.altup_unembed_projections.",
         },
