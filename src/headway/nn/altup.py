@@ -75,7 +75,8 @@ class AlternatingUpdates(nn.Module):
         routed = self.modality_router(self.router_norm(z_BTM) * self.width**-1.0)
         wide = torch.promote_types(z_BTM.dtype, torch.float32)
         matrix = matrix.clamp(-self.altup.clip, self.altup.clip) if self.training else matrix
-        return (routed.to(wide).tanh().to(z_BTM.dtype)[..., None, :] * matrix).sum(-1)
+        routed = routed.to(wide).tanh().to(z_BTM.dtype)
+        return torch.sum(routed[..., None, :] * matrix, -1)
 
 
 class Streams(nn.Module):
