@@ -116,7 +116,7 @@ def test_what_differs_by_token_or_is_trained_is_done_to_the_logits(other: Tensor
 
 def test_logits_are_computed_once() -> None:
     made = output_forward(layer(), numbers(TOKENS, WIDTH))
-    assert made.found is None
+    assert made.value is None
     first = made.computed()
     assert made.computed() is first
     assert torch.equal(made.argmax(-1), first.argmax(-1))
