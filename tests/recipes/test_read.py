@@ -100,6 +100,8 @@ def test_the_command_runs_it(make: Make, tmp_path: Path, capsys: pytest.CaptureF
         ([{"name": "a"}], ["a.stepz=3"], "stage a: stepz is a setting of no stage"),
         ([{"name": "a", "small": {"stepz": 3}}], [], "stage a: stepz is a setting of no stage"),
         ([{"name": "a"}], ["seed=3", "seeds=[1, 2]"], "seed 3 and seeds [1, 2] are given"),
+        ([{"name": "a"}], ["test_source=x"], "test_source and test_target belong together"),
+        ([{"name": "a"}], ["test_source=x", "test_target=y"], "are for translators, and no stage trains one"),
     ],
 )
 def test_what_would_be_ignored_is_an_error(

@@ -4,6 +4,7 @@ import json
 import operator
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from headway.storage.tensors import open_tensors
 from headway.surgery import pool_heads
 from headway.train.checkpoint import MOMENTS, checkpoints, state_tensors
 from headway.train.lock import locked
+from tests.recipes.test_shipped import small
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
 
 Make = Callable[..., Recipe]
@@ -66,6 +68,14 @@ def test_without_matplotlib_a_recipe_reports_without_its_picture(
     assert ".png" not in report
     assert not [*recipe.out.rglob("*.png")]
     assert "report.png is not drawn: matplotlib is not installed" in capsys.readouterr().err
+
+
+def test_a_translator_s_sentences_are_looked_at_before_it_is_trained(tmp_path: Path) -> None:
+    given = small("gqa-translation", tmp_path / "out")
+    recipe = replace(given, tests=(tmp_path / "lost.en", tmp_path / "target"))
+    with pytest.raises(ConfigError, match=r"tests: .*lost\.en: no such file"):
+        run_recipe(recipe, quiet=True)
+    assert not [*recipe.out.rglob("stage.json")]
 
 
 def test_the_files_of_all_stages_are_looked_at_before_the_first_is_run(make: Make) -> None:
