@@ -149,7 +149,7 @@ def read_recipe(
     if len(sides) == 1:
         raise ConfigError(f"{path}: test_source and test_target belong together; give both, or none")
     tests = (Path(sides[0]), Path(sides[1])) if sides else None
-    if tests is not None and "translation" not in tasks:
+    if tests is not None and not any("target" in settings_of(task).model_fields for task in tasks):
         raise ConfigError(f"{path}: test_source and test_target are for translators, and no stage trains one")
     parsed = Recipe(out, tuple(stages), seeds, claims, columns, recipe.get("decode"), tests)
     for stage in stages:  # every setting is validated before anything is run
