@@ -7,13 +7,16 @@ that a step of decoding moves.
     python bench/delta.py decode                          # rows and layers whose states are 256 MiB in all
 
 `layer`: both have the same weights, which are checked to give the same output; each turn is a process of its own, whose
-highest memory is told beyond what it had before the first pass. transformers 5.23 has no kernel for CPUs: its layer is
-its loop over chunks in float32. `decode`: bytes read and written per second beside a copy of as many, in turns.
+highest memory is told beyond what it had before the first pass (allocations of 1 MiB and more are returned when they
+are freed, on both sides: glibc otherwise keeps some of up to 32 MiB in pieces). transformers 5.23 has no kernel for
+CPUs: its layer is its loop over chunks in float32. `decode`: bytes read and written per second beside a copy of as many,
+in turns.
 """
 
 import argparse
 import ctypes
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -96,7 +99,8 @@ def one(side: str, dtype: str, tokens: int, passes: int) -> dict[str, Any]:
 
 def in_process(*arguments: str) -> dict[str, Any]:
     """`one` in a process of its own."""
-    done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True)
+    returns = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
+    done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, env=returns)
     if done.returncode:
         raise SystemExit(f"{' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

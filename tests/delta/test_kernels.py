@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headway.attention.delta import delta_attend, forms
+from headway.attention.delta import Convolved, delta_attend, forms
 from headway.native import delta as native
 from headway.tokens import Tokens
 from tests.delta.cases import draw, results
@@ -121,6 +121,48 @@ def test_only_what_is_given_is_kept_for_the_backward() -> None:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         delta_attend(*given[:5], past=given.past, form="kernel")
     assert kept <= sum(t.nbytes for t in given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("key_heads", [1, 4])
+def test_sources_are_kept_in_place_of_their_results(key_heads: int, dtype: torch.dtype) -> None:
+    """With the same bits, for a second pass through the graph, too; second derivatives reach what is convolved."""
+    torch.manual_seed(0)
+    counts, begins = (key_heads, key_heads, 4), torch.arange(100).eq(37).unsqueeze(0)
+    leaves = [torch.randn(2, 100, heads * 16).to(dtype).requires_grad_() for heads in counts]
+    taps = [torch.randn(heads * 16, 4).to(dtype).requires_grad_() for heads in counts]
+    log_decay, beta = (-torch.rand(2, 4, 100)).requires_grad_(), torch.rand(2, 4, 100).requires_grad_()
+    wanted = [*leaves, *taps, log_decay, beta]
+    sources = [
+        Convolved(heads, x, w, None, begins, None) for heads, x, w in zip(counts, leaves, taps, strict=True)
+    ]
+    gradients, kept = [], []
+    for given in ((), sources):
+        nbytes = 0
+
+        def keep(t: torch.Tensor) -> torch.Tensor:
+            nonlocal nbytes
+            nbytes += t.nbytes
+            return t
+
+        q, k, v = (source.by_head() for source in sources)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            out = delta_attend(q, k, v, log_decay, beta, unit_eps=1e-6, form="kernel", sources=given).out
+        kept.append(nbytes)
+        loss = out.float().square().sum()
+        gradients += [torch.autograd.grad(loss, wanted, retain_graph=True) for _ in range(2)]
+        first = torch.autograd.grad(loss, wanted, create_graph=True)
+        second = torch.autograd.grad(sum(g.float().square().sum() for g in first), [*leaves, *taps])
+        gradients.append(second)
+    once, twice, again, *others = gradients
+    for same in (twice, others[0], others[1]):
+        assert all(torch.equal(a, b) for a, b in zip(once, same, strict=True))
+    for a, b in zip(again, others[2], strict=True):
+        if dtype == torch.float32:  # sums in another order
+            assert torch.allclose(a, b, rtol=1e-5, atol=1e-5 * b.abs().max().item())
+    assert kept[1] - kept[0] == sum(
+        t.nbytes for t in (*taps, *[begins] * 3)
+    )  # the inputs are as large as q, k and v
 
 
 @at_levels(2)

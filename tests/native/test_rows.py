@@ -15,6 +15,7 @@ from headway.nn.fused import (
     Norm,
     add_norm,
     gated,
+    gated_norm,
     normed,
     plain_gated,
     plain_rms_norm,
@@ -125,6 +126,25 @@ def test_norms(use: Use, threads: None, level: str, dtype: torch.dtype, kind: No
         )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_behind_a_gate_is_the_two_in_turn(dtype: torch.dtype) -> None:
+    """To the bit, though nothing but their inputs is kept."""
+    leaves = [
+        draw(*shape, seed=3, dtype=dtype).requires_grad_() for shape in ((2, 5, 48), (2, 5, 3, 16), (16,))
+    ]
+    gate, x, weight = leaves
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        y = gated_norm(gate, x, weight, EPS, "silu")
+    assert sum(t.nbytes for t in kept) == sum(t.nbytes for t in leaves)
+    in_turn = gated(gate, normed("rms", x, weight, None, EPS).flatten(-2), "silu")
+    assert torch.equal(y, in_turn)
+    for a, b in zip(
+        *(torch.autograd.grad(result.square().sum(), leaves) for result in (y, in_turn)), strict=True
+    ):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("kind", ["rms", "layer"])
 def test_norms_read_weights_by_their_strides(kind: Norm) -> None:
     x, both = draw(3, 20, seed=0, dtype=torch.float32), draw(20, 2, seed=1, dtype=torch.float32)
@@ -221,6 +241,10 @@ def runs_of_all() -> dict[str, tuple[Run, list[Tensor]]]:
         "sum, normed": (lambda x, y, w: add_norm("rms", x, y, w, None, EPS)[0], [x, y, weight]),
         "sum, both": (lambda x, y, w: torch.mul(*add_norm("rms", x, y, w, None, EPS)), [x, y, weight]),
         "gate": (lambda g, u: gated(g, u, "silu"), [x, y]),
+        "norm behind a gate": (
+            lambda g, x, w: gated_norm(g, x.view(4, 2, 3), w[:3], EPS, "silu"),
+            [x, y, weight],
+        ),
         "rotation": (lambda x: rotate([x.view(1, 1, 4, 6)], cos, sin, "adjacent")[0], [x]),
     }
 

@@ -223,12 +223,12 @@ def _feature_numbers(feature: str, d: int, rotates: bool, summed: bool) -> int:
 
 
 def _rule_saved(outs: int, spec: Any, mixer: RuleSizes, e: int) -> int:
-    """Queries, keys and values before and behind their convolution; `outs` outputs: what is read, normed (before and
-    behind gains that groups do not share), and gated, and the gate; and of each head its decay and beta in their
-    forms."""
+    """Queries, keys and values before their convolution; `outs` outputs: what is read, and gated, and the gate, and in
+    SSD the values that its skip multiplies, and the norm, before and behind gains that groups do not share; and of each
+    head its decay and beta in their forms."""
     channels, out = sum(mixer.channels), mixer.heads * mixer.value_size
     outs -= 2 * (not getattr(mixer, "norm", True))
-    return e * (2 * channels + outs * out) + 4 * (3 * mixer.decays + 2 * mixer.heads)
+    return e * (channels + outs * out) + 4 * (3 * mixer.decays + 2 * mixer.heads)
 
 
 def _rule_first(spec: Any, mixer: RuleSizes) -> int:
@@ -275,8 +275,8 @@ MIXERS: dict[type, MixerKind] = {
         flops=_linear_flops,
         saved=_linear_saved,
     ),
-    DeltaSpec: _rule("the gated delta rule", GatedDelta, products=3, outs=4),
-    SSDSpec: _rule("state-space duality", SSD, products=2, outs=5),
+    DeltaSpec: _rule("the gated delta rule", GatedDelta, products=3, outs=3),
+    SSDSpec: _rule("state-space duality", SSD, products=2, outs=6),
     ShortConv: MixerKind(
         name="short convolutions",
         layer=lambda spec, mixer, *how: ShortConvolution(spec.width, mixer, output_dropout=spec.dropout),

@@ -12,7 +12,7 @@ from torch import Tensor
 from headway.errors import BackendError
 from headway.native import interface as c
 from headway.native.loader import library, threads, why_missing
-from headway.native.rows import FLOATS, visible
+from headway.native.rows import FLOATS, empty_like, visible
 
 
 def unsupported_reason(*tensors: Tensor | None) -> str | None:
@@ -44,7 +44,7 @@ def forward(
     """(out [B, H, T, E], state [B, H, D, E]) of q, k [B, K, T, D], v [B, H, T, E], log_decay [B, H, T, 1 or D],
     beta [B, H, T, 1], past [B, H, D, E] and begins, bool [B|1, T]; other arguments as in `delta_attend`."""
     q, k, v, log_decay, beta, past = _as_read(q, k, v, log_decay, beta, past)
-    out, state = v.new_empty(v.shape), torch.empty_like(past)
+    out, state = empty_like(v), torch.empty_like(past)
     struct = _struct(q, k, v, log_decay, beta, past, begins, scale, unit_eps, erases)
     struct.out, struct.state = c.TensorStruct.of(out), state.data_ptr()
     _run(struct)
@@ -64,12 +64,14 @@ def backward(
     erases: bool,
     d_out: Tensor | None,
     d_state: Tensor | None,
+    over: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Gradients of q, k, v, log_decay, beta and past from those of `forward`, of which one may be missing."""
+    """Gradients of q, k, v, log_decay, beta and past from those of `forward`, of which one may be missing; those of q,
+    k and v are written `over` them where they have as many heads. (A chunk is read before its gradients are written,
+    and none after it.)"""
     q, k, v, log_decay, beta, past = _as_read(q, k, v, log_decay, beta, past)
-    rows, heads, count = v.shape[:3]
-    dq, dk = (x.new_empty(rows, heads, count, x.shape[3]) for x in (q, k))
-    dv = v.new_empty(v.shape)
+    heads = v.shape[1]
+    dq, dk, dv = (x if over and x.shape[1] == heads else empty_like(x, heads) for x in (q, k, v))
     others = [torch.empty_like(x) for x in (log_decay, beta, past)]
     struct = _struct(q, k, v, log_decay, beta, past, begins, scale, unit_eps, erases)
     if d_out is not None:

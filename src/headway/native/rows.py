@@ -80,11 +80,12 @@ def norm_backward(
     gain: Tensor | None,
     of_gain: bool,
     of_shift: bool,
+    over: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Gradients of the sum (with `d_sum`, its gradient from other paths), and of gain and shift where `of_gain`
-    and `of_shift`; `normed.y` is not read."""
+    and `of_shift`; `normed.y` is not read. That of the sum, where dy is contiguous, is written `over` dy."""
     x, dy, d_sum, gain = normed.sum, dy.contiguous(), _whole(d_sum), _whole(gain)
-    width, dx = x.shape[-1], torch.empty_like(x)
+    width, dx = x.shape[-1], dy if over else torch.empty_like(x)
     d_gain, d_shift = (
         x.new_empty(width, dtype=torch.float32) if needed else None for needed in (of_gain, of_shift)
     )
@@ -109,11 +110,13 @@ def gate(act: str, gate: Tensor, up: Tensor | None) -> Tensor:
 
 
 def gate_backward(
-    act: str, dy: Tensor, gate: Tensor, up: Tensor | None, y: Tensor | None = None
+    act: str, dy: Tensor, gate: Tensor, up: Tensor | None, y: Tensor | None = None, over: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of gate and up; `y`, where given, is filled with the result once more."""
+    """Gradients of gate and up; `y`, where given, is filled with the result once more. That of up, where it is
+    contiguous, is written `over` it."""
     rows, ups, dy = _rows(gate), None if up is None else _rows(up), dy.contiguous()
-    d_gate, d_up = gate.new_empty(gate.shape), None if up is None else up.new_empty(up.shape)
+    d_gate = gate.new_empty(gate.shape)
+    d_up = up if up is None or (over and up.is_contiguous()) else up.new_empty(up.shape)
     width = rows.shape[1]
     struct = c.GateStruct(
         threads(), *rows.shape, c.TYPES[gate.dtype], c.ACTIVATIONS[act], *addresses(rows, ups),
@@ -146,7 +149,7 @@ def rotate(
     first, cos, sin = xs[0], cos.contiguous(), sin.contiguous()
     batch, _, slots, dim = first.shape
     xs = [x if x.stride(3) == 1 else x.contiguous() for x in xs]
-    ys = [_empty_like(x) for x in xs]
+    ys = [empty_like(x) for x in xs]
     more = [c.TensorStruct()] * (c.MOST_ROTATED - len(xs))
     partner = pairing.contiguous() if isinstance(pairing, Tensor) else None
     struct = c.RotationStruct(
@@ -202,9 +205,10 @@ def _rows(t: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
-def _empty_like(x: Tensor) -> Tensor:
-    """[B, H, T, D], the heads of a token side by side where they are so in x."""
-    rows, heads, count, dim = x.shape
-    if heads > 1 and count > 1 and x.stride(1) < x.stride(2):
+def empty_like(x: Tensor, heads: int | None = None) -> Tensor:
+    """[B, H, T, D] of so many heads (those of x unless given), a token's side by side where they are so in x."""
+    rows, present, count, dim = x.shape
+    heads = present if heads is None else heads
+    if present > 1 and count > 1 and x.stride(1) < x.stride(2):
         return x.new_empty(rows, count, heads, dim).transpose(1, 2)
-    return x.new_empty(x.shape)
+    return x.new_empty(rows, heads, count, dim)

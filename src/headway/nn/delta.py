@@ -11,12 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headway.attention.delta import DeltaSpec, RuleSizes, delta_attend, short_convolution
+from headway.attention.delta import Convolved, DeltaSpec, RuleSizes, delta_attend
 from headway.cache import StateSpec, state_dtype
-from headway.nn.fused import gated
 from headway.nn.linear import Linear, products
 from headway.nn.mixing import InOrder, StateLayer, drawn
-from headway.nn.norms import RMSNorm
+from headway.nn.norms import RMSNorm, gated_heads
 from headway.nn.scale import scaled
 
 UNIT_EPS = 1e-6
@@ -51,23 +50,21 @@ class RuleLayer(StateLayer):
         biases: Sequence[Tensor | None],
         order: InOrder,
         past: Sequence[Tensor] | None,
-    ) -> tuple[list[Tensor], Tensor | None, Tensor]:
-        """silu(conv(x) + bias) of each of `parts`, x [B, T, *], as queries, keys and values by head; the state before
-        them; and the last inputs of the convolutions."""
+    ) -> tuple[list[Convolved], Tensor | None, Tensor]:
+        """silu(conv(x) + bias) of each of `parts`, x [B, T, *], to be queries, keys and values by head; the state
+        before them; and the last inputs of the convolutions."""
         mixed, before = [order.known(x) for x in mixed], self.sizes.conv - 1
         state, tails = None, [None] * 3
         if past is not None:
             state = past[0].to(state_dtype(mixed[0].dtype))
             tails = past[1].to(mixed[0].dtype).split([x.shape[2] for x in mixed], -1)
         heads = {"q": self.sizes.key_heads, "k": self.sizes.key_heads, "v": self.sizes.heads}
-        by_head = {
-            part: short_convolution(x, weight, bias, begins=order.begins, past=tail, act="silu")
-            .unflatten(2, (heads[part], -1))
-            .transpose(1, 2)
+        convolved = {
+            part: Convolved(heads[part], x, weight, bias, order.begins, tail)
             for part, x, weight, bias, tail in zip(self.parts, mixed, weights, biases, tails, strict=True)
         }
         ends = [order.tail(x, tail, before) for x, tail in zip(mixed, tails, strict=True)]
-        return [by_head[part] for part in "qkv"], state, torch.cat(ends, -1)
+        return [convolved[part] for part in "qkv"], state, torch.cat(ends, -1)
 
 
 class GatedDelta(RuleLayer):
@@ -147,14 +144,14 @@ class GatedDelta(RuleLayer):
     ) -> tuple[Tensor, DeltaPast]:
         """The gated norm of the output of the rule, [B, T, H E]."""
         *mixed, beta, decay, gate = inputs
-        (q, k, v), state, tail = self.convolved(mixed, self._convs, [None] * 3, order, past)
+        sources, state, tail = self.convolved(mixed, self._convs, [None] * 3, order, past)
         beta = scaled(beta.sigmoid(), self.delta.beta_scale)
+        q, k, v = (source.by_head() for source in sources)
         rule = delta_attend(
             q, k, v, self._log_decay(decay), beta.transpose(1, 2),
-            tokens=order.tokens, past=state, unit_eps=UNIT_EPS,
+            tokens=order.tokens, past=state, unit_eps=UNIT_EPS, sources=sources,
         )  # fmt: skip
-        out = self.norm(rule.out.transpose(1, 2)).flatten(2)
-        out = gated(gate, out, "silu") if self.delta.gate == "silu" else out * gate.sigmoid()
+        out = gated_heads(self.norm, rule.out.transpose(1, 2), gate, self.delta.gate)
         return out, DeltaPast(rule.state, tail)
 
     def _log_decay(self, raw: Tensor) -> Tensor:

@@ -83,6 +83,16 @@ def gated(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
     return y
 
 
+def gated_norm(gate: Tensor, x: Tensor, weight: Tensor | None, eps: float, act: str) -> Tensor:
+    """gated(gate, normed("rms", x, weight, None, eps), act), with x by heads [..., H, D] and the gate [..., H D], of
+    which the backward keeps these two alone where the kernels run."""
+    kernels = act in interface.ACTIVATIONS and rows.runs(gate, x, weight) and _takes_norm(x, weight)
+    if not (kernels and needs_gradient(gate, x, weight)):
+        return gated(gate, normed("rms", x, weight, None, eps).flatten(-2), act)
+    y: Tensor = _GatedNorm.apply(act, eps, gate, x, weight)  # type: ignore[no-untyped-call]
+    return y
+
+
 def rotate(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, pairing: str | Tensor) -> list[Tensor]:
     """`headway.positions.tables.rotate` of up to three tensors (queries, keys, values). No gradient goes to cos and
     sin."""
@@ -169,6 +179,32 @@ class _Gated(torch.autograd.Function):
                 gradients = again(lambda gate, up: plain_gated(gate, up, ctx.act), inputs, grads[0])
             return None, *(None if t is None else t.detach() for t in gradients)
         return None, *rows.gate_backward(ctx.act, grads[0], gate, up)
+
+
+class _GatedNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, act: str, eps: float, gate: Tensor, x: Tensor, weight: Tensor | None) -> Tensor:
+        result = rows.norm("rms", x, None, weight, None, eps)
+        ctx.act, ctx.eps = act, eps
+        ctx.save_for_backward(gate, result.sum, weight)
+        return rows.gate(act, gate, result.y.flatten(-2))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (dy,), (gate, x, weight) = grads, ctx.saved_tensors
+        if torch.is_grad_enabled():
+
+            def plain(gate: Tensor, x: Tensor, weight: Tensor | None) -> Tensor:
+                return plain_gated(gate, plain_rms_norm(x, weight, ctx.eps).flatten(-2), ctx.act)
+
+            return None, None, *again(plain, (gate, x, weight), dy)
+        result = rows.norm("rms", x, None, weight, None, ctx.eps)
+        d_gate, d_normed = rows.gate_backward(ctx.act, dy, gate, result.y.flatten(-2), over=True)
+        assert d_normed is not None
+        dx, dw, _ = rows.norm_backward(
+            "rms", d_normed.view(x.shape), None, result, weight, ctx.needs_input_grad[4], False, over=True
+        )
+        return None, None, d_gate, dx, dw
 
 
 class _Rotate(torch.autograd.Function):

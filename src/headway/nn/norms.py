@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from headway.nn.fused import Norm, add_norm, normed
+from headway.nn.fused import Norm, add_norm, gated, gated_norm, normed
 from headway.nn.share import Share, part_of
 from headway.parallel import TensorParallel
 
@@ -140,6 +140,14 @@ def normed_sum(norm: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             return add_norm(kind, x, y, gain, norm.bias, norm.eps)
     total = x + y
     return norm(total), total
+
+
+def gated_heads(norm: RMSNorm, x: Tensor, gate: Tensor, act: str) -> Tensor:
+    """act(gate) * norm(x), with x by heads [..., H, D], and gate and result [..., H D]: the backward keeps x and gate
+    alone, unless the norm has hooks."""
+    if norm._forward_hooks or norm._forward_pre_hooks:
+        return gated(gate, norm(x).flatten(-2), act)
+    return gated_norm(gate, x, norm.gain, norm.eps, act)
 
 
 def split_heads(x: Tensor, size: int, norm: RMSNorm | LayerNorm | None = None) -> Tensor:

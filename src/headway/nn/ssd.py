@@ -95,14 +95,16 @@ class SSD(RuleLayer):
         biases = [None] * 3 if bias is None else bias.split(wide)
         vkq = [scaled(part, factor) for part, factor in zip(mixed.split(wide, -1), of_mixed, strict=True)]
         parts = vkq, self.conv.split(wide), biases
-        (q, k, v), state, tail = self.convolved(*parts, order, past)
+        sources, state, tail = self.convolved(*parts, order, past)
+        q, k, v = (source.by_head() for source in sources)
         work = state_dtype(step.dtype)
         steps = F.softplus(step.to(work) + self.step_bias.to(work)).transpose(1, 2)
         steps = steps.clamp_min(self.ssd.least_step) if self.ssd.least_step else steps
         log_decay = -self.log_rate.to(work).exp().unsqueeze(-1) * steps
         rule = delta_attend(
-            q, k, v, log_decay, steps, tokens=order.tokens, past=state, scale=1.0, erases=False
-        )
+            q, k, v, log_decay, steps,
+            tokens=order.tokens, past=state, scale=1.0, erases=False, sources=sources,
+        )  # fmt: skip
         out = (rule.out + self.skip.view(-1, 1, 1) * v).transpose(1, 2).flatten(2)
         out = gated(gate, out, "silu")
         if self.norm is not None:

@@ -2,11 +2,12 @@
 adds to, which is state-space duality."""
 
 from headway.attention.delta.attend import FORMS, DeltaResult, DeltaTransition, delta_attend, delta_transition
-from headway.attention.delta.convolution import short_convolution
+from headway.attention.delta.convolution import Convolved, short_convolution
 from headway.attention.delta.spec import DeltaSpec, RuleSizes, SSDSpec
 
 __all__ = [
     "FORMS",
+    "Convolved",
     "DeltaResult",
     "DeltaSpec",
     "DeltaTransition",

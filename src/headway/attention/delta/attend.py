@@ -3,6 +3,7 @@
 Legend: B rows, K key heads, H value heads, T slots, D per key, E per value, G channels of a decay: 1 or D.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headway.attention.call import check_axes
+from headway.attention.delta.convolution import Convolved
 from headway.attention.delta.forms import DeltaInputs, chunked, recurrent
 from headway.attention.linear_attention.algorithms import Order, order_of
 from headway.attention.linear_attention.attend import exactly
@@ -70,6 +72,7 @@ def delta_attend(
     unit_eps: float | None = None,
     erases: bool = True,
     form: str = "auto",
+    sources: Sequence[Convolved] = (),
 ) -> DeltaResult:
     """The result of queries on a state that each token corrects:
 
@@ -93,6 +96,9 @@ def delta_attend(
         form: "kernel" (the kernels of a CPU: float32 or bf16; memory linear in T with the backward too), "chunked" (by
             blocks of slots: linear time), "parallel" (one block: all products), "recurrent" (token by token: the
             definition); "auto" takes "kernel" where it runs, "recurrent" for one token, else "chunked".
+        sources: what q, k and v are the results of, where they are. The backward of "kernel" then convolves once more,
+            and keeps the inputs, which the convolutions keep anyway, rather than q, k and v (unless slots are empty or
+            out of order).
 
     Computed in float32 (float64 for float64 inputs) and rounded once; in "kernel" numbers below 2^-126 count as 0. All
     forms have all derivatives; those of "kernel" beyond the first are those of "chunked".
@@ -119,7 +125,8 @@ def delta_attend(
     with exactly(q):
         if form == "kernel":
             inputs[3:] = (t.float() for t in inputs[3:])
-            out, state = _Native.apply(run, *inputs, past)  # type: ignore[no-untyped-call]
+            as_given = all(a is b for a, b in zip(inputs, (q, k, v), strict=False))
+            out, state = _Native.apply(run, sources if as_given else (), *inputs, past)  # type: ignore[no-untyped-call]
         else:
             out, state = run(*inputs, past)
     return DeltaResult(order.zeroed(order.restore(out)), state)
@@ -188,28 +195,40 @@ class _Run(NamedTuple):
 
 class _Native(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, run: _Run, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.run = run
-        ctx.save_for_backward(*inputs)
+    def forward(ctx: Any, run: _Run, sources: Sequence[Convolved], *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.run, ctx.heads = run, [source.heads for source in sources]
+        kept = [t for source in sources for t in source[1:]] or inputs[:3]
+        ctx.save_for_backward(*inputs[3:], *kept)
         ctx.set_materialize_grads(False)
         q, k, v, log_decay, beta, past = inputs
         return native.forward(q, k, v, log_decay, beta, past, run.begins, run.scale, run.unit_eps, run.erases)
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor | None, d_state: Tensor | None) -> tuple[Any, ...]:
-        inputs, run = ctx.saved_tensors, ctx.run
         if d_out is None and d_state is None:
-            return (None,) * 7
+            return (None,) * 8
+        run, others, kept = ctx.run, ctx.saved_tensors[:3], ctx.saved_tensors[3:]
+        each = len(kept) // 3
+        qkv = (
+            kept
+            if not ctx.heads
+            else [
+                Convolved(heads, *kept[i * each : (i + 1) * each]).by_head()
+                for i, heads in enumerate(ctx.heads)
+            ]
+        )
+        inputs = (*qkv, *others)
         if torch.is_grad_enabled():
             leaves = [t for t in inputs if t.requires_grad]
             results = run._replace(form="chunked")(*inputs)
             ends = [(y, dy) for y, dy in zip(results, (d_out, d_state), strict=True) if dy is not None]
             ys, dys = zip(*ends, strict=True)
             grads = iter(torch.autograd.grad(ys, leaves, dys, create_graph=True, allow_unused=True))
-            return None, *(next(grads) if t.requires_grad else None for t in inputs)
+            return None, None, *(next(grads) if t.requires_grad else None for t in inputs)
         q, k, v, log_decay, beta, past = inputs
         options = run.begins, run.scale, run.unit_eps, run.erases
-        return None, *native.backward(q, k, v, log_decay, beta, past, *options, d_out, d_state)
+        over = bool(ctx.heads)  # q, k and v are nobody else's
+        return None, None, *native.backward(q, k, v, log_decay, beta, past, *options, d_out, d_state, over)
 
 
 def _begins(order: Order) -> Tensor | None:

@@ -3,7 +3,7 @@
 Legend: B rows, T slots, C channels, W tokens that are seen.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +45,24 @@ def short_convolution(
         y: Tensor = _Native.apply(x, weight, bias, past, begins, act)  # type: ignore[no-untyped-call]
         return y
     return _plain(x, weight, bias, past, begins, act)
+
+
+class Convolved(NamedTuple):
+    """What `short_convolution` with silu makes of these arguments, by head."""
+
+    heads: int
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    begins: Tensor | None
+    past: Tensor | None
+
+    def by_head(self) -> Tensor:
+        """[B, heads, T, C / heads]."""
+        x, weight, bias, begins, past = self[1:]
+        y = short_convolution(x, weight, bias, begins=begins, past=past, act="silu")
+        heads: Tensor = y.unflatten(2, (self.heads, -1))
+        return heads.transpose(1, 2)
 
 
 def _plain(
