@@ -9,8 +9,8 @@ that a step of decoding moves.
 `layer`: both have the same weights, which are checked to give the same output; each turn is a process of its own, whose
 highest memory is told beyond what it had before the first pass (allocations of 1 MiB and more are returned when they
 are freed, on both sides: glibc otherwise keeps some of up to 32 MiB in pieces). transformers 5.23 has no kernel for
-CPUs: its layer is its loop over chunks in float32. `decode`: bytes read and written per second beside a copy of as many,
-in turns.
+CPUs: its layer is its loop over chunks in float32. `decode`: bytes read and written per second beside a copy of as
+many, in turns.
 """
 
 import argparse

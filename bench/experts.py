@@ -1,7 +1,7 @@
 """A training step and one-row decoding of a small Qwen3-MoE (32 experts, 4 for each token), beside transformers.
 
     python bench/experts.py                          # float32, 4 rows of 512 tokens; 64 tokens one by one
-    python bench/experts.py --rows 2 --context 256 --tries 9
+    python bench/experts.py --rows 2 --context 256 --tries 9 --dtype bf16
 
 Both have the same weights, and logits are compared first. Times are the median of the tries, which take turns; of
 transformers its "eager" experts and what it takes by itself.
@@ -23,7 +23,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, usual in (("rows", 4), ("context", 512), ("tokens", 64), ("tries", 5)):
         parser.add_argument(f"--{name}", type=int, default=usual)
-    given = parser.parse_args()
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
+    options = parser.parse_args()
 
     import torch
     from transformers import AutoModelForCausalLM
@@ -42,29 +43,31 @@ def main() -> None:
             name = f"transformers{'' if kind is None else f', {kind} experts'}"
             more = {} if kind is None else {"experts_implementation": kind}
             models[name] = AutoModelForCausalLM.from_pretrained(Path(place) / "model", **more)
+    if options.dtype == "bf16":
+        models = {name: model.to(torch.bfloat16) for name, model in models.items()}
     print(f"{cost.parameter_count(spec):,} parameters, {cost.active_parameters(spec):,} of one token")
-    ids = torch.randint(spec.vocab, (given.rows, given.context + 1))
+    ids = torch.randint(spec.vocab, (options.rows, options.context + 1))
     with torch.no_grad():
-        want = ours.eval()(ids[:, :64])
+        logits = ours.eval()(ids[:, :64])
         for name, model in models.items():
             if model is not ours:
-                off = (model.eval()(ids[:, :64]).logits - want).abs().max() / want.abs().max()
+                off = (model.eval()(ids[:, :64]).logits - logits).abs().max() / logits.abs().max()
                 print(f"{name}: logits differ by {float(off):.1e} of the largest")
     work: dict[str, dict[str, Callable[[], None]]] = {
         "training step": {name: _step(model, ids) for name, model in models.items()},
-        f"{given.tokens} tokens": {
-            name: _decode(model, ids[:1, :8], given.tokens) for name, model in models.items()
+        f"{options.tokens} tokens": {
+            name: _decode(model, ids[:1, :8], options.tokens) for name, model in models.items()
         },
     }
     for what, runs in work.items():
         seconds: dict[str, list[float]] = {name: [] for name in runs}
-        for _ in range(given.tries):
+        for _ in range(options.tries):
             for name, run in runs.items():
                 began = time.perf_counter()
                 run()
                 seconds[name].append(time.perf_counter() - began)
-        for name, found in seconds.items():
-            print(f"{what:16} {name:32} {statistics.median(found[1:] or found):8.3f} s")
+        for name, runs_of in seconds.items():
+            print(f"{what:16} {name:32} {statistics.median(runs_of[1:] or runs_of):8.3f} s", flush=True)
 
 
 def _step(model: Any, ids: Any) -> Callable[[], None]:

@@ -73,6 +73,27 @@ def test_the_layer_computes_so_where_gradients_are_recorded(monkeypatch: pytest.
         torch.testing.assert_close(one, another, rtol=1e-4, atol=1e-5)
 
 
+def test_in_bf16_experts_have_few_counts_of_rows() -> None:
+    """oneDNN compiles a kernel for each. Results and gradients are those of the rows alone, to the bit or bf16's own
+    error."""
+    torch.manual_seed(0)
+    layer, x = layer_of().bfloat16(), torch.randn(83, WIDTH).bfloat16().requires_grad_()
+    counts: set[int] = set()
+    for expert in layer.experts:
+        expert.register_forward_pre_hook(lambda _, args: counts.add(len(args[0])))
+    results = []
+    for pads in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            if not pads:
+                patch.setattr("headway.nn.products.filled_rows", lambda rows: rows)
+            counts.clear()
+            y = layer(x)
+            results.append([y, *torch.autograd.grad(y.float().square().sum(), [x, *layer.parameters()])])
+            assert all(count % 16 == 0 for count in counts) == pads
+    for padded, alone in zip(*results, strict=True):
+        torch.testing.assert_close(padded, alone, rtol=2**-6, atol=2**-8 * alone.abs().max().item())
+
+
 def test_second_derivatives_are_those_of_the_formula() -> None:
     layer = layer_of()
     x, weights, order, counts = inputs(layer, 5)

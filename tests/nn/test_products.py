@@ -66,6 +66,7 @@ def test_rows_are_the_same_bits_whatever_else_is_there(dtype: torch.dtype) -> No
 def test_few_numbers_of_rows_are_multiplied() -> None:
     numbers = range(FEW, 4097)
     assert len({filled_rows(rows) for rows in numbers}) == 45
+    assert [filled_rows(rows) for rows in (0, 1, 7, 16, 17)] == [0, 16, 16, 16, 32]
     assert all(rows <= filled_rows(rows) <= 1.25 * rows for rows in numbers)
 
 

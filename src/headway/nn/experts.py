@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from headway.errors import ConfigError, check_known, check_whole
 from headway.nn.expert_rows import expert_rows
 from headway.nn.feedforward import FeedForward
+from headway.nn.products import of_few_counts
 from headway.parallel import ExpertParallel
 from headway.tokens import Tokens
 
@@ -234,7 +235,7 @@ class MixtureOfExperts(nn.Module):
         local = [expert for expert in self.experts if not isinstance(expert, nn.Identity)]
         every = torch.is_grad_enabled() or not len(rows)
         parts = zip(local, rows.split(counts), strict=True)
-        return torch.cat([expert(part) for expert, part in parts if every or len(part)])
+        return torch.cat([of_few_counts(expert, part) for expert, part in parts if every or len(part)])
 
 
 class _Reordered(torch.autograd.Function):

@@ -75,6 +75,13 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     )
 
 
+def of_few_counts(layer: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """layer(rows), where rows [R, I] are padded if kernels are compiled for each R, and for the backward, too: an
+    expert has another R in each step."""
+    compiled = fills(rows) or (rows.device.type == "cpu" and torch.is_autocast_enabled("cpu"))
+    return _filled(rows, layer) if compiled else layer(rows)
+
+
 def fills(like: Tensor) -> bool:
     """Whether products of many rows with numbers like these are padded."""
     return like.device.type == "cpu" and (
@@ -85,7 +92,7 @@ def fills(like: Tensor) -> bool:
 def filled_rows(rows: int) -> int:
     """The next multiple of 16, from 256 on of 32, from 512 on of 64, ...: 45 of them from 64 to 4096. 300: 320, since
     300 has 9 bits, and 1 << 9 - 4 is 32."""
-    step = max(16, 1 << rows.bit_length() - 4)
+    step = max(16, 1 << max(rows.bit_length() - 4, 0))
     return -(-rows // step) * step
 
 
