@@ -135,5 +135,5 @@ TOYS: Mapping[str, Callable[[Path], list[str]]] = {
     "longformer-charlm": letters,
     "roformer-chinese": comparison,
     "roformer-six": chinese,
-    "vicuna": lambda folder: talks(folder, "vicuna", "last"),
+    "vicuna": lambda folder: talks(folder, "vicuna", "last", "oasst"),
 }
