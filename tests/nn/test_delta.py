@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from headway.attention.delta import DeltaSpec, SSDSpec, short_convolution
 from headway.errors import ConfigError, HeadwayError
@@ -120,6 +121,14 @@ def test_transformers_computes_the_same_forward_and_backward(name: str) -> None:
         assert got is not None
         assert want is not None
         assert torch.allclose(got, want.view_as(got), rtol=1e-3, atol=1e-4), a
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_computing_it_again_in_the_backward_changes_nothing(name: str) -> None:
+    mixer, x = layer(SPECS[name], torch.float32), states(1, 70, 16).float()
+    ways = (mixer, lambda x: checkpoint(mixer, x, use_reentrant=False))
+    once, again = (torch.autograd.grad(way(x).square().sum(), [*mixer.parameters()]) for way in ways)
+    assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
 
 
 @pytest.mark.parametrize("name", SPECS)

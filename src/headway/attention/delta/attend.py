@@ -207,16 +207,10 @@ class _Native(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor | None, d_state: Tensor | None) -> tuple[Any, ...]:
         if d_out is None and d_state is None:
             return (None,) * 8
-        run, others, kept = ctx.run, ctx.saved_tensors[:3], ctx.saved_tensors[3:]
-        each = len(kept) // 3
-        qkv = (
-            kept
-            if not ctx.heads
-            else [
-                Convolved(heads, *kept[i * each : (i + 1) * each]).by_head()
-                for i, heads in enumerate(ctx.heads)
-            ]
-        )
+        saved, run = ctx.saved_tensors, ctx.run  # asked for once, as checkpoints want it
+        others, qkv = saved[:3], saved[3:]
+        if ctx.heads:
+            qkv = [Convolved(heads, *qkv[5 * i : 5 * i + 5]).by_head() for i, heads in enumerate(ctx.heads)]
         inputs = (*qkv, *others)
         if torch.is_grad_enabled():
             leaves = [t for t in inputs if t.requires_grad]
