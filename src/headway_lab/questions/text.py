@@ -12,10 +12,11 @@ from typing import Any
 from headway.language import LANGUAGES, check_language
 
 LISTS = ("stop", "subject", "everyday", "beside", "same")
-LEAST, SURE, DROP = 0.1, 0.65, 0.25
+LEAST, SURE, DROP = 0.2, 0.38, 0.06
 STEM = 6
 CHINESE = re.compile(r"[\u3400-\u9fff]+")
 WORD = re.compile(r"[a-z0-9]+")
+NAME = re.compile(r"(?<![a-z0-9_])[a-z0-9]+(?:_[a-z0-9]+)+")
 ENDING = re.compile(r"(?<=[a-z]{3})(?:ings?|ed|es|(?<!s)s|e|ly)$")
 DOUBLED = re.compile(r"([b-df-hj-np-rtv-z])\1$")
 
@@ -86,6 +87,7 @@ def terms(text: str) -> frozenset[str]:
     """The terms of a text, as the module says."""
     named = plain(text)
     words = {stem(word) for word in WORD.findall(named) if word not in _words("en", "stop")}
+    words |= set(NAME.findall(named))
     runs = [part for run in CHINESE.findall(named) for part in _chinese_words().split(run)]
     runs += [word for word in _chinese_words().findall(named) if word not in _words("zh", "stop")]
     pairs = {run[i : i + 2] for run in runs for i in range(len(run) - 1)}
@@ -106,11 +108,11 @@ def tells(term: str) -> bool:
 
 def least(question: str) -> float:
     """The score that an answer to a question needs, as the module says."""
-    lower = question.lower()
-    latin = frozenset(WORD.findall(f"{lower} {plain(question)}"))
+    text = f"{question.lower()} {plain(question)}"
+    latin = frozenset(word for form in (WORD, NAME) for word in form.findall(text))
 
     def count(name: str) -> int:
-        return len(latin & _words("en", name)) + sum(word in lower for word in _words("zh", name))
+        return len(latin & _words("en", name)) + sum(word in text for word in _words("zh", name))
 
     if count("beside"):
         return math.inf
