@@ -21,9 +21,10 @@ With N entries, of which n_t have the term t:
 Words of the field are those that few people have for anything else (`subject`: "softmax", "归一化") and those that
 all have (`everyday`: "head", "窗口"). The more of them a question has, the less is the score that it needs: with p
 points, 3 for each of the former and 1 for each of the latter, SURE - DROP (p - 1), no less than LEAST, no more than
-SURE. One that names what lies beside the subject (`beside`: "reward", "蒸馏", "price", "医生") is not answered. Numbers
-and single characters that are no word of the subject are no reason to answer: an entry that shares nothing else with a
-question does not answer it.
+SURE. It needs STRANGE if it has a name that no entry has ("Medusa", a Latin word in a Chinese question), or shares one
+term with an entry while others are of no entry. One that names what lies beside the subject (`beside`: "reward",
+"蒸馏", "price", "医生") is not answered. Numbers and single characters that are no word of the subject are no reason to
+answer: an entry that shares nothing else with a question does not answer it.
 (Salton and Buckley 1988, "Term-weighting approaches in automatic text retrieval", with binary term frequencies; the
 share's f / (f + K) is from Robertson and Walker 1994, "Some simple effective approximations to the 2-Poisson model".)
 """
@@ -35,7 +36,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 
-from headway_lab.questions.text import CHINESE, LISTS, field, least, read, table, tells, terms
+from headway_lab.questions.text import CHINESE, LISTS, STRANGE, field, least, names, read, table, tells, terms
 from headway_lab.questions.text import language_of as language_of
 
 SINGLE, OTHER, K = 0.5, 0.7, 0.5
@@ -109,12 +110,17 @@ class Index:
         telling = {term for term in query if tells(term)}
         if not telling:
             return ()
-        needed = least(question)
+        strange = {term for term in telling - field() if term not in self._counts}
+        named = not strange.isdisjoint(term for name in names(question) for term in name)
+        needed = max(least(question), STRANGE if named else 0)
         ranked = sorted(
             (self._match(i, query) for i in range(len(self.entries))), key=lambda match: -match.score
-        )
+        )[:most]
+        shares = [len(telling.intersection(match.terms)) for match in ranked]
         return tuple(
-            match for match in ranked[:most] if match.score >= needed and not telling.isdisjoint(match.terms)
+            match
+            for match, shared in zip(ranked, shares, strict=True)
+            if shared and match.score >= (max(needed, STRANGE) if strange and shared == 1 else needed)
         )
 
     def _match(self, at: int, query: frozenset[str]) -> Match:
