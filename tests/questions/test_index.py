@@ -15,9 +15,9 @@ from headway_lab.questions import Entry, Index, entries, language_of
 from headway_lab.questions.text import least, stem, terms
 from tests.command_lines import read_command
 
-PARAPHRASES, FIRST, SECOND = (
+PARAPHRASES, FIRST, SECOND, ROUNDS = (
     tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text(encoding="utf-8"))
-    for name in ("paraphrases", "first", "second")
+    for name in ("paraphrases", "first", "second", "rounds")
 )
 CAPTIONS = {
     "BN 与 LN 的区别": "norms",
@@ -125,6 +125,20 @@ def test_the_second_set_is_answered() -> None:
     assert sum(bool(best) and best[0] in topics for best, topics in found) >= 118
     assert sum(not {*best}.isdisjoint(topics) for best, topics in found) >= 118
     assert sum(not index[language_of(q)].find(q) for q in others) == 50
+
+
+def test_the_rounds_that_the_index_was_improved_with_are_answered() -> None:
+    """Unseen by the index when they were run, one round behind the other, and known to it since."""
+    index = {language: Index(entries(language)) for language in LANGUAGES}
+    asked = [(q, [topic]) for one in LANGUAGES for topic, some in ROUNDS[one].items() for q in some]
+    asked += list(ROUNDS["either"].items())
+    found = [([match.entry.topic for match in index[language_of(q)].find(q)], topics) for q, topics in asked]
+    assert len(asked) >= 900
+    assert sum(bool(best) and best[0] in topics for best, topics in found) >= 0.98 * len(asked)
+    assert sum(not {*best}.isdisjoint(topics) for best, topics in found) >= 0.99 * len(asked)
+    others = [q for language in LANGUAGES for q in ROUNDS["declined"][language]]
+    assert len(others) >= 360
+    assert [q for q in others if index[language_of(q)].find(q)] == []
 
 
 @pytest.mark.parametrize("kind", ["unrelated", "near"])
