@@ -11,18 +11,22 @@ With N entries, of which n_t have the term t:
 
     idf(t) = log((N + 1) / (n_t + 1/2)), half of it for a single character, 0.7 of it for a term that entries have and
              that is of no word of the field
-    w(T) = sum of idf^2 over a set of terms T
+    w(T) = sum of idf over a set of terms T
     cosine(Q, P) = w(Q & P) / sqrt(w(Q) w(P))  of a question and a sentence of the index, asked or said
-    share(Q, E) = w(Q & E) / w(Q)              what all that the entry has explains of it
+    share(Q, E) = sum over Q & E of idf f / (f + K), over w(Q)
+                                               what all that the entry has explains of it, a term the more of its
+                                               sentences have it: f of them, the words of the entry counted as one
     score = (largest cosine among the entry's sentences + share) / 2,   0 .. 1
 
 Words of the field are those that few people have for anything else (`subject`: "softmax", "归一化") and those that
 all have (`everyday`: "head", "窗口"). The more of them a question has, the less is the score that it needs: with p
 points, 3 for each of the former and 1 for each of the latter, SURE - DROP (p - 1), no less than LEAST, no more than
-SURE. One that names what lies beside the subject (`beside`: "reward", "蒸馏", "price", "医生") is not answered. Numbers
-and single characters that are no word of the subject are no reason to answer: an entry that shares nothing else with a
-question does not answer it.
-(Salton and Buckley 1988, "Term-weighting approaches in automatic text retrieval", with binary term frequencies.)
+SURE. It needs STRANGE if it has a name that no entry has ("Medusa", a Latin word in a Chinese question), or shares one
+term with an entry while others are of no entry. One that names what lies beside the subject (`beside`: "reward",
+"蒸馏", "price", "医生") is not answered. Numbers and single characters that are no word of the subject are no reason to
+answer: an entry that shares nothing else with a question does not answer it.
+(Salton and Buckley 1988, "Term-weighting approaches in automatic text retrieval", with binary term frequencies; the
+share's f / (f + K) is from Robertson and Walker 1994, "Some simple effective approximations to the 2-Poisson model".)
 """
 
 import math
@@ -30,11 +34,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 
-from headway_lab.questions.text import CHINESE, LISTS, field, least, read, table, tells, terms
+from headway_lab.questions.text import CHINESE, LISTS, STRANGE, field, least, names, read, table, tells, terms
 from headway_lab.questions.text import language_of as language_of
 
-SINGLE, OTHER = 0.5, 0.7
+SINGLE, OTHER, K = 0.5, 0.7, 0.5
 
 
 @dataclass(frozen=True)
@@ -84,10 +89,10 @@ class Index:
         self.entries = tuple(entries)
         sentences = [[terms(text) for text in (*entry.ask, *entry.says)] for entry in entries]
         self._has = [
-            frozenset.union(terms(f"{entry.topic} {entry.words}"), *group)
+            Counter(chain(terms(f"{entry.topic} {entry.words}"), *group))
             for entry, group in zip(entries, sentences, strict=True)
         ]
-        self._counts = Counter(term for group in self._has for term in group)
+        self._counts = Counter(chain.from_iterable(self._has))
         self._idf: dict[str, float] = {}
         self._sentences = [[(group, self._weight(group)) for group in some] for some in sentences]
 
@@ -105,12 +110,17 @@ class Index:
         telling = {term for term in query if tells(term)}
         if not telling:
             return ()
-        needed = least(question)
+        strange = {term for term in telling - field() if term not in self._counts}
+        named = not strange.isdisjoint(term for name in names(question) for term in name)
+        needed = max(least(question), STRANGE if named else 0)
         ranked = sorted(
             (self._match(i, query) for i in range(len(self.entries))), key=lambda match: -match.score
-        )
+        )[:most]
+        shares = [len(telling.intersection(match.terms)) for match in ranked]
         return tuple(
-            match for match in ranked[:most] if match.score >= needed and not telling.isdisjoint(match.terms)
+            match
+            for match, shared in zip(ranked, shares, strict=True)
+            if shared and match.score >= (max(needed, STRANGE) if strange and shared == 1 else needed)
         )
 
     def _match(self, at: int, query: frozenset[str]) -> Match:
@@ -119,9 +129,11 @@ class Index:
             self._weight(query & sentence) / math.sqrt(whole * weight)
             for sentence, weight in self._sentences[at]
         )
-        shared = query & self._has[at]
-        score = (near + self._weight(shared) / whole) / 2
+        has = self._has[at]
+        shared = query & has.keys()
+        share = sum(self.idf(term) * has[term] / (has[term] + K) for term in shared) / whole
+        score = (near + share) / 2
         return Match(self.entries[at], score, tuple(sorted(shared, key=lambda term: (-self.idf(term), term))))
 
     def _weight(self, some: Iterable[str]) -> float:
-        return sum(self.idf(term) ** 2 for term in some)
+        return sum(self.idf(term) for term in some)

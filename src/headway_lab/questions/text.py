@@ -12,10 +12,12 @@ from typing import Any
 from headway.language import LANGUAGES, check_language
 
 LISTS = ("stop", "subject", "everyday", "beside", "same")
-LEAST, SURE, DROP = 0.1, 0.65, 0.25
+LEAST, SURE, DROP, STRANGE = 0.2, 0.42, 0.06, 0.5
 STEM = 6
 CHINESE = re.compile(r"[\u3400-\u9fff]+")
 WORD = re.compile(r"[a-z0-9]+")
+NAME = re.compile(r"(?<![a-z0-9_])[a-z0-9]+(?:_[a-z0-9]+)+")
+CAPITAL = re.compile(r"(?<=[a-z,:;)] )[A-Z]\w{2,}")
 ENDING = re.compile(r"(?<=[a-z]{3})(?:ings?|ed|es|(?<!s)s|e|ly)$")
 DOUBLED = re.compile(r"([b-df-hj-np-rtv-z])\1$")
 
@@ -86,6 +88,7 @@ def terms(text: str) -> frozenset[str]:
     """The terms of a text, as the module says."""
     named = plain(text)
     words = {stem(word) for word in WORD.findall(named) if word not in _words("en", "stop")}
+    words |= set(NAME.findall(named))
     runs = [part for run in CHINESE.findall(named) for part in _chinese_words().split(run)]
     runs += [word for word in _chinese_words().findall(named) if word not in _words("zh", "stop")]
     pairs = {run[i : i + 2] for run in runs for i in range(len(run) - 1)}
@@ -104,15 +107,22 @@ def tells(term: str) -> bool:
     return not term.isdigit() and (len(term) > 1 or term in _words("en", "subject"))
 
 
+def names(question: str) -> list[frozenset[str]]:
+    """The terms of each name of a question: a Latin word among Chinese ones, a capital letter behind the first word."""
+    if language_of(question) == "zh":
+        return [terms(word) for word in WORD.findall(plain(question)) if len(word) > 2]
+    return [terms(word) for word in CAPITAL.findall(question)]
+
+
 def least(question: str) -> float:
     """The score that an answer to a question needs, as the module says."""
-    lower = question.lower()
-    latin = frozenset(WORD.findall(f"{lower} {plain(question)}"))
+    text = f"{question.lower()} {plain(question)}"
+    latin = frozenset(word for form in (WORD, NAME) for word in form.findall(text))
 
     def count(name: str) -> int:
-        return len(latin & _words("en", name)) + sum(word in lower for word in _words("zh", name))
+        return len(latin & _words("en", name)) + sum(word in text for word in _words("zh", name))
 
-    if count("beside"):
+    if count("beside") or not _words("en", "beside").isdisjoint(word.removesuffix("s") for word in latin):
         return math.inf
     points = 3 * count("subject") + count("everyday")
     return max(LEAST, min(SURE, SURE - DROP * (points - 1)))
