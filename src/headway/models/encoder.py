@@ -13,7 +13,7 @@ from headway.models.mixers import norm_of
 from headway.models.spec import ModelSpec
 from headway.models.stack import TransformerStack, make_output
 from headway.models.transformer import Transformer, check_targets
-from headway.nn import IGNORE_INDEX, Linear, Losses, output_cross_entropy
+from headway.nn import IGNORE_INDEX, Linear, Losses, output_cross_entropy, trained_rows
 from headway.nn.feedforward import named_activation
 from headway.nn.scale import capped, scaled
 from headway.parallel import ContextParallel
@@ -131,8 +131,9 @@ class HeadLayer(nn.Module):
                 "a masked-lm head, or compute the loss from this head's outputs"
             )
         mask = targets != IGNORE_INDEX
-        x = scaled(self.before_output(hidden[mask]), self.logit_scale)
-        losses = output_cross_entropy(self.out, x, targets[mask], self.vocab, cap=self.logit_cap, hits=True)
+        rows, wanted = trained_rows(hidden, targets)
+        x = scaled(self.before_output(rows), self.logit_scale)
+        losses = output_cross_entropy(self.out, x, wanted, self.vocab, cap=self.logit_cap, hits=True)
         assert losses.hits is not None
         each = losses.each.new_zeros(targets.shape).masked_scatter(mask, losses.each)
         return losses._replace(each=each, hits=torch.zeros_like(mask).masked_scatter(mask, losses.hits))

@@ -30,7 +30,7 @@ from headway.nn.lora import Lora, LowRank
 from headway.nn.mixers import MixingLayer
 from headway.nn.mixing import StateLayer
 from headway.nn.norms import LayerNorm, RMSNorm, make_norm
-from headway.nn.output import output_cross_entropy
+from headway.nn.output import output_cross_entropy, trained_rows
 from headway.nn.positions import RotaryEmbedding, Scores
 from headway.nn.share import Share
 from headway.nn.short_conv import ShortConv, ShortConvolution
@@ -80,5 +80,6 @@ __all__ = [
     "named_adapter_parameters",
     "output_cross_entropy",
     "set_active",
+    "trained_rows",
     "unmerge",
 ]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.nn.cross_entropy import (
@@ -21,6 +22,7 @@ from headway.nn.cross_entropy import (
     rows_entropy,
 )
 from headway.nn.linear import Linear
+from headway.nn.products import added_rows
 from headway.nn.scale import capped
 from headway.nn.share import Share, placed
 from headway.nn.weights import Plain
@@ -46,12 +48,35 @@ def output_cross_entropy(
     not in the vocab. Where more than `SPARSE` of the targets are ignored, the layer is computed for the rest alone."""
     trained = targets != IGNORE_INDEX
     if 0 < int(trained.sum()) < (1 - SPARSE) * targets.numel():
-        losses = output_cross_entropy(
-            layer, x[trained], targets[trained], vocab, label_smoothing=label_smoothing, cap=cap, hits=hits
-        )
+        losses = _cross_entropy(layer, *trained_rows(x, targets), vocab, label_smoothing, cap, hits)
         each = losses.each.new_zeros(targets.shape).masked_scatter(trained, losses.each)
         right = None if losses.hits is None else trained.masked_scatter(trained, losses.hits)
         return losses._replace(each=each, hits=right)
+    return _cross_entropy(layer, x, targets, vocab, label_smoothing, cap, hits)
+
+
+def trained_rows(x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows [N, M] of x [..., M] whose targets are not ignored, and these targets [N]; behind them rows of zeros,
+    with ignored targets, where kernels are compiled for each N (`headway.nn.products`)."""
+    trained = targets != IGNORE_INDEX
+    rows, targets = x[trained], targets[trained]
+    more = added_rows(rows)
+    return (
+        (F.pad(rows, (0, 0, 0, more)), F.pad(targets, (0, more), value=IGNORE_INDEX))
+        if more
+        else (rows, targets)
+    )
+
+
+def _cross_entropy(
+    layer: nn.Module,
+    x: Tensor,
+    targets: Tensor,
+    vocab: int,
+    label_smoothing: float | None,
+    cap: float | None,
+    hits: bool,
+) -> Losses:
     if not isinstance(layer, Linear) or layer.active or not isinstance(layer.kept, Plain):
         return chunked_cross_entropy(
             x, targets, _capped(layer, cap), vocab, label_smoothing=label_smoothing or 0.0, hits=hits

@@ -76,10 +76,15 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def of_few_counts(layer: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    """layer(rows), where rows [R, I] are padded if kernels are compiled for each R, and for the backward, too: an
-    expert has another R in each step."""
+    """layer(rows) of rows [R, I] that are padded by `added_rows`, for what is trained, too: an expert has another R in
+    each step."""
+    return _filled(rows, layer) if added_rows(rows) else layer(rows)
+
+
+def added_rows(rows: Tensor) -> int:
+    """How many rows of zeros give [R, I] one of few R; 0 where no kernel is compiled for each."""
     compiled = fills(rows) or (rows.device.type == "cpu" and torch.is_autocast_enabled("cpu"))
-    return _filled(rows, layer) if compiled else layer(rows)
+    return filled_rows(len(rows)) - len(rows) if compiled else 0
 
 
 def fills(like: Tensor) -> bool:

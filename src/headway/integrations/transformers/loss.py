@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from headway.integrations.transformers.products import beside, linear_forward
 from headway.nn.cross_entropy import IGNORE_INDEX, chunked_cross_entropy, fused_cross_entropy
+from headway.nn.output import trained_rows
 
 Step = Callable[[Tensor], Tensor]
 
@@ -85,7 +86,7 @@ class Logits(Tensor):
         x, counted = self.x, target != IGNORE_INDEX
         count = int(counted.sum())
         if 0 < count < SPARSE * len(target):
-            x, target = x[counted], target[counted]
+            x, target = trained_rows(x, target)
         with torch.autocast(x.device.type, enabled=False):
             if all(step is Tensor.float for step in self.steps):
                 losses = fused_cross_entropy(x, self.weight, target, bias=self.bias)
