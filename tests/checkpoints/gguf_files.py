@@ -180,6 +180,12 @@ SPECS = {
         experts=Experts(count=4, top=2, shared=40),
         **GRANITE,
     ),
+    "falcon-h1": ModelSpec.of(
+        "falcon_h1", **BASE, **rotary("halves", 1e11), mixers=Softmax(beside=replace(SSD, norm=False))
+    ),
+    "falcon-h1, norms": ModelSpec.of(
+        "falcon_h1", **BASE, **rotary("halves", 1e11), mixers=Softmax(beside=SSD), tied=True
+    ),
     "qwen3_next": ModelSpec.of("qwen3_next", **QWEN, experts=SHARED),
     "qwen3.5": ModelSpec.of("qwen3_5_text", **QWEN),
     "qwen3.5, a value of each key": ModelSpec.of(
@@ -187,6 +193,22 @@ SPECS = {
     ),
     "qwen3.5, experts": ModelSpec.of("qwen3_5_moe_text", **QWEN, experts=SHARED),
 }
+FACTORED = {
+    "falcon-h1, factors": ModelSpec.of(
+        "falcon_h1",
+        **BASE,
+        **rotary("halves", 1e11),
+        mixers=Softmax(
+            beside=replace(SSD, norm=False, factors=(0.5, 1.5, 0.75, 1.25, 0.9)), factors=(0.8, 1.2)
+        ),
+        attention_scale=0.6 * 32**-0.5,
+        mlp_gate_scale=0.7,
+        mlp_scale=1.3,
+        embedding_scale=3.0,
+        logit_scale=0.5,
+    )
+}
+"""Specs with factors that files have within the matrices."""
 
 
 def weights(spec, dtype=torch.float32):

@@ -9,20 +9,23 @@ from typing import Any
 import pytest
 import torch
 
-from headway.checkpoints import convert, load_model
+from headway.checkpoints import convert, load_model, save_folder
 from headway.checkpoints.formats.gguf.model import write_model
+from headway.checkpoints.restore import fill
 from headway.models import ModelSpec
 from headway.positions import NoPositions
 from headway.storage.gguf import GGUF, read_gguf
 from headway.storage.gguf_blocks import F32, dequantize
 from headway.storage.tensors import Tensors
 from headway.text import Tokenizer
-from tests.checkpoints.gguf_files import SPECS, weights
+from tests.checkpoints.gguf_files import FACTORED, weights
+from tests.checkpoints.gguf_files import SPECS as PLAIN
 from tests.checkpoints.hf import off
 from tests.checkpoints.llama_cpp import converted, served
 from tests.data import data_path, llama_cpp_path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+SPECS = {**PLAIN, **FACTORED}
 BYTES = {
     **dict.fromkeys(
         (
@@ -52,6 +55,7 @@ BYTES = {
             ),
             *("lfm2_moe", "jais2", "hunyuan", "exaone4", "exaone4, windows", "minimax_m2", "qwen2_moe"),
             *("qwen3_moe", "qwen3_next", "qwen3.5", "qwen3.5, a value of each key"),
+            *("falcon-h1", "falcon-h1, norms", *FACTORED),
         ),
         "gpt-2",
     ),
@@ -130,7 +134,10 @@ def folder_of(name: str, home: Path) -> Path:
     if name in NARROW:
         spec = replace(spec, head_dim=spec.width // spec.heads)
     write_model(home / "start.gguf", spec, weights(spec), F32, tokenizer=tokenizer.gguf_metadata(spec.vocab))
-    convert(home / "start.gguf", home / "folder", tokenizer=tokenizer)
+    if name in FACTORED:
+        save_folder(home / "folder", fill(spec, weights(spec)), tokenizer=tokenizer)
+    else:
+        convert(home / "start.gguf", home / "folder", tokenizer=tokenizer)
     if name not in BYTES:
         shutil.copy(pieces, home / "folder" / "tokenizer.model")
     return home / "folder"

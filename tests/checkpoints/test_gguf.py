@@ -21,7 +21,7 @@ from headway.storage.gguf import read_gguf
 from headway.storage.gguf_blocks import BF16, BY_DTYPE, F32, Q4_0, Q8_0, codes, dequantize, quantize
 from headway.storage.lazy import Form
 from headway.text import Tokenizer
-from tests.checkpoints.gguf_files import BASE, SPECS, rotary, weights
+from tests.checkpoints.gguf_files import BASE, FACTORED, SPECS, rotary, weights
 from tests.data import data_path
 from tests.text.conftest import sentencepiece
 from tests.text.folders import TEXTS
@@ -258,6 +258,24 @@ def test_a_target_that_is_there_or_differs_is_left_as_it_was(tmp_path, monkeypat
 def test_what_gguf_cannot_say_is_refused_by_name(family, fields, message):
     with pytest.raises(ConfigError, match=message):
         write_spec(ModelSpec.of(family, **{**BASE, **fields}))
+
+
+@pytest.mark.parametrize("dtype", [None, "q8_0", torch.bfloat16])
+def test_factors_of_falcon_h1_are_within_the_matrices(tmp_path, dtype):
+    """Logits are compared on the way, and what is read back has the same function without a factor."""
+    spec = FACTORED["falcon-h1, factors"]
+    save_folder(tmp_path / "0", fill(spec, weights(spec)))
+    convert(tmp_path / "0", tmp_path / FILE, dtype=dtype)
+    again = load_folder(tmp_path / FILE)
+    plain = SPECS["falcon-h1"]
+    assert again.spec == plain
+    assert again.spec != spec
+    kinds = {name: form.type.name for name, form in read_gguf(tmp_path / FILE).tensors.items()}
+    wanted = {None: "F32", "q8_0": "Q8_0", torch.bfloat16: "BF16"}[dtype]
+    assert {kinds[f"blk.1.{name}.weight"] for name in ("ssm_in", "attn_k", "ffn_down")} == {wanted}
+    with pytest.raises(ConfigError, match="falcon-h1 cannot express the logit_scale of this falcon_h1"):
+        write_spec(replace(spec, tied=True))
+    write_spec(replace(spec, tied=True, logit_scale=3.0))
 
 
 def test_parts_of_one_matrix_have_codes_of_one_type(tmp_path):

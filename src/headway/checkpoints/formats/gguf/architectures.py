@@ -22,7 +22,15 @@ from headway.checkpoints.formats.gguf.layout import (
     Schemes,
     gguf_layout,
 )
-from headway.checkpoints.formats.gguf.mixers import CONV, DELTA_3_5, DELTA_NEXT, KV_HEADS, SSD, SSD_ALONE
+from headway.checkpoints.formats.gguf.mixers import (
+    CONV,
+    DELTA_3_5,
+    DELTA_NEXT,
+    KV_HEADS,
+    SSD,
+    SSD_ALONE,
+    SSD_BESIDE,
+)
 from headway.checkpoints.formats.gguf.rope import THETA
 from headway.checkpoints.hf.config_keys import ConfigReader, Key
 from headway.checkpoints.hf.layouts.base import Layout
@@ -168,6 +176,7 @@ ARCHITECTURES: Mapping[str, Layout] = {
         also=("bamba",),
         **GRANITE,
     ),
+    "falcon-h1": gguf_layout("falcon-h1", "halves", family="falcon_h1", mixing=SSD_BESIDE, bare="ffn_norm"),
     "mamba2": gguf_layout(
         *("mamba2", None),
         numbers={"heads": Key("ssm.time_step_rank"), "hidden": Key((), lambda fields: 0)},

@@ -8,7 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from headway.checkpoints.formats.gguf.architectures import ARCHITECTURES
+from headway.checkpoints.formats.gguf.folded import folded
 from headway.checkpoints.formats.gguf.layout import BIASES, MIXTURES, SIZES, WINDOWED
+from headway.checkpoints.formats.gguf.mixers import NORM
 from headway.checkpoints.formats.gguf.rope import FACTORS, decimal, rounded
 from headway.checkpoints.hf.config import own_facts
 from headway.checkpoints.hf.config_keys import OURS, Inexpressible, reading
@@ -61,6 +63,7 @@ def read_spec(file: GGUF, numbers: LazyTensors) -> ModelSpec:
         size: vocab,
         "tied": OUTPUT not in numbers,
         FACTORS: numbers.get(FACTORS),
+        NORM: NORM in numbers,
         **biases,
         **_below(metadata, f"{name}."),
     }
@@ -95,7 +98,8 @@ def architecture_of(spec: ModelSpec) -> str:
 
 def write_spec(spec: ModelSpec) -> tuple[dict[str, Any], Tensor | None]:
     """The keys of a spec, whose positions must have the pairing of its architecture, and the divisors of its rotary
-    frequencies; reading them again gives the spec, but for coefficients of losses of training.
+    frequencies; reading them again gives the spec, but for coefficients of losses of training and factors that are
+    within matrices (`folded`).
 
     Raises ConfigError, naming the fields, for a spec that the keys cannot express."""
     name = architecture_of(spec)
@@ -103,6 +107,7 @@ def write_spec(spec: ModelSpec) -> tuple[dict[str, Any], Tensor | None]:
     plain = (experts and replace(experts, aux_loss_coef=0.0, z_loss_coef=0.0) for experts in spec.experts)
     spec = replace(spec, experts=tuple(plain))
     try:
+        spec, _ = folded(spec)
         config = layout.config(spec)
     except Inexpressible as error:
         raise ConfigError(f"GGUF's {name} cannot express the {error} of this {spec.family}") from error

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from headway.block_quantization import CodedMatrix
 from headway.checkpoints.formats.gguf.architectures import ARCHITECTURES
+from headway.checkpoints.formats.gguf.folded import folded, times
 from headway.checkpoints.formats.gguf.metadata import architecture_of, write_spec
 from headway.checkpoints.formats.gguf.rope import FACTORS
 from headway.checkpoints.formats.gguf.writer import write_gguf
@@ -23,7 +24,7 @@ from headway.models import FAMILIES, ModelSpec
 from headway.storage.dtypes import dtype_name
 from headway.storage.gguf import GGUF
 from headway.storage.gguf_blocks import BY_DTYPE, CODED, F32, BlockType, codes, dequantize
-from headway.storage.lazy import Form, Made, lazy, with_values
+from headway.storage.lazy import Form, Made, changed, lazy, with_values
 from headway.storage.tensors import PIECE, Tensors
 
 TOKENIZER = "tokenizer.ggml."
@@ -83,8 +84,9 @@ def write_model(
     `tokenizer` are the keys of its tokenizer (`headway.text.gguf`), `generation` the ids that begin and end a text, of
     generation_config.json, and `check` is that of `write_gguf`. Raises ConfigError for a spec that GGUF cannot express,
     CheckpointError for more tokens that end a text than it has keys for."""
-    keys, factors = write_spec(spec)
+    (keys, factors), (spec, of_weights) = write_spec(spec), folded(spec)
     names = ARCHITECTURES[architecture_of(spec)].tensors
+    state = changed(state, partial(times, of_weights)) if of_weights else state
     rules, ours = rules_by_name(names, spec), exported(names, state, spec)
     values = {name: change for name in ours.forms if (change := _values(name, spec.norm_offset)) is not None}
     forms = {name: Form(ours.forms[name].shape, torch.float32) for name in values}
