@@ -44,6 +44,10 @@ DELTA = DeltaSpec(heads=4, key_heads=2, head_dim=16)
 HYBRID = {**SQUARE, "layers": 4}
 QWEN = {**BASE, "layers": 4, "mixers": (*(DELTA,) * 3, Softmax())}
 CONV = {**SQUARE, "layers": 3, "mixers": (ShortConv(), ShortConv(), Softmax())}
+NEMOTRON = {**BASE, "layers": 4, "mixers": (SSD, SSD, Softmax(), SSD)}
+NANO = Experts(
+    count=4, top=2, hidden=48, shared=40, score="sigmoid", choice_bias=True, sum_eps=1e-20, scale=2.5
+)
 LLAMA31 = rotary("adjacent", 500000.0, Llama3(8.0, 1.0, 4.0, 8192))
 SPECS = {
     "llama": ModelSpec.of("llama", **BASE, **rotary("adjacent"), norm_eps=1e-5),
@@ -185,6 +189,13 @@ SPECS = {
     ),
     "falcon-h1, norms": ModelSpec.of(
         "falcon_h1", **BASE, **rotary("halves", 1e11), mixers=Softmax(beside=SSD), tied=True
+    ),
+    "nemotron-h": ModelSpec.of("nemotron_h", **NEMOTRON, layer_hidden=(0, None, 0, None)),
+    "nemotron-h, experts": ModelSpec.of(
+        "nemotron_h",
+        **{**NEMOTRON, "hidden": 48},
+        layer_hidden=(0, None, 0, 0),
+        experts=(NANO, None, NANO, NANO),
     ),
     "qwen3_next": ModelSpec.of("qwen3_next", **QWEN, experts=SHARED),
     "qwen3.5": ModelSpec.of("qwen3_5_text", **QWEN),

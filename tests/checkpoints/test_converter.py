@@ -55,6 +55,7 @@ BYTES = {
             ),
             *("lfm2_moe", "jais2", "hunyuan", "exaone4", "exaone4, windows", "minimax_m2", "qwen2_moe"),
             *("qwen3_moe", "qwen3_next", "qwen3.5", "qwen3.5, a value of each key"),
+            *("nemotron-h", "nemotron-h, experts"),
             *("falcon-h1", "falcon-h1, norms", *FACTORED),
         ),
         "gpt-2",
@@ -105,11 +106,12 @@ OTHER = {
     "context_length": "2^20 in hybrids without positions",
 }
 """... and with another value."""
-PAIRED = ("granite 4 h", "granite 4 h, experts", "smollm3")
+PAIRED = ("granite 4 h", "granite 4 h, experts", "smollm3", "nemotron-h, experts")
 """Families that have layers without positions, whose queries and keys the converter puts in pairs nevertheless."""
 WRONG = {
     "qwen2, yarn": "attention_factor becomes what llama.cpp multiplies by 1 + 0.1 ln factor",
     "bamba": "half of a head is rotated, and the converter puts all of it in pairs, and says all of it",
+    "nemotron-h": "it takes every folder that transformers 5 reads for one with experts, and feed-forwards for states",
     "glm": "it reads layernorm_epsilon, which transformers calls rms_norm_eps, and says 1e-5",
 }
 """What the converter makes another model of."""
@@ -171,6 +173,8 @@ def keys(file: GGUF) -> dict[str, Any]:
 
 def rotated(spec: ModelSpec, tensor: str) -> bool:
     """Whether the layer of a tensor, "blk.3.attn_q.weight", has positions."""
+    if spec.positions == NoPositions():
+        return False
     return not isinstance(spec.layer_positions[int(tensor.split(".")[1])], NoPositions)
 
 

@@ -31,6 +31,7 @@ from headway.checkpoints.formats.gguf.mixers import (
     SSD_ALONE,
     SSD_BESIDE,
 )
+from headway.checkpoints.formats.gguf.nemotron_h import nemotron_h
 from headway.checkpoints.formats.gguf.rope import THETA
 from headway.checkpoints.hf.config_keys import ConfigReader, Key
 from headway.checkpoints.hf.layouts.base import Layout
@@ -177,6 +178,8 @@ ARCHITECTURES: Mapping[str, Layout] = {
         **GRANITE,
     ),
     "falcon-h1": gguf_layout("falcon-h1", "halves", family="falcon_h1", mixing=SSD_BESIDE, bare="ffn_norm"),
+    "nemotron_h_moe": nemotron_h("nemotron_h_moe", sparse=True),
+    "nemotron_h": nemotron_h("nemotron_h", sparse=False),
     "mamba2": gguf_layout(
         *("mamba2", None),
         numbers={"heads": Key("ssm.time_step_rank"), "hidden": Key((), lambda fields: 0)},

@@ -63,6 +63,8 @@ WINDOWED = {"llama": "mistral", "olmo2": "olmo3"}
 """The family of an architecture's models that have a window."""
 MIXTURES = {"llama": "mixtral"}
 """The family of an architecture's models that have experts."""
+SPARSE = {"nemotron_h": "nemotron_h_moe"}
+"""The architecture of an architecture's models that have experts."""
 NONE: Mapping[str, Any] = MappingProxyType({})
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headway.checkpoints.formats.gguf.architectures import ARCHITECTURES
 from headway.checkpoints.formats.gguf.folded import folded
-from headway.checkpoints.formats.gguf.layout import BIASES, MIXTURES, SIZES, WINDOWED
+from headway.checkpoints.formats.gguf.layout import BIASES, MIXTURES, SIZES, SPARSE, WINDOWED
 from headway.checkpoints.formats.gguf.mixers import NORM
 from headway.checkpoints.formats.gguf.rope import FACTORS, decimal, rounded
 from headway.checkpoints.hf.config import own_facts
@@ -93,7 +93,8 @@ def architecture_of(spec: ModelSpec) -> str:
     }
     if spec.family not in known:
         raise ConfigError(f"a {spec.family} has no architecture in GGUF here; written are {', '.join(known)}")
-    return known[spec.family]
+    name = known[spec.family]
+    return SPARSE.get(name, name) if any(spec.experts) else name
 
 
 def write_spec(spec: ModelSpec) -> tuple[dict[str, Any], Tensor | None]:

@@ -61,10 +61,10 @@ class Mixing(NamedTuple):
         if self.marks == "beside":
             return {"mixers": Softmax(beside=mixer)}
         if self.marks == "heads":
-            each = _each(keys, KV_HEADS, layers)
+            each = each_layer(keys, KV_HEADS, layers)
             recurrent, heads = [not n for n in each], {n for n in each if n}
         elif self.marks == "layers" and keys.get(RECURRENT) is not None:
-            recurrent = [bool(n) for n in _each(keys, RECURRENT, layers)]
+            recurrent = [bool(n) for n in each_layer(keys, RECURRENT, layers)]
         else:
             every = keys.whole(INTERVAL, 4) if self.marks == "layers" else layers + 1
             recurrent = [(i + 1) % every != 0 for i in range(layers)]
@@ -91,7 +91,7 @@ class Mixing(NamedTuple):
         return keys
 
 
-def _each(keys: ConfigReader, key: str, layers: int) -> list[int]:
+def each_layer(keys: ConfigReader, key: str, layers: int) -> list[int]:
     """A whole number for each layer, which may be one for all."""
     value = keys.need(key)
     each = [value] * layers if isinstance(value, int) else list(value)
