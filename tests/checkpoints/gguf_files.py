@@ -48,6 +48,16 @@ NEMOTRON = {**BASE, "layers": 4, "mixers": (SSD, SSD, Softmax(), SSD)}
 NANO = Experts(
     count=4, top=2, hidden=48, shared=40, score="sigmoid", choice_bias=True, sum_eps=1e-20, scale=2.5
 )
+OFTEN = (*(*(Window.last(6),) * 4, Causal()) * 4, Window.last(6), Causal())
+THREE_N = {
+    **BASE,
+    "layers": 22,
+    "patterns": OFTEN,
+    "positions": PerLayer(tuple(Rotary(1e6 if p == Causal() else 1e4, pairing="halves") for p in OFTEN)),
+    "per_layer_embedding": 256,
+    "mlp_sparsity": (*(0.95,) * 10, *(0.0,) * 12),
+    "mixers": (*(Softmax(v_norm=True),) * 20, Softmax(kv_from=18), Softmax(kv_from=19)),
+}
 LLAMA31 = rotary("adjacent", 500000.0, Llama3(8.0, 1.0, 4.0, 8192))
 SPECS = {
     "llama": ModelSpec.of("llama", **BASE, **rotary("adjacent"), norm_eps=1e-5),
@@ -115,6 +125,7 @@ SPECS = {
             (*(Rotary(pairing="halves"),) * 5, Rotary(1e6, pairing="halves", scaling=LinearScaling(8.0)))
         ),
     ),
+    "gemma3n": ModelSpec.of("gemma3n_text", **THREE_N),
     "phi3": ModelSpec.of("phi3", **SQUARE, **rotary("halves")),
     "glm": ModelSpec.of("glm", **SQUARE),
     "stablelm": ModelSpec.of("stablelm", **SQUARE, qkv_bias=True),

@@ -1,4 +1,5 @@
-"""Factors of Falcon-H1, which llama.cpp has no keys for: its files have them within the matrices."""
+"""What llama.cpp has no keys for, and its files have within the matrices: factors of Falcon-H1, and that ids from some
+number on share a row of Gemma 3n's embeddings by layer."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,11 +13,13 @@ from headway.checkpoints.hf.config_keys import Inexpressible
 from headway.checkpoints.hf.layouts.falcon_h1 import FALCON_H1, KEY, OUT, SSM_OUT
 from headway.models import ModelSpec
 from headway.models.mixers import Softmax
+from headway.storage.lazy import Form, lazy, with_values
 
 
 def folded(spec: ModelSpec) -> tuple[ModelSpec, dict[str, Tensor]]:
-    """The spec without these factors, and the weights that have them instead: our name -> factors [O, 1] or [1, 1] of
+    """The spec without these, and the weights that have them instead: our name -> factors [O, 1] or [1, 1] of
     its rows, where one is not 1. Raises Inexpressible for a tied matrix that would need two."""
+    spec = replace(spec, per_layer_vocab=0)
     if spec.family != FALCON_H1.family:
         return spec, {}
     keys = FALCON_H1.config(spec)
@@ -49,6 +52,20 @@ def folded(spec: ModelSpec) -> tuple[ModelSpec, dict[str, Tensor]]:
     return replace(spec, attention_scale=None, mixers=plain, **ones), {
         f"{name}.weight": torch.tensor(each)[:, None] for name, each in factors.items() if {*each} != {1.0}
     }
+
+
+def with_all_rows(state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, Tensor]:
+    """The weights with a row of embeddings by layer for every id: that of id 0 for ids from `per_layer_vocab` on."""
+    name, more = "model.per_layer.embed_tokens.weight", spec.vocab - spec.per_layer_vocab
+    if not spec.per_layer_vocab:
+        return state
+    form = lazy(state).forms[name]
+
+    def make(name: str) -> Tensor:
+        rows = state[name]
+        return torch.cat((rows, rows[:1].expand(more, -1)))
+
+    return with_values(state, {name: Form((spec.vocab, *form.shape[1:]), form.dtype)}, make)
 
 
 def times(factors: Mapping[str, Tensor], name: str, value: Tensor) -> Tensor:

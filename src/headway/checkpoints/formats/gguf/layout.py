@@ -1,6 +1,6 @@
 """One architecture of GGUF as a layout: its metadata, and the names of its tensors."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -89,7 +89,8 @@ def gguf_layout(
     experts: ExpertKeys | None = None,
     mixing: Mixing | None = None,
     harmless: tuple[str, ...] = (),
-    bare: str = "",
+    tensors: Sequence[Rule] = (),
+    unused: Sequence[str] = (),
 ) -> Layout:
     """One `general.architecture`, by default of the family of that name; its positions are rotary where it has a
     `pairing`.
@@ -97,8 +98,8 @@ def gguf_layout(
     `numbers` are further fields that have keys; `modules`, and `top` outside of layers, are those with another name.
     Where `tied` is not None, it holds for all models. Every `every`-th layer has full attention, and the second of
     `schemes`. `further` reads fields from the keys `more`, `written` writes them; keys of `only` have one value.
-    `experts` are those that layers may have, `mixing` is the token mixer of some layers. Their module `bare`
-    has the name of its one tensor."""
+    `experts` are those that layers may have, `mixing` is the token mixer of some layers. `tensors`
+    are those with names of their own, `unused` ends of names of those that files may have and no model uses."""
 
     def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         keys, width, heads = config.below(f"{name}."), fields["width"], fields["heads"]
@@ -157,20 +158,19 @@ def gguf_layout(
         for ours, theirs in {**MODULES, **modules}.items()
         if ours.rpartition(".")[2] not in joined
     }
-    tensors = with_experts(
+    plain = with_experts(
         decoder_names(
             *("", "token_embd", "output_norm", "blk.#.", names),
             top=top,
             head="output",
-            unused=(FACTORS,),  # read with the positions
+            unused=(FACTORS, *unused),  # the first is read with the positions
         )
     )
-    tensors = tensors if mixing is None else with_mixers(tensors, mixing)
-    bare_name = f"blk.#.{bare}.weight"
+    plain = plain if mixing is None else with_mixers(plain, mixing)
+    named = {rule.ours[0] for rule in tensors}
 
     def rules(spec: ModelSpec) -> list[Rule]:
-        each = tensors.rules(spec)
-        return [replace(r, theirs=f"blk.#.{bare}") if r.theirs == bare_name else r for r in each]
+        return [*(rule for rule in plain.rules(spec) if rule.ours[0] not in named), *tensors]
 
     return Layout(
         family=family or name,
@@ -192,7 +192,7 @@ def gguf_layout(
                 write,
             ),
         ),
-        tensors=replace(tensors, rules=rules),
+        tensors=replace(plain, rules=rules),
         pairing=pairing or "halves",
         also=also,
     )

@@ -1,6 +1,6 @@
 """From GGUF's metadata to `ModelSpec` and back, by the layouts of its architectures."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,15 @@ def _below(metadata: Mapping[str, Value], beginning: str) -> dict[str, Any]:
 
 
 def _spec(layout: Layout, config: Mapping[str, Any], facts: Mapping[str, Any]) -> ModelSpec:
-    spec = layout.spec(config)
+    (name,) = layout.architectures
+    # a value for each layer may be one for all
+    layers = config.get(f"{name}.{SIZES['layers']}")
+    each = {
+        key: value[0]
+        for key in (f"{name}.{end}" for end in (SIZES["heads"], SIZES["hidden"]))
+        if isinstance(value := config.get(key), Sequence) and len(value) == layers and len({*value}) == 1
+    }
+    spec = layout.spec({**config, **each})
     windowed = any(pattern != Causal() for pattern in spec.patterns)
     family = WINDOWED.get(layout.family, spec.family) if windowed else spec.family
     family = MIXTURES.get(layout.family, family) if any(spec.experts) else family
