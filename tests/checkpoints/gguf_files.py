@@ -44,6 +44,20 @@ DELTA = DeltaSpec(heads=4, key_heads=2, head_dim=16)
 HYBRID = {**SQUARE, "layers": 4}
 QWEN = {**BASE, "layers": 4, "mixers": (*(DELTA,) * 3, Softmax())}
 CONV = {**SQUARE, "layers": 3, "mixers": (ShortConv(), ShortConv(), Softmax())}
+NEMOTRON = {**BASE, "layers": 4, "mixers": (SSD, SSD, Softmax(), SSD)}
+NANO = Experts(
+    count=4, top=2, hidden=48, shared=40, score="sigmoid", choice_bias=True, sum_eps=1e-20, scale=2.5
+)
+OFTEN = (*(*(Window.last(6),) * 4, Causal()) * 4, Window.last(6), Causal())
+THREE_N = {
+    **BASE,
+    "layers": 22,
+    "patterns": OFTEN,
+    "positions": PerLayer(tuple(Rotary(1e6 if p == Causal() else 1e4, pairing="halves") for p in OFTEN)),
+    "per_layer_embedding": 256,
+    "mlp_sparsity": (*(0.95,) * 10, *(0.0,) * 12),
+    "mixers": (*(Softmax(v_norm=True),) * 20, Softmax(kv_from=18), Softmax(kv_from=19)),
+}
 LLAMA31 = rotary("adjacent", 500000.0, Llama3(8.0, 1.0, 4.0, 8192))
 SPECS = {
     "llama": ModelSpec.of("llama", **BASE, **rotary("adjacent"), norm_eps=1e-5),
@@ -111,6 +125,7 @@ SPECS = {
             (*(Rotary(pairing="halves"),) * 5, Rotary(1e6, pairing="halves", scaling=LinearScaling(8.0)))
         ),
     ),
+    "gemma3n": ModelSpec.of("gemma3n_text", **THREE_N),
     "phi3": ModelSpec.of("phi3", **SQUARE, **rotary("halves")),
     "glm": ModelSpec.of("glm", **SQUARE),
     "stablelm": ModelSpec.of("stablelm", **SQUARE, qkv_bias=True),
@@ -180,6 +195,19 @@ SPECS = {
         experts=Experts(count=4, top=2, shared=40),
         **GRANITE,
     ),
+    "falcon-h1": ModelSpec.of(
+        "falcon_h1", **BASE, **rotary("halves", 1e11), mixers=Softmax(beside=replace(SSD, norm=False))
+    ),
+    "falcon-h1, norms": ModelSpec.of(
+        "falcon_h1", **BASE, **rotary("halves", 1e11), mixers=Softmax(beside=SSD), tied=True
+    ),
+    "nemotron-h": ModelSpec.of("nemotron_h", **NEMOTRON, layer_hidden=(0, None, 0, None)),
+    "nemotron-h, experts": ModelSpec.of(
+        "nemotron_h",
+        **{**NEMOTRON, "hidden": 48},
+        layer_hidden=(0, None, 0, 0),
+        experts=(NANO, None, NANO, NANO),
+    ),
     "qwen3_next": ModelSpec.of("qwen3_next", **QWEN, experts=SHARED),
     "qwen3.5": ModelSpec.of("qwen3_5_text", **QWEN),
     "qwen3.5, a value of each key": ModelSpec.of(
@@ -187,6 +215,22 @@ SPECS = {
     ),
     "qwen3.5, experts": ModelSpec.of("qwen3_5_moe_text", **QWEN, experts=SHARED),
 }
+FACTORED = {
+    "falcon-h1, factors": ModelSpec.of(
+        "falcon_h1",
+        **BASE,
+        **rotary("halves", 1e11),
+        mixers=Softmax(
+            beside=replace(SSD, norm=False, factors=(0.5, 1.5, 0.75, 1.25, 0.9)), factors=(0.8, 1.2)
+        ),
+        attention_scale=0.6 * 32**-0.5,
+        mlp_gate_scale=0.7,
+        mlp_scale=1.3,
+        embedding_scale=3.0,
+        logit_scale=0.5,
+    )
+}
+"""Specs with factors that files have within the matrices."""
 
 
 def weights(spec, dtype=torch.float32):

@@ -11,14 +11,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import NormalDist
 from typing import IO, Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from headway.models.decoder import Decoder
+from headway.nn import feedforward
 from tests.data import llama_cpp_path
 from tests.serve.others import HOME
 
@@ -60,6 +64,24 @@ def converted(folders: Mapping[Path, Path]) -> dict[Path, str | None]:
     marked = told.stdout.rpartition("SAID")[2]
     assert marked, told.stderr[-2000:]
     return {Path(folder): said for folder, said in json.loads(marked).items()}
+
+
+def as_gemma3n(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a Gemma 3n compute as llama.cpp does, where that is not transformers' way: deviations of F gates are roots of
+    sums over F - 1, where transformers divides by F, and GELU is looked up in a table of half precision."""
+
+    def tabled(x: Tensor) -> Tensor:
+        y = F.gelu(x.half().float(), approximate="tanh").half().float()
+        return torch.where(x <= -10, torch.zeros_like(x), torch.where(x >= 10, x, y))
+
+    def cut(gates: Tensor, share: float) -> Tensor:
+        std, mean = torch.std_mean(gates, -1, keepdim=True)
+        return (gates - mean - std * NormalDist().inv_cdf(share)).relu() if share else gates
+
+    monkeypatch.setattr(feedforward, "_largest", cut)
+    monkeypatch.setattr(feedforward, "gated", lambda gate, up, act: tabled(gate) * up)
+    for block in model.model.layers:
+        block.per_layer.act = tabled
 
 
 def server() -> Path:

@@ -8,20 +8,18 @@ import torch
 from headway.api import load
 from headway.checkpoints import convert, inspect, load_folder, load_model, save_folder
 from headway.checkpoints.formats.gguf.architectures import ARCHITECTURES
-from headway.checkpoints.formats.gguf.metadata import write_spec
 from headway.checkpoints.formats.gguf.model import stored_type, without_codes, write_model
 from headway.checkpoints.hf.layouts.tensors import exported
 from headway.checkpoints.restore import fill
 from headway.cli import run
-from headway.errors import CheckpointError, ConfigError
+from headway.errors import CheckpointError
 from headway.models import ModelSpec
-from headway.patterns import Causal, Sink, Window
-from headway.positions import DynamicNTK, Llama3, NoPositions, Rotary, YaRN
+from headway.positions import Rotary
 from headway.storage.gguf import read_gguf
 from headway.storage.gguf_blocks import BF16, BY_DTYPE, F32, Q4_0, Q8_0, codes, dequantize, quantize
 from headway.storage.lazy import Form
 from headway.text import Tokenizer
-from tests.checkpoints.gguf_files import BASE, SPECS, rotary, weights
+from tests.checkpoints.gguf_files import BASE, SPECS, weights
 from tests.data import data_path
 from tests.text.conftest import sentencepiece
 from tests.text.folders import TEXTS
@@ -235,29 +233,6 @@ def test_a_target_that_is_there_or_differs_is_left_as_it_was(tmp_path, monkeypat
         convert(start, tmp_path / FILE, overwrite=True)
     assert (tmp_path / FILE).read_bytes() == b"mine"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["0", FILE]
-
-
-@pytest.mark.parametrize(
-    ("family", "fields", "message"),
-    [
-        ("llama", {"positions": NoPositions()}, "positions"),
-        ("llama", rotary("adjacent", scaling=DynamicNTK(2.0, 2048)), r"rotary scaling \(DynamicNTK\)"),
-        ("llama", rotary("adjacent", scaling=YaRN(4.0, 2048, truncate=False)), "positions"),
-        ("llama", rotary("adjacent", scaling=Llama3(8.0, 2.0, 5.0, 8192)), "positions"),
-        ("llama", {**rotary("adjacent"), "patterns": (Window.last(8), Causal())}, "windows"),
-        ("llama", {**rotary("adjacent"), "patterns": Causal() & (Sink(2) | Window.last(8))}, "patterns"),
-        ("llama", {**rotary("adjacent"), "activation": "gelu"}, "activation"),
-        ("qwen3", {**rotary("halves"), "mlp_bias": True}, "mlp_bias"),
-        ("llama", rotary("halves"), "positions"),
-        ("opt", {"kv_heads": 4}, "has no architecture in GGUF"),
-        ("smollm3", {"layers": 4, **rotary("adjacent")}, "positions"),
-        ("cohere", {"tied": False}, "tied"),
-        ("cohere2", {"layers": 4, "patterns": Causal(), **rotary("adjacent")}, "positions"),
-    ],
-)
-def test_what_gguf_cannot_say_is_refused_by_name(family, fields, message):
-    with pytest.raises(ConfigError, match=message):
-        write_spec(ModelSpec.of(family, **{**BASE, **fields}))
 
 
 def test_parts_of_one_matrix_have_codes_of_one_type(tmp_path):

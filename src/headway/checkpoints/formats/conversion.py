@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints.folder import Folder, Format, load_folder
+from headway.checkpoints.formats.gguf.folded import folded, times
 from headway.checkpoints.formats.gguf.model import EXACT, stored_type, without_codes
 from headway.checkpoints.formats.meta import MetaModel
 from headway.checkpoints.heads import change_pairing, repeat_kv_heads
@@ -66,11 +67,16 @@ class Storage:
         return without_codes(self.folder.spec) if self.gguf else set()
 
     @cached_property
+    def factors(self) -> dict[str, Tensor]:
+        """Factors of rows that the target's weights have and the source's have not."""
+        return folded(self.folder.spec)[1] if self.gguf else {}
+
+    @cached_property
     def kept(self) -> dict[str, BlockType]:
         """The weights whose codes the target takes over, and the block types that hold them."""
         if not self.gguf:
             return {}
-        free = [name for name in self.coded if name not in self.turned]
+        free = [name for name in self.coded if name not in self.turned and name not in self.factors]
         types = {name: block_type(self.coded[name].read()) for name in free}
         return {name: kind for name, kind in types.items() if kind and self.asked in (None, kind)}
 
@@ -101,11 +107,17 @@ class Storage:
             return dequantize(self._blocks(name), kind)
         if name in self.coded:
             value = value.to(self.folder.tensors.forms[name].dtype)
-        return dequantize(quantize(value, kind), kind)
+        value = dequantize(quantize(times(self.factors, name, value), kind), kind)
+        return value.float() / self.factors[name] if name in self.factors else value
 
     def rounded(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Weights after a round trip through the target's types."""
-        return changed(state, self.value, lambda name, form: Form(form.shape, self.kind(name, form).given_as))
+
+        def form(name: str, source: Form) -> Form:
+            dtype = torch.float32 if name in self.factors else self.kind(name, source).given_as
+            return Form(source.shape, dtype)
+
+        return changed(state, self.value, form)
 
     @property
     def choices(self) -> tuple[Choice, ...]:

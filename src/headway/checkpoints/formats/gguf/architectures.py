@@ -13,25 +13,33 @@ from dataclasses import replace
 from typing import Any
 
 from headway.checkpoints.formats.gguf.experts import expert_keys
-from headway.checkpoints.formats.gguf.layout import (
-    BIASES,
-    HEAD_DIMS,
-    LAYER,
-    RMS,
-    Fields,
-    Schemes,
-    gguf_layout,
+from headway.checkpoints.formats.gguf.gemma import (
+    GEMMAS,
+    LOCAL_BASE,
+    POST,
+    SANDWICH,
+    local_base,
+    write_local_base,
 )
-from headway.checkpoints.formats.gguf.mixers import CONV, DELTA_3_5, DELTA_NEXT, KV_HEADS, SSD, SSD_ALONE
-from headway.checkpoints.formats.gguf.rope import THETA
+from headway.checkpoints.formats.gguf.layout import BIASES, HEAD_DIMS, LAYER, RMS, gguf_layout
+from headway.checkpoints.formats.gguf.mixers import (
+    CONV,
+    DELTA_3_5,
+    DELTA_NEXT,
+    KV_HEADS,
+    SSD,
+    SSD_ALONE,
+    SSD_BESIDE,
+)
+from headway.checkpoints.formats.gguf.nemotron_h import nemotron_h
 from headway.checkpoints.hf.config_keys import ConfigReader, Key
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.granite import NUMBERS
+from headway.checkpoints.hf.layouts.rules import Rule
 from headway.models import ModelSpec
-from headway.patterns import Causal
 from headway.positions import Learned, NoPositions, PositionScheme, Rotary, YaRN
 
-SCALE, LOGIT_SCALE, LOCAL_BASE = "attention.scale", "logit_scale", "rope.freq_base_swa"
+SCALE, LOGIT_SCALE = "attention.scale", "logit_scale"
 
 
 def nth_without(rotary: Rotary, keys: ConfigReader) -> tuple[PositionScheme, PositionScheme]:
@@ -57,30 +65,6 @@ def untruncated(rotary: Rotary, keys: ConfigReader) -> tuple[PositionScheme, Pos
     return rotary, rotary
 
 
-def local_base(usual: float | None) -> Schemes:
-    """Layers with windows have a rotary base of their own, by default `usual` or that of the others, and no scaling."""
-    return lambda rotary, keys: (
-        replace(rotary, theta=keys.number(LOCAL_BASE, usual or rotary.theta), scaling=None),
-        rotary,
-    )
-
-
-def write_local_base(spec: ModelSpec) -> dict[str, Any]:
-    """The base of layers with windows, if there are any."""
-    layers = zip(spec.layer_positions, spec.patterns, strict=True)
-    bases = (scheme.theta for scheme, pattern in layers if pattern != Causal() and isinstance(scheme, Rotary))
-    return {LOCAL_BASE: next(bases, None)}
-
-
-def scale_of_27b(layers: int) -> Fields:
-    """Scores are scaled by D^-0.5 (the default), but in models of so many layers by (width / heads)^-0.5."""
-    return lambda keys, fields: {
-        "attention_scale": (fields["width"] // fields["heads"]) ** -0.5
-        if fields["layers"] == layers
-        else None
-    }
-
-
 def read_granite(keys: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The factor on scores, and the divisor of logits."""
     scale, usual = keys.number(SCALE, 0.0), fields["head_dim"] ** -0.5
@@ -100,8 +84,6 @@ def write_granite(spec: ModelSpec) -> dict[str, Any]:
 LOGITS = {"logit_scale": Key(LOGIT_SCALE)}
 PARALLEL = "use_parallel_residual"
 QKV, GATE_UP = {"self_attn.qkv_proj": "attn_qkv"}, {"mlp.gate_up_proj": "ffn_up"}
-POST = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
-SANDWICH = {**POST, "pre_feedforward_layernorm": "ffn_norm"}
 LLAMAS = ("mixtral", "mistral", "ministral", "internlm3", "iquestcoder", "helium")
 GRANITE: Mapping[str, Any] = {
     "numbers": {name: Key(name, 1.0) for name in ("embedding_scale", "residual_scale")},
@@ -119,6 +101,7 @@ QWEN3_5: Mapping[str, Any] = {
     "written": lambda spec: {"rope.dimension_sections": [11, 11, 10, 0]},
     "harmless": ("rope.dimension_sections",),
 }
+NORM_BEFORE = [Rule(("model.layers.#.post_attention_layernorm.weight",), "blk.#.ffn_norm")]
 TABLE: Mapping[str, Any] = {
     "top": {"model.embed_positions": "position_embd"},
     "further": lambda keys, fields: {"positions": Learned(fields["trained_context"])},
@@ -168,6 +151,11 @@ ARCHITECTURES: Mapping[str, Layout] = {
         also=("bamba",),
         **GRANITE,
     ),
+    "falcon-h1": gguf_layout(
+        "falcon-h1", "halves", family="falcon_h1", mixing=SSD_BESIDE, tensors=NORM_BEFORE
+    ),
+    "nemotron_h_moe": nemotron_h("nemotron_h_moe", sparse=True),
+    "nemotron_h": nemotron_h("nemotron_h", sparse=False),
     "mamba2": gguf_layout(
         *("mamba2", None),
         numbers={"heads": Key("ssm.time_step_rank"), "hidden": Key((), lambda fields: 0)},
@@ -211,29 +199,7 @@ ARCHITECTURES: Mapping[str, Layout] = {
         written=write_local_base,
         also=("olmo3",),
     ),
-    "gemma": gguf_layout("gemma", "halves", tied=True),
-    "gemma2": gguf_layout(
-        *("gemma2", "halves"),
-        modules=SANDWICH,
-        tied=True,
-        numbers={
-            "score_cap": Key("attn_logit_softcapping", 50.0),
-            "logit_cap": Key("final_logit_softcapping", 30.0),
-        },
-        every=2,
-        further=scale_of_27b(46),
-    ),
-    "gemma3": gguf_layout(
-        *("gemma3", "halves"),
-        family="gemma3_text",
-        modules=SANDWICH,
-        numbers={"logit_cap": Key("final_logit_softcapping")},
-        every=6,
-        schemes=local_base(THETA),
-        more=(LOCAL_BASE,),
-        further=scale_of_27b(62),
-        written=write_local_base,
-    ),
+    **GEMMAS,
     "phi3": gguf_layout("phi3", "halves", modules={**QKV, **GATE_UP}),
     "chatglm": gguf_layout("chatglm", "adjacent", ("qkv_bias",), family="glm", modules=GATE_UP),
     "glm4": gguf_layout("glm4", "adjacent", ("qkv_bias",), modules={**SANDWICH, **GATE_UP}),

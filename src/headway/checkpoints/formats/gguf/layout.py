@@ -1,21 +1,23 @@
 """One architecture of GGUF as a layout: its metadata, and the names of its tensors."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
 
 from headway.checkpoints.formats.gguf.experts import with_experts
-from headway.checkpoints.formats.gguf.mixers import KV_HEADS, Mixing, with_mixers
+from headway.checkpoints.formats.gguf.mixers import KV_HEADS, NORM, Mixing, with_mixers
 from headway.checkpoints.formats.gguf.rope import FACTORS, ROPE, read_rope, write_rope
 from headway.checkpoints.hf.config_keys import ConfigReader, Inexpressible, Key
 from headway.checkpoints.hf.layouts.base import Layout, Part
 from headway.checkpoints.hf.layouts.experts import ExpertKeys
-from headway.checkpoints.hf.layouts.rules import FUSED, Modules, decoder_names
+from headway.checkpoints.hf.layouts.rules import FUSED, Modules, Rule, decoder_names
 from headway.checkpoints.hf.windows import from_foreign, last_keys
 from headway.errors import ConfigError
 from headway.models import ModelSpec
+from headway.models.mixers import parts_of
 from headway.patterns import Causal
 from headway.positions import Pairing, PerLayer, PositionScheme, Rotary
 
@@ -61,6 +63,8 @@ WINDOWED = {"llama": "mistral", "olmo2": "olmo3"}
 """The family of an architecture's models that have a window."""
 MIXTURES = {"llama": "mixtral"}
 """The family of an architecture's models that have experts."""
+SPARSE = {"nemotron_h": "nemotron_h_moe"}
+"""The architecture of an architecture's models that have experts."""
 NONE: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -85,6 +89,8 @@ def gguf_layout(
     experts: ExpertKeys | None = None,
     mixing: Mixing | None = None,
     harmless: tuple[str, ...] = (),
+    tensors: Sequence[Rule] = (),
+    unused: Sequence[str] = (),
 ) -> Layout:
     """One `general.architecture`, by default of the family of that name; its positions are rotary where it has a
     `pairing`.
@@ -92,7 +98,8 @@ def gguf_layout(
     `numbers` are further fields that have keys; `modules`, and `top` outside of layers, are those with another name.
     Where `tied` is not None, it holds for all models. Every `every`-th layer has full attention, and the second of
     `schemes`. `further` reads fields from the keys `more`, `written` writes them; keys of `only` have one value.
-    `experts` are those that layers may have, `mixing` is the token mixer of some layers."""
+    `experts` are those that layers may have, `mixing` is the token mixer of some layers. `tensors`
+    are those with names of their own, `unused` ends of names of those that files may have and no model uses."""
 
     def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         keys, width, heads = config.below(f"{name}."), fields["width"], fields["heads"]
@@ -133,7 +140,8 @@ def gguf_layout(
             **({} if mixing is None else mixing.keys_of(spec)),
             **written(spec),
         }
-        return {**{f"{name}.{key}": value for key, value in keys.items()}, FACTORS: rope[1]}
+        norm = any(getattr(part, "norm", False) for mixer in spec.mixers for part in parts_of(mixer))
+        return {**{f"{name}.{key}": value for key, value in keys.items()}, FACTORS: rope[1], NORM: norm}
 
     number_keys = {
         field: key._replace(names=f"{name}.{key.names}") if key.each else key
@@ -150,14 +158,20 @@ def gguf_layout(
         for ours, theirs in {**MODULES, **modules}.items()
         if ours.rpartition(".")[2] not in joined
     }
-    tensors = with_experts(
+    plain = with_experts(
         decoder_names(
             *("", "token_embd", "output_norm", "blk.#.", names),
             top=top,
             head="output",
-            unused=(FACTORS,),  # read with the positions
+            unused=(FACTORS, *unused),  # the first is read with the positions
         )
     )
+    plain = plain if mixing is None else with_mixers(plain, mixing)
+    named = {rule.ours[0] for rule in tensors}
+
+    def rules(spec: ModelSpec) -> list[Rule]:
+        return [*(rule for rule in plain.rules(spec) if rule.ours[0] not in named), *tensors]
+
     return Layout(
         family=family or name,
         architectures={name: "lm"},
@@ -172,9 +186,13 @@ def gguf_layout(
         },
         harmless=tuple(f"{name}.{key}" for key in ("tensor_data_layout", *harmless)),
         parts=(
-            Part({FACTORS: None, **{f"{name}.{key}": value for key, value in usual.items()}}, read, write),
+            Part(
+                {FACTORS: None, NORM: None, **{f"{name}.{key}": value for key, value in usual.items()}},
+                read,
+                write,
+            ),
         ),
-        tensors=tensors if mixing is None else with_mixers(tensors, mixing),
+        tensors=replace(plain, rules=rules),
         pairing=pairing or "halves",
         also=also,
     )

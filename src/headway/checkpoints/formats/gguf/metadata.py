@@ -1,6 +1,6 @@
 """From GGUF's metadata to `ModelSpec` and back, by the layouts of its architectures."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from headway.checkpoints.formats.gguf.architectures import ARCHITECTURES
-from headway.checkpoints.formats.gguf.layout import BIASES, MIXTURES, SIZES, WINDOWED
+from headway.checkpoints.formats.gguf.folded import folded
+from headway.checkpoints.formats.gguf.layout import BIASES, MIXTURES, SIZES, SPARSE, WINDOWED
+from headway.checkpoints.formats.gguf.mixers import NORM
 from headway.checkpoints.formats.gguf.rope import FACTORS, decimal, rounded
 from headway.checkpoints.hf.config import own_facts
 from headway.checkpoints.hf.config_keys import OURS, Inexpressible, reading
@@ -61,6 +63,7 @@ def read_spec(file: GGUF, numbers: LazyTensors) -> ModelSpec:
         size: vocab,
         "tied": OUTPUT not in numbers,
         FACTORS: numbers.get(FACTORS),
+        NORM: NORM in numbers,
         **biases,
         **_below(metadata, f"{name}."),
     }
@@ -76,7 +79,15 @@ def _below(metadata: Mapping[str, Value], beginning: str) -> dict[str, Any]:
 
 
 def _spec(layout: Layout, config: Mapping[str, Any], facts: Mapping[str, Any]) -> ModelSpec:
-    spec = layout.spec(config)
+    (name,) = layout.architectures
+    # a value for each layer may be one for all
+    layers = config.get(f"{name}.{SIZES['layers']}")
+    each = {
+        key: value[0]
+        for key in (f"{name}.{end}" for end in (SIZES["heads"], SIZES["hidden"]))
+        if isinstance(value := config.get(key), Sequence) and len(value) == layers and len({*value}) == 1
+    }
+    spec = layout.spec({**config, **each})
     windowed = any(pattern != Causal() for pattern in spec.patterns)
     family = WINDOWED.get(layout.family, spec.family) if windowed else spec.family
     family = MIXTURES.get(layout.family, family) if any(spec.experts) else family
@@ -90,12 +101,14 @@ def architecture_of(spec: ModelSpec) -> str:
     }
     if spec.family not in known:
         raise ConfigError(f"a {spec.family} has no architecture in GGUF here; written are {', '.join(known)}")
-    return known[spec.family]
+    name = known[spec.family]
+    return SPARSE.get(name, name) if any(spec.experts) else name
 
 
 def write_spec(spec: ModelSpec) -> tuple[dict[str, Any], Tensor | None]:
     """The keys of a spec, whose positions must have the pairing of its architecture, and the divisors of its rotary
-    frequencies; reading them again gives the spec, but for coefficients of losses of training.
+    frequencies; reading them again gives the spec, but for coefficients of losses of training and factors that are
+    within matrices (`folded`).
 
     Raises ConfigError, naming the fields, for a spec that the keys cannot express."""
     name = architecture_of(spec)
@@ -103,6 +116,7 @@ def write_spec(spec: ModelSpec) -> tuple[dict[str, Any], Tensor | None]:
     plain = (experts and replace(experts, aux_loss_coef=0.0, z_loss_coef=0.0) for experts in spec.experts)
     spec = replace(spec, experts=tuple(plain))
     try:
+        spec, _ = folded(spec)
         config = layout.config(spec)
     except Inexpressible as error:
         raise ConfigError(f"GGUF's {name} cannot express the {error} of this {spec.family}") from error

@@ -24,7 +24,7 @@ KV_HEADS, RECURRENT, INTERVAL = (
     "attention.recurrent_layers",
     "full_attention_interval",
 )
-LENGTH = "shortconv.l_cache"
+LENGTH, NORM = "shortconv.l_cache", "blk.0.ssm_norm.weight"
 SSM = tuple(
     f"ssm.{name}" for name in ("conv_kernel", "inner_size", "state_size", "time_step_rank", "group_count")
 )
@@ -39,7 +39,7 @@ class Mixing(NamedTuple):
         read, write: from the keys to the mixer, and back.
         rules: of its tensors, whose names are ours below `MIXER`.
         marks: which layers have it: those without kv heads ("heads"), those that a list says or all but every n-th
-            ("layers"), or "all".
+            ("layers"), "all", or all of them "beside" attention.
     """
 
     kind: type
@@ -58,11 +58,13 @@ class Mixing(NamedTuple):
         """The mixers, and the kv heads of those that attend. Raises ConfigError for lists of another length, and
         several numbers of kv heads."""
         mixer, heads = self.read(keys), set[int]()
+        if self.marks == "beside":
+            return {"mixers": Softmax(beside=mixer)}
         if self.marks == "heads":
-            each = _each(keys, KV_HEADS, layers)
+            each = each_layer(keys, KV_HEADS, layers)
             recurrent, heads = [not n for n in each], {n for n in each if n}
         elif self.marks == "layers" and keys.get(RECURRENT) is not None:
-            recurrent = [bool(n) for n in _each(keys, RECURRENT, layers)]
+            recurrent = [bool(n) for n in each_layer(keys, RECURRENT, layers)]
         else:
             every = keys.whole(INTERVAL, 4) if self.marks == "layers" else layers + 1
             recurrent = [(i + 1) % every != 0 for i in range(layers)]
@@ -73,7 +75,9 @@ class Mixing(NamedTuple):
 
     def keys_of(self, spec: ModelSpec) -> dict[str, Any]:
         """The keys of a spec. Raises Inexpressible for other mixers, and for a spec without this kind."""
-        others = {mixer for mixer in spec.mixers if mixer != Softmax()}
+        beside = self.marks == "beside"
+        mixers = [getattr(mixer, "beside", None) for mixer in spec.mixers] if beside else spec.mixers
+        others = {mixer for mixer in mixers if mixer != Softmax()}
         if len(others) != 1 or not all(isinstance(mixer, self.kind) for mixer in others):
             raise Inexpressible("mixers")
         recurrent = [mixer != Softmax() for mixer in spec.mixers]
@@ -87,7 +91,7 @@ class Mixing(NamedTuple):
         return keys
 
 
-def _each(keys: ConfigReader, key: str, layers: int) -> list[int]:
+def each_layer(keys: ConfigReader, key: str, layers: int) -> list[int]:
     """A whole number for each layer, which may be one for all."""
     value = keys.need(key)
     each = [value] * layers if isinstance(value, int) else list(value)
@@ -107,9 +111,15 @@ def with_mixers(names: TensorNames, mixing: Mixing) -> TensorNames:
             attention = [
                 replace(query, theirs=r.theirs) if r.ours[0] == query.ours[0] else r for r in attention
             ]
+
+        def softmax(mixer: Softmax) -> list[Rule]:
+            rules = [] if mixer.beside is None else mixing.rules(mixer.beside)
+            places = [tuple(name.replace(MIXER, f"{MIXER}beside.") for name in rule.ours) for rule in rules]
+            return [*attention, *(replace(r, ours=ours) for r, ours in zip(rules, places, strict=True))]
+
         return [
             *(rule for rule in each if not rule.ours[0].startswith(MIXER)),
-            *by_mixer(spec, {Softmax: lambda softmax: attention, mixing.kind: mixing.rules}),
+            *by_mixer(spec, {Softmax: softmax, mixing.kind: mixing.rules}),
         ]
 
     return replace(names, rules=rules)
@@ -135,6 +145,11 @@ def _size_keys(sizes: RuleSizes) -> dict[str, Any]:
     return dict(zip(SSM, numbers, strict=True))
 
 
+def _read_beside(keys: ConfigReader) -> SSDSpec:
+    """State-space duality beside attention, which has a norm where the file has its tensor."""
+    return SSDSpec(**_sizes(keys), norm=bool(keys.config.get(NORM)))
+
+
 STATE = {
     "conv": "ssm_conv1d.weight",
     "conv_bias": "ssm_conv1d.bias",
@@ -150,9 +165,10 @@ def _ssd_rules(ssd: SSDSpec) -> list[Rule]:
     parts = tuple(f"{MIXER}{part}_proj.weight" for part in ("gate", "mixed", "step"))
     by_group = Change(lambda x: x.unflatten(0, (ssd.key_heads, -1)), lambda x: x.flatten())
     changed = {"log_rate": lifted(1), "skip": lifted(1), "norm.weight": by_group}
+    names = {ours: theirs for ours, theirs in STATE.items() if ssd.norm or ours != "norm.weight"}
     return [
         Rule(parts, "blk.#.ssm_in.weight", (ssd.channels[2], sum(ssd.channels), ssd.heads)),
-        *_named(STATE, changed),
+        *_named(names, changed),
     ]
 
 
@@ -213,6 +229,7 @@ CONV = Mixing(
 )
 SSD = Mixing(SSDSpec, SSM, lambda keys: SSDSpec(**_sizes(keys)), _size_keys, _ssd_rules, "heads")
 SSD_ALONE = SSD._replace(marks="all")
+SSD_BESIDE = SSD._replace(read=_read_beside, marks="beside")
 DELTA_NEXT, DELTA_3_5 = (
     Mixing(
         DeltaSpec,

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from headway.block_quantization import CodedMatrix
 from headway.checkpoints.formats.gguf.architectures import ARCHITECTURES
+from headway.checkpoints.formats.gguf.folded import folded, times, with_all_rows
+from headway.checkpoints.formats.gguf.gemma import unused_keys
 from headway.checkpoints.formats.gguf.metadata import architecture_of, write_spec
 from headway.checkpoints.formats.gguf.rope import FACTORS
 from headway.checkpoints.formats.gguf.writer import write_gguf
@@ -23,7 +25,7 @@ from headway.models import FAMILIES, ModelSpec
 from headway.storage.dtypes import dtype_name
 from headway.storage.gguf import GGUF
 from headway.storage.gguf_blocks import BY_DTYPE, CODED, F32, BlockType, codes, dequantize
-from headway.storage.lazy import Form, Made, lazy, with_values
+from headway.storage.lazy import Form, Made, changed, lazy, with_values
 from headway.storage.tensors import PIECE, Tensors
 
 TOKENIZER = "tokenizer.ggml."
@@ -46,6 +48,7 @@ EXACT = (
     *("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "ssm_a", "ssm_d", "norm.weight"),
     *("ssm_conv1d.weight", "shortconv.conv.weight"),
     *("mlp.gate.weight", "mlp.shared_expert_gate.weight", ".conv", "_conv"),
+    *("altup_correct_coef.weight", "altup_predict_coef.weight", "correction_coefs", "prediction_coefs"),
 )
 """Ends of names, theirs and ours, of matrices that are always F32."""
 Values = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
@@ -83,17 +86,18 @@ def write_model(
     `tokenizer` are the keys of its tokenizer (`headway.text.gguf`), `generation` the ids that begin and end a text, of
     generation_config.json, and `check` is that of `write_gguf`. Raises ConfigError for a spec that GGUF cannot express,
     CheckpointError for more tokens that end a text than it has keys for."""
-    keys, factors = write_spec(spec)
+    state = with_all_rows(state, spec)
+    (keys, factors), (spec, of_weights) = write_spec(spec), folded(spec)
     names = ARCHITECTURES[architecture_of(spec)].tensors
+    state = changed(state, partial(times, of_weights)) if of_weights else state
     rules, ours = rules_by_name(names, spec), exported(names, state, spec)
     values = {name: change for name in ours.forms if (change := _values(name, spec.norm_offset)) is not None}
     forms = {name: Form(ours.forms[name].shape, torch.float32) for name in values}
     weights = with_values(ours, forms, lambda name: values[name][0](ours[name].float()))
     types = {name: _type(name, rules[name], form, requested, packed) for name, form in weights.forms.items()}
-    if factors is not None:
-        divisors = factors
-        weights = with_values(weights, lazy({FACTORS: divisors}).forms, lambda name: divisors)
-        types[FACTORS] = F32
+    more = {**({} if factors is None else {FACTORS: factors}), **unused_keys(spec)}
+    weights = with_values(weights, lazy(more).forms, more.__getitem__)
+    types |= dict.fromkeys(more, F32)
     known = weights.forms
     wide = [name for name, form in known.items() if len(form.shape) > 1]
     matrices = [types[name].name for name in wide if not name.endswith(EXACT)]

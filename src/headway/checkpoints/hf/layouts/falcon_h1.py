@@ -11,7 +11,7 @@ from headway.checkpoints.hf.config_keys import ConfigReader, Inexpressible, Key
 from headway.checkpoints.hf.layouts.base import Part
 from headway.checkpoints.hf.layouts.experts import LAYER
 from headway.checkpoints.hf.layouts.hybrids import MIXER, by_mixer, check_silu
-from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout
+from headway.checkpoints.hf.layouts.llama import BIAS, MLP_BIAS, llama_layout
 from headway.checkpoints.hf.layouts.rules import Rule
 from headway.checkpoints.hf.layouts.ssd import BAMBA_NAMES, STEPS, ssd_rules
 from headway.checkpoints.hf.layouts.tensors import renamed
@@ -121,7 +121,6 @@ FALCON_H1 = llama_layout(
         "logit_scale": Key("lm_head_multiplier", 1.0),
     },
     kv_heads=8,
-    head_dim=FREE,
     only={**STEPS, "mamba_use_mlp": (True, None), "attn_layer_indices": (None,)},
     harmless=("mamba_chunk_size", "num_logits_to_keep", "mlp_expansion_factor"),
     parts=(
