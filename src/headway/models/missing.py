@@ -9,7 +9,7 @@ MISSING: Mapping[str, str] = {
         cohere2_moe dbrx deepseek_v4 doge jetmoe kolibri1 llama4 llama4_text phimoe
     """,
     "folders of this layout": """
-        aria_text gemma4_unified gemma4_unified_text hunyuan_v1_moe laguna mimo_v2_flash
+        aria_text gemma4_unified gemma4_unified_text hunyuan_v1_moe laguna mimo_v2_flash sarvam_moe
     """,
     "keys that an indexer chooses": "minimax_m3_vl_text qwen4_exp qwen4_exp_text",
     "residuals of this kind": "beam zaya",

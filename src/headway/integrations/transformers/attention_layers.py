@@ -5,7 +5,7 @@ Legend: B rows, H query heads, K kv heads, T tokens, D per head, d <= D rotated 
 """
 
 from functools import cache
-from inspect import signature
+from inspect import signature, unwrap
 from types import FunctionType
 from typing import Any
 
@@ -107,7 +107,7 @@ def trial_error(model: Any) -> str | None:
 def _difference(layer: Any, pattern: Pattern) -> float:
     """The largest difference between a layer's own attention and ours, over the largest number: of outputs and
     gradients, in float32."""
-    theirs = type(layer).forward.__globals__["eager_attention_forward"]
+    theirs = unwrap(type(layer).forward).__globals__["eager_attention_forward"]
     group, sinks = getattr(layer, "num_key_value_groups", 1), getattr(layer, "sinks", None)
     shared = 2 if sinks is None else len(sinks) // group  # sinks are of all heads
     seed = torch.Generator().manual_seed(SEED)
