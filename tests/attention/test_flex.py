@@ -156,7 +156,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("pattern", "q_tokens", "k_tokens"), CASES, ids=named)
+@pytest.mark.parametrize(
+    ("pattern", "q_tokens", "k_tokens"),
+    [pytest.param(*case, marks=pytest.mark.slow if i % 2 else ()) for i, case in enumerate(CASES)],
+    ids=named,
+)
 def test_flex_is_dense(pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens) -> None:
     at = on_device(q_tokens), on_device(k_tokens)
     q, k, v = qkv(*at)

@@ -17,6 +17,7 @@ from headway.models import ModelSpec, build
 from headway.positions import Rotary
 from headway.storage.tensors import open_tensors
 from tests.checkpoints.hf import off
+from tests.pairwise import chequered
 
 MISSION_PAIRS = ((0, 3), (1, 4), (2, 5))
 WEIGHTS = "model.safetensors"
@@ -39,8 +40,7 @@ def logits(path, dtype=None):
     return load_model(path, dtype=dtype)(ids).detach()
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("pairs", [MISSION_PAIRS, ((5, 0), (3, 1), (2, 4))], ids=str)
+@chequered("pairs,kv_heads", [MISSION_PAIRS, ((5, 0), (3, 1), (2, 4))], [1, 2, 4])
 def test_row_61_interleaved_to_halves_to_any_pairs_and_back_is_the_same_file(tmp_path, kv_heads, pairs):
     """Row 61: every step gives the same logits, and the last the first file again, byte by byte."""
     start = save(tmp_path / "0", family="qwen3", kv_heads=kv_heads, pairing="adjacent")
@@ -66,10 +66,10 @@ def test_row_61_the_pairs_of_the_documents_are_halves_under_another_name(tmp_pat
     assert load_folder(tmp_path / "1").spec.positions.pairing == MISSION_PAIRS
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-@pytest.mark.parametrize(("before", "after"), [(1, 4), (2, 4), (1, 2), (4, 4)])
-def test_row_53_grouped_heads_written_out_are_the_same_function(tmp_path, family, before, after):
+@chequered("heads,family", [(1, 4), (2, 4), (1, 2), (4, 4)], ["llama", "qwen2", "qwen3"], of=3)
+def test_row_53_grouped_heads_written_out_are_the_same_function(tmp_path, heads, family):
     """Row 53: GQA and MQA to MHA (and between) by repetition; transformers reads the same from the result."""
+    before, after = heads
     start = save(tmp_path / "0", family=family, kv_heads=before)
     assert run(["convert", str(start), str(tmp_path / "1"), "--kv-heads", str(after)]) == 0
     folder = load_folder(tmp_path / "1")

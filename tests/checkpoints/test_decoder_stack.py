@@ -40,7 +40,7 @@ OTHERS = (
 MACHINE = Machine(name="a machine", memory=2**40, bandwidth=1e11, peak=1e12)
 
 
-@pytest.mark.parametrize("name", MAIN)
+@share("name", MAIN, 1, 3)
 def test_greedy_texts_are_theirs(name: str, tmp_path: Path) -> None:
     model = theirs(name)
     model.save_pretrained(tmp_path)
@@ -53,11 +53,11 @@ def test_greedy_texts_are_theirs(name: str, tmp_path: Path) -> None:
         pad_token_id=0,
         eos_token_id=None,
     )
-    found = generate(ours, IDS[:, :9].tolist(), GenerationConfig(max_new_tokens=12))
-    assert [one.ids for one in found] == want[:, 9:].tolist()
+    texts = generate(ours, IDS[:, :9].tolist(), GenerationConfig(max_new_tokens=12))
+    assert [text.ids for text in texts] == want[:, 9:].tolist()
 
 
-@share("name", MAIN, 0, 3)
+@share("name", MAIN, 0, 4)
 def test_convert_inspect_and_plan(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = theirs(name)
     model.save_pretrained(tmp_path / "theirs")
@@ -116,9 +116,9 @@ def test_kept_bytes_are_what_autograd_keeps(change: dict[str, Any], scores: Any,
     size = {"vocab": 97, "width": 40, "layers": 3, "heads": 4, "hidden": 56, "head_dim": 12}
     spec = ModelSpec.of("gpt2", **{**size, "dropout": 0.0, "attention_dropout": 0.0, **change})
     model = build(spec, seed=0, dtype=dtype, backend="dense" if scores == "stored" else "sdpa")
-    found = kept(lambda: loss_of(model, torch.randint(97, (2, 48)), fused=False), model)
+    measured = kept(lambda: loss_of(model, torch.randint(97, (2, 48)), fused=False), model)
     want = cost.activation_bytes(spec, 48, 2, dtype, scores=scores) | {"logits": 4 * 97 * 2 * 48}
-    assert abs(found - sum(want.values())) < 0.01 * sum(want.values())
+    assert abs(measured - sum(want.values())) < 0.01 * sum(want.values())
 
 
 def test_post_norm_is_counted_in_the_plan() -> None:

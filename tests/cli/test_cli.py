@@ -151,11 +151,17 @@ def test_help_of_a_command_is_its_docstring_on_stdout(
     assert err == ""
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
-    for command, first in (("show 'Causal()' --tokens 400", "Causal()"), ("models", "Families")):
-        line = f"{sys.executable} -m headway {command} | head -1; exit ${{PIPESTATUS[0]}}"
-        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
-        assert (done.stdout, done.stderr) == (f"{first}\n", "")
+@pytest.mark.parametrize(
+    ("command", "first"),
+    [
+        ("show 'Causal()' --tokens 400", "Causal()"),
+        pytest.param("models", "Families", marks=pytest.mark.slow),
+    ],
+)
+def test_a_reader_that_goes_away_is_no_error(command: str, first: str) -> None:
+    line = f"{sys.executable} -m headway {command} | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (f"{first}\n", "")
 
 
 @pytest.fixture

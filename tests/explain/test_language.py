@@ -21,6 +21,7 @@ from headway_lab.explain.figures import translate
 from headway_lab.explain.report import FEWER, LACKS, VERDICTS, Report, Table
 from headway_lab.explain.tables import read, translation
 from headway_lab.explain.topics import groups
+from tests.checkpoints.shares import share
 from tests.explain import toys
 
 SAY = translation("zh")
@@ -82,7 +83,7 @@ def texts_in(topic: str) -> set[str]:
     return names | {*texts_of(drawn(topic, own.report))}
 
 
-@pytest.mark.parametrize("topic", TOPICS)
+@share("topic", TOPICS, 0, 3)
 def test_every_name_has_its_translation(topic: str) -> None:
     assert {text for text in texts_in(topic) if untranslated(text)} == set()
     figure = drawn(topic, toys.toy(topic).report)

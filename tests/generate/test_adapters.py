@@ -16,6 +16,7 @@ from headway.patterns import Causal, Window
 from tests.generate.conftest import small
 from tests.generate.engines import SUMS, drain, ids_of, text_of, used
 from tests.models.test_encoder import seq2seq
+from tests.pairwise import chequered
 from tests.tolerance import assert_within_reference
 
 OWN: list[Sequence[str] | None] = [None, [], ["tone"], ["style"], ["style", "tone"], None]
@@ -45,6 +46,13 @@ MODELS: dict[str, Callable[[], Decoder]] = {
     "modules": lambda: with_adapters(small(Causal(), context=512).double()),  # type: ignore[arg-type]
 }
 
+READINGS: dict[str, dict] = {
+    "plain": {},
+    "no-cache": {"use_cache": False},
+    "beams": {"beams": Beams(3)},
+    "chunks": {"prefill_chunk": 2},
+}
+
 
 def alone(
     model: Decoder, prompt: list[int], config: GenerationConfig, own: Sequence[str] | None
@@ -59,14 +67,9 @@ def alone(
         set_active(model, ["tone", "style"])
 
 
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"use_cache": False}, {"beams": Beams(3)}, {"prefill_chunk": 2}],
-    ids=["plain", "no-cache", "beams", "chunks"],
-)
-def test_each_text_has_its_own_adapters(kind: str, options: dict) -> None:
-    model = MODELS[kind]()
+@chequered("reading,kind", list(READINGS), list(MODELS))
+def test_each_text_has_its_own_adapters(reading: str, kind: str) -> None:
+    model, options = MODELS[kind](), READINGS[reading]
     assert Reader(model).steps.what == ("modules" if kind == "modules" else "native")
     configs = [GenerationConfig(max_new_tokens=8, adapters=own, **options) for own in OWN]
     got = [made.ids for made in generate(model, PROMPTS, configs)]

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,18 +48,31 @@ def answers(model: Decoder) -> list[list[int]]:
     ]
 
 
-def test_a_short_prompt_after_a_long_one_is_what_a_fresh_process_says() -> None:
-    """Nothing that a long row computed, its angles neither, is left for the next."""
-    model = stretched()
-    first = generate(model, LONG, GenerationConfig(max_new_tokens=40))
-    after = answers(model)
+def of_a_fresh_process() -> list[list[int]]:
     code = (
         "import json; from tests.generate.test_bad_inputs import *; print(json.dumps(answers(stretched())))"
     )
     command = [sys.executable, "-c", f"import torch; torch.set_num_threads(1); {code}"]
     root = Path(__file__).parents[2]
     fresh = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
-    assert json.loads(fresh.stdout) == after
+    return json.loads(fresh.stdout)
+
+
+@pytest.mark.parametrize(
+    "fresh",
+    [
+        pytest.param(lambda: answers(stretched()), id="model"),
+        pytest.param(of_a_fresh_process, id="process", marks=pytest.mark.slow),
+    ],
+)
+def test_a_short_prompt_after_a_long_one_is_what_a_fresh_process_says(
+    fresh: Callable[[], list[list[int]]],
+) -> None:
+    """Nothing that a long row computed, its angles neither, is left for the next."""
+    expected, model = fresh(), stretched()
+    first = generate(model, LONG, GenerationConfig(max_new_tokens=40))
+    after = answers(model)
+    assert expected == after
     assert len({tuple(ids) for ids in after}) == 4
     again = generate(model, LONG, GenerationConfig(max_new_tokens=40))  # the same prompts twice
     assert [g.ids for g in again] == [g.ids for g in first]

@@ -13,6 +13,7 @@ from headway.generate import Beams, GenerationConfig, Sampling, generate
 from headway.models import Decoder
 from headway.patterns import Causal, Window
 from tests.generate.conftest import small
+from tests.pairwise import chequered
 
 VOCAB = 60
 PROMPTS = [[0, 5, 9], [1], [2, *range(20, 39)], [0, 7, 7, 7, 7]]
@@ -63,11 +64,11 @@ def asked(theirs: Any, config: GenerationConfig) -> list[list[tuple[list[int], f
     return [found[i : i + beams.n_best] for i in range(0, len(found), beams.n_best)]
 
 
-def how(given: dict[str, Any], eos: list[int], **beams: Any) -> GenerationConfig:
-    """The settings `given` over those of a search of `beams`; what is not about the search is of the request."""
+def how(settings: dict[str, Any], eos: list[int], **beams: Any) -> GenerationConfig:
+    """The `settings` over those of a search of `beams`; what is not about the search is of the request."""
     names = {field.name for field in fields(Beams)}
-    search = {**beams, **{k: v for k, v in given.items() if k in names}}
-    rest = {k: v for k, v in given.items() if k not in names}
+    search = {**beams, **{k: v for k, v in settings.items() if k in names}}
+    rest = {k: v for k, v in settings.items() if k not in names}
     return GenerationConfig(max_new_tokens=12, eos=eos, beams=Beams(**search), **rest)
 
 
@@ -79,11 +80,10 @@ def agree(model: Decoder, theirs: Any, config: GenerationConfig) -> None:
         assert scores == pytest.approx([score for _, score in texts], abs=1e-5, rel=1e-5)
 
 
-@pytest.mark.parametrize("eos", EOS)
-@pytest.mark.parametrize("name", HOW)
+@chequered("name,eos", list(HOW), list(EOS), of=3)
 def test_ids_and_scores(theirs: Any, name: str, eos: str) -> None:
-    given = {"no_repeat_ngram": 1} if name == "rules" and not EOS[eos] else HOW[name]
-    agree(OURS, theirs, how(given, EOS[eos], width=4, n_best=3, with_greedy=False))
+    settings = {"no_repeat_ngram": 1} if name == "rules" and not EOS[eos] else HOW[name]
+    agree(OURS, theirs, how(settings, EOS[eos], width=4, n_best=3, with_greedy=False))
 
 
 @pytest.mark.parametrize("penalty", [0.7, 1.3])

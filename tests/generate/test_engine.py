@@ -22,9 +22,14 @@ DRAFT = NgramDraft(tokens=3, least=1)
 
 @pytest.mark.parametrize(
     ("name", "draft"),
-    [(name, None) for name in ("windows", "full", "linear", "hybrid")]
-    + [("windows", DRAFT), ("full", DRAFT)],
-    ids=["windows", "full", "linear", "hybrid", "windows-drafts", "full-drafts"],
+    [
+        pytest.param("windows", None, id="windows"),
+        pytest.param("full", None, id="full"),
+        pytest.param("linear", None, id="linear"),
+        pytest.param("hybrid", None, id="hybrid", marks=pytest.mark.slow),
+        pytest.param("windows", DRAFT, id="windows-drafts"),
+        pytest.param("full", DRAFT, id="full-drafts", marks=pytest.mark.slow),
+    ],
 )
 def test_requests_with_little_room_are_what_each_is_alone(name: str, draft: NgramDraft | None) -> None:
     """With room for some of them: prompts in pieces, prefixes found, the youngest sent back, some cancelled."""
@@ -51,9 +56,9 @@ def test_requests_with_little_room_are_what_each_is_alone(name: str, draft: Ngra
     added, cancelled, hits, sent_back = [], [], 0, 0
     open_text, preempt = reader.cache.open, engine._preempt
 
-    def opened(*given: Any) -> PageTable:
+    def opened(*arguments: Any) -> PageTable:
         nonlocal hits
-        table = open_text(*given)
+        table = open_text(*arguments)
         hits += len(table) > 0
         return table
 

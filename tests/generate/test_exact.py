@@ -51,9 +51,12 @@ KINDS: dict[str, Callable[[], Decoder | EncoderDecoder]] = {
     "linear": lambda: deepcopy(MODELS["linear"]).to(BF16),
     "encoder-decoder": lambda: build(seq2seq(), seed=5).eval().to(BF16),  # type: ignore[return-value]
 }
+SLOW = ("float32", "dilated", "alibi")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in SLOW else ()) for kind in KINDS]
+)
 def test_logits_belong_to_the_text(kind: str) -> None:
     """Alone, in any company, in pieces, behind what others stored, sent back to wait, and drafted."""
     made, draw, bits = KINDS[kind](), Random(5), Bits()
@@ -99,9 +102,9 @@ def test_a_call_may_ask_for_it() -> None:
     prompts = [[*range(100)], [5, 6]]
     config = GenerationConfig(max_new_tokens=5, log_probs=True, exact=True)
     together, in_pieces = generate(made, prompts, config), replace(config, prefill_chunk=9)
-    for prompt, one in zip(prompts, together, strict=True):
+    for prompt, beside in zip(prompts, together, strict=True):
         (alone,) = generate(made, [prompt], in_pieces)
-        assert (alone.ids, alone.log_probs) == (one.ids, one.log_probs)
+        assert (alone.ids, alone.log_probs) == (beside.ids, beside.log_probs)
     with pytest.raises(ConfigError, match=r"exact: .*weights of one type"):
         generate(small(Causal()).double(), prompts[1:], config)
 

@@ -45,15 +45,17 @@ def shared(model: Decoder | EncoderDecoder, exchange: Exchange) -> Any:
     return own
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind == "windows" else ()) for kind in KINDS]
+)
 def test_texts_are_those_of_one_process(kind: str) -> None:
     """Sampled and searched, with prefixes that others stored, prompts in pieces, and requests that are sent back."""
     whole, draw = KINDS[kind](), Random(3)
     common = [draw.randrange(whole.spec.vocab) for _ in range(150)]
     requests = [request(whole, draw, number, common) for number in range(12)]
     if isinstance(whole, Decoder):  # several that grow together
-        long = GenerationConfig(max_new_tokens=100)
-        requests += [Request(number, [*common[:60], number], long, 100) for number in range(20, 24)]
+        long = GenerationConfig(max_new_tokens=90)
+        requests += [Request(number, [*common[:60], number], long, 90) for number in range(20, 24)]
     expected = [text(each) for each in requests]
     engine = Engine(reader_of(deepcopy(whole).double()))
     for each in expected:
@@ -205,6 +207,7 @@ def process(rank: int, ranks: int, folder: str, expected: list[list[int]]) -> No
 PROMPTS = [[*range(70)], [5, 6]]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="gloo over file:// is for POSIX")
 def test_two_processes_over_gloo(tmp_path: Path) -> None:
     double = deepcopy(MODELS["windows"]).double()

@@ -24,6 +24,7 @@ from headway.nn.block import BESIDE, ORDERS
 from headway.patterns import Causal
 from headway.positions import NoPositions, Relative, Rotary, SpecialOrthogonal, T5Bias
 from headway.tokens import Tokens
+from tests.checkpoints.shares import share
 from tests.pairwise import chequered
 
 TOLERANCE = 0.02
@@ -176,7 +177,7 @@ def test_rows_91_and_109_kept_bytes_are_what_autograd_keeps(
             assert abs(found - want) < TOLERANCE * want, (spec, fused, backend, found / want)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@share("family", FAMILIES, 0, 3)
 def test_row_91_so_they_are_in_every_family(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for rows of zeros, which products of few rows are given more of: experts have few rows here."""
     monkeypatch.setattr(products, "filled_rows", lambda rows: rows)

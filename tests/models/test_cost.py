@@ -58,7 +58,7 @@ def test_parameters_are_those_of_the_module(change: dict[str, object]) -> None:
     spec = spec_of(**change)
     model = build(spec, device="meta")
     by_place = cost.parameters(spec)
-    found = dict.fromkeys(by_place, 0)
+    counts = dict.fromkeys(by_place, 0)
     for name, parameter in model.named_parameters():
         place = (
             "norms"
@@ -73,9 +73,9 @@ def test_parameters_are_those_of_the_module(change: dict[str, object]) -> None:
             if "mlp" in name
             else "output layer"
         )
-        found[place] += parameter.numel()
-    assert found == by_place
-    assert cost.parameter_count(spec) == sum(found.values())
+        counts[place] += parameter.numel()
+    assert counts == by_place
+    assert cost.parameter_count(spec) == sum(counts.values())
 
 
 CARDS = {
@@ -125,7 +125,18 @@ def test_row_28_catalog_counts_on_the_meta_device(name: str) -> None:
     assert sum(p.numel() for p in build(catalog.spec(name), device="meta").parameters()) == CARDS[name]
 
 
-@pytest.mark.parametrize("name", catalog.names())
+SMALLEST = (
+    *("transformer-base", "llama-3.2-1b", "mistral-7b", "qwen2-0.5b"),
+    *("qwen3-0.6b", "bert-base-chinese", "roberta-base", "nezha-cn-base", "roformer-chinese-char-small"),
+    *("gpt2", "santacoder", "starcoder2-3b", "falcon-7b"),
+)
+"""One of each family without experts; WoBERT's is BERT's."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in SMALLEST else pytest.mark.slow) for name in catalog.names()],
+)
 def test_the_count_of_a_spec_is_that_of_its_module(name: str) -> None:
     spec = catalog.spec(name)
     assert sum(p.numel() for p in build(spec, device="meta").parameters()) == cost.parameter_count(spec)

@@ -19,6 +19,7 @@ from headway.patterns import Causal, Pattern, Sink, Window
 from headway.positions import Rotary
 from tests.cache.page_counts import page_counts
 from tests.native.conftest import Use, at_levels, use  # noqa: F401
+from tests.pairwise import chequered
 from tests.tolerance import assert_rounded_once, assert_unbiased, assert_within_reference
 
 CAUSAL = Causal()
@@ -101,10 +102,10 @@ def test_several_tokens_of_each_row_and_some_taken_back(dtype: torch.dtype) -> N
                 m(ids, tokens=past.next_tokens(4, lengths), cache=past)
                 for m, past in ((made, plain), (exact_model, exact))
             )
-            found = native(step, ours, ids, lengths)
+            logits = native(step, ours, ids, lengths)
             for b, n in enumerate(lengths):
                 if n:
-                    assert_within_reference(found[b, :n], right[b, :n], low[b, :n])
+                    assert_within_reference(logits[b, :n], right[b, :n], low[b, :n])
             back = [draw.randint(0, max(0, n - 1)) for n in lengths]
             for cache in (ours, plain, exact):
                 cache.trim(back)
@@ -151,16 +152,16 @@ def test_values_are_rotated_where_positions_say_so(use: Use, level: str, dtype: 
 
 
 @at_levels(2)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_windows_and_rows_that_differ(use: Use, level: str, dtype: torch.dtype) -> None:  # noqa: F811
+@chequered("dtype,rows", [torch.float32, torch.bfloat16], [1, 4, 9])
+def test_windows_and_rows_that_differ(use: Use, level: str, dtype: torch.dtype, rows: int) -> None:  # noqa: F811
     use(level)
-    for rows in (1, 4, 9):
-        steps(model("llama", WINDOWS).to(dtype), rows)
+    steps(model("llama", WINDOWS).to(dtype), rows)
 
 
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("patterns", [CAUSAL, WINDOWS], ids=["causal", "windows"])
-def test_texts_of_a_reader_are_what_each_is_alone(patterns: Pattern, native: bool) -> None:
+@pytest.mark.parametrize("rounds", [24, pytest.param(60, marks=pytest.mark.slow)])
+def test_texts_of_a_reader_are_what_each_is_alone(patterns: Pattern, native: bool, rounds: int) -> None:
     """However they come, share beginnings, fork and go, and are read in pieces: the logits of one forward pass."""
     made, draw = (
         model("llama", patterns, kv_heads=2).double() if not native else model("llama", patterns),
@@ -168,7 +169,7 @@ def test_texts_of_a_reader_are_what_each_is_alone(patterns: Pattern, native: boo
     )
     reader, texts = Reader(made, budget=2**30), []
     assert (reader.native is not None) == native
-    for _ in range(60):
+    for _ in range(rounds):
         if len(texts) < 3 or draw.random() < 0.2:
             ids = [draw.randrange(53) for _ in range(draw.randint(1, 150))]
             ids = (

@@ -13,6 +13,7 @@ from headway.checkpoints import load_folder
 from headway.checkpoints.restore import build_model
 from headway.models import Encoder, Head, ModelSpec, build
 from headway.tokens import Tokens
+from tests.pairwise import chequered
 
 SIZE: dict[str, Any] = {
     "vocab_size": 61,
@@ -44,17 +45,17 @@ Drops = list[tuple[float, tuple[int, ...]]]
 @pytest.fixture
 def drops(monkeypatch: pytest.MonkeyPatch) -> Drops:
     """What is dropped, in order; the n-th time by the n-th mask, so that equal places give equal numbers."""
-    found: Drops = []
+    dropped: Drops = []
 
-    def dropped(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    def drop(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if not training or p == 0:
             return x
-        found.append((p, tuple(x.shape)))
-        draw = torch.Generator().manual_seed(len(found))
+        dropped.append((p, tuple(x.shape)))
+        draw = torch.Generator().manual_seed(len(dropped))
         return x * (torch.rand(x.shape, generator=draw) >= p) / (1 - p)
 
-    monkeypatch.setattr(torch.nn.functional, "dropout", dropped)
-    return found
+    monkeypatch.setattr(torch.nn.functional, "dropout", drop)
+    return dropped
 
 
 def taken(drops: Drops, run: Callable[[], Tensor]) -> tuple[Tensor, Drops]:
@@ -62,8 +63,7 @@ def taken(drops: Drops, run: Callable[[], Tensor]) -> tuple[Tensor, Drops]:
     return run(), list(drops)
 
 
-@pytest.mark.parametrize("task", CLASSES)
-@pytest.mark.parametrize("family", MORE)
+@chequered("family,task", list(MORE), list(CLASSES))
 def test_dropout_falls_where_it_does_in_transformers(
     family: str, task: str, drops: Drops, tmp_path: Path
 ) -> None:
@@ -84,11 +84,11 @@ def test_dropout_falls_where_it_does_in_transformers(
         return torch.stack((out[0], out[1]), -1) if task == "answer" else out[0]
 
     wanted, their_places = taken(drops, theirs)
-    found, places = taken(drops, lambda: ours.train()(ids))
+    states, places = taken(drops, lambda: ours.train()(ids))
     assert places == their_places
     assert len(places) > 1 + 2 * 2 - (task in ("masked-lm", "answer", "states"))
     largest = float(wanted.detach().abs().max())
-    assert float((found - wanted).detach().abs().max()) <= 2e-5 * largest
+    assert float((states - wanted).detach().abs().max()) <= 2e-5 * largest
     _, none = taken(drops, lambda: ours.eval()(ids))
     assert none == []
 

@@ -22,6 +22,7 @@ from headway.tokens import Tokens
 from tests.checkpoints.hf import off
 from tests.models.mixers import SIZE, SSD
 from tests.models.test_activations import kept, loss_of
+from tests.pairwise import chequered
 
 FULL = Rotary(500.0, pairing="halves", scaling=Proportional(0.4))
 WINDOW = Rotary(100.0, pairing="halves")
@@ -55,11 +56,10 @@ each_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 IDS = torch.randint(53, (2, 19), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("chunks", [(1,) * 19, (4, 1, 1, 13), (5, 5, 9), (6, 1, 12), (18, 1)], ids=str)
-@each_spec
+@chequered("chunks,name", [(1,) * 19, (4, 1, 1, 13), (5, 5, 9), (6, 1, 12), (18, 1)], list(SPECS))
 @torch.no_grad()
-def test_decoding_is_the_full_forward_at_every_border(chunks: tuple[int, ...], spec: ModelSpec) -> None:
-    model = build(spec, dtype=torch.float64, seed=0).eval()
+def test_decoding_is_the_full_forward_at_every_border(chunks: tuple[int, ...], name: str) -> None:
+    model = build(SPECS[name], dtype=torch.float64, seed=0).eval()
     cache, ends = model.make_cache(2), [0, *accumulate(chunks)]
     steps = [model(IDS[:, a:b], cache=cache) for a, b in pairwise(ends)]
     assert off(torch.cat(steps, 1), model(IDS)) < 1e-12
@@ -103,17 +103,16 @@ def test_a_plan_counts_what_is_built() -> None:
     assert cost.matrix_weights(SPEC) == sum(m.in_features * m.out_features for m in inner)
 
 
-@pytest.mark.parametrize("how", ["block", "attention", "feed_forward"])
-@each_spec
-def test_gradients_are_the_same_where_layers_are_computed_again(how: Any, spec: ModelSpec) -> None:
-    found = []
+@chequered("how,name", ["block", "attention", "feed_forward"], list(SPECS))
+def test_gradients_are_the_same_where_layers_are_computed_again(how: Any, name: str) -> None:
+    gradients = []
     for again in ("none", how):
-        model = build(spec, seed=0).train()
+        model = build(SPECS[name], seed=0).train()
         states = model.model(IDS, Tokens.range(19), gradient_checkpointing=again)
         model.logits(states).square().sum().backward()
-        found.append({name: p.grad for name, p in model.named_parameters()})
-    assert all(torch.equal(found[0][name], grad) for name, grad in found[1].items())
-    assert all(grad.abs().max() > 0 for name, grad in found[0].items())
+        gradients.append({key: p.grad for key, p in model.named_parameters()})
+    assert all(torch.equal(gradients[0][key], grad) for key, grad in gradients[1].items())
+    assert all(grad.abs().max() > 0 for grad in gradients[0].values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -11,6 +10,7 @@ from headway.models import Decoder, ModelSpec, build, cost
 from headway.patterns import Causal, GlobalKeys, Pattern, PerHead, Window
 from headway.tokens import Tokens
 from tests.models.longformer_rows import EXACT, HEADS, SIZE, ids, off
+from tests.pairwise import chequered
 
 DECODED: list[tuple[Pattern, int]] = [  # and how far back its window reaches
     (Window.last(4) | (Causal() & GlobalKeys()), 3),
@@ -34,17 +34,17 @@ def global_mask(rows: int, count: int) -> Tensor:
     return torch.stack([(at % (7 + 4 * row) == 3 + row) & (at < 60) for row in range(rows)])
 
 
-@pytest.mark.parametrize(
-    "splits", [[1] * LONG, [167, *[1] * 33], [5, 122, 31, 1, 3, 38]], ids=["steps", "prompt", "chunks"]
-)
-@pytest.mark.parametrize(
-    "layers", [*([d] for d in DECODED), DECODED[:2]], ids=lambda d: str([p for p, _ in d])
-)
-def test_row_111_decoding_from_pages_is_the_full_forward(
-    layers: list[tuple[Pattern, int]], splits: list[int]
-) -> None:
+SPLITS = {"steps": [1] * LONG, "prompt": [167, *[1] * 33], "chunks": [5, 122, 31, 1, 3, 38]}
+LAYERS = {
+    str([pattern for pattern, _ in layers]): layers for layers in (*([d] for d in DECODED), DECODED[:2])
+}
+
+
+@chequered("patterns,split", list(LAYERS), list(SPLITS), of=3)
+def test_row_111_decoding_from_pages_is_the_full_forward(patterns: str, split: str) -> None:
     """Tokens are marked global as they come (`next_tokens(n).with_global(mask)`), and stay so in the cache, which
     holds the pages of the window and of the global tokens: no more, however long the row gets."""
+    layers, splits = LAYERS[patterns], SPLITS[split]
     model, row, glob = decoder([pattern for pattern, _ in layers]), ids(2, LONG), global_mask(2, LONG)
     cache, parts, at = model.make_cache(2), [], 0
     with torch.no_grad():

@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,23 @@ def at_levels(law: int, levels: Sequence[str] = BASES) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         "level",
         [pytest.param(level, marks=() if level in quick else pytest.mark.slow) for level in EVERY_LEVEL],
+    )
+
+
+def at_levels_and_dtypes(law: int, dtypes: Sequence[torch.dtype]) -> pytest.MarkDecorator:
+    """`parametrize` of dtype and level. Quick are the best level with the last dtype and another, for each law the
+    next, with the first."""
+    quick = {
+        (dtypes[-1], BASES[0]),
+        (dtypes[0], BASES[1 + law % (len(BASES) - 1)] if BASES[1:] else BASES[0]),
+    }
+    return pytest.mark.parametrize(
+        ("dtype", "level"),
+        [
+            pytest.param(*case, marks=() if case in quick else pytest.mark.slow)
+            for case in product(dtypes, EVERY_LEVEL)
+        ],
+        ids=str,
     )
 
 

@@ -26,9 +26,9 @@ from tests.native.calls import (
     problem,
     steps,
 )
-from tests.native.conftest import BASES, OF_PAIRS, Use, at_levels
+from tests.native.conftest import BASES, OF_PAIRS, Use, at_levels, at_levels_and_dtypes
 from tests.native.plain import NAMES, Problem, check, results
-from tests.pairwise import pairwise
+from tests.pairwise import chequered, pairwise
 from tests.strategies import patterns, tokens
 from tests.tolerance import ulp
 
@@ -36,14 +36,14 @@ from tests.tolerance import ulp
 def _cases() -> list[tuple[str, str, tuple[Any, ...]]]:
     """Every two of pattern, tokens, dtype and score meet; everything else is drawn beside them."""
     draw = random.Random(0)
-    found = []
+    cases = []
     for pattern, kind, dtype, score in pairwise(PATTERNS, TOKENS, DTYPES, STEPS):
         level, n, heads, dims = (draw.choice(axis) for axis in (BASES, LENGTHS, HEADS, DIMS))
         dropout, scale, sets = (draw.choice(axis) for axis in (DROPOUT, SCALES, SETS))
         words = level, pattern, kind, n, heads, dims, str(dtype)[6:], score, dropout, scale, sets
         call = pattern, kind, n, heads, dims, dtype, score, dropout, scale, sets
-        found.append(("-".join(map(str, words)), level, call))
-    return found
+        cases.append(("-".join(map(str, words)), level, call))
+    return cases
 
 
 CASES = _cases()
@@ -110,8 +110,7 @@ def test_long_rows_in_many_parts_equal_the_formula(use: Use, level: str, dtype: 
         check(Problem.random(pattern, q, Tokens.range(keys), dtype, 1, heads, (64, 64)))
 
 
-@at_levels(4)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@at_levels_and_dtypes(4, DTYPES)
 def test_queries_that_see_far_more_than_others_equal_the_formula(
     use: Use, level: str, dtype: torch.dtype
 ) -> None:
@@ -134,8 +133,7 @@ def test_queries_that_see_far_more_than_others_equal_the_formula(
 
 
 @at_levels(5)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rows", range(1, 10))
+@chequered("rows,dtype", range(1, 10), DTYPES)
 def test_few_queries_of_long_rows_equal_the_formula(
     use: Use, level: str, dtype: torch.dtype, rows: int
 ) -> None:

@@ -21,6 +21,7 @@ from headway.models.decoder import Decoder
 from headway.nn import IGNORE_INDEX, Linear, linears, output_cross_entropy
 from headway.nn.weights import Plain, Weight
 from headway.tokens import Tokens
+from tests.checkpoints.shares import share
 
 SIZE: dict[str, Any] = {"vocab": 37, "width": 24, "layers": 2, "heads": 4, "hidden": 40}
 LABELS = Head("classify", labels=("a", "b", "c"), dense="tanh")
@@ -98,24 +99,24 @@ def added(layer: Linear, size: float = 0.0) -> Counted:
     return counted
 
 
-@pytest.mark.parametrize("name", ALL)
+@share("name", ALL, 0, 3)
 def test_every_product_with_a_weight_goes_through_the_form_that_is_kept(name: str) -> None:
     """What adds nothing changes no bit and is called everywhere; what adds something shows in each layer."""
     spec = ALL[name]
     plain = build(spec, seed=0).eval()
     changed = build(spec, seed=0).eval()
-    counts = {name: added(layer) for name, layer in linears(changed).items()}
+    counts = {n: added(layer) for n, layer in linears(changed).items()}
     layers = [n for n, m in plain.named_modules() if isinstance(m, nn.Linear)]
     assert sorted(counts) == sorted(n for n in layers if not n.endswith(ROUTES))
     with torch.no_grad():
         assert torch.equal(run(changed), run(plain))
-        idle = [n for n, one in counts.items() if not one.calls]
+        idle = [n for n, counted in counts.items() if not counted.calls]
         assert all(".experts." in n for n in idle), idle
         reference = run(plain)
-        for one in (one for n, one in counts.items() if n not in idle):
-            one.size = 0.1
+        for counted in (counted for n, counted in counts.items() if n not in idle):
+            counted.size = 0.1
             assert not torch.equal(run(changed), reference)
-            one.size = 0.0
+            counted.size = 0.0
 
 
 ROUTES = ("mlp.gate", "shared_expert_gate")
