@@ -24,6 +24,7 @@ from headway.integrations.transformers.attention_layers import unsupported_reaso
 from headway.integrations.transformers.modules import relative
 from headway.integrations.transformers.own_attention import attention_layers
 from headway.integrations.transformers.products import side_by_side
+from headway.integrations.transformers.steps import CACHE
 from headway.native.linear import MOST_ROWS
 from tests.checkpoints.shares import share
 from tests.integrations.accelerated import FAMILIES, GROUPED, LENGTH, VOCAB, close, inputs, made, run
@@ -168,8 +169,8 @@ def test_a_step_behind_padding_is_that_of_the_model(padding: int) -> None:
 
     @torch.no_grad()
     def stepped() -> Tensor:
-        past = model(ids[:, :-1], attention_mask=mask[:, :-1], use_cache=True).past_key_values
-        return model(ids[:, -1:], attention_mask=mask, past_key_values=past).logits  # type: ignore[no-any-return]
+        past = model(ids[:, :-1], attention_mask=mask[:, :-1], use_cache=True)[CACHE]
+        return model(ids[:, -1:], attention_mask=mask, **{CACHE: past}).logits  # type: ignore[no-any-return]
 
     expected = stepped()
     accelerate(model)

@@ -21,6 +21,7 @@ from transformers.models.auto import modeling_auto
 
 from headway.errors import BackendError
 from headway.integrations.transformers import interface
+from headway.integrations.transformers.steps import CACHE
 from tests.integrations.small import small_model
 
 LENGTH, SECONDS = 23, 60
@@ -103,9 +104,9 @@ def steps(model: Any, given: Mapping[str, Tensor]) -> Tensor:
     said, past, made, begin = dict(rest), None, [], 0
     for count in (12, 1, 2):
         mask = given["attention_mask"] if rest else given["attention_mask"][:, : begin + count]
-        piece = {name: ids[:, begin : begin + count], "attention_mask": mask, "past_key_values": past}
+        piece = {name: ids[:, begin : begin + count], "attention_mask": mask, CACHE: past}
         out = model(**said, **piece, use_cache=True)
-        past = out.past_key_values
+        past = getattr(out, CACHE)
         made.append(out.logits)
         begin += count
     return torch.cat(made, 1)[0 if rest else 1 :]

@@ -9,6 +9,7 @@ Legend: B rows, M width, K kv heads, S tokens so far, T new ones, C tokens that 
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -33,7 +34,9 @@ STEPS = "_headway_steps"
 CLOSE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 """How far two computations of a whole stack may differ, over the largest number, before one of them is another's: the
 roundings of some tens of layers."""
-GIVEN = ("input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds", "use_cache")
+CACHE = next(f.name for f in fields(BaseModelOutputWithPast) if f.name in ("cache", "past_key_values"))
+"""The name of a cache among arguments and results: "past_key_values" before transformers 5.24."""
+GIVEN = ("input_ids", "attention_mask", "position_ids", CACHE, "inputs_embeds", "use_cache")
 """The arguments of a stack that a step may have, in their order."""
 SAMPLE = 5
 """Tokens before the step that is compared."""
@@ -167,10 +170,10 @@ def _as_slots(room: Tensor) -> Tensor:
 def stack_forward(self: Any, *args: Any, **named: Any) -> Any:
     """A `LlamaModel` and its like: a step by the kernels where it can be one."""
     arguments = {**dict.fromkeys(GIVEN), **dict(zip(GIVEN, args, strict=False)), **named}
-    x, cache = arguments["inputs_embeds"], arguments["past_key_values"]
+    x, cache = arguments["inputs_embeds"], arguments[CACHE]
     if _is_step(self, arguments) and (live := _live(self, cache)) is not None:
         states = live.read(self.get_input_embeddings()(arguments["input_ids"]) if x is None else x, cache)
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(states), past_key_values=cache)
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(states), **{CACHE: cache})
     return type(self).forward(self, *args, **named)
 
 
@@ -263,7 +266,7 @@ def unequal_reason(stack: Any) -> str | None:
         Lowered(decoder)  # raises the reason where there is none
         seed = torch.Generator().manual_seed(SEED)
         ids = torch.randint(stack.get_input_embeddings().num_embeddings, (2, SAMPLE + 1), generator=seed)
-        step = {"past_key_values": DynamicCache(config=stack.config), "use_cache": True}
+        step = {CACHE: DynamicCache(config=stack.config), "use_cache": True}
         type(stack).forward(stack, input_ids=ids[:, :-1], **step)
         steps.decoder, steps.weights = decoder, _weights(stack)
         step["input_ids"] = ids[:, -1:]
