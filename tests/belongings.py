@@ -238,7 +238,7 @@ KINDS: dict[Callable[[Path], Any], str] = {
     pairs: "pairs.jsonl",
     titles: "titles-train.txt titles-test.txt",
     meetings: "qmsum-train.jsonl qmsum-test.jsonl",
-    chats: """chats.jsonl sharegpt.json oasst.json dummy_conversation.json glaive_toolcall_en_sharegpt.json
+    chats: """chats.jsonl sharegpt.json oasst.jsonl dummy_conversation.json glaive_toolcall_en_sharegpt.json
         glaive_toolcall_en_sharegpt.json.gz""",
     instructions: "alpaca.json alpaca_5000.json.gz seeds.jsonl seed_tasks.jsonl",
     questions: "questions.jsonl mt_bench_question.jsonl mt_bench_reference_gpt-4.jsonl",

@@ -115,6 +115,7 @@ def given(tmp_path: Path) -> dict[str, list[Path]]:
         "chats.in": json.dumps(
             [{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}]
         ),
+        "talks.in": json.dumps({"input": "### Human: is it a cat? ### Assistant:", "output": "it is"}) + "\n",
         "novel.txt": NOVEL,
         "cail.json": json.dumps({"A": "a", "B": "b", "C": "c", "label": "B"}) + "\n",
         "titles.in": "one\t0\ntwo\t1\n",
@@ -130,6 +131,7 @@ def given(tmp_path: Path) -> dict[str, list[Path]]:
             archive.writestr(name, "so it is\n")
     of = {
         "text": ["a.txt"], "text8": ["a.txt"], "alpaca": ["alpaca.in"], "sharegpt": ["chats.in"],
+        "oasst": ["talks.in"],
         "chapters": ["novel.txt"], "triplets": ["novel.txt"], "triplets-held": ["cail.json"],
         "titles": ["titles.in"], "reviews": ["movies.zip"], "imdb": ["imdb.in"],
         "hyperpartisan": ["texts.xml", "truth.xml"], "qmsum": ["meetings.jsonl"],
@@ -147,7 +149,7 @@ def test_every_set_is_made_of_its_files_and_is_read(name: str, given: dict[str, 
     out.parent.mkdir()
     assert prepare(name, given[name], out) == out.stat().st_size > 0
     kinds = {
-        "alpaca": Chat, "sharegpt": Chat, "triplets": Triplet, "titles": Labelled, "reviews": Labelled,
+        "alpaca": Chat, "sharegpt": Chat, "oasst": Chat, "triplets": Triplet, "titles": Labelled, "reviews": Labelled,
         "imdb": Labelled, "hyperpartisan": Labelled, "qmsum": Question,
     }  # fmt: skip
     kind = kinds.get(out.stem.partition("-")[0])
@@ -157,6 +159,30 @@ def test_every_set_is_made_of_its_files_and_is_read(name: str, given: dict[str, 
         records = read_records(out, kind)
         assert records
         assert all(isinstance(record, kind) for record in records)
+
+
+def test_talks_in_english_are_cut_into_turns_and_kept_once(tmp_path: Path) -> None:
+    asked, on = "### Human: is the sky blue? ### Assistant:", " it is ### Human: and the sea? ### Assistant:"
+    rows = [
+        {"input": asked, "output": "it is"},
+        {"input": asked + on, "output": "so is the sea"},
+        {"input": "### Human: и небо? ### Assistant:", "output": "the sky is"},
+        {"input": "### Human: is it a cat? ### Assistant:", "output": ""},
+        {"input": "### Human: a ### Human: is the b ### Assistant:", "output": "of the c"},
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    turns = [
+        ("human", "is the sky blue?"),
+        ("gpt", "it is"),
+        ("human", "and the sea?"),
+        ("gpt", "so is the sea"),
+    ]
+    (talk,) = loaders.talks([path])
+    assert talk["conversations"] == [{"from": role, "value": text} for role, text in turns]
+    path.write_text('{"input": "### Human: a"}')
+    with pytest.raises(DataError, match=r"rows.jsonl"):
+        list(loaders.talks([path]))
 
 
 @pytest.mark.parametrize("name", ["text.txt", "text8.txt"])

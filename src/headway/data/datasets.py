@@ -75,6 +75,14 @@ DATASETS: Mapping[str, Dataset] = {
         "500 conversations, 0.2 MB",
         partial(loaders.listed, keys=("conversations",)),
     ),
+    "oasst.jsonl": Dataset(
+        "conversations that people wrote, in English",
+        "oa_questions.jsonl[.gz]",
+        "of OASST1, as QLoRA's eval/prompts/oa_questions.jsonl has them (github.com/artidoro/qlora)",
+        "Apache-2.0",
+        "953 rows, 4 MB; 180 conversations",
+        loaders.talks,
+    ),
     "chapters.jsonl": Dataset("chapters of novels", "NOVEL.txt[.gz] ...", *NOVELS, loaders.novels),
     "triplets.jsonl": Dataset(
         "which of two documents is more like a third",

@@ -22,6 +22,7 @@ NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 DIGITS = {str(digit): name for digit, name in enumerate(NAMES)}
 REVIEW = re.compile(r"(neg|pos)/cv(\d{3})_\w+\.txt$")
 REVIEWS = {"train": range(800), "dev": range(800, 900), "test": range(900, 1000)}
+TURN, ROLES = re.compile(r"### (Human|Assistant):"), {"Human": "human", "Assistant": "gpt"}
 NOISE = re.compile(r"\{[^{}]*\}")  # {vocalsound}, {disfmarker}
 BROKEN = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, ElementTree.ParseError)
 """Errors that a file of another format raises."""
@@ -65,6 +66,37 @@ def listed(files: Files, keys: Sequence[str]) -> Iterator[str]:
         if not isinstance(records, list) or not all(set(keys) <= {*record} for record in records):
             raise DataError(f"{path}: must be a JSON list of records, each with {', '.join(keys)}")
         yield json.dumps(records, ensure_ascii=False)
+
+
+def talks(files: Files) -> Iterator[Record]:
+    """Conversations in English, in ShareGPT's form, from lines of JSON whose `input` is "### Human: ... ### Assistant:
+    ... ### Assistant:" and whose `output` is what comes next; of those with one first message the longest."""
+    longest: dict[str, list[tuple[str, str]]] = {}
+    for path in files:
+        with as_error(DataError, str(path), *BROKEN):
+            for row in map(json.loads, text_of(path).splitlines()):
+                _, *parts = TURN.split(f"{row['input']} {row['output']}")
+                turns = [
+                    (ROLES[role], text.strip()) for role, text in zip(parts[::2], parts[1::2], strict=True)
+                ]
+                alternates = [role for role, _ in turns] == ["human", "gpt"] * (len(turns) // 2)
+                if (
+                    alternates
+                    and all(text for _, text in turns)
+                    and _is_english(" ".join(text for _, text in turns))
+                ):
+                    longest[turns[0][1]] = max(longest.get(turns[0][1], []), turns, key=len)
+    return (
+        {"conversations": [{"from": role, "value": text} for role, text in turns]}
+        for turns in longest.values()
+    )
+
+
+def _is_english(text: str) -> bool:
+    """Whether nearly all is ASCII, and 8 % of the words are among the commonest."""
+    words = re.findall(r"\w+", text.lower())
+    common = sum(word in ("the", "of", "and", "to", "is", "a") for word in words)
+    return sum(map(str.isascii, text)) >= 0.99 * len(text) and common >= 0.08 * len(words)
 
 
 def chapters(text: str) -> list[str]:

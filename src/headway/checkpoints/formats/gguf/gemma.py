@@ -119,8 +119,8 @@ def read_3n(keys: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unused_keys(spec: ModelSpec) -> dict[str, Tensor]:
-    """Zeros in place of tensors that no layer uses: name -> value."""
-    if spec.family != "gemma3n_text":
+    """Zeros in place of tensors that no layer of a Gemma 3n uses: name -> value."""
+    if spec.altup is None:
         return {}
     rows = spec.kv_heads * spec.head_dim
     shapes = dict(zip(UNUSED, (*[(rows, spec.width)] * 2, (spec.head_dim,)), strict=True))
