@@ -35,7 +35,7 @@ def test_in_bf16_products_have_few_counts_of_rows(
     loss: Callable[[Linear, Tensor, Tensor], Losses], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """oneDNN compiles a kernel for each and keeps it: of answers alone, every batch had its own. Losses and gradients
-    are those of the trained slots to the bit."""
+    are those of the trained slots alone, to a rounding of bf16."""
     torch.manual_seed(0)
     layer, counts = Linear(WIDTH, VOCAB, bias=False).bfloat16(), set()
     with torch.no_grad():
