@@ -16,6 +16,7 @@ from headway.positions import (
     LongRope,
     NoPositions,
     PerLayer,
+    Proportional,
     Rotary,
     YaRN,
     in_pairing,
@@ -57,6 +58,31 @@ THREE_N = {
     "per_layer_embedding": 256,
     "mlp_sparsity": (*(0.95,) * 10, *(0.0,) * 12),
     "mixers": (*(Softmax(v_norm=True),) * 20, Softmax(kv_from=18), Softmax(kv_from=19)),
+}
+TURNING = Rotary(1e6, pairing="halves", scaling=Proportional(0.25))
+FOUR_E = {
+    **BASE,
+    "layers": 6,
+    "patterns": (Window.last(6), Window.last(6), Causal()) * 2,
+    "positions": PerLayer((Rotary(pairing="halves"), Rotary(pairing="halves"), TURNING)),
+    "per_layer_embedding": 24,
+    "layer_hidden": (0, 0, 0, *(192,) * 3),
+    "mixers": (
+        *(Softmax(v_norm=True),) * 2,
+        Softmax(v_norm=True, head_dim=64),
+        *(Softmax(kv_from=1),) * 2,
+        Softmax(kv_from=2),
+    ),
+}
+FOUR_DENSE = {
+    **BASE,
+    "layers": 6,
+    "patterns": (*(Window.last(6),) * 5, Causal()),
+    "positions": PerLayer((*(Rotary(pairing="halves"),) * 5, TURNING)),
+    "mixers": (
+        *(Softmax(v_norm=True),) * 5,
+        Softmax(v_norm=True, head_dim=64, kv_heads=1, tied_values=True),
+    ),
 }
 LLAMA31 = rotary("adjacent", 500000.0, Llama3(8.0, 1.0, 4.0, 8192))
 SPECS = {
@@ -126,6 +152,8 @@ SPECS = {
         ),
     ),
     "gemma3n": ModelSpec.of("gemma3n_text", **THREE_N),
+    "gemma4, e": ModelSpec.of("gemma4_text", **FOUR_E, logit_cap=30.0),
+    "gemma4": ModelSpec.of("gemma4_text", **FOUR_DENSE, logit_cap=30.0),
     "phi3": ModelSpec.of("phi3", **SQUARE, **rotary("halves")),
     "glm": ModelSpec.of("glm", **SQUARE),
     "stablelm": ModelSpec.of("stablelm", **SQUARE, qkv_bias=True),

@@ -66,9 +66,9 @@ def converted(folders: Mapping[Path, Path]) -> dict[Path, str | None]:
     return {Path(folder): said for folder, said in json.loads(marked).items()}
 
 
-def as_gemma3n(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a Gemma 3n compute as llama.cpp does, where that is not transformers' way: deviations of F gates are roots of
-    sums over F - 1, where transformers divides by F, and GELU is looked up in a table of half precision."""
+def as_gemma(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a Gemma 3n or 4 compute as llama.cpp does, where that is not transformers' way: deviations of F gates are
+    roots of sums over F - 1, where transformers divides by F, and GELU is looked up in a table of half precision."""
 
     def tabled(x: Tensor) -> Tensor:
         y = F.gelu(x.half().float(), approximate="tanh").half().float()
@@ -81,7 +81,8 @@ def as_gemma3n(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feedforward, "_largest", cut)
     monkeypatch.setattr(feedforward, "gated", lambda gate, up, act: tabled(gate) * up)
     for block in model.model.layers:
-        block.per_layer.act = tabled
+        if block.per_layer is not None:
+            block.per_layer.act = tabled
 
 
 def server() -> Path:
@@ -136,7 +137,9 @@ def ask(port: int, path: str, body: Mapping[str, Any]) -> Any:
 
 
 def _log_probs(port: int, ids: list[int], vocab: int, most: int) -> Tensor:
+    # a whole character comes next: of a part of one there is no answer
     body = {"prompt": ids, "n_predict": 1, "n_probs": most, "temperature": -1, "cache_prompt": False}
+    body["logit_bias"] = [["a", 1e4]]
     (first,) = ask(port, "/completion", body)["completion_probabilities"]
     found = torch.full((vocab,), torch.nan)
     for one in first["top_logprobs"]:

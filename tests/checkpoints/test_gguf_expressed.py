@@ -17,9 +17,29 @@ from headway.nn.altup import AltUp
 from headway.patterns import Causal, Sink, Window
 from headway.positions import DynamicNTK, Llama3, NoPositions, YaRN
 from headway.storage.gguf import read_gguf
-from tests.checkpoints.gguf_files import BASE, FACTORED, NANO, NEMOTRON, SPECS, SSD, THREE_N, rotary, weights
+from tests.checkpoints.gguf_files import (
+    BASE,
+    FACTORED,
+    FOUR_DENSE,
+    FOUR_E,
+    NANO,
+    NEMOTRON,
+    SPECS,
+    SSD,
+    THREE_N,
+    rotary,
+    weights,
+)
 
 FILE = "m.gguf"
+TURNED = {
+    **BASE,
+    "layers": 4,
+    "patterns": (Causal(), Window.last(6)),
+    **rotary("halves"),
+    "mixers": (*(Softmax(v_norm=True),) * 2, Softmax(kv_from=0), Softmax(kv_from=1)),
+}
+"""Layers that share the keys of a layer with a window last, which in Gemma 4 is before the one without."""
 
 
 @pytest.mark.parametrize(
@@ -50,6 +70,20 @@ FILE = "m.gguf"
         ("gemma3n_text", {**THREE_N, "logit_cap": None}, "logit_cap"),
         ("gemma3n_text", {**THREE_N, "mixers": Softmax(v_norm=True)}, "mixers"),
         ("gemma3n_text", {**THREE_N, "patterns": Causal(), "mixers": Softmax(v_norm=True)}, "patterns"),
+        ("gemma4_text", {**FOUR_E, "layer_hidden": (0, 192, *(0,) * 4)}, "layer_hidden"),
+        ("gemma4_text", TURNED, "patterns"),
+        (
+            "gemma4_text",
+            {**FOUR_DENSE, "layers": 6, "mixers": (*(Softmax(),) * 5, FOUR_DENSE["mixers"][5])},
+            "mixers",
+        ),
+        (
+            "gemma4_text",
+            {**FOUR_DENSE, "mixers": (Softmax(v_norm=True, head_dim=8), *FOUR_DENSE["mixers"][1:])},
+            "mixers",
+        ),
+        ("gemma4_text", {**FOUR_DENSE, "qkv_bias": True}, "qkv_bias"),
+        ("gemma4_text", {**FOUR_DENSE, "layer_scalar": False}, "layer_scalar"),
     ],
 )
 def test_what_gguf_cannot_say_is_refused_by_name(family, fields, message):
@@ -88,14 +122,33 @@ def test_ids_that_share_a_row_by_layer_have_copies_of_it(tmp_path):
 
 
 def test_numbers_that_llama_cpp_has_fixed_are_checked(tmp_path):
-    """Keys of a Gemma 3n that say otherwise are refused by name."""
+    """Keys of a Gemma 3n that say otherwise are refused by name; so are sizes of layers that Gemma 4 has not."""
     wrong = {"attention.shared_kv_layers": 3, "activation_sparsity_scale": [0.0] * 22, "altup.num_inputs": 2}
-    write_model(tmp_path / FILE, SPECS["gemma3n"], weights(SPECS["gemma3n"]), None)
+    _refused(tmp_path, "gemma3n", "gemma3n", wrong)
+    wrong = {
+        "attention.shared_kv_layers": 2,
+        "attention.value_length_swa": 8,
+        "attention.key_length_swa": 16,
+        "feed_forward_length": [96, 96, 96, 96, 192, 192],
+        "attention.head_count_kv": [2, 2],
+    }
+    _refused(tmp_path, "gemma4, e", "gemma4", wrong)
+
+
+def test_no_cap_is_said_since_llama_cpp_has_one_where_no_key_says(tmp_path):
+    spec = replace(SPECS["gemma4"], logit_cap=None)
+    write_model(tmp_path / FILE, spec, weights(spec), None)
+    assert read_gguf(tmp_path / FILE).metadata["gemma4.final_logit_softcapping"] == 0.0
+    assert load_folder(tmp_path / FILE).spec == spec
+
+
+def _refused(tmp_path, name, architecture, wrong):
+    write_model(tmp_path / FILE, SPECS[name], weights(SPECS[name]), None)
     file, stored = read_gguf(tmp_path / FILE), load_folder(tmp_path / FILE).stored
     types = {name: form.type for name, form in file.tensors.items()}
     plain = (str, int, float, bool)
     metadata = {key: v if isinstance(v, plain) else list(v) for key, v in file.metadata.items()}
     for key, value in wrong.items():
-        write_gguf(tmp_path / "w.gguf", {**metadata, f"gemma3n.{key}": value}, stored, types)
+        write_gguf(tmp_path / "w.gguf", {**metadata, f"{architecture}.{key}": value}, stored, types)
         with pytest.raises(CheckpointError, match=key):
             load_folder(tmp_path / "w.gguf")

@@ -67,6 +67,7 @@ NORMED: Mapping[str, Family] = {
             "logit_cap": 30.0,
             "mixers": (Softmax(v_norm=True),),
             "altup": AltUp(),
+            "per_layer_embedding": 256,
             "laurel": 64,
             "trained_context": 32768,
         },

@@ -7,7 +7,7 @@ In a folder of a known family that key adds a few facts to the family's own keys
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
@@ -22,7 +22,6 @@ from headway.errors import ConfigError, as_error, check_known, did_you_mean
 from headway.models import Head, ModelSpec
 from headway.models.missing import unknown_model
 from headway.models.mixers import MIXERS
-from headway.nn import Experts
 from headway.patterns import Causal, Pattern, Window, parse
 from headway.patterns.program import interval, reads_globals
 from headway.positions import PerLayer, PositionScheme, Rotary, Scaling, in_pairing, rotations
@@ -172,8 +171,14 @@ def _kinds() -> dict[str, type[Any]]:
     """Classes by their name, which the key `kind` holds: position schemes, scalings and mixers (those of other packages
     once they are imported), and the other classes of a spec's fields."""
     schemes = (*_subclasses(PositionScheme), *_subclasses(Scaling))
-    kinds = (*schemes, *MIXERS, Head, ModelSpec, Experts)
-    return {kind.__name__: kind for kind in kinds}
+    of_fields = (kind for hint in get_type_hints(ModelSpec).values() for kind in _classes(hint))
+    return {kind.__name__: kind for kind in (*schemes, *MIXERS, *of_fields)}
+
+
+def _classes(hint: Any) -> list[type[Any]]:
+    """The dataclasses that a type names: [Experts] of tuple[Experts | None, ...]."""
+    inner = [kind for part in get_args(hint) for kind in _classes(part)]
+    return [hint] if isinstance(hint, type) and is_dataclass(hint) else inner
 
 
 def _subclasses(kind: type[Any]) -> list[type[Any]]:

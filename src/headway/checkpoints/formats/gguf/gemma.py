@@ -1,5 +1,7 @@
 """The Gemmas in GGUF. Gemma 3n has fixed numbers in llama.cpp (src/models/gemma3n.cpp), which no key changes: four
-streams, ranks of 64, 256 columns by layer, gates that the first ten layers cut, keys of their own in twenty."""
+streams, ranks of 64, 256 columns by layer, gates that the first ten layers cut, keys of their own in twenty. Gemma 4
+has other keys for the heads of layers with windows, lists of kv heads and widths, and no attn_v where values are keys
+(src/models/gemma4.cpp); in both, layers that share keys have those of the last two with their own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +11,16 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from headway.checkpoints.formats.gguf.layout import MARKS, SIZES, Fields, Schemes, gguf_layout
+from headway.checkpoints.formats.gguf.layout import (
+    HEAD_DIMS,
+    MARKS,
+    SIZES,
+    TIED_VALUES,
+    Fields,
+    Schemes,
+    gguf_layout,
+)
+from headway.checkpoints.formats.gguf.mixers import KV_HEADS, each_layer
 from headway.checkpoints.formats.gguf.rope import THETA
 from headway.checkpoints.hf.config_keys import ConfigReader, Inexpressible, Key
 from headway.checkpoints.hf.layouts.base import Layout
@@ -98,9 +109,9 @@ def _kinds(patterns: Sequence[Pattern]) -> list[str]:
     return [FULL if pattern == Causal() else SLIDING for pattern in patterns]
 
 
-def _shares_well(kinds: Sequence[str]) -> bool:
-    """Whether layers that share keys have those of the last two with their own: a window, and none."""
-    return len(kinds) <= OWN_KEYS or [*kinds[OWN_KEYS - 2 : OWN_KEYS]] == [SLIDING, FULL]
+def _shares_well(kinds: Sequence[str], own: int = OWN_KEYS) -> bool:
+    """Whether layers that share keys have those of the last two of the first `own`: a window, and none."""
+    return len(kinds) <= own or [*kinds[max(own - 2, 0) : own]] == [SLIDING, FULL]
 
 
 def read_3n(keys: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,6 +149,75 @@ def write_3n(spec: ModelSpec) -> dict[str, Any]:
         SIZES["hidden"]: [spec.hidden] * spec.layers,
         SHARED_KV: max(spec.layers - OWN_KEYS, 0),
         CUTS: _deviations(spec.layers),
+        **write_local_base(spec),
+    }
+
+
+SWA_DIMS = ("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa")
+COLUMNS = "embedding_length_per_layer_input"
+SCALAR = Rule((f"{LAYER}layer_scalar",), "blk.#.layer_output_scale.weight")
+
+
+def _widths(narrow: int, layers: int, own: int) -> list[int]:
+    """Of the feed-forwards of each layer: twice as wide in those that share keys."""
+    return [narrow if i < own else 2 * narrow for i in range(layers)]
+
+
+def read_4(keys: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of each layer: its kv heads, heads as wide as those of its kind, and its feed-forward, twice as wide in
+    all layers that share keys, or in none."""
+    layers, kinds, of_full = fields["layers"], _kinds(fields["patterns"]), fields["head_dim"]
+    kv_heads, widths = each_layer(keys, KV_HEADS, layers), each_layer(keys, SIZES["hidden"], layers)
+    of_local = {keys.whole(key, of_full) for key in SWA_DIMS}
+    if len(of_local) > 1:
+        raise keys.wrong(SWA_DIMS[0], f"the number of {' and '.join(SWA_DIMS[1:])}", keys.get(SWA_DIMS[0]))
+    local = of_local.pop()
+    shared, narrow = keys.whole(SHARED_KV, 0, least=0), min(widths)
+    own, wide = layers - shared, max(widths) > narrow
+    if not _shares_well(kinds, own):
+        raise keys.wrong(SHARED_KV, f"a window in layer {own - 2} and none in the next", shared)
+    if wide and widths != _widths(narrow, layers, own):
+        raise keys.wrong(SIZES["hidden"], f"one width, and twice that from layer {own} on", widths)
+    sizes = [
+        {"head_dim": of_full if kind == FULL else local, "kv_heads": heads}
+        for kind, heads in zip(kinds, kv_heads, strict=True)
+    ]
+    return {
+        "mixers": softmax_by_layer(keys, kinds, sizes, shared, bool(keys.config.get(TIED_VALUES))),
+        "head_dim": local,
+        "kv_heads": kv_heads[kinds.index(SLIDING)] if SLIDING in kinds else kv_heads[0],
+        "hidden": narrow,
+        "layer_hidden": tuple(_widths(narrow, layers, own)) if wide else (0,),
+        "per_layer_embedding": keys.whole(COLUMNS, 0, least=0),
+    }
+
+
+def _one_or_all(sizes: list[int]) -> int | list[int]:
+    return sizes if len({*sizes}) > 1 else sizes[0]
+
+
+def write_4(spec: ModelSpec) -> dict[str, Any]:
+    """The keys of each layer's sizes. Raises Inexpressible for patterns whose shared keys are not the last, and for
+    heads of several sizes in layers of one kind."""
+    kinds = _kinds(spec.patterns)
+    kv_heads, widths = [kv for kv, _ in spec.key_sizes], [spec.hidden_of(i) for i in range(spec.layers)]
+    dims = {kind: {d for k, (_, d) in zip(kinds, spec.key_sizes, strict=True) if k == kind} for kind in kinds}
+    shared = sum(i != source for i, source in enumerate(spec.key_layers))
+    if not _shares_well(kinds, spec.layers - shared):
+        raise Inexpressible("patterns")
+    if any(len(each) > 1 for each in dims.values()):
+        raise Inexpressible("mixers")
+    if len({*widths}) > 1 and widths != _widths(spec.hidden, spec.layers, spec.layers - shared):
+        raise Inexpressible("layer_hidden")
+    local, full = (next(iter(dims.get(kind, {spec.head_dim}))) for kind in (SLIDING, FULL))
+    return {
+        MARKS: [kind == SLIDING for kind in kinds],
+        KV_HEADS: _one_or_all(kv_heads),
+        SIZES["hidden"]: _one_or_all(widths),
+        SHARED_KV: shared,
+        COLUMNS: spec.per_layer_embedding,
+        **dict.fromkeys(HEAD_DIMS, full),
+        **dict.fromkeys(SWA_DIMS, local),
         **write_local_base(spec),
     }
 
@@ -185,5 +265,20 @@ GEMMAS: Mapping[str, Layout] = {
         more=(LOCAL_BASE, SHARED_KV, CUTS),
         further=read_3n,
         written=write_3n,
+    ),
+    "gemma4": gguf_layout(
+        *("gemma4", "halves"),
+        family="gemma4_text",
+        modules={**SANDWICH, **PER_LAYER},
+        top=TOP,
+        tensors=(SCALAR,),
+        unused=UNUSED,
+        sized=True,
+        numbers={"logit_cap": Key("final_logit_softcapping", 30.0, {0.0: None})},
+        every=6,
+        schemes=local_base(THETA),
+        more=(LOCAL_BASE, SHARED_KV, COLUMNS, *SWA_DIMS),
+        further=read_4,
+        written=write_4,
     ),
 }

@@ -65,6 +65,8 @@ MIXTURES = {"llama": "mixtral"}
 """The family of an architecture's models that have experts."""
 SPARSE = {"nemotron_h": "nemotron_h_moe"}
 """The architecture of an architecture's models that have experts."""
+TIED_VALUES = "attn_v"
+"""Our key of whether there are layers with keys and no values."""
 NONE: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -80,6 +82,7 @@ def gguf_layout(
     modules: Modules = NONE,
     top: Modules = NONE,
     tied: bool | None = None,
+    sized: bool = False,
     every: int = 0,
     schemes: Schemes = lambda rotary, keys: (rotary, rotary),
     more: tuple[str, ...] = (),
@@ -96,10 +99,11 @@ def gguf_layout(
     `pairing`.
 
     `numbers` are further fields that have keys; `modules`, and `top` outside of layers, are those with another name.
-    Where `tied` is not None, it holds for all models. Every `every`-th layer has full attention, and the second of
-    `schemes`. `further` reads fields from the keys `more`, `written` writes them; keys of `only` have one value.
-    `experts` are those that layers may have, `mixing` is the token mixer of some layers. `tensors`
-    are those with names of their own, `unused` ends of names of those that files may have and no model uses."""
+    Where `tied` is not None, it holds for all models. Where layers are `sized`, kv heads and widths of feed-forwards
+    may be lists, which `further` reads. Every `every`-th layer has full attention, and the second of `schemes`.
+    `further` reads fields from the keys `more`, `written` writes them; keys of `only` have one value. `experts` are
+    those that layers may have, `mixing` is the token mixer of some layers. `tensors` are those with names of their own,
+    `unused` ends of names of those that files may have and no model uses."""
 
     def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         keys, width, heads = config.below(f"{name}."), fields["width"], fields["heads"]
@@ -110,7 +114,7 @@ def gguf_layout(
             )
         window = from_foreign("sliding_window", keys.get(WINDOW) or None)
         seeing = _seeing(keys, every, fields["layers"])
-        by_layer = mixing is not None and mixing.marks == "heads"
+        by_layer = sized or (mixing is not None and mixing.marks == "heads")
         usual = {} if by_layer else {"kv_heads": keys.whole(KV_HEADS, heads)}
         mixers = {} if mixing is None else mixing.layers(keys, len(seeing))
         values = {
@@ -140,14 +144,21 @@ def gguf_layout(
             **({} if mixing is None else mixing.keys_of(spec)),
             **written(spec),
         }
+        tied_values = any(getattr(mixer, "tied_values", False) for mixer in spec.mixers)
         norm = any(getattr(part, "norm", False) for mixer in spec.mixers for part in parts_of(mixer))
-        return {**{f"{name}.{key}": value for key, value in keys.items()}, FACTORS: rope[1], NORM: norm}
+        return {
+            **{f"{name}.{key}": value for key, value in keys.items()},
+            FACTORS: rope[1],
+            NORM: norm,
+            TIED_VALUES: tied_values,
+        }
 
     number_keys = {
         field: key._replace(names=f"{name}.{key.names}") if key.each else key
         for field, key in numbers.items()
     }
     keys_read = (KV_HEADS, WINDOW, *HEAD_DIMS, *ROPE, *([MARKS] if every else ()), *more)
+    keys_read += (SIZES["hidden"],) if sized else ()
     keys_read += () if mixing is None else mixing.needed
     usual = {**dict.fromkeys(keys_read), **({} if experts is None else experts.part.keys)}
     joined = {
@@ -172,10 +183,11 @@ def gguf_layout(
     def rules(spec: ModelSpec) -> list[Rule]:
         return [*(rule for rule in plain.rules(spec) if rule.ours[0] not in named), *tensors]
 
+    sizes = {field: key for field, key in SIZES.items() if not (sized and field == "hidden")}
     return Layout(
         family=family or name,
         architectures={name: "lm"},
-        keys={field: Key(f"{name}.{key}") for field, key in {**SIZES, "norm_eps": eps}.items()}
+        keys={field: Key(f"{name}.{key}") for field, key in {**sizes, "norm_eps": eps}.items()}
         | {field: Key(field) for field in biases}
         | ({"tied": Key("tied")} if tied is None else {})
         | number_keys,
@@ -187,7 +199,10 @@ def gguf_layout(
         harmless=tuple(f"{name}.{key}" for key in ("tensor_data_layout", *harmless)),
         parts=(
             Part(
-                {FACTORS: None, NORM: None, **{f"{name}.{key}": value for key, value in usual.items()}},
+                {
+                    **dict.fromkeys((FACTORS, NORM, TIED_VALUES)),
+                    **{f"{name}.{key}": value for key, value in usual.items()},
+                },
                 read,
                 write,
             ),

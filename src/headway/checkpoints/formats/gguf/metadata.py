@@ -9,7 +9,14 @@ from torch import Tensor
 
 from headway.checkpoints.formats.gguf.architectures import ARCHITECTURES
 from headway.checkpoints.formats.gguf.folded import folded
-from headway.checkpoints.formats.gguf.layout import BIASES, MIXTURES, SIZES, SPARSE, WINDOWED
+from headway.checkpoints.formats.gguf.layout import (
+    BIASES,
+    MIXTURES,
+    SIZES,
+    SPARSE,
+    TIED_VALUES,
+    WINDOWED,
+)
 from headway.checkpoints.formats.gguf.mixers import NORM
 from headway.checkpoints.formats.gguf.rope import FACTORS, decimal, rounded
 from headway.checkpoints.hf.config import own_facts
@@ -64,6 +71,7 @@ def read_spec(file: GGUF, numbers: LazyTensors) -> ModelSpec:
         "tied": OUTPUT not in numbers,
         FACTORS: numbers.get(FACTORS),
         NORM: NORM in numbers,
+        TIED_VALUES: any(n.replace("attn_k.w", "attn_v.w") not in numbers for n in numbers),
         **biases,
         **_below(metadata, f"{name}."),
     }

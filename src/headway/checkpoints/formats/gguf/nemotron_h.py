@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from headway.checkpoints.formats.gguf.experts import with_experts
-from headway.checkpoints.formats.gguf.layout import HEAD_DIMS, LAYER, MODULES, RMS, SIZES
+from headway.checkpoints.formats.gguf.layout import HEAD_DIMS, LAYER, MODULES, RMS, SIZES, TIED_VALUES
 from headway.checkpoints.formats.gguf.mixers import KV_HEADS, NORM, SSD, each_layer
 from headway.checkpoints.formats.gguf.rope import FACTORS
 from headway.checkpoints.hf.config_keys import ConfigReader, Inexpressible, Key
@@ -104,7 +104,7 @@ def nemotron_h(name: str, sparse: bool) -> Layout:
             "norm_eps": Key(f"{name}.{LAYER}"),
         },
         only={shared: (1,), "tied": (False,), FACTORS: (None,)},
-        harmless=(NORM, *(f"{name}.{key}" for key in HARMLESS)),
+        harmless=(NORM, TIED_VALUES, *(f"{name}.{key}" for key in HARMLESS)),
         parts=(Part(dict.fromkeys((blocks, *lists, *ssm, *experts.values())), read, write),),
         tensors=replace(_plain, rules=_rules),
     )

@@ -7,7 +7,8 @@ rope.scaling.factor       of linear and YaRN
 rope.scaling.finetuned    false where a model has no positions (Granite's hybrids)
 rope.scaling.original_context_length, attn_factor, yarn_attn_factor, yarn_beta_fast, yarn_beta_slow
                           of YaRN: the amplitude is attn_factor yarn_attn_factor (1 + 0.1 ln factor)
-tensor rope_freqs.weight  one divisor of every frequency; LLaMA 3.1's rule is written so
+tensor rope_freqs.weight  one divisor of every frequency; LLaMA 3.1's rule is written so, and 1e30 of pairs that do not
+                          turn (Gemma 4)
 """
 
 import math
@@ -27,6 +28,7 @@ from headway.positions import (
     LongRope,
     NoPositions,
     Pairing,
+    Proportional,
     Rotary,
     Scaling,
     YaRN,
@@ -39,6 +41,8 @@ SCALING = "rope.scaling."
 ORIGINAL = f"{SCALING}original_context_length"
 LOW, HIGH, TRAINED = 1.0, 4.0, 8192
 """Parameters of LLaMA 3.1's rule, which the file does not hold: it has the divisors alone."""
+STILL = 1e30
+"""The divisor of pairs that do not turn."""
 NEAR = 1e-5
 """Relative tolerance for divisors that were computed in float32."""
 YARN = tuple(
@@ -84,16 +88,19 @@ def write_rope(spec: ModelSpec) -> tuple[dict[str, Any], Tensor | None]:
     """The keys of a spec's rotary positions, those of layers that see all where others differ, and the tensor of
     divisors, if there is one. Raises Inexpressible for positions that there are no keys for; what the keys lose is seen
     by reading them again."""
-    of_layers = zip(spec.layer_positions, spec.patterns, strict=True)
+    of_layers = zip(spec.layer_positions, spec.patterns, spec.key_sizes, strict=True)
     seeing_all = [
-        scheme for scheme, pattern in of_layers if pattern == Causal() and isinstance(scheme, Rotary)
+        (scheme, head_dim)
+        for scheme, pattern, (_, head_dim) in of_layers
+        if pattern == Causal() and isinstance(scheme, Rotary)
     ]
-    rotary = next(iter((*seeing_all, *rotations(spec.positions))), None)
+    others = ((scheme, spec.head_dim) for scheme in rotations(spec.positions))
+    rotary, head_dim = next(iter((*seeing_all, *others)), (None, 0))
     if spec.positions == NoPositions():
         return {f"{SCALING}finetuned": False}, None
     if rotary is None:
         raise Inexpressible("positions")
-    scaling, dims = rotary.scaling, rotary.dims or spec.head_dim
+    scaling, dims = rotary.scaling, rotary.dims or head_dim
     keys: dict[str, Any] = {"rope.dimension_count": dims, "rope.freq_base": rotary.theta}
     if scaling is None:
         return keys, None
@@ -111,7 +118,8 @@ def write_rope(spec: ModelSpec) -> tuple[dict[str, Any], Tensor | None]:
 
 
 def _divisors(rotary: Rotary, dims: int) -> Tensor:
-    return (replace(rotary, scaling=None).frequencies(dims) / rotary.frequencies(dims)).float()
+    divisors = replace(rotary, scaling=None).frequencies(dims) / rotary.frequencies(dims)
+    return divisors.clamp(max=STILL).float()
 
 
 def _read_yarn(keys: ConfigReader, factor: float) -> YaRN:
@@ -145,7 +153,8 @@ def _write_yarn(scaling: YaRN) -> dict[str, Any]:
 
 
 def _read_factors(keys: ConfigReader, factors: Tensor, plain: Rotary, dims: int) -> Scaling | None:
-    """LLaMA 3.1's rule where the divisors are its own, else a LongRope with these divisors at every length."""
+    """A share of the pairs where the others do not turn, LLaMA 3.1's rule where the divisors are its own, else a
+    LongRope with these divisors at every length."""
     values = [decimal(value) for value in factors.flatten().tolist()]
     if len(values) != dims // 2 or not all(0 < value < math.inf for value in values):
         raise ConfigError(
@@ -153,6 +162,9 @@ def _read_factors(keys: ConfigReader, factors: Tensor, plain: Rotary, dims: int)
         )
     if all(value == 1 for value in values):
         return None
+    turning = [value for value in values if value < STILL]
+    if len(turning) < len(values) and values == [1.0] * len(turning) + [STILL] * (len(values) - len(turning)):
+        return Proportional(2 * len(turning) / dims)
     if max(values) >= 1:
         rule = Llama3(max(values), LOW, HIGH, keys.whole(ORIGINAL, TRAINED))
         ours = _divisors(replace(plain, scaling=rule), dims)

@@ -99,5 +99,6 @@ GEMMA3N = Layout(
         },
         # files have them in layers that attend to others' keys, too
         unused=tuple(f".self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm")),
+        linears=(".altup.prediction_coefs", ".altup.correction_coefs"),
     ),
 )
