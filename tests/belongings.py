@@ -63,6 +63,14 @@ def chats(path: Path) -> None:
     write(path, json.dumps(records) if ".json" in path.suffixes else json_lines(records))
 
 
+def talks(path: Path) -> None:
+    """QLoRA's form of OASST1."""
+    texts = [f"what is it that you and the {n} have to do with this?" for n in ("cat", "dog", "owl")]
+    write(
+        path, json_lines([{"input": f"### Human: {t} ### Assistant:", "output": f"It is {t}"} for t in texts])
+    )
+
+
 def instructions(path: Path) -> None:
     """Alpaca's form."""
     texts = zip(documents(4, 20), documents(5, 20), strict=True)
@@ -240,10 +248,12 @@ KINDS: dict[Callable[[Path], Any], str] = {
     meetings: "qmsum-train.jsonl qmsum-test.jsonl",
     chats: """chats.jsonl sharegpt.json oasst.jsonl dummy_conversation.json glaive_toolcall_en_sharegpt.json
         glaive_toolcall_en_sharegpt.json.gz""",
+    talks: "oa_questions.jsonl",
     instructions: "alpaca.json alpaca_5000.json.gz seeds.jsonl seed_tasks.jsonl",
     questions: "questions.jsonl mt_bench_question.jsonl mt_bench_reference_gpt-4.jsonl",
     sentences: """train.en.gz train.de.gz multi30k/train.en.gz multi30k/train.de.gz multi30k/val.en.gz
-        multi30k/val.de.gz val.en.gz val.de.gz test.en test.de test_2016_flickr.en.gz test_2016_flickr.de.gz""",
+        multi30k/val.de.gz val.en.gz val.de.gz test.en test.de test_2016_flickr.en.gz test_2016_flickr.de.gz
+        multi30k/test_2016_flickr.en.gz multi30k/test_2016_flickr.de.gz""",
     endings: "tasks",
     stories: "stories260K.bin tok512.bin",
     decoder: """MODEL MODEL-A MODEL-B A B stories stories260K runs/demo runs/small runs/mine/final runs/llama/final

@@ -4,7 +4,6 @@ import json
 import math
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,9 +15,9 @@ from headway_lab.questions import Entry, Index, entries, language_of
 from headway_lab.questions.text import least, stem, terms
 from tests.command_lines import read_command
 
-PARAPHRASES, FIRST, SECOND, THIRD, FOURTH, ROUNDS = (
+PARAPHRASES, DECLINED, BLIND = (
     tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text(encoding="utf-8"))
-    for name in ("paraphrases", "first", "second", "third", "fourth", "rounds")
+    for name in ("paraphrases", "declined", "blind")
 )
 CAPTIONS = {
     "BN 与 LN 的区别": "norms",
@@ -102,63 +101,29 @@ def test_captions_and_remarks_of_the_documents_find_their_topic_first(question: 
     assert Index(entries(language_of(question))).find(question)[0].entry.topic == topic
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_questions_that_the_index_was_improved_with_find_their_topic(language: str) -> None:
-    index = Index(entries(language))
-    known = {question for entry in index.entries for question in entry.ask}
-    asked = [(question, topic) for topic, some in FIRST[language].items() for question in some]
-    found = [([match.entry.topic for match in index.find(question)], topic) for question, topic in asked]
-    assert len(asked) >= {"en": 175, "zh": 312}[language]
-    assert known.isdisjoint(question for question, _ in asked)
-    assert sum(topics[:1] == [topic] for topics, topic in found) >= 0.97 * len(asked)
-    assert sum(topic in topics for topics, topic in found) >= 0.98 * len(asked)
-
-
-@pytest.mark.parametrize(
-    ("questions", "first", "three", "declined"),
-    [(SECOND, 118, 118, 50), (THIRD, 106, 115, 48), (FOURTH, 110, 113, 50)],
-)
-def test_sets_by_someone_who_had_not_seen_the_index(
-    questions: dict[str, Any], first: int, three: int, declined: int
-) -> None:
-    """Run once each, on 2026-11-30: of the second 82 % first, 89 % among three, 48 of 50 declined, and the index has
-    been improved with it since, as with the first set: what it says of it now is no measure. The third and fourth are
-    one: 88 %, 96 %, 48 of 50, and 92 %, 94 %, 50 of 50."""
+def test_a_set_by_someone_who_had_not_seen_the_index() -> None:
+    """91.7 % first, 96.7 % among three, all declined: it was run once, and the index has not been changed since."""
     index = {language: Index(entries(language)) for language in LANGUAGES}
-    asked = [(q, [topic]) for language in LANGUAGES for topic, qs in questions[language].items() for q in qs]
-    asked += [(either["question"], either["topics"]) for either in questions["either"]]
+    known = {question for one in index.values() for entry in one.entries for question in entry.ask}
+    asked = [(q, [topic]) for language in LANGUAGES for topic, qs in BLIND[language].items() for q in qs]
+    asked += [(either["question"], either["topics"]) for either in BLIND["either"]]
     answers = [
         ([match.entry.topic for match in index[language_of(q)].find(q)], topics) for q, topics in asked
     ]
-    others = [
-        q for kind in ("unrelated", "near") for language in LANGUAGES for q in questions[kind][language]
-    ]
+    others = [q for kind in ("unrelated", "near") for language in LANGUAGES for q in BLIND[kind][language]]
     assert (len(asked), len(others)) == (120, 50)
-    assert sum(bool(best) and best[0] in topics for best, topics in answers) >= first
-    assert sum(not {*best}.isdisjoint(topics) for best, topics in answers) >= three
-    assert sum(not index[language_of(q)].find(q) for q in others) >= declined
-
-
-def test_the_rounds_that_the_index_was_improved_with_are_answered() -> None:
-    """Unseen by the index when they were run, one round behind the other, and known to it since."""
-    index = {language: Index(entries(language)) for language in LANGUAGES}
-    asked = [(q, [topic]) for one in LANGUAGES for topic, some in ROUNDS[one].items() for q in some]
-    asked += list(ROUNDS["either"].items())
-    found = [([match.entry.topic for match in index[language_of(q)].find(q)], topics) for q, topics in asked]
-    assert len(asked) >= 900
-    assert sum(bool(best) and best[0] in topics for best, topics in found) >= 0.98 * len(asked)
-    assert sum(not {*best}.isdisjoint(topics) for best, topics in found) >= 0.99 * len(asked)
-    others = [q for language in LANGUAGES for q in ROUNDS["declined"][language]]
-    assert len(others) >= 360
+    assert known.isdisjoint(question for question, _ in asked)
+    assert sum(bool(best) and best[0] in topics for best, topics in answers) == 110
+    assert sum(not {*best}.isdisjoint(topics) for best, topics in answers) == 116
     assert [q for q in others if index[language_of(q)].find(q)] == []
 
 
-@pytest.mark.parametrize("kind", ["unrelated", "near"])
-def test_what_shares_words_with_the_index_and_is_not_answered_by_it_is_declined(kind: str) -> None:
+def test_what_no_entry_answers_is_declined() -> None:
     index = {language: Index(entries(language)) for language in LANGUAGES}
-    asked = [question for language in LANGUAGES for question in FIRST[kind][language]]
-    assert len(asked) == {"unrelated": 130, "near": 49}[kind]
-    assert [question for question in asked if index[language_of(question)].find(question)] == []
+    asked = [question for language in LANGUAGES for question in DECLINED[language]]
+    assert len(asked) >= 860
+    answered = [question for question in asked if index[language_of(question)].find(question)]
+    assert answered == ["GPT-4 到底有多少参数?"]  # by the sizes of LLaMA
 
 
 def test_no_sentence_of_the_index_names_what_lies_beside_its_subject() -> None:

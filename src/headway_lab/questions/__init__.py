@@ -2,7 +2,8 @@
 weighted by how rare these are.
 
 The index is data, `en.toml` and `zh.toml`: lists of words, and by topic an answer, the command that shows it, how it is
-asked, and what the documents' pages say of it. Nothing is learned, and every score can be taken apart (`Match.terms`).
+asked, and what the documents' pages say of it; `asked.toml` has more of what people asked. Nothing is learned, and
+every score can be taken apart (`Match.terms`).
 
 Terms of a text are words without their endings, cut to six letters ("padded", "padding" -> "pad"), and of Chinese
 every character and every two neighbours, within words of the index and within what stands between them. Other names of
@@ -35,6 +36,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
+from typing import Any
 
 from headway_lab.questions.text import CHINESE, LISTS, STRANGE, field, least, names, read, table, tells, terms
 from headway_lab.questions.text import language_of as language_of
@@ -70,16 +72,17 @@ class Match:
 def entries(language: str) -> tuple[Entry, ...]:
     """The index of one language, in which an entry without a command has that of its topic. Raises ConfigError for
     another language."""
-    verdicts = table("verdicts")
+    fields_of = read(language)
+    verdicts, asked = table("verdicts"), table("asked")[language]
 
     def verdict(topic: str) -> str:
         return f"{verdicts[topic][language]} ({verdicts[topic]['made']})" if topic in verdicts else ""
 
-    return tuple(
-        Entry(**{"topic": topic, "command": f"headway explain {topic}", "verdict": verdict(topic), **fields})
-        for topic, fields in read(language).items()
-        if topic not in LISTS
-    )
+    def entry(topic: str, fields: dict[str, Any]) -> Entry:
+        usual = {"topic": topic, "command": f"headway explain {topic}", "verdict": verdict(topic)}
+        return Entry(**{**usual, **fields, "ask": (*fields["ask"], *asked.get(topic, ()))})
+
+    return tuple(entry(topic, fields) for topic, fields in fields_of.items() if topic not in LISTS)
 
 
 class Index:
