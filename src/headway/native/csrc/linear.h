@@ -25,10 +25,11 @@ INLINE void each_rows(int64_t rows, F f) {
 
 // Rows at a time, and how many places are then read side by side: their sums stay in registers. More than four rows of
 // floats read more slowly than the cache gives the same weights to the next four, or have no room for their sums.
-constexpr int FLOAT_ROWS = N == 2 ? 8 : 4, PANEL_ROWS = 4;
+constexpr int FLOAT_ROWS = 4, PANEL_ROWS = 4;
+constexpr int SUMS = N == 2 ? 1 : N;  // vectors of a sum of floats: eight of them are enough of 16 registers
 constexpr int sides(int64_t rows, bool packed) {
-  return packed ? (W < 16 ? (rows > 1 ? 1 : 2) : rows > 2 ? 2 : 4)
-                : (W < 16 ? (rows > 2 ? 1 : rows > 1 ? 2 : 4) : 4);
+  if (packed) return W < 16 ? (rows > 1 ? 1 : 2) : rows > 2 ? 2 : 4;
+  return W >= 16 ? 4 : SUMS == 1 ? (rows > 2 ? 2 : 4) : rows > 2 ? 1 : rows > 1 ? 2 : 4;
 }
 
 enum class Floats { SINGLE, WIDENED, PAIRS };  // float32; bf16 times float32; bf16 times bf16, two at once
@@ -38,24 +39,27 @@ constexpr int step_of(Floats kind) { return kind == Floats::PAIRS ? 2 * UNIT : U
 
 // acc[s][r] += a unit of S rows of weights times one of R rows of inputs.
 template <Floats KIND, int R, int S>
-INLINE void add_unit(vf (&acc)[S][R][N], const char* const (&w)[S], const float* x, int64_t x_row) {
+INLINE void add_unit(vf (&acc)[S][R][SUMS], const char* const (&w)[S], const float* x, int64_t x_row) {
   vf v[S][N];
   UNROLL for (int s = 0; s < S; s++)
     UNROLL for (int i = 0; i < N; i++) v[s][i] = get<KIND == Floats::WIDENED>(w[s], i * W);
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int i = 0; i < N; i++) {
       const vf one = load(x + r * x_row + i * W);
-      UNROLL for (int s = 0; s < S; s++) acc[s][r][i] = multiply_add<KIND == Floats::PAIRS>(acc[s][r][i], one, v[s][i]);
+      UNROLL for (int s = 0; s < S; s++) {
+        vf& sum = acc[s][r][i % SUMS];
+        sum = multiply_add<KIND == Floats::PAIRS>(sum, one, v[s][i]);
+      }
     }
 }
 
 // y[s * y_side + r * UNIT] = the sum of acc[s][r].
 template <int R, int S>
-INLINE void write_sums(float* y, int64_t y_side, const vf (&acc)[S][R][N]) {
+INLINE void write_sums(float* y, int64_t y_side, const vf (&acc)[S][R][SUMS]) {
   UNROLL for (int s = 0; s < S; s++)
     UNROLL for (int r = 0; r < R; r++) {
       vf sum = {};
-      UNROLL for (int i = 0; i < N; i++) sum += acc[s][r][i];
+      UNROLL for (int i = 0; i < SUMS; i++) sum += acc[s][r][i];
       y[s * y_side + r * UNIT] = sum_of(sum);
     }
 }
@@ -67,7 +71,7 @@ template <Floats KIND, int R, int S>
 INLINE void dots(float* y, int64_t y_side, const float* x, int64_t x_row, const char* const (&w)[S], int64_t count,
                  int64_t ahead = FETCH) {
   constexpr int STEP = step_of(KIND), BYTES = STEP * (KIND == Floats::SINGLE ? 4 : 2);
-  vf acc[S][R][N] = {};
+  vf acc[S][R][SUMS] = {};
   const int64_t whole = count / STEP;
   const char* at[S];
   for (int64_t u = 0; u < whole; u++) {

@@ -1,69 +1,13 @@
 // Rows against panels by instructions that multiply whole tiles: 16 rows by 16 outputs by the inputs of a group. The sums of
 // a group are whole numbers, and are added up as in panels.h: each result is what panel_dots makes of it, to the bit.
 #pragma once
-#include "panel_tile.h"
+#include "panel_shorts.h"
 
 namespace {
 
-// Groups of a panel as tiles take them, from the first of eight: codes less their zeros, and the scales of each output.
-template <class F>
-struct Squares {
-  alignas(64) int8_t codes[DEEP][GROUP / 4][UNIT][4];
-  alignas(64) float scale[DEEP][F::PARTS][UNIT];
-  alignas(64) float low[F::LOWS ? DEEP : 1][UNIT];
-  alignas(64) int32_t offset[F::WHOLE ? DEEP : 1][UNIT];  // zeros of codes of 8 bits, of which 128 has been taken off
-
-  void take(const Panel& p, int64_t count) {
-    vf d[1][2][1];
-    const char* at = p.at;
-    for (int64_t g = 0; g < count; g++, at += p.step) {
-      const char* const head[1] = {at};
-      if (F::BLOCKS && g % 8 == 0) read_head<F>(d, head), at += F::HEAD;
-      take_codes(at, g, p);
-      take_scales(at + F::BYTES, g, p, d[0]);
-    }
-  }
-
- private:
-  void take_codes(const char* at, int64_t g, const Panel& p) {
-    typedef int8_t bytes __attribute__((vector_size(4 * W)));
-    vi zero = splat_int(F::LOWS ? 0 : (int32_t)((128u >> F::MIDDLE) * 0x01010101u));
-    if (!F::BLOCKS && p.has_zeros) {
-      const vi own = read_bytes<false>(at + F::BYTES + (p.has_scales ? 2 * UNIT : 0));
-      if constexpr (F::WHOLE)
-        *(vi_any*)offset[g] = own - 128;
-      else
-        zero = own * 0x01010101;
-    }
-    auto put = [&](int quad, vi code) __attribute__((always_inline)) {
-      *(vi_any*)codes[g][quad] = (vi)((bytes)code - (bytes)zero);
-    };
-    UNROLL for (int l = 0; l < F::LOADS; l++) {
-      const int quad = F::quad(l);
-      const vi w = load_int((const int32_t*)(at + l * 64));
-      vi low = F::WHOLE ? w : w & 0x0F0F0F0F, high = (w >> 4) & 0x0F0F0F0F;
-      if (F::HIGH) low |= high_bits<F>(at, quad, 0), high |= high_bits<F>(at, quad + 2, 0);
-      put(quad, low);
-      if (!F::WHOLE) put(quad + 2, high);
-    }
-  }
-
-  void take_scales(const char* own, int64_t g, const Panel& p, const vf (&d)[2][1]) {
-    if (F::BLOCKS) {
-      UNROLL for (int part = 0; part < F::PARTS; part++) {
-        const vi whole = F::LOWS ? read_bytes<false>(own) : read_bytes<true>(own + part * UNIT);
-        store(scale[g][part], d[0][0] * __builtin_convertvector(whole, vf));
-      }
-      if (F::LOWS) store(low[g], d[1][0] * __builtin_convertvector(read_bytes<false>(own + UNIT), vf));
-    } else if (p.has_scales) {
-      store(scale[g][0], read_halves(own));
-    }
-  }
-};
-
 // Adds the sums of a group, or of its part, of 16 rows to theirs.
 template <class F, bool SCALES, bool ZEROS>
-INLINE void add_square(vf (&acc)[UNIT], const int32_t* sums, const Squares<F>& w, const Inputs& x, int64_t g, int64_t part) {
+INLINE void add_square(vf (&acc)[UNIT], const int32_t* sums, const Codes<F, int8_t>& w, const Inputs& x, int64_t g, int64_t part) {
   constexpr bool SCALED_GROUPS = F::BLOCKS || SCALES;
   UNROLL for (int r = 0; r < UNIT; r++) {
     const int64_t at = g * UNIT + r;
@@ -78,7 +22,7 @@ INLINE void add_square(vf (&acc)[UNIT], const int32_t* sums, const Squares<F>& w
 // All rows, 16 by 16, against `count` groups from `from`: added to y [rows][16]. Each step fetches its part of the groups that
 // follow. Four sums are under way at a time: the tiles of the next are multiplied while the last are added.
 template <class F, bool SCALES, bool ZEROS>
-void add_squares(float* y, const Rounded& x, int64_t rows, Tiles<F::QUADS>& tiles, const Squares<F>& w, const Panel& p,
+void add_squares(float* y, const Rounded& x, int64_t rows, Tiles<F::QUADS>& tiles, const Codes<F, int8_t>& w, const Panel& p,
                  int64_t from, int64_t count) {
   constexpr int PARTS = F::PARTS, WEIGHTS = GROUP * UNIT / PARTS;
   alignas(64) int32_t sums[4][UNIT * UNIT];
@@ -116,7 +60,7 @@ template <class F>
 void panel_squares(float* y, const Rounded& x, int64_t rows, Panel p) {
   memset(y, 0, (size_t)rounded(rows, UNIT) * UNIT * sizeof(float));
   Tiles<F::QUADS> tiles;
-  Squares<F> weights;
+  Codes<F, int8_t> weights;
   for (int64_t from = 0; from < x.groups; from += DEEP) {
     const int64_t left = x.groups - from, count = left < DEEP ? left : DEEP;
     weights.take(p, count);
@@ -129,11 +73,13 @@ void panel_squares(float* y, const Rounded& x, int64_t rows, Panel p) {
 
 constexpr int SQUARE = HAS_TILES ? UNIT : FEW_TALL;
 
-// All rows against P panels, by squares where TALL says so: y [P][side / 16][16].
+// All rows against P panels, by squares where TALL says so, or by words of 16 bits: y [P][side / 16][16].
 template <class F, int TALL, int P>
 INLINE void many_rows(float* y, int64_t side, const Rounded& x, int64_t rows, Panel (&p)[P]) {
   if constexpr (HAS_TILES && TALL == SQUARE)
     for (int s = 0; s < P; s++) panel_squares<F>(y + s * side, x, rows, p[s]);
+  else if constexpr (HAS_SHORTS)
+    for (int s = 0; s < P; s++) panel_shorts<F, TALL>(y + s * side, x, rows, p[s]);
   else
     panel_tiles<F, TALL>(y, side, x, rows, p);
 }

@@ -8,8 +8,8 @@ namespace {
 
 // Rows and panels of a tile. Many rows are tiles of two panels, whose inputs are read once for both; a few rows are tiles
 // of one, which wastes fewer of them.
-constexpr int FEW_TALL = TALL, FEW_WIDE = 1;
-constexpr int MANY_TALL = W < 16 ? FEW_TALL : 6, MANY_WIDE = W < 16 ? 1 : 2;
+constexpr int FEW_TALL = HAS_SHORTS ? 4 : TALL, FEW_WIDE = 1;
+constexpr int MANY_TALL = W < 16 && !HAS_SHORTS ? FEW_TALL : 6, MANY_WIDE = W < 16 ? 1 : 2;
 constexpr int64_t FEW_TILED = 16;  // rows
 constexpr int DEEP = 32;           // groups of weights at a time, of one panel
 

@@ -8,10 +8,10 @@ namespace {
 
 // An operation of the level's own, else of the level that it stands on, else of vec_plain.h.
 namespace level = HEADWAY_LEVEL;
-using level::HAS_PAIRS, level::HAS_TILES, level::WORDS, level::Tiles;
+using level::HAS_PAIRS, level::HAS_TILES, level::HAS_SHORTS, level::WORDS, level::Tiles;
 using level::vmax, level::sum_of, level::largest_of, level::sum_of_ints;
 using level::only, level::where, level::bits_of, level::greater;
-using level::add_product, level::add_pairs, level::add_four, level::pack_four, level::LESS, level::signed_codes;
+using level::add_product, level::add_pairs, level::add_four, level::add_two, level::pack_four, level::LESS, level::signed_codes;
 using level::exp2_of, level::exp2_only, level::exp2_of_rows, level::exp2_of_each, level::power_of_2;
 using level::halves_of, level::widened, level::joined, level::row_pairs, level::low_halves, level::high_halves;
 using level::read_halves, level::read_bytes, level::write_bytes, level::nearest;

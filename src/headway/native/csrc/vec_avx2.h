@@ -32,6 +32,13 @@ INLINE vi add_four(vi acc, vi w, const int32_t* x) {
          (vi)_mm256_madd_epi16((__m256i)odd, _mm256_set1_epi32(x[1]));
 }
 
+constexpr bool HAS_SHORTS = true;
+INLINE vi add_two(vi acc, vi w, int32_t x) {
+  vi both;  // in place, as add_product
+  asm("vpmaddwd %2, %3, %1\n\tvpaddd %1, %0, %0" : "+x"(acc), "=&x"(both) : "x"(w), "x"(_mm256_set1_epi32(x)));
+  return acc;
+}
+
 INLINE vf low_lanes(vf x, vf y) { return (vf)_mm256_unpacklo_ps((__m256)x, (__m256)y); }
 INLINE vf high_lanes(vf x, vf y) { return (vf)_mm256_unpackhi_ps((__m256)x, (__m256)y); }
 INLINE vf low_pairs(vf x, vf y) { return (vf)_mm256_unpacklo_pd((__m256d)x, (__m256d)y); }

@@ -6,6 +6,7 @@ namespace {
 namespace avxvnni {
 using namespace avx2;
 
+constexpr bool HAS_SHORTS = false;
 constexpr int WORDS = 1;
 INLINE void pack_four(int32_t* to, const int8_t* q) { memcpy(to, q, 4); }
 INLINE vi add_four(vi acc, vi w, const int32_t* x) {

@@ -56,6 +56,7 @@ constexpr bool HAS_PAIRS = false;  // products of pairs of bf16
 constexpr bool HAS_TILES = false;  // products of whole tiles of bytes, by a Tiles
 template <int QUADS>
 struct Tiles;
+constexpr bool HAS_SHORTS = false;  // two products of 16 bits in one instruction, and not four of bytes
 
 INLINE vf vmax(vf a, vf b) { return a > b ? a : b; }
 INLINE float sum_of(vf x) {
@@ -180,6 +181,8 @@ INLINE vi add_four(vi acc, vi w, const int32_t* x) {
   return acc + (even & 0xFFFF) * (int32_t)(int16_t)x[0] + ((even >> 16) & 0xFFFF) * (x[0] >> 16) +
          (odd & 0xFFFF) * (int32_t)(int16_t)x[1] + ((odd >> 16) & 0xFFFF) * (x[1] >> 16);
 }
+// acc[output] += the products of two weights of 16 bits and two inputs.
+vi add_two(vi acc, vi w, int32_t x);
 
 // Lanes of x and y in turn, of each four the first two or the last two; the same of pairs of lanes; and fours of lanes, the
 // even ones of x and then those of y, or the odd ones.
