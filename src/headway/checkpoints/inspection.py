@@ -9,7 +9,7 @@ from headway.checkpoints.folder import TOKENIZER_FILES, Folder, load_folder
 from headway.checkpoints.hf.config import transformers_verdict
 from headway.checkpoints.hf.config_keys import OURS
 from headway.models import cost
-from headway.models.description import patterns_by_layer
+from headway.models.description import patterns_by_layer, positions_in_words
 from headway.models.head import TASKS
 from headway.positions import Rotary
 from headway.storage.reading import open_regular
@@ -46,7 +46,7 @@ def inspect(path: str | Path, *, allow_pickle: bool = False) -> dict[str, Any]:
         "gives": f"{spec.head.task}: {TASKS[spec.head.task]}",
         "spec": spec,
         "rotary": _rotary(folder),
-        "positions": str(spec.positions),
+        "positions": positions_in_words(spec),
         "patterns": patterns_by_layer(spec),
         "parameters": cost.parameters(spec),
         "parameter_count": cost.parameter_count(spec),

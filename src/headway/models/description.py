@@ -8,6 +8,7 @@ from typing import NamedTuple
 from headway.heads import Heads
 from headway.models.mixers import Softmax, kind_of
 from headway.models.spec import ModelSpec
+from headway.positions import PerLayer
 
 ORDERS = {
     "pre": "x + f(norm(x))",
@@ -76,6 +77,13 @@ def brief(value: object) -> str:
 def patterns_by_layer(spec: ModelSpec) -> tuple[tuple[str, str], ...]:
     """(layers, pattern) for each pattern, as text."""
     return _by_layer(map(str, spec.patterns))
+
+
+def positions_in_words(spec: ModelSpec) -> str:
+    """The schemes of all layers, by layer where they differ."""
+    if not isinstance(spec.positions, PerLayer):
+        return brief(spec.positions)
+    return _in_words(_by_layer(map(brief, spec.layer_positions)))
 
 
 def _by_layer(values: Iterable[str]) -> tuple[tuple[str, str], ...]:
@@ -180,7 +188,7 @@ ASPECTS: Mapping[str, Aspect] = {
         lambda spec: f"{NORMS[spec.norm]}, eps {spec.norm_eps:g}",
         "norm_bias norm_weight norm_offset",
     ),
-    "positions": _aspect("positions", lambda spec: f"on {spec.positions.marks}: {brief(spec.positions)}"),
+    "positions": _aspect("positions", lambda spec: f"on {spec.positions.marks}: {positions_in_words(spec)}"),
     "feed-forward": _aspect(
         "hidden layer_hidden gated activation mlp_sparsity experts", _feed_forward, "mlp_scale mlp_gate_scale"
     ),
