@@ -1,4 +1,5 @@
-"""Products on oneDNN: against float64, forward and backward; and where torch's own path stays."""
+"""Products on oneDNN, and of bf16 that is widened: against float64, forward and backward; and where torch's own path
+stays."""
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from headway.nn.products import FEW, filled_rows, linear
 from tests.memory import resident
 from tests.tolerance import assert_within_reference
 
+EMULATES = products._emulates_bf16
 SIZES = [((2, FEW // 2), 16, 32), ((FEW + 1,), 1, 1), ((FEW,), 33, 7), ((3, 5, 11), 257, 130)]
 
 
@@ -19,6 +21,7 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.backends.mkldnn.is_available():
         pytest.skip("torch was built without oneDNN")
     monkeypatch.setattr(products, "_slow_mkl", lambda: True)
+    monkeypatch.setattr(products, "_emulates_bf16", lambda: False)
 
 
 def results(run: object, given: list[Tensor], dy: Tensor, dtype: torch.dtype) -> list[Tensor]:
@@ -39,6 +42,38 @@ def test_they_are_products_and_so_are_their_gradients(bias: bool) -> None:
         exact, low = (results(F.linear, given, dy, dtype) for dtype in (torch.float64, torch.float32))
         for got, right, rough in zip(results(linear, given, dy, torch.float32), exact, low, strict=True):
             assert_within_reference(got, right, rough, f"{shape} {inputs} {outputs}")
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_bf16_without_an_instruction_is_widened_and_rounded_once(
+    bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forward and backward, and where nothing is recorded: what float64 gives of the same numbers, in bf16."""
+    monkeypatch.setattr(products, "_emulates_bf16", lambda: True)
+    generator = torch.Generator().manual_seed(0)
+    for shape, inputs, outputs in SIZES:
+        given = [
+            torch.randn(*shape, inputs, generator=generator),
+            torch.randn(outputs, inputs, generator=generator),
+        ]
+        given = [t.bfloat16() for t in given + [torch.randn(outputs, generator=generator)] * bias]
+        dy = torch.randn(*shape, outputs, generator=generator).bfloat16()
+        exact, low = (results(F.linear, given, dy, dtype) for dtype in (torch.float64, torch.bfloat16))
+        for got, right, rough in zip(results(linear, given, dy, torch.bfloat16), exact, low, strict=True):
+            assert got.dtype == torch.bfloat16
+            assert_within_reference(got, right, rough, f"{shape} {inputs} {outputs}")
+        x, rows = given[0].reshape(-1, inputs), dy.reshape(-1, outputs)
+        for got, right in (
+            (products.forward_product(x, given[1]), x.double() @ given[1].double().T),
+            (products.input_product(rows, given[1]), rows.double() @ given[1].double()),
+            (products.weight_product(rows, x), rows.double().T @ x.double()),
+        ):
+            off = (got.double() - right).abs()
+            assert (off <= 2.0**-8 * right.abs() + 1e-5 * right.abs().max()).all()
+
+
+def test_bf16_is_widened_where_torch_has_no_instruction_for_it() -> None:
+    assert EMULATES() is not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def test_second_derivatives_are_those_of_torch() -> None:

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from headway.errors import DataError
 from headway.native import rows as native
-from headway.nn.products import forward_product, input_product
+from headway.nn.products import forward_product, input_product, weight_product
 
 IGNORE_INDEX = -100
 RowsEntropy = Callable[[Tensor, Tensor | None, Tensor, bool, Tensor | None], tuple[Tensor, Tensor]]
@@ -80,7 +80,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
             if grad_h is not None:
                 grad_h[start : start + rows] = input_product(d_logits, weight_VM)
             if grad_w is not None:
-                grad_w += d_logits.T @ h
+                grad_w += weight_product(d_logits, h)
         ctx.weight_dtype = weight_VM.dtype
         ctx.save_for_backward(grad_h, grad_w, grad_b)
         ctx.mark_non_differentiable(losses_N, *(() if hits_N is None else (hits_N,)))

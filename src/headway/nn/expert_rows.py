@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from headway.native import interface, rows
 from headway.nn.feedforward import FeedForward
 from headway.nn.fused import again, plain_gated
-from headway.nn.products import forward_product, input_product
+from headway.nn.products import forward_product, input_product, weight_product
 from headway.nn.weights.base import needs_gradient
 from headway.nn.weights.plain import Plain
 
@@ -149,5 +149,7 @@ class _ExpertRows(torch.autograd.Function):
             dw[pairs] = torch.linalg.vecdot(dh, h)
             dx.index_add_(0, row, input_product(dg, gate).add_(input_product(du, up)))
             sides = ((dg, of_expert), (du, of_expert), (dy_of, h.mul_(by)))
-            d_matrices += [a.T @ b if want else None for (a, b), want in zip(sides, needed, strict=True)]
+            d_matrices += [
+                weight_product(a, b) if want else None for (a, b), want in zip(sides, needed, strict=True)
+            ]
         return None, None, None, dx, dw.view_as(weights), *d_matrices
