@@ -48,7 +48,7 @@ template <Floats KIND, int R, int S>
 INLINE void compressed_dots(float* y, int64_t y_side, const float* x, int64_t x_row, const char* const (&w)[S],
                             uint64_t table, int64_t count) {
   constexpr int STEP = step_of(KIND);
-  vf acc[S][R][SUMS] = {};
+  vf acc[S][R][sums_of(KIND)] = {};
   const char* at[S];
   UNROLL for (int s = 0; s < S; s++) at[s] = w[s];
   auto units = [&](const uint16_t(&v)[S][PLACES], int64_t from, auto some) __attribute__((always_inline)) {

@@ -26,20 +26,23 @@ INLINE void each_rows(int64_t rows, F f) {
 // Rows at a time, and how many places are then read side by side: their sums stay in registers. More than four rows of
 // floats read more slowly than the cache gives the same weights to the next four, or have no room for their sums.
 constexpr int FLOAT_ROWS = 4, PANEL_ROWS = 4;
-constexpr int SUMS = N == 2 ? 1 : N;  // vectors of a sum of floats: eight of them are enough of 16 registers
-constexpr int sides(int64_t rows, bool packed) {
-  if (packed) return W < 16 ? (rows > 1 ? 1 : 2) : rows > 2 ? 2 : 4;
-  return W >= 16 ? 4 : SUMS == 1 ? (rows > 2 ? 2 : 4) : rows > 2 ? 1 : rows > 1 ? 2 : 4;
-}
 
 enum class Floats { SINGLE, WIDENED, PAIRS };  // float32; bf16 times float32; bf16 times bf16, two at once
+
+// Vectors of a sum. Of 16 registers, eight sums of bf16 weights are one each, for two places beside four rows; those of
+// float32 are two, which err less.
+constexpr int sums_of(Floats kind) { return N == 2 && kind == Floats::WIDENED ? 1 : N; }
+constexpr int sides_of_floats(int64_t rows, Floats kind) {
+  return W >= 16 ? 4 : sums_of(kind) == 1 ? (rows > 2 ? 2 : 4) : rows > 2 ? 1 : rows > 1 ? 2 : 4;
+}
+constexpr int sides_of_panels(int64_t rows) { return W < 16 ? (rows > 1 ? 1 : 2) : rows > 2 ? 2 : 4; }
 
 // Inputs of one unit: 16, or 32 in pairs.
 constexpr int step_of(Floats kind) { return kind == Floats::PAIRS ? 2 * UNIT : UNIT; }
 
 // acc[s][r] += a unit of S rows of weights times one of R rows of inputs.
 template <Floats KIND, int R, int S>
-INLINE void add_unit(vf (&acc)[S][R][SUMS], const char* const (&w)[S], const float* x, int64_t x_row) {
+INLINE void add_unit(vf (&acc)[S][R][sums_of(KIND)], const char* const (&w)[S], const float* x, int64_t x_row) {
   vf v[S][N];
   UNROLL for (int s = 0; s < S; s++)
     UNROLL for (int i = 0; i < N; i++) v[s][i] = get<KIND == Floats::WIDENED>(w[s], i * W);
@@ -47,14 +50,14 @@ INLINE void add_unit(vf (&acc)[S][R][SUMS], const char* const (&w)[S], const flo
     UNROLL for (int i = 0; i < N; i++) {
       const vf one = load(x + r * x_row + i * W);
       UNROLL for (int s = 0; s < S; s++) {
-        vf& sum = acc[s][r][i % SUMS];
+        vf& sum = acc[s][r][i % sums_of(KIND)];
         sum = multiply_add<KIND == Floats::PAIRS>(sum, one, v[s][i]);
       }
     }
 }
 
 // y[s * y_side + r * UNIT] = the sum of acc[s][r].
-template <int R, int S>
+template <int R, int S, int SUMS>
 INLINE void write_sums(float* y, int64_t y_side, const vf (&acc)[S][R][SUMS]) {
   UNROLL for (int s = 0; s < S; s++)
     UNROLL for (int r = 0; r < R; r++) {
@@ -71,7 +74,7 @@ template <Floats KIND, int R, int S>
 INLINE void dots(float* y, int64_t y_side, const float* x, int64_t x_row, const char* const (&w)[S], int64_t count,
                  int64_t ahead = FETCH) {
   constexpr int STEP = step_of(KIND), BYTES = STEP * (KIND == Floats::SINGLE ? 4 : 2);
-  vf acc[S][R][SUMS] = {};
+  vf acc[S][R][sums_of(KIND)] = {};
   const int64_t whole = count / STEP;
   const char* at[S];
   for (int64_t u = 0; u < whole; u++) {

@@ -75,7 +75,7 @@ INLINE void coded_dots(float* y, int64_t y_side, const float* x, int64_t x_row, 
                        int64_t count) {
   constexpr bool PAIRS = KIND == Floats::PAIRS;
   alignas(64) float scales[S][LINE_BLOCKS];
-  vf acc[S][R][SUMS] = {};
+  vf acc[S][R][sums_of(KIND)] = {};
   for (int64_t line = 0; line < count; line += LONGEST_LINE) {
     const int64_t end = count - line < LONGEST_LINE ? count : line + LONGEST_LINE;
     for (int s = 0; s < S; s++) read_scales(scales[s], n, w[s], line / SCALED, (end - line) / SCALED);
@@ -86,7 +86,7 @@ INLINE void coded_dots(float* y, int64_t y_side, const float* x, int64_t x_row, 
         fetch(codes);
         auto add = [&](int at, vf one) __attribute__((always_inline)) {
           UNROLL for (int r = 0; r < R; r++) {
-            vf& to = acc[s][r][at / W % SUMS];
+            vf& to = acc[s][r][at / W % sums_of(KIND)];
             to = multiply_add<PAIRS>(to, load(block + r * x_row + at), one);
           }
         };

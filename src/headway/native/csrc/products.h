@@ -118,11 +118,13 @@ struct Products {
             halves ? each : 0, coded ? rows * spread_row() * 4 : 0};
   }
   static int64_t panels_of(const headway_matrix& m) { return (m.outputs + UNIT - 1) / UNIT; }
-  bool takes_pairs(int64_t type) const {
-    return HAS_PAIRS && type != HEADWAY_FLOAT32 && c.type == HEADWAY_BFLOAT16;
-  }
+  bool takes_pairs(int64_t type) const { return HAS_PAIRS && type != HEADWAY_FLOAT32 && c.type == HEADWAY_BFLOAT16; }
 
   static constexpr Floats HALVES = HAS_PAIRS ? Floats::PAIRS : Floats::WIDENED;  // weights beside bf16 inputs
+  Floats kind_of(const headway_matrix& m) const {
+    if (m.type == HEADWAY_NF4) return c.type == HEADWAY_BFLOAT16 ? HALVES : Floats::SINGLE;
+    return takes_pairs(m.type) ? Floats::PAIRS : m.type == HEADWAY_FLOAT32 ? Floats::SINGLE : Floats::WIDENED;
+  }
   int64_t spread_row() const { return takes_pairs(HEADWAY_NF4) ? c.inputs / 2 : c.inputs; }
 
   // 32 inputs of a row from `from`.
@@ -152,11 +154,10 @@ struct Products {
       return by_squares(count)   ? tiles<SQUARE, 1>(m, from, to, y)
              : count > FEW_TILED ? tiles<MANY_TALL, MANY_WIDE>(m, from, to, y)
                                  : tiles<FEW_TALL, FEW_WIDE>(m, from, to, y);
-    switch (sides(count, is_packed(m.type))) {
-      case 4: side_by_side<4>(m, from, to, y); break;
-      case 2: side_by_side<2>(m, from, to, y); break;
-      default: side_by_side<1>(m, from, to, y);
-    }
+    const int sides = is_packed(m.type) ? sides_of_panels(count) : sides_of_floats(count, kind_of(m));
+    sides == 4   ? side_by_side<4>(m, from, to, y)
+    : sides == 2 ? side_by_side<2>(m, from, to, y)
+                 : side_by_side<1>(m, from, to, y);
   }
 
   // P panels at a time, and then what is left.
@@ -192,15 +193,13 @@ struct Products {
   // The sums of S panels of 16 outputs, for all rows: y [S][rows][16].
   template <int S>
   void sums(const headway_matrix& m, const int64_t (&at)[S], float* y) const {
-    if (is_packed(m.type))
-      panel_sums(m, at, y);
-    else if (m.type == HEADWAY_NF4)
-      c.type == HEADWAY_BFLOAT16 ? coded_sums<HALVES>(m, at, y) : coded_sums<Floats::SINGLE>(m, at, y);
-    else if (takes_pairs(m.type))
-      float_sums<HALVES>(m, at, y, words, groups * UNIT);
-    else
-      m.type == HEADWAY_FLOAT32 ? float_sums<Floats::SINGLE>(m, at, y, floats, groups * GROUP)
-                                : float_sums<Floats::WIDENED>(m, at, y, floats, groups * GROUP);
+    const Floats kind = kind_of(m);
+    if (is_packed(m.type)) return panel_sums(m, at, y);
+    if (m.type == HEADWAY_NF4)
+      return kind == HALVES ? coded_sums<HALVES>(m, at, y) : coded_sums<Floats::SINGLE>(m, at, y);
+    if (kind == Floats::PAIRS) return float_sums<HALVES>(m, at, y, words, groups * UNIT);
+    kind == Floats::SINGLE ? float_sums<Floats::SINGLE>(m, at, y, floats, groups * GROUP)
+                           : float_sums<Floats::WIDENED>(m, at, y, floats, groups * GROUP);
   }
 
   template <int S>
@@ -209,7 +208,7 @@ struct Products {
     for (int s = 0; s < S; s++) panels[s] = panel(m, at[s]);
     each_rows<PANEL_ROWS>(count, [&](auto some, int64_t row) {
       constexpr int R = some.value;
-      if constexpr (S <= sides(R, true))
+      if constexpr (S <= sides_of_panels(R))
         with_form(m.type, [&](auto form) {
           with_parts<decltype(form)>(panels[0], [&](auto scales, auto zeros) {
             panel_dots<decltype(form), R, S, scales.value, zeros.value>(
@@ -236,7 +235,7 @@ struct Products {
         constexpr int R = some.value;
         // rows that come last ask for the weights of the next output, which the first ones then find in the cache
         const int64_t ahead = compressed ? 0 : count > FLOAT_ROWS && row + R >= count ? m.step : R > 2 ? 4 * FETCH : FETCH;
-        if constexpr (S <= sides(R, false)) {
+        if constexpr (S <= sides_of_floats(R, KIND)) {
           if (streams)
             compressed_dots<KIND, R>(y + row * UNIT + o, rows * UNIT, x + row * x_row, x_row, w, m.table, c.inputs);
           else
@@ -264,7 +263,7 @@ struct Products {
         constexpr int R = some.value;
         const float* x = spread + row * row_size;
         float* to = y + row * UNIT + o;
-        if constexpr (S <= sides(R, false)) {
+        if constexpr (S <= sides_of_floats(R, KIND)) {
           if (lines)
             dots<LINE, R>(to, rows * UNIT, x, row_size, line, c.inputs, 0);
           else
