@@ -64,11 +64,11 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _faster(x: Tensor, *others: Tensor | None) -> bool:
-    return _slow_mkl() and _many(torch.float32, x, *others)
+    return _many(torch.float32, x, *others) and _slow_mkl()
 
 
 def _widens(x: Tensor, *others: Tensor | None) -> bool:
-    return _emulates_bf16() and _many(torch.bfloat16, x, *others)
+    return _many(torch.bfloat16, x, *others) and _emulates_bf16()
 
 
 def _many(dtype: torch.dtype, x: Tensor, *others: Tensor | None) -> bool:
@@ -85,7 +85,8 @@ def _many(dtype: torch.dtype, x: Tensor, *others: Tensor | None) -> bool:
 
 @cache
 def _emulates_bf16() -> bool:
-    return not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    # a torch without oneDNN has no such operator, and products of its own
+    return torch.backends.mkldnn.is_available() and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 @cache

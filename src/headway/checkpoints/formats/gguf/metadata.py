@@ -71,6 +71,7 @@ def read_spec(file: GGUF, numbers: LazyTensors) -> ModelSpec:
         "tied": OUTPUT not in numbers,
         FACTORS: numbers.get(FACTORS),
         NORM: NORM in numbers,
+        # a layer with attn_k.weight and no attn_v.weight
         TIED_VALUES: any(n.replace("attn_k.w", "attn_v.w") not in numbers for n in numbers),
         **biases,
         **_below(metadata, f"{name}."),
