@@ -106,7 +106,8 @@ class AttentionMap:
         return self.weights([query])[:, 0]
 
     def weights(self, queries: Sequence[int] | None = None) -> Tensor:
-        """Returns the weights [H, N, S] of some queries (all by default), in float32, or float64 for a float64 model."""
+        """Returns the weights [H, N, S] of some queries (all by default), in float32, or float64 for a float64
+        model."""
         slots = self._slots(queries)
         return torch.stack([self._rows(slots, head) for head in self.heads])
 
@@ -130,7 +131,8 @@ class AttentionMap:
         return [shares_of(rows, slots_in_row, self.keys) for rows in self.weights(slots)]
 
     def _rows(self, slots: Sequence[int], head: int) -> Tensor:
-        """Returns the weights [N, S] of one head; queries that have their own projections are computed one at a time."""
+        """Returns the weights [N, S] of one head; queries that have their own projections are computed one at a
+        time."""
         first = self.attended[0]
         query_slots = torch.tensor(slots, dtype=torch.int64, device=first.tokens.device)
         with torch.inference_mode():

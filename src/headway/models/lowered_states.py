@@ -1,4 +1,4 @@
-"""Layers of states as operations of the native kernels, and the pages that these read and write.
+"""Lowers layers with recurrent states to operations of the native kernels, and binds them to the pages of their states.
 
 Legend: R rows, C channels.
 """
@@ -24,15 +24,15 @@ from headway.nn.short_conv import ShortConvolution
 
 
 class Stated(NamedTuple):
-    """A layer whose past is states: its operations, each with the names of those of its fields that point to tensors of
-    the cache, in their order."""
+    """A layer whose past is a recurrent state: its operations, each with the fields that point to cache tensors and
+    the numbers of these tensors."""
 
     layer: LinearAttention | StateLayer
     structs: Sequence[tuple[ctypes.Structure, Sequence[tuple[str, int]]]]
 
 
 class PagedTexts:
-    """State that layers of one class of pages share: the page of each row, int64 [R], and which rows begin a text."""
+    """Data shared by the layers of one page class: the page of each row, int64 [R], and which rows begin a sequence."""
 
     def __init__(self) -> None:
         self.pages = torch.zeros(MOST_ROWS, dtype=torch.int64)
@@ -40,13 +40,13 @@ class PagedTexts:
         self._layers: list[tuple[PagedStates, Stated]] = []
 
     def bind(self, stated: Stated, cache: PagedStates) -> None:
-        """Has a layer read and write these states."""
+        """Makes a layer's operations read and write these pages."""
         for struct, _ in stated.structs:
             struct.texts = c.TextsStruct(self.pages.data_ptr(), self.begins.data_ptr())
         self._layers.append((cache, stated))
 
     def place(self, tables: Sequence[PageTable], index: Tensor) -> None:
-        """Sets the text of each row, and which of its tokens the row is."""
+        """Sets the page table of each row's sequence, and each row's token index in it."""
         count, of = len(tables), self._layers[0][0].of
         pages = self.pages[:count] = torch.tensor([table.pages[of][0] for table in tables])
         self.begins[:count] = index == 0
@@ -54,18 +54,18 @@ class PagedTexts:
             for struct, fields in stated.structs:
                 for name, number in fields:
                     setattr(struct, name, cache.tensors[number].data_ptr())
-            if isinstance(stated.layer, LinearAttention):  # its third tensor counts keys
+            if isinstance(stated.layer, LinearAttention):  # its third tensor stores the number of keys
                 cache.tensors[2][pages] = torch.tensor([len(table) for table in tables])
 
 
 class StateOperations(LayerOperations):
-    """Turns layers with states into operations."""
+    """Lowers layers with recurrent states to operations."""
 
     def sums(
         self, layer: LinearAttention, rotated: Rotated | None, rows: Sequence[Tensor], out: Tensor
     ) -> tuple[c.OpStruct, Stated]:
-        """The operation of linear attention on its queries, keys and values in rows. Raises NotLowered where the
-        kernels do not compute what the layer does."""
+        """Returns the operation of linear attention on the buffers of its queries, keys and values. Raises
+        NotLowered if the kernels do not support the layer."""
         q, k, v = rows
         mixer = layer.mixer
         if type(mixer) is not LinearMixer or not mixer.pattern.is_causal:
@@ -92,9 +92,11 @@ class StateOperations(LayerOperations):
     def states(
         self, x: Tensor, layer: StateLayer, norm: nn.Module | None
     ) -> tuple[list[c.OpStruct], Tensor, Stated]:
-        """The operations of a layer on norm(x), rows x, the rows of its last product, and its states.
+        """Returns the operations of a layer on norm(x), for rows x, the input buffer of its output projection, and its
+        states.
 
-        Raises NotLowered where the kernels do not compute what the layer does."""
+        Raises NotLowered if the kernels do not support the layer.
+        """
         if type(layer) is GatedDelta:
             return self._delta(x, layer, norm)
         if type(layer) is ShortConvolution:
@@ -160,7 +162,7 @@ class StateOperations(LayerOperations):
         return ops, out, Stated(layer, [(taps, [("tail", 1)]), (struct, [("state", 0)])])
 
     def _taps(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, act: str) -> c.TapsStruct:
-        """A convolution of rows x into rows `out`."""
+        """Returns the operation of a causal convolution of rows x into rows `out`."""
         taps = self.floats(weight.t().flip(0))
         struct = c.TapsStruct(
             0, x.shape[1], weight.shape[1], c.TYPES[x.dtype], c.ACTIVATIONS[act], x.data_ptr(), None, None, x.stride(0),

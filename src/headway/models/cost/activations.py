@@ -52,13 +52,12 @@ def activation_bytes(
 
     Per token:
 
-        norms          each saves its input and its result, which the next product uses (`norm_bytes`): 2 L + 1 norms
-                       in order
-                       "pre", the last one included; L + 1 in "joint"; L more with cross-attention; 1 after an
-                       embedding; 2
-                       (H + K) L of width D with qk_norm. In "parallel" both norms of a layer share one saved input; in
-                       "post" the first layer's input is saved as well. A norm of a sub-layer's output saves its input
-                       only: 2 L more in "sandwich"; 2 L in "output", besides the inputs of the sub-layers
+        norms          each saves its input and its result, which the next product uses (`norm_bytes`): 2 L + 1 in
+                       order "pre", the last one included; L + 1 in "joint"; L more with cross-attention; 1 after an
+                       embedding; 2 (H + K) L of width D with qk_norm. In "parallel" both norms of a layer share one
+                       saved input; in "post" the first layer's input is saved as well. A norm of a sub-layer's output
+                       saves its input only: 2 L more in "sandwich"; 2 L in "output", besides the inputs of the
+                       sub-layers
         attention      L (e D (2 H + 2 K) + 4 H)     q, k, v, the output and the logsumexp; for cross-attention
                                                      L (2 e D H + 4 H), and L 2 e D K per source token;
                                                      L e D (2 K + H) more with global projections; keys and values that
@@ -68,25 +67,22 @@ def activation_bytes(
           others       `MixerKind.saved`             layers with another mixer
         feed-forward   L 3 e F                       gate, up, and act(gate) up
           not gated    L 2 e F                       up and its activation; e F less with ReLU, whose gradient needs
-                       only the
-                                                     result, unless dropout follows
+                                                     only the result, unless dropout follows
           dropout      L e F                         more with activation_dropout
           xielu        L (3 e + 1) F                 more: its terms, and the sign of each number
           experts      2 e K M + 3 w E + ...         for K experts chosen of E: rows sorted by expert, and their
-                       outputs; F
-                                                     is the sum over all experts of a token. See `routing_bytes`; in
-                                                     float32 less in one pass, see `spared_bytes`
+                       outputs; F is the sum over all experts of a token. See `routing_bytes`; in float32 less in one
+                       pass, see `spared_bytes`
         streams        `stream_bytes`                several residual streams, LAuReL's low rank, sparse gates
         dropout        e M per sub-layer, e E for the embedding; e M more with final_dropout
         positions      what trained rotations save, and stored scores: `PositionScheme.saved_bytes`
         head           its dense layer and norm
         per layer      `per_layer_bytes`             per-layer embeddings, counted under "norms"
         logits         4 C                           the log-probabilities of C labels, in float32; over a vocab the
-                       loss
-                       (`model(..., targets=)`) saves instead, in total, w V E: the gradient of the output matrix; in
-                       an
-                       encoder-decoder, and with capped logits, the log-probabilities of one chunk, w V for each of its
-                       tokens, and e V for the capped logits
+                                                     loss (`model(..., targets=)`) saves instead, in total, w V E: the
+                                                     gradient of the output matrix; in an encoder-decoder, and with
+                                                     capped logits, the log-probabilities of one chunk, w V for each of
+                                                     its tokens, and e V for the capped logits
 
     and, per row of n tokens, only if `scores` are "stored" (backend "dense"):
 

@@ -61,8 +61,7 @@ def training_bytes(
         parameters, optimizer     w N / parts, 2 w N / parts
         gathered                  e R, from the first forward to the last backward
         a block                   2 (e + w) B besides, for itself, its gradient and the block that is gathered next;
-                                  for
-                                  the last block also e R of gradients, for the first block also its parts of all
+                                  for the last block also e R of gradients, for the first block also its parts of all
                                   gradients
         the end                   the parts of all gradients, e R of others, and w R that are sent
 
@@ -95,10 +94,10 @@ def training_bytes(
         above = {name: one_block[name] if name == "head" else 0 for name in one_block}
     else:
         part, blocks = w * n // parts, block_numbers(spec).values()
-        rest = n - sum(blocks)
-        held = {"parameters": part, "optimizer": 2 * part, "gathered": e * rest}
+        outside = n - sum(blocks)
+        held = {"parameters": part, "optimizer": 2 * part, "gathered": e * outside}
         block += 2 * (e + w) * max(blocks)
-        gradients = [0, e * rest, e * rest + part, (e + w) * rest + part]
+        gradients = [0, e * outside, e * outside + part, (e + w) * outside + part]
         above = {}
     before_blocks = {name: size for name, size in saved_bytes.items() if not redone or name in OUTSIDE_BLOCKS}
     moments = [
@@ -150,10 +149,9 @@ def first_pass_bytes(
     the maximum of
 
         a block      five tensors of width M (the residual stream before and after attention, two norms, the attention
-                     output)
-                     and those of one chunk of its feed-forward, two or with a gate three; with K experts per row four
-                     of
-                     K M more; for another mixer two tensors of width M and what the mixer holds (`MixerKind.first`)
+                     output) and those of one chunk of its feed-forward, two or with a gate three; with K experts per
+                     row four of K M more; for another mixer two tensors of width M and what the mixer holds
+                     (`MixerKind.first`)
         the output   the last states, and the logits of the last tokens, or of every token for an encoder that returns
                      them
 
