@@ -46,7 +46,7 @@ class PagedTexts:
         self._layers.append((cache, stated))
 
     def place(self, tables: Sequence[PageTable], index: Tensor) -> None:
-        """Sets the page table of each row's sequence, and each row's token index in it."""
+        """Sets the page of each row's sequence, and marks the rows that begin one (token index 0)."""
         count, of = len(tables), self._layers[0][0].of
         pages = self.pages[:count] = torch.tensor([table.pages[of][0] for table in tables])
         self.begins[:count] = index == 0

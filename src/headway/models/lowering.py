@@ -254,9 +254,9 @@ def _check_parts(model: Decoder | EncoderDecoder, stack: TransformerStack) -> No
 def _softmax_call(
     layer: AttentionLayer, scores: Sequence[Scores], dtype: torch.dtype, *, across: bool = False
 ) -> Call:
-    """Returns the attention call of a layer for one token; with `across` the last token of a source sees all of it.
-
-    Raises NotLowered if the kernels do not support it.
+    """Returns the attention call of a layer for one token. It is causal even with `across`: the query is then
+    placed at the last token of the source, which sees all of it. Raises NotLowered if the kernels do not support
+    it.
     """
     mixer = layer.mixer
     if type(layer) is not Attention or type(mixer) is not SoftmaxMixer:
