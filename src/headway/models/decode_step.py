@@ -100,11 +100,11 @@ class DecodeStep:
         sources: Sequence[PageTable] = (),
         adapters: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """Returns logits [N, V] of the tokens that follow the `wanted` ones, in their order.
+        """Returns logits [N, V] of the tokens that follow the tokens `wanted`, in their order.
 
         Args:
             ids: [1, T] of the tokens of a step of a `PagedCache`; they are read 64 at a time.
-            wanted: numbers of the tokens whose logits are computed, from 0.
+            wanted: indices, from 0, of the tokens whose next-token logits are computed.
             sources: for each token, the page table of its sequence's source.
             adapters: for each adapter, the mask of tokens that it applies to; all tokens if absent
                 (`headway.nn.lora.only_rows`).
@@ -180,6 +180,8 @@ class DecodeStep:
 
 
 def _most_rows(model: Decoder | EncoderDecoder, dtype: torch.dtype) -> int:
+    """Returns the largest number of tokens for which steps are faster than modules: fewer than 64 only for plain
+    bf16 weights on CPUs with AMX, if all layers have softmax attention and no experts."""
     spec, layers = model.spec, linears(model).values()
     usual = len(spec.softmax_layers) == spec.layers and not any(spec.experts)
     if not usual or dtype is not torch.bfloat16 or "amx_bf16" not in cpu_flags():

@@ -84,6 +84,7 @@ def ladder(first: ModelSpec, second: ModelSpec) -> dict[str, ModelSpec]:
 
 
 def _counted(spec: ModelSpec, context: int, kept: Kept) -> dict[str, float]:
+    """Returns the counts of `numbers` for one model, by name."""
     counts: dict[str, float] = {"parameters": cost.parameter_count(spec)}
     counts |= {f"... {place}": count for place, count in cost.parameters(spec).items()}
     counts["weights, bytes"] = sum(cost.kept_bytes(spec, kept).values())

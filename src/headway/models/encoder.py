@@ -168,6 +168,7 @@ def _pooled_documents(hidden: Tensor, tokens: Tokens, how: str) -> Tensor:
     """Returns `pooled` for each document; documents do not affect each other, even if one holds NaN."""
     assert tokens.document is not None
     rows = torch.arange(tokens.rows, device=tokens.device).unsqueeze(1)
+    # numbers that are unique over rows: with documents 0, 1, 2, those of row 1 become 3, 4, 5
     numbers = rows * (tokens.document.amax() + 1) + tokens.document
     pooled_slots = tokens.index == 0 if how == "first" else tokens.valid
     if how == "last":

@@ -65,6 +65,8 @@ def check_layers(spec: Any) -> None:
 
 
 def _check_beside(spec: Any, layer: int) -> None:
+    """Raises ConfigError unless a layer's second mixer keeps a state without positions, and its factors are two
+    positive numbers."""
     mixer = spec.mixers[layer]
     kind = kind_of(mixer.beside)
     if kind.positions:

@@ -179,4 +179,5 @@ def _scaled(part: LowRank, gain: Tensor | None) -> Tensor:
     b = s * part.lora_B.detach().float()
     if gain is not None:
         return gain[:, None] * b
+    # frexp gives the mantissa, which is 0.5 for powers of two: 2.0 is 0.5 * 2^2, 1.5 is 0.75 * 2^1
     return b.to(part.lora_B.dtype) if math.frexp(s)[0] in (0.5, -0.5) else b

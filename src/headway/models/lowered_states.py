@@ -106,6 +106,7 @@ class StateOperations(LayerOperations):
     def _short(
         self, x: Tensor, layer: ShortConvolution, norm: nn.Module | None
     ) -> tuple[list[c.OpStruct], Tensor, Stated]:
+        """Lowers a short convolution: in_proj gives b, by and u, and `_taps` convolves u, with b and by as gates."""
         width = layer.width
         rows, out = self.room("gates and channels", 3 * width), self.room("convolved", width)
         b, by, u = rows.split(width, 1)
@@ -117,6 +118,8 @@ class StateOperations(LayerOperations):
     def _delta(
         self, x: Tensor, layer: GatedDelta, norm: nn.Module | None
     ) -> tuple[list[c.OpStruct], Tensor, Stated]:
+        """Lowers the gated delta rule: projections, one convolution of queries, keys and values together, and the
+        state update."""
         delta, kinds = layer.delta, (layer.decay_proj.out_features, layer.gate_proj.out_features)
         if delta.value_size % 16 or max(delta.head_dim, delta.value_size) > c.WIDEST:
             raise NotLowered(

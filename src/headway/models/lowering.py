@@ -92,6 +92,7 @@ class Lowered(StateOperations):
         self.ops = (c.OpStruct * len(ops))(*ops)
 
     def _block(self, block: Block, rotation: int | None, at: int) -> list[c.OpStruct]:
+        """Lowers a block to its operations, the first of which has index `at` in the list."""
         layer, mlp, across = block.self_attn, block.mlp, block.cross_attn
         if block.per_layer is not None or block.layer_scalar is not None:
             raise NotLowered("the kernels know no embeddings and no factors of a layer")

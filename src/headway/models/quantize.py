@@ -141,6 +141,7 @@ def _require_plain(model: nn.Module, what: str) -> None:
 
 
 def _require_finite(model: nn.Module) -> None:
+    """Raises ConfigError for a parameter with infinite or NaN values."""
     for name, parameter in model.named_parameters():
         value = parameter.detach()
         if (wrong := ~value.isfinite()).any():

@@ -27,6 +27,7 @@ class Rotated:
         self.rotary, self.dtype = rotary, dtype
         table = self._table(Tokens.range(1))
         dims, at = table.dims, torch.arange(table.dims)
+        # the partner of each coordinate, of 4: adjacent 1, 0, 3, 2; halves 2, 3, 0, 1
         partners = {"adjacent": at ^ 1, "halves": (at + dims // 2) % dims}
         partner = partners[table.pairing] if isinstance(table.pairing, str) else table.pairing
         self.partner = partner.int()

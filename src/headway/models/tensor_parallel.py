@@ -156,6 +156,7 @@ def _check(name: str, layer: Linear, tensor: TensorParallel) -> None:
 
 
 def _share_vocab(model: Model, tensor: TensorParallel) -> None:
+    """Shards the rows of embeddings and of the output layer whose vocab the number of ranks divides."""
     tables = [m for m in model.modules() if isinstance(m, TokenEmbedding)]
     for layer in linears(model).values():
         if layer.is_output and shares_vocab(layer.out_features, tensor.exchange.ranks):
@@ -191,6 +192,7 @@ def _own_scores(scores: Scores, heads: range) -> Scores:
 
 
 def _own_step(step: Score, heads: Tensor) -> Score:
+    """Returns a score step for some heads; its trained tensors become new parameters of these heads."""
     local = step.select_heads(heads)
     fresh = [
         nn.Parameter(new.detach().clone(), requires_grad=old.requires_grad)

@@ -221,6 +221,8 @@ class PerHead(_Joined):
 
 
 def _combine(kind: type[And] | type[Or], a: Pattern, b: Pattern) -> Pattern:
+    """Returns a & b or a | b: flattens nested joins of the same kind, drops duplicates, and joins `PerHead` head by
+    head."""
     if not isinstance(b, Pattern):
         got = f"the class {b.__name__}; give a value of it" if isinstance(b, type) else repr(b)
         raise PatternError(f"{kind.sign} joins two patterns, and beside {a} stands {got}")

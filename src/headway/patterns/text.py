@@ -78,6 +78,8 @@ def _value(node: ast.expr) -> Any:
 
 
 def _called(func: ast.expr, arguments: list[ast.expr], keywords: list[ast.keyword]) -> Pattern:
+    """Returns the pattern of a name with its arguments. Raises PatternError for an unknown name or arguments that
+    do not fit."""
     name, at = ast.unparse(func), func.col_offset + 1
     if name not in NAMES:
         raise PatternError(f"unknown name {name!r} at character {at}{did_you_mean(name, NAMES)}; {_KNOWN}")

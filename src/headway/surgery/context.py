@@ -79,6 +79,7 @@ def stretch_context(
 def _stretched(
     positions: PositionScheme, method: Method, factor: float, trained: int, head_dim: int
 ) -> PositionScheme:
+    """Returns the positions rescaled by `method`; with positions by layer, those of every layer that has any."""
     if isinstance(positions, PerLayer) and positions.marks == "queries and keys":
         return PerLayer(
             tuple(

@@ -126,6 +126,7 @@ def row_length(before: ModelSpec, after: ModelSpec, beyond: int = 0) -> int:
 
 
 def _check_length(text: Text | None, context: int, beyond: int) -> None:
+    """Raises DataError unless rows, and the longest document, have more than `beyond` tokens."""
     if context <= beyond:
         raise DataError(
             f"surgery: rows of {context} tokens cannot show this change, which begins beyond {beyond} tokens; "

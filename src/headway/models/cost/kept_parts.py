@@ -83,4 +83,5 @@ def qk_norm_bytes(spec: ModelSpec, heads: Sequence[int], head_dim: int, e: int) 
 
 
 def input_size(spec: ModelSpec, e: int) -> int:
+    """Returns the bytes per number of a norm's saved input, which an RMSNorm with an offset widens to float32."""
     return max(e, 4) if spec.norm_offset and spec.norm == "rms" else e

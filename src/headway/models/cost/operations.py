@@ -47,8 +47,7 @@ def _layer_pairs(spec: ModelSpec, n: int, last: int | None = None) -> list[int]:
 
 
 def _score_flops(spec: ModelSpec, pairs: Sequence[int]) -> float:
-    """Returns the operations for these numbers of (query, key) pairs, one for each softmax-attention layer: 4 D per
-    pair."""
+    """Returns the operations of `pairs`, the number of (query, key) pairs in each softmax-attention layer: 4 D each."""
     each = zip(spec.softmax_layers, pairs, strict=True)
     return sum(4.0 * spec.key_sizes[i][1] * n for i, n in each)
 
