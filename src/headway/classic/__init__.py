@@ -1,8 +1,9 @@
-"""The classes that the documents print, under their own names and with their own arguments.
+"""Reference implementations of the classes that the documents print, under their own names and with their own
+arguments.
 
-Plain torch, each short enough to read in one sitting, importing nothing from the engine: what a reader of the
-documents tries first, and oracles for the rest of headway. Where a document slips, the right thing is done
-and the docstring says so.
+Plain PyTorch, each short enough to read in one sitting, importing nothing from the engine. A reader of the documents
+can try them first, and tests use them as oracles for the rest of headway. Where a document is wrong, the code does the
+right thing and the docstring says so.
 """
 
 from headway.classic.attention import MultiHeadMaskedSelfAttention

@@ -1,4 +1,4 @@
-"""Multi-head masked self-attention with grouped heads, a padding mask and a KV cache, as the document has it."""
+"""Multi-head masked self-attention with grouped heads, a padding mask and a KV cache, as printed in the document."""
 
 import torch
 from torch import Tensor, nn
@@ -10,20 +10,21 @@ from headway.classic.rotary import apply_rotary_emb
 class MultiHeadMaskedSelfAttention(nn.Module):
     """output = Dropout_output[W_o(Dropout_attention[softmax(Q K^T / sqrt(d_k) + Mask)] V)],  d_k = d / h.
 
-    b batch, s new tokens, n cached tokens, d width, h query heads, g key/value heads (groups of query heads).
+    Symbols: b batch size, s new tokens, n cached tokens, d model width, h query heads, g key/value heads.
 
-    d                  width of the model, a multiple of h
-    h                  query heads
-    g                  key/value heads: g = h is MHA, g = 1 MQA, between GQA. Here g counts the groups;
-                       another document calls the size of a group g. What is grouped are the query heads, not
-                       the input: each query head attends on its own, with the keys and values of its group;
-                       scores are not summed over a group
-    max_len            size of the causal mask that is built at once; longer inputs grow it
-    dropout_attention  probability of dropping an attention weight, after the softmax and before V
-    dropout_output     probability of dropping an output, after W_o
+    d                  model width, a multiple of h
+    h                  number of query heads
+    g                  number of key/value heads: g = h is MHA, g = 1 MQA, anything between GQA. Here g counts the
+                       groups; another document calls the size of a group g. The query heads are grouped, not the
+                       input: each query head attends on its own, with the keys and values of its group; scores are not
+                       summed over a group
+    max_len            size of the causal mask that is built in advance; longer inputs grow it
+    dropout_attention  probability of dropping an attention weight, after the softmax and before the product with V
+    dropout_output     probability of dropping an output element, after W_o
 
-    W_q (d, d), W_k and W_v (g * d/h, d), W_o (d, d) have no bias. The buffer `mask` (1, 1, max_len, max_len)
-    is not trained and not saved. Raises ValueError for sizes that do not divide.
+    W_q (d, d), W_k and W_v (g * d/h, d), W_o (d, d) have no bias. The buffer `mask` (1, 1, max_len, max_len) is
+    neither trained nor saved. Raises ValueError if h does not divide d, if g does not divide h, or if the head width
+    d/h is odd.
     """
 
     mask: Tensor
@@ -54,7 +55,7 @@ class MultiHeadMaskedSelfAttention(nn.Module):
         self.W_v = nn.Linear(d, g * self.head_dim, bias=False)
         self.W_o = nn.Linear(d, d, bias=False)
         self.split_q = nn.Unflatten(-1, (h, self.head_dim))
-        self.split_kv = nn.Unflatten(-1, (g, self.head_dim))  # printed as (h/g, d/h); g heads are g
+        self.split_kv = nn.Unflatten(-1, (g, self.head_dim))  # the document prints (h/g, d/h)
         self.repeat_kv = RepeatHeads(h // g)
         self.softmax = MaskedSoftmax()
         self.dropout_attention = nn.Dropout(dropout_attention)
@@ -70,19 +71,19 @@ class MultiHeadMaskedSelfAttention(nn.Module):
         cache_v: Tensor | None = None,
         padding_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """(output (b, s, d), cache_k, cache_v).
+        """Returns (output (b, s, d), cache_k, cache_v).
 
         x                 (b, s, d), the new tokens
-        freqs_cis         complex (s, d // h // 2), the rows of the new tokens' positions: after n cached
-                          tokens, precompute_freqs_cis(d // h, end)[n : n + s]. Cached keys are already turned
-        use_kv_cache      True: the returned caches are the given ones with the new keys and values behind
-                          them. False: the caches are returned as they were given
-        cache_k, cache_v  (b, n, g, d/h) each, or None. The new tokens attend over them in either case
-        padding_mask      (b, n + s): bool, True = real token; or additive, 0 = real token and -inf =
-                          padding. The document has it the other way round (see `padding_scores`)
+        freqs_cis         complex (s, d // h // 2), the rows for the positions of the new tokens: after n cached
+                          tokens, precompute_freqs_cis(d // h, end)[n : n + s]. Cached keys have already been rotated
+        use_kv_cache      True: the returned caches are the given ones with the new keys and values appended. False:
+                          the caches are returned unchanged
+        cache_k, cache_v  (b, n, g, d/h) each, or None. The new tokens attend to them in either case
+        padding_mask      (b, n + s): bool, True = real token; or additive, 0 = real token and -inf = padding. The
+                          document prints the opposite convention (see `padding_scores`)
 
-        Token i of x sees the cached tokens and tokens 0 .. i of x. A token that may see nothing gives 0
-        before W_o and zero gradients. Raises ValueError for shapes that do not fit.
+        Token i of x attends to the cached tokens and to tokens 0 .. i of x. For a token that may attend to nothing,
+        the input of W_o and the gradients are zero. Raises ValueError if shapes do not fit.
         """
         if x.dim() != 3 or x.shape[2] != self.d:
             raise ValueError(f"x must be (b, s, {self.d}), got {tuple(x.shape)}")
@@ -112,7 +113,7 @@ class MultiHeadMaskedSelfAttention(nn.Module):
         return self.dropout_output(output), cache_k, cache_v
 
     def _causal(self, keys: int, s: int) -> Tensor:
-        """Rows of the last `s` of `keys` tokens: the new tokens stand at the end."""
+        """Returns the mask of the last `s` of `keys` tokens, (1, 1, s, keys): new tokens are at the end."""
         if keys > self.mask.shape[-1]:
             self.mask = causal_mask(max(keys, 2 * self.mask.shape[-1]), self.mask.device)
         return self.mask[:, :, keys - s : keys, :keys]
@@ -130,8 +131,8 @@ class MultiHeadMaskedSelfAttention(nn.Module):
 
 
 class RepeatHeads(nn.Module):
-    """(b, s, g, d/h) -> (b, s, h, d/h): every key/value head `times` = h/g times, for the query heads of its
-    group.
+    """Repeats each key/value head `times` = h/g times, once for each query head of its group: (b, s, g, d/h) -> (b, s,
+    h, d/h).
     """
 
     def __init__(self, times: int) -> None:
@@ -139,5 +140,5 @@ class RepeatHeads(nn.Module):
         self.times = times
 
     def forward(self, x: Tensor) -> Tensor:
-        """Repeat axis 2; query head i reads key/value head i // times."""
+        """Repeats axis 2; query head i reads key/value head i // times."""
         return x.repeat_interleave(self.times, dim=2) if self.times > 1 else x

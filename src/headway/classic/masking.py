@@ -1,28 +1,27 @@
-"""Masks as they are added to scores, and a softmax that survives a row without keys."""
+"""Additive attention masks, and a softmax that gives zeros for a row without visible keys."""
 
 import torch
 from torch import Tensor, nn
 
 
 def causal_mask(size: int, device: torch.device | str | None = None) -> Tensor:
-    """(1, 1, size, size): -inf above the diagonal, 0 on and below it.
+    """Returns a causal mask (1, 1, size, size): -inf above the diagonal, 0 on and below it.
 
-    A token sees itself and what came before. One document says that q_t must not see k_t "and later"; only
-    what is later is hidden, the diagonal stays (a first token without it would see nothing at all).
+    A token attends to itself and to earlier tokens. One document says that q_t must not see k_t "and later"; only
+    later keys are hidden, and the diagonal stays visible (otherwise the first token would attend to nothing at all).
     """
     return torch.full((1, 1, size, size), float("-inf"), device=device).triu(diagonal=1)
 
 
 def padding_scores(padding_mask: Tensor, batch: int, keys: int) -> Tensor:
-    """A padding mask (b, keys) as (b, 1, 1, keys) to add to scores: 0 for real tokens, -inf for padding.
+    """Returns a padding mask (b, keys) as (b, 1, 1, keys) to add to the scores: 0 for real tokens, -inf for padding.
 
-    bool      True = a real token, False = padding (the ecosystem's attention_mask as bool)
-    additive  0 = a real token, -inf = padding. The document prints the opposite (padding 0, real tokens
-              -inf), which would attend to padding only
+    bool      True = real token, False = padding (the usual attention_mask, as bool)
+    additive  0 = real token, -inf = padding. The document prints the opposite (padding 0, real tokens -inf), which
+              would attend to padding only
 
-    Raises ValueError for another shape, for integers, and for floats other than 0 and -inf: a 0/1 mask in
-    floats would be added as a bias of 1 and hide nothing, a large negative number leaks where a row sees
-    nothing.
+    Raises ValueError for another shape, for integers, and for floats other than 0 and -inf: a 0/1 mask in floats would
+    be added as a bias of 1 and hide nothing, and a large negative number leaks into rows that have no visible key.
     """
     if tuple(padding_mask.shape) != (batch, keys):
         raise ValueError(
@@ -48,17 +47,17 @@ def padding_scores(padding_mask: Tensor, batch: int, keys: int) -> Tensor:
 
 
 def masked_softmax(scores: Tensor) -> Tensor:
-    """softmax over the last axis, in float32 or better; a row of -inf gives zeros and zero gradients, not
-    NaN.
+    """Returns the softmax over the last axis, computed in float32 or float64; a row of -inf gives zeros and zero
+    gradients, not NaN.
     """
     wide = scores if scores.dtype == torch.float64 else scores.float()
-    nothing = (wide == float("-inf")).all(-1, keepdim=True)
-    return wide.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0).to(scores.dtype)
+    no_visible_key = (wide == float("-inf")).all(-1, keepdim=True)
+    return wide.masked_fill(no_visible_key, 0.0).softmax(-1).masked_fill(no_visible_key, 0.0).to(scores.dtype)
 
 
 class MaskedSoftmax(nn.Module):
-    """`masked_softmax` as a module, so that hooks can look at scores and weights."""
+    """`masked_softmax` as a module, so that hooks can observe scores and weights."""
 
     def forward(self, scores: Tensor) -> Tensor:
-        """Scores (b, h, s, keys) to weights of the same shape."""
+        """Returns the attention weights for scores (b, h, s, keys), in the same shape."""
         return masked_softmax(scores)

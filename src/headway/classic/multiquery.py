@@ -1,4 +1,4 @@
-"""Multi-query attention with the fused projection, as LLM Foundry's class in the document has it."""
+"""Multi-query attention with a fused QKV projection, as in LLM Foundry's class that the document lists."""
 
 import torch
 from torch import Tensor, nn
@@ -7,16 +7,15 @@ from headway.classic.masking import causal_mask, masked_softmax
 
 
 class MultiQueryAttention(nn.Module):
-    """n_heads query heads, one key head and one value head shared by all of them; weights load from LLM
-    Foundry.
+    """n_heads query heads that share one key head and one value head; loads weights from LLM Foundry.
 
-    d_model   width, a multiple of n_heads
-    n_heads   query heads; head_dim = d_model // n_heads
-    device    where the weights are made
+    d_model   model width, a multiple of n_heads
+    n_heads   number of query heads; head_dim = d_model // n_heads
+    device    device of the weights
 
-    `Wqkv` (d_model -> d_model + 2 head_dim) makes queries, the key and the value at once, split as [d_model,
-    head_dim, head_dim]; 768 wide with 8 heads it has 960 outputs. Both linear maps have a bias, as listed.
-    Raises ValueError when n_heads does not divide d_model.
+    `Wqkv` (d_model -> d_model + 2 head_dim) computes queries, the key and the value in one product, split as [d_model,
+    head_dim, head_dim]; at width 768 with 8 heads it has 960 outputs. Both linear layers have a bias, as listed.
+    Raises ValueError if n_heads does not divide d_model.
     """
 
     def __init__(self, d_model: int, n_heads: int, device: torch.device | str | None = None) -> None:
@@ -36,15 +35,17 @@ class MultiQueryAttention(nn.Module):
         is_causal: bool = True,
         needs_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None, tuple[Tensor, Tensor] | None]:
-        """(out (b, s, d_model), attn_weights (b, n_heads, s, n + s) or None, past_key_value or None).
+        """Returns (out (b, s, d_model), attn_weights (b, n_heads, s, n + s) or None, past_key_value or None).
 
         x               (b, s, d_model)
-        past_key_value  None: no cache, None comes back. () starts one; (key, value), each (b, n, head_dim),
-                        goes on: both give back (key, value) of n + s tokens
+        past_key_value  None: no cache, and None is returned. (): starts a cache; (key, value), each (b, n, head_dim):
+                        continues it. Both return (key, value) of n + s tokens
         attn_bias       added to the scores, broadcast to (b, n_heads, s, n + s): ALiBi, or a mask of -inf
-        is_causal       token i sees the cache and tokens 0 .. i (what LLM Foundry's class passes on; the
-                        listing leaves it out)
-        needs_weights   return the attention weights as well
+        is_causal       whether token i attends to the cache and tokens 0 .. i only (LLM Foundry's class passes this
+                        on; the listing omits it)
+        needs_weights   whether to return the attention weights as well
+
+        Raises ValueError if x or attn_bias does not fit.
         """
         if x.dim() != 3 or x.shape[2] != self.d_model:
             raise ValueError(f"x must be (b, s, {self.d_model}), got {tuple(x.shape)}")
@@ -60,8 +61,8 @@ class MultiQueryAttention(nn.Module):
         q = query.unflatten(-1, (self.n_heads, self.head_dim)).transpose(1, 2)  # (b, heads, s, head_dim)
         scores = q @ key[:, None].transpose(2, 3) / self.head_dim**0.5
         if attn_bias is not None:
-            pairs = zip(reversed(attn_bias.shape), reversed(scores.shape), strict=False)
-            fits = attn_bias.dim() <= 4 and all(n in (1, m) for n, m in pairs)
+            sizes = zip(reversed(attn_bias.shape), reversed(scores.shape), strict=False)
+            fits = attn_bias.dim() <= 4 and all(n in (1, m) for n, m in sizes)
             if not fits or attn_bias.dtype == torch.bool:
                 raise ValueError(
                     f"attn_bias is added to scores {tuple(scores.shape)}: give floats that broadcast to it "

@@ -1,5 +1,5 @@
-"""Rotary position embedding with complex numbers, as in Meta's LLaMA code: neighbours (0, 1), (2, 3), ..
-turn.
+"""Rotary position embedding with complex numbers, as in Meta's LLaMA code: adjacent coordinates (0, 1), (2, 3), ..
+form the rotated pairs.
 """
 
 import torch
@@ -9,10 +9,10 @@ from torch import Tensor
 def precompute_freqs_cis(
     dim: int, end: int, theta: float = 10000.0, dtype: torch.dtype = torch.complex64
 ) -> Tensor:
-    """e^(i m theta_j), theta_j = theta^(-2j/dim), for positions m = 0 .. end - 1: complex (end, dim // 2).
+    """Returns e^(i m theta_j), theta_j = theta^(-2j/dim), for positions m = 0 .. end - 1: complex (end, dim // 2).
 
-    dim is the width of one head, d // h: the documents print (s, d // g // 2), which is right only where g =
-    h. Angles are float64 and rounded once. Raises ValueError for an odd dim.
+    dim is the width of one head, d // h: the documents print (s, d // g // 2), which is right only if g = h. Angles
+    are computed in float64 and rounded once. Raises ValueError if dim is odd or below 2.
     """
     if dim < 2 or dim % 2:
         raise ValueError(
@@ -24,10 +24,10 @@ def precompute_freqs_cis(
 
 
 def apply_rotary_emb(xq: Tensor, xk: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn queries (b, s, h, d/h) and keys (b, s, g, d/h) by freqs_cis (s, d/h/2); same dtypes.
+    """Returns queries (b, s, h, d/h) and keys (b, s, g, d/h), rotated by freqs_cis (s, d/h/2), in their own dtypes.
 
-    Half precision is turned in float32 and rounded once. Rotary embedding acts here, on queries and keys
-    *before* their product (one document puts it after the scores), and never on values.
+    Half precision is rotated in float32 and rounded once. Rotary embedding is applied here, to queries and keys
+    *before* their product (one document applies it to the scores), and never to values.
     """
     return _turn(xq, freqs_cis), _turn(xk, freqs_cis)
 

@@ -1,4 +1,4 @@
-"""Models: one spec, three modules of the same blocks, the families as data, and what they cost."""
+"""Models: one spec, three modules made of the same blocks, the families as data, and cost estimates."""
 
 from headway.models import catalog, cost
 from headway.models.build import Model, blank, build

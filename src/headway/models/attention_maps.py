@@ -1,6 +1,6 @@
-"""Attention maps: which tokens of a text the layers of a model attend to, and numbers that say where a head looks.
+"""Attention maps: which tokens of a sequence each layer attends to, and statistics that classify heads.
 
-Legend: H requested query heads, T queries, N some of them, S keys, E per value.
+Legend: H requested query heads, T queries, N selected queries, S keys, E width of a value.
 """
 
 from collections.abc import Sequence
@@ -17,21 +17,29 @@ from headway.nn.record import Attended, Record
 from headway.patterns import Pattern
 from headway.patterns.picture import figure, svg
 
-# Most tokens a side: of a picture with texts, of a layer alone, of a layer among others.
+# Maximum tokens per side of a picture: with token labels, of a single layer, of one layer among several.
 LABELLED, ALONE, AMONG = 32, 64, 24
 MOST = 0.5
-"""A head is called by the first share that is at least so large."""
+"""The smallest share of the weight for which a head is named after that share."""
 EVEN = 0.8
-"""Entropy, as a share of that of equal weights, from which on a head is called even."""
+"""The smallest ratio of a head's entropy to that of uniform weights for which the head is called "even"."""
 SHADES = [f"#{210 - 17 * i:02x}{226 - 14 * i:02x}{242 - 8 * i:02x}" for i in range(11)]
 
 
 class Shares(NamedTuple):
-    """Means over some queries of the weight on the first token, the token itself, the one before it, those that follow
-    earlier tokens of the same text (induction), and the earlier tokens of the same text; and of the entropy, in nats,
-    as it is and as a share of that of equal weights over the same keys (1 where there is one key).
+    """Where a head's attention weight goes, averaged over some queries: the mean weight on
 
-    The entropy of weights below 0, which linear attention has, is NaN."""
+    first: the first token.
+    itself: the query's own token.
+    previous: the token before the query.
+    induction: tokens that follow an earlier occurrence of the query's token (same token text).
+    same: earlier occurrences of the query's token.
+
+    entropy: the mean entropy of the weights, in nats.
+    evenness: the mean entropy relative to uniform weights over the same keys (1 if there is only one key).
+
+    The entropy of negative weights, which linear attention can have, is NaN.
+    """
 
     first: float
     itself: float
@@ -43,7 +51,8 @@ class Shares(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The name of the largest of the first five where that is half of the weight, else "even" or "mixed"."""
+        """The name of the largest of the first five shares if it is at least half of the weight, else "even" or
+        "mixed"."""
         name = max(self._fields[:5], key=lambda field: float(getattr(self, field)))
         if getattr(self, name) >= MOST:
             return name
@@ -51,36 +60,37 @@ class Shares(NamedTuple):
 
 
 def shares_of(weights: Tensor, queries: Sequence[int], keys: Sequence[str]) -> Shares:
-    """Returns the `Shares` of weights [N, S]: of queries at these slots, over keys with these texts."""
-    numbers: dict[str, int] = {}
-    texts = torch.tensor([numbers.setdefault(text, len(numbers)) for text in keys])
+    """Returns the `Shares` of weights [N, S], for queries at these slots and keys with these token texts."""
+    text_numbers: dict[str, int] = {}
+    texts = torch.tensor([text_numbers.setdefault(text, len(text_numbers)) for text in keys])
     at, slots = torch.tensor(queries).unsqueeze(1), torch.arange(len(keys))
     wide = weights.double().cpu()
+    # for the keys "a b a c" and the query "a" in slot 2: earlier marks slot 0, after marks slot 1
     earlier = texts == texts[at]
     earlier &= slots < at
     after = earlier.roll(1, 1)
     after[:, 0] = False
     masks = slots == 0, slots == at, slots == at - 1, after, earlier
     entropy = -torch.xlogy(wide, wide).sum(1)
-    most = (wide != 0).sum(1).clamp_min(2).double().log()
+    uniform_entropy = (wide != 0).sum(1).clamp_min(2).double().log()
     single = (wide != 0).sum(1) < 2
-    evenness = torch.where(single, 1.0, entropy / most)
+    evenness = torch.where(single, 1.0, entropy / uniform_entropy)
     shares = [float((wide * mask).sum(1).mean()) for mask in masks]
     return Shares._make([*shares, float(entropy.mean()), float(evenness.mean())])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionMap:
-    """The attention weights of one layer over the tokens of a text.
+    """The attention weights of one layer over the tokens of a sequence.
 
-    The weights are those of the layer's own call: after the pattern, the scores and the softmax (of linear attention
-    similarities over their sum, which may be negative). The sum of a query's weights times values is the input of the
-    layer's output projection. Weights are computed on demand, so that a row of 100 000 keys costs no more than that. A
-    notebook shows a picture, shaded by the square root of the weight.
+    The weights are those of the layer's own forward pass: after the pattern, the scores and the softmax (for linear
+    attention, similarities divided by their sum, which may be negative). The weighted sum of the values is the input
+    of the layer's output projection. Weights are computed on demand, so reading one row of 100 000 keys computes only
+    that row. In a notebook the map is shown as a picture, shaded by the square root of the weight.
 
     Attributes:
-        layer: its number, from 0.   heads: the H query heads that are covered.
-        queries, keys: the texts of the T and S tokens.   pattern: which keys a query may see.
+        layer: index of the layer, from 0.   heads: the H query heads that are covered.
+        queries, keys: token texts of the T queries and S keys.   pattern: which keys each query may attend to.
     """
 
     layer: int
@@ -91,47 +101,49 @@ class AttentionMap:
     attended: Sequence[Attended] = field(repr=False)
 
     def row(self, query: int) -> Tensor:
-        """The weights of one query over all keys, [H, S]; -1 is the last. Raises DataError for a query that is out of
-        range."""
+        """Returns the weights of one query over all keys, [H, S]; -1 is the last query. Raises DataError if the query
+        is out of range."""
         return self.weights([query])[:, 0]
 
     def weights(self, queries: Sequence[int] | None = None) -> Tensor:
-        """The weights of some queries, all unless given: [H, N, S]; in float32, or float64 for a float64 model."""
+        """Returns the weights [H, N, S] of some queries (all by default), in float32, or float64 for a float64
+        model."""
         slots = self._slots(queries)
         return torch.stack([self._rows(slots, head) for head in self.heads])
 
     def values(self, query: int = 0) -> Tensor:
-        """Returns the values that the weights of a query multiply, [H, S, E]: the same for all queries but global ones
-        with their own projections (Longformer's)."""
+        """Returns the values [H, S, E] that a query's weights multiply. They are the same for all queries, except for
+        global queries that have their own projections (Longformer)."""
         part, _ = self._of(self._slot(query))
         return torch.stack([part.values(head) for head in self.heads])
 
     def result(self, query: int) -> Tensor:
-        """Returns the layer's own result for a query, [H, E], from kernels that keep no weights: the sum of `row` times
-        `values`, up to rounding."""
+        """Returns the layer's own result for a query, [H, E], computed by kernels that do not store weights: the sum
+        of `row` times `values`, up to rounding."""
         part, at = self._of(self._slot(query))
         with torch.inference_mode():
             return torch.stack([part.result(at, head)[0] for head in self.heads])
 
     def shares(self, queries: Sequence[int] | None = None) -> list[Shares]:
-        """Returns where each head looks, averaged over some queries, all unless given."""
+        """Returns the `Shares` of each head, averaged over some queries (all by default)."""
         slots = self._slots(queries)
-        places = self.attended[0].tokens.index[0, slots].tolist()
-        return [shares_of(rows, places, self.keys) for rows in self.weights(slots)]
+        slots_in_row = self.attended[0].tokens.index[0, slots].tolist()
+        return [shares_of(rows, slots_in_row, self.keys) for rows in self.weights(slots)]
 
     def _rows(self, slots: Sequence[int], head: int) -> Tensor:
-        """[N, S] of one head; queries with their own projections are computed one by one."""
+        """Returns the weights [N, S] of one head; queries that have their own projections are computed one at a
+        time."""
         first = self.attended[0]
-        places = torch.tensor(slots, dtype=torch.int64, device=first.tokens.device)
+        query_slots = torch.tensor(slots, dtype=torch.int64, device=first.tokens.device)
         with torch.inference_mode():
-            rows = first.weights(places, head)
+            rows = first.weights(query_slots, head)
             for i, slot in enumerate(slots if len(self.attended) > 1 else ()):
                 part, at = self._of(slot)
                 rows[i] = part.weights(at, head)[0]
         return rows
 
     def _of(self, slot: int) -> tuple[Attended, Tensor]:
-        """Returns the call that computed a query, the last one that has it, and the slot of the query in it, [1]."""
+        """Returns the last recorded call that contains a query, and the query's slot in that call, [1]."""
         index = self.attended[0].tokens.index[0, slot]
         for part in reversed(self.attended):
             at = (part.tokens.index[0] == index).nonzero()[:1, 0]
@@ -151,8 +163,8 @@ class AttentionMap:
         return query % count
 
     def panels(self, most: int) -> list[tuple[str, str]]:
-        """A title and a picture for each head, with at most `most` tokens a side: of more queries every n-th is drawn,
-        and of n neighbouring keys the largest weight."""
+        """Returns a title and a picture for each head, with at most `most` tokens per side: if there are more queries,
+        every n-th one is drawn, and of n neighbouring keys the largest weight."""
         count, keys = len(self.queries), len(self.keys)
         slots, group = [*range(0, count, -(-count // most))], -(-keys // most)
         labelled = max(count, keys) <= min(LABELLED, most)
@@ -166,7 +178,7 @@ class AttentionMap:
         return panels
 
     def remark(self, most: int) -> str:
-        """The caption of a picture of at most `most` tokens a side."""
+        """Returns the caption of a picture with at most `most` tokens per side."""
         count, keys = len(self.queries), len(self.keys)
         step, group = -(-count // most), -(-keys // most)
         parts = ["queries down, keys to the right; darker is more"]
@@ -184,10 +196,10 @@ class AttentionMap:
 
 
 class AttentionMaps(dict[int, AttentionMap]):
-    """The `AttentionMap` of each requested layer, by its number; -1 is the last layer of the model.
+    """The `AttentionMap` of each requested layer, by layer number; -1 is the last layer of the model.
 
     Attributes:
-        last: the states [T, M] of the queries behind the last layer and its norm, which logits are computed from.
+        last: the final hidden states [T, M] of the queries, after the last norm, from which the logits are computed.
     """
 
     def __init__(self, maps: Sequence[AttentionMap], layers: int, last: Tensor) -> None:
@@ -210,9 +222,11 @@ class AttentionMaps(dict[int, AttentionMap]):
 
 
 def numbers_of(what: str, selection: int | Sequence[int] | None, count: int) -> list[int]:
-    """Resolves a selection among 0..count - 1, all of them for None; negative numbers count from the end.
+    """Resolves a selection among 0..count - 1 to a list of numbers; None selects all, negative numbers count from the
+    end.
 
-    Raises ConfigError for a number that is out of range or given twice."""
+    Raises ConfigError for an empty selection, and for a number that is out of range or given twice.
+    """
     chosen = (
         [*range(count)] if selection is None else [selection] if isinstance(selection, int) else [*selection]
     )
@@ -230,8 +244,8 @@ def numbers_of(what: str, selection: int | Sequence[int] | None, count: int) -> 
 
 
 def attention_record(stack: TransformerStack, layers: int | Sequence[int] | None) -> Record:
-    """A record of the attention of some layers of a stack, of all that attend unless given. Raises ConfigError for a
-    layer that does not."""
+    """Returns a record of the attention of some layers of a stack, by default of all that have attention weights.
+    Raises ConfigError for a layer without them."""
     attending = [i for i, block in enumerate(stack.blocks) if isinstance(block.self_attn, AttentionLayer)]
     numbers = numbers_of("layers", layers, stack.spec.layers)
     if layers is None and attending:
@@ -254,7 +268,8 @@ def attention_maps(
     keys: Sequence[str],
     across: bool = False,
 ) -> AttentionMaps:
-    """Returns what was recorded of a text's row, as maps; `across` selects attention to the encoder's states."""
+    """Returns the recorded attention of one sequence as maps; `across` selects cross-attention to the encoder's
+    states."""
     head_numbers, texts = tuple(numbers_of("heads", heads, stack.spec.heads)), (tuple(queries), tuple(keys))
     layers = [block.cross_attn if across else block.self_attn for block in stack.blocks]
     maps = [

@@ -1,4 +1,4 @@
-"""From a spec to its module, and fresh weights."""
+"""Builds the module of a spec, and initializes weights."""
 
 import math
 from collections.abc import Mapping
@@ -25,14 +25,14 @@ RESIDUAL = ("o_proj.weight", "down_proj.weight")
 
 
 def blank(spec: ModelSpec, backend: str = "auto") -> Model:
-    """The module of a spec with uninitialised weights on torch's default device (see `torch.device`)."""
+    """Returns the module of a spec with uninitialized weights, on torch's default device (see `torch.device`)."""
     with _Unfilled():
         return MODELS[spec.kind](spec, backend)
 
 
 class _Unfilled(TorchFunctionMode):
-    """Has `torch.nn.init` leave tensors as they are. On the device "meta" a number that is drawn costs the import of
-    torch's compiler, which takes as long as that of torch itself."""
+    """Makes the functions of `torch.nn.init` leave tensors as they are. On the "meta" device a random initialization
+    would import torch's compiler, which takes as long as importing torch itself."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -50,52 +50,58 @@ def build(
     seed: int | None = None,
     backend: str = "auto",
 ) -> Model:
-    """A model with fresh weights (`initialize_`), in training mode: `Decoder`, `Encoder` or `EncoderDecoder`.
+    """Returns a model with freshly initialized weights (`initialize_`), in training mode: a `Decoder`, `Encoder` or
+    `EncoderDecoder`.
 
     Args:
-        spec: what it is.
-        device: "meta" gives shapes without memory or weights.
-        dtype: of all parameters; torch's default unless given.
-        seed: equal seeds give equal weights on every device (in bfloat16: their rounding); None draws one.
-        backend: of attention, in every layer.
+        spec: the architecture.
+        device: "cpu" by default; "meta" gives shapes without memory or weights.
+        dtype: dtype of all parameters; torch's default dtype if None.
+        seed: equal seeds give equal weights on every device (in bfloat16: their rounding); None draws a random seed.
+        backend: attention backend of every layer.
     """
     dtype = torch.get_default_dtype() if dtype is None else dtype
     with torch.device("meta"):
         model = blank(spec, backend).to(dtype)
-    where = torch.device("cpu" if device is None else device)
-    if where.type != "meta":
-        initialize_(allocate_(model, where), seed)
+    target = torch.device("cpu" if device is None else device)
+    if target.type != "meta":
+        initialize_(allocate_(model, target), seed)
     return model
 
 
 def allocate_(model: Model, device: torch.device | str) -> Model:
-    """Gives every parameter memory on `device`, with anything in it, in place; returns the model.
+    """Allocates uninitialized memory on `device` for every parameter and buffer, in place; returns the model.
 
-    `torch.nn.Module.to_empty` would import sympy, to ask which strides tensors without memory have."""
+    Unlike `torch.nn.Module.to_empty` it does not import sympy, which that needs for the strides of meta tensors.
+    """
     model._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))  # type: ignore[no-untyped-call]
     large_pages(model.parameters())
     return model
 
 
 def initialize_(model: Model, seed: int | None = None) -> None:
-    """Fills every parameter, in place.
+    """Initializes every parameter, in place.
 
         parameter                                   value
         embeddings, output layer, score tables      normal, std s
         other matrices                              normal, std s
-        o_proj, down_proj                           normal, std s / sqrt(2 L): 2 L of them add to the stream
-        gains of norms                              1, with what is added to their weights
-        numbers that multiply layers                1
-        biases, sink logits, offsets of trained frequencies      0 (those of routers, too, that only choose)
-        numbers of a trained activation             `XIELU.start`
+        o_proj, down_proj                           normal, std s / sqrt(2 L), since 2 L of them add to the residual
+                                                    stream
+        gains of norms                              1 - `spec.norm_offset`, so that the effective gain is 1
+        layer scalars                               1
+        biases, sink logits, offsets of trained frequencies      0 (also the router biases that only affect selection)
+        parameters of a trained activation          `XIELU.start`
 
-    and what a layer fills otherwise (`MixingLayer.initialize_`),
-    with s = `spec.init_std` and L layers (GPT-2: Radford et al. 2019, section 2.3). Numbers are drawn in
-    float32 on the CPU, in the order of `named_parameters`, so a seed gives the same weights on every device.
+    and what `MixingLayer.initialize_` sets, with s = `spec.init_std` and L layers (GPT-2: Radford et al. 2019, section
+    2.3). Random numbers are drawn in float32 on the CPU, in the order of `named_parameters`, so a seed gives the same
+    weights on every device.
     """
     generator = torch.Generator()
     generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
-    std, depth = model.spec.init_std, model.spec.layers  # of an encoder-decoder: the decoder's, for both
+    std, depth = (
+        model.spec.init_std,
+        model.spec.layers,
+    )  # an encoder-decoder uses the decoder's values for both stacks
     gain = 1.0 - model.spec.norm_offset
     with torch.no_grad():
         for name, parameter in model.named_parameters():

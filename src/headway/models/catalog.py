@@ -1,4 +1,4 @@
-"""Published sizes by name: facts about models, without their weights."""
+"""Published model sizes by name: architectures without weights."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -32,8 +32,8 @@ _LLAMA_3 = {
 _LLAMA_31 = {**_LLAMA_3, "trained_context": 131072, **_rotary(500000.0, Llama3(8.0, 1.0, 4.0, 8192))}
 _LLAMA_32 = {**_LLAMA_31, "tied": True, **_rotary(500000.0, Llama3(32.0, 1.0, 4.0, 8192))}
 _MISTRAL = {"family": "mistral", "vocab": 32000, "trained_context": 32768, "patterns": Window.last(4096)}
-# Vaswani et al. 2017, table 3, with the vocab of section 5.1 (English and German together); norm_eps and no biases in
-# attention are those of their code.
+# Vaswani et al. 2017, table 3, with the vocab of section 5.1 (English and German together); norm_eps and the missing
+# biases in attention follow their code.
 _2017 = {"family": "transformer", "vocab": 37000, "tied": True, "encoder": {}}
 # Jiang et al. 2024, table 1; OpenAI 2025, table 1, and its config.json.
 _MIXTRAL = {"family": "mixtral", "vocab": 32000, "trained_context": 32768}
@@ -42,12 +42,13 @@ _QWEN_2 = {"family": "qwen2", "vocab": 151936, "trained_context": 131072, "tied"
 _QWEN_3 = {"family": "qwen3", "vocab": 151936, "trained_context": 40960, "tied": True, "head_dim": 128}
 _BASE, _LARGE = _sizes(768, 12, 12, 12, 3072), _sizes(1024, 24, 16, 16, 4096)
 _SMALL = _sizes(384, 6, 6, 6, 1536)
-# The config.json of each on Hugging Face's hub: google-bert, FacebookAI, sijunhe (NEZHA), junnyu (WoBERT, RoFormer).
+# From each model's config.json on the Hugging Face Hub: google-bert, FacebookAI, sijunhe (NEZHA), junnyu (WoBERT,
+# RoFormer).
 _BERT_ZH = {"family": "bert", "vocab": 21128}
 _ROBERTA = {"family": "roberta", "vocab": 50265}
 _NEZHA = {"family": "nezha", "vocab": 21128}
 _ROFORMER = {"family": "roformer", "vocab": 50000}
-# One vocab and table of positions for all four (Radford et al. 2019, table 2).
+# All four share one vocab and one number of positions (Radford et al. 2019, table 2).
 _GPT_2 = {"family": "gpt2", "vocab": 50257}
 _STARCODER = {"family": "gpt_bigcode", "vocab": 49152, "activation": "gelu", "positions": Learned(8192),
               "trained_context": 8192}  # fmt: skip
@@ -140,30 +141,30 @@ UNITS: Mapping[str, str] = {
     "roformer-chinese-char-base": "char",
     "roformer-chinese-char-small": "char",
 }
-"""What most tokens of the published Chinese vocabs are."""
+"""Whether the tokens of each published Chinese vocab are mostly characters ("char") or words ("word")."""
 COMPARED = ("bert-base-chinese", "wobert-chinese-base", "nezha-cn-base", "roformer-chinese-base")
-"""The four that Su et al. 2021, section 4.5, compare."""
+"""The four models that Su et al. 2021, section 4.5, compare."""
 
 
 def names() -> tuple[str, ...]:
-    """All names of the catalog."""
+    """Returns all names of the catalog."""
     return tuple(_CATALOG)
 
 
 def spec(name: str) -> ModelSpec:
-    """The spec of that name, upper or lower case. Raises ConfigError for an unknown name."""
+    """Returns the spec of the named model; case is ignored. Raises ConfigError for an unknown name."""
     check_known(name.lower(), _CATALOG, "the catalog has no model", are="it has", hint=unknown_model)
-    rest = dict(_CATALOG[name.lower()])
-    family = rest.pop("family")
-    return ModelSpec.of_pair(family, **rest) if "encoder" in rest else ModelSpec.of(family, **rest)
+    fields = dict(_CATALOG[name.lower()])
+    family = fields.pop("family")
+    return ModelSpec.of_pair(family, **fields) if "encoder" in fields else ModelSpec.of(family, **fields)
 
 
 def row(name: str) -> dict[str, str | int]:
-    """One model of the catalog. Raises ConfigError as `spec` does.
+    """Returns the facts about one model of the catalog. Raises ConfigError as `spec` does.
 
-    tokens      "char" or "word", "" where it is neither
-    parameters  of all stacks; the other sizes are the decoder's where there are two
-    context     the trained one
+    tokens      "char" or "word" (`UNITS`), "" for other vocabs
+    parameters  of all stacks; the other sizes are the decoder's if there are two stacks
+    context     the context length in training
     """
     model = spec(name)
     return {

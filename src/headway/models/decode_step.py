@@ -1,8 +1,8 @@
-"""A step of decoding as one call of the native kernels: what `Decoder` computes for the next tokens of some texts.
+"""A decoding step as one call of the native kernels: what `Decoder` computes for the next tokens of several sequences.
 
-The model is lowered once (`headway.models.lowering`), and its operations are bound to a cache. A step is given ids,
-adds their keys and values to the cache, and returns logits; between its first product and its last no thread waits for
-Python.
+The model is lowered once (`headway.models.lowering`), and its operations are bound to a cache. A step takes token ids,
+appends their keys and values to the cache, and returns logits; no thread waits for Python between its first product
+and its last.
 
 Legend: T new tokens, M width, V vocab.
 """
@@ -35,23 +35,25 @@ from headway.processor import cpu_flags
 from headway.tokens import Tokens
 
 BEFORE_TILES, MODULES_COST = 8, 100_000_000
-"""Where torch has tile registers (AMX) it multiplies plain weights in bf16 faster than these steps from more than 8
-rows on: 2.3 times as fast for 16, 3.8 times for 64. What modules take beside products is worth so many multiply-adds in
-each layer (docs/log.md, 2026-11-29)."""
+"""Limits of a step on CPUs with tile registers (AMX), where torch multiplies unquantized bf16 weights faster than
+these kernels from more than 8 rows on: 2.3 times as fast for 16 rows, 3.8 times for 64. MODULES_COST is the
+overhead of modules per layer, besides products, in multiply-adds (docs/log.md, 2026-11-29)."""
 
 
 class DecodeStep:
-    """Steps of one model with one cache, of up to 64 tokens at a time.
+    """Decoding steps of one model with one cache, which run up to 64 tokens per native call.
 
     Args:
-        cache: the past of the texts.
-        sources: for an encoder-decoder, keys and values of the sources of the texts.
-        exact: keys that rows have in common are read for each row, so that no row depends on others.
+        cache: the KV cache of the sequences.
+        sources: for an encoder-decoder, the cache of cross-attention keys and values.
+        exact: whether keys in a common prefix are read separately for each row, so that no row's result depends on the
+            other rows.
 
     Attributes:
-        most_rows: the most tokens of a step; with more, modules are faster.
+        most_rows: the largest number of tokens for which a step is faster than modules.
 
-    Raises NotLowered with the reason where the kernels cannot take them."""
+    Raises NotLowered with the reason if the kernels do not support the model or the cache.
+    """
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class DecodeStep:
     def _bind(
         self, pasts: dict[tuple[object, ...], PagedPast], attends: Attends, layer: LayerCache, exact: bool
     ) -> None:
-        """Binds a layer to its pages; layers that attend alike share one call."""
+        """Binds a layer to its pages; layers with equal attention share one call."""
         assert isinstance(layer, PagedLayer)
         if layer.dtype not in (self.lowered.dtype, torch.int8):
             raise NotLowered("the kernels write keys and values in the type of the weights, or in 8 bits")
@@ -98,31 +100,37 @@ class DecodeStep:
         sources: Sequence[PageTable] = (),
         adapters: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """Ids [1, T] of the tokens of a step of a `PagedCache`, read 64 at a time -> logits [N, V] of the tokens that
-        follow the `wanted` ones (numbered from 0), in their order. `sources`: for each token the source of its text.
-        `adapters`: the tokens that each is added to, all unless given (`headway.nn.lora.only_rows`)."""
+        """Returns logits [N, V] of the tokens that follow the tokens `wanted`, in their order.
+
+        Args:
+            ids: [1, T] of the tokens of a step of a `PagedCache`; they are read 64 at a time.
+            wanted: indices, from 0, of the tokens whose next-token logits are computed.
+            sources: for each token, the page table of its sequence's source.
+            adapters: for each adapter, the mask of tokens that it applies to; all tokens if absent
+                (`headway.nn.lora.only_rows`).
+        """
         lowered, logits = self.lowered, []
-        for rows, some in self._slices(tokens):
+        for rows, slice_tokens in self._slices(tokens):
             at = [i - rows.start for i in wanted if rows.start <= i < rows.stop]
             lowered.add_adapters({name: added[rows] for name, added in (adapters or {}).items()})
             self._place(tokens, rows, sources)
-            logits.append(self._run(self.stack.embed(ids[:, rows], some), some, at))
+            logits.append(self._run(self.stack.embed(ids[:, rows], slice_tokens), slice_tokens, at))
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     @torch.inference_mode()
     def states(self, x: Tensor, tokens: Tokens) -> Tensor:
-        """Embeddings [1, T, M] of the tokens of a step of a `PagedCache` -> the output of the last block, before the
-        last norm."""
+        """Returns the output [1, T, M] of the last block, before the last norm, for embeddings x [1, T, M] of the
+        tokens of a step of a `PagedCache`."""
         states = []
-        for rows, some in self._slices(tokens):
+        for rows, slice_tokens in self._slices(tokens):
             self._place(tokens, rows)
-            self._run(x[:, rows], some, [])
-            states.append(self.lowered.x[: some.count].clone())
+            self._run(x[:, rows], slice_tokens, [])
+            states.append(self.lowered.x[: slice_tokens.count].clone())
         return torch.cat(states).unsqueeze(0)
 
     @staticmethod
     def _slices(tokens: Tokens) -> Iterator[tuple[slice, Tokens]]:
-        """Yields the tokens of a step, up to 64 at a time."""
+        """Yields the tokens of a step in slices of up to 64."""
         if tokens.count <= MOST_ROWS:
             yield slice(0, tokens.count), tokens
             return
@@ -131,22 +139,22 @@ class DecodeStep:
             yield rows, tokens.slice(rows.start, rows.stop)
 
     def _place(self, tokens: Tokens, rows: slice, sources: Sequence[PageTable] = ()) -> None:
-        """Sets where some of the tokens of a step are stored, and which keys they see."""
+        """Sets where these tokens of a step store their keys and values, and which keys they attend to."""
         step, index = self.cache.step_of(tokens), tokens.index[0, rows]
-        texts = [table for table, n in zip(step.tables, step.counts, strict=True) for _ in range(n)][rows]
+        tables = [table for table, n in zip(step.tables, step.counts, strict=True) for _ in range(n)][rows]
         for past in self._pasts.values():
-            past.slots[: len(texts)] = step.writes[past.of][rows]
-            past.place(texts, index)
+            past.slots[: len(tables)] = step.writes[past.of][rows]
+            past.place(tables, index)
         for states in self._states.values():
-            states.place(texts, index)
+            states.place(tables, index)
         if self._sources:
             last = torch.tensor([len(table) - 1 for table in sources[rows]])
             for source in self._sources.values():
                 source.place(sources[rows], last)
 
     def _run(self, x: Tensor, tokens: Tokens, at: Sequence[int]) -> Tensor:
-        """Runs the operations on embeddings [1, T, M]; returns logits of the rows `at`. The last operation makes
-        logits, and is run for these rows alone: pieces of prompts need few."""
+        """Runs the operations on embeddings [1, T, M]; returns the logits of rows `at`. The last operation, which
+        computes logits, runs on these rows only: chunks of prompts need few logits."""
         lowered, count, last = self.lowered, tokens.count, len(self.lowered.ops) - 1
         lowered.resize(count)
         lowered.x[:count] = x[0]
@@ -156,14 +164,14 @@ class DecodeStep:
             self._call(0, last + 1)
         else:
             self._call(0, last)
-            if at:  # [0, 1, 17]: they are moved to the front
+            if at:  # rows [0, 5, 17] are moved to rows 0, 1, 2
                 lowered.x[: len(at)] = lowered.x[at]
                 lowered.resize(len(at))
                 self._call(last, 1)
         return capped(lowered.logits[: len(at)].clone(), self.cap)
 
     def _call(self, first: int, count: int) -> None:
-        """Runs `count` operations of the list, from the `first` on."""
+        """Runs `count` operations of the list, starting with operation `first`."""
         ops = ctypes.byref(self.lowered.ops, first * ctypes.sizeof(c.OpStruct))
         kernel = library()
         assert kernel is not None
@@ -172,6 +180,8 @@ class DecodeStep:
 
 
 def _most_rows(model: Decoder | EncoderDecoder, dtype: torch.dtype) -> int:
+    """Returns the largest number of tokens for which steps are faster than modules: fewer than 64 only for plain
+    bf16 weights on CPUs with AMX, if all layers have softmax attention and no experts."""
     spec, layers = model.spec, linears(model).values()
     usual = len(spec.softmax_layers) == spec.layers and not any(spec.experts)
     if not usual or dtype is not torch.bfloat16 or "amx_bf16" not in cpu_flags():
@@ -188,7 +198,8 @@ def choose_step(
     sources: PagedCache | None = None,
     exact: bool = False,
 ) -> tuple[DecodeStep | None, Choice]:
-    """Returns steps as native calls where the kernels take them, else None; and the choice, "native" or "modules"."""
+    """Returns native decoding steps, or None if the kernels do not support the model; and the choice, "native" or
+    "modules", with its reason."""
     try:
         step = DecodeStep(model, cache, sources, exact)
     except NotLowered as reason:
@@ -201,5 +212,5 @@ def choose_step(
 
 @cached
 def say_once(reason: str) -> None:
-    """Logs a reason for decoding by modules, once per process."""
+    """Logs why decoding runs by modules; each reason once per process."""
     logging.getLogger(__name__).warning("decoding by modules, not by native steps: %s", reason)

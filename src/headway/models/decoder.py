@@ -1,6 +1,6 @@
-"""The one decoder: every family of causal language models is a spec of it.
+"""The one decoder class: every family of causal language models is a spec of it.
 
-Legend: B rows, T slots of the call, N slots whose logits are wanted, M width of the model, V vocab.
+Legend: B rows, T slots of the call, N slots whose logits are computed, M width of the model, V vocab.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from headway.tokens import Tokens
 
 
 class Autoregressive(Transformer):
-    """The base of decoders and encoder-decoders: states that predict the next token, and an output layer."""
+    """Base class of decoders and encoder-decoders: states that predict the next token, and an output layer."""
 
     lm_head: Linear
     head: HeadLayer | None
@@ -41,25 +41,26 @@ class Autoregressive(Transformer):
         label_smoothing: float | None = None,
         context: ContextParallel | None = None,
     ) -> Tensor | Losses:
-        """Logits of the token that follows each slot; given the tokens that do follow, their summed loss.
+        """Returns the logits of the token that follows each slot; with `targets`, the summed loss instead.
 
         Args:
             ids, tokens: as in `hidden`.
-            cache: past keys and values (`make_cache`); this chunk is added.
-            memory: keys and values of the rows' sources for every layer, of an encoder-decoder
-                (`EncoderDecoder.memory_keys`); for a PagedCache packed as ids are.
-            logits_for: slots whose logits are computed, all unless given: the `slots` of `hidden`.
-            targets: [B, T] the token that follows each slot, `IGNORE_INDEX` (-100) where none is trained.
-            label_smoothing: share of each target that all tokens have evenly; with one given, 0 included,
-                `Losses.each` is differentiable (`chunked_cross_entropy`).
-            context: rows whose tokens are sharded over ranks; ids and targets are `context.take` of theirs. Every rank
-                calls it, and the losses and gradients of all are to be summed.
+            cache: past keys and values (`make_cache`); this chunk is appended.
+            memory: cross-attention keys and values of the rows' sources for every layer of an encoder-decoder
+                (`EncoderDecoder.memory_keys`); packed like ids for a PagedCache.
+            logits_for: slots whose logits are computed, all if None: the `slots` of `hidden`.
+            targets: [B, T], the token that follows each slot; `IGNORE_INDEX` (-100) if it is not trained on.
+            label_smoothing: probability mass of each target that is spread evenly over all tokens; if given, even as
+                0, `Losses.each` is differentiable (`chunked_cross_entropy`).
+            context: context parallelism: rows whose tokens are sharded over ranks; ids and targets are `context.take`
+                of the whole. Every rank must make the call, and the losses and gradients of all ranks must be summed.
         Returns:
-            [B, N, V], or [number of True, V] for a mask; with targets `Losses`, without ever holding all logits.
+            [B, N, V], or [number of True, V] for a mask; with targets `Losses`, without materializing all logits at
+            once.
         Raises:
-            DataError: ids or targets that are not in the vocab, or of a wrong shape. ConfigError: tokens that do not
-            fit ids, rows beyond `max_context`, a wrong logits_for, or one beside targets. CacheError: chunks that do
-            not continue a cache.
+            DataError: ids or targets that are not in the vocab, or have a wrong shape. ConfigError: tokens that do not
+                fit ids, rows beyond `max_context`, an invalid logits_for, or one together with targets. CacheError:
+                chunks that do not continue a cache.
         """
         check_targets(ids, targets, logits_for, label_smoothing)
         hidden = self.hidden(
@@ -70,12 +71,13 @@ class Autoregressive(Transformer):
         return self.cross_entropy(hidden, targets, label_smoothing=label_smoothing)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., M] -> [..., V]: the layers of the head in front of the output layer, and that layer, which is the
-        embedding when they are tied."""
+        """Returns the logits [..., V] of states [..., M]: applies the head's layers and then the output layer,
+        which is the embedding if they are tied."""
         return capped(self.lm_head(self._before_output(hidden)), self.spec.logit_cap)
 
     def cross_entropy(self, hidden: Tensor, targets: Tensor, **how: Any) -> Losses:
-        """-ln softmax(logits(hidden))[target], without ever holding all logits; keywords of `output_cross_entropy`."""
+        """Returns -ln softmax(logits(hidden))[target], without materializing all logits at once; takes the keywords
+        of `output_cross_entropy`."""
         x, spec = self._before_output(hidden), self.spec
         return output_cross_entropy(self.lm_head, x, targets, spec.vocab, cap=spec.logit_cap, **how)
 
@@ -84,20 +86,23 @@ class Autoregressive(Transformer):
         return scaled(x, self.spec.logit_scale)
 
     def make_cache(self, batch: int = 1, *, slack: int = 0, dtype: torch.dtype | None = None) -> BatchCache:
-        """An empty past of `batch` rows, of which the last `slack` tokens can always be trimmed. `dtype` is that of the
-        weights unless given (autocast makes keys of another; torch.int8 rounds them). Raises CacheError for a layer
-        whose queries see later tokens, ConfigError for slack with linear attention, whose sums cannot be trimmed."""
+        """Returns an empty KV cache for `batch` rows, whose last `slack` tokens can always be trimmed.
+
+        `dtype` is the dtype of the weights if None (autocast produces keys of another dtype; torch.int8 quantizes
+        them). Raises CacheError if a layer's queries see later tokens, ConfigError for slack with linear attention,
+        whose running sums cannot be trimmed.
+        """
         pages = make_paged_cache(self.stack, slack=slack, dtype=dtype)
         return BatchCache(pages, batch)
 
 
 class Decoder(Autoregressive):
-    """A causal language model. Parameter names are those of Hugging Face's LLaMA; when embedding and output
-    layer are tied there is no `lm_head.weight`; head.dense and head.norm are there where the spec's head has them.
+    """A causal language model. Parameter names are those of Hugging Face's LLaMA; if embedding and output layer are
+    tied there is no `lm_head.weight`; head.dense and head.norm exist if the spec's head has them.
 
     Args:
-        spec: what it is.
-        backend: of attention, in every layer ("auto" chooses by layer and call).
+        spec: the architecture.
+        backend: attention backend of every layer ("auto" chooses by layer and call).
 
     Attributes: see `Transformer`.
     """

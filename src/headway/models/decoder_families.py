@@ -1,4 +1,4 @@
-"""Decoders that differ from LLaMA, GPT-2 or GPT-NeoX by a few switches."""
+"""Decoder families that differ from LLaMA, GPT-2 or GPT-NeoX in a few settings."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +28,7 @@ RELU2 = {"gated": False, "activation": "relu2", "trained_context": 4096}
 NANOCHAT = {
     "norm_weight": False,
     "embedding_norm": True,
-    "qk_norm": "head",  # behind the rotation there, which is the same without weights
+    "qk_norm": "head",  # in nanochat after the rotation, which is equivalent without weights
     "logit_cap": 15.0,
 }
 GPTJ = {
@@ -49,7 +49,8 @@ APERTUS = {
 
 
 def _rotary_where_windows(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Windows in three of four layers, unless given; rotary positions in these, and none in the others."""
+    """Returns windows in three of four layers, unless patterns are given; rotary positions in layers with windows,
+    and none in the others."""
     each = fields.get(
         "patterns", [Causal() if i % 4 == 3 else Window.last(4096) for i in range(fields["layers"])]
     )

@@ -1,4 +1,4 @@
-"""A spec in words, aspect by aspect."""
+"""Describes a spec in words, aspect by aspect."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -26,7 +26,7 @@ class Aspect(NamedTuple):
 
     Attributes:
         told: fields that `always` puts into words.
-        unusual: fields that are named, with their value, where it is not the default of `ModelSpec`.
+        unusual: fields that are named, with their value, if it is not the default of `ModelSpec`.
     """
 
     told: tuple[str, ...]
@@ -35,17 +35,17 @@ class Aspect(NamedTuple):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """All of them, by name."""
+        """The names of all fields of the aspect."""
         return (*self.told, *self.unusual)
 
     def words(self, spec: ModelSpec) -> str:
-        """These fields of `spec`, in words."""
+        """Returns the description of these fields of `spec`."""
         parts = [self.always(spec), *(_named(name, getattr(spec, name)) for name in self.unusual)]
         return ", ".join(filter(None, parts)) or "none"
 
 
 def _named(name: str, value: object) -> str:
-    """A field and its value, True as the name alone; nothing for its default."""
+    """Returns a field and its value in words, True as the name alone; "" for the default."""
     words = name.replace("_", " ")
     if value == getattr(ModelSpec, name):
         return ""
@@ -63,7 +63,7 @@ def _aspect(told: str, always: Callable[[ModelSpec], str] = lambda spec: "", unu
 
 
 def brief(value: object) -> str:
-    """A dataclass as text, without the fields that are as usual: Rotary(pairing='halves')."""
+    """Returns a dataclass as text, without fields that have their default value: Rotary(pairing='halves')."""
     if not is_dataclass(value):
         return repr(value)
     arguments = [
@@ -75,27 +75,27 @@ def brief(value: object) -> str:
 
 
 def patterns_by_layer(spec: ModelSpec) -> tuple[tuple[str, str], ...]:
-    """(layers, pattern) for each pattern, as text."""
+    """Returns (layers, pattern) as text for each distinct pattern."""
     return _by_layer(map(str, spec.patterns))
 
 
 def positions_in_words(spec: ModelSpec) -> str:
-    """The schemes of all layers, by layer where they differ."""
+    """Returns the position schemes in words, by layer if they differ."""
     if not isinstance(spec.positions, PerLayer):
         return brief(spec.positions)
     return _in_words(_by_layer(map(brief, spec.layer_positions)))
 
 
 def _by_layer(values: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """(layers, value) for each of the values of layers 0, 1, ..."""
-    where: dict[str, list[int]] = {}
+    """Returns (layers, value) for each distinct value; `values` are those of layers 0, 1, ..."""
+    layers_of: dict[str, list[int]] = {}
     for number, value in enumerate(values):
-        where.setdefault(value, []).append(number)
-    return tuple((layer_numbers(numbers), value) for value, numbers in where.items())
+        layers_of.setdefault(value, []).append(number)
+    return tuple((layer_numbers(numbers), value) for value, numbers in layers_of.items())
 
 
 def layer_numbers(numbers: Sequence[int]) -> str:
-    """0, 1, 2, 5, 7 as "0-2, 5, 7"; an even stride of three or more as "0, 2 .. 10"."""
+    """Returns 0, 1, 2, 5, 7 as "0-2, 5, 7"; four or more single numbers at an even stride as "0, 2 .. 10"."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -145,7 +145,7 @@ def _feed_forward(spec: ModelSpec) -> str:
 
 
 def _wide(spec: ModelSpec, layer: int) -> str:
-    """The hidden units of one layer and, where it has experts, how they are chosen, in words."""
+    """Returns the hidden units of one layer in words; with experts, also how they are chosen."""
     experts = spec.experts[layer]
     if experts is None:
         cut = f", {share:.0%} of gates cut" if (share := spec.mlp_sparsity[layer]) else ""
@@ -215,4 +215,4 @@ ASPECTS: Mapping[str, Aspect] = {
     "fresh weights": _aspect("init_std", lambda spec: f"standard deviation {spec.init_std:g}"),
     "family": _aspect("family", lambda spec: spec.family),
 }
-"""All fields of a spec, in the order in which one model is turned into another."""
+"""All fields of a spec by aspect, in the order in which `ladder` turns one model into another."""

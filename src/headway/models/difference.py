@@ -1,4 +1,4 @@
-"""The differences of two models in words and numbers: functions of two `ModelSpec`."""
+"""Differences of two models in words and numbers, computed from their `ModelSpec`s."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -15,7 +15,7 @@ BF16 = Kept(torch.bfloat16)
 
 
 class Difference(NamedTuple):
-    """One aspect that differs, as it is in either model."""
+    """One aspect in which two models differ, as described for each."""
 
     aspect: str
     first: str
@@ -23,7 +23,7 @@ class Difference(NamedTuple):
 
 
 class Number(NamedTuple):
-    """One count in both models; None where a model has no such thing."""
+    """One count in both models; None if it does not apply to a model."""
 
     name: str
     first: float | None
@@ -31,13 +31,13 @@ class Number(NamedTuple):
 
     @property
     def ratio(self) -> float | None:
-        """second / first."""
+        """second / first; None if either is missing or first is 0."""
         return self.second / self.first if self.first and self.second is not None else None
 
 
 def differences(first: ModelSpec, second: ModelSpec) -> tuple[Difference, ...]:
-    """Every aspect in which the two differ, as `ASPECTS` describes it. Where both have an encoder, its aspects follow
-    those of the decoder."""
+    """Returns every aspect in which the two models differ, as `ASPECTS` describes it. If both have an encoder, its
+    aspects follow those of the decoder."""
     described = (
         Difference(name, aspect.words(first), aspect.words(second)) for name, aspect in ASPECTS.items()
     )
@@ -52,36 +52,39 @@ def differences(first: ModelSpec, second: ModelSpec) -> tuple[Difference, ...]:
 def numbers(
     first: ModelSpec, second: ModelSpec, context: int, kept: tuple[Kept, Kept] = (BF16, BF16)
 ) -> tuple[Number, ...]:
-    """Weights by place, bytes of keys and values, and operations per token, in rows of `context` tokens.
+    """Returns parameters by place, KV cache bytes, and operations per token, in rows of `context` tokens.
 
-    Costs of caches and of decoding are None for an encoder. `kept` says how the weights of either are stored, in
-    bfloat16 unless given; keys and values are in the dtype of its products."""
-    sides = [_counted(spec, context, how) for spec, how in zip((first, second), kept, strict=True)]
+    KV cache and decoding costs are None for an encoder. `kept` says how each model stores its weights, bfloat16 by
+    default; the KV cache has the dtype of its products.
+    """
+    sides = [_counted(spec, context, storage) for spec, storage in zip((first, second), kept, strict=True)]
     names = dict.fromkeys(name for side in sides for name in side)
     return tuple(Number(name, *(side.get(name) for side in sides)) for name in names)
 
 
 def ladder(first: ModelSpec, second: ModelSpec) -> dict[str, ModelSpec]:
-    """Specs from `first` to `second`, changing one aspect at a time: "first", then, under the name of each aspect, the
-    previous spec with that aspect changed. The last is `second`.
+    """Returns specs that lead from `first` to `second`, changing one aspect at a time: "first", then for each aspect
+    that differs the previous spec with that aspect changed, under its name. The last one is `second`.
 
-    Raises ConfigError where a step between them cannot be."""
+    Raises ConfigError if an intermediate spec is invalid.
+    """
     specs = {"first": first}
     for name, aspect in ASPECTS.items():
-        above = list(specs.values())[-1]
+        previous = list(specs.values())[-1]
         change = {field: getattr(second, field) for field in aspect.fields}
-        if any(getattr(above, field) != value for field, value in change.items()):
+        if any(getattr(previous, field) != value for field, value in change.items()):
             try:
-                specs[name] = replace(above, **change)
+                specs[name] = replace(previous, **change)
             except ConfigError as error:
                 raise ConfigError(
-                    f"ladder: {name} cannot change by itself, {aspect.words(above)} to {aspect.words(second)}: "
+                    f"ladder: {name} cannot change by itself, {aspect.words(previous)} to {aspect.words(second)}: "
                     f"{error}; give two models of the same sizes"
                 ) from error
     return specs
 
 
 def _counted(spec: ModelSpec, context: int, kept: Kept) -> dict[str, float]:
+    """Returns the counts of `numbers` for one model, by name."""
     counts: dict[str, float] = {"parameters": cost.parameter_count(spec)}
     counts |= {f"... {place}": count for place, count in cost.parameters(spec).items()}
     counts["weights, bytes"] = sum(cost.kept_bytes(spec, kept).values())

@@ -1,4 +1,4 @@
-"""The one encoder: a stack that sees both sides, and a head.
+"""The one encoder class: a bidirectional stack and a head.
 
 Legend: B rows, T slots, M width, E columns of the embedding, V vocab, C labels.
 """
@@ -21,14 +21,14 @@ from headway.tokens import Tokens
 
 
 class Encoder(Transformer):
-    """BERT's kind of model: every token sees both sides, as far as the patterns allow.
+    """A bidirectional encoder like BERT: every token attends to both sides, as far as the patterns allow.
 
-    Parameters: `model` is the stack, `head` what is computed from it (`headway.models.Head`): head.dense,
-    head.norm (masked-lm), head.out; a tied masked-lm head has no head.out.weight.
+    Parameters: `model` is the stack, `head` the layers on top of it (`headway.models.Head`): head.dense, head.norm
+    (masked-lm), head.out; a tied masked-lm head has no head.out.weight.
 
     Args:
-        spec: what it is; `spec.causal` is False.
-        backend: of attention, in every layer.
+        spec: the architecture; `spec.causal` must be False.
+        backend: attention backend of every layer.
 
     Attributes: see `Transformer`.
     """
@@ -53,17 +53,17 @@ class Encoder(Transformer):
         """Returns the output of the head (see `Head`); for a masked-lm head with targets, their summed loss.
 
         Args:
-            ids: token ids [B, T]; those of empty slots are not looked at.
-            tokens: [B|1, T]; every slot is a token unless given. Global tokens are `tokens.with_global(...)`.
-            types: token types [B, T] (BERT's segments), all 0 unless given.
-            logits_for: for heads with an output per token: the slots that are wanted, as in `Decoder.forward`.
-            targets: [B, T] the token that stands in each slot, `IGNORE_INDEX` (-100) where none is trained. The head
-                is computed for the others alone, and hits are counted.
-            context: rows whose tokens are sharded over ranks, as in `Decoder.forward`.
+            ids: token ids [B, T]; ids in empty slots are ignored.
+            tokens: [B|1, T]; if None every slot is a token. Mark global tokens with `tokens.with_global(...)`.
+            types: token types [B, T] (BERT's segments), all 0 if None.
+            logits_for: for heads with an output per token: the slots to compute, as in `Decoder.forward`.
+            targets: [B, T], the token that belongs in each slot; `IGNORE_INDEX` (-100) if it is not trained on. The
+                head is computed for the other slots only, and hits are counted.
+            context: context parallelism: rows whose tokens are sharded over ranks, as in `Decoder.forward`.
         Raises:
-            DataError: ids, types or targets that are not in their tables. ConfigError: tokens that do not fit ids, rows
-            beyond the context limit, logits_for with a head that gives one output for a row, targets with a head
-            other than masked-lm, a context with a head that gives one output for a row.
+            DataError: ids, types or targets outside their tables. ConfigError: tokens that do not fit ids, rows beyond
+                the context limit, logits_for or context with a head that has one output per row, targets with a head
+                other than masked-lm.
         """
         if context is not None and self.spec.head.task in ("classify", "embed"):
             raise ConfigError(
@@ -85,8 +85,8 @@ class Encoder(Transformer):
 
 
 class HeadLayer(nn.Module):
-    """`spec.head` as a module on the stack `below`: dense, norm and out, each where the head has it; a decoder's output
-    layer is its own."""
+    """`spec.head` as a module on top of the stack `below`: dense, norm and out, each if the head has it. For a
+    decoder it has no `out`: the output layer is the decoder's own."""
 
     def __init__(self, spec: ModelSpec, below: TransformerStack) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class HeadLayer(nn.Module):
             self.out = Linear(spec.width, head.outputs)
 
     def forward(self, hidden: Tensor, tokens: Tokens) -> Tensor:
-        """The last states [B, T, M], or of the wanted slots -> the output, as in `Head`."""
+        """Returns the output, as in `Head`, for the last states [B, T, M], or those of the selected slots."""
         x = hidden
         if self.task in ("classify", "embed"):
             x = pooled(hidden, tokens, self.pool)
@@ -122,9 +122,11 @@ class HeadLayer(nn.Module):
         return F.normalize(x, dim=-1) if self.unit else x
 
     def cross_entropy(self, hidden: Tensor, targets: Tensor) -> Losses:
-        """The last states [B, T, M] and targets [B, T] -> `Losses`, computed for the targets that are not ignored.
+        """Returns the `Losses` of the last states [B, T, M] for targets [B, T], computed only for targets that are not
+        ignored.
 
-        Raises ConfigError for a head that has no output over the vocab."""
+        Raises ConfigError if the head has no output over the vocab.
+        """
         if self.task != "masked-lm" or self.out is None:
             raise ConfigError(
                 f"Encoder: targets are tokens, and Head({self.task!r}) has no output over the vocab; give a model with "
@@ -139,16 +141,17 @@ class HeadLayer(nn.Module):
         return losses._replace(each=each, hits=torch.zeros_like(mask).masked_scatter(mask, losses.hits))
 
     def before_output(self, x: Tensor) -> Tensor:
-        """[..., M] -> the input of `out`: dense and norm, where the head has them."""
+        """Returns the input of `out` for x [..., M]: applies dense and norm, if the head has them."""
         x = x if self.dense is None else self.act(self.dense(x))
         return x if self.norm is None else self.norm(x)
 
 
 def pooled(hidden: Tensor, tokens: Tokens, how: str) -> Tensor:
-    """One vector [B, M] for each row: that of its first or last token, or the mean over its tokens; of packed documents
-    one for each [N, M], row by row in the order of their numbers.
+    """Returns one vector per row, [B, M]: the state of its first or last token, or the mean over its tokens. For
+    packed documents, one per document, [N, M], row by row in the order of document numbers.
 
-    A row without tokens gives zeros."""
+    A row without tokens gives zeros.
+    """
     rows = hidden.shape[0]
     if tokens.document is not None:
         return _pooled_documents(hidden, tokens.expand(rows), how)
@@ -162,9 +165,10 @@ def pooled(hidden: Tensor, tokens: Tokens, how: str) -> Tensor:
 
 
 def _pooled_documents(hidden: Tensor, tokens: Tokens, how: str) -> Tensor:
-    """`pooled` of each document; documents do not affect one another, even where one holds NaN."""
+    """Returns `pooled` for each document; documents do not affect each other, even if one holds NaN."""
     assert tokens.document is not None
     rows = torch.arange(tokens.rows, device=tokens.device).unsqueeze(1)
+    # numbers that are unique over rows: with documents 0, 1, 2, those of row 1 become 3, 4, 5
     numbers = rows * (tokens.document.amax() + 1) + tokens.document
     pooled_slots = tokens.index == 0 if how == "first" else tokens.valid
     if how == "last":

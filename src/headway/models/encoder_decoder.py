@@ -1,4 +1,4 @@
-"""The one encoder-decoder: the Transformer of 2017, and what came of it.
+"""The one encoder-decoder class: the Transformer of 2017 and its successors.
 
 Legend: B rows, S source slots, T target slots of the call, M width, V vocab.
 """
@@ -27,15 +27,15 @@ class Memory:
 
 
 class EncoderDecoder(Autoregressive):
-    """p(target | source): an encoder over the source, and a decoder that attends to the encoder's last states
-    (Vaswani et al. 2017, section 3).
+    """p(target | source): an encoder over the source, and a decoder that attends to the encoder's last states (Vaswani
+    et al. 2017, section 3).
 
-    Parameters: `encoder` and `decoder` are the stacks, `lm_head` the output layer. A shared embedding is the
-    decoder's; where all three are one there is only decoder.embed_tokens.weight.
+    Parameters: `encoder` and `decoder` are the stacks, `lm_head` the output layer. A shared embedding belongs to the
+    decoder; if both embeddings and the output layer are one matrix, only decoder.embed_tokens.weight exists.
 
     Args:
-        spec: the decoder's, with `spec.encoder`.
-        backend: of attention, in every layer.
+        spec: the decoder's spec, with `spec.encoder`.
+        backend: attention backend of every layer.
 
     Attributes: see `Transformer`.
     """
@@ -51,7 +51,7 @@ class EncoderDecoder(Autoregressive):
 
     @property
     def stack(self) -> TransformerStack:
-        """`decoder`."""
+        """The decoder stack."""
         return self.decoder
 
     def forward(  # type: ignore[override]
@@ -65,17 +65,18 @@ class EncoderDecoder(Autoregressive):
         targets: Tensor | None = None,
         label_smoothing: float = 0.0,
     ) -> Tensor | Losses:
-        """Logits [B, T, V] of the target token that follows each slot (teacher forcing); given the tokens that do
-        follow, their summed loss.
+        """Returns the logits [B, T, V] of the target token that follows each slot (teacher forcing); with `targets`,
+        the summed loss instead.
 
         Args:
-            source: ids [B, S] of what is translated.
-            ids: target ids [B, T], shifted: the first is the one that decoding starts from.
-            source_tokens, tokens: [B|1, S] and [B|1, T]; every slot is a token unless given.
-            logits_for: slots whose logits are computed; as in `Decoder.forward`.
-            targets: [B, T] the token that follows each slot, `IGNORE_INDEX` (-100) where none is trained.
-            label_smoothing: share of each target that all tokens have evenly; see `chunked_cross_entropy`.
-        With targets it returns `Losses`, without ever holding all logits; `each` is differentiable.
+            source: source token ids [B, S].
+            ids: target ids [B, T], shifted right: the first one is the decoder's start token.
+            source_tokens, tokens: [B|1, S] and [B|1, T]; if None every slot is a token.
+            logits_for: slots whose logits are computed, as in `Decoder.forward`.
+            targets: [B, T], the token that follows each slot; `IGNORE_INDEX` (-100) if it is not trained on.
+            label_smoothing: probability mass of each target that is spread evenly over all tokens; see
+                `chunked_cross_entropy`.
+        With targets it returns `Losses`, without materializing all logits at once; `each` is differentiable.
         Raises DataError and ConfigError as `Decoder.forward` does.
         """
         memory = self.encode(source, tokens=source_tokens)
@@ -93,7 +94,7 @@ class EncoderDecoder(Autoregressive):
         )
 
     def encode(self, source: Tensor, *, tokens: Tokens | None = None, record: Record | None = None) -> Memory:
-        """The encoder's last states of `source` [B, S]; `record` as in `TransformerStack.forward`."""
+        """Returns the encoder's last states for `source` [B, S]; `record` as in `TransformerStack.forward`."""
         assert self.spec.encoder is not None
         tokens = checked_tokens(self.spec.encoder, source, tokens)
         table = self.decoder.embed_tokens if self.spec.shared_embedding else None
@@ -107,6 +108,6 @@ class EncoderDecoder(Autoregressive):
         return Memory(states, tokens)
 
     def memory_keys(self, memory: Memory) -> list[KeyValues]:
-        """Every decoder layer's keys and values of the encoder's states."""
-        across = [block.cross_attn for block in self.decoder.blocks]
-        return [layer.keys(memory.states, memory.tokens) for layer in across if layer is not None]
+        """Returns the cross-attention keys and values of the encoder's states for every decoder layer."""
+        cross_layers = [block.cross_attn for block in self.decoder.blocks]
+        return [layer.keys(memory.states, memory.tokens) for layer in cross_layers if layer is not None]

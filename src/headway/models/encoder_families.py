@@ -1,4 +1,4 @@
-"""The families of encoders and of encoder-decoders."""
+"""Families of encoders and of encoder-decoders."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from headway.positions import Learned, Relative, Rotary, Sinusoidal, T5Bias
 
 
 def _scaled_logits(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """States over sqrt(M) in front of an output layer that is the embedding, as in the code of T5."""
+    """Returns a scale of 1/sqrt(M) on the states before a tied output layer, as in T5's code; 1 if untied."""
     return {"logit_scale": fields["width"] ** -0.5 if fields.get("tied") else 1.0}
 
 
@@ -140,7 +140,7 @@ PAIRS: Mapping[str, Family] = {
         {**_T5, "gated": True, "activation": "gelu_pytorch_tanh", "tied": False},
     ),
 }
-"""Encoder-decoders."""
+"""Families of encoder-decoders."""
 ENCODERS: Mapping[str, Family] = {
     "bert": Family("post-norm encoder, learned positions, GELU, segments", _BERT),
     "roberta": Family("bert without segments, positions from 2 on", _ROBERTA),

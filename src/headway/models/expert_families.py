@@ -1,4 +1,4 @@
-"""Families with experts in place of the feed-forward, in all layers or in most."""
+"""Families with a mixture of experts instead of the feed-forward, in all layers or in most."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,12 +10,12 @@ from headway.nn.experts import Experts
 from headway.positions import Rotary
 
 USUAL = Experts(count=8, top=2)
-"""In models of one's own, unless given; as wide as a feed-forward."""
+"""Default experts of new models; each is as wide as a feed-forward."""
 SIGMOID = replace(USUAL, score="sigmoid", choice_bias=True)
 
 
 def shared(fields: Mapping[str, Any], normalized: bool) -> Mapping[str, Any]:
-    """Experts, and a shared one behind a gate, each as wide as a feed-forward."""
+    """Returns experts and a gated shared expert, each as wide as a feed-forward."""
     units = fields["hidden"]
     return {"experts": (replace(USUAL, normalized=normalized, shared=units, shared_gate=units > 0),)}
 

@@ -1,5 +1,4 @@
-"""A model whose experts are shared by ranks: each rank has all other layers whole, and its own experts of every
-mixture.
+"""Expert parallelism: each rank holds all other layers completely, and its own part of the experts in every mixture.
 
 shards = shard_experts(model, ExpertParallel(exchange))          in place, on every rank
 """
@@ -13,12 +12,13 @@ from headway.parallel.tensor import share
 
 
 def shard_experts(model: Model, ranks: ExpertParallel) -> Shards:
-    """Keeps only this rank's experts in every mixture of `model`, in place; `model.shards` says which they are.
+    """Keeps only this rank's experts in every mixture of `model`, in place; `model.shards` records which they are.
 
-    Ranks have tokens of their own, as data parallel has, unless `ranks.same_rows`. The gradient of an expert is that of
-    the rows of all of them; all other gradients are to be summed over ranks.
+    Each rank processes its own tokens, as in data parallelism, unless `ranks.same_rows`. The gradient of an expert
+    already covers the rows of all ranks; all other gradients must be summed over ranks.
 
-    Raises ConfigError for a model with adapters, and as `check_experts`."""
+    Raises ConfigError if the model is sharded already or has adapters, and as `check_experts` does.
+    """
     if model.shards is not None:
         raise ConfigError("this model is shared by ranks already; build it anew")
     if adapter_names(model):
@@ -31,16 +31,19 @@ def shard_experts(model: Model, ranks: ExpertParallel) -> Shards:
     for name, layer in layers.items():
         local = layer.divide(ranks)
         for expert in local:
-            stands = [i * len(local) + expert - local.start for i in range(ranks.exchange.ranks)]
+            # rank i holds experts i n .. i n + n - 1: with n = 4, expert 6 (second on rank 1) matches 2, 6, 10, ...
+            counterparts = [i * len(local) + expert - local.start for i in range(ranks.exchange.ranks)]
             for leaf in layer.experts[expert].state_dict():
-                owned[f"{name}.experts.{expert}.{leaf}"] = tuple(f"{name}.experts.{i}.{leaf}" for i in stands)
+                owned[f"{name}.experts.{expert}.{leaf}"] = tuple(
+                    f"{name}.experts.{i}.{leaf}" for i in counterparts
+                )
     model.shards = Shards(TensorParallel(ranks.exchange), {}, frozenset(), owned)
     return model.shards
 
 
 def check_experts(spec: ModelSpec, ranks: int) -> None:
-    """Raises ConfigError where so many ranks do not divide a model's experts, where it has none, and for dropout within
-    experts, which one process would draw otherwise."""
+    """Raises ConfigError if the number of ranks does not divide the experts of every layer, if the model has no
+    experts, or if it has dropout within experts, whose random numbers would differ from those of a single process."""
     layers = (*spec.experts, *(() if spec.encoder is None else spec.encoder.experts))
     if not any(layers):
         raise ConfigError(

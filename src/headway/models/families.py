@@ -1,4 +1,4 @@
-"""The families of models, which differ by a few switches: data, not classes."""
+"""The model families, as data: each is a set of `ModelSpec` defaults, not a class."""
 
 from collections.abc import Mapping
 
@@ -95,6 +95,6 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def find_family(name: str) -> Family:
-    """The family of that name. Raises ConfigError for a name that is not in `FAMILIES`."""
+    """Returns the named family. Raises ConfigError for a name that is not in `FAMILIES`."""
     check_known(name, FAMILIES, "ModelSpec: there is no family", hint=unknown_model)
     return FAMILIES[name]

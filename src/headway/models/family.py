@@ -1,4 +1,4 @@
-"""A family of models, and settings that several families share."""
+"""The class of model families, and settings that several families share."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,15 +13,15 @@ from headway.positions import Learned, Rotary
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models: its defaults, and sizes of new models.
+    """A family of models: its defaults, and the sizes of new models.
 
     Attributes:
-        about: one line.
-        defaults: fields of `ModelSpec` that need not be given (patterns are Causal() where none are).
-        theta: of the rotary positions, unless given.
-        classifier: activation of the dense layer in front of a classifier of texts, in an encoder.
-        groups: whether several query heads share a kv head in models of one's own (`ModelSpec.of_depth`).
-        derive: more such fields, from those that are known by then.
+        about: one line of description.
+        defaults: `ModelSpec` fields that need not be given (patterns default to Causal()).
+        theta: base of the rotary positions, by default.
+        derive: computes further default fields from the fields that are known so far.
+        groups: whether new models share kv heads among query heads (`ModelSpec.of_depth`).
+        classifier: activation of the dense layer before a sequence classifier, for encoders.
     """
 
     about: str
@@ -32,8 +32,8 @@ class Family:
     classifier: str = "tanh"
 
     def fields(self, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """All fields of a `ModelSpec` but its family: the given ones, and the usual values of the others. Raises
-        ConfigError, which begins with `where`, for sizes that must be given."""
+        """Returns all fields of a `ModelSpec` except its family: the given values, and defaults for the others.
+        Raises ConfigError, with a message that starts with `where`, if a required size is missing."""
         fields = {**self.defaults, **values}
         if needed := [n for n in ("vocab", "width", "layers", "heads", "hidden") if n not in fields]:
             raise ConfigError(f"{where}: {', '.join(needed)} must be given")
@@ -51,26 +51,28 @@ class Family:
         return fields
 
     def hidden(self, width: int) -> int:
-        """F in models of one's own: 8/3 M, rounded up to a multiple of 64, with a gate, and 4 M without one; either has
-        8 M^2 weights (Shazeer 2020, section 3); that of the family where it has one."""
+        """Returns F of new models: the family's own, or 8/3 M rounded up to a multiple of 64 with a gate, and 4 M
+        without; either has 8 M^2 weights (Shazeer 2020, section 3)."""
         if "hidden" in self.defaults:
             return int(self.defaults["hidden"])
         return -(-8 * width // 3 // 64) * 64 if self.defaults.get("gated", True) else 4 * width
 
     def kv_heads(self, heads: int, group: int) -> int:
-        """K in models of one's own: always one, or H / group, or H."""
+        """Returns K of new models: the family's fixed number, or H / group, or H."""
         always: int | None = self.defaults.get("kv_heads")
         return always or (heads // group if self.groups else heads)
 
     def sizes(self, depth: int, context: int, group: int | None) -> dict[str, Any]:
-        """The fields of `ModelSpec.of_depth`:
+        """Returns the fields of `ModelSpec.of_depth`:
 
             layers = depth        width = 64 depth        heads = depth, of 64 dims
             kv_heads = heads / group        hidden = 8/3 width, rounded up to a multiple of 64; 4 width without a gate
 
-        Embedding and output layer are tied; a table of positions has `context` of them.
+        Embedding and output layer are tied unless the family says otherwise; a table of learned positions has
+        `context` rows.
 
-        Raises ConfigError for no layers, and heads that cannot be shared."""
+        Raises ConfigError if depth is below 1 or group does not divide the heads.
+        """
         if depth < 1:
             raise ConfigError(f"ModelSpec.of_depth: depth counts layers, 1 or more, got {depth}")
         if group is None:
@@ -96,27 +98,35 @@ class Family:
 
 
 grouped = partial(Family, groups=True)
-"""A family whose query heads share kv heads in models of one's own."""
+"""A family whose new models share kv heads among query heads."""
 
 
 def encoder_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the encoder in a pair of stacks, from those of both: it sees both sides and has no output layer."""
+    """Returns the encoder's fields in an encoder-decoder, given the fields of both: bidirectional, without an
+    output layer."""
     of_both = {
         name: value for name, value in fields.items() if name not in ("shared_embedding", "logit_scale")
     }
-    sees = {"causal": False, "patterns": Full(), "head": Head("states"), "tied": False, "output_bias": False}
-    return of_both | sees
+    encoder_only = {
+        "causal": False,
+        "patterns": Full(),
+        "head": Head("states"),
+        "tied": False,
+        "output_bias": False,
+    }
+    return of_both | encoder_only
 
 
 def scaled_embedding(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Embeddings times sqrt(M). (Vaswani et al. 2017, section 3.4.)"""
+    """Returns a scale of sqrt(M) for embeddings (Vaswani et al. 2017, section 3.4)."""
     return {"embedding_scale": fields["width"] ** 0.5}
 
 
 def partial_rotary(
     share: float, pairing: Literal["halves", "adjacent"] = "halves"
 ) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-    """Rotary positions that rotate a share of each head, rounded down to whole pairs, and one pair at least."""
+    """Returns a `derive` function with rotary positions on a share of each head, rounded down to whole pairs, at
+    least one pair."""
 
     def positions(fields: Mapping[str, Any]) -> Mapping[str, Any]:
         if "positions" in fields:

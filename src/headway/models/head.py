@@ -1,4 +1,4 @@
-"""The task of a model: the head on its last layer, and which tokens are global.
+"""The task of a model: the head on its last layer, and which tokens are global for it.
 
 Legend: B rows, T slots, M width, V vocab, C labels.
 """
@@ -32,27 +32,28 @@ TASKS: dict[str, str] = {
 class Head:
     """The computation on the last states x [B, T, M].
 
-        lm          x U^T                                           U the output layer, or the embedding when tied; as
-                                                                    masked-lm where there is a `dense`
+        lm          x U^T                                           U: output layer, or the embedding if tied; as
+                                                                    masked-lm if `dense` is given
         masked-lm   LayerNorm(act(x W)) U^T                         W [M, M'], M' the width of the embedding
-        classify    act(pool(x) W) C^T                              without W where `dense` is None
+        classify    act(pool(x) W) C^T                              without W if `dense` is None
         tag         x C^T
         answer      x C^T                                           C has two rows
-        embed       pool(x), divided by its length where `unit`
+        embed       pool(x), normalized to length 1 if `unit`
         states      x
 
-    In training mode, the spec's dropout acts on the input of C, except in "answer"; with `pooled_dropout` also on the
-    input of W of "classify", as in `transformers`.
+    In training mode the spec's dropout is applied to the input of C, except in "answer"; with `pooled_dropout` also to
+    the input of W in "classify", as in `transformers`.
 
     task     one of `TASKS`
     labels   names of the classes of "classify" and "tag"
-    pool     "first", "last": the row's first or last token; "mean": of its tokens (Reimers and Gurevych 2019,
-             section 3)
-    dense    activation behind W: "tanh" in BERT's pooler, "gelu" in its masked-lm head; None is no W
-    bias     whether W has one
-    unit     vectors of "embed" have length 1
+    pool     "first", "last": the row's first or last token; "mean": the mean over its tokens (Reimers and Gurevych
+             2019, section 3)
+    dense    activation after W: "tanh" in BERT's pooler, "gelu" in its masked-lm head; None: no W
+    bias     whether W has a bias
+    unit     whether the vectors of "embed" are normalized to length 1
 
-    Raises ConfigError for a task, pool or activation that is not known, and for labels where none belong.
+    Raises ConfigError for an unknown task, pool or activation, for missing labels or labels of a task that has none,
+    and for dense, bias or unit with a task that has no use for them.
     """
 
     task: Task = "lm"
@@ -80,7 +81,7 @@ class Head:
 
     @property
     def outputs(self) -> int:
-        """C, rows of the last matrix; 0 where the head has none of its own."""
+        """C, the number of rows of the last matrix; 0 if the head has no matrix of its own."""
         return 2 if self.task == "answer" else len(self.labels)
 
     @property
@@ -89,31 +90,31 @@ class Head:
         return self.task in ("lm", "masked-lm")
 
     def inputs(self, width: int, columns: int) -> int:
-        """Columns of the last matrix in a model of that width: those of the embedding behind a dense layer in front of
-        the vocab."""
+        """Returns the columns of the last matrix in a model of that width: those of the embedding if a dense layer
+        precedes an output layer over the vocab."""
         return columns if self.needs_vocab and self.dense is not None else width
 
 
 def mark_global(tokens: Tokens, task: Task, texts: Sequence[Sequence[int | None]] | None = None) -> Tokens:
-    """The tokens with those marked global that the task asks for. (Beltagy et al. 2020, section 3.1, "Global
-    Attention".)
+    """Returns the tokens with those marked global that the task needs (Beltagy et al. 2020, section 3.1, "Global
+    Attention").
 
-        classify, embed           the text's first token ([CLS], <s>), which is what is pooled
-        answer                    the question: all up to the last token of the first text, [CLS] with it
+        classify, embed           the first token of the sequence ([CLS], <s>), whose state is pooled
+        answer                    the question: every token up to the last one of the first text, including [CLS]
         tag, masked-lm, states    none
 
-    Those of `answer` are the tokens that `LongformerForQuestionAnswering` of transformers marks when it is given no
-    mask (there: all before the first </s>). Marks that the tokens have already are kept. For other choices
-    (the beginnings of paragraphs, candidates) there is `Tokens.with_global`.
+    For `answer` these are the tokens that `LongformerForQuestionAnswering` of transformers marks without a given mask
+    (there: all before the first </s>). Existing marks are kept. For other choices (beginnings of paragraphs,
+    candidates) use `Tokens.with_global`.
 
     Args:
-        tokens: [B|1, T]; padding may stand on either side. One row may be packed documents, each a text.
-        texts: for "answer", row by row, or document by document: the text that each token is of, 0 or 1, None for what
-            the template puts between; `texts` of what `Tokenizer.inputs` gives. The first entry is of token 0, wherever
-            padding stands.
+        tokens: [B|1, T]; padding may be on either side. One row may hold packed documents, each a sequence.
+        texts: for "answer", for each row or document: the number of the text that each token belongs to, 0 or 1, or
+            None for tokens of the template; this is `texts` of the result of `Tokenizer.inputs`. The first entry
+            belongs to token 0, wherever padding is.
     Raises:
-        DataError: a task that no encoder has ("lm"), texts where the task looks at none, or none where it does; texts
-            of another number of rows or tokens, or without a question.
+        DataError: a task that no encoder has ("lm"); texts for a task that does not use them, or no texts for
+            "answer"; texts with another number of rows or tokens, or without a question.
     """
     known = [name for name in TASKS if name != "lm"]
     check_known(task, known, "mark_global: an encoder has no task", error=DataError)
@@ -135,7 +136,8 @@ def mark_global(tokens: Tokens, task: Task, texts: Sequence[Sequence[int | None]
 
 
 def _questions(tokens: Tokens, texts: Sequence[Sequence[int | None]]) -> Tensor:
-    """For each slot the index of the last token of its text's question: [B|1, T], or [B, 1] where rows are texts."""
+    """Returns the index of the last question token: for each slot [B|1, T] if documents are packed, else for each
+    row [B, 1]."""
     if tokens.document is not None:
         rows = tokens.document[tokens.valid].unique_consecutive(return_counts=True)[1].tolist()
     else:

@@ -1,4 +1,4 @@
-"""Families with other mixers than attention in some of their layers."""
+"""Families that have mixers other than attention in some of their layers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,13 +15,15 @@ from headway.positions import NoPositions, PerLayer, Rotary
 
 
 def _every(count: int, layers: int, mixer: object) -> tuple[object, ...]:
-    """`mixer`, and attention in every `count`-th layer, or in the last where there are fewer."""
+    """Returns attention in every `count`-th layer (in the last one if there are fewer layers), and `mixer` in the
+    others."""
     full = [*range(count - 1, layers, count)] or [layers - 1]
     return tuple(Softmax() if i in full else mixer for i in range(layers))
 
 
 def _delta(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The gated delta rule of twice as many heads, of half their size, with as many keys as attention has queries."""
+    """Returns the gated delta rule with twice as many heads as attention, of half their width, and as many key
+    heads as attention has query heads; attention in every fourth layer."""
     heads, width = max(fields["heads"], 1), fields["width"]
     half = max(fields.get("head_dim", width // heads) // 2, 1)
     delta = DeltaSpec(heads=2 * heads, key_heads=heads, head_dim=half)
@@ -29,7 +31,8 @@ def _delta(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _lara(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Experts as wide as a feed-forward, the gated delta rule of as many heads as attention, and windows of 512."""
+    """Returns experts as wide as a feed-forward, the gated delta rule with as many heads as attention, and windows
+    of 512."""
     heads, width, theta = max(fields["heads"], 1), fields["width"], 10000.0
     dim = max(fields.get("head_dim", width // heads), 1)
     delta = DeltaSpec(heads=heads, key_heads=max(heads // 2, 1), head_dim=dim)
@@ -44,7 +47,8 @@ def _lara(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _olmo(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The gated delta rule of as many heads, of three quarters of their size, with values of twice that."""
+    """Returns the gated delta rule with as many heads as attention, of 3/4 of their width, and values twice as wide
+    as that."""
     heads = max(fields["heads"], 1)
     dim = max(3 * fields["width"] // (4 * heads), 1)
     sizes: dict[str, Any] = {"heads": heads, "key_heads": heads, "head_dim": dim, "value_dim": 2 * dim}
@@ -57,7 +61,7 @@ def _conv(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _delta_experts(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`_delta` with experts (`shared`)."""
+    """Returns `_delta` with experts (`shared`)."""
     return {**_delta(fields), **shared(fields, normalized=True)}
 
 
@@ -66,22 +70,24 @@ _LFM2 = {"qk_norm": "head", "norm_eps": 1e-5, "tied": True, "trained_context": 1
 
 
 def _mamba2(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The heads of the spec, which has no others; all twice as wide as the model unless their width is given."""
+    """Returns state-space duality with the spec's heads, in every layer; the heads are together twice as wide as
+    the model unless head_dim is given."""
     heads = max(fields["heads"], 1)
     wide = max(fields.get("head_dim", 2 * fields["width"] // heads), 1)
     return {"mixers": SSDSpec(heads=heads, key_heads=1, head_dim=128, value_dim=wide), "head_dim": wide}
 
 
 def _ssd(count: int, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """State-space duality twice as wide as the model, with twice as many heads, and attention in every `count`-th
-    layer."""
+    """Returns state-space duality twice as wide as the model, with twice as many heads, and attention in every
+    `count`-th layer."""
     heads = max(fields["heads"], 1)
     ssd = SSDSpec(heads=2 * heads, key_heads=1, head_dim=128, value_dim=max(fields["width"] // heads, 1))
     return {"mixers": _every(count, fields["layers"], ssd)}
 
 
 def _beside(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Attention, and beside it in every layer state-space duality of as many heads, one and a half as wide."""
+    """Returns attention in every layer, with state-space duality of as many heads beside it, 1.5 times as wide as
+    the model."""
     heads = max(fields["heads"], 1)
     wide = max(3 * fields["width"] // (2 * heads), 1)
     ssd = SSDSpec(heads=heads, key_heads=1, head_dim=256, value_dim=wide, norm=False)
@@ -159,7 +165,7 @@ HYBRIDS: Mapping[str, Family] = {
             "norm_eps": 1e-5,
             "gated": False,
             "activation": "relu2",
-            "tied": False,  # transformers ties none of it
+            "tied": False,  # transformers ties no weights of this family
         },
         derive=partial(_ssd, 10),
     ),

@@ -1,4 +1,4 @@
-"""Checks of the inputs of a model: ids, their tokens and types."""
+"""Validates the inputs of a model: ids, their tokens and types."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ from headway.tokens import Tokens
 
 
 def checked_types(types: Tensor | None, ids: Tensor, rows: int) -> Tensor:
-    """Token types [B, T] of `ids`, 0 unless given. Raises DataError for others than 0 .. rows - 1."""
+    """Returns the token types [B, T] of `ids`, 0 if None. Raises DataError for types outside 0 .. rows - 1 or of a
+    wrong shape."""
     if types is None:
         return torch.zeros_like(ids)
     if types.is_floating_point() or types.dtype == torch.bool or types.dim() != 2:
@@ -34,11 +35,12 @@ def checked_tokens(
     cache: BatchCache | PagedCache | None = None,
     context: ContextParallel | None = None,
 ) -> Tokens:
-    """The tokens of `ids`: those of `context`; unless given, every slot is one, numbered from 0 or from where `cache`
-    ended.
+    """Returns the tokens of `ids`. With `context` they are the rank's own; if None, every slot is a token, numbered
+    from 0 or from where `cache` ended.
 
-    Raises DataError unless ids are whole numbers [B, T]; ConfigError unless tokens and cache are those of `ids`, and
-    rows within the context limit."""
+    Raises DataError unless ids are whole numbers [B, T]; ConfigError unless tokens and cache fit `ids`, and rows are
+    within the context limit.
+    """
     check_ids(ids)
     if context is not None:
         tokens = context.own(tokens, cache)

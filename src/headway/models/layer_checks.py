@@ -1,4 +1,4 @@
-"""Checks of the fields of a `ModelSpec` that are given by layer."""
+"""Validates the fields of a `ModelSpec` that are given per layer."""
 
 import math
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 
 def check_layers(spec: Any) -> None:
-    """Raises ConfigError unless softmax layers have sizes that fit, and where they have keys and values of another
-    layer that is an earlier one like them."""
+    """Raises ConfigError unless the sizes of softmax layers fit, and layers that reuse another layer's keys and
+    values name an earlier layer with equal settings."""
     sources = spec.key_layers
     for i, source in enumerate(sources):
         own_keys = getattr(spec.mixers[i], "kv_from", None) is None
@@ -65,6 +65,8 @@ def check_layers(spec: Any) -> None:
 
 
 def _check_beside(spec: Any, layer: int) -> None:
+    """Raises ConfigError unless a layer's second mixer keeps a state without positions, and its factors are two
+    positive numbers."""
     mixer = spec.mixers[layer]
     kind = kind_of(mixer.beside)
     if kind.positions:
@@ -79,8 +81,8 @@ def _check_beside(spec: Any, layer: int) -> None:
 
 
 def expand_hidden(hidden: Any, layers: int, usual: int) -> tuple[int | None, ...]:
-    """`ModelSpec.layer_hidden` of each layer, 0 where it is the `usual` one. Raises ConfigError for what is no whole
-    number, and for a list whose length does not divide the number of layers."""
+    """Returns `ModelSpec.layer_hidden` for each layer, 0 for the `usual` width. Raises ConfigError for values that
+    are not whole numbers, and for a list whose length does not divide the number of layers."""
     each = tuple(hidden) if isinstance(hidden, list | tuple) else (hidden,)
     for size in each:
         if size is not None:
@@ -96,8 +98,8 @@ def expand_hidden(hidden: Any, layers: int, usual: int) -> tuple[int | None, ...
 
 
 def expand_sparsity(sparsity: Any, layers: int) -> tuple[float, ...]:
-    """`ModelSpec.mlp_sparsity` of each layer. Raises ConfigError for what is no share from 0 to below 1, and for a list
-    whose length does not divide the number of layers."""
+    """Returns `ModelSpec.mlp_sparsity` for each layer. Raises ConfigError for a value that is not a share from 0 to
+    below 1, and for a list whose length does not divide the number of layers."""
     each = tuple(sparsity) if isinstance(sparsity, list | tuple) else (sparsity,)
     if wrong := [share for share in each if not isinstance(share, int | float) or not 0 <= share < 1]:
         raise ConfigError(f"ModelSpec: mlp_sparsity is a share from 0 to below 1, got {wrong[0]!r}")
@@ -105,7 +107,7 @@ def expand_sparsity(sparsity: Any, layers: int) -> tuple[float, ...]:
 
 
 def own_sizes(mixer: Softmax, spec: Any) -> Softmax:
-    """The mixer without sizes that equal those of all layers."""
+    """Returns the mixer with sizes that equal the model's own reset to None."""
     same: dict[str, Any] = {
         n: None for n in ("kv_heads", "head_dim") if getattr(mixer, n) == getattr(spec, n)
     }
@@ -113,8 +115,8 @@ def own_sizes(mixer: Softmax, spec: Any) -> Softmax:
 
 
 def by_layer(what: str, values: Sequence[T], layers: int) -> tuple[T, ...]:
-    """One value per layer, of one for all or a list that is repeated a whole number of times. Raises ConfigError when
-    its length does not divide `layers`."""
+    """Returns one value per layer, from one for all layers or a list that is repeated a whole number of times.
+    Raises ConfigError if its length does not divide `layers`."""
     if not values or layers % len(values):
         raise ConfigError(
             f"ModelSpec: {len(values)} {what} do not fit {layers} layers; give one for all, one per layer, or "

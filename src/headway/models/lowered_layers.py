@@ -1,4 +1,4 @@
-"""Products of layers as operations of the native kernels, with their adapters, and mixtures of experts.
+"""Lowers linear layers with their adapters, feed-forwards, and mixtures of experts to operations of the native kernels.
 
 Legend: R rows, I inputs, O outputs.
 """
@@ -20,10 +20,10 @@ from headway.nn.lora import LowRank
 
 
 class LayerOperations(Operations):
-    """Turns layers into operations.
+    """Lowers layers to operations.
 
     Attributes:
-        has_magnitudes: whether adapters multiply outputs, so that they cannot be added to some rows alone.
+        has_magnitudes: whether adapters scale outputs (DoRA), so that they cannot be applied to some rows only.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -32,7 +32,8 @@ class LayerOperations(Operations):
         self._gates: dict[str, list[Tensor]] = {}
 
     def add_adapters(self, rows: Mapping[str, Tensor]) -> None:
-        """Sets the rows that adapters are added to (`headway.nn.lora.only_rows`): all unless given."""
+        """Sets the rows that each adapter is applied to (`headway.nn.lora.only_rows`); all rows if it is not in
+        `rows`."""
         for name, gates in self._gates.items():
             for gate in gates:
                 if name in rows:
@@ -43,7 +44,8 @@ class LayerOperations(Operations):
     def feed_forward(
         self, x: Tensor, mlp: FeedForward, norm: nn.Module | None
     ) -> tuple[list[c.OpStruct], Tensor, dict[str, Any]]:
-        """Returns the operations up to the hidden layer, its rows, and options of the last product (`act`, `gate`)."""
+        """Returns the operations up to the hidden layer, the buffer of hidden units, and options of the down
+        projection (`act`, `gate`)."""
         if mlp.act not in c.ACTIVATIONS:
             raise NotLowered(f"the kernels do not know the activation {mlp.act!r}")
         if (mlp.scale, mlp.gate_scale) != (1.0, 1.0):
@@ -67,10 +69,12 @@ class LayerOperations(Operations):
         gate: Tensor | None = None,
         scale: float = 1.0,
     ) -> list[c.OpStruct]:
-        """x W^T (+ b) of layers of one x, into their outputs or added to them; times `scale` for an output layer, which
-        has no adapters. Adapters are two operations more: x A^T is one more matrix beside W, and B times that, times 1
-        or 0 (`add_adapters`), is added to the output. Their magnitudes (DoRA), by which an output is multiplied, are
-        numbers of the rows of W and B:
+        """Returns the operations that compute x W^T (+ b) for several layers with one input x, and write the results
+        to their outputs or add them to these; multiplied by `scale` for an output layer, which has no adapters.
+
+        An adapter takes two operations more: x A^T is one more matrix beside W, and B times that, times 1 or 0 per row
+        (`add_adapters`), is added to the output. DoRA magnitudes, which multiply an output by g, are folded into the
+        rows of W and B:
 
             x W^T + sum of g (x W^T + s (x A^T) B^T) - x W^T  =  (1 + sum of g - 1) x W^T + sum of g s (x A^T) B^T
         """
@@ -99,15 +103,17 @@ class LayerOperations(Operations):
     def mixture(
         self, x: Tensor, layer: MixtureOfExperts, norm: nn.Module | None
     ) -> tuple[list[c.OpStruct], Tensor]:
-        """The operations of a mixture of norm(x), rows x, and the rows that they write.
+        """Returns the operations of a mixture of experts on norm(x), for rows x, and the buffer of rows that they
+        write.
 
-        The router is read in float32. Raises NotLowered where the kernels do not compute what the layer does."""
+        The router's weights are read in float32. Raises NotLowered if the kernels do not support the layer.
+        """
         if layer.ranks is not None:
             raise NotLowered("the kernels know no experts that processes share")
-        how, like = layer.gate.how, layer.experts[0]
-        assert isinstance(like, FeedForward)
-        if like.act not in c.ACTIVATIONS:
-            raise NotLowered(f"the kernels do not know the activation {like.act!r}")
+        how, first_expert = layer.gate.how, layer.experts[0]
+        assert isinstance(first_expert, FeedForward)
+        if first_expert.act not in c.ACTIVATIONS:
+            raise NotLowered(f"the kernels do not know the activation {first_expert.act!r}")
         y, ops, shared, open_ = self.room("mixture", x.shape[1]), [], None, None
         if layer.shared_expert is not None:
             shared = self.room("shared", x.shape[1])
@@ -126,27 +132,28 @@ class LayerOperations(Operations):
             0, how.count, how.top, how.groups, how.top_groups, int(how.score == "sigmoid"), int(how.normalized),
             how.scale, how.sum_eps, self.reads(x, norm),
             *(address(self.floats(t)) for t in (router.weight, router.bias, router.e_score_correction_bias)),
-            like.up_proj.out_features, c.ACTIVATIONS[like.act], gates, ups, downs,
+            first_expert.up_proj.out_features, c.ACTIVATIONS[first_expert.act], gates, ups, downs,
             address(shared), address(open_), y.data_ptr(),
         )  # fmt: skip
         return [*ops, self.op(c.EXPERTS, struct)], y
 
     def _matrices(self, layers: Sequence[Linear | None]) -> Any:
-        """The weights of one product of each expert, or None where they have none."""
+        """Returns the matrices of one projection of every expert, or None if experts do not have it."""
         structs = []
         for layer in layers:
             if layer is None:
                 return None
             if layer.beside:
                 raise NotLowered("the kernels know no adapters of experts")
-            nowhere = self.room("experts write where they are told", layer.out_features)
-            structs.append(self.matrix(self.weight(layer), nowhere, layer.bias))
+            # a matrix needs an output, but the kernel writes each expert's rows elsewhere
+            unused = self.room("experts write where they are told", layer.out_features)
+            structs.append(self.matrix(self.weight(layer), unused, layer.bias))
         matrices = (c.MatrixStruct * len(structs))(*structs)
         self.kept.append(matrices)
         return matrices
 
     def weight(self, layer: Linear) -> Matrix:
-        """The weights of a layer as the kernels take them. Raises NotLowered where they do not."""
+        """Returns the weights of a layer in the kernels' form. Raises NotLowered if they have none."""
         if layer.share is not None:
             raise NotLowered("the kernels know no layers that processes share")
         matrix = layer.kept.native()
@@ -155,7 +162,7 @@ class LayerOperations(Operations):
         return matrix
 
     def _gate(self, name: str, rank: int) -> Tensor:
-        """1 or 0 for each row: whether an adapter is added to it."""
+        """Returns the buffer with 1 or 0 for each row: whether an adapter is applied to it."""
         gate, gates = self.room(f"rows of {name}", rank), self._gates.setdefault(name, [])
         if not any(known is gate for known in gates):
             gates.append(gate.fill_(1))
@@ -167,9 +174,10 @@ def _magnitudes(layer: Linear) -> list[LowRank]:
 
 
 def _scaled(part: LowRank, gain: Tensor | None) -> Tensor:
-    """s B, or g s B, in a dtype that holds it: that of B where s is a power of two."""
+    """Returns s B, or g s B, in float32, or in B's dtype if there is no g and s is a power of two, which is exact."""
     s = part.lora.scale
     b = s * part.lora_B.detach().float()
     if gain is not None:
         return gain[:, None] * b
+    # frexp gives the mantissa, which is 0.5 for powers of two: 2.0 is 0.5 * 2^2, 1.5 is 0.75 * 2^1
     return b.to(part.lora_B.dtype) if math.frexp(s)[0] in (0.5, -0.5) else b

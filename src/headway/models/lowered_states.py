@@ -1,4 +1,4 @@
-"""Layers of states as operations of the native kernels, and the pages that these read and write.
+"""Lowers layers with recurrent states to operations of the native kernels, and binds them to the pages of their states.
 
 Legend: R rows, C channels.
 """
@@ -24,15 +24,15 @@ from headway.nn.short_conv import ShortConvolution
 
 
 class Stated(NamedTuple):
-    """A layer whose past is states: its operations, each with the names of those of its fields that point to tensors of
-    the cache, in their order."""
+    """A layer whose past is a recurrent state: its operations, each with the fields that point to cache tensors and
+    the numbers of these tensors."""
 
     layer: LinearAttention | StateLayer
     structs: Sequence[tuple[ctypes.Structure, Sequence[tuple[str, int]]]]
 
 
 class PagedTexts:
-    """State that layers of one class of pages share: the page of each row, int64 [R], and which rows begin a text."""
+    """Data shared by the layers of one page class: the page of each row, int64 [R], and which rows begin a sequence."""
 
     def __init__(self) -> None:
         self.pages = torch.zeros(MOST_ROWS, dtype=torch.int64)
@@ -40,13 +40,13 @@ class PagedTexts:
         self._layers: list[tuple[PagedStates, Stated]] = []
 
     def bind(self, stated: Stated, cache: PagedStates) -> None:
-        """Has a layer read and write these states."""
+        """Makes a layer's operations read and write these pages."""
         for struct, _ in stated.structs:
             struct.texts = c.TextsStruct(self.pages.data_ptr(), self.begins.data_ptr())
         self._layers.append((cache, stated))
 
     def place(self, tables: Sequence[PageTable], index: Tensor) -> None:
-        """Sets the text of each row, and which of its tokens the row is."""
+        """Sets the page of each row's sequence, and marks the rows that begin one (token index 0)."""
         count, of = len(tables), self._layers[0][0].of
         pages = self.pages[:count] = torch.tensor([table.pages[of][0] for table in tables])
         self.begins[:count] = index == 0
@@ -54,18 +54,18 @@ class PagedTexts:
             for struct, fields in stated.structs:
                 for name, number in fields:
                     setattr(struct, name, cache.tensors[number].data_ptr())
-            if isinstance(stated.layer, LinearAttention):  # its third tensor counts keys
+            if isinstance(stated.layer, LinearAttention):  # its third tensor stores the number of keys
                 cache.tensors[2][pages] = torch.tensor([len(table) for table in tables])
 
 
 class StateOperations(LayerOperations):
-    """Turns layers with states into operations."""
+    """Lowers layers with recurrent states to operations."""
 
     def sums(
         self, layer: LinearAttention, rotated: Rotated | None, rows: Sequence[Tensor], out: Tensor
     ) -> tuple[c.OpStruct, Stated]:
-        """The operation of linear attention on its queries, keys and values in rows. Raises NotLowered where the
-        kernels do not compute what the layer does."""
+        """Returns the operation of linear attention on the buffers of its queries, keys and values. Raises
+        NotLowered if the kernels do not support the layer."""
         q, k, v = rows
         mixer = layer.mixer
         if type(mixer) is not LinearMixer or not mixer.pattern.is_causal:
@@ -92,9 +92,11 @@ class StateOperations(LayerOperations):
     def states(
         self, x: Tensor, layer: StateLayer, norm: nn.Module | None
     ) -> tuple[list[c.OpStruct], Tensor, Stated]:
-        """The operations of a layer on norm(x), rows x, the rows of its last product, and its states.
+        """Returns the operations of a layer on norm(x), for rows x, the input buffer of its output projection, and its
+        states.
 
-        Raises NotLowered where the kernels do not compute what the layer does."""
+        Raises NotLowered if the kernels do not support the layer.
+        """
         if type(layer) is GatedDelta:
             return self._delta(x, layer, norm)
         if type(layer) is ShortConvolution:
@@ -104,6 +106,7 @@ class StateOperations(LayerOperations):
     def _short(
         self, x: Tensor, layer: ShortConvolution, norm: nn.Module | None
     ) -> tuple[list[c.OpStruct], Tensor, Stated]:
+        """Lowers a short convolution: in_proj gives b, by and u, and `_taps` convolves u, with b and by as gates."""
         width = layer.width
         rows, out = self.room("gates and channels", 3 * width), self.room("convolved", width)
         b, by, u = rows.split(width, 1)
@@ -115,6 +118,8 @@ class StateOperations(LayerOperations):
     def _delta(
         self, x: Tensor, layer: GatedDelta, norm: nn.Module | None
     ) -> tuple[list[c.OpStruct], Tensor, Stated]:
+        """Lowers the gated delta rule: projections, one convolution of queries, keys and values together, and the
+        state update."""
         delta, kinds = layer.delta, (layer.decay_proj.out_features, layer.gate_proj.out_features)
         if delta.value_size % 16 or max(delta.head_dim, delta.value_size) > c.WIDEST:
             raise NotLowered(
@@ -160,7 +165,7 @@ class StateOperations(LayerOperations):
         return ops, out, Stated(layer, [(taps, [("tail", 1)]), (struct, [("state", 0)])])
 
     def _taps(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, act: str) -> c.TapsStruct:
-        """A convolution of rows x into rows `out`."""
+        """Returns the operation of a causal convolution of rows x into rows `out`."""
         taps = self.floats(weight.t().flip(0))
         struct = c.TapsStruct(
             0, x.shape[1], weight.shape[1], c.TYPES[x.dtype], c.ACTIVATIONS[act], x.data_ptr(), None, None, x.stride(0),

@@ -1,8 +1,8 @@
-"""A decoder as operations of the native kernels, or the reason why that is impossible: the one place that decides it.
+"""Lowers a decoder to operations of the native kernels; the only place that decides whether that is possible.
 
-Each part of a model is lowered here to operations on rows, and raises `NotLowered` where the kernels do not compute it.
-The places of keys and values, and which of them a row sees, are bound to the operations afterwards
-(`headway.models.decode_step`).
+Each part of a model is lowered to operations on rows, and raises `NotLowered` with a reason if the kernels do not
+support it. The locations of keys and values, and which of them each row attends to, are bound to the operations
+afterwards (`headway.models.decode_step`).
 
 Legend: R rows, M width, V vocab, H query heads.
 """
@@ -42,14 +42,14 @@ from headway.tokens import Tokens
 
 ORDERS = {"pre": ("mix", "across", "widen", "narrow"), "parallel": ("widen", "mix", "narrow")}
 ORDERS |= {"joint": ORDERS["parallel"], **dict.fromkeys(("post", "sandwich", "output"), ORDERS["pre"])}
-"""What follows attention in a block, by its order: x += y Wo; attention to a source; hidden = norm(x) Wup;
-x += act(hidden) Wdown. In order "post" the norms stand behind each sum: x = norm(x); in "sandwich" and "output", and
-where what is added has a factor, y = ... W lies apart first: x += factor * norm(y)."""
+"""The steps of a block from attention's output projection on, by its order: "mix" x += y Wo; "across" cross-attention;
+"widen" hidden = norm(x) Wup; "narrow" x += act(hidden) Wdown. In order "post" a norm follows each sum: x = norm(x); in
+"sandwich" and "output", and with a residual_scale, y = ... W first goes to its own buffer: x += factor * norm(y)."""
 
 
 class Attends(NamedTuple):
-    """The attention of a layer: its call of one token, its buffers, its heads, whose slots are still to be set, and the
-    index of the operation, whose call is still to be set. Layers of one `kind` attend alike."""
+    """The attention of one layer: its call for one token, its buffers, its struct of heads (slots not set yet), and
+    the index of its operation (call not set yet). Layers with equal `kind` attend alike and share a call."""
 
     kind: tuple[object, ...]
     call: Call
@@ -61,16 +61,16 @@ class Attends(NamedTuple):
 
 
 class Lowered(StateOperations):
-    """Blocks, last norm and output layer of a decoder, of an encoder-decoder too, as operations on up to 64 rows.
+    """The blocks, last norm and output layer of a decoder or encoder-decoder as operations on up to 64 rows.
 
-    Raises NotLowered with the reason where the kernels do not compute what the model does.
+    Raises NotLowered with the reason if the kernels do not support the model.
 
     Attributes:
-        ops: in their order; the last one makes logits.
-        x, logits: rows [64, M] that the blocks change, and [64, V].
-        attention: where each block attends to its own past.
-        across: where each block attends to a source, of an encoder-decoder.
-        rotations: cosines and sines of the rows, by the layer that has them first.
+        ops: the operations in order; the last one computes logits.
+        x, logits: the buffers [64, M] of the residual stream, and [64, V].
+        attention: for each block, the attention to its own past.
+        across: for each block of an encoder-decoder, its cross-attention.
+        rotations: cosines and sines of the rows, by the number of the first layer that uses them.
     """
 
     def __init__(self, model: Decoder | EncoderDecoder) -> None:
@@ -92,6 +92,7 @@ class Lowered(StateOperations):
         self.ops = (c.OpStruct * len(ops))(*ops)
 
     def _block(self, block: Block, rotation: int | None, at: int) -> list[c.OpStruct]:
+        """Lowers a block to its operations, the first of which has index `at` in the list."""
         layer, mlp, across = block.self_attn, block.mlp, block.cross_attn
         if block.per_layer is not None or block.layer_scalar is not None:
             raise NotLowered("the kernels know no embeddings and no factors of a layer")
@@ -101,14 +102,14 @@ class Lowered(StateOperations):
         between, is_post = block.cross_attention_layernorm, block.order == "post"
 
         def added(y: Tensor, norm: nn.Module | None, of_added: nn.Module | None) -> list[c.OpStruct]:
-            """x += scale * of_added(y), and the norm of that."""
+            """Returns the operations of x += scale * of_added(y), followed by the norm in order "post"."""
             behind = [self.norm(norm, self.x)] if is_post and norm is not None else []
             return [self.added(self.x, y, of_added, scale), *behind]
 
         def joined(
             rows: Tensor, layer: Linear, norm: nn.Module | None, of_added: nn.Module | None = None, **act: Any
         ) -> list[c.OpStruct]:
-            """x += scale * of_added(f(rows) W), and the norm of that."""
+            """Returns the operations of x += scale * of_added(f(rows) W), followed by the norm in order "post"."""
             if of_added is not None or scale != 1.0:
                 y = self.room("added", layer.out_features)
                 return [*self.products(rows, [(layer, y)], **act), *added(y, norm, of_added)]
@@ -150,9 +151,11 @@ class Lowered(StateOperations):
         at: int,
         across: bool = False,
     ) -> tuple[list[c.OpStruct], Tensor, dict[str, Any]]:
-        """Attention of a layer to its own past, or `across` to a source, whose keys and values exist already: the
-        operations, the first of which has index `at`; the rows that they write, heads side by side; and options of the
-        last product."""
+        """Lowers a layer's attention to its own past, or with `across` to a source whose keys and values exist already.
+
+        Returns the operations, the first of which has index `at`; the buffer that they write, heads side by side; and
+        options of the output projection.
+        """
         if layer.k_proj is None or layer.v_proj is None or layer.v_norm is not None:
             raise NotLowered("the kernels know no keys and values of other layers, and no norms of values")
         projections = [layer.q_proj] if across else [layer.q_proj, layer.k_proj, layer.v_proj]
@@ -206,11 +209,13 @@ class Lowered(StateOperations):
     def _gated(
         self, layer: AttentionLayer, out: Tensor, products: list[tuple[Linear, Tensor]]
     ) -> tuple[list[c.OpStruct], Tensor, dict[str, Any]]:
-        """Gates attended rows `out`: returns the operations behind attention, the rows of the last product, and options
-        of that. The gate's own product is added to `products`, which are those of the queries.
+        """Lowers the output gate of attention results `out`: returns the operations after attention, the input rows of
+        the output projection, and its options. The gate's own projection is appended to `products`, those of queries,
+        keys and values.
 
-        A gate for each head multiplies rows in place; one for each channel is multiplied by the rows, as in a
-        feed-forward: sigmoid(gate) * out."""
+        A gate per head multiplies the rows in place; a gate per channel is multiplied with the rows as in a
+        feed-forward: sigmoid(gate) * out.
+        """
         if layer.g_proj is None:
             return [], out, {}
         if layer.gate_act != "sigmoid":
@@ -222,7 +227,7 @@ class Lowered(StateOperations):
         return [], gate, {"act": c.ACTIVATIONS["sigmoid"], "gate": out}
 
     def _rotated(self, layer: AttentionLayer, rotation: int | None) -> Rotated | None:
-        """The rotation of a layer; layers of equal positions share it."""
+        """Returns the rotation of a layer, or None; layers with equal positions share it."""
         if not layer.rotary.rotates:
             return None
         key = len(self.attention) if rotation is None else rotation
@@ -232,7 +237,7 @@ class Lowered(StateOperations):
 
 
 def _check_parts(model: Decoder | EncoderDecoder, stack: TransformerStack) -> None:
-    """Raises NotLowered for libraries, weights and hooks that the kernels do not take."""
+    """Raises NotLowered for a missing library, and for weights and hooks that the kernels do not support."""
     if library() is None:
         raise NotLowered(why_missing() or "the native kernels are not loaded")
     adapters = {id(p) for part in (stack, model.lm_head) for _, p in named_adapter_parameters(part)}
@@ -250,9 +255,10 @@ def _check_parts(model: Decoder | EncoderDecoder, stack: TransformerStack) -> No
 def _softmax_call(
     layer: AttentionLayer, scores: Sequence[Scores], dtype: torch.dtype, *, across: bool = False
 ) -> Call:
-    """The call of one token by which a layer attends, or `across`: to a source, all of which its last token sees.
-
-    Raises NotLowered where that is not what the kernels do."""
+    """Returns the attention call of a layer for one token. It is causal even with `across`: the query is then
+    placed at the last token of the source, which sees all of it. Raises NotLowered if the kernels do not support
+    it.
+    """
     mixer = layer.mixer
     if type(layer) is not Attention or type(mixer) is not SoftmaxMixer:
         raise NotLowered(f"the kernels know softmax attention, and no {type(layer).__name__}")
@@ -271,5 +277,6 @@ def _softmax_call(
 
 
 def _alike(scores: Scores) -> object:
-    """A key that is equal for equal score steps: their values, or their identity where they have tensors."""
+    """Returns a key that is equal for equal score steps: their values, or the module's identity if steps have
+    tensors."""
     return tuple(scores.steps) if not any(step.parameters for step in scores.steps) else id(scores)

@@ -1,4 +1,4 @@
-"""Features that models outside headway need and headway does not have."""
+"""Features that some published models need and headway does not have."""
 
 from collections.abc import Iterable, Mapping
 
@@ -39,23 +39,26 @@ MISSING: Mapping[str, str] = {
     "biases in the last layer alone": "gpt_neox_japanese",
     "folders of this name, which published ones have not (they say gpt2),": "gpt-sw3",
 }
-"""What is missing -> the causal model types of transformers that need it (`python -m tests.families` lists them)."""
+"""Missing feature -> the causal model types of transformers that need it (`python -m tests.families` lists them)."""
 PARTS: Mapping[str, tuple[str, ...]] = {
     "mixtures of experts of this kind": ("deepseek", "switch_transformers", "grok", "arctic"),
     "state-space and recurrent layers": ("mamba", "rwkv"),
 }
-"""The same for other names, by parts of them."""
+"""The same for other model names, matched by a part of the name."""
 
 
 def missing(name: str) -> list[str]:
-    """Returns the missing features that a model type needs, as far as they are known."""
-    needs = [what for what, names in MISSING.items() if name in names.split()]
-    return needs or [what for what, parts in PARTS.items() if any(p in name.replace("-", "_") for p in parts)]
+    """Returns the missing features that a model type is known to need."""
+    features = [what for what, names in MISSING.items() if name in names.split()]
+    return features or [
+        what for what, parts in PARTS.items() if any(p in name.replace("-", "_") for p in parts)
+    ]
 
 
 def unknown_model(name: str, known: Iterable[str]) -> str:
-    """`": mixtures of experts of this kind are not supported"` for the name of such a model, else as `did_you_mean`, of
-    names with the same digits: "phi3" is another model than "phi"."""
+    """Returns a hint for an unknown model name: `": mixtures of experts of this kind are not supported"` for a
+    model with missing features, else the suggestion of `did_you_mean` among names with the same digits ("phi3" is
+    not a misspelt "phi")."""
     if needs := missing(name.lower()):
         return f": {listed(needs)} are not supported"
     return did_you_mean(name.lower(), (other for other in known if _digits(other) == _digits(name)))

@@ -1,4 +1,4 @@
-"""The mixers of tokens that layers of a model may have: one table, a row for each kind.
+"""The token mixers that layers of a model may have: one table, with a row for each kind.
 
 Legend: M width, H query heads, K kv heads, D per head, E per value; e bytes per number, w = max(e, 4).
 """
@@ -32,16 +32,16 @@ from headway.positions import PositionScheme
 
 @dataclass(frozen=True, kw_only=True)
 class Softmax:
-    """Softmax attention over a layer's pattern, which the other fields of a `ModelSpec` describe, and what differs in
-    this layer.
+    """Softmax attention over the layer's pattern, described by the other fields of a `ModelSpec`, with the settings
+    that are specific to this layer.
 
-    kv_heads, head_dim: K and D of this layer; those of the spec unless given.
-    v_norm: a norm without weights on every value (Gemma 4).
-    tied_values: values are the keys before their norm and rotation, so that there is no v_proj.
-    kv_from: the number of an earlier layer of the same pattern and positions, whose keys and values it attends to; it
-        has no projections of its own for them, and nothing in a cache. K and D are those of that layer (Gemma 3n, 4).
-    beside: another mixer that keeps a state, of the same tokens; the layer gives the sum of the two outputs, times
-        `factors` (`headway.nn.AttentionBeside`; Falcon-H1).
+    kv_heads, head_dim: K and D of this layer; those of the spec if None.
+    v_norm: whether every value has a norm without weights (Gemma 4).
+    tied_values: whether values are the keys before their norm and rotation, so that there is no v_proj.
+    kv_from: number of an earlier layer with the same pattern and positions whose keys and values this layer attends
+    to; it has no key and value projections and no KV cache of its own. K and D are those of that layer (Gemma 3n, 4).
+    beside: another mixer, with a recurrent state, that reads the same tokens; the layer's output is the sum of both
+    outputs times `factors` (`headway.nn.AttentionBeside`; Falcon-H1).
     """
 
     kv_heads: int | None = None
@@ -57,44 +57,45 @@ class Softmax:
 
 
 def differ(mixers: Sequence[object]) -> bool:
-    """Whether layers of softmax attention have sizes of their own, or keys of other layers."""
+    """Returns whether any softmax layer has sizes of its own, other settings for values, or another layer's keys."""
     plain = (replace(m, beside=None, factors=(1.0, 1.0)) for m in mixers if isinstance(m, Softmax))
     return any(mixer != Softmax() for mixer in plain)
 
 
 def beside_layers(mixers: Sequence[object]) -> list[int]:
-    """The numbers of layers that have a mixer beside attention."""
+    """Returns the numbers of the layers that have a mixer beside attention."""
     return [i for i, mixer in enumerate(mixers) if getattr(mixer, "beside", None) is not None]
 
 
 def parts_of(mixer: object) -> list[object]:
-    """The mixers of a layer: `mixer`, and the one beside it, if any."""
+    """Returns the mixers of a layer: `mixer`, and the one beside it, if any."""
     beside = getattr(mixer, "beside", None)
     return [mixer] if beside is None else [mixer, beside]
 
 
 def states_of(mixers: Iterable[object]) -> list[object]:
-    """The kinds of mixers that keep a state of a text, each once."""
+    """Returns the distinct mixers that keep a recurrent state."""
     each = dict.fromkeys(part for mixer in mixers for part in parts_of(mixer))
     return [part for part in each if not isinstance(part, Softmax)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixerKind:
-    """A kind of mixer; `spec` is a `ModelSpec` (which imports this module), `mixer` one of its values.
+    """A kind of mixer. In the functions, `spec` is a `ModelSpec` (whose module imports this one) and `mixer` a value
+    of the kind.
 
     Attributes:
-        name: of the kind.
-        layer: (spec, mixer, pattern, positions, backend) -> the layer, which defines what its cache keeps
+        name: name of the kind.
+        layer: (spec, mixer, pattern, positions, backend) -> the layer, which defines what its cache stores
             (`MixingLayer.state`).
-        silent: fields of a spec that do not concern its layers.
-        why: ... and why, for error messages.
-        positions: whether its layers mark queries, keys or scores with them.
-        both_sides: whether its layers see both sides in an encoder: their pattern is then Full(), else Causal().
-        flops: (spec, mixer, pattern, n) -> operations of n tokens of a row beside the products with weights.
-        saved: (spec, mixer, e) -> bytes of a token that the backward needs, beside those of norms.
-        first: (spec, mixer) -> numbers of a token that a first pass holds at once beside its state and the norm of
-            that, where they are more than those of softmax attention.
+        silent: fields of a spec that do not affect its layers.
+        why: the reason for that, for error messages.
+        positions: whether its layers apply positions to queries, keys or scores.
+        both_sides: whether its layers are bidirectional in an encoder: their pattern is then Full(), else Causal().
+        flops: (spec, mixer, pattern, n) -> operations on n tokens of a row besides the products with weights.
+        saved: (spec, mixer, e) -> bytes per token that are saved for the backward pass, besides those of norms.
+        first: (spec, mixer) -> numbers per token that a first forward pass holds at once besides the residual stream
+            and its norm, if they are more than those of softmax attention.
     """
 
     name: str
@@ -109,7 +110,7 @@ class MixerKind:
 
 
 def kind_of(mixer: object) -> MixerKind:
-    """The row of `MIXERS` for a value. Raises ConfigError where there is none."""
+    """Returns the row of `MIXERS` for a mixer. Raises ConfigError if there is none."""
     if type(mixer) not in MIXERS:
         known = ", ".join(kind.__name__ for kind in MIXERS)
         raise ConfigError(f"ModelSpec: mixers are values of {known}, got {mixer!r}")
@@ -117,29 +118,29 @@ def kind_of(mixer: object) -> MixerKind:
 
 
 def silent_fields(mixers: Iterable[object]) -> Mapping[str, MixerKind]:
-    """Fields of a spec that concern none of its layers, and a kind that explains why."""
+    """Returns the fields of a spec that affect none of its layers, each with a kind that explains why."""
     kinds = [kind_of(mixer) for mixer in dict.fromkeys(mixers)]
     return {name: kinds[0] for name in kinds[0].silent if all(name in kind.silent for kind in kinds)}
 
 
 def state_kinds(spec: Any) -> str:
-    """The kinds of a spec's mixers that keep a state of a text in place of keys and values, in words; "" for none."""
+    """Returns the names of the spec's mixers that keep a recurrent state, joined by "and"; "" if there are none."""
     return " and ".join(kind_of(mixer).name for mixer in states_of(spec.mixers))
 
 
 def order_of(spec: Any, mixer: object) -> Any:
-    """The order of norms in layers of a mixer."""
+    """Returns the order of norms in layers with this mixer."""
     return (mixer.order if isinstance(mixer, DeltaSpec) else None) or spec.order
 
 
 def norm_of(spec: Any) -> Callable[[int], RMSNorm | LayerNorm]:
-    """Returns the constructor, from a width, of the norms of a model."""
+    """Returns the constructor of the model's norms, which takes a width."""
     kind, bias, offset, weight = spec.norm, spec.norm_bias, spec.norm_offset, spec.norm_weight
     return partial(make_norm, kind, eps=spec.norm_eps, bias=bias, offset=offset, weight=weight)
 
 
 def options_of(spec: Any, positions: PositionScheme, **others: Any) -> dict[str, Any]:
-    """Keyword arguments of the attention layers of a spec; `others` replace or extend them."""
+    """Returns the keyword arguments of the attention layers of a spec; `others` replace or extend them."""
     return {
         "positions": positions,
         "head_dim": spec.head_dim,
@@ -163,8 +164,8 @@ def attention(
     mixer: Softmax = Softmax(),
     kv_from: MixingLayer | None = None,
 ) -> AttentionLayer:
-    """Softmax attention of one layer, to keys and values of `kv_from` where that is given, or `across` to an encoder's
-    states."""
+    """Returns the softmax attention of one layer: to its own keys and values, to those of `kv_from` if given, or
+    with `across` to an encoder's states."""
     kind: type[Attention] = GlobalAttention if spec.global_projections else Attention
     options: dict[str, Any] = {"gate": None} if across else {"score": spec.score}
     if mixer.beside is not None:
@@ -200,8 +201,8 @@ def _linear_flops(spec: Any, mixer: LinearAttentionSpec, pattern: Pattern, n: in
 
 
 def _linear_saved(spec: Any, mixer: LinearAttentionSpec, e: int) -> int:
-    """In the chunked form, in w bytes a number: queries and keys with their features (`_feature_numbers`), values,
-    numerators and twice the denominators; and the output."""
+    """Returns the bytes per token in the chunked form: in w bytes per number queries and keys with their features
+    (`_feature_numbers`), values, numerators and twice the denominators; in e bytes per number the output."""
     assert mixer.key_feature is not None
     h, k, d, w = spec.heads, spec.kv_heads, spec.head_dim, max(e, 4)
     rotates = spec.positions.marks == "queries and keys"
@@ -211,10 +212,12 @@ def _linear_saved(spec: Any, mixer: LinearAttentionSpec, e: int) -> int:
 
 
 def _feature_numbers(feature: str, d: int, rotates: bool, summed: bool) -> int:
-    """A query or key, and its features for numerator and denominator; those of keys that are `summed` at once for all
-    queries are not kept for the denominator. "cosine" has one for both, and its length before and after
-    `eps`; a softmax keeps its result alone, rotated and
-    not, and over tokens its powers and their sums, too."""
+    """Returns how many numbers a query or key saves with its features for numerator and denominator.
+
+    Keys `summed` at once for all queries do not save their features for the denominator. "cosine" saves one feature
+    vector for both, and its length before and after `eps`; a softmax saves only its result, rotated and unrotated, and
+    a softmax over tokens also its exponentials and their sums.
+    """
     if feature == "cosine":
         return 2 * d + 3
     if feature.startswith("softmax"):
@@ -223,23 +226,26 @@ def _feature_numbers(feature: str, d: int, rotates: bool, summed: bool) -> int:
 
 
 def _rule_saved(outs: int, spec: Any, mixer: RuleSizes, e: int) -> int:
-    """Queries, keys and values before their convolution; `outs` outputs: what is read, and gated, and the gate, and in
-    SSD the values that its skip multiplies, and the norm, before and behind gains that groups do not share; and of each
-    head its decay and beta in their forms."""
+    """Returns the bytes per token of queries, keys and values before their convolution, of `outs` outputs, and of each
+    head's decays and betas.
+
+    The outputs are: the read result, the gated result and the gate; in SSD also the values that its skip multiplies,
+    and the norm before and after gains that groups do not share.
+    """
     channels, out = sum(mixer.channels), mixer.heads * mixer.value_size
     outs -= 2 * (not getattr(mixer, "norm", True))
     return e * (channels + outs * out) + 4 * (3 * mixer.decays + 2 * mixer.heads)
 
 
 def _rule_first(spec: Any, mixer: RuleSizes) -> int:
-    """Queries, keys and values before and behind their convolution; what is read, once more as its norm is given it,
-    normed and behind its gate, and the gate."""
+    """Returns the numbers per token of queries, keys and values before and after their convolution; and of the read
+    result, its copy as the norm's input, its normed and gated forms, and the gate."""
     return 2 * sum(mixer.channels) + 5 * mixer.heads * mixer.value_size
 
 
 def _rule(name: str, layer: type[GatedDelta] | type[SSD], products: int, outs: int) -> MixerKind:
-    """A layer whose state `delta_attend` changes. `products` of D E numbers each are in its definition: what is added,
-    what a query reads and, where it erases, what a key predicts."""
+    """Returns the kind of a layer whose state `delta_attend` updates. Its definition has `products` of D E numbers
+    each: the update, what a query reads and, if the rule erases, what a key predicts."""
     return MixerKind(
         name=name,
         layer=lambda spec, mixer, *how: layer(
@@ -286,4 +292,4 @@ MIXERS: dict[type, MixerKind] = {
         first=lambda spec, mixer: 8 * spec.width,
     ),
 }
-"""The kinds of mixers by the type of their values. One more is one more row, of a value that is a frozen dataclass."""
+"""The kinds of mixers by the type of their values. A new kind is a new row, whose value type is a frozen dataclass."""

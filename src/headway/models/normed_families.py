@@ -1,4 +1,4 @@
-"""Families that differ from LLaMA by where their norms stand and what they multiply by, and by factors and caps."""
+"""Families that differ from LLaMA in where their norms are and what they multiply by, and by factors and caps."""
 
 from collections.abc import Mapping
 from functools import partial

@@ -1,4 +1,4 @@
-"""Operations of the native kernels on a few rows, and the buffers ("rooms") that they write and others read.
+"""Operations of the native kernels on a few rows, and the buffers ("rooms") through which they pass results.
 
 Legend: R rows, I inputs, O outputs.
 """
@@ -18,21 +18,21 @@ from headway.nn.norms import KINDS, LayerNorm, RMSNorm
 
 
 class NotLowered(BackendError):
-    """The reason why something cannot be an operation of the kernels."""
+    """Raised with the reason why something cannot be lowered to operations of the kernels."""
 
 
 class Operations:
-    """Makes operations on up to 64 rows of one dtype, and keeps alive what they point to."""
+    """Creates operations on up to 64 rows of one dtype, and keeps alive the memory that they point to."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        self.kept: list[object] = []  # what the structures point to
-        self._structs: list[Any] = []  # those of the operations, whose `rows` is set by `resize`
+        self.kept: list[object] = []  # memory that the structures point to
+        self._structs: list[Any] = []  # structures of the operations; `resize` sets their `rows`
         self._rooms: dict[tuple[str, int], Tensor] = {}
         self._rows = 0
 
     def resize(self, rows: int) -> None:
-        """Has the operations compute so many rows, up to 64."""
+        """Makes the operations compute this number of rows, up to 64."""
         if self._rows == rows:
             return
         self._rows = rows
@@ -42,7 +42,7 @@ class Operations:
                 struct.tokens = rows
 
     def room(self, name: str, columns: int, dtype: torch.dtype | None = None) -> Tensor:
-        """A buffer of rows that an operation writes and another reads; one name and width is one piece of memory."""
+        """Returns a buffer of rows through which operations pass results; equal name and width give the same memory."""
         if (name, columns) not in self._rooms:
             self._rooms[name, columns] = torch.zeros(MOST_ROWS, columns, dtype=dtype or self.dtype)
         return self._rooms[name, columns]
@@ -55,7 +55,7 @@ class Operations:
         factor: Tensor | None = None,
         add: bool = False,
     ) -> c.MatrixStruct:
-        """A matrix of a product: out (+)= factor * (x W^T) + bias; `factor` and bias [O]."""
+        """Returns one matrix of a product: out (+)= factor * (x W^T) + bias; `factor` and bias are [O]."""
         self.kept.append(matrix)
         if factor is not None:
             factor = self.floats(factor * matrix.factor if isinstance(matrix, Panels) else factor)
@@ -70,9 +70,10 @@ class Operations:
         act: int = 0,
         gate: Tensor | None = None,
     ) -> c.OpStruct:
-        """Rows x [R, I], or act(norm(x)) * gate, times matrices.
+        """Returns the operation that multiplies rows x [R, I], or act(norm(x)) * gate, with matrices.
 
-        Raises NotLowered for a norm that the kernels do not know."""
+        Raises NotLowered for a norm that the kernels do not support.
+        """
         matrices = (c.MatrixStruct * len(structs))(*structs)
         self.kept.append(matrices)
         struct = self.reads(x, norm)
@@ -81,11 +82,12 @@ class Operations:
         return self.op(c.PRODUCTS, struct)
 
     def added(self, x: Tensor, y: Tensor, norm: nn.Module | None, scale: float) -> c.OpStruct:
-        """x += scale * norm(y), in the place of rows x. Raises NotLowered for a norm that the kernels do not know."""
+        """Returns the operation x += scale * norm(y), in place on rows x. Raises NotLowered for a norm that the
+        kernels do not support."""
         return self.op(c.ADDED, c.AddedStruct(0, scale, x.data_ptr(), self.reads(y, norm)))
 
     def reads(self, x: Tensor, norm: nn.Module | None) -> c.ProductsStruct:
-        """Rows x, or norm(x), as products read them."""
+        """Returns the input part of a product: rows x, or norm(x)."""
         struct = c.ProductsStruct(0, 0, x.shape[1], c.TYPES[x.dtype], x.data_ptr(), x.stride(0))
         if norm is not None:
             known = self.known(norm)
@@ -94,7 +96,8 @@ class Operations:
         return struct
 
     def norm(self, norm: nn.Module, x: Tensor) -> c.OpStruct:
-        """norm(x) in the place of rows x. Raises NotLowered for a norm that the kernels do not know."""
+        """Returns the operation x = norm(x), in place on rows x. Raises NotLowered for a norm that the kernels do
+        not support."""
         known = self.known(norm)
         if kind_of(known) == c.NORMS["wide rms"] and self.dtype != torch.float32:
             raise NotLowered(
@@ -112,7 +115,8 @@ class Operations:
         self, out: Tensor, heads: int, *, lse: Tensor | None = None, sink: Tensor | None = None,
         gate: Tensor | None = None,
     ) -> c.OpStruct:  # fmt: skip
-        """Heads side by side in rows `out`, in their place: times sigmoid(lse - sink), and times sigmoid(gate)."""
+        """Returns the operation that multiplies the heads in rows `out`, in place, by sigmoid(lse - sink) and by
+        sigmoid(gate), if given."""
         struct = c.FactorsStruct(
             0, heads, out.shape[1] // heads, c.TYPES[out.dtype], out.data_ptr(), out.stride(0),
             address(lse), address(self.floats(sink)), 0 if lse is None else lse.stride(0),
@@ -121,18 +125,18 @@ class Operations:
         return self.op(c.FACTORS, struct)
 
     def known(self, norm: nn.Module) -> RMSNorm | LayerNorm:
-        """A norm that the kernels know. Raises NotLowered for another."""
+        """Returns the norm if the kernels support its type. Raises NotLowered otherwise."""
         if not isinstance(norm, RMSNorm | LayerNorm) or type(norm) not in KINDS:
             raise NotLowered(f"the kernels know no norm {type(norm).__name__}")
         return norm
 
     def op(self, kind: int, struct: ctypes.Structure) -> c.OpStruct:
-        """An operation of the kernels, on as many rows as `resize` says."""
+        """Returns an operation of the kernels, on as many rows as `resize` sets."""
         self._structs.append(struct)
         return c.OpStruct(kind, ctypes.addressof(struct))
 
     def floats(self, t: Tensor | None) -> Tensor | None:
-        """The tensor in float32, kept alive for the kernels to point to."""
+        """Returns the tensor in float32, and keeps it alive for the kernels; None for None."""
         if t is None:
             return None
         wide = t.detach().float().contiguous()
@@ -141,10 +145,11 @@ class Operations:
 
 
 def kind_of(norm: RMSNorm | LayerNorm) -> int:
-    """The number of a norm in `interface.NORMS`; an RMSNorm with an offset is rounded behind its gain alone."""
+    """Returns the number of a norm in `interface.NORMS`; "wide rms", an RMSNorm with an offset, rounds only after
+    its gain."""
     return c.NORMS["wide rms" if isinstance(norm, RMSNorm) and norm.offset else KINDS[type(norm)]]
 
 
 def address(t: Tensor | None) -> int | None:
-    """The address of a tensor, None for none."""
+    """Returns the address of a tensor's data; None for None."""
     return None if t is None else t.data_ptr()

@@ -1,6 +1,6 @@
-"""The keys and values in pages that a step of decoding attends to: see `headway.models.decode_step`.
+"""The paged keys and values that a decoding step attends to (see `headway.models.decode_step`).
 
-Legend: R rows, S slots of the longest text.
+Legend: R rows, S slots of the longest sequence.
 """
 
 import ctypes
@@ -20,13 +20,14 @@ from headway.native.plan_rows import plan_rows
 
 
 class PagedPast:
-    """A call in which every row is one query, whose keys are in the pages of a text or of a source, as layers of one
-    pattern and one class of pages share it. New keys and values go to `slots`, int64 [R].
+    """An attention call in which every row is one query and keys are in the pages of its sequence or source; layers
+    with one pattern and one page class share it. New keys and values are written to `slots`, int64 [R].
 
-    Pages are numbered by their tokens, so that what a row sees follows from the number of its query: `plan_rows` finds
-    the blocks. `_order` [R, S] says in which slot each key of a row lies; rows are written anew for texts whose pages
-    have changed. `_alike` [R] says how many of the first keys of a row are those of the row before: they are read once
-    for both, unless results are to be exact."""
+    Pages are numbered by their tokens, so the keys that a row sees follow from its query's token index: `plan_rows`
+    finds the blocks. `_order` [R, S] maps each key of a row to its slot; a row is rewritten if its sequence's pages
+    have changed. `_alike` [R] is the number of leading keys that a row shares with the previous row: they are read
+    once for both, unless results must be `exact`.
+    """
 
     def __init__(self, attends: Attends, layer: PagedLayer, exact: bool = False) -> None:
         self.of, self.exact = layer.of, exact
@@ -35,7 +36,7 @@ class PagedPast:
         self._tensors: list[tuple[int, int]] = []
         self._rows: list[tuple[PageTable, int]] = []
         self._queries = torch.zeros(MOST_ROWS, 1, dtype=torch.int32)
-        self._template = kernels.Arguments(attends.call, 0)  # all that does not change, kept alive
+        self._template = kernels.Arguments(attends.call, 0)  # the constant arguments, kept alive
         self.call = call = self._template.struct
         q, out = attends.q, attends.out
         call.kv_type, call.lse = c.TYPES[layer.dtype], attends.lse.data_ptr()
@@ -44,12 +45,12 @@ class PagedPast:
         self._room(1, 8)
 
     def bind(self, attends: Attends, layer: PagedLayer, op: c.OpStruct) -> None:
-        """Has an operation attend to the pages of a layer, and write its new keys and values there."""
+        """Makes an operation attend to a layer's pages, and write its new keys and values to them."""
         op.of, attends.heads.slots = ctypes.addressof(self.call), self.slots.data_ptr()
         self._layers.append((layer, attends.heads, op))
 
     def place(self, tables: Sequence[PageTable], queries: Tensor) -> None:
-        """Sets what rows see: for each the text, and which of its tokens is the query."""
+        """Sets each row's sequence, and the token index of its query in it, which determine the keys that it sees."""
         count = len(tables)
         self._queries[:count, 0] = queries
         self._fit(count, max(len(table.pages[self.of]) for table in tables))
@@ -67,8 +68,8 @@ class PagedPast:
         plan_rows(call.program, call.instructions, at, count, self._runs, room)
 
     def _write(self, states: Sequence[tuple[PageTable, int]]) -> None:
-        """Rewrites rows whose text is another one, or has other pages (`PageTable.version`), and what they have in
-        common with the row before."""
+        """Rewrites the rows whose sequence, or its pages (`PageTable.version`), have changed, and the number of
+        keys that they share with the previous row."""
         changed = [a != b for a, b in zip_longest(self._rows, states)]
         for r, (table, _) in enumerate(states):
             pages = table.pages[self.of]
@@ -81,7 +82,7 @@ class PagedPast:
         self._rows = list(states)
 
     def _move(self) -> None:
-        """Points the operations to the pages of their layers, in which alone operations of a class differ."""
+        """Points the operations to their layers' pages, the only thing in which operations of one class differ."""
         call = self.call
         for layer, heads, op in self._layers:
             k, v, *scales = layer.tensors
@@ -94,14 +95,14 @@ class PagedPast:
             call.k, call.v = (c.TensorStruct(t.data_ptr(), 0, t.stride(1), t.stride(2)) for t in (k, v))
 
     def _fit(self, rows: int, pages: int) -> None:
-        """Makes room for so many rows of texts of so many pages; for twice as many where there is too little."""
+        """Ensures room for this many rows and pages per row, doubling what is too small."""
         most, size = self._order.shape
         if rows > most or pages * PAGE > size:
             fewer, shorter = rows <= most, pages * PAGE <= size
             self._room(most if fewer else min(2 * rows, MOST_ROWS), size // PAGE if shorter else 2 * pages)
 
     def _room(self, rows: int, pages: int) -> None:
-        """Allocates for so many rows of texts of so many pages."""
+        """Allocates arrays for this many rows and pages per row."""
         size, call = pages * PAGE, self.call
         self._index = torch.arange(size, dtype=torch.int32).expand(rows, -1).contiguous()
         self._order = torch.zeros_like(self._index)
@@ -119,6 +120,6 @@ class PagedPast:
 
 
 def _alike(before: Sequence[int | None], pages: Sequence[int | None]) -> int:
-    """Returns how many first pages two texts share: (4, 7, 2) and (4, 7, 5) share 2."""
+    """Returns how many leading pages two sequences share: (4, 7, 2) and (4, 7, 5) share 2."""
     differ = (i for i, (a, b) in enumerate(zip(before, pages, strict=False)) if a != b)
     return len(pages) if before is pages else next(differ, min(len(before), len(pages)))

@@ -1,4 +1,5 @@
-"""An empty past of every layer of a model, in pages: for texts that come and go, or for the rows of a batch."""
+"""Makes an empty paged KV cache for every layer of a model, for sequences that come and go or for the rows of a
+batch."""
 
 import torch
 
@@ -17,14 +18,16 @@ def make_paged_cache(
     slack: int = 0,
     dtype: torch.dtype | None = None,
 ) -> PagedCache:
-    """An empty past of every layer for texts that come and go; `dtype` is that of the weights unless given.
+    """Returns an empty paged cache with the keys, values and states of every layer; `dtype` is the dtype of the
+    weights if None.
 
-    Raises ConfigError for slack where a layer keeps a state of all tokens, which cannot be trimmed."""
+    Raises ConfigError for slack if a layer keeps a recurrent state, which cannot be trimmed.
+    """
     of_layers = cache_specs(stack, dtype)
     state_dtype = stack.like.dtype if dtype is None or not dtype.is_floating_point else dtype
     states = [block.self_attn.state(state_dtype) for block in stack.blocks]
     patterns, beside_numbers = stack.spec.patterns, beside_layers(stack.spec.mixers)
-    for i in beside_numbers:  # behind those of all layers
+    for i in beside_numbers:  # their states are appended after those of all layers
         beside = stack.blocks[i].self_attn.beside
         assert isinstance(beside, MixingLayer)
         states.append(beside.state(state_dtype))
@@ -41,9 +44,9 @@ def make_paged_cache(
 
 
 def cache_specs(stack: TransformerStack, dtype: torch.dtype | None = None) -> list[CacheSpec | None]:
-    """Returns what the cache of each layer holds, None where a layer uses another layer's keys; where ranks share
-    heads, for this rank's heads. Which tokens it keeps is the same on all of them (`ModelSpec.patterns`), so that they
-    have the same pages."""
+    """Returns what the cache of each layer stores, None for a layer that uses another layer's keys; under tensor
+    parallelism for this rank's heads. Which tokens are kept does not depend on the rank (`ModelSpec.patterns`), so
+    all ranks have the same pages."""
     like, spec = stack.like, stack.spec
     layers = (block.self_attn for block in stack.blocks)
     return [

@@ -1,10 +1,9 @@
-"""Models whose weights are kept in fewer bits: rounded to 8 or 4 bits, or bf16 compressed to 70 % of its bytes without
-loss.
+"""Models with smaller weights: quantized to 8 or 4 bits, or bf16 compressed losslessly to 70 % of its bytes.
 
-    quantize_model(model, "int8")                        # a scale for each 32 inputs of an output
-    quantize_model(model, "int8", group=-1)              # one for all of them
-    quantize_model(model, "int4", calibrate=rows)        # codes by GPTQ
-    compress_model(model)                                # the same numbers
+quantize_model(model, "int8")                        # one scale per 32 inputs of an output
+quantize_model(model, "int8", group=-1)              # one scale per output
+quantize_model(model, "int4", calibrate=rows)        # codes by GPTQ
+compress_model(model)                                # lossless
 
 Legend: T tokens of a row, I inputs and O outputs of a layer.
 """
@@ -30,7 +29,7 @@ from headway.quantization import quantize_clipped
 
 
 class WeightKind(NamedTuple):
-    """Numbers that weights may be rounded to: of so many bits, a scale for each `group` inputs (None: for all)."""
+    """A quantization of weights: number of bits, and inputs that share a scale (None: one scale per output)."""
 
     bits: int
     group: int | None
@@ -42,13 +41,15 @@ class WeightKind(NamedTuple):
 
 KINDS: Mapping[str, WeightKind] = {"int8": WeightKind(8, 32), "int4": WeightKind(4, 32)}
 WHOLE_ROW = -1
-"""As `group`: a scale for each output."""
+"""The value of `group` that means one scale per output."""
 
 
 def weight_kind(weights: str, group: int | None = None) -> WeightKind:
-    """The kind of "int8" or "int4" weights, with groups of `group` inputs where given, or a scale for each output (-1).
+    """Returns the kind of "int8" or "int4" weights, with groups of `group` inputs if given, or one scale per output
+    (-1).
 
-    Raises ConfigError for another name, and for groups that the kernels do not read."""
+    Raises ConfigError for another name, and for group sizes that the kernels do not support.
+    """
     check_known(weights, KINDS, "weights are not quantized to")
     if group is None:
         return KINDS[weights]
@@ -67,17 +68,19 @@ def quantize_model(
     output: bool = False,
     calibrate: Sequence[Tensor] | None = None,
 ) -> None:
-    """Round the weights of all linear layers of the blocks, in place; the model is frozen, in evaluation mode.
+    """Quantizes the weights of all linear layers of the blocks, in place; the model is frozen and put into evaluation
+    mode.
 
     Args:
-        weights: "int8" or "int4", with a scale for each 32 inputs of an output.
-        group: inputs that share a scale instead, a multiple of 32; -1 for all.
-        output: the output layer's, too, where it is not the embedding.
-        calibrate: rows of ids [T]. Codes are then chosen by `gptq`, block by block: the inputs of a block are what the
-            quantized ones before it make of these rows. Otherwise they are the nearest (`quantize_clipped`), as those
-            of the output layer are in any case.
-    Raises ConfigError for other weights or groups, for a model that has quantized layers or adapters, for an output
-    layer that is the embedding, for rows where the model is no decoder, and for a weight that is no finite number."""
+        weights: "int8" or "int4", with one scale per 32 inputs of an output.
+        group: number of inputs that share a scale instead, a multiple of 32; -1 for all.
+        output: whether to quantize the output layer as well, which must not be the embedding.
+        calibrate: rows of ids [T]. Codes are then chosen by `gptq`, block by block: the inputs of a block are the
+            outputs of the quantized blocks before it on these rows. Otherwise weights are rounded to the nearest code
+            (`quantize_clipped`), as are those of the output layer in any case.
+    Raises ConfigError for other weights or groups, a model that has quantized layers or adapters, an output layer that
+    is the embedding, calibration of a model that is not a decoder, and weights that are not finite.
+    """
     bits, group = weight_kind(weights, group)
     _require_plain(model, "quantize_model")
     head = linears(model).get("lm_head") if output else None
@@ -100,14 +103,16 @@ def quantize_model(
 
 
 def compress_model(model: Model) -> None:
-    """Compress the weights of each linear layer, in place; the model is frozen, in evaluation mode.
+    """Compresses the weights of each linear layer losslessly, in place; the model is frozen and put into evaluation
+    mode.
 
-    Embeddings stay as they are, and so does an output layer that is one. Layer by layer: the weights are never twice
-    in memory. A step of decoding is as much faster as it waits for memory (up to 1.4 times, on CPUs with AVX-512 VBMI2
-    and bf16; on others compressed weights save memory alone, and are slower).
+    Embeddings, and an output layer tied to one, are left unchanged. Layers are compressed one at a time, so the
+    weights are never in memory twice. Decoding steps speed up as far as they are bound by memory bandwidth (up to 1.4
+    times, on CPUs with AVX-512 VBMI2 and bf16; on other CPUs compression only saves memory, and is slower).
 
     Raises ConfigError for weights that are not bf16 on the CPU, and for a model with adapters or quantized layers;
-    BackendError where there are no native kernels."""
+    BackendError if there are no native kernels.
+    """
     _require_plain(model, "compress_model")
     check_compressible(model)
     model.eval().requires_grad_(False)
@@ -117,7 +122,8 @@ def compress_model(model: Model) -> None:
 
 
 def check_compressible(model: nn.Module) -> None:
-    """Raises ConfigError for weights that are not bf16 on the CPU, and BackendError where no kernels read others."""
+    """Raises ConfigError for weights that are not bf16 on the CPU, and BackendError if there are no native kernels
+    to read compressed weights."""
     kinds = {(p.dtype, p.device.type) for p in model.parameters()}
     if kinds != {(torch.bfloat16, "cpu")}:
         actual = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
@@ -135,6 +141,7 @@ def _require_plain(model: nn.Module, what: str) -> None:
 
 
 def _require_finite(model: nn.Module) -> None:
+    """Raises ConfigError for a parameter with infinite or NaN values."""
     for name, parameter in model.named_parameters():
         value = parameter.detach()
         if (wrong := ~value.isfinite()).any():
@@ -147,14 +154,14 @@ def _require_finite(model: nn.Module) -> None:
 
 
 def quantized_layers(model: nn.Module) -> dict[str, Rounded]:
-    """The weights of 8 or 4 bits by the names of their linear layers."""
+    """Returns the weights of 8 or 4 bits by the names of their linear layers."""
     weights = {name: layer.kept for name, layer in linears(model).items() if layer.coded}
     return {name: weight for name, weight in weights.items() if isinstance(weight, Rounded)}
 
 
 @torch.no_grad()
 def _calibrated(model: Decoder, rows: Sequence[Tensor], bits: int, group: int | None) -> None:
-    """GPTQ of every block, from the first to the last."""
+    """Quantizes every block by GPTQ, from the first to the last."""
     blocks = model.model.blocks
     states, options = _first_states(model, rows)
     for number, block in enumerate(blocks):
@@ -162,7 +169,7 @@ def _calibrated(model: Decoder, rows: Sequence[Tensor], bits: int, group: int | 
         for name, layer in linears(block).items():
             if name in hessians:
                 codes = gptq(layer.matrix, hessians[name], bits, group)
-            else:  # an expert that got no rows
+            else:  # an expert that no calibration token chose
                 codes = quantize_clipped(layer.matrix, bits, group)
             layer.keep(from_codes(codes))
         states = [block(x, **row[number]) for x, row in zip(states, options, strict=True)]
@@ -191,8 +198,8 @@ def _first_states(model: Decoder, rows: Sequence[Tensor]) -> tuple[list[Tensor],
 def _hessians(
     block: nn.Module, states: Sequence[Tensor], options: Sequence[dict[str, Any]]
 ) -> dict[str, Tensor]:
-    """Returns H [I, I], float64, of every linear layer of a block that gets inputs: the sum of x x^T over them. Layers
-    with the same input tensor share H."""
+    """Returns H [I, I], the sum of x x^T over its inputs, in float64, for every linear layer of a block that gets
+    inputs. Layers with the same input tensor share H."""
     hessians: dict[str, Tensor] = {}
     last: list[tuple[Tensor, str]] = []
     shared: dict[str, str] = {}

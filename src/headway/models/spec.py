@@ -1,4 +1,4 @@
-"""`ModelSpec`: one frozen value that says all of a model but its weights."""
+"""`ModelSpec`: one frozen value that describes a model completely, except for its weights."""
 
 from __future__ import annotations
 
@@ -36,68 +36,68 @@ from headway.scores import Score, SoftCap
 class ModelSpec:
     """Every fact about a model but its weights.
 
-    A decoder sees what came before (`causal`), an encoder both sides; a spec with an `encoder` is an
-    encoder-decoder, and describes the decoder of the two.
+    A decoder is causal, an encoder bidirectional; a spec with an `encoder` describes the decoder of an
+    encoder-decoder.
 
     Attributes:
-        family: the architecture that the facts are a case of: a name in `FAMILIES`.
+        family: name of the architecture in `FAMILIES`.
         vocab: rows of the embedding.
         width: M.
         layers: L.
         heads, kv_heads: H and K; K divides H.
         head_dim: D; need not be M / H.
-        hidden: F; 0 is layers of attention alone, with neither a feed-forward nor its norm (order "pre" or "post").
-        layer_hidden: F of each layer, given as `patterns` are; 0 is `hidden`, None no feed-forward (Nemotron-H).
-        patterns: what each layer's queries may see, one per layer; where `causal`, none may look ahead. One
-            pattern stands for all layers, a shorter list is repeated when its length divides L.
-        positions: how positions are marked.
-        causal: False is an encoder.
-        encoder: the encoder's spec, whose last states the layers attend to (`Full`, without positions).
-        shared_embedding: the encoder looks its ids up in the decoder's embedding.
+        hidden: F; 0: attention-only layers, with neither a feed-forward nor its norm (order "pre" or "post").
+        layer_hidden: F of each layer, given like `patterns`; 0 means `hidden`, None no feed-forward (Nemotron-H).
+        patterns: the keys that each layer's queries may see, one pattern per layer; if `causal`, none may look ahead.
+            One pattern applies to all layers; a shorter list is repeated if its length divides L.
+        positions: how positions are encoded.
+        causal: False for an encoder.
+        encoder: the encoder's spec; the layers cross-attend to its last states (`Full`, without positions).
+        shared_embedding: whether the encoder uses the decoder's embedding.
         head: what is computed from the last states.
-        order: where the norms stand: `headway.nn.Block`.
-        first_norm: False leaves out the first norm of the first layer (order "pre" or "sandwich").
-        residual_scale: factor on what each sub-layer adds to the stream.
-        norm: "rms" (RMSNorm) or "layer" (LayerNorm); norm_bias: with a trained bias; norm_weight: with trained weights.
-        norm_offset: added to the weights of every norm: 1.0 where weights w multiply as 1 + w.
+        order: where the norms are: `headway.nn.Block`.
+        first_norm: False omits the first norm of the first layer (order "pre" or "sandwich").
+        residual_scale: factor on what each sub-layer adds to the residual stream.
+        norm: "rms" (RMSNorm) or "layer" (LayerNorm); norm_bias: with trained biases; norm_weight: with trained weights.
+        norm_offset: added to the weights of every norm: 1.0 if weights w multiply as 1 + w.
         norm_eps: added to the mean square, or to the variance, in every norm.
-        final_norm: a norm after the last layer.
-        embedding_norm: a norm after the embedding.
-        embedding_width: columns of the embedding, projected to M where they are others; None is M.
+        final_norm: whether there is a norm after the last layer.
+        embedding_norm: whether there is a norm after the embedding.
+        embedding_width: columns of the embedding, which are projected to M if they differ; None is M.
         embedding_scale: factor on embedded ids, before positions are added (sqrt(M): Vaswani et al. 2017, 3.4).
-        per_layer_embedding: columns of a further embedding for each layer, added behind its feed-forward
-            (`headway.nn.PerLayerInput`; Gemma 4 E2B), 0 is none; per_layer_vocab: its rows, where they are fewer.
+        per_layer_embedding: columns of a further embedding per layer, added after its feed-forward, 0 for none
+            (`headway.nn.PerLayerInput`; Gemma 4 E2B); per_layer_vocab: its rows, if fewer than vocab.
         altup: several residual streams, of which a layer computes one (`headway.nn.altup`, Gemma 3n).
-        laurel: rank of a product beside attention, in order "pre" or "sandwich"; 0 is none.
-        layer_scalar: the output of each layer is times a number of its own, which is not trained here (Gemma 4).
-        logit_scale: factor on the states that the output layer is given (M^-0.5 in T5 when tied).
-        logit_cap: c of c tanh(logits / c), what logits become; None is no cap.
-        token_types: rows of a second table, added to the embedding (BERT's segments); 0 is none.
-        qkv_bias, out_bias, mlp_bias, output_bias: biases of the projections and of the output layer.
-        qk_norm: a norm on every query and key ("head"), on all heads' together ("all"), or on every one behind its
+        laurel: rank of a low-rank product beside attention, in order "pre" or "sandwich"; 0 for none.
+        layer_scalar: whether each layer's output is multiplied by a scalar, which is not trained here (Gemma 4).
+        logit_scale: factor on the states before the output layer (M^-0.5 in T5 if tied).
+        logit_cap: c in c tanh(logits / c), which is applied to the logits; None for no cap.
+        token_types: rows of a second table, added to the embedding (BERT's segments); 0 for none.
+        qkv_bias, out_bias, mlp_bias, output_bias: whether the projections and the output layer have biases.
+        qk_norm: norm of queries and keys: per head ("head"), over all heads together ("all"), or per head after the
             rotation ("rotated").
-        attention_scale: factor on scores; D^-0.5 unless given.
-        sink_logit: a trained logit of each query head stands beside those of the keys, with a value of 0 (gpt-oss).
-        gate: attention's output is times a gate of each "head" or "channel", of gate_act "sigmoid" or "softplus".
-        score_cap: c of c tanh(scores / c), what scaled scores become; None is no cap.
-        global_projections: global tokens have projections of their own (`headway.nn.GlobalAttention`).
-        mixers: what each layer mixes tokens with, given as `patterns` are: `Softmax(...)`, which fields from `qkv_bias`
-            on describe, and which has sizes of its own, or keys of another layer, where it says so; or another value of
-            `MIXERS`, whose layers have the pattern of all that they may see.
+        attention_scale: factor on scores; D^-0.5 if None.
+        sink_logit: whether each query head has a trained logit beside those of the keys, with a value of 0 (gpt-oss).
+        gate: factor on attention's output per "head" or "channel"; gate_act: its activation, "sigmoid" or "softplus".
+        score_cap: c in c tanh(scores / c), which is applied to the scaled scores; None for no cap.
+        global_projections: whether global tokens have their own projections (`headway.nn.GlobalAttention`).
+        mixers: the token mixer of each layer, given like `patterns`: `Softmax(...)`, which the fields from `qkv_bias`
+            on describe, and whose own fields are settings of that layer; or another value of `MIXERS`, whose layers
+            have the pattern of everything that they may see.
         activation: of the feed-forward; a name in `headway.nn.ACTIVATIONS`, or "xielu".
         gated: mlp_scale down(act(mlp_gate_scale gate x) * up x) instead of mlp_scale down(act(up x)).
-        mlp_sparsity: share of hidden units that each layer cuts, given as `patterns` are (`headway.nn.FeedForward`).
-        experts: those of each layer in place of its feed-forward, or None; one value or a shorter list as in
-            `patterns`. Where they leave their hidden width out it is F.
-        tied: the output layer is the embedding.
-        trained_context: tokens per row in training. Longer rows run, but nothing vouches for them.
-        max_context: rows longer than this are refused; None is no limit.
+        mlp_sparsity: share of hidden units that each layer cuts, given like `patterns` (`headway.nn.FeedForward`).
+        experts: the experts of each layer instead of its feed-forward, or None; given like `patterns`. Their hidden
+            width is F if they state none.
+        tied: whether the output layer is the embedding.
+        trained_context: tokens per row in training. Longer rows run, but without any guarantee.
+        max_context: longer rows are refused; None for no limit.
         dropout: probability for embeddings and the output of every sub-layer, in training mode.
-        final_dropout: `dropout` falls on the last states, too, behind the last norm (T5).
-        pooled_dropout: `dropout` falls in front of a classifier's dense layer, too, and not behind it alone (RoBERTa).
+        final_dropout: whether `dropout` is also applied to the last states, after the last norm (T5).
+        pooled_dropout: whether `dropout` is also applied before, not only after, a classifier's dense layer (RoBERTa).
         attention_dropout: probability for attention weights in training mode.
         activation_dropout: probability for the hidden layer of the feed-forward, in training mode.
-        init_std: standard deviation of fresh weights.
+        init_std: standard deviation of initial weights.
     """
 
     family: str
@@ -174,7 +174,7 @@ class ModelSpec:
 
     @property
     def kind(self) -> str:
-        """The module it is built as: "decoder", "encoder" or "encoder-decoder"."""
+        """The module that the spec is built as: "decoder", "encoder" or "encoder-decoder"."""
         if not self.causal:
             return "encoder"
         return "decoder" if self.encoder is None else "encoder-decoder"
@@ -186,17 +186,17 @@ class ModelSpec:
 
     @property
     def layout(self) -> Heads:
-        """How query heads share keys and values."""
+        """How query heads share kv heads."""
         return Heads.of(self.heads, self.kv_heads)
 
     @property
     def layer_positions(self) -> tuple[PositionScheme, ...]:
-        """The scheme that acts in each layer."""
+        """The position scheme of each layer."""
         return tuple(self.positions.at(i) for i in range(self.layers))
 
     @property
     def softmax_layers(self) -> tuple[int, ...]:
-        """The numbers of the layers that attend by a softmax."""
+        """The numbers of the layers with softmax attention."""
         return tuple(i for i, mixer in enumerate(self.mixers) if isinstance(mixer, Softmax))
 
     @property
@@ -207,35 +207,35 @@ class ModelSpec:
 
     @property
     def key_sizes(self) -> tuple[tuple[int, int], ...]:
-        """(K, D) of each layer."""
+        """(K, D) of the keys that each layer attends to."""
         sources = (self.mixers[source] for source in self.key_layers)
         each = (mixer if isinstance(mixer, Softmax) else Softmax() for mixer in sources)
         return tuple((m.kv_heads or self.kv_heads, m.head_dim or self.head_dim) for m in each)
 
     def hidden_of(self, layer: int) -> int:
-        """F of a layer without experts; 0 where it has no feed-forward."""
+        """Returns F of a layer without experts; 0 if it has no feed-forward."""
         hidden = self.layer_hidden[layer]
         return 0 if hidden is None else hidden or self.hidden
 
     @property
     def score(self) -> tuple[Score, ...]:
-        """Score steps of every layer, beside those that mark positions."""
+        """The score steps of every layer, besides those of positions."""
         return () if self.score_cap is None else (SoftCap(self.score_cap),)
 
     @property
     def columns(self) -> int:
-        """Columns of the embedding."""
+        """The number of columns of the embedding."""
         return self.width if self.embedding_width is None else self.embedding_width
 
     @property
     def context_limit(self) -> int | None:
-        """The longest row that can run at all; None is no limit."""
+        """The longest row that can run at all; None for no limit."""
         known = [n for n in (self.max_context, self.positions.limit) if n is not None]
         return min(known, default=None)
 
     @staticmethod
     def of(family: str, *, patterns: Pattern | Sequence[Pattern] | None = None, **fields: Any) -> ModelSpec:
-        """A spec with the usual values of `family` for whatever is not given.
+        """Returns a spec with the defaults of `family` for all fields that are not given.
 
         kv_heads = heads, head_dim = width / heads, patterns = Causal(), positions = Rotary(the family's theta,
         pairing="halves"), unless the family's own defaults say otherwise. Raises ConfigError for an unknown family or
@@ -249,10 +249,10 @@ class ModelSpec:
 
     @staticmethod
     def of_pair(family: str, *, encoder: Mapping[str, Any] | None = None, **fields: Any) -> ModelSpec:
-        """An encoder-decoder of `family` with one vocab: `of` for both stacks, and one embedding for both.
+        """Returns an encoder-decoder of `family`: `of` for both stacks, with one vocab and one shared embedding.
 
-        `fields` are those of both, as in `of`; `encoder` those that are other in the encoder, whose own vocab means an
-        embedding of its own (so does shared_embedding=False). (Vaswani et al. 2017, sections 3.1 and 3.4.)
+        `fields` apply to both stacks, as in `of`; `encoder` overrides them in the encoder, where another vocab implies
+        an embedding of its own (as does shared_embedding=False). (Vaswani et al. 2017, sections 3.1 and 3.4.)
         """
         first = ModelSpec.of(family, **encoder_fields(fields) | dict(encoder or {}))
         shared = fields.pop("shared_embedding", first.vocab == fields["vocab"])
@@ -269,32 +269,32 @@ class ModelSpec:
         family: str = "llama",
         **fields: Any,
     ) -> ModelSpec:
-        """One dial: a model of `depth` layers of width 64 depth whose other sizes follow (`Family.sizes`). Parameters
-        grow with depth^3 (beside the embedding).
+        """Returns a spec of `depth` layers of width 64 depth, from which all other sizes follow (`Family.sizes`). The
+        number of parameters grows with depth^3 (besides the embedding).
 
         Args:
             vocab: rows of the embedding.
             context: trained context, in tokens.
             patterns: as in `ModelSpec`; None for the family's own.
-            group: query heads per kv head; the family's unless given, else 2 where depth is even and 1 elsewhere.
-            family: what it is a case of ("ministral", "qwen2" and "qwen3" can be saved with windows by layer).
+            group: query heads per kv head; if None the family's: 1, or with grouped heads 2 if depth is even.
+            family: the architecture ("ministral", "qwen2" and "qwen3" can be saved with windows by layer).
             fields: other fields of `ModelSpec`, which take precedence.
         """
         usual = find_family(family).sizes(depth, context, group)
         return ModelSpec.of(family, patterns=patterns, vocab=vocab, **{**usual, **fields})
 
     def with_patterns(self, patterns: Pattern | Sequence[Pattern]) -> ModelSpec:
-        """The same model seeing through other patterns; its weights fit unchanged."""
+        """Returns the same model with other patterns; its weights fit unchanged."""
         return replace(self, patterns=expand_patterns(patterns, self.layers, self.causal))
 
     def with_mixer(self, mixers: object) -> ModelSpec:
-        """The same model with other mixers; patterns of layers that are not softmax become what these see, and fields
-        that say nothing of any layer their defaults. Weights fit unchanged from softmax to linear attention."""
+        """Returns the same model with other mixers; layers that are not softmax get the patterns of what they see,
+        and fields that affect no layer their defaults. Weights fit unchanged from softmax to linear attention."""
         return replace(self, **mixed_fields(self, mixers))
 
     def with_head(self, head: Head) -> ModelSpec:
-        """The same encoder for another purpose, or a decoder as an encoder that sees what it did. Where the head has no
-        matrix over the vocab there is nothing to tie, and no bias; "masked-lm" ties, as in BERT."""
+        """Returns the same encoder with another head, or a decoder as an encoder with its patterns. Without a
+        matrix over the vocab nothing is tied, and there is no output bias; "masked-lm" ties, as in BERT."""
         vocab = head.needs_vocab
         causal, cap = self.causal and head.task == "lm", self.logit_cap if vocab else None
         return replace(self, head=head, causal=causal, tied=vocab, output_bias=vocab, logit_cap=cap)

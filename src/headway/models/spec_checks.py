@@ -1,4 +1,4 @@
-"""Checks of a `ModelSpec`: errors before anything is built."""
+"""Validates a `ModelSpec` before anything is built."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ from headway.patterns import Causal, Full, Pattern
 from headway.positions import NoPositions, PositionScheme
 
 MOST_EXPERTS = 65_536
-"""In all layers: three times as many as the largest model has. Each is a module of its own."""
+"""Maximum over all layers: three times as many as the largest published model has."""
 SIZES = ("vocab", "width", "layers", "heads", "kv_heads", "head_dim", "hidden", "trained_context")
 NUMBERS: Mapping[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
     "must lie between 0.0 and 1.0": (("norm_eps",), lambda n: 0 < n < 1),
@@ -42,7 +42,7 @@ NUMBERS: Mapping[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
         lambda n: 0 <= n < 1,
     ),
 }
-"""Conditions on fields that are numbers, where they are not None."""
+"""Conditions on numeric fields that are not None."""
 CHOICES: Mapping[str, Sequence[str]] = {
     "activation": [*ACTIVATIONS, *TRAINED],
     "order": ORDERS,
@@ -52,7 +52,7 @@ CHOICES: Mapping[str, Sequence[str]] = {
 
 
 def check_sizes(spec: Any) -> None:
-    """Raises ConfigError unless `spec`, a `ModelSpec` (which imports this module), has a family and sizes that fit."""
+    """Raises ConfigError unless `spec`, a `ModelSpec` (it imports this module), has a known family and valid sizes."""
     find_family(spec.family)
     optional = [n for n in ("max_context", "embedding_width") if getattr(spec, n) is not None]
     for name in (*SIZES, *optional):
@@ -62,7 +62,7 @@ def check_sizes(spec: Any) -> None:
 
 
 def check(spec: Any) -> None:
-    """Raises ConfigError unless a `ModelSpec` whose sizes fit, and whose patterns are one per layer, can be built."""
+    """Raises ConfigError unless a `ModelSpec` with valid sizes and one pattern per layer can be built."""
     for i, pattern in enumerate(spec.patterns):
         if len(pattern.heads) not in (1, spec.heads):
             raise ConfigError(
@@ -86,7 +86,7 @@ def check(spec: Any) -> None:
 
 
 def _wrong(spec: Any) -> dict[str, bool]:
-    """Fields that do not go together, and whether they are there."""
+    """Returns the invalid combinations of fields, as messages, and whether the spec has them."""
     task, all_softmax = spec.head.task, len(spec.softmax_layers) == spec.layers
     orders = {order_of(spec, mixer) for mixer in spec.mixers}
     scaled = (spec.mlp_scale, spec.mlp_gate_scale) != (1, 1)
@@ -197,7 +197,7 @@ def _check_positions(spec: Any) -> None:
 
 
 def _seen(spec: Any, mixer: object) -> Pattern:
-    """The pattern of a layer that is not softmax attention."""
+    """Returns the pattern of a layer that is not softmax attention."""
     return Causal() if spec.causal or not kind_of(mixer).both_sides else Full()
 
 
@@ -222,8 +222,8 @@ def _check_mixers(spec: Any) -> None:
 
 
 def expand_mixers(mixers: Any, layers: int, spec: Any) -> tuple[object, ...]:
-    """One mixer per layer, without the sizes that are those of `spec`; equal ones fit any number of layers. Raises
-    ConfigError for what is none, and for a list whose length does not divide the number of layers."""
+    """Returns one mixer per layer, without sizes equal to the spec's; equal mixers fit any number of layers. Raises
+    ConfigError for a value that is no mixer, and for a list whose length does not divide `layers`."""
     each = tuple(mixers) if isinstance(mixers, list | tuple) else (mixers,)
     for mixer in each:
         kind_of(mixer)
@@ -232,7 +232,7 @@ def expand_mixers(mixers: Any, layers: int, spec: Any) -> tuple[object, ...]:
 
 
 def mixed_fields(spec: Any, mixers: Any) -> dict[str, Any]:
-    """The fields that are others in the same model with these mixers: see `ModelSpec.with_mixer`."""
+    """Returns the fields that change in the same model with these mixers: see `ModelSpec.with_mixer`."""
     each = expand_mixers(mixers, spec.layers, spec)
     pairs = zip(each, spec.patterns, strict=True)
     patterns = tuple(
@@ -247,10 +247,10 @@ def mixed_fields(spec: Any, mixers: Any) -> dict[str, Any]:
 def expand_patterns(
     patterns: Pattern | Sequence[Pattern], layers: int, causal: bool = True
 ) -> tuple[Pattern, ...]:
-    """One pattern per layer: one for all, or a list that is repeated a whole number of times.
+    """Returns one pattern per layer, from one for all layers or a list that is repeated a whole number of times.
 
-    Raises ConfigError when the length does not divide `layers`, or an entry is no pattern, or looks ahead where
-    that is not allowed (`causal`)."""
+    Raises ConfigError if its length does not divide `layers`, or an entry is no pattern, or not causal if it must be.
+    """
     values = (patterns,) if isinstance(patterns, Pattern) else patterns
     if isinstance(values, str) or not all(isinstance(p, Pattern) for p in values):
         raise ConfigError(
@@ -270,11 +270,11 @@ def expand_patterns(
 def expand_experts(
     experts: Experts | Sequence[Experts | None] | None, layers: int, hidden: int
 ) -> tuple[Experts | None, ...]:
-    """The experts of each layer: one for all, or a list that is repeated; of `hidden` units unless they say, and none
-    where these are 0.
+    """Returns the experts of each layer, from one value for all or a list that is repeated; their width is `hidden` if
+    they state none, and experts of width 0 become None.
 
-    Raises ConfigError for other values, when the length does not divide `layers`, and for a `hidden` that no layer
-    has."""
+    Raises ConfigError for other values, if the length does not divide `layers`, and if no layer is `hidden` wide.
+    """
     values = (experts,) if experts is None or isinstance(experts, Experts) else experts
     if isinstance(values, str) or not all(e is None or isinstance(e, Experts) for e in values):
         raise ConfigError(

@@ -1,6 +1,6 @@
-"""Embedding, blocks and last norm of a stack: every decoder and every encoder is one.
+"""Embedding, blocks and last norm: the stack that every decoder and every encoder consists of.
 
-Legend: B rows, T slots of the call, M width of the model.
+Legend: B rows, T slots of the call, N selected slots, M width of the model.
 """
 
 from collections.abc import Sequence
@@ -41,18 +41,19 @@ from headway.tokens import SlotSelection, Tokens
 
 
 class TransformerStack(nn.Module):
-    """A stack under the names that Hugging Face's LLaMA gives its parts.
+    """A stack whose parts have the names of Hugging Face's LLaMA.
 
-        x = norm((E[ids] * scale + types + positions)) W          norm and W where the spec has them
-        x = block(x) for every layer                              between `Streams.split` and `.join` where it has them
-        x = norm(x)                                               where `final_norm`
+        x = norm((E[ids] * scale + types + positions)) W          norm and W if the spec has them
+        x = block(x) for every layer                              between `Streams.split` and `.join` with several
+                                                                  streams
+        x = norm(x)                                               if `final_norm`
 
-    and, in training mode, dropout of the input of the first layer, and of the last x where `final_dropout`.
+    In training mode there is dropout on the embedding before W, and on the last x with `final_dropout`.
 
     Args:
-        spec: what it is.
-        backend: of attention, in every layer.
-        embedding: False where another stack's embedding is used; `forward` is then given it.
+        spec: the architecture.
+        backend: attention backend of every layer.
+        embedding: False if another stack's embedding is used, which is then passed to `forward`.
     """
 
     def __init__(self, spec: ModelSpec, backend: str = "auto", *, embedding: bool = True) -> None:
@@ -71,9 +72,13 @@ class TransformerStack(nn.Module):
         mixing = _mixing(spec, NoPositions() if together else None, backend)
         sources = [layer.kv_from for layer in mixing if isinstance(layer, AttentionLayer)]
         self.shared_keys = {layer for layer in sources if layer is not None}
-        each = spec.per_layer_embedding
+        columns_per_layer = spec.per_layer_embedding
         rows = spec.per_layer_vocab or spec.vocab
-        self.per_layer = PerLayerEmbedding(rows, spec.width, spec.layers, each, norm) if each else None
+        self.per_layer = (
+            PerLayerEmbedding(rows, spec.width, spec.layers, columns_per_layer, norm)
+            if columns_per_layer
+            else None
+        )
         of_width, altup = partial(norm, spec.width), spec.altup
         self.streams = None if altup is None else Streams(altup, spec.width)
         self.layers = nn.ModuleList(
@@ -88,7 +93,9 @@ class TransformerStack(nn.Module):
                 dropout=spec.dropout,
                 residual_scale=spec.residual_scale,
                 first_norm=spec.first_norm or layer > 0,
-                per_layer=PerLayerInput(spec.width, each, spec.activation, of_width) if each else None,
+                per_layer=PerLayerInput(spec.width, columns_per_layer, spec.activation, of_width)
+                if columns_per_layer
+                else None,
                 layer_scalar=spec.layer_scalar,
                 laurel=LaurelProduct(spec.width, spec.laurel, of_width) if spec.laurel else None,
                 altup=None if altup is None else AlternatingUpdates(altup, spec.width, of_width),
@@ -112,23 +119,23 @@ class TransformerStack(nn.Module):
         slots: Tensor | None = None,
         record: Record | None = None,
     ) -> Tensor:
-        """The last states [B, T, M]; with `slots` theirs alone [B, N, M], for which the last layer computes what is not
-        keys and values of these slots only.
+        """Returns the last states [B, T, M], or with `slots` only theirs, [B, N, M]: the last layer then computes
+        everything but keys and values for these slots only.
 
         Args:
-            ids: token ids [B, T]; those of empty slots are not looked at.
+            ids: token ids [B, T]; ids in empty slots are ignored.
             tokens: [B|1, T].
-            types: token types [B, T], all 0 unless given; only where the spec has them.
-            cache: past keys and values; of the rows of ids, or of texts that are packed side by side.
-            memory: keys and values of an encoder's states, one set per layer.
-            embedding: instead of this stack's own.
-            gradient_checkpointing: what the backward recomputes from its input, in training and without a cache:
-                "block", or in each block "attention" or "feed_forward".
-            context: the rows that ids are this rank's shard of.
-            slots: numbers [B, N] of the slots whose states are wanted; all unless given.
-            record: gets the states between layers, and the inputs of attention.
+            types: token types [B, T], all 0 if None; only if the spec has token types.
+            cache: past keys and values, of the rows of ids or of sequences packed side by side.
+            memory: cross-attention keys and values of an encoder's states, one set per layer.
+            embedding: used instead of this stack's own.
+            gradient_checkpointing: what the backward pass recomputes, in training and without a cache: "block", or in
+                each block "attention" or "feed_forward".
+            context: context parallelism: the rows of which ids are this rank's shard.
+            slots: numbers [B, N] of the slots whose states are returned; all if None.
+            record: receives the states between layers, and the inputs of attention.
 
-        Raises ConfigError for another `gradient_checkpointing`.
+        Raises ConfigError for an unknown `gradient_checkpointing`.
         """
         check_known(gradient_checkpointing, CHECKPOINTING, "there is no gradient_checkpointing of")
         if isinstance(cache, BatchCache):
@@ -142,7 +149,7 @@ class TransformerStack(nn.Module):
         redo: Checkpointing = gradient_checkpointing if redoes else "none"
         rotations: dict[int | None, Rotation | None] = {None: None}
         if slots is not None and ids.shape[1] == slots.shape[1] == 1:
-            slots = None  # a step of decoding wants its only slot
+            slots = None  # in a decoding step the only slot is selected anyway
         selected = None if slots is None else SlotSelection.of(tokens, slots)
         early = selected if context is None and not redoes else None
         shared_keys: SharedKeys = dict.fromkeys(self.shared_keys)
@@ -166,7 +173,7 @@ class TransformerStack(nn.Module):
                 "record": record,
             }
             if record is not None:
-                record.states.append(x_BTM[..., : self.spec.width])  # of several streams the first
+                record.states.append(x_BTM[..., : self.spec.width])  # the first of several streams
             if redo == "block":
                 x_BTM = checkpoint(block, x_BTM, use_reentrant=False, **options)
             else:
@@ -190,7 +197,7 @@ class TransformerStack(nn.Module):
         slots: Tensor | None,
         **others: Any,
     ) -> Tensor:
-        """`forward` of rows with a past: their tokens are read side by side, as documents of one row."""
+        """Runs `forward` on rows with a past: their new tokens are packed side by side, as documents of one row."""
         count = ids.shape[1] if slots is None else slots.shape[1]
         with cache.step(tokens) as packed:
             if not packed.rows:
@@ -235,19 +242,20 @@ class TransformerStack(nn.Module):
 
     @property
     def embedding(self) -> Tensor:
-        """The table of ids, [V, columns], dequantized where it is kept in fewer bits."""
+        """The embedding table, [V, columns], dequantized if it is quantized."""
         assert self.embed_tokens is not None
         return self.embed_tokens.matrix
 
     @property
     def like(self) -> Tensor:
-        """A tensor of the dtype and device of its states."""
+        """A tensor with the dtype and device of the states."""
         assert self.embed_tokens is not None
         return self.embed_tokens.like
 
 
 def _shared_rotation(blocks: Sequence[Block]) -> tuple[int | None, ...]:
-    """The first layer whose rotation each layer shares; None for one that rotates nothing, or trains its own angles."""
+    """Returns, for each layer, the number of the first layer with the same rotation; None for a layer that rotates
+    nothing, or trains its own angles."""
     first: dict[tuple[PositionScheme, int], int] = {}
     return tuple(
         first.setdefault((rotary.positions, rotary.head_dim), i)
@@ -258,32 +266,32 @@ def _shared_rotation(blocks: Sequence[Block]) -> tuple[int | None, ...]:
 
 
 def _mixing(spec: ModelSpec, positions: PositionScheme | None, backend: str) -> list[MixingLayer]:
-    """Returns the mixer of tokens of each layer, with `positions` instead of the layers' own where given."""
+    """Returns the token mixer of each layer, with `positions` instead of the layers' own if given."""
     layers: list[MixingLayer] = []
     for mixer, pattern, scheme in zip(spec.mixers, spec.patterns, spec.layer_positions, strict=True):
-        how = pattern, scheme if positions is None else positions, backend
+        arguments = pattern, scheme if positions is None else positions, backend
         if isinstance(mixer, Softmax) and mixer.kv_from is not None:
-            layers.append(attention(spec, *how, mixer=mixer, kv_from=layers[mixer.kv_from]))
+            layers.append(attention(spec, *arguments, mixer=mixer, kv_from=layers[mixer.kv_from]))
         else:
-            layers.append(kind_of(mixer).layer(spec, mixer, *how))
+            layers.append(kind_of(mixer).layer(spec, mixer, *arguments))
     return layers
 
 
 def _feed_forward(spec: ModelSpec, layer: int) -> FeedForward | MixtureOfExperts | None:
-    """The feed-forward of one layer; None where it has none."""
-    more = spec.activation, spec.mlp_bias, spec.activation_dropout
+    """Returns the feed-forward or mixture of experts of one layer, or None."""
+    common = spec.activation, spec.mlp_bias, spec.activation_dropout
     experts, hidden = spec.experts[layer], spec.hidden_of(layer)
     if experts is not None:
-        return MixtureOfExperts(experts, spec.width, *more, gated=spec.gated)
+        return MixtureOfExperts(experts, spec.width, *common, gated=spec.gated)
     scales = spec.mlp_scale, spec.mlp_gate_scale
     sparsity = spec.mlp_sparsity[layer]
     if not hidden:
         return None
-    return FeedForward(spec.width, hidden, *more, gated=spec.gated, scales=scales, sparsity=sparsity)
+    return FeedForward(spec.width, hidden, *common, gated=spec.gated, scales=scales, sparsity=sparsity)
 
 
 def make_output(spec: ModelSpec, width: int, stack: TransformerStack) -> Linear:
-    """From states of `width`, times `spec.logit_scale`, to logits; tied to the embedding of `stack` where the spec says
+    """Returns the output layer, from states of `width` to logits; tied to the embedding of `stack` if the spec says
     so."""
     tied_to = stack.embed_tokens if spec.tied else None
     return Linear.output(width, spec.vocab, bias=spec.output_bias, tied_to=tied_to)

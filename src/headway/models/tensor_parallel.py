@@ -1,7 +1,7 @@
-"""A model whose layers are shared by ranks: each rank has the blocks with its share of heads and hidden units.
+"""Tensor parallelism: each rank holds every block with its share of heads and hidden units.
 
 shards = shard(model, TensorParallel(exchange))          in place, on every rank
-losses = model(ids, targets=targets)                     the same on all of them
+losses = model(ids, targets=targets)                     the same on all ranks
 """
 
 from dataclasses import replace
@@ -40,24 +40,24 @@ AXES: dict[str, int] = {
     **dict.fromkeys(("q_global_proj", "k_global_proj", "v_global_proj"), 0),
     **dict.fromkeys(("o_proj", "down_proj"), 1),
 }
-"""The axis of the weight of each linear layer of a block that is cut: outputs, or inputs."""
+"""The axis along which the weight of each linear layer of a block is sharded: 0 outputs, 1 inputs."""
 
 
 def shard(model: Model, tensor: TensorParallel) -> Shards:
-    """Keeps only this rank's share of every layer of `model`, in place; `model.shards` says which it is.
+    """Keeps only this rank's share of every layer of `model`, in place; `model.shards` records the sharding.
 
-    Query heads, kv heads and hidden units are cut evenly, in their order, and a norm over all heads is that over all
-    ranks; patterns, scores and tables by head are those of the rank's heads. So are the rows of embeddings and of an
-    output layer over the vocab, where ranks divide it (`shares_vocab`): logits are gathered where they are asked for,
-    and a loss never has all of them. Everything else is whole on all ranks, and has the same gradient there, but for
-    what the heads of a layer share (`Shards.summed`).
+    Query heads, kv heads and hidden units are divided evenly, in order; a norm over all heads is computed over all
+    ranks; patterns, scores and per-head tables are those of the rank's heads. The rows of embeddings and of an output
+    layer over the vocab are sharded too, if the number of ranks divides them (`shares_vocab`): logits are gathered
+    when they are requested, and a loss never gathers all of them. Everything else is replicated, with the same
+    gradient on all ranks, except for what the heads of a layer share (`Shards.summed`).
 
-    An adapter is shared as its layer is: of a layer's rows it has rows of B and m, of columns those of A, with
-    gradients of what is whole that are summed (`Shards.summed`). Weights of few bits are those of the whole matrix, to
-    the bit. Dropout of hidden units is drawn for all of them, and each rank has its part.
+    Adapters are sharded like their layer: with row sharding B and m are, with column sharding A; gradients of the
+    replicated part must be summed (`Shards.summed`). Quantized weights are exactly a part of the whole quantized
+    matrix. Dropout of hidden units is drawn for all of them, and each rank uses its part.
 
-    Raises ConfigError where ranks do not divide kv heads or hidden units, for layers that are no attention, for weights
-    whose blocks would be cut, and for adapters that are merged.
+    Raises ConfigError if the number of ranks does not divide kv heads or hidden units, for layers without attention,
+    for quantized weights whose blocks would be split, and for merged adapters.
     """
     if model.shards is not None:
         raise ConfigError("this model is shared by ranks already; build it anew")
@@ -100,14 +100,14 @@ def shard(model: Model, tensor: TensorParallel) -> Shards:
 
 
 def shares_vocab(vocab: int, ranks: int) -> bool:
-    """Whether ranks share the rows of an embedding, and of the output layer over its ids: where they divide them. Other
-    vocabs are whole on all ranks."""
+    """Returns whether the rows of an embedding, and of the output layer, are sharded: if the number of ranks
+    divides the vocab. Other vocabs are replicated."""
     return vocab % ranks == 0
 
 
 def share_of(spec: ModelSpec, ranks: int, rank: int) -> ModelSpec:
-    """The spec of the part that a rank has: all layers with its heads and hidden units, its part of the vocab, and
-    everything else. Raises ConfigError where ranks do not divide kv heads or hidden units, and for layers that are no
+    """Returns the spec of a rank's part: all layers with its heads and hidden units, and its part of the vocab.
+    Raises ConfigError if the number of ranks does not divide kv heads or hidden units, and for layers without
     attention."""
     parts = [kind_of(part) for mixer in spec.mixers for part in parts_of(mixer)]
     names = [kind.name for kind in parts if not kind.positions]
@@ -140,12 +140,12 @@ def share_of(spec: ModelSpec, ranks: int, rank: int) -> ModelSpec:
 
 
 def shards_of(model: nn.Module) -> Shards | None:
-    """Returns how ranks share the layers of a model; None where they do not."""
+    """Returns how ranks share the layers of a model; None if they do not."""
     return getattr(model, "shards", None)
 
 
 def _check(name: str, layer: Linear, tensor: TensorParallel) -> None:
-    """Raises ConfigError where adapters of a layer are merged, and where its weights have no such part."""
+    """Raises ConfigError if a layer's adapters are merged, or its weights cannot be split along the axis."""
     if (axis := AXES.get(_last(name))) is None:
         return
     if layer.merged:
@@ -156,6 +156,7 @@ def _check(name: str, layer: Linear, tensor: TensorParallel) -> None:
 
 
 def _share_vocab(model: Model, tensor: TensorParallel) -> None:
+    """Shards the rows of embeddings and of the output layer whose vocab the number of ranks divides."""
     tables = [m for m in model.modules() if isinstance(m, TokenEmbedding)]
     for layer in linears(model).values():
         if layer.is_output and shares_vocab(layer.out_features, tensor.exchange.ranks):
@@ -191,6 +192,7 @@ def _own_scores(scores: Scores, heads: range) -> Scores:
 
 
 def _own_step(step: Score, heads: Tensor) -> Score:
+    """Returns a score step for some heads; its trained tensors become new parameters of these heads."""
     local = step.select_heads(heads)
     fresh = [
         nn.Parameter(new.detach().clone(), requires_grad=old.requires_grad)

@@ -1,6 +1,6 @@
-"""The base of decoders, encoders and encoder-decoders: a stack, and what is computed from its last states.
+"""The base class of decoders, encoders and encoder-decoders: a stack whose last states a head reads.
 
-Legend: B rows, T slots of the call, N slots that are wanted, M width of the model.
+Legend: B rows, T slots of the call, N selected slots, M width of the model.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from headway.tokens import Tokens
 
 
 class Transformer(nn.Module):
-    """A stack whose last states something is computed from.
+    """A stack of layers, and what is computed from its last states.
 
     Attributes:
-        gradient_checkpointing: what the backward of training recomputes from its input instead of keeping it:
-            "none", "block", or in each block "attention" or "feed_forward". Less memory, up to one forward more.
-        shards: how its layers are shared by ranks (`headway.models.tensor_parallel`); None where they are not.
+        gradient_checkpointing: what the backward pass recomputes in training instead of storing it: "none", "block",
+            or in each block "attention" or "feed_forward". Saves memory, and costs up to one forward more.
+        shards: how ranks share its layers (`headway.models.tensor_parallel`); None if they do not.
     """
 
     model: TransformerStack
@@ -39,7 +39,7 @@ class Transformer(nn.Module):
 
     @property
     def stack(self) -> TransformerStack:
-        """The layers whose last states the head reads."""
+        """The stack whose last states the head reads."""
         return self.model
 
     def hidden(
@@ -54,21 +54,25 @@ class Transformer(nn.Module):
         slots: Tensor | slice | None = None,
         record: Record | None = None,
     ) -> Tensor:
-        """The last states [B, T, M]; of `slots` theirs alone: [B, N, M], or [number of True, M] of a mask.
+        """Returns the last states [B, T, M], or with `slots` only theirs: [B, N, M], or [number of True, M] for a mask.
 
         Args:
-            ids: token ids [B, T]; those of empty slots are not looked at.
-            tokens: [B|1, T]; unless given, every slot is a token, numbered from 0 or from where `cache`
-                ended. Packed documents are Tokens.packed, padding is Tokens.from_lengths.
-            slots: a slice of slots; slot numbers [N] for all rows, or [B, N] row by row; a bool mask [B, T].
-            types, cache, memory, context, record: as in `TransformerStack.forward`; the cache may be one of rows.
+            ids: token ids [B, T]; ids in empty slots are ignored.
+            tokens: [B|1, T]; if None every slot is a token, numbered from 0 or from where `cache` ended. See
+                Tokens.packed for packed documents, Tokens.from_lengths for padding.
+            slots: a slice of slots; slot numbers [N] for all rows, or [B, N] for each row; a bool mask [B, T].
+            types, cache, memory, context, record: as in `TransformerStack.forward`; the cache may also be a
+                BatchCache.
 
-        Raises DataError for a slot that is not there, or a tensor of a wrong kind, and as `Decoder.forward`."""
+        Raises DataError for a slot out of range, or slots of a wrong type or shape, and as `Decoder.forward` does.
+        """
         tokens = checked_tokens(self.spec, ids, tokens, cache, context)
         mask = slots if isinstance(slots, Tensor) and slots.dtype == torch.bool else None
         if mask is not None and mask.shape != ids.shape:
             raise DataError(f"logits_for: a mask must be {[*ids.shape]} like the ids, got {[*mask.shape]}")
-        some = None if slots is None or mask is not None else slot_numbers(slots, *ids.shape).to(ids.device)
+        selected = (
+            None if slots is None or mask is not None else slot_numbers(slots, *ids.shape).to(ids.device)
+        )
         hidden: Tensor = self.stack(
             ids,
             tokens,
@@ -77,7 +81,7 @@ class Transformer(nn.Module):
             memory=memory,
             gradient_checkpointing=self.gradient_checkpointing,
             context=context,
-            slots=some,
+            slots=selected,
             record=record,
         )
         return hidden if mask is None else hidden[mask]
@@ -89,8 +93,8 @@ def check_targets(
     logits_for: Tensor | slice | None,
     label_smoothing: float | None = None,
 ) -> None:
-    """DataError unless there is one target for each of the ids; ConfigError beside `logits_for`, and for label
-    smoothing without targets."""
+    """Raises DataError unless there is one target for each id; ConfigError for targets together with `logits_for`,
+    and for label smoothing without targets."""
     if targets is None:
         if label_smoothing is not None:
             raise ConfigError(
@@ -107,9 +111,10 @@ def check_targets(
 
 
 def slot_numbers(slots: Tensor | slice, batch: int, count: int) -> Tensor:
-    """The slots, of `count`, that a slice or numbers from either end name, row by row: [B, N].
+    """Returns the slots, of `count`, that a slice or numbers (negative from the end) select in each row: [B, N].
 
-    Raises DataError for a slot that is not there, or a tensor of a wrong kind."""
+    Raises DataError for a slot out of range, or a tensor of a wrong type or shape.
+    """
     if isinstance(slots, slice):
         return torch.arange(count)[slots].expand(batch, -1)
     rows_fit = slots.dim() == 1 or (slots.dim() == 2 and slots.shape[0] == batch)

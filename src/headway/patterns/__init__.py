@@ -1,4 +1,4 @@
-"""Patterns: what each token may see, declared."""
+"""Attention patterns, which declare the tokens that each token may see."""
 
 from headway.patterns.base import And, Or, Pattern, PerHead, Retention, classify, judge, visible
 from headway.patterns.count import FATES, draw, fates, pairs

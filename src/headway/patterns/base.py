@@ -1,4 +1,4 @@
-"""A pattern says which (query, key) pairs are allowed: a small predicate that composes with & and |."""
+"""Patterns: small predicates on (query, key) pairs, which compose with & and |."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, is_dataclass
@@ -15,16 +15,16 @@ from headway.patterns.tiles import Extent
 from headway.tokens import Tokens
 
 Bounds = tuple[int | None, int | None]
-"""(before, after): positions to either side of a query; None is no bound."""
+"""(before, after): number of positions to either side of a query; None is unbounded."""
 
 
 @dataclass(frozen=True)
 class Retention:
-    """Which past keys some later query may still see, after the query at index t has been answered.
+    """Which past keys a later query may still see, after the query at index t has been answered.
 
-    The keys with index > t - reach (reach None: all of them), those with index < sinks, and, if `globals`,
-    the global ones: `reach` recent keys and the pinned ones. Where there is a `chunk`, the recent ones are those alone
-    that lie in the chunk of so many tokens of the next query.
+    These are the keys with index > t - reach (all of them if reach is None), those with index < sinks, and with
+    `globals` the global ones: the `reach` most recent keys and the pinned ones. With a `chunk`, recent keys count only
+    if they lie in the same chunk of that many tokens as the next query.
     """
 
     reach: int | None
@@ -33,19 +33,19 @@ class Retention:
     chunk: int | None = None
 
     def first(self, length: int) -> int:
-        """The first recent key that the query after `length` tokens, or a later one, may see: length where there is
-        none. Retention(3, chunk=4) is 4 after 6 tokens, and 8 after 8."""
+        """Returns the first recent key that the query after `length` tokens, or a later one, may see; `length` if
+        there is none. For Retention(3, chunk=4) it is 4 after 6 tokens, and 8 after 8."""
         recent = 0 if self.reach is None else max(0, length - self.reach)
         return recent if self.chunk is None else max(recent, length // self.chunk * self.chunk)
 
     def __or__(self, other: "Retention") -> "Retention":
         reach = None if self.reach is None or other.reach is None else max(self.reach, other.reach)
-        some = {r.chunk for r in (self, other) if r.reach != 0}  # with reach 0 no recent key is seen
+        some = {r.chunk for r in (self, other) if r.reach != 0}  # with reach 0 no recent key is retained
         chunk = None if None in some or not some else lcm(*(n for n in some if n is not None))
         return Retention(reach, max(self.sinks, other.sinks), self.globals or other.globals, chunk)
 
     def __and__(self, other: "Retention") -> "Retention":
-        """An upper bound of the keys that both retain (A & B sees no more than either)."""
+        """Returns an upper bound of the keys that both retain (A & B sees no more than either)."""
         return Retention(
             min((r.reach for r in (self, other) if r.reach is not None), default=None),
             max(self.sinks, other.sinks),
@@ -55,44 +55,45 @@ class Retention:
 
 
 class Pattern(ABC):
-    """Base of all patterns: static, hashable and printable.
+    """Base class of all patterns: static, hashable and printable.
 
-    A leaf must say `allows`, the truth on pairs, on which everything is tested. The other methods make it faster or
-    smaller; each has a default that is safe for any pattern:
+    A leaf must define `allows`, the exact predicate on pairs that everything is tested against. The other methods make
+    it faster or smaller; each has a default that is safe for any pattern:
 
-        judge        the same for two tiles at once; by default every tile is looked at
-        primitive    the test that compiled kernels know it by; by default none, and they leave it to others
-        is_causal    whether it may be cached; by default no
-        reach        how far a query sees; by default without bound
+        judge        the same for two tiles at once; by default every pair of tiles is checked pair by pair
+        primitive    the test that compiled kernels know it by; by default none, and those kernels do not support it
+        is_causal    whether it may be used with a cache; by default no
+        reach        how far a query sees; by default unbounded
         retention    the keys that a cache must keep; by default those within `reach`
-        dilation     how slots are best sorted; by default as they come
+        dilation     the step by which slots are best sorted; by default they are not sorted
     """
 
     @abstractmethod
     def allows(self, q: Tokens, k: Tokens) -> Tensor:
-        """The predicate on every pair: bool [B|1, T, S] (`PerHead`: [B|1, H, T, S]).
+        """Returns the predicate for every pair: bool [B|1, T, S] (`PerHead`: [B|1, H, T, S]).
 
-        Reads only `index` and `is_global`; `visible` adds the laws of tokens (documents, empty slots).
+        Reads only `index` and `is_global`; `visible` adds the rules for documents and empty slots.
         """
 
     def judge(self, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
-        """(possible, certain) for every pair of tiles: is some pair allowed (at most), are all (at least)."""
+        """Returns (possible, certain) for every pair of tiles: whether some pair may be allowed (an upper bound),
+        and whether all pairs are (a lower bound)."""
         possible = q.any_token & k.any_token
         return possible, torch.zeros_like(possible)
 
     @property
     def primitive(self) -> Primitive | None:
-        """The primitive that allows exactly the pairs that this leaf allows; None where there is none."""
+        """The primitive that allows exactly the same pairs as this leaf; None if there is none."""
         return None
 
     @property
     def is_causal(self) -> bool:
-        """True only if the pattern implies k.index <= q.index: the condition of every cache."""
+        """True only if the pattern implies k.index <= q.index, which every cache requires."""
         return False
 
     @property
     def reach(self) -> Bounds:
-        """(before, after): most positions that a query sees to either side; None is no bound."""
+        """(before, after): the largest distance that a query sees to either side; None is unbounded."""
         return None, 0 if self.is_causal else None
 
     @property
@@ -102,13 +103,13 @@ class Pattern(ABC):
 
     @property
     def dilation(self) -> int:
-        """The largest step of a window in the pattern, by which blocked backends sort slots (index modulo it);
-        never one of keys alone."""
+        """The largest step of a window in the pattern, by which blocked backends sort slots (index modulo step);
+        steps that constrain keys alone do not count."""
         return 1
 
     @property
     def heads(self) -> "tuple[Pattern, ...]":
-        """The pattern of each head where heads differ (`PerHead`); this pattern alone otherwise."""
+        """The pattern of each head if heads differ (`PerHead`); otherwise this pattern alone."""
         return (self,)
 
     def __and__(self, other: "Pattern") -> "Pattern":
@@ -127,7 +128,7 @@ class Pattern(ABC):
 
 @dataclass(frozen=True, repr=False)
 class _Joined(Pattern):
-    """The base of patterns of parts; here a pair is allowed that some part allows."""
+    """Base class of patterns that consist of parts; by default a pair is allowed if any part allows it."""
 
     parts: tuple[Pattern, ...]
     sign: ClassVar[str]
@@ -168,13 +169,13 @@ class _Joined(Pattern):
 
 
 class Or(_Joined):
-    """Pairs that some part allows."""
+    """Allows the pairs that any part allows."""
 
     sign = "|"
 
 
 class And(_Joined):
-    """Pairs that every part allows."""
+    """Allows the pairs that every part allows."""
 
     sign = "&"
 
@@ -195,7 +196,7 @@ class And(_Joined):
 
 
 class PerHead(_Joined):
-    """A pattern of its own for each query head, in order; & and | apply to every head."""
+    """A separate pattern for each query head, in order; & and | apply to every head."""
 
     def __init__(self, *parts: Pattern) -> None:
         if not parts or any(isinstance(p, PerHead) or not isinstance(p, Pattern) for p in parts):
@@ -220,6 +221,8 @@ class PerHead(_Joined):
 
 
 def _combine(kind: type[And] | type[Or], a: Pattern, b: Pattern) -> Pattern:
+    """Returns a & b or a | b: flattens nested joins of the same kind, drops duplicates, and joins `PerHead` head by
+    head."""
     if not isinstance(b, Pattern):
         got = f"the class {b.__name__}; give a value of it" if isinstance(b, type) else repr(b)
         raise PatternError(f"{kind.sign} joins two patterns, and beside {a} stands {got}")
@@ -235,10 +238,10 @@ def _combine(kind: type[And] | type[Or], a: Pattern, b: Pattern) -> Pattern:
 
 
 def visible(pattern: Pattern, q: Tokens, k: Tokens) -> Tensor:
-    """Which keys each query sees, all laws included: bool [B|1, H|1, T, S].
+    """Returns which keys each query sees, with all rules applied: bool [B|1, H|1, T, S].
 
-    `pattern.allows` on pairs of tokens of the same document, neither of them an empty slot. This is the
-    specification of every backend; it costs T x S and is for small calls.
+    `pattern.allows`, restricted to pairs of tokens of one document, neither of them an empty slot. This is the
+    specification of every backend; it costs T x S and is meant for small calls.
     """
     allowed = pattern.allows(q, k)
     if allowed.dim() == 3:
@@ -250,10 +253,11 @@ def visible(pattern: Pattern, q: Tokens, k: Tokens) -> Tensor:
 
 
 def judge(pattern: Pattern, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
-    """(possible, certain) for pairs of tiles, all laws included: may a pair of them be visible; are all.
+    """Returns (possible, certain) for pairs of tiles, with all rules applied: whether some pair may be visible, and
+    whether all are.
 
-    Conservative: `possible` may be True for tiles without a visible pair, `certain` may be False for tiles
-    in which every pair is visible; never the other way round. The extents broadcast against each other.
+    Conservative: `possible` may be True for tiles without a visible pair, and `certain` may be False for tiles in
+    which every pair is visible; never the other way round. The extents broadcast against each other.
     """
     possible, certain = pattern.judge(q, k)
     overlap = (q.document_lo <= k.document_hi) & (k.document_lo <= q.document_hi)
@@ -263,11 +267,11 @@ def judge(pattern: Pattern, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
 
 
 def classify(pattern: Pattern, q: Tokens, k: Tokens, q_tile: int, k_tile: int) -> tuple[Tensor, Tensor]:
-    """`judge` for every pair of a query tile and a key tile: bool [B|1, query tiles, key tiles] each."""
+    """Returns `judge` for every pair of a query tile and a key tile: bool [B|1, query tiles, key tiles] each."""
     step = pattern.dilation
     return judge_pairs(pattern, Extent.of(q, q_tile, step), Extent.of(k, k_tile, step))
 
 
 def judge_pairs(pattern: Pattern, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
-    """`judge` for every pair of tiles of extents [B|1, query tiles] and [B|1, key tiles]."""
+    """Returns `judge` for every pair of tiles of two extents [B|1, query tiles] and [B|1, key tiles]."""
     return judge(pattern, q.map(lambda t: t.unsqueeze(2)), k.map(lambda t: t.unsqueeze(1)))

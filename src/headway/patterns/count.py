@@ -1,4 +1,5 @@
-"""Numbers and pictures of a pattern alone: how many pairs it allows, the fates of keys, and its drawing."""
+"""Statistics and text drawings of patterns: the number of allowed pairs, the states of keys, and which keys are
+seen."""
 
 from collections.abc import Sequence
 from itertools import combinations, pairwise, product
@@ -14,9 +15,9 @@ from headway.patterns.program import FULL, NOTHING, chunks, fold, leaves, mapped
 from headway.tokens import Tokens
 
 MOST = 2**17
-"""Tokens of a row whose pairs are looked at one by one, where a pattern says no more than `allows`."""
+"""Maximum row length for which pairs are checked one by one, if a pattern defines no more than `allows`."""
 FATES = ("later", "released", "kept", "seen")
-"""The fates of keys: yet to come, released, kept for later queries, or seen."""
+"""The states of a key at a query: yet to come, released, kept for later queries, or seen."""
 
 
 def pairs(
@@ -28,15 +29,16 @@ def pairs(
     last: int | None = None,
     tile: int = 64,
 ) -> int:
-    """Allowed (query, key) pairs of an n x n call of `heads` query heads (`PerHead`: of its own), or of its `last`
-    queries alone: exact.
+    """Returns the exact number of allowed (query, key) pairs in an n x n call with `heads` query heads (for `PerHead`,
+    its own), or for the `last` queries only.
 
-    Without `tokens`, which say which are global, that is arithmetic at any n. With them, and for a pattern that has no
-    primitive or chunks of several sizes, blocks of `tile` that it rules in or out as a whole are counted as areas, and
-    the predicate is evaluated on the others only, so that nothing of size n x n is built.
+    Without `tokens`, which mark global tokens, this is arithmetic for any n. With them, and for a pattern that has a
+    leaf without a primitive or chunks of several sizes, blocks of `tile` tokens that are allowed or ruled out as a
+    whole are counted as areas, and the predicate is evaluated on the other blocks only, so that nothing of size n x n
+    is built.
 
-    Raises PatternError for tokens of another number, for `last` queries of given tokens, and for more than `MOST`
-    tokens where they would have to be looked at."""
+    Raises PatternError if `tokens` has another number of slots, if `last` is combined with tokens, and for more than
+    `MOST` tokens if pairs must be checked one by one."""
     if tokens is not None and (tokens.count != n or last is not None):
         what = f"n is {n}" if last is None else f"the last {last} queries of given tokens are not counted"
         raise PatternError(f"pairs: tokens describe {tokens.count} slots, but {what}")
@@ -51,10 +53,11 @@ def pairs(
 
 
 def _by_chunks(pattern: Pattern, n: int, last: int) -> int:
-    """`pairs` of the `last` of n queries, none global, from the primitives, of which those of chunks have one size.
+    """Returns `pairs` of the `last` of n queries without global tokens, from primitives whose chunks all have one size.
 
-    Chunks are Full within one, and nothing between two: pairs are counted as if there was nothing, and within each
-    chunk the pairs that Full adds. Between neighbouring ends of sinks, and of the queries, that is the same in each."""
+    Chunk is Full within a chunk, and nothing between chunks: pairs are counted with Chunk replaced by nothing, plus,
+    within each chunk, the pairs that Full adds. Chunks that contain no end of a sink or of the queries all add the
+    same number."""
     queries, keys, sizes = range(n - last, n), range(n), chunks(pattern)
     if not sizes or not last:
         return _counted(pattern, queries, keys)
@@ -78,10 +81,10 @@ def _with_chunks(pattern: Pattern, held: Pattern) -> Pattern:
 
 
 def _counted(pattern: Pattern, queries: range, keys: range) -> int:
-    """Pairs of these queries and keys, none global, from the primitives.
+    """Returns the number of allowed pairs of these queries and keys, without global tokens, from the primitives.
 
-    With a = k - q, every primitive is a bound of a or of k, or says what divides a. Between neighbouring bounds, and
-    for offsets that the same steps divide, all pairs are alike: one decides, and they are counted as a series.
+    With a = k - q, every primitive bounds a or k, or requires a step to divide a. Between neighbouring bounds, and for
+    offsets with the same dividing steps, all pairs are alike: one is tested, and they are counted as a series.
     Window.last(3) | Causal() & Sink(1) has the bounds a = -2, 0, 1 and k = 0, 1: for a < -2 only k = 0 is allowed."""
     primitives = [primitive(leaf) for leaf in leaves(pattern)]
     least, most = keys.start - queries.stop + 1, keys.stop - queries.start
@@ -92,7 +95,7 @@ def _counted(pattern: Pattern, queries: range, keys: range) -> int:
     for (first, beyond), (key, end) in product(
         _parts(offsets, least, most), _parts(places, keys.start, keys.stop)
     ):
-        for chosen in (some for size in range(len(steps) + 1) for some in combinations(steps, size)):
+        for chosen in (subset for size in range(len(steps) + 1) for subset in combinations(steps, size)):
             if _allowed(pattern, first, key, chosen):
                 total += _alike(range(first, beyond), range(key, end), queries, chosen, steps)
     return total
@@ -103,7 +106,7 @@ def _parts(bounds: set[int], first: int, end: int) -> list[tuple[int, int]]:
 
 
 def _allowed(pattern: Pattern, a: int, key: int, divides: Sequence[int]) -> bool:
-    """Whether a pair at the offset `a`, which these steps divide, and with this key is allowed."""
+    """Returns whether a pair at offset `a`, which exactly these steps divide, with this key is allowed."""
 
     def holds(leaf: Pattern) -> bool:
         p: Primitive = primitive(leaf)
@@ -118,8 +121,9 @@ def _allowed(pattern: Pattern, a: int, key: int, divides: Sequence[int]) -> bool
 
 
 def _alike(offsets: range, keys: range, queries: range, divide: Sequence[int], steps: Sequence[int]) -> int:
-    """Pairs at these offsets, whose steps are those in `divide` and no other of `steps`: what all of them divide, less
-    what one more divides, and so on."""
+    """Returns the number of pairs at these offsets that the steps in `divide`, and no other of `steps`, divide:
+    inclusion-exclusion over the other steps."""
+    # steps 2 and 3, divide (2,): multiples of 2 less multiples of 6
     others = [step for step in steps if step not in divide]
     return sum(
         (-1) ** size * _within(offsets, keys, queries, lcm(*divide, *more))
@@ -129,10 +133,10 @@ def _alike(offsets: range, keys: range, queries: range, divide: Sequence[int], s
 
 
 def _within(offsets: range, keys: range, queries: range, step: int) -> int:
-    """Pairs (q, k) of these whose offset k - q is one of `offsets` and a multiple of `step`.
+    """Returns the number of pairs (q, k) of these whose offset k - q is in `offsets` and a multiple of `step`.
 
-    An offset a has as many as the keys have in common with the queries moved by a: (q1 + a - k0)+ - (q1 + a - k1)+
-    - (q0 + a - k0)+ + (q0 + a - k1)+, where (x)+ is x above 0."""
+    The number for one offset a is the overlap of the keys with the queries shifted by a, with (x)+ = max(x, 0):
+    (q1 + a - k0)+ - (q1 + a - k1)+ - (q0 + a - k0)+ + (q0 + a - k1)+."""
     q0, q1, k0, k1 = queries.start, queries.stop, keys.start, keys.stop
     signed = ((1, q1 - k0), (-1, q1 - k1), (-1, q0 - k0), (1, q0 - k1))
     total = 0
@@ -144,7 +148,7 @@ def _within(offsets: range, keys: range, queries: range, step: int) -> int:
 
 
 def _seen(pattern: Pattern, n: int, last: int, tokens: Tokens | None, tile: int) -> int:
-    """`pairs` of the `last` of n queries, looked at."""
+    """Returns `pairs` of the `last` of n queries by evaluating the predicate."""
     if tokens is None and n > MOST:
         raise PatternError(
             f"pairs: {opaque(pattern) or pattern} is not counted by arithmetic, so that its pairs are looked at one by "
@@ -161,36 +165,36 @@ def _seen(pattern: Pattern, n: int, last: int, tokens: Tokens | None, tile: int)
     possible, certain = classify(pattern, tokens, tokens, tile, tile)
     total = int(certain.sum()) * tile * tile
     unsure = (possible & ~certain).nonzero()
-    for some in unsure.split(1024) if len(unsure) else ():
-        row, i, j = some.unbind(1)
+    for block_pairs in unsure.split(1024) if len(unsure) else ():
+        row, i, j = block_pairs.unbind(1)
         q, k = (_blocks(tokens, row, at, tile) for at in (i, j))
         total += int(visible(pattern, q, k).sum())
     return total
 
 
 def _blocks(tokens: Tokens, row: Tensor, at: Tensor, tile: int) -> Tokens:
-    """Block `at[p]` of row `row[p]`, as row p of a batch."""
+    """Returns block `at[p]` of row `row[p]`, as row p of a batch."""
     slots = at.unsqueeze(1) * tile + torch.arange(tile)
     return tokens.expand(tokens.rows).select_rows(row).gather(slots)
 
 
 def span(patterns: Sequence[Pattern]) -> int | None:
-    """How many positions lie between the first and the last token that one output of a stack may depend on, both
-    counted, where a layer of each pattern follows the other: 1 + the sum of (before + after), the reaches of the
-    layers; of windows (before + after) step. None is no bound.
+    """Returns the number of positions from the first to the last token, both included, that one output of a stack may
+    depend on, with one layer per pattern: 1 + the sum of the layers' reaches (before + after, for windows times step);
+    None is unbounded.
 
-    A span, and no count of tokens: a dilated layer sees only every step-th token of its own."""
+    It is a span, not a number of tokens: a dilated layer sees only every step-th token of it."""
     reaches = [bound for pattern in patterns for bound in pattern.reach]
     bounds = [bound for bound in reaches if bound is not None]
     return 1 + sum(bounds) if len(bounds) == len(reaches) else None
 
 
 def fates(pattern: Pattern, q: Tokens, k: Tokens) -> Tensor:
-    """The fate of each key at each query, as indices into `FATES`: int8 [B|1, H|1, T, S].
+    """Returns the state of each key at each query, as an index into `FATES`: int8 [B|1, H|1, T, S].
 
-    "seen" keys are `visible` to it; "kept" ones may be seen by queries from here on, or by other heads; no query from
-    here on sees "released" ones (`Retention`), which a cache need not have; "later" ones have yet to come. Where
-    queries see later keys nothing is released, and nothing is late."""
+    "seen" keys are `visible` to the query; "kept" keys may be seen by queries from here on, or by other heads;
+    "released" keys are seen by no query from here on (`Retention`), so a cache need not store them; "later" keys are
+    yet to come. If queries see later keys, nothing is released, and nothing is "later"."""
     seen = visible(pattern, q, k)
     away, retention = q.index.unsqueeze(-1) - k.index.unsqueeze(-2), pattern.retention
     held = torch.ones_like(away, dtype=torch.bool)
@@ -210,8 +214,8 @@ def fates(pattern: Pattern, q: Tokens, k: Tokens) -> Tensor:
 
 
 def draw(pattern: Pattern, n: int, tokens: Tokens | None = None, marks: str = "#.") -> str:
-    """The pattern as text, a row per query and a column per key: the first mark where the key is seen, else the second;
-    PerHead: head by head."""
+    """Returns the pattern as text, one row per query and one column per key: the first mark if the key is seen,
+    else the second; for PerHead, head by head."""
     tokens = Tokens.range(n) if tokens is None else tokens
     blocks = []
     for number, head in enumerate(pattern.heads):

@@ -1,4 +1,4 @@
-"""The patterns that cannot be taken apart."""
+"""The elementary patterns, which are not composed of others."""
 
 from dataclasses import dataclass
 
@@ -12,12 +12,12 @@ from headway.patterns.tiles import Extent
 from headway.tokens import Tokens
 
 FARTHEST = 2**62
-"""The largest distance: positions are 64-bit integers."""
+"""The largest distance that a pattern can name: positions are 64-bit integers."""
 
 
 @dataclass(frozen=True, repr=False)
 class Full(Pattern):
-    """Everyone sees everyone."""
+    """Every token sees every token."""
 
     primitive = Primitive(Kind.FULL)
 
@@ -32,7 +32,7 @@ class Full(Pattern):
 
 @dataclass(frozen=True, repr=False)
 class Causal(Pattern):
-    """A query sees itself and what lies before it: k <= q."""
+    """A query sees itself and earlier tokens: k <= q."""
 
     primitive = Primitive(Kind.CAUSAL)
     is_causal = True
@@ -46,9 +46,9 @@ class Causal(Pattern):
 
 @dataclass(frozen=True, repr=False)
 class Window(Pattern):
-    """A query sees `before` others before it, itself, and `after` others after it, `step` apart.
+    """A query sees itself, `before` keys before it, and `after` keys after it, `step` positions apart.
 
-    k = q + j * step with -before <= j <= after: before + 1 + after keys, whatever the step (dilation, when
+    k = q + j * step with -before <= j <= after: before + 1 + after keys, whatever the step (a dilated window if
     greater than 1). (Beltagy et al. 2020, section 3.1; their two-sided window w is before = after = w / 2.)
     """
 
@@ -67,7 +67,7 @@ class Window(Pattern):
 
     @staticmethod
     def last(keys: int, step: int = 1) -> "Window":
-        """The last `keys` keys, the query itself included."""
+        """Returns a window over the last `keys` keys, the query itself included."""
         if not isinstance(keys, int) or isinstance(keys, bool) or keys < 1:
             raise PatternError(
                 f"Window.last: a query sees at least itself, so keys must be 1 or more, got {keys!r}; "
@@ -77,7 +77,7 @@ class Window(Pattern):
 
     @staticmethod
     def around(others: int, step: int = 1) -> "Window":
-        """`others` keys on either side, and the query itself."""
+        """Returns a window over `others` keys on either side, and the query itself."""
         return Window(others, others, step)
 
     def allows(self, q: Tokens, k: Tokens) -> Tensor:
@@ -114,19 +114,19 @@ class Window(Pattern):
         return self.after == 0
 
     def __str__(self) -> str:
-        rest = f", step={self.step}" if self.step > 1 else ""
+        suffix = f", step={self.step}" if self.step > 1 else ""
         if self.after == 0:
-            return f"Window.last({self.before + 1}{rest})"
+            return f"Window.last({self.before + 1}{suffix})"
         if self.after == self.before:
-            return f"Window.around({self.before}{rest})"
-        return f"Window({self.before}, {self.after}{rest})"
+            return f"Window.around({self.before}{suffix})"
+        return f"Window({self.before}, {self.after}{suffix})"
 
 
 @dataclass(frozen=True, repr=False)
 class Chunk(Pattern):
-    """A query sees its own chunk: every `size` tokens of a document, from its first one, are one.
+    """A query sees its own chunk: each document is divided into chunks of `size` tokens, starting with its first token.
 
-    floor(k / size) = floor(q / size). A decoder's layer is `Chunk(n) & Causal()` (Llama 4's attention_chunk_size n).
+    floor(k / size) = floor(q / size). For a decoder use `Chunk(n) & Causal()` (Llama 4's attention_chunk_size n).
     """
 
     size: int
@@ -158,7 +158,7 @@ class Chunk(Pattern):
 
 @dataclass(frozen=True, repr=False)
 class Sink(Pattern):
-    """Everyone sees the first `count` tokens of their document: 0 <= k < count.
+    """Every token sees the first `count` tokens of its document: 0 <= k < count.
 
     (Attention sinks: Xiao et al. 2023, "Efficient streaming language models", section 3.2.)
     """
@@ -194,7 +194,7 @@ class Sink(Pattern):
 
 @dataclass(frozen=True, repr=False)
 class GlobalKeys(Pattern):
-    """Everyone sees global tokens. (Beltagy et al. 2020, section 3.1, "global attention".)"""
+    """Every token sees global tokens. (Beltagy et al. 2020, section 3.1, "global attention".)"""
 
     primitive = Primitive(Kind.GLOBAL_KEYS)
 
@@ -212,7 +212,7 @@ class GlobalKeys(Pattern):
 
 @dataclass(frozen=True, repr=False)
 class GlobalQueries(Pattern):
-    """Global tokens see everyone. (Beltagy et al. 2020, section 3.1, "global attention".)"""
+    """Global tokens see every token. (Beltagy et al. 2020, section 3.1, "global attention".)"""
 
     primitive = Primitive(Kind.GLOBAL_QUERIES)
 
@@ -225,5 +225,5 @@ class GlobalQueries(Pattern):
 
 
 def Global() -> Pattern:
-    """Global tokens see everyone and are seen by everyone."""
+    """Returns the pattern in which global tokens see every token and are seen by every token."""
     return GlobalKeys() | GlobalQueries()

@@ -1,4 +1,4 @@
-"""Cells of queries and keys as pictures for a notebook: HTML that needs no script and nothing from elsewhere."""
+"""Matrices of query and key cells as pictures for a notebook: self-contained HTML without scripts."""
 
 from collections.abc import Sequence
 from html import escape
@@ -9,7 +9,7 @@ from torch import Tensor
 INK, GREY, PALE = "#1d2733", "#8a94a0", "#e9edf1"
 BLUE, ORANGE, GREEN, RED, VIOLET = "#2f6fb3", "#e08a1e", "#3c9b6b", "#c8453c", "#7a5bb0"
 PALETTE = (BLUE, ORANGE, GREEN, VIOLET, RED)
-LONGEST = 12  # characters of a label
+LONGEST = 12  # most characters of a label
 
 
 def svg(
@@ -20,9 +20,10 @@ def svg(
     queries: Sequence[str] = (),
     keys: Sequence[str] = (),
 ) -> str:
-    """Queries down, keys to the right: cell c of `cells` [N, S] is painted fills[c - 1], and 0 is left pale.
+    """Returns an SVG of `cells` [N, S] with queries downwards and keys to the right: a cell of value c > 0 has the
+    color fills[c - 1], and 0 stays pale.
 
-    side: of a cell, in pixels.   queries, keys: texts beside the rows and above the columns; none unless given.
+    side: width of a cell, in pixels.   queries, keys: labels beside the rows and above the columns; none by default.
     """
     count, width = cells.shape
     left, above = (_room(texts) for texts in (queries, keys))
@@ -60,8 +61,8 @@ def svg(
 
 
 def figure(panels: Sequence[tuple[str, str]], below: str = "") -> str:
-    """Titled pictures side by side, as many a row as there is room for, and a line below them. Titles are text, the
-    pictures and the line are HTML."""
+    """Returns HTML with titled pictures side by side, as many per row as fit, and a line below them. Titles are
+    plain text, the pictures and the line HTML."""
     boxes = "".join(
         f'<div><div style="font-size:11px;margin-bottom:3px">{escape(title)}</div>{picture}</div>'
         for title, picture in panels
@@ -74,10 +75,10 @@ def figure(panels: Sequence[tuple[str, str]], below: str = "") -> str:
 
 
 def _label(text: str) -> str:
-    """A text beside a row or a column, cut where it is long."""
+    """Returns the label of a row or column, shortened if it is too long."""
     return escape(text if len(text) <= LONGEST else text[: LONGEST - 1] + "…")
 
 
 def _room(texts: Sequence[str]) -> float:
-    """Pixels that labels take."""
+    """Returns the pixels that labels need."""
     return 8 + 7 * max(min(len(text), LONGEST) for text in texts) if texts else 0

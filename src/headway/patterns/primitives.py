@@ -1,6 +1,6 @@
-"""The tests on a pair of tokens that compiled kernels know: a leaf of a pattern may be lowered to one.
+"""The tests on a pair of tokens that compiled kernels implement, to which leaves of a pattern are lowered.
 
-The table of kinds; csrc/headway.h repeats their numbers, csrc/mask.h evaluates them.
+This table defines the kinds; csrc/headway.h repeats their numbers, csrc/mask.h evaluates them.
 """
 
 from enum import IntEnum
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Kind(IntEnum):
-    """An instruction. With k and q the indices of a key and a query of one document, a pair is allowed where
+    """An instruction. With k and q the indices of a key and a query in one document, it allows a pair if
 
     FULL            always
     CAUSAL          k <= q
@@ -16,8 +16,8 @@ class Kind(IntEnum):
     SINK            first <= k < last
     GLOBAL_KEYS     the key is global
     GLOBAL_QUERIES  the query is global
-    CHUNK           k and q lie in one of the stretches of `last` indices that begin at 0
-    AND, OR         both, or one, of the two results before allow it
+    CHUNK           floor(k / last) = floor(q / last)
+    AND, OR         both, or at least one, of the two previous results allow it
     """
 
     FULL = 0
@@ -32,7 +32,7 @@ class Kind(IntEnum):
 
 
 class Primitive(NamedTuple):
-    """A kind with its numbers; those that it does not read are 0, 0 and 1."""
+    """A kind and its numbers; numbers that the kind does not use are 0, 0 and 1."""
 
     kind: Kind
     first: int = 0

@@ -1,6 +1,6 @@
-"""A pattern lowered: the one place that takes patterns apart, for everything that evaluates them its own way.
+"""Lowers patterns: the one place that takes patterns apart, for everything that evaluates them in its own way.
 
-Leaves say their primitive (`Pattern.primitive`); & and | join the values of their parts.
+Leaves state their primitive (`Pattern.primitive`); & and | join the values of their parts.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -25,22 +25,22 @@ More = TypeVarTuple("More")
 Join = Callable[[Sequence[Value]], Value]
 
 Program = tuple[Primitive, ...]
-"""A pattern for a stack machine, in postfix: primitives push, AND and OR join the two on top. Causal() & Window.last(4)
-| Sink(1) is CAUSAL, WINDOW, AND, SINK, OR."""
+"""A pattern as a postfix program for a stack machine: primitives push, AND and OR join the two topmost values.
+Causal() & Window.last(4) | Sink(1) is CAUSAL, WINDOW, AND, SINK, OR."""
 
 Terms = tuple[tuple[Primitive, ...], ...]
-"""A pattern as "some term holds"; a term is "all its primitives hold"."""
+"""A pattern in disjunctive normal form: some term holds; a term holds if all its primitives do."""
 
 
 def leaves(pattern: Pattern) -> tuple[Pattern, ...]:
-    """The parts that cannot be taken apart, of every head, from left to right."""
+    """Returns the leaves of every head of the pattern, from left to right."""
     if isinstance(pattern, And | Or | PerHead):
         return tuple(leaf for part in pattern.parts for leaf in leaves(part))
     return (pattern,)
 
 
 def fold(pattern: Pattern, leaf: Callable[[Pattern], Value], every: Join[Value], some: Join[Value]) -> Value:
-    """The values of `leaf` for the leaves, joined by `every` where they stand under & and by `some` under |."""
+    """Returns the values of `leaf` for all leaves, combined by `every` under & and by `some` under |."""
     if isinstance(pattern, And | Or):
         parts = [fold(part, leaf, every, some) for part in pattern.parts]
         return every(parts) if isinstance(pattern, And) else some(parts)
@@ -52,19 +52,19 @@ def fold(pattern: Pattern, leaf: Callable[[Pattern], Value], every: Join[Value],
 
 
 def opaque(pattern: Pattern) -> Pattern | None:
-    """The first leaf without a primitive, of which only `allows` and `judge` are known; None if each has one."""
+    """Returns the first leaf without a primitive, which has only `allows` and `judge`; None if every leaf has one."""
     return next((leaf for leaf in leaves(pattern) if leaf.primitive is None), None)
 
 
 def primitive(leaf: Pattern) -> Primitive:
-    """The primitive of a leaf that has one."""
+    """Returns the primitive of a leaf that has one."""
     p = leaf.primitive
     assert p is not None, f"{leaf} has no primitive: ask opaque() before"
     return p
 
 
 def lower(pattern: Pattern) -> Program:
-    """The program of a pattern none of whose leaves is opaque."""
+    """Returns the program of a pattern without opaque leaves."""
     return _lower(pattern) if torch.compiler.is_compiling() else _lowered(pattern)
 
 
@@ -80,7 +80,7 @@ _lowered = lru_cache(maxsize=512)(_lower)
 
 
 def height(program: Program) -> int:
-    """The places that the stack of a program needs."""
+    """Returns the stack size that a program needs."""
     depth = [0]
     for item in program:
         depth.append(depth[-1] + (-1 if item.kind in (Kind.AND, Kind.OR) else 1))
@@ -88,11 +88,11 @@ def height(program: Program) -> int:
 
 
 def terms(pattern: Pattern) -> Terms:
-    """The pattern, none of whose leaves is opaque, as a disjunction of conjunctions."""
+    """Returns a pattern without opaque leaves in disjunctive normal form."""
     return fold(
         pattern,
         lambda leaf: ((primitive(leaf),),),
-        lambda parts: tuple(tuple(dict.fromkeys(chain(*some))) for some in product(*parts)),
+        lambda parts: tuple(tuple(dict.fromkeys(chain(*factors))) for factors in product(*parts)),
         lambda parts: tuple(dict.fromkeys(chain(*parts))),
     )
 
@@ -101,7 +101,8 @@ def terms(pattern: Pattern) -> Terms:
 
 
 def mapped(pattern: Pattern, change: Callable[[Pattern], Pattern]) -> Pattern:
-    """The same of changed leaves, without the parts that then always hold (under &) or never do (under |)."""
+    """Returns the pattern with changed leaves, without parts that then always hold (under &) or never hold (under
+    |)."""
     if isinstance(pattern, PerHead):
         return PerHead(*(mapped(part, change) for part in pattern.parts))
     if not isinstance(pattern, And | Or):
@@ -110,8 +111,8 @@ def mapped(pattern: Pattern, change: Callable[[Pattern], Pattern]) -> Pattern:
     idle, decisive = (FULL, NOTHING) if isinstance(pattern, And) else (NOTHING, FULL)
     if decisive in parts:
         return decisive
-    left = tuple(part for part in parts if part != idle)
-    return type(pattern)(left) if len(left) > 1 else left[0] if left else idle
+    remaining = tuple(part for part in parts if part != idle)
+    return type(pattern)(remaining) if len(remaining) > 1 else remaining[0] if remaining else idle
 
 
 STANDARD: dict[Kind, Callable[[Primitive], Pattern]] = {
@@ -123,19 +124,19 @@ STANDARD: dict[Kind, Callable[[Primitive], Pattern]] = {
     Kind.GLOBAL_KEYS: lambda p: GlobalKeys(),
     Kind.GLOBAL_QUERIES: lambda p: GlobalQueries(),
 }
-"""The leaves of `leaves.py`, each by its primitive."""
+"""The leaves of `leaves.py` by the kind of their primitive."""
 
 
 def standard(leaf: Pattern) -> Pattern:
-    """The leaf of `leaves.py` with the same primitive; the leaf itself where it has none."""
+    """Returns the leaf of `leaves.py` with the same primitive; the leaf itself if it has none."""
     return leaf if leaf.primitive is None else STANDARD[leaf.primitive.kind](leaf.primitive)
 
 
 def simplify(pattern: Pattern, q: Tokens, k: Tokens) -> Pattern:
-    """The plainest pattern that allows the same pairs of these tokens.
+    """Returns the simplest pattern that allows the same pairs of these tokens.
 
-    Leaves are the standard ones. Parts of & that always hold and parts of | that never do are dropped; a window that
-    reaches past the first key is Causal. So a window of 512 over 300 tokens runs as Causal.
+    Leaves are replaced by the standard ones. Parts of & that always hold and parts of | that never hold are dropped; a
+    window that reaches beyond the first key becomes Causal. So a window of 512 over 300 tokens runs as Causal.
     """
     if not q.count or not k.count:
         return pattern
@@ -169,15 +170,15 @@ def _some(judged: Tensor | bool) -> bool:
 # -- functions of a pattern and the tokens of both sides, computed once ----------------------------------------
 
 OTHERS = 8
-"""Values kept for one token object of the queries, where tokens have no static key."""
+"""Maximum number of values stored per token object of the queries, for tokens without a static key."""
 
 
 class TokensMemo(Generic[Value, *More]):
-    """`make(pattern, q, k, ...)`, remembered.
+    """Memoizes `make(pattern, q, k, ...)`.
 
-    The key is `Tokens.static_key` and the number of rows where it determines the tokens; else the token objects, as
-    long as they live unchanged, so that the layers of a model, and forward and backward, share one value. In a traced
-    graph nothing is remembered. At most `most` values of static keys are kept; when there are more, all are dropped.
+    The key is `Tokens.static_key` and the shape if it determines the tokens; otherwise the token objects, as long as
+    they live unchanged, so that all layers of a model, and forward and backward, share one value. Nothing is memoized
+    in a traced graph. At most `most` values with static keys are stored; when they are exceeded, all are dropped.
     """
 
     def __init__(self, make: Callable[[Pattern, Tokens, Tokens, *More], Value], most: int = 64) -> None:
@@ -207,37 +208,37 @@ class TokensMemo(Generic[Value, *More]):
 
 
 simplified = TokensMemo(simplify, most=512)
-"""`simplify`, remembered."""
+"""`simplify`, memoized."""
 
 
 # -- questions about patterns ---------------------------------------------------------------------------------
 
 
 def kinds(pattern: Pattern) -> set[Kind]:
-    """The kinds of the primitives in a pattern."""
+    """Returns the kinds of the primitives in a pattern."""
     return {leaf.primitive.kind for leaf in leaves(pattern) if leaf.primitive is not None}
 
 
 def sinks(pattern: Pattern) -> int:
-    """The most first tokens that a part of the pattern pins."""
+    """Returns the largest number of first tokens that a Sink in the pattern allows."""
     primitives = (leaf.primitive for leaf in leaves(pattern))
     return max((p.last for p in primitives if p is not None and p.kind == Kind.SINK), default=0)
 
 
 def chunks(pattern: Pattern) -> set[int]:
-    """The sizes of the chunks in a pattern."""
+    """Returns the sizes of the chunks in a pattern."""
     primitives = (leaf.primitive for leaf in leaves(pattern))
     return {p.last for p in primitives if p is not None and p.kind == Kind.CHUNK}
 
 
 def without(pattern: Pattern, *gone: Kind) -> Pattern:
-    """The rest of a pattern where primitives of these kinds allow nothing."""
+    """Returns the pattern with primitives of these kinds replaced by nothing."""
     return mapped(pattern, lambda leaf: NOTHING if kinds(leaf) & {*gone} else leaf)
 
 
 def interval(pattern: Pattern) -> Bounds | None:
-    """(before, after) where a query sees every key within these distances and no other: so for Full(), Causal() and
-    windows without dilation, each of which holds distance 0, under & and |. None for any other pattern, and
+    """Returns (before, after) if a query sees exactly the keys within these distances: for Full(), Causal() and
+    windows without dilation (all of which contain distance 0), joined by & and |. None for any other pattern, and
     for `PerHead`, whose heads may differ."""
     if isinstance(pattern, PerHead):
         return None
@@ -249,5 +250,5 @@ def interval(pattern: Pattern) -> Bounds | None:
 
 
 def reads_globals(pattern: Pattern) -> bool:
-    """Whether a pattern, as far as it says, depends on which tokens are global."""
+    """Returns whether a pattern depends on which tokens are global, as far as its retention and primitives state it."""
     return pattern.retention.globals or bool(kinds(pattern) & {Kind.GLOBAL_KEYS, Kind.GLOBAL_QUERIES})

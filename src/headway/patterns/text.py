@@ -17,20 +17,20 @@ _KNOWN = f"known are {', '.join(NAMES)}, joined by & and |"
 
 
 def parse(text: str) -> Pattern:
-    """The pattern that `text` spells: names and calls of this module, joined by & and |, with parentheses.
+    """Returns the pattern that `text` spells: names and calls of this package, joined by & and |, with parentheses.
 
-    `Window.last(512) & Causal() | Sink(4)`; & binds closer than |; a name without arguments may drop its
-    parentheses. Nothing is evaluated but these names.
+    Example: `Window.last(512) & Causal() | Sink(4)`; & binds tighter than |; a name without arguments may omit its
+    parentheses. Nothing but these names is evaluated.
 
     Raises:
-        PatternError: with the place in the text and, for a name, the nearest known one.
+        PatternError: with the position in the text and, for an unknown name, the nearest known one.
     """
     if not isinstance(text, str) or not text.strip():
         raise PatternError(f'pattern: a text such as "Window.last(512) & Causal()" is needed, got {text!r}')
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except SyntaxError as error:
-        at = error.offset or len(text.strip()) + 1  # Python counts 0 where the text ends too early
+        at = error.offset or len(text.strip()) + 1  # the offset is 0 if the text ends too early
         raise PatternError(f"pattern {text!r}: cannot be read at character {at}: {error.msg}") from None
     except UnicodeEncodeError as error:
         raise PatternError(
@@ -56,7 +56,7 @@ def _too_deep(text: str) -> PatternError:
 
 
 def _value(node: ast.expr) -> Any:
-    """The value that a part of the text spells: a pattern, or a number among its arguments."""
+    """Returns the value of a part of the text: a pattern, or a number among its arguments."""
     place = f"{ast.unparse(node)!r} at character {node.col_offset + 1}"
     match node:
         case ast.BinOp(left, ast.BitAnd() | ast.BitOr() as sign, right):
@@ -78,6 +78,8 @@ def _value(node: ast.expr) -> Any:
 
 
 def _called(func: ast.expr, arguments: list[ast.expr], keywords: list[ast.keyword]) -> Pattern:
+    """Returns the pattern of a name with its arguments. Raises PatternError for an unknown name or arguments that
+    do not fit."""
     name, at = ast.unparse(func), func.col_offset + 1
     if name not in NAMES:
         raise PatternError(f"unknown name {name!r} at character {at}{did_you_mean(name, NAMES)}; {_KNOWN}")

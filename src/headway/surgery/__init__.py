@@ -1,8 +1,8 @@
-"""Surgery: a model becomes another one. Its function changes, so every operation is measured before and after.
+"""Surgery: turns a model into another one. Its function changes, so every operation measures it before and after.
 
-Operations are pure: (spec, state) -> (spec, state), where `state` has the names of `Decoder.state_dict()`.
-`operate` takes a folder, the result of an operation and a text, and writes the new folder with a report; `lengthen`
-does so for an encoder, `quantize_folder` with weights of 8 or 4 bits.
+Operations are pure functions (spec, state) -> (spec, state), where `state` has the names of `Decoder.state_dict()`.
+`operate` takes a folder, the result of an operation and a text, and writes a new folder with a report; `lengthen` does
+this for an encoder, `quantize_folder` for weights of 8 or 4 bits.
 """
 
 from headway.checkpoints.rewriting import Change, Rewritten

@@ -1,4 +1,4 @@
-"""Longer rows with the same weights: rotary frequencies that are rescaled, or a bound on what layers see."""
+"""Longer contexts with the same weights: rescales rotary frequencies, or bounds what layers see."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ METHODS: Mapping[Method, str] = MappingProxyType(
         "dynamic": "the base grows with each row's own length: rows within the trained context stay as they are",
     }
 )
-LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR = 1.0, 4.0  # LLaMA 3.1's
+LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR = 1.0, 4.0  # as in LLaMA 3.1
 _SCALINGS: Mapping[str, Callable[[float, int], Scaling]] = {
     "linear": lambda factor, trained: LinearScaling(factor),
     "yarn": YaRN,
@@ -45,7 +45,7 @@ _SCALINGS: Mapping[str, Callable[[float, int], Scaling]] = {
 def stretch_context(
     spec: ModelSpec, state: Mapping[str, Tensor], method: Method, factor: float
 ) -> tuple[ModelSpec, dict[str, Tensor]]:
-    """The same weights with frequencies for rows of factor * c tokens, c = `spec.trained_context`.
+    """Returns the same weights with frequencies for rows of factor * c tokens, c = `spec.trained_context`.
 
         linear    f_i / factor                                  Chen et al. 2023, "position interpolation"
         ntk       theta' = theta factor^(d / (d - 2))           bloc97 2023, "NTK-aware scaled RoPE"
@@ -53,14 +53,14 @@ def stretch_context(
         llama3    `Llama3(factor, 1, 4, c)`                     LLaMA 3.1
         dynamic   `DynamicNTK(factor, c)`                       emozilla 2023, "dynamic NTK"
 
-    d are the rotated dims; of positions by layer, every layer that turns is rescaled. `trained_context` becomes
-    factor * c, what the model is meant to serve from then on (the scaling keeps c), and a `max_context` below that
-    is raised to it.
+    d is the number of rotated dims; with positions by layer, every layer with rotary positions is rescaled.
+    `trained_context` becomes factor * c, the length that the model should serve from now on (the scaling keeps c), and
+    a smaller `max_context` is raised to it.
 
     Raises:
         ConfigError: positions that are not rotary, are scaled already, or have frequencies that are trained or not
-            powers of a theta; factor below 1; an unknown method; ntk or dynamic with 2 rotated dims, where d / (d - 2)
-            has no value.
+            powers of a theta; factor below 1; an unknown method; ntk or dynamic with 2 rotated dims, for which
+            d / (d - 2) is undefined.
     """
     check_known(method, METHODS, "stretch_context: there is no method")
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor < math.inf:
@@ -79,6 +79,7 @@ def stretch_context(
 def _stretched(
     positions: PositionScheme, method: Method, factor: float, trained: int, head_dim: int
 ) -> PositionScheme:
+    """Returns the positions rescaled by `method`; with positions by layer, those of every layer that has any."""
     if isinstance(positions, PerLayer) and positions.marks == "queries and keys":
         return PerLayer(
             tuple(
@@ -98,7 +99,8 @@ def _stretched(
 
 
 def _checked(positions: PositionScheme) -> Rotary:
-    """`positions`, when they are rotary and their frequencies are theta^(-2i/d), as every method takes them to be."""
+    """Returns `positions` if they are rotary with unscaled frequencies theta^(-2i/d), which every method assumes;
+    raises ConfigError otherwise."""
     if not isinstance(positions, Rotary):
         why = (
             f"they are a trained table of {positions.size} rows, and row {positions.size} is undefined"
@@ -112,9 +114,9 @@ def _checked(positions: PositionScheme) -> Rotary:
             "begin with the model that it was made of"
         )
     if positions.trainable or positions.schedule != "powers":
-        kind = "trained" if positions.trainable else f"of schedule {positions.schedule!r}"
+        frequencies = "trained" if positions.trainable else f"of schedule {positions.schedule!r}"
         raise ConfigError(
-            f"stretch_context: this model's frequencies are {kind}, and {', '.join(METHODS)} rescale those of a "
+            f"stretch_context: this model's frequencies are {frequencies}, and {', '.join(METHODS)} rescale those of a "
             "theta; there is no rule to stretch these"
         )
     return positions
@@ -128,20 +130,20 @@ def put_window(
     sinks: int = 0,
     layers: Sequence[int] | None = None,
 ) -> tuple[ModelSpec, dict[str, Tensor]]:
-    """The same weights, seeing through `Window.last(keys) | (Causal() & Sink(sinks))` in `layers`.
+    """Returns the same weights with the pattern `Window.last(keys) | (Causal() & Sink(sinks))` in `layers`.
 
-    Those layers' caches then hold `keys` + `sinks` slots of a row, however long it is. Where a layer saw all
-    before, rows of up to `keys` + `sinks` tokens see what they saw. Keys keep the positions that they had, so a
-    sink moves away from its queries (Xiao et al. 2023, "Efficient streaming language models with attention sinks",
-    section 3.2, number the kept keys anew, by their place in the cache).
+    The caches of these layers then hold `keys` + `sinks` slots per row, whatever its length. In a layer that was fully
+    causal, rows of up to `keys` + `sinks` tokens see the same keys as before. Keys keep their original positions, so
+    the distance between a sink and its queries grows (Xiao et al. 2023, "Efficient streaming language models with
+    attention sinks", section 3.2, renumber the kept keys by their place in the cache).
 
     Args:
-        keys: keys that a query sees, itself included, 1 or more.
-        sinks: first tokens of the document that are seen from everywhere.
-        layers: numbers from 0; unless given, those that see all before them (`open_layers`). A layer that is named
-            takes the new pattern whatever it had.
+        keys: number of keys that a query sees, itself included, 1 or more.
+        sinks: number of first tokens of the document that every later token sees.
+        layers: layer numbers from 0; by default those whose caches are unbounded (`open_layers`). A named layer gets
+            the new pattern whatever its old one was.
 
-    Raises PatternError for keys below 1 or negative sinks; ConfigError for layers that are not there, or none.
+    Raises PatternError for keys below 1 or negative sinks; ConfigError for layers out of range, or no layers.
     """
     last = Window.last(keys)
     pattern: Pattern = last | (Causal() & Sink(sinks)) if sinks else last
@@ -162,14 +164,14 @@ def put_window(
 
 
 def open_layers(spec: ModelSpec) -> tuple[int, ...]:
-    """The layers without a bound on the keys that later queries may still see: their caches grow."""
+    """Returns the layers without a bound on the keys that later queries may still see: those whose caches grow."""
     return tuple(i for i, pattern in enumerate(spec.patterns) if pattern.retention.reach is None)
 
 
 def parse_layers(text: str, count: int) -> tuple[int, ...]:
-    """Layer numbers from text: "all", or numbers and ranges such as "0-3,5" (both ends included).
+    """Returns layer numbers from text: "all", or numbers and ranges such as "0-3,5" (both ends included).
 
-    Raises ConfigError for anything else, and for layers beyond 0 .. count - 1."""
+    Raises ConfigError for anything else, and for layers outside 0 .. count - 1."""
     if text.strip() == "all":
         return tuple(range(count))
     layers: list[int] = []

@@ -1,5 +1,5 @@
-"""Fewer key/value heads: MHA to GQA to MQA, and three ways to pool them side by side. (Ainslie et al. 2023, "GQA",
-section 2.1 and figure 4.)
+"""Reduces key/value heads, from MHA to GQA to MQA, and compares three ways to pool them (Ainslie et al. 2023, "GQA",
+section 2.1 and figure 4).
 
 Legend: M width, H query heads, K kv heads before and g after, n = K / g heads that become one, D per head.
 """
@@ -39,24 +39,24 @@ def pool_heads(
     *,
     seed: int | None = None,
 ) -> tuple[ModelSpec, dict[str, Tensor]]:
-    """The model with g = `kv_heads` heads of keys and values, one for each group of n = K / g that it had.
+    """Returns the model with g = `kv_heads` kv heads, one for each group of n = K / g former heads.
 
         mean     W'_j = (W_(jn) + ... + W_(jn+n-1)) / n        [D, M], the same for biases [D]
         first    W'_j = W_(jn)
-        random   W'_j normal with the spec's init_std, biases 0: as a model begins
+        random   W'_j normal with the spec's init_std, biases 0, as in a fresh model
 
-    An encoder beside a decoder is left as it is: it reads all tokens at once, and its keys are not what decoding reads
-    (section 2.2). Groups are neighbours, so query head h, which read head h // (H / K), reads the one that this head
-    went into. Where the heads of a group are equal, mean and first leave the function as it is.
+    The encoder of an encoder-decoder is left unchanged: it reads all tokens at once, and decoding does not read its
+    keys (section 2.2). Groups are neighbouring heads, so query head h, which read head h // (H / K), reads the head
+    that this one was pooled into. If the heads of a group are equal, mean and first do not change the function.
 
-    The mean of keys is the key of the mean: every head is turned by the same rotation R_p, which is linear, so
-    R_p W_1 x + R_p W_2 x = R_p (W_1 + W_2) x, whatever the pairing. A gain of normed keys [D] serves all heads, and
-    is kept; keys are then normed after pooling, so a mean that is short is brought back to length, in values not.
+    The mean of keys is the key of the mean: every head is rotated by the same R_p, which is linear, so
+    R_p W_1 x + R_p W_2 x = R_p (W_1 + W_2) x, whatever the pairing. The weights of a key norm [D] are shared by all
+    heads and kept; keys are then normed after pooling, so a short mean is brought back to length; values are not.
 
-    Sums are float32 (float64 for float64 weights), rounded once to the weights' dtype.
+    Sums are in float32 (float64 for float64 weights), rounded once to the weights' dtype.
 
     Raises:
-        ConfigError: g does not divide K; an unknown pool; a seed where nothing is drawn.
+        ConfigError: g does not divide K; an unknown pool; a seed for a pool without randomness.
         CheckpointError: a projection without K heads, or layers with kv heads of their own.
     """
     check_uniform(spec, "pool_heads")
@@ -86,10 +86,10 @@ def pool_heads(
 
 
 def kept_by_mean(spec: ModelSpec, state: Mapping[str, Tensor], kv_heads: int) -> float:
-    """The share of the squared key and value weights that the groups' means keep: n |mean|^2 / sum |W_j|^2.
+    """Returns the share of the squared key and value weights that the groups' means retain: n |mean|^2 / sum |W_j|^2.
 
-    1 where the heads of every group are equal, 1 / n where they have nothing in common (orthogonal, of one size), less
-    where they oppose each other."""
+    It is 1 if the heads of every group are equal, 1 / n if they are orthogonal and of equal norm, and less if they
+    oppose each other."""
     kept = total = 0.0
     for heads in _projections(spec, state).values():
         grouped = heads.unflatten(0, (kv_heads, spec.kv_heads // kv_heads)).double()
@@ -99,7 +99,7 @@ def kept_by_mean(spec: ModelSpec, state: Mapping[str, Tensor], kv_heads: int) ->
 
 
 def _projections(spec: ModelSpec, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights [K, D, M] and biases [K, D] of keys and values, head by head, in float32 or float64."""
+    """Returns weights [K, D, M] and biases [K, D] of the key and value projections by head, in float32 or float64."""
     heads = {}
     for name in state:
         if not (_PROJECTION.search(name) and counts_heads(spec, name)):
@@ -117,7 +117,8 @@ def _projections(spec: ModelSpec, state: Mapping[str, Tensor]) -> dict[str, Tens
 
 @dataclass(frozen=True)
 class Pooled:
-    """Loss right after pooling, without any training: nats per token; `seed` where weights were drawn."""
+    """The loss right after pooling, without training: in nats per token; `seed` is None for pools without
+    randomness."""
 
     pool: Pool
     seed: int | None
@@ -134,18 +135,19 @@ def compare_pools(
     *,
     seeds: Iterable[int] = (0, 1, 2),
 ) -> tuple[Pooled, ...]:
-    """Every pool on the same text, in rows of `context` tokens: mean, first, and random once for each of `seeds`."""
+    """Returns the loss of every pool on the same text, in rows of `context` tokens: mean, first, and random once
+    per seed."""
     rows = []
     for pool in POOLS:
         for seed in seeds if pool == "random" else (None,):
             new, weights = pool_heads(spec, state, kv_heads, pool, seed=seed)
-            seen = text.evaluate(fill(new, weights), context)
-            rows.append(Pooled(pool, seed, seen.loss, seen.bits_per_byte))
+            evaluation = text.evaluate(fill(new, weights), context)
+            rows.append(Pooled(pool, seed, evaluation.loss, evaluation.bits_per_byte))
     return tuple(rows)
 
 
 def verdict(rows: Sequence[Pooled]) -> str:
-    """Whether mean < first < random in loss, for every seed; if not, the order in the table."""
+    """Returns whether mean < first < random in loss for every seed; if not, the order by mean loss."""
     spans = {pool: [r.loss for r in rows if r.pool == pool] for pool in POOLS}
     if all(max(spans[a]) < min(spans[b]) for a, b in pairwise(POOLS)):
         return "mean < first < random, for every seed"

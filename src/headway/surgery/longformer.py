@@ -1,5 +1,5 @@
-"""An encoder of short rows made long: windows, global tokens, and its table of positions copied end to end.
-(Beltagy et al. 2020, section 5.)
+"""Turns an encoder of short rows into a long one: windows, global tokens, and its position table copied end to end
+(Beltagy et al. 2020, section 5).
 
 Legend: M width, S positions before, N positions after, w window.
 """
@@ -31,25 +31,25 @@ _LOCAL = re.compile(r"(?<=\.self_attn)\.([qkv])_proj\.")
 def make_longformer(
     spec: ModelSpec, state: Mapping[str, Tensor], context: int, window: int | Sequence[int] = 512
 ) -> tuple[ModelSpec, dict[str, Tensor]]:
-    """The encoder for rows of N = `context` tokens, with windows and global tokens in every layer.
+    """Returns the encoder for rows of N = `context` tokens, with windows and global tokens in every layer.
 
         positions   row p of the new table is row p mod S of the old one
         patterns    Window.around(w / 2) | Global()
-        q', k', v'  the projections of global tokens begin as copies of q, k, v
+        q', k', v'  the projections of global tokens start as copies of q, k, v
 
-    Rows of up to w / 2 + 1 tokens see what they saw, so what is computed of them does not change, whichever of them are
-    global. Without the copies, at random, the model would lose what it knows; with them it still has to learn the
-    positions beyond S (the paper: 65 000 steps of masked language modelling).
+    Rows of up to w / 2 + 1 tokens see the same tokens as before, so their outputs do not change, whichever tokens are
+    global. With random projections instead of copies the model would lose what it has learned; with copies it still
+    has to learn the positions beyond S (in the paper: 65 000 steps of masked language modelling).
 
-    A table without a row for padding (BERT's) is given one, of zeros, which no token reads: then transformers has a
-    class for the result (`Learned.offset`). Schemes without a table (rotary, relative) are left as they are.
+    A table without a padding row (BERT's) gets one, of zeros, which no token reads: then transformers has a class for
+    the result (`Learned.offset`). Position schemes without a table (rotary, relative) are left unchanged.
 
     Args:
         context: N, at least S.
-        window: w, even, as in transformers' attention_window: w / 2 others on either side; or one for each layer.
+        window: w, even, as in transformers' attention_window: w / 2 keys on either side; or one per layer.
     Raises:
-        ConfigError: no encoder; one with linear attention, or with projections for global tokens already; a context
-        below S; a window that is odd or below 2, or a list of another length than there are layers.
+        ConfigError: a model that is no encoder, has linear attention, or has projections for global tokens already; a
+            context below S; a window that is odd or below 2, or a list whose length is not the number of layers.
     """
     if spec.causal or len(spec.softmax_layers) < spec.layers or spec.global_projections:
         what = "is a decoder" if spec.causal else f"has layers of {state_kinds(spec)}"
@@ -57,12 +57,12 @@ def make_longformer(
         raise ConfigError(
             f"make_longformer: an encoder with full attention is needed, and this {spec.family} {what}"
         )
-    each = [window] * spec.layers if isinstance(window, int) else list(window)
-    if len(each) != spec.layers:
+    windows = [window] * spec.layers if isinstance(window, int) else list(window)
+    if len(windows) != spec.layers:
         raise ConfigError(
-            f"make_longformer: {len(each)} windows for {spec.layers} layers; give one, or one for each"
+            f"make_longformer: {len(windows)} windows for {spec.layers} layers; give one, or one for each"
         )
-    patterns = tuple(from_foreign("attention_window", w) | Global() for w in each)
+    patterns = tuple(from_foreign("attention_window", w) | Global() for w in windows)
     positions, family, pooled_dropout = spec.positions, spec.family, spec.pooled_dropout
     known = positions.size if isinstance(positions, Learned) else spec.trained_context
     if isinstance(context, bool) or not isinstance(context, int) or context < known:
@@ -103,14 +103,14 @@ def lengthen(
     text: str | None = None,
     overwrite: bool = False,
 ) -> Rewritten:
-    """Write `folder` as `make_longformer` changes it; compare what both compute of short rows.
+    """Writes `folder` as changed by `make_longformer`, and compares the outputs of both models on short rows.
 
-    The rows are the first tokens of `text`, by the folder's tokenizer, or drawn evenly from the vocabulary. Both
-    models run in float32, the new one from the folder that was just written, before it takes its name. The tokenizer
-    is copied; a `model_max_length` in it becomes `context`.
+    The rows are the first tokens of `text`, encoded by the folder's tokenizer, or drawn uniformly from the vocab. Both
+    models run in float32, the new one from the folder just written, before it is renamed to `target`. The tokenizer is
+    copied; its `model_max_length` becomes `context`.
 
-    Raises, leaving `target` as it was, CheckpointError when it exists (unless `overwrite`), and as `make_longformer`
-    does.
+    Raises CheckpointError if `target` exists (unless `overwrite`), DataError for a text without tokens, and as
+    `make_longformer` does; `target` is then left unchanged.
     """
     spec, state = make_longformer(folder.spec, folder.tensors, context, window)
     known = folder.spec.context_limit or folder.spec.trained_context

@@ -1,5 +1,5 @@
-"""An operation on the model of a folder, written as a new folder, with a report; and held-out text, on which models
-are measured before and after.
+"""Applies an operation to the model of a folder and writes the result as a new folder, with a report; and held-out
+text on which models are measured before and after.
 """
 
 import tempfile
@@ -28,7 +28,7 @@ from headway.train.microbatch_pool import MicrobatchPool
 
 @dataclass(frozen=True)
 class Text:
-    """Held-out text in a model's own tokens; of these, about the first `limit` are predicted."""
+    """Held-out text as tokens of a model; about the first `limit` of them are predicted (all if None)."""
 
     file: TokenFile
     tokenizer: Tokenizer
@@ -39,10 +39,10 @@ class Text:
     def read(
         path: str | Path, folder: Folder, limit: int | None = None, *, framed: bool = True
     ) -> "Iterator[Text]":
-        """Text files are encoded by the tokenizer of `folder`, with BOS and EOS around each document if `framed`; a
-        .tokens file is opened.
+        """Opens a .tokens file, or encodes text files with the tokenizer of `folder`, with BOS and EOS around each
+        document if `framed`. A context manager: encoded tokens are temporary.
 
-        Raises DataError or CheckpointError for a text or a tokenizer that is not there, or does not fit."""
+        Raises DataError or CheckpointError if the text or the tokenizer is missing or does not fit."""
         tokenizer = Tokenizer.load(folder.path)
         tokenizer.require_fits(folder.spec.vocab)
         with tempfile.TemporaryDirectory() as scratch:
@@ -55,7 +55,7 @@ class Text:
             yield Text(file, tokenizer, limit)
 
     def evaluate(self, model: Decoder, context: int) -> Evaluation:
-        """The model's loss in rows of `context` tokens, as `headway eval` measures it."""
+        """Returns the model's loss in rows of `context` tokens, as `headway eval` measures it."""
         with MicrobatchPool(torch.get_num_threads()) as pool:
             return evaluate(model, Rows(self.file, context), limit=self.limit, pool=pool)
 
@@ -65,7 +65,7 @@ PROBED = 64
 
 
 class Row(NamedTuple):
-    """Tokens [T] of which outputs are compared, and whether the first of them is global."""
+    """Tokens [T] whose outputs are compared, and whether the first of them is global."""
 
     ids: Tensor
     marked: bool = False
@@ -82,26 +82,26 @@ def operate(
     rows: Sequence[Row] | None = None,
     overwrite: bool = False,
 ) -> Rewritten:
-    """Write `folder` at `target` with the spec and the weights that an operation has made of its own, as `rewrite`.
+    """Writes `folder` to `target` with the spec and weights of `change`, as `rewrite` does, and measures both models.
 
-    Both models are run in float32, in rows of `context` tokens (`row_length` unless given): the old one as it is
-    read, the new one from the folder that was just written, before it takes its name. `beyond` is the number of
-    tokens up to which the change has no effect: rows must be longer. Outputs are compared on `rows`; unless given, on
-    one of the beginning of the text, or drawn.
+    Both models run in float32, in rows of `context` tokens (`row_length` if None): the old one as read, the new one
+    from the folder just written, before it is renamed to `target`. The change has no effect up to `beyond` tokens, so
+    rows must be longer. Outputs are compared on `rows`; if None, on one row from the beginning of the text, or of
+    random tokens.
 
-    Raises, leaving `target` as it was, CheckpointError when it exists (unless `overwrite`); DataError for a context
-    or a text that is too short to show anything.
+    Raises CheckpointError if `target` exists (unless `overwrite`), and DataError for a context or a text that is too
+    short to show a difference; `target` is then left unchanged.
     """
     check_target(target, overwrite)
     context = row_length(folder.spec, change.spec, beyond) if context is None else context
     if rows is None:
         _check_length(text, context, beyond)
         rows = [Row(probe(folder.spec, None if text is None else text.file.tokens, context))]
-    # The old model is asked for rows that only the new one takes, so it is read without its limit.
-    was, before = _seen(replace(folder, spec=replace(folder.spec, max_context=None)), text, context, rows)
+    # The rows may be longer than the old model's limit, so it is built without one.
+    old, before = _seen(replace(folder, spec=replace(folder.spec, max_context=None)), text, context, rows)
 
     def measure(path: Path) -> Measured:
-        now, after = _seen(load_folder(path), text, context, rows)
+        new, after = _seen(load_folder(path), text, context, rows)
         differences = (
             Difference(
                 tokens=len(row.ids),
@@ -112,19 +112,21 @@ def operate(
             )
             for row, a, b in zip(rows, before, after, strict=True)
         )
-        return Measured(tuple(differences), None if was is None or now is None else (was, now))
+        return Measured(tuple(differences), None if old is None or new is None else (old, new))
 
     return rewrite(folder, target, change, measure, context=context, unchanged=beyond, overwrite=overwrite)
 
 
 def row_length(before: ModelSpec, after: ModelSpec, beyond: int = 0) -> int:
-    """Tokens of a row to measure in: the longer trained context, at most 2048 or twice `beyond`, and more than it."""
+    """Returns the row length to measure with: the longer trained context, at most 2048 or twice `beyond`, and above
+    `beyond`; never above the new model's limit."""
     usual = min(max(before.trained_context, after.trained_context), max(LONGEST_ROW, 2 * beyond))
     length = usual if usual > beyond else 2 * beyond
     return min(n for n in (length, after.context_limit) if n is not None)
 
 
 def _check_length(text: Text | None, context: int, beyond: int) -> None:
+    """Raises DataError unless rows, and the longest document, have more than `beyond` tokens."""
     if context <= beyond:
         raise DataError(
             f"surgery: rows of {context} tokens cannot show this change, which begins beyond {beyond} tokens; "
@@ -144,7 +146,7 @@ def _check_length(text: Text | None, context: int, beyond: int) -> None:
 def _seen(
     folder: Folder, text: Text | None, context: int, rows: Sequence[Row]
 ) -> tuple[Evaluation | None, list[Tensor]]:
-    """The loss on the text, and the outputs of the head for each row; those of a decoder for its last tokens."""
+    """Returns the loss on the text, and the outputs of the head for each row, of a decoder only for its last tokens."""
     model = build_model(folder, dtype=torch.float32, dequantize=True)
     outputs: list[Tensor] = []
     for ids, marked in rows:

@@ -1,4 +1,4 @@
-"""A folder with weights of 8 or 4 bits, and what that costs, measured on a text from the folder that was written."""
+"""Writes a folder with weights of 8 or 4 bits, and measures what that costs on a text, from the folder just written."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from headway.surgery.operation import Text, row_length
 from headway.train.evaluation import Evaluation
 
 CALIBRATION_TOKENS = 1 << 16
-"""Tokens of a calibration text that are read, from its beginning."""
+"""Number of tokens that are read from the beginning of a calibration text."""
 BATCH_TOKENS = 1024
 
 
@@ -38,11 +38,13 @@ def quantize_folder(
     context: int | None = None,
     overwrite: bool = False,
 ) -> Rewritten:
-    """Write `folder` with quantized weights at `target`; options are those of `headway.models.quantize.quantize_model`.
+    """Writes `folder` with quantized weights to `target`; options are those of
+    `headway.models.quantize.quantize_model`.
 
-    `calibrate` and `text` are read in rows of `context` tokens, `row_length` unless given; both models run in the dtype
-    that the folder is read in. Raises, leaving `target` as it was, CheckpointError when it exists (unless `overwrite`),
-    and ConfigError for a folder that is quantized already and what `quantize_model` raises."""
+    `calibrate` and `text` are read in rows of `context` tokens (`row_length` if None); both models run in the dtype
+    that the folder is read in. Raises CheckpointError if `target` exists (unless `overwrite`), and ConfigError for a
+    folder that is quantized already, for a GGUF target and as `quantize_model` does; `target` is then left unchanged.
+    """
     check_target(target, overwrite)
     if target_of(target) == "gguf":
         raise ConfigError(
@@ -74,23 +76,26 @@ def quantize_folder(
 
 @torch.no_grad()
 def compare(before: Decoder, after: Decoder, text: Text, context: int) -> Measured:
-    """Both models on the predictions of a text, in rows of `context` tokens."""
+    """Returns the losses of both models, and the KL divergence of `after` from `before` per token, on the
+    predictions of a text in rows of `context` tokens."""
     rows = Rows(text.file, context)
     count = len(rows) if text.limit is None else min(len(rows), max(1, -(-text.limit // context)))
-    each, tokens, sums = max(1, BATCH_TOKENS // context), 0, torch.zeros(3, dtype=torch.float64)
-    for start in range(0, count, each):
-        inputs, targets = rows.batch(range(start, min(start + each, count)))
+    batch_rows, tokens, sums = max(1, BATCH_TOKENS // context), 0, torch.zeros(3, dtype=torch.float64)
+    for start in range(0, count, batch_rows):
+        inputs, targets = rows.batch(range(start, min(start + batch_rows, count)))
         predicted = targets != IGNORE_INDEX
         p, q = (model(**inputs, logits_for=predicted).float().log_softmax(-1) for model in (before, after))
         at = targets[predicted].unsqueeze(1)
         nats = [-float(x.gather(1, at).double().sum()) for x in (p, q)]
         sums += torch.tensor([*nats, float((p.exp() * (p - q)).sum(1).double().sum())], dtype=torch.float64)
         tokens += len(at)
-    was, now, kl = sums.tolist()
-    return Measured((), (Evaluation(was, tokens), Evaluation(now, tokens)), kl / max(tokens, 1))
+    loss_before, loss_after, kl = sums.tolist()
+    return Measured(
+        (), (Evaluation(loss_before, tokens), Evaluation(loss_after, tokens)), kl / max(tokens, 1)
+    )
 
 
 def _rows(text: Text, context: int) -> list[Tensor]:
-    """The beginning of a text as rows of ids."""
+    """Returns the beginning of a text as rows of ids."""
     ids = torch.from_numpy(np.asarray(text.file.tokens[:CALIBRATION_TOKENS], dtype=np.int64))
     return list(ids.split(context))

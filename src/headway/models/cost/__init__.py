@@ -1,4 +1,4 @@
-"""The costs of a model, counted from its `ModelSpec` before it is built."""
+"""Cost estimates of a model, computed from its `ModelSpec` before it is built."""
 
 from headway.models.cost.activations import activation_bytes
 from headway.models.cost.devices import DEVICES, Machine, device_named

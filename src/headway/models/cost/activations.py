@@ -1,7 +1,8 @@
-"""Bytes that a forward pass keeps for the backward, counted from the spec.
+"""Bytes of activations that a forward pass saves for the backward pass, computed from the spec.
 
 Legend: M width, E columns of the embedding, L layers, H query heads, K kv heads, D per head, F width of the
-feed-forward, V vocab, n tokens of a row; e bytes per number, w = max(e, 4) where it is widened to float32.
+feed-forward, V vocab, n tokens of a row; e bytes per number, w = max(e, 4), the bytes per number after widening to
+float32.
 """
 
 from collections import Counter
@@ -28,7 +29,7 @@ ExpertRows = Literal["in one pass", "sorted"]
 
 
 class TrainingOptions(TypedDict, total=False):
-    """See `activation_bytes`."""
+    """The keyword options of `activation_bytes` that `training_bytes` passes on."""
 
     source: int | None
     scores: Scores
@@ -47,57 +48,60 @@ def activation_bytes(
     expert_rows: ExpertRows = "in one pass",
     gradient_checkpointing: Checkpointing = "none",
 ) -> dict[str, int]:
-    """Returns the bytes that a forward pass saves for the backward, by cause.
+    """Returns the bytes that a forward pass saves for the backward pass, by cause.
 
     Per token:
 
-        norms          each its input, and its result, which the next product keeps (`norm_bytes`): 2 L + 1 in order
-                       "pre", with the last one; L + 1 in "joint"; L more beside an encoder; one behind an embedding;
-                       2 (H + K) L of D with qk_norm. In "parallel" two norms of a layer keep one input, in "post" the
-                       first layer keeps its own. On a sub-layer's output its input alone: 2 L more in "sandwich"; in
-                       "output" 2 L, beside what the sub-layers are given
-        attention      L (e D (2 H + 2 K) + 4 H)     q, k, v, the output, and the logsumexp; of an encoder's states
+        norms          each saves its input and its result, which the next product uses (`norm_bytes`): 2 L + 1 in
+                       order "pre", the last one included; L + 1 in "joint"; L more with cross-attention; 1 after an
+                       embedding; 2 (H + K) L of width D with qk_norm. In "parallel" both norms of a layer share one
+                       saved input; in "post" the first layer's input is saved as well. A norm of a sub-layer's output
+                       saves its input only: 2 L more in "sandwich"; 2 L in "output", besides the inputs of the
+                       sub-layers
+        attention      L (e D (2 H + 2 K) + 4 H)     q, k, v, the output and the logsumexp; for cross-attention
                                                      L (2 e D H + 4 H), and L 2 e D K per source token;
-                                                     L e D (2 K + H) more with global projections; keys and values
-                                                     that layers share once
-          sink         L H (e D + 5)                 its result, its factor, and which rows see nothing
-          gate         L e H (D + 1), or L 2 e H D   its result, and one number for each head, or each channel
-          others       what `MixerKind.saved` says     of layers with another mixer
+                                                     L e D (2 K + H) more with global projections; keys and values that
+                                                     layers share count once
+          sink         L H (e D + 5)                 its result, its factor, and a mask of the rows that see no key
+          gate         L e H (D + 1), or L 2 e H D   its result, and one number per head, or per channel
+          others       `MixerKind.saved`             layers with another mixer
         feed-forward   L 3 e F                       gate, up, and act(gate) up
-          not gated    L 2 e F                       up and its activation; e F fewer with ReLU, whose result says its
-                                                     input, unless it is dropped
-          dropped      L e F                         more with activation_dropout
+          not gated    L 2 e F                       up and its activation; e F less with ReLU, whose gradient needs
+                                                     only the result, unless dropout follows
+          dropout      L e F                         more with activation_dropout
           xielu        L (3 e + 1) F                 more: its terms, and the sign of each number
-          experts      2 e K M + 3 w E + ...         of K chosen of E: rows in their order, and what they give; F is
-                                                     that of all that a token has. See `routing_bytes`; in float32
-                                                     less in one pass, see `spared_bytes`
-        streams        `stream_bytes`                several residual streams, a rank beside attention, cut gates
-        dropout        e M for each sub-layer, e E for the embedding; e M more with final_dropout
-        positions      what rotations keep that are trained, and stored scores: `PositionScheme.saved_bytes`
+          experts      2 e K M + 3 w E + ...         for K experts chosen of E: rows sorted by expert, and their
+                       outputs; F is the sum over all experts of a token. See `routing_bytes`; in float32 less in one
+                       pass, see `spared_bytes`
+        streams        `stream_bytes`                several residual streams, LAuReL's low rank, sparse gates
+        dropout        e M per sub-layer, e E for the embedding; e M more with final_dropout
+        positions      what trained rotations save, and stored scores: `PositionScheme.saved_bytes`
         head           its dense layer and norm
-        per layer      `per_layer_bytes`             embeddings by layer, under "norms"
+        per layer      `per_layer_bytes`             per-layer embeddings, counted under "norms"
         logits         4 C                           the log-probabilities of C labels, in float32; over a vocab the
-                       loss (`model(..., targets=)`) has instead, in all, w V E: the gradient of the output matrix; in
-                       an encoder-decoder, and under a cap, the log-probabilities of one chunk, w V each, and e V of
-                       what is capped
+                                                     loss (`model(..., targets=)`) saves instead, in total, w V E: the
+                                                     gradient of the output matrix; in an encoder-decoder, and with
+                                                     capped logits, the log-probabilities of one chunk, w V for each of
+                                                     its tokens, and e V for the capped logits
 
-    and, per row of n tokens, only where `scores` are "stored" (backend "dense"):
+    and, per row of n tokens, only if `scores` are "stored" (backend "dense"):
 
         scores         L (8 H n^2)  + L n^2          exp(scores) and weights, in float32; one mask; 4 H n^2 L more with
-                       attention_dropout, and with a cap; and q, k, v in float32 whatever e is
+                       attention_dropout, and with a score cap; q, k, v are then in float32 whatever e is
 
-    All of an encoder beside a decoder is under "encoder". What `gradient_checkpointing` names is recomputed, one layer
-    at a time: one of L layers counts. A "block" keeps its input, L e M per token ("inputs"); that of "attention" and
-    "feed_forward" is the result of a norm, which is kept anyway. Parameters, gradients and optimizer come on top
-    (`training_bytes`). The backend "banded" keeps one more copy of the output, e H D.
+    All activations of an encoder beside a decoder are under "encoder". What `gradient_checkpointing` names is
+    recomputed one layer at a time, so one of L layers counts. A checkpointed "block" saves its input, L e M per token
+    ("inputs"); the input of a checkpointed "attention" or "feed_forward" is the result of a norm, which is saved
+    anyway. Parameters, gradients and optimizer states come on top (`training_bytes`). The backend "banded" saves one
+    more copy of the output, e H D.
 
     Args:
-        context, batch: tokens of a row, and rows; of an encoder-decoder: of the target.
-        source: tokens of a source row of an encoder-decoder; `context` unless given.
-        scores: as above. Of a masked-lm head every token counts as a target.
-        expert_rows: how a layer goes through its experts: in one pass on a CPU (`headway.nn.expert_rows`), or with rows
-            sorted by expert, as on a GPU and where ranks share the experts or cut them.
-    Raises ConfigError for a source that there is no encoder for.
+        context, batch: tokens per row, and rows; for an encoder-decoder, of the target.
+        source: tokens per source row of an encoder-decoder; `context` if None.
+        scores: as above. Every token counts as a target of a masked-lm head.
+        expert_rows: how a layer applies its experts: in one pass on a CPU (`headway.nn.expert_rows`), or on rows
+            sorted by expert, as on a GPU and with expert or tensor parallelism.
+    Raises ConfigError if `source` is given and the model has no encoder.
     """
     e, tokens = dtype.itemsize, context * batch
     rows = stacks(spec, context, source)
@@ -124,7 +128,7 @@ def _stack_bytes(
     expert_rows: ExpertRows,
     redo: Checkpointing,
 ) -> Counter[str]:
-    """Returns the bytes that a stack saves, its last states included, without the keys of an encoder's states."""
+    """Returns the bytes that a stack saves by cause, including its last states, without the cross-attention keys."""
     m, h, tokens = spec.width, spec.heads, context * batch
     cross, w = spec.encoder is not None, max(e, 4)
     full, attended, fed = (
@@ -198,8 +202,8 @@ def _stack_bytes(
 
 
 def _softmax_bytes(spec: ModelSpec, layer: int, e: int, stored: bool) -> int:
-    """Returns the bytes of one token's queries, keys, values, outputs and logsumexp. Keys of another layer are not
-    counted again, except where scores are stored, which copies them in each layer."""
+    """Returns the bytes of one token's queries, keys, values, outputs and logsumexp. Keys shared from another layer
+    are not counted again, unless scores are stored, which copies them in each layer."""
     h, (k, d) = spec.heads, spec.key_sizes[layer]
     keys = 2 * k if spec.key_layers[layer] == layer or stored else 0
     in_scores = (max(e, 4) if stored else e) * d * (h + keys)
@@ -208,7 +212,7 @@ def _softmax_bytes(spec: ModelSpec, layer: int, e: int, stored: bool) -> int:
 
 
 def _head_norm_bytes(spec: ModelSpec, layer: int, e: int) -> int:
-    """Returns the bytes of the norms of one token's queries, keys and values in a layer."""
+    """Returns the bytes that the norms of one token's queries, keys and values save in a layer."""
     (k, d), mixer = spec.key_sizes[layer], spec.mixers[layer]
     own_keys = spec.key_layers[layer] == layer
     of_values = 0
@@ -218,14 +222,14 @@ def _head_norm_bytes(spec: ModelSpec, layer: int, e: int) -> int:
 
 
 def _score_bytes(spec: ModelSpec, queries: int, keys: int, batch: int) -> int:
-    """Returns the bytes of the scores of one layer where they are stored."""
+    """Returns the bytes of one layer's stored scores."""
     numbers = 8 + 4 * bool(spec.attention_dropout) + 4 * (spec.score_cap is not None)
     return queries * keys * (numbers * spec.heads * batch + 1)
 
 
 def _head_bytes(spec: ModelSpec, tokens: int, e: int) -> tuple[int, int]:
-    """Returns the bytes of (the head, the logits). The last states are saved where a product with them follows; a loss
-    over a vocab keeps their gradient instead."""
+    """Returns the bytes of (the head, the logits). The last states are saved if a product with them follows; a loss
+    over a vocab saves their gradient instead."""
     head, m, w, inner = spec.head, spec.width, max(e, 4), spec.head.inputs(spec.width, spec.columns)
     kept = 0
     if head.needs_vocab and head.dense is not None:

@@ -1,4 +1,4 @@
-"""The machine that a plan is for: this one, measured, or an accelerator by name, from its data sheet."""
+"""The machine that a plan is for: this one, measured, or a named accelerator, from its data sheet."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +14,13 @@ GIB, BF16, FP32 = 1 << 30, torch.bfloat16, torch.float32
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The roofs of a machine: bytes that can be allocated, bytes/s read, FLOP/s of a matrix product; and whether the
-    kernels are those of "cpu" or "cuda"."""
+    """The limits of a machine: `memory` in bytes that can be allocated, `bandwidth` of reads in bytes/s, `peak` of
+    matrix products in FLOP/s.
+
+    Attributes:
+        native: whether the machine has instructions for products in the dtype of the plan.
+        device: "cpu" or "cuda", whose kernels are planned for.
+    """
 
     name: str
     memory: int
@@ -26,7 +31,7 @@ class Machine:
 
     @staticmethod
     def here(dtype: torch.dtype) -> "Machine":
-        """This machine, measured (a second or two)."""
+        """Measures this machine (takes a second or two)."""
         return Machine(
             name=processor.cpu_name(),
             memory=hardware.memory_available(),
@@ -37,8 +42,8 @@ class Machine:
 
 
 class Device(NamedTuple):
-    """Memory (bytes), bandwidth (bytes/s), and the peak of dense products by dtype (FLOP/s), accumulated in float32,
-    without sparsity and without TF32."""
+    """Data-sheet values: memory in bytes, bandwidth in bytes/s, and the peak FLOP/s of dense products by dtype,
+    accumulated in float32, without sparsity and without TF32."""
 
     memory: int
     bandwidth: float
@@ -52,13 +57,14 @@ DEVICES: Mapping[str, Device] = {
     "RTX-3090": Device(24 * GIB, 936e9, {BF16: 71e12, FP32: 35.6e12}),
     "RTX-4090": Device(24 * GIB, 1.008e12, {BF16: 165e12, FP32: 82.6e12}),
 }
-"""NVIDIA's data sheets: A100 and H100 of the form SXM, and the white papers of GA102 and AD102."""
+"""Values of NVIDIA's data sheets: A100 and H100 in SXM form, and the white papers of GA102 and AD102."""
 
 
 def device_named(name: str, dtype: torch.dtype) -> Machine:
-    """Returns the roofs of a device from its data sheet: nothing is measured, and real runs stay below.
+    """Returns the limits of a device from its data sheet; nothing is measured, and real runs are slower.
 
-    Raises ConfigError for a name that is not in `DEVICES`, and for a dtype that it has no peak for."""
+    Raises ConfigError for a name that is not in `DEVICES`, and for a dtype without a known peak.
+    """
     check_known(name, DEVICES, "plan: there is no device")
     device = DEVICES[name]
     if dtype not in device.peaks:

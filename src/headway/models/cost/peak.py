@@ -1,7 +1,7 @@
-"""Bytes that training and a first pass hold at their peaks, counted from the spec.
+"""Peak memory of training and of a first forward pass, computed from the spec.
 
-Legend: M width, F width of the feed-forward, V vocab, n tokens of all rows; N parameters; e bytes per number of what
-computes, w = max(e, 4) of what is trained.
+Legend: M width, F width of the feed-forward, V vocab, n tokens of all rows; N parameters; e bytes per number in the
+dtype of computation, w = max(e, 4) bytes per number of the trained weights.
 """
 
 from typing import Unpack
@@ -17,9 +17,9 @@ from headway.nn.cross_entropy import chunk_rows
 from headway.nn.feedforward import CHUNK
 
 CHUNKS = 3
-"""Chunks of logits that the loss holds at once: the previous one, and two forms of the current one."""
+"""Chunks of logits that the loss holds at once: the previous one, and two copies of the current one."""
 OUTSIDE_BLOCKS = ("inputs", "head", "logits", "scores")
-"""Causes that are saved where blocks are recomputed, before the first recomputation."""
+"""Causes whose activations are saved before the first recomputation if blocks are checkpointed."""
 
 
 def training_bytes(
@@ -35,40 +35,43 @@ def training_bytes(
     elsewhere: int = 0,
     **options: Unpack[TrainingOptions],
 ) -> dict[str, int]:
-    """Bytes that a training step holds at its peak, by cause: `passes` of `batch` rows each, AdamW, weights in float32
-    at least beside those that compute (`headway.train.microbatch_pool.MasterWeights`).
+    """Returns the bytes that a training step holds at its peak, by cause: `passes` micro-batches of `batch` rows each,
+    AdamW, and master weights in float32 (or wider) beside those of a narrower dtype
+    (`headway.train.microbatch_pool.MasterWeights`).
 
-        parameters   w N, and e N where another dtype computes
+        parameters   w N, and e N more if the model computes in a narrower dtype
         optimizer    2 w N
 
-    and the largest of what the step holds besides, from its beginning to its end:
+    and the largest of what the step holds besides, at these moments:
 
-        the loss     what is kept for the backward (`activation_bytes`), and `CHUNKS` chunks of logits
-        a block      what is kept of it and below it, and the two largest tensors of its feed-forward, 2 n (F + M) e:
-                     of the last block beside no gradient but the output layer's, of the first beside all that are
-                     not the embedding's
-        the end      the gradients, w N; and e V E for a matrix that is embedding and output, which has two to add up
+        the loss     what is saved for the backward pass (`activation_bytes`), and `CHUNKS` chunks of logits
+        a block      what is saved for it and the blocks below it, and the two largest tensors of its feed-forward,
+                     2 n (F + M) e: for the last block there are no gradients yet but the output layer's, for the first
+                     block all but the embedding's
+        the end      the gradients, w N; and e V E more for a matrix that is embedding and output, which has two to add
+                     up
 
-    With several `passes` the sum of their gradients, w N, is there from the second one on; `workers` passes side by
-    side each have activations and gradients of their own. Of an adapter, N are its numbers, and the frozen weights
-    come on top (`kept_bytes`), as does what a freed tensor leaves behind in the C library's heap: up to a fifth.
+    With several `passes` the sum of their gradients, w N, is held from the second one on; `workers` concurrent passes
+    each have their own activations and gradients. For an adapter, N counts its numbers only, and the frozen weights
+    come on top (`kept_bytes`). Fragmentation of the C library's heap, up to a fifth, is not included either.
 
-    One of several processes that have a part of every weight each (`headway.parallel.sharded`) holds, of blocks of B
-    numbers and R outside of them,
+    One of several processes that each hold a part of every weight (`headway.parallel.sharded`) has, for blocks of B
+    numbers and R numbers outside of blocks,
 
         parameters, optimizer     w N / parts, 2 w N / parts
         gathered                  e R, from the first forward to the last backward
-        a block                   2 (e + w) B besides, for itself, its gradient and the one that is gathered next; of
-                                  the last one beside e R of gradients, of the first beside the parts of all, too
+        a block                   2 (e + w) B besides, for itself, its gradient and the block that is gathered next;
+                                  for the last block also e R of gradients, for the first block also its parts of all
+                                  gradients
         the end                   the parts of all gradients, e R of others, and w R that are sent
 
     Args:
         context, batch, dtype: as in `activation_bytes`, of one pass.
-        passes: micro batches of a step. workers: how many of them run at the same time.
-        adapter: how many numbers are trained beside frozen weights; all of the model's unless given.
-        parts: processes that weights are cut for; each has one pass, and no adapter.
-        elsewhere: how many numbers of weights other processes have (`headway.parallel.ExpertParallel`).
-        options: those of `activation_bytes`; what `gradient_checkpointing` names is there one layer at a time.
+        passes: micro-batches per step. workers: how many of them run concurrently.
+        adapter: number of trained parameters beside frozen weights; None trains the whole model.
+        parts: processes that each weight is sharded over; each runs one pass, without an adapter.
+        elsewhere: number of weights that other processes hold (`headway.parallel.ExpertParallel`).
+        options: those of `activation_bytes`; recomputation under `gradient_checkpointing` is one layer at a time.
     """
     e, w = dtype.itemsize, max(dtype.itemsize, 4)
     n = parameter_count(spec) - elsewhere if adapter is None else adapter
@@ -83,7 +86,7 @@ def training_bytes(
         held = {"parameters": w * n + (e * n if w > e else 0), "optimizer": 2 * w * n}
         table = e * spec.vocab * spec.columns if adapter is None else 0
         added = w * n if passes > workers else 0
-        # gradients beside what is added up: in float32 the first are the sum
+        # gradients besides their sum: in float32 the first gradients become the sum
         beside = workers - (w == e and added > 0)
         first = added + beside * (e * n - (0 if spec.tied else table))
         end = w * n + (workers - (added == 0)) * e * n if w > e else workers * e * n + spec.tied * table
@@ -91,10 +94,10 @@ def training_bytes(
         above = {name: one_block[name] if name == "head" else 0 for name in one_block}
     else:
         part, blocks = w * n // parts, block_numbers(spec).values()
-        rest = n - sum(blocks)
-        held = {"parameters": part, "optimizer": 2 * part, "gathered": e * rest}
+        outside = n - sum(blocks)
+        held = {"parameters": part, "optimizer": 2 * part, "gathered": e * outside}
         block += 2 * (e + w) * max(blocks)
-        gradients = [0, e * rest, e * rest + part, (e + w) * rest + part]
+        gradients = [0, e * outside, e * outside + part, (e + w) * outside + part]
         above = {}
     before_blocks = {name: size for name, size in saved_bytes.items() if not redone or name in OUTSIDE_BLOCKS}
     moments = [
@@ -115,15 +118,15 @@ def training_bytes(
 
 
 def _fed(spec: ModelSpec) -> int:
-    """F + M of the widest feed-forward; of experts K (F + M), with those of all that a token has together."""
+    """Returns F + M of the widest feed-forward; with experts K (F + M), over all experts of a token together."""
     each = zip(hidden_units(spec), spec.experts, strict=True)
     rows = {(units, 1 if experts is None else experts.top) for units, experts in each}
     return max(units + top * spec.width for units, top in rows)
 
 
 def _fed_first(spec: ModelSpec, units: int, experts: Experts | None, n: int) -> int:
-    """Numbers that one layer's feed-forward holds where nothing is saved for a backward: a chunk of hidden layers, and
-    rows in the order of experts, three times, and once in their own order."""
+    """Returns how many numbers one layer's feed-forward holds if nothing is saved for a backward pass: a chunk of
+    hidden units; with experts, also three copies of the rows sorted by expert, and one in their original order."""
     if experts is None:
         return min(n, CHUNK) * (2 + spec.gated) * units
     widest = max(experts.hidden, experts.shared)
@@ -131,8 +134,8 @@ def _fed_first(spec: ModelSpec, units: int, experts: Experts | None, n: int) -> 
 
 
 def _loss_bytes(spec: ModelSpec, tokens: int, w: int) -> int:
-    """Bytes of the chunks of logits; beside an encoder, where the backward recomputes them, also two gradients of the
-    output matrix."""
+    """Returns the bytes of the chunks of logits; beside an encoder, where the backward pass recomputes them, also of
+    two gradients of the output matrix."""
     if not spec.head.needs_vocab:
         return 0
     chunks = CHUNKS * min(tokens, chunk_rows(spec.vocab)) * w * spec.vocab
@@ -142,14 +145,20 @@ def _loss_bytes(spec: ModelSpec, tokens: int, w: int) -> int:
 def first_pass_bytes(
     spec: ModelSpec, context: int, batch: int, dtype: torch.dtype, chunk: int | None = None
 ) -> int:
-    """Bytes that the first pass over rows holds at its peak, besides weights and caches: in a block five tensors of
-    width M (the stream before and after attention, two norms, the output of attention) and those of a chunk of its
-    feed-forward, two or with a gate three, and where K experts have a row four of K M; or for another mixer two of them
-    and what that mixer holds (`MixerKind.first`); or the states and the logits that are wanted, of every token in an
-    encoder that has them.
+    """Returns the bytes that the first forward pass over the rows holds at its peak, besides weights and caches. It is
+    the maximum of
 
-    Read `chunk` tokens at a time, n are those of the chunks, and attention packs the keys and values of one head of
-    all tokens before it again for each of them: in a whole row they are small beside the block."""
+        a block      five tensors of width M (the residual stream before and after attention, two norms, the attention
+                     output) and those of one chunk of its feed-forward, two or with a gate three; with K experts per
+                     row four of K M more; for another mixer two tensors of width M and what the mixer holds
+                     (`MixerKind.first`)
+        the output   the last states, and the logits of the last tokens, or of every token for an encoder that returns
+                     them
+
+    If the prompt is read in chunks of `chunk` tokens, n counts the tokens of the chunks, and attention packs the keys
+    and values of one head of all earlier tokens again for each chunk; in a single pass these are small beside the
+    block.
+    """
     n, e = batch * context, dtype.itemsize
     packed = 0
     if chunk is not None and chunk < context:

@@ -1,4 +1,4 @@
-"""The cost of a model on a machine, computed before anything runs.
+"""Plans the cost of a model on a machine before anything runs.
 
 Legend: n tokens of a row, B rows.
 """
@@ -45,9 +45,9 @@ from headway.nn import Lora
 from headway.nn.block import Checkpointing
 
 MOST = 2**40
-"""Tokens of all rows together: numbers of tensors that stand for them are 64-bit."""
+"""Maximum number of tokens over all rows: element counts of their tensors must fit in 64 bits."""
 PROMPT_CHUNK = 512
-"""Tokens of a prompt that `what_fits` reads at a time: enough for products at full speed."""
+"""Prompt tokens per chunk in the suggestions of `what_fits`: enough for matrix products at full speed."""
 
 
 def plan(
@@ -63,19 +63,19 @@ def plan(
     prefill_chunk: int | None = None,
     machine: Machine | None = None,
 ) -> Report:
-    """The report for `batch` rows of `context` tokens: prompt and answer of a decoder together; the target of an
-    encoder-decoder, whose sources have `source` tokens (as many unless given); the text of an encoder.
+    """Returns the report for `batch` rows of `context` tokens: prompt and answer together for a decoder; the target
+    for an encoder-decoder, whose sources have `source` tokens (`context` if None); the whole sequence for an encoder.
 
     Args:
         spec: the model. model: its name in the report.
-        kv_dtype: of what the caches store: `dtype` unless given, or torch.int8.
-        quantized: which weights are kept in fewer bits; `dtype` is then that of all else. Training is that of the
-            model in `dtype`.
-        prefill_chunk: tokens of a decoder's prompts that are read at a time; all at once unless given.
-        machine: this one, measured, unless given.
+        kv_dtype: dtype of the KV cache: `dtype` if None, or torch.int8.
+        quantized: which weights are quantized; `dtype` is then the dtype of everything else. The training figures are
+            those of the unquantized model in `dtype`.
+        prefill_chunk: prompt tokens that a decoder reads at a time; all at once if None.
+        machine: the machine to plan for; this one, measured, if None.
     Raises:
-        ConfigError: context, source, batch or chunk below 1, rows that the model cannot take at all, a source that
-            there is no encoder for, chunks of what has no prompt, or more than `MOST` tokens.
+        ConfigError: context, source, batch or chunk below 1; rows longer than the model can take; a source for a model
+            without an encoder; a chunk for a model that is not a decoder; more than `MOST` tokens.
     """
     rows = stacks(spec, context, source)
     source = rows[1][1] if spec.encoder is not None else None
@@ -101,9 +101,12 @@ def plan(
             )
     machine = Machine.here(dtype) if machine is None else machine
     kv_dtype = dtype if kv_dtype is None else kv_dtype
-    on = machine.device
+    device = machine.device
     layers, *encoder_layers = (
-        tuple(_layer_plan(*row, same, batch, dtype, kv_dtype, on) for same in _alike(row[0])) for row in rows
+        tuple(
+            _layer_plan(*row, layer_group, batch, dtype, kv_dtype, device) for layer_group in _alike(row[0])
+        )
+        for row in rows
     )
     memory = 0 if source is None else memory_bytes(spec, source, dtype, batch)
     kept = kept_bytes(spec, Kept(dtype, quantized))
@@ -116,13 +119,22 @@ def plan(
         if place not in looked_up
     )
     working = max(first_pass_bytes(*row, batch, dtype, prefill_chunk) for row in rows)
-    scores: Scores = "stored" if any(_stores_scores(*row, batch, dtype, on) for row in rows) else "recomputed"
+    scores: Scores = (
+        "stored" if any(_stores_scores(*row, batch, dtype, device) for row in rows) else "recomputed"
+    )
     ways: tuple[tuple[Scores, Checkpointing], ...] = ((scores, "none"), (scores, "block"), ("stored", "none"))
     options: list[TrainingOptions] = [
-        {"source": source, "expert_rows": expert_rows(on), "scores": how, "gradient_checkpointing": again}
-        for how, again in ways
+        {
+            "source": source,
+            "expert_rows": expert_rows(device),
+            "scores": score_storage,
+            "gradient_checkpointing": checkpointing,
+        }
+        for score_storage, checkpointing in ways
     ]
-    training, checkpointed, stored = (training_bytes(spec, context, batch, dtype, **each) for each in options)
+    training, checkpointed, stored = (
+        training_bytes(spec, context, batch, dtype, **training_options) for training_options in options
+    )
     first = 1 if spec.encoder is not None else context
     logits = first if spec.kind == "encoder" and spec.head.task not in ("classify", "embed") else 1
     prefill = batch * prefill_flops(spec, first, logits, source)
@@ -174,9 +186,10 @@ def plan(
 
 
 def what_fits(report: Report, again: Callable[..., Report]) -> Iterator[tuple[str, Report]]:
-    """Yields options of `headway plan` that make a plan fit, each with that plan: prompts in chunks, which change no
-    result, fewer bits, one row, and the longest of a half, a quarter, ... of the context. `again` plans the same model
-    on the same machine, with some keyword arguments of `plan` replaced."""
+    """Yields options of `headway plan` that make a plan fit, each with its plan: chunked prompts (which change no
+    result), quantization to fewer bits, one row, and the longest context that fits among a half, a quarter, ... of
+    the requested one. `again` plans the same model on the same machine with some keyword arguments of `plan`
+    replaced."""
     int8: dict[str, object] = {} if report.kind == "encoder" else {"kv_dtype": torch.int8}
     kv = " --kv-cache-dtype int8" if int8 else ""
     tries: dict[str, dict[str, object]] = {
@@ -190,18 +203,18 @@ def what_fits(report: Report, again: Callable[..., Report]) -> Iterator[tuple[st
         f"--weights int4{kv}": {"quantized": KINDS["int4"], **int8} if int8 else {},
     }
     for option, changed in tries.items():
-        if changed and (other := again(**changed)).fits:
-            yield option, other
+        if changed and (candidate := again(**changed)).fits:
+            yield option, candidate
     context = report.context // 2
     while context:
-        if (other := again(context=context)).fits:
-            yield f"--context {context}", other
+        if (candidate := again(context=context)).fits:
+            yield f"--context {context}", candidate
             return
         context //= 2
 
 
 def expert_rows(device: str) -> ExpertRows:
-    """Returns how training in one process goes through the experts of a model."""
+    """Returns how training in a single process applies the experts of a model."""
     return "in one pass" if device == "cpu" else "sorted"
 
 
@@ -217,7 +230,7 @@ def _backend(
     paged: bool = False,
     gradient: bool = False,
 ) -> Choice:
-    """The backend of a layer."""
+    """Returns the attention backend that is chosen for a layer."""
     positions, (kv_heads, head_dim) = spec.layer_positions[layer], spec.key_sizes[layer]
     return attention.choose(
         spec.patterns[layer],
@@ -237,13 +250,14 @@ def _backend(
 
 
 def _alike(spec: ModelSpec) -> list[list[int]]:
-    """The numbers of layers that share pattern and mixer."""
+    """Returns the numbers of the layers in groups that share pattern and mixer."""
     each = list(zip(spec.patterns, spec.mixers, strict=True))
     return [[i for i, layer in enumerate(each) if layer == kind] for kind in dict.fromkeys(each)]
 
 
 def _stores_scores(spec: ModelSpec, context: int, batch: int, dtype: torch.dtype, device: str) -> bool:
-    """Whether training builds whole score matrices in some layer: the choice then has their bytes."""
+    """Returns whether training stores whole score matrices in some layer: the backend choice then states their
+    bytes."""
     each = {(spec.patterns[i], spec.key_sizes[i]): i for i in spec.softmax_layers}
     whole = (context, context, batch, dtype)
     choices = (_backend(spec, i, *whole, device=device, gradient=True) for i in each.values())
@@ -259,7 +273,7 @@ def _layer_plan(
     kv_dtype: torch.dtype,
     device: str,
 ) -> LayerPlan:
-    """The plan of these layers, which share pattern and mixer."""
+    """Returns the plan of these layers, which share pattern and mixer."""
     first = layers[0]
     pattern, softmax = spec.patterns[first], first in spec.softmax_layers
     layer_plan = LayerPlan(

@@ -1,4 +1,4 @@
-"""The memory, work and messages of each process in a training step, before anything runs."""
+"""Memory, work and communication of each process in a training step, computed before anything runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,28 +19,29 @@ from headway.parallel.layout import choose_layout, head_plans
 from headway.tokens import Tokens
 
 MOST = 2**24
-"""Tokens of a row whose shards are planned: which keys each rank reads is found tile by tile."""
+"""Maximum number of tokens of a row whose shards are planned: the keys that each rank reads are found tile by tile."""
 
 
 @dataclass(frozen=True)
 class ProcessShare:
-    """The share of one process in a step.
+    """The share of one process in a training step. Communication is counted in bytes that the process sends.
 
     Attributes:
-        rank: its number. rows, tokens: that it computes: rows, and tokens of each.
-        memory: bytes that it holds at its peak: `training_bytes` of its heads, hidden units and part of the vocab, with
-            all else in each process, or of a part of these.
-        gradients_sent: bytes that a ring sends to add up the gradients of R processes that have the same weights,
-            2 (R - 1) / R of their own; over S processes that have a part of all weights each (S - 1) / S, and over R
-            that have the same part 2 (R - 1) / R of it.
-        weights_sent: bytes of weights that a ring sends to S such processes: (S - 1) / S of them, of blocks twice.
-        sums_sent: bytes that a ring sends for the sums of tensor parallel, forward and backward: `numbers_summed`
-            and `softmax_bytes`; without the few of gradients of what heads share.
-        rows_sent: bytes of rows that go to experts of other processes and back, forward and backward, over all layers:
-            as many of a token's K as there are, where tokens choose evenly; without the few that say how many.
+        rank: the process's number. rows, tokens: rows that it computes, and tokens of each.
+        memory: bytes held at the peak: `training_bytes` of its heads, hidden units and part of the vocab, with
+            everything else replicated; or of its part of these, if weights are sharded (fsdp).
+        gradients_sent: bytes sent by ring all-reduce of the gradients of R processes that hold the same weights, 2 (R
+            - 1) / R of their size; with weights sharded over S processes, (S - 1) / S of them, and 2 (R - 1) / R of
+            the part that R processes hold.
+        weights_sent: bytes of weights that are all-gathered among S such processes: (S - 1) / S of them, for blocks
+            twice.
+        sums_sent: bytes sent by ring all-reduce for tensor parallelism, forward and backward: `numbers_summed` and
+            `softmax_bytes`; the few gradients of what heads share are not counted.
+        rows_sent: bytes of rows sent to the experts of other processes and back, forward and backward, over all
+            layers, if tokens choose experts evenly; the messages with the row counts are not counted.
         keys_sent: bytes of keys, values and their gradients, over all layers, forward and backward.
-        hops: that are made at most in a layer, of cp - 1.
-        pairs: its (query, key) pairs over the mean.
+        hops: the largest number of ring hops that a layer makes, of cp - 1.
+        pairs: its (query, key) pairs divided by the mean over context-parallel ranks.
     """
 
     rank: int
@@ -64,10 +65,12 @@ def process_shares(
     dtype: torch.dtype = torch.float32,
     **options: Unpack[TrainingOptions],
 ) -> list[ProcessShare]:
-    """The share of each process in a step of `batch` rows of `context` tokens, computed in `dtype`.
+    """Returns the share of each process in a step of `batch` rows of `context` tokens, computed in `dtype`.
 
-    Raises ConfigError for fewer rows than dp fsdp expert, for an encoder-decoder whose rows would be sharded, for
-    heads, hidden units and experts that cannot be shared, and for rows of more than `MOST` tokens."""
+    Raises ConfigError if there are fewer rows than dp x fsdp x expert; if cp would shard the rows of an
+    encoder-decoder or of a model with recurrent states; if heads, hidden units or experts cannot be divided; and for
+    rows of more than `MOST` tokens.
+    """
     if context > MOST:
         raise ConfigError(
             f"mesh {mesh}: what each process reads of a row is found tile by tile, in rows of at most {MOST} tokens, "
@@ -113,10 +116,10 @@ def process_shares(
         rings = ((n - of_experts, alike * mesh.expert), (of_experts // mesh.expert, alike))
         gradients = (parts - 1) * 4 * n // parts
         gradients += sum(2 * (ranks - 1) * 4 * numbers // (ranks * parts) for numbers, ranks in rings)
-        each = stacks(spec, tokens, options.get("source"))
-        chosen = sum(count * e.top for stack, count in each for e in stack.experts if e is not None)
+        stack_rows = stacks(spec, tokens, options.get("source"))
+        chosen = sum(count * e.top for stack, count in stack_rows for e in stack.experts if e is not None)
         exchanged = there_and_back * rows * chosen * spec.width * dtype.itemsize
-        numbers = numbers_summed(each, mesh.tp, again)
+        numbers = numbers_summed(stack_rows, mesh.tp, again)
         sums = 2 * (mesh.tp - 1) * rows * numbers * dtype.itemsize // mesh.tp
         shares.append(
             ProcessShare(
@@ -137,15 +140,16 @@ def process_shares(
 
 
 def numbers_summed(rows: Sequence[tuple[ModelSpec, int]], ranks: int, again: bool) -> int:
-    """Numbers of a row of each stack that are summed over the ranks that share layers (`TensorParallel`).
+    """Returns how many numbers of one row per stack are summed over the ranks of tensor parallelism (`TensorParallel`).
 
-    Of each token M numbers, twice in the forward of each layer and twice in the backward; beside an encoder three and
-    three times, and once of each source token for the gradients of its states; once more in the backward where there
-    are output gates. A block that is computed `again` makes one sum more, two in the orders "post", "sandwich" and
-    "output", and one more beside an encoder. The second projections of global tokens are not counted. A norm of all
-    heads sums one number of each token, in the forward and in the backward. Where the ranks share a vocab
-    (`tensor_parallel.shares_vocab`), of each token what an embedding gives, forward, and the gradient of what the
-    output layer is given, for which a masked-lm head counts all tokens."""
+    For each token M numbers, twice in the forward of each layer and twice in the backward; with cross-attention three
+    times each, and once for each source token for the gradients of its states; once more in the backward with output
+    gates. A checkpointed block (`again`) repeats one sum, two in the orders "post", "sandwich" and "output", and one
+    more with cross-attention. The second projections of global tokens are not counted. A norm over all heads sums one
+    number per token, in the forward and in the backward. If the ranks share the vocab
+    (`tensor_parallel.shares_vocab`): for each token the output of the embedding, in the forward, and the gradient of
+    the output layer's input, for which a masked-lm head counts all tokens.
+    """
     total, sources = 0, rows[-1][1]
     for spec, tokens in rows:
         crosses = spec.encoder is not None
@@ -163,10 +167,12 @@ def numbers_summed(rows: Sequence[tuple[ModelSpec, int]], ranks: int, again: boo
 
 
 def softmax_bytes(spec: ModelSpec, targets: int, ranks: int, w: int) -> int:
-    """Bytes that a rank sends to merge the softmax over a shared vocab, of numbers of w bytes: for a target, to each
-    other one, the logarithm of its sum and the target's logit; for a masked-lm head the largest, too, and whose it is.
-    Beside an encoder, where labels may be smoothed, and under a cap two of these, and two sums; those of all chunks but
-    the last are made twice, and counted once."""
+    """Returns the bytes that a rank sends to merge the softmax over a sharded vocab, with numbers of w bytes.
+
+    For each target, to each other rank: the log of its sum and the target's logit; for a masked-lm head also the
+    largest logit and its rank. In an encoder-decoder, where labels may be smoothed, and with capped logits: two of
+    these, and two sums; the recomputation of all chunks but the last is not counted.
+    """
     if not spec.head.needs_vocab or not shares_vocab(spec.vocab, ranks):
         return 0
     chunked = spec.encoder is not None or spec.logit_cap is not None
@@ -175,6 +181,6 @@ def softmax_bytes(spec: ModelSpec, targets: int, ranks: int, w: int) -> int:
 
 
 def whole_vocabs(spec: ModelSpec, ranks: int) -> list[int]:
-    """Sizes of the vocabs whose embedding and output layer each of the ranks has as a whole, since they do not divide
-    them."""
+    """Returns the sizes of the vocabs that the number of ranks does not divide: each rank has their embedding and
+    output layer as a whole."""
     return sorted({stack.vocab for stack, _ in stacks(spec, 1) if not shares_vocab(stack.vocab, ranks)})

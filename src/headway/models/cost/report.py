@@ -1,4 +1,4 @@
-"""The cost of a model on a machine, as values: each kind of layer, and the whole, with notes.
+"""The cost of a model on a machine, as values: each group of layers, and the whole model, with notes.
 
 Legend: n tokens of a row, B rows.
 """
@@ -15,15 +15,16 @@ from headway.models.spec import ModelSpec
 
 @dataclass(frozen=True, kw_only=True)
 class LayerPlan:
-    """Layers that share a pattern: what each of them gets, and what all of them together cost.
+    """Layers that share pattern and mixer: what is chosen for each of them, and what all of them cost together.
 
     Attributes:
-        pattern: as text. layers: their numbers.
-        slots: slots per row in the cache of one layer. reads: keys that one more token sees in one head.
-        kv_stored, kv_read: bytes in all these layers and rows, held, and read for one more token of each row.
-        prefill, cache, decode: which backend for whole rows, which cache, and which backend for one more token; and
-            why.
-    None where it does not apply: there are no caches in an encoder, and no backends of linear attention.
+        pattern: the pattern as text, or the mixer's name. layers: layer numbers.
+        slots: cache slots per row of one layer. reads: keys that one more token attends to, averaged over the kv
+            heads.
+        kv_stored, kv_read: bytes over all these layers and rows: stored, and read for one more token of each row.
+        prefill, cache, decode: the chosen backend for whole rows, the chosen cache, and the chosen backend for one
+            more token, each with its reason.
+    None if not applicable: an encoder has no caches, and linear attention has no backends.
     """
 
     pattern: str
@@ -39,28 +40,29 @@ class LayerPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The plan of one model at one context and batch on one machine. Bytes, FLOPs and seconds.
+    """The plan of one model at one context length and batch size on one machine, in bytes, FLOPs and seconds.
 
     Attributes:
         kind: "decoder", "encoder" or "encoder-decoder".
-        context: tokens of a row; of an encoder-decoder: of the target, and source: of the source.
-        dtype: of weights and products. kv_dtype: of what the caches store.
-        parameters: by place; their sum is what a model card states. active: those that one token is computed with, of
-            experts the chosen ones. weight_bytes: what they take, by place.
-        layers: of the decoder, or of an encoder alone; encoder_layers: of the encoder beside a decoder.
-        weights: bytes. kv: bytes of keys and values, all layers and rows, those of an encoder's states included.
-        working: bytes that the first pass over all tokens needs besides at its peak. needed: the three together; fits:
-            needed <= machine.memory. decoding: what one more token of every row holds, with the prompt read before;
-            None of an encoder.
-        training: bytes that training on rows of this shape holds at its peak, by cause; checkpointed: their sum when
-            blocks are computed again; scores_stored: when every score matrix is kept. trained: bytes of all gradients
-            and Adam's moments; adapted: those of an adapter of rank 16 on every linear layer of the blocks.
-        moved: bytes read for one more token of every row. step_flops: operations for that.
-        step_seconds: the larger of moved / bandwidth and step_flops / peak; bound: "memory" or "compute", which of the
-            two. tokens_per_second: of all rows together. All of these are None of an encoder.
-        prefill_flops: of the first pass: over the rows, or over the source and the first token of the target;
+        context: tokens per row; of the target for an encoder-decoder, with source: tokens per source row.
+        dtype: dtype of weights and products. kv_dtype: dtype of the KV cache.
+        parameters: parameter counts by place; their sum is what a model card states. active: parameters that one token
+            uses, with its chosen experts only. weight_bytes: bytes of the stored weights, by place.
+        layers: of the decoder, or of a lone encoder; encoder_layers: of the encoder beside a decoder.
+        weights: bytes of all weights. kv: bytes of the KV cache over all layers and rows, cross-attention keys
+            included.
+        working: peak bytes of the first forward pass over all tokens, besides weights and KV cache. needed: the sum of
+            the three; fits: needed <= machine.memory. decoding: bytes held while decoding one more token of every row
+            after the prompt; None for an encoder.
+        training: peak bytes of training on rows of this shape, by cause; checkpointed: their sum with checkpointed
+            blocks; scores_stored: their sum if all score matrices are stored. trained: bytes of all gradients and Adam
+            moments; adapted: the same for a LoRA adapter of rank 16 on every linear layer of the blocks.
+        moved: bytes read for one more token of every row. step_flops: operations for it.
+        step_seconds: the larger of moved / bandwidth and step_flops / peak; bound: "memory" or "compute", whichever is
+            larger. tokens_per_second: over all rows. From moved on, all are None for an encoder.
+        prefill_flops: operations of the first pass: over the rows, or over the source and the first target token;
             prefill_seconds: prefill_flops / peak.
-        notes: sentences on facts that are not in the numbers.
+        notes: sentences on facts that the numbers do not show.
     """
 
     model: str
@@ -99,14 +101,14 @@ class Report:
 
     @property
     def parameter_count(self) -> int:
-        """All trained numbers."""
+        """The total number of trained parameters."""
         return sum(self.parameters.values())
 
 
 def plan_notes(
     spec: ModelSpec, context: int, machine: Machine, quantized: Quantized | None
 ) -> tuple[str, ...]:
-    """The sentences of a plan's end."""
+    """Returns the sentences at the end of a plan."""
     notes = []
     if context > spec.trained_context:
         notes.append(

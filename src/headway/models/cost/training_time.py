@@ -1,4 +1,4 @@
-"""The least time that training on a data set takes, and the share of the peak that a given time implies."""
+"""The minimum time that training on a data set takes, and the utilization that a measured time implies."""
 
 from dataclasses import dataclass
 
@@ -9,13 +9,13 @@ from headway.models.spec import ModelSpec
 
 @dataclass(frozen=True)
 class TrainingTime:
-    """The cost of training on `rows` full rows, `epochs` times, on `devices` of one peak.
+    """The cost of training on `rows` full rows for `epochs` epochs, on `devices` devices of equal peak.
 
     Attributes:
-        tokens: rows x context x epochs: the most that there are, since shorter rows have fewer.
-        flops: operations, without what checkpointed blocks compute again.
-        seconds: at the peak of all devices, which no run reaches.
-        hours: as given, and share: seconds / (3600 hours); both None where no hours are given.
+        tokens: rows x context x epochs, an upper bound, since shorter rows have fewer tokens.
+        flops: model FLOPs, without the recomputation of checkpointed blocks.
+        seconds: time at the peak of all devices, which no run reaches.
+        hours: the measured hours, and share: seconds / (3600 hours), the utilization; both None if no hours are given.
     """
 
     rows: int
@@ -39,9 +39,10 @@ def training_time(
     hours: float | None = None,
     source: int | None = None,
 ) -> TrainingTime:
-    """The operations of training (`train_flops`), and the seconds that they take at the peak (FLOP/s, of one device).
+    """Returns the operations of training (`train_flops`), and the seconds they take at the peak (FLOP/s of one device).
 
-    Raises ConfigError for hours that are not above 0."""
+    Raises ConfigError if hours is not above 0.
+    """
     if hours is not None and hours <= 0:
         raise ConfigError(f"plan: a training takes hours above 0, got {hours:g}")
     tokens = rows * context * epochs

@@ -1,4 +1,4 @@
-"""Numbers in the weights and their bytes, counted on modules without memory, and what an adapter adds.
+"""Counts weights and their bytes on modules without memory, and the parameters that an adapter adds.
 
 Legend: M width, E columns of the embedding, L layers, H query heads, K kv heads, D per head, F width of the
 feed-forward, V vocab.
@@ -33,47 +33,47 @@ PLACES: Mapping[str, str] = {
     "attention": "attn",
     "embedding": r"\bembed_",
 }
-"""Regular expressions that place parameters by their names: the first match counts."""
+"""Regular expressions that assign parameters to places by name; the first match counts."""
 
 
 OPTIONAL = ("positions", "encoder", "experts", "per-layer inputs", "streams")
-"""Places that are reported only where they are not empty."""
+"""Places that are reported only if they are not empty."""
 _MIXER = r"(?:model|decoder)\.layers\.(\d+)\.self_attn\."
-"""The mixers of a stack; an encoder beside a decoder is another stack."""
+"""Matches the names of a stack's mixers. An encoder beside a decoder is a separate stack and does not match."""
 
 
 def place_of(name: str) -> str:
-    """Returns the place under which `parameters` counts the parameter, or the layer, of that name."""
+    """Returns the place under which `parameters` counts the parameter, or layer, of that name."""
     return next(place for place, pattern in PLACES.items() if re.search(pattern, name))
 
 
 @lru_cache(maxsize=16)
 def on_meta(spec: ModelSpec) -> Model:
-    """The module of a spec, without memory: for reading only."""
+    """Returns the module of a spec on the meta device, without memory; it is cached and must not be modified."""
     with torch.device("meta"):
         return blank(spec)
 
 
 @lru_cache(maxsize=128)
 def parameters(spec: ModelSpec) -> dict[str, int]:
-    """Numbers in the weights, by where they are; their sum is `parameter_count`.
+    """Returns the number of parameters by place; their sum is `parameter_count`.
 
-        embedding      V E, tables of `Learned` and of token types, and what projects E columns to M; V L P
-                       with P columns for each layer
-        per-layer inputs     3 L P M, which make and add these
-        streams        2 (S - 1) M M + L (M (S + 1) + S^2 (S + 1)) of S residual streams; L 2 M R of a rank R beside
-                       attention
+        embedding      V E, tables of `Learned` and of token types, the projection of E columns to M; V L P for
+                       per-layer embeddings of P columns
+        per-layer inputs     3 L P M, which compute and add the per-layer embeddings
+        streams        2 (S - 1) M M + L (M (S + 1) + S^2 (S + 1)) for S residual streams (AltUp); L 2 M R for LAuReL's
+                       rank R
         attention      L (M D (H + K + K) + H D M), biases, cross-attention, projections of global tokens, sink logits
                        L H, output gates L M H or L M H D
-        feed-forward   L 3 M F, or 2 M F not gated, and biases; routers, and experts that all tokens have
-        experts        those that are chosen from, as feed-forwards
-        norms          M for each (P of all layers' embeddings), E behind an embedding, D on queries and on keys; twice
-                       with norm_bias
-        positions      trained angles and tables of scores
-        output layer   V E, or 0 when tied, biases, and what else the head has
+        feed-forward   L 3 M F, or 2 M F if not gated, and biases; routers, and experts shared by all tokens
+        experts        the routed experts, as feed-forwards
+        norms          M each (P for per-layer embeddings), E after an embedding, D on queries and on keys; twice with
+                       norm_bias
+        positions      trained angles and score tables
+        output layer   V E, or 0 if tied, biases, and the other parameters of the head
         encoder        all of the encoder's, without a shared embedding
 
-    Patterns have none.
+    Patterns have no parameters.
     """
     counts = dict.fromkeys(reversed([*PLACES]), 0)
     for name, parameter in on_meta(spec).named_parameters():
@@ -83,7 +83,7 @@ def parameters(spec: ModelSpec) -> dict[str, int]:
 
 @lru_cache(maxsize=128)
 def block_numbers(spec: ModelSpec) -> Mapping[str, int]:
-    """Numbers in each block, an encoder's too, without positions, by its name."""
+    """Returns the number of parameters of each block by its name, including the encoder's, without positions."""
     counts = Counter[str]()
     for name, parameter in on_meta(spec).named_parameters():
         block = re.match(r".*\.layers\.\d+\.", name)
@@ -93,17 +93,19 @@ def block_numbers(spec: ModelSpec) -> Mapping[str, int]:
 
 
 def parameter_count(spec: ModelSpec) -> int:
-    """All trained numbers; a tied output layer counts once."""
+    """Returns the total number of trained parameters; a tied output layer counts once."""
     return sum(parameters(spec).values())
 
 
 def matrix_weights(spec: ModelSpec) -> int:
-    """Weights that every token is multiplied with in a stack: L (M D (2 H + 2 K) + 3 M F), 2 M F not gated; L M H more
-    with a gate of each head, L M H D of each channel; of a layer with another mixer those of its matrices; 3 L P M of
-    embeddings of P columns for each layer; E M more where E is not M; `stream_products`; beside an encoder 2 L M D H
-    more, of the queries and outputs of cross-attention. (Its keys and values are of source tokens: `memory_weights`. A
-    second set of projections is for tokens that data mark.) With experts F are `hidden_units`, and routers are M for
-    each."""
+    """Returns the number of weights that every token is multiplied with in a stack: L (M D (2 H + 2 K) + 3 M F).
+
+    2 M F if not gated; L M H more with a gate per head, L M H D with a gate per channel; for a layer with another
+    mixer its matrices instead; 3 L P M for per-layer embeddings of P columns; E M more if E is not M;
+    `stream_products`; 2 L M D H more for the queries and outputs of cross-attention (its keys and values belong to
+    source tokens: `memory_weights`). The second set of projections, of global tokens, is not counted. With experts, F
+    is `hidden_units`, and each expert's router has M.
+    """
     m, h, d = spec.width, spec.heads, spec.head_dim
     across = 2 * m * d * h * (spec.encoder is not None)
     projected = spec.columns * m * (spec.columns != m)
@@ -115,9 +117,12 @@ def matrix_weights(spec: ModelSpec) -> int:
 
 
 def stream_products(spec: ModelSpec) -> tuple[int, int]:
-    """Numbers that a token is multiplied with for S residual streams, and a rank R beside attention: up to what the
-    last layer mixes, and behind it. 2 (S - 1) M M, and in each layer M S + S^3 + S S M to predict, the products of
-    streams with each other among them, M S + S S to correct, and 2 M R."""
+    """Returns the numbers that a token is multiplied with for S residual streams (AltUp) and LAuReL's rank R: (up to
+    the last layer's mixer, after it).
+
+    2 (S - 1) M M in all, and in each layer M S + S^3 + S S M to predict (products of streams with each other
+    included), M S + S S to correct, and 2 M R.
+    """
     m, s = spec.width, 0 if spec.altup is None else spec.altup.streams
     ends = max(s - 1, 0) * m * m
     before, behind = m * s + s**3 + s * s * m, m * s + s * s + 2 * m * spec.laurel
@@ -126,7 +131,7 @@ def stream_products(spec: ModelSpec) -> tuple[int, int]:
 
 @lru_cache(maxsize=128)
 def mixing_weights(spec: ModelSpec) -> tuple[int, ...]:
-    """The weights of each layer's mixer that every token is multiplied with."""
+    """Returns the number of weights in each layer's mixer that every token is multiplied with."""
     counts = [0] * spec.layers
     for name, (outputs, inputs) in linear_sizes(spec).items():
         layer = re.match(rf"{_MIXER}(?!\w+_global_)", name)
@@ -137,56 +142,59 @@ def mixing_weights(spec: ModelSpec) -> tuple[int, ...]:
 
 @lru_cache(maxsize=128)
 def output_weights(spec: ModelSpec) -> int:
-    """The part of `mixing_weights` in the last layer behind its mixer: the output projection and an output gate."""
+    """Returns the part of the last layer's `mixing_weights` that follows the mixing: the output projection and an
+    output gate."""
     each = ((re.fullmatch(rf"{_MIXER}[go]_proj", name), o * i) for name, (o, i) in linear_sizes(spec).items())
     return sum(size for layer, size in each if layer and int(layer[1]) == spec.layers - 1)
 
 
 def hidden_units(spec: ModelSpec) -> tuple[int, ...]:
-    """Hidden units of the feed-forward that a token passes through in each layer, F: of the experts that are chosen for
-    it, and of those that all have."""
+    """Returns the hidden units F that a token passes through in each layer: with experts, those of its chosen
+    experts and of the shared ones."""
     each = enumerate(spec.experts)
     return tuple(spec.hidden_of(i) if experts is None else experts.units for i, experts in each)
 
 
 def fed_outputs(spec: ModelSpec, layer: int) -> int:
-    """Numbers whose products with M others are the feed-forward of a token in a layer: (2 or 3) F, and of a router."""
+    """Returns how many products with M inputs a token's feed-forward in a layer consists of: (2 or 3) F, plus the
+    router's."""
     experts = spec.experts[layer]
     routed = 0 if experts is None else experts.count + experts.shared_gate
     return (2 + spec.gated) * hidden_units(spec)[layer] + routed
 
 
 def active_parameters(spec: ModelSpec) -> int:
-    """Numbers of the weights that a token is computed with: all but those of experts that are not chosen for it."""
+    """Returns the number of parameters that one token uses: all but those of the experts that are not chosen for it."""
     read = expert_share(spec)
     return parameter_count(spec) - round((1 - read) * parameters(spec).get("experts", 0))
 
 
 def expert_share(spec: ModelSpec, batch: int = 1) -> float:
-    """Returns the share of the experts' weights that a step of one token per row reads: E (1 - (1 - K / E)^batch) of E
-    experts, the expected number where tokens choose K each, evenly and independently; K for one row. 1 without
+    """Returns the share of the experts' weights that a step of one token per row reads: 1 - (1 - K / E)^batch for E
+    experts of which each token chooses K, the expected value if choices are uniform and independent; 1 without
     experts."""
-    having = [e for e in spec.experts if e is not None]
-    read = sum(e.hidden * e.count * (1 - (1 - e.top / e.count) ** batch) for e in having)
-    return read / sum(e.hidden * e.count for e in having) if having else 1.0
+    mixtures = [e for e in spec.experts if e is not None]
+    read = sum(e.hidden * e.count * (1 - (1 - e.top / e.count) ** batch) for e in mixtures)
+    return read / sum(e.hidden * e.count for e in mixtures) if mixtures else 1.0
 
 
 def gates(spec: ModelSpec, head_dim: int) -> int:
-    """Output gates of a layer: H, or H D."""
+    """Returns the number of output gates per token of a layer: H, or H D; 0 without gates."""
     return 0 if spec.gate is None else spec.heads * (1 if spec.gate == "head" else head_dim)
 
 
 def memory_weights(spec: ModelSpec) -> int:
-    """Weights that every last state of an encoder is multiplied with in the decoder: 2 L M D K; 0 without one."""
+    """Returns the number of decoder weights that each of the encoder's last states is multiplied with: 2 L M D K; 0
+    without an encoder."""
     return 2 * spec.layers * spec.width * spec.head_dim * spec.kv_heads * (spec.encoder is not None)
 
 
 def weight_bytes_read(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16, batch: int = 1) -> int:
-    """Bytes of weights that a step of one token per row reads: everything of a decoder once, but of an embedding that
-    is not also the output layer only `batch` rows, and of experts those that are chosen (`expert_share`); nothing of an
-    encoder, nor the projections that make keys of its states.
-
-    Raises ConfigError for an encoder, which takes no such steps."""
+    """Returns the bytes of weights that a step of one token per row reads: every weight of a decoder once, but only
+    `batch` rows of an embedding that is not also the output layer, and only the chosen experts (`expert_share`);
+    nothing of an encoder, nor the projections to cross-attention keys and values. Raises ConfigError for an
+    encoder.
+    """
     must_decode(spec, "weight_bytes_read")
     counts = parameters(spec)
     rows = (0 if spec.tied else batch) + (batch if spec.positions.rows else 0)
@@ -199,7 +207,7 @@ def weight_bytes_read(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16, batc
 
 
 def must_decode(spec: ModelSpec, what: str) -> None:
-    """Raises ConfigError for an encoder."""
+    """Raises ConfigError if the model is an encoder."""
     if spec.kind == "encoder":
         raise ConfigError(
             f"{what} is of decoding, token by token, and an encoder reads whole rows at once; "
@@ -208,8 +216,8 @@ def must_decode(spec: ModelSpec, what: str) -> None:
 
 
 def stacks(spec: ModelSpec, context: int, source: int | None = None) -> list[tuple[ModelSpec, int]]:
-    """Each stack and the tokens of its rows: `spec`, and of an encoder-decoder the encoder, whose sources have as many
-    unless given. Raises ConfigError for a source that there is no encoder for."""
+    """Returns each stack with the number of tokens of its rows: `spec`, and the encoder of an encoder-decoder, with
+    `source` tokens (`context` if None). Raises ConfigError if `source` is given and there is no encoder."""
     if spec.encoder is not None:
         return [(spec, context), (spec.encoder, context if source is None else source)]
     if source is not None:
@@ -220,8 +228,8 @@ def stacks(spec: ModelSpec, context: int, source: int | None = None) -> list[tup
 
 
 class Codes(NamedTuple):
-    """Weights as the codes of a file: a description, and by layer name how many weights there are and their bytes in
-    memory."""
+    """Weights stored as the codes of a quantized file: a description, and for each layer name (number of weights,
+    their bytes in memory)."""
 
     what: str
     sizes: Mapping[str, tuple[int, int]]
@@ -234,7 +242,8 @@ Quantized = WeightKind | Codes | Literal["nf4"]
 
 
 class Kept(NamedTuple):
-    """How weights are stored: the dtype of products, which all weights have except the `quantized` ones; and why."""
+    """How weights are stored: the dtype of all but the `quantized` weights, which is also that of products; and the
+    reason."""
 
     dtype: torch.dtype
     quantized: Quantized | None = None
@@ -246,8 +255,8 @@ class Kept(NamedTuple):
 
 
 def kept_bytes(spec: ModelSpec, kept: Kept) -> dict[str, int]:
-    """Bytes of the weights by place, as `parameters` names them; of weights of few bits those in memory
-    (`headway.models.quantize.quantize_model`), where scales lie with each 32 inputs."""
+    """Returns the bytes of the weights by place, as in `parameters`; for quantized weights their bytes in memory
+    (`headway.models.quantize.quantize_model`), with scales for each 32 inputs."""
     e, saved = kept.dtype.itemsize, Counter[str]()
     for name, (count, nbytes) in _sizes(spec, kept.quantized).items():
         saved[place_of(name)] += count * e - nbytes
@@ -255,7 +264,7 @@ def kept_bytes(spec: ModelSpec, kept: Kept) -> dict[str, int]:
 
 
 def _sizes(spec: ModelSpec, quantized: Quantized | None) -> Mapping[str, tuple[int, int]]:
-    """Returns, for each quantized layer, how many weights it has and their bytes."""
+    """Returns the number of weights and their bytes for each quantized layer."""
     if quantized is None:
         return {}
     if isinstance(quantized, Codes):
@@ -271,20 +280,20 @@ def _sizes(spec: ModelSpec, quantized: Quantized | None) -> Mapping[str, tuple[i
 
 
 def adapter_parameters(spec: ModelSpec, lora: Lora, targets: Sequence[str] = ()) -> int:
-    """Trained numbers of an adapter: R (I + O) for each layer, and O more with magnitudes; `targets` as in
-    `headway.nn.Adapter.fresh`."""
+    """Returns the number of trained parameters of an adapter: R (I + O) for each layer, and O more with magnitudes;
+    `targets` as in `headway.nn.Adapter.fresh`."""
     sizes = linear_sizes(spec, targets).values()
     return sum(lora.rank * (inputs + outputs) + outputs * lora.magnitude for outputs, inputs in sizes)
 
 
 def linear_sizes(spec: ModelSpec, targets: Sequence[str] = ()) -> Mapping[str, tuple[int, int]]:
-    """(O, I) of each linear layer of the blocks by its name, or of those that are `targets`."""
+    """Returns (O, I) by name of the linear layers of the blocks, or of those selected by `targets`."""
     layers = target_layers(on_meta(spec), targets)
     return {name: (layer.out_features, layer.in_features) for name, layer in layers.items()}
 
 
 def trained_bytes(numbers: int, dtype: torch.dtype = torch.float32) -> int:
-    """Bytes of the gradients and moments of so many trained numbers: e and, where another dtype computes, w; and
-    2 w, with e bytes per number of what computes, and w = max(e, 4) of what is trained."""
+    """Returns the bytes of the gradients, master weights and Adam moments of so many trained parameters: e + 2 w
+    each, and w more if the model computes in a narrower dtype, with e bytes per number there and w = max(e, 4)."""
     e, w = dtype.itemsize, max(dtype.itemsize, 4)
     return numbers * (e + (w if w > e else 0) + 2 * w)
