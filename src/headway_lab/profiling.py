@@ -92,8 +92,8 @@ class Exponent(NamedTuple):
 
 
 def exponent(x: Sequence[float], y: Sequence[float]) -> Exponent:
-    """Returns the least-squares slope of log y over log x, with the standard error sqrt(sum of squared residuals / (m -
-    2) / sum (x - mean x)^2), where x are the logarithms of the m points."""
+    """Returns the least-squares slope of log y over log x, and its standard error sqrt(sum of squared residuals / (m -
+    2) / sum (log x - mean log x)^2) for m points."""
     a, b = [math.log(v) for v in x], [math.log(v) for v in y]
     slope, intercept = statistics.linear_regression(a, b)
     if len(a) == 2:

@@ -36,7 +36,7 @@ class BlockPanels(NamedTuple):
         """Returns the same codes and scales reordered into panels."""
         outputs, inputs = matrix.codes.shape
         panels, size = -(-outputs // PANEL), inputs // BLOCK * block_bytes(matrix.bits)
-        data = torch.empty(panels, size, dtype=torch.uint8)  # allocated before temporaries, as in `Panels`
+        data = torch.empty(panels, size, dtype=torch.uint8)  # before the temporaries, as in `Panels`
         large_pages([data])
         step = max(1, AT_ONCE // (PANEL * inputs))
         for first in range(0, panels, step):

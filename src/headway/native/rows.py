@@ -44,8 +44,8 @@ def visible(*tensors: Tensor | None) -> bool:
 
 
 class Normed(NamedTuple):
-    """y = norm(sum) with sum = x + residual (or x); `by` [rows] the factor 1 / deviation, `mean` [rows] of a layer
-    norm."""
+    """y = norm(sum) with sum = x + residual (or x); per row, `by` = 1 / sqrt(variance or mean square + eps), and `mean`
+    for a layer norm."""
 
     y: Tensor
     sum: Tensor

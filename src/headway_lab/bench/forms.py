@@ -52,7 +52,7 @@ def by_backend(name: str, full: bool = False, pairs: bool = False) -> Form:
 
 
 def stored(at: Inputs) -> Call:
-    """The textbook form: scores and weights of every pair, kept for the backward."""
+    """Returns the textbook form: scores and weights of every pair, kept for the backward."""
 
     def call() -> Tensor:
         count, width = at.q.shape[2:]
@@ -64,7 +64,7 @@ def stored(at: Inputs) -> Call:
 
 
 def masked(at: Inputs) -> Call:
-    """torch's fused kernel with a dense mask [N, N], which is built in the step."""
+    """Returns torch's fused kernel with a dense mask [N, N], which is built in the step."""
 
     def call() -> Tensor:
         mask = additive(visible(at.case.pattern, at.tokens, at.tokens), at.q.dtype)
@@ -74,7 +74,7 @@ def masked(at: Inputs) -> Call:
 
 
 def linear(at: Inputs) -> Call:
-    """Linear attention, with rotary positions in the numerator."""
+    """Returns linear attention, with rotary positions in the numerator."""
     rotation = Rotary(pairing="halves").rotation(at.tokens.index[0], at.case.width)
     spec, pattern = LinearAttentionSpec(), at.case.pattern
     return lambda: linear_attend(at.q, at.k, at.v, spec, pattern, rotation=rotation)

@@ -48,8 +48,9 @@ def system_info() -> str:
 class LlamaCpp:
     """One model in llama.cpp, with room for `rows` sequences of `context` tokens, and as many threads as torch has.
 
-    Otherwise its defaults: weights memory-mapped and, if it has faster packed forms of them, packed; keys and values in
-    fp16; flash attention where it chooses it; prompts in chunks of 512 tokens.
+    Everything else is llama.cpp's default: weights memory-mapped and, if it has faster packed forms of them, packed;
+    keys
+    and values in fp16; flash attention if it so chooses; prompts in chunks of 512 tokens.
 
     Raises UnsupportedCase if the bindings are not installed or it refuses the file."""
 

@@ -25,14 +25,14 @@ MASK_TOKENS = 8192
 
 
 def sdpa(at: Inputs) -> Call:
-    """torch's fused kernel with `is_causal`."""
+    """Returns torch's fused kernel with `is_causal`."""
     if at.case.pattern != Causal() or not at.plain:
         raise UnsupportedCase("it knows no other pattern than causal without a mask")
     return lambda: F.scaled_dot_product_attention(at.q, at.k, at.v, is_causal=True, enable_gqa=at.grouped)
 
 
 def mask(at: Inputs) -> Call:
-    """torch's fused kernel with a dense mask, additive and in the inputs' dtype, as the kernel wants it."""
+    """Returns torch's fused kernel with a dense mask, additive and in the inputs' dtype, as the kernel wants it."""
     if at.case.tokens > MASK_TOKENS:
         raise UnsupportedCase(
             f"a mask of {at.case.tokens} x {at.case.tokens} is not built (up to {MASK_TOKENS})"
@@ -49,7 +49,7 @@ def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def chunks(at: Inputs) -> Call:
-    """Overlapping chunks through the fused kernel: the fastest of three chunk sizes, with keys as a view or
+    """Returns overlapping chunks through the fused kernel: the fastest of three chunk sizes, with keys as a view or
     concatenated."""
     window, bounds = at.case.pattern, interval(at.case.pattern)
     if bounds is None or None in bounds or not at.plain:
@@ -132,7 +132,7 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, window: Pattern, size: int, joined:
 
 
 def flex(at: Inputs) -> Call:
-    """Compiled FlexAttention; the time excludes its block mask and its compilation."""
+    """Returns compiled FlexAttention; the time excludes its block mask and its compilation."""
     p, n = at.case.pattern.primitive, at.case.tokens
     if p is None or p.kind != Kind.WINDOW or not at.plain:
         raise UnsupportedCase("written for plain windows only")

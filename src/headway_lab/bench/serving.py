@@ -43,8 +43,7 @@ TRANSFORMERS = "transformers serve"
 
 
 class Side(NamedTuple):
-    """A server: its command, its model file for some weights, and the conversion of requests to the form that it
-    takes."""
+    """A server: its command, its model file for some weights, and the conversion of requests to its form."""
 
     command: Command
     file: Callable[[Written, str], Path] = Written.served

@@ -56,8 +56,8 @@ class SubprocessRunner(AbstractContextManager["SubprocessRunner"]):
     def call_within(
         self, most: float, seconds: float, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """As `call`, but kills the process if it takes more than `most` bytes beyond its memory now, or more than
-        `seconds`.
+        """Does the same as `call`, but kills the process if it takes more than `most` bytes beyond its present memory,
+        or more than `seconds`.
 
         Raises LimitReached in that case."""
         interval = None if most == seconds == math.inf else LOOK

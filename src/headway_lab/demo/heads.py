@@ -17,8 +17,8 @@ LABELLED = 24  # largest number of tokens whose labels are legible
 
 def looks(maps: list[Tensor]) -> list[dict[str, float]]:
     """Returns where each head looks, by the attention weights [H, T, T] of every layer: the shares of its weight on the
-    token itself, the previous and the first token, and the mean distance, averaged over the queries from position 2 on,
-    whose own, previous and first tokens are three different ones."""
+    token itself, the previous and the first token, and the mean distance back. They are averaged over the queries from
+    position 2 on, for which these three tokens differ."""
     rows = []
     for layer, weights in enumerate(maps):
         count = weights.shape[-1]
