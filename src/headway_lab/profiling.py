@@ -17,25 +17,25 @@ from torch.utils.flop_counter import FlopCounterMode
 def one_thread() -> Iterator[None]:
     """Limits torch to one thread inside the block. Models of the laboratory's size gain nothing from a second thread,
     and with one, their sums do not depend on the machine's number of cores."""
-    before = torch.get_num_threads()
+    threads_before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads_before)
 
 
 def in_turn(
     calls: Mapping[str, Callable[[], object]], repeats: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
     """Returns the seconds of each call, `repeats` times. The calls take turns, so that all run under the same load."""
-    taken: dict[str, list[float]] = {name: [] for name in calls}
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
             began = clock()
             call()
-            taken[name].append(clock() - began)
-    return taken
+            seconds[name].append(clock() - began)
+    return seconds
 
 
 def fastest(
@@ -60,7 +60,7 @@ def saved_bytes(
     with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         out = forward()
     parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    return out, sum(size for at, size in sizes.items() if at not in parameters)
+    return out, sum(size for address, size in sizes.items() if address not in parameters)
 
 
 def flops(call: Callable[[], Tensor]) -> tuple[int, Tensor]:

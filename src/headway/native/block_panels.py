@@ -69,9 +69,9 @@ class BlockPanels(NamedTuple):
     def rows(self, at: Tensor) -> Tensor:
         """Returns the rows [n, I] with the indices `at` [n], in float32; only panels that contain one of them are
         unpacked."""
-        panels, place = (at // PANEL).unique(return_inverse=True)
+        panels, panel_positions = (at // PANEL).unique(return_inverse=True)
         panel_subset = self._replace(data=self.data[panels], outputs=len(panels) * PANEL)
-        return panel_subset.unpack().dequantize()[place * PANEL + at % PANEL]
+        return panel_subset.unpack().dequantize()[panel_positions * PANEL + at % PANEL]
 
 
 def block_bytes(bits: int) -> int:
@@ -93,9 +93,9 @@ def _packed(matrix: BlockMatrix) -> Tensor:
     # Quad 4 h + 2 e + j stands at [h, e, j]: quads 0 1 4 5 (e = 0) go to the low four bits, 2 3 6 7 to the high ones.
     parts = [q[:, :, :, :, 0] & 15 | q[:, :, :, :, 1] << 4]
     if matrix.bits > 4:
-        high, each = (q >> 4).flatten(3, 5), 8 // (matrix.bits - 4)
-        shifts = torch.arange(each, dtype=torch.uint8).view(-1, 1, 1) * (matrix.bits - 4)
-        parts.append((high.unflatten(3, (-1, each)) << shifts).sum(4, dtype=torch.uint8))
+        high, codes_per_byte = (q >> 4).flatten(3, 5), 8 // (matrix.bits - 4)
+        shifts = torch.arange(codes_per_byte, dtype=torch.uint8).view(-1, 1, 1) * (matrix.bits - 4)
+        parts.append((high.unflatten(3, (-1, codes_per_byte)) << shifts).sum(4, dtype=torch.uint8))
     scales = [of_panels(matrix.scale, GROUPS, 2 if matrix.low is None else 1).view(torch.uint8)]
     scales += [] if matrix.low is None else [of_panels(matrix.low, GROUPS, 1)]
     groups = torch.cat([part.flatten(3) for part in (*parts, torch.cat(scales, 3))], 3)
@@ -111,8 +111,8 @@ def _codes(groups: Tensor, bits: int) -> Tensor:
     q = torch.cat((low & 15, low >> 4), -4)
     if bits == 4:
         return q
-    each = 8 // (bits - 4)
-    shifts = torch.arange(each, dtype=torch.uint8).view(-1, 1, 1) * (bits - 4)
+    codes_per_byte = 8 // (bits - 4)
+    shifts = torch.arange(codes_per_byte, dtype=torch.uint8).view(-1, 1, 1) * (bits - 4)
     high = groups[..., 64 * 4 :].unflatten(-1, (-1, 1, PANEL, 4)) >> shifts & (1 << bits - 4) - 1
     codes: Tensor = q | high.flatten(-4, -3).unflatten(-3, (2, 2, 2)) << 4
     return codes

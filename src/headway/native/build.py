@@ -151,9 +151,9 @@ def build(
         if best:
             break
     if stale:
-        command, more = compiler(), SANITIZE if sanitize else ()
+        command, extra_flags = compiler(), SANITIZE if sanitize else ()
         say(f"{shlex.join(command)}: {', '.join(stale)}, {JOBS} at a time")
-        _compile({x: [*command, *_flags(x, sources), *more] for x in known}, sources, out, stale)
+        _compile({x: [*command, *_flags(x, sources), *extra_flags] for x in known}, sources, out, stale)
     return [out / file_name(level) for level in built]
 
 
@@ -209,9 +209,9 @@ def _flags(level: str, sources: Path) -> list[str]:
 
 def _run(command: list[str], text: str = "") -> None:
     """Runs a compiler with `text` as its input. Raises BuildError with its last words if it fails."""
-    done = subprocess.run(command, input=text, capture_output=True, text=True)
-    if done.returncode:
-        last = "\n".join(done.stderr.strip().splitlines()[-12:])
+    process = subprocess.run(command, input=text, capture_output=True, text=True)
+    if process.returncode:
+        last = "\n".join(process.stderr.strip().splitlines()[-12:])
         raise BuildError(
             f"the native kernels do not compile: exit code of\n{shlex.join(command)}\n"
             f"was not 0; its last words:\n{last}"
@@ -230,10 +230,10 @@ def main(arguments: list[str] | None = None) -> int:
     )
     args = parser.parse_args(arguments)
     out = args.out or (LIBRARIES / "sanitized" if args.sanitize else LIBRARIES)
-    how = "require"
+    build_mode = "require"
     try:
-        how = mode(default=how)
-        if how == "off":
+        build_mode = mode(default=build_mode)
+        if build_mode == "off":
             _say("HEADWAY_BUILD=off: nothing built")
         else:
             named = args.level or args.machine
@@ -247,8 +247,8 @@ def main(arguments: list[str] | None = None) -> int:
                     f"LD_PRELOAD=$({asan}) ASAN_OPTIONS=detect_leaks=0 HEADWAY_NATIVE_DIR={out} runs with them"
                 )
     except BuildError as error:
-        _say(f"headway: {'error' if how == 'require' else 'going on without native kernels'}: {error}")
-        return 1 if how == "require" else 0
+        _say(f"headway: {'error' if build_mode == 'require' else 'going on without native kernels'}: {error}")
+        return 1 if build_mode == "require" else 0
     return 0
 
 

@@ -109,9 +109,9 @@ def _struct(
     unit_eps: float | None,
     erases: bool,
 ) -> c.DeltaStruct:
-    rows, heads, count, wide = v.shape
+    rows, heads, count, width = v.shape
     struct = c.DeltaStruct(
-        threads(), rows, heads, k.shape[1], count, k.shape[3], wide, c.TYPES[q.dtype], log_decay.shape[3],
+        threads(), rows, heads, k.shape[1], count, k.shape[3], width, c.TYPES[q.dtype], log_decay.shape[3],
         erases, scale, -1.0 if unit_eps is None else unit_eps, *(c.TensorStruct.of(x) for x in (q, k, v)),
         c.TensorStruct(), log_decay.data_ptr(), beta.data_ptr(),
     )  # fmt: skip

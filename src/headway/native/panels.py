@@ -112,12 +112,12 @@ class Panels(NamedTuple):
         codes = words.permute(0, 3, 1, 2, 4).reshape(len(data) * PANEL, groups * GROUP)[
             :outputs, : self.inputs
         ]
-        each = (
+        groups_per_scale = (
             groups if self.group == self.inputs else self.group // GROUP
         )  # groups of 32 inputs in one group of the matrix
 
         def of_rows(values: Tensor) -> Tensor:
-            return values.transpose(1, 2).reshape(-1, groups)[:outputs, ::each].contiguous()
+            return values.transpose(1, 2).reshape(-1, groups)[:outputs, ::groups_per_scale].contiguous()
 
         scale = self.factor[first * PANEL :][:outputs].unsqueeze(1)
         if self.has_scales:
@@ -129,11 +129,11 @@ class Panels(NamedTuple):
     def rows(self, at: Tensor) -> Tensor:
         """Returns the rows [n, I] with the indices `at` [n], in float32; only panels that contain one of them are
         unpacked."""
-        panels, place = (at // PANEL).unique(return_inverse=True)
+        panels, panel_positions = (at // PANEL).unique(return_inverse=True)
         panel_subset = self._replace(
             data=self.data[panels], outputs=len(panels) * PANEL, factor=self._factors(panels)
         )
-        return panel_subset.unpack().dequantize()[place * PANEL + at % PANEL]
+        return panel_subset.unpack().dequantize()[panel_positions * PANEL + at % PANEL]
 
     def _factors(self, panels: Tensor) -> Tensor:
         numbers = panels[:, None] * PANEL + torch.arange(PANEL, device=panels.device)

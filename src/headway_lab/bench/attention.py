@@ -53,9 +53,9 @@ def attention(
     Raises BackendError for an unknown backend."""
     if backend != AUTO:
         named(backend)
-    before = torch.get_num_threads()
+    threads_before = torch.get_num_threads()
     try:
-        for count, case in itertools.product(threads or (before,), cases):
+        for count, case in itertools.product(threads or (threads_before,), cases):
             torch.set_num_threads(count)
             for dtype, direction in itertools.product(case.dtypes, case.passes):
                 if dtype in dtypes and direction in passes:
@@ -63,7 +63,7 @@ def attention(
                     say(f"{label}, {count} {'thread' if count == 1 else 'threads'}")
                     yield measure(case, dtype, direction, backend, effort)
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads_before)
 
 
 def measure(case: Case, dtype: str, direction: str, backend: str, effort: Effort) -> Row:

@@ -49,13 +49,13 @@ def rates(figure: Any, rows: Sequence[Row]) -> None:
     axes = figure.subplots()
     places = list(range(len(rows)))[::-1]
     axes.barh(places, [row.share_of_limit or 0 for row in rows], height=0.6, color=BLUE, label="headway")
-    seen: set[str] = set()
+    labelled: set[str] = set()
     for place, row in zip(places, rows, strict=True):
         for peer, ratio in row.ratios.items():
             share, kind = (row.share_of_limit or 0) / ratio, OTHER if peer.startswith("headway ") else peer
-            label = None if kind in seen else kind
+            label = None if kind in labelled else kind
             axes.plot(share, place, "D", ms=5, color=COLOURS.get(kind, "black"), label=label)
-            seen.add(kind)
+            labelled.add(kind)
     axes.set_yticks(places, [_name(row) for row in rows], fontsize=7)
     axes.set(
         xlim=(0, 1),
@@ -73,8 +73,8 @@ def scaling(figure: Any, rows: Sequence[Row]) -> None:
         series = [row for row in rows if _name(row, threads=False) == name]
         threads = [row.machine["threads"] for row in series]
         axes.plot(threads, [(row.rate or 0) / (series[0].rate or 1) for row in series], "o-", label=name)
-    most = max(row.machine["threads"] for row in rows)
-    axes.plot([1, most], [1, most], color=GREY, lw=1, ls="--", label="as many times as fast")
+    most_threads = max(row.machine["threads"] for row in rows)
+    axes.plot([1, most_threads], [1, most_threads], color=GREY, lw=1, ls="--", label="as many times as fast")
     axes.set(xlabel="threads", ylabel="times as fast as the first", title="scaling")
     axes.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
 
@@ -96,10 +96,10 @@ def growth(figure: Any, rows: Sequence[Row]) -> None:
             if not curve["stopped_in"]:
                 left.loglog(*segment, ":", lw=1, color=COLOURS[name])
             left.loglog(curve["stopped_at"], curve["limit_mib"], "x", ms=8, mew=2, color=COLOURS[name])
-    most = rows[0].extra["limit_mib"]
-    left.axhline(most, color=INK, lw=1)
+    limit = rows[0].extra["limit_mib"]
+    left.axhline(limit, color=INK, lw=1)
     left.text(
-        0.01, most, f"limit, {most:,} MiB", transform=left.get_yaxis_transform(), va="bottom", fontsize=7
+        0.01, limit, f"limit, {limit:,} MiB", transform=left.get_yaxis_transform(), va="bottom", fontsize=7
     )
     left.set(title="memory of inputs and step", ylabel="MiB")
     right.set(title="time of a step", ylabel="ms")

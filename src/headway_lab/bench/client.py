@@ -106,8 +106,8 @@ async def run(port: int, asks: Sequence[Ask], most: int) -> Load:
 
 
 def _cpu() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
 
 
 def loaded(text: str) -> Load:

@@ -119,9 +119,9 @@ def step(name: str, window: Pattern, tokens: int, direction: str = FORWARD) -> S
     at = make(case, FLOAT32, direction)
     call = at.run(form.build(at))
     _give_back()
-    before = forget_peak()
+    bytes_before = forget_peak()
     first = fastest(call, 1)
-    held = hardware.peak_rss() - before + sum(t.nbytes for t in (at.q, at.k, at.v))
+    held = hardware.peak_rss() - bytes_before + sum(t.nbytes for t in (at.q, at.k, at.v))
     repeats = min(4, int(ENOUGH / first))
     return Step(held, min(first, fastest(call, repeats)) if repeats else first)
 

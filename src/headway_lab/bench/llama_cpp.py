@@ -81,7 +81,7 @@ class LlamaCpp:
         or [T, V] after every token if `every`."""
         self._c.llama_memory_clear(self._memory, True)
         last = len(ids) - 1
-        self._fill([(token, place, 0, every or place == last) for place, token in enumerate(ids)])
+        self._fill([(token, position, 0, every or position == last) for position, token in enumerate(ids)])
         self._past = len(ids)
         return self._logits(len(ids) if every else 1)
 
@@ -104,8 +104,8 @@ class LlamaCpp:
         """Computes the tokens, each as (id, position, row, whether its logits are needed)."""
         batch = self._batch
         batch.n_tokens = len(tokens)
-        for i, (token, place, row, needed) in enumerate(tokens):
-            batch.token[i], batch.pos[i] = token, place
+        for i, (token, position, row, needed) in enumerate(tokens):
+            batch.token[i], batch.pos[i] = token, position
             batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, row, needed
         if code := self._c.llama_decode(self._context, batch):
             raise UnsupportedCase(f"llama_decode failed with code {code}")

@@ -148,11 +148,11 @@ def summarized(blank: Row, problem: Problem, samples: Samples, limit_name: str) 
 def drop_mismatches(problem: Problem, dtype: str) -> None:
     """Removes the peers whose outputs differ from headway's beyond rounding, with a note."""
     ours = problem.sides[OURS]()
-    most = problem.tolerance or TOLERANCE[dtype]
-    allowed = [most, *[2 * most] * (len(ours) - 1)]
+    tolerance = problem.tolerance or TOLERANCE[dtype]
+    allowed = [tolerance, *[2 * tolerance] * (len(ours) - 1)]
     for name in [n for n in problem.sides if n != OURS and n not in problem.scale]:
         differences = [difference(a, b) for a, b in zip(ours, problem.sides[name](), strict=True)]
-        if any(not a <= most for a, most in zip(differences, allowed, strict=True)):
+        if any(not a <= tolerance for a, tolerance in zip(differences, allowed, strict=True)):
             del problem.sides[name]
             problem.notes.append(
                 f"{name} is left out: its results differ from ours by {', '.join(f'{a:.1e}' for a in differences)} "

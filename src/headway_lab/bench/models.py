@@ -143,7 +143,7 @@ class Written:
     def gguf(self, weights: str, tokenizer: Tokenizer | None = None) -> Path:
         """Returns it as a GGUF file for llama.cpp, written on first use. Raises UnsupportedCase if no GGUF type matches
         these weights."""
-        if (kind := WEIGHTS[weights]) is None:
+        if (block_type := WEIGHTS[weights]) is None:
             raise UnsupportedCase(f"GGUF has no type like {weights}")
         path = self.folder / f"{weights}{'-words' if tokenizer else ''}.gguf"
         if not path.exists():
@@ -151,7 +151,7 @@ class Written:
             pairing = ARCHITECTURES[architecture_of(folder_model.spec)].pairing
             state, spec = change_pairing(folder_model.tensors, folder_model.spec, pairing)
             keys = None if tokenizer is None else tokenizer.gguf_metadata(spec.vocab)
-            write_model(path, spec, state, kind, tokenizer=keys)
+            write_model(path, spec, state, block_type, tokenizer=keys)
         return path
 
     def in_words(self, weights: str) -> Path:

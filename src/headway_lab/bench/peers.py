@@ -88,8 +88,8 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, window: Pattern, size: int, joined:
     # (first query, end of queries, first key, end of keys) of each piece at the ends of the row
     cuts = dict.fromkeys((*range(0, first * size, size), *range(last * size, count, size)))
     ends = [(at, min(at + size, count)) for at in cuts if at < count]
-    places = [(a, b, max(0, a - before), min(count, b + after)) for a, b in ends]
-    masks = {place: bias(*place) for place in places}
+    pieces_at_ends = [(a, b, max(0, a - before), min(count, b + after)) for a, b in ends]
+    masks = {place: bias(*place) for place in pieces_at_ends}
     span = size + before + after
     shared = bias(before, before + size, 0, span) if inside else None
 
@@ -141,8 +141,8 @@ def flex(at: Inputs) -> Call:
     first, last, step = p.first, p.last, p.step
 
     def seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        near = (k - q >= first) & (k - q <= last)
-        return near & ((k - q) % step == 0) if step > 1 else near
+        in_window = (k - q >= first) & (k - q <= last)
+        return in_window & ((k - q) % step == 0) if step > 1 else in_window
 
     torch._dynamo.reset()
     logging.getLogger("torch._inductor").setLevel(logging.ERROR)

@@ -120,11 +120,11 @@ def _where(rows: Sequence[Row]) -> str:
 
 def _notes(rows: Sequence[Row]) -> str:
     """Returns every note once, with the rows that it belongs to."""
-    about: dict[str, list[str]] = {}
+    rows_of: dict[str, list[str]] = {}
     for row in rows:
         for note in row.notes:
-            about.setdefault(note, []).append(f"{row.case} {row.dtype}")
-    return "\n".join(f"  * {', '.join(dict.fromkeys(names))}: {note}" for note, names in about.items())
+            rows_of.setdefault(note, []).append(f"{row.case} {row.dtype}")
+    return "\n".join(f"  * {', '.join(dict.fromkeys(names))}: {note}" for note, names in rows_of.items())
 
 
 def _rates(rows: Sequence[Row]) -> str:

@@ -145,10 +145,10 @@ def asked(port: int, asks: Sequence[Ask], most: int) -> Load:
     """Returns the load of a plan, run by a client process. Raises UnsupportedCase if a request was not answered."""
     plan = json.dumps({"port": port, "asks": [asdict(ask) for ask in asks], "most": most})
     program = [sys.executable, "-m", "headway_lab.bench.client"]
-    done = subprocess.run(program, input=plan, capture_output=True, text=True)
-    if done.returncode:
-        raise UnsupportedCase(done.stderr.strip().rpartition("\n")[2])
-    return loaded(done.stdout)
+    process = subprocess.run(program, input=plan, capture_output=True, text=True)
+    if process.returncode:
+        raise UnsupportedCase(process.stderr.strip().rpartition("\n")[2])
+    return loaded(process.stdout)
 
 
 def body(prompt: Sequence[int], new: int) -> dict[str, Any]:
@@ -169,10 +169,10 @@ def drawn(vocab: int, count: int, effort: Effort, seed: int) -> list[Ask]:
 
 def arriving(asks: Sequence[Ask], rate: float, seed: int) -> list[Ask]:
     """Returns the same requests at random times, `rate` per second on average."""
-    random, at, arrivals = Random(seed), 0.0, []
+    random, time_sent, arrivals = Random(seed), 0.0, []
     for ask in asks:
-        at += random.expovariate(rate)
-        arrivals.append(Ask(ask.body, at))
+        time_sent += random.expovariate(rate)
+        arrivals.append(Ask(ask.body, time_sent))
     return arrivals
 
 

@@ -62,10 +62,10 @@ class SubprocessRunner(AbstractContextManager["SubprocessRunner"]):
         Raises LimitReached in that case."""
         interval = None if most == seconds == math.inf else LOOK
         try:
-            began, before = time.monotonic(), self._resident() if interval else 0
+            began, bytes_before = time.monotonic(), self._resident() if interval else 0
             job = self._pool.submit(_at_threads, torch.get_num_threads(), partial(function, *args, **kwargs))
             while wait([job], interval).not_done:
-                if self._resident() - before > most:
+                if self._resident() - bytes_before > most:
                     raise self._stopped(f"{int(most) >> 20:,} MiB")
                 if time.monotonic() - began > seconds:
                     raise self._stopped(f"{seconds:g} s")
@@ -106,13 +106,13 @@ def peak_of(make: Callable[P, Callable[[], object]], *args: P.args, **kwargs: P.
 
     Raises UnsupportedCase if the peak cannot be reset, which only Linux supports."""
     torch.ones(256, 256) @ torch.ones(256, 256)  # loads libraries and starts threads
-    before = forget_peak()
+    bytes_before = forget_peak()
     call = make(*args, **kwargs)
     call()
     gc.collect()
     forget_peak()
     call()
-    return hardware.peak_rss() - before
+    return hardware.peak_rss() - bytes_before
 
 
 def forget_peak() -> int:

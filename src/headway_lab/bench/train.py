@@ -88,8 +88,8 @@ class Case:
         if self.spec.causal:
             targets[:, :-1] = ids[:, 1:]
         else:
-            places = torch.rand(ids.shape, generator=noise).topk(self.targets).indices
-            targets.scatter_(1, places, ids.gather(1, places))
+            target_positions = torch.rand(ids.shape, generator=noise).topk(self.targets).indices
+            targets.scatter_(1, target_positions, ids.gather(1, target_positions))
         return ids, targets
 
 

@@ -101,7 +101,7 @@ def decode(
     context: Annotated[int, says(min=2)] = 512,
 ) -> int:
     """Decoding one more token per sequence by a whole LLaMA with random weights: tokens per second, and bytes read per
-    step as a share of the read bandwidth; beside transformers and llama.cpp on the same weights.
+    step as a share of the read bandwidth; compared with transformers and llama.cpp on the same weights.
 
     rows: batch size, in sequences (repeatable) [default: 1, 8, 16]
     context: tokens that a step sees, including its own
@@ -116,7 +116,7 @@ def decode(
 
 def prefill(run: ModelsRun, *, tokens: Annotated[int | None, says(min=2)] = None) -> int:
     """Prefill of a prompt by a whole LLaMA with random weights: tokens per second, and products as a share of the
-    register peak; beside transformers and llama.cpp on the same weights.
+    register peak; compared with transformers and llama.cpp on the same weights.
 
     tokens: length of the prompt [default: 2048; 256 with --quick]
     """
@@ -135,9 +135,9 @@ def serve(
     llama_server: str = "llama-server",
     peer: list[str] | None = None,
 ) -> int:
-    """Servers of a whole LLaMA with random weights under load, headway's beside others': tokens per second, time to
+    """Servers of a whole LLaMA with random weights under load, headway and others: tokens per second, time to
     the first token and between tokens, and the share of prompt tokens that come from the prefix cache. One more model,
-    minilm, is an encoder in float32 whose embeddings are measured, beside sentence-transformers.
+    minilm, is an encoder in float32 whose embeddings are measured, compared with sentence-transformers.
 
     clients: concurrent clients, each sending one request after the other (repeatable) [default: 1, 4, 16, 32]
     rounds: turns per row [default: 5]
@@ -172,7 +172,7 @@ def train(
     memory: bool = True,
 ) -> int:
     """A training step of a whole model: tokens per second, products as a share of the register peak, and peak memory;
-    beside transformers, as it comes and compiled.
+    compared with transformers, eager and compiled.
 
     case: only this case (repeatable); a wrong name lists them [default: all but tiny]
     dtype: float32 or bfloat16 (repeatable) [default: both]

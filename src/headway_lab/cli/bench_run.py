@@ -36,11 +36,11 @@ def terminable() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    previous = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,22 +72,22 @@ class Run:
         from headway_lab.bench.charts import draw
         from headway_lab.bench.measure import mismatches
 
-        done: list[Row] = []
+        measured: list[Row] = []
         try:
             with terminable():
                 for row in rows:
-                    done.append(row)
+                    measured.append(row)
                     if self.json:
                         print(row.to_line(), flush=True)
                     else:
                         note(f"  {row.summary()}")
         finally:
-            if done and not self.json:
-                print(results.to_text(done), flush=True)
-            if done and self.out is not None:
-                note("written: " + ", ".join(map(str, draw(done, self.out))))
-        problems = mismatches(done)
-        if all(row.ours_ms is None for row in done):
+            if measured and not self.json:
+                print(results.to_text(measured), flush=True)
+            if measured and self.out is not None:
+                note("written: " + ", ".join(map(str, draw(measured, self.out))))
+        problems = mismatches(measured)
+        if all(row.ours_ms is None for row in measured):
             problems.append("nothing could be measured; each row says why")
         for line in problems:
             report_error(line)

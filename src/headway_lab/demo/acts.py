@@ -54,7 +54,7 @@ def side_by_side(blocks: Sequence[tuple[str, str]], width: int = 100, gap: int =
         boxes.append([line.ljust(max(map(len, lines))) for line in lines])
     rows: list[list[list[str]]] = [[]]
     for box in boxes:
-        used = sum(len(other[0]) + gap for other in rows[-1])
+        used = sum(len(placed[0]) + gap for placed in rows[-1])
         if rows[-1] and used + len(box[0]) > width:
             rows.append([])
         rows[-1].append(box)
@@ -119,17 +119,17 @@ def cache_sizes(model: Decoder, window: int, times: int = 8, chunk: int = 32) ->
     spec, cache = model.eval().spec, model.make_cache(1)
     element = cost.kv_bytes_per_token(spec, model.model.like.dtype) // spec.layers
     noise = torch.Generator().manual_seed(0)
-    done, sizes = 0, list[dict[str, int | None]]()
+    decoded, sizes = 0, list[dict[str, int | None]]()
     for count in doublings(window, times * window):
-        for ids in torch.randint(0, spec.vocab, (1, count - done), generator=noise).split(chunk, 1):
+        for ids in torch.randint(0, spec.vocab, (1, count - decoded), generator=noise).split(chunk, 1):
             model(ids, cache=cache, logits_for=slice(-1, None))
-        done = count
+        decoded = count
         layer_slots = list(zip(spec.patterns, cache.slots, strict=True))
         windows = [slots for pattern, slots in layer_slots if pattern.retention.reach is not None]
         growing = [slots for pattern, slots in layer_slots if pattern.retention.reach is None]
         slots = {"window": max(windows), "growing": max(growing, default=None)}
-        whole = element * spec.layers * -(-count // PAGE) * PAGE
-        sizes.append({"tokens": count, **slots, "nbytes": cache.nbytes, "nbytes_growing": whole})
+        unwindowed_bytes = element * spec.layers * -(-count // PAGE) * PAGE
+        sizes.append({"tokens": count, **slots, "nbytes": cache.nbytes, "nbytes_growing": unwindowed_bytes})
     return sizes
 
 
@@ -143,7 +143,7 @@ def cache_table(rows: list[dict[str, Any]]) -> str:
         "if all layers grew",
     )
     return table(
-        columns, [(*slots, size(held), size(grown)) for *slots, held, grown in map(dict.values, rows)]
+        columns, [(*slots, size(stored), size(grown)) for *slots, stored, grown in map(dict.values, rows)]
     )
 
 

@@ -157,10 +157,10 @@ def sample(context: CallbackContext, tokenizer: Tokenizer) -> Sample:
 def show(sample: Sample) -> str:
     """Returns a sample for a terminal: the prompt and its continuation, behind a bar."""
     bits = "" if sample.bits_per_byte is None else f", {sample.bits_per_byte:.2f} bits per byte in training"
-    shown = "".join(
+    printable = "".join(
         c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in PROMPT + sample.text
     )
-    text = "\n".join("    | " + line for line in shown.split("\n"))
+    text = "\n".join("    | " + line for line in printable.split("\n"))
     return f"  after {sample.seconds:.0f} s, step {sample.step}{bits}:\n{text}"
 
 

@@ -60,8 +60,13 @@ def small_steps() -> tuple[Step, ...]:
     spec = ModelSpec.of("llama", vocab=len(WORDS), width=32, layers=1, heads=4, kv_heads=2, hidden=64)
     model = as_decoder(build(spec, seed=0).eval())
     counts = [1] * len(WORDS)
-    again, kept = (work(model, torch.arange(len(WORDS))[None], counts, cached) for cached in (False, True))
-    return tuple(Step((word,), before, after) for word, before, after in zip(WORDS, again, kept, strict=True))
+    without_cache, with_cache = (
+        work(model, torch.arange(len(WORDS))[None], counts, cached) for cached in (False, True)
+    )
+    return tuple(
+        Step((word,), work_without, work_with)
+        for word, work_without, work_with in zip(WORDS, without_cache, with_cache, strict=True)
+    )
 
 
 def steps_of(lm: LanguageModel, prompt: str, count: int) -> tuple[Step, ...]:
@@ -78,13 +83,15 @@ def steps_of(lm: LanguageModel, prompt: str, count: int) -> tuple[Step, ...]:
     new = list(generation.ids)
     row = torch.tensor([[*ids, *new[:-1]]], device=next(lm.model.parameters()).device)
     counts = [len(ids)] + [1] * (len(new) - 1)
-    again, kept = (work(lm.model, row, counts, cached) for cached in (False, True))
+    without_cache, with_cache = (work(lm.model, row, counts, cached) for cached in (False, True))
     words = [visible_text(lm.tokenizer.decode([token], special=True)) for token in (*ids, *new)]
     reads = [words[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
     chances = torch.tensor(generation.log_probs).exp().tolist()
     return tuple(
         Step(tuple(tokens), *works_and_output)
-        for tokens, *works_and_output in zip(reads, again, kept, words[len(ids) :], chances, strict=True)
+        for tokens, *works_and_output in zip(
+            reads, without_cache, with_cache, words[len(ids) :], chances, strict=True
+        )
     )
 
 

@@ -61,8 +61,8 @@ def norm_times() -> dict[str, list[float]]:
     x = torch.randn(NORM_ROWS, NORM_WIDTH, requires_grad=True)
     steps = {name: lambda norm=norm: norm(x).sum().backward() for name, norm in norms.items()}
     with one_thread():
-        taken = in_turn(steps, REPEATS, time.process_time)
-    return {name: [1e6 * seconds for seconds in times] for name, times in taken.items()}
+        seconds_of = in_turn(steps, REPEATS, time.process_time)
+    return {name: [1e6 * seconds for seconds in times] for name, times in seconds_of.items()}
 
 
 def run(*, seeds: Sequence[int] = BUDGET.seeds, steps: int = BUDGET.steps) -> Report:
@@ -76,14 +76,14 @@ def judge(runs: Runs, times: Mapping[str, Sequence[float]], budget: Budget) -> R
     as its own claim."""
     table = rows(runs, budget.seeds)
     rung_gaps, first = gaps(table), next(iter(runs.values()))
-    whole = gap(losses(runs[LLAMA]), losses(first))
+    whole_gap = gap(losses(runs[LLAMA]), losses(first))
     layer_norm, *rms = times.values()
     faster = {name: log_gap(us, layer_norm) for name, us in zip(list(times)[1:], rms, strict=True)}
     norm_rows = [(name, round(median(us)), median(us) / median(layer_norm)) for name, us in times.items()]
     return Report(
         rows=tuple(table),
         claims={
-            "whole": whole.lower,
+            "whole": whole_gap.lower,
             "pre-norm": rung_gaps["+ pre-norm"].lower,
             "RMSNorm": rung_gaps["+ RMSNorm"].within(EQUAL),
             **{("time", name): change.lower for name, change in faster.items()},
@@ -94,7 +94,7 @@ def judge(runs: Runs, times: Mapping[str, Sequence[float]], budget: Budget) -> R
         },
         values={
             "budget": budget,
-            "whole": whole,
+            "whole": whole_gap,
             "apart": {name.removeprefix("+ "): change for name, change in rung_gaps.items()},
             "faster": {name: change.factor for name, change in faster.items()},
             "differences": Table(("aspect", "base", "llama"), base_and_llama()),

@@ -78,8 +78,10 @@ def measure(full: Decoder, window: Decoder, ids: Tensor) -> tuple[list[Row], Tim
                     "window slots": bounded.slots[0],
                     **{
                         column: ms
-                        for name, taken in times.items()
-                        for column, ms in ranged(f"{name} (ms)", [1e3 * x for x in taken[-STEPS:]]).items()
+                        for name, step_seconds in times.items()
+                        for column, ms in ranged(
+                            f"{name} (ms)", [1e3 * x for x in step_seconds[-STEPS:]]
+                        ).items()
                     },
                 }
             )
@@ -96,7 +98,7 @@ def measure(full: Decoder, window: Decoder, ids: Tensor) -> tuple[list[Row], Tim
         float((torch.cat(way_logits, 1) - expected[name]).abs().max() / expected[name].abs().max())
         for name, way_logits in logits.items()
     ]
-    return rows, {name: taken[-STEPS:] for name, taken in times.items()}, max(differences)
+    return rows, {name: step_seconds[-STEPS:] for name, step_seconds in times.items()}, max(differences)
 
 
 def attention_flops(whole: int, tokens: int) -> float:

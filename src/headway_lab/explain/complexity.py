@@ -158,8 +158,8 @@ def _inputs(n: int, d: int, k: int) -> tuple[Tensor, list[Tensor]]:
 def judge(rows: Rows) -> Report:
     """Returns the verdict: counts, chains and paths are those of the formulas, and which layer takes fewer operations
     when."""
-    full, recurrence, _, wide, near = FORMS
-    at = {(row["layer"], row["n"], row["d"]): row for row in rows}
+    full, recurrence, _, dilated, windowed = FORMS
+    row_at = {(row["layer"], row["n"], row["d"]): row for row in rows}
     sizes = sorted({(row["n"], row["d"]) for row in rows})
     n, d = sizes[-1]
     largest = {row["layer"]: row for row in rows if (row["n"], row["d"]) == (n, d)}
@@ -176,7 +176,7 @@ def judge(rows: Rows) -> Report:
             "paths": all(r["path"] == r["path, formula"] for r in rows),
             "constant": constant("products in a chain") and constant("path"),
             "fewer": all(
-                (at[full, *size]["multiply-adds"] < at[recurrence, *size]["multiply-adds"])
+                (row_at[full, *size]["multiply-adds"] < row_at[recurrence, *size]["multiply-adds"])
                 == (size[0] < size[1])
                 for size in sizes
             ),
@@ -186,11 +186,11 @@ def judge(rows: Rows) -> Report:
             "most": (n, d),
             "full": largest[full],
             "recurrence": largest[recurrence],
-            "near": largest[near],
-            "wide": largest[wide],
+            "near": largest[windowed],
+            "wide": largest[dilated],
             "work": work[full] / work[recurrence],
-            "near_work": work[near] / work[full],
-            "wide_work": work[wide] / work[full],
+            "near_work": work[windowed] / work[full],
+            "wide_work": work[dilated] / work[full],
         },
         highlight=tuple(i for i, row in enumerate(rows) if row["d"] == d and row["n"] >= n // 2),
     )

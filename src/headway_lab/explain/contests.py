@@ -64,12 +64,12 @@ def draw_losses(title: str) -> Panel:
 
     def draw(axes: Axes, report: Report) -> None:
         table = [row for row in report.rows if row.get("loss")]
-        for at, row in enumerate(table):
+        for height, row in enumerate(table):
             colour = BLUE if row["against"] is None else (ORANGE if row["seen"] else GREY)
             values = by_seed(row)
-            axes.plot([min(values), max(values)], [at, at], color=colour, alpha=0.35, linewidth=6)
-            axes.plot(values, [at] * len(values), "o", color=colour, markersize=4)
-            axes.plot([row["loss"]] * 2, [at - 0.3, at + 0.3], color=colour, linewidth=2)
+            axes.plot([min(values), max(values)], [height, height], color=colour, alpha=0.35, linewidth=6)
+            axes.plot(values, [height] * len(values), "o", color=colour, markersize=4)
+            axes.plot([row["loss"]] * 2, [height - 0.3, height + 0.3], color=colour, linewidth=2)
         axes.set_yticks(range(len(table)), [row["contender"] for row in table])
         axes.invert_yaxis()
         x = "held-out loss (nats per byte); dots: seeds, orange: gap seen, grey: too small to tell"
@@ -112,17 +112,17 @@ class Contest:
         """Returns the verdict: which claims hold."""
         base = next(iter(self.schemes))
         table = rows(runs, budget.seeds, base)
-        apart = gaps(table)
+        contender_gaps = gaps(table)
         by_loss = sorted((row["loss"], row["contender"]) for row in table)
         return Report(
             rows=tuple(table),
-            claims={claim: holds(apart) for claim, holds in self.claims.items()},
+            claims={claim: holds(contender_gaps) for claim, holds in self.claims.items()},
             values={
                 "layers": self.layers,
                 "budget": budget,
                 "base": base,
                 "ranking": {name: loss for loss, name in by_loss},
-                "apart": apart,
+                "apart": contender_gaps,
             },
         )
 

@@ -111,7 +111,7 @@ KINDS: Mapping[str, Read] = {
 def judge(exact: Mapping[str, float], rows: Rows) -> Report:
     """Returns the verdict: formulas hold; the rule overwrites, while sums add and softmax averages; a state holds D
     keys."""
-    at = {(row["kind"], row["pairs"]): row for row in rows}
+    row_at = {(row["kind"], row["pairs"]): row for row in rows}
     most = max(row["pairs"] for row in rows)
     rewritten_errors = {
         k: [r["wrong, anew"] for r in rows if r["kind"] == k and r["pairs"] <= WIDTH] for k in KINDS
@@ -125,14 +125,14 @@ def judge(exact: Mapping[str, float], rows: Rows) -> Report:
             "decay": exact["decay"] < EQUAL,
             "overwritten": max(rewritten_errors["delta"]) < EQUAL,
             "added": min(rewritten_errors["sums"]) > 0.5 and min(rewritten_errors["softmax"]) > 0.3,
-            "full": at["delta", most]["wrong"] > 0.5 and at["softmax", most]["wrong"] < 0.05,
+            "full": row_at["delta", most]["wrong"] > 0.5 and row_at["softmax", most]["wrong"] < 0.05,
         },
         values={
             "exact": max(exact.values()),
             "negative": -exact["negative"],
             "anew": {kind: max(errors) for kind, errors in rewritten_errors.items()},
             "most": most,
-            "wrong": {kind: at[kind, most]["wrong"] for kind in KINDS},
+            "wrong": {kind: row_at[kind, most]["wrong"] for kind in KINDS},
         },
     )
 

@@ -95,26 +95,26 @@ def judge(rows: Rows) -> Report:
     """Returns the verdict: the layer equals the loop; a token is computed with K experts, a batch reads more of
     them."""
     shares, batches = ([row for row in rows if name in row] for name in ("expert", "batch"))
-    single, many = batches[0], batches[-1]
-    active, whole = cost.active_parameters(SPEC), cost.parameter_count(SPEC)
+    single, largest = batches[0], batches[-1]
+    active, all_parameters = cost.active_parameters(SPEC), cost.parameter_count(SPEC)
     idle = SPEC.layers * (EXPERTS.count - EXPERTS.top) * 3 * WIDTH * EXPERTS.hidden
     return Report(
         rows=tuple(rows),
         claims={
             "loop": max(single["from the loop"], single["weights off 1"]) < EQUAL,
             "gradients": single["idle gradient"] == 0 < single["busy gradient"],
-            "active": whole - active == idle,
+            "active": all_parameters - active == idle,
             "one": single["experts read"] == EXPERTS.top,
             "batch": all(abs(row["experts read"] / row["expected"] - 1) < CLOSE for row in batches),
             "uneven": max(row["share, most"] for row in shares) > 1.2 / EXPERTS.count,
         },
         values={
             "active": active,
-            "whole": whole,
+            "whole": all_parameters,
             "busiest": max(row["share, most"] for row in shares) * EXPERTS.count,
             "laziest": min(row["share, least"] for row in shares) * EXPERTS.count,
-            "many": many,
-            "more": many["bytes read"] / single["bytes read"],
+            "many": largest,
+            "more": largest["bytes read"] / single["bytes read"],
         },
     )
 

@@ -131,7 +131,7 @@ def step_times(layouts: Sequence[Heads], context: int) -> list[list[float]]:
     load; without the first round."""
     steps = {str(layout): step_of(layout, context) for layout in layouts}
     with torch.inference_mode():
-        return [taken[1:] for taken in in_turn(steps, ROUNDS + 1, time.process_time).values()]
+        return [seconds[1:] for seconds in in_turn(steps, ROUNDS + 1, time.process_time).values()]
 
 
 def step_of(layout: Heads, context: int) -> Callable[[], None]:

@@ -109,18 +109,18 @@ def judge(runs: Runs, costs: Rows, blind: float, budget: Budget) -> Report:
     values = {name: losses(trained) for name, trained in runs.items()}
     below = gap(values["linear"], [blind] * len(values["linear"]))
     slope = {name: slopes(costs, name) for name in FORMS}
-    turned = gap(values["linear"], values["linear, no positions"])
+    rotary_gap = gap(values["linear"], values["linear, no positions"])
     return Report(
         rows=(*table, *({"contender": "", **row} for row in costs)),
         highlight=tuple(range(len(table))),
         picture=Table(tuple(costs[0]), [tuple(row.values()) for row in costs]),
         claims={
             "learns": below.lower,
-            "turned": turned.lower,
+            "turned": rotary_gap.lower,
             "bytes": abs(slope["linear"][1] - 1) < SLOPE,
             "softmax": gap(values["linear"], values["softmax"]).higher,
         },
-        values={"budget": budget, "blind": blind, "below": below, "turned": turned, "slope": slope},
+        values={"budget": budget, "blind": blind, "below": below, "turned": rotary_gap, "slope": slope},
     )
 
 

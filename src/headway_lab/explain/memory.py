@@ -55,7 +55,7 @@ class LiveBytes(TorchDispatchMode):
             storage = t.untyped_storage() if isinstance(t, Tensor) else None
             if storage is not None and storage._cdata not in inputs:
                 self._live.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
-        self._live = {at: entry for at, entry in self._live.items() if not entry[0].expired()}
+        self._live = {address: entry for address, entry in self._live.items() if not entry[0].expired()}
         self.peak = max(self.peak, sum(size for _, size in self._live.values()))
         return out
 
@@ -127,25 +127,28 @@ def judge(rows: Rows, parameters: set[int]) -> Report:
     """Returns the verdict: kept bytes and the peak are predicted; scores grow 16-fold, everything else 4-fold;
     recomputing removes the scores; a window changes the pairs and no parameters."""
     short, long = min(row["n"] for row in rows), max(row["n"] for row in rows)
-    at = {(row["kind"], row["n"]): row for row in rows}
-    before, after = at["n x n stored", short], at["n x n stored", long]
-    pairs = {kind: at[kind, long]["pairs"] for kind, _, _ in KINDS}
+    row_at = {(row["kind"], row["n"]): row for row in rows}
+    before, after = row_at["n x n stored", short], row_at["n x n stored", long]
+    pairs = {kind: row_at[kind, long]["pairs"] for kind, _, _ in KINDS}
     growth = after["scores (B)"] / before["scores (B)"]
     # The growth of everything that is not n x n.
     other_growth = (after["predicted (B)"] - after["scores (B)"]) / (
         before["predicted (B)"] - before["scores (B)"]
     )
-    off = max(abs(row["predicted (B)"] / row["kept (B)"] - 1) for row in rows)
-    off_peak = max(abs(row["predicted peak (B)"] / row["peak (B)"] - 1) for row in rows)
+    kept_error = max(abs(row["predicted (B)"] / row["kept (B)"] - 1) for row in rows)
+    peak_error = max(abs(row["predicted peak (B)"] / row["peak (B)"] - 1) for row in rows)
     kept, peak = (
-        {kind: at[kind, long][f"{quantity} (B)"] / at[kind, short][f"{quantity} (B)"] for kind, _, _ in KINDS}
+        {
+            kind: row_at[kind, long][f"{quantity} (B)"] / row_at[kind, short][f"{quantity} (B)"]
+            for kind, _, _ in KINDS
+        }
         for quantity in ("kept", "peak")
     )
     return Report(
         rows=tuple(rows),
         claims={
-            "kept": off < CLOSE,
-            "peak": off_peak < PEAK_CLOSE,
+            "kept": kept_error < CLOSE,
+            "peak": peak_error < PEAK_CLOSE,
             "length": (growth, other_growth) == (16, 4),
             "linear": all(
                 abs(ratio[kind] / 4 - 1) < PEAK_CLOSE
@@ -157,8 +160,8 @@ def judge(rows: Rows, parameters: set[int]) -> Report:
             ),
         },
         values={
-            "off": off,
-            "off_peak": off_peak,
+            "off": kept_error,
+            "off_peak": peak_error,
             "growth": growth,
             "rest": other_growth,
             "share": after["scores (B)"] / after["predicted (B)"],

@@ -43,34 +43,34 @@ def fit(heads: int, seed: int, steps: int) -> Trained:
 @torch.no_grad()
 def looks(trained: Trained) -> list[int]:
     """Returns, for each head, the distance back that it looks at most."""
-    far = max(OFFSETS) + 4
-    late = trained.layer.weights(sample(16, torch.Generator().manual_seed(20_000)))[:, :, far:]
-    shares = [late.diagonal(far - back, 2, 3).mean((0, 2)) for back in range(far)]
+    farthest = max(OFFSETS) + 4
+    late = trained.layer.weights(sample(16, torch.Generator().manual_seed(20_000)))[:, :, farthest:]
+    shares = [late.diagonal(farthest - distance, 2, 3).mean((0, 2)) for distance in range(farthest)]
     return torch.stack(shares).argmax(0).tolist()
 
 
 def judge(rows: Rows) -> Report:
     """Returns the verdict: with a head for each offset all tokens are named, with fewer heads they are not."""
-    most = HEADS[-1]
-    separated = [row for row in rows if row["heads"] == most and row["places"] == len(OFFSETS)]
-    right = {heads: [row["right"] for row in rows if row["heads"] == heads] for heads in HEADS}
+    most_heads = HEADS[-1]
+    separated = [row for row in rows if row["heads"] == most_heads and row["places"] == len(OFFSETS)]
+    shares_named = {heads: [row["right"] for row in rows if row["heads"] == heads] for heads in HEADS}
     return Report(
         rows=tuple(rows),
         claims={
             "alike": len({row["parameters"] for row in rows}) == 1,
-            "more": every(gap(right[a], right[b]).lower for a, b in pairwise(HEADS)),
-            "most": fmean(right[most]) > 0.9,
-            "shared": len(separated) == len(right[most]),
+            "more": every(gap(shares_named[a], shares_named[b]).lower for a, b in pairwise(HEADS)),
+            "most": fmean(shares_named[most_heads]) > 0.9,
+            "shared": len(separated) == len(shares_named[most_heads]),
         },
         values={
             "width": WIDTH,
             "tokens": TOKENS,
-            "most": most,
+            "most": most_heads,
             "places": len(OFFSETS),
-            "right": [fmean(shares) for shares in right.values()],
+            "right": [fmean(shares) for shares in shares_named.values()],
             "chance": 1 / SYMBOLS,
             "shared": len(separated),
-            "runs": len(right[most]),
+            "runs": len(shares_named[most_heads]),
         },
     )
 

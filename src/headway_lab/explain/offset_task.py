@@ -88,9 +88,10 @@ def sample(rows: int, noise: torch.Generator) -> Tensor:
 
 
 def wanted(ids: Tensor, offsets: tuple[int, ...]) -> Tensor:
-    """Returns the tokens `offsets` places before each token that has them all: ids [B, T] -> [B, T - far, offsets]."""
-    far = max(offsets)
-    return torch.stack([ids[:, far - offset : TOKENS - offset] for offset in offsets], -1)
+    """Returns the tokens `offsets` places before each token that has them all: ids [B, T] -> [B, T - max(offsets),
+    offsets]."""
+    farthest = max(offsets)
+    return torch.stack([ids[:, farthest - offset : TOKENS - offset] for offset in offsets], -1)
 
 
 class NameTokens(Objective[Layer]):

@@ -62,22 +62,22 @@ def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
 def judge(rows: Rows) -> Report:
     """Returns the verdict: packing fills over 97 % for every seed, padding less, and only bounds separate examples."""
     filled = {way: [row["filled"] for row in rows if row["way"] == way] for way in WAYS}
-    kept, leaked = (row["difference"] for row in rows if "difference" in row)
+    difference, unbounded_difference = (row["difference"] for row in rows if "difference" in row)
     return Report(
         rows=tuple(rows),
         claims={
             "packed": min(filled["packed"]) > 0.97,
             "padded": max(filled["padded"]) < 0.7,
-            "kept": kept < 1e-12,
-            "leaked": leaked > 1e-3,
+            "kept": difference < 1e-12,
+            "leaked": unbounded_difference > 1e-3,
         },
         values={
             "padded": max(filled["padded"]),
             "sorted": min(filled["sorted"]),
             "packed": min(filled["packed"]),
             "gain": min(filled["packed"]) / max(filled["padded"]),
-            "kept": kept,
-            "leaked": leaked,
+            "kept": difference,
+            "leaked": unbounded_difference,
         },
     )
 

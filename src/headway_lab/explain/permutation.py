@@ -40,11 +40,15 @@ def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
 def judge(rows: Rows) -> Report:
     """Returns the verdict: without positions full attention only shuffles; with them, or under a causal mask, it
     changes."""
-    blind, least = rows[0]["largest difference"], [row["least difference"] for row in rows[1:]]
+    blind, least_changes = rows[0]["largest difference"], [row["least difference"] for row in rows[1:]]
     return Report(
         rows=tuple(rows),
-        claims={"blind": blind <= EQUAL, "marked": min(least[:-1]) > APART, "masked": least[-1] > APART},
-        values={"blind": blind, "marked": min(least[:-1]), "masked": least[-1]},
+        claims={
+            "blind": blind <= EQUAL,
+            "marked": min(least_changes[:-1]) > APART,
+            "masked": least_changes[-1] > APART,
+        },
+        values={"blind": blind, "marked": min(least_changes[:-1]), "masked": least_changes[-1]},
     )
 
 

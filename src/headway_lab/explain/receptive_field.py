@@ -34,15 +34,15 @@ def run() -> Iterator[Row]:
     for name, patterns in STACKS:
         expected, observed = predicted(patterns), measured(patterns)
         query = query_of(patterns)
-        seen = observed[query].nonzero()[:, 0]
+        inputs = observed[query].nonzero()[:, 0]
         yield {
             "stack": name,
             "layers": len(patterns),
             "patterns": ", ".join(str(pattern) for pattern in patterns),
             "span, predicted": span(patterns),
-            "span, by gradient": int(seen.max() - seen.min()) + 1,
+            "span, by gradient": int(inputs.max() - inputs.min()) + 1,
             "tokens, predicted": int(expected[query].sum()),
-            "tokens, by gradient": len(seen),
+            "tokens, by gradient": len(inputs),
             "differing pairs": int((expected != observed).sum()),
         }
 

@@ -25,11 +25,11 @@ def run() -> Iterator[Row]:
     q, k = torch.tensor(CASE, dtype=torch.float64).view(2, 2)
     halves = torch.full((2,), 0.5, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
     for d in range(-FARTHEST, FARTHEST + 1):
-        right, printed = expansion(q, k, d)
+        correct, printed = expansion(q, k, d)
         yield {
             "D = m - n": d,
             "score": score(q, k, d),
-            "sin(m - n)": right,
+            "sin(m - n)": correct,
             "sin(n - m), printed": printed,
             EVEN: score(*halves, d),
         }
@@ -37,8 +37,8 @@ def run() -> Iterator[Row]:
 
 def score(q: Tensor, k: Tensor, distance: int) -> float:
     """Returns (R_m q) . (R_n k) for one pair and m - n = distance."""
-    turned = ROTARY.rotate(torch.stack((q, k))[None, None], torch.tensor([distance, 0]))
-    return float(turned[0, 0, 0] @ turned[0, 0, 1])
+    rotated = ROTARY.rotate(torch.stack((q, k))[None, None], torch.tensor([distance, 0]))
+    return float(rotated[0, 0, 0] @ rotated[0, 0, 1])
 
 
 def expansion(q: Tensor, k: Tensor, distance: float) -> tuple[float, float]:
@@ -50,8 +50,8 @@ def expansion(q: Tensor, k: Tensor, distance: float) -> tuple[float, float]:
 
 def judge(rows: Rows) -> Report:
     """Returns the verdict: sin(m - n) is the right sign, and the score without the cross term rises again."""
-    off = max(abs(row["score"] - row["sin(m - n)"]) for row in rows)
-    wrong = max(abs(row["score"] - row["sin(n - m), printed"]) for row in rows)
+    error = max(abs(row["score"] - row["sin(m - n)"]) for row in rows)
+    printed_error = max(abs(row["score"] - row["sin(n - m), printed"]) for row in rows)
     alone = [row[EVEN] for row in rows if row["D = m - n"] >= 0]
     rises = sum(b > a for a, b in pairwise(alone))
     uneven, even = (
@@ -61,14 +61,14 @@ def judge(rows: Rows) -> Report:
     return Report(
         rows=tuple(rows),
         claims={
-            "right": off <= ALLOWED,
-            "printed": wrong > 1e-3,
+            "right": error <= ALLOWED,
+            "printed": printed_error > 1e-3,
             "uneven": uneven > 1e-3,
             "even": even <= ALLOWED and rises > 0,
         },
         values={
-            "off": off,
-            "wrong": wrong,
+            "off": error,
+            "wrong": printed_error,
             "uneven": uneven,
             "rises": rises,
             "steps": len(alone) - 1,

@@ -130,19 +130,19 @@ def run() -> Report:
     with one_thread():
         in_turn(calls, 1)  # builds tables and matrices
         times = {
-            name: [seconds / TOKENS / HEADS * 1e9 for seconds in taken]
-            for name, taken in in_turn(calls, REPEATS, time.process_time).items()
+            name: [seconds / TOKENS / HEADS * 1e9 for seconds in seconds_per_round]
+            for name, seconds_per_round in in_turn(calls, REPEATS, time.process_time).items()
         }
     rows = []
     for name, form, pairing, products in FORMS:
-        turned = reorder(form(reorder(x, frm="adjacent", to=pairing), position), frm=pairing, to="adjacent")
-        off = float((turned - expected).abs().max() / expected.abs().max())
+        rotated = reorder(form(reorder(x, frm="adjacent", to=pairing), position), frm=pairing, to="adjacent")
+        error = float((rotated - expected).abs().max() / expected.abs().max())
         rows.append(
             {
                 "form": name,
                 "pairing": str(pairing),
                 "products / vector": products,
-                "difference from R_m": off,
+                "difference from R_m": error,
                 **ranged("ns / vector", times[name]),
             }
         )

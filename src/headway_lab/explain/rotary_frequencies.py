@@ -57,7 +57,7 @@ def judge(rows: Rows) -> Report:
     varied, equal = rows[:-2], rows[-2:]
     fall = min(row["f(0)"] / row[f"f({SHOWN[-1]})"] for row in varied)
     flat = all(abs(row[f"f({m})"] - row["f(0)"]) < 1e-9 for row in equal for m in SHOWN)
-    (ranks, same), (right, wrong) = (
+    (ranks, same), (accuracies, equal_accuracies) = (
         [[row[name] for row in group] for group in (varied, equal)]
         for name in ("independent curves", "right, mean")
     )
@@ -68,7 +68,9 @@ def judge(rows: Rows) -> Report:
             "flat": flat,
             "same": set(same) == {2},
             "more": min(ranks) > 2,
-            "learned": every(gap(by_seed(row), by_seed(other)).lower for row in equal for other in varied),
+            "learned": every(
+                gap(by_seed(row), by_seed(varied_row)).lower for row in equal for varied_row in varied
+            ),
         },
         values={
             "tokens": TOKENS,
@@ -77,8 +79,8 @@ def judge(rows: Rows) -> Report:
             "same": same[0],
             "least": min(ranks),
             "most": max(ranks),
-            "right": min(right),
-            "wrong": wrong,
+            "right": min(accuracies),
+            "wrong": equal_accuracies,
             "chance": 1 / SYMBOLS,
         },
     )

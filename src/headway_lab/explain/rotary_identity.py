@@ -91,15 +91,17 @@ def any_rotation(q: Tensor, k: Tensor, m: Tensor, n: Tensor) -> Tensor:
             return y
 
         scores = (turned(q, m) * turned(k, n)).sum(-1)
-        off: Tensor = (scores - (q * turned(k, n - m)).sum(-1)) / (q.norm(dim=-1) * k.norm(dim=-1))
-        return off
+        error: Tensor = (scores - (q * turned(k, n - m)).sum(-1)) / (q.norm(dim=-1) * k.norm(dim=-1))
+        return error
 
 
 def steps() -> Tensor:
     """Returns phi(m) - phi(m-1) of each pair, [FARTHEST, D/2], measured on the rotated vector (1, 0, 1, 0, ...)."""
     unit = torch.tensor([1.0, 0.0], dtype=torch.float64).repeat(HEAD_DIM // 2).expand(FARTHEST + 1, -1)
-    turned = torch.view_as_complex(turn(unit, torch.arange(FARTHEST + 1)).unflatten(-1, (-1, 2)).contiguous())
-    return (turned[1:] * turned[:-1].conj()).angle()
+    rotated = torch.view_as_complex(
+        turn(unit, torch.arange(FARTHEST + 1)).unflatten(-1, (-1, 2)).contiguous()
+    )
+    return (rotated[1:] * rotated[:-1].conj()).angle()
 
 
 def wrapped(angle: Tensor) -> Tensor:
@@ -109,8 +111,8 @@ def wrapped(angle: Tensor) -> Tensor:
 
 def nearest(q: Tensor) -> float:
     """Returns the smallest |f(q, m) - f(q, n)| / |q| over m != n, both below FARTHEST: that of f(q, m - n) and q."""
-    turned = turn(q.expand(FARTHEST, -1), torch.arange(FARTHEST))
-    return float((turned[1:] - q).norm(dim=-1).min() / q.norm())
+    rotated = turn(q.expand(FARTHEST, -1), torch.arange(FARTHEST))
+    return float((rotated[1:] - q).norm(dim=-1).min() / q.norm())
 
 
 def draw_angles(axes: Axes, report: Report) -> None:

@@ -34,8 +34,10 @@ def pairs(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     def vector() -> list[float]:
         return [noise.gauss(0, 1) for _ in range(HEAD_DIM)]
 
-    q, k, apart = zip(*((vector(), vector(), noise.randint(1, FARTHEST)) for _ in range(PAIRS)), strict=True)
-    return torch.tensor(q, dtype=torch.float64), torch.tensor(k, dtype=torch.float64), torch.tensor(apart)
+    q, k, distances = zip(
+        *((vector(), vector(), noise.randint(1, FARTHEST)) for _ in range(PAIRS)), strict=True
+    )
+    return torch.tensor(q, dtype=torch.float64), torch.tensor(k, dtype=torch.float64), torch.tensor(distances)
 
 
 def products(q: Tensor, k: Tensor, apart: Tensor) -> Tensor:
@@ -71,13 +73,13 @@ def weigh(form: str, q: Tensor, keys: list[Tensor], apart: list[Tensor]) -> tupl
     queries and keys [N, D] at distances `apart`."""
     assert form in FORMS
     plain = torch.stack([(phi(q) * phi(k)).sum(-1) for k in keys], -1)
-    turned = torch.stack([products(q, k, a) for k, a in zip(keys, apart, strict=True)], -1)
+    rotated = torch.stack([products(q, k, a) for k, a in zip(keys, apart, strict=True)], -1)
     if form == FORMS[3]:
         q, *keys = (F.normalize(x, dim=-1) for x in (q, *keys))
         plain = torch.stack([1 + (q * k).sum(-1) for k in keys], -1)
-        turned = torch.stack([1 + (turn(q, a) * k).sum(-1) for k, a in zip(keys, apart, strict=True)], -1)
-    above = plain if form == FORMS[0] else turned
-    below = plain if form in (FORMS[0], FORMS[2]) else turned
+        rotated = torch.stack([1 + (turn(q, a) * k).sum(-1) for k, a in zip(keys, apart, strict=True)], -1)
+    above = plain if form == FORMS[0] else rotated
+    below = plain if form in (FORMS[0], FORMS[2]) else rotated
     return above / below.sum(-1, keepdim=True), below.sum(-1) / plain.sum(-1)
 
 
@@ -115,10 +117,10 @@ def reach(rows: Rows, form: str, pick: Callable[[Iterable[float]], float]) -> di
 
 def draw_products(axes: Axes, report: Report) -> None:
     """Draws the products of random pairs against distance."""
-    q, k, apart = pairs(report.rows[0]["seed"])
-    share = products(q, k, apart) / (phi(q) * phi(k)).sum(-1)
+    q, k, distances = pairs(report.rows[0]["seed"])
+    share = products(q, k, distances) / (phi(q) * phi(k)).sum(-1)
     for name, colour, mask in (("positive", BLUE, share >= 0), ("negative", RED, share < 0)):
-        axes.scatter(apart[mask], share[mask], s=9, color=colour, label=f"{name} ({int(mask.sum())})")
+        axes.scatter(distances[mask], share[mask], s=9, color=colour, label=f"{name} ({int(mask.sum())})")
     label_axes(axes, f"{PAIRS} products of turned features", "distance (tokens)", "turned / not turned", {})
 
 

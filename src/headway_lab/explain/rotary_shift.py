@@ -49,24 +49,26 @@ def judge(rows: Rows) -> Report:
     not."""
     exact = [row for row in rows if row["angles"] == "float64"]
     half = [row for row in rows if row["angles"] in ("bfloat16", "float16")]
-    at = "s = 1000"
-    most = max(row[f"s = {s}"] / row["eps"] for row in exact[1:] for s in SHIFTS)
+    column = "s = 1000"
+    most_eps = max(row[f"s = {s}"] / row["eps"] for row in exact[1:] for s in SHIFTS)
     (single,) = (row for row in rows if row["angles"] == "float32")
     far = SHIFTS[SHIFTS.index(1000) :]
     growth = power(far, [single[f"s = {s}"] for s in far])
     return Report(
         rows=tuple(rows),
         claims={
-            "exact": most < ROUNDING,
-            "half": all(row[at] > 5 * exact_row[at] for row, exact_row in zip(half, exact[2:], strict=True)),
+            "exact": most_eps < ROUNDING,
+            "half": all(
+                row[column] > 5 * exact_row[column] for row, exact_row in zip(half, exact[2:], strict=True)
+            ),
             "growth": abs(growth - 1) < 0.3,
         },
         values={
             "near": far[0],
             "far": far[-1],
-            "exact": {row["numbers"]: row[at] for row in exact},
-            "most": most,
-            "half": {row["numbers"]: row[at] for row in half},
+            "exact": {row["numbers"]: row[column] for row in exact},
+            "most": most_eps,
+            "half": {row["numbers"]: row[column] for row in half},
             "growth": growth,
         },
     )

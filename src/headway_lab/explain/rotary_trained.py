@@ -30,8 +30,8 @@ def run(*, seeds: Sequence[int] = BUDGET.seeds, steps: int = BUDGET.steps) -> Re
     rotary = {"fixed": Rotary(pairing="halves"), "trained": Rotary(pairing="halves", trainable=True)}
     runs = contend({name: small(positions=scheme) for name, scheme in rotary.items()}, budget)
     with one_thread():
-        back = [without_drift(run) for run in runs["trained"]]
-    return judge(runs, torch.stack([drifts(run) for run in runs["trained"]]), back, budget)
+        losses_without_drift = [without_drift(run) for run in runs["trained"]]
+    return judge(runs, torch.stack([drifts(run) for run in runs["trained"]]), losses_without_drift, budget)
 
 
 def drifts(run: Run) -> Tensor:

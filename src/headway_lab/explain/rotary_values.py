@@ -60,7 +60,7 @@ def judge(rows: Rows) -> Report:
             "back": max(changes(back)) < EQUAL,
             "turned": min(changes(turned)) > 0.05,
             "whole": turned["from R_s out"] < EQUAL,
-            "lost": every(gap(by_seed(turned), by_seed(other)).lower for other in (plain, back)),
+            "lost": every(gap(by_seed(turned), by_seed(unrotated)).lower for unrotated in (plain, back)),
         },
         values={
             "row": ROW,
@@ -76,9 +76,9 @@ def judge(rows: Rows) -> Report:
 def moved(values: str, shift: int, seed: int = SEEDS[0]) -> tuple[float, float]:
     """Returns |out_s - out| / |out| and |out_s - R_s out| / |out|, largest over tokens, for all positions + shift."""
     here, (q, k, v) = torch.arange(TOKENS), normal(3, 1, HEADS, TOKENS, HEAD_DIM, seed=seed)
-    before, after = (layer(q, k, v, at, values) for at in (here, here + shift))
-    whole, size = ROTARY.rotate(before, torch.full_like(here, shift)), before.norm(dim=-1).max()
-    return tuple(float((after - x).norm(dim=-1).max() / size) for x in (before, whole))  # type: ignore[return-value]
+    before, after = (layer(q, k, v, position, values) for position in (here, here + shift))
+    rotated, size = ROTARY.rotate(before, torch.full_like(here, shift)), before.norm(dim=-1).max()
+    return tuple(float((after - x).norm(dim=-1).max() / size) for x in (before, rotated))  # type: ignore[return-value]
 
 
 def layer(q: Tensor, k: Tensor, v: Tensor, position: Tensor, values: str) -> Tensor:

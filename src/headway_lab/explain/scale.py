@@ -42,16 +42,20 @@ def measure(width: int, seed: int) -> dict[str, float]:
 
 def judge(rows: Rows) -> Report:
     """Returns the verdict: the variance follows d, the unscaled Jacobian collapses, the scaled one does not."""
-    off = max(abs(row["Var(q.k)"] / row["d"] - 1) for row in rows)
-    most = max(
+    mean_error = max(abs(row["Var(q.k)"] / row["d"] - 1) for row in rows)
+    largest_error = max(
         abs(row[name] / row["d"] - 1) for row in rows for name in ("Var(q.k), least", "Var(q.k), most")
     )
     collapse = rows[0]["|J| without scale"] / rows[-1]["most |J| without"]
     keep = max(row["|J| with scale"] for row in rows) / min(row["least |J| with scale"] for row in rows)
     return Report(
         rows=tuple(rows),
-        claims={"variance": off < 0.1 and most < 0.2, "collapse": collapse > 10, "keep": keep < 1.5},
-        values={"off": off, "most": most, "collapse": collapse, "keep": keep},
+        claims={
+            "variance": mean_error < 0.1 and largest_error < 0.2,
+            "collapse": collapse > 10,
+            "keep": keep < 1.5,
+        },
+        values={"off": mean_error, "most": largest_error, "collapse": collapse, "keep": keep},
     )
 
 

@@ -32,7 +32,9 @@ def measure(logit: float, seed: int) -> dict[str, float]:
     key k, so that its score with it is MATCH |k|^2; the other query is 0, and so are its scores with every key."""
     q, k, v = (normal(1, HEADS, n, WIDTH, seed=seed + 10 * i) for i, n in enumerate((QUERIES, KEYS, KEYS)))
     sink = torch.full((HEADS,), logit, dtype=q.dtype)
-    halves = [part(q, k[:, :, at], v[:, :, at]) for at in (slice(None, KEYS // 2), slice(KEYS // 2, None))]
+    halves = [
+        part(q, k[:, :, keys], v[:, :, keys]) for keys in (slice(None, KEYS // 2), slice(KEYS // 2, None))
+    ]
     whole, merged = part(q, k, v), merge_all(halves)
     out, total = attend(q, k, v, sink_logit=sink), attention_weights(q, k, sink_logit=sink).sum(-1)
     twice = merge_all([half.with_sink(sink[:, None]) for half in halves])
@@ -88,20 +90,20 @@ WORST: dict[str, Callable[..., float]] = {"sum, a key matches": min, "a sink eac
 def judge(rows: Rows) -> Report:
     """Returns the verdict: sums, merges and gradients are those of the formula; a sink in each half counts twice."""
     gradient = max(row[f"gradient of {name}"] for row in rows for name in "qkvs")
-    off = {name: max(row[name] for row in rows) for name in rows[0] if "from" in name}
+    errors = {name: max(row[name] for row in rows) for name in rows[0] if "from" in name}
     high = rows[-1]
     blank = [row["sum, none matches"] for row in rows]
     return Report(
         rows=tuple(rows),
         claims={
-            "sum": max(off["from sigmoid(lse - s)"], off["from n / (n + e^s)"]) < EQUAL,
-            "dense": off["from dense"] < EQUAL,
-            "merged": off["merged from whole"] < EQUAL,
+            "sum": max(errors["from sigmoid(lse - s)"], errors["from n / (n + e^s)"]) < EQUAL,
+            "dense": errors["from dense"] < EQUAL,
+            "merged": errors["merged from whole"] < EQUAL,
             "once": min(row["a sink each"] for row in rows if row["s"] >= 0) > APART,
             "gradients": gradient < GRADIENT,
             "nothing": high["sum, none matches"] < 0.1 and high["sum, a key matches"] > 0.9,
         },
-        values={"off": max(off.values()), "gradient": gradient, "high": high, "blank": blank[0]},
+        values={"off": max(errors.values()), "gradient": gradient, "high": high, "blank": blank[0]},
     )
 
 

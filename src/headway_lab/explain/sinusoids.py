@@ -70,7 +70,7 @@ def shifted(table: Tensor, k: int) -> Tensor:
 
 def judge(rows: Rows, from_formula: float) -> Report:
     """Returns the verdict: one linear map per distance; products depend only on distance until they are projected."""
-    off = max(row["|PE(p+k) - T_k PE(p)|"] for row in rows)
+    map_error = max(row["|PE(p+k) - T_k PE(p)|"] for row in rows)
     spread = max(row["spread over p"] for row in rows)
     mixed = min(row["spread over p, projected"] / max(abs(row["projected"]), 1e-12) for row in rows)
     closed = max(abs(row["from sum of cos"]) for row in rows)
@@ -78,13 +78,13 @@ def judge(rows: Rows, from_formula: float) -> Report:
         rows=tuple(rows),
         claims={
             "formula": from_formula < ALLOWED,
-            "linear": off < ALLOWED,
+            "linear": map_error < ALLOWED,
             "cosines": max(closed, spread) < ALLOWED,
             "projected": mixed > 0.1,
         },
         values={
             "from_formula": from_formula,
-            "off": off,
+            "off": map_error,
             "spread": spread,
             "mixed": mixed,
             "farthest": COUNT - 1,

@@ -105,8 +105,8 @@ class Index:
         """Returns the weight of a term as defined in the module's docstring: largest for a term that no entry has."""
         if term not in self._idf:
             single = SINGLE if len(term) == 1 and CHINESE.match(term) else 1
-            other = OTHER if self._counts[term] and term not in field() else 1
-            self._idf[term] = single * other * math.log((len(self.entries) + 1) / (self._counts[term] + 0.5))
+            factor = OTHER if self._counts[term] and term not in field() else 1
+            self._idf[term] = single * factor * math.log((len(self.entries) + 1) / (self._counts[term] + 0.5))
         return self._idf[term]
 
     def find(self, question: str, most: int = 3) -> tuple[Match, ...]:
