@@ -48,9 +48,8 @@ def system_info() -> str:
 class LlamaCpp:
     """One model in llama.cpp, with room for `rows` sequences of `context` tokens, and as many threads as torch has.
 
-    Everything else is llama.cpp's default: weights memory-mapped and, if it has faster packed forms of them, packed;
-    keys
-    and values in fp16; flash attention if it so chooses; prompts in chunks of 512 tokens.
+    Everything else is llama.cpp's default: weights memory-mapped and, if it has faster packed forms, packed; keys and
+    values in fp16; flash attention if it so chooses; prompts in chunks of 512 tokens.
 
     Raises UnsupportedCase if the bindings are not installed or it refuses the file."""
 

@@ -66,15 +66,14 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, window: Pattern, size: int, joined:
 
     A chunk of C queries sees the C + before + after keys around it, so all chunks inside a row share one mask and are
     one call; those at the ends of the row see fewer keys and are calls of their own. Heads take the place of the batch
-    and chunks that of the heads, so the overlapping keys are a strided view and nothing is copied for them. (Beltagy et
-    al. 2020, section 3.2, "chunks", with a fused kernel instead of two products.)
+    and chunks that of the heads, so the overlapping keys are a strided view and nothing is copied for them. (Beltagy
+    et al. 2020, section 3.2, "chunks", with a fused kernel instead of two products.)
 
     `joined` builds the overlapping keys by concatenating slices, whose backward adds slices; otherwise they are a
     view, whose backward scatters.
 
     Example: C = 4, before = 2, after = 0, 12 tokens. Queries 0..3 are a call of their own; the chunks of queries 4..7
-    and
-    8..11 see keys 2..7 and 6..11, slices of 6 keys, 4 apart."""
+    and 8..11 see keys 2..7 and 6..11, slices of 6 keys, 4 apart."""
     rows, heads, count, _ = q.shape
     kv_heads, group = k.shape[1], heads // k.shape[1]
     before, after = (n or 0 for n in window.reach)
