@@ -1,4 +1,4 @@
-"""Pictures: one look for every figure of the laboratory. matplotlib's Agg canvas, no window."""
+"""Figures in one style for the whole laboratory, drawn on matplotlib's Agg canvas, without a window."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -57,14 +57,14 @@ STYLE: Any = {
 def saved_figure(
     path: Path, width: float = 8.0, height: float = 4.5, *, language: str = "en"
 ) -> Iterator[Any]:
-    """A matplotlib `Figure` in headway's look, written to `path` when the block ends without an error.
+    """Yields a matplotlib `Figure` in headway's style, and writes it to `path` if the block ends without an error.
 
-    `width` and `height` in inches; text in the fonts of a language. The kind of file follows the name: png, svg,
+    `width` and `height` are in inches; text uses the fonts of `language`. The file type follows the suffix: png, svg,
     pdf."""
     colours = cycler(color=[BLUE, ORANGE, GREEN, RED, VIOLET, GREY])
     style = {**STYLE, "axes.prop_cycle": colours, "font.family": fonts(language)}
     if language == "zh":
-        style["axes.titleweight"] = "normal"  # what zhplot ships has one weight
+        style["axes.titleweight"] = "normal"  # the font that zhplot ships has one weight
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
@@ -81,11 +81,10 @@ def draw_patterns(
     titles: Sequence[str] | None = None,
     legend: bool = True,
 ) -> None:
-    """Paint patterns side by side on `figure`, at most four a row: queries down, keys to the right.
+    """Draws patterns side by side on `figure`, at most four per row: queries down, keys to the right.
 
-    The parts of a union have a colour each (the first part that allows a pair colours it); `PerHead`
-    patterns get a panel per head. `tokens` marks global tokens; the share of allowed pairs is printed below each
-    panel.
+    Each part of a union has its own colour (a pair gets that of the first part that allows it); `PerHead` patterns get
+    one panel per head. `tokens` marks global tokens; the share of allowed pairs is printed below each panel.
     """
     tokens = Tokens.range(count) if tokens is None else tokens
     names = [str(pattern) for pattern in patterns] if titles is None else list(titles)
@@ -102,16 +101,16 @@ def draw_patterns(
 
 
 def command(path: Path, patterns: Sequence[Pattern], count: int, tokens: Tokens) -> None:
-    """Writes the patterns as a file, for `headway show --out`."""
+    """Writes the patterns to an image file, for `headway show --out`."""
     with saved_figure(path) as figure:
         draw_patterns(figure, patterns, count, tokens)
 
 
 def draw_pattern(axes: Any, pattern: Pattern, tokens: Tokens, title: str = "", legend: bool = True) -> None:
-    """One panel: the cells of the (query, key) pairs that `pattern` allows on row 0 of `tokens`.
+    """Draws one panel: the cells of the (query, key) pairs that `pattern` allows on row 0 of `tokens`.
 
-    The first line of `title` is its name, the rest is set small; `legend` names the parts of a union
-    below."""
+    The first line of `title` is the panel's name, further lines are set small; `legend` names the parts of a union
+    below the panel."""
     parts = list(pattern.parts) if isinstance(pattern, Or) else [pattern]
     count = tokens.count
     cells = np.zeros((count, count), dtype=int)

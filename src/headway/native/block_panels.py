@@ -1,4 +1,4 @@
-"""Matrices in blocks of 256 inputs (`headway.block_quantization`) in the kernels' layout.
+"""Matrices quantized in blocks of 256 inputs (`headway.block_quantization`) in the kernels' layout.
 
 Legend: I inputs, O outputs, P = ceil(O / 16) panels.
 """
@@ -14,11 +14,11 @@ from headway.native.panels import AT_ONCE, GROUP, PANEL
 
 GROUPS = BLOCK // GROUP
 SCALES = 2 * PANEL
-"""Bytes of the scales of a group: s and t, or s of its two parts."""
+"""Bytes of a group's scales in a panel: s and t, or (6 bits) s of the group's two halves."""
 
 
 class BlockPanels(NamedTuple):
-    """A matrix in panels of 16 outputs: for each 256 inputs d and dmin in float16, then eight groups.
+    """A matrix in panels of 16 outputs: for each block of 256 inputs d and dmin in float16, then eight groups.
 
     Attributes:
         data: uint8 [P, bytes of a panel].
@@ -33,10 +33,10 @@ class BlockPanels(NamedTuple):
 
     @classmethod
     def pack(cls, matrix: BlockMatrix) -> "BlockPanels":
-        """The same codes and scales in another order."""
+        """Returns the same codes and scales reordered into panels."""
         outputs, inputs = matrix.codes.shape
         panels, size = -(-outputs // PANEL), inputs // BLOCK * block_bytes(matrix.bits)
-        data = torch.empty(panels, size, dtype=torch.uint8)  # allocated before temporaries, as in `Panels`
+        data = torch.empty(panels, size, dtype=torch.uint8)  # before the temporaries, as in `Panels`
         large_pages([data])
         step = max(1, AT_ONCE // (PANEL * inputs))
         for first in range(0, panels, step):
@@ -45,7 +45,7 @@ class BlockPanels(NamedTuple):
         return cls(data, matrix.bits, outputs, inputs)
 
     def unpack(self, first: int = 0, count: int | None = None) -> BlockMatrix:
-        """The matrix of `count` panels from `first`, all unless given."""
+        """Returns the matrix of `count` panels (default: all) from panel `first` on."""
         data = self.data[first:] if count is None else self.data[first : first + count]
         outputs = min(len(data) * PANEL, self.outputs - first * PANEL)
         blocks = data.view(len(data), self.inputs // BLOCK, block_bytes(self.bits))
@@ -53,7 +53,7 @@ class BlockPanels(NamedTuple):
         groups = blocks[:, :, head:].unflatten(2, (GROUPS, -1))
 
         def of_rows(t: Tensor) -> Tensor:
-            """[P, blocks, .., 16] as [O, ..]."""
+            """Reorders [P, blocks, .., 16] to [O, ..]."""
             return t.movedim(-1, 1).flatten(2).flatten(0, 1)[:outputs].contiguous()
 
         d = blocks[:, :, :head].contiguous().view(torch.float16).unflatten(2, (-1, PANEL))
@@ -67,33 +67,35 @@ class BlockPanels(NamedTuple):
         return BlockMatrix(codes, scale, low, of_rows(d[:, :, 0]), dmin, self.bits)
 
     def rows(self, at: Tensor) -> Tensor:
-        """The rows [n, I] of numbers `at` [n], float32; only panels that hold one of them are unpacked."""
-        panels, place = (at // PANEL).unique(return_inverse=True)
-        some = self._replace(data=self.data[panels], outputs=len(panels) * PANEL)
-        return some.unpack().dequantize()[place * PANEL + at % PANEL]
+        """Returns the rows [n, I] with the indices `at` [n], in float32; only panels that contain one of them are
+        unpacked."""
+        panels, panel_positions = (at // PANEL).unique(return_inverse=True)
+        panel_subset = self._replace(data=self.data[panels], outputs=len(panels) * PANEL)
+        return panel_subset.unpack().dequantize()[panel_positions * PANEL + at % PANEL]
 
 
 def block_bytes(bits: int) -> int:
-    """Bytes of 256 inputs of a panel."""
+    """Returns the bytes of a block of 256 inputs in a panel."""
     return GROUPS * (PANEL * GROUP * bits // 8 + SCALES) + 2 * PANEL * (1 + (bits < 6))
 
 
 def _packed(matrix: BlockMatrix) -> Tensor:
-    """Rows as whole panels: uint8 [panels, blocks, bytes]."""
+    """Packs rows into whole panels: uint8 [panels, blocks, bytes]."""
     panels = -(-len(matrix.codes) // PANEL)
 
     def of_panels(t: Tensor, *sizes: int) -> Tensor:
-        """[O, ..] as [panels, blocks, *sizes, 16]."""
+        """Reorders [O, ..] to [panels, blocks, *sizes, 16]."""
         padded = t.new_zeros(panels * PANEL, t.shape[1])
         padded[: len(t)] = t
         return padded.view(panels, PANEL, -1, *sizes).movedim(1, -1)
 
-    q = of_panels(matrix.codes, GROUPS, 2, 2, 2, 4).transpose(-1, -2)  # quads 4 h + 2 e + j of 4 inputs
+    q = of_panels(matrix.codes, GROUPS, 2, 2, 2, 4).transpose(-1, -2)  # 8 quads of 4 inputs
+    # Quad 4 h + 2 e + j stands at [h, e, j]: quads 0 1 4 5 (e = 0) go to the low four bits, 2 3 6 7 to the high ones.
     parts = [q[:, :, :, :, 0] & 15 | q[:, :, :, :, 1] << 4]
     if matrix.bits > 4:
-        high, each = (q >> 4).flatten(3, 5), 8 // (matrix.bits - 4)
-        shifts = torch.arange(each, dtype=torch.uint8).view(-1, 1, 1) * (matrix.bits - 4)
-        parts.append((high.unflatten(3, (-1, each)) << shifts).sum(4, dtype=torch.uint8))
+        high, codes_per_byte = (q >> 4).flatten(3, 5), 8 // (matrix.bits - 4)
+        shifts = torch.arange(codes_per_byte, dtype=torch.uint8).view(-1, 1, 1) * (matrix.bits - 4)
+        parts.append((high.unflatten(3, (-1, codes_per_byte)) << shifts).sum(4, dtype=torch.uint8))
     scales = [of_panels(matrix.scale, GROUPS, 2 if matrix.low is None else 1).view(torch.uint8)]
     scales += [] if matrix.low is None else [of_panels(matrix.low, GROUPS, 1)]
     groups = torch.cat([part.flatten(3) for part in (*parts, torch.cat(scales, 3))], 3)
@@ -103,13 +105,14 @@ def _packed(matrix: BlockMatrix) -> Tensor:
 
 
 def _codes(groups: Tensor, bits: int) -> Tensor:
-    """[.., bytes of codes] as [.., 2, 2, 2, 16, 4]: the inverse of `_packed`. Byte 0xB4 has the low bits 4 and 11."""
+    """Unpacks [.., bytes of codes] to [.., 2, 2, 2, 16, 4], the inverse of `_packed`. Byte 0xB4 holds the low bits 4
+    and 11."""
     low = groups[..., : 64 * 4].unflatten(-1, (2, 1, 2, PANEL, 4))
     q = torch.cat((low & 15, low >> 4), -4)
     if bits == 4:
         return q
-    each = 8 // (bits - 4)
-    shifts = torch.arange(each, dtype=torch.uint8).view(-1, 1, 1) * (bits - 4)
+    codes_per_byte = 8 // (bits - 4)
+    shifts = torch.arange(codes_per_byte, dtype=torch.uint8).view(-1, 1, 1) * (bits - 4)
     high = groups[..., 64 * 4 :].unflatten(-1, (-1, 1, PANEL, 4)) >> shifts & (1 << bits - 4) - 1
     codes: Tensor = q | high.flatten(-4, -3).unflatten(-3, (2, 2, 2)) << 4
     return codes

@@ -4,10 +4,10 @@
 
 Another machine's levels are compiled by a cross compiler: CXX=aarch64-linux-gnu-g++ and --machine aarch64.
 
-The installation calls the same functions, for the level of the machine that it runs on; HEADWAY_LEVELS=all takes all,
-as wheels for others do, HEADWAY_LEVELS=avx2,portable those two. HEADWAY_BUILD says what a failure means: `auto` (build,
-and go on without where that fails), `require` (fail), `off` (do not build). By hand, all levels and `require` are the
-default.
+The installation calls the same functions, for the level of the installing machine; HEADWAY_LEVELS=all builds all
+levels, as wheels for other machines do, HEADWAY_LEVELS=avx2,portable those two. HEADWAY_BUILD says what a failure
+means: `auto` (build, and continue without kernels if that fails), `require` (fail), `off` (do not build). On the
+command line, all levels and `require` are the default.
 """
 
 import argparse
@@ -38,8 +38,8 @@ COMPILERS = ("g++", "clang++", "c++")
 JOBS = 2
 
 SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
-# Apple's clang takes OpenMP by its inner option, and its library is torch's: the loader opens that first, and what is
-# undefined here is looked up then. On Windows torch brings LLVM's and Intel's, by this name. Neither was run yet.
+# Apple's clang enables OpenMP by its internal option, and the runtime is torch's: the loader opens that first, and
+# undefined symbols are resolved then. On Windows torch ships LLVM's and Intel's under this name. Neither was run yet.
 OPENMP = {"darwin": ("-fPIC", "-Xclang", "-fopenmp"), "win32": ("-fopenmp=libiomp5",)}.get(
     sys.platform, ("-fPIC", "-fopenmp")
 )
@@ -60,12 +60,12 @@ STAMP = re.compile(rb"headway-source-hash:([0-9a-f]{16})\0")
 
 
 def file_name(level: str) -> str:
-    """The name of a level's library."""
+    """Returns the file name of a level's library."""
     return f"libheadway_{level}{SUFFIX}"
 
 
 def source_hash(level: str, sources: Path = SOURCES) -> str:
-    """16 hexadecimal digits that change with any source, and with the flags that they are compiled with."""
+    """Returns 16 hexadecimal digits that change with any source and with the compiler flags of the level."""
     digest = hashlib.sha256(" ".join((level, *FLAGS, *LEVELS[level])).encode())
     for path in sorted(path for path in sources.iterdir() if path.suffix in (".cpp", ".h")):
         digest.update(b"\0" + path.name.encode() + b"\0" + path.read_bytes())
@@ -73,8 +73,8 @@ def source_hash(level: str, sources: Path = SOURCES) -> str:
 
 
 def built_hash(library: Path) -> str | None:
-    """The hash of the sources that a library file was built from, read without opening it as a library; None
-    where there is no such file, or none in it."""
+    """Returns the source hash that a library file was built from, read without loading the library; None if the file is
+    missing or has no hash."""
     try:
         match = STAMP.search(library.read_bytes())
     except OSError:
@@ -83,7 +83,7 @@ def built_hash(library: Path) -> str | None:
 
 
 def mode(environment: Mapping[str, str] = os.environ, default: str = "auto") -> str:
-    """The mode that HEADWAY_BUILD asks for: "auto", "require" or "off"."""
+    """Returns the mode that HEADWAY_BUILD names: "auto", "require" or "off". Raises BuildError for another."""
     choice = environment.get("HEADWAY_BUILD") or default
     if choice not in MODES:
         raise BuildError(f"HEADWAY_BUILD={choice}{did_you_mean(choice, MODES)} is none of {', '.join(MODES)}")
@@ -93,8 +93,9 @@ def mode(environment: Mapping[str, str] = os.environ, default: str = "auto") -> 
 def asked_levels(
     environment: Mapping[str, str] = os.environ, default: str = OF_THIS_MACHINE, machine: str | None = None
 ) -> tuple[list[str], bool]:
-    """The levels that HEADWAY_LEVELS asks for, and whether only the best of them that the compiler knows: "native",
-    those that this machine runs; "all" of `machine`'s (default: this one's); or names with commas."""
+    """Returns the levels that HEADWAY_LEVELS names, and whether only the best that the compiler supports is to be
+    built. "native" names those that this machine runs; "all" those of `machine` (default: this one); else names with
+    commas."""
     names = environment.get("HEADWAY_LEVELS") or default
     if names == OF_THIS_MACHINE:
         return levels.of_this_machine(), True
@@ -102,9 +103,9 @@ def asked_levels(
 
 
 def compiler() -> list[str]:
-    """The command of the C++ compiler: what CXX says, else the first of g++, clang++ and c++ in PATH.
+    """Returns the command of the C++ compiler: CXX if set, else the first of g++, clang++ and c++ in PATH.
 
-    Raises BuildError where there is none."""
+    Raises BuildError if there is none."""
     chosen = shlex.split(os.environ.get("CXX", ""))
     for command in [chosen] if chosen else [[name] for name in COMPILERS]:
         if shutil.which(command[0]):
@@ -128,14 +129,13 @@ def build(
     force: bool = True,
     say: Callable[[str], None] = print,
 ) -> list[Path]:
-    """Compiles the levels `only` (default: all of the architecture of `machine`, which is this one unless given) into
-    the folder `out`, where `best`, of them the best that the compiler knows; returns the library files, best level
-    first.
+    """Compiles the levels `only` (default: all of the architecture `machine`, default: this one) into the folder `out`;
+    with `best`, only the best of them that the compiler supports. Returns the library files, best level first.
 
-    Each file is replaced at once, so that a process sees the old library or the new one. `force=False` keeps
-    those that were built from these very sources. Levels that the compiler is too old for are left out, which is
-    said; where `only` names one that is not one of several, or the sources do not compile, it is a BuildError with the
-    compiler's last words."""
+    Each file is replaced atomically, so that a process sees the old library or the new one. `force=False` keeps
+    libraries that were built from these sources and flags. Levels that the compiler is too old for are skipped with a
+    message. Raises BuildError with the compiler's last words if the sources do not compile, or if the compiler does not
+    support a level that `only` names without `best`."""
     names, known = tuple(only), levels.known(machine)
     for level in names:
         check_known(level, known, f"{machine or platform.machine()} has no level", error=BuildError)
@@ -151,14 +151,15 @@ def build(
         if best:
             break
     if stale:
-        command, more = compiler(), SANITIZE if sanitize else ()
+        command, extra_flags = compiler(), SANITIZE if sanitize else ()
         say(f"{shlex.join(command)}: {', '.join(stale)}, {JOBS} at a time")
-        _compile({x: [*command, *_flags(x, sources), *more] for x in known}, sources, out, stale)
+        _compile({x: [*command, *_flags(x, sources), *extra_flags] for x in known}, sources, out, stale)
     return [out / file_name(level) for level in built]
 
 
 def _able(command: list[str], level: str, must: bool, say: Callable[[str], None]) -> bool:
-    """Whether the compiler knows the instruction sets of a level; where it `must`, a BuildError if not."""
+    """Returns whether the compiler supports the instruction sets of a level; raises BuildError instead of False if it
+    `must`."""
     try:
         _run([*command, *FLAGS, *LEVELS[level], "-x", "c++", "-c", "-o", os.devnull, "-"], "int x;")
     except BuildError as error:
@@ -170,8 +171,9 @@ def _able(command: list[str], level: str, must: bool, say: Callable[[str], None]
 
 
 def _compile(commands: dict[str, list[str]], sources: Path, out: Path, names: Iterable[str]) -> None:
-    """Compiles the libraries of the levels `names`, by the commands of all. They hold the hash of the sources as before
-    any was read: one that is edited meanwhile leaves a stale library, never one that passes for fresh."""
+    """Compiles the libraries of the levels `names`; `commands` has the compiler command of every level. The source hash
+    in the commands was computed before any source is read: an edit during the build makes the library stale, never
+    wrongly fresh."""
     out.mkdir(parents=True, exist_ok=True)
     units = sorted(sources.glob("*.cpp"))
     with tempfile.TemporaryDirectory(prefix="headway-") as scratch, ThreadPoolExecutor(JOBS) as pool:
@@ -206,10 +208,10 @@ def _flags(level: str, sources: Path) -> list[str]:
 
 
 def _run(command: list[str], text: str = "") -> None:
-    """Runs a compiler, to which `text` is given. BuildError with its last words where it fails."""
-    done = subprocess.run(command, input=text, capture_output=True, text=True)
-    if done.returncode:
-        last = "\n".join(done.stderr.strip().splitlines()[-12:])
+    """Runs a compiler with `text` as its input. Raises BuildError with its last words if it fails."""
+    process = subprocess.run(command, input=text, capture_output=True, text=True)
+    if process.returncode:
+        last = "\n".join(process.stderr.strip().splitlines()[-12:])
         raise BuildError(
             f"the native kernels do not compile: exit code of\n{shlex.join(command)}\n"
             f"was not 0; its last words:\n{last}"
@@ -217,7 +219,7 @@ def _run(command: list[str], text: str = "") -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; exit code 1 where a library that is required could not be built."""
+    """Runs the command line; returns exit code 1 if a required library could not be built."""
     parser = argparse.ArgumentParser(prog=COMMAND, description="Compile headway's native kernels.")
     parser.add_argument("--level", action="append", default=[], help="only this level; can be repeated")
     parser.add_argument("--out", type=Path, help="folder of the libraries [default: beside the package]")
@@ -228,10 +230,10 @@ def main(arguments: list[str] | None = None) -> int:
     )
     args = parser.parse_args(arguments)
     out = args.out or (LIBRARIES / "sanitized" if args.sanitize else LIBRARIES)
-    how = "require"
+    build_mode = "require"
     try:
-        how = mode(default=how)
-        if how == "off":
+        build_mode = mode(default=build_mode)
+        if build_mode == "off":
             _say("HEADWAY_BUILD=off: nothing built")
         else:
             named = args.level or args.machine
@@ -245,8 +247,8 @@ def main(arguments: list[str] | None = None) -> int:
                     f"LD_PRELOAD=$({asan}) ASAN_OPTIONS=detect_leaks=0 HEADWAY_NATIVE_DIR={out} runs with them"
                 )
     except BuildError as error:
-        _say(f"headway: {'error' if how == 'require' else 'going on without native kernels'}: {error}")
-        return 1 if how == "require" else 0
+        _say(f"headway: {'error' if build_mode == 'require' else 'going on without native kernels'}: {error}")
+        return 1 if build_mode == "require" else 0
     return 0
 
 

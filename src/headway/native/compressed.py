@@ -1,10 +1,10 @@
-"""bf16 weights in some 11 bits each, to the bit.
+"""Lossless compression of bf16 weights to about 11 bits each.
 
-The exponents of trained weights are few: seven of 256 cover 97 of 100 weights. So signs and mantissas (8 bits) are kept
-as they are, exponents as codes of 3 bits; the eighth code says that the exponent itself follows. Reading the weights is
-what decoding waits for, and these are some 70 % of the bytes.
+Trained weights use few exponents: seven of 256 cover 97 of 100 weights. So signs and mantissas (8 bits) are kept as
+they are, and exponents become codes of 3 bits; the eighth code says that the exponent itself follows. Decoding is
+bound by reading the weights, and these are about 70 % of the bytes.
 
-The idea of exponents of variable length is DFloat11's (Zhang et al. 2025, arXiv 2504.11651, section 2), which has
+The idea of exponents of variable length is DFloat11's (Zhang et al. 2025, arXiv 2504.11651, section 2), which uses
 Huffman codes; codes of one length are decoded by a few instructions for 64 weights (`csrc/compressed.h`, on CPUs with
 AVX-512 VBMI2 and bf16; elsewhere one by one, slowly).
 
@@ -24,16 +24,16 @@ from headway.hardware import large_pages
 from headway.native.loader import library, threads
 
 CODES, BEHIND = 7, 64
-"""Exponents that have a code; bytes that are read behind the last weight."""
+"""Number of exponents that have a code; number of bytes that the kernels may read after the last weight."""
 
 
 class Compressed(NamedTuple):
     """A matrix of bf16 weights in the kernels' layout.
 
     Attributes:
-        data: uint8; the rows as `csrc/compressed.h` has them, and `BEHIND` bytes.
+        data: uint8; the rows in the layout of `csrc/compressed.h`, and `BEHIND` bytes of padding.
         starts: int64 [O], the byte at which each row begins.
-        table: the exponents that have codes, a byte each, the first the lowest.
+        table: the exponents that have codes, one byte each, the first in the lowest byte.
         outputs, inputs: O and I.
     """
 
@@ -45,7 +45,8 @@ class Compressed(NamedTuple):
 
     @classmethod
     def pack(cls, weight: Tensor) -> "Compressed":
-        """Raises BackendError for a weight that is not bf16 [O, I] on the CPU, and where there are no kernels."""
+        """Compresses a weight. Raises BackendError unless it is bf16 [O, I] on the CPU, and if there are no native
+        kernels."""
         dll = _kernels()
         if weight.dtype != torch.bfloat16 or weight.ndim != 2 or weight.device.type != "cpu":
             raise BackendError(
@@ -83,8 +84,8 @@ class Compressed(NamedTuple):
         return cls(data, starts, table, outputs, inputs)
 
     def unpack(self, first: int = 0, count: int | None = None, *, into: Tensor | None = None) -> Tensor:
-        """The weights of `count` outputs from `first`, all unless given: bf16 [O, I], to the bit. They are written to
-        `into`, of as many bf16 numbers or more, or to new memory."""
+        """Returns the weights of `count` outputs (default: all) from `first` on, bf16 [O, I], bit-identical. They are
+        written to `into`, which has as many bf16 elements or more, or to new memory."""
         dll, starts = _kernels(), self.starts[first:] if count is None else self.starts[first : first + count]
         size = len(starts) * self.inputs
         out = torch.empty(size, dtype=torch.bfloat16) if into is None else into[:size]
@@ -122,7 +123,7 @@ def _edges(rows: int) -> list[int]:
 
 
 def _each(do: Any, parts: list[tuple[int, int]]) -> list[Any]:
-    """The results of `do` for every part, in threads: calls of kernels release Python's lock."""
+    """Returns the results of `do` for every part, run in threads: kernel calls release the GIL."""
     if len(parts) < 2:
         return [do(number, *part) for number, part in enumerate(parts)]
     with ThreadPoolExecutor(len(parts)) as pool:

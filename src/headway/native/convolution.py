@@ -1,4 +1,4 @@
-"""Short convolutions of rows by the native kernels, forward and backward.
+"""Short convolutions of rows on the native kernels, forward and backward.
 
 `headway.attention.delta.convolution` has the formula, and the path without kernels.
 """
@@ -12,14 +12,15 @@ from headway.native.rows import addresses, run, runs
 
 
 def takes(x: Tensor, weight: Tensor, past: Tensor | None) -> bool:
-    """Whether the kernels take x [B, T, C], weight [C, W] and past."""
+    """Returns whether the kernels take x [B, T, C], weight [C, W] and past."""
     return runs(x, past) and runs(weight) and weight.shape[1] <= c.MOST_WINDOW
 
 
 def forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, past: Tensor | None, begins: Tensor | None, act: str
 ) -> Tensor:
-    """y [B, T, C] of x, weight [C, W], bias [C], past [B, W - 1, C], begins, bool [B|1, T], and "none" or "silu"."""
+    """Returns y [B, T, C] of x, weight [C, W], bias [C], past [B, W - 1, C], begins, bool [B|1, T], and act "none" or
+    "silu"."""
     struct = _struct(x, weight, bias, past, begins, act)
     y = x.new_empty(x.shape)
     struct.y = y.data_ptr()
@@ -36,7 +37,7 @@ def backward(
     begins: Tensor | None,
     act: str,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Gradients of x, weight, bias and past."""
+    """Returns the gradients of x, weight, bias and past."""
     struct = _struct(x, weight, bias, past, begins, act)
     dy, dx = dy.contiguous(), x.new_empty(x.shape)
     d_weight = x.new_empty(weight.shape[::-1], dtype=torch.float32)
@@ -59,7 +60,7 @@ def _struct(
 ) -> c.ConvolutionStruct:
     batch, slots, channels = x.shape
     x = x if x.stride(2) == 1 or channels == 1 else x.contiguous()
-    taps = weight.detach().float().t().flip(0).contiguous()  # tap 0 is that of t itself
+    taps = weight.detach().float().t().flip(0).contiguous()  # tap 0 multiplies x_t itself
     bias = None if bias is None else bias.detach().float().contiguous()
     past, begins = (None if t is None else t.contiguous() for t in (past, begins))
     struct = c.ConvolutionStruct(
@@ -67,5 +68,5 @@ def _struct(
         x.data_ptr(), x.stride(0), x.stride(1), *addresses(taps, bias, begins),
         begins.stride(0) if begins is not None and len(begins) > 1 else 0, *addresses(past),
     )  # fmt: skip
-    struct.kept = x, taps, bias, past, begins  # keeps alive the tensors that it points to
+    struct.kept = x, taps, bias, past, begins  # keeps the tensors alive that the struct points to
     return struct

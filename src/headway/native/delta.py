@@ -1,4 +1,4 @@
-"""The gated delta rule by the native kernels, forward and backward.
+"""The gated delta rule on the native kernels, forward and backward.
 
 Tensors are float32 or bf16 on the CPU; log decays, betas, states and sums are float32.
 `headway.attention.delta` has the formula, and the path without kernels.
@@ -16,7 +16,7 @@ from headway.native.rows import FLOATS, empty_like, visible
 
 
 def unsupported_reason(*tensors: Tensor | None) -> str | None:
-    """Why the kernels do not take q, k, v and the tensors beside them; None where they do."""
+    """Returns why the kernels do not take q, k, v and the other tensors; None if they do."""
     q, _, v = tensors[:3]
     assert q is not None
     assert v is not None
@@ -41,8 +41,8 @@ def forward(
     unit_eps: float | None,
     erases: bool,
 ) -> tuple[Tensor, Tensor]:
-    """(out [B, H, T, E], state [B, H, D, E]) of q, k [B, K, T, D], v [B, H, T, E], log_decay [B, H, T, 1 or D],
-    beta [B, H, T, 1], past [B, H, D, E] and begins, bool [B|1, T]; other arguments as in `delta_attend`."""
+    """Returns (out [B, H, T, E], state [B, H, D, E]) of q, k [B, K, T, D], v [B, H, T, E], log_decay [B, H, T, 1 or D],
+    beta [B, H, T, 1], past [B, H, D, E] and begins, bool [B|1, T]; the other arguments are those of `delta_attend`."""
     q, k, v, log_decay, beta, past = _as_read(q, k, v, log_decay, beta, past)
     out, state = empty_like(v), torch.empty_like(past)
     struct = _struct(q, k, v, log_decay, beta, past, begins, scale, unit_eps, erases)
@@ -66,13 +66,13 @@ def backward(
     d_state: Tensor | None,
     over: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Gradients of q, k, v, log_decay, beta and past from those of `forward`, of which one may be missing; those of q,
-    k and v are written `over` them where they have as many heads. (A chunk is read before its gradients are written,
-    and none after it.)"""
+    """Returns the gradients of q, k, v, log_decay, beta and past from those of `forward`'s results, of which one may be
+    None. With `over`, the gradients of q, k and v are written over those that have as many heads as v. (The kernel
+    reads a chunk before it writes the chunk's gradients, and not afterwards.)"""
     q, k, v, log_decay, beta, past = _as_read(q, k, v, log_decay, beta, past)
     heads = v.shape[1]
     dq, dk, dv = (x if over and x.shape[1] == heads else empty_like(x, heads) for x in (q, k, v))
-    others = [torch.empty_like(x) for x in (log_decay, beta, past)]
+    gradients = [torch.empty_like(x) for x in (log_decay, beta, past)]
     struct = _struct(q, k, v, log_decay, beta, past, begins, scale, unit_eps, erases)
     if d_out is not None:
         d_out = _side_by_side(d_out)
@@ -81,19 +81,19 @@ def backward(
         d_state = d_state.contiguous()
         struct.d_state = d_state.data_ptr()
     struct.dq, struct.dk, struct.dv = (c.TensorStruct.of(x) for x in (dq, dk, dv))
-    struct.d_log_decay, struct.d_beta, struct.d_past = (x.data_ptr() for x in others)
+    struct.d_log_decay, struct.d_beta, struct.d_past = (x.data_ptr() for x in gradients)
     _run(struct)
     if k.shape[1] != heads:
         dq, dk = (x.unflatten(1, (k.shape[1], -1)).sum(2, dtype=torch.float32).to(x.dtype) for x in (dq, dk))
-    return dq, dk, dv, *others
+    return dq, dk, dv, *gradients
 
 
-def _as_read(q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> list[Tensor]:
-    return [*map(_side_by_side, (q, k, v)), *(t.contiguous() for t in others)]
+def _as_read(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> list[Tensor]:
+    return [*map(_side_by_side, (q, k, v)), *(t.contiguous() for t in rest)]
 
 
 def _side_by_side(t: Tensor) -> Tensor:
-    """t [B, H, T, D], the numbers of a head side by side."""
+    """Returns t [B, H, T, D] with contiguous heads (stride 1 in the last dimension), copied if needed."""
     return t if t.stride(3) == 1 or t.shape[3] == 1 else t.contiguous()
 
 
@@ -109,14 +109,14 @@ def _struct(
     unit_eps: float | None,
     erases: bool,
 ) -> c.DeltaStruct:
-    rows, heads, count, wide = v.shape
+    rows, heads, count, width = v.shape
     struct = c.DeltaStruct(
-        threads(), rows, heads, k.shape[1], count, k.shape[3], wide, c.TYPES[q.dtype], log_decay.shape[3],
+        threads(), rows, heads, k.shape[1], count, k.shape[3], width, c.TYPES[q.dtype], log_decay.shape[3],
         erases, scale, -1.0 if unit_eps is None else unit_eps, *(c.TensorStruct.of(x) for x in (q, k, v)),
         c.TensorStruct(), log_decay.data_ptr(), beta.data_ptr(),
     )  # fmt: skip
     if begins is not None:
-        struct.kept = begins = begins.contiguous()  # keeps alive the tensor that it points to
+        struct.kept = begins = begins.contiguous()  # keeps the tensor alive that the struct points to
         struct.begins, struct.begins_batch = begins.data_ptr(), begins.stride(0) if len(begins) > 1 else 0
     struct.past = past.data_ptr()
     return struct

@@ -1,5 +1,5 @@
-"""The structures of csrc/headway.h and the headers that it includes for ctypes, read from them, and what error codes
-mean."""
+"""ctypes structures for csrc/headway.h and its included headers, with fields read from those headers, and error
+codes."""
 
 import re
 from collections.abc import Callable
@@ -42,9 +42,10 @@ S = TypeVar("S", bound=Structure)
 
 
 def declared(name: str) -> Callable[[type[S]], type[S]]:
-    """Gives a class the fields of a structure of the header; structures that it holds or points to come before it.
+    """Returns a class decorator that adds the fields of the header's struct `name`; structs that it contains or points
+    to must be declared before it.
 
-    Pointers to structures are pointers, others addresses."""
+    Pointers to declared structs become typed pointers, all other pointers plain addresses."""
 
     def fill(cls: type[S]) -> type[S]:
         fields: list[tuple[str, Any]] = []
@@ -75,112 +76,112 @@ class TensorStruct(Structure):
 
 @declared("headway_side")
 class TokensStruct(Structure):
-    """Tokens of the queries or of the keys."""
+    """The tokens of the query side or of the key side of a call: index, document, global flag and order."""
 
 
 @declared("headway_plan")
 class PlanStruct(Structure):
-    """Runs of blocks of keys."""
+    """Runs of key blocks for each tile of queries."""
 
 
 @declared("headway_score")
 class ScoreStruct(Structure):
-    """A step on scores."""
+    """A step on the scaled scores: soft cap, relative bias or slope."""
 
 
 @declared("headway_call")
 class CallStruct(Structure):
-    """Attention."""
+    """An attention call, forward or backward."""
 
 
 @declared("headway_nf4")
 class Nf4Struct(Structure):
-    """The numbers that codes of NF4 stand for."""
+    """The tables that dequantize NF4 codes."""
 
 
 @declared("headway_matrix")
 class MatrixStruct(Structure):
-    """A matrix of weights; `step` in bytes."""
+    """A weight matrix; `step` is in bytes."""
 
 
 @declared("headway_products")
 class ProductsStruct(Structure):
-    """Rows times matrices."""
+    """Products of rows with weight matrices."""
 
 
 @declared("headway_heads")
 class HeadsStruct(Structure):
-    """Heads of rows behind their projections."""
+    """Query, key and value heads after their projections: norms, rotation, and the write to the KV cache."""
 
 
 @declared("headway_texts")
 class TextsStruct(Structure):
-    """The texts whose rows are read."""
+    """The sequence of each row of a step: the page of its state, and whether it begins."""
 
 
 @declared("headway_sums")
 class SumsStruct(Structure):
-    """Linear attention."""
+    """Linear attention of a decoding step."""
 
 
 @declared("headway_factors")
 class FactorsStruct(Structure):
-    """Heads of rows behind attention, times a number each."""
+    """Factors on each head's attention output: sigmoid(lse - sink) and sigmoid(gate)."""
 
 
 @declared("headway_added")
 class AddedStruct(Structure):
-    """Rows that are added to others, normed and times a number."""
+    """A residual addition x += scale * y, where y is read with its norm, activation and gate."""
 
 
 @declared("headway_experts")
 class ExpertsStruct(Structure):
-    """A mixture of experts."""
+    """A mixture of experts in a decoding step."""
 
 
 @declared("headway_taps")
 class TapsStruct(Structure):
-    """Short convolutions of a step."""
+    """Short convolutions of a decoding step."""
 
 
 @declared("headway_delta_step")
 class DeltaStepStruct(Structure):
-    """The gated delta rule of a step."""
+    """The gated delta rule of a decoding step."""
 
 
 @declared("headway_op")
 class OpStruct(Structure):
-    """An operation of a step."""
+    """One operation of a decoding step."""
 
 
 @declared("headway_norm")
 class NormStruct(Structure):
-    """Backward where `dy` is given."""
+    """A norm of rows; its gradients if `dy` is given."""
 
 
 @declared("headway_gate")
 class GateStruct(Structure):
-    """Backward where `dy` is given."""
+    """act(gate) * up of rows; its gradients if `dy` is given."""
 
 
 @declared("headway_rotation")
 class RotationStruct(Structure):
-    """Rotary positions."""
+    """Rotary positions applied to heads."""
 
 
 @declared("headway_entropy")
 class EntropyStruct(Structure):
-    """Cross entropy."""
+    """Cross entropy of rows of logits, and its gradient."""
 
 
 @declared("headway_convolution")
 class ConvolutionStruct(Structure):
-    """Short convolutions; backward where `dy` is given."""
+    """Short convolutions; their gradients if `dy` is given."""
 
 
 @declared("headway_delta")
 class DeltaStruct(Structure):
-    """The gated delta rule; backward where `d_out` or `d_state` is given."""
+    """The gated delta rule; its gradients if `d_out` or `d_state` is given."""
 
 
 PRODUCTS, HEADS, ATTENTION, NORM, SUMS, FACTORS, ADDED, EXPERTS, TAPS, DELTA = range(10)

@@ -1,5 +1,5 @@
-"""The levels of processors that kernels are compiled for, and which of them a processor has. Imports the standard
-library only."""
+"""The CPU levels that kernels are compiled for, and which of them a processor supports. Imports the standard library
+only."""
 
 import platform
 from collections.abc import Set
@@ -24,12 +24,12 @@ _ARM: dict[str, tuple[str, ...]] = {
     "neon": ("-march=armv8-a",),
 }
 LEVELS = {**_X86, **_ARM, "portable": ()}
-"""The levels of each architecture, best first, and the instruction sets that each may use; `csrc/vec_LEVEL.h` has its
-use of them. Never -march=native: a library is built where it does not run."""
+"""The compiler flags of each level, best level first within an architecture: the instruction sets that it may use, as
+`csrc/vec_LEVEL.h` does. Never -march=native: the machine that builds a library is not the one that runs it."""
 STANDS_ON = {"amx": "avx512bf16", "avx512vnni": "avx512", "avxvnni": "avx2", "dotprod": "neon"}
 OWN = ("linear.cpp", "measure.cpp", "step.cpp")
-"""Levels that differ from another in products of bytes alone, and the sources that have such: all others are compiled
-once for both."""
+"""STANDS_ON: levels that differ from a base level only in 8-bit integer products. OWN: the sources with such products;
+all other sources are compiled once, for the base level."""
 
 _SYSTEM_NAMES = {
     "amx-tile": "amx_tile",
@@ -46,7 +46,7 @@ _SYSTEM_NAMES = {
 
 
 def sets(flags: tuple[str, ...]) -> tuple[str, ...]:
-    """The instruction sets that flags of the compiler name: "-mavx2" one, "-march=armv8-a+dotprod" two."""
+    """Returns the instruction sets that compiler flags name: "-mavx2" names one, "-march=armv8-a+dotprod" two."""
     return tuple(x for flag in flags for x in flag.removeprefix("-march=").removeprefix("-m").split("+"))
 
 
@@ -54,26 +54,26 @@ NEEDS = {
     level: frozenset(" ".join(_SYSTEM_NAMES.get(name, name) for name in sets(flags)).split())
     for level, flags in LEVELS.items()
 }
-"""The instruction sets that the code of a level may use, by the names of `processor.cpu_flags`."""
+"""The instruction sets that a level needs, under the names that `processor.cpu_flags` returns."""
 TILES = "amx_tile"
-"""The instruction set whose registers the operating system must let a process use."""
+"""The instruction set whose registers a process may use only with the operating system's permission."""
 MACHINES = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _ARM}
-"""The levels of architectures, as `platform.machine` names them, without the portable one, which all have."""
+"""The levels of each architecture, keyed by `platform.machine()`, without "portable", which all architectures have."""
 
 
 def known(machine: str | None = None) -> tuple[str, ...]:
-    """The levels that an architecture (default: this one), as `platform.machine` names it, can have, best first."""
+    """Returns the levels of an architecture (default: this one), named as by `platform.machine`, best first."""
     return (*MACHINES.get(machine or platform.machine(), {}), "portable")
 
 
 def runnable(flags: Set[str], tiles: bool) -> list[str]:
-    """The levels, best first, that a CPU with these flags can run; those of tile registers where the operating system
-    gives them (`tiles`). The flags are those that the system names: it leaves out what it or a virtual machine has
-    turned off. No two architectures have a flag of the levels in common."""
+    """Returns the levels, best first, that a CPU with these flags can run; levels with tile registers only if the
+    operating system grants them (`tiles`). The flags are those that the system reports: it omits what it or a virtual
+    machine has turned off. No flag of a level exists on two architectures."""
     return [x for x in LEVELS if NEEDS[x] <= flags and (tiles or TILES not in NEEDS[x])]
 
 
 def of_this_machine() -> list[str]:
-    """`runnable` by this processor under this system."""
+    """Returns the levels, best first, that this processor can run under this operating system."""
     flags = cpu_flags()
     return runnable(flags, tiles=TILES in flags and not tiles_refused())

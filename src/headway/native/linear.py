@@ -1,15 +1,15 @@
-"""Products of rows with matrices of weights: y = x W^T (+ b).
+"""Products of rows with weight matrices: y = x W^T (+ b).
 
-    W [O, I] float32 or bf16    as it lies; made for a few rows, as in decoding, where each weight is read once, as fast
-                                as memory allows
-    `Compressed`, 11 bits       for a few rows, with the results of the bf16 weights that it is made of, to the bit
-    `Nf4Matrix`, 4 bits         for a few rows, with the numbers that the codes stand for, rounded to the dtype of x
-    `Panels` of 8 or 4 bits     for any number of rows: up to four as above, more in tiles that stay in registers
+    W [O, I] float32 or bf16    without repacking; for few rows, as in decoding, where each weight is read once, at
+                                memory bandwidth
+    `Compressed`, 11 bits       for few rows; bit-identical to the results of the bf16 weights it was made of
+    `Nf4Matrix`, 4 bits         for few rows; the dequantized weights are rounded to the dtype of x
+    `Panels` of 8 or 4 bits     for any number of rows: up to four as above, more in tiles kept in registers
     `BlockPanels`, 4 to 6 bits  likewise
 
-Against panels x is rounded to 8 bits in groups of 32 inputs: |x - x'| <= max |x of the group| / 254. The sums of a
-group are exact integers; those over groups are float32, in their order. So a row's results do not depend on the rows
-beside it, to the bit.
+For panels x is rounded to 8 bits in groups of 32 inputs: |x - x'| <= max |x of the group| / 254. The sums within a
+group are exact integers; the sums over groups are float32, in a fixed order. So the result of a row does not depend
+on the other rows, to the bit.
 
 Legend: R rows, I inputs, O outputs, P = ceil(O / 16) panels, G = ceil(I / 32) groups.
 """
@@ -29,14 +29,14 @@ from headway.native.nf4 import Nf4Matrix
 from headway.native.panels import Panels
 
 MOST_ROWS = 64
-"""Rows of a step of decoding, at most."""
+"""Largest number of rows in a decoding step."""
 FLOATS = torch.float32, torch.bfloat16
 BLOCKS = {4: c.Q4_K, 5: c.Q5_K, 6: c.Q6_K}
 Matrix = Tensor | Panels | BlockPanels | Compressed | Nf4Matrix
 
 
 def unsupported_reason(x: Tensor, matrices: Sequence[Matrix]) -> str | None:
-    """Why the kernels cannot take these; None if they can."""
+    """Returns why the kernels cannot take x and these matrices; None if they can."""
     if library() is None:
         return "the native kernels are not loaded"
     if x.device.type != "cpu" or x.dtype not in FLOATS:
@@ -50,9 +50,9 @@ def unsupported_reason(x: Tensor, matrices: Sequence[Matrix]) -> str | None:
 def linear(
     x: Tensor, matrices: Sequence[Matrix], biases: Sequence[Tensor | None] | None = None
 ) -> list[Tensor]:
-    """x [..., I] times each matrix: [..., O], in the dtype of x. float32 biases.
+    """Returns the product of x [..., I] with each matrix, [..., O] in the dtype of x; biases are float32.
 
-    Raises BackendError where the kernels cannot (`unsupported_reason`)."""
+    Raises BackendError if the kernels cannot take the arguments (`unsupported_reason`)."""
     if reason := unsupported_reason(x, matrices):
         raise BackendError(reason)
     rows = x.reshape(-1, x.shape[-1])
@@ -84,8 +84,8 @@ def linear(
 def matrix_struct(
     matrix: Matrix, out: Tensor, bias: Tensor | None, factor: Tensor | None = None, *, add: bool = False
 ) -> c.MatrixStruct:
-    """One matrix of a call; the tensors that it points to must outlive it. `factor`: float32 [O], by which each output
-    is multiplied; that of panels unless given."""
+    """Returns the struct for one matrix of a call; the tensors that it points to must outlive it. `factor`: float32
+    [O], multiplied with each output (default: that of `Panels`). `add`: adds the product to what `out` holds."""
     scales = zeros = table = 0
     starts = nf4 = None
     if isinstance(matrix, Tensor):

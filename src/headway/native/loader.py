@@ -1,7 +1,8 @@
-"""Finds the best native library for this CPU, checks that it is of these sources, opens it once a process.
+"""Finds the best native library for this CPU, checks that it was built from these sources, and opens it once per
+process.
 
 The variable HEADWAY_NATIVE takes `0` (no native kernels) or a level (that one or an error); HEADWAY_NATIVE_DIR names
-another folder of libraries. Where something is amiss, a warning says so once, and the other backends take over.
+another folder of libraries. If a library is unusable, a warning says so once, and other backends are used instead.
 """
 
 import ctypes
@@ -26,7 +27,7 @@ from headway.threads import MOST_THREADS
 
 @dataclass(frozen=True)
 class Library:
-    """An open native library: its level, its file, and its functions in `dll`."""
+    """An open native library: its level, its file, and the loaded functions in `dll`."""
 
     level: str
     path: Path
@@ -35,20 +36,22 @@ class Library:
     def peak(
         self, dtype: torch.dtype = torch.float32, threads: int | None = None, seconds: float = 0.2
     ) -> float:
-        """The roof of this level in FLOP/s: multiply-adds (2 each) of `threads` threads (default: `threads()`)
-        that never leave the registers, the best of what fits into `seconds`.
+        """Measures the peak of this level in FLOP/s: multiply-adds (2 each) of `threads` threads (default: `threads()`)
+        that never leave the registers, the best rate within `seconds`.
 
-        bfloat16 products are added in float32; 0.0 where the level has no instruction for them. Raises
+        bfloat16 products are accumulated in float32; returns 0.0 if the level has no instruction for them. Raises
         BackendError for another dtype."""
         if dtype not in (torch.float32, torch.bfloat16):
             raise BackendError(f"peak measures products of float32 or bfloat16, not of {dtype}")
         return float(self.dll.headway_peak(int(dtype == torch.bfloat16), _count(threads), seconds))
 
     def read_seconds(self, tensor: Tensor, threads: int | None = None) -> float:
-        """Seconds in which `threads` threads (default: `threads()`) read the tensor's bytes once, side by side.
+        """Returns the seconds in which `threads` threads (default: `threads()`) read the tensor's bytes once, in
+        parallel.
 
-        This bounds every kernel that must read these bytes where they are: in memory if the tensor is several times
-        the last cache. Raises BackendError for a tensor that is not contiguous on the CPU."""
+        This is a lower bound for every kernel that reads these bytes from where they are: from memory if the tensor is
+        several times as large as the last-level cache. Raises BackendError unless the tensor is contiguous on the CPU.
+        """
         if tensor.device.type != "cpu" or not tensor.is_contiguous():
             raise BackendError(
                 f"read_seconds reads contiguous tensors on the CPU, not {tuple(tensor.shape)} with strides "
@@ -60,7 +63,7 @@ class Library:
 
 @dataclass(frozen=True)
 class Found:
-    """The result of a search: a library, or `why` there is none; `trouble` is a warning to announce."""
+    """The result of a search: a library, or the reason `why` there is none; `trouble` is a warning to issue."""
 
     library: Library | None
     why: str | None = None
@@ -68,9 +71,9 @@ class Found:
 
 
 def library() -> Library | None:
-    """The best native library for this CPU, opened once a process; None where there is none (`why_missing`).
+    """Returns the best native library for this CPU, opened once per process; None if there is none (see `why_missing`).
 
-    Raises BackendError where HEADWAY_NATIVE asks for a level that is not to be had."""
+    Raises BackendError if HEADWAY_NATIVE names a level that is not available."""
     result = search()
     if result.trouble:
         _announce(result.trouble)
@@ -78,17 +81,17 @@ def library() -> Library | None:
 
 
 def why_missing() -> str | None:
-    """Why `library()` is None and what to do about it; None where it is not."""
+    """Returns why `library()` is None and what to do about it; None if there is a library."""
     return search().why
 
 
 @cache
 def search() -> Found:
-    """`find` for this process's environment and CPU."""
+    """Returns the result of `find` for this process's environment and CPU."""
     folder = Path(os.environ.get("HEADWAY_NATIVE_DIR") or build.LIBRARIES)
     wanted, flags = os.environ.get("HEADWAY_NATIVE", ""), cpu_flags()
-    asks = any(wanted in ("", x) and TILES in NEEDS[x] for x in runnable(flags, tiles=True))
-    return find(folder, wanted, flags, refused=tiles_refused() if asks else "")
+    wants_tiles = any(wanted in ("", x) and TILES in NEEDS[x] for x in runnable(flags, tiles=True))
+    return find(folder, wanted, flags, refused=tiles_refused() if wants_tiles else "")
 
 
 @cache
@@ -99,10 +102,11 @@ def _announce(trouble: str) -> None:
 def find(
     folder: Path, wanted: str, flags: Set[str], sources: Path = build.SOURCES, refused: str = ""
 ) -> Found:
-    """The best library in `folder` of these `sources` for a CPU with these flags; `wanted` as HEADWAY_NATIVE says
-    it, "" the best; `refused` says why the system gives no tile registers, "" that it does.
+    """Returns the best library in `folder` that was built from `sources`, for a CPU with these flags. `wanted` is the
+    value of HEADWAY_NATIVE, "" for the best level; `refused` says why the system grants no tile registers, "" if it
+    does.
 
-    Raises BackendError where a wanted level is unknown, beyond this CPU, refused, missing or unusable."""
+    Raises BackendError if a wanted level is unknown, not supported by this CPU, refused, missing or unusable."""
     if wanted == "0":
         return Found(None, "HEADWAY_NATIVE=0 turns the native kernels off; unset it to use them")
     known = levels.known()
@@ -111,23 +115,25 @@ def find(
             f"HEADWAY_NATIVE={wanted} names no level{did_you_mean(wanted, known)}; "
             f"known: 0 (no native kernels), {', '.join(known)}"
         )
-    able = runnable(flags, tiles=not refused)
-    denied = [level for level in runnable(flags, tiles=True) if level not in able]
+    supported = runnable(flags, tiles=not refused)
+    denied = [level for level in runnable(flags, tiles=True) if level not in supported]
     if wanted in denied:
-        raise BackendError(f"HEADWAY_NATIVE={wanted} cannot be had: {refused}; unset it, or take {able[0]}")
-    if wanted and wanted not in able:
+        raise BackendError(
+            f"HEADWAY_NATIVE={wanted} cannot be had: {refused}; unset it, or take {supported[0]}"
+        )
+    if wanted and wanted not in supported:
         raise BackendError(
             f"HEADWAY_NATIVE={wanted} is beyond this CPU, which lacks {', '.join(sorted(NEEDS[wanted] - flags))}; "
-            f"unset it, or take {able[0]}"
+            f"unset it, or take {supported[0]}"
         )
-    amiss: dict[str, str] = {}
-    for level in [wanted] if wanted else able:
+    failures: dict[str, str] = {}
+    for level in [wanted] if wanted else supported:
         try:
             opened = open_library(folder, level, sources)
         except BackendError as error:
-            amiss[level] = str(error)
+            failures[level] = str(error)
             continue
-        reasons = [_mend(amiss)] if amiss else []
+        reasons = [_mend(failures)] if failures else []
         if denied and not wanted:
             reasons.append(
                 f"{refused}, which {denied[0]} needs; HEADWAY_NATIVE={level} is that without this warning"
@@ -135,27 +141,28 @@ def find(
         trouble = f"headway runs its native kernels at level {level} only: {'; and '.join(reasons)}"
         return Found(opened, trouble=trouble if reasons else None)
     if wanted:
-        raise BackendError(f"HEADWAY_NATIVE={wanted} cannot be had: {_mend(amiss)}")
-    if not any((folder / build.file_name(level)).exists() for level in able):
-        amiss = {"": f"none were built in {folder}"}
-    why = _mend(amiss)
+        raise BackendError(f"HEADWAY_NATIVE={wanted} cannot be had: {_mend(failures)}")
+    if not any((folder / build.file_name(level)).exists() for level in supported):
+        failures = {"": f"none were built in {folder}"}
+    why = _mend(failures)
     return Found(None, why, f"headway runs without its native kernels: {why}")
 
 
 def _mend(amiss: dict[str, str]) -> str:
-    """A text: why the best level is unusable, which others are too, and what to do."""
-    (_, first), *others = amiss.items()
-    too = f", and {', '.join(level for level, _ in others)} are unusable too" if others else ""
+    """Returns a sentence: why the best level is unusable, which other levels are too, and how to fix it."""
+    (_, first_reason), *other_levels = amiss.items()
+    also = f", and {', '.join(level for level, _ in other_levels)} are unusable too" if other_levels else ""
     try:
         build.compiler()
         todo = f"build them: {build.COMMAND}"
     except BuildError as error:
         todo = f"{error}; then {build.COMMAND}"
-    return f"{first}{too}; {todo}"
+    return f"{first_reason}{also}; {todo}"
 
 
 def open_library(folder: Path, level: str, sources: Path = build.SOURCES) -> Library:
-    """Opens one level's library. BackendError where it is missing, stale, not ours, or cannot be opened."""
+    """Opens the library of one level. Raises BackendError if it is missing, stale, not headway's, or cannot be
+    opened."""
     path = folder / build.file_name(level)
     if not path.exists():
         raise BackendError(f"{level} was not built in {folder}")
@@ -163,7 +170,7 @@ def open_library(folder: Path, level: str, sources: Path = build.SOURCES) -> Lib
     if built != here:
         raise BackendError(f"{path} is stale (built from sources {built}, here are {here})")
     with as_error(BackendError, f"{path} cannot be opened", OSError, AttributeError):
-        if sys.platform == "darwin":  # torch has opened it, but for itself alone
+        if sys.platform == "darwin":  # torch has opened it, but its symbols are not global
             ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libomp.dylib"), mode=ctypes.RTLD_GLOBAL)
         dll = ctypes.CDLL(str(path))
         _declare(dll)
@@ -183,14 +190,15 @@ if hasattr(os, "register_at_fork"):
 
 
 def threads() -> int:
-    """How many threads a kernel may use: torch's number, at most `MOST_THREADS`, and 1 in a forked process.
+    """Returns the number of threads that a kernel may use: torch's, at most `MOST_THREADS`, and 1 in a forked process.
 
-    GNU's OpenMP hangs in a forked child whose parent had used it: its pool's threads are not there."""
+    GNU's OpenMP hangs in a forked child whose parent has used it, because the threads of its pool do not exist there.
+    """
     return 1 if _forked.is_set() else min(torch.get_num_threads(), MOST_THREADS)
 
 
 def _count(number: int | None) -> int:
-    """`number`, or `threads()`. Raises BackendError for none or too many."""
+    """Returns `number`, or `threads()` if it is None. Raises BackendError if it is below 1 or above `MOST_THREADS`."""
     if number is not None and not 1 <= number <= MOST_THREADS:
         raise BackendError(f"threads must be in 1..{MOST_THREADS} on this machine, got {number}")
     return threads() if number is None else number

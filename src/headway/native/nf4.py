@@ -1,4 +1,4 @@
-"""NF4 weights for the kernels, which read them in place, as `headway.nn.weights.Nf4` keeps them.
+"""NF4 weights for the kernels, which read them in the layout of `headway.nn.weights.Nf4`, without repacking.
 
 Legend: O outputs, I inputs.
 """
@@ -9,12 +9,12 @@ from headway.native import interface as c
 
 
 class Nf4Matrix:
-    """A matrix of codes of 4 bits, I a multiple of 64; see `headway_nf4` in `csrc/headway.h`.
+    """A matrix of 4-bit NF4 codes, I a multiple of 64; see `headway_nf4` in `csrc/headway.h`.
 
     Attributes:
-        codes: uint8 [O, I / 2], the first of two in the high bits.
+        codes: uint8 [O, I / 2], two codes per byte, the first in the high bits.
         outputs, inputs: O and I.
-        struct: the numbers that the codes stand for; it lives as long as this.
+        struct: the tables that dequantize the codes; valid as long as this object lives.
     """
 
     def __init__(

@@ -14,19 +14,20 @@ from headway.quantization import QuantizedMatrix
 
 PANEL, GROUP = 16, 32
 AT_ONCE = 1 << 18
-"""Weights that are packed at a time."""
+"""Number of weights that are packed at a time."""
 
 
 class Panels(NamedTuple):
     """A quantized matrix in the kernels' layout.
 
     Attributes:
-        data: uint8 [P, bytes of a panel]; of each group 32 inputs of 16 outputs, their scales, their zeros.
+        data: uint8 [P, bytes of a panel]; for each group the codes of 32 inputs of 16 outputs, their scales, their
+            zeros.
         bits: 8 or 4.
         outputs, inputs: O and I.
-        has_scales, has_zeros: whether each group has its own; zeros are 128 or 8 where it has none.
+        has_scales, has_zeros: whether each group has its own; without zeros, the zero point is 128 or 8.
         factor: float32 [O], by which each output is multiplied.
-        group: inputs that share a scale, a multiple of 32; I where a whole row does.
+        group: number of inputs that share a scale, a multiple of 32; I if a whole row shares one.
     """
 
     data: Tensor
@@ -40,44 +41,49 @@ class Panels(NamedTuple):
 
     @classmethod
     def pack(cls, matrix: QuantizedMatrix) -> "Panels":
-        """Raises BackendError where groups are no multiples of 32 inputs. Scales of groups are kept as float16, times a
-        power of two of their row; those that a float16 does not hold are rounded to it."""
+        """Packs a quantized matrix. Group scales are divided by a power of two per row (`factor`) and kept as float16,
+        rounded if they do not fit. Raises BackendError if groups are no multiples of 32 inputs."""
         outputs, inputs = matrix.codes.shape
-        each = matrix.group if matrix.scale.shape[1] > 1 else None
-        if each is not None and each % GROUP:
-            raise BackendError(f"the kernels take groups of a multiple of {GROUP} inputs, not of {each}")
+        group_size = matrix.group if matrix.scale.shape[1] > 1 else None
+        if group_size is not None and group_size % GROUP:
+            raise BackendError(
+                f"the kernels take groups of a multiple of {GROUP} inputs, not of {group_size}"
+            )
         panels, groups = -(-outputs // PANEL), -(-inputs // GROUP)
         top = matrix.scale.abs().amax(1).float()
         power = torch.exp2(torch.floor(torch.log2(top.clamp_min(torch.finfo(torch.float32).tiny))))
-        factor = power if each else matrix.scale[:, 0].float()
-        form = cls(
+        factor = power if group_size else matrix.scale[:, 0].float()
+        panels_without_data = cls(
             torch.empty(0),
             matrix.bits,
             outputs,
             inputs,
-            each is not None,
+            group_size is not None,
             matrix.zero is not None,
             factor,
-            each or inputs,
+            group_size or inputs,
         )
-        # The result is allocated before temporaries, made a few panels at a time: no holes are left in memory.
-        data = torch.empty(panels, groups, form.group_bytes, dtype=torch.uint8)
+        # The result is allocated before the temporaries, which are made for a few panels at a time: freeing them leaves
+        # no holes in the heap below it.
+        data = torch.empty(panels, groups, panels_without_data.group_bytes, dtype=torch.uint8)
         large_pages([data])
         step = max(1, AT_ONCE // (PANEL * inputs))
         for first in range(0, panels, step):
-            data[first : first + step] = form._packed(matrix, slice(first * PANEL, (first + step) * PANEL))
-        return form._replace(data=data.view(panels, -1))
+            data[first : first + step] = panels_without_data._packed(
+                matrix, slice(first * PANEL, (first + step) * PANEL)
+            )
+        return panels_without_data._replace(data=data.view(panels, -1))
 
     @property
     def group_bytes(self) -> int:
-        """Bytes of 32 inputs of a panel."""
+        """Bytes of a group of 32 inputs in a panel."""
         return PANEL * (GROUP * self.bits // 8 + 2 * self.has_scales + self.has_zeros)
 
     def _packed(self, matrix: QuantizedMatrix, rows: slice) -> Tensor:
-        """These rows of a matrix, whole panels: uint8 [panels, G, group_bytes]."""
+        """Packs these rows of a matrix into whole panels: uint8 [panels, G, group_bytes]."""
         codes = matrix.codes[rows]
         panels, groups, middle = -(-len(codes) // PANEL), -(-self.inputs // GROUP), 1 << self.bits - 1
-        # padding behind the last input is multiplied by zeros; any code will do
+        # Padding inputs are multiplied by zeros of x, so their code is arbitrary.
         words = _padded(codes, panels * PANEL, groups * GROUP, middle).view(panels, PANEL, groups, 8, 4)
         words = words.permute(0, 2, 3, 1, 4)  # [panels, G, 8, 16, 4]
         if self.bits == 4:
@@ -93,7 +99,8 @@ class Panels(NamedTuple):
         return torch.cat(parts, 2)
 
     def unpack(self, first: int = 0, count: int | None = None) -> QuantizedMatrix:
-        """The matrix of `count` panels from `first`, all unless given, with the scales as they are stored."""
+        """Returns the matrix of `count` panels (default: all) from panel `first` on, with the scales as they are
+        stored."""
         data = self.data[first:] if count is None else self.data[first : first + count]
         outputs = min(len(data) * PANEL, self.outputs - first * PANEL)
         groups, size = -(-self.inputs // GROUP), PANEL * GROUP * self.bits // 8
@@ -105,12 +112,12 @@ class Panels(NamedTuple):
         codes = words.permute(0, 3, 1, 2, 4).reshape(len(data) * PANEL, groups * GROUP)[
             :outputs, : self.inputs
         ]
-        each = (
+        groups_per_scale = (
             groups if self.group == self.inputs else self.group // GROUP
-        )  # groups of 32 in one of the matrix
+        )  # groups of 32 inputs in one group of the matrix
 
         def of_rows(values: Tensor) -> Tensor:
-            return values.transpose(1, 2).reshape(-1, groups)[:outputs, ::each].contiguous()
+            return values.transpose(1, 2).reshape(-1, groups)[:outputs, ::groups_per_scale].contiguous()
 
         scale = self.factor[first * PANEL :][:outputs].unsqueeze(1)
         if self.has_scales:
@@ -120,12 +127,13 @@ class Panels(NamedTuple):
         return QuantizedMatrix(codes.contiguous(), scale, zero, self.bits, self.group)
 
     def rows(self, at: Tensor) -> Tensor:
-        """The rows [n, I] of numbers `at` [n], float32; only panels that hold one of them are unpacked."""
-        panels, place = (at // PANEL).unique(return_inverse=True)
-        some = self._replace(
+        """Returns the rows [n, I] with the indices `at` [n], in float32; only panels that contain one of them are
+        unpacked."""
+        panels, panel_positions = (at // PANEL).unique(return_inverse=True)
+        panel_subset = self._replace(
             data=self.data[panels], outputs=len(panels) * PANEL, factor=self._factors(panels)
         )
-        return some.unpack().dequantize()[place * PANEL + at % PANEL]
+        return panel_subset.unpack().dequantize()[panel_positions * PANEL + at % PANEL]
 
     def _factors(self, panels: Tensor) -> Tensor:
         numbers = panels[:, None] * PANEL + torch.arange(PANEL, device=panels.device)
@@ -133,7 +141,7 @@ class Panels(NamedTuple):
 
 
 def panel_bytes(outputs: int, inputs: int, bits: int, scales: bool) -> int:
-    """Bytes of `Panels` without zeros, with scales of groups or without."""
+    """Returns the bytes of `Panels` without zeros, with group scales if `scales`."""
     weights = -(-outputs // PANEL) * PANEL * -(-inputs // GROUP) * (GROUP * bits // 8 + 2 * scales)
     return weights + 4 * outputs
 
@@ -145,6 +153,7 @@ def _padded(t: Tensor, rows: int, columns: int, value: int) -> Tensor:
 
 
 def _of_groups(values: Tensor, panels: int, groups: int, each: int, empty: int) -> Tensor:
-    """Values [O, groups of `each` inputs] as [P, G, 16]."""
+    """Reorders values [O, groups of `each` inputs] to [P, G, 16], repeated for each 32 inputs and padded with
+    `empty`."""
     spread = values.repeat_interleave(-(-each // GROUP), 1)[:, :groups]
     return _padded(spread, panels * PANEL, groups, empty).view(panels, PANEL, groups).transpose(1, 2)

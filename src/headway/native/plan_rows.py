@@ -1,4 +1,4 @@
-"""Plans of rows of one query each, found by the kernels: `headway_plan_rows` of native/csrc/headway.h."""
+"""Attention plans for rows of one query each, computed by the kernels: `headway_plan_rows` of native/csrc/headway.h."""
 
 import ctypes
 
@@ -9,10 +9,10 @@ from headway.native.loader import library
 def plan_rows(
     program: int, instructions: int, index: int, rows: int, runs: tuple[int, int, int, int], room: int
 ) -> int:
-    """Fills the arrays of `runs` (first, begin, end, full; there is room for `room` runs) for keys that are in order,
-    and returns how many runs there are. Arrays are given by their addresses.
+    """Fills the arrays of `runs` (first, begin, end, full; with space for `room` runs of key blocks) for queries whose
+    keys are in order, and returns the number of runs. Arrays are passed as addresses.
 
-    Raises BackendError for more runs than there is room for."""
+    Raises BackendError if there are more than `room` runs."""
     kernels = library()
     assert kernels is not None
     size, address, call = ctypes.c_int64, ctypes.c_void_p, kernels.dll.headway_plan_rows

@@ -1,4 +1,4 @@
-"""The row operations of a model beside products, forward and backward: norms, gates, rotations, cross entropy.
+"""A model's row operations other than products, forward and backward: norms, gates, rotations, cross entropy.
 
 Tensors are float32 or bf16 on the CPU, all of one call in the same dtype; statistics and sums are float32.
 `headway.nn.fused` has the formulas, and the path without kernels.
@@ -19,7 +19,7 @@ FLOATS = torch.float32, torch.bfloat16
 
 
 def runs(*tensors: Tensor | None) -> bool:
-    """Whether the kernels take these: not empty, of one of their dtypes, and not traced (`visible`)."""
+    """Returns whether the kernels take these tensors: not empty, of one supported dtype, and not traced (`visible`)."""
     present = [t for t in tensors if t is not None]
     dtype = present[0].dtype
     return (
@@ -32,8 +32,8 @@ def runs(*tensors: Tensor | None) -> bool:
 
 
 def visible(*tensors: Tensor | None) -> bool:
-    """Whether operations on these must be torch's own: they are no plain tensors on the CPU, or somebody sees what is
-    done to them (a compiler, a dispatch mode, a transform of functions, forward-mode differentiation)."""
+    """Returns whether operations on these tensors must be torch's own: they are no plain tensors on the CPU, or a
+    compiler, a dispatch mode, a function transform or forward-mode differentiation observes the operations."""
     return (
         any(t is not None and not (type(t) in (Tensor, torch.nn.Parameter) and t.is_cpu) for t in tensors)
         or torch.compiler.is_compiling()
@@ -44,8 +44,8 @@ def visible(*tensors: Tensor | None) -> bool:
 
 
 class Normed(NamedTuple):
-    """y = norm(sum); sum = x + residual, x itself without one; `by` [rows] the factor, `mean` [rows] of a layer
-    norm."""
+    """y = norm(sum) with sum = x + residual (or x); per row, `by` = 1 / sqrt(variance or mean square + eps), and `mean`
+    for a layer norm."""
 
     y: Tensor
     sum: Tensor
@@ -56,7 +56,7 @@ class Normed(NamedTuple):
 def norm(
     kind: str, x: Tensor, residual: Tensor | None, gain: Tensor | None, shift: Tensor | None, eps: float
 ) -> Normed:
-    """The norm "rms" or "layer" of x + residual over the last axis."""
+    """Returns the norm of `kind` "rms" or "layer" of x + residual over the last axis."""
     x, residual, gain, shift = x.contiguous(), _whole(residual), _whole(gain), _whole(shift)
     width = x.shape[-1]
     rows = x.numel() // max(width, 1)
@@ -82,8 +82,9 @@ def norm_backward(
     of_shift: bool,
     over: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Gradients of the sum (with `d_sum`, its gradient from other paths), and of gain and shift where `of_gain`
-    and `of_shift`; `normed.y` is not read. That of the sum, where dy is contiguous, is written `over` dy."""
+    """Returns the gradients of the sum (plus `d_sum`, its gradient from other paths), and of gain and shift if
+    `of_gain` and `of_shift`; `normed.y` is not read. With `over`, the gradient of the sum is written over dy if dy is
+    contiguous."""
     x, dy, d_sum, gain = normed.sum, dy.contiguous(), _whole(d_sum), _whole(gain)
     width, dx = x.shape[-1], dy if over else torch.empty_like(x)
     d_gain, d_shift = (
@@ -98,7 +99,7 @@ def norm_backward(
 
 
 def gate(act: str, gate: Tensor, up: Tensor | None) -> Tensor:
-    """act(gate) * up, or act(gate)."""
+    """Returns act(gate) * up, or act(gate) if `up` is None."""
     rows, ups = _rows(gate), None if up is None else _rows(up)
     y = gate.new_empty(gate.shape)
     struct = c.GateStruct(
@@ -112,8 +113,8 @@ def gate(act: str, gate: Tensor, up: Tensor | None) -> Tensor:
 def gate_backward(
     act: str, dy: Tensor, gate: Tensor, up: Tensor | None, y: Tensor | None = None, over: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of gate and up; `y`, where given, is filled with the result once more. That of up, where it is
-    contiguous, is written `over` it."""
+    """Returns the gradients of gate and up; `y`, if given, is filled with the forward result again. With `over`, the
+    gradient of up is written over up if up is contiguous."""
     rows, ups, dy = _rows(gate), None if up is None else _rows(up), dy.contiguous()
     d_gate = gate.new_empty(gate.shape)
     d_up = up if up is None or (over and up.is_contiguous()) else up.new_empty(up.shape)
@@ -127,8 +128,8 @@ def gate_backward(
 
 
 def rotates(xs: Sequence[Tensor], cos: Tensor, sin: Tensor) -> bool:
-    """Whether `rotate` takes these in one pass: equal rows, tokens and heads' widths up to `interface.WIDEST`, and
-    angles for each token."""
+    """Returns whether `rotate` takes these tensors in one pass: with equal batch, tokens and head width (at most
+    `interface.WIDEST`), and angles for each token."""
     batch, _, slots, dim = xs[0].shape
     angles = cos.shape
     return (
@@ -144,17 +145,17 @@ def rotates(xs: Sequence[Tensor], cos: Tensor, sin: Tensor) -> bool:
 def rotate(
     xs: Sequence[Tensor], cos: Tensor, sin: Tensor, pairing: str | Tensor, back: bool = False
 ) -> list[Tensor]:
-    """Up to three tensors [B, heads, T, D], rotated by cos and sin, float32 [T, d] or [B or 1, T, d]; `back`: by the
-    transpose. `pairing`: "halves", "adjacent", or each number's partner, int64 [d]."""
+    """Rotates up to three tensors [B, heads, T, D] by cos and sin, float32 [T, d] or [B or 1, T, d]; `back` rotates by
+    the transpose. `pairing`: "halves", "adjacent", or the partner of each component, int64 [d]."""
     first, cos, sin = xs[0], cos.contiguous(), sin.contiguous()
     batch, _, slots, dim = first.shape
     xs = [x if x.stride(3) == 1 else x.contiguous() for x in xs]
     ys = [empty_like(x) for x in xs]
-    more = [c.TensorStruct()] * (c.MOST_ROTATED - len(xs))
+    unused = [c.TensorStruct()] * (c.MOST_ROTATED - len(xs))
     partner = pairing.contiguous() if isinstance(pairing, Tensor) else None
     struct = c.RotationStruct(
         threads(), batch, slots, dim, c.TYPES[first.dtype],
-        *((c.TensorStruct * c.MOST_ROTATED)(*map(c.TensorStruct.of, side), *more) for side in (xs, ys)),
+        *((c.TensorStruct * c.MOST_ROTATED)(*map(c.TensorStruct.of, side), *unused) for side in (xs, ys)),
         (ctypes.c_int64 * c.MOST_ROTATED)(*(x.shape[1] for x in xs)), len(xs), *addresses(cos, sin),
         cos.stride(0) if cos.dim() == 3 and len(cos) > 1 else 0, cos.shape[-1],
         c.PAIRS if isinstance(pairing, Tensor) else c.PAIRINGS[pairing], int(back), *addresses(partner),
@@ -166,8 +167,9 @@ def rotate(
 def cross_entropy(
     logits: Tensor, bias: Tensor | None, targets: Tensor, gradient: bool, hits: Tensor | None = None
 ) -> Tensor:
-    """-ln softmax(logits + bias)[target] of rows [N, V], float32 [N], 0 for targets below 0. With `gradient`, logits
-    are overwritten with softmax - onehot; `hits`, bool [N], is filled where given."""
+    """Returns -ln softmax(logits + bias)[target] of rows [N, V], float32 [N], 0 for targets below 0. With `gradient`,
+    logits are overwritten with softmax - onehot. `hits`, bool [N] if given, is filled with whether the target has the
+    largest logit."""
     bias, targets = _whole(bias), targets.contiguous()
     losses = logits.new_empty(len(logits), dtype=torch.float32)
     struct = c.EntropyStruct(
@@ -179,7 +181,7 @@ def cross_entropy(
 
 
 def run(name: str, struct: ctypes.Structure) -> None:
-    """Calls a kernel. Raises BackendError where it refuses."""
+    """Calls a kernel. Raises BackendError if it refuses the call."""
     kernels = library()
     assert kernels is not None
     if code := getattr(kernels.dll, name)(ctypes.byref(struct)):
@@ -187,7 +189,7 @@ def run(name: str, struct: ctypes.Structure) -> None:
 
 
 def addresses(*tensors: Tensor | None) -> list[int | None]:
-    """The addresses of tensors; None for None."""
+    """Returns the addresses of tensors; None for None."""
     return [None if t is None else t.data_ptr() for t in tensors]
 
 
@@ -200,13 +202,14 @@ def _as(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _rows(t: Tensor) -> Tensor:
-    """[rows, width], as it lies where the numbers of a row lie side by side."""
+    """Returns t as [rows, width] with contiguous rows, without a copy if possible."""
     rows = t.view(-1, t.shape[-1]) if t.is_contiguous() else t.reshape(-1, t.shape[-1])
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def empty_like(x: Tensor, heads: int | None = None) -> Tensor:
-    """[B, H, T, D] of so many heads (those of x unless given), a token's side by side where they are so in x."""
+    """Returns an empty [B, H, T, D] with `heads` heads (default: x's), in x's memory order: heads of a token adjacent
+    ([B, T, H, D]) if they are so in x."""
     rows, present, count, dim = x.shape
     heads = present if heads is None else heads
     if present > 1 and count > 1 and x.stride(1) < x.stride(2):

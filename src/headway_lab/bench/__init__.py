@@ -1,6 +1,7 @@
-"""The cost of attention and whole models on this machine, beside their peers, measured side by side in one run.
+"""The cost of attention and whole models on this machine, compared with peers that are measured in the same run.
 
-`attention`, `decoders`, `train` and `growth` are the benches, generators of rows. All but the last make a `Problem` for
-each row (headway's side, its peers, the work), which `measure` times beside a limit of the machine; `growth` runs each
-of its `forms` in a process of its own. docs/benchmarks.md explains every figure.
+`attention`, `decoders`, `train`, `serving`, `embeddings` and `growth` are the benches, generators of rows. The first
+three and `embeddings` make a `Problem` for each row (headway's side, its peers, the work), which `measure` times and
+relates to a limit of the machine; `serving` runs each server in a process of its own, and `growth` each of its `forms`.
+docs/benchmarks.md explains every figure.
 """

@@ -1,6 +1,6 @@
-"""The rows of `headway bench attention`: the same work, done by headway and by each peer, case by case.
+"""The rows of `headway bench attention`: the same work done by headway and by each peer, case by case.
 
-Legend: H query heads, K kv heads, S cached keys, D per head.
+Legend: H query heads, K KV heads, S cached keys, D per head.
 """
 
 import itertools
@@ -25,7 +25,7 @@ from headway_lab.bench.rows import Row
 from headway_lab.profiling import doublings
 
 COLD_BYTES = 256 << 20
-"""Caches that take turns in decoding hold this much, so that none is still in the processor's own cache."""
+"""Total bytes of the KV caches that take turns in decoding, so that none is still in the processor's cache."""
 MOST_CACHES = 32
 
 Say = Callable[[str], None]
@@ -33,7 +33,7 @@ Step = Callable[[KeyValues], Tensor]
 
 
 def scaling() -> tuple[int, ...]:
-    """1, 2, 4, ... threads, and as many as there are cores."""
+    """Returns 1, 2, 4, ... threads, and the number of cores."""
     return tuple(dict.fromkeys([*doublings(1, cores()), cores()]))
 
 
@@ -47,15 +47,15 @@ def attention(
     effort: Effort = THOROUGH,
     say: Say,
 ) -> Iterator[Row]:
-    """Row by row, as they are measured: every case in those of its dtypes and passes that are named, at each number of
-    `threads`; `say` gets progress.
+    """Yields the rows as they are measured: every case in those of its dtypes and passes that are named, at each number
+    of `threads`; `say` is called with progress messages.
 
-    Raises BackendError for a backend that does not exist."""
+    Raises BackendError for an unknown backend."""
     if backend != AUTO:
         named(backend)
-    before = torch.get_num_threads()
+    threads_before = torch.get_num_threads()
     try:
-        for count, case in itertools.product(threads or (before,), cases):
+        for count, case in itertools.product(threads or (threads_before,), cases):
             torch.set_num_threads(count)
             for dtype, direction in itertools.product(case.dtypes, case.passes):
                 if dtype in dtypes and direction in passes:
@@ -63,60 +63,64 @@ def attention(
                     say(f"{label}, {count} {'thread' if count == 1 else 'threads'}")
                     yield measure(case, dtype, direction, backend, effort)
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads_before)
 
 
 def measure(case: Case, dtype: str, direction: str, backend: str, effort: Effort) -> Row:
-    """One row, measured in this process."""
+    """Measures one row in this process."""
     problem = partial(build, case, dtype, direction, backend)
     return measured("attention", case.label(direction), dtype, problem, effort, backend)
 
 
 def build(case: Case, dtype: str, direction: str, backend: str = "auto") -> Problem:
-    """headway and the case's peers on the same q, k, v, and the case that it is compared with.
+    """Returns headway and the case's peers on the same q, k, v, and the case that it is compared with.
 
-    Raises BackendError where `backend` cannot run it."""
+    Raises BackendError if `backend` cannot run it."""
     if case.kind == "decode":
         return decode(case, dtype, backend)
     at = make(case, dtype, direction)
     problem = Problem({OURS: at.run(headway(at, backend))}, at.flops)
     problem.add_peers({name: partial(peer_side, name, at) for name in case.peers})
     if case.against is not None:
-        other = make(CASES[case.against].at(case.tokens), dtype, direction)
-        scale = at.flops / other.flops if case.per_pair else 1.0
-        problem.set_beside(f"{OURS} {case.against}", other.run(headway(other, backend)), scale)
+        other_inputs = make(CASES[case.against].at(case.tokens), dtype, direction)
+        scale = at.flops / other_inputs.flops if case.per_pair else 1.0
+        problem.set_beside(f"{OURS} {case.against}", other_inputs.run(headway(other_inputs, backend)), scale)
     return problem
 
 
 def peer_side(name: str, at: Inputs) -> Side:
-    """A peer on these inputs. Raises UnsupportedCase where it cannot run them."""
+    """Returns a peer on these inputs. Raises UnsupportedCase if it cannot run them."""
     return at.run(PEERS[name](at))
 
 
 def headway(at: Inputs, backend: str) -> Call:
-    """`attend` as a user calls it."""
+    """Returns a call of `attend` as a user writes it."""
     pattern, tokens = at.case.pattern, None if at.plain else at.tokens
     return lambda: attend(at.q, at.k, at.v, pattern, q_tokens=tokens, k_tokens=tokens, backend=backend)
 
 
 def decode(case: Case, dtype: str, backend: str) -> Problem:
-    """One query over a long cache, read from memory; work is the bytes of keys, values and scales that headway reads.
+    """Returns the problem of one query over a long KV cache, read from memory; work is the bytes of keys, values and
+    scales that headway reads.
 
-    Every call of a side takes the next of several caches. In a case of int8, headway and "dequantized" read
-    int8; all others read the numbers that these represent, rounded to `dtype` beforehand."""
-    kind, noise = getattr(torch, dtype), torch.Generator().manual_seed(0)
+    Every call of a side takes the next of several caches. In an int8 case, headway and "dequantized" read int8; all
+    others read the dequantized numbers, rounded to `dtype` beforehand."""
+    torch_dtype, noise = getattr(torch, dtype), torch.Generator().manual_seed(0)
     past, width, int8 = case.tokens, case.width, case.kv_dtype == "int8"
-    q = torch.empty(1, case.heads, 1, width, dtype=kind).normal_(generator=noise)
+    q = torch.empty(1, case.heads, 1, width, dtype=torch_dtype).normal_(generator=noise)
     last, all_keys = Tokens.range(1, start=past - 1), Tokens.range(past)
 
     def cache() -> KeyValues:
-        k, v = (torch.empty(1, case.kv_heads, past, width, dtype=kind).normal_(generator=noise) for _ in "kv")
+        k, v = (
+            torch.empty(1, case.kv_heads, past, width, dtype=torch_dtype).normal_(generator=noise)
+            for _ in "kv"
+        )
         return KeyValues(k, v, all_keys).quantized() if int8 else KeyValues(k, v, all_keys)
 
     first = cache()
     read = sum(t.nbytes for t in first.tensors)
     caches = [first, *(cache() for _ in range(max(2, min(MOST_CACHES, -(-COLD_BYTES // read))) - 1))]
-    plain = [part.dequantized(kind) for part in caches]
+    plain = [part.dequantized(torch_dtype) for part in caches]
     rows = q.view(case.kv_heads, case.heads // case.kv_heads, width)
     scaled = rows * width**-0.5
 
@@ -146,12 +150,12 @@ def decode(case: Case, dtype: str, backend: str) -> Problem:
         return weighted((part.k[0] @ scaled.transpose(1, 2)).transpose(1, 2), part)
 
     def weighted(scores: Tensor, part: KeyValues) -> Tensor:
-        return (torch.softmax(scores, -1, dtype=torch.float32).to(kind) @ part.v[0]).view_as(q)
+        return (torch.softmax(scores, -1, dtype=torch.float32).to(torch_dtype) @ part.v[0]).view_as(q)
 
-    def dequantized(how: Callable[[Tensor, Tensor], Tensor]) -> Step:
+    def dequantized(convert: Callable[[Tensor, Tensor], Tensor]) -> Step:
         def step(part: KeyValues) -> Tensor:
             k, v, k_scale, v_scale = part.tensors
-            return rows_sdpa(KeyValues(how(k, k_scale), how(v, v_scale), part.tokens))
+            return rows_sdpa(KeyValues(convert(k, k_scale), convert(v, v_scale), part.tokens))
 
         return step
 
@@ -159,9 +163,9 @@ def decode(case: Case, dtype: str, backend: str) -> Problem:
         endless = itertools.cycle(over)
         return without_gradient(lambda: step(next(endless)))
 
-    rounded_once = dequantized(lambda t, scale: dequantize(t, scale, kind))
-    rounded_twice = dequantized(lambda t, scale: t.to(kind).mul_(scale.to(kind).unsqueeze(-1)))
-    ways: dict[str, tuple[list[Step], list[KeyValues]]] = {
+    rounded_once = dequantized(lambda t, scale: dequantize(t, scale, torch_dtype))
+    rounded_twice = dequantized(lambda t, scale: t.to(torch_dtype).mul_(scale.to(torch_dtype).unsqueeze(-1)))
+    peers: dict[str, tuple[list[Step], list[KeyValues]]] = {
         "rows": ([rows_first, keys_first], plain),
         "rows-sdpa": ([rows_sdpa], plain),
         "gqa": ([gqa], plain),
@@ -169,7 +173,7 @@ def decode(case: Case, dtype: str, backend: str) -> Problem:
     }
     problem = Problem({OURS: turns(ours, caches)}, float(read), "reads")
     for name in case.peers:
-        steps, over = ways[name]
+        steps, over = peers[name]
         problem.sides[name] = turns(fastest(steps, partial(turns, over=over)), over)
     if case.against is not None:
         problem.sides[f"{OURS} {case.against}"] = turns(ours, plain)

@@ -1,4 +1,4 @@
-"""The table of cases that `headway bench attention` measures; docs/benchmarks.md describes the cases."""
+"""The table of cases that `headway bench attention` measures; docs/benchmarks.md describes them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -12,22 +12,22 @@ BOTH = (FLOAT32, BFLOAT16)
 CAUSAL = Causal()
 FORWARD, TRAIN = "forward", "forward+backward"
 SLOW = ("flex", "mask")
-"""Peers that `--quick` has no time for: one is compiled, the other computes every pair."""
+"""Peers that `--quick` skips: one is compiled, the other computes every pair."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One thing to measure, beside its peers.
+    """A case to measure, compared with its peers.
 
-    name          what `--case` calls it
+    name          its name for `--case`
     kind          "attention", or "decode" (one query after `tokens` cached keys)
-    layout        what the tokens are: "plain", "global" (the first `globals` are), "packed" (documents of unequal
-                  lengths in a row), "ragged" (four rows of unequal lengths, padded)
-    kv_dtype      what the caches of "decode" store, unless it is the row's dtype: "int8"
-    peers         names of `peers.PEERS`
-    against       another case, timed in the same turns
-    per_pair      compare with `against` per allowed pair, not per call
-    quick         tokens at which `--quick` measures it; None leaves it out there
+    layout        the tokens: "plain", "global" (the first `globals` are global), "packed" (documents of unequal lengths
+                  in a row), "ragged" (four rows of unequal lengths, padded)
+    kv_dtype      dtype of the caches of "decode": "int8", or None for the row's dtype
+    peers         names of `peers.PEERS`, or of `attention.decode`'s
+    against       name of another case, timed in the same turns
+    per_pair      whether `against` is compared per allowed pair, not per call
+    quick         number of tokens with `--quick`; None leaves the case out there
     """
 
     name: str
@@ -49,7 +49,7 @@ class Case:
     quick: int | None = None
 
     def at(self, tokens: int) -> "Case":
-        """The same case at another length; a window wider than a quarter of it shrinks to that."""
+        """Returns the same case at another length; windows wider than a quarter of it shrink to that."""
         return replace(
             self,
             tokens=tokens,
@@ -58,22 +58,22 @@ class Case:
         )
 
     def with_peers(self, peers: Iterable[str]) -> "Case":
-        """The same case with only these of its peers."""
+        """Returns the same case with only these of its peers."""
         return replace(self, peers=tuple(peer for peer in self.peers if peer in peers))
 
     def sized(self, *, quick: bool = False, tokens: int | None = None) -> "Case":
-        """The case as `--quick` measures it, and at that length."""
+        """Returns the case as `--quick` measures it if `quick`, and at length `tokens` if given."""
         case = self.at(self.quick) if quick and self.quick else self
         case = case.with_peers(set(case.peers) - set(SLOW)) if quick else case
         return case.at(tokens) if tokens else case
 
     def label(self, direction: str) -> str:
-        """The name of a row of this case."""
+        """Returns the name of a row of this case."""
         return f"{self.name} n={self.tokens} {direction}"
 
 
 def narrowed(pattern: Pattern, reach: int) -> Pattern:
-    """`pattern` with no window that reaches further than `reach` positions."""
+    """Returns `pattern` with all windows limited to a reach of `reach` positions."""
 
     def narrow(leaf: Pattern) -> Pattern:
         p = leaf.primitive

@@ -1,4 +1,4 @@
-"""Charts of the rows: rates beside the limit, scaling over threads, growth over the length."""
+"""Charts of the rows: rates relative to the limit, scaling over threads, growth over the length."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,13 +24,12 @@ COLOURS = {
     "rows-sdpa": GREY,
     "gqa": RED,
 }
-"""The colours of peers and of forms."""
+"""The colours of peers and forms."""
 OTHER = "headway, the case that it is compared with"
 
 
 def draw(rows: Sequence[Row], out: Path) -> list[Path]:
-    """Write attention.png, scaling.png and growth.png, as far as there are rows for them.
-    Returns the files."""
+    """Writes attention.png, scaling.png and growth.png, each only if there are rows for it. Returns the files."""
     measured = [row for row in rows if row.ours_ms is not None]
     attention = [row for row in measured if row.bench == "attention"]
     charts = {
@@ -39,24 +38,24 @@ def draw(rows: Sequence[Row], out: Path) -> list[Path]:
         "growth.png": (growth, [row for row in measured if row.bench == "growth"], 4.6),
     }
     chosen = {out / name: chart for name, chart in charts.items() if chart[1]}
-    for path, (paint, shown, height) in chosen.items():
+    for path, (plot, chart_rows, height) in chosen.items():
         with saved_figure(path, 9.0, height) as figure:
-            paint(figure, shown)
+            plot(figure, chart_rows)
     return list(chosen)
 
 
 def rates(figure: Any, rows: Sequence[Row]) -> None:
-    """A bar per row: headway's share of the limit; a mark per peer."""
+    """Draws a bar per row, headway's share of the limit, and a mark per peer."""
     axes = figure.subplots()
     places = list(range(len(rows)))[::-1]
     axes.barh(places, [row.share_of_limit or 0 for row in rows], height=0.6, color=BLUE, label="headway")
-    seen: set[str] = set()
+    labelled: set[str] = set()
     for place, row in zip(places, rows, strict=True):
         for peer, ratio in row.ratios.items():
             share, kind = (row.share_of_limit or 0) / ratio, OTHER if peer.startswith("headway ") else peer
-            label = None if kind in seen else kind
+            label = None if kind in labelled else kind
             axes.plot(share, place, "D", ms=5, color=COLOURS.get(kind, "black"), label=label)
-            seen.add(kind)
+            labelled.add(kind)
     axes.set_yticks(places, [_name(row) for row in rows], fontsize=7)
     axes.set(
         xlim=(0, 1),
@@ -68,38 +67,39 @@ def rates(figure: Any, rows: Sequence[Row]) -> None:
 
 
 def scaling(figure: Any, rows: Sequence[Row]) -> None:
-    """Rate over threads, a line per case."""
+    """Draws the rate over threads, a line per case."""
     axes = figure.subplots()
     for name in dict.fromkeys(_name(row, threads=False) for row in rows):
         series = [row for row in rows if _name(row, threads=False) == name]
         threads = [row.machine["threads"] for row in series]
         axes.plot(threads, [(row.rate or 0) / (series[0].rate or 1) for row in series], "o-", label=name)
-    most = max(row.machine["threads"] for row in rows)
-    axes.plot([1, most], [1, most], color=GREY, lw=1, ls="--", label="as many times as fast")
+    most_threads = max(row.machine["threads"] for row in rows)
+    axes.plot([1, most_threads], [1, most_threads], color=GREY, lw=1, ls="--", label="as many times as fast")
     axes.set(xlabel="threads", ylabel="times as fast as the first", title="scaling")
     axes.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def growth(figure: Any, rows: Sequence[Row]) -> None:
-    """Left: memory of a step of each form over the length, with the limit; a cross where it was stopped there. Right:
-    its time. Broken lines are of full attention or of a mask over pairs, which grow with the square."""
+    """Draws, on the left, the memory of a step of each form over the length, with the limit, and a cross where it was
+    stopped there; on the right its time. Dashed lines are full attention or a mask over all pairs, which grow
+    quadratically."""
     left, right = figure.subplots(1, 2)
     for row in rows:
         curve, name = row.extra, row.case
         style = "o--" if curve["quadratic"] else "o-"
-        for axes, what, power in ((left, "mib", "memory_exponent"), (right, "ms", "time_exponent")):
+        for axes, key, power in ((left, "mib", "memory_exponent"), (right, "ms", "time_exponent")):
             text = curve[power] and f"{name}  n^{curve[power][0]:.2f}"
             text = f"{text or name}, stopped in preparing" if curve["stopped_in"] else text
-            axes.loglog(curve["n"], curve[what], style, ms=4, color=COLOURS[name], label=text or name)
+            axes.loglog(curve["n"], curve[key], style, ms=4, color=COLOURS[name], label=text or name)
         if curve["stopped_by"] == "memory":
-            reach = ([curve["n"][-1], curve["stopped_at"]], [curve["mib"][-1], curve["limit_mib"]])
+            segment = ([curve["n"][-1], curve["stopped_at"]], [curve["mib"][-1], curve["limit_mib"]])
             if not curve["stopped_in"]:
-                left.loglog(*reach, ":", lw=1, color=COLOURS[name])
+                left.loglog(*segment, ":", lw=1, color=COLOURS[name])
             left.loglog(curve["stopped_at"], curve["limit_mib"], "x", ms=8, mew=2, color=COLOURS[name])
-    most = rows[0].extra["limit_mib"]
-    left.axhline(most, color=INK, lw=1)
+    limit = rows[0].extra["limit_mib"]
+    left.axhline(limit, color=INK, lw=1)
     left.text(
-        0.01, most, f"limit, {most:,} MiB", transform=left.get_yaxis_transform(), va="bottom", fontsize=7
+        0.01, limit, f"limit, {limit:,} MiB", transform=left.get_yaxis_transform(), va="bottom", fontsize=7
     )
     left.set(title="memory of inputs and step", ylabel="MiB")
     right.set(title="time of a step", ylabel="ms")
@@ -112,11 +112,11 @@ def growth(figure: Any, rows: Sequence[Row]) -> None:
 
 
 def _at_several(rows: Sequence[Row]) -> list[Row]:
-    """The rows that were measured at more than one number of threads."""
-    by: dict[str, set[int]] = {}
+    """Returns the rows that were measured at more than one number of threads."""
+    threads_of: dict[str, set[int]] = {}
     for row in rows:
-        by.setdefault(_name(row, threads=False), set()).add(row.machine.get("threads", 0))
-    return [row for row in rows if len(by[_name(row, threads=False)]) > 1]
+        threads_of.setdefault(_name(row, threads=False), set()).add(row.machine.get("threads", 0))
+    return [row for row in rows if len(threads_of[_name(row, threads=False)]) > 1]
 
 
 def _name(row: Row, threads: bool = True) -> str:

@@ -1,8 +1,8 @@
-"""Asks a server for many completions at once, in a process of its own, whose time is measured apart.
+"""A load generator for completions servers, in a process of its own, so that its CPU time is measured separately.
 
-A plan comes in on stdin, as JSON, and the records of its requests go out on stdout. Requests begin at their times (an
-open loop: a server that is slow is not spared), at most so many at once. Tokens are those of `usage`, not pieces of
-the stream.
+A plan comes in on stdin, as JSON, and the records of its requests go out on stdout. Requests are sent at their
+scheduled times (an open loop: a slow server gets no relief), with a limit on the concurrent ones. Tokens are counted
+by `usage`, not by pieces of the stream.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Ask:
-    """A body of `POST /v1/completions`, and when it is sent, in seconds from the beginning."""
+    """A request: the body of `POST /v1/completions`, and when it is sent, in seconds from the beginning."""
 
     body: dict[str, Any]
     at: float = 0.0
@@ -25,7 +25,8 @@ class Ask:
 
 @dataclass
 class Told:
-    """Record of a request: when it was sent and each piece of text came; tokens of prompt, stored ones, new ones."""
+    """The record of a request: when it was sent, when each piece of text came, and the numbers of prompt tokens, of
+    cached prompt tokens and of new tokens."""
 
     begun: float
     pieces: list[float] = field(default_factory=list)
@@ -46,7 +47,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Load:
-    """The records of a plan. `seconds` from the first request to the last token, `cpu` those of the client."""
+    """The records of a plan. `seconds` from the start to the last token; `cpu` seconds of the client."""
 
     told: list[Told]
     seconds: float
@@ -54,12 +55,13 @@ class Load:
 
     @property
     def rate(self) -> float:
-        """New tokens a second."""
+        """New tokens per second."""
         return sum(record.new for record in self.told) / self.seconds
 
 
 async def ask(port: int, body: dict[str, Any], start: float) -> Told:
-    """One request; times are from `start`. Raises ValueError for an answer that is not 200, or is cut off."""
+    """Sends one request and returns its record; times are relative to `start`. Raises ValueError if the status is not
+    200 or the answer is cut off."""
     content = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
@@ -91,25 +93,25 @@ async def ask(port: int, body: dict[str, Any], start: float) -> Told:
 
 
 async def run(port: int, asks: Sequence[Ask], most: int) -> Load:
-    """All of a plan, at most so many at once."""
-    room, start, cpu = asyncio.Semaphore(most), time.perf_counter(), _cpu()
+    """Sends all requests of a plan, at most `most` at once."""
+    slots, start, cpu = asyncio.Semaphore(most), time.perf_counter(), _cpu()
 
-    async def answer(each: Ask) -> Told:
-        await asyncio.sleep(each.at - (time.perf_counter() - start))
-        async with room:
-            return await ask(port, each.body, start)
+    async def answer(request: Ask) -> Told:
+        await asyncio.sleep(request.at - (time.perf_counter() - start))
+        async with slots:
+            return await ask(port, request.body, start)
 
     records = await asyncio.gather(*map(answer, asks))
-    return Load(records, max(each.pieces[-1] for each in records), _cpu() - cpu)
+    return Load(records, max(request.pieces[-1] for request in records), _cpu() - cpu)
 
 
 def _cpu() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
 
 
 def loaded(text: str) -> Load:
-    """The load that a client printed."""
+    """Parses the load that a client printed."""
     data = json.loads(text)
     return Load([Told(**fields) for fields in data["told"]], data["seconds"], data["cpu"])
 

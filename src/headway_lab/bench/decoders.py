@@ -1,11 +1,12 @@
-"""The rows of `headway bench decode` and `headway bench prefill`: whole decoders beside transformers and llama.cpp.
+"""The rows of `headway bench decode` and `headway bench prefill`: whole decoders, compared with transformers and
+llama.cpp.
 
-Decoding takes ids and gives the logits of one more token of each text; it is done again and again at the same place,
-behind `context - 1` tokens that are read before. Its limit is reading: every weight and every key once. Prefill goes
-from the ids of a prompt to the logits behind the last of them, into an empty cache. Its limit is the product in
-registers.
+A decoding step takes token ids and returns the logits of one more token of each sequence; it is repeated at the same
+position, after `context - 1` tokens that are read before. Its limit is the read bandwidth: every weight and every key
+once. Prefill goes from the ids of a prompt to the logits after the last of them, into an empty cache. Its limit is the
+register peak.
 
-Legend: B rows, V vocab.
+Legend: B batch, V vocab.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,11 +34,11 @@ from headway_lab.bench.rows import Row
 TRANSFORMERS = "transformers"
 ONE_ROW, BF16 = f"{OURS} one row", f"{OURS} bf16"
 APART, APART_BF16 = 0.15, 0.05
-"""How far logits of a side may be from ours, relative to their norm: beside codes, where inputs are rounded to 8 bits,
-and beside the rounding of 22 layers in bfloat16. From float32 products of the same codes ours are 0.06 away at 1.1 B,
-llama.cpp's 0.05 (int4) to 0.09 (q4_K), both in directions of their own. Layers with states round more: in bfloat16 the
-24 layers of hybrid-0.8b are 0.082 from float32 here, 0.069 in transformers and 0.032 in llama.cpp, which keeps what
-runs through the layers in float32. Another token's logits differ by some 1.4."""
+"""Largest difference of a peer's logits from ours, relative to their norm: for quantized weights, whose inputs are
+rounded to 8 bits, and for the rounding of 22 layers in bfloat16. From float32 products of the same codes ours differ by
+0.06 at 1.1 B, llama.cpp's by 0.05 (int4) to 0.09 (q4_K), in unrelated directions. Layers with states round more: in
+bfloat16 the 24 layers of hybrid-0.8b differ from float32 by 0.082 here, 0.069 in transformers and 0.032 in llama.cpp,
+which keeps the residual stream in float32. The logits of different tokens differ by about 1.4."""
 PREFILL_EFFORT = Effort(repeats=5, least=3, seconds=60.0)
 
 
@@ -50,13 +51,13 @@ def decode(
     effort: Effort = THOROUGH,
     say: Say,
 ) -> Iterator[Row]:
-    """Row by row: each of these models with each of these weights and numbers of rows."""
+    """Yields the rows: each of these models with each of these weights and batch sizes."""
     for written, kind in written_models(models, weights):
-        model, theirs = cache(partial(written.ours, kind)), cache(written.transformers)
+        model, peer = cache(partial(written.ours, kind)), cache(written.transformers)
         for count in rows:
             name = f"{written.name} {kind} rows={count} context={context}"
             say(f"decode {name}")
-            problem = partial(_decode, written, kind, model, theirs, count, context, say)
+            problem = partial(_decode, written, kind, model, peer, count, context, say)
             yield measured("decode", name, "bfloat16", problem, effort)
 
 
@@ -86,7 +87,7 @@ def _decode(
 def prefill(
     models: Sequence[str], weights: Sequence[str], tokens: int, *, effort: Effort = PREFILL_EFFORT, say: Say
 ) -> Iterator[Row]:
-    """Row by row: each of these models with each of these weights."""
+    """Yields the rows: each of these models with each of these weights."""
     for written, kind in written_models(models, weights):
         name = f"{written.name} {kind} n={tokens}"
         say(f"prefill {name}")
@@ -107,37 +108,39 @@ def _prefill(written: Written, kind: str, tokens: int) -> Problem:
 
 
 def apart(spec: ModelSpec, weights: str) -> float:
-    """How far the logits of peers may be from ours."""
+    """Returns the largest allowed difference of the peers' logits from ours."""
     return APART_BF16 if weights in ("bf16", "compressed") and forgets(spec) else APART
 
 
 def step_bytes(model: Decoder, context: int, rows: int) -> int:
-    """Bytes that a step reads: all weights once, of an embedding that is not the output layer the ids' rows alone, of
-    experts the expected share; and the keys and values, or states, of all rows."""
-    spec, table = model.spec, model.model.embed_tokens
-    assert table is not None
+    """Returns the bytes that a step reads: all weights once, except that an embedding that is not the output layer
+    counts only the rows of the ids, and experts their expected share; and the KV cache, or the states, of all rows."""
+    spec, embedding = model.spec, model.model.embed_tokens
+    assert embedding is not None
     weights = _kept(model)
     idle = 1 - expert_share(spec, rows)
     for block in model.modules():
         if isinstance(block, MixtureOfExperts):
             weights -= round(idle * _kept(block.experts))
     if not spec.tied:
-        weights -= table.nbytes * (spec.vocab - rows) // spec.vocab
-    return weights + kv_bytes_read(spec, context, table.like.dtype, rows)
+        weights -= embedding.nbytes * (spec.vocab - rows) // spec.vocab
+    return weights + kv_bytes_read(spec, context, embedding.like.dtype, rows)
 
 
 def _kept(module: nn.Module) -> int:
-    """Bytes of the weights of a module, whatever their form."""
-    forms = [m for m in module.modules() if isinstance(m, Keeps) and getattr(m, "weight", None) is None]
-    return sum(p.nbytes for p in module.parameters()) + sum(m.nbytes for m in forms)
+    """Returns the bytes of the weights of a module, whatever their format."""
+    quantized_modules = [
+        m for m in module.modules() if isinstance(m, Keeps) and getattr(m, "weight", None) is None
+    ]
+    return sum(p.nbytes for p in module.parameters()) + sum(m.nbytes for m in quantized_modules)
 
 
 # -- sides: the logits [B, V] of each step ------------------------------------------------------------------------
 
 
 def our_steps(model: Decoder, prompt: Sequence[int], rows: int) -> Side:
-    """Steps of texts that each have keys of their own; where layers have states, which forget nothing, each step is one
-    token further."""
+    """Returns decoding steps of sequences with separate caches; if layers have recurrent states, which cannot be rolled
+    back, each step is one token further."""
     trims = forgets(model.spec)
     reader = Reader(model, slack=int(trims))
     tables = [reader.cache.open() for _ in range(rows)]
@@ -157,7 +160,7 @@ def our_steps(model: Decoder, prompt: Sequence[int], rows: int) -> Side:
 
 
 def our_prompt(model: Decoder, prompt: Sequence[int]) -> Side:
-    """A prompt that is read."""
+    """Returns a side that reads a prompt into an empty cache."""
 
     def side() -> Sequence[torch.Tensor]:
         reader = Reader(model)
@@ -167,12 +170,12 @@ def our_prompt(model: Decoder, prompt: Sequence[int]) -> Side:
 
 
 def forgets(spec: ModelSpec) -> bool:
-    """Whether a token can be taken back: states forget nothing."""
+    """Returns whether a token can be removed from the cache again: only softmax layers can, recurrent states cannot."""
     return len(spec.softmax_layers) == spec.layers
 
 
 def transformers_steps(model: Any, prompt: Sequence[int], rows: int, crops: bool) -> Side:
-    """Calls of its model with its cache, which is cropped after each where it can be."""
+    """Returns calls of transformers' model with its cache, which is cropped after each call if `crops`."""
     if rows > 1 and not crops:
         raise UnsupportedCase("its cache cannot repeat states for several rows")
     past = transformers().DynamicCache(config=model.config)
@@ -193,7 +196,7 @@ def transformers_steps(model: Any, prompt: Sequence[int], rows: int, crops: bool
 
 
 def transformers_prompt(model: Any, prompt: Sequence[int]) -> Side:
-    """A call of its model with an empty cache."""
+    """Returns a call of transformers' model with an empty cache."""
     ids, empty = torch.tensor([prompt]), partial(transformers().DynamicCache, config=model.config)
 
     def side() -> Sequence[torch.Tensor]:
@@ -204,7 +207,7 @@ def transformers_prompt(model: Any, prompt: Sequence[int]) -> Side:
 
 
 def llama_cpp_steps(path: Path, prompt: Sequence[int], rows: int) -> Side:
-    """Steps of llama.cpp."""
+    """Returns decoding steps of llama.cpp."""
     model = LlamaCpp(path, rows, len(prompt) + 1)
     model.read(prompt)
     model.spread()
@@ -212,6 +215,6 @@ def llama_cpp_steps(path: Path, prompt: Sequence[int], rows: int) -> Side:
 
 
 def llama_cpp_prompt(path: Path, prompt: Sequence[int]) -> Side:
-    """llama.cpp reading the prompt."""
+    """Returns a side in which llama.cpp reads the prompt."""
     model = LlamaCpp(path, 1, len(prompt))
     return lambda: (model.read(prompt),)

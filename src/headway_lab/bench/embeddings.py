@@ -1,8 +1,8 @@
-"""The rows of `headway bench serve --model minilm`: embeddings of texts of 5 to 500 tokens by `headway serve`, a
-process whose clients ask for one text after the other, beside sentence-transformers in this process, which has all
-texts at once.
+"""The rows of `headway bench serve --model minilm`: embeddings of texts of 5 to 500 tokens by `headway serve`, whose
+clients send one text after the other, compared with sentence-transformers in this process, which gets all texts at
+once.
 
-The encoder has MiniLM's sizes, random weights, and words that mean nothing; its limit is the product in registers.
+The encoder has MiniLM's sizes, random weights and a vocabulary of made-up words; its limit is the register peak.
 """
 
 import base64
@@ -39,20 +39,20 @@ SPEC = ModelSpec.of("bert", vocab=30522, **SIZES).with_head(Head("embed", pool="
 WORDS = SPEC.vocab - len(SPECIAL)
 PEER = "sentence-transformers"
 LEAST_TEXTS = 32
-"""Texts of a row, at least: fewer are not of mixed lengths."""
+"""Smallest number of texts in a row: fewer would not have mixed lengths."""
 
 
 def embed(clients: Sequence[int], *, effort: Effort, say: Say) -> Iterator[Row]:
-    """A row for each number of clients."""
+    """Yields a row for each number of clients."""
     turns = Turns(repeats=effort.rounds, least=effort.rounds, sample=0.0)
-    with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder, ExitStack() as until:
+    with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder, ExitStack() as servers:
         model = _written(Path(folder))
-        port = cache(lambda: until.enter_context(served(ours, model, 1, 0)))
-        theirs = cache(partial(_sentence_transformer, model))
+        port = cache(lambda: servers.enter_context(served(ours, model, 1, 0)))
+        peer = cache(partial(_sentence_transformer, model))
         for count in clients:
             name = f"{MINILM} clients={count}"
             say(f"serve {name}")
-            problem = partial(_problem, port, theirs, count, max(LEAST_TEXTS, count * effort.each))
+            problem = partial(_problem, port, peer, count, max(LEAST_TEXTS, count * effort.each))
             row = measured("serve", name, "float32", problem, turns)
             if row.ours_ms is not None:
                 rates = {OURS: row.extra["tokens_per_second"], **row.extra["peers_tokens_per_second"]}
@@ -72,7 +72,7 @@ def _problem(port: Callable[[], int], theirs: Callable[[], Any], clients: int, c
 
 
 def _written(folder: Path) -> Path:
-    """The folder of the encoder."""
+    """Writes the encoder and returns its folder."""
     words = folder / "words"
     words.mkdir()
     (words / "vocab.txt").write_text("\n".join([*SPECIAL, *(f"w{i}" for i in range(WORDS))]))
@@ -84,7 +84,7 @@ def _written(folder: Path) -> Path:
 
 
 def _sentence_transformer(model: Path) -> Any:
-    """The encoder in sentence-transformers. Raises UnsupportedCase where that is not installed."""
+    """Returns the encoder in sentence-transformers. Raises UnsupportedCase if that is not installed."""
     try:
         package = importlib.import_module("sentence_transformers")
     except ImportError as error:
@@ -92,11 +92,11 @@ def _sentence_transformer(model: Path) -> Any:
     return package.SentenceTransformer(f"{model}", device="cpu")
 
 
-# -- sides: the vectors of all texts, one a row ---------------------------------------------------------------------
+# -- sides: the vectors of all texts, one per row ---------------------------------------------------------------------
 
 
 def over_http(port: int, texts: Sequence[str], clients: int) -> Side:
-    """So many clients share the texts; each asks for one after the other."""
+    """Returns a side in which `clients` clients share the texts; each sends one after the other."""
 
     def vector(text: str) -> numpy.ndarray:
         body = json.dumps({"model": "model", "input": text, "encoding_format": "base64"}).encode()
@@ -114,5 +114,5 @@ def over_http(port: int, texts: Sequence[str], clients: int) -> Side:
 
 
 def at_once(model: Any, texts: Sequence[str]) -> Side:
-    """All texts in a call of sentence-transformers, in its usual batches."""
+    """Returns a side that encodes all texts in one call of sentence-transformers, in its default batches."""
     return lambda: (model.encode(texts, convert_to_tensor=True, show_progress_bar=False),)

@@ -1,5 +1,5 @@
-"""The forms that `headway bench growth` measures: the same attention in several ways, one step of each in a process
-that is stopped at a limit of memory.
+"""The forms that `headway bench growth` measures: the same attention computed in several ways, each step in a process
+that is killed at a memory limit.
 
 Legend: H heads, N tokens, D per head.
 """
@@ -27,17 +27,17 @@ from headway_lab.profiling import fastest
 
 HEADS, WIDTH = 4, 64
 ENOUGH = 1.0
-"""Seconds of steps after which no other is timed."""
+"""Seconds of timed steps after which no further one is timed."""
 
 
 @dataclass(frozen=True)
 class Form:
     """One way to compute a step.
 
-    build     its call for the inputs; what this prepares (a compilation) is neither in the time nor in the memory
-    full      whether every query sees all before it, and not the window
-    pairs     whether every pair of tokens is computed, seen or not
-    prepares  what is prepared for seconds and takes more memory than the step holds; nothing is usual
+    build returns the call for the inputs; what this prepares (a compilation) is neither in the time nor in the memory
+    full      whether every query sees all keys before it, instead of a window
+    pairs     whether every pair of tokens is computed, allowed or not
+    prepares  what it prepares for seconds and with more memory than the step holds; usually ""
     """
 
     build: Callable[[Inputs], Call]
@@ -47,12 +47,12 @@ class Form:
 
 
 def by_backend(name: str, full: bool = False, pairs: bool = False) -> Form:
-    """`attend` on that backend."""
+    """Returns the form that calls `attend` on this backend."""
     return Form(lambda at: lambda: attend(at.q, at.k, at.v, at.case.pattern, backend=name), full, pairs)
 
 
 def stored(at: Inputs) -> Call:
-    """The textbook: scores and weights of every pair, kept for the backward."""
+    """Returns the textbook form: scores and weights of every pair, kept for the backward."""
 
     def call() -> Tensor:
         count, width = at.q.shape[2:]
@@ -64,7 +64,7 @@ def stored(at: Inputs) -> Call:
 
 
 def masked(at: Inputs) -> Call:
-    """torch's fused kernel with a dense mask [N, N], which is made in the step."""
+    """Returns torch's fused kernel with a dense mask [N, N], which is built in the step."""
 
     def call() -> Tensor:
         mask = additive(visible(at.case.pattern, at.tokens, at.tokens), at.q.dtype)
@@ -74,7 +74,7 @@ def masked(at: Inputs) -> Call:
 
 
 def linear(at: Inputs) -> Call:
-    """Linear attention, rotary in the numerator."""
+    """Returns linear attention, with rotary positions in the numerator."""
     rotation = Rotary(pairing="halves").rotation(at.tokens.index[0], at.case.width)
     spec, pattern = LinearAttentionSpec(), at.case.pattern
     return lambda: linear_attend(at.q, at.k, at.v, spec, pattern, rotation=rotation)
@@ -92,26 +92,26 @@ FORMS: Mapping[str, Form] = {
     "native": by_backend("native"),
     "flex": Form(flex, prepares="its mask of blocks, made from all pairs of tokens"),
 }
-"""full: scores of all pairs, stored. loop and chunks: Beltagy et al. 2020, section 3.2. causal: the kernels of "native"
-without a window."""
+"""full: the scores of all pairs, kept in memory. loop and chunks: Beltagy et al. 2020, section 3.2. causal: the kernels
+of "native" without a window."""
 
 WINDOWS = tuple(name for name, form in FORMS.items() if not (form.full or form.pairs))
-"""The forms that compute no more than a window."""
+"""The forms that compute only the pairs of a window."""
 
 CLAIMED = ("native", "chunks", "loop")
-"""From fast to slow: a kernel, one product, products of one diagonal each."""
+"""From fast to slow: a kernel, batched products of chunks, a product per diagonal."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """Bytes that the inputs and the step held at the peak, and seconds of the fastest step."""
+    """Peak bytes of the inputs and the step, and seconds of the fastest step."""
 
     held: int
     seconds: float
 
 
 def step(name: str, window: Pattern, tokens: int, direction: str = FORWARD) -> Step:
-    """One form at one length, in this process."""
+    """Measures one form at one length, in this process."""
     form = FORMS[name]
     case = Case(
         name=name, pattern=Causal() if form.full else window, tokens=tokens, heads=HEADS, kv_heads=HEADS
@@ -119,15 +119,15 @@ def step(name: str, window: Pattern, tokens: int, direction: str = FORWARD) -> S
     at = make(case, FLOAT32, direction)
     call = at.run(form.build(at))
     _give_back()
-    before = forget_peak()
+    bytes_before = forget_peak()
     first = fastest(call, 1)
-    held = hardware.peak_rss() - before + sum(t.nbytes for t in (at.q, at.k, at.v))
-    more = min(4, int(ENOUGH / first))
-    return Step(held, min(first, fastest(call, more)) if more else first)
+    held = hardware.peak_rss() - bytes_before + sum(t.nbytes for t in (at.q, at.k, at.v))
+    repeats = min(4, int(ENOUGH / first))
+    return Step(held, min(first, fastest(call, repeats)) if repeats else first)
 
 
 def _give_back() -> None:
-    """Returns memory that is free to the system, so that it is not counted as held."""
+    """Returns free memory to the system, so that it does not count as held."""
     gc.collect()
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)

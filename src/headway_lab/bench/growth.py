@@ -1,7 +1,7 @@
 """The rows of `headway bench growth`: each form at growing lengths until a limit stops it, and verdicts on them.
 
-The figure of Beltagy et al. 2020, section 3.2: full attention grows with the square until memory is spent, windows with
-the length; the loop is slow, chunks are quick and take twice its memory.
+The figure of Beltagy et al. 2020, section 3.2: full attention grows quadratically until memory is exhausted, windows
+grow linearly; the loop is slow, chunks are fast and take twice its memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,19 +19,20 @@ from headway_lab.bench.subprocess_runner import LimitReached, SubprocessRunner
 from headway_lab.profiling import Exponent, doublings, exponent
 
 FIRST, TAIL = 512, 4
-"""The shortest length (or an eighth of the longest), and lengths at the end that exponents are fitted to."""
+"""The shortest length (an eighth of the longest if that is less), and the number of last lengths that exponents are
+fitted to."""
 WARM = 128
 SPARE = 1 << 30
-"""Bytes that stay free beside the limit."""
+"""Bytes that must stay free in addition to the limit."""
 APART = 0.2
-"""How far a fitted exponent may be from 1 or 2."""
+"""Largest difference of a fitted exponent from 1 or 2."""
 CLEARLY = 1.1
-"""How many times as long a slower form takes at least."""
+"""Smallest ratio of times at which a form counts as slower."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Which forms are measured, up to `most` tokens; a form ends at `limit` bytes or where a step would take more than
+    """Which forms are measured, up to `most` tokens; a form stops at `limit` bytes or if a step would take more than
     `seconds`."""
 
     window: Window
@@ -56,7 +57,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Curve:
-    """Steps of one form by length; where it was stopped, at which length and by what: "memory", "time" or a reason."""
+    """The steps of one form by length; if it was stopped, at which length and by what: "memory", "time" or an error
+    message."""
 
     name: str
     steps: dict[int, Step]
@@ -64,13 +66,14 @@ class Curve:
     stopped_by: str | None = None
 
     def fitted(self, what: str) -> Exponent:
-        """How "held" or "seconds" grow over the last lengths, of which there must be two."""
+        """Returns the exponent with which "held" or "seconds" grows over the last lengths, of which there must be at
+        least two."""
         tail = list(self.steps.items())[-TAIL:]
         return exponent([n for n, _ in tail], [getattr(s, what) for _, s in tail])
 
 
 def growth(request: Request, say: Say) -> Iterator[Row]:
-    """A row for each form, then one with the verdicts."""
+    """Yields a row for each form, then one with the verdicts."""
     curves = []
     for name in request.forms:
         say(f"{name}: {', '.join(map(str, request.lengths))} tokens, {request.direction}")
@@ -86,7 +89,7 @@ def growth(request: Request, say: Say) -> Iterator[Row]:
 
 
 def curve(name: str, request: Request) -> Curve:
-    """One form in a process of its own, length by length."""
+    """Measures one form in a process of its own, length by length."""
     steps: dict[int, Step] = {}
     with SubprocessRunner() as runner:
         try:
@@ -99,17 +102,17 @@ def curve(name: str, request: Request) -> Curve:
                 )
         except LimitReached as limit:
             return Curve(name, steps, n, "memory" if "MiB" in str(limit) else "time")
-        except BackendError as why:
-            return Curve(name, steps, request.lengths[len(steps)], str(why))
+        except BackendError as error:
+            return Curve(name, steps, request.lengths[len(steps)], str(error))
     return Curve(name, steps)
 
 
 def to_row(curve: Curve, request: Request) -> Row:
-    """The row of one form; its time is that at the longest length."""
+    """Returns the row of one form; its time is that at the longest length."""
     steps, notes = list(curve.steps.values()), []
-    before = FORMS[curve.name].prepares if curve.stopped_by == "memory" else ""
-    if before:
-        notes.append(f"stopped in preparing {before}")
+    preparation = FORMS[curve.name].prepares if curve.stopped_by == "memory" else ""
+    if preparation:
+        notes.append(f"stopped in preparing {preparation}")
     elif curve.stopped_by not in (None, "memory", "time"):
         notes.append(f"not measured from n={curve.stopped_at} on: {curve.stopped_by}")
     return Row(
@@ -130,7 +133,7 @@ def to_row(curve: Curve, request: Request) -> Row:
             "limit_mib": request.limit >> 20,
             "stopped_at": curve.stopped_at,
             "stopped_by": curve.stopped_by,
-            "stopped_in": before,
+            "stopped_in": preparation,
         },
     )
 
@@ -139,12 +142,13 @@ def to_row(curve: Curve, request: Request) -> Row:
 
 
 def verdicts(curves: Sequence[Curve], limit: int) -> list[str]:
-    """A sentence for each claim of the figure that the forms measured can speak to, and whether it is seen."""
-    by = {form.name: form for form in curves if len(form.steps) > 1}
-    windows = [by[name] for name in WINDOWS if name in by]
-    results = [_full(by["full"], limit)] if "full" in by else []
+    """Returns a sentence for each claim of the figure that can be checked with the measured forms, and whether it is
+    seen."""
+    curve_by_name = {form.name: form for form in curves if len(form.steps) > 1}
+    windows = [curve_by_name[name] for name in WINDOWS if name in curve_by_name]
+    results = [_full(curve_by_name["full"], limit)] if "full" in curve_by_name else []
     results += [_linear(windows)] if windows else []
-    results += [_order(by), _twice(by)] if {*CLAIMED} <= {*by} else []
+    results += [_order(curve_by_name), _twice(curve_by_name)] if {*CLAIMED} <= {*curve_by_name} else []
     return [f"{text}: {'seen' if seen else 'NOT seen'}" for text, seen in results]
 
 
@@ -160,22 +164,27 @@ def _full(full: Curve, limit: int) -> tuple[str, bool]:
 
 
 def _linear(windows: Sequence[Curve]) -> tuple[str, bool]:
-    parts, others = [], []
+    parts, faster_growing = [], []
     for window in windows:
         memory, time = window.fitted("held"), window.fitted("seconds")
         parts.append(f"{window.name} {memory} and {time}")
         if max(memory.p, time.p) > 1 + APART:
-            others.append(window.name)
-    but = f", all but {' and '.join(others)}" if others else ""
-    return f"windows grow no faster than linearly in memory and time ({'; '.join(parts)}){but}", not others
+            faster_growing.append(window.name)
+    but = f", all but {' and '.join(faster_growing)}" if faster_growing else ""
+    return (
+        f"windows grow no faster than linearly in memory and time ({'; '.join(parts)}){but}",
+        not faster_growing,
+    )
 
 
 def _order(by: dict[str, Curve]) -> tuple[str, bool]:
     names = [name for name in WINDOWS if name in by]
     n = _common(by, names)
-    taken = {name: by[name].steps[n].seconds for name in names}
-    listed = ", ".join(f"{name} {taken[name] * 1e3:.3g}" for name in sorted(taken, key=taken.__getitem__))
-    claimed = [taken[name] for name in CLAIMED]
+    seconds = {name: by[name].steps[n].seconds for name in names}
+    listed = ", ".join(
+        f"{name} {seconds[name] * 1e3:.3g}" for name in sorted(seconds, key=seconds.__getitem__)
+    )
+    claimed = [seconds[name] for name in CLAIMED]
     seen = all(slow >= CLEARLY * fast for fast, slow in pairwise(claimed))
     return f"at n={n:,} the kernel is faster than chunks, and chunks than the loop (ms: {listed})", seen
 
@@ -189,5 +198,5 @@ def _twice(by: dict[str, Curve]) -> tuple[str, bool]:
 
 
 def _common(by: dict[str, Curve], names: Sequence[str]) -> int:
-    """The longest length that all of these reached."""
+    """Returns the longest length that all of these forms reached."""
     return max(set.intersection(*({*by[name].steps} for name in names)))

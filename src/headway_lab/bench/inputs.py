@@ -1,6 +1,6 @@
-"""Tensors and tokens of an attention case, made once and shared by every side; and the problem that a row times.
+"""Tensors and tokens of an attention case, made once and shared by every side; and the `Problem` that a row times.
 
-Legend: B rows, H query heads, K kv heads, N tokens, D per head.
+Legend: B batch, H query heads, K KV heads, N tokens, D per head.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +17,10 @@ from headway_lab.bench.cases import TRAIN, Case
 
 OURS = "headway"
 PACKED = (1 / 4, 1 / 8, 3 / 8, 1 / 16, 3 / 16)
-"""Shares of a packed row that its documents take."""
+"""Lengths of the documents in a packed row, as shares of the row."""
 
 RAGGED = (1.0, 0.7, 0.4, 0.3)
-"""Lengths of the rows of a ragged batch, as shares of the longest."""
+"""Lengths of the sequences in a ragged batch, as shares of the longest."""
 
 Call = Callable[[], Tensor]
 Side = Callable[[], Sequence[Tensor]]
@@ -36,13 +36,13 @@ class Problem:
     """The sides that one row of the bench times.
 
     sides       name -> call, headway's under OURS; a call returns outputs (and gradients)
-    work        useful FLOPs of a call, or bytes where memory bounds it
-    bound       the limit that it is measured against (`measure.LIMITS`)
-    scale       headway's sides that solve another problem, whose outputs are not compared, with the factor that makes
-                their time comparable
-    tolerance   how far outputs may be apart, where rounding alone does not say it (`measure.TOLERANCE`)
-    tokens      those that a call makes or reads, where they are what is counted
-    peak        bytes that a side holds at its peak, where that is asked for
+    work        useful FLOPs of a call, or bytes if memory bounds it
+    bound       key of the limit that it is compared with (`measure.LIMITS`)
+    scale       sides of headway's that solve another problem and whose outputs are not compared, with the factor that
+                makes their time comparable
+    tolerance   largest difference of outputs, if it is not that of rounding (`measure.TOLERANCE`)
+    tokens      tokens that a call generates or reads, if tokens per second are reported
+    peak        returns the peak memory of a side in bytes, if it is measured
     notes       peers left out, and why
     """
 
@@ -56,21 +56,21 @@ class Problem:
     notes: list[str] = field(default_factory=list)
 
     def add_peers(self, makers: Mapping[str, Callable[[], Side]]) -> None:
-        """Adds the peers that can be made here; for the others a note says why not."""
+        """Adds the peers that can be made on this machine, and a note with the reason for each other one."""
         for name, make in makers.items():
             try:
                 self.sides[name] = make()
-            except UnsupportedCase as why:
-                self.notes.append(f"{name}: {why}")
+            except UnsupportedCase as reason:
+                self.notes.append(f"{name}: {reason}")
 
     def set_beside(self, name: str, side: Side, scale: float = 1.0) -> None:
-        """Adds another problem of headway's, in time or, with `scale`, in time for as much work."""
+        """Adds another problem of headway's for comparison of times; `scale` makes them times for the same work."""
         self.sides[name], self.scale[name] = side, scale
 
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """q [B, H, N, D], k and v [B, K, N, D], the gradient of the output, and the tokens of both sides."""
+    """q [B, H, N, D], k and v [B, K, N, D], the gradient of the output, and the tokens, shared by queries and keys."""
 
     case: Case
     q: Tensor
@@ -90,8 +90,8 @@ class Inputs:
         return self.case.layout == "plain"
 
     def run(self, call: Call) -> Side:
-        """`call` as it is measured: forward alone without gradients, or forward and backward, with the
-        output and the gradients of q, k and v as result."""
+        """Returns `call` as it is measured: forward only and without gradients, or forward and backward, returning the
+        output and the gradients of q, k and v."""
 
         def both() -> Sequence[Tensor]:
             out = call()
@@ -109,7 +109,7 @@ class Inputs:
 
 
 def without_gradient(call: Call) -> Side:
-    """`call` under `no_grad`, its output as the only result."""
+    """Returns `call` under `no_grad`, with its output as the only result."""
 
     def side() -> Sequence[Tensor]:
         with torch.no_grad():
@@ -119,18 +119,18 @@ def without_gradient(call: Call) -> Side:
 
 
 def fastest(calls: Sequence[T], run: Callable[[T], Callable[[], object]]) -> T:
-    """The call whose `run(call)` is fastest, of two tries each after a warm-up."""
+    """Returns the call whose `run(call)` is fastest, of two tries each after a warm-up."""
 
     def seconds(call: T) -> float:
-        whole = run(call)
-        whole()
-        return profiling.fastest(whole, 2)
+        timed_call = run(call)
+        timed_call()
+        return profiling.fastest(timed_call, 2)
 
     return min(calls, key=seconds)
 
 
 def tokens_of(case: Case) -> Tokens:
-    """The tokens of a case's layout."""
+    """Returns the tokens of a case's layout."""
     n = case.tokens
     if case.layout == "global":
         return Tokens.range(n).with_global(list(range(case.globals)))
@@ -143,12 +143,14 @@ def tokens_of(case: Case) -> Tokens:
 
 
 def make(case: Case, dtype: str, direction: str) -> Inputs:
-    """The inputs of one row of the bench; the same numbers every time."""
-    kind, noise = getattr(torch, dtype), torch.Generator().manual_seed(0)
+    """Returns the inputs of one row of the bench, with the same numbers every time."""
+    torch_dtype, noise = getattr(torch, dtype), torch.Generator().manual_seed(0)
     backward = direction == TRAIN
 
     def random(heads: int) -> Tensor:
-        return torch.empty(case.batch, heads, case.tokens, case.width, dtype=kind).normal_(generator=noise)
+        return torch.empty(case.batch, heads, case.tokens, case.width, dtype=torch_dtype).normal_(
+            generator=noise
+        )
 
     q, k, v = (random(heads).requires_grad_(backward) for heads in (case.heads, case.kv_heads, case.kv_heads))
     return Inputs(case, q, k, v, random(case.heads), tokens_of(case), backward)

@@ -1,6 +1,6 @@
-"""llama.cpp beside us, by llama-cpp-python: steps and prompts of a GGUF file.
+"""llama.cpp as a peer, through llama-cpp-python: decoding steps and prefill of a GGUF file.
 
-Legend: B rows, V vocab.
+Legend: B batch, V vocab.
 """
 
 import ctypes
@@ -19,13 +19,13 @@ from headway_lab.bench.inputs import UnsupportedCase
 
 NAME = "llama.cpp"
 FURTHER = 2048
-"""Room for steps of a model whose states forget nothing, in tokens of each row."""
+"""Tokens per row reserved for the steps of a model with recurrent states, which cannot be rolled back."""
 _called_by_c: list[Any] = []
 
 
 @cache
 def llama_cpp() -> Any:
-    """The bindings, made silent. Raises UnsupportedCase where they are not installed."""
+    """Returns the bindings, with their log silenced. Raises UnsupportedCase if they are not installed."""
     try:
         package = importlib.import_module("llama_cpp")
     except ImportError as error:
@@ -40,18 +40,18 @@ def llama_cpp() -> Any:
 
 
 def system_info() -> str:
-    """Which instructions it was built with, as it says itself."""
+    """Returns the instruction sets that llama.cpp reports it was built with."""
     text: str = llama_cpp().llama_print_system_info().decode()
     return text.strip()
 
 
 class LlamaCpp:
-    """One model in llama.cpp, with room for `rows` texts of `context` tokens; as many threads as torch has.
+    """One model in llama.cpp, with room for `rows` sequences of `context` tokens, and as many threads as torch has.
 
-    Its own defaults but for those: weights mapped and, where it has faster forms of them, packed; keys and values in
-    fp16; flash attention where it thinks it best; prompts in pieces of 512 tokens.
+    Everything else is llama.cpp's default: weights memory-mapped and, if it has faster packed forms, packed; keys and
+    values in fp16; flash attention if it so chooses; prompts in chunks of 512 tokens.
 
-    Raises UnsupportedCase where the bindings are not installed or it refuses the file."""
+    Raises UnsupportedCase if the bindings are not installed or it refuses the file."""
 
     def __init__(self, path: Path, rows: int, context: int) -> None:
         c = self._c = llama_cpp()
@@ -76,22 +76,22 @@ class LlamaCpp:
         weakref.finalize(self, _free, c, self._batch, self._context, self._model)
 
     def read(self, ids: Sequence[int], *, every: bool = False) -> Tensor:
-        """Reads a prompt into the first row, alone; logits [1, V] of the token after it, or those [T, V] after `every`
-        token."""
+        """Reads a prompt into the first row, after clearing all rows; returns the logits [1, V] after the last token,
+        or [T, V] after every token if `every`."""
         self._c.llama_memory_clear(self._memory, True)
         last = len(ids) - 1
-        self._fill([(token, place, 0, every or place == last) for place, token in enumerate(ids)])
+        self._fill([(token, position, 0, every or position == last) for position, token in enumerate(ids)])
         self._past = len(ids)
         return self._logits(len(ids) if every else 1)
 
     def spread(self) -> None:
-        """Copies the memory of the first row to every row."""
+        """Copies the cache of the first row to every row."""
         for row in range(1, self.rows):
             self._c.llama_memory_seq_cp(self._memory, 0, row, -1, -1)
 
     def step(self, token: int) -> Tensor:
-        """Logits [B, V] after this token behind every row; it is forgotten again, but by states, which forget nothing:
-        there the next step is one token further."""
+        """Returns the logits [B, V] after appending this token to every row; it is removed again, except from recurrent
+        states, which cannot be rolled back: there the next step is one token further."""
         self._fill([(token, self._past, row, True) for row in range(self.rows)])
         logits = self._logits(self.rows)
         self._past += not self._forgets
@@ -100,11 +100,11 @@ class LlamaCpp:
         return logits
 
     def _fill(self, tokens: list[tuple[int, int, int, bool]]) -> None:
-        """Computes (id, place, row, whether logits are needed) of each."""
+        """Computes the tokens, each as (id, position, row, whether its logits are needed)."""
         batch = self._batch
         batch.n_tokens = len(tokens)
-        for i, (token, place, row, needed) in enumerate(tokens):
-            batch.token[i], batch.pos[i] = token, place
+        for i, (token, position, row, needed) in enumerate(tokens):
+            batch.token[i], batch.pos[i] = token, position
             batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, row, needed
         if code := self._c.llama_decode(self._context, batch):
             raise UnsupportedCase(f"llama_decode failed with code {code}")
@@ -115,7 +115,7 @@ class LlamaCpp:
 
 
 def _free(c: Any, batch: Any, context: Any, model: Any) -> None:
-    """Gives the memory of a model back that nobody holds any more."""
+    """Frees the memory of a model after its last reference is gone."""
     c.llama_batch_free(batch)
     c.llama_free(context)
     c.llama_model_free(model)

@@ -1,7 +1,7 @@
-"""The measurement of a row: outputs are compared first, then all sides take turns, and ratios are taken in a turn.
+"""Measures a row: outputs are compared first, then all sides take turns, and ratios are taken within a turn.
 
-On a shared machine the speed drifts by more than kernels differ. What ran in the same turn ran under the same
-conditions, so a ratio is the median of the ratios of the turns, and a share of the limit is taken against the limit
+On a shared machine the speed drifts by more than kernels differ. Calls in the same turn run under the same
+conditions, so a ratio is the median of the ratios of the turns, and a share of the limit is relative to the limit
 measured in the same turn."""
 
 import math
@@ -25,14 +25,14 @@ from headway_lab.bench.llama_cpp import system_info
 from headway_lab.bench.rows import Row, machine
 
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2}
-"""How far two outputs may differ in a row of them, relative to its norm: rounding leaves a third of that or less,
-while a window that is off by one key in 512 differs by 1 / sqrt(512) = 4e-2. Gradients may differ twice as far."""
+"""Largest difference of a row of two outputs, relative to its norm: rounding causes a third of that or less, while a
+window that is off by one key in 512 differs by 1 / sqrt(512) = 4e-2. Gradients may differ by twice as much."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: at most `repeats` turns, fewer (but `least`) where they take over `seconds` in all;
-    calls shorter than `sample` seconds are repeated within a turn."""
+    """How long to measure: at most `repeats` turns, fewer (but at least `least`) if they would take over `seconds` in
+    all; calls shorter than `sample` seconds are repeated within a turn."""
 
     repeats: int = 9
     least: int = 3
@@ -52,22 +52,24 @@ class Samples:
     limit: list[float]
 
     def milliseconds(self, side: str) -> float:
-        """The median of a side."""
+        """Returns the median milliseconds of a side."""
         return median(self.seconds[side]) * 1e3
 
     def ratio(self, side: str, ours: str) -> float:
-        """How many times as long `side` takes: the median over the turns."""
+        """Returns how many times as long `side` takes as `ours`: the median over the turns."""
         return median(a / b for a, b in zip(self.seconds[side], self.seconds[ours], strict=True))
 
     def share(self, side: str, work: float) -> float:
-        """`work` (FLOPs or bytes) over the time of `side`, as a share of the limit of the same turn."""
+        """Returns `work` (FLOPs or bytes) per second of `side`, as a share of the limit of the same turn: the
+        median."""
         return median(work / a / limit for a, limit in zip(self.seconds[side], self.limit, strict=True))
 
 
 def interleave(
     sides: Mapping[str, Callable[[], object]], limit: Callable[[], float], effort: Effort
 ) -> Samples:
-    """Measure all sides in turns, after a call of each to warm up; every turn begins with the next side."""
+    """Measures all sides in turns, after two warm-up calls of each (the second sets the number of calls in a turn);
+    every turn begins with the next side."""
     counts, length = {}, 0.0
     for name, call in sides.items():
         call()
@@ -96,14 +98,14 @@ def _timed(call: Callable[[], object], count: int) -> float:
 def measured(
     bench: str, case: str, dtype: str, make: Callable[[], Problem], effort: Effort, backend: str = "auto"
 ) -> Row:
-    """A row with the times of a problem's sides, without those that give another result; with a note where the problem
-    cannot be made."""
+    """Returns a row with the times of a problem's sides, without peers whose results differ, and with a note if the
+    problem cannot be made."""
     blank = Row(bench, case, dtype, machine=machine(backend))
     try:
         problem = make()
         drop_mismatches(problem, dtype)
-    except (UnsupportedCase, BackendError) as why:
-        blank.notes.append(f"not measured: {why}")
+    except (UnsupportedCase, BackendError) as reason:
+        blank.notes.append(f"not measured: {reason}")
         return blank
     bound = LIMITS[problem.bound](getattr(torch, dtype))
     row = summarized(blank, problem, interleave(problem.sides, bound.measure, effort), bound.name)
@@ -116,7 +118,7 @@ def measured(
 
 
 def summarized(blank: Row, problem: Problem, samples: Samples, limit_name: str) -> Row:
-    """`blank` with the results of the samples."""
+    """Returns `blank` filled with the results of the samples."""
     peers, ratios, notes = {}, {}, [*blank.notes, *problem.notes]
     for side in problem.sides:
         if side != OURS:
@@ -124,7 +126,7 @@ def summarized(blank: Row, problem: Problem, samples: Samples, limit_name: str) 
             peers[side] = samples.milliseconds(side) * scale
             ratios[side] = samples.ratio(side, OURS) * scale
     ours_ms, rate = samples.milliseconds(OURS), median_high(samples.limit) / 1e9
-    where = {"limit": limit_name, "limit_rate": rate, "turns": len(samples.limit), "notes": notes}
+    conditions = {"limit": limit_name, "limit_rate": rate, "turns": len(samples.limit), "notes": notes}
     extra: dict[str, Any] = {}
     if problem.tokens is not None:
         extra["tokens_per_second"] = problem.tokens / ours_ms * 1e3
@@ -139,35 +141,35 @@ def summarized(blank: Row, problem: Problem, samples: Samples, limit_name: str) 
         ratios=ratios,
         share_of_limit=samples.share(OURS, problem.work),
         extra=extra,
-        machine={**blank.machine, **where},
+        machine={**blank.machine, **conditions},
     )
 
 
 def drop_mismatches(problem: Problem, dtype: str) -> None:
-    """Remove the peers whose outputs are not ours, with a note."""
+    """Removes the peers whose outputs differ from headway's beyond rounding, with a note."""
     ours = problem.sides[OURS]()
-    most = problem.tolerance or TOLERANCE[dtype]
-    allowed = [most, *[2 * most] * (len(ours) - 1)]
+    tolerance = problem.tolerance or TOLERANCE[dtype]
+    allowed = [tolerance, *[2 * tolerance] * (len(ours) - 1)]
     for name in [n for n in problem.sides if n != OURS and n not in problem.scale]:
-        apart = [difference(a, b) for a, b in zip(ours, problem.sides[name](), strict=True)]
-        if any(not a <= most for a, most in zip(apart, allowed, strict=True)):
+        differences = [difference(a, b) for a, b in zip(ours, problem.sides[name](), strict=True)]
+        if any(not a <= tolerance for a, tolerance in zip(differences, allowed, strict=True)):
             del problem.sides[name]
             problem.notes.append(
-                f"{name} is left out: its results differ from ours by {', '.join(f'{a:.1e}' for a in apart)} "
+                f"{name} is left out: its results differ from ours by {', '.join(f'{a:.1e}' for a in differences)} "
                 f"(up to {', '.join(f'{a:.0e}' for a in allowed)} is rounding)"
             )
 
 
 def difference(a: Tensor, b: Tensor) -> float:
-    """The largest |a - b| of a row, relative to the row's norm in b, or to the mean norm where that is larger."""
+    """Returns the largest |a - b| over rows, relative to the row's norm in b, or to the mean norm if that is larger."""
     x, y = (t.detach().double().flatten(0, -2) for t in (a, b))
     norms = y.norm(dim=-1)
-    apart = (x - y).norm(dim=-1) / norms.clamp_min(max(norms.mean().item(), 1e-30))
-    return apart.max().item() if apart.numel() else 0.0
+    distances = (x - y).norm(dim=-1) / norms.clamp_min(max(norms.mean().item(), 1e-30))
+    return distances.max().item() if distances.numel() else 0.0
 
 
 def mismatches(rows: Sequence[Row]) -> list[str]:
-    """The notes of peers that gave another result: not a matter of speed."""
+    """Returns the notes about peers whose results differ: these are errors, not differences in speed."""
     return [f"{row.case} {row.dtype}: {note}" for row in rows for note in row.notes if "is left out" in note]
 
 
@@ -180,25 +182,25 @@ PEAK_SECONDS = 0.03
 
 @dataclass(frozen=True)
 class Limit:
-    """A rate that nothing exceeds: `measure()` in FLOP/s or bytes/s at the present thread count."""
+    """An upper bound on a rate: `measure()` returns it in FLOP/s or bytes/s at the current thread count."""
 
     name: str
     measure: Callable[[], float]
 
 
 def products(dtype: torch.dtype) -> Limit:
-    """The register peak for `dtype`: multiply-adds that touch no memory. Without a native library to measure it,
-    the rate of torch's matrix product, which is lower (and the row says so)."""
+    """Returns the register peak for `dtype`: multiply-adds that touch no memory. Without a native library to measure
+    it, the rate of torch's matrix product, which is lower (the row says which limit it is)."""
     kernels = search().library
     if kernels is None:
         return Limit("torch's matrix product", partial(hardware.gemm_peak.__wrapped__, dtype))
     # A level without bf16 instructions multiplies in float32.
-    form = dtype if kernels.peak(dtype, seconds=PEAK_SECONDS) > 0 else torch.float32
-    return Limit("register peak", lambda: kernels.peak(form, seconds=PEAK_SECONDS))
+    peak_dtype = dtype if kernels.peak(dtype, seconds=PEAK_SECONDS) > 0 else torch.float32
+    return Limit("register peak", lambda: kernels.peak(peak_dtype, seconds=PEAK_SECONDS))
 
 
 def reads(dtype: torch.dtype) -> Limit:
-    """One pass over memory many times any cache, by all threads."""
+    """Returns the read bandwidth: one pass of all threads over memory many times larger than any cache."""
     kernels = search().library
     if kernels is None:
         return Limit("read of memory by torch's sum", hardware.read_bandwidth.__wrapped__)
@@ -209,4 +211,4 @@ def reads(dtype: torch.dtype) -> Limit:
 
 
 LIMITS: Mapping[str, Callable[[torch.dtype], Limit]] = {"products": products, "reads": reads}
-"""The limits, by what bounds the work."""
+"""The limits, keyed by `Problem.bound`."""

@@ -1,5 +1,4 @@
-"""Whole models that are measured, with random weights, and the same weights in the hands of `transformers` and
-llama.cpp.
+"""Whole models to measure, with random weights, and the same weights for `transformers` and llama.cpp.
 
 Legend: V vocab.
 """
@@ -76,11 +75,11 @@ DECODERS: Mapping[str, ModelSpec] = {
         trained_context=4096,
     ),
 }
-"""LLaMAs by their size: "1.1b" is TinyLlama's, "32m" trains here, "tiny" tries things out; a small Qwen3-MoE, and one
-with the sizes of Qwen3.5-0.8B."""
+"""LLaMAs named by size ("1.1b" is TinyLlama's, "32m" can be trained here, "tiny" is for trials), a small Qwen3-MoE, and
+a hybrid with the sizes of Qwen3.5-0.8B."""
 
 WORDS = 259
-"""The first id that is a word; those before are special, or bytes."""
+"""The first token id that is a word; lower ids are special tokens or bytes."""
 WEIGHTS: Mapping[str, BlockType | None] = {
     "bf16": BF16,
     "int8": Q8_0,
@@ -90,13 +89,13 @@ WEIGHTS: Mapping[str, BlockType | None] = {
     "int8-row": None,
     "compressed": None,
 }
-"""How weights are kept, and the type of GGUF that has as many bits: 16, 8.5, 4.5, and in blocks of 256 4.5, 5.5 and
-6.6. None has NF4, one scale a row (as `--group -1` of `headway quantize` writes), or bf16 in 11 bits
+"""The weight formats, and the GGUF type with as many bits per weight: 16, 8.5, 4.5, and in blocks of 256 inputs 4.5,
+5.5 and 6.6. No GGUF type has NF4, one scale per row (as `--group -1` of `headway quantize` writes), or bf16 in 11 bits
 (`headway.models.quantize`)."""
 
 
 def transformers() -> Any:
-    """The package. Raises UnsupportedCase where it is not installed."""
+    """Returns the package. Raises UnsupportedCase if it is not installed."""
     try:
         return importlib.import_module("transformers")
     except ImportError as error:
@@ -104,15 +103,14 @@ def transformers() -> Any:
 
 
 class Written:
-    """A model of `DECODERS`, or of another spec, in a folder of its own, in bfloat16: read from there by whoever runs
-    it."""
+    """A model of `DECODERS`, or of another spec, written to a folder in bfloat16, from which every side loads it."""
 
     def __init__(self, name: str, folder: Path, spec: ModelSpec | None = None) -> None:
         self.name, self.spec, self.folder = name, spec or DECODERS[name], folder
 
     @cached_property
     def hf(self) -> Path:
-        """Its Hugging Face folder, written when first asked for. Raises UnsupportedCase where a model, its copy in
+        """Its Hugging Face folder, written on first access. Raises UnsupportedCase if the model, its copy in
         transformers and its GGUF file do not fit into memory."""
         needed, free = 8 * parameter_count(self.spec), hardware.memory_available()
         if needed > free:
@@ -123,8 +121,8 @@ class Written:
         return self.folder / "hf"
 
     def ours(self, weights: str) -> Decoder:
-        """In headway; weights of 8 bits and fewer are those of the GGUF file (`headway quantize` looks for better codes
-        of as many bytes, which takes minutes), with all else in bfloat16."""
+        """Loads it in headway; weights of 8 bits or fewer in a GGUF format come from the GGUF file (`headway quantize`
+        searches for better codes of as many bytes, which takes minutes), with everything else in bfloat16."""
         if WEIGHTS[weights] not in (None, BF16):
             return load_model(self.gguf(weights), dtype=torch.bfloat16)
         model = load_model(self.hf)
@@ -137,26 +135,28 @@ class Written:
         return model
 
     def transformers(self) -> Any:
-        """In transformers, as it comes. Raises UnsupportedCase where it is not installed."""
+        """Loads it in transformers, without changes. Raises UnsupportedCase if that is not installed."""
         hf = transformers()
         hf.utils.logging.disable_progress_bar()
         return hf.AutoModelForCausalLM.from_pretrained(self.hf, dtype=torch.bfloat16).eval()
 
     def gguf(self, weights: str, tokenizer: Tokenizer | None = None) -> Path:
-        """As a file of llama.cpp. Raises UnsupportedCase where no type of GGUF is like these weights."""
-        if (kind := WEIGHTS[weights]) is None:
+        """Returns it as a GGUF file for llama.cpp, written on first use. Raises UnsupportedCase if no GGUF type matches
+        these weights."""
+        if (block_type := WEIGHTS[weights]) is None:
             raise UnsupportedCase(f"GGUF has no type like {weights}")
         path = self.folder / f"{weights}{'-words' if tokenizer else ''}.gguf"
         if not path.exists():
-            held = load_folder(self.hf)
-            pairing = ARCHITECTURES[architecture_of(held.spec)].pairing
-            state, spec = change_pairing(held.tensors, held.spec, pairing)
+            folder_model = load_folder(self.hf)
+            pairing = ARCHITECTURES[architecture_of(folder_model.spec)].pairing
+            state, spec = change_pairing(folder_model.tensors, folder_model.spec, pairing)
             keys = None if tokenizer is None else tokenizer.gguf_metadata(spec.vocab)
-            write_model(path, spec, state, kind, tokenizer=keys)
+            write_model(path, spec, state, block_type, tokenizer=keys)
         return path
 
     def in_words(self, weights: str) -> Path:
-        """The Hugging Face folder with a tokenizer of the same words. Raises UnsupportedCase but for bfloat16."""
+        """Returns the Hugging Face folder with a tokenizer of the same words. Raises UnsupportedCase for weights other
+        than bf16."""
         if weights != "bf16":
             raise UnsupportedCase(f"{weights} is no form of transformers'")
         names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -165,19 +165,19 @@ class Written:
         }
         model = {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"}
         split = {"type": "WhitespaceSplit"}
-        form = {"version": "1.0", "added_tokens": [], "pre_tokenizer": split, "model": model}
-        (self.hf / "tokenizer.json").write_text(json.dumps(form))
+        tokenizer = {"version": "1.0", "added_tokens": [], "pre_tokenizer": split, "model": model}
+        (self.hf / "tokenizer.json").write_text(json.dumps(tokenizer))
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
         (self.hf / "tokenizer_config.json").write_text(json.dumps(config))
         return self.hf
 
     def served(self, weights: str) -> Path:
-        """The file with a tokenizer, whose tokens are words that mean nothing."""
+        """Returns the GGUF file with a tokenizer of made-up words."""
         return self.gguf(weights, words_of(self.spec.vocab))
 
 
 def words_of(vocab: int) -> Tokenizer:
-    """A tokenizer of bytes, and of words that mean nothing."""
+    """Returns a tokenizer of bytes and made-up words."""
     words = [f"{SPACE}w{i}" for i in range(vocab - WORDS)]
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(words)]
@@ -185,7 +185,7 @@ def words_of(vocab: int) -> Tokenizer:
 
 
 def written_models(names: Sequence[str], weights: Sequence[str]) -> Iterator[tuple[Written, str]]:
-    """Each model with each of these weights, in a folder that is there until the next model is asked for."""
+    """Yields each model with each of these weights; a model's folder exists until the next model is taken."""
     for name in names:
         with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
             written = Written(name, Path(folder))
@@ -194,6 +194,6 @@ def written_models(names: Sequence[str], weights: Sequence[str]) -> Iterator[tup
 
 @cache
 def ids_of(name: str, count: int) -> tuple[int, ...]:
-    """Random ids."""
+    """Returns random token ids."""
     noise = torch.Generator().manual_seed(count)
     return tuple(torch.randint(DECODERS[name].vocab, (count,), generator=noise).tolist())

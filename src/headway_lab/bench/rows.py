@@ -1,4 +1,4 @@
-"""One result of the bench, as a line of a file and as text for a terminal."""
+"""One result of a bench, as a line of JSON and as text for a terminal."""
 
 import json
 import platform
@@ -19,8 +19,8 @@ from headway_lab.profiling import Exponent
 
 @dataclass(frozen=True)
 class Row:
-    """A result. `rate` is useful work per second (FLOP/s, or bytes/s where `bound` is "reads"); `ratios` say how many
-    times as long each peer takes. Where nothing could be measured, the numbers are None and `notes` say why."""
+    """A result. `rate` is useful work per second (FLOP/s, or bytes/s if `bound` is "reads"); `ratios` are the times of
+    the peers over headway's. If nothing could be measured, the numbers are None and `notes` say why."""
 
     bench: str
     case: str
@@ -41,12 +41,13 @@ class Row:
 
     @property
     def ratio_best_peer(self) -> float | None:
-        """How many times as long the best peer takes. Headway's own other case counts only without other peers."""
-        others = {name: value for name, value in self.ratios.items() if not name.startswith(OURS)}
-        return min((others or self.ratios).values(), default=None)
+        """The time of the fastest peer over headway's. Another case of headway's counts only if there are no other
+        peers."""
+        peer_ratios = {name: value for name, value in self.ratios.items() if not name.startswith(OURS)}
+        return min((peer_ratios or self.ratios).values(), default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """The row with exactly the keys that docs/benchmarks.md lists."""
+        """Returns the row with exactly the keys that docs/benchmarks.md lists."""
         unit = "ours_gbs" if self.bound == "reads" else "ours_gflops"
         return {
             "bench": self.bench,
@@ -62,7 +63,7 @@ class Row:
         }
 
     def summary(self) -> str:
-        """The row in a few words: what was measured, milliseconds, and how long the best peer takes."""
+        """Returns the row in a few words: what was measured, milliseconds, and how long the best peer takes."""
         if self.ours_ms is None:
             return f"{self.case} {self.dtype}: not measured"
         peer = self.ratio_best_peer
@@ -70,12 +71,12 @@ class Row:
         return f"{self.case} {self.dtype}: {cell(self.ours_ms)} ms{beside}"
 
     def to_line(self) -> str:
-        """The row as one line of JSON."""
+        """Returns the row as one line of JSON."""
         return json.dumps(plain(self.to_json()), ensure_ascii=False, allow_nan=False)
 
 
 def machine(backend: str, notes: Sequence[str] = ()) -> dict[str, Any]:
-    """Processor, threads and versions of this process, and the backend asked for, in JSON's types."""
+    """Returns processor, threads and versions of this process, and the requested backend, in JSON's types."""
     kernels = search().library
     return {
         "cpu": processor.cpu_name(),
@@ -99,31 +100,31 @@ def _version(name: str) -> str | None:
 
 
 def to_text(rows: Sequence[Row]) -> str:
-    """The machine, a table for each bench, and the notes."""
+    """Returns the machine, a table for each bench, and the notes."""
     parts = []
     for bench in dict.fromkeys(row.bench for row in rows):
-        some = [row for row in rows if row.bench == bench]
-        parts += [_where(some), TABLES.get(bench, _rates)(some), _notes(some)]
+        bench_rows = [row for row in rows if row.bench == bench]
+        parts += [_where(bench_rows), TABLES.get(bench, _rates)(bench_rows), _notes(bench_rows)]
     return "\n\n".join(part for part in parts if part)
 
 
 def _where(rows: Sequence[Row]) -> str:
-    where = next((row.machine for row in rows if "cpu" in row.machine), {})
+    info = next((row.machine for row in rows if "cpu" in row.machine), {})
     threads = sorted({row.machine["threads"] for row in rows if "threads" in row.machine})
     return (
-        f"{where.get('cpu', 'unknown processor')}, {' and '.join(map(str, threads))} "
-        f"{'thread' if threads == [1] else 'threads'}, torch {where.get('torch')}, "
-        f"native kernels: {where.get('native') or 'no library'}, backend {where.get('backend')}"
+        f"{info.get('cpu', 'unknown processor')}, {' and '.join(map(str, threads))} "
+        f"{'thread' if threads == [1] else 'threads'}, torch {info.get('torch')}, "
+        f"native kernels: {info.get('native') or 'no library'}, backend {info.get('backend')}"
     )
 
 
 def _notes(rows: Sequence[Row]) -> str:
-    """Every note once, with the rows that it is about."""
-    about: dict[str, list[str]] = {}
+    """Returns every note once, with the rows that it belongs to."""
+    rows_of: dict[str, list[str]] = {}
     for row in rows:
         for note in row.notes:
-            about.setdefault(note, []).append(f"{row.case} {row.dtype}")
-    return "\n".join(f"  * {', '.join(dict.fromkeys(names))}: {note}" for note, names in about.items())
+            rows_of.setdefault(note, []).append(f"{row.case} {row.dtype}")
+    return "\n".join(f"  * {', '.join(dict.fromkeys(names))}: {note}" for note, names in rows_of.items())
 
 
 def _rates(rows: Sequence[Row]) -> str:
@@ -155,7 +156,8 @@ def _growth(rows: Sequence[Row]) -> str:
 
 
 def _forms(rows: Sequence[Row]) -> str:
-    """A line for each form: its longest length, what it held and took there, how both grow, and what stopped it."""
+    """Returns a line for each form: its longest length, its memory and time there, how both grow, and what stopped
+    it."""
     body = [
         {
             "form": row.case,
@@ -175,7 +177,7 @@ def _forms(rows: Sequence[Row]) -> str:
 
 
 def _served(rows: Sequence[Row]) -> str:
-    """A line for each server of each row."""
+    """Returns a line for each server of each row."""
     body = [
         {
             "case": row.case,
@@ -191,7 +193,7 @@ def _served(rows: Sequence[Row]) -> str:
 
 
 TABLES: Mapping[str, Callable[[Sequence[Row]], str]] = {"growth": _growth, "serve": _served}
-"""The tables of benches whose rows are not rates."""
+"""The table functions of benches whose rows are not rates."""
 
 
 def _fit(fit: Exponent | None) -> str:
@@ -199,7 +201,7 @@ def _fit(fit: Exponent | None) -> str:
 
 
 def _table(body: Sequence[Mapping[str, Any]]) -> str:
-    """A table of the columns that are not empty."""
+    """Returns a table of the columns that are not empty."""
     names = [name for name in body[0] if any(row[name] not in (None, "") for row in body)]
     return table(names, [[row[name] for name in names] for row in body])
 

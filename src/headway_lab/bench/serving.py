@@ -1,10 +1,10 @@
-"""The rows of `headway bench serve`: `headway serve` beside llama-server, which serve the same GGUF file, and beside
-`transformers serve`, which serves the same weights in bfloat16.
+"""The rows of `headway bench serve`: `headway serve` compared with llama-server, which serves the same GGUF file, and
+with `transformers serve`, which serves the same weights in bfloat16.
 
-Each server is a process; they take turns, and one client program asks them all, in a process of its own. A row of
-clients is throughput: as many as that ask, one request after the other. A row of load is patience: requests come at
-random times at 80 % of the best rate that this server reached, whatever it does then. A row of sessions is memory: each
-asks again with all that was said before.
+Each server is a process; they take turns, and one client program sends all requests, in a process of its own. A row
+of clients measures throughput: that many concurrent clients, each sending one request after the other. A row of load
+measures latency: requests come at random times at 80 % of the best rate that this server reached, however slow it is
+then. A row of sessions measures the prefix cache: each request repeats everything that was said before.
 """
 
 import json
@@ -32,19 +32,18 @@ from headway_lab.bench.rows import Row, machine
 
 LLAMA_SERVER = "llama-server"
 SHARE = 0.8
-"""The share of the best rate that a server reached at which a row of load asks it."""
+"""The request rate of a row of load, as a share of the best rate that the server reached."""
 LOADED = 24
-"""Requests in a turn of a row of load."""
+"""Number of requests in a turn of a row of load."""
 START = 120.0
-"""Seconds in which a server must begin."""
+"""Seconds in which a server must start."""
 Command = Callable[[Path, int, int, int], list[str]]
-"""(file, port, clients, tokens of context) -> the command of a server."""
+"""(file, port, clients, tokens of context) -> the command line of a server."""
 TRANSFORMERS = "transformers serve"
 
 
 class Side(NamedTuple):
-    """A server: its command, the file that it serves of a model with some weights, and the form in which it takes
-    requests."""
+    """A server: its command, its model file for some weights, and the conversion of requests to its form."""
 
     command: Command
     file: Callable[[Written, str], Path] = Written.served
@@ -53,7 +52,8 @@ class Side(NamedTuple):
 
 @dataclass(frozen=True)
 class Effort:
-    """The requests of a turn: so many requests of each client, prompts of up to so many tokens, and new tokens."""
+    """The turns of a row (`rounds`), requests of `each` client in a turn, largest number of prompt tokens, new tokens;
+    goodput counts requests with at most `first` s to the first token and a median of `gap` s between tokens."""
 
     rounds: int = 5
     each: int = 2
@@ -64,7 +64,7 @@ class Effort:
 
 
 def ours(file: Path, port: int, clients: int, context: int) -> list[str]:
-    """The command of `headway serve`."""
+    """Returns the command of `headway serve`."""
     threads = torch.get_num_threads()
     return [
         sys.executable,
@@ -80,7 +80,7 @@ def ours(file: Path, port: int, clients: int, context: int) -> list[str]:
 
 
 def llama_server(binary: str) -> Command:
-    """The command of llama.cpp's server: a slot for each client, its own defaults otherwise."""
+    """Returns the command of llama.cpp's server: with a slot for each client, otherwise its defaults."""
 
     def command(file: Path, port: int, clients: int, context: int) -> list[str]:
         shape = ["-np", clients, "-c", clients * context, "-t", torch.get_num_threads()]
@@ -90,19 +90,19 @@ def llama_server(binary: str) -> Command:
 
 
 def transformers_serve(file: Path, port: int, clients: int, context: int) -> list[str]:
-    """The command of `transformers serve`, with its defaults, from the environment that runs this."""
+    """Returns the command of `transformers serve`, with its defaults, from the environment of this interpreter."""
     program = f"{Path(sys.executable).with_name('transformers')}"
     return [program, "serve", f"{file}", "--port", f"{port}", "--device", "cpu", "--dtype", "bfloat16"]
 
 
 def _in_words(ask: Ask) -> Ask:
-    """The request with its prompt as text, all that `transformers serve` takes."""
+    """Returns the request with its prompt as text, the only form that `transformers serve` takes."""
     words = " ".join(f"w{i - WORDS}" for i in ask.body["prompt"])
     return Ask({**ask.body, "prompt": words}, ask.at)
 
 
 def sides(llama: str) -> dict[str, Side]:
-    """The servers, by name; `llama` is the program of llama.cpp."""
+    """Returns the servers by name; `llama` is the path of llama.cpp's server program."""
     return {
         OURS: Side(ours),
         LLAMA_SERVER: Side(llama_server(llama)),
@@ -112,19 +112,19 @@ def sides(llama: str) -> dict[str, Side]:
 
 @contextmanager
 def served(command: Command, file: Path, clients: int, context: int) -> Iterator[int]:
-    """The port of a server that has begun. Raises UnsupportedCase where it does not."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    """Starts a server and yields its port when it answers. Raises UnsupportedCase if it does not start."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     arguments = command(file, port, clients, context)
     try:
         process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     except OSError as error:
         raise UnsupportedCase(f"{arguments[0]} does not run: {error}") from error
     try:
-        until = time.monotonic() + START
+        deadline = time.monotonic() + START
         while not _is_there(port):
-            if process.poll() is not None or time.monotonic() > until:
+            if process.poll() is not None or time.monotonic() > deadline:
                 raise UnsupportedCase(f"{' '.join(arguments)} did not begin")
             time.sleep(0.2)
         yield port
@@ -142,50 +142,50 @@ def _is_there(port: int) -> bool:
 
 
 def asked(port: int, asks: Sequence[Ask], most: int) -> Load:
-    """The load of a plan, by a client in another process. Raises UnsupportedCase where a request was not answered."""
+    """Returns the load of a plan, run by a client process. Raises UnsupportedCase if a request was not answered."""
     plan = json.dumps({"port": port, "asks": [asdict(ask) for ask in asks], "most": most})
     program = [sys.executable, "-m", "headway_lab.bench.client"]
-    done = subprocess.run(program, input=plan, capture_output=True, text=True)
-    if done.returncode:
-        raise UnsupportedCase(done.stderr.strip().rpartition("\n")[2])
-    return loaded(done.stdout)
+    process = subprocess.run(program, input=plan, capture_output=True, text=True)
+    if process.returncode:
+        raise UnsupportedCase(process.stderr.strip().rpartition("\n")[2])
+    return loaded(process.stdout)
 
 
 def body(prompt: Sequence[int], new: int) -> dict[str, Any]:
-    """A request of exactly so many new tokens, greedy; nothing ends it before."""
-    ends = {str(token): -100 for token in range(3)}
-    return {"prompt": [*prompt], "max_tokens": new, "temperature": 0, "logit_bias": ends}
+    """Returns the body of a greedy request for exactly `new` tokens: all special tokens are suppressed."""
+    suppressed = {str(token): -100 for token in range(3)}
+    return {"prompt": [*prompt], "max_tokens": new, "temperature": 0, "logit_bias": suppressed}
 
 
 # -- plans --------------------------------------------------------------------------------------------------------
 
 
 def drawn(vocab: int, count: int, effort: Effort, seed: int) -> list[Ask]:
-    """Requests of random lengths that have nothing in common."""
-    draw = Random(seed)
-    sizes = [draw.randint(effort.prompt // 8, effort.prompt) for _ in range(count)]
-    return [Ask(body([draw.randrange(WORDS, vocab) for _ in range(size)], effort.new)) for size in sizes]
+    """Returns requests of random lengths with independent random prompts."""
+    random = Random(seed)
+    sizes = [random.randint(effort.prompt // 8, effort.prompt) for _ in range(count)]
+    return [Ask(body([random.randrange(WORDS, vocab) for _ in range(size)], effort.new)) for size in sizes]
 
 
 def arriving(asks: Sequence[Ask], rate: float, seed: int) -> list[Ask]:
-    """The same at random times, so many a second."""
-    draw, at, arrivals = Random(seed), 0.0, []
+    """Returns the same requests at random times, `rate` per second on average."""
+    random, time_sent, arrivals = Random(seed), 0.0, []
     for ask in asks:
-        at += draw.expovariate(rate)
-        arrivals.append(Ask(ask.body, at))
+        time_sent += random.expovariate(rate)
+        arrivals.append(Ask(ask.body, time_sent))
     return arrivals
 
 
 def sessions(vocab: int, count: int, turns: int, effort: Effort, seed: int) -> tuple[list[Ask], int]:
-    """Sessions in turn, each of which repeats all that it said before and adds more; and how many tokens of theirs are
-    repeated."""
-    draw, texts, asks, again = Random(seed), [list[int]() for _ in range(count)], [], 0
+    """Returns the requests of several sessions in turn, each of which repeats its whole text so far and adds more; and
+    the number of repeated tokens."""
+    random, texts, asks, repeated = Random(seed), [list[int]() for _ in range(count)], [], 0
     for _ in range(turns):
         for words in texts:
-            again += len(words)
-            words += [draw.randrange(WORDS, vocab) for _ in range(effort.prompt)]
+            repeated += len(words)
+            words += [random.randrange(WORDS, vocab) for _ in range(effort.prompt)]
             asks.append(Ask(body(words, 4)))
-    return asks, again
+    return asks, repeated
 
 
 # -- rows ---------------------------------------------------------------------------------------------------------
@@ -201,21 +201,21 @@ def serve(
     effort: Effort,
     say: Say,
 ) -> Iterator[Row]:
-    """Row by row: each of these models with each of these weights, for so many clients; then load, and sessions."""
+    """Yields rows: each of these models with each of these weights, by number of clients; then load, and sessions."""
     for written, kind in written_models(models, weights):
         servers = {name: sides(binary)[name] for name in (OURS, *peers)}
-        about, best = (written, kind, servers, effort), dict.fromkeys(servers, 0.0)
+        common, best = (written, kind, servers, effort), dict.fromkeys(servers, 0.0)
         for count in clients:
             say(f"serve {written.name} {kind} clients={count}")
             plans = [
                 (drawn(written.spec.vocab, count * effort.each, effort, seed), count)
                 for seed in range(effort.rounds)
             ]
-            row = _row(*about, f"clients={count}", dict.fromkeys(servers, plans), count)
+            row = _row(*common, f"clients={count}", dict.fromkeys(servers, plans), count)
             for name, figures in row.extra.get("figures", {}).items():
                 best[name] = max(best[name], figures["tokens_per_second"])
             yield row
-        if not best[OURS]:  # ours did not answer: the rows say why
+        if not best[OURS]:  # headway's server did not answer: the rows say why
             continue
         say(f"serve {written.name} {kind} load")
         loads = [drawn(written.spec.vocab, LOADED, effort, 100 + seed) for seed in range(effort.rounds)]
@@ -225,9 +225,9 @@ def serve(
             ]
             for name, rate in ((name, rate or best[OURS]) for name, rate in best.items())
         }
-        yield _row(*about, f"load={SHARE:.0%}", arrivals, max(clients))
+        yield _row(*common, f"load={SHARE:.0%}", arrivals, max(clients))
         asks, again = sessions(written.spec.vocab, 4, 4, effort, 7)
-        yield _row(*about, "sessions=4", {name: [(asks, 1)] for name in servers}, 4, again)
+        yield _row(*common, "sessions=4", {name: [(asks, 1)] for name in servers}, 4, again)
 
 
 def _row(
@@ -240,7 +240,7 @@ def _row(
     slots: int,
     again: int = 0,
 ) -> Row:
-    """Every side answers each of its plans, in turns, each of which begins with the next side."""
+    """Measures a row: every side answers each of its plans, in turns, each of which begins with the next side."""
     case, notes = f"{written.name} {kind} {what}", list[str]()
     context = 1024
     loads: dict[str, list[Load]] = {}
@@ -263,11 +263,11 @@ def _row(
                 loads.setdefault(name, []).append(load)
     if OURS not in loads:
         return Row("serve", case, "bfloat16", machine=machine("serve", notes))
-    seconds = {name: median(load.seconds for load in some) for name, some in loads.items()}
-    figures = {name: _figures(some, effort, again) for name, some in loads.items()}
+    seconds = {name: median(load.seconds for load in side_loads) for name, side_loads in loads.items()}
+    figures = {name: _figures(side_loads, effort, again) for name, side_loads in loads.items()}
     ratios = {
-        name: median(mine.rate / other.rate for mine, other in zip(loads[OURS], some, strict=True))
-        for name, some in loads.items()
+        name: median(our.rate / peer.rate for our, peer in zip(loads[OURS], side_loads, strict=True))
+        for name, side_loads in loads.items()
         if name != OURS
     }
     tokens = sum(record.new for record in loads[OURS][0].told)
@@ -276,7 +276,7 @@ def _row(
         case,
         "bfloat16",
         ours_ms=1e3 * seconds[OURS] / tokens,
-        peers={name: 1e3 * took / tokens for name, took in seconds.items() if name != OURS},
+        peers={name: 1e3 * side_seconds / tokens for name, side_seconds in seconds.items() if name != OURS},
         ratios=ratios,
         machine=machine("serve", notes),
         extra={"tokens_per_second": figures[OURS]["tokens_per_second"], "figures": figures},
@@ -284,7 +284,7 @@ def _row(
 
 
 def _figures(loads: Sequence[Load], effort: Effort, again: int) -> dict[str, float]:
-    """The figures of a side. Gaps are those of all turns together."""
+    """Returns the figures of a side. Gaps between tokens are pooled over all turns."""
     records = [r for load in loads for r in load.told]
     gaps = [gap for r in records for gap in r.gaps] or [0.0]
     good = sum(r.first <= effort.first and median(r.gaps or [0.0]) <= effort.gap for r in records)

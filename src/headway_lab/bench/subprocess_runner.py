@@ -25,22 +25,22 @@ T = TypeVar("T")
 
 
 LOOK = 0.005
-"""Seconds between two looks at what a process holds."""
+"""Seconds between two readings of a process's memory."""
 
 
 class LimitReached(Exception):
-    """A process was ended at a limit, which is the message."""
+    """A process was killed at a limit, which is the message."""
 
 
 class SubprocessRunner(AbstractContextManager["SubprocessRunner"]):
-    """A fresh Python process, which calls functions one after the other."""
+    """A fresh Python process that calls functions one after the other."""
 
     def __init__(self) -> None:
         # Output of libraries on its stdout is redirected to stderr.
         self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), os.dup2, (2, 1))
         interrupt = signal.signal(
             signal.SIGINT, signal.SIG_IGN
-        )  # inherited: Ctrl-C is for this process, which ends it
+        )  # inherited by the child: Ctrl-C reaches only this process, which then ends the child
         try:
             pid = self._pool.submit(os.getpid).result()
         finally:
@@ -48,23 +48,24 @@ class SubprocessRunner(AbstractContextManager["SubprocessRunner"]):
         (self._process,) = (child for child in multiprocessing.active_children() if child.pid == pid)
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of a module's function in that process, at this process's thread count.
+        """Returns the result of a module-level function in that process, at this process's thread count.
 
-        Raises BackendError with the error of the other process, or where it has ended."""
+        Raises BackendError with the error of the other process, or if it has died."""
         return self.call_within(math.inf, math.inf, function, *args, **kwargs)
 
     def call_within(
         self, most: float, seconds: float, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """`call`, in a process that is ended where it takes more than `most` bytes beyond what it has, or longer.
+        """Does the same as `call`, but kills the process if it takes more than `most` bytes beyond its present memory,
+        or more than `seconds`.
 
-        Raises LimitReached then."""
-        look = None if most == seconds == math.inf else LOOK
+        Raises LimitReached in that case."""
+        interval = None if most == seconds == math.inf else LOOK
         try:
-            began, before = time.monotonic(), self._resident() if look else 0
+            began, bytes_before = time.monotonic(), self._resident() if interval else 0
             job = self._pool.submit(_at_threads, torch.get_num_threads(), partial(function, *args, **kwargs))
-            while wait([job], look).not_done:
-                if self._resident() - before > most:
+            while wait([job], interval).not_done:
+                if self._resident() - bytes_before > most:
                     raise self._stopped(f"{int(most) >> 20:,} MiB")
                 if time.monotonic() - began > seconds:
                     raise self._stopped(f"{seconds:g} s")
@@ -81,7 +82,7 @@ class SubprocessRunner(AbstractContextManager["SubprocessRunner"]):
         return LimitReached(at)
 
     def _resident(self) -> int:
-        """Bytes of memory that the process holds now."""
+        """Returns the bytes of memory that the process holds now."""
         try:
             pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
         except OSError as error:
@@ -89,7 +90,7 @@ class SubprocessRunner(AbstractContextManager["SubprocessRunner"]):
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
     def __exit__(self, *_: object) -> None:
-        """End it, whatever it is doing."""
+        """Kills the process, whatever it is doing."""
         self._process.kill()
         self._pool.shutdown()
 
@@ -100,22 +101,22 @@ def _at_threads(threads: int, call: Callable[[], T]) -> T:
 
 
 def peak_of(make: Callable[P, Callable[[], object]], *args: P.args, **kwargs: P.kwargs) -> int:
-    """Bytes that the second call of the result of `make` holds at its peak, beyond those of this process before: all
-    that was made, with what stays in memory between calls.
+    """Returns the peak bytes during the second call of the result of `make`, beyond this process's memory before:
+    everything that was made, including what stays in memory between calls.
 
-    Raises UnsupportedCase where no peak can be forgotten: that is Linux's alone."""
-    torch.ones(256, 256) @ torch.ones(256, 256)  # libraries and threads
-    before = forget_peak()
+    Raises UnsupportedCase if the peak cannot be reset, which only Linux supports."""
+    torch.ones(256, 256) @ torch.ones(256, 256)  # loads libraries and starts threads
+    bytes_before = forget_peak()
     call = make(*args, **kwargs)
     call()
     gc.collect()
     forget_peak()
     call()
-    return hardware.peak_rss() - before
+    return hardware.peak_rss() - bytes_before
 
 
 def forget_peak() -> int:
-    """Begin a new peak at what is resident now, whose bytes are returned."""
+    """Resets the peak memory to the current resident memory, and returns its bytes."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError as error:

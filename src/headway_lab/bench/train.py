@@ -1,9 +1,9 @@
-"""The rows of `headway bench train`: a training step of a whole model, beside transformers; of encoders also a forward
-pass.
+"""The rows of `headway bench train`: a training step of a whole model, compared with transformers; for encoders also a
+forward pass.
 
 A step is forward, loss, backward, clipping and AdamW over the same rows of random ids, from the same weights; its
 learning rate is so low that every step is the same step. A forward pass ends with the loss. The limit of both is the
-product in registers.
+register peak.
 
 Legend: B rows, T tokens of a row.
 """
@@ -43,19 +43,19 @@ WITHIN = f"{OURS} attention in transformers"
 PEERS = {"float32": (EAGER, COMPILED, WITHIN), "bfloat16": (EAGER, COMPILED, ALL_BF16, WITHIN)}
 NAMES: Mapping[str, Literal["fp32", "bf16"]] = {"float32": "fp32", "bfloat16": "bf16"}
 APART = {"float32": 1e-4, "bfloat16": 5e-2}
-"""How far loss and norm of the gradient may be apart, relative: sums over the whole model."""
+"""Largest relative difference of the loss and of the gradient norm, which are sums over the whole model."""
 
 LR = 1e-9
 FILLED = 0.15
-"""The share of its tokens that an encoder fills in."""
+"""The share of tokens that are targets of an encoder."""
 FIRST_ID = 8
-"""Ids below may be special."""
+"""The lowest id that is drawn: lower ones may be special tokens."""
 USUAL = Effort(repeats=7, least=3, seconds=90.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Rows of a model that a step trains on, or a forward pass alone reads."""
+    """Rows of a model for a training step, or for a forward pass only."""
 
     name: str
     spec: ModelSpec
@@ -65,30 +65,31 @@ class Case:
 
     @property
     def targets(self) -> int:
-        """Targets of each row."""
+        """Number of targets in each row."""
         return self.tokens - 1 if self.spec.causal else int(FILLED * self.tokens)
 
     @property
     def unread(self) -> int:
-        """Tokens of each row that are no targets."""
+        """Number of tokens in each row that are not targets."""
         return self.tokens - self.targets
 
     @property
     def flops(self) -> float:
-        """Products: of a step two of the backward for each of the forward; of the head for targets alone."""
-        whole = prefill_flops(self.spec, self.tokens, self.tokens)
-        return (3.0 if self.trains else 1.0) * self.rows * (whole - self.unread * head_flops(self.spec))
+        """FLOPs of the products: a step takes three times those of the forward pass; the output head counts only for
+        targets."""
+        row_flops = prefill_flops(self.spec, self.tokens, self.tokens)
+        return (3.0 if self.trains else 1.0) * self.rows * (row_flops - self.unread * head_flops(self.spec))
 
     def batch(self) -> tuple[Tensor, Tensor]:
-        """Ids and targets [B, T]: the next ids, or some of them."""
+        """Returns ids and targets [B, T]: the next ids for a decoder, a random choice of the ids for an encoder."""
         noise = torch.Generator().manual_seed(0)
         ids = torch.randint(FIRST_ID, self.spec.vocab, (self.rows, self.tokens), generator=noise)
         targets = torch.full_like(ids, IGNORE_INDEX)
         if self.spec.causal:
             targets[:, :-1] = ids[:, 1:]
         else:
-            places = torch.rand(ids.shape, generator=noise).topk(self.targets).indices
-            targets.scatter_(1, places, ids.gather(1, places))
+            target_positions = torch.rand(ids.shape, generator=noise).topk(self.targets).indices
+            targets.scatter_(1, target_positions, ids.gather(1, target_positions))
         return ids, targets
 
 
@@ -135,7 +136,8 @@ def train(
     effort: Effort = USUAL,
     say: Say,
 ) -> Iterator[Row]:
-    """Row by row: each of these cases in each of these dtypes beside those of the peers that it has."""
+    """Yields a row for each of these cases in each of these dtypes, compared with those of the peers that the dtype
+    has."""
     for name in cases:
         with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
             save_folder(Path(folder) / "hf", build(CASES[name].spec, seed=0))
@@ -159,33 +161,33 @@ def _problem(case: Case, dtype: str, peers: Sequence[str], folder: Path, memory:
 
 
 def _peak(case: Case, dtype: str, side: str, folder: Path) -> int:
-    """Bytes that training holds at its peak, weights and all, in a process of its own."""
+    """Returns the peak bytes of training, including the weights, measured in a process of its own."""
     with SubprocessRunner() as runner:
         return runner.call(peak_of, step, case, dtype, side, folder)
 
 
 def step(case: Case, dtype: str, side: str, folder: Path) -> Side:
-    """A step of headway or of a peer, as a call that gives the loss and the norm of the gradient, [1, 1] each; of a
-    forward pass the loss alone."""
+    """Returns a step of headway or of a peer, as a call that returns the loss and the gradient norm, [1, 1] each; for a
+    forward pass, the loss only."""
     if side == OURS:
         return ours(case, dtype) if case.trains else our_forward(case, dtype)
     return of_transformers(case, dtype, side, folder)
 
 
 class Same(Objective[Any]):
-    """The same micro batches in every step."""
+    """An objective with the same micro-batches in every step."""
 
     def __init__(self, case: Case, rows: int) -> None:
         ids, targets = case.batch()
         parts = zip(ids.split(rows), targets.split(rows), strict=True)
-        self.parts = [Batch({"ids": some}, target) for some, target in parts]
+        self.parts = [Batch({"ids": ids_part}, target) for ids_part, target in parts]
 
     def batches(self, step: int) -> Sequence[Batch]:
         return self.parts
 
 
 def ours(case: Case, dtype: str) -> Side:
-    """A step of `headway train`, with its defaults."""
+    """Returns a step of `headway train`, with its defaults."""
     config = TextConfig(
         data="none",
         context=case.tokens,
@@ -193,12 +195,12 @@ def ours(case: Case, dtype: str) -> Side:
         dtype=NAMES[dtype],
         lr=LR,
     )
-    model, kind = build(case.spec, seed=0), DTYPES[NAMES[dtype]]
-    workers = int(choose_workers(config, case.spec, parameter_count(case.spec) * kind.itemsize).what)
+    model, torch_dtype = build(case.spec, seed=0), DTYPES[NAMES[dtype]]
+    workers = int(choose_workers(config, case.spec, parameter_count(case.spec) * torch_dtype.itemsize).what)
     pool = MicrobatchPool(workers)
     optimizer = Optimizer.of(parameter_groups(model), config, pool)
     objective = Same(case, -(-case.rows // workers))
-    trainer = Trainer(objective, model, optimizer, clip=config.clip, dtype=kind, pool=pool)
+    trainer = Trainer(objective, model, optimizer, clip=config.clip, dtype=torch_dtype, pool=pool)
 
     def side() -> Sequence[Tensor]:
         with pool:
@@ -210,7 +212,7 @@ def ours(case: Case, dtype: str) -> Side:
 
 
 def our_forward(case: Case, dtype: str) -> Side:
-    """A model of `dtype` as `headway.load` gives it, with the mean loss of its targets."""
+    """Returns a forward pass of a model in `dtype`, as `headway.load` returns it, with the mean loss of its targets."""
     model = build(case.spec, dtype=DTYPES[NAMES[dtype]], seed=0).eval()
     ids, targets = case.batch()
 
@@ -223,30 +225,33 @@ def our_forward(case: Case, dtype: str) -> Side:
 
 
 def of_transformers(case: Case, dtype: str, side: str, folder: Path) -> Side:
-    """The step of a training loop in torch around its model: fp32 weights, under autocast in bf16 ("transformers", as
-    Trainer does with bf16=True), the same compiled or with headway's attention, or all weights in bf16, which have no
-    fp32 weights to be added to.
+    """Returns the step of a plain torch training loop around transformers' model: fp32 weights, in bf16 under autocast
+    ("transformers", as Trainer does with bf16=True), the same compiled or with headway's attention, or all weights in
+    bf16, without fp32 weights that accumulate the updates.
 
-    Raises UnsupportedCase where transformers is not installed, or the model has an attention of its own."""
+    Raises UnsupportedCase if transformers is not installed, or if headway's attention cannot replace the model's own.
+    """
     hf = transformers()
     if side == WITHIN:
         if case.spec.family == "longformer":
             raise UnsupportedCase("transformers' Longformer has an attention of its own")
         importlib.import_module("headway.integrations.transformers")
     hf.utils.logging.disable_progress_bar()
-    auto = hf.AutoModelForCausalLM if case.spec.causal else hf.AutoModelForMaskedLM
+    auto_class = hf.AutoModelForCausalLM if case.spec.causal else hf.AutoModelForMaskedLM
     weights = torch.bfloat16 if side == ALL_BF16 else torch.float32
     attention = "headway" if side == WITHIN else None
-    model = auto.from_pretrained(folder, dtype=weights, attn_implementation=attention).train(case.trains)
+    model = auto_class.from_pretrained(folder, dtype=weights, attn_implementation=attention).train(
+        case.trains
+    )
     run = torch.compile(model) if side == COMPILED else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
     ids, targets = case.batch()
     labels = ids if case.spec.causal else targets
-    cast = dtype == "bfloat16" and weights == torch.float32
+    autocast = dtype == "bfloat16" and weights == torch.float32
 
     def step() -> Sequence[Tensor]:
         with (
-            torch.autocast("cpu", torch.bfloat16) if cast else nullcontext(),
+            torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext(),
             torch.set_grad_enabled(case.trains),
         ):
             loss = run(input_ids=ids, labels=labels).loss

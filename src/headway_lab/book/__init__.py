@@ -1,4 +1,4 @@
-"""All topics as one HTML book, in English or Chinese, which needs no network: figures and formulas are in the file."""
+"""All topics as one self-contained HTML book, in English or Chinese; figures and formulas are embedded in the file."""
 
 import base64
 import io
@@ -37,22 +37,21 @@ def write_books(
     quick: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Path]:
-    """Write `out/LANGUAGE.html` for each language, and each topic's reports and figures beside it; with `quick` of
-    smaller runs, where topics have them. A topic is run once for all languages; those whose reports are there already,
-    with the formulas of today and of that size, are not run again; `say` is told of each that is.
+    """Writes `out/LANGUAGE.html` for each language, and each topic's reports and figures beside it; with `quick` from
+    smaller runs, if a topic has one. A topic runs once for all languages, and not at all if reports with today's
+    formulas and of that size exist already; `say` is called with a line before each run.
 
-    Raises ConfigError for a language that is not there or whose figures no font can label, and where a topic is
-    unknown."""
+    Raises ConfigError for an unknown language, a language that no font can label figures in, or an unknown topic."""
     for language in languages:
         check_language(language, "book")
         check_fonts(language)
     names = list(topics)
     reports = {}
     for number, topic in enumerate(names, 1):
-        small = quick and bool(TOPICS[topic].quick)
-        time = "its quick run" if small else f"about {duration(TOPICS[topic].seconds)} of one core"
-        before = partial(say, f"{number} of {len(names)}: {topic}, {time}")
-        reports[topic] = reports_of(topic, out, languages, small, before)
+        quick_run = quick and bool(TOPICS[topic].quick)
+        time = "its quick run" if quick_run else f"about {duration(TOPICS[topic].seconds)} of one core"
+        announce = partial(say, f"{number} of {len(names)}: {topic}, {time}")
+        reports[topic] = reports_of(topic, out, languages, quick_run, announce)
     return [
         write_book(out, language, {topic: by_language[language] for topic, by_language in reports.items()})
         for language in languages
@@ -60,7 +59,7 @@ def write_books(
 
 
 def write_book(out: Path, language: str, reports: Mapping[str, Mapping[str, Any]]) -> Path:
-    """`out/LANGUAGE.html`, of reports in that language by topic."""
+    """Writes `out/LANGUAGE.html` from reports in that language, keyed by topic."""
     words = WORDS[language]
     answers = {entry.topic: entry.answer for entry in entries(language)}
     chapters = [
@@ -93,8 +92,8 @@ def reports_of(
     quick: bool = False,
     before: Callable[[], None] = lambda: None,
 ) -> dict[str, dict[str, Any]]:
-    """A topic's report by language, as JSON has it: those of `out/TOPIC.LANGUAGE.json` where they were made of today's
-    formula and in that size, else of one run, `before` which is called."""
+    """Returns a topic's reports by language, as their JSON objects: those in `out/TOPIC.LANGUAGE.json` if all have
+    today's formula and size, else those of a new run, before which `before` is called."""
     existing = {language: _kept(topic, out, language, quick) for language in languages}
     if all(existing.values()):
         return {language: report for language, report in existing.items() if report}
@@ -107,30 +106,31 @@ def reports_of(
 
 
 def _kept(topic: str, out: Path, language: str, quick: bool) -> dict[str, Any] | None:
-    """A report that was written, if its formula is that of today, its size the same, and its figure beside it."""
+    """Returns an existing report if it has today's formula, the same size, and its figure; else None."""
     path = report_of(topic, out, language)
     if not (path.is_file() and figure_of(topic, out, language).is_file()):
         return None
     report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    today = report["formula"] == topics_in(language)[topic].formula
-    return report if today and report["quick"] == quick else None
+    current = report["formula"] == topics_in(language)[topic].formula
+    return report if current and report["quick"] == quick else None
 
 
 def report_of(topic: str, out: Path, language: str = "en") -> Path:
-    """The path of a topic's report in the folder of the book."""
+    """Returns the path of a topic's report in the book's folder."""
     return out / f"{topic}.{language}.json"
 
 
 def figure_of(topic: str, out: Path, language: str = "en") -> Path:
-    """The path of a topic's figure in the folder of `explain`."""
+    """Returns the path of a topic's figure in the folder of `explain`."""
     return out / figure_name(topic, language)
 
 
 def chapter(report: Mapping[str, Any], answer: str, figure: Path, language: str) -> str:
-    """One topic: question, answer, formulas, what is verified, the figure, the verdict and the numbers."""
+    """Returns one topic as HTML: question, answer, formulas, what is verified, the figure, the verdict and the
+    numbers."""
     words, say = WORDS[language], translation(language)
     topic, word, question = report["topic"], word_of(report["claims"].values()), report["question"]
-    shown = [report["rows"][i] for i in report["highlight"]] or report["rows"]
+    rows = [report["rows"][i] for i in report["highlight"]] or report["rows"]
     formulas = "".join(formula_image(tex) for tex in TOPICS[topic].tex)
     picture = (
         f'<div class="picture"><pre>{escape(report["picture"])}</pre></div>' if report["picture"] else ""
@@ -143,30 +143,31 @@ def chapter(report: Mapping[str, Any], answer: str, figure: Path, language: str)
         f'<p class="verdict{CLASSES[worst(report["claims"])]}"><strong>{words[word]}</strong> '
         f"({escape(report['setting'])}): {escape(report['finding'])}</p>"
         f"{claims_list(report['claims'])}"
-        f'<details><summary>{words["table"]}</summary><div class="numbers">{html_table(report["columns"], shown, say)}'
+        f'<details><summary>{words["table"]}</summary><div class="numbers">{html_table(report["columns"], rows, say)}'
         f"</div></details><p>{words['run']}: <code>headway explain {topic}</code></p></section>"
     )
 
 
 def worst(claims: Mapping[str, bool | None]) -> str:
-    """The key of `SIGNS` for claims: not seen where a claim is not, else too small to tell where one of them is."""
+    """Returns the key of `SIGNS` for a set of claims: "not seen" if any claim is, else "too small to tell" if any is,
+    else "seen"."""
     words = {word_of([seen]) for seen in claims.values()}
     return next((word for word in ("not seen", "too small to tell") if word in words), "seen")
 
 
 def mark(word: str) -> str:
-    """Whether a run shows what is claimed, as a sign."""
+    """Returns a sign for whether a run shows what is claimed."""
     return f'<span class="mark{CLASSES[word]}">{SIGNS[word]}</span>'
 
 
 def claims_list(claims: Mapping[str, bool | None]) -> str:
-    """Each claim with its result."""
+    """Returns each claim with its result as an HTML list."""
     items = (f"<li>{mark(word_of([seen]))} {escape(claim)}</li>" for claim, seen in claims.items())
     return f'<ul class="claims">{"".join(items)}</ul>'
 
 
 def html_table(columns: Iterable[str], rows: Iterable[Iterable[object]], say: Translation) -> str:
-    """Numbers as a terminal shows them, names in a language."""
+    """Returns rows as an HTML table, with numbers formatted as in a terminal and names translated by `say`."""
     head = "".join(f"<th>{escape(say(name))}</th>" for name in columns)
     body = "".join(
         f"<tr>{''.join(f'<td>{escape(say(cell(value)))}</td>' for value in row)}</tr>" for row in rows
@@ -175,17 +176,18 @@ def html_table(columns: Iterable[str], rows: Iterable[Iterable[object]], say: Tr
 
 
 def formula_image(tex: str) -> str:
-    """A formula as an image of the page, with its TeX as text. Raises ValueError for TeX that mathtext lacks."""
+    """Returns a formula as an embedded SVG image, with its TeX as alternative text. Raises ValueError for TeX that
+    mathtext does not support."""
     import matplotlib
     from matplotlib.mathtext import math_to_image
 
     written = io.BytesIO()
     with matplotlib.rc_context({"mathtext.fontset": "cm", "svg.hashsalt": "headway", "font.size": 14}):
         math_to_image(f"${tex}$", written, format="svg", prop=None, dpi=72)
-    undated = re.sub(rb"<metadata>.*?</metadata>", b"", written.getvalue(), flags=re.DOTALL)
-    return f'<img alt="{escape(tex)}" src="{data_uri(undated, "image/svg+xml")}">'
+    without_date = re.sub(rb"<metadata>.*?</metadata>", b"", written.getvalue(), flags=re.DOTALL)
+    return f'<img alt="{escape(tex)}" src="{data_uri(without_date, "image/svg+xml")}">'
 
 
 def data_uri(data: bytes, kind: str) -> str:
-    """Bytes as an address of their own."""
+    """Returns bytes as a data URI."""
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"

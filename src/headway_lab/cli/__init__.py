@@ -1,4 +1,4 @@
-"""The commands of the laboratory, which `headway` finds by entry points."""
+"""The commands of the laboratory, which `headway` finds through entry points."""
 
 from headway.cli import Command
 

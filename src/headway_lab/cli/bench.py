@@ -1,5 +1,5 @@
 """`headway bench attention | growth | decode | prefill | serve | train`: what attention, whole models and their servers
-cost on this machine, beside their peers."""
+cost on this machine, compared with their peers."""
 
 from dataclasses import replace
 from itertools import chain
@@ -30,10 +30,10 @@ def attention(
     """Attention in every case of the table, interleaved with torch, FlexAttention and transformers.
 
     case: only this case (repeatable); a wrong name lists them
-    dtype: float32 or bfloat16 (repeatable) [default: each case's]
+    dtype: float32 or bfloat16 (repeatable) [default: those of each case]
     direction: forward or forward+backward [default: both]
-    tokens: every case at this length; windows shrink to a quarter of it
-    repeats: turns per row, at most
+    tokens: run every case at this length; windows shrink to a quarter of it
+    repeats: most turns per row
     scaling: at 1, 2, 4, ... threads
     """
     from headway_lab.bench import attention as bench
@@ -68,13 +68,13 @@ def growth(
     memory_limit: Annotated[int | None, says(min=64)] = None,
     seconds: Annotated[float, says(min=0.1)] = 10.0,
 ) -> int:
-    """Time and memory against length, up to a limit of memory: full attention, torch's kernel, linear attention, and a
-    window as loop, chunks and kernels; exponents, and what is seen of them.
+    """Time and memory against length, up to a memory limit: full attention, torch's kernel, linear attention, and a
+    window as a loop, in chunks and by kernels; growth exponents, and whether they are as claimed.
 
     form: only this form (repeatable); a wrong name lists them [default: all; --quick: all but flex]
     direction: forward or forward+backward
-    tokens: no length above this one [default: 65536]
-    window: keys that a query of a window sees
+    tokens: largest length [default: 65536]
+    window: keys that each query of a windowed form sees
     memory_limit: MiB at which a form is stopped [default: 2048]
     seconds: a form whose next step would take longer is stopped
     """
@@ -100,11 +100,11 @@ def decode(
     rows: list[Count] | None = None,
     context: Annotated[int, says(min=2)] = 512,
 ) -> int:
-    """One more token of each text by a whole LLaMA with random weights: tokens per second, and bytes read per step as a
-    share of the bandwidth of reading; beside transformers and llama.cpp on the same weights.
+    """Decoding one more token per sequence by a whole LLaMA with random weights: tokens per second, and bytes read per
+    step as a share of the read bandwidth; compared with transformers and llama.cpp on the same weights.
 
-    rows: texts side by side (repeatable) [default: 1, 8, 16]
-    context: tokens that a step sees, its own with them
+    rows: batch size, in sequences (repeatable) [default: 1, 8, 16]
+    context: tokens that a step sees, including its own
     """
     from headway_lab.bench import decoders as bench
     from headway_lab.bench.measure import THOROUGH
@@ -115,10 +115,10 @@ def decode(
 
 
 def prefill(run: ModelsRun, *, tokens: Annotated[int | None, says(min=2)] = None) -> int:
-    """Reading a prompt by a whole LLaMA with random weights: tokens per second, and products as a share of the register
-    peak; beside transformers and llama.cpp on the same weights.
+    """Prefill of a prompt by a whole LLaMA with random weights: tokens per second, and products as a share of the
+    register peak; compared with transformers and llama.cpp on the same weights.
 
-    tokens: of the prompt [default: 2048; 256 with --quick]
+    tokens: length of the prompt [default: 2048; 256 with --quick]
     """
     from headway_lab.bench import decoders as bench
 
@@ -135,15 +135,15 @@ def serve(
     llama_server: str = "llama-server",
     peer: list[str] | None = None,
 ) -> int:
-    """Servers of a whole LLaMA with random weights under load, headway's beside others': tokens per second, time to
-    the first token and between tokens, and how much of what was said before is not read again. One more model, minilm,
-    is an encoder in float32 that is asked for embeddings, beside sentence-transformers.
+    """Servers of a whole LLaMA with random weights under load, headway and others: tokens per second, time to
+    the first token and between tokens, and the share of prompt tokens that come from the prefix cache. One more model,
+    minilm, is an encoder in float32 whose embeddings are measured, compared with sentence-transformers.
 
-    clients: that ask at once, each one request after the other (repeatable) [default: 1, 4, 16, 32]
+    clients: concurrent clients, each sending one request after the other (repeatable) [default: 1, 4, 16, 32]
     rounds: turns per row [default: 5]
     new: tokens of each answer
-    llama_server: the program of llama.cpp
-    peer: llama-server, or transformers serve, which has no batches and bf16 alone (repeatable) [default: llama-server]
+    llama_server: path of llama.cpp's server program
+    peer: llama-server, or transformers serve, which has no batches and only bf16 (repeatable) [default: llama-server]
     """
     from headway_lab.bench import serving as bench
     from headway_lab.bench.embeddings import MINILM, embed
@@ -172,12 +172,12 @@ def train(
     memory: bool = True,
 ) -> int:
     """A training step of a whole model: tokens per second, products as a share of the register peak, and peak memory;
-    beside transformers, as it comes and compiled.
+    compared with transformers, eager and compiled.
 
     case: only this case (repeatable); a wrong name lists them [default: all but tiny]
     dtype: float32 or bfloat16 (repeatable) [default: both]
-    compiled: beside the compiled model, too; that takes minutes
-    memory: peak memory of every side, in processes of their own
+    compiled: compare with the compiled model, too; that takes minutes
+    memory: measure the peak memory of every side, each in its own process
     """
     from headway_lab.bench import train as bench
 

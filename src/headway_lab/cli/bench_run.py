@@ -1,4 +1,4 @@
-"""Shared by the commands of `headway bench`: their options, the output of rows, and the exit code."""
+"""Shared parts of the `headway bench` commands: their options, the output of rows, and the exit code."""
 
 import signal
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def chosen(named: Sequence[str] | None, known: Iterable[str], usual: Sequence[str], what: str) -> list[str]:
-    """The given names, or the usual ones. Raises ConfigError for a name that does not exist, listing those that do."""
+    """Returns the given names, or the usual ones if there are none. Raises ConfigError for an unknown name, with a list
+    of the known ones."""
     names = tuple(known)
     for name in named or ():
         if name not in names:
@@ -30,21 +31,21 @@ def chosen(named: Sequence[str] | None, known: Iterable[str], usual: Sequence[st
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """While open, SIGTERM is what Ctrl-C is: what was measured is printed."""
+    """Makes SIGTERM act as Ctrl-C inside the block, so that what was measured so far is printed."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    previous = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """How much is measured, and where the rows go.
+    """How much is measured, and where the rows are written.
 
     quick: a subset, in a minute or two
     json: print each row as an object, with machine and versions
@@ -57,45 +58,45 @@ class Run:
     out: Path | None = None
 
     def effort(self, usual: "Effort") -> "Effort":
-        """How long each row is measured."""
+        """Returns how long each row is measured: `usual`, or `QUICK` for a quick run."""
         from headway_lab.bench.measure import QUICK
 
         return QUICK if self.quick else usual
 
     def show(self, rows: "Iterable[Row]") -> int:
-        """Print the rows as they come, on stdout (JSON) or on stderr, and together as a table, also where Ctrl-C or
-        SIGTERM ends them. The exit code is 1 where a peer gave another result than
-        headway, or nothing could be measured."""
+        """Prints the rows as they come, on stdout (JSON) or on stderr, and in the end all of them as a table, also if
+        Ctrl-C or SIGTERM interrupts. Returns exit code 1 if a peer's result differs from headway's or if nothing could
+        be measured."""
         set_threads(self.threads)
         from headway_lab.bench import rows as results
         from headway_lab.bench.charts import draw
         from headway_lab.bench.measure import mismatches
 
-        done: list[Row] = []
+        measured: list[Row] = []
         try:
             with terminable():
                 for row in rows:
-                    done.append(row)
+                    measured.append(row)
                     if self.json:
                         print(row.to_line(), flush=True)
                     else:
                         note(f"  {row.summary()}")
         finally:
-            if done and not self.json:
-                print(results.to_text(done), flush=True)
-            if done and self.out is not None:
-                note("written: " + ", ".join(map(str, draw(done, self.out))))
-        wrong = mismatches(done)
-        if all(row.ours_ms is None for row in done):
-            wrong.append("nothing could be measured; each row says why")
-        for line in wrong:
+            if measured and not self.json:
+                print(results.to_text(measured), flush=True)
+            if measured and self.out is not None:
+                note("written: " + ", ".join(map(str, draw(measured, self.out))))
+        problems = mismatches(measured)
+        if all(row.ours_ms is None for row in measured):
+            problems.append("nothing could be measured; each row says why")
+        for line in problems:
             report_error(line)
-        return 1 if wrong else 0
+        return 1 if problems else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelsRun(Run):
-    """A bench of whole decoders, with weights kept in several ways.
+    """A bench of whole decoders, with weights stored in several formats.
 
     model: tiny, 32m or 1.1b, LLaMAs, moe-166m or hybrid-0.8b (repeatable) [default: 32m and 1.1b; 32m with --quick]
     weights: bf16, int8, int4, q4_K, q5_K, q6_K, nf4, int8-row (one scale a row) or compressed (bf16 without
@@ -106,14 +107,14 @@ class ModelsRun(Run):
     weights: list[str] | None = None
 
     def models(self, *more: str) -> list[str]:
-        """The models that are named, or the usual ones. `more`: those of this bench alone."""
+        """Returns the models that were named, or the usual ones. `more`: models that only this bench has."""
         from headway_lab.bench.models import DECODERS
 
         usual = ("32m",) if self.quick else ("32m", "1.1b", *more)
         return chosen(self.model, (*DECODERS, *more), usual, "model")
 
     def kinds(self, usual: tuple[str, ...]) -> list[str]:
-        """The weights that are named, or the usual ones."""
+        """Returns the weight formats that were named, or the usual ones."""
         from headway_lab.bench.models import WEIGHTS
 
         return chosen(self.weights, WEIGHTS, usual, "kind of weights")

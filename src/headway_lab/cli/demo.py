@@ -20,9 +20,9 @@ def command(
 
     Needs no network and no data. Writes a Hugging Face folder with metrics and pictures.
 
-    out: folder of what is made
+    out: folder for the model, metrics and pictures
     seconds: length of act 2 (training)
-    quick: 20 seconds with a toy, to see that it runs
+    quick: 20 seconds with a toy model, to see that it runs
     """
     from headway.train import Interrupted
     from headway_lab.demo.run import demo, next_commands

@@ -1,4 +1,4 @@
-"""`headway explain [TOPIC]`: a question about attention, answered by a run."""
+"""`headway explain [TOPIC]`: answers a question about attention by a run."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,7 +14,7 @@ from headway_lab.explain.tables import translation
 from headway_lab.explain.topics import groups
 from headway_lab.questions import Index, Match, entries, language_of
 
-LONG = 10  # seconds, from which on it is said that a run is under way
+LONG = 10  # seconds from which on a run shows its progress
 
 
 def command(
@@ -38,30 +38,29 @@ def command(
     json: bool = False,
     threads: int | None = None,
 ) -> None:
-    """Answer a question about attention by a run: formula, numbers, figure, verdict. Without a topic: the list of
-    them. A topic that does not take a setting refuses it, and says which it takes.
+    """Answer a question about attention by a run: formula, numbers, figure, verdict. Without a topic: list the topics.
+    A topic refuses a setting that it does not take, and says which it takes.
 
-    topic: which question; all, the book of them, or figures, drawings of models and steps, in English and Chinese; none
-        lists them
-    question: in words, English or Chinese: which topics answer, and how
+    topic: the question's name; all for the book of all topics, or figures for drawings of models and steps, in English
+        and Chinese; none lists the topics
+    question: a question in words, English or Chinese: prints which topics answer it, and how
     out: folder for TOPIC.png and TOPIC.csv, for the book, en.html and zh.html, or for figures, NAME.en.svg and
         NAME.zh.svg
     heads: query heads (heads)
     kv_heads: key/value heads (heads)
     n: tokens (complexity)
     d: width (complexity)
-    k: tokens of a kernel (complexity)
+    k: tokens of a convolution kernel (complexity)
     r: keys of a window (complexity)
     context: tokens of the longest row (heads, cache, memory)
-    steps: of training (topics that train); of decoding (figures --model) [default: 4]
+    steps: training steps (topics that train); decoding steps (figures --model) [default: 4]
     seeds: two or more, as 0,1,2
-    model: figures of the steps of this model, a folder or a name of the Hub, that continues a prompt: what each step
-        computes, without a cache and with one (figures)
-    prompt: what it continues (figures)
-    quick: a smaller run of a topic that takes long; of others the run itself
-    lang: of sentences, labels and figures, en or zh; that of the environment (LC_ALL, LC_MESSAGES, LANG) unless given.
-        Questions are answered in their own; figures of the documents are written in both, and so is the book unless it
-        is given
+    model: a folder or a name of the Hub: draws the decoding steps of this model as it continues a prompt, and what each
+        step computes, without a cache and with one (figures)
+    prompt: the prompt that the model continues (figures)
+    quick: a smaller run of a topic that takes long; other topics run as usual
+    lang: language of sentences, labels and figures, en or zh [default: that of LC_ALL, LC_MESSAGES or LANG]. Questions
+        are answered in their own language; figures of the documents are written in both, and so is the book by default
     """
     language = language_of_environment() if lang is None else check_language(lang, "explain --lang")
     say = translation(language)
@@ -120,7 +119,7 @@ def command(
 
 @contextmanager
 def errors_in(say: Translation) -> Iterator[None]:
-    """Errors of the settings that are given, in another language."""
+    """Translates the ConfigErrors raised inside the block."""
     try:
         yield
     except ConfigError as error:
@@ -128,7 +127,8 @@ def errors_in(say: Translation) -> Iterator[None]:
 
 
 def write(topic: str, out: Path | None, quick: bool, languages: Sequence[str]) -> list[Path]:
-    """The figures of the documents, in all languages, or the book in some. Raises ConfigError without a folder."""
+    """Writes the figures of the documents (in all languages) or the book (in `languages`), and returns the files.
+    Raises ConfigError without a folder."""
     if topic == "figures":
         from headway_lab.diagrams import write as write_figures
 
@@ -145,7 +145,8 @@ def write(topic: str, out: Path | None, quick: bool, languages: Sequence[str]) -
 def decoding(
     model: str, prompt: str, count: int, out: Path | None, languages: Sequence[str], language: str
 ) -> tuple[dict[str, Any], str]:
-    """The steps of a model that continues a prompt, for JSON and for a terminal; with a folder, drawn there too."""
+    """Returns the decoding steps of a model that continues a prompt, for JSON and as text for a terminal; with a
+    folder, also draws them there."""
     from headway import load
     from headway_lab.diagrams import labels, write_svg
     from headway_lab.diagrams.steps import growing_cache, steps_of, text_of
@@ -161,7 +162,7 @@ def decoding(
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Numbers between commas: "0,1,2". Raises ConfigError for anything else."""
+    """Parses numbers between commas: "0,1,2". Raises ConfigError for anything else."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -169,7 +170,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def listing(language: str = "en") -> dict[str, dict[str, Any]]:
-    """The question, the group, and the seconds of one core, by topic."""
+    """Returns the question, the group, and the seconds on one core of each topic."""
     return {
         name: {"question": topic.question, "group": group, "seconds": topic.seconds}
         for group, topics in groups(language).items()
@@ -178,7 +179,7 @@ def listing(language: str = "en") -> dict[str, dict[str, Any]]:
 
 
 def list_lines(language: str = "en") -> list[str]:
-    """The list of topics for a terminal, by group."""
+    """Returns the lines of the topic list for a terminal, by group."""
     widest = max(map(len, TOPICS))
     lines = [translation(language)("time of one core; --quick makes the longer ones short")]
     for group, topics in groups(language).items():
@@ -190,7 +191,7 @@ def list_lines(language: str = "en") -> list[str]:
 
 
 def ask(question: str) -> tuple[Match, ...]:
-    """The entries that answer a question, the best first. Raises ConfigError where none does."""
+    """Returns the entries that answer a question, best first. Raises ConfigError if none does."""
     matches = Index(entries(language_of(question))).find(question)
     if not matches:
         raise ConfigError(
@@ -201,11 +202,11 @@ def ask(question: str) -> tuple[Match, ...]:
 
 
 def to_text(matches: tuple[Match, ...]) -> str:
-    """The best entry with its answer, its verdict and its command, and which others there are."""
-    best, *others = (match.entry for match in matches)
+    """Returns the best entry with its answer, verdict and command, and references to the other entries."""
+    best, *other_entries = (match.entry for match in matches)
     say = translation(language_of(best.answer))
     lines = [f"{best.topic}: {best.answer}"]
     lines += [f"{say('measured')}: {best.verdict}"] if best.verdict else []
     lines += [f"{say('run')}: {best.command}"]
-    lines += [f"{say('see also')}: {entry.command}   ({entry.ask[0]})" for entry in others]
+    lines += [f"{say('see also')}: {entry.command}   ({entry.ask[0]})" for entry in other_entries]
     return "\n".join(lines)

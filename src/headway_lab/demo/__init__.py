@@ -1,2 +1,1 @@
-"""The main job on real input: three acts on this machine, from the patterns to a trained model and the
-checks."""
+"""The library's main use on real input: three acts on this machine, from patterns to a trained model and its checks."""

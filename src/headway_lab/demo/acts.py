@@ -1,5 +1,5 @@
-"""Acts 1 and 3: patterns drawn, and the cost of keys and values, by arithmetic on a spec; then why to trust the model
-that was just trained, by numbers that are measured here and now."""
+"""Acts 1 and 3 of the demo: drawn patterns and the size of the KV cache, computed from a spec; then measurements that
+check the model that was just trained."""
 
 import copy
 from collections.abc import Sequence
@@ -40,21 +40,21 @@ WINDOW = 1024
 
 
 def pictures(count: int = 11, unicode: bool = True, width: int = 100) -> str:
-    """The patterns for a terminal."""
+    """Returns the patterns drawn for a terminal."""
     tokens = Tokens.range(count).with_global(list(GLOBAL))
     blocks = [(name, draw(pattern, count, tokens, "■·" if unicode else "#.")) for name, pattern in PATTERNS]
     return side_by_side(blocks, width, gap=3)
 
 
 def side_by_side(blocks: Sequence[tuple[str, str]], width: int = 100, gap: int = 4) -> str:
-    """Titled blocks of text next to each other, as many a row as `width` characters hold."""
+    """Returns titled blocks of text next to each other, as many per row as fit into `width` characters."""
     boxes = []
     for title, block in blocks:
         lines = [title, *block.splitlines()]
         boxes.append([line.ljust(max(map(len, lines))) for line in lines])
     rows: list[list[list[str]]] = [[]]
     for box in boxes:
-        used = sum(len(other[0]) + gap for other in rows[-1])
+        used = sum(len(placed[0]) + gap for placed in rows[-1])
         if rows[-1] and used + len(box[0]) > width:
             rows.append([])
         rows[-1].append(box)
@@ -67,7 +67,7 @@ def side_by_side(blocks: Sequence[tuple[str, str]], width: int = 100, gap: int =
 
 
 def save_pictures(path: Path, count: int = 20) -> None:
-    """The patterns as one PNG."""
+    """Draws the patterns into one PNG."""
     tokens = Tokens.range(count).with_global(list(GLOBAL))
     with saved_figure(path) as figure:
         names = [f"{name}\n{pattern}" for name, pattern in PATTERNS]
@@ -75,8 +75,8 @@ def save_pictures(path: Path, count: int = 20) -> None:
 
 
 def kv_bytes() -> dict[str, list[int]]:
-    """Bytes of one row's keys and values in bf16 at each of `CONTEXTS`: as many kv heads as query heads, fewer of them,
-    and windows."""
+    """Returns the KV cache bytes of one sequence in bf16 at each of `CONTEXTS`: with as many KV heads as query heads,
+    with fewer, and with windows."""
     mha = catalog.spec(SHAPE)
     gqa, window = replace(mha, kv_heads=8), Window.last(WINDOW)
     specs = {
@@ -86,23 +86,23 @@ def kv_bytes() -> dict[str, list[int]]:
         f"GQA, window {WINDOW} in every layer": gqa.with_patterns(window),
     }
     return {
-        what: [cost.kv_bytes_stored(spec, n, torch.bfloat16) for n in CONTEXTS]
-        for what, spec in specs.items()
+        label: [cost.kv_bytes_stored(spec, n, torch.bfloat16) for n in CONTEXTS]
+        for label, spec in specs.items()
     }
 
 
 def kv_table() -> str:
-    """`kv_bytes` for a terminal."""
+    """Returns `kv_bytes` as a table for a terminal."""
     stored = kv_bytes()
     first, *_ = stored.values()
-    cells = [(what, *map(size, counts), f"{counts[-1] / first[-1]:.1%}") for what, counts in stored.items()]
+    cells = [(label, *map(size, counts), f"{counts[-1] / first[-1]:.1%}") for label, counts in stored.items()]
     return table(("", *(f"{n // 1024}k tokens" for n in CONTEXTS), "of MHA"), cells)
 
 
 @torch.inference_mode()
 def cached_equals_full(model: Decoder, ids: Tensor, dtype: torch.dtype) -> dict[str, Any]:
-    """How far logits of a cached decode are from those of one full forward: ids [1, T] are fed once as a whole, and
-    once through the caches, half of them in uneven chunks, then token by token."""
+    """Returns how far the logits of cached decoding are from those of one full forward: ids [1, T] are fed once as a
+    whole, and once through the KV cache, the first half in uneven chunks, then token by token."""
     model = copy.deepcopy(model).to(dtype).eval()
     full, cache, count = model(ids), model.make_cache(1), ids.shape[1]
     cuts = [0, count // 7, count // 5, count // 2, *range(count // 2 + 1, count + 1)]
@@ -114,27 +114,27 @@ def cached_equals_full(model: Decoder, ids: Tensor, dtype: torch.dtype) -> dict[
 
 @torch.inference_mode()
 def cache_sizes(model: Decoder, window: int, times: int = 8, chunk: int = 32) -> list[dict[str, int | None]]:
-    """Decode to `times` windows; at 1, 2, 4, .. windows the slots of the pages of a windowed and of a full layer, the
-    bytes of all layers, and those that they would have if every one of them grew."""
+    """Decodes `times` windows of random tokens; at 1, 2, 4, .. windows returns the slots in the pages of a windowed and
+    of a full layer, the bytes of all layers, and the bytes if no layer had a window."""
     spec, cache = model.eval().spec, model.make_cache(1)
     element = cost.kv_bytes_per_token(spec, model.model.like.dtype) // spec.layers
     noise = torch.Generator().manual_seed(0)
-    done, sizes = 0, list[dict[str, int | None]]()
+    decoded, sizes = 0, list[dict[str, int | None]]()
     for count in doublings(window, times * window):
-        for ids in torch.randint(0, spec.vocab, (1, count - done), generator=noise).split(chunk, 1):
+        for ids in torch.randint(0, spec.vocab, (1, count - decoded), generator=noise).split(chunk, 1):
             model(ids, cache=cache, logits_for=slice(-1, None))
-        done = count
-        held = list(zip(spec.patterns, cache.slots, strict=True))
-        windows = [slots for pattern, slots in held if pattern.retention.reach is not None]
-        rest = [slots for pattern, slots in held if pattern.retention.reach is None]
-        slots = {"window": max(windows), "growing": max(rest, default=None)}
-        whole = element * spec.layers * -(-count // PAGE) * PAGE
-        sizes.append({"tokens": count, **slots, "nbytes": cache.nbytes, "nbytes_growing": whole})
+        decoded = count
+        layer_slots = list(zip(spec.patterns, cache.slots, strict=True))
+        windows = [slots for pattern, slots in layer_slots if pattern.retention.reach is not None]
+        growing = [slots for pattern, slots in layer_slots if pattern.retention.reach is None]
+        slots = {"window": max(windows), "growing": max(growing, default=None)}
+        unwindowed_bytes = element * spec.layers * -(-count // PAGE) * PAGE
+        sizes.append({"tokens": count, **slots, "nbytes": cache.nbytes, "nbytes_growing": unwindowed_bytes})
     return sizes
 
 
 def cache_table(rows: list[dict[str, Any]]) -> str:
-    """`cache_sizes` for a terminal."""
+    """Returns `cache_sizes` as a table for a terminal."""
     columns = (
         "tokens",
         "slots, windowed layer",
@@ -143,11 +143,11 @@ def cache_table(rows: list[dict[str, Any]]) -> str:
         "if all layers grew",
     )
     return table(
-        columns, [(*slots, size(held), size(grown)) for *slots, held, grown in map(dict.values, rows)]
+        columns, [(*slots, size(stored), size(grown)) for *slots, stored, grown in map(dict.values, rows)]
     )
 
 
 def time_window(tokens: int, repeats: int) -> Row:
-    """A causal window, forward, float32: `attend` beside torch's SDPA with a ready-made mask, in turn."""
+    """Times a causal window, forward, float32: `attend` in turn with torch's SDPA with a precomputed mask."""
     case = CASES["window"].at(tokens).with_peers(["mask"])
     return measure(case, "float32", FORWARD, "auto", Effort(repeats=repeats, least=1))

@@ -1,4 +1,4 @@
-"""The demo's text: Python's own standard library; and its size under compressors."""
+"""The demo's text, Python's own standard library, and its size under compressors."""
 
 import gzip
 import lzma
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from headway.errors import DataError
 
-# Left out: tests (they repeat what they test), encodings and help texts (tables), other people's packages, files
-# made for one machine. From the training text and the held-out text alike.
+# Left out of the training text and the held-out text alike: tests (they repeat what they test), encodings and help
+# texts (tables), third-party packages, files generated for one machine.
 LEFT_OUT = frozenset(
     ("test", "tests", "idle_test", "encodings", "pydoc_data", "site-packages", "dist-packages",
      "lib-dynload", "__pycache__", "turtledemo")
@@ -24,7 +24,8 @@ LEAST_BYTES = 20_000
 
 @dataclass(frozen=True)
 class Document:
-    """One file: `name` below the corpus, `group` the part of the name by which documents are held out, its text."""
+    """One file: `name`, its path below the corpus root; `group`, the part of the name by which documents are held out;
+    its text."""
 
     name: str
     group: str
@@ -33,7 +34,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents to train on and documents held out; `source` says where they are from, `rule` how they were split."""
+    """Training documents and held-out documents; `source` says where they come from, `rule` how they were split."""
 
     source: str
     rule: str
@@ -46,29 +47,30 @@ class Corpus:
 
     @property
     def held_out_bytes(self) -> bytes:
-        """The held-out text as one stream, documents one after the other."""
+        """The held-out text as one stream, one document after the other."""
         return b"".join(document.text.encode() for document in self.held_out)
 
 
 def standard_library(root: Path | None = None) -> Corpus:
-    """The Python files of the standard library. A top-level package or module is held out as a whole, by a hash of its
-    name: no file of a held-out package is ever trained on, and the split depends on nothing but the names.
+    """Returns the Python files of the standard library. A top-level package or module is held out as a whole, by a hash
+    of its name: no file of a held-out package is ever trained on, and the split depends only on names.
 
-    Raises DataError where they are not there as files."""
+    Raises DataError if the standard library does not exist as files."""
     root = root or Path(sysconfig.get_paths()["stdlib"])
     documents = list(_files(root))
-    train, rest = (tuple(d for d in documents if is_held_out(d.group) is out) for out in (False, True))
+    train, held = (tuple(d for d in documents if is_held_out(d.group) is wanted) for wanted in (False, True))
     total = sum(len(document.text.encode()) for document in documents)
-    if total < LEAST_BYTES or not rest:
+    if total < LEAST_BYTES or not held:
         raise DataError(
-            f"{root}: {total} bytes in {len(documents)} files, {len(rest)} of them held out, are too few; run with a "
+            f"{root}: {total} bytes in {len(documents)} files, {len(held)} of them held out, are too few; run with a "
             "Python whose standard library is there as files"
         )
-    return Corpus(str(root), "held out by top-level package, tests and encodings left out", train, rest)
+    return Corpus(str(root), "held out by top-level package, tests and encodings left out", train, held)
 
 
 def is_held_out(group: str) -> bool:
-    """A pure function of the name, so that the split is the same on every machine and for every Python."""
+    """Returns whether a group is held out: a pure function of its name, so that the split is the same on every machine
+    and for every Python."""
     return zlib.crc32(group.encode()) % HELD_OUT_SHARE == 5
 
 
@@ -90,15 +92,16 @@ def _files(root: Path) -> Iterator[Document]:
 
 
 def unigram_bits(data: bytes) -> float:
-    """Entropy of the bytes one by one, in bits per byte: what no code for single bytes can beat on this text."""
+    """Returns the entropy of single bytes, in bits per byte: a lower bound for every code of single bytes on this
+    text."""
     return -sum(n / len(data) * math.log2(n / len(data)) for n in Counter(data).values())
 
 
 def gzip_bits(data: bytes) -> float:
-    """Bits per byte of `gzip -9` over the whole text as one stream, header included."""
+    """Returns the bits per byte of `gzip -9` over the whole text as one stream, header included."""
     return 8 * len(gzip.compress(data, 9, mtime=0)) / len(data)
 
 
 def xz_bits(data: bytes) -> float:
-    """Bits per byte of `xz -9e` over the whole text as one stream, header included."""
+    """Returns the bits per byte of `xz -9e` over the whole text as one stream, header included."""
     return 8 * len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)) / len(data)

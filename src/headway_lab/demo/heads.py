@@ -1,4 +1,4 @@
-"""The tokens that heads of a trained model look at: heads are to attention what channels are to a convolution.
+"""Where the heads of a trained model look: heads are to attention what channels are to a convolution.
 
 Legend: H query heads, T tokens.
 """
@@ -12,13 +12,13 @@ from torch import Tensor
 from headway.report import table
 from headway_lab.draw import GREY, saved_figure
 
-LABELLED = 24  # tokens up to which their text is legible
+LABELLED = 24  # largest number of tokens whose labels are legible
 
 
 def looks(maps: list[Tensor]) -> list[dict[str, float]]:
-    """The places that each head looks at, by the weights [H, T, T] of every layer: shares of its weight on the token
-    itself, the previous and the first one, and how far back it goes, averaged over the queries that have a previous
-    token and a first one that is neither."""
+    """Returns where each head looks, by the attention weights [H, T, T] of every layer: the shares of its weight on the
+    token itself, the previous and the first token, and the mean distance back. They are averaged over the queries from
+    position 2 on, for which these three tokens differ."""
     rows = []
     for layer, weights in enumerate(maps):
         count = weights.shape[-1]
@@ -36,21 +36,21 @@ def looks(maps: list[Tensor]) -> list[dict[str, float]]:
 
 
 def striking(heads: list[dict[str, float]]) -> str:
-    """One line for the most extreme head in each way of looking."""
+    """Returns a table with the most extreme head for each way of looking."""
     rows = []
-    for what, name, form in (
+    for description, name, form in (
         ("looks most at the token itself", "itself", "{:.0%} of its weight"),
         ("looks most at the token before", "previous", "{:.0%} of its weight"),
         ("looks most at the first token", "first", "{:.0%} of its weight"),
         ("looks furthest back", "back", "{:.1f} tokens on average"),
     ):
         head = max(heads, key=itemgetter(name))
-        rows.append((what, f"layer {head['layer']}, head {head['head']}", form.format(head[name])))
+        rows.append((description, f"layer {head['layer']}, head {head['head']}", form.format(head[name])))
     return table(("", "which", "how much"), rows)
 
 
 def draw_heads(maps: list[Tensor], names: list[str], path: Path) -> None:
-    """A panel for every head of every layer: queries down, keys to the right, darker where more weight lies."""
+    """Draws a panel for every head of every layer: queries down, keys to the right, darker for more weight."""
     heads, count = maps[0].shape[0], maps[0].shape[-1]
     with saved_figure(path, 2.1 * heads + 1.0, 2.25 * len(maps) + 0.5) as figure:
         grid = figure.subplots(len(maps), heads, squeeze=False)

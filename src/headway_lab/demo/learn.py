@@ -1,4 +1,4 @@
-"""Act 2: a tokenizer and a small model trained on real text, compared with compressors."""
+"""Act 2 of the demo: a tokenizer and a small model trained on real text, compared with compressors."""
 
 import json
 import time
@@ -24,7 +24,7 @@ SAMPLE_SECONDS, SAMPLE_TOKENS = 20.0, 48
 SHARE_FOR_EVALUATION = 0.08
 WORK = "work"
 
-# The training settings of recipes/demo.yaml; a test holds the two together.
+# The training settings of recipes/demo.yaml; a test checks that both agree.
 SETTINGS: dict[str, Any] = {
     "family": "qwen3",
     "depth": 4,
@@ -63,7 +63,7 @@ class Sample:
 
 @dataclass
 class Learned:
-    """The results of act 2. `baselines`: bits per byte by name."""
+    """The results of act 2. `baselines`: bits per byte by compressor name."""
 
     result: TrainResult
     baselines: dict[str, float]
@@ -77,7 +77,7 @@ class Learned:
 
     @property
     def bits_per_byte(self) -> float:
-        """Bits per byte of the held-out text, by the trained model."""
+        """Bits per byte of the trained model on the held-out text."""
         bits = self.result.validation.bits_per_byte if self.result.validation else None
         assert bits is not None, "the held-out text has bytes"
         return bits
@@ -88,7 +88,7 @@ class Learned:
 
 
 def prepare(corpus: Corpus, vocab: int, folder: Path) -> tuple[Tokenizer, TokenFile, TokenFile]:
-    """Train the tokenizer on the training text only, and encode both parts into `folder`."""
+    """Trains the tokenizer on the training text only, and encodes both parts into `folder`."""
     tokenizer = train_bpe((document.text for document in corpus.train), vocab)
     tokenizer.save(folder / "tokenizer")
     for name, documents in (("train", corpus.train), ("held-out", corpus.held_out)):
@@ -98,7 +98,7 @@ def prepare(corpus: Corpus, vocab: int, folder: Path) -> tuple[Tokenizer, TokenF
 
 
 def settings(out: Path, seconds: float, quick: bool) -> TextConfig:
-    """The training run: `seconds` of wall clock on what `prepare` wrote."""
+    """Returns the configuration of the training run: `seconds` of wall time on the files that `prepare` wrote."""
     values = {
         **(QUICK if quick else SETTINGS),
         "data": str(out / WORK / "train.tokens"),
@@ -112,8 +112,7 @@ def settings(out: Path, seconds: float, quick: bool) -> TextConfig:
 
 
 def learn(corpus: Corpus, out: Path, *, seconds: float, quick: bool, say: Callable[[str], None]) -> Learned:
-    """Act 2 within about `seconds`: prepare, train, sample, evaluate. Writes `out`/text; work files go to
-    `out`/work."""
+    """Runs act 2 within about `seconds`: prepares, trains, samples, evaluates. Work files go to `out`/work."""
     began = time.monotonic()
     baselines = {name: bits(corpus.held_out_bytes) for name, bits in BASELINES.items()}
     tokenizer, train_file, held_file = prepare(corpus, QUICK_VOCAB if quick else VOCAB, out / WORK)
@@ -122,49 +121,51 @@ def learn(corpus: Corpus, out: Path, *, seconds: float, quick: bool, say: Callab
         f"{len(train_file):,} tokens to train on, {len(held_file):,} held out "
         f"({time.monotonic() - began:.0f} s)"
     )
-    left = max(3.0, seconds * (1 - SHARE_FOR_EVALUATION) - (time.monotonic() - began))
+    training_seconds = max(3.0, seconds * (1 - SHARE_FOR_EVALUATION) - (time.monotonic() - began))
     samples: list[Sample] = []
 
-    def look(context: CallbackContext) -> None:
+    def take_sample(context: CallbackContext) -> None:
         samples.append(sample(context, tokenizer))
         say(show(samples[-1]))
 
-    config = settings(out, left, quick)
+    config = settings(out, training_seconds, quick)
     spec = make_spec(config, tokenizer.vocab_size)
     layers = "; ".join(dict.fromkeys(map(str, spec.patterns)))
     say(
         f"model of {cost.parameter_count(spec) / 1e6:.1f} M parameters: {spec.layers} layers of width {spec.width}, "
         f"{spec.heads} query heads on {spec.kv_heads} of keys and values, layers see {layers} in turn"
     )
-    result = train(config, callbacks=[Callback(look, every_seconds=min(SAMPLE_SECONDS, left / 2))])
+    result = train(
+        config, callbacks=[Callback(take_sample, every_seconds=min(SAMPLE_SECONDS, training_seconds / 2))]
+    )
     return Learned(result, baselines, tokenizer, samples)
 
 
 def sample(context: CallbackContext, tokenizer: Tokenizer) -> Sample:
-    """Continue the prompt with the model as it is; the same noise every time."""
-    room = context.model.spec.trained_context
-    ids = tokenizer.encode(PROMPT)[: room // 2]
-    how = GenerationConfig(
-        max_new_tokens=min(SAMPLE_TOKENS, room - len(ids)),
+    """Continues the prompt with the current model, with the same random numbers every time."""
+    context_length = context.model.spec.trained_context
+    ids = tokenizer.encode(PROMPT)[: context_length // 2]
+    config = GenerationConfig(
+        max_new_tokens=min(SAMPLE_TOKENS, context_length - len(ids)),
         sampling=Sampling(temperature=0.7),
         eos=() if tokenizer.eos is None else (tokenizer.eos,),
     )
-    (generation,) = generate(as_decoder(context.model), [ids], how, tokenizer=tokenizer)
+    (generation,) = generate(as_decoder(context.model), [ids], config, tokenizer=tokenizer)
     return Sample(context.seconds, context.step, context.record.get("bits_per_byte"), generation.text)
 
 
 def show(sample: Sample) -> str:
-    """A sample for a terminal: the prompt and its continuation, behind a bar."""
+    """Returns a sample for a terminal: the prompt and its continuation, behind a bar."""
     bits = "" if sample.bits_per_byte is None else f", {sample.bits_per_byte:.2f} bits per byte in training"
-    shown = "".join(
+    printable = "".join(
         c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in PROMPT + sample.text
     )
-    text = "\n".join("    | " + line for line in shown.split("\n"))
+    text = "\n".join("    | " + line for line in printable.split("\n"))
     return f"  after {sample.seconds:.0f} s, step {sample.step}{bits}:\n{text}"
 
 
 def comparison(learned: Learned, corpus: Corpus) -> str:
-    """Bits per byte of the held-out text, for a terminal."""
+    """Returns a table of bits per byte of the held-out text, for a terminal."""
     base = learned.baselines
     trained = f"{learned.seconds:.0f} s of training on {corpus.train_bytes / 1e6:.1f} MB of other text"
     rows = [
@@ -177,7 +178,7 @@ def comparison(learned: Learned, corpus: Corpus) -> str:
 
 
 def verdict(learned: Learned) -> str:
-    """Below gzip or not, stated either way."""
+    """Returns a sentence that says whether the model is below gzip."""
     bits, gzip, xz = learned.bits_per_byte, learned.baselines["gzip"], learned.baselines["xz"]
     if learned.below_gzip:
         than_xz = "and below xz" if bits < xz else "but not below xz"
@@ -189,7 +190,7 @@ def verdict(learned: Learned) -> str:
 
 
 def draw_bits(learned: Learned, path: Path) -> None:
-    """The comparison as bars."""
+    """Draws the comparison as bars."""
     names = ["bytes one by one", "gzip -9", "xz -9e", "this model"]
     bits = [*learned.baselines.values(), learned.bits_per_byte]
     colours = [GREY, GREY, GREY, ORANGE if learned.below_gzip else BLUE]
@@ -205,7 +206,7 @@ def draw_bits(learned: Learned, path: Path) -> None:
 
 
 def smaller(corpus: Corpus, most: int) -> Corpus:
-    """About `most` bytes of training text and an eighth of it held out: for `--quick`."""
+    """Returns a corpus of about `most` bytes of training text and an eighth of that held out, for `--quick`."""
     train, held_out = _first(corpus.train, most), _first(corpus.held_out, most // 8)
     return Corpus(corpus.source, corpus.rule + ", in part", train, held_out)
 
@@ -216,7 +217,7 @@ def _first(documents: tuple[Document, ...], most: int) -> tuple[Document, ...]:
 
 
 def save_documents(documents: tuple[Document, ...], path: Path) -> None:
-    """One JSON object a line: {"name": .., "text": ..}."""
+    """Writes one JSON object per line: {"name": .., "text": ..}."""
     lines = (json.dumps({"name": document.name, "text": document.text}) + "\n" for document in documents)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(lines), encoding="utf-8")

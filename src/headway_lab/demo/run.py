@@ -1,4 +1,4 @@
-"""The three acts in order, and the folder that they leave behind."""
+"""Runs the three acts in order, and writes the output folder."""
 
 import json
 import shutil
@@ -32,19 +32,20 @@ def demo(
     say: Say,
     unicode: bool = True,
 ) -> dict[str, Any]:
-    """Run the three acts, reporting through `say`; returns the content of `out`/demo.json.
+    """Runs the three acts, reporting through `say`; returns the content of `out`/demo.json.
 
     Args:
-        out: the folder that is written: a Hugging Face model folder with metrics.jsonl, loss.png, patterns.png,
-            bits.png, heads.png, samples.txt, text/ (trained on and held out) and demo.json. The files of an earlier
-            demo are replaced.
-        corpus: the text; Python's standard library unless given.
-        seconds: of act 2.
+        out: the output folder: a Hugging Face model folder with metrics.jsonl, loss.png, patterns.png, bits.png,
+            heads.png, samples.txt, text/ (training and held-out text) and demo.json. The files of an earlier demo are
+            replaced.
+        corpus: the text; Python's standard library by default.
+        seconds: length of act 2.
         quick: a small model on a small part of the text, to see that everything runs.
-        say: prints a line. unicode: whether it can print the pictures' marks.
+        say: prints a line.
+        unicode: whether `say` can print the Unicode marks of the pictures.
     Raises:
-        ConfigError: an `out` with other files in it.
-        DataError: a standard library that is not there as files.
+        ConfigError: `out` has files that no demo has written.
+        DataError: the standard library does not exist as files.
         Interrupted: Ctrl-C; the training state is saved, everything else is removed.
     """
     began = time.monotonic()
@@ -53,7 +54,7 @@ def demo(
     try:
         report = _acts(out, corpus, seconds=seconds, quick=quick, say=say, unicode=unicode)
     except Interrupted:
-        raise  # the training state stays in work, to resume from
+        raise  # the training state stays in the work folder, to resume from
     except BaseException:
         shutil.rmtree(out / learn.WORK, ignore_errors=True)
         raise
@@ -113,7 +114,8 @@ def _heads(lm: LanguageModel, ids: list[int], start: list[int], path: Path, say:
 
 
 def shown(text: str) -> str:
-    """A token's text as a label: spaces and line ends made visible, what a plot's font may lack as a box."""
+    """Returns a token's text as a label: spaces and line ends are made visible, and characters that a plot's font may
+    lack become boxes."""
     marks = {" ": "·", "\n": "¶"}
     return "".join(marks.get(c) or (c if c.isprintable() and ord(c) < 0x0500 else "□") for c in text)
 
@@ -141,12 +143,12 @@ def _trust(model: Decoder, ids: Tensor, quick: bool, say: Say) -> dict[str, Any]
 
 
 def title(text: str) -> str:
-    """A line that begins an act."""
+    """Returns the heading line of an act."""
     return f"\n== {text} {'=' * max(4, 96 - len(text))}\n"
 
 
 def about(corpus: Corpus) -> str:
-    """The text to train on and the text held out, in a line or two."""
+    """Returns a line or two about the training text and the held-out text."""
     groups = sorted({document.group for document in corpus.held_out if document.group})
     names = f" ({', '.join(groups[:8])}{', ..' if len(groups) > 8 else ''})" if groups else ""
     return (
@@ -156,7 +158,7 @@ def about(corpus: Corpus) -> str:
 
 
 def next_commands(out: Path) -> str:
-    """Commands to try next on the folder."""
+    """Returns commands to try next on the folder."""
     lines = [
         ("headway generate", f"{out} 'def '", "continue a prompt"),
         ("headway inspect", f"{out}", "what this model is"),
@@ -164,12 +166,12 @@ def next_commands(out: Path) -> str:
         ("headway eval", f"{out} --data {out / HELD_OUT}", "the bits per byte again"),
         ("headway explain", "masks --out runs/explain", "the next question"),
     ]
-    wide = max(len(f"{command} {rest}") for command, rest, _ in lines)
-    return "\n".join(f"  {f'{command} {rest}':<{wide}}   # {why}" for command, rest, why in lines)
+    width = max(len(f"{command} {arguments}") for command, arguments, _ in lines)
+    return "\n".join(f"  {f'{command} {arguments}':<{width}}   # {why}" for command, arguments, why in lines)
 
 
 def _keep(out: Path, corpus: Corpus, learned: learn.Learned) -> None:
-    """Move the files that stay from the work folder to their places."""
+    """Moves the files to keep from the work folder to their places."""
     for path in sorted(learned.result.model.iterdir()):
         shutil.move(path, out / path.name)
     shutil.move(learned.result.metrics, out / "metrics.jsonl")
@@ -184,7 +186,7 @@ def _keep(out: Path, corpus: Corpus, learned: learn.Learned) -> None:
 
 
 def _clear(out: Path) -> None:
-    """Make room in `out`. Only a folder that a demo has written is emptied."""
+    """Empties and creates `out`. Raises ConfigError if it has files that no demo has written."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: is a file; give a folder")
     if out.exists() and any(out.iterdir()):

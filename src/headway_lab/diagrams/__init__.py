@@ -1,6 +1,6 @@
-"""The figures of the documents, drawn anew: from specs of models and from small runs, labelled in either language.
+"""The figures of the documents, drawn from specs of models and from small runs, with labels in either language.
 
-`headway explain figures --out FOLDER` writes them; those of docs/figures are written so."""
+`headway explain figures --out FOLDER` writes them, and has written those of docs/figures."""
 
 import tomllib
 from collections.abc import Callable
@@ -29,12 +29,12 @@ DIAGRAMS: dict[str, Callable[[Say], Drawing]] = {
 
 @cache
 def words() -> dict[str, dict[str, dict[str, str]]]:
-    """The labels, by diagram, key and language."""
+    """Returns the labels by diagram, key and language."""
     return tomllib.loads(files(__name__).joinpath("words.toml").read_text(encoding="utf-8"))
 
 
 def draw(name: str, language: str) -> Drawing:
-    """One of `DIAGRAMS`. Raises ConfigError for a name or a language that is not there."""
+    """Draws one of `DIAGRAMS`. Raises ConfigError for an unknown name or language."""
     if name not in DIAGRAMS:
         raise ConfigError(
             f"no figure {name!r}{did_you_mean(name, DIAGRAMS)}; figures are {', '.join(DIAGRAMS)}"
@@ -43,7 +43,8 @@ def draw(name: str, language: str) -> Drawing:
 
 
 def labels(name: str, language: str) -> Say:
-    """The labels of a diagram in a language, by key. Raises ConfigError for a language that is not there."""
+    """Returns a function from a key to the label of a diagram in a language. Raises ConfigError for an unknown
+    language."""
     check_language(language, "figures")
 
     def say(key: str, **numbers: object) -> str:
@@ -53,14 +54,14 @@ def labels(name: str, language: str) -> Say:
 
 
 def write(folder: Path) -> list[Path]:
-    """All figures in all languages, FOLDER/NAME.LANGUAGE.svg."""
+    """Writes all figures in all languages as FOLDER/NAME.LANGUAGE.svg, and returns their paths."""
     return [
         write_svg(folder, name, language, draw(name, language)) for name in DIAGRAMS for language in LANGUAGES
     ]
 
 
 def write_svg(folder: Path, name: str, language: str, drawing: Drawing) -> Path:
-    """The file of a figure in a folder, which is made."""
+    """Writes a figure into a folder, which is created if missing, and returns the path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.{language}.svg"
     path.write_text(drawing.to_svg(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Boxes, lines, cells and words as SVG: text stays text, so that a picture in Chinese needs no font to be made."""
+"""Boxes, lines, cells and words as SVG: text stays text, so that drawing a picture in Chinese needs no font."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from html import escape
 from headway_lab.draw import GREY, INK, PALE
 
 FONT = "'Noto Sans', 'Noto Sans SC', 'Noto Sans CJK SC', 'PingFang SC', 'Microsoft YaHei', sans-serif"
-SIZE = 12  # of letters, in pixels
-AROUND = 3  # pixels between words and the sides of their box
+SIZE = 12  # font size in pixels
+AROUND = 3  # pixels between words and the left and right sides of their box
 
 
 class Drawing:
-    """A picture of `width` x `height` pixels on white, and every text in it with the width that it has to keep to.
+    """A picture of `width` x `height` pixels on white.
 
-    Raises ValueError for words that are wider than their box."""
+    Raises ValueError for words that are wider than their box or leave the picture."""
 
     def __init__(self, width: int, height: int) -> None:
         self.width, self.height = width, height
@@ -35,7 +35,8 @@ class Drawing:
         size: int = SIZE,
         dashed: bool = False,
     ) -> None:
-        """A rectangle from its upper left corner, with words in its middle, a line for each of theirs."""
+        """Draws a rectangle from its upper left corner, with words centred in it, one line of text per line of
+        `words`."""
         look = f'fill="{fill}" stroke="{edge}"' + ' stroke-dasharray="4 3"' * dashed
         self._parts.append(f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="4" {look}/>')
         if words:
@@ -54,7 +55,8 @@ class Drawing:
         bold: bool = False,
         room: float | None = None,
     ) -> None:
-        """Words about the height `y`, a line for each of theirs, in `room` pixels where it is given."""
+        """Draws words centred vertically on `y`, one line of text per line of `words`, at most `room` pixels wide if
+        given."""
         lines = words.split("\n")
         start = {"start": x, "middle": x - wide(words, size) / 2, "end": x - wide(words, size)}[anchor]
         widest = self.width if room is None else room
@@ -74,7 +76,7 @@ class Drawing:
     def line(
         self, *points: tuple[float, float], colour: str = INK, width: float = 1.2, arrow: bool = False
     ) -> None:
-        """A line through points; with an arrow at its end."""
+        """Draws a line through points, optionally with an arrow at its end."""
         path = " ".join(f"{x:.5g},{y:.5g}" for x, y in points)
         self._parts.append(
             f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width:g}"/>'
@@ -88,16 +90,16 @@ class Drawing:
             self.polygon(head, fill=colour)
 
     def polygon(self, points: Sequence[tuple[float, float]], *, fill: str, edge: str = "none") -> None:
-        """A filled shape."""
+        """Draws a filled polygon."""
         path = " ".join(f"{x:.5g},{y:.5g}" for x, y in points)
         self._parts.append(f'<polygon points="{path}" fill="{fill}" stroke="{edge}" stroke-width="0.6"/>')
 
     def circle(self, x: float, y: float, radius: float, *, fill: str = "none", edge: str = GREY) -> None:
-        """A circle about its middle."""
+        """Draws a circle around (x, y)."""
         self._parts.append(f'<circle cx="{x:g}" cy="{y:g}" r="{radius:g}" fill="{fill}" stroke="{edge}"/>')
 
     def cells(self, x: float, y: float, side: float, rows: Sequence[Sequence[str]]) -> None:
-        """Squares from the upper left corner, row by row, by their colours."""
+        """Draws squares of the given colours row by row, from the upper left corner (x, y)."""
         paths: dict[str, str] = {}
         for j, row in enumerate(rows):
             for i, fill in enumerate(row):
@@ -106,7 +108,7 @@ class Drawing:
         self._parts += [f'<path d="{path}" fill="{fill}" stroke="white"/>' for fill, path in paths.items()]
 
     def to_svg(self) -> str:
-        """The file."""
+        """Returns the SVG file's content."""
         parts = "\n".join(self._parts)
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width}" height="{self.height}" '
@@ -116,7 +118,7 @@ class Drawing:
 
 
 def wide(words: str, size: int) -> float:
-    """About how wide words are, in pixels: the longest of their lines."""
+    """Returns the approximate width of words in pixels: that of their longest line."""
     return (
         max(sum(_EM.get(unicodedata.east_asian_width(c), 0.56) for c in line) for line in words.split("\n"))
         * size

@@ -1,4 +1,4 @@
-"""Drawings of the parts of a model, from its spec: blocks, the inside of multi-head attention, heads that share."""
+"""Drawings of the parts of a model, from its spec: blocks, the inside of multi-head attention, and shared KV heads."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from headway_lab.diagrams.drawing import Drawing
 from headway_lab.draw import BLUE, GREEN, GREY, ORANGE, PALETTE, VIOLET
 
 Say = Callable[..., str]
-"""A label by its key, in the language of the picture, with numbers put into it."""
+"""Returns the label of a key in the picture's language, with numbers filled in."""
 
 PINK, SKY, MINT, SAND, LILAC = "#f6dcd9", "#d9e6f4", "#dcefe4", "#fbe8cf", "#e4dcf1"
 NORMS = {"layer": "LayerNorm", "rms": "RMSNorm"}
@@ -18,7 +18,7 @@ WIDE, TALL, APART = 170, 36, 14
 
 
 class Part(NamedTuple):
-    """A box of a block. `adds`: the residual joins behind it; `opens`: it leaves in front of it."""
+    """A box of a block. `opens`: the residual branches off below it; `adds`: it is added back above it."""
 
     words: str
     fill: str
@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
 
 def blocks(say: Say) -> Drawing:
-    """The encoder and the decoder of 2017 and LLaMA's decoder, side by side, from the bottom up."""
+    """Draws the encoder and the decoder of 2017 and LLaMA's decoder, side by side, from the bottom up."""
     base, llama = (catalog.spec(name) for name in ("transformer-base", "llama-2-70b"))
     assert base.encoder is not None
     drawing = Drawing(800, 560)
@@ -44,7 +44,8 @@ def blocks(say: Say) -> Drawing:
 
 
 def layer(spec: ModelSpec, say: Say, cross: bool) -> Iterator[Part]:
-    """The boxes of a layer from the bottom up: a norm behind each sum (post), or in front of each sub-layer (pre)."""
+    """Yields the boxes of a layer from the bottom up: with a norm after each residual sum (post) or before each
+    sub-layer (pre)."""
     heads = Heads.of(spec.heads, spec.kv_heads)
     turned = say("turned") if spec.positions.marks == "queries and keys" else ""
     mask = say("masked" if spec.causal else "full", kind=heads.kind)
@@ -64,8 +65,8 @@ def layer(spec: ModelSpec, say: Say, cross: bool) -> Iterator[Part]:
 
 
 def stack(drawing: Drawing, x: float, spec: ModelSpec, say: Say, cross: bool) -> tuple[float, float]:
-    """A model from its embedding up to its words, in a column whose left side is `x`; returns the top of its layers and
-    the middle of the box that reads an encoder."""
+    """Draws a model from its embedding up to its output, in a column whose left side is `x`; returns the y of the top
+    of its layers and of the middle of the cross-attention box (0 if it has none)."""
     middle, y, joins = x + WIDE / 2, 502.0, 0.0
     scale = f" × √{spec.width}" if spec.embedding_scale != 1 else ""
     drawing.box(x, y, WIDE, TALL, f"{say('embedding')}{scale}\n{spec.vocab:,} × {spec.width:,}", fill=PINK)
@@ -77,14 +78,14 @@ def stack(drawing: Drawing, x: float, spec: ModelSpec, say: Say, cross: bool) ->
     bottom, entry = y - APART / 2, y
     y -= APART
     for part in layer(spec, say, cross):
-        tall = TALL if "\n" in part.words else 24
+        height = TALL if "\n" in part.words else 24
         if part.opens:
             entry = y + APART / 2 + 2
         drawing.line((middle, y + APART), (middle, y), arrow=True)
-        y -= tall
-        drawing.box(x, y, WIDE, tall, part.words, fill=part.fill, size=11)
+        y -= height
+        drawing.box(x, y, WIDE, height, part.words, fill=part.fill, size=11)
         if part.fill == LILAC:
-            joins = y + tall / 2
+            joins = y + height / 2
         if part.adds:
             y = plus(drawing, middle, y)
             side = x - 12
@@ -103,7 +104,7 @@ def stack(drawing: Drawing, x: float, spec: ModelSpec, say: Say, cross: bool) ->
 
 
 def head(spec: ModelSpec, say: Say) -> Iterator[tuple[str, str]]:
-    """The boxes above the layers."""
+    """Yields the boxes above the layers."""
     if spec.final_norm:
         yield NORMS[spec.norm], MINT
     if spec.causal:
@@ -112,7 +113,7 @@ def head(spec: ModelSpec, say: Say) -> Iterator[tuple[str, str]]:
 
 
 def plus(drawing: Drawing, x: float, y: float) -> float:
-    """A sum above `y`, and an arrow to it; returns the height of its middle."""
+    """Draws a sum node above `y` and an arrow to it; returns the y of its middle."""
     y -= APART + 8
     drawing.line((x, y + 8 + APART), (x, y + 8), arrow=True)
     drawing.circle(x, y, 8, fill="white", edge=GREEN)
@@ -121,7 +122,7 @@ def plus(drawing: Drawing, x: float, y: float) -> float:
 
 
 def multi_head(say: Say) -> Drawing:
-    """From x to the output, with the sizes of a layer's own parameters."""
+    """Draws multi-head attention from x to the output, with the sizes of a real layer's parameters."""
     spec = catalog.spec("transformer-base")
     built = Attention(spec.width, spec.heads, spec.kv_heads)
     shape = {name: "×".join(map(str, reversed(p.shape))) for name, p in built.named_parameters()}
@@ -170,7 +171,8 @@ def multi_head(say: Say) -> Drawing:
 
 
 def shared_heads(say: Say) -> Drawing:
-    """8 query heads over 8, 4 and 1 key/value heads: who reads whom, and the numbers that are kept of a token."""
+    """Draws 8 query heads over 8, 4 and 1 KV heads: which query head reads which KV head, and the numbers cached per
+    token."""
     drawing, dims = Drawing(800, 250), 64
     for number, kv_heads in enumerate((8, 4, 1)):
         layout, left = Heads.of(8, kv_heads), 30 + 260 * number

@@ -1,4 +1,5 @@
-"""Drawings of runs: pairs turned, numbers that a norm averages, keys that a token sees, reach of a rotary score."""
+"""Drawings made by runs: rotated pairs, the numbers that a norm averages, the keys that a token sees, and the decay of
+a rotary score."""
 
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ PAIRS = 4
 
 
 def turned_pairs(say: Say) -> Drawing:
-    """The pairs of a vector, each in its colour, turned by `Rotary` at positions 0 to 4."""
+    """Draws the pairs of a vector, each in its colour, rotated by `Rotary` at positions 0 to 4."""
     rotary, positions = Rotary(pairing="adjacent"), range(5)
     start = torch.tensor([1.0, 0.0], dtype=torch.float64).repeat(PAIRS)
     ends = rotary.rotate(start.expand(1, 1, len(positions), -1), torch.arange(len(positions)))[0, 0]
@@ -46,7 +47,8 @@ def turned_pairs(say: Say) -> Drawing:
 
 
 def norms(say: Say) -> Drawing:
-    """Rows x tokens x features as a cube: blue are the numbers that the gradient of one normed number reaches."""
+    """Draws batch x tokens x features as a cube for each norm: blue marks the inputs that the gradient of one
+    normalized output reaches."""
     kinds: dict[str, Any] = {
         "BatchNorm": partial(nn.BatchNorm1d, affine=False),
         "LayerNorm": LayerNorm,
@@ -66,7 +68,8 @@ def norms(say: Say) -> Drawing:
 
 
 def reach(norm: nn.Module, count: int) -> torch.Tensor:
-    """[B, T, M]: which numbers the normed one of the last row, first token and last feature depends on."""
+    """Returns bool [B, T, M]: the inputs that the normalized output of the last row, first token and last feature
+    depends on."""
     x = torch.randn(count, count, count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x.requires_grad_()
     y = norm.train()(x.flatten(0, 1)).view_as(x)
@@ -76,7 +79,7 @@ def reach(norm: nn.Module, count: int) -> torch.Tensor:
 
 
 def cube(drawing: Drawing, x: float, y: float, reached: torch.Tensor) -> None:
-    """The three sides of a cube that are seen: of the last row, of the first token, of the last feature."""
+    """Draws the three visible sides of a cube: those of the last row, of the first token and of the last feature."""
     count, side, slant = len(reached), 24, 11
     for b in range(count):
         depth = (count - 1 - b) * slant
@@ -106,7 +109,8 @@ PATTERNS: dict[str, Pattern] = {
 
 
 def four_patterns(say: Say) -> Drawing:
-    """The keys that each token of 24 sees: queries down, keys to the right; tokens 0 and 9 are global in the fourth."""
+    """Draws the keys that each of 24 tokens sees: queries down, keys to the right; in the fourth pattern, tokens 0 and
+    9 are global."""
     count, side = 24, 7.5
     tokens = Tokens.range(count).with_global([0, 9])
     drawing = Drawing(800, 262)
@@ -121,21 +125,32 @@ def four_patterns(say: Say) -> Drawing:
 
 
 def decaying(say: Say) -> Drawing:
-    """f(m) of width 128 up to a distance of 256, and of one frequency for all pairs."""
+    """Draws f(m) (`headway_lab.explain.rotary_decay`) for width 128 up to distance 256, and the same with one frequency
+    for all pairs."""
     rotary, far = Rotary(pairing="adjacent"), 256
     frequencies, m = rotary.frequencies(128), torch.arange(far + 1)
-    drawing, left, bottom, wide, tall = Drawing(800, 340), 70, 280, 680, 230
+    drawing, left, bottom, chart_width, chart_height = Drawing(800, 340), 70, 280, 680, 230
     drawing.text(12, 20, say("decay"), anchor="start", size=14, bold=True)
     for value in range(0, 40, 10):
-        y = bottom - tall * value / 35
-        drawing.line((left, y), (left + wide, y), colour=PALE)
+        y = bottom - chart_height * value / 35
+        drawing.line((left, y), (left + chart_width, y), colour=PALE)
         drawing.text(left - 8, y, str(value), anchor="end", size=11)
     for value in range(0, far + 1, 64):
-        drawing.text(left + wide * value / far, bottom + 16, str(value), size=11)
+        drawing.text(left + chart_width * value / far, bottom + 16, str(value), size=11)
     for curve, colour in ((decay(m, torch.ones_like(frequencies)), GREY), (decay(m, frequencies), BLUE)):
         heights = [round(height, 3) for height in curve.tolist()]
-        points = [(left + wide * i / far, bottom - tall * height / 35) for i, height in enumerate(heights)]
+        points = [
+            (left + chart_width * i / far, bottom - chart_height * height / 35)
+            for i, height in enumerate(heights)
+        ]
         drawing.line(*points, colour=colour, width=2)
-    drawing.text(left + wide, bottom - tall * 32.5 / 35 - 12, say("equal"), anchor="end", ink=GREY, size=11)
-    drawing.text(left + wide / 2, bottom + 40, say("distance"), size=12)
+    drawing.text(
+        left + chart_width,
+        bottom - chart_height * 32.5 / 35 - 12,
+        say("equal"),
+        anchor="end",
+        ink=GREY,
+        size=11,
+    )
+    drawing.text(left + chart_width / 2, bottom + 40, say("distance"), size=12)
     return drawing

@@ -1,4 +1,4 @@
-"""The work of the steps of a decoding, without a cache and with one: counted in a decoder, drawn and printed."""
+"""The work of decoding steps, without a KV cache and with one: counted in a decoder, drawn and printed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ from headway_lab.draw import BLUE, GREEN, GREY, ORANGE, PALE
 WORDS = ("[SOS]", "Love", "that", "can")
 SIDE = 18
 MOST = 16
-"""Tokens that a figure has room for."""
-LETTERS = 52  # pixels of a token's text beside its row
+"""Largest number of tokens in a figure."""
+LETTERS = 52  # pixels for a token's text beside its row
 
 
 class Work(NamedTuple):
-    """The work of one layer in one step: tokens whose queries are computed, tokens whose keys and values are, and keys
-    that the queries are compared with."""
+    """The work of one layer in one step: number of tokens whose queries are computed, number of tokens whose keys and
+    values are computed, and number of keys that the queries are compared with."""
 
     queries: int
     projected: int
@@ -38,13 +38,14 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a decoding.
+    """One decoding step.
 
     Attributes:
-        reads: the tokens that are new in it.
-        writes: the likeliest next token, and `probability` that of the model for it; None where nothing is written.
-        again: its work without a cache, which reads all tokens anew.
-        kept: its work with one.
+        reads: the tokens that are new in this step.
+        again: its work without a cache, where all tokens are read again.
+        kept: its work with a cache.
+        writes: the likeliest next token, or None if the step writes none.
+        probability: the model's probability of that token, or None.
     """
 
     reads: tuple[str, ...]
@@ -55,20 +56,24 @@ class Step:
 
 
 def small_steps() -> tuple[Step, ...]:
-    """A small decoder with random weights reads `WORDS` one by one."""
+    """Returns the steps of a small decoder with random weights that reads `WORDS` one by one."""
     spec = ModelSpec.of("llama", vocab=len(WORDS), width=32, layers=1, heads=4, kv_heads=2, hidden=64)
     model = as_decoder(build(spec, seed=0).eval())
     counts = [1] * len(WORDS)
-    again, kept = (work(model, torch.arange(len(WORDS))[None], counts, cached) for cached in (False, True))
-    return tuple(Step((word,), before, after) for word, before, after in zip(WORDS, again, kept, strict=True))
+    without_cache, with_cache = (
+        work(model, torch.arange(len(WORDS))[None], counts, cached) for cached in (False, True)
+    )
+    return tuple(
+        Step((word,), work_without, work_with)
+        for word, work_without, work_with in zip(WORDS, without_cache, with_cache, strict=True)
+    )
 
 
 def steps_of(lm: LanguageModel, prompt: str, count: int) -> tuple[Step, ...]:
-    """The steps in which a model continues `prompt` by its likeliest tokens, `count` unless it ends before: the first
-    reads the prompt, each other one the token that was written before.
+    """Returns the steps in which a model continues `prompt` greedily, `count` of them unless the text ends before: the
+    first step reads the prompt, each other one the token that was written before.
 
-    Raises ConfigError for a count below 1, a model without a tokenizer, and what `generate` and `work`
-    refuse."""
+    Raises ConfigError for a count below 1, a model without a tokenizer, and whatever `generate` and `work` refuse."""
     if count < 1:
         raise ConfigError(f"explain figures: --steps {count} must be at least 1")
     if lm.tokenizer is None:
@@ -78,25 +83,28 @@ def steps_of(lm: LanguageModel, prompt: str, count: int) -> tuple[Step, ...]:
     new = list(generation.ids)
     row = torch.tensor([[*ids, *new[:-1]]], device=next(lm.model.parameters()).device)
     counts = [len(ids)] + [1] * (len(new) - 1)
-    again, kept = (work(lm.model, row, counts, cached) for cached in (False, True))
+    without_cache, with_cache = (work(lm.model, row, counts, cached) for cached in (False, True))
     words = [visible_text(lm.tokenizer.decode([token], special=True)) for token in (*ids, *new)]
     reads = [words[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
     chances = torch.tensor(generation.log_probs).exp().tolist()
     return tuple(
-        Step(tuple(tokens), *rest)
-        for tokens, *rest in zip(reads, again, kept, words[len(ids) :], chances, strict=True)
+        Step(tuple(tokens), *works_and_output)
+        for tokens, *works_and_output in zip(
+            reads, without_cache, with_cache, words[len(ids) :], chances, strict=True
+        )
     )
 
 
 def visible_text(text: str) -> str:
-    """Spaces and ends of lines as signs."""
+    """Returns text with spaces and line ends replaced by visible signs."""
     return text.replace(" ", "\u00b7").replace("\n", "\u23ce")
 
 
 def work(model: Decoder, ids: Tensor, counts: Sequence[int], cached: bool) -> list[Work]:
-    """The work of a decoder's first softmax layer in steps that read `counts` more tokens of `ids` [1, T] each.
+    """Returns the work of a decoder's first softmax layer in steps that read `counts` more tokens of `ids` [1, T] each.
 
-    Raises ConfigError for a model without such layers, or where a window hides some of the tokens from later ones."""
+    Raises ConfigError for a model without softmax layers, or if the layer's pattern hides some tokens from later ones.
+    """
     layer = next(iter(model.spec.softmax_layers), None)
     if layer is None:
         raise ConfigError(f"explain figures: no layer of {model.spec.family} compares queries with keys")
@@ -108,11 +116,11 @@ def work(model: Decoder, ids: Tensor, counts: Sequence[int], cached: bool) -> li
         )
     projected: dict[str, int] = {}
 
-    def seen(name: str, module: nn.Module, arguments: tuple[Any, ...], result: Tensor) -> None:
+    def count_rows(name: str, module: nn.Module, arguments: tuple[Any, ...], result: Tensor) -> None:
         projected[name] = result.numel() // result.shape[-1]
 
     handles = [
-        module.register_forward_hook(partial(seen, path.rpartition(".")[-1]))
+        module.register_forward_hook(partial(count_rows, path.rpartition(".")[-1]))
         for path, module in model.named_modules()
         if path.endswith((f"layers.{layer}.self_attn.q_proj", f"layers.{layer}.self_attn.k_proj"))
     ]
@@ -133,8 +141,8 @@ def work(model: Decoder, ids: Tensor, counts: Sequence[int], cached: bool) -> li
 
 
 def growing_cache(say: Say, steps: Sequence[Step] | None = None) -> Drawing:
-    """The work of each step, without a cache and with one; of a small decoder that reads "[SOS] Love that can"
-    unless other steps are given. Raises ConfigError for more than `MOST` tokens."""
+    """Draws the work of each step, without a cache and with one; by default of a small decoder that reads "[SOS] Love
+    that can". Raises ConfigError for more than `MOST` tokens."""
     steps = small_steps() if steps is None else steps
     words = [word for step in steps for word in step.reads]
     count = len(words)
@@ -153,7 +161,7 @@ def growing_cache(say: Say, steps: Sequence[Step] | None = None) -> Drawing:
             drawing.text(at, 44, name, anchor="start", ink=GREY)
     y = 62.0
     for number, (step, end) in enumerate(zip(steps, ends, strict=True), 1):
-        tall = end * SIDE
+        height = end * SIDE
         for j, word in enumerate(words[:end]):
             new = j >= end - len(step.reads)
             drawing.text(100, y + (j + 0.5) * SIDE, shortened(word), anchor="end", bold=new, size=11)
@@ -162,15 +170,17 @@ def growing_cache(say: Say, steps: Sequence[Step] | None = None) -> Drawing:
             drawing.cells(left, y + unseen * SIDE, SIDE, [[ORANGE] * 3] * queries)
             colours = [[GREEN if key < keys - new_keys else ORANGE] * 3 for key in range(keys)]
             drawing.cells(left + 90, y, SIDE, colours)
-            seen = [[BLUE if key <= query else PALE for key in range(keys)] for query in range(unseen, end)]
-            drawing.cells(left + 190, y + unseen * SIDE, SIDE, seen)
-        drawing.text(12, y + tall / 2, f"t = {number}", anchor="start", ink=GREY)
+            score_cells = [
+                [BLUE if key <= query else PALE for key in range(keys)] for query in range(unseen, end)
+            ]
+            drawing.cells(left + 190, y + unseen * SIDE, SIDE, score_cells)
+        drawing.text(12, y + height / 2, f"t = {number}", anchor="start", ink=GREY)
         if step.writes is not None:
             at = right + 190 + count * SIDE + 8
             drawing.text(
-                at, y + tall - SIDE / 2, f"\u2192 {shortened(step.writes)}", anchor="start", bold=True
+                at, y + height - SIDE / 2, f"\u2192 {shortened(step.writes)}", anchor="start", bold=True
             )
-        y += tall + 24
+        y += height + 24
     for left, works in ((110, [step.again for step in steps]), (right, [step.kept for step in steps])):
         drawing.text(left, y + 4, sums(say, works), anchor="start", size=11)
     for at, colour, name in (
@@ -185,20 +195,20 @@ def growing_cache(say: Say, steps: Sequence[Step] | None = None) -> Drawing:
 
 
 def shortened(word: str) -> str:
-    """A token's text in `LETTERS` pixels."""
+    """Returns a token's text, cut to `LETTERS` pixels."""
     if wide(word, 11) <= LETTERS:
         return word
     return next(cut for n in range(len(word), -1, -1) if wide(cut := word[:n] + "\u2026", 11) <= LETTERS)
 
 
 def sums(say: Say, works: Sequence[Work]) -> str:
-    """Tokens projected and scores computed in all steps."""
+    """Returns a sentence with the number of projected tokens and of computed scores in all steps."""
     scores = sum(queries * keys for queries, _, keys in works)
     return say("sums", rows=sum(queries for queries, _, _ in works), scores=scores)
 
 
 def text_of(say: Say, steps: Sequence[Step]) -> str:
-    """The steps as a table, and below it the sums of both ways."""
+    """Returns the steps as a table, and below it the sums without and with a cache."""
     head = [
         say(name) for name in ("step", "reads", "writes", "q, k, v again", "keys again", "q, k, v", "keys")
     ]
@@ -209,7 +219,7 @@ def text_of(say: Say, steps: Sequence[Step]) -> str:
 
 
 def cells(steps: Sequence[Step]) -> Iterator[list[str]]:
-    """The table's rows."""
+    """Yields the table's rows."""
     for number, step in enumerate(steps, 1):
         writes = "-" if step.writes is None else f"{step.writes} ({step.probability:.3f})"
         (again, _, before), (kept, _, keys) = step.again, step.kept

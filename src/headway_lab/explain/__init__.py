@@ -1,15 +1,15 @@
 """Questions about attention, each answered by a run.
 
-Questions, claims and sentences of topics are data (`topics`); the code of a topic is a module of its name, or a row
+Questions, claims and sentences of topics are data (`topics`); the code of a topic is a module of its name, or an entry
 of `contests.CONTESTS`, with
 
     run(*, seeds=..) -> Iterator[Row]      measures; writes nothing; deterministic for its seeds; its parameters are the
-                                           topic's settings, and `headway explain` takes them as options
+                                           topic's settings, and options of `headway explain`
     judge(rows) -> Report                  claims by key, and the values that sentences use; a `run` that
                                            measures more than rows returns its report
-    draw(figure, report) -> None           paints the report on a matplotlib figure
+    draw(figure, report) -> None           draws the report on a matplotlib figure
 
-`explain(topic, out)` runs it and, when `out` is given, writes `out/TOPIC.csv` (the table) and `out/TOPIC.png`.
+`explain(topic, out)` runs it and, if `out` is given, writes `out/TOPIC.csv` (the table) and `out/TOPIC.png`.
 """
 
 import csv
@@ -31,7 +31,7 @@ from headway_lab.explain.topics import topics_in
 
 
 def find_topic(name: str) -> Any:
-    """The module or the contest of that name. Raises ConfigError for a name that does not exist."""
+    """Returns the module or the contest of that name. Raises ConfigError for an unknown name."""
     if name not in TOPICS:
         raise ConfigError(f"no topic {name!r}{did_you_mean(name, TOPICS)}; topics are {', '.join(TOPICS)}")
     from headway_lab.explain.contests import CONTESTS
@@ -40,22 +40,23 @@ def find_topic(name: str) -> Any:
 
 
 def settings_of(name: str) -> tuple[str, ...]:
-    """The settings of a topic: the parameters of its `run`, and "quick"."""
+    """Returns the settings of a topic: the parameters of its `run`, and "quick"."""
     return (*inspect.signature(find_topic(name).run).parameters, "quick")
 
 
 def explain(
     name: str, out: Path | None = None, *, quick: bool = False, language: str = "en", **settings: Any
 ) -> Report:
-    """Run one topic. With `out`, write `out/TOPIC.csv` and `out/TOPIC.png` too; in Chinese, `out/TOPIC.zh.png`.
+    """Runs one topic. With `out`, also writes `out/TOPIC.csv` and `out/TOPIC.png`; in Chinese, `out/TOPIC.zh.png`.
 
     Args:
-        quick: the topic's smaller run; `settings` come before its own. What it does not show, it is too small to tell.
-            Of a topic that takes a few seconds, the run itself.
-        language: of the report's sentences and of the figure, one of `headway.language.LANGUAGES`.
-        settings: as the topic's `run` has them (`settings_of`).
-    Raises ConfigError for a topic or a language that does not exist, for a setting that the topic does not take, for
-    seeds without a spread, and, before the run, for a Chinese figure without a font that has its characters."""
+        quick: the topic's smaller run, whose settings `settings` override; claims that it does not show count as too
+            small
+            to tell. A topic that takes only seconds runs as usual.
+        language: language of the report's sentences and of the figure, one of `headway.language.LANGUAGES`.
+        settings: arguments of the topic's `run` (`settings_of`).
+    Raises ConfigError for an unknown topic or language, for a setting that the topic does not take, for fewer than two
+    different seeds, and, before the run, for a Chinese figure if no font has its characters."""
     check_language(language, f"explain {name}")
     if out is not None:
         check_fonts(language)
@@ -63,23 +64,23 @@ def explain(
 
 
 def check_fonts(language: str) -> None:
-    """Raises ConfigError where a figure in this language cannot be labelled."""
+    """Raises ConfigError if a figure in this language cannot be labelled."""
     try:
         fonts(language)
-    except ConfigError as why:
-        raise ConfigError(f"{why}; or give --lang en") from None
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or give --lang en") from None
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The report of a run of a topic, without sentences, and the names that these may use: settings and constants."""
+    """The report of a topic's run, without sentences, and the names that sentences may use: settings and constants."""
 
     name: str
     report: Report
     known: Mapping[str, Any]
 
     def told(self, language: str = "en", out: Path | None = None) -> Report:
-        """The report in sentences (`Topic.told`); with `out`, its table and its figure are written."""
+        """Returns the report in sentences (`Topic.told`); with `out`, also writes its table and its figure."""
         report = topics_in(language)[self.name].told(self.name, self.report, **self.known)
         if out is None:
             return report
@@ -98,18 +99,20 @@ class Measured:
 
 
 def figure_name(topic: str, language: str) -> str:
-    """The name of a topic's picture: TOPIC.png, and TOPIC.zh.png in Chinese."""
+    """Returns the file name of a topic's figure: TOPIC.png, or TOPIC.zh.png in Chinese."""
     return f"{topic}.png" if language == "en" else f"{topic}.{language}.png"
 
 
 def measure(name: str, *, quick: bool = False, **settings: Any) -> Measured:
-    """The run of a topic, as `explain` has it, which sentences in any language are made of."""
-    topic, taken = find_topic(name), settings_of(name)
-    if unknown := [option(key) for key in settings if key not in taken]:
-        takes = listed([option(key) for key in taken])
+    """Runs a topic as `explain` does, and returns the result from which sentences in any language are made."""
+    topic, accepted = find_topic(name), settings_of(name)
+    if unknown := [option(key) for key in settings if key not in accepted]:
+        takes = listed([option(key) for key in accepted])
         raise ConfigError(f"explain {name}: the topic takes no {listed(unknown)}; it takes {takes}")
-    if small := [f"{option(key)} {value}" for key, value in settings.items() if key != "seeds" and value < 1]:
-        raise ConfigError(f"explain {name}: settings are 1 or more, got {listed(small)}")
+    if too_small := [
+        f"{option(key)} {value}" for key, value in settings.items() if key != "seeds" and value < 1
+    ]:
+        raise ConfigError(f"explain {name}: settings are 1 or more, got {listed(too_small)}")
     if "seeds" in settings and len(set(settings["seeds"])) < 2:
         raise ConfigError(
             f"explain {name}: a spread needs two different seeds or more, got {tuple(settings['seeds'])}"
@@ -122,13 +125,13 @@ def measure(name: str, *, quick: bool = False, **settings: Any) -> Measured:
 
 
 def judged(topic: Any, **settings: Any) -> Report:
-    """The report, without sentences, of a run of a topic, which is a module or a contest."""
+    """Runs a topic, which is a module or a contest, and returns its report without sentences."""
     result = topic.run(**settings)
     return result if isinstance(result, Report) else topic.judge([*result])
 
 
 def known(name: str, **settings: Any) -> dict[str, Any]:
-    """The names that sentences of a topic may use: its constants, and the settings of a run."""
+    """Returns the names that sentences of a topic may use: its constants, and the settings of a run."""
     topic = find_topic(name)
     run = inspect.signature(topic.run).bind(**settings)
     run.apply_defaults()
@@ -136,5 +139,5 @@ def known(name: str, **settings: Any) -> dict[str, Any]:
 
 
 def option(setting: str) -> str:
-    """A setting as the command line has it: kv_heads -> --kv-heads."""
+    """Returns a setting as a command-line option: kv_heads -> --kv-heads."""
     return f"--{setting.replace('_', '-')}"

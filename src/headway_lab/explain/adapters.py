@@ -1,4 +1,4 @@
-"""What an adapter of low rank trains, and that it is part of the weights when it is merged. (Hu et al. 2022.)"""
+"""What a low-rank adapter trains, and that merging makes it part of the weights. (Hu et al. 2022.)"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,20 +17,21 @@ SMALL = {"vocab": 64, "width": 96, "heads": 4, "kv_heads": 2, "head_dim": 24, "h
 
 @torch.no_grad()
 def run() -> Iterator[Row]:
-    """Counts on a published size; function, difference and rank on two blocks with random B, in float64."""
+    """Yields, for each rank, counts on a published size, and function, difference and rank on two blocks with random B,
+    in float64."""
     sizes: Any = SMALL
     spec, large = ModelSpec.of_depth(2, **sizes), catalog.spec(LARGE)
     ids = torch.arange(48).reshape(1, -1) % SMALL["vocab"]
     for rank in RANKS:
         model, lora = build(spec, dtype=torch.float64, seed=0), Lora(rank=rank, alpha=2.0 * rank)
-        before = model(ids)
+        base_output = model(ids)
         attach(model, Adapter.fresh(model, lora))
         fresh = model(ids)
         noise = torch.Generator().manual_seed(rank)
         for name, p in model.named_parameters():
             if name.endswith("lora_B"):
                 p.copy_(torch.randn(p.shape, generator=noise, dtype=p.dtype) * 0.02)
-        apart = model(ids)
+        with_adapter = model(ids)
         layer: Any = model.get_submodule("model.layers.0.self_attn.q_proj")
         weight = layer.weight.clone()
         merge(model)
@@ -43,16 +44,17 @@ def run() -> Iterator[Row]:
             "share": trained / cost.parameter_count(large),
             "gradient and moments (GiB)": cost.trained_bytes(trained) / 2**30,
             "of all (GiB)": cost.trained_bytes(cost.parameter_count(large)) / 2**30,
-            "change at first": float((fresh - before).abs().max()),
-            "change with B": float((apart - before).abs().max()),
-            "merged - apart": float((merged - apart).abs().max()),
+            "change at first": float((fresh - base_output).abs().max()),
+            "change with B": float((with_adapter - base_output).abs().max()),
+            "merged - apart": float((merged - with_adapter).abs().max()),
             "rank of W' - W": int(change_rank),
             "unmerged is W": bool(torch.equal(layer.weight, weight)),
         }
 
 
 def judge(rows: Rows) -> Report:
-    """The verdict: nothing changes at first, merging changes nothing, the rank is r, and rank 16 trains under 2 %."""
+    """Returns the verdict: nothing changes at first, merging changes nothing, the rank is r, and rank 16 trains under 2
+    %."""
     sixteen = rows[RANKS.index(16)]
     return Report(
         rows=tuple(rows),

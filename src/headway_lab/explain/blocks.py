@@ -29,8 +29,8 @@ LLAMA, ALONE = "+ GQA = LLaMA", "without feed-forward"
 
 
 def ladder() -> dict[str, ModelSpec]:
-    """Rungs from 2017 to LLaMA, at equal width, depth and parameters of the feed-forward, and one without it; without
-    dropout."""
+    """Returns the rungs from 2017 to LLaMA, with equal width, depth and feed-forward parameters, and one without
+    feed-forward; without dropout."""
     changes: dict[str, dict[str, Any]] = {
         "pre-norm": {"order": "pre", "final_norm": True},
         "RMSNorm": {"norm": "rms", "norm_bias": False},
@@ -45,14 +45,14 @@ def ladder() -> dict[str, ModelSpec]:
 
 
 def base_and_llama() -> tuple[Difference, ...]:
-    """In what the base Transformer of 2017 (its decoder) and a LLaMA of its width differ."""
+    """Returns the differences between the base Transformer of 2017 (its decoder) and a LLaMA of its width."""
     sizes: dict[str, Any] = {"vocab": VOCAB, "width": 512, "layers": 6, "heads": 8}
     llama = ModelSpec.of("llama", hidden=1376, kv_heads=KV_HEADS, **sizes)
     return differences(ModelSpec.of("transformer", hidden=2048, **sizes), llama)
 
 
 def norm_times() -> dict[str, list[float]]:
-    """Microseconds of one core for a forward and backward over [NORM_ROWS, NORM_WIDTH], round by round."""
+    """Returns the microseconds of one core for a forward and backward over [NORM_ROWS, NORM_WIDTH], round by round."""
     norms: dict[str, nn.Module] = {
         "LayerNorm, torch's fused": nn.LayerNorm(NORM_WIDTH),
         "RMSNorm, torch's": nn.RMSNorm(NORM_WIDTH),
@@ -61,43 +61,44 @@ def norm_times() -> dict[str, list[float]]:
     x = torch.randn(NORM_ROWS, NORM_WIDTH, requires_grad=True)
     steps = {name: lambda norm=norm: norm(x).sum().backward() for name, norm in norms.items()}
     with one_thread():
-        taken = in_turn(steps, REPEATS, time.process_time)
-    return {name: [1e6 * seconds for seconds in times] for name, times in taken.items()}
+        seconds_of = in_turn(steps, REPEATS, time.process_time)
+    return {name: [1e6 * seconds for seconds in times] for name, times in seconds_of.items()}
 
 
 def run(*, seeds: Sequence[int] = BUDGET.seeds, steps: int = BUDGET.steps) -> Report:
-    """Every rung trained, each against the one above; norms timed; the two specs compared."""
+    """Trains every rung, times norms, and compares the two specs."""
     budget = replace(BUDGET, seeds=tuple(seeds), steps=steps)
     return judge(contend(ladder(), budget), norm_times(), budget)
 
 
 def judge(runs: Runs, times: Mapping[str, Sequence[float]], budget: Budget) -> Report:
-    """The verdict: whether LLaMA's block ends below that of 2017; and the change of each rung, each on its own."""
+    """Returns the verdict: whether LLaMA's block has a lower loss than that of 2017; and the change at each rung, each
+    as its own claim."""
     table = rows(runs, budget.seeds)
-    apart, first = gaps(table), next(iter(runs.values()))
-    whole = gap(losses(runs[LLAMA]), losses(first))
+    rung_gaps, first = gaps(table), next(iter(runs.values()))
+    whole_gap = gap(losses(runs[LLAMA]), losses(first))
     layer_norm, *rms = times.values()
     faster = {name: log_gap(us, layer_norm) for name, us in zip(list(times)[1:], rms, strict=True)}
-    ours = [(name, round(median(us)), median(us) / median(layer_norm)) for name, us in times.items()]
+    norm_rows = [(name, round(median(us)), median(us) / median(layer_norm)) for name, us in times.items()]
     return Report(
         rows=tuple(table),
         claims={
-            "whole": whole.lower,
-            "pre-norm": apart["+ pre-norm"].lower,
-            "RMSNorm": apart["+ RMSNorm"].within(EQUAL),
+            "whole": whole_gap.lower,
+            "pre-norm": rung_gaps["+ pre-norm"].lower,
+            "RMSNorm": rung_gaps["+ RMSNorm"].within(EQUAL),
             **{("time", name): change.lower for name, change in faster.items()},
-            "rotary": apart["+ rotary"].lower,
-            "SwiGLU": apart["+ SwiGLU"].lower,
-            "shared": apart[LLAMA].higher,
-            "alone": apart[ALONE].higher,
+            "rotary": rung_gaps["+ rotary"].lower,
+            "SwiGLU": rung_gaps["+ SwiGLU"].lower,
+            "shared": rung_gaps[LLAMA].higher,
+            "alone": rung_gaps[ALONE].higher,
         },
         values={
             "budget": budget,
-            "whole": whole,
-            "apart": {name.removeprefix("+ "): change for name, change in apart.items()},
+            "whole": whole_gap,
+            "apart": {name.removeprefix("+ "): change for name, change in rung_gaps.items()},
             "faster": {name: change.factor for name, change in faster.items()},
             "differences": Table(("aspect", "base", "llama"), base_and_llama()),
-            "norms": Table(("norm", "us", "of LayerNorm"), ours),
+            "norms": Table(("norm", "us", "of LayerNorm"), norm_rows),
         },
     )
 

@@ -1,4 +1,4 @@
-"""What a key-value cache saves, and that it changes nothing. (Shazeer 2019, "Fast Transformer Decoding".)"""
+"""What a KV cache saves, and that it changes nothing. (Shazeer 2019, "Fast Transformer Decoding".)"""
 
 import time
 from functools import partial
@@ -16,15 +16,15 @@ from headway_lab.explain.report import Report, Row, Rows, ranged
 from headway_lab.explain.spread import log_gap
 from headway_lab.profiling import fastest, flops, one_thread, power
 
-WINDOW, STEPS, SEED = 64, 9, 0  # STEPS: the last ones up to a length, whose times are taken
+WINDOW, STEPS, SEED = 64, 9, 0  # STEPS: number of steps before each measured length that are timed
 EQUAL, EXACT = 1e-5, 1e-6
 Times = dict[str, list[float]]
 SPEC = ModelSpec.of("llama", vocab=256, width=64, layers=2, heads=4, kv_heads=2, hidden=192)
 
 
 def run(*, context: int = 512) -> Report:
-    """Decode one row of `context` tokens one by one, with a whole cache and with that of a window, and again by full
-    forwards of some lengths. Raises ConfigError for a context whose eighth is no number of whole pages."""
+    """Decodes one row of `context` tokens one by one, with a full cache and with that of a window, and also by full
+    forwards at some lengths. Raises ConfigError for a context whose eighth is not a whole number of pages."""
     if context < 8 * PAGE or context % (8 * PAGE):
         raise ConfigError(
             f"explain cache: --context {context} must be a multiple of {8 * PAGE}, eight times a page"
@@ -36,7 +36,7 @@ def run(*, context: int = 512) -> Report:
 
 
 def model(spec: ModelSpec) -> Decoder:
-    """A small decoder with weights large enough that attention decides; scores are computed whole ("dense"),
+    """Returns a small decoder with weights large enough that attention matters; scores are computed in full ("dense"),
     so that the counted operations are those of the formula."""
     decoder = as_decoder(build(spec, seed=SEED, backend="dense").eval())
     source = torch.Generator().manual_seed(SEED)
@@ -47,14 +47,14 @@ def model(spec: ModelSpec) -> Decoder:
 
 
 def measure(full: Decoder, window: Decoder, ids: Tensor) -> tuple[list[Row], Times, float]:
-    """The steps of four lengths; the seconds of one core in the steps up to the last of them, by
-    way; and the largest difference of any logit from the full forward's, relative."""
+    """Returns the rows of the steps at four lengths; the seconds of one core of the timed steps before the last of
+    them, by way; and the largest relative difference of any logit from the full forward's."""
     count = ids.shape[1]
     growing, bounded = full.make_cache(1), window.make_cache(1)
     ways = {"cache": partial(full, cache=growing), "window": partial(window, cache=bounded)}
     logits: dict[str, list[Tensor]] = {name: [] for name in ways}
 
-    def again(row: Tensor) -> Tensor:
+    def without_cache(row: Tensor) -> Tensor:
         return full.logits(full.hidden(row)[:, -1:])
 
     rows: list[Row] = []
@@ -63,54 +63,61 @@ def measure(full: Decoder, window: Decoder, ids: Tensor) -> tuple[list[Row], Tim
         row = ids[:, :length]
         if length in (count // 8, count // 4, count // 2, count):
             counts = {name: flops(partial(way, new)) for name, way in ways.items()}
-            whole, _ = flops(partial(again, row))
-            for name, (_, seen) in counts.items():
-                logits[name].append(seen)
+            uncached_flops, _ = flops(partial(without_cache, row))
+            for name, (_, step_logits) in counts.items():
+                logits[name].append(step_logits)
             rows.append(
                 {
                     "T": length,
-                    **{f"{name} (FLOPs)": attention_flops(done, 1) for name, (done, _) in counts.items()},
-                    "no cache (FLOPs)": attention_flops(whole, length),
-                    "model, no cache / cache": whole / counts["cache"][0],
+                    **{
+                        f"{name} (FLOPs)": attention_flops(step_flops, 1)
+                        for name, (step_flops, _) in counts.items()
+                    },
+                    "no cache (FLOPs)": attention_flops(uncached_flops, length),
+                    "model, no cache / cache": uncached_flops / counts["cache"][0],
                     "window slots": bounded.slots[0],
                     **{
                         column: ms
-                        for name, taken in times.items()
-                        for column, ms in ranged(f"{name} (ms)", [1e3 * x for x in taken[-STEPS:]]).items()
+                        for name, step_seconds in times.items()
+                        for column, ms in ranged(
+                            f"{name} (ms)", [1e3 * x for x in step_seconds[-STEPS:]]
+                        ).items()
                     },
                 }
             )
             continue
-        near = any(0 < end - length <= STEPS for end in (count // 8, count // 4, count // 2, count))
+        timed = any(0 < end - length <= STEPS for end in (count // 8, count // 4, count // 2, count))
         for name, way in ways.items():
             began = time.process_time()
             logits[name].append(way(new))
             times[name].append(time.process_time() - began)
-        if near:
-            times["no cache"].append(fastest(partial(again, row), 1, time.process_time))
+        if timed:
+            times["no cache"].append(fastest(partial(without_cache, row), 1, time.process_time))
     expected = {"cache": full(ids), "window": window(ids)}
-    off = [
-        float((torch.cat(got, 1) - expected[name]).abs().max() / expected[name].abs().max())
-        for name, got in logits.items()
+    differences = [
+        float((torch.cat(way_logits, 1) - expected[name]).abs().max() / expected[name].abs().max())
+        for name, way_logits in logits.items()
     ]
-    return rows, {name: taken[-STEPS:] for name, taken in times.items()}, max(off)
+    return rows, {name: step_seconds[-STEPS:] for name, step_seconds in times.items()}, max(differences)
 
 
 def attention_flops(whole: int, tokens: int) -> float:
-    """A step's operations without the products with weights: those of `tokens` tokens, and the output layer for one."""
+    """Returns a step's operations minus the products with weights: those of `tokens` tokens, and of the output layer
+    for one."""
     return whole - 2.0 * (tokens * cost.matrix_weights(SPEC) + SPEC.width * SPEC.vocab)
 
 
 def judge(rows: Rows, times: Times, off: float) -> Report:
-    """The verdict: equal logits; attention grows with exponent 1 with the cache, 2 without, and not with the window
-    once it is full; and, each on its own, the time of a step."""
+    """Returns the verdict: equal logits; attention grows with exponent 1 with the cache, 2 without, and 0 with the
+    window once it is full; and, as its own claim, the time of a step."""
     full = [row for row in rows if row["T"] >= WINDOW]
     powers = {
-        name: power([row["T"] for row in some], [row[f"{name} (FLOPs)"] for row in some])
-        for name, some in (("cache", rows), ("no cache", rows), ("window", full))
+        name: power([row["T"] for row in way_rows], [row[f"{name} (FLOPs)"] for row in way_rows])
+        for name, way_rows in (("cache", rows), ("no cache", rows), ("window", full))
     }
     saved, windowed = (
-        log_gap(times[name], times[other]) for name, other in (("cache", "no cache"), ("window", "cache"))
+        log_gap(times[name], times[baseline])
+        for name, baseline in (("cache", "no cache"), ("window", "cache"))
     )
     return Report(
         rows=tuple(rows),

@@ -1,4 +1,4 @@
-"""Contests: contenders that differ in one switch, trained alike, and claims on their held-out losses."""
+"""Contests: contenders that differ in one switch, trained alike, and claims about their held-out losses."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -25,27 +25,27 @@ from headway_lab.explain.spread import Gap, every, gap
 
 
 def losses(runs: Sequence[Run]) -> list[float]:
-    """The loss of every seed."""
+    """Returns the loss of every seed."""
     return [run.loss for run in runs]
 
 
 def rows(runs: Runs, seeds: Sequence[int], base: str | None = None) -> list[dict[str, Any]]:
-    """A row for each contender: mean and standard deviation of its losses, its gap to `base` (or, without one, to the
-    contender before it), mean seconds of one core for a run, and the losses one by one."""
+    """Returns a row for each contender: mean and standard deviation of its losses, its gap to `base` (or, without one,
+    to the contender before it), mean seconds of one core per run, and the losses one by one."""
     table = []
-    for name, before in zip(runs, [None, *runs], strict=False):
-        values, other = losses(runs[name]), base or before
-        apart = None if other in (None, name) else gap(values, losses(runs[other]))
+    for name, previous in zip(runs, [None, *runs], strict=False):
+        values, reference = losses(runs[name]), base or previous
+        difference = None if reference in (None, name) else gap(values, losses(runs[reference]))
         table.append(
             {
                 "contender": name,
                 "parameters": cost.parameter_count(runs[name][0].model.spec),
                 "loss": statistics.fmean(values),
                 "spread": statistics.stdev(values),
-                "against": apart and other,
-                "gap": apart and apart.mean,
-                "bound": apart and apart.bound,
-                "seen": apart and apart.seen,
+                "against": difference and reference,
+                "gap": difference and difference.mean,
+                "bound": difference and difference.bound,
+                "seen": difference and difference.seen,
                 "seconds": statistics.fmean(run.seconds for run in runs[name]),
                 **{f"seed {seed}": loss for seed, loss in zip(seeds, values, strict=True)},
             }
@@ -54,22 +54,22 @@ def rows(runs: Runs, seeds: Sequence[int], base: str | None = None) -> list[dict
 
 
 def gaps(table: Rows) -> dict[str, Gap]:
-    """The gaps that `rows` hold, by contender."""
+    """Returns the gaps in the table of `rows`, by contender."""
     return {row["contender"]: Gap(row["gap"], row["bound"]) for row in table if row["against"] is not None}
 
 
 def draw_losses(title: str) -> Panel:
-    """A bar from the least to the greatest loss for each contender, a dot for each seed, a line at the mean; what
-    differs from what it is measured against is in colour."""
+    """Returns a panel with a bar from the least to the largest loss of each contender, a dot for each seed, and a line
+    at the mean; contenders that differ from their reference are orange."""
 
     def draw(axes: Axes, report: Report) -> None:
         table = [row for row in report.rows if row.get("loss")]
-        for at, row in enumerate(table):
+        for height, row in enumerate(table):
             colour = BLUE if row["against"] is None else (ORANGE if row["seen"] else GREY)
             values = by_seed(row)
-            axes.plot([min(values), max(values)], [at, at], color=colour, alpha=0.35, linewidth=6)
-            axes.plot(values, [at] * len(values), "o", color=colour, markersize=4)
-            axes.plot([row["loss"]] * 2, [at - 0.3, at + 0.3], color=colour, linewidth=2)
+            axes.plot([min(values), max(values)], [height, height], color=colour, alpha=0.35, linewidth=6)
+            axes.plot(values, [height] * len(values), "o", color=colour, markersize=4)
+            axes.plot([row["loss"]] * 2, [height - 0.3, height + 0.3], color=colour, linewidth=2)
         axes.set_yticks(range(len(table)), [row["contender"] for row in table])
         axes.invert_yaxis()
         x = "held-out loss (nats per byte); dots: seeds, orange: gap seen, grey: too small to tell"
@@ -86,12 +86,12 @@ USUAL = Budget()
 
 @dataclass(frozen=True, kw_only=True)
 class Contest:
-    """A topic: ways to mark positions, each against the first of them.
+    """A topic: ways to mark positions, each compared with the first of them.
 
     schemes   the contenders
     claims    keys of sentences, and whether the gaps by contender show them
-    layers    of the models
-    title     of the figure
+    layers    number of layers of the models
+    title     title of the figure
     """
 
     schemes: Mapping[str, PositionScheme]
@@ -101,7 +101,7 @@ class Contest:
     title: str
 
     def run(self, *, seeds: Sequence[int] | None = None, steps: int | None = None) -> Report:
-        """Every contender, trained with the contest's budget but for what is given."""
+        """Trains every contender with the contest's budget, except for the given seeds and steps."""
         budget = replace(
             self.budget, seeds=tuple(seeds or self.budget.seeds), steps=steps or self.budget.steps
         )
@@ -109,25 +109,25 @@ class Contest:
         return self.judge(contend(specs, budget), budget)
 
     def judge(self, runs: Runs, budget: Budget) -> Report:
-        """The verdict: which claims hold."""
+        """Returns the verdict: which claims hold."""
         base = next(iter(self.schemes))
         table = rows(runs, budget.seeds, base)
-        apart = gaps(table)
+        contender_gaps = gaps(table)
         by_loss = sorted((row["loss"], row["contender"]) for row in table)
         return Report(
             rows=tuple(table),
-            claims={claim: holds(apart) for claim, holds in self.claims.items()},
+            claims={claim: holds(contender_gaps) for claim, holds in self.claims.items()},
             values={
                 "layers": self.layers,
                 "budget": budget,
                 "base": base,
                 "ranking": {name: loss for loss, name in by_loss},
-                "apart": apart,
+                "apart": contender_gaps,
             },
         )
 
     def draw(self, figure: Figure, report: Report) -> None:
-        """Losses of every contender and seed."""
+        """Draws the losses of every contender and seed."""
         panels(draw_losses(self.title))(figure, report)
 
 
@@ -135,7 +135,7 @@ ROTARY, NONE = Rotary(pairing="halves"), NoPositions()
 
 
 def position_schemes(tokens: int) -> dict[str, PositionScheme]:
-    """Ways to mark positions, for rows of `tokens`. (Su et al. 2021, section 2, names them.)"""
+    """Returns ways to mark positions, for rows of `tokens`. (Su et al. 2021, section 2, names them.)"""
     return {
         "rotary": ROTARY,
         "relative": Relative(16),
@@ -157,7 +157,7 @@ POSITIONS = Contest(
     title="one switch, equal budgets: how positions are marked",
 )
 
-# Asked by a reader of Su et al. 2021, not tried there.
+# A question of a reader of Su et al. 2021, who did not try it.
 ROTARY_LAYERS = Contest(
     schemes={
         "all": PerLayer((ROTARY,)),
@@ -175,8 +175,8 @@ ROTARY_LAYERS = Contest(
     title="which of 4 layers turn queries and keys",
 )
 
-# Su et al. 2021: almost any smooth monotone choice would do, equal frequencies would not, and queries and keys alone
-# are turned.
+# Su et al. 2021: almost any smooth monotone choice of frequencies works, equal frequencies do not, and only queries and
+# keys are rotated.
 ROTARY_SWITCHES = Contest(
     schemes={
         "powers": ROTARY,

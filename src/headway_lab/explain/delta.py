@@ -22,7 +22,8 @@ Read = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def run(*, seeds: Sequence[int] = SEEDS) -> Report:
-    """The rule against its formulas; then pairs of keys and values written, read, and written anew: means of seeds."""
+    """Compares the rule with its formulas; then writes pairs of keys and values, reads them, and overwrites them: means
+    over seeds."""
     exact = [against_formulas(seed) for seed in seeds]
     rows = []
     for name, pairs in product(KINDS, PAIRS):
@@ -33,7 +34,7 @@ def run(*, seeds: Sequence[int] = SEEDS) -> Report:
 
 
 def inputs(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Random q, k of length 1, v, log decays and beta of a row of TOKENS."""
+    """Returns random q, k of length 1, v, log decays and beta of a row of TOKENS."""
     q, k, v = (normal(1, HEADS, TOKENS, WIDTH, seed=seed + 10 * i) for i in range(3))
     q, k = (x / x.norm(dim=-1, keepdim=True) for x in (q, k))
     decay, beta = (normal(1, HEADS, TOKENS, seed=seed + 10 * i).sigmoid() for i in (4, 5))
@@ -41,13 +42,14 @@ def inputs(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 
 
 def weights(q: Tensor, k: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
-    """The row of weights of each query [1, H, T, T]: what is read where the values are the rows of a unit matrix."""
+    """Returns the weight of each value in each output [1, H, T, T]: the rule's output if the values are the rows of the
+    identity matrix."""
     identity = torch.eye(q.shape[2], dtype=q.dtype).expand(1, q.shape[1], -1, -1)
     return delta_attend(q, k, identity, log_decay, beta, scale=1.0).out
 
 
 def products(q: Tensor, k: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
-    """w_ts = beta_s q_t^T A_t .. A_(s+1) k_s with A = a (I - beta k k^T), product by product."""
+    """Returns w_ts = beta_s q_t^T A_t .. A_(s+1) k_s with A = a (I - beta k k^T), product by product."""
     w, identity = torch.zeros(1, HEADS, TOKENS, TOKENS, dtype=q.dtype), torch.eye(WIDTH, dtype=q.dtype)
     for h, t in product(range(HEADS), range(TOKENS)):
         row = q[0, h, t]
@@ -59,16 +61,17 @@ def products(q: Tensor, k: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
 
 
 def against_formulas(seed: int) -> dict[str, float]:
-    """Largest differences: of the forms from the recurrent one, of what is read from weights times values, of weights
-    from products; and of what remains of a token behind tokens with keys at right angles from a^n."""
+    """Returns the largest differences: of the other forms from the recurrent one, of outputs from weights times values,
+    of weights from products, and, for orthogonal keys, of a token's remaining weight after n steps from a^n; and minus
+    the share of negative weights."""
     q, k, v, log_decay, beta = inputs(seed)
-    whole = partial(delta_attend, q, k, v, log_decay, beta, scale=1.0)
-    out, w = whole(form="recurrent").out, weights(q, k, log_decay, beta)
+    rule = partial(delta_attend, q, k, v, log_decay, beta, scale=1.0)
+    out, w = rule(form="recurrent").out, weights(q, k, log_decay, beta)
     frame = frames(WIDTH, seed)[None, None]
     steady = torch.full((1, 1, WIDTH), DECAY, dtype=q.dtype).log()
     remaining = weights(frame[:, :, :1].expand_as(frame), frame, steady, torch.ones_like(steady))[0, 0, :, 0]
     return {
-        "forms": max(float((whole(form=form).out - out).abs().max()) for form in ("chunked", "parallel")),
+        "forms": max(float((rule(form=form).out - out).abs().max()) for form in ("chunked", "parallel")),
         "rows": float((w @ v - out).abs().max()),
         "products": float((w - products(q, k, log_decay, beta)).abs().max()),
         "decay": float((remaining - DECAY ** torch.arange(WIDTH, dtype=q.dtype)).abs().max()),
@@ -77,13 +80,14 @@ def against_formulas(seed: int) -> dict[str, float]:
 
 
 def frames(count: int, seed: int) -> Tensor:
-    """Keys [count, D] of length 1: each D of them, from the first on, stand at right angles to one another."""
-    some = [torch.linalg.qr(normal(WIDTH, WIDTH, seed=seed + 100 + i)).Q for i in range(-(-count // WIDTH))]
-    return torch.cat(some)[:count]
+    """Returns keys [count, D] of length 1: each group of D consecutive ones is orthogonal."""
+    groups = [torch.linalg.qr(normal(WIDTH, WIDTH, seed=seed + 100 + i)).Q for i in range(-(-count // WIDTH))]
+    return torch.cat(groups)[:count]
 
 
 def recall(read: Read, pairs: int, seed: int) -> list[float]:
-    """|read - v|^2 / |v|^2 of `pairs` keys behind them all; and of new values, when the keys have come again."""
+    """Returns |read - v|^2 / |v|^2 for `pairs` keys after all were written; and for new values, after all keys were
+    written again."""
     k = frames(pairs, seed)
     old, new = normal(2, pairs, WIDTH, seed=seed + 20)
     cases = ((k, old, old), (torch.cat((k, k)), torch.cat((old, new)), new))
@@ -91,7 +95,7 @@ def recall(read: Read, pairs: int, seed: int) -> list[float]:
 
 
 def by_delta(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The results of queries on the rule's state behind all pairs, with beta = 1 and no decay."""
+    """Returns what queries read from the rule's state after all pairs, with beta = 1 and no decay."""
     steady = torch.zeros(1, 1, len(k), dtype=k.dtype)
     k, v = k[None, None], v[None, None]
     return q @ delta_attend(k, k, v, steady, steady + 1, scale=1.0).state[0, 0]
@@ -105,10 +109,13 @@ KINDS: Mapping[str, Read] = {
 
 
 def judge(exact: Mapping[str, float], rows: Rows) -> Report:
-    """The verdict: formulas hold; the rule overwrites where sums add and softmax averages; a state holds D keys."""
-    at = {(row["kind"], row["pairs"]): row for row in rows}
+    """Returns the verdict: formulas hold; the rule overwrites, while sums add and softmax averages; a state holds D
+    keys."""
+    row_at = {(row["kind"], row["pairs"]): row for row in rows}
     most = max(row["pairs"] for row in rows)
-    again = {k: [r["wrong, anew"] for r in rows if r["kind"] == k and r["pairs"] <= WIDTH] for k in KINDS}
+    rewritten_errors = {
+        k: [r["wrong, anew"] for r in rows if r["kind"] == k and r["pairs"] <= WIDTH] for k in KINDS
+    }
     return Report(
         rows=tuple(rows),
         claims={
@@ -116,22 +123,22 @@ def judge(exact: Mapping[str, float], rows: Rows) -> Report:
             "rows": max(exact["rows"], exact["products"]) < EQUAL,
             "signs": exact["negative"] < -0.1,
             "decay": exact["decay"] < EQUAL,
-            "overwritten": max(again["delta"]) < EQUAL,
-            "added": min(again["sums"]) > 0.5 and min(again["softmax"]) > 0.3,
-            "full": at["delta", most]["wrong"] > 0.5 and at["softmax", most]["wrong"] < 0.05,
+            "overwritten": max(rewritten_errors["delta"]) < EQUAL,
+            "added": min(rewritten_errors["sums"]) > 0.5 and min(rewritten_errors["softmax"]) > 0.3,
+            "full": row_at["delta", most]["wrong"] > 0.5 and row_at["softmax", most]["wrong"] < 0.05,
         },
         values={
             "exact": max(exact.values()),
             "negative": -exact["negative"],
-            "anew": {kind: max(errors) for kind, errors in again.items()},
+            "anew": {kind: max(errors) for kind, errors in rewritten_errors.items()},
             "most": most,
-            "wrong": {kind: at[kind, most]["wrong"] for kind in KINDS},
+            "wrong": {kind: row_at[kind, most]["wrong"] for kind in KINDS},
         },
     )
 
 
 def draw_weights(axes: Axes, report: Report) -> None:
-    """The rows of weights of one head, with slower decay than where they are measured."""
+    """Draws the weights of one head, with slower decay than in the measurement."""
     q, k, _, log_decay, beta = inputs(SEEDS[0])
     w = weights(q, k, log_decay / 8, beta)[0, 0]
     size = float(w.abs().max())

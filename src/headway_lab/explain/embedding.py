@@ -18,7 +18,8 @@ CLOSE = 0.1
 
 @torch.no_grad()
 def run() -> Iterator[Row]:
-    """Fresh encoder-decoders of growing width: lengths of embeddings and positions, and the variance of logits."""
+    """Yields, for fresh encoder-decoders of growing width, the lengths of embeddings and positions, and the variance of
+    logits."""
     for width in WIDTHS:
         sizes: dict[str, Any] = {"vocab": VOCAB, "width": width, "layers": 1, "heads": 4, "hidden": width}
         spec = ModelSpec.of_pair("transformer", **sizes, tied=True, init_std=width**-0.5)
@@ -26,7 +27,7 @@ def run() -> Iterator[Row]:
         assert isinstance(model, EncoderDecoder)
         matrix = model.decoder.embedding
         token = float(matrix.norm(dim=-1).mean())
-        place = float(Sinusoidal().embedding(torch.arange(POSITIONS), width).norm(dim=-1).mean())
+        position = float(Sinusoidal().embedding(torch.arange(POSITIONS), width).norm(dim=-1).mean())
         noise = torch.Generator().manual_seed(SEED)
         states = torch.nn.functional.layer_norm(torch.randn(STATES, width, generator=noise), (width,))
         scale = spec.embedding_scale
@@ -35,11 +36,11 @@ def run() -> Iterator[Row]:
             "sqrt(M)": scale,
             "|e|": token,
             "|sqrt(M) e|": scale * token,
-            "|PE|": place,
-            "|e| / |PE|": token / place,
-            "|sqrt(M) e| / |PE|": scale * token / place,
-            "share of the token": _share(token, place),
-            "share, scaled": _share(scale * token, place),
+            "|PE|": position,
+            "|e| / |PE|": token / position,
+            "|sqrt(M) e| / |PE|": scale * token / position,
+            "share of the token": _share(token, position),
+            "share, scaled": _share(scale * token, position),
             "Var(logit)": float(model.logits(states).var()),
             "Var(logit), entries of variance 1": float((states @ (scale * matrix).T).var()),
             "matrices": len({p.data_ptr() for p in model.parameters() if p.shape == matrix.shape}),
@@ -51,8 +52,8 @@ def _share(token: float, place: float) -> float:
 
 
 def judge(rows: Rows) -> Report:
-    """The verdict: with the scale token and position are of one size at every width, without it tokens drown; the
-    matrix itself must stay small for its other use."""
+    """Returns the verdict: with the scale, token and position are of similar length at every width, without it tokens
+    drown; the entries of the matrix must stay small for its other use, the output layer."""
     even = max(abs(row["|sqrt(M) e| / |PE|"] / math.sqrt(2) - 1) for row in rows)
     falls = max(abs(row["|e| / |PE|"] / math.sqrt(2 / row["M"]) - 1) for row in rows)
     calm = max(abs(row["Var(logit)"] - 1) for row in rows)

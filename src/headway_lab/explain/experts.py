@@ -1,5 +1,5 @@
-"""Mixtures of experts: who is chosen, what a token is computed with, what a batch reads. (Shazeer et al. 2017, section
-2.1; Jiang et al. 2024, "Mixtral of Experts", section 2.1.)"""
+"""Mixtures of experts: which are chosen, what a token is computed with, what a batch reads. (Shazeer et al. 2017,
+section 2.1; Jiang et al. 2024, "Mixtral of Experts", section 2.1.)"""
 
 from collections.abc import Iterator, Sequence
 from statistics import fmean
@@ -23,7 +23,8 @@ SPEC = ModelSpec.of(
 
 
 def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
-    """Shares of the experts, and the layer against a loop over tokens; then, by batch, experts and bytes read."""
+    """Yields the share of rows of each expert; then, for each batch size, the experts and bytes read, with the layer's
+    distance from a loop over tokens in the first of these rows."""
     layers = [layer_of(seed) for seed in seeds]
     results = [measure(layer, seed) for layer, seed in zip(layers, seeds, strict=True)]
     for e in range(EXPERTS.count):
@@ -43,7 +44,7 @@ def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
 
 
 def layer_of(seed: int) -> MixtureOfExperts:
-    """Random weights in float64."""
+    """Returns a layer with random weights in float64."""
     layer = MixtureOfExperts(EXPERTS, WIDTH, gated=True).double()
     with torch.no_grad():
         for i, parameter in enumerate(layer.parameters()):
@@ -52,8 +53,8 @@ def layer_of(seed: int) -> MixtureOfExperts:
 
 
 def measure(layer: MixtureOfExperts, seed: int) -> tuple[Tensor, dict[str, float]]:
-    """The share of the experts [E] of random rows; the layer's distance from `loop`; and gradients of experts that one
-    row was and was not given to."""
+    """Returns the share of rows [E] of each expert, for random rows; the layer's distance from `loop`; and the
+    gradients of experts that one row was routed to, and of the others."""
     x = normal(ROWS, WIDTH, seed=seed)
     chosen, weights = layer.gate(x)
     share = chosen.flatten().bincount(minlength=EXPERTS.count) / chosen.numel()
@@ -73,7 +74,7 @@ def measure(layer: MixtureOfExperts, seed: int) -> tuple[Tensor, dict[str, float
 
 @torch.no_grad()
 def loop(layer: MixtureOfExperts, x: Tensor) -> Tensor:
-    """Row by row, each expert of a row by itself."""
+    """Computes the layer row by row, each expert of a row on its own."""
     scores = (x @ layer.gate.weight.T).softmax(-1)
     rows = []
     for row, row_scores in zip(x, scores, strict=True):
@@ -85,34 +86,35 @@ def loop(layer: MixtureOfExperts, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def chosen_by(layer: MixtureOfExperts, batch: int, seed: int) -> float:
-    """How many experts a batch of random rows is given to, the mean of DRAWS batches."""
+    """Returns the number of experts that a batch of random rows is routed to, the mean of DRAWS batches."""
     chosen = layer.gate(normal(DRAWS * batch, WIDTH, seed=seed + 7))[0].view(DRAWS, -1)
     return fmean(len(set(experts)) for experts in chosen.tolist())
 
 
 def judge(rows: Rows) -> Report:
-    """The verdict: sorted rows are the loop; a token is computed with K experts, a batch reads more of them."""
+    """Returns the verdict: the layer equals the loop; a token is computed with K experts, a batch reads more of
+    them."""
     shares, batches = ([row for row in rows if name in row] for name in ("expert", "batch"))
-    single, many = batches[0], batches[-1]
-    active, whole = cost.active_parameters(SPEC), cost.parameter_count(SPEC)
+    single, largest = batches[0], batches[-1]
+    active, all_parameters = cost.active_parameters(SPEC), cost.parameter_count(SPEC)
     idle = SPEC.layers * (EXPERTS.count - EXPERTS.top) * 3 * WIDTH * EXPERTS.hidden
     return Report(
         rows=tuple(rows),
         claims={
             "loop": max(single["from the loop"], single["weights off 1"]) < EQUAL,
             "gradients": single["idle gradient"] == 0 < single["busy gradient"],
-            "active": whole - active == idle,
+            "active": all_parameters - active == idle,
             "one": single["experts read"] == EXPERTS.top,
             "batch": all(abs(row["experts read"] / row["expected"] - 1) < CLOSE for row in batches),
             "uneven": max(row["share, most"] for row in shares) > 1.2 / EXPERTS.count,
         },
         values={
             "active": active,
-            "whole": whole,
+            "whole": all_parameters,
             "busiest": max(row["share, most"] for row in shares) * EXPERTS.count,
             "laziest": min(row["share, least"] for row in shares) * EXPERTS.count,
-            "many": many,
-            "more": many["bytes read"] / single["bytes read"],
+            "many": largest,
+            "more": largest["bytes read"] / single["bytes read"],
         },
     )
 

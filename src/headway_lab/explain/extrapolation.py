@@ -1,4 +1,5 @@
-"""Rows longer than those of training: which marks of positions bear them. (Su et al. 2021; Press et al. 2021.)"""
+"""Rows longer than those in training: which ways to mark positions can read them. (Su et al. 2021; Press et al.
+2021.)"""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ RESCALED = ("rotary, linear", "rotary, NTK", "rotary, YaRN")
 
 
 def variants(name: str, spec: ModelSpec, times: int) -> dict[str, ModelSpec]:
-    """The specs with which the weights of a contender are evaluated at `times` the length of training, by name."""
+    """Returns the specs with which a contender's weights are evaluated at `times` the training length, by name."""
     specs = {name: spec}
     if isinstance(spec.positions, Rotary):
         length, rotary = BUDGET.tokens, spec.positions
@@ -36,15 +37,15 @@ def variants(name: str, spec: ModelSpec, times: int) -> dict[str, ModelSpec]:
 
 
 def run(*, seeds: Sequence[int] = BUDGET.seeds, steps: int = BUDGET.steps) -> Report:
-    """Every scheme trained on rows of L, and its loss at 1 .. 8 L."""
+    """Trains every scheme on rows of L bytes, and measures its loss at 1 .. 8 L."""
     budget = replace(BUDGET, seeds=tuple(seeds), steps=steps)
     specs = {name: small(positions=scheme) for name, scheme in position_schemes(budget.tokens).items()}
     return judge(measure(contend(specs, budget)), budget)
 
 
 def measure(runs: Runs) -> dict[str, list[list[float] | None]]:
-    """For each variant and each of `TIMES`: the losses of all seeds, or None where rows of that length are refused
-    (a table of learned positions ends)."""
+    """Returns, for each variant and each of `TIMES`, the losses of all seeds, or None if rows of that length are
+    refused (a table of learned positions ends)."""
     results: dict[str, list[list[float] | None]] = {}
     with one_thread():
         for name, trained in runs.items():
@@ -58,7 +59,7 @@ def measure(runs: Runs) -> dict[str, list[list[float] | None]]:
 
 
 def tail_loss(run: Run, spec: ModelSpec, times: int) -> float:
-    """Loss of the last L bytes of the held-out rows of 8 L, given their last `times` L."""
+    """Returns the loss of the last L bytes of the held-out rows of 8 L, given their last `times` L."""
     length = BUDGET.tokens
     model = build(spec, seed=0)
     model.load_state_dict(run.model.state_dict())
@@ -69,12 +70,12 @@ def tail_loss(run: Run, spec: ModelSpec, times: int) -> float:
 
 
 def judge(results: Mapping[str, Sequence[list[float] | None]], budget: Budget) -> Report:
-    """The verdict: whether rotary as it was trained reads longer rows, and what else does."""
+    """Returns the verdict: whether rotary as it was trained reads longer rows, and what else does."""
     ends = {name: losses[-1] for name, losses in results.items() if losses[-1] is not None}
-    apart = {name: gap(last, results[name][0] or []) for name, last in ends.items()}
+    growth = {name: gap(last, results[name][0] or []) for name, last in ends.items()}
     rows: list[Row] = []
     for name, losses in results.items():
-        change = apart.get(name)
+        change = growth.get(name)
         rows.append(
             {
                 "contender": name,
@@ -88,24 +89,24 @@ def judge(results: Mapping[str, Sequence[list[float] | None]], budget: Budget) -
     return Report(
         rows=tuple(rows),
         claims={
-            "as well": apart["rotary"].below(MARGIN),
+            "as well": growth["rotary"].below(MARGIN),
             "sinusoidal": gap(rotary, ends["sinusoidal"]).lower,
             "ALiBi": gap(ends["ALiBi"], rotary).lower,
-            "window": apart["rotary, window L"].below(MARGIN),
+            "window": growth["rotary, window L"].below(MARGIN),
             "rescaled": every(gap(window, ends[name]).lower for name in RESCALED if name in ends),
         },
         values={
             "budget": budget,
             "most": TIMES[-1],
-            "bears": [name for name, change in apart.items() if change.below(MARGIN)],
-            "gains": [name for name, change in apart.items() if change.lower],
-            "refused": [name for name in results if name not in apart],
+            "bears": [name for name, change in growth.items() if change.below(MARGIN)],
+            "gains": [name for name, change in growth.items() if change.lower],
+            "refused": [name for name in results if name not in growth],
         },
     )
 
 
 def lengths(title: str, shown: Callable[[str], bool], y: str = "") -> Panel:
-    """Loss against length, of the contenders that are `shown`."""
+    """Returns a panel of loss against length, for the contenders for which `shown` is true."""
 
     def draw(axes: Axes, report: Report) -> None:
         for row in report.rows:

@@ -7,7 +7,7 @@ from typing import Any
 from headway_lab.draw import BLUE, GREEN, GREY, INK, ORANGE, RED, VIOLET
 from headway_lab.explain.report import Report, Row, by_seed
 
-Figure = Any  # of matplotlib, like its axes: imported where one is written
+Figure = Any  # matplotlib's, as Axes: matplotlib is imported only when a figure is written
 Axes = Any
 Panel = Callable[[Axes, Report], None]
 
@@ -23,8 +23,8 @@ COLOURS = {
 
 
 def panels(*parts: Panel, layout: str = "", **rest: Any) -> Callable[[Figure, Report], None]:
-    """A topic's `draw`: panels side by side, or A, B, C and so on as `layout` has them, a line for each row ("AB;CC");
-    `rest` as in `Figure.subplot_mosaic`."""
+    """Returns a topic's `draw`: panels side by side, or placed as A, B, C and so on by `layout`, with ";" between its
+    rows ("AB;CC"); `rest` are arguments of `Figure.subplot_mosaic`."""
     rows = (layout or "ABCDEFGH"[: len(parts)]).split(";")
 
     def draw(figure: Figure, report: Report) -> None:
@@ -48,9 +48,10 @@ def curves(
     legend: Mapping[str, Any] | None = {},
     **properties: Any,
 ) -> Panel:
-    """Columns of a report over one of them: by name, each one's format and colour ("o- red"). With `of`, that one
-    column alone: a curve for each value of the column `by`. What has columns "NAME, least" and "NAME, most" has a line
-    between them. `log` has the logarithmic axes: "x", "xy"; `title`, `y`, `legend`, `properties` as in `label_axes`."""
+    """Returns a panel of a report's columns against the column `over`. `forms` has each column's format and colour ("o-
+    red"). With `of`, only that column is drawn, as a curve for each value of the column `by`. A column with "NAME,
+    least" and "NAME, most" also gets a line between these. `log` has the logarithmic axes: "x", "y" or "xy"; `title`,
+    `y`, `legend` and `properties` as in `label_axes`."""
 
     def draw(axes: Axes, report: Report) -> None:
         for name, form in forms.items():
@@ -77,9 +78,9 @@ def bars(
     line: float | None = None,
     **properties: Any,
 ) -> Panel:
-    """A bar for each value of the columns `names`, the first on top: the mean of `column` over its rows, with a line
-    from the least to the most of them, or of their columns "COLUMN, least" and "COLUMN, most", or of seeds; grey where
-    it is `pale`; `line` is dashed. `title`, `x`, `properties` as in `label_axes`."""
+    """Returns a panel with a bar for each combination of values of the columns `names`, the first on top: the mean of
+    `column` over its rows, with a line from the least to the largest value of its seeds, or else of "COLUMN, least" and
+    "COLUMN, most"; grey if `pale`; with a dashed line at `line`. `title`, `x`, `properties` as in `label_axes`."""
 
     def draw(axes: Axes, report: Report) -> None:
         rows: dict[str, list[Row]] = {}
@@ -100,7 +101,7 @@ def bars(
 
 
 def translate(figure: Figure, say: Callable[[str], str]) -> None:
-    """Every text on a figure, in another language: titles, labels, legends, and ticks that have words."""
+    """Translates every text on a figure: titles, labels, legends, and tick labels with words."""
     from matplotlib.text import Text
 
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
@@ -112,7 +113,8 @@ def translate(figure: Figure, say: Callable[[str], str]) -> None:
 
 
 def extent(row: Row, column: str) -> tuple[float, float]:
-    """The least and the most of a number of a row: its columns "COLUMN, least" and "COLUMN, most", else itself."""
+    """Returns the least and the largest value of a column in a row: its columns "COLUMN, least" and "COLUMN, most", or
+    itself."""
     return row.get(f"{column}, least", row[column]), row.get(f"{column}, most", row[column])
 
 
@@ -124,21 +126,21 @@ def label_axes(
     legend: Mapping[str, Any] | None = None,
     **properties: Any,
 ) -> None:
-    """The title of a panel and the names of its axes; with `legend`, as in `Axes.legend`, a legend. `properties` as in
-    `Axes.set`."""
+    """Sets the title of a panel and the names of its axes, and `properties` as in `Axes.set`; with `legend`, arguments
+    of `Axes.legend`, also adds a legend."""
     axes.set(title=title, xlabel=x, ylabel=y, **properties)
     if legend is not None:
         axes.legend(**legend)
 
 
 def label_ticks(axes: Axes, values: Sequence[float]) -> None:
-    """A tick with its number at each of `values` of a logarithmic x axis, and no others."""
+    """Puts a labelled tick at each of `values` on a logarithmic x axis, and no others."""
     axes.set_xticks(values, [f"{value:,}" for value in values])
     axes.set_xticks([], minor=True)
 
 
 def bare(axes: Axes) -> None:
-    """No frame, no grid, no tick marks: for panels of cells."""
+    """Removes frame, grid and tick marks, for panels of cells."""
     axes.grid(visible=False)
     axes.tick_params(length=0, labelsize=7)
     axes.spines[:].set_visible(False)

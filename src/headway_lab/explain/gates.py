@@ -1,4 +1,4 @@
-"""Gates on what attention gives. (Qiu et al. 2025, "Gated Attention for Large Language Models".)"""
+"""Gates on the output of attention. (Qiu et al. 2025, "Gated Attention for Large Language Models".)"""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -18,8 +18,8 @@ SHUT, EQUAL, APART = -40.0, 1e-12, 1e-2
 
 
 def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
-    """No gate, then each kind with each function: parameters, the formula, what gates of 0 and a shut one do, and
-    whether a token alone is mapped linearly; the worst of the seeds."""
+    """Yields a row without a gate, then one for each kind with each function: parameters, the formula, the effect of
+    gates of 0 and of a shut one, and whether the map of a single token is linear; the worst of the seeds."""
     kinds: list[tuple[Gate | None, str]] = [(None, "sigmoid"), *product(KINDS, GATE_ACTS)]
     for gate, act in kinds:
         results = [measure(gate, act, seed) for seed in seeds]
@@ -31,8 +31,8 @@ def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
 
 
 def measure(gate: Gate | None, act: str, seed: int) -> dict[str, float]:
-    """The columns of one layer of random weights, in float64; the first feature of each token is 1, so that the first
-    column of Wg is what a bias would be."""
+    """Returns the columns of one layer with random weights, in float64; the first feature of each token is 1, so that
+    the first column of Wg acts as a bias."""
     layer, plain = (layer_of(kind, act, seed) for kind in (gate, None))
     x, y = (normal(1, TOKENS, WIDTH, seed=seed + i) for i in (10, 20))
     x[..., 0] = 1
@@ -44,12 +44,12 @@ def measure(gate: Gate | None, act: str, seed: int) -> dict[str, float]:
         return columns
     heads, weight = outputs(plain, x), layer.g_proj.weight
     columns["from the formula"] = apart(outputs(layer, x), factors(layer, x) * heads)
-    open_heads, wide = outputs(layer, x), WIDTH // len(weight)
+    open_heads, width = outputs(layer, x), WIDTH // len(weight)
     weight[0] = 0
     weight[0, 0] = SHUT
     shut = outputs(layer, x)
-    columns["a shut gate leaves"] = float(shut[..., :wide].abs().max())
-    columns["others move"] = apart(shut[..., wide:], open_heads[..., wide:])
+    columns["a shut gate leaves"] = float(shut[..., :width].abs().max())
+    columns["others move"] = apart(shut[..., width:], open_heads[..., width:])
     weight.zero_()
     columns["0 from the factor"] = apart(outputs(layer, x), AT_0[act] * heads)
     return columns
@@ -59,7 +59,7 @@ AT_0 = {"sigmoid": 0.5, "softplus": 0.6931471805599453}
 
 
 def layer_of(gate: Gate | None, act: str, seed: int) -> Attention:
-    """Random weights, of which a seed gives all layers the same but for the gate's."""
+    """Returns a layer with random weights: a seed gives all layers the same weights, except those of the gate."""
     layer = Attention(WIDTH, HEADS, pattern=Causal(), gate=gate, gate_act=act).double().requires_grad_(False)
     for i, (name, parameter) in enumerate(sorted(layer.named_parameters())):
         parameter_seed = seed + 100 if name.startswith("g_proj") else seed + 200 + i - (gate is not None)
@@ -68,34 +68,36 @@ def layer_of(gate: Gate | None, act: str, seed: int) -> Attention:
 
 
 def outputs(layer: Attention, x: Tensor) -> Tensor:
-    """The outputs of the heads, side by side [1, T, H E]: the input of the output projection."""
-    seen: list[Tensor] = []
-    hook = layer.o_proj.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].clone()))
+    """Returns the outputs of the heads, concatenated [1, T, H E]: the input of the output projection."""
+    captured: list[Tensor] = []
+    hook = layer.o_proj.register_forward_pre_hook(lambda module, inputs: captured.append(inputs[0].clone()))
     layer(x)
     hook.remove()
-    return seen[0]
+    return captured[0]
 
 
 def factors(layer: Attention, x: Tensor) -> Tensor:
-    """act(x Wg), for each of a head's channels [1, T, H E]."""
+    """Returns act(x Wg), for each of a head's channels [1, T, H E]."""
     assert layer.g_proj is not None
     gates = GATE_ACTS[layer.gate_act](x @ layer.g_proj.weight.T)
     return gates.repeat_interleave(WIDTH // gates.shape[-1], -1)
 
 
 def additive(layer: Attention, x: Tensor, y: Tensor) -> float:
-    """|f(x) + f(y) - f(x + y)| / |f(x + y)| of a row of one token, whose one weight is 1: 0 if f is linear."""
-    apart = layer(x) + layer(y) - layer(x + y)
-    return float(apart.norm() / layer(x + y).norm())
+    """Returns |f(x) + f(y) - f(x + y)| / |f(x + y)| for a row of one token, whose only attention weight is 1: 0 if f is
+    linear."""
+    deviation = layer(x) + layer(y) - layer(x + y)
+    return float(deviation.norm() / layer(x + y).norm())
 
 
 def apart(a: Tensor, b: Tensor) -> float:
-    """The largest difference."""
+    """Returns the largest difference."""
     return float((a - b).abs().max())
 
 
 def judge(rows: Rows) -> Report:
-    """The verdict: gates are their formula, cost what it says, shut what they are of, and make values not linear."""
+    """Returns the verdict: gates follow their formula, have the expected parameters, shut only their own outputs, and
+    make the map of values nonlinear."""
     plain, *gated = rows
     units = {"head": HEADS, "channel": WIDTH}
     extra = {row["gate"]: row["parameters"] - plain["parameters"] for row in gated}

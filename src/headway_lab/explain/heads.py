@@ -32,9 +32,9 @@ EQUAL, APART = 1e-12, 1e-3
 def run(
     *, heads: int = 8, kv_heads: int | None = None, context: int = 8192, seeds: Sequence[int] = SEEDS
 ) -> Report:
-    """Each layout: its parameters and cache counted, its heads traced by gradients, its output compared, and one more
-    token at `context` tokens counted and timed. Multi-head and multi-query attention stand beside `kv_heads`, or
-    beside every number of kv heads that halves the one before."""
+    """Measures each layout: its parameters and KV cache are counted, its heads traced by gradients, its output
+    compared, and one more token at `context` tokens counted and timed. The layouts are multi-head, `kv_heads` and
+    multi-query attention, or, without `kv_heads`, all numbers of KV heads by halving."""
     layouts = layouts_of(heads, kv_heads)
     with one_thread():
         times = step_times(layouts, context)
@@ -43,7 +43,8 @@ def run(
 
 
 def layouts_of(heads: int, kv_heads: int | None) -> list[Heads]:
-    """From as many kv heads as query heads down to one. Raises ConfigError for one head, which shares nothing."""
+    """Returns the layouts, from as many KV heads as query heads down to one. Raises ConfigError for one head, which
+    shares nothing."""
     if heads < 2:
         raise ConfigError(f"explain heads: --heads {heads} has nothing to share; give 2 or more")
     if kv_heads is None:
@@ -53,8 +54,8 @@ def layouts_of(heads: int, kv_heads: int | None) -> list[Heads]:
 
 
 def measure(layout: Heads, context: int, seeds: Sequence[int], times: Sequence[float]) -> Row:
-    """Counts of one layer and one step; over the seeds, the largest difference of the output from that with repeated
-    heads, and the least from that with scores summed over a group, of random weights and tokens in float64."""
+    """Returns the counts of one layer and one step; and, over the seeds, the largest difference of the output from that
+    with repeated heads, and the least from that with scores summed over a group, for random tokens in float64."""
     h, k = layout.query_heads, layout.kv_heads
     layer = Attention(HEAD_DIM * h, h, k).double()
     cache = PagedCache(CacheSpec(kv_heads=k, head_dim=HEAD_DIM, dtype=torch.float64), [Causal()])
@@ -62,7 +63,7 @@ def measure(layout: Heads, context: int, seeds: Sequence[int], times: Sequence[f
     with torch.no_grad():
         layer(torch.zeros(1, tokens.count, HEAD_DIM * h, dtype=torch.float64), tokens=tokens, cache=cache[0])
     spec = step_spec(layout)
-    apart = [differences(layout, seed) for seed in seeds]
+    errors = [differences(layout, seed) for seed in seeds]
     return {
         "kind": layout.kind,
         "query heads": h,
@@ -72,8 +73,8 @@ def measure(layout: Heads, context: int, seeds: Sequence[int], times: Sequence[f
         "parameters": sum(p.numel() for p in layer.parameters()),
         "cache (B)": cache.pool.held,
         "of MHA's cache": cache.pool.held / (BATCH * LENGTH * 2 * h * HEAD_DIM * 8),
-        "from repeated heads": max(same for same, _ in apart),
-        "from summed scores": min(other for _, other in apart),
+        "from repeated heads": max(from_repeated for from_repeated, _ in errors),
+        "from summed scores": min(from_summed for _, from_summed in errors),
         "FLOPs / token": cost.decode_flops(spec, context),
         "bytes / token": (
             cost.weight_bytes_read(spec, torch.float32) + cost.kv_bytes_read(spec, context, torch.float32)
@@ -83,7 +84,7 @@ def measure(layout: Heads, context: int, seeds: Sequence[int], times: Sequence[f
 
 
 def differences(layout: Heads, seed: int) -> tuple[float, float]:
-    """Largest difference of the output from that with repeated heads, and from that with summed scores."""
+    """Returns the largest difference of the output from that with repeated heads, and from that with summed scores."""
     noise = torch.Generator().manual_seed(seed)
     q, keys, values = (
         torch.randn(BATCH, n, LENGTH, HEAD_DIM, generator=noise, dtype=torch.float64)
@@ -96,19 +97,19 @@ def differences(layout: Heads, seed: int) -> tuple[float, float]:
 
 
 def summed_over_group(q: Tensor, k: Tensor, v: Tensor, layout: Heads) -> Tensor:
-    """The formula as one of the documents prints it, softmax(sum_j q_(i,j) k_i) v_i: all heads of a group get the
-    same weights, those of the sum of their queries. Not grouped-query attention."""
+    """Computes the formula that one of the documents prints, softmax(sum_j q_(i,j) k_i) v_i: all heads of a group get
+    the same weights, those of the sum of their queries. This is not grouped-query attention."""
     total = q.unflatten(1, (layout.kv_heads, layout.group)).sum(2)
     return (attention_weights(total, k, Causal()) @ v).repeat_interleave(layout.group, 1)
 
 
 def groups(layout: Heads) -> Tensor:
-    """bool [H, K]: query head h reads h // G and no other."""
+    """Returns bool [H, K]: query head h reads h // G and no other."""
     return torch.eye(layout.kv_heads, dtype=torch.bool).repeat_interleave(layout.group, 0)
 
 
 def reads(layout: Heads) -> Tensor:
-    """bool [H, K]: which key/value heads each query head's output depends on, by gradient."""
+    """Returns bool [H, K]: which KV heads each query head's output depends on, by gradient."""
     noise = torch.Generator().manual_seed(SEEDS[0])
     q = torch.randn(1, layout.query_heads, 4, 8, generator=noise)
     k, v = torch.randn(2, 1, layout.kv_heads, 4, 8, generator=noise).requires_grad_()
@@ -118,7 +119,7 @@ def reads(layout: Heads) -> Tensor:
 
 
 def step_spec(layout: Heads) -> ModelSpec:
-    """A small decoder with heads of 64."""
+    """Returns the spec of a small decoder with heads of width 64."""
     h, k = layout.query_heads, layout.kv_heads
     return ModelSpec.of(
         "llama", vocab=256, width=64 * h, layers=2, heads=h, kv_heads=k, hidden=128 * h, tied=True
@@ -126,15 +127,16 @@ def step_spec(layout: Heads) -> ModelSpec:
 
 
 def step_times(layouts: Sequence[Heads], context: int) -> list[list[float]]:
-    """Seconds of one core for one more token of each layout, round by round, so that all run under the same load;
-    without the first round."""
+    """Returns the seconds of one core for one more token of each layout, round by round, so that all run under the same
+    load; without the first round."""
     steps = {str(layout): step_of(layout, context) for layout in layouts}
     with torch.inference_mode():
-        return [taken[1:] for taken in in_turn(steps, ROUNDS + 1, time.process_time).values()]
+        return [seconds[1:] for seconds in in_turn(steps, ROUNDS + 1, time.process_time).values()]
 
 
 def step_of(layout: Heads, context: int) -> Callable[[], None]:
-    """One more token of the small decoder with `context` tokens in its cache, random keys, in float32."""
+    """Returns a call that decodes one more token of the small decoder with `context` tokens in its cache, random keys,
+    in float32."""
     spec = step_spec(layout)
     model = as_decoder(build(spec, dtype=torch.float32, seed=SEEDS[0]).eval())
     cache, new = model.make_cache(1), torch.zeros(1, 1, dtype=torch.int64)
@@ -147,19 +149,19 @@ def step_of(layout: Heads, context: int) -> Callable[[], None]:
                 layer.update(keys, values, packed.tokens)
         model(new, cache=cache)
 
-    def again() -> None:
+    def decode() -> None:
         cache.trim(1)
         model(new, cache=cache)
 
-    return again
+    return decode
 
 
 def judge(rows: Rows, slower: Gap) -> Report:
-    """The verdict: who reads whom, sizes, outputs, bytes and time of a step, each on its own. `slower` is the gap of a
-    step's logarithm with the fewest kv heads to that with the most."""
+    """Returns the verdict: who reads whom, sizes, outputs, bytes and time of a step, each as its own claim. `slower` is
+    the gap of the log time of a step with the fewest KV heads to that with the most."""
     h, full, fewest = rows[0]["query heads"], rows[0], rows[-1]
-    same = max(row["from repeated heads"] for row in rows)
-    other = min(row["from summed scores"] for row in rows if row["group"] > 1)
+    from_repeated = max(row["from repeated heads"] for row in rows)
+    from_summed = min(row["from summed scores"] for row in rows if row["group"] > 1)
     return Report(
         rows=tuple(rows),
         claims={
@@ -169,14 +171,14 @@ def judge(rows: Rows, slower: Gap) -> Report:
                 and row["cache (B)"] == BATCH * LENGTH * 2 * row["kv heads"] * HEAD_DIM * 8
                 for row in rows
             ),
-            "repeated": same < EQUAL,
-            "summed": other > APART,
+            "repeated": from_repeated < EQUAL,
+            "summed": from_summed > APART,
             "bytes": all(a > b for a, b in pairwise(row["bytes / token"] for row in rows)),
             "time": slower.lower,
         },
         values={
-            "same": same,
-            "other": other,
+            "same": from_repeated,
+            "other": from_summed,
             "operations": fewest["FLOPs / token"] / full["FLOPs / token"],
             "bytes": fewest["bytes / token"] / full["bytes / token"],
             "slower": slower,
@@ -186,7 +188,7 @@ def judge(rows: Rows, slower: Gap) -> Report:
 
 
 def picture(layout: Heads) -> str:
-    """Query heads above the key/value heads that they read."""
+    """Returns a drawing of the query heads above the KV heads that they read."""
     cell, group = 4, layout.group
     top = "".join(f"q{h}".ljust(cell) for h in range(layout.query_heads))
     bar = "|" if group == 1 else "+" + "-" * (cell * (group - 1) - 1) + "+"
@@ -197,7 +199,8 @@ def picture(layout: Heads) -> str:
 
 
 def layout_of(row: Row) -> Panel:
-    """Query heads on top, each joined to the key/value head that it reads; a colour for each group, none twice."""
+    """Returns a panel with query heads on top, each joined to the KV head that it reads, in a different colour for each
+    group."""
     layout = Heads.of(row["query heads"], row["kv heads"])
 
     def draw(axes: Axes, report: Report) -> None:
@@ -216,10 +219,11 @@ def layout_of(row: Row) -> Panel:
 
 
 def draw(figure: Figure, report: Report) -> None:
-    """Above: who reads whom. Below: the cache, and bytes and time of one more token."""
+    """Draws who reads whom above, and below the cache, and bytes and time of one more token."""
     count, names = len(report.rows), ("kind", "kv heads")
     above, below = (
-        "".join(x * n for x in some) for some, n in ((ascii_uppercase[:count], 3), ("XYZ", count))
+        "".join(x * repeats for x in letters)
+        for letters, repeats in ((ascii_uppercase[:count], 3), ("XYZ", count))
     )
     panels(
         *map(layout_of, report.rows),

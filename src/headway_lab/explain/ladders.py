@@ -16,14 +16,14 @@ from headway_lab.explain.topics import Topic
 
 WIDTH, LAYERS, HEADS = 64, 2, 4
 UNTRAINED = ("context", "family")
-"""Aspects that change nothing in a run."""
+"""Aspects that have no effect on a run."""
 
 
 def toy(spec: ModelSpec, tokens: int) -> ModelSpec:
-    """The same block in 2 layers of width 64 with 4 heads, on bytes: K / H, F / M and the patterns of the first and the
-    last layer are kept, an embedding that is scaled is scaled by sqrt(64).
+    """Returns the same block in 2 layers of width 64 with 4 heads, on bytes: K / H, F / M and the patterns of the first
+    and the last layer are kept, and a scaled embedding is scaled by sqrt(64).
 
-    Raises ConfigError for an encoder-decoder, and for what cannot be so small."""
+    Raises ConfigError for an encoder-decoder, and for a model that cannot be so small."""
     if spec.encoder is not None:
         raise ConfigError(
             "a ladder trains one stack; of an encoder-decoder, compare the specs without --ladder"
@@ -53,9 +53,9 @@ def toy(spec: ModelSpec, tokens: int) -> ModelSpec:
 
 
 def steps_of(first: ModelSpec, second: ModelSpec, tokens: int) -> dict[str, ModelSpec]:
-    """The models of a ladder in toy sizes: "first", then each aspect that a run can tell, by its name.
+    """Returns the models of a ladder in toy sizes: "first", then one for each aspect that affects a run, by its name.
 
-    Raises ConfigError where nothing is left that differs."""
+    Raises ConfigError if no difference is left."""
     specs = ladder(toy(first, tokens), toy(second, tokens))
     trained = {name: spec for name, spec in specs.items() if name not in UNTRAINED}
     if len(trained) == 1:
@@ -66,28 +66,30 @@ def steps_of(first: ModelSpec, second: ModelSpec, tokens: int) -> dict[str, Mode
 def command(
     first: ModelSpec, second: ModelSpec, steps: int | None, seeds: int | None, say: Callable[[str], None]
 ) -> Report:
-    """The run of `headway diff --ladder`: every step trained with every seed, by default 200 steps, three seeds. Raises
+    """Runs `headway diff --ladder`: trains every step with every seed, by default 200 steps and three seeds. Raises
     ConfigError as `steps_of` does."""
-    usual = Budget()
-    budget = replace(usual, steps=steps or usual.steps, seeds=tuple(range(seeds or len(usual.seeds))))
+    defaults = Budget()
+    budget = replace(
+        defaults, steps=steps or defaults.steps, seeds=tuple(range(seeds or len(defaults.seeds)))
+    )
     say(f"training each step of the ladder: {budget.steps} steps with {len(budget.seeds)} seeds")
     report = judge(contend(steps_of(first, second, budget.tokens), budget), budget)
     return sentences(language_of_environment()).told("ladder", report, LAYERS=LAYERS, WIDTH=WIDTH)
 
 
 def sentences(language: str) -> Topic:
-    """The sentences of a ladder, in a language."""
+    """Returns the sentences of a ladder, in a language."""
     texts = read(language)
     return Topic(**texts["ladder"], phrases=texts["phrases"], language=language)
 
 
 def judge(runs: Runs, budget: Budget) -> Report:
-    """Which steps change the loss by more than their spread, the largest first; and all of them together: without
-    sentences."""
+    """Returns the report, without sentences: which steps change the loss by more than their bound, the largest change
+    first; and the change of all of them together."""
     table = rows(runs, budget.seeds)
     start, *_, end = runs.values()
     changes = gaps(table)
-    seen = sorted(
+    noticed = sorted(
         (name for name, change in changes.items() if change.seen), key=lambda name: -abs(changes[name].mean)
     )
     return Report(
@@ -95,7 +97,7 @@ def judge(runs: Runs, budget: Budget) -> Report:
         claims={("step", name): change.seen or None for name, change in changes.items()},
         values={
             "budget": budget,
-            "steps": {name: changes[name].mean for name in seen},
+            "steps": {name: changes[name].mean for name in noticed},
             "whole": gap(losses(end), losses(start)),
         },
     )

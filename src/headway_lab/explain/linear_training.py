@@ -1,5 +1,5 @@
-"""Linear attention with rotary positions, trained as a masked language model. (Su et al. 2021, section 3.3 and
-figure 3, right; Katharopoulos et al. 2020.)"""
+"""Linear attention with rotary positions, trained as a masked language model. (Su et al. 2021, section 3.3 and figure
+3, right; Katharopoulos et al. 2020.)"""
 
 import time
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from headway_lab.explain.spread import gap
 from headway_lab.profiling import fastest, one_thread, power, saved_bytes
 
 BUDGET, LENGTHS, REPEATS = Budget(steps=300), (512, 1024, 2048, 4096, 8192), 3
-PAIRS = 2**20  # most pairs of tokens whose weights are kept
+PAIRS = 2**20  # largest number of token pairs whose weights are kept
 FORMS = {
     "softmax, dense": "o- grey",
     "softmax": "o- blue",
@@ -33,7 +33,7 @@ SLOPE = 0.1
 
 
 def contenders() -> dict[str, ModelSpec]:
-    """RoFormer's block with softmax, and with linear attention in its place; the last one knows no order."""
+    """Returns RoFormer's block with softmax, and with linear attention instead; the last contender has no positions."""
     shape = {"family": "roformer", "hidden": 256, "dropout": 0.0, "attention_dropout": 0.0}
     softmax = small(**shape, positions=Rotary(pairing="adjacent"))
     return {
@@ -45,14 +45,15 @@ def contenders() -> dict[str, ModelSpec]:
 
 
 def unigram() -> float:
-    """Entropy of the held-out bytes one by one, in nats: what guessing without context costs."""
+    """Returns the entropy of single held-out bytes, in nats: the loss of guessing without context."""
     counts = torch.bincount(held_out_rows(BUDGET.tokens).flatten(), minlength=VOCAB).double()
     share = counts[counts > 0] / counts.sum()
     return float(-(share * share.log()).sum())
 
 
 def step_cost(name: str, spec: ModelSpec, length: int, backend: str = "auto") -> Row:
-    """The cost of a training step on one row: time of one core (the fastest of some), and what its forward keeps."""
+    """Returns the cost of a training step on one row: the time of one core (the fastest of some), and the bytes that
+    its forward keeps."""
     model = build(spec, seed=0, backend=backend)
     inputs, targets = batch_of(held_out_rows(length, 1), spec.causal, torch.Generator().manual_seed(0))
     hidden = targets != IGNORE_INDEX
@@ -72,19 +73,20 @@ def step_cost(name: str, spec: ModelSpec, length: int, backend: str = "auto") ->
 
 
 def measure(lengths: Sequence[int] = LENGTHS) -> list[Row]:
-    """Cost of a step at each length; "softmax, dense" keeps the weights of all pairs, so it ends at `PAIRS`."""
+    """Returns the cost of a step at each length; "softmax, dense" keeps the weights of all pairs, so it ends at
+    `PAIRS`."""
     specs = contenders()
     with one_thread():
         short = [n for n in lengths if n * n <= PAIRS]
         dense = [step_cost("softmax, dense", specs["softmax"], n, "dense") for n in short]
-        others = ("softmax", "linear", "linear, cosine")
-        return dense + [step_cost(name, specs[name], n) for name in others for n in lengths]
+        recomputed = ("softmax", "linear", "linear, cosine")
+        return dense + [step_cost(name, specs[name], n) for name in recomputed for n in lengths]
 
 
 def run(
     *, seeds: Sequence[int] = BUDGET.seeds, steps: int = BUDGET.steps, context: int = LENGTHS[-1]
 ) -> Report:
-    """The four, trained; and what a step costs as rows grow up to `context`."""
+    """Trains the four contenders, and measures the cost of a step as rows grow up to `context`."""
     budget = replace(BUDGET, seeds=tuple(seeds), steps=steps)
     lengths = [n for n in LENGTHS if n <= context]
     if len(lengths) < 2:
@@ -95,29 +97,30 @@ def run(
 
 
 def slopes(costs: Rows, name: str) -> tuple[float, float]:
-    """The slopes of time and of bytes, between the two longest rows of `name`."""
+    """Returns the slopes of time and of bytes, between the two longest rows of `name`."""
     _, tokens, times, sizes = zip(*(row.values() for row in costs if row["attention"] == name), strict=True)
     return power(tokens[-2:], times[-2:]), power(tokens[-2:], sizes[-2:])
 
 
 def judge(runs: Runs, costs: Rows, blind: float, budget: Budget) -> Report:
-    """The verdict: linear attention with rotary learns more than frequencies of bytes, and keeps n bytes for n."""
+    """Returns the verdict: linear attention with rotary learns more than byte frequencies, and the bytes that it keeps
+    grow linearly."""
     table = rows(runs, budget.seeds, "softmax")
     values = {name: losses(trained) for name, trained in runs.items()}
     below = gap(values["linear"], [blind] * len(values["linear"]))
     slope = {name: slopes(costs, name) for name in FORMS}
-    turned = gap(values["linear"], values["linear, no positions"])
+    rotary_gap = gap(values["linear"], values["linear, no positions"])
     return Report(
         rows=(*table, *({"contender": "", **row} for row in costs)),
         highlight=tuple(range(len(table))),
         picture=Table(tuple(costs[0]), [tuple(row.values()) for row in costs]),
         claims={
             "learns": below.lower,
-            "turned": turned.lower,
+            "turned": rotary_gap.lower,
             "bytes": abs(slope["linear"][1] - 1) < SLOPE,
             "softmax": gap(values["linear"], values["softmax"]).higher,
         },
-        values={"budget": budget, "blind": blind, "below": below, "turned": turned, "slope": slope},
+        values={"budget": budget, "blind": blind, "below": below, "turned": rotary_gap, "slope": slope},
     )
 
 

@@ -1,4 +1,4 @@
-"""What masks keep out, and the four patterns of Longformer's figure 2, seen through gradients."""
+"""What masks hide, and the four patterns of Longformer's figure 2, as seen by gradients."""
 
 from functools import cache
 from typing import Any
@@ -31,7 +31,8 @@ CASES: tuple[tuple[str, Pattern], ...] = (
 
 
 def run() -> Report:
-    """For each pattern: the pairs allowed, the pairs that the gradient finds, and what a changed token changes."""
+    """Compares, for each pattern, the allowed pairs, the pairs with a gradient, and the outputs that change when a
+    token does."""
     rows: list[dict[str, Any]] = []
     for name, pattern in CASES:
         allowed = visible(pattern, TOKENS, TOKENS)[0, 0]
@@ -63,9 +64,9 @@ def run() -> Report:
 
 @cache
 def measure(pattern: Pattern) -> tuple[Tensor, Tensor]:
-    """Gradient norms |d (w_i . y_i) / d x_j| [N, N] for random w, and which outputs change when token j does.
+    """Returns gradient norms |d (w_i . y_i) / d x_j| [N, N] for random w, and which outputs i change when token j does.
 
-    The query side is fixed, so that a token's own query does not count as seeing itself."""
+    The queries are fixed, so that a token's own query does not count as seeing itself."""
     noise = torch.Generator().manual_seed(SEED)
     x = torch.randn(COUNT, HEADS * WIDTH, generator=noise, dtype=torch.float64)
     to_q, to_k, to_v = torch.randn(3, HEADS * WIDTH, HEADS * WIDTH, generator=noise, dtype=torch.float64)
@@ -85,7 +86,8 @@ def measure(pattern: Pattern) -> tuple[Tensor, Tensor]:
 
 
 def draw(figure: Figure, report: Report) -> None:
-    """A row of declared patterns above a row of measured gradients, two-sided patterns first, causal ones below."""
+    """Draws a row of declared patterns above a row of measured gradients, two-sided patterns first, causal ones
+    below."""
     figure.set_size_inches(12.6, 13.4)
     axes = figure.subplots(4, 4)
     for number, (name, pattern) in enumerate(CASES):

@@ -1,4 +1,4 @@
-"""Why attention eats memory: what a training step keeps, by cause, predicted and measured.
+"""Why attention takes so much memory: what a training step keeps, by cause, predicted and measured.
 
 (Beltagy et al. 2020, section 1, for the claim; the causes are counted in `headway.models.cost.activation_bytes`.)
 """
@@ -36,11 +36,11 @@ CAUSES = {
     "attention": "blue",
     "scores": "red",
 }
-COPIES = {"banded": 1}  # of the output, in another layout, beside the one that every backend keeps
+COPIES = {"banded": 1}  # further copies of the output, besides the one that every backend keeps
 
 
 class LiveBytes(TorchDispatchMode):
-    """The most bytes of tensors, made while it is active, that were alive at once (memory inside of one
+    """Measures the peak bytes of simultaneously alive tensors created while it is active (memory inside a single
     operation is not seen)."""
 
     def __init__(self) -> None:
@@ -55,14 +55,14 @@ class LiveBytes(TorchDispatchMode):
             storage = t.untyped_storage() if isinstance(t, Tensor) else None
             if storage is not None and storage._cdata not in inputs:
                 self._live.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
-        self._live = {at: entry for at, entry in self._live.items() if not entry[0].expired()}
+        self._live = {address: entry for address, entry in self._live.items() if not entry[0].expired()}
         self.peak = max(self.peak, sum(size for _, size in self._live.values()))
         return out
 
 
 def run(*, context: int = 2048) -> Report:
-    """One training step at a quarter, a half and the whole of `context`, of each kind: predicted, kept, and live at the
-    worst moment. Raises ConfigError for a context whose quarter is within the window."""
+    """Measures one training step of each kind at a quarter, a half and the whole of `context`: bytes predicted, kept,
+    and alive at the peak. Raises ConfigError for a context whose quarter is within the window."""
     if context < 4 * WINDOW or context % 4:
         raise ConfigError(
             f"explain memory: --context {context} must be a multiple of 4 from {4 * WINDOW} on: its quarter is "
@@ -74,17 +74,17 @@ def run(*, context: int = 2048) -> Report:
 
 
 def spec_of(pattern: Pattern) -> ModelSpec:
-    """The model of one kind."""
+    """Returns the model spec of one kind."""
     return ModelSpec.of("llama", patterns=pattern, **FIELDS)
 
 
 def parameter_bytes() -> set[int]:
-    """Bytes of the parameters of the models of all kinds: one number."""
+    """Returns the parameter bytes of the models of all kinds: a set of one number."""
     return {4 * cost.parameter_count(spec_of(pattern)) for _, pattern, _ in KINDS}
 
 
 def predicted(pattern: Pattern, backend: str, n: int) -> dict[str, int]:
-    """Bytes kept, by cause and in all, and held at the peak."""
+    """Returns the bytes kept, by cause and in all, and those held at the peak."""
     spec, stored = spec_of(pattern), BACKENDS[backend].capabilities.stores_scores
     by_cause = cost.activation_bytes(spec, n, scores="stored" if stored else "recomputed")
     kept_twice = COPIES.get(backend, 0) * 4 * spec.layers * n * spec.width
@@ -100,8 +100,8 @@ def predicted(pattern: Pattern, backend: str, n: int) -> dict[str, int]:
 
 
 def measure(kind: str, pattern: Pattern, backend: str, length: int) -> Row:
-    """One step of a fresh model on one random row, in bytes: predicted by cause, kept by autograd, and live at the
-    worst moment."""
+    """Returns the bytes of one step of a fresh model on one random row: predicted by cause, kept by autograd, and alive
+    at the peak."""
     spec = spec_of(pattern)
     model = build(spec, dtype=torch.float32, seed=SEED, backend=backend)
     ids = torch.randint(spec.vocab, (1, length), generator=torch.Generator().manual_seed(SEED))
@@ -119,32 +119,37 @@ def measure(kind: str, pattern: Pattern, backend: str, length: int) -> Row:
 
 
 def loss(model: Model, ids: Tensor) -> Tensor:
-    """The mean of -log p of every token (its own id as target: only memory matters here)."""
+    """Returns the mean of -log p of every token (with its own id as target: only memory matters here)."""
     return torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
 
 
 def judge(rows: Rows, parameters: set[int]) -> Report:
-    """The verdict: what is kept and the peak are predicted; scores grow 16-fold, the rest 4-fold; recomputing removes
-    the scores; a window leaves parameters and takes pairs."""
+    """Returns the verdict: kept bytes and the peak are predicted; scores grow 16-fold, everything else 4-fold;
+    recomputing removes the scores; a window changes the pairs and no parameters."""
     short, long = min(row["n"] for row in rows), max(row["n"] for row in rows)
-    at = {(row["kind"], row["n"]): row for row in rows}
-    before, after = at["n x n stored", short], at["n x n stored", long]
-    pairs = {kind: at[kind, long]["pairs"] for kind, _, _ in KINDS}
+    row_at = {(row["kind"], row["n"]): row for row in rows}
+    before, after = row_at["n x n stored", short], row_at["n x n stored", long]
+    pairs = {kind: row_at[kind, long]["pairs"] for kind, _, _ in KINDS}
     growth = after["scores (B)"] / before["scores (B)"]
-    # The growth of all that is not n x n.
-    rest = (after["predicted (B)"] - after["scores (B)"]) / (before["predicted (B)"] - before["scores (B)"])
-    off = max(abs(row["predicted (B)"] / row["kept (B)"] - 1) for row in rows)
-    off_peak = max(abs(row["predicted peak (B)"] / row["peak (B)"] - 1) for row in rows)
+    # The growth of everything that is not n x n.
+    other_growth = (after["predicted (B)"] - after["scores (B)"]) / (
+        before["predicted (B)"] - before["scores (B)"]
+    )
+    kept_error = max(abs(row["predicted (B)"] / row["kept (B)"] - 1) for row in rows)
+    peak_error = max(abs(row["predicted peak (B)"] / row["peak (B)"] - 1) for row in rows)
     kept, peak = (
-        {kind: at[kind, long][f"{what} (B)"] / at[kind, short][f"{what} (B)"] for kind, _, _ in KINDS}
-        for what in ("kept", "peak")
+        {
+            kind: row_at[kind, long][f"{quantity} (B)"] / row_at[kind, short][f"{quantity} (B)"]
+            for kind, _, _ in KINDS
+        }
+        for quantity in ("kept", "peak")
     )
     return Report(
         rows=tuple(rows),
         claims={
-            "kept": off < CLOSE,
-            "peak": off_peak < PEAK_CLOSE,
-            "length": (growth, rest) == (16, 4),
+            "kept": kept_error < CLOSE,
+            "peak": peak_error < PEAK_CLOSE,
+            "length": (growth, other_growth) == (16, 4),
             "linear": all(
                 abs(ratio[kind] / 4 - 1) < PEAK_CLOSE
                 for kind in ("recomputed", "window")
@@ -155,10 +160,10 @@ def judge(rows: Rows, parameters: set[int]) -> Report:
             ),
         },
         values={
-            "off": off,
-            "off_peak": off_peak,
+            "off": kept_error,
+            "off_peak": peak_error,
             "growth": growth,
-            "rest": rest,
+            "rest": other_growth,
             "share": after["scores (B)"] / after["predicted (B)"],
             "peak": peak,
             "spared": pairs["window"] / pairs["recomputed"],
@@ -172,7 +177,7 @@ PEAKS = {"n x n stored": "o- red", "recomputed": "o- blue", "window": "x-- green
 
 
 def draw(figure: Figure, report: Report) -> None:
-    """Left: what the causes are where scores are stored. Right: the peak as measured."""
+    """Draws on the left the causes if scores are stored, and on the right the measured peak."""
     stored = replace(report, rows=tuple(row for row in report.rows if row["kind"] == KINDS[0][0]))
     causes = curves("n", BY_CAUSE, "kept where scores are stored", "bytes", log="xy")
     peaks = curves("n", PEAKS, "peak of a training step", "bytes", of="peak (B)", by="kind", log="xy")

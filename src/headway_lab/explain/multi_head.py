@@ -1,4 +1,4 @@
-"""Why attention has several heads: what channels are to a convolution. (Vaswani et al. 2017, section 3.2.2.)"""
+"""Why attention has several heads, as convolutions have channels. (Vaswani et al. 2017, section 3.2.2.)"""
 
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -17,7 +17,8 @@ OFFSETS, HEADS, STEPS, SEEDS = (1, 3, 6, 10), (1, 2, 4), 250, (0, 1, 2)
 
 
 def run(*, seeds: Sequence[int] = SEEDS, steps: int = STEPS) -> Iterator[Row]:
-    """The same layer with 1, 2 and 4 heads, trained alike: how many tokens it names, and where its heads look."""
+    """Yields, for the same layer with 1, 2 and 4 heads, trained alike, the share of tokens it names, and where its
+    heads look."""
     for heads, seed in product(HEADS, seeds):
         trained = fit(heads, seed, steps)
         looked = looks(trained)
@@ -35,47 +36,47 @@ def run(*, seeds: Sequence[int] = SEEDS, steps: int = STEPS) -> Iterator[Row]:
 
 @cache
 def fit(heads: int, seed: int, steps: int) -> Trained:
-    """One trained layer."""
+    """Returns one trained layer."""
     return train(Rotary(pairing="adjacent"), OFFSETS, heads=heads, steps=steps, seed=seed)
 
 
 @torch.no_grad()
 def looks(trained: Trained) -> list[int]:
-    """For each head: how far back it looks most."""
-    far = max(OFFSETS) + 4
-    late = trained.layer.weights(sample(16, torch.Generator().manual_seed(20_000)))[:, :, far:]
-    shares = [late.diagonal(far - back, 2, 3).mean((0, 2)) for back in range(far)]
+    """Returns, for each head, the distance back that it looks at most."""
+    farthest = max(OFFSETS) + 4
+    late = trained.layer.weights(sample(16, torch.Generator().manual_seed(20_000)))[:, :, farthest:]
+    shares = [late.diagonal(farthest - distance, 2, 3).mean((0, 2)) for distance in range(farthest)]
     return torch.stack(shares).argmax(0).tolist()
 
 
 def judge(rows: Rows) -> Report:
-    """The verdict: with a head for each place all tokens are named, with fewer heads they are not."""
-    most = HEADS[-1]
-    apart = [row for row in rows if row["heads"] == most and row["places"] == len(OFFSETS)]
-    right = {heads: [row["right"] for row in rows if row["heads"] == heads] for heads in HEADS}
+    """Returns the verdict: with a head for each offset all tokens are named, with fewer heads they are not."""
+    most_heads = HEADS[-1]
+    separated = [row for row in rows if row["heads"] == most_heads and row["places"] == len(OFFSETS)]
+    shares_named = {heads: [row["right"] for row in rows if row["heads"] == heads] for heads in HEADS}
     return Report(
         rows=tuple(rows),
         claims={
             "alike": len({row["parameters"] for row in rows}) == 1,
-            "more": every(gap(right[a], right[b]).lower for a, b in pairwise(HEADS)),
-            "most": fmean(right[most]) > 0.9,
-            "shared": len(apart) == len(right[most]),
+            "more": every(gap(shares_named[a], shares_named[b]).lower for a, b in pairwise(HEADS)),
+            "most": fmean(shares_named[most_heads]) > 0.9,
+            "shared": len(separated) == len(shares_named[most_heads]),
         },
         values={
             "width": WIDTH,
             "tokens": TOKENS,
-            "most": most,
+            "most": most_heads,
             "places": len(OFFSETS),
-            "right": [fmean(shares) for shares in right.values()],
+            "right": [fmean(shares) for shares in shares_named.values()],
             "chance": 1 / SYMBOLS,
-            "shared": len(apart),
-            "runs": len(right[most]),
+            "shared": len(separated),
+            "runs": len(shares_named[most_heads]),
         },
     )
 
 
 def map_of(heads: int, head: int) -> Panel:
-    """The attention of one row by one head of a layer."""
+    """Returns a panel with the attention of one head of a layer on one row."""
 
     @torch.no_grad()
     def draw(axes: Axes, report: Report) -> None:

@@ -1,4 +1,4 @@
-"""Four places for norms, and what they do to the residual stream in depth. (Xiong et al. 2020; Gemma Team 2024,
+"""Four placements of norms, and their effect on the residual stream with depth. (Xiong et al. 2020; Gemma Team 2024,
 "Gemma 2", section 2; OLMo Team 2024, "2 OLMo 2 Furious", section 3.2.)"""
 
 import math
@@ -27,12 +27,12 @@ KINDS: Mapping[str, tuple[Order, QKNorm, bool]] = {
     "output": ("output", "none", False),
     "output, q and k": ("output", "all", False),
 }
-"""Each kind with its order, norms on queries and keys, and whether residual_scale is (2 L)^-0.5."""
+"""The order of each kind, its norms on queries and keys, and whether its residual_scale is (2 L)^-0.5."""
 
 
 def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
-    """Each kind over depth: the stream's growth with weights of Xavier's size and with LARGE times those, and gradients
-    of the first and the last layer; means of the seeds."""
+    """Yields, for each kind and depth, the stream's growth with Xavier weights and with weights LARGE times as large,
+    and the gradients of the first and the last layer; means over the seeds."""
     for name, depth in product(KINDS, DEPTHS):
         results = [measure(name, depth, seed) for seed in seeds]
         yield {
@@ -43,22 +43,22 @@ def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
 
 
 def measure(name: str, depth: int, seed: int) -> dict[str, float]:
-    """The columns of one stack, whose output ends with a norm in all orders."""
+    """Returns the columns of one stack, whose output ends with a norm in all orders."""
     order, qk_norm, scaled = KINDS[name]
     blocks, start = stack(depth, order, seed, qk_norm)
     for block in blocks:
         block.residual_scale = (2 * depth) ** -0.5 if scaled else 1.0
-    whole = nn.Sequential(*blocks)
-    x = whole(start)
+    blocks_in_order = nn.Sequential(*blocks)
+    x = blocks_in_order(start)
     out = x if order == "post" else nn.functional.layer_norm(x, (WIDTH,))
     (out * normal(*out.shape, seed=seed)).sum(-1).mean().backward()
     gradients = [block.get_parameter("mlp.down_proj.weight").grad for block in blocks]
     first, last = (float(g.norm()) for g in (gradients[0], gradients[-1]) if g is not None)
     with torch.no_grad():
-        for parameter in whole.parameters():
+        for parameter in blocks_in_order.parameters():
             if parameter.dim() == 2:
                 parameter.mul_(LARGE)
-        large = whole(start)
+        large = blocks_in_order(start)
     return {
         "|x_L| / |x_0|": float(x.detach().norm() / start.norm()),
         "with large weights": float(large.norm() / start.norm()),
@@ -69,8 +69,9 @@ def measure(name: str, depth: int, seed: int) -> dict[str, float]:
 
 
 def judge(rows: Rows) -> Report:
-    """The verdict: a norm on what is added fixes how much the stream grows, a norm on the stream stops it; the last
-    layer's gradient falls as the stream grows, and the first one's rises where scores are of no normed numbers."""
+    """Returns the verdict: a norm on what is added fixes the growth of the stream, a norm on the stream prevents it;
+    the last layer's gradient falls as the stream grows, and the first one's rises if scores come from unnormalized
+    queries and keys."""
     growth, large = "|x_L| / |x_0|", "with large weights"
     kinds = {name: [row for row in rows if row["norms"] == name] for name in KINDS}
     deep = {name: group[-1] for name, group in kinds.items()}

@@ -17,12 +17,13 @@ from headway_lab.explain.report import Report, Row, Rows
 from headway_lab.profiling import normal
 
 ROWS, TOKENS, WIDTH, SEEDS = 6, 10, 32, (0, 1, 2)
-EPS = 1e-12  # small, so that the invariances are seen
+EPS = 1e-12  # small, so that the invariances are visible
 EQUAL, APART = 1e-9, 0.05
 
 
 def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
-    """Each norm in training mode on random numbers: means, variances, and what one row's output depends on."""
+    """Yields, for each norm in training mode on random numbers, means, variances, and what one row's output depends
+    on."""
     for name in NORMS:
         runs = [measure(name, seed) for seed in seeds]
         yield {"norm": name, **{column: max(run[column] for run in runs) for column in runs[0]}}
@@ -32,8 +33,8 @@ NORMS: dict[str, Any] = {"BatchNorm": nn.BatchNorm1d, "LayerNorm": LayerNorm, "R
 
 
 def measure(name: str, seed: int) -> dict[str, float]:
-    """Largest |mean| and |variance - 1| over a token's features and over a feature's tokens; then the largest change
-    of row 0 when the other rows change, when x is scaled by 10, and when 1 is added to it."""
+    """Returns the largest |mean| and |variance - 1| over a token's features and over a feature's tokens; then the
+    largest change of row 0 when the other rows change, when x is scaled by 10, and when 1 is added to it."""
     spread, mean = (torch.linspace(a, b, WIDTH, dtype=torch.float64) for a, b in ((0.5, 3), (-1, 2)))
     x = normal(ROWS, TOKENS, WIDTH, seed=seed) * spread + mean
     changes = {"other rows": torch.cat((x[:1], 3 * x[1:] + 1)), "10 x": 10 * x, "x + 1": x + 1}
@@ -55,22 +56,22 @@ def measure(name: str, seed: int) -> dict[str, float]:
 
 
 def judge(rows: Rows) -> Report:
-    """The verdict: each is normal over its own axes, and only BatchNorm's rows depend on one another."""
+    """Returns the verdict: each is normalized over its own axes, and only BatchNorm's rows depend on one another."""
     batch, layer, _ = rows
 
     def moments(row: Row, over: str) -> tuple[float, float]:
         return row[f"|mean|, {over}"], row[f"|var - 1|, {over}"]
 
     largest = max(*moments(batch, "batch"), *moments(layer, "features"))
-    apart = min(*moments(batch, "features"), *moments(layer, "batch"))
+    other_axes = min(*moments(batch, "features"), *moments(layer, "batch"))
     mixed, rescaled, moved = (
-        [row[f"change: {what}"] for row in rows] for what in ("other rows", "10 x", "x + 1")
+        [row[f"change: {change}"] for row in rows] for change in ("other rows", "10 x", "x + 1")
     )
     return Report(
         rows=tuple(rows),
         claims={
             "own": largest < EQUAL,
-            "other": apart > APART,
+            "other": other_axes > APART,
             "mixed": mixed[0] > APART and max(mixed[1:]) == 0,
             "rescaled": max(rescaled) < EQUAL,
             "moved": max(moved[:2]) < EQUAL < moved[2],
@@ -80,7 +81,7 @@ def judge(rows: Rows) -> Report:
 
 
 def cube(name: str, over: str) -> Panel:
-    """B x T x M numbers as boxes; those that one mean is taken over are blue."""
+    """Returns a panel with B x T x M numbers as boxes; those that one mean is taken over are blue."""
 
     def draw(axes: Axes, report: Report) -> None:
         colours = np.full((5, 5, 5), PALE)

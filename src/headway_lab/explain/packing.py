@@ -14,18 +14,18 @@ from headway_lab.explain.report import Report, Row, Rows
 
 SEEDS = (0, 1, 2)
 EXAMPLES, ROOM, BATCH = 2000, 512, 16
-MEDIAN, SPREAD = 110.0, 0.6  # of lengths as Alpaca's: most are short, a few fill a row
+MEDIAN, SPREAD = 110.0, 0.6  # of lengths like Alpaca's: most are short, a few fill a row
 VOCAB = 64
 
 
 def lengths(seed: int) -> list[int]:
-    """Log-normal lengths, at most a row."""
+    """Returns log-normal lengths, at most that of a row."""
     rng = random.Random(seed)
     return [min(ROOM, max(8, round(MEDIAN * 2.718281828 ** rng.gauss(0, SPREAD)))) for _ in range(EXAMPLES)]
 
 
 def padded(drawn: Sequence[int]) -> int:
-    """Slots of batches in the order given."""
+    """Returns the number of slots of padded batches in the given order."""
     batches = [drawn[i : i + BATCH] for i in range(0, len(drawn), BATCH)]
     return sum(len(batch) * max(batch) for batch in batches)
 
@@ -38,7 +38,8 @@ WAYS: dict[str, Callable[[Sequence[int]], int]] = {
 
 
 def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
-    """Shares of filled slots for each way and seed; outputs of a packed row with and without bounds, in float64."""
+    """Yields the share of filled slots for each way and seed; then the difference of a packed row's outputs from those
+    of its parts, with and without document bounds, in float64."""
     for seed in seeds:
         drawn = lengths(seed)
         for way, slots in WAYS.items():
@@ -54,35 +55,35 @@ def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
             "with bounds": model(row, tokens=Tokens.packed([[part.shape[1] for part in parts]])),
             "without": model(row),
         }
-    for how, y in outputs.items():
-        yield {"way": f"packed {how}", "difference": float((y - alone).abs().max())}
+    for label, y in outputs.items():
+        yield {"way": f"packed {label}", "difference": float((y - alone).abs().max())}
 
 
 def judge(rows: Rows) -> Report:
-    """The verdict: packing fills over 97 % for every seed, padding less, and only bounds keep examples apart."""
+    """Returns the verdict: packing fills over 97 % for every seed, padding less, and only bounds separate examples."""
     filled = {way: [row["filled"] for row in rows if row["way"] == way] for way in WAYS}
-    kept, leaked = (row["difference"] for row in rows if "difference" in row)
+    difference, unbounded_difference = (row["difference"] for row in rows if "difference" in row)
     return Report(
         rows=tuple(rows),
         claims={
             "packed": min(filled["packed"]) > 0.97,
             "padded": max(filled["padded"]) < 0.7,
-            "kept": kept < 1e-12,
-            "leaked": leaked > 1e-3,
+            "kept": difference < 1e-12,
+            "leaked": unbounded_difference > 1e-3,
         },
         values={
             "padded": max(filled["padded"]),
             "sorted": min(filled["sorted"]),
             "packed": min(filled["packed"]),
             "gain": min(filled["packed"]) / max(filled["padded"]),
-            "kept": kept,
-            "leaked": leaked,
+            "kept": difference,
+            "leaked": unbounded_difference,
         },
     )
 
 
 def draw_lengths(axes: Axes, report: Report) -> None:
-    """The examples of one seed."""
+    """Draws the lengths of the examples of one seed."""
     axes.hist(lengths(report.rows[0]["seed"]), bins=32, color=BLUE)
     label_axes(axes, "lengths of the examples", "tokens", "examples")
 

@@ -25,7 +25,7 @@ CASES: tuple[tuple[str, PositionScheme, Pattern], ...] = (
 
 
 def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
-    """Shuffle the tokens of one layer with and without positions, in float64: does the output shuffle with them?"""
+    """Yields, for one layer with and without positions, in float64, whether the output shuffles with the tokens."""
     for name, scheme, pattern in CASES:
         worst = [shuffle_error(scheme, pattern, seed) for seed in seeds]
         yield {
@@ -38,17 +38,22 @@ def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
 
 
 def judge(rows: Rows) -> Report:
-    """The verdict: without positions full attention only shuffles; with them, or under a causal mask, it changes."""
-    blind, least = rows[0]["largest difference"], [row["least difference"] for row in rows[1:]]
+    """Returns the verdict: without positions full attention only shuffles; with them, or under a causal mask, it
+    changes."""
+    blind, least_changes = rows[0]["largest difference"], [row["least difference"] for row in rows[1:]]
     return Report(
         rows=tuple(rows),
-        claims={"blind": blind <= EQUAL, "marked": min(least[:-1]) > APART, "masked": least[-1] > APART},
-        values={"blind": blind, "marked": min(least[:-1]), "masked": least[-1]},
+        claims={
+            "blind": blind <= EQUAL,
+            "marked": min(least_changes[:-1]) > APART,
+            "masked": least_changes[-1] > APART,
+        },
+        values={"blind": blind, "marked": min(least_changes[:-1]), "masked": least_changes[-1]},
     )
 
 
 def shuffle_error(scheme: PositionScheme, pattern: Pattern, seed: int) -> float:
-    """Largest |f(P x) - P f(x)| of one attention layer under one random permutation, relative to |f(x)|."""
+    """Returns the largest |f(P x) - P f(x)| of one attention layer under one random permutation, relative to |f(x)|."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         x, order = torch.randn(1, TOKENS, WIDTH, dtype=torch.float64), torch.randperm(TOKENS)

@@ -29,30 +29,31 @@ STACKS: tuple[tuple[str, tuple[Pattern, ...]], ...] = (
 
 
 def run() -> Iterator[Row]:
-    """Each stack: the field predicted from its masks, and the field that gradients find in a random stack."""
+    """Yields, for each stack, the field predicted from its masks, and the field that gradients find in a random
+    stack."""
     for name, patterns in STACKS:
         expected, observed = predicted(patterns), measured(patterns)
         query = query_of(patterns)
-        seen = observed[query].nonzero()[:, 0]
+        inputs = observed[query].nonzero()[:, 0]
         yield {
             "stack": name,
             "layers": len(patterns),
             "patterns": ", ".join(str(pattern) for pattern in patterns),
             "span, predicted": span(patterns),
-            "span, by gradient": int(seen.max() - seen.min()) + 1,
+            "span, by gradient": int(inputs.max() - inputs.min()) + 1,
             "tokens, predicted": int(expected[query].sum()),
-            "tokens, by gradient": len(seen),
+            "tokens, by gradient": len(inputs),
             "differing pairs": int((expected != observed).sum()),
         }
 
 
 def query_of(patterns: Sequence[Pattern]) -> int:
-    """The token that is looked at: the last one where none sees the future, else one in the middle."""
+    """Returns the token whose field is measured: the last one if no layer sees the future, else one in the middle."""
     return COUNT - 1 if all(pattern.is_causal for pattern in patterns) else COUNT // 2
 
 
 def predicted(patterns: Sequence[Pattern]) -> Tensor:
-    """bool [N, N]: does token j reach output i through some path of allowed pairs and residuals."""
+    """Returns bool [N, N]: whether token j reaches output i through some path of allowed pairs and residuals."""
     field = torch.eye(COUNT)
     for pattern in patterns:
         step = visible(pattern, TOKENS, TOKENS)[0, 0].float() + torch.eye(COUNT)
@@ -61,7 +62,8 @@ def predicted(patterns: Sequence[Pattern]) -> Tensor:
 
 
 def measured(patterns: Sequence[Pattern]) -> Tensor:
-    """bool [N, N]: is d out_i / d x_j other than 0, in a stack x + attention(x) of random weights, float64."""
+    """Returns bool [N, N]: whether d out_i / d x_j is not 0, in a stack x + attention(x) of random weights, in
+    float64."""
     noise = torch.Generator().manual_seed(SEED)
     width = HEADS * WIDTH
     source = torch.randn(COUNT, width, generator=noise, dtype=torch.float64).requires_grad_()
@@ -77,7 +79,7 @@ def measured(patterns: Sequence[Pattern]) -> Tensor:
 
 
 def judge(rows: Rows) -> Report:
-    """The verdict: gradients find the predicted field of every token, and no more."""
+    """Returns the verdict: gradients find the predicted field of every token, and no more."""
     differing = sum(row["differing pairs"] for row in rows)
     return Report(
         rows=tuple(rows),
@@ -90,7 +92,7 @@ def judge(rows: Rows) -> Report:
 
 
 def draw(figure: Figure, report: Report) -> None:
-    """For each stack: which inputs reach one output, layer by layer from the output on, and by gradient."""
+    """Draws, for each stack, which inputs reach one output, layer by layer from the output on, and by gradient."""
     figure.set_size_inches(11.5, 6.2)
     for axes, (name, patterns) in zip(figure.subplots(4, 2).flatten(), STACKS, strict=True):
         query = query_of(patterns)

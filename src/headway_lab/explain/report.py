@@ -1,4 +1,4 @@
-"""Reports: the answers of runs."""
+"""Reports: the results of runs, as tables, claims and sentences."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,32 +29,32 @@ FEWER = "({shown} of {rows} rows; all of them with --out or --json)"
 
 @dataclass(frozen=True)
 class Table:
-    """Cells of a table of text, whose names are translated when it is shown."""
+    """A table of text cells, whose words are translated when it is shown."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
 
     def text(self, say: Translation) -> str:
-        """Aligned for a terminal; numbers as `headway.report.cell` has them."""
+        """Returns the table aligned for a terminal, with numbers formatted by `headway.report.cell`."""
         rows = [[say(cell(x)) if isinstance(x, str | bool) else x for x in row] for row in self.rows]
         return table([say(name) for name in self.columns], rows)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """An answer by a run. The report of `run` is without sentences, and has its claims by key, or by the key and a name
-    that the sentence is about; `Topic.told` puts sentences in the place of keys and values.
+    """The answer of a run. The report that `run` returns is without sentences: its claims are keyed by a key, or by a
+    key and the name that the sentence is about; `Topic.told` replaces keys and values by sentences.
 
-    topic      name in TOPICS, question one sentence, formula what is verified, as text
+    topic      name in TOPICS; question: one sentence; formula: what is verified, as text
     rows       the numbers: a table whose columns are the names in all rows
-    claims     sentences, and whether the numbers of this run show them; None where the run is too small to tell
+    claims     sentences, and whether the numbers of this run show them; None if the run is too small to tell
     setting    sizes and seeds of the run: "d = 4..512, 3 seeds"
     finding    what was found, with numbers, in one or two sentences
     values     the values that its sentences use
-    highlight  rows that a terminal shows (by index); empty = all of them
-    picture    text that belongs to the answer (a pattern drawn, for example), or a table
-    figure     where the figure was written, csv where the table was; None when nothing was written
-    language   of its sentences; names of columns and of contenders are English, and shown in it
+    highlight  indices of the rows that a terminal shows; empty = all of them
+    picture    text that belongs to the answer (a drawn pattern, for example), or a table
+    figure     path of the written figure; csv: path of the written table; None if nothing was written
+    language   language of its sentences; names of columns and of contenders are English, and translated when shown
     """
 
     topic: str = ""
@@ -78,7 +78,7 @@ class Report:
 
     @property
     def cells(self) -> list[list[Any]]:
-        """The table without its header; None where a row has no such column."""
+        """The table without its header; None if a row has no such column."""
         return [[row.get(name) for name in self.columns] for row in self.rows]
 
     @property
@@ -88,25 +88,26 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """`word_of` the claims, at this size and with these seeds; a run of this size refutes nothing."""
-        word, without, fill = word_of(self.claims.values()), "", translation(self.language).fill
+        """The verdict as a sentence: `word_of` the claims, at this size and with these seeds; a run of this size
+        refutes nothing."""
+        word, lacking, fill = word_of(self.claims.values()), "", translation(self.language).fill
         for kind, sentence in LACKS.items() if word == "seen in part" else ():
             if missing := [claim for claim, seen in self.claims.items() if word_of([seen]) == kind]:
-                without += fill(sentence, claims=fill("; ").join(map(str, missing)))
-        return fill(VERDICTS[word], setting=self.setting, finding=self.finding) + without
+                lacking += fill(sentence, claims=fill("; ").join(map(str, missing)))
+        return fill(VERDICTS[word], setting=self.setting, finding=self.finding) + lacking
 
     def column(self, name: str) -> list[Any]:
-        """The values of one column, of the rows that have it."""
+        """Returns the values of one column, of the rows that have it."""
         return [row[name] for row in self.rows if name in row]
 
     def to_text(self) -> str:
-        """The report for a terminal."""
+        """Returns the report for a terminal."""
         say = translation(self.language)
-        shown = [self.cells[i] for i in self.highlight] or self.cells
-        numbers = Table(self.columns, shown).text(say)
+        shown_rows = [self.cells[i] for i in self.highlight] or self.cells
+        numbers = Table(self.columns, shown_rows).text(say)
         parts = [f"{self.topic}: {self.question}", indent(self.formula, "  "), numbers]
-        if len(shown) < len(self.rows):
-            parts[-1] += f"\n  {say.fill(FEWER, shown=len(shown), rows=len(self.rows))}"
+        if len(shown_rows) < len(self.rows):
+            parts[-1] += f"\n  {say.fill(FEWER, shown=len(shown_rows), rows=len(self.rows))}"
         if self.picture:
             parts.append(indent(str(self.picture), "  "))
         words = {claim: say(word_of([seen])) for claim, seen in self.claims.items()}
@@ -118,7 +119,7 @@ class Report:
         return "\n\n".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        """The report in JSON's types, `seen` and `verdict` included."""
+        """Returns the report in JSON's types, including `seen` and `verdict`."""
         facts = plain(self)
         del facts["values"]
         first = {name: facts[name] for name in ("topic", "question", "formula")}
@@ -133,7 +134,8 @@ class Report:
 
 
 def word_of(claims: Iterable[bool | None]) -> str:
-    """The word for claims: seen, seen in part, not seen, or too small to tell, where none is seen or refuted."""
+    """Returns the word for a set of claims: "seen" if all are, "seen in part" if some are, "not seen" if none is and at
+    least one is refuted, else "too small to tell"."""
     known = [*claims]
     if all(known):
         return "seen"
@@ -141,10 +143,10 @@ def word_of(claims: Iterable[bool | None]) -> str:
 
 
 def by_seed(row: Row) -> list[float]:
-    """A row's results, seed by seed."""
+    """Returns a row's results, one per seed."""
     return [value for name, value in row.items() if name.startswith("seed ")]
 
 
 def ranged(name: str, values: Sequence[float], middle: Callable[[Sequence[float]], float] = median) -> Row:
-    """The columns of a repeated measurement: its middle, "NAME, least" and "NAME, most"."""
+    """Returns the columns of a repeated measurement: its middle value as NAME, "NAME, least" and "NAME, most"."""
     return {name: middle(values), f"{name}, least": min(values), f"{name}, most": max(values)}

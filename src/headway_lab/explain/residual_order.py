@@ -1,4 +1,4 @@
-"""The place of the norm, and what it does to gradients in depth. (Xiong et al. 2020, theorem 1.)"""
+"""The placement of the norm, and its effect on gradients with depth. (Xiong et al. 2020, theorem 1.)"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,8 @@ ORDERS: tuple[Order, ...] = ("pre", "post")
 
 
 def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
-    """Same weights in both orders: the blocks against the two formulas, and gradients layer by layer."""
+    """Yields, for the same weights in both orders, the blocks' distance from the two formulas, and gradients by
+    layer."""
     for order, depth, seed in product(ORDERS, DEPTHS, seeds):
         norms, growth = measure(depth, order, seed)
         yield {
@@ -38,7 +39,7 @@ def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
 
 
 def stack(depth: int, order: Order, seed: int, qk_norm: QKNorm = "none") -> tuple[list[Block], Tensor]:
-    """Blocks of Xavier weights, and tokens [B, T, M], in float64; equal for all orders."""
+    """Returns blocks with Xavier weights, and tokens [B, T, M], in float64; equal for all orders."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         parts = (
@@ -52,7 +53,7 @@ def stack(depth: int, order: Order, seed: int, qk_norm: QKNorm = "none") -> tupl
 
 
 def measure(depth: int, order: Order, seed: int) -> tuple[list[float], float]:
-    """|dL/dW| of `mlp.down_proj` in every layer, and |x_L| / |x_0| before the last norm of the model.
+    """Returns |dL/dW| of `mlp.down_proj` in every layer, and |x_L| / |x_0| before the last norm of the model.
 
     L is a random direction of the output, which ends with a norm in both orders."""
     blocks, start = stack(depth, order, seed)
@@ -66,7 +67,7 @@ def measure(depth: int, order: Order, seed: int) -> tuple[list[float], float]:
 
 @torch.no_grad()
 def agreement(order: Order) -> float:
-    """Largest difference of one block from its formula, written out."""
+    """Returns the largest difference of one block from its formula, written out."""
     (block, *_), x = stack(1, order, SEEDS[0])
     f, g, first, second = block.self_attn, block.mlp, block.input_layernorm, block.post_attention_layernorm
     assert first is not None
@@ -82,13 +83,14 @@ def agreement(order: Order) -> float:
 
 
 def judge(rows: Rows) -> Report:
-    """The verdict: the last layer's gradient stays with depth in the post order and falls as 1/sqrt(L) in the pre."""
+    """Returns the verdict: the last layer's gradient does not depend on depth in the post order and falls as 1/sqrt(L)
+    in the pre order."""
     seeds, deep = tuple(dict.fromkeys(row["seed"] for row in rows)), max(row["layers L"] for row in rows)
     powers = {order: [exponent(rows, order, seed) for seed in seeds] for order in ORDERS}
     pre, post = (
         gap(powers[order], [expected] * len(seeds)) for order, expected in zip(ORDERS, (-0.5, 0), strict=True)
     )
-    apart = gap(powers["pre"], powers["post"])
+    difference = gap(powers["pre"], powers["post"])
     share = {
         order: [
             row["|dL/dW|, first layer"] / row["|dL/dW|, last layer"]
@@ -103,7 +105,7 @@ def judge(rows: Rows) -> Report:
             "formulas": max(row["from the formula"] for row in rows) == 0,
             "pre": pre.within(CLOSE),
             "post": post.within(CLOSE),
-            "differ": apart.lower,
+            "differ": difference.lower,
             "first": min(min(ratios) for ratios in share.values()) > 0.2,
         },
         values={
@@ -118,7 +120,7 @@ def judge(rows: Rows) -> Report:
 
 
 def exponent(rows: Rows, order: Order, seed: int) -> float:
-    """p of |dL/dW| = c L^p in the last layer, of one seed."""
+    """Returns the p of |dL/dW| = c L^p in the last layer, for one seed."""
     group = [row for row in rows if (row["order"], row["seed"]) == (order, seed)]
     return power([row["layers L"] for row in group], [row["|dL/dW|, last layer"] for row in group])
 

@@ -1,4 +1,4 @@
-"""Whether rotary positions make far tokens matter less. (Su et al. 2021, section 3.4.3.)"""
+"""Whether rotary positions make distant tokens matter less. (Su et al. 2021, section 3.4.3.)"""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +17,8 @@ DIGITS = (0, 1, 5, 10, 50, 100, 200, 256)
 
 
 def run(*, seeds: Sequence[int] = SEEDS) -> Report:
-    """f(m) for m = 0..256 at d = 128, and what it bounds: scores of random queries and keys, turned by `Rotary`."""
+    """Computes f(m) for m = 0..256 at d = 128, and what it bounds: scores of random queries and keys, rotated by
+    `Rotary`."""
     rotary, distance, shares = Rotary(pairing="adjacent"), torch.arange(FARTHEST + 1), []
     frequencies = rotary.frequencies(HEAD_DIM)
     for seed in seeds:
@@ -40,14 +41,15 @@ def run(*, seeds: Sequence[int] = SEEDS) -> Report:
 
 
 def decay(distance: Tensor, frequencies: Tensor) -> Tensor:
-    """f(m) of distances [...] under the frequencies [d/2], float64. All frequencies equal: constant."""
+    """Returns f(m) of distances [...] under the frequencies [d/2], float64. It is constant if all frequencies are
+    equal."""
     angle = distance.to(torch.float64)[..., None] * frequencies.to(torch.float64)
     partial = torch.polar(torch.ones_like(angle), angle).cumsum(-1)
     return partial.abs().mean(-1)
 
 
 def bound(q: Tensor, k: Tensor, distance: Tensor, frequencies: Tensor) -> Tensor:
-    """The most that |sum_i h_i e^(i m theta_i)| can be for q, k [..., d] in neighbour pairs and distances m that
+    """Returns the bound of |sum_i h_i e^(i m theta_i)| for q, k [..., d] in adjacent pairs and distances m that
     broadcast to [...], float64: max_i |h_(i+1) - h_i| d/2 decay(m). (Abel summation.)"""
     q, k = (torch.view_as_complex(x.double().unflatten(-1, (-1, 2)).contiguous()) for x in (q, k))
     h = q * k.conj()
@@ -56,12 +58,12 @@ def bound(q: Tensor, k: Tensor, distance: Tensor, frequencies: Tensor) -> Tensor
 
 
 def scores(rotary: Rotary, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
-    """q . (R_m k) for q, k [N, 1, 1, d] and every distance m, [N, M]."""
+    """Returns q . (R_m k) for q, k [N, 1, 1, d] and every distance m, [N, M]."""
     return (rotary.rotate(k.expand(-1, -1, len(distance), -1), distance) * q).sum(-1)[:, 0]
 
 
 def judge(columns: Mapping[str, Tensor], seeds: Sequence[int] = SEEDS) -> Report:
-    """The verdict on the curve [257] and the pairs: it falls, with bumps, and no pair breaks the bound."""
+    """Returns the verdict on the curve [257] and the pairs: it falls, with bumps, and no pair exceeds the bound."""
     curve, equal, tightest, exceeds, alike = columns.values()
     rises = int((curve.diff() > 0).sum())
     falls = float(curve[0] / curve[-1])
@@ -93,9 +95,9 @@ def judge(columns: Mapping[str, Tensor], seeds: Sequence[int] = SEEDS) -> Report
 
 
 def draw_decay(axes: Axes, report: Report) -> None:
-    """f(m) against distance, and with equal frequencies; where it rises."""
-    shown = {"f, equal theta": "-- grey", "f(m)": "- blue"}
-    curves("m (tokens)", shown, "upper trend of rotary products", ylim=(0, None))(axes, report)
+    """Draws f(m) against distance, also with equal frequencies, and marks where it rises."""
+    forms = {"f, equal theta": "-- grey", "f(m)": "- blue"}
+    curves("m (tokens)", forms, "upper trend of rotary products", ylim=(0, None))(axes, report)
     curve = report.column("f(m)")
     rises = [m for m in range(1, len(curve)) if curve[m] > curve[m - 1]]
     axes.plot(rises, [curve[m] for m in rises], ".", color=RED, markersize=3)

@@ -1,4 +1,4 @@
-"""What the two terms of a turned product mean. (Su et al. 2021, equation 12, written out in real numbers.)"""
+"""What the two terms of a rotated product mean. (Su et al. 2021, equation 12, written out in real numbers.)"""
 
 import math
 import random
@@ -21,54 +21,54 @@ EVEN = "q = [1/2, 1/2], k = [1, 1]"  # its score is even in D
 
 
 def run() -> Iterator[Row]:
-    """The score of one q and k by `Rotary`, by the expansion and by the printed one, for D = -12..12."""
+    """Yields the score of one q and k by `Rotary`, by the expansion and by the printed one, for D = -12..12."""
     q, k = torch.tensor(CASE, dtype=torch.float64).view(2, 2)
     halves = torch.full((2,), 0.5, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
     for d in range(-FARTHEST, FARTHEST + 1):
-        right, printed = expansion(q, k, d)
+        correct, printed = expansion(q, k, d)
         yield {
             "D = m - n": d,
             "score": score(q, k, d),
-            "sin(m - n)": right,
+            "sin(m - n)": correct,
             "sin(n - m), printed": printed,
             EVEN: score(*halves, d),
         }
 
 
 def score(q: Tensor, k: Tensor, distance: int) -> float:
-    """(R_m q) . (R_n k) for one pair and m - n = distance."""
-    turned = ROTARY.rotate(torch.stack((q, k))[None, None], torch.tensor([distance, 0]))
-    return float(turned[0, 0, 0] @ turned[0, 0, 1])
+    """Returns (R_m q) . (R_n k) for one pair and m - n = distance."""
+    rotated = ROTARY.rotate(torch.stack((q, k))[None, None], torch.tensor([distance, 0]))
+    return float(rotated[0, 0, 0] @ rotated[0, 0, 1])
 
 
 def expansion(q: Tensor, k: Tensor, distance: float) -> tuple[float, float]:
-    """cos(D) q.k + sin(D) (q1 k2 - q2 k1), and the same with the printed sign of D in the sine."""
+    """Returns cos(D) q.k + sin(D) (q1 k2 - q2 k1), and the same with the printed sign of D in the sine."""
     dot, cross = float(q @ k), float(q[0] * k[1] - q[1] * k[0])
     first = math.cos(distance) * dot
     return first + math.sin(distance) * cross, first + math.sin(-distance) * cross
 
 
 def judge(rows: Rows) -> Report:
-    """The verdict: sin(m - n) is the sign that holds, and the score without the cross term rises again."""
-    off = max(abs(row["score"] - row["sin(m - n)"]) for row in rows)
-    wrong = max(abs(row["score"] - row["sin(n - m), printed"]) for row in rows)
+    """Returns the verdict: sin(m - n) is the right sign, and the score without the cross term rises again."""
+    error = max(abs(row["score"] - row["sin(m - n)"]) for row in rows)
+    printed_error = max(abs(row["score"] - row["sin(n - m), printed"]) for row in rows)
     alone = [row[EVEN] for row in rows if row["D = m - n"] >= 0]
     rises = sum(b > a for a, b in pairwise(alone))
     uneven, even = (
-        max(abs(row[name] - other[name]) for row, other in zip(rows, rows[::-1], strict=True))
+        max(abs(row[name] - mirrored[name]) for row, mirrored in zip(rows, rows[::-1], strict=True))
         for name in ("score", EVEN)
     )
     return Report(
         rows=tuple(rows),
         claims={
-            "right": off <= ALLOWED,
-            "printed": wrong > 1e-3,
+            "right": error <= ALLOWED,
+            "printed": printed_error > 1e-3,
             "uneven": uneven > 1e-3,
             "even": even <= ALLOWED and rises > 0,
         },
         values={
-            "off": off,
-            "wrong": wrong,
+            "off": error,
+            "wrong": printed_error,
             "uneven": uneven,
             "rises": rises,
             "steps": len(alone) - 1,

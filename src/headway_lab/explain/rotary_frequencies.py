@@ -1,4 +1,4 @@
-"""What the choice of rotary frequencies does: decay, what scores can say, and what can be learned.
+"""The effect of the choice of rotary frequencies: decay, what scores can express, and what can be learned.
 
 (Su et al. 2021, section 3.3; its author states that almost any smooth monotone choice decays.)
 """
@@ -22,14 +22,15 @@ SHOWN = (0, 10, 50, 100, 256)
 
 
 def schedules(head_dim: int) -> dict[str, Rotary]:
-    """The named schedules, and what a reader asked for: all frequencies equal to 1/base."""
+    """Returns the named schedules, and one that a reader asked for: all frequencies equal to 1/base."""
     names: tuple[Schedule, ...] = ("powers", "linear", "quadratic", "cosine", "equal")
     named = {str(name): Rotary(pairing="adjacent", schedule=name) for name in names}
     return {**named, "equal, 1/base": Rotary(pairing="adjacent", schedule=(1e-4,) * (head_dim // 2))}
 
 
 def run(*, seeds: Sequence[int] = SEEDS, steps: int = STEPS) -> Iterator[Row]:
-    """f(m) of every schedule at d = 128, the rank of its score curves, and a layer trained with it."""
+    """Yields f(m) of every schedule at d = 128, the rank of its score curves, and the accuracy of layers trained with
+    it."""
     for (name, rotary), short in zip(schedules(HEAD_DIM).items(), schedules(WIDTH).values(), strict=True):
         frequencies = rotary.frequencies(HEAD_DIM)
         guessed = [train(short, (OFFSET,), steps=steps, seed=seed).accuracy() for seed in seeds]
@@ -43,7 +44,8 @@ def run(*, seeds: Sequence[int] = SEEDS, steps: int = STEPS) -> Iterator[Row]:
 
 
 def rank(frequencies: Tensor) -> int:
-    """How many independent curves score(m), m = 0..256, random queries and keys have (to 1e-6 of the largest)."""
+    """Returns the number of independent curves score(m), m = 0..256, of random queries and keys (to 1e-6 of the
+    largest)."""
     h = normal(CURVES, HEAD_DIM // 2, 2, seed=SEEDS[0])
     angle = torch.arange(FARTHEST + 1, dtype=torch.float64)[:, None] * frequencies
     curves = h[..., 0] @ angle.cos().T - h[..., 1] @ angle.sin().T
@@ -51,12 +53,12 @@ def rank(frequencies: Tensor) -> int:
 
 
 def judge(rows: Rows) -> Report:
-    """The verdict: different angles decay and are learned, one angle does neither."""
+    """Returns the verdict: different frequencies decay and are learned, a single one does neither."""
     varied, equal = rows[:-2], rows[-2:]
     fall = min(row["f(0)"] / row[f"f({SHOWN[-1]})"] for row in varied)
     flat = all(abs(row[f"f({m})"] - row["f(0)"]) < 1e-9 for row in equal for m in SHOWN)
-    (ranks, same), (right, wrong) = (
-        [[row[name] for row in some] for some in (varied, equal)]
+    (ranks, same), (accuracies, equal_accuracies) = (
+        [[row[name] for row in group] for group in (varied, equal)]
         for name in ("independent curves", "right, mean")
     )
     return Report(
@@ -66,7 +68,9 @@ def judge(rows: Rows) -> Report:
             "flat": flat,
             "same": set(same) == {2},
             "more": min(ranks) > 2,
-            "learned": every(gap(by_seed(row), by_seed(other)).lower for row in equal for other in varied),
+            "learned": every(
+                gap(by_seed(row), by_seed(varied_row)).lower for row in equal for varied_row in varied
+            ),
         },
         values={
             "tokens": TOKENS,
@@ -75,15 +79,15 @@ def judge(rows: Rows) -> Report:
             "same": same[0],
             "least": min(ranks),
             "most": max(ranks),
-            "right": min(right),
-            "wrong": wrong,
+            "right": min(accuracies),
+            "wrong": equal_accuracies,
             "chance": 1 / SYMBOLS,
         },
     )
 
 
 def draw_decay(axes: Axes, report: Report) -> None:
-    """f(m) of every schedule, at every distance."""
+    """Draws f(m) of every schedule, at every distance."""
     m = torch.arange(FARTHEST + 1)
     for name, rotary in schedules(HEAD_DIM).items():
         axes.plot(m, decay(m, rotary.frequencies(HEAD_DIM)), label=name, linewidth=1.3)

@@ -1,4 +1,4 @@
-"""Why turning by absolute positions gives scores of relative ones. (Su et al. 2021, sections 3.1 to 3.3.)"""
+"""Why rotation by absolute positions gives scores of relative ones. (Su et al. 2021, sections 3.1 to 3.3.)"""
 
 from functools import partial
 
@@ -21,14 +21,14 @@ matrix = partial(rotation_matrix, dims=HEAD_DIM)
 
 
 def run() -> Report:
-    """Every step of the derivation, measured on `Rotary` and on the printed forms, in float64."""
+    """Measures every step of the derivation on `Rotary` and on the published forms, in float64."""
     noise = torch.Generator().manual_seed(SEED)
     q, k = torch.randn(2, CASES, HEAD_DIM, generator=noise, dtype=torch.float64)
     m, n = torch.randint(0, FARTHEST, (2, CASES), generator=noise)
     size = q.norm(dim=-1) * k.norm(dim=-1)
     score = (turn(q, m) * turn(k, n)).sum(-1)
     flat = q[:50, :2]  # one pair: the two-dimensional case, theta = 1
-    some = [(int(a), int(b)) for a, b in zip(m[:50], n[:50], strict=True)]
+    positions = [(int(a), int(b)) for a, b in zip(m[:50], n[:50], strict=True)]
     eye = torch.eye(HEAD_DIM, dtype=torch.float64)
     theta = ROTARY.frequencies(HEAD_DIM)
     one_based = 10000.0 ** (-2 * (torch.arange(1, HEAD_DIM // 2 + 1, dtype=torch.float64) - 1) / HEAD_DIM)
@@ -40,8 +40,12 @@ def run() -> Report:
         ("phi(m) - phi(m-1) = theta_i", FARTHEST * HEAD_DIM // 2, wrapped(steps() - theta)),
         ("<f(q, m), f(k, n)> = <q, R_(n-m) k>", CASES, (score - (q * turn(k, n - m)).sum(-1)) / size),
         ("positions from 1: same scores", CASES, (score - (turn(q, m + 1) * turn(k, n + 1)).sum(-1)) / size),
-        ("R_m^T R_m = I", 50, torch.stack([matrix(a).T @ matrix(a) - eye for a, _ in some])),
-        ("R_m^T R_n = R_(n-m)", 50, torch.stack([matrix(a).T @ matrix(b) - matrix(b - a) for a, b in some])),
+        ("R_m^T R_m = I", 50, torch.stack([matrix(a).T @ matrix(a) - eye for a, _ in positions])),
+        (
+            "R_m^T R_n = R_(n-m)",
+            50,
+            torch.stack([matrix(a).T @ matrix(b) - matrix(b - a) for a, b in positions]),
+        ),
         (
             "any R_1 of SO(d): <R_1^m q, R_1^n k> = <q, R_1^(n-m) k>",
             100,
@@ -57,7 +61,7 @@ def run() -> Report:
 
 
 def judge(laws: Rows, apart: float) -> Report:
-    """The verdict: every law holds to rounding, and no two positions give a query the same vector."""
+    """Returns the verdict: every law holds to rounding, and no two positions give a query the same vector."""
     rows = tuple({**law, "holds": law["largest difference"] <= ALLOWED} for law in laws)
     return Report(
         rows=rows,
@@ -67,13 +71,13 @@ def judge(laws: Rows, apart: float) -> Report:
 
 
 def turn(x: Tensor, position: Tensor) -> Tensor:
-    """x [N, D] turned by `Rotary`, each row at its own position [N]."""
+    """Returns x [N, D] rotated by `Rotary`, each row to its own position [N]."""
     return ROTARY.rotate(x[None, None], position)[0, 0]
 
 
 def any_rotation(q: Tensor, k: Tensor, m: Tensor, n: Tensor) -> Tensor:
-    """<R_1^m q, R_1^n k> - <q, R_1^(n-m) k> over |q| |k|, for an R_1 = e^A that mixes all coordinates, at positions
-    below 512 (powers of a matrix are rounded more often than angles)."""
+    """Returns <R_1^m q, R_1^n k> - <q, R_1^(n-m) k> over |q| |k|, for an R_1 = e^A that mixes all coordinates, at
+    positions below 512 (powers of a matrix are rounded more often than angles)."""
     rotary = RotaryEmbedding(SpecialOrthogonal(ROTARY), HEAD_DIM).double()
     assert rotary.frequency_offset is not None
     m, n = m[: len(q)] % 512, n[: len(q)] % 512
@@ -87,30 +91,32 @@ def any_rotation(q: Tensor, k: Tensor, m: Tensor, n: Tensor) -> Tensor:
             return y
 
         scores = (turned(q, m) * turned(k, n)).sum(-1)
-        off: Tensor = (scores - (q * turned(k, n - m)).sum(-1)) / (q.norm(dim=-1) * k.norm(dim=-1))
-        return off
+        error: Tensor = (scores - (q * turned(k, n - m)).sum(-1)) / (q.norm(dim=-1) * k.norm(dim=-1))
+        return error
 
 
 def steps() -> Tensor:
-    """phi(m) - phi(m-1) of each pair, [FARTHEST, D/2], read off the turned vector (1, 0, 1, 0, ...)."""
+    """Returns phi(m) - phi(m-1) of each pair, [FARTHEST, D/2], measured on the rotated vector (1, 0, 1, 0, ...)."""
     unit = torch.tensor([1.0, 0.0], dtype=torch.float64).repeat(HEAD_DIM // 2).expand(FARTHEST + 1, -1)
-    turned = torch.view_as_complex(turn(unit, torch.arange(FARTHEST + 1)).unflatten(-1, (-1, 2)).contiguous())
-    return (turned[1:] * turned[:-1].conj()).angle()
+    rotated = torch.view_as_complex(
+        turn(unit, torch.arange(FARTHEST + 1)).unflatten(-1, (-1, 2)).contiguous()
+    )
+    return (rotated[1:] * rotated[:-1].conj()).angle()
 
 
 def wrapped(angle: Tensor) -> Tensor:
-    """The same angle in [-pi, pi)."""
+    """Returns the same angle in [-pi, pi)."""
     return (angle + torch.pi).remainder(2 * torch.pi) - torch.pi
 
 
 def nearest(q: Tensor) -> float:
-    """The smallest |f(q, m) - f(q, n)| / |q| over m != n, both below FARTHEST: that of f(q, m - n) and q."""
-    turned = turn(q.expand(FARTHEST, -1), torch.arange(FARTHEST))
-    return float((turned[1:] - q).norm(dim=-1).min() / q.norm())
+    """Returns the smallest |f(q, m) - f(q, n)| / |q| over m != n, both below FARTHEST: that of f(q, m - n) and q."""
+    rotated = turn(q.expand(FARTHEST, -1), torch.arange(FARTHEST))
+    return float((rotated[1:] - q).norm(dim=-1).min() / q.norm())
 
 
 def draw_angles(axes: Axes, report: Report) -> None:
-    """The angle that each pair has gained at m."""
+    """Draws the angle by which each pair is rotated at m."""
     gained = steps()[:DRAWN].cumsum(0)
     for pair in (0, 2, 4, 8, 16):
         name = f"pair {pair}: θ = {ROTARY.frequencies(HEAD_DIM)[pair]:.3g}"
@@ -119,7 +125,7 @@ def draw_angles(axes: Axes, report: Report) -> None:
 
 
 def draw_scores(axes: Axes, report: Report) -> None:
-    """All scores of one q and one k, equal along diagonals."""
+    """Draws all scores of one q and one k, which are equal along diagonals."""
     q, k = (turn(x.expand(DRAWN, -1), torch.arange(DRAWN)) for x in normal(2, HEAD_DIM, seed=SEED))
     axes.imshow((q @ k.T).numpy(), cmap="RdBu")
     label_axes(axes, "one q, one k: the score at (m, n)", "position n of the key", "position m of the query")

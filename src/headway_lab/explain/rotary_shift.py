@@ -1,4 +1,4 @@
-"""What is left of rotary's invariance to a shift of all positions when numbers are rounded.
+"""How far rounding breaks rotary's invariance to a shift of all positions.
 
 (Su et al. 2021, equation 16: exact in real numbers.)
 """
@@ -17,19 +17,19 @@ from headway_lab.profiling import power
 
 LAYERS, TOKENS, HEADS, HEAD_DIM, SEEDS = 4, 48, 2, 64, (0, 1, 2)
 SHIFTS = (1, 10, 100, 1000, 10_000, 100_000)
-ROUNDING = 50  # eps: each of 4 layers rounds sums of 128 products a few times
+ROUNDING = 50  # in eps: each of 4 layers rounds sums of 128 products a few times
 ROTARY = Rotary(pairing="adjacent")
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-# The dtypes of numbers and of angles: exact angles, and those of the numbers' own dtype.
+# The dtypes of numbers and of angles: float64 (exact) angles, and angles in the dtype of the numbers.
 CASES = [(name, angles) for name in DTYPES for angles in dict.fromkeys(("float64", name))]
 
 
 def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
-    """The largest change of a small stack's output when all positions move, by dtype and by what angles are kept in,
-    over the seeds.
+    """Yields the largest change of a small stack's output when all positions shift, by dtype of the numbers and of the
+    angles, over the seeds.
 
-    None: a position is beyond the dtype, and so is the output.
+    A change is None if a position is beyond the dtype's range, and so the output is not finite.
     """
     here = torch.arange(TOKENS)
     for name, angles in CASES:
@@ -37,42 +37,46 @@ def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
         moved = [0.0] * len(SHIFTS)
         for seed in seeds:
             before = stack(here, dtype, angles, seed)
-            apart = [stack(here + s, dtype, angles, seed) - before for s in SHIFTS]
-            changes = [float(x.abs().max() / before.abs().max()) for x in apart]
+            differences = [stack(here + s, dtype, angles, seed) - before for s in SHIFTS]
+            changes = [float(x.abs().max() / before.abs().max()) for x in differences]
             moved = [max(pair, key=lambda x: (math.isnan(x), x)) for pair in zip(moved, changes, strict=True)]
         change = {f"s = {s}": x if math.isfinite(x) else None for s, x in zip(SHIFTS, moved, strict=True)}
         yield {"numbers": name, "angles": angles, "eps": torch.finfo(dtype).eps, **change}
 
 
 def judge(rows: Rows) -> Report:
-    """The verdict: with exact angles the change is rounding at every shift, with half-precision ones it is not."""
+    """Returns the verdict: with exact angles the change is rounding at every shift, with half-precision ones it is
+    not."""
     exact = [row for row in rows if row["angles"] == "float64"]
     half = [row for row in rows if row["angles"] in ("bfloat16", "float16")]
-    at = "s = 1000"
-    most = max(row[f"s = {s}"] / row["eps"] for row in exact[1:] for s in SHIFTS)
+    column = "s = 1000"
+    most_eps = max(row[f"s = {s}"] / row["eps"] for row in exact[1:] for s in SHIFTS)
     (single,) = (row for row in rows if row["angles"] == "float32")
     far = SHIFTS[SHIFTS.index(1000) :]
     growth = power(far, [single[f"s = {s}"] for s in far])
     return Report(
         rows=tuple(rows),
         claims={
-            "exact": most < ROUNDING,
-            "half": all(row[at] > 5 * other[at] for row, other in zip(half, exact[2:], strict=True)),
+            "exact": most_eps < ROUNDING,
+            "half": all(
+                row[column] > 5 * exact_row[column] for row, exact_row in zip(half, exact[2:], strict=True)
+            ),
             "growth": abs(growth - 1) < 0.3,
         },
         values={
             "near": far[0],
             "far": far[-1],
-            "exact": {row["numbers"]: row[at] for row in exact},
-            "most": most,
-            "half": {row["numbers"]: row[at] for row in half},
+            "exact": {row["numbers"]: row[column] for row in exact},
+            "most": most_eps,
+            "half": {row["numbers"]: row[column] for row in half},
             "growth": growth,
         },
     )
 
 
 def stack(position: Tensor, dtype: torch.dtype, angles: str, seed: int = SEEDS[0]) -> Tensor:
-    """float64 [T, H D]: x + attention(x) repeated, every result rounded to `dtype`, angles kept in `angles`."""
+    """Returns float64 [T, H D]: x + attention(x) repeated, with every result rounded to `dtype`, and angles kept in
+    `angles`."""
     noise = torch.Generator().manual_seed(seed)
     width = HEADS * HEAD_DIM
     x = torch.randn(1, TOKENS, width, generator=noise, dtype=torch.float64).to(dtype)
@@ -88,7 +92,7 @@ def stack(position: Tensor, dtype: torch.dtype, angles: str, seed: int = SEEDS[0
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b, summed in float32 or better and rounded once to their dtype, as accelerators do.
+    """Returns a @ b, summed in float32 or better and rounded once to their dtype, as accelerators do.
 
     `attend` refuses float16 on a CPU, where it is slow; these are a few thousand numbers."""
     wide = torch.float64 if a.dtype == torch.float64 else torch.float32
@@ -96,16 +100,17 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def table(position: Tensor, dtype: torch.dtype, angles: str) -> RotaryTable:
-    """Cosines and sines of angles that were computed and kept in that dtype; "float64" is what `Rotary` does."""
+    """Returns cosines and sines of angles that were computed and kept in that dtype; "float64" is what `Rotary`
+    does."""
     if angles == "float64":
         return ROTARY.rotation(position, HEAD_DIM, dtype=dtype)
-    kind: torch.dtype = getattr(torch, angles)
-    angle = position.to(kind)[:, None] * ROTARY.frequencies(HEAD_DIM).to(kind)
+    angle_dtype: torch.dtype = getattr(torch, angles)
+    angle = position.to(angle_dtype)[:, None] * ROTARY.frequencies(HEAD_DIM).to(angle_dtype)
     return RotaryTable.of(angle.cos().float(), angle.sin().float(), "adjacent", HEAD_DIM)
 
 
 def draw_changes(axes: Axes, report: Report) -> None:
-    """The change against the shift: one line for each dtype and way to keep angles."""
+    """Draws the change against the shift: one line for each dtype of numbers and of angles."""
     for row in report.rows:
         exact, colour = row["angles"] == "float64", COLOURS[row["numbers"]]
         name = f"{row['numbers']}, angles {'exact' if exact else 'in ' + row['angles']}"

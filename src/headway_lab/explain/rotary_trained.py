@@ -1,4 +1,4 @@
-"""Rotary frequencies that are trained from the usual start: how far they move, and what it is worth.
+"""Rotary frequencies trained from the usual initial values: how far they move, and what it is worth.
 
 (Su et al. 2021 tried it, saw no noticeable change of the frequencies or of the result, and fixed them.)
 """
@@ -24,28 +24,29 @@ BUDGET, NOTICED = Budget(), 0.5
 
 
 def run(*, seeds: Sequence[int] = BUDGET.seeds, steps: int = BUDGET.steps) -> Report:
-    """Trained against fixed frequencies; the drift of each; the trained model with its drift taken out."""
+    """Compares trained with fixed frequencies; and measures the drift of each, and the trained model without its
+    drift."""
     budget = replace(BUDGET, seeds=tuple(seeds), steps=steps)
     rotary = {"fixed": Rotary(pairing="halves"), "trained": Rotary(pairing="halves", trainable=True)}
     runs = contend({name: small(positions=scheme) for name, scheme in rotary.items()}, budget)
     with one_thread():
-        back = [without_drift(run) for run in runs["trained"]]
-    return judge(runs, torch.stack([drifts(run) for run in runs["trained"]]), back, budget)
+        losses_without_drift = [without_drift(run) for run in runs["trained"]]
+    return judge(runs, torch.stack([drifts(run) for run in runs["trained"]]), losses_without_drift, budget)
 
 
 def drifts(run: Run) -> Tensor:
-    """[layers, d/2] radians per position."""
+    """Returns the drift of each frequency, [layers, d/2], in radians per position."""
     return torch.stack([offset.detach() for offset in offsets(run.model)])
 
 
 def offsets(model: Model) -> list[nn.Parameter]:
-    """drift_i of each layer [d/2]."""
+    """Returns the trained frequency offsets of each layer, [d/2] each."""
     return [p for name, p in model.named_parameters() if name.endswith(".frequency_offset")]
 
 
 @torch.no_grad()
 def without_drift(run: Run) -> float:
-    """Held-out loss with every drift put back to 0."""
+    """Returns the held-out loss with every drift reset to 0."""
     model = copy.deepcopy(run.model)
     for offset in offsets(model):
         offset.zero_()
@@ -53,15 +54,15 @@ def without_drift(run: Run) -> float:
 
 
 def judge(runs: Runs, drift: Tensor, back: Sequence[float], budget: Budget) -> Report:
-    """The verdict: do frequencies move, is it used, and is it worth it, each against the spread of the seeds.
-    `drift` [seeds, layers, d/2]."""
+    """Returns the verdict: whether frequencies move, whether the model uses it, and whether the loss is lower, each
+    against the spread over seeds. `drift` [seeds, layers, d/2]."""
     fixed, trained = losses(runs["fixed"]), losses(runs["trained"])
-    apart, kept = gap(trained, fixed), gap(trained, back)
+    trained_gap, drift_gap = gap(trained, fixed), gap(trained, back)
     start = Rotary(pairing="halves").frequencies(2 * drift.shape[-1])
     rows = []
     for i, frequency in enumerate(start.tolist()):
         angle_drift = drift[..., i].double()
-        gained = (angle_drift.abs().mean(-1) * budget.tokens).tolist()  # of each seed
+        gained = (angle_drift.abs().mean(-1) * budget.tokens).tolist()  # for each seed
         size = float(angle_drift.abs().mean())
         rows.append(
             {
@@ -79,11 +80,11 @@ def judge(runs: Runs, drift: Tensor, back: Sequence[float], budget: Budget) -> R
     moved = [row["pair"] for row in rows if row["noticed"]]
     return Report(
         rows=tuple(rows),
-        claims={"moves": bool(moved), "used": kept.lower, "worth": apart.lower},
+        claims={"moves": bool(moved), "used": drift_gap.lower, "worth": trained_gap.lower},
         values={
             "budget": budget,
-            "apart": apart,
-            "kept": kept,
+            "apart": trained_gap,
+            "kept": drift_gap,
             "moved": moved,
         },
         picture=Table(

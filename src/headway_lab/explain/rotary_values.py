@@ -1,4 +1,4 @@
-"""Why values are not rotated: what a shift of all positions does to the output. (Su et al. 2021, section 3.2.)"""
+"""Why values are not rotated: the effect of a shift of all positions on the output. (Su et al. 2021, section 3.2.)"""
 
 from collections.abc import Iterator, Sequence
 from statistics import fmean
@@ -28,7 +28,8 @@ VALUES = {
 
 
 def run(*, seeds: Sequence[int] = SEEDS, steps: int = STEPS) -> Iterator[Row]:
-    """One layer of random queries, keys and values, moved; and three trained layers, moved."""
+    """Yields, for each way to treat values, the change of a random layer's output under shifts, and the accuracy of a
+    trained layer with and without a shift."""
     for values, (rotary, back) in VALUES.items():
         changed = [moved(values, shift, seeds[0]) for shift in SHIFTS]
         trained = [train(rotary, (OFFSET,), back=back, steps=steps, seed=seed) for seed in seeds]
@@ -44,12 +45,13 @@ def run(*, seeds: Sequence[int] = SEEDS, steps: int = STEPS) -> Iterator[Row]:
 
 
 def changes(row: Row) -> list[float]:
-    """The changes of the output, at each of `SHIFTS`."""
+    """Returns the changes of the output at each of `SHIFTS`."""
     return [row[f"change, s = {s}"] for s in SHIFTS]
 
 
 def judge(rows: Rows) -> Report:
-    """The verdict: only turned values notice the shift, exactly by R_s, and what is learned with them breaks."""
+    """Returns the verdict: only rotated values notice the shift, by exactly R_s, and what is learned with them
+    breaks."""
     plain, turned, back = rows
     return Report(
         rows=tuple(rows),
@@ -58,7 +60,7 @@ def judge(rows: Rows) -> Report:
             "back": max(changes(back)) < EQUAL,
             "turned": min(changes(turned)) > 0.05,
             "whole": turned["from R_s out"] < EQUAL,
-            "lost": every(gap(by_seed(turned), by_seed(other)).lower for other in (plain, back)),
+            "lost": every(gap(by_seed(turned), by_seed(unrotated)).lower for unrotated in (plain, back)),
         },
         values={
             "row": ROW,
@@ -72,15 +74,15 @@ def judge(rows: Rows) -> Report:
 
 
 def moved(values: str, shift: int, seed: int = SEEDS[0]) -> tuple[float, float]:
-    """|out_s - out| / |out|, and |out_s - R_s out| / |out|, largest over tokens, for all positions + shift."""
+    """Returns |out_s - out| / |out| and |out_s - R_s out| / |out|, largest over tokens, for all positions + shift."""
     here, (q, k, v) = torch.arange(TOKENS), normal(3, 1, HEADS, TOKENS, HEAD_DIM, seed=seed)
-    before, after = (layer(q, k, v, at, values) for at in (here, here + shift))
-    whole, size = ROTARY.rotate(before, torch.full_like(here, shift)), before.norm(dim=-1).max()
-    return tuple(float((after - x).norm(dim=-1).max() / size) for x in (before, whole))  # type: ignore[return-value]
+    before, after = (layer(q, k, v, position, values) for position in (here, here + shift))
+    rotated, size = ROTARY.rotate(before, torch.full_like(here, shift)), before.norm(dim=-1).max()
+    return tuple(float((after - x).norm(dim=-1).max() / size) for x in (before, rotated))  # type: ignore[return-value]
 
 
 def layer(q: Tensor, k: Tensor, v: Tensor, position: Tensor, values: str) -> Tensor:
-    """Causal attention with rotated queries and keys, and values as in `VALUES`."""
+    """Returns causal attention with rotated queries and keys, and values as in `VALUES`."""
     rotary, back = VALUES[values]
     v = rotary.rotate(v, position) if rotary.values else v
     out = attend(rotary.rotate(q, position), rotary.rotate(k, position), v, Causal(), backend="dense")
@@ -88,7 +90,7 @@ def layer(q: Tensor, k: Tensor, v: Tensor, position: Tensor, values: str) -> Ten
 
 
 def draw_changes(axes: Axes, report: Report) -> None:
-    """How much the output changes when positions move."""
+    """Draws the change of the output against the shift of positions."""
     for row in report.rows:
         axes.loglog(SHIFTS, changes(row), "o-", label=row["values"], alpha=0.8)
     x, y = "all positions moved by s", "|out(s) - out| / |out|"

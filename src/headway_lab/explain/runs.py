@@ -1,8 +1,8 @@
-"""Small training runs at equal budgets: several seeds, on text that every Python has.
+"""Small training runs with equal budgets and several seeds, on text that every Python installation has.
 
-Contenders of one seed are given the same rows of text in the same order, the same steps and learning rate, and the
-same fresh weights as far as their shapes agree. Seeds come in turn, so that all contenders run under the same load of
-the machine.
+Contenders with the same seed get the same rows of text in the same order, the same steps and learning rate, and the
+same initial weights as far as their shapes agree. Each seed trains all contenders in turn, so that all run under the
+same load of the machine.
 
 Legend: B rows, T tokens of a row, V = 256 bytes.
 """
@@ -35,8 +35,8 @@ MASKED = 0.15
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """The budget of every contender: `steps` of Adam on `rows` x `tokens` fresh bytes each, `rate` at its peak,
-    once for each of two or more `seeds`."""
+    """The budget of every contender: `steps` of Adam on `rows` x `tokens` fresh bytes each, with peak learning rate
+    `rate`, once for each of two or more `seeds`."""
 
     steps: int = 200
     rows: int = 8
@@ -47,55 +47,56 @@ class Budget:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One model trained: its loss of held-out text, in nats per byte, and the seconds of one core that it took."""
+    """One trained model: its loss on held-out text, in nats per byte, and its training time in seconds of one core."""
 
     model: Model
     loss: float
     seconds: float
 
 
-Runs = Mapping[str, Sequence[Run]]  # of each contender, by seed
+Runs = Mapping[str, Sequence[Run]]  # the runs of each contender, one per seed
 
 
 @cache
 def text() -> tuple[Tensor, Tensor]:
-    """Bytes of the top-level modules of Python's standard library: to train on, and held out (by a hash of names).
+    """Returns the bytes of the top-level modules of Python's standard library: training text and held-out text (split
+    by a hash of names).
 
-    Raises DataError where they are not there as files."""
+    Raises DataError if the standard library does not exist as files."""
     parts: tuple[list[bytes], list[bytes]] = ([], [])
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         if not path.name.startswith("_sysconfigdata"):
             held_out = zlib.crc32(path.stem.encode()) % HELD_OUT_SHARE == 5
             parts[held_out].append(path.read_bytes())
-    train, rest = (torch.tensor(list(b"".join(part)), dtype=torch.int64) for part in parts)
-    if min(len(train), len(rest)) < LEAST_BYTES:
+    train, held = (torch.tensor(list(b"".join(part)), dtype=torch.int64) for part in parts)
+    if min(len(train), len(held)) < LEAST_BYTES:
         raise DataError(
-            f"{sysconfig.get_paths()['stdlib']}: {len(train)} bytes of Python modules to train on and {len(rest)} "
+            f"{sysconfig.get_paths()['stdlib']}: {len(train)} bytes of Python modules to train on and {len(held)} "
             f"held out, {LEAST_BYTES} each are needed; run with a Python whose standard library is there as files"
         )
-    return train, rest
+    return train, held
 
 
 def held_out_rows(tokens: int, rows: int | None = None) -> Tensor:
-    """[rows, tokens + 1] bytes, evenly spread over the held-out text; the same for every seed and contender."""
+    """Returns [rows, tokens + 1] bytes, evenly spread over the held-out text; the same for every seed and contender."""
     data = text()[1]
     starts = torch.linspace(0, len(data) - tokens - 1, rows or HELD_OUT_ROWS).long()
     return data.unfold(0, tokens + 1, 1)[starts]
 
 
 def batch_of(ids: Tensor, causal: bool, noise: torch.Generator) -> Batch:
-    """Rows [B, T + 1]: each byte after the first from those before it (decoders), or hidden ones from the others
-    (encoders; 15 % of the bytes, drawn from `noise`, become `MASK`)."""
+    """Returns rows [B, T + 1] as a batch: for decoders, each byte after the first is predicted from those before it;
+    for encoders, 15 % of the bytes, drawn from `noise`, become `MASK` and are predicted from the others."""
     inputs = ids[:, :-1]
     if causal:
         return Batch({"ids": inputs}, ids[:, 1:])
     hidden = torch.rand(inputs.shape, generator=noise) < MASKED
-    hidden[:, 0] = True  # at least one in a row
+    hidden[:, 0] = True  # at least one per row
     return Batch({"ids": inputs.masked_fill(hidden, MASK)}, inputs.masked_fill(~hidden, IGNORE_INDEX))
 
 
 class BytePrediction(Objective[Model]):
-    """Random rows of the training text, drawn from `seed`, and the loss of their bytes."""
+    """The objective of predicting the bytes of random rows of the training text, drawn from `seed`."""
 
     def __init__(self, budget: Budget, seed: int, causal: bool) -> None:
         self.budget, self.causal = budget, causal
@@ -109,19 +110,20 @@ class BytePrediction(Objective[Model]):
 
 @torch.no_grad()
 def mean_loss(model: Model, batch: Batch) -> float:
-    """The loss of a batch, nats per predicted byte."""
+    """Returns the loss of a batch, in nats per predicted byte."""
     output = model.eval()(**batch.inputs, targets=batch.targets)
     return float(output.nats / output.tokens)
 
 
 def held_out_loss(model: Model, tokens: int) -> float:
-    """The loss of the held-out rows, nats per predicted byte."""
+    """Returns the loss of the held-out rows, in nats per predicted byte."""
     rows, noise = held_out_rows(tokens), torch.Generator().manual_seed(0)
     return mean_loss(model, batch_of(rows, model.spec.causal, noise))
 
 
 def train(spec: ModelSpec, budget: Budget, seed: int) -> Run:
-    """One model after its budget: Adam (0.9, 0.95), warm-up, half a cosine down, gradients clipped to norm 1."""
+    """Trains one model with its budget: Adam (0.9, 0.95), warm-up, half a cosine of decay, gradients clipped to norm
+    1."""
     model, objective = build(spec, seed=seed), BytePrediction(budget, seed, spec.causal)
     adam = Optimizer.single(model, torch.optim.Adam(model.parameters(), budget.rate, betas=(0.9, 0.95)))
 
@@ -135,15 +137,15 @@ def train(spec: ModelSpec, budget: Budget, seed: int) -> Run:
 
 
 def contend(specs: Mapping[str, ModelSpec], budget: Budget) -> dict[str, tuple[Run, ...]]:
-    """Every contender with every seed, in the order of the seeds, on one thread."""
+    """Trains every contender with every seed, in the order of the seeds, on one thread."""
     with one_thread():
         turns = [[train(spec, budget, seed) for spec in specs.values()] for seed in budget.seeds]
     return dict(zip(specs, zip(*turns, strict=True), strict=True))
 
 
 def small(**fields: Any) -> ModelSpec:
-    """The decoder that contenders are variants of: LLaMA's block, embeddings scaled as those of 2017 (so that what is
-    added to them does not drown them)."""
-    usual = {"width": 64, "layers": 2, "heads": 4, "hidden": 176, "vocab": VOCAB, "trained_context": 64}
-    scales = {"init_std": usual["width"] ** -0.5, "embedding_scale": usual["width"] ** 0.5}
-    return ModelSpec.of(**{"family": "llama", **usual, **scales, **fields})
+    """Returns the decoder that contenders are variants of: LLaMA's block, with embeddings scaled as in 2017 (so that
+    added positions do not drown them)."""
+    defaults = {"width": 64, "layers": 2, "heads": 4, "hidden": 176, "vocab": VOCAB, "trained_context": 64}
+    scales = {"init_std": defaults["width"] ** -0.5, "embedding_scale": defaults["width"] ** 0.5}
+    return ModelSpec.of(**{"family": "llama", **defaults, **scales, **fields})

@@ -16,7 +16,7 @@ QUERIES, KEYS = 256, 64
 
 
 def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
-    """Var(q . k) and the median norm of the softmax's Jacobian, with and without the scale, d = 4..512."""
+    """Yields Var(q . k) and the median norm of the softmax's Jacobian, with and without the scale, for d = 4..512."""
     for width in WIDTHS:
         results = [measure(width, seed) for seed in seeds]
         yield {
@@ -29,7 +29,7 @@ def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
 
 
 def measure(width: int, seed: int) -> dict[str, float]:
-    """The columns of one width, for one seed."""
+    """Returns the columns of one width, for one seed."""
     q, k = normal(1, 1, QUERIES + KEYS, width, seed=seed).split((QUERIES, KEYS), 2)
     sharp = attention_weights(q, k, scale=1.0)
     return {
@@ -41,22 +41,27 @@ def measure(width: int, seed: int) -> dict[str, float]:
 
 
 def judge(rows: Rows) -> Report:
-    """The verdict on the table: the variance follows d, the unscaled Jacobian collapses, the scaled one does not."""
-    off = max(abs(row["Var(q.k)"] / row["d"] - 1) for row in rows)
-    most = max(
+    """Returns the verdict: the variance follows d, the unscaled Jacobian collapses, the scaled one does not."""
+    mean_error = max(abs(row["Var(q.k)"] / row["d"] - 1) for row in rows)
+    largest_error = max(
         abs(row[name] / row["d"] - 1) for row in rows for name in ("Var(q.k), least", "Var(q.k), most")
     )
     collapse = rows[0]["|J| without scale"] / rows[-1]["most |J| without"]
     keep = max(row["|J| with scale"] for row in rows) / min(row["least |J| with scale"] for row in rows)
     return Report(
         rows=tuple(rows),
-        claims={"variance": off < 0.1 and most < 0.2, "collapse": collapse > 10, "keep": keep < 1.5},
-        values={"off": off, "most": most, "collapse": collapse, "keep": keep},
+        claims={
+            "variance": mean_error < 0.1 and largest_error < 0.2,
+            "collapse": collapse > 10,
+            "keep": keep < 1.5,
+        },
+        values={"off": mean_error, "most": largest_error, "collapse": collapse, "keep": keep},
     )
 
 
 def jacobian_norm(p: Tensor) -> Tensor:
-    """Frobenius norm of diag(p) - p p^T for each row of weights p [.., S]: sum p^2 - 2 sum p^3 + (sum p^2)^2."""
+    """Returns the Frobenius norm of diag(p) - p p^T for each row of weights p [.., S]: sum p^2 - 2 sum p^3 + (sum
+    p^2)^2."""
     square, cube = p.square().sum(-1), p.pow(3).sum(-1)
     return (square - 2 * cube + square.square()).clamp_min(0).sqrt()
 

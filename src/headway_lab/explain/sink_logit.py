@@ -1,4 +1,5 @@
-"""A trained logit beside those of the keys. (OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card", section 2.2.)"""
+"""A trained sink logit in the softmax with those of the keys. (OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card",
+section 2.2.)"""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -19,18 +20,21 @@ MATCH, EQUAL, GRADIENT, APART = 4.0, 1e-12, 1e-10, 1e-3
 
 
 def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
-    """For each logit: the sum of weights, halves of the keys merged, and gradients beside those of the formula."""
+    """Yields, for each logit, the sum of weights, the merge of halves of the keys, and the gradients compared with
+    those of the formula."""
     for logit in LOGITS:
         results = [measure(logit, seed) for seed in seeds]
         yield {"s": logit, **{name: WORST.get(name, max)(r[name] for r in results) for name in results[0]}}
 
 
 def measure(logit: float, seed: int) -> dict[str, float]:
-    """The columns of one logit for one seed, in float64. Where the first key is at k, its query is MATCH k sqrt(D), so
-    that the score is MATCH |k|^2; the other query is 0, whose scores are 0 with every key."""
+    """Returns the columns of one logit for one seed, in float64. The matching query is MATCH sqrt(D) times the first
+    key k, so that its score with it is MATCH |k|^2; the other query is 0, and so are its scores with every key."""
     q, k, v = (normal(1, HEADS, n, WIDTH, seed=seed + 10 * i) for i, n in enumerate((QUERIES, KEYS, KEYS)))
     sink = torch.full((HEADS,), logit, dtype=q.dtype)
-    halves = [part(q, k[:, :, at], v[:, :, at]) for at in (slice(None, KEYS // 2), slice(KEYS // 2, None))]
+    halves = [
+        part(q, k[:, :, keys], v[:, :, keys]) for keys in (slice(None, KEYS // 2), slice(KEYS // 2, None))
+    ]
     whole, merged = part(q, k, v), merge_all(halves)
     out, total = attend(q, k, v, sink_logit=sink), attention_weights(q, k, sink_logit=sink).sum(-1)
     twice = merge_all([half.with_sink(sink[:, None]) for half in halves])
@@ -49,20 +53,21 @@ def measure(logit: float, seed: int) -> dict[str, float]:
 
 
 def part(q: Tensor, k: Tensor, v: Tensor) -> Partial:
-    """Attention over these keys, without a sink, with its logsumexp."""
+    """Returns attention over these keys, without a sink, with its logsumexp."""
     q_tokens, k_tokens = (Tokens.range(x.shape[2]) for x in (q, k))
     return attend_keys(q, q_tokens, [KeyValues(k, v, k_tokens)], Full())
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
-    """The formula, written out: a softmax over one more column, which is then left out."""
+    """Returns the formula, written out: a softmax over one more column, which is then dropped."""
     scores = q @ k.mT * WIDTH**-0.5
     column = sink.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
     return torch.cat((scores, column), -1).softmax(-1)[..., :-1] @ v
 
 
 def gradients(q: Tensor, k: Tensor, v: Tensor, sink: Tensor, seed: int) -> dict[str, float]:
-    """Largest difference of each gradient from that of the formula, over its largest number."""
+    """Returns the largest difference of each gradient from that of the formula, relative to the formula's largest
+    entry."""
 
     def of(function: Callable[..., Tensor]) -> tuple[Tensor, ...]:
         inputs = [x.clone().requires_grad_() for x in (q, k, v, sink)]
@@ -75,7 +80,7 @@ def gradients(q: Tensor, k: Tensor, v: Tensor, sink: Tensor, seed: int) -> dict[
 
 
 def apart(a: Tensor, b: Tensor) -> float:
-    """The largest difference."""
+    """Returns the largest difference."""
     return float((a - b).abs().max())
 
 
@@ -83,22 +88,22 @@ WORST: dict[str, Callable[..., float]] = {"sum, a key matches": min, "a sink eac
 
 
 def judge(rows: Rows) -> Report:
-    """The verdict: sums, merges and gradients are those of the formula; a sink in each half counts twice."""
+    """Returns the verdict: sums, merges and gradients are those of the formula; a sink in each half counts twice."""
     gradient = max(row[f"gradient of {name}"] for row in rows for name in "qkvs")
-    off = {name: max(row[name] for row in rows) for name in rows[0] if "from" in name}
+    errors = {name: max(row[name] for row in rows) for name in rows[0] if "from" in name}
     high = rows[-1]
     blank = [row["sum, none matches"] for row in rows]
     return Report(
         rows=tuple(rows),
         claims={
-            "sum": max(off["from sigmoid(lse - s)"], off["from n / (n + e^s)"]) < EQUAL,
-            "dense": off["from dense"] < EQUAL,
-            "merged": off["merged from whole"] < EQUAL,
+            "sum": max(errors["from sigmoid(lse - s)"], errors["from n / (n + e^s)"]) < EQUAL,
+            "dense": errors["from dense"] < EQUAL,
+            "merged": errors["merged from whole"] < EQUAL,
             "once": min(row["a sink each"] for row in rows if row["s"] >= 0) > APART,
             "gradients": gradient < GRADIENT,
             "nothing": high["sum, none matches"] < 0.1 and high["sum, a key matches"] > 0.9,
         },
-        values={"off": max(off.values()), "gradient": gradient, "high": high, "blank": blank[0]},
+        values={"off": max(errors.values()), "gradient": gradient, "high": high, "blank": blank[0]},
     )
 
 

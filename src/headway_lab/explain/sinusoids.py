@@ -1,4 +1,4 @@
-"""What sinusoids added to the embeddings tell. (Vaswani et al. 2017, section 3.5.)"""
+"""What sinusoids added to the embeddings tell about positions. (Vaswani et al. 2017, section 3.5.)"""
 
 import math
 
@@ -17,7 +17,7 @@ ALLOWED = 4 * COUNT * 2.0**-53  # an angle p theta_i is rounded by up to p 2^-53
 
 
 def run() -> Report:
-    """For distances k: how far PE(p + k) is from T_k PE(p), and how products of rows vary with p."""
+    """Measures, for distances k, how far PE(p + k) is from T_k PE(p), and how products of rows vary with p."""
     table, rows = positions(), []
     projected = table @ projection()
     for k in APART:
@@ -39,22 +39,22 @@ def run() -> Report:
 
 
 def positions() -> Tensor:
-    """PE [COUNT, M]."""
+    """Returns PE [COUNT, M]."""
     return Sinusoidal().embedding(torch.arange(COUNT), WIDTH, torch.float64)
 
 
 def projection() -> Tensor:
-    """W_q W_k^T [M, M], random."""
+    """Returns a random W_q W_k^T [M, M]."""
     return normal(WIDTH, WIDTH, seed=SEED) / WIDTH
 
 
 def frequencies() -> Tensor:
-    """10000^(-2i/M), [M/2]."""
+    """Returns 10000^(-2i/M), [M/2]."""
     return 10000.0 ** (-torch.arange(0, WIDTH, 2, dtype=torch.float64) / WIDTH)
 
 
 def by_hand() -> Tensor:
-    """The printed formula, number by number, for the first position, some others and the last."""
+    """Returns the printed formula, number by number, for the positions `SOME`, including the first and the last."""
     angles = [[p / 10000 ** (2 * i / WIDTH) for i in range(WIDTH // 2)] for p in SOME]
     return torch.tensor(
         [[f(a) for a in row for f in (math.sin, math.cos)] for row in angles], dtype=torch.float64
@@ -62,15 +62,15 @@ def by_hand() -> Tensor:
 
 
 def shifted(table: Tensor, k: int) -> Tensor:
-    """T_k applied to every row: (s, c) -> (s cos + c sin, c cos - s sin) of k / 10000^(2i/M)."""
+    """Returns T_k applied to every row: (s, c) -> (s cos + c sin, c cos - s sin) of k / 10000^(2i/M)."""
     s, c = table[:, 0::2], table[:, 1::2]
     cos, sin = (k * frequencies()).cos(), (k * frequencies()).sin()
     return torch.stack((s * cos + c * sin, c * cos - s * sin), -1).flatten(-2)
 
 
 def judge(rows: Rows, from_formula: float) -> Report:
-    """The verdict: one linear map per distance; products tell distance alone until they are projected."""
-    off = max(row["|PE(p+k) - T_k PE(p)|"] for row in rows)
+    """Returns the verdict: one linear map per distance; products depend only on distance until they are projected."""
+    map_error = max(row["|PE(p+k) - T_k PE(p)|"] for row in rows)
     spread = max(row["spread over p"] for row in rows)
     mixed = min(row["spread over p, projected"] / max(abs(row["projected"]), 1e-12) for row in rows)
     closed = max(abs(row["from sum of cos"]) for row in rows)
@@ -78,13 +78,13 @@ def judge(rows: Rows, from_formula: float) -> Report:
         rows=tuple(rows),
         claims={
             "formula": from_formula < ALLOWED,
-            "linear": off < ALLOWED,
+            "linear": map_error < ALLOWED,
             "cosines": max(closed, spread) < ALLOWED,
             "projected": mixed > 0.1,
         },
         values={
             "from_formula": from_formula,
-            "off": off,
+            "off": map_error,
             "spread": spread,
             "mixed": mixed,
             "farthest": COUNT - 1,
@@ -95,7 +95,7 @@ def judge(rows: Rows, from_formula: float) -> Report:
 
 
 def draw_table(axes: Axes, report: Report) -> None:
-    """PE of the first positions."""
+    """Draws PE of the first positions."""
     axes.imshow(
         positions()[:128].numpy(), aspect="auto", cmap="RdBu", vmin=-1, vmax=1, interpolation="nearest"
     )

@@ -13,7 +13,7 @@ T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 class Factor(NamedTuple):
-    """By how much one is larger than another, and the interval of that."""
+    """A ratio of two values, and its confidence interval."""
 
     mean: float
     least: float
@@ -22,10 +22,10 @@ class Factor(NamedTuple):
 
 @dataclass(frozen=True)
 class Gap:
-    """How far values of one contender lie above those of another with the same seeds, or in the same rounds. Its
-    properties are None where the bound does not tell.
+    """How far the values of one contender lie above those of another, paired by seed or by round. Its properties are
+    None if the bound does not allow a decision.
 
-    mean    of the differences one by one
+    mean    mean of the paired differences
     bound   t s / sqrt(n): s their standard deviation, t the 95 % point for n - 1 degrees of freedom
     """
 
@@ -34,12 +34,13 @@ class Gap:
 
     @property
     def seen(self) -> bool:
-        """Whether the mean differs from 0 by more than the bound: one time in twenty where nothing differs."""
+        """Whether the mean differs from 0 by more than the bound, which happens one time in twenty if nothing
+        differs."""
         return abs(self.mean) > self.bound
 
     @property
     def word(self) -> str:
-        """Seen, or that the bound does not tell."""
+        """ "seen", or "too small to tell"."""
         return "seen" if self.seen else TOO_SMALL
 
     @property
@@ -51,13 +52,13 @@ class Gap:
         return self.mean < 0 if self.seen else None
 
     def within(self, margin: float) -> bool | None:
-        """Whether mean and bound both lie within the margin of 0: shown to differ by less."""
+        """Returns whether mean ± bound lies within `margin` of 0, which shows that the values differ by less."""
         if abs(self.mean) + self.bound < margin:
             return True
         return None if abs(self.mean) - self.bound < margin else False
 
     def below(self, margin: float) -> bool | None:
-        """Whether mean and bound lie below the margin: shown to be no higher by more."""
+        """Returns whether mean + bound lies below `margin`, which shows that the values are higher by less."""
         if self.mean + self.bound < margin:
             return True
         return None if self.mean - self.bound < margin else False
@@ -69,19 +70,19 @@ class Gap:
 
 
 def every(shown: Iterable[bool | None]) -> bool | None:
-    """Whether all are shown: no where one is not, None where one does not tell."""
+    """Returns whether all are shown: False if one is refuted, else None if one is undecided."""
     known = [*shown]
     return False if False in known else None if None in known else True
 
 
 def gap(values: Sequence[float], base: Sequence[float]) -> Gap:
-    """`values` against `base`, pair by pair."""
+    """Returns the gap of `values` to `base`, pair by pair."""
     assert len(values) == len(base) >= 2, "a spread needs two pairs or more"
-    apart = [a - b for a, b in zip(values, base, strict=True)]
-    error = statistics.stdev(apart) / math.sqrt(len(apart))
-    return Gap(statistics.fmean(apart), T_95[min(len(apart) - 2, len(T_95) - 1)] * error)
+    differences = [a - b for a, b in zip(values, base, strict=True)]
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    return Gap(statistics.fmean(differences), T_95[min(len(differences) - 2, len(T_95) - 1)] * error)
 
 
 def log_gap(values: Sequence[float], base: Sequence[float]) -> Gap:
-    """The gap of logarithms: by which factor times, or sizes, differ (`Gap.factor`)."""
+    """Returns the gap of logarithms: the factor between times or sizes (`Gap.factor`)."""
     return gap([math.log(x) for x in values], [math.log(x) for x in base])

@@ -1,4 +1,4 @@
-"""Swish between its two ends. (Ramachandran et al. 2017; SwiGLU: Shazeer 2020.)"""
+"""Swish between its two limits. (Ramachandran et al. 2017; SwiGLU: Shazeer 2020.)"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,7 @@ POINTS = (-1.0, 2.0)
 
 
 def run() -> Iterator[Row]:
-    """Values, the lowest point and the distances from x / 2, x, SiLU and ReLU on -6..6, for five beta."""
+    """Yields, for five beta, values, the lowest point and the distances from x / 2, x, SiLU and ReLU on -6..6."""
     x = torch.linspace(LOW, HIGH, COUNT, dtype=torch.float64)
     for beta in BETAS:
         y = swish(x, beta)
@@ -34,7 +34,7 @@ def run() -> Iterator[Row]:
 
 
 def judge(rows: Rows) -> Report:
-    """The verdict: x / 2 at one end, SiLU at 1, ReLU at the other."""
+    """Returns the verdict: x / 2 at one end, SiLU at 1, ReLU at the other."""
     zero, at_1 = rows[0], rows[BETAS.index(1.0)]
     return Report(
         rows=tuple(rows),
@@ -49,7 +49,7 @@ def judge(rows: Rows) -> Report:
 
 
 def shape(title: str, low: float, high: float, **properties: Any) -> Panel:
-    """The curves of all beta, ReLU, and x, from `low` to `high`."""
+    """Returns a panel with the curves of all beta, ReLU, and x, from `low` to `high`."""
 
     def draw(axes: Axes, report: Report) -> None:
         line = torch.linspace(low, high, 801, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Tables of this folder: topics, and their sentences in each language."""
+"""The TOML tables of this folder: topics, and their sentences in each language."""
 
 import tomllib
 from functools import cache
@@ -10,11 +10,12 @@ from headway.language import Translation
 
 @cache
 def read(name: str) -> dict[str, Any]:
-    """A table by its name."""
+    """Returns a table by its name."""
     return tomllib.loads(files("headway_lab.explain").joinpath(f"{name}.toml").read_text(encoding="utf-8"))
 
 
 @cache
 def translation(language: str) -> Translation:
-    """The translation of names in the code of topics: words of verdicts, columns, contenders, labels of figures."""
+    """Returns the translation of names in the code of topics: words of verdicts, columns, contenders, labels of
+    figures."""
     return Translation({} if language == "en" else read(language)["labels"])

@@ -1,6 +1,6 @@
-"""Topics as data. `topics.toml` has the fields without language; `en.toml` and `zh.toml`, a table for a
-language, have questions, formulas and the sentences of reports as templates, which a topic's numbers are put into
-(`Topic.told`); names in Chinese stand in `zh.toml` under `labels`, by their English."""
+"""Topics as data. `topics.toml` has the language-independent fields; `en.toml` and `zh.toml`, one table per language,
+have questions, formulas and the sentences of reports as templates that are filled with a topic's numbers
+(`Topic.told`); `zh.toml` also has the Chinese names under `labels`, keyed by the English ones."""
 
 import string
 from collections import ChainMap
@@ -15,10 +15,10 @@ from headway_lab.explain.tables import read, translation
 
 
 class _Sentence(string.Formatter):
-    """As `str.format`; but `it` is said by the phrase of its type, or the word for a truth, where there is one, and a
-    name by its translation. Of a sequence or a mapping each value is formatted, and told after its name, with the
-    phrase for a comma between them, or that for a semicolon where one has a comma of its own; the word for `none` is
-    said of an empty one."""
+    """`str.format` with other rules for values. A value whose type has a phrase (or a bool with a word) is formatted by
+    it, as `it`; a string is translated. Of a sequence or mapping, each value is formatted (preceded by its name in a
+    mapping) and joined by the phrase `comma`, or `semicolon` if a part contains a comma; an empty one becomes the
+    phrase `none`."""
 
     def __init__(self, phrases: Mapping[str, str], say: Translation) -> None:
         self.phrases = phrases
@@ -48,11 +48,11 @@ class _Sentence(string.Formatter):
 
 @dataclass(frozen=True)
 class Topic:
-    """The question of a topic, its formula, as text, and templates of its report: its setting, its finding, its claims
-    by key, and a picture, where that is one of words; and phrases for values, by type.
+    """The question of a topic, its formula as text, and templates of its report: its setting, its finding, its claims
+    by key, and an optional picture in words; and phrases for values, by type.
 
-    seconds, quick, tex   as topics.toml has them; none of what is no topic of `headway explain`
-    language              of all of it
+    seconds, quick, tex   as in topics.toml; defaults for topics that are not in `headway explain`
+    language              language of all texts
     """
 
     question: str
@@ -68,9 +68,9 @@ class Topic:
     language: str = "en"
 
     def told(self, name: str, report: Report, **known: Any) -> Report:
-        """A report of keys and values as one of sentences. Templates have the report's values, its `first` and `last`
-        row and the `count` of rows, and `known` names: the settings of the run, and constants of the topic. Raises
-        KeyError for a claim without its sentence, and for a name that a sentence has and nobody knows."""
+        """Returns a report of keys and values as one of sentences. Templates can use the report's values, its `first`
+        and `last` row and the `count` of rows, and the `known` names: settings of the run and constants of the topic.
+        Raises KeyError for a claim without a sentence, and for an unknown name in a sentence."""
         ends = {"first": report.rows[0], "last": report.rows[-1], "count": len(report.rows)}
         names = ChainMap({**report.values}, ends, known)
         sentence = _Sentence(self.phrases, translation(self.language))
@@ -97,7 +97,7 @@ class Topic:
 
 @cache
 def groups(language: str = "en") -> dict[str, dict[str, Topic]]:
-    """The topics by group, in one language."""
+    """Returns the topics by group, in one language."""
     texts = read(language)
     return {
         translation(language)(group): {
@@ -110,7 +110,7 @@ def groups(language: str = "en") -> dict[str, dict[str, Topic]]:
 
 @cache
 def topics_in(language: str) -> dict[str, Topic]:
-    """The topics by name, in one language."""
+    """Returns the topics by name, in one language."""
     return {name: topic for group in groups(language).values() for name, topic in group.items()}
 
 

@@ -1,4 +1,4 @@
-"""Terms of a text, and the lists of words of the index: which are of its subject, and which stand for others."""
+"""The terms of a text, and the word lists of the index: words of its subject, and synonyms."""
 
 import math
 import re
@@ -23,18 +23,18 @@ DOUBLED = re.compile(r"([b-df-hj-np-rtv-z])\1$")
 
 
 def language_of(text: str) -> str:
-    """ "zh" for a text with Chinese characters, else "en"."""
+    """Returns "zh" for a text with Chinese characters, else "en"."""
     return "zh" if CHINESE.search(text) else "en"
 
 
 @cache
 def read(language: str) -> dict[str, Any]:
-    """The lists and the entries of one language. Raises ConfigError for another."""
+    """Returns the word lists and the entries of one language. Raises ConfigError for an unknown language."""
     return table(check_language(language, "questions"))
 
 
 def table(name: str) -> dict[str, Any]:
-    """A table of this folder."""
+    """Returns a TOML table of this folder."""
     text = files("headway_lab.questions").joinpath(f"{name}.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
@@ -46,13 +46,13 @@ def _words(language: str, *lists: str) -> frozenset[str]:
 
 @cache
 def _names(language: str) -> dict[str, str]:
-    """The name that the index has for a thing, by each other name of it."""
+    """Returns the index's name of a thing, keyed by each synonym."""
     lines = [line.split(":") for line in read(language)["same"].strip().splitlines()]
-    return {other.strip(): name for name, others in lines for other in others.split(",")}
+    return {synonym.strip(): name for name, synonyms in lines for synonym in synonyms.split(",")}
 
 
 def _any_of(words: Iterable[str]) -> re.Pattern[str]:
-    """A pattern for any of these, the longest first; of Latin ones whole words only."""
+    """Returns a pattern for any of these words, the longest first; Latin words match only as whole words."""
     longest = sorted(words, key=lambda word: (-len(word), word))
     bound = r"(?<![a-z0-9]){}(?![a-z0-9])"
     return re.compile("|".join(bound.format(re.escape(w)) if w.isascii() else re.escape(w) for w in longest))
@@ -65,7 +65,7 @@ def _other_names(language: str) -> re.Pattern[str]:
 
 @cache
 def _chinese_words() -> re.Pattern[str]:
-    """A pattern for the Chinese words of the index, and those that it leaves out."""
+    """Returns a pattern for the Chinese words of the index and its stop words."""
     texts = [entry["words"] for topic, entry in read("zh").items() if topic not in LISTS]
     texts += [*_names("zh").values(), *_words("zh", "subject", "everyday")]
     known = {word for text in texts for word in CHINESE.findall(text) if len(word) > 1}
@@ -73,19 +73,19 @@ def _chinese_words() -> re.Pattern[str]:
 
 
 def stem(word: str) -> str:
-    """A word without its ending, cut to `STEM` letters: "scaling", "scale" -> "scal"."""
+    """Returns a word without its ending, cut to `STEM` letters: "scaling", "scale" -> "scal"."""
     return DOUBLED.sub(r"\1", ENDING.sub("", word))[:STEM]
 
 
 def plain(text: str) -> str:
-    """A text in lower case, with the index's names of things."""
+    """Returns a text in lower case, with synonyms replaced by the index's names."""
     language = language_of(text)
     lower = unicodedata.normalize("NFKC", text).lower()
     return _other_names(language).sub(lambda match: f" {_names(language)[match[0]]} ", lower)
 
 
 def terms(text: str) -> frozenset[str]:
-    """The terms of a text, as the module says."""
+    """Returns the terms of a text, as the docstring of `headway_lab.questions` defines them."""
     named = plain(text)
     words = {stem(word) for word in WORD.findall(named) if word not in _words("en", "stop")}
     words |= set(NAME.findall(named))
@@ -97,25 +97,26 @@ def terms(text: str) -> frozenset[str]:
 
 @cache
 def field() -> frozenset[str]:
-    """The terms of the words of the field."""
+    """Returns the terms of the words of the field."""
     words = [w for lang in LANGUAGES for w in (*_words(lang, "subject", "everyday"), *_names(lang).values())]
     return frozenset(term for word in words for term in terms(word))
 
 
 def tells(term: str) -> bool:
-    """Whether a term says what a question is about: numbers do not, nor do single characters but q, k, v."""
+    """Returns whether a term says what a question is about: numbers do not, nor do single characters except q, k, v."""
     return not term.isdigit() and (len(term) > 1 or term in _words("en", "subject"))
 
 
 def names(question: str) -> list[frozenset[str]]:
-    """The terms of each name of a question: a Latin word among Chinese ones, a capital letter behind the first word."""
+    """Returns the terms of each name in a question: in Chinese each Latin word, in English each capitalized word but
+    the first."""
     if language_of(question) == "zh":
         return [terms(word) for word in WORD.findall(plain(question)) if len(word) > 2]
     return [terms(word) for word in CAPITAL.findall(question)]
 
 
 def least(question: str) -> float:
-    """The score that an answer to a question needs, as the module says."""
+    """Returns the score that an answer to a question needs, as the docstring of `headway_lab.questions` defines it."""
     text = f"{question.lower()} {plain(question)}"
     latin = frozenset(word for form in (WORD, NAME) for word in form.findall(text))
 
