@@ -1,4 +1,5 @@
-"""Checkpoints: the Hugging Face folder in and out, foreign formats in, pairing conversion; atomic writes."""
+"""Checkpoints: reading and writing Hugging Face folders, reading other formats, conversion of rotary pairings; writes
+are atomic."""
 
 from headway.checkpoints.adapters import load_adapter, merged_state, save_adapter
 from headway.checkpoints.bases import Base
