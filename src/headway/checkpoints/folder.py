@@ -95,8 +95,7 @@ def load_folder(
     allow_pickle: bool = False,
     head: Head | None = None,
 ) -> Folder:
-    """Reads and checks a folder or a file. Weights are not read yet, except tied ones that are both stored: they are
-    compared.
+    """Reads and checks a folder or a file. Weights are not read yet; only tied ones are compared, if both are stored.
 
     `frm` is the format; "auto" detects it. `head` loads an encoder for another task than it was saved for; the tensors
     of that head must be present. A decoder that sentence-transformers uses for embeddings becomes an encoder with the

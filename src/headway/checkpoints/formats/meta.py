@@ -1,6 +1,6 @@
-"""LLaMA under Meta's names: the table of names, a reference forward pass on them, and pickled checkpoints.
+"""LLaMA under Meta's tensor names: the table of names, a reference forward pass on them, and pickled checkpoints.
 
-Meta's files and llama2.c mark positions on adjacent pairs (x[2i], x[2i+1]).
+Meta's files and llama2.c apply rotary embedding to adjacent pairs (x[2i], x[2i+1]).
 Legend: T tokens, M width, H query heads, K kv heads, D per head, V vocab.
 """
 
@@ -40,33 +40,33 @@ NAMES = decoder_names(
     head="output",
     unused=("rope.freqs",),  # a function of the sizes
 )
-"""Our tensors' names and theirs."""
+"""The names of our tensors and of theirs."""
 PARAMS = "params.json"
 KNOWN = words(
     "dim n_layers n_heads n_kv_heads vocab_size multiple_of max_seq_len max_batch_size norm_eps rope_theta "
     "ffn_dim_multiplier use_scaled_rope rope_scaling_factor rope_high_freq_factor"
 )
-"""The keys of params.json; sizes are checked against the tensors."""
+"""The supported keys of params.json; sizes are checked against the tensors."""
 
 
 @dataclass(frozen=True)
 class MetaModel:
-    """A LLaMA with the weights of a file, under Meta's names."""
+    """A LLaMA model with the weights of a file, under Meta's names."""
 
     spec: ModelSpec
     weights: Tensors
     path: Path
 
     def state(self) -> LazyTensors:
-        """The weights under the names of `Decoder`, still in adjacent pairing. Raises CheckpointError for those that
-        are missing, unexpected or of another shape, listed together."""
+        """Returns the weights under the names of `Decoder`, still in adjacent pairing. Raises CheckpointError for
+        weights that are missing, unexpected or of another shape, listed together."""
         return imported(NAMES, self.weights, self.spec, self.path, described_by="its sizes")[0]
 
     def logits(self, w: Mapping[str, Tensor], ids: Tensor) -> Tensor:
-        """Reference logits [T, V] of one row of ids [T] by the weights `w`, in their dtype: Meta's forward pass,
-        plainly.
+        """Returns reference logits [T, V] of one sequence of ids [T], with the weights `w` in their dtype, by a plain
+        implementation of Meta's forward pass.
 
-        Independent of `Decoder` and of the table of names, so that equality with it shows the conversion.
+        It is independent of `Decoder` and of the table of names, so that equal logits verify the conversion.
         """
         spec = self.spec
         assert isinstance(spec.positions, Rotary)
@@ -104,11 +104,11 @@ class MetaModel:
 
 
 def read_pickled(path: str | Path, *, allow_pickle: bool) -> MetaModel:
-    """A LLaMA of Meta: a pickled file, or the folder of consolidated.00.pth, consolidated.01.pth, ..., with Meta's
-    params.json beside them. A file that is one of several parts means all of them.
+    """Returns Meta's LLaMA from a pickled file, or from the folder of consolidated.00.pth, consolidated.01.pth, ...,
+    with Meta's params.json in the same folder. A file that is one of several parts stands for all of them.
 
-    Sizes are read off the tensors, but for the heads. Raises CheckpointError for what is missing or contradicts
-    itself."""
+    Sizes are read from the tensors, except the number of heads. Raises CheckpointError for what is missing or
+    inconsistent."""
     path = Path(path)
     folder = path if path.is_dir() else path.parent
     files = shard_files(folder) if path.is_dir() or path.name.startswith("consolidated.") else [path]
