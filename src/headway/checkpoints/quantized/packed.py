@@ -117,7 +117,7 @@ FLOATS = torch.float32, torch.bfloat16, torch.float16
 
 
 class PackedLayer(NamedTuple):
-    """A layer whose matrix [O, I] is stored as codes: shape and dequantized dtype, name of the codes, and a reader."""
+    """A layer whose matrix [O, I] is stored as codes: shape and dequantized dtype, name of the codes, reader."""
 
     form: Form
     kept: str

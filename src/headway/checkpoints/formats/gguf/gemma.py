@@ -116,8 +116,7 @@ def _kinds(patterns: Sequence[Pattern]) -> list[str]:
 
 
 def _shares_well(kinds: Sequence[str], own: int = OWN_KEYS) -> bool:
-    """Returns whether layers that share keys take them from the last two of the first `own`, which have a window and
-    none."""
+    """Returns whether the last two of the first `own` layers, whose keys others share, have a window and no window."""
     return len(kinds) <= own or [*kinds[max(own - 2, 0) : own]] == [SLIDING, FULL]
 
 

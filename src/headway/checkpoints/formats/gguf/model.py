@@ -156,8 +156,7 @@ def stored_type(name: str, form: Form, requested: BlockType | None) -> BlockType
 
 
 def unpacked(file: GGUF, stored: Tensors) -> Made:
-    """Returns the numbers of every tensor, dequantized when read; tensors of type F32 are read at once, to choose their
-    dtype.
+    """Returns the numbers of every tensor, dequantized when read; F32 tensors are read at once, to choose their dtype.
 
     Packed numbers are returned as float32, which holds them exactly; if a family's norms multiply by 1 + w (Gemma's),
     the file holds 1 + w. Vectors and routers in float32 are returned in the dtype of the matrices (bfloat16 or float16)
