@@ -2,8 +2,7 @@
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Returns the words of a text. A word that ends with a dot is a prefix of the next ones: "a m. b c" is a, m.b,
-    m.c."""
+    """Returns the words of a text. A word that ends with a dot is a prefix of the next: "a m. b c" is a, m.b, m.c."""
     names: list[str] = []
     place = ""
     for word in text.split():

@@ -197,8 +197,8 @@ def write_encoder(spec: ModelSpec) -> dict[str, Any]:
 
 
 def labels(config: ConfigReader) -> tuple[str, ...]:
-    """Returns the names of the classes from `id2label`, or LABEL_0, ... for `num_labels` (default 2), as transformers
-    does."""
+    """Returns the names of the classes from `id2label`, or LABEL_0, ... for `num_labels` (by default 2, as transformers
+    has)."""
     names = config.get("id2label")
     if names is None:
         return tuple(f"LABEL_{i}" for i in range(config.whole("num_labels", 2)))

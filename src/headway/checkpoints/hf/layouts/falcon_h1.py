@@ -88,8 +88,7 @@ def _read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write(spec: ModelSpec) -> dict[str, Any]:
-    """Returns the keys: all factors of attention become one of its keys and one of its output, and that of its input is
-    1."""
+    """Returns the keys: all factors of attention become one of keys and one of the output; that of the input is 1."""
     mixer, *others = {*spec.mixers}
     if others or not isinstance(mixer, Softmax) or not isinstance(ssd := mixer.beside, SSDSpec):
         raise Inexpressible("mixers")

@@ -54,8 +54,7 @@ def gemma_keys(activation: str, kv_heads: int) -> dict[str, Key]:
 
 
 def _read_scale(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads the scale of scores: they are divided by the root of query_pre_attn_scalar, in most models the head
-    size."""
+    """Reads the scale of scores: query_pre_attn_scalar^-0.5, in most models the inverse root of the head size."""
     number = config.whole("query_pre_attn_scalar")
     return {"attention_scale": None if number == fields["head_dim"] else number**-0.5}
 
