@@ -1,5 +1,5 @@
-"""Checkpoints: reading and writing Hugging Face folders, reading other formats, conversion of rotary pairings; writes
-are atomic."""
+"""Checkpoints: Hugging Face folders (read and written), other formats, and conversion of rotary pairings; atomic
+writes."""
 
 from headway.checkpoints.adapters import load_adapter, merged_state, save_adapter
 from headway.checkpoints.bases import Base

@@ -79,8 +79,8 @@ def _check_keys(config: Mapping[str, Any]) -> None:
 def _targets(config: Mapping[str, Any], modules: Sequence[str]) -> list[str]:
     """Returns the modules that the config adapts."""
     targets = config.get("target_modules")
-    named = isinstance(targets, list) and all(isinstance(target, str) for target in targets)
-    if not targets or not (named or isinstance(targets, str)):
+    all_names = isinstance(targets, list) and all(isinstance(target, str) for target in targets)
+    if not targets or not (all_names or isinstance(targets, str)):
         raise CheckpointError(f'"target_modules" must name modules, or be a pattern, got {targets!r}')
     if targets == "all-linear":
         return list(modules)

@@ -56,10 +56,10 @@ def load_adapter(path: str | Path, spec: ModelSpec) -> Adapter:
         reason = "there is no such folder" if not folder.is_dir() else f"it has no {CONFIG}"
         raise CheckpointError(f"{path} is no adapter: {reason}")
     config, stored = read_json(folder / CONFIG), open_tensors(folder / WEIGHTS)
-    usual, modules = _theirs(spec, frozenset(stored.forms))
+    family_spec, modules = _theirs(spec, frozenset(stored.forms))
     with naming(folder / CONFIG):
         loras = read_config(config, modules)
-    _compare(stored.forms, loras, modules, usual, path)
+    _compare(stored.forms, loras, modules, family_spec, path)
     layers: dict[str, Lora] = {}
     tensors: dict[str, Tensor] = {}
     for name, lora in loras.items():
@@ -71,7 +71,7 @@ def load_adapter(path: str | Path, spec: ModelSpec) -> Adapter:
         if lora.magnitude:
             norms = module.split_rows(stored[f"{PREFIX}{name}.{MAGNITUDE}"])
             tensors |= {f"{layer}.{MAGNITUDE}": m for layer, m in zip(module.layers, norms, strict=True)}
-    return Adapter(layers, in_pairing_of(spec, tensors, usual))
+    return Adapter(layers, in_pairing_of(spec, tensors, family_spec))
 
 
 def attach_folders(model: Model, folders: Sequence[str | Path]) -> None:
@@ -101,20 +101,20 @@ def save_adapter(
     Raises CheckpointError if `path` exists and is not empty, unless `overwrite` is set, and for adapters that the
     format cannot express: parts of a fused layer that are adapted in different ways."""
     check_target(path, overwrite)
-    usual, modules = _theirs(spec)
-    tensors, loras = in_pairing_of(usual, adapter.tensors, spec), dict[str, Lora]()
+    family_spec, modules = _theirs(spec)
+    tensors, loras = in_pairing_of(family_spec, adapter.tensors, spec), dict[str, Lora]()
     stored: dict[str, Tensor] = {}
     for name, module in modules.items():
         if adapted := [layer for layer in module.layers if layer in adapter.layers]:
             loras[name], leaves = _joined(name, module, adapter.layers, adapted, tensors)
             stored |= {f"{PREFIX}{name}.{leaf}": value for leaf, value in leaves.items()}
     check_named(adapter, spec)
-    whole = rules_by_name(layouts_for(spec.family)[0].tensors, usual)
-    others = {name.removesuffix(".weight") for name in whole}
+    rules = rules_by_name(layouts_for(spec.family)[0].tensors, family_spec)
+    layers = {name.removesuffix(".weight") for name in rules}
     config = {
         "base_model_name_or_path": None if base is None else str(base.folder),
         "task_type": PEFT_TASKS.get(spec.kind),
-        **written_config(loras, others),
+        **written_config(loras, layers),
         "fan_in_fan_out": modules[next(iter(loras))].transposed,
     }
     mine = (CONFIG, WEIGHTS, GENERATION)
@@ -141,8 +141,7 @@ def check_named(adapter: Adapter, spec: ModelSpec) -> None:
 
 
 def merged_state(state: Mapping[str, Tensor], adapters: Sequence[Adapter]) -> Mapping[str, Tensor]:
-    """Returns a model's weights with adapters merged into them, each computed in float32 and rounded once to the dtype
-    of the weight."""
+    """Returns a model's weights with adapters merged in, computed in float32 and rounded once to the weight's dtype."""
 
     def change(name: str, value: Tensor) -> Tensor:
         layer = name.removesuffix(".weight")
@@ -163,11 +162,11 @@ def _theirs(spec: ModelSpec, stored: frozenset[str] | None = None) -> tuple[Mode
 
     `stored` are the tensor names of an adapter, which may have been trained with another head."""
     layout = layouts_for(spec.family)[0]
-    usual = replace(spec, positions=in_pairing(spec.positions, layout.pairing))
+    family_spec = replace(spec, positions=in_pairing(spec.positions, layout.pairing))
     names = None if stored is None else [name.removeprefix(PREFIX) for name in stored]
     with torch.device("meta"):
-        layers = block_linears(blank(usual))
-    return usual, linear_rules(rules_by_name(layout.tensors, usual, names), layers)
+        layers = block_linears(blank(family_spec))
+    return family_spec, linear_rules(rules_by_name(layout.tensors, family_spec, names), layers)
 
 
 def _joined(

@@ -118,8 +118,8 @@ def load_folder(
         model = (
             llama2c.read(path) if kind == "llama2c" else meta.read_pickled(path, allow_pickle=allow_pickle)
         )
-        about, generation = {"model_type": kind}, llama2c.GENERATION if kind == "llama2c" else {}
-        read = Folder(path, model.spec, model.state(), model.weights, about, generation, format=kind)
+        config, generation = {"model_type": kind}, llama2c.GENERATION if kind == "llama2c" else {}
+        read = Folder(path, model.spec, model.state(), model.weights, config, generation, format=kind)
     if head is not None and head != read.spec.head:
         raise CheckpointError(
             f"{path} holds a decoder, whose head is {read.spec.head.task!r}, not {head.task!r}"
@@ -139,9 +139,9 @@ def _detect(path: Path, folder: Path, allow_pickle: bool) -> Format:
     pickled = folder.suffix in (".pt", ".pth", ".bin") and folder.exists()
     if pickled and any(".attention.wq." in name for name in open_tensors(folder, allow_pickle=allow_pickle)):
         return "meta"
-    what = "a file, not a folder, of no format that headway detects" if folder.exists() else "not there"
+    fault = "a file, not a folder, of no format that headway detects" if folder.exists() else "not there"
     raise CheckpointError(
-        f"{path} is {what}: a model is a GGUF file, or a folder with config.json and model.safetensors, or llama2.c's "
+        f"{path} is {fault}: a model is a GGUF file, or a folder with config.json and model.safetensors, or llama2.c's "
         ".bin, or Meta's consolidated.00.pth (of which --from says what they are)"
     )
 

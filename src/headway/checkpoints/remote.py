@@ -77,25 +77,24 @@ def local_model(
             snapshot_download(match["id"], revision=revision or match["revision"], allow_patterns=patterns)
         )
     except Exception as error:  # of any kind: it means that there is nothing to load
-        here = (
+        local = (
             ""
             if match["hub"]
             else f"no such file or folder here{_beside(source)}, and as an id of the Hugging Face Hub "
         )
         raise CheckpointError(
-            f"{source}: {here}it could not be fetched "
+            f"{source}: {local}it could not be fetched "
             f"({type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else 'no more is said'}). "
             "Check the name and the network; HF_HUB_OFFLINE=1 forbids fetching, HF_TOKEN opens gated models"
         ) from error
 
 
 def _beside(source: str | Path) -> str:
-    """Returns a hint for a message about a path that does not exist: the nearest name beside it, or some of the folders
-    there."""
+    """Returns a hint for a message about a missing path: the nearest name beside it, or some of the folders there."""
     path = Path(source)
     siblings = sorted(p.name for p in path.parent.iterdir() if p.is_dir()) if path.parent.is_dir() else []
-    near = did_you_mean(path.name, siblings)
-    return near or (f" ({path.parent} has {', '.join(siblings[:8])})" if siblings else "")
+    hint = did_you_mean(path.name, siblings)
+    return hint or (f" ({path.parent} has {', '.join(siblings[:8])})" if siblings else "")
 
 
 @contextmanager

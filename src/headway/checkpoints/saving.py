@@ -64,8 +64,8 @@ class TokenizerFiles:
         return self.folder.generation.get("eos_token_id")
 
     def save(self, folder: Path) -> None:
-        """Copies the tokenizer's files into `folder`; writes the tokenizer of a GGUF file, if it has one, in the format
-        of a folder."""
+        """Copies the tokenizer's files into `folder`; converts the tokenizer of a GGUF file, if it has one, to
+        files."""
         home = self.folder.home
         if home is None or home.is_file():
             if home is not None and first_file(home) is not None:
@@ -164,8 +164,8 @@ def save_state(
         state, spec = change_pairing(state, spec, layouts_for(spec.family)[0].pairing)
     marian = None if keep_pairing else marian_spec(spec)
     if marian is not None and unsupported_by_transformers(marian) is None:
-        kind, shapes = next(iter(lazy(state).forms.values())).dtype, own_shapes(marian)
-        absent = {n: Form(tuple(value.shape), kind) for n, value in shapes.items() if n not in state}
+        stored_dtype, shapes = next(iter(lazy(state).forms.values())).dtype, own_shapes(marian)
+        absent = {n: Form(tuple(value.shape), stored_dtype) for n, value in shapes.items() if n not in state}
         state, spec = with_zeros(state, absent), marian
     if dtype is not None:
         state = cast(state, dtype)
@@ -197,10 +197,10 @@ def describe(
     generation = {**ends, **(generation or {})}
     ids, layout = {key: generation.get(key) for key in TOKEN_IDS}, LAYOUTS.get(str(spec_config["model_type"]))
     token_ids = {key: n for key, n in ids.items() if n is not None or layout is None or key not in layout.ids}
-    first = {START: generation[START]} if START in generation else {}
+    decoder_start = {START: generation[START]} if START in generation else {}
     name = dtype_name(dtype)
     # spec_config comes after the ids: a token id that a layout writes must win, since its positions depend on it
-    config = {**token_ids, **first, **spec_config, "dtype": name, "torch_dtype": name, **config}
+    config = {**token_ids, **decoder_start, **spec_config, "dtype": name, "torch_dtype": name, **config}
     write_file(folder / "config.json", json_text(config))
     write_file(folder / "generation_config.json", json_text({**ids, **generation}))
     if tokenizer is not None:
@@ -229,8 +229,9 @@ def _described(path: Path) -> str:
 
 
 def _strict_state(state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, Tensor]:
-    """Returns the weights in the order of the module's `state_dict()`. Raises CheckpointError if names or shapes differ
-    from the spec's."""
+    """Returns the weights in the order of the module's `state_dict()`.
+
+    Raises CheckpointError if names or shapes differ from the spec's."""
     expected = {name: tuple(value.shape) for name, value in own_shapes(spec).items()}
     shapes = {name: form.shape for name, form in lazy(state).forms.items()}
     if wrong := sorted(n for n in expected.keys() | shapes.keys() if expected.get(n) != shapes.get(n)):

@@ -83,9 +83,9 @@ class Storage:
     @property
     def state(self) -> LazyTensors:
         """The folder's weights under our names; those in `kept` are rows of blocks."""
-        known, rows = self.folder.tensors.forms, {}
+        forms, rows = self.folder.tensors.forms, {}
         for name, kind in self.kept.items():
-            outputs, inputs = known[name].shape
+            outputs, inputs = forms[name].shape
             rows[name] = Form((outputs, inputs // kind.block * kind.nbytes), torch.uint8)
         return with_values(self.folder.tensors, rows, self._blocks)
 
@@ -155,11 +155,11 @@ class Storage:
 def storage_of(folder: Folder, to: str, dtype: torch.dtype | str | None) -> Storage:
     """Returns the storage of a target. Raises CheckpointError for a dtype that the target does not hold."""
     if to == "gguf":
-        known: dict[Any, BlockType] = {**BY_DTYPE, **PACKINGS}
-        if dtype is not None and dtype not in known:
-            names = [name if isinstance(name, str) else dtype_name(name) for name in known]
+        types: dict[Any, BlockType] = {**BY_DTYPE, **PACKINGS}
+        if dtype is not None and dtype not in types:
+            names = [name if isinstance(name, str) else dtype_name(name) for name in types]
             raise CheckpointError(f"a GGUF file does not hold {dtype}; written are {', '.join(names)}")
-        return Storage(folder, True, None if dtype is None else known[dtype])
+        return Storage(folder, True, None if dtype is None else types[dtype])
     if isinstance(dtype, str):
         raise CheckpointError(
             f"{dtype!r} is how a GGUF file holds numbers, and the target is a folder: use to='gguf'"

@@ -49,13 +49,13 @@ def read(path: str | Path) -> MetaModel:
         state = "truncated" if size < expected else "too long"
         raise CheckpointError(f"{path} is {state}: {size:,} bytes, but its header asks for {expected:,}")
     entries: dict[str, Entry] = {}
-    at = HEADER.size
+    offset = HEADER.size
     for name, shape in order:
         count = spec.layers if "#" in name else 1
         for i in range(count):
-            entry = Entry(shape[1:] if "#" in name else shape, torch.float32, path, at)
+            entry = Entry(shape[1:] if "#" in name else shape, torch.float32, path, offset)
             entries[name.replace("#", str(i))] = entry
-            at += entry.nbytes
+            offset += entry.nbytes
     tables = Tensors({name: entries.pop(name) for name in ("cos", "sin")})
     assert isinstance(spec.positions, Rotary)
     _check_angles(path, spec.positions, spec, tables["cos"], tables["sin"])

@@ -86,16 +86,16 @@ class MetaModel:
             return torch.view_as_real(pairs * turn).flatten(-2).to(hidden)
 
         for i in range(spec.layers):
-            here = f"layers.{i}."
-            layer = {name.removeprefix(here): w[name] for name in w if name.startswith(here)}
+            prefix = f"layers.{i}."
+            layer = {name.removeprefix(prefix): w[name] for name in w if name.startswith(prefix)}
             y = norm(x, layer["attention_norm.weight"])
             q = rotate((y @ layer["attention.wq.weight"].T).unflatten(-1, (spec.heads, -1)))
             k = rotate((y @ layer["attention.wk.weight"].T).unflatten(-1, (spec.kv_heads, -1)))
             v = (y @ layer["attention.wv.weight"].T).unflatten(-1, (spec.kv_heads, -1))
             k, v = (z.repeat_interleave(spec.heads // spec.kv_heads, 1) for z in (k, v))
             scores = torch.einsum("thd,shd->hts", q, k) * spec.head_dim**-0.5 + future
-            seen = torch.einsum("hts,shd->thd", scores.to(wide).softmax(-1).to(hidden), v)
-            x = x + seen.flatten(1) @ layer["attention.wo.weight"].T
+            attended = torch.einsum("hts,shd->thd", scores.to(wide).softmax(-1).to(hidden), v)
+            x = x + attended.flatten(1) @ layer["attention.wo.weight"].T
             y = norm(x, layer["ffn_norm.weight"])
             gate = torch.nn.functional.silu(y @ layer["feed_forward.w1.weight"].T)
             x = x + (gate * (y @ layer["feed_forward.w3.weight"].T)) @ layer["feed_forward.w2.weight"].T
@@ -136,12 +136,12 @@ def _spec(w: LazyTensors, params: ConfigReader, path: Path) -> ModelSpec:
     def shape(name: str) -> tuple[int, int]:
         form = w.forms.get(f"{name}.weight")
         if form is None or len(form.shape) != 2 or 0 in form.shape:
-            what = (
+            problem = (
                 "is missing"
                 if form is None
                 else f"has the shape {list(form.shape)}, expected is [rows, columns]"
             )
-            raise CheckpointError(f"{path}: {name}.weight {what}: this is no LLaMA under Meta's names")
+            raise CheckpointError(f"{path}: {name}.weight {problem}: this is no LLaMA under Meta's names")
         return form.shape[0], form.shape[1]
 
     numbers = [

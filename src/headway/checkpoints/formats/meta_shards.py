@@ -86,8 +86,8 @@ class _Parts:
 
     def join(self, name: str) -> Entry:
         """Returns a whole tensor: the parts concatenated along the axis that was split."""
-        axis, taken = self.split(name)
-        first, *more = entries = [self.parts[number].forms[name] for number in taken]
+        axis, numbers = self.split(name)
+        first, *more = entries = [self.parts[number].forms[name] for number in numbers]
         if not more:
             return first
         step = [size if i == axis else 0 for i, size in enumerate(first.shape)]

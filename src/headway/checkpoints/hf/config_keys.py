@@ -113,10 +113,10 @@ def checked_sizes(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the fields of a `ModelSpec` unchanged. Raises ConfigError for whole numbers, in lists too, that are
     larger than any model's: 10,000 layers, 65,536 heads, 65,536 dims of a head, 2^31 - 1 for all else."""
     for name, value in fields.items():
-        most = next((n for end, n in MOST.items() if name.removesuffix("s").endswith(end)), MOST_ELSEWHERE)
+        limit = next((n for end, n in MOST.items() if name.removesuffix("s").endswith(end)), MOST_ELSEWHERE)
         for size in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(size, int) and size > most:
-                raise ConfigError(f"config.json: {name} is {size:,}, and at most {most:,} are read")
+            if isinstance(size, int) and size > limit:
+                raise ConfigError(f"config.json: {name} is {size:,}, and at most {limit:,} are read")
     return fields
 
 
@@ -246,8 +246,7 @@ def _value(config: ConfigReader, kind: Any, key: Key, before: Mapping[str, Any])
 
 
 def write_fields(spec: ModelSpec, keys: FieldMap) -> dict[str, Any]:
-    """Returns the config keys of a table, from a spec; the caller finds what they cannot express by reading them
-    again."""
+    """Returns the config keys of a table, from a spec; reading them again shows what they cannot express."""
     config: dict[str, Any] = {}
     for field, key in keys.items():
         value = getattr(spec, field)

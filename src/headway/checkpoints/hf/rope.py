@@ -61,8 +61,8 @@ def read_rope(
     family's, or 10,000. Raises ConfigError, naming the key and the numbers that disagree."""
     raw, longest = config.config, config.whole("max_position_embeddings")
     where, values = _values(raw)
-    usual = raw.get("rotary_emb_base", config.defaults.get("rope_theta"))
-    theta = _theta(where, values.get("rope_theta"), raw.get("rope_theta"), usual)
+    default_theta = raw.get("rotary_emb_base", config.defaults.get("rope_theta"))
+    theta = _theta(where, values.get("rope_theta"), raw.get("rope_theta"), default_theta)
     name = _kind_name(where, values)
     kind = KINDS[name]
     known = _keys(kind)
@@ -79,11 +79,11 @@ def read_rope(
     if missing := [key for key, needed in known.items() if needed and key not in options]:
         raise ConfigError(f'{where}: rope_type "{name}" needs {", ".join(missing)}')
     trained = _whole(where, TRAINED, options.pop(TRAINED, None))
-    top = _whole("config", TRAINED, raw.get(TRAINED))
-    if top is not None and trained is not None and top != trained:
-        raise ConfigError(f"{TRAINED} is {top} at the top of the config but {trained} in {where}")
+    top_level = _whole("config", TRAINED, raw.get(TRAINED))
+    if top_level is not None and trained is not None and top_level != trained:
+        raise ConfigError(f"{TRAINED} is {top_level} at the top of the config but {trained} in {where}")
     usual_context = config.defaults.get(TRAINED)
-    anchor = next((n for n in (trained, top, usual_context) if n is not None), longest)
+    anchor = next((n for n in (trained, top_level, usual_context) if n is not None), longest)
     # families with a default of this key always have it, also without scaling
     if kind is None and anchor != longest and usual_context is None:
         raise ConfigError(f"{TRAINED} is {anchor}, but there is no rope scaling that it could belong to")
@@ -252,9 +252,9 @@ def _whole(where: str, key: str, value: object) -> int | None:
 
 def _factors(where: str, key: str, value: object, dims: int) -> tuple[float, ...]:
     if not isinstance(value, list | tuple) or len(value) != dims // 2:
-        what = f"{len(value)} numbers" if isinstance(value, list | tuple) else repr(value)
+        description = f"{len(value)} numbers" if isinstance(value, list | tuple) else repr(value)
         raise ConfigError(
-            f"{where}: {key} must list a number for each of {dims // 2} pairs of a head, got {what}"
+            f"{where}: {key} must list a number for each of {dims // 2} pairs of a head, got {description}"
         )
     return tuple(value)
 

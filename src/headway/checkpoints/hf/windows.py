@@ -48,8 +48,7 @@ def from_foreign(key: str, value: object) -> Pattern:
 
 
 def last_keys(pattern: Pattern) -> int | None:
-    """Returns the w of a window "the last w keys"; None for other patterns, which the caller notices by reading the
-    config again."""
+    """Returns the w of a window "the last w keys"; None for other patterns, as reading the config again shows."""
     bounds = interval(pattern)
     return None if bounds is None or bounds[0] is None else bounds[0] + 1
 
@@ -131,8 +130,8 @@ def read_rope_by_kind(
 
 
 def write_rope_by_kind(spec: ModelSpec, kinds: Sequence[str], bases: Bases) -> dict[str, Any]:
-    """Returns the keys of rotary positions for each kind of layer; the caller finds what they cannot express by reading
-    them again."""
+    """Returns the keys of rotary positions for each kind of layer; reading them again shows what they cannot
+    express."""
     parameters: dict[str, Any] = {}
     keys: dict[str, Any] = {}
     for kind in (SLIDING, FULL):
@@ -150,9 +149,9 @@ def window_keys(spec: ModelSpec, unused: int | None = None) -> dict[str, Any]:
     """Returns `layer_types`, and as `sliding_window` the width of all windows, or `unused` if there are none.
 
     Raises Inexpressible for windows of several widths."""
-    each = [last_keys(pattern) for pattern in spec.patterns]
-    widths = {width for width in each if width is not None}
+    layer_widths = [last_keys(pattern) for pattern in spec.patterns]
+    widths = {width for width in layer_widths if width is not None}
     if len(widths) > 1:
         raise Inexpressible("windows")
-    kinds = [FULL if width is None else SLIDING for width in each]
+    kinds = [FULL if width is None else SLIDING for width in layer_widths]
     return {"sliding_window": widths.pop() if widths else unused, "layer_types": kinds}

@@ -1,5 +1,5 @@
-"""Converts quantized layers between a family's names and ours: rows of codes, scales and zero points move as rows of
-weights do."""
+"""Converts quantized layers between a family's names and ours: rows of codes, scales and zero points move like weights'
+rows."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -62,10 +62,10 @@ def without_empty_biases(
 ) -> LazyTensors:
     """Returns the tensors of a folder without the all-zero biases that AutoGPTQ writes for layers that have none."""
     rules = rules_by_name(names, spec, tensors)
-    spare = {
+    extra = {
         name for name in (f"{layer}.bias" for layer in layers) if name in tensors.forms and name not in rules
     }
-    empty = {name for name in spare if not tensors[name].any()}
+    empty = {name for name in extra if not tensors[name].any()}
     return tensors.renamed({name: name for name in tensors if name not in empty})
 
 
@@ -114,8 +114,8 @@ def packed_state(
     plain = {name for name, module in model.named_modules() if type(module) is nn.Linear}  # gates of experts
     rules = rules_by_name(names, spec)
     linear = linear_rules(rules, plain.union(linears(model)))
-    known = lazy(state).forms
-    dtype = next(iter(known.values())).dtype
+    forms = lazy(state).forms
+    dtype = next(iter(forms.values())).dtype
     quantized: dict[str, Rule] = {}
     ignore = [
         name for name in (rule.removesuffix(".weight") for rule in rules) if name.endswith(names.linears)
@@ -145,12 +145,12 @@ def packed_state(
     if output is not None and "lm_head" not in layers:
         ignore.append(output)
     unquantized = lazy(state).renamed(
-        {name: name for name in known if name.removesuffix(".weight") not in quantized}
+        {name: name for name in forms if name.removesuffix(".weight") not in quantized}
     )
     leaves = {
         f"{theirs}.{leaf}": form
         for theirs in quantized
-        for leaf, form in leaf_forms(known[f"{theirs}.weight"].shape, scheme, dtype).items()
+        for leaf, form in leaf_forms(forms[f"{theirs}.weight"].shape, scheme, dtype).items()
     }
 
     def moved(weight: str) -> QuantizedMatrix:

@@ -220,9 +220,9 @@ def leaf_forms(shape: Sequence[int], scheme: Scheme, dtype: torch.dtype) -> dict
 def to_words(codes: Tensor, bits: int) -> Tensor:
     """Packs codes uint8 [R, C] into int32 [R, ceil(C bits / 32)]: a word's first code in its lowest bits, padded with
     zeros. The 4-bit codes 1, 2, ..., 8 become the word 0x87654321."""
-    each = 32 // bits
+    per_word = 32 // bits
     rows, columns = codes.shape
-    padded = codes.new_zeros(rows, -(-columns // each) * each)
+    padded = codes.new_zeros(rows, -(-columns // per_word) * per_word)
     padded[:, :columns] = codes
     if bits == 4:
         padded = padded[:, ::2] | padded[:, 1::2] << 4

@@ -67,8 +67,8 @@ def untruncated(rotary: Rotary, keys: ConfigReader) -> tuple[PositionScheme, Pos
 
 def read_granite(keys: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Reads the factor on attention scores, and the divisor of logits."""
-    scale, usual = keys.number(SCALE, 0.0), fields["head_dim"] ** -0.5
-    near = abs(scale - usual) <= 1e-6 * usual  # the file's value was rounded to float32
+    scale, default = keys.number(SCALE, 0.0), fields["head_dim"] ** -0.5
+    near = abs(scale - default) <= 1e-6 * default  # the file's value was rounded to float32
     return {
         "attention_scale": scale if scale and not near else None,
         "logit_scale": 1 / (keys.number(LOGIT_SCALE, 0.0) or 1.0),
@@ -92,7 +92,7 @@ GRANITE: Mapping[str, Any] = {
     "written": write_granite,
 }
 BEHIND: Mapping[str, Any] = {"modules": {"post_attention_layernorm": "post_attention_norm"}}
-"""Architectures that name the norm in front of the feed-forward after its place behind attention."""
+"""Architectures that name the norm before the feed-forward by its place after attention."""
 GATED = expert_keys({"shared_gate": True}, shared=True)
 QWEN3_5: Mapping[str, Any] = {
     **BEHIND,

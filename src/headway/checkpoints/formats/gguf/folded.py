@@ -56,14 +56,14 @@ def folded(spec: ModelSpec) -> tuple[ModelSpec, dict[str, Tensor]]:
 
 def with_all_rows(state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, Tensor]:
     """Returns the weights with per-layer embeddings of every id: ids from `per_layer_vocab` on get the row of id 0."""
-    name, more = "model.per_layer.embed_tokens.weight", spec.vocab - spec.per_layer_vocab
+    name, missing = "model.per_layer.embed_tokens.weight", spec.vocab - spec.per_layer_vocab
     if not spec.per_layer_vocab:
         return state
     form = lazy(state).forms[name]
 
     def make(name: str) -> Tensor:
         rows = state[name]
-        return torch.cat((rows, rows[:1].expand(more, -1)))
+        return torch.cat((rows, rows[:1].expand(missing, -1)))
 
     return with_values(state, {name: Form((spec.vocab, *form.shape[1:]), form.dtype)}, make)
 

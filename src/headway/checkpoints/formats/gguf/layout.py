@@ -124,12 +124,12 @@ def gguf_layout(
         window = from_foreign("sliding_window", keys.get(WINDOW) or None)
         seeing = _seeing(keys, every, fields["layers"])
         by_layer = sized or (mixing is not None and mixing.marks == "heads")
-        usual = {} if by_layer else {"kv_heads": keys.whole(KV_HEADS, heads)}
+        common_heads = {} if by_layer else {"kv_heads": keys.whole(KV_HEADS, heads)}
         mixers = {} if mixing is None else mixing.layers(keys, len(seeing))
         values = {
             "head_dim": (head_dim := lengths.pop()),
             "patterns": [Causal() if sees else window for sees in seeing],
-            **usual,
+            **common_heads,
             **mixers,
         }
         if pairing is not None:
@@ -169,7 +169,7 @@ def gguf_layout(
     keys_read = (KV_HEADS, WINDOW, *HEAD_DIMS, *ROPE, *([MARKS] if every else ()), *more)
     keys_read += (SIZES["hidden"],) if sized else ()
     keys_read += () if mixing is None else mixing.needed
-    usual = {**dict.fromkeys(keys_read), **({} if experts is None else experts.part.keys)}
+    defaults = {**dict.fromkeys(keys_read), **({} if experts is None else experts.part.keys)}
     joined = {
         part for whole, parts in FUSED.items() if any(whole in module for module in modules) for part in parts
     }
@@ -187,10 +187,10 @@ def gguf_layout(
         )
     )
     plain = plain if mixing is None else with_mixers(plain, mixing)
-    named = {rule.ours[0] for rule in tensors}
+    replaced = {rule.ours[0] for rule in tensors}
 
     def rules(spec: ModelSpec) -> list[Rule]:
-        return [*(rule for rule in plain.rules(spec) if rule.ours[0] not in named), *tensors]
+        return [*(rule for rule in plain.rules(spec) if rule.ours[0] not in replaced), *tensors]
 
     sizes = {field: key for field, key in SIZES.items() if not (sized and field == "hidden")}
     return Layout(
@@ -210,7 +210,7 @@ def gguf_layout(
             Part(
                 {
                     **dict.fromkeys((FACTORS, NORM, TIED_VALUES)),
-                    **{f"{name}.{key}": value for key, value in usual.items()},
+                    **{f"{name}.{key}": value for key, value in defaults.items()},
                 },
                 read,
                 write,

@@ -91,12 +91,12 @@ def _spec(layout: Layout, config: Mapping[str, Any], facts: Mapping[str, Any]) -
     (name,) = layout.architectures
     # a list with one value for each layer is accepted if all are equal
     layers = config.get(f"{name}.{SIZES['layers']}")
-    each = {
+    uniform = {
         key: value[0]
         for key in (f"{name}.{end}" for end in (SIZES["heads"], SIZES["hidden"]))
         if isinstance(value := config.get(key), Sequence) and len(value) == layers and len({*value}) == 1
     }
-    spec = layout.spec({**config, **each})
+    spec = layout.spec({**config, **uniform})
     windowed = any(pattern != Causal() for pattern in spec.patterns)
     family = WINDOWED.get(layout.family, spec.family) if windowed else spec.family
     family = MIXTURES.get(layout.family, family) if any(spec.experts) else family
@@ -105,12 +105,12 @@ def _spec(layout: Layout, config: Mapping[str, Any], facts: Mapping[str, Any]) -
 
 def architecture_of(spec: ModelSpec) -> str:
     """Returns the architecture that a spec is written as. Raises ConfigError for a family that has none."""
-    known = {
+    names = {
         family: name for name, layout in ARCHITECTURES.items() for family in (layout.family, *layout.also)
     }
-    if spec.family not in known:
-        raise ConfigError(f"a {spec.family} has no architecture in GGUF here; written are {', '.join(known)}")
-    name = known[spec.family]
+    if spec.family not in names:
+        raise ConfigError(f"a {spec.family} has no architecture in GGUF here; written are {', '.join(names)}")
+    name = names[spec.family]
     return SPARSE.get(name, name) if any(spec.experts) else name
 
 

@@ -78,11 +78,11 @@ class Mixing(NamedTuple):
         """Returns the keys of a spec. Raises Inexpressible for other mixers, and for a spec without this kind."""
         beside = self.marks == "beside"
         mixers = [getattr(mixer, "beside", None) for mixer in spec.mixers] if beside else spec.mixers
-        others = {mixer for mixer in mixers if mixer != Softmax()}
-        if len(others) != 1 or not all(isinstance(mixer, self.kind) for mixer in others):
+        other_mixers = {mixer for mixer in mixers if mixer != Softmax()}
+        if len(other_mixers) != 1 or not all(isinstance(mixer, self.kind) for mixer in other_mixers):
             raise Inexpressible("mixers")
         recurrent = [mixer != Softmax() for mixer in spec.mixers]
-        keys = self.write(others.pop())
+        keys = self.write(other_mixers.pop())
         if self.marks == "heads":
             keys[KV_HEADS] = [0 if recurs else spec.kv_heads for recurs in recurrent]
         if self.marks == "layers":
@@ -197,9 +197,9 @@ ALONE = {"beta_proj.weight": "ssm_beta.weight", "decay_proj.weight": "ssm_alpha.
 def _delta_rules(delta: DeltaSpec, ordered: bool) -> list[Rule]:
     """Returns the rules of a delta layer: Qwen3.5's if value heads are `ordered`, else Qwen3-Next's, where betas and
     decays of a key head are in one matrix."""
-    each = delta.heads // delta.key_heads
-    by_row, by_column = (_order(delta.key_heads, each, axis) for axis in (0, 1))
-    turned = {**DELTA, **ALONE}.keys() - {"norm.weight"} if ordered and each > 1 else set()
+    values_per_key = delta.heads // delta.key_heads
+    by_row, by_column = (_order(delta.key_heads, values_per_key, axis) for axis in (0, 1))
+    turned = {**DELTA, **ALONE}.keys() - {"norm.weight"} if ordered and values_per_key > 1 else set()
     changed = {ours: by_column if ours == "o_proj.weight" else by_row for ours in turned}
     fused = [
         Rule(
@@ -210,8 +210,8 @@ def _delta_rules(delta: DeltaSpec, ordered: bool) -> list[Rule]:
         )
         for ours, theirs in (("proj.weight", "attn_qkv.weight"), ("conv", "ssm_conv1d.weight"))
     ]
-    both = tuple(MIXER + ours for ours in ALONE)
-    together = Rule(both, "blk.#.ssm_ba.weight", (delta.heads,) * 2, delta.key_heads)
+    beta_and_decay = tuple(MIXER + ours for ours in ALONE)
+    together = Rule(beta_and_decay, "blk.#.ssm_ba.weight", (delta.heads,) * 2, delta.key_heads)
     return [*fused, *_named(DELTA, changed), *(_named(ALONE, changed) if ordered else [together])]
 
 

@@ -96,9 +96,9 @@ def write_model(
     forms = {name: Form(ours.forms[name].shape, torch.float32) for name in values}
     weights = with_values(ours, forms, lambda name: values[name][0](ours[name].float()))
     types = {name: _type(name, rules[name], form, requested, packed) for name, form in weights.forms.items()}
-    more = {**({} if factors is None else {FACTORS: factors}), **unused_keys(spec)}
-    weights = with_values(weights, lazy(more).forms, more.__getitem__)
-    types |= dict.fromkeys(more, F32)
+    extra = {**({} if factors is None else {FACTORS: factors}), **unused_keys(spec)}
+    weights = with_values(weights, lazy(extra).forms, extra.__getitem__)
+    types |= dict.fromkeys(extra, F32)
     known = weights.forms
     wide = [name for name, form in known.items() if len(form.shape) > 1]
     matrices = [types[name].name for name in wide if not name.endswith(EXACT)]

@@ -1,4 +1,4 @@
-"""Nemotron-H in GGUF: each block is one sub-layer behind a norm, as in its folders, and keys mean the same. The kind of
+"""Nemotron-H in GGUF: each block is one sub-layer after a norm, as in its folders, and keys mean the same. The kind of
 a block follows from its kv heads and its feed-forward width: attention has kv heads, a feed-forward has a width,
 state-space duality has neither."""
 
@@ -38,17 +38,17 @@ _plain = with_experts(decoder_names("", "token_embd", "output_norm", "blk.#.", M
 
 
 def _rules(spec: ModelSpec) -> list[Rule]:
-    existing, at, rules = own_shapes(spec), 0, list[Rule]()
+    existing, index, rules = own_shapes(spec), 0, list[Rule]()
     plain = _plain.rules(spec)
     for i, mixer in enumerate(spec.mixers):
         mixing = SSD.rules(mixer) if isinstance(mixer, SSD.kind) else []
         taken = {name for rule in mixing for name in rule.ours}
         for rule in [*mixing, *(rule for rule in plain if rule.ours[0] not in taken)]:
             if "#" in rule.ours[0] and (named := rule.at(str(i))).ours[0] in existing:
-                block = at if rule.ours[0].startswith(FIRST) else at + 1
+                block = index if rule.ours[0].startswith(FIRST) else index + 1
                 theirs = rule.theirs.replace("ffn_norm", "attn_norm").replace("#", str(block))
                 rules.append(replace(named, theirs=theirs))
-        at += 2 if spec.experts[i] or spec.hidden_of(i) else 1
+        index += 2 if spec.experts[i] or spec.hidden_of(i) else 1
     return [*rules, *(rule for rule in plain if "#" not in rule.ours[0])]
 
 

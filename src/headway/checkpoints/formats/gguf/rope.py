@@ -123,7 +123,7 @@ def _divisors(rotary: Rotary, dims: int) -> Tensor:
 
 
 def _read_yarn(keys: ConfigReader, factor: float) -> YaRN:
-    usual = 1 + 0.1 * math.log(factor)
+    default = 1 + 0.1 * math.log(factor)
     amplitude = keys.number(f"{SCALING}attn_factor", 1.0) * keys.number(f"{SCALING}yarn_attn_factor", 1.0)
     if keys.number(f"{SCALING}yarn_ext_factor", 1.0) != 1:
         raise keys.wrong(f"{SCALING}yarn_ext_factor", "1", keys.get(f"{SCALING}yarn_ext_factor"))
@@ -133,7 +133,7 @@ def _read_yarn(keys: ConfigReader, factor: float) -> YaRN:
         keys.number(f"{SCALING}yarn_beta_fast", YaRN.beta_fast),
         keys.number(f"{SCALING}yarn_beta_slow", YaRN.beta_slow),
         # 7 digits: the quotient was rounded to float32
-        attention_factor=None if amplitude == 1 else float(f"{amplitude * usual:.7g}"),
+        attention_factor=None if amplitude == 1 else float(f"{amplitude * default:.7g}"),
     )
 
 
@@ -148,7 +148,7 @@ def _write_yarn(scaling: YaRN) -> dict[str, Any]:
         f"{SCALING}type": "yarn",
         f"{SCALING}factor": scaling.factor,
         ORIGINAL: scaling.trained_context,
-        **{f"{SCALING}{name}": value for name, (value, usual) in values.items() if value != usual},
+        **{f"{SCALING}{name}": value for name, (value, default) in values.items() if value != default},
     }
 
 
@@ -174,8 +174,7 @@ def _read_factors(keys: ConfigReader, factors: Tensor, plain: Rotary, dims: int)
 
 
 def decimal(value: float) -> float:
-    """Returns the shortest decimal that rounds to a float32 number: 1e-05 for 9.99999974e-06; other numbers
-    unchanged."""
+    """Returns the shortest decimal that rounds to a float32: 1e-05 for 9.99999974e-06; other numbers unchanged."""
     if rounded(value) != value:
         return value
     shortest = (float(f"{value:.{digits}g}") for digits in range(1, 10))

@@ -37,11 +37,11 @@ def write_gguf(
     Metadata values are booleans, integers (u32; i32 in lists), floats (f32), strings and lists of one of these.
     `check` is called with the finished file before it is renamed; if it raises, `path` is unchanged. Raises
     CheckpointError for values and names that a file cannot hold, and as `quantize` does."""
-    known = lazy(tensors).forms
-    head = [MAGIC, struct.pack("<I", VERSION), COUNTS.pack(len(known), len(metadata))]
+    forms = lazy(tensors).forms
+    head = [MAGIC, struct.pack("<I", VERSION), COUNTS.pack(len(forms), len(metadata))]
     head += [_string(key) + _value(key, value) for key, value in metadata.items()]
-    at, padding = 0, {}
-    for name, form in known.items():
+    offset, padding = 0, {}
+    for name, form in forms.items():
         if len(name.encode()) > LONGEST_NAME:
             raise CheckpointError(
                 f"{name} is too long: names of tensors have at most {LONGEST_NAME} bytes in GGUF"
@@ -50,15 +50,17 @@ def write_gguf(
         if form.dtype == torch.uint8:
             last = last // kind.nbytes * kind.block
         sizes = (last, *reversed(rows))
-        head.append(_string(name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, kind.number, at))
+        head.append(
+            _string(name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, kind.number, offset)
+        )
         nbytes = prod(sizes) // kind.block * kind.nbytes
         padding[name] = -nbytes % USUAL_ALIGNMENT
-        at += nbytes + padding[name]
+        offset += nbytes + padding[name]
     begin = b"".join(head)
 
     def put_all(put: Put) -> None:
         put(begin + bytes(-len(begin) % USUAL_ALIGNMENT))
-        for name in known:
+        for name in forms:
             value = tensors[name].detach().cpu()
             rows = value.reshape(-1, value.shape[-1])
             for part in rows.split(max(1, PIECE // value.shape[-1])):

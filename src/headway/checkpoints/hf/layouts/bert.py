@@ -107,7 +107,7 @@ DISTILBERT = encoder_layout(
     keys=without(called(KEYS, **NAMES), "token_types", "norm_eps"),
     parts=(TABLE,),
     only={"tie_weights_": (True, None)},
-    # how the table of positions was initialized; dropout in front of two heads, where headway uses the model's
+    # how the table of positions was initialized; dropout before two heads, where headway uses the model's
     harmless=words("sinusoidal_pos_embds seq_classif_dropout qa_dropout output_past"),
     unused=("embeddings.position_ids",),
     pooler={},
@@ -148,7 +148,7 @@ ROFORMER = encoder_layout(
 
 
 def _behind_padding(family: str) -> Part:
-    """Returns the part of positions that begin behind the row of the padding id. Raises ConfigError for a padding id
+    """Returns the part of positions that begin after the row of the padding id. Raises ConfigError for a padding id
     that leaves no rows."""
 
     def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,17 +196,17 @@ PRELAYERNORM = _decoding(
 def _read_windows(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Reads one window for all layers, or a list with one for each."""
     windows, layers = config.get("attention_window"), fields["layers"]
-    each = windows if isinstance(windows, list) else [windows] * layers
-    if len(each) != layers:
+    layer_windows = windows if isinstance(windows, list) else [windows] * layers
+    if len(layer_windows) != layers:
         raise ConfigError(
-            f"config.json: attention_window lists {len(each)} layers, but num_hidden_layers is {layers}"
+            f"config.json: attention_window lists {len(layer_windows)} layers, but num_hidden_layers is {layers}"
         )
-    if None in each:
+    if None in layer_windows:
         raise ConfigError(
             "config.json: every layer of a longformer has an attention_window, got null; for one that sees all, "
             "take a window of twice the longest row"
         )
-    return {"patterns": tuple(from_foreign("attention_window", w) | Global() for w in each)}
+    return {"patterns": tuple(from_foreign("attention_window", w) | Global() for w in layer_windows)}
 
 
 def _write_windows(spec: ModelSpec) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def encoder_layout(
     overrides: fields of `Layout` that differ."""
     base = family if base is None else base
     top = {**STACK, **stack}
-    named = {
+    module_names = {
         **within("model.", f"{base}.", top),
         **within("model.layers.#.", f"{base}.{layer}", modules),
     }
@@ -126,7 +126,7 @@ def encoder_layout(
         # if the output is not tied, transformers has two biases, and adds that of the matrix
         out = masked["out"].removesuffix(".decoder") if spec.tied else masked["out"]
         head_modules = {**heads[spec.head.task], **({"out": out} if spec.head.needs_vocab else {})}
-        return module_rules(spec, {**named, **within("head.", "", head_modules), "lm_head": out})
+        return module_rules(spec, {**module_names, **within("head.", "", head_modules), "lm_head": out})
 
     out = f"{masked['out']}.weight", f"{masked['out']}.bias"
     firsts = {part.partition(".")[0] for names in heads.values() for part in names.values()} - {base}
@@ -197,8 +197,7 @@ def write_encoder(spec: ModelSpec) -> dict[str, Any]:
 
 
 def labels(config: ConfigReader) -> tuple[str, ...]:
-    """Returns the names of the classes from `id2label`, or LABEL_0, ... for `num_labels` (by default 2, as transformers
-    has)."""
+    """Returns the names of the classes from `id2label`, or LABEL_0, ... for `num_labels` (2 by default)."""
     names = config.get("id2label")
     if names is None:
         return tuple(f"LABEL_{i}" for i in range(config.whole("num_labels", 2)))

@@ -89,13 +89,13 @@ def _read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _write(spec: ModelSpec) -> dict[str, Any]:
     """Returns the keys: all factors of attention become one of keys and one of the output; that of the input is 1."""
-    mixer, *others = {*spec.mixers}
-    if others or not isinstance(mixer, Softmax) or not isinstance(ssd := mixer.beside, SSDSpec):
+    mixer, *more_mixers = {*spec.mixers}
+    if more_mixers or not isinstance(mixer, Softmax) or not isinstance(ssd := mixer.beside, SSDSpec):
         raise Inexpressible("mixers")
     root, scale = spec.head_dim**-0.5, spec.attention_scale
-    near = 1.0 if scale is None else scale / root
+    ratio = 1.0 if scale is None else scale / root
     # scale / root may be one rounding away from the n with n * root == scale: its neighbours are tried, too
-    fits = (n for n in (near, nextafter(near, 0), nextafter(near, inf)) if n * root == (scale or root))
+    fits = (n for n in (ratio, nextafter(ratio, 0), nextafter(ratio, inf)) if n * root == (scale or root))
     if (key := next(fits, None)) is None:
         raise Inexpressible("attention_scale")
     return {

@@ -136,19 +136,21 @@ SIZES = {"head_dim": "head_dim", "kv_heads": "num_key_value_heads"}
 
 def _sizes(config: ConfigReader, kinds: Sequence[str], fields: Mapping[str, Any]) -> list[dict[str, int]]:
     """Returns `head_dim` and `kv_heads` of each layer."""
-    each, tied = config.get("per_layer_config"), config.flag("attention_k_eq_v")
-    if each is None:
+    layer_configs, tied = config.get("per_layer_config"), config.flag("attention_k_eq_v")
+    if layer_configs is None:
         wide = {"head_dim": config.whole("global_head_dim", 512)}
         if tied and config.get("num_global_key_value_heads") is not None:
             wide["num_key_value_heads"] = config.whole("num_global_key_value_heads")
-        each = {str(i): wide for i, kind in enumerate(kinds) if kind == FULL}
+        layer_configs = {str(i): wide for i, kind in enumerate(kinds) if kind == FULL}
     numbers = {str(i) for i in range(len(kinds))}
-    if not isinstance(each, Mapping) or not all(
+    if not isinstance(layer_configs, Mapping) or not all(
         str(i) in numbers and isinstance(sizes, Mapping) and {*sizes} <= {*SIZES.values()}
-        for i, sizes in each.items()
+        for i, sizes in layer_configs.items()
     ):
-        raise config.wrong("per_layer_config", f"layers and their {' and '.join(SIZES.values())}", each)
-    by_layer = [ConfigReader(each.get(str(i), {}), {}) for i in range(len(kinds))]
+        raise config.wrong(
+            "per_layer_config", f"layers and their {' and '.join(SIZES.values())}", layer_configs
+        )
+    by_layer = [ConfigReader(layer_configs.get(str(i), {}), {}) for i in range(len(kinds))]
     return [{name: reader.whole(key, fields[name]) for name, key in SIZES.items()} for reader in by_layer]
 
 

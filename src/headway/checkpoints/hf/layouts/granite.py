@@ -31,8 +31,8 @@ def _read_numbers(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, 
 def _write_numbers(spec: ModelSpec) -> dict[str, Any]:
     factor = spec.head_dim**-0.5 if spec.attention_scale is None else spec.attention_scale
     divisor = 1 / spec.logit_scale
-    near = max(round(divisor), 1)
-    divisor = near if 1 / near == spec.logit_scale else divisor
+    whole = max(round(divisor), 1)
+    divisor = whole if 1 / whole == spec.logit_scale else divisor
     return {"logits_scaling": float(divisor), "attention_multiplier": factor}
 
 

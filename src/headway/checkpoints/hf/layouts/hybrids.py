@@ -253,8 +253,8 @@ def _read_lara(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any
 
 def _write_lara(spec: ModelSpec) -> dict[str, Any]:
     windows, delta = window_keys(spec, UNUSED), _write_delta(spec)
-    both = zip(delta["layer_types"], windows["layer_types"], strict=True)
-    return {**windows, **delta, "layer_types": [a if a == LINEAR else b for a, b in both]}
+    pairs = zip(delta["layer_types"], windows["layer_types"], strict=True)
+    return {**windows, **delta, "layer_types": [a if a == LINEAR else b for a, b in pairs]}
 
 
 def _lara_delta(delta: DeltaSpec) -> list[Rule]:

@@ -3,7 +3,7 @@
 SmolLM3 (Bakouch et al. 2025; Yang et al. 2025, section 3.2) has layers without positions. EXAONE 4 (LG AI 2025), which
 has only post-norms (of the outputs of sub-layers), and Cohere 2 have no positions in layers without windows. CWM (Meta
 2025) has windows in three of four layers. Command R, R+ and A, and Aya (Cohere 2024, 2025) have parallel attention and
-feed-forward behind one LayerNorm without a bias, adjacent pairs, and scaled logits.
+feed-forward after one LayerNorm without a bias, adjacent pairs, and scaled logits.
 
 EXAONE 3 and 3.5, as transformers stores them from 5.24 on (LG AI Research 2024), are LLaMA under names like GPT-2's;
 published files, which predate that and came with code of their own, have three keys under older names.

@@ -1,5 +1,5 @@
 """LFM2 as `transformers` stores it (Liquid AI 2025): gated short convolutions between layers of attention with norms of
-queries and keys; with or without experts, chosen by sigmoids, behind dense first layers."""
+queries and keys; with or without experts, chosen by sigmoids, after dense first layers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -78,9 +78,9 @@ def llama_layout(
     harmless = (*(() if experts is None else experts.harmless), *harmless)
     classes = (architectures,) if isinstance(architectures, str) else architectures
     more = {"max_position_embeddings": context, "layer_types": None, **more}
-    seen = () if where is None else (windows(where, usual, unused=unused, heads_divide=heads_divide),)
-    parts = (*seen, *(() if experts is None else (experts.part,)), *parts)
-    taken = (*names(every), *more, *(name for part in parts for name in part.keys), *harmless)
+    window_parts = () if where is None else (windows(where, usual, unused=unused, heads_divide=heads_divide),)
+    parts = (*window_parts, *(() if experts is None else (experts.part,)), *parts)
+    used = (*names(every), *more, *(name for part in parts for name in part.keys), *harmless)
     heads, tensors = dict.fromkeys(classes, "lm"), OWN_NAMES
     if overrides.get("generic"):  # add the class without an output layer, as which embedders are saved
         heads |= {name.replace("ForCausalLM", "Model"): "states" for name in classes}
@@ -90,7 +90,7 @@ def llama_layout(
         architectures=heads,
         keys=every,
         more=more,
-        only={key: at for key, at in {**ONLY, **only}.items() if key not in taken},
+        only={key: at for key, at in {**ONLY, **only}.items() if key not in used},
         harmless=harmless,
         parts=parts,
         **{"rope": "", "tensors": tensors, **overrides},

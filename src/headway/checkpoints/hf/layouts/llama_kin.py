@@ -3,7 +3,7 @@
 Matrices are fused in Phi-3, 3.5 and 4 (Abdin et al. 2024) and in GLM-4 (GLM team 2024), which from 0414 on also
 normalizes the outputs of sub-layers. Pairs are adjacent in GLM-4, Ernie 4.5 (Baidu 2025) and Helium (Kyutai 2025).
 Seed-OSS (ByteDance 2025) has biases on queries, keys and values; InternLM3 (Cai et al. 2024) and IQuest-Coder are LLaMA
-itself. HunYuan (Tencent 2025) has a larger rotary base, given by an alpha, and norms of queries and keys behind their
+itself. HunYuan (Tencent 2025) has a larger rotary base, given by an alpha, and norms of queries and keys after their
 rotation; Ministral 3 (Mistral AI 2025) multiplies queries by a factor that grows with their position (Llama 4, 2025);
 Apertus (2025) has an activation with trained parameters, and no gate.
 """

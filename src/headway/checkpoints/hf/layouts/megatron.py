@@ -1,6 +1,6 @@
 """BLOOM, Falcon and MPT as `transformers` stores them, which have no table of positions.
 
-BLOOM (BigScience 2022, section 3.2) has ALiBi and a norm behind the embedding. Falcon (Almazrouei et al. 2023, section
+BLOOM (BigScience 2022, section 3.2) has ALiBi and a norm after the embedding. Falcon (Almazrouei et al. 2023, section
 3) has two kinds: 7B is of the first, 40B and 180B are of the second ("new_decoder_architecture"), and 11B is of the
 second with one norm. Both families have the names of Megatron-LM. MPT (MosaicML 2023, LLM Foundry) has ALiBi, one
 matrix for queries, keys and values, and no biases at all.

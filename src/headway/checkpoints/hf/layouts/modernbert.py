@@ -1,7 +1,7 @@
 """Encoders with rotary positions in halves, as `transformers` stores them: Jina's third embedder, NomicBERT, EuroBERT
 and ModernBERT (Sturua et al. 2024; Nussbaum et al. 2024; Boizard et al. 2025; Warner et al. 2024).
 
-ModernBERT also has the norms and gates of newer decoders, a window in two of three layers, and no norm in front of its
+ModernBERT also has the norms and gates of newer decoders, a window in two of three layers, and no norm before its
 first layer, whose input is the normalized embedding. A decoder differs only in its attention patterns (Weller et al.
 2025).
 """
@@ -61,8 +61,8 @@ def _base(usual: float) -> Part:
     """Returns the part that sets the rotary base to the family's `usual` one unless the config states another."""
 
     def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-        places = [config.get(key) or {} for key in ("rope_parameters", "rope_scaling")]
-        stated = config.get("rope_theta") is not None or any("rope_theta" in place for place in places)
+        sections = [config.get(key) or {} for key in ("rope_parameters", "rope_scaling")]
+        stated = config.get("rope_theta") is not None or any("rope_theta" in section for section in sections)
         return {} if stated else {"positions": replace(fields["positions"], theta=usual)}
 
     return Part(read=read)
@@ -170,9 +170,9 @@ def _read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write(spec: ModelSpec) -> dict[str, Any]:
-    each = [interval(pattern) for pattern in spec.patterns]
-    kinds = [FULL if sides is not None and sides[0] is None else SLIDING for sides in each]
-    widths = {sides for sides, kind in zip(each, kinds, strict=True) if kind == SLIDING}
+    intervals = [interval(pattern) for pattern in spec.patterns]
+    kinds = [FULL if sides is not None and sides[0] is None else SLIDING for sides in intervals]
+    widths = {sides for sides, kind in zip(intervals, kinds, strict=True) if kind == SLIDING}
     if len(widths) > 1:
         raise Inexpressible("windows")
     before = next((sides[0] for sides in widths if sides is not None), 64)

@@ -1,4 +1,4 @@
-"""Nemotron-H as `transformers` stores it (NVIDIA 2025): each of its layers is one sub-layer behind a norm: state-space
+"""Nemotron-H as `transformers` stores it (NVIDIA 2025): each of its layers is one sub-layer after a norm: state-space
 duality, attention without positions, a feed-forward or experts with squared ReLU. Here a token mixer and the
 feed-forward that follows it are one layer, so that "M-*-MM-" are four layers, of which the third has no
 feed-forward."""
@@ -121,8 +121,7 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _rules(spec: ModelSpec, stacked: bool = False) -> list[Rule]:
-    """Returns the rules of all tensors; `stacked`: a layer's experts are in two tensors, as in the class and not in
-    files."""
+    """Returns the rules of all tensors; `stacked`: the experts of a layer are in two tensors, as only in the class."""
     first, at, rules = "model." if stacked else "backbone.", 0, list[Rule]()
     for i, mixer in enumerate(spec.mixers):
         mixing, feeding = f"{first}layers.{at}.", f"{first}layers.{at + 1}."

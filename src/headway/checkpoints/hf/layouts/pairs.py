@@ -103,8 +103,7 @@ def _tables(spec: ModelSpec) -> Mapping[str, Tensor]:
 
 
 def _positions(scheme: Callable[[Mapping[str, Any]], PositionScheme]) -> Part:
-    """Returns the part of positions, computed from the other fields; a tied output shares one embedding with both
-    stacks."""
+    """Returns the part of positions, from the other fields; if the output is tied, both stacks share the embedding."""
     return Part(
         read=lambda config, fields: {"positions": scheme(fields), "shared_embedding": fields["tied"]},
         write=lambda spec: {"max_position_embeddings": table_size(spec)},
@@ -178,7 +177,7 @@ PEGASUS = _layout("pegasus", "Pegasus", "ynyy", SINUSOIDAL, constants=_tables)
 
 
 def _read_padding(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads positions, which begin behind the row of the padding id. Raises ConfigError if that is not a token id."""
+    """Reads positions, which begin after the row of the padding id. Raises ConfigError if that is not a token id."""
     pad = config.get("pad_token_id")
     if type(pad) is not int or pad < 0:
         raise ConfigError(

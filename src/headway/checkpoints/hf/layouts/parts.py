@@ -37,8 +37,7 @@ FIRST_WINDOW = 28
 
 
 def learned(rows: int, key: str = "max_position_embeddings", offset: int = 0) -> Part:
-    """Returns the part of a learned table of positions of size `key` (default `rows`), where position 0 is row
-    `offset`."""
+    """Returns the part of a learned position table: its size is `key` (default `rows`), position 0 is row `offset`."""
 
     def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         size = config.whole(key)
@@ -48,8 +47,7 @@ def learned(rows: int, key: str = "max_position_embeddings", offset: int = 0) ->
 
 
 def table_size(spec: ModelSpec) -> int:
-    """Returns the size of a learned table of positions, or without one the trained context: reading it again
-    differs."""
+    """Returns the size of a learned position table; without one, the trained context, as reading it again shows."""
     return spec.positions.size if isinstance(spec.positions, Learned) else spec.trained_context
 
 
@@ -63,7 +61,7 @@ def scaled_embedding(usual: bool | None, key: str = "scale_embedding") -> Part:
 
 
 def stated(family: str) -> Part:
-    """Returns a part that requires configs to state the rotary scaling, since transformers has a default for
+    """Returns a part that requires a stated rotary scaling, since transformers has a default of its own for
     `family`."""
 
     def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,8 +147,8 @@ def _write_windows(spec: ModelSpec, where: Windows, unused: int | None, heads_di
 
 
 def rope_by_kind(bases: Bases, *, old: bool = True) -> Part:
-    """Returns the part of rotary positions for each kind of layer (with or without a window), with `old` also in old
-    keys."""
+    """Returns the part of rotary positions for each kind of layer (with or without a window); `old` adds the keys of
+    old files."""
 
     def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         kinds = [FULL if pattern == Causal() else SLIDING for pattern in fields["patterns"]]

@@ -1,13 +1,13 @@
 """Decoders with rotary positions and older norms or activations, as `transformers` stores them.
 
 With LayerNorm: GPT-NeoX, and Pythia (Black et al. 2022, section 2.1), rotate a part of each head; attention and
-feed-forward are parallel, each behind its own norm. Phi (1, 1.5 and 2; Li et al. 2023, section 2.1) does the same with
+feed-forward are parallel, each after its own norm. Phi (1, 1.5 and 2; Li et al. 2023, section 2.1) does the same with
 one norm for both. StarCoder2 (Lozhkov et al. 2024, section 5) has LLaMA's order, and rotates whole heads; StableLM
 (Stability AI 2023) also has LLaMA's gate, and rotates a quarter.
 
 With squared ReLU, and without a gate: Arcee AFM (2025) is LLaMA otherwise; Nemotron (Parmar et al. 2024) and Jais 2
 (2025) have LayerNorm, in Nemotron multiplied by 1 + w; Persimmon (Adept 2023) also has it on queries and keys. nanochat
-(Karpathy 2025) has norms without weights, also behind the embedding and on queries and keys behind their rotation, and
+(Karpathy 2025) has norms without weights, also after the embedding and on queries and keys after their rotation, and
 capped logits.
 """
 
@@ -171,8 +171,7 @@ NAMES = block_names(block("", "self_attn. q_proj k_proj v_proj o_proj", "mlp. fc
 
 
 def _turned(spec: ModelSpec) -> Sequence[Rule]:
-    """Returns rules that swap the halves of queries and keys: their rotation is by minus the angle, which is then
-    ours."""
+    """Returns rules that swap the halves of queries and keys: then their rotation, by minus the angle, equals ours."""
     heads = {"q_proj": spec.heads, "k_proj": spec.kv_heads}
     of_rules = ((rule, heads.get(rule.ours[0].split(".")[-2])) for rule in NAMES.rules(spec))
     return [replace(rule, changes=(_swapped(count),)) if count else rule for rule, count in of_rules]

@@ -162,7 +162,7 @@ class TensorNames:
         unused: prefixes (with the dot) or suffixes of names of tensors that may be in a file and are not needed.
         heads: prefixes of names of tensors of heads, which are not needed if another head is requested.
         constants: tensors that transformers requires and that carry no information: name -> value for a spec.
-        outputs: task -> the linear module behind the stack, by its name in the class of transformers (files may have
+        outputs: task -> the linear module after the stack, by its name in the class of transformers (files may have
             another name), whose matrix may be the embedding's, or in no file.
         linears: suffixes of layers that are Linear in transformers and not in headway (routers).
         split: whether transformers splits layers that are fused in the files, and reads no quantized codes of those.
@@ -230,7 +230,7 @@ def module_rules(
 def block(norms: str, attention: str, forward: str) -> dict[str, str]:
     """Returns our modules of a layer -> their names in transformers, which are given as `words` in our order.
 
-    norms: in front of attention, in front of the feed-forward, behind attention, behind the feed-forward.
+    norms: before attention, before the feed-forward, after attention, after the feed-forward.
     attention: queries, keys and values, or one matrix for the three, and the outputs.
     forward: gate, up and down, or up and down.
 

@@ -52,17 +52,17 @@ def _read(
 
 def _read_ssd(config: ConfigReader, fields: Mapping[str, Any], keys: Sequence[str]) -> SSDSpec:
     check_silu(fields)
-    *each, expand = keys
-    heads, inner = config.whole(each[0]), config.whole(expand) * fields["width"]
-    auto = each[3] if config.get(each[3]) in (None, "auto") else None
+    *parts, expand = keys
+    heads, inner = config.whole(parts[0]), config.whole(expand) * fields["width"]
+    auto = parts[3] if config.get(parts[3]) in (None, "auto") else None
     sizes: dict[str, Any] = {
         field: inner // heads if key == auto else config.flag(key) if "bias" in field else config.whole(key)
-        for field, key in zip(FIELDS, each, strict=True)
+        for field, key in zip(FIELDS, parts, strict=True)
     }
     ssd = SSDSpec(**sizes)
     if ssd.channels[2] != inner:
         raise ConfigError(
-            f"config.json: {each[0]} {heads} of {each[3]} {ssd.value_size} are not {expand} x hidden_size = {inner}"
+            f"config.json: {parts[0]} {heads} of {parts[3]} {ssd.value_size} are not {expand} x hidden_size = {inner}"
         )
     return ssd
 

@@ -44,10 +44,10 @@ def _read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     act, gated = _projection(config)
     tied = config.flag("tie_word_embeddings")
     scaled = tied if config.get("scale_decoder_outputs") is None else config.flag("scale_decoder_outputs")
-    place = ("relative_attention_num_buckets", "relative_attention_max_distance")
+    sizes = ("relative_attention_num_buckets", "relative_attention_max_distance")
     return {
         "layers": config.whole("num_decoder_layers", config.whole("num_layers")),
-        "positions": T5Bias(*map(config.whole, place)),
+        "positions": T5Bias(*map(config.whole, sizes)),
         "activation": act,
         "gated": gated,
         # newer versions of transformers always write "tied", even if the file has a separate output layer
@@ -71,12 +71,12 @@ def _projection(config: ConfigReader) -> tuple[str, bool]:
 
 
 def _write(spec: ModelSpec) -> dict[str, Any]:
-    place = spec.positions if isinstance(spec.positions, T5Bias) else T5Bias()
+    bias = spec.positions if isinstance(spec.positions, T5Bias) else T5Bias()
     names = {value: key for key, value in PROJECTIONS.items()}
     return {
         "num_decoder_layers": spec.layers,
-        "relative_attention_num_buckets": place.buckets,
-        "relative_attention_max_distance": place.max_distance,
+        "relative_attention_num_buckets": bias.buckets,
+        "relative_attention_max_distance": bias.max_distance,
         "initializer_factor": round(spec.init_std / UNIT, 12),
         "feed_forward_proj": names.get((spec.activation, spec.gated), "relu"),
         "tie_word_embeddings": spec.tied,

@@ -102,7 +102,7 @@ def imported(
                 "would be ignored: config.json is another model's, or the file is damaged"
             )
     present = {n: stored[source[n]] for n in expected if source[n] in stored}
-    spare = {n for n in stored if n not in expected and n not in pairs and n not in constants}
+    extra = {n for n in stored if n not in expected and n not in pairs and n not in constants}
     outputs = {"lm_head.weight", "head.out.weight"} if spec.head.task in ("lm", "masked-lm") else set()
     tips = [
         f"\n{n} is missing: if it is the embedding itself, config.json must say tie_word_embeddings: true"
@@ -110,15 +110,15 @@ def imported(
         if n not in present and rule.ours[0] in outputs
     ]
     compare(
-        *(path, present, expected, names_here.unexpected(spare, other_head)),
+        *(path, present, expected, names_here.unexpected(extra, other_head)),
         fault=f"the weights do not fit {described_by}",
         says="the config says",
         tip="".join(tips),
     )
     dtypes = {name: stored[source[rule.theirs]].dtype for rule in rules.values() for name in rule.ours}
-    known = {name: Form(tuple(value.shape), dtypes[name]) for name, value in ours.items()}
-    unused = tuple(old for new, old in modern.items() if new in spare)
-    return _lazily(with_zeros(tensors, absent), rules.values(), source, known), unused
+    forms = {name: Form(tuple(value.shape), dtypes[name]) for name, value in ours.items()}
+    unused = tuple(old for new, old in modern.items() if new in extra)
+    return _lazily(with_zeros(tensors, absent), rules.values(), source, forms), unused
 
 
 def rules_by_name(
@@ -141,12 +141,12 @@ def linear_rules(rules: Mapping[str, Rule], layers: Container[str]) -> dict[str,
 def exported(names: TensorNames, state: Mapping[str, Tensor], spec: ModelSpec) -> LazyTensors:
     """Returns our tensors under the family's names, joined when read; some may be rows of quantization codes."""
     resolved = _resolved(names, spec)
-    more = {
+    aliases = {
         name: replace(resolved.rules[first], theirs=name)
         for name, (first, tied) in resolved.pairs.items()
         if not tied
     }
-    rules, constants, ours = {**resolved.rules, **more}, resolved.constants, lazy(state).forms
+    rules, constants, ours = {**resolved.rules, **aliases}, resolved.constants, lazy(state).forms
     blanks = {name: torch.empty(form.shape, device="meta") for name, form in ours.items()}
     shapes = {
         name: Form(_joined_shape(rule, blanks), ours[rule.ours[0]].dtype) for name, rule in rules.items()
@@ -244,10 +244,10 @@ def _lazily(
     ours: Mapping[str, Form],
 ) -> LazyTensors:
     """Returns our tensors, split lazily from theirs; `source` maps their names to those in `tensors`."""
-    at = {name: (rule, i) for rule in rules for i, name in enumerate(rule.ours)}
+    places = {name: (rule, i) for rule in rules for i, name in enumerate(rule.ours)}
 
     def make(name: str) -> Tensor:
-        rule, i = at[name]
+        rule, i = places[name]
         if not rule.stacked:
             return rule.split(tensors[source[rule.theirs]])[i]
         # tensor i of ours is in slice e: of E experts with gate and up, ours[5] is the up (1) of expert 2
@@ -256,7 +256,7 @@ def _lazily(
         box = (slice(e, e + 1), *(slice(0, size) for size in inner))
         return replace(rule, stacked=0).split(tensors.part(source[rule.theirs], box)[0])[i]
 
-    alike = {name: source[rule.theirs] for name, (rule, _) in at.items() if rule.renames_only}
+    alike = {name: source[rule.theirs] for name, (rule, _) in places.items() if rule.renames_only}
     split = {name: form for name, form in ours.items() if name not in alike}
     return with_values(tensors.renamed(alike), split, make).renamed({name: name for name in ours})
 
