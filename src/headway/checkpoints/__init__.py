@@ -1,5 +1,4 @@
-"""Checkpoints: Hugging Face folders (read and written), other formats, and conversion of rotary pairings; atomic
-writes."""
+"""Checkpoints: reads and writes Hugging Face folders, reads other formats, converts rotary pairings; atomic writes."""
 
 from headway.checkpoints.adapters import load_adapter, merged_state, save_adapter
 from headway.checkpoints.bases import Base

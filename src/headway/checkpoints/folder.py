@@ -95,7 +95,8 @@ def load_folder(
     allow_pickle: bool = False,
     head: Head | None = None,
 ) -> Folder:
-    """Reads and checks a folder or a file. Weights are not read yet; only tied ones are compared, if both are stored.
+    """Reads and checks a folder or a file. Weights are read later, except those that must be checked or measured now:
+    tied tensors that are both stored, constants, and F32 tensors of GGUF files.
 
     `frm` is the format; "auto" detects it. `head` loads an encoder for another task than it was saved for; the tensors
     of that head must be present. A decoder that sentence-transformers uses for embeddings becomes an encoder with the

@@ -110,8 +110,7 @@ def pairing_name(spec: ModelSpec) -> str:
 
 
 def in_pairing_of(spec: ModelSpec, state: Mapping[str, Tensor], frm: ModelSpec) -> Mapping[str, Tensor]:
-    """Returns weights `state` (all or some) of a model of spec `frm` in the rotary pairing of `spec`, if both have
-    one."""
+    """Returns weights `state` (all or some) of a model of spec `frm` in the rotary pairing of `spec`, if it has one."""
     rotaries = rotations(spec.positions)
     if not rotaries or not rotations(frm.positions):
         return state

@@ -20,7 +20,7 @@ BY_CONVERSION = "loads what `headway convert` makes of it"
 
 def inspect(path: str | Path, *, allow_pickle: bool = False) -> dict[str, Any]:
     """Returns everything that `headway inspect` reports, by name, from the config, the headers and the tokenizer of a
-    folder or a GGUF file; no weights are read.
+    folder or a GGUF file; weights are read only as far as `load_folder` checks them.
 
         kind                     "decoder", "encoder" or "encoder-decoder"
         gives                    what a call returns, and its shape
@@ -29,8 +29,7 @@ def inspect(path: str | Path, *, allow_pickle: bool = False) -> dict[str, Any]:
                                  wavelength in tokens; None if positions are not rotary
         context_limit            the longest sequence that the model can run
         kv_bytes_per_token       bytes that decoding caches for each token, in the dtype that the model runs in; None if
-                                 nothing cached grows with the sequence (encoders, and models whose layers all keep
-                                 states)
+                                 nothing cached grows with the sequence (encoders, and models without attention layers)
         memory_bytes_per_token   bytes that an encoder-decoder caches for each source token; None without an encoder
         weights                  how quantized layers are stored; None if none is quantized
         unused                   names of stored tensors that this model does not need

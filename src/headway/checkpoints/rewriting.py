@@ -236,8 +236,7 @@ def _measurement(folder: Folder, evaluation: Any, context: int, dtype: torch.dty
 
 
 def probe(spec: ModelSpec, ids: ArrayLike | None, count: int) -> Tensor:
-    """Returns one sequence [T] of at most `count` tokens: the first of `ids`, or if None drawn uniformly from the
-    vocabulary."""
+    """Returns one sequence [T] of at most `count` tokens: the first of `ids`, or drawn uniformly if that is None."""
     if ids is None:
         return torch.randint(spec.vocab, (count,), generator=torch.Generator().manual_seed(0))
     return torch.tensor(np.asarray(ids)[:count], dtype=torch.int64)

@@ -64,8 +64,7 @@ class TokenizerFiles:
         return self.folder.generation.get("eos_token_id")
 
     def save(self, folder: Path) -> None:
-        """Copies the tokenizer's files into `folder`; converts the tokenizer of a GGUF file, if it has one, to
-        files."""
+        """Copies the tokenizer's files into `folder`, or converts the tokenizer of a GGUF file, if it has one."""
         home = self.folder.home
         if home is None or home.is_file():
             if home is not None and first_file(home) is not None:

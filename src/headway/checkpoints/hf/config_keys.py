@@ -246,7 +246,7 @@ def _value(config: ConfigReader, kind: Any, key: Key, before: Mapping[str, Any])
 
 
 def write_fields(spec: ModelSpec, keys: FieldMap) -> dict[str, Any]:
-    """Returns the config keys of a table, from a spec; reading them again shows what they cannot express."""
+    """Returns the config keys of a table, from a spec; reading them again shows what is lost."""
     config: dict[str, Any] = {}
     for field, key in keys.items():
         value = getattr(spec, field)

@@ -130,8 +130,7 @@ def read_rope_by_kind(
 
 
 def write_rope_by_kind(spec: ModelSpec, kinds: Sequence[str], bases: Bases) -> dict[str, Any]:
-    """Returns the keys of rotary positions for each kind of layer; reading them again shows what they cannot
-    express."""
+    """Returns the keys of rotary positions for each kind of layer; reading them again shows what is lost."""
     parameters: dict[str, Any] = {}
     keys: dict[str, Any] = {}
     for kind in (SLIDING, FULL):

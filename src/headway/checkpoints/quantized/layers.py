@@ -1,5 +1,5 @@
-"""Converts quantized layers between a family's names and ours: rows of codes, scales and zero points move like weights'
-rows."""
+"""Converts quantized layers between a family's names and ours: codes, scales and zero points move as rows of weights
+do."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

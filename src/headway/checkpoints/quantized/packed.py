@@ -69,6 +69,7 @@ def _packed(leaves: Leaves, scheme: Scheme, outputs: int, inputs: int) -> Quanti
 
 def _gptq(leaves: Leaves, scheme: Scheme, outputs: int, inputs: int) -> QuantizedMatrix:
     codes = from_words(leaves["qweight"].T, scheme.bits, inputs)
+    # (stored + 1) mod 2^bits in gptq's first version: a stored 15 of 4 bits is 0
     zero = from_words(leaves["qzeros"], scheme.bits, outputs).T + scheme.above & (1 << scheme.bits) - 1
     return _matrix(codes, leaves["scales"].T.contiguous(), zero.contiguous(), scheme)
 
@@ -117,7 +118,7 @@ FLOATS = torch.float32, torch.bfloat16, torch.float16
 
 
 class PackedLayer(NamedTuple):
-    """A layer whose matrix [O, I] is stored as codes: shape and dequantized dtype, name of the codes, reader."""
+    """A layer whose matrix [O, I] is stored as codes: shape and dequantized dtype, name of the codes, and reader."""
 
     form: Form
     kept: str

@@ -116,7 +116,7 @@ def _kinds(patterns: Sequence[Pattern]) -> list[str]:
 
 
 def _shares_well(kinds: Sequence[str], own: int = OWN_KEYS) -> bool:
-    """Returns whether the last two of the first `own` layers, whose keys others share, have a window and no window."""
+    """Returns whether the last two of the first `own` layers, whose keys any others share, have a window and none."""
     return len(kinds) <= own or [*kinds[max(own - 2, 0) : own]] == [SLIDING, FULL]
 
 

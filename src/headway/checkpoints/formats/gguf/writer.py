@@ -49,12 +49,13 @@ def write_gguf(
         kind, (*rows, last) = types[name], form.shape
         if form.dtype == torch.uint8:
             last = last // kind.nbytes * kind.block
+        # number of axes, their sizes from the fastest, type, and offset of the values
         sizes = (last, *reversed(rows))
         head.append(
             _string(name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, kind.number, offset)
         )
         nbytes = prod(sizes) // kind.block * kind.nbytes
-        padding[name] = -nbytes % USUAL_ALIGNMENT
+        padding[name] = -nbytes % USUAL_ALIGNMENT  # e.g. 24 bytes after 40, if aligned to 32
         offset += nbytes + padding[name]
     begin = b"".join(head)
 

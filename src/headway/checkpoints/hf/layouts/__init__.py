@@ -24,8 +24,8 @@ def layout_of(family: str) -> Layout | None:
 
 
 def layouts_for(family: str) -> list[Layout]:
-    """Returns the layouts that a family's specs may be written as: its own and, if that is generic or absent, all
-    generic ones."""
+    """Returns the layouts that a family's specs may be written as: its own and, if generic or absent, the generic
+    ones."""
     family_layout = layout_of(family)
     first = [] if family_layout is None else [family_layout]
     if family_layout is not None and not family_layout.generic:

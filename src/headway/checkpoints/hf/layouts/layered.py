@@ -42,6 +42,7 @@ def _marks(config: ConfigReader, layers: int) -> list[int]:
 
 def _windows_without_positions(config: ConfigReader, layers: int) -> list[str]:
     windowed = config.flag("use_sliding_window") and config.get("sliding_window") is not None
+    # index False is full attention, True a window
     return [LAYER_TYPES[windowed and not mark] for mark in _marks(config, layers)]
 
 

@@ -61,8 +61,7 @@ def scaled_embedding(usual: bool | None, key: str = "scale_embedding") -> Part:
 
 
 def stated(family: str) -> Part:
-    """Returns a part that requires a stated rotary scaling, since transformers has a default of its own for
-    `family`."""
+    """Returns a part that requires a stated rotary scaling, since transformers has a default for `family`."""
 
     def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         if not any(config.get(key) for key in ("rope_scaling", "rope_parameters")):
@@ -147,8 +146,7 @@ def _write_windows(spec: ModelSpec, where: Windows, unused: int | None, heads_di
 
 
 def rope_by_kind(bases: Bases, *, old: bool = True) -> Part:
-    """Returns the part of rotary positions for each kind of layer (with or without a window); `old` adds the keys of
-    old files."""
+    """Returns the part of rotary positions for each kind of layer (windows or none); `old` adds keys of old files."""
 
     def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         kinds = [FULL if pattern == Causal() else SLIDING for pattern in fields["patterns"]]
