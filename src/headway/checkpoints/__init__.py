@@ -1,4 +1,4 @@
-"""Checkpoints: the Hugging Face folder in and out, foreign formats in, pairing conversion; atomic writes."""
+"""Checkpoints: reads and writes Hugging Face folders, reads other formats, converts rotary pairings; atomic writes."""
 
 from headway.checkpoints.adapters import load_adapter, merged_state, save_adapter
 from headway.checkpoints.bases import Base

@@ -1,4 +1,4 @@
-"""`adapter_config.json` of PEFT, both ways: which layers are adapted, and how."""
+"""Reads and writes PEFT's `adapter_config.json`: which layers are adapted, and with which LoRA settings."""
 
 import re
 from collections import Counter
@@ -12,32 +12,34 @@ CONFIG = "adapter_config.json"
 KNOWN = (
     *("r", "lora_alpha", "lora_dropout", "rank_pattern", "alpha_pattern", "target_modules"),
     *("use_rslora", "use_dora"),
-    # these change nothing here
+    # these have no effect here
     *("auto_mapping", "base_model_name_or_path", "fan_in_fan_out", "inference_mode", "megatron_core"),
     *("peft_version", "qalora_group_size", "revision", "runtime_config", "task_type"),
 )
 ONLY: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
-    # others begin from other weights than the base model's own
+    # other initializations change the weights of the base model
     "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),
 }
-USUAL = 8  # PEFT's rank and alpha where none is given
+USUAL = 8  # PEFT's default for rank and alpha
 
 
 def read_config(config: Mapping[str, Any], modules: Iterable[str]) -> dict[str, Lora]:
-    """The LoRA settings of each adapted layer among a model's `modules` (linear layers of its blocks), by name.
+    """Returns the LoRA settings of each adapted layer, by name; `modules` are the linear layers of the model's blocks.
 
-    Keys that are null, false or empty change nothing and may be there. Raises CheckpointError for others that are
-    unknown or unsupported, and for targets that are none of the modules."""
+    Keys whose value is null, false or empty are ignored. Raises CheckpointError for other keys that are unknown or
+    unsupported, and if the targets match none of the modules."""
     _check_keys(config)
     return {name: _lora(config, name) for name in _targets(config, list(modules))}
 
 
 def written_config(loras: Mapping[str, Lora], others: Iterable[str]) -> dict[str, Any]:
-    """The keys that say how modules are adapted; `others` are all that the model has, which must not be targets.
+    """Returns the keys of adapter_config.json that say how modules are adapted.
 
-    Stabilisation, magnitudes and dropout are those of the first module; the format has one value for all."""
+    `others` are the names of all modules of the model: if a short target name would match one that is not adapted, the
+    full names of the adapted modules are written instead. rsLoRA, DoRA and dropout are taken from the first module,
+    since the format has one value for all."""
     ranks = Counter(lora.rank for lora in loras.values())
     alphas = Counter(lora.alpha for lora in loras.values())
     (rank, _), (alpha, _) = ranks.most_common(1)[0], alphas.most_common(1)[0]
@@ -75,10 +77,10 @@ def _check_keys(config: Mapping[str, Any]) -> None:
 
 
 def _targets(config: Mapping[str, Any], modules: Sequence[str]) -> list[str]:
-    """The modules that the config says are adapted."""
+    """Returns the modules that the config adapts."""
     targets = config.get("target_modules")
-    named = isinstance(targets, list) and all(isinstance(target, str) for target in targets)
-    if not targets or not (named or isinstance(targets, str)):
+    all_names = isinstance(targets, list) and all(isinstance(target, str) for target in targets)
+    if not targets or not (all_names or isinstance(targets, str)):
         raise CheckpointError(f'"target_modules" must name modules, or be a pattern, got {targets!r}')
     if targets == "all-linear":
         return list(modules)
@@ -103,7 +105,7 @@ def _fits(pattern: str, module: str) -> bool:
 
 
 def _lora(config: Mapping[str, Any], module: str) -> Lora:
-    """The LoRA settings that the config has for a module."""
+    """Returns the LoRA settings of a module."""
     numbers = {
         "rank": _by_pattern(config, "rank_pattern", module, config.get("r", USUAL)),
         "alpha": _by_pattern(config, "alpha_pattern", module, config.get("lora_alpha", USUAL)),
@@ -116,7 +118,7 @@ def _lora(config: Mapping[str, Any], module: str) -> Lora:
 
 
 def _by_pattern(config: Mapping[str, Any], key: str, module: str, usual: Any) -> Any:
-    """The value of the first pattern that the end of a module's name fits; else `usual`."""
+    """Returns the value of the first pattern that matches the end of the module's name, or `usual` if none does."""
     patterns = config.get(key) or {}
     if not isinstance(patterns, dict):
         raise CheckpointError(f'"{key}" must be an object, got {patterns!r}')

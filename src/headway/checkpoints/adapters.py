@@ -1,13 +1,13 @@
-"""Adapters as PEFT keeps them, in and out: strict when read, atomic when written.
+"""Reads PEFT's adapters strictly and writes them atomically.
 
     adapter_config.json          peft_type LORA, r, lora_alpha, target_modules, rank_pattern, use_dora, ...
     adapter_model.safetensors    base_model.model.MODULE.lora_A.weight [R, I], .lora_B.weight [O, R],
                                  .lora_magnitude_vector [O]
 
-(PEFT, docs/source/developer_guides/checkpoint.md.) MODULE is the layer's name in transformers. A layer that is several
-of ours (fused queries, keys and values) is split by its rows; on the way out, parts with matrices A of their own become
-one adapter of the sum of their ranks, B with a block for each: the same function. Rotary pairing is turned as weights
-are.
+(PEFT, docs/source/developer_guides/checkpoint.md.) MODULE is the layer's name in transformers. Adapters of fused layers
+(queries, keys and values in one matrix) are split by rows into adapters of our layers. When written, parts with
+different matrices A become one adapter whose rank is the sum of theirs and whose B is block-diagonal: the same
+function. The rotary pairing is converted as for weights.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,21 +45,21 @@ A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
 
 
 def load_adapter(path: str | Path, spec: ModelSpec) -> Adapter:
-    """The adapter in a folder, for a model of `spec`.
+    """Returns the adapter in a folder, for a model of `spec`.
 
-    Keys of the config that are null, false or empty change nothing and may be there. Raises CheckpointError for files
-    that are broken or missing, for keys that are unknown or unsupported, and for tensors that are missing, unexpected
-    or of another shape than the model and the config say, listed together."""
+    Keys of the config whose value is null, false or empty are ignored. Raises CheckpointError for files that are broken
+    or missing, for keys that are unknown or unsupported, and for tensors that are missing, unexpected or of another
+    shape than the model and the config imply, listed together."""
     path = Path(path)
     folder = current_folder(path)
     if not (folder / CONFIG).exists():
         reason = "there is no such folder" if not folder.is_dir() else f"it has no {CONFIG}"
         raise CheckpointError(f"{path} is no adapter: {reason}")
     config, stored = read_json(folder / CONFIG), open_tensors(folder / WEIGHTS)
-    usual, modules = _theirs(spec, frozenset(stored.forms))
+    family_spec, modules = _theirs(spec, frozenset(stored.forms))
     with naming(folder / CONFIG):
         loras = read_config(config, modules)
-    _compare(stored.forms, loras, modules, usual, path)
+    _compare(stored.forms, loras, modules, family_spec, path)
     layers: dict[str, Lora] = {}
     tensors: dict[str, Tensor] = {}
     for name, lora in loras.items():
@@ -71,13 +71,13 @@ def load_adapter(path: str | Path, spec: ModelSpec) -> Adapter:
         if lora.magnitude:
             norms = module.split_rows(stored[f"{PREFIX}{name}.{MAGNITUDE}"])
             tensors |= {f"{layer}.{MAGNITUDE}": m for layer, m in zip(module.layers, norms, strict=True)}
-    return Adapter(layers, in_pairing_of(spec, tensors, usual))
+    return Adapter(layers, in_pairing_of(spec, tensors, family_spec))
 
 
 def attach_folders(model: Model, folders: Sequence[str | Path]) -> None:
-    """Put the adapters in these folders on a model, in its dtype; they add up. Raises as `load_adapter` does, and
-    ConfigError for a folder that is given twice."""
-    dtype = next(model.parameters()).dtype  # weights of few bits have none of their own
+    """Attaches the adapters in `folders` to a model, in its dtype; their outputs are summed. Raises as `load_adapter`
+    does, and ConfigError if a folder is listed twice."""
+    dtype = next(model.parameters()).dtype  # quantized weights have no floating-point dtype themselves
     for folder in folders:
         attach(model, load_adapter(folder, model.spec), str(folder).replace(".", "_"), dtype=dtype)
 
@@ -92,27 +92,29 @@ def save_adapter(
     generation: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write a folder that `load_adapter` and PEFT read, as a whole; `base` is the model that it was trained beside
-    (`Base.of(FOLDER)`), whose fingerprint goes with it. With a tokenizer and a generation_config.json where they are
-    given: a model that the adapter is loaded with then has these.
+    """Writes an adapter as a folder that `load_adapter` and PEFT read, atomically.
 
-    Raises CheckpointError where `path` holds anything, unless `overwrite`, and for what the format cannot say: parts of
-    a fused layer that are adapted in different ways."""
+    `base` is the model that the adapter was trained on (`Base.of(FOLDER)`); its fingerprint is stored with the adapter.
+    A model that is loaded with the adapter uses the `tokenizer` and the `generation` settings (generation_config.json)
+    that are saved here, if any.
+
+    Raises CheckpointError if `path` exists and is not empty, unless `overwrite` is set, and for adapters that the
+    format cannot express: parts of a fused layer that are adapted in different ways."""
     check_target(path, overwrite)
-    usual, modules = _theirs(spec)
-    tensors, loras = in_pairing_of(usual, adapter.tensors, spec), dict[str, Lora]()
+    family_spec, modules = _theirs(spec)
+    tensors, loras = in_pairing_of(family_spec, adapter.tensors, spec), dict[str, Lora]()
     stored: dict[str, Tensor] = {}
     for name, module in modules.items():
         if adapted := [layer for layer in module.layers if layer in adapter.layers]:
             loras[name], leaves = _joined(name, module, adapter.layers, adapted, tensors)
             stored |= {f"{PREFIX}{name}.{leaf}": value for leaf, value in leaves.items()}
     check_named(adapter, spec)
-    whole = rules_by_name(layouts_for(spec.family)[0].tensors, usual)
-    others = {name.removesuffix(".weight") for name in whole}
+    rules = rules_by_name(layouts_for(spec.family)[0].tensors, family_spec)
+    layers = {name.removesuffix(".weight") for name in rules}
     config = {
         "base_model_name_or_path": None if base is None else str(base.folder),
         "task_type": PEFT_TASKS.get(spec.kind),
-        **written_config(loras, others),
+        **written_config(loras, layers),
         "fan_in_fan_out": modules[next(iter(loras))].transposed,
     }
     mine = (CONFIG, WEIGHTS, GENERATION)
@@ -126,7 +128,7 @@ def save_adapter(
 
 
 def check_named(adapter: Adapter, spec: ModelSpec) -> None:
-    """Raises CheckpointError for an adapter of layers that the files of a family have no name for."""
+    """Raises CheckpointError if the adapter adapts layers that have no name in the files of the spec's family."""
     _, modules = _theirs(spec)
     if lost := sorted(
         adapter.layers.keys() - {layer for module in modules.values() for layer in module.layers}
@@ -139,7 +141,7 @@ def check_named(adapter: Adapter, spec: ModelSpec) -> None:
 
 
 def merged_state(state: Mapping[str, Tensor], adapters: Sequence[Adapter]) -> Mapping[str, Tensor]:
-    """A model's weights with adapters in them, each computed in float32 and rounded once to the dtype that it has."""
+    """Returns a model's weights with adapters merged in, computed in float32 and rounded once to the weight's dtype."""
 
     def change(name: str, value: Tensor) -> Tensor:
         layer = name.removesuffix(".weight")
@@ -155,14 +157,16 @@ def merged_state(state: Mapping[str, Tensor], adapters: Sequence[Adapter]) -> Ma
 
 @lru_cache(maxsize=2)
 def _theirs(spec: ModelSpec, stored: frozenset[str] | None = None) -> tuple[ModelSpec, dict[str, Rule]]:
-    """The spec in the pairing of its family's files, and the rules of adaptable layers by their names in transformers.
-    `stored` are the tensor names of an adapter, which may have been trained under another head."""
+    """Returns the spec in the rotary pairing of its family's files, and the rules of adaptable layers by their names in
+    transformers.
+
+    `stored` are the tensor names of an adapter, which may have been trained with another head."""
     layout = layouts_for(spec.family)[0]
-    usual = replace(spec, positions=in_pairing(spec.positions, layout.pairing))
+    family_spec = replace(spec, positions=in_pairing(spec.positions, layout.pairing))
     names = None if stored is None else [name.removeprefix(PREFIX) for name in stored]
     with torch.device("meta"):
-        layers = block_linears(blank(usual))
-    return usual, linear_rules(rules_by_name(layout.tensors, usual, names), layers)
+        layers = block_linears(blank(family_spec))
+    return family_spec, linear_rules(rules_by_name(layout.tensors, family_spec, names), layers)
 
 
 def _joined(
@@ -172,7 +176,10 @@ def _joined(
     layers: Sequence[str],
     tensors: Mapping[str, Tensor],
 ) -> tuple[Lora, dict[str, Tensor]]:
-    """The adapter of one layer of transformers from the adapters of our layers that it fuses."""
+    """Returns the adapter of one layer of transformers, joined from the adapters of our layers that it fuses.
+
+    Two layers of ranks 2 and 3 with different A give A = [A1; A2], [5, I], and B = [[B1, 0], [0, B2]]:
+    B A = [B1 A1; B2 A2]."""
     loras = {adapted[layer] for layer in layers}
     first = adapted[layers[0]]
     partly = first.magnitude and len(layers) < len(module.layers)
@@ -206,7 +213,7 @@ def _compare(
     spec: ModelSpec,
     path: Path,
 ) -> None:
-    """Raise CheckpointError that lists what is missing, unexpected or of another shape."""
+    """Raises CheckpointError that lists the tensors that are missing, unexpected or of another shape."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, lora in loras.items():
         weights = [own_shapes(spec)[weight].shape for weight in modules[name].ours]
@@ -215,7 +222,7 @@ def _compare(
         shapes[f"{PREFIX}{name}.{B}"] = (rows, lora.rank)
         if lora.magnitude:
             shapes[f"{PREFIX}{name}.{MAGNITUDE}"] = (rows,)
-    odd = [
+    faults = [
         f"dtype: {name} is {dtype_name(form.dtype)}, and the numbers of an adapter are floating point"
         for name, form in forms.items()
         if name in shapes and form.dtype not in USABLE
@@ -224,5 +231,5 @@ def _compare(
         *(path, forms, shapes, forms.keys() - shapes.keys()),
         fault="the adapter does not fit this model",
         says=f"this model and {CONFIG} say",
-        more=odd,
+        more=faults,
     )

@@ -1,4 +1,4 @@
-"""Models in: the Hugging Face folder, GGUF files, Meta's files and llama2.c's, all as one value; strict."""
+"""Reads models strictly: Hugging Face folders, GGUF files, Meta's files and llama2.c's, all as a `Folder`."""
 
 import re
 from collections import Counter
@@ -32,7 +32,7 @@ from headway.storage.tensors import Tensors, open_tensors
 Format = Literal["hf", "gguf", "llama2c", "meta"]
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 START = "decoder_start_token_id"
-OF_TARGETS = (START, "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids")  # in either file
+OF_TARGETS = (START, "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids")  # in either of the files
 TOKENIZER_FILES = re.compile(
     r"(tokenizer.*|special_tokens_map\.json|added_tokens\.json|chat_template.*|(target_)?vocab\..*|merges\.txt|"
     r"encoder\.json|"
@@ -42,11 +42,19 @@ TOKENIZER_FILES = re.compile(
 
 @dataclass(frozen=True)
 class Folder:
-    """A checked checkpoint: a folder, or a file of another `Format`. `tensors` has exactly the names and shapes of the
-    spec, values are read when asked for, and dequantized where the files hold codes: these layers are in `quantized`,
-    by our names. `stored` is what the files hold, under their own names, and `unused` the names of what of it is left
-    out: another head's tensors, and those of a class of transformers that computes more. `home` is where the tokenizer
-    is; None of a format that has none. `adapters` are folders of adapters that are beside these weights, and add up."""
+    """A checked checkpoint: a folder, or a file of another `Format`.
+
+    Attributes:
+        tensors: exactly the names and shapes of the spec; values are read when accessed, and dequantized if the files
+            hold quantization codes.
+        stored: the tensors of the files, under their own names.
+        config: content of config.json; in other formats, its model_type.
+        generation: content of generation_config.json.
+        unused: names of stored tensors that are ignored: another head's, and those of a class of transformers that
+            computes more than this model.
+        quantized: layers that are stored as quantization codes, by our names.
+        home: where the tokenizer is; None for a format that has none.
+        adapters: folders of adapters on top of these weights, whose outputs are summed."""
 
     path: Path
     spec: ModelSpec
@@ -62,20 +70,20 @@ class Folder:
 
     @property
     def weights(self) -> str:
-        """The kinds of quantization codes in use; without any, the stored dtypes."""
+        """The kinds of quantization codes in use; if there are none, the stored dtypes."""
         dtypes = sorted({dtype_name(form.dtype) for form in self.tensors.forms.values()})
         return ", ".join(dict.fromkeys(layer.kept for layer in self.quantized.values()) or dtypes)
 
     @property
     def kept(self) -> str | None:
-        """How many layers are stored as which codes, for reports; None where none is."""
+        """How many layers are stored as which quantization codes, for reports; None if none is quantized."""
         counts = Counter(layer.kept for layer in self.quantized.values()).most_common()
         return ", ".join(f"{count} layer{'s' * (count > 1)} as {how}" for how, count in counts) or None
 
     def choose_dtype(
         self, asked: torch.dtype | None = None, device: torch.device | str = "cpu"
     ) -> tuple[torch.dtype, Choice]:
-        """The dtype to run in, and why: `headway.storage.dtypes.choose_dtype` for the stored dtypes."""
+        """Returns the dtype to run in, and why: `headway.storage.dtypes.choose_dtype` for the stored dtypes."""
         stored = {name: form.dtype for name, form in self.tensors.forms.items()}
         return choose_dtype(stored, torch.device(device), asked)
 
@@ -87,15 +95,15 @@ def load_folder(
     allow_pickle: bool = False,
     head: Head | None = None,
 ) -> Folder:
-    """Read and check a folder or a file; no weights are read yet (tied ones, when both are stored, are compared).
+    """Reads and checks a folder or a file. Weights are read later, except those that must be checked or measured now:
+    tied tensors that are both stored, constants, and F32 tensors of GGUF files.
 
-    `frm` is its format; "auto" detects it. `head` takes an encoder for another purpose than it was saved for; the
-    tensors that it needs must be there. A decoder that sentence-transformers embeds with is an encoder that sees what
-    it did.
+    `frm` is the format; "auto" detects it. `head` loads an encoder for another task than it was saved for; the tensors
+    of that head must be present. A decoder that sentence-transformers uses for embeddings becomes an encoder with the
+    decoder's attention patterns.
 
-    Raises ConfigError for a config that is not understood; CheckpointError for files that are broken or
-    missing, and for tensors that are missing, unexpected or of another shape, listed together with the
-    nearest names.
+    Raises ConfigError for a config that is not understood; CheckpointError for files that are broken or missing, and
+    for tensors that are missing, unexpected or of another shape, listed together with the nearest names.
     """
     check_known(frm, ("auto", *get_args(Format)), "unknown format", are="known are", error=CheckpointError)
     path = Path(path)
@@ -111,8 +119,8 @@ def load_folder(
         model = (
             llama2c.read(path) if kind == "llama2c" else meta.read_pickled(path, allow_pickle=allow_pickle)
         )
-        about, generation = {"model_type": kind}, llama2c.GENERATION if kind == "llama2c" else {}
-        read = Folder(path, model.spec, model.state(), model.weights, about, generation, format=kind)
+        config, generation = {"model_type": kind}, llama2c.GENERATION if kind == "llama2c" else {}
+        read = Folder(path, model.spec, model.state(), model.weights, config, generation, format=kind)
     if head is not None and head != read.spec.head:
         raise CheckpointError(
             f"{path} holds a decoder, whose head is {read.spec.head.task!r}, not {head.task!r}"
@@ -124,7 +132,7 @@ def _detect(path: Path, folder: Path, allow_pickle: bool) -> Format:
     if folder.is_dir():
         parts = not (folder / "config.json").exists() and any(folder.glob("consolidated.*.pth"))
         return "meta" if parts else "hf"
-    # A file named *.gguf that is not GGUF is read as one, too, so that the error says what it is.
+    # A file named *.gguf that is not GGUF is treated as one, too, so that the error says what it is.
     if is_gguf(folder) or (folder.suffix == ".gguf" and folder.is_file()):
         return "gguf"
     if folder.suffix == ".bin" and folder.exists() and llama2c.looks_like(folder):
@@ -132,9 +140,9 @@ def _detect(path: Path, folder: Path, allow_pickle: bool) -> Format:
     pickled = folder.suffix in (".pt", ".pth", ".bin") and folder.exists()
     if pickled and any(".attention.wq." in name for name in open_tensors(folder, allow_pickle=allow_pickle)):
         return "meta"
-    what = "a file, not a folder, of no format that headway detects" if folder.exists() else "not there"
+    fault = "a file, not a folder, of no format that headway detects" if folder.exists() else "not there"
     raise CheckpointError(
-        f"{path} is {what}: a model is a GGUF file, or a folder with config.json and model.safetensors, or llama2.c's "
+        f"{path} is {fault}: a model is a GGUF file, or a folder with config.json and model.safetensors, or llama2.c's "
         ".bin, or Meta's consolidated.00.pth (of which --from says what they are)"
     )
 
@@ -173,9 +181,8 @@ def _hugging_face(path: Path, folder: Path, allow_pickle: bool, head: Head | Non
         ours, unused = imported(names, plain, spec, path, spec.head != saved_for)
         check_dtypes({name: form.dtype for name, form in ours.forms.items()}, path)
     written = folder / "generation_config.json"
-    keys = (
-        OF_TARGETS if written.exists() else (*TOKEN_IDS, *OF_TARGETS)
-    )  # old folders have them in config.json alone
+    # folders from before generation_config.json have all of these in config.json
+    keys = OF_TARGETS if written.exists() else (*TOKEN_IDS, *OF_TARGETS)
     generation = {key: config[key] for key in keys if config.get(key) is not None}
     generation |= read_json(written) if written.exists() else {}
     unused = (*around, *unused)

@@ -1,4 +1,4 @@
-"""A whole checkpoint in another rotary pairing, or with more kv heads: the same function, exactly.
+"""Converts a checkpoint to another rotary pairing, or to more kv heads, exactly: the model stays the same function.
 
 Legend: H query heads, K kv heads, D per head, M width.
 """
@@ -16,8 +16,8 @@ from headway.positions import Pairing, PerLayer, PositionScheme, Rotary, in_pair
 from headway.storage.lazy import Form, changed
 
 _MODULES = ("q_proj", "k_proj", "q_global_proj", "k_global_proj", "q_norm", "k_norm")
-"""Modules that produce queries and keys. A norm has the gain of one head, which all share, or that of all heads."""
-# leaves whose first axis is the module's output: weights, biases, gains, what adapters have there
+"""Modules that produce queries and keys. The gain of a norm is that of one head, shared by all, or of all heads."""
+# leaves whose first axis is the module's output: weights, biases, gains, B and the magnitudes of adapters
 _OUTPUT = ("weight", "bias", "lora_B.weight", "lora_magnitude_vector")
 _INPUT = "lora_A.weight"
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
@@ -27,28 +27,28 @@ _KEYS_VALUES = re.compile(r"(?:^|\.)(?:(?:k_proj|v_proj)\.(?:weight|bias)|k_norm
 
 
 def attends(spec: ModelSpec, name: str) -> bool:
-    """Whether a tensor of that name is in no token mixer other than attention: in others (such as the delta rule)
-    queries and keys have no positions."""
+    """Returns whether the tensor `name` does not belong to a token mixer without positions, such as the delta rule."""
     match = _MIXER.match(name)
     return match is None or kind_of(spec.mixers[int(match[1])]).positions
 
 
 def counts_heads(spec: ModelSpec, name: str) -> bool:
-    """Whether `spec.kv_heads` counts the heads of a tensor of that name, if it has keys or values: an encoder beside a
-    decoder has a spec of its own."""
+    """Returns whether the heads of a key or value tensor `name` are counted by `spec.kv_heads`: those of the encoder
+    beside a decoder are not, since it has a spec of its own."""
     return attends(spec, name) and not (spec.encoder is not None and name.startswith("encoder."))
 
 
 def change_pairing(
     state: Mapping[str, Tensor], spec: ModelSpec, to: Pairing
 ) -> tuple[Mapping[str, Tensor], ModelSpec]:
-    """The same function in another rotary basis: (state, spec), tensors that need no change not copied; what
-    is lazy stays so.
+    """Returns the same function in another rotary pairing, as (state, spec); unchanged tensors are not copied, and lazy
+    ones stay lazy.
 
     Permutes the rows of query and key weights [H*D, M] and [K*D, M], their biases, per-head norm gains [D] and the
-    output side of adapters, each with the head count of that tensor; with partial rotary only the rotated prefix.
-    Exact: there and back gives the identical bits. Raises CheckpointError for a part of a query or key projection that
-    it does not know, rather than leave it in the old basis.
+    output side of adapters, each with the head count of that tensor; with partial rotary embedding only the rotated
+    dimensions of each head. Exact: there and back gives identical bits. Raises CheckpointError for an unknown part of a
+    query or key projection, rather than leave it in the old pairing, and if there is no rotary pairing or values are
+    computed from keys (tied_values).
     """
     if not rotations(spec.positions):
         raise CheckpointError(
@@ -95,7 +95,7 @@ def change_pairing(
 
 
 def _of_layer(spec: ModelSpec, name: str) -> PositionScheme:
-    """The scheme of the layer that a tensor belongs to."""
+    """Returns the position scheme of the layer that a tensor belongs to."""
     if not isinstance(spec.positions, PerLayer):
         return spec.positions
     match = _LAYER.search(name)
@@ -105,12 +105,12 @@ def _of_layer(spec: ModelSpec, name: str) -> PositionScheme:
 
 
 def pairing_name(spec: ModelSpec) -> str:
-    """The name of a spec's rotary pairing in files and reports; "none" where there is none."""
+    """Returns the name of a spec's rotary pairing in files and reports; "none" if there is none."""
     return ", ".join(dict.fromkeys(str(rotary.pairing) for rotary in rotations(spec.positions))) or "none"
 
 
 def in_pairing_of(spec: ModelSpec, state: Mapping[str, Tensor], frm: ModelSpec) -> Mapping[str, Tensor]:
-    """The weights `state` (all or some) of a model of spec `frm`, in the rotary pairing of `spec`, if it has one."""
+    """Returns weights `state` (all or some) of a model of spec `frm` in the rotary pairing of `spec`, if it has one."""
     rotaries = rotations(spec.positions)
     if not rotaries or not rotations(frm.positions):
         return state
@@ -118,7 +118,7 @@ def in_pairing_of(spec: ModelSpec, state: Mapping[str, Tensor], frm: ModelSpec) 
 
 
 def check_uniform(spec: ModelSpec, what: str) -> None:
-    """Raises CheckpointError where layers have kv heads of their own, or those of other layers."""
+    """Raises CheckpointError if layers differ in their kv heads, or share those of other layers."""
     if differ(spec.mixers):
         raise CheckpointError(
             f"{what}: kv heads are changed in all layers alike, and here layers have their own"
@@ -128,12 +128,13 @@ def check_uniform(spec: ModelSpec, what: str) -> None:
 def repeat_kv_heads(
     state: Mapping[str, Tensor], spec: ModelSpec, kv_heads: int
 ) -> tuple[Mapping[str, Tensor], ModelSpec]:
-    """The same function with `kv_heads` key and value heads, each of the K there are repeated kv_heads / K times.
+    """Returns the same function with `kv_heads` key and value heads, as (state, spec): each of the K heads is repeated
+    kv_heads / K times.
 
-    Query head h reads kv head floor(h K / H); repetition puts a copy of that head at floor(h kv_heads / H). From
-    GQA or MQA to MHA it is kv_heads = H. Rows of key and value weights [K*D, M], biases [K*D] and gains of a norm over
-    all keys [K*D] are repeated, lazily where the state is. Raises CheckpointError where `kv_heads` is no multiple of K
-    or does not divide H: fewer heads, and other numbers, are no repetition and would be another function.
+    Query head h reads kv head floor(h K / H); repetition puts a copy of that head at floor(h kv_heads / H). With
+    kv_heads = H, GQA or MQA becomes MHA. Rows of key and value weights [K*D, M], biases [K*D] and gains of a norm over
+    all keys [K*D] are repeated, lazily if the state is lazy. Raises CheckpointError unless `kv_heads` is a multiple of
+    K that divides H: any other number would change the function.
     """
     if kv_heads < 1 or kv_heads % spec.kv_heads or spec.heads % kv_heads:
         possible = [n for n in range(spec.kv_heads, spec.heads + 1, spec.kv_heads) if spec.heads % n == 0]
@@ -145,8 +146,8 @@ def repeat_kv_heads(
     times = kv_heads // spec.kv_heads
 
     def has_heads(name: str) -> bool:
-        is_one = _KEYS_VALUES.search(name) is not None and counts_heads(spec, name)
-        return is_one and ("k_norm" not in name or spec.qk_norm == "all")
+        matches = _KEYS_VALUES.search(name) is not None and counts_heads(spec, name)
+        return matches and ("k_norm" not in name or spec.qk_norm == "all")
 
     def repeated(name: str, value: Tensor) -> Tensor:
         if not has_heads(name) or times == 1:

@@ -1,4 +1,4 @@
-"""Describes a model folder or a GGUF file before it is loaded: its spec, the effective positions and windows, sizes."""
+"""Describes a model folder or a GGUF file without loading it: its spec, the effective positions and windows, sizes."""
 
 import math
 from collections import Counter
@@ -19,21 +19,23 @@ BY_CONVERSION = "loads what `headway convert` makes of it"
 
 
 def inspect(path: str | Path, *, allow_pickle: bool = False) -> dict[str, Any]:
-    """Everything that `headway inspect` reports, by name, from the config, the headers and the tokenizer of a folder or
-    a GGUF file; no weights are read. Raises as `load_folder` does.
+    """Returns everything that `headway inspect` reports, by name, from the config, the headers and the tokenizer of a
+    folder or a GGUF file; weights are read only as far as `load_folder` checks them.
 
         kind                     "decoder", "encoder" or "encoder-decoder"
         gives                    what a call returns, and its shape
         spec                     `ModelSpec`
         rotary                   the effective rotation: radians per position of each pair, and the longest and shortest
-                                 wave in tokens; None for other positions
-        context_limit            the longest row that runs at all
-        kv_bytes_per_token       of what decoding keeps of a token, in the dtype that the model runs in; None where
-                                 nothing is kept that grows with the text: in encoders, and where all layers keep states
-        memory_bytes_per_token   of what an encoder-decoder caches of a token of the source; None without an encoder
-        weights                  how quantized layers are kept; None where none is
+                                 wavelength in tokens; None if positions are not rotary
+        context_limit            the longest sequence that the model can run
+        kv_bytes_per_token       bytes that decoding caches for each token, in the dtype that the model runs in; None if
+                                 nothing cached grows with the sequence (encoders, and models without attention layers)
+        memory_bytes_per_token   bytes that an encoder-decoder caches for each source token; None without an encoder
+        weights                  how quantized layers are stored; None if none is quantized
         unused                   names of stored tensors that this model does not need
-        transformers             whether it can load the folder's model
+        transformers             whether transformers can load the folder's model
+
+    Raises as `load_folder` does.
     """
     folder = load_folder(path, allow_pickle=allow_pickle)
     spec, tensors = folder.spec, folder.stored
@@ -90,19 +92,19 @@ def _rotary(folder: Folder) -> dict[str, Any] | None:
 
 
 def _tokenizer(folder: Folder) -> dict[str, Any] | None:
-    place = folder.home
-    if place is None:
+    home = folder.home
+    if home is None:
         return None
-    files = sorted(p for p in place.iterdir() if TOKENIZER_FILES.match(p.name)) if place.is_dir() else [place]
+    files = sorted(p for p in home.iterdir() if TOKENIZER_FILES.match(p.name)) if home.is_dir() else [home]
     for file in files:
-        open_regular(file).close()  # a pipe is named, and not passed over
-    if first_file(place) is None:
+        open_regular(file).close()  # raises an error that names the file if it is a pipe
+    if first_file(home) is None:
         return None
-    read = Tokenizer.load(place)
+    tokenizer = Tokenizer.load(home)
     return {
         "files": [file.name for file in files],
-        "kind": type(read.backend.model).__name__,
-        "tokens": read.vocab_size,
-        "fits": read.vocab_size <= folder.spec.vocab,
-        "chat_template": read.chat_template is not None,
+        "kind": type(tokenizer.backend.model).__name__,
+        "tokens": tokenizer.vocab_size,
+        "fits": tokenizer.vocab_size <= folder.spec.vocab,
+        "chat_template": tokenizer.chat_template is not None,
     }

@@ -1,11 +1,11 @@
-"""Locates a model: a local folder or file, or a repository of the Hugging Face Hub, downloaded once; and rewords the
+"""Locates a model: a local folder or file, or a repository of the Hugging Face Hub, downloaded once; translates the
 Hub's errors.
 
-| what is given | |
+| source | meaning |
 |---|---|
-| a path that exists | itself |
-| `OWNER/NAME[@REVISION]` | a repository of the Hub, where neither such a path nor a folder OWNER exists |
-| `hf://OWNER/NAME[@REVISION]` | a repository of the Hub in any case |
+| a path that exists | that path |
+| `OWNER/NAME[@REVISION]` | a repository of the Hub, if neither such a path nor a folder OWNER exists |
+| `hf://OWNER/NAME[@REVISION]` | always a repository of the Hub |
 """
 
 import re
@@ -16,7 +16,7 @@ from pathlib import Path
 from headway.errors import CheckpointError, ConfigError, HubError, did_you_mean
 from headway.storage.files import current_folder
 
-# Files of a model: configs, weights, tokenizers; without pickles, which can run code where they are read by others.
+# Files of a model: configs, weights, tokenizers; no pickles, which can run code when other programs load them.
 MODEL_FILES = [
     "*.json",
     "*.safetensors",
@@ -29,14 +29,14 @@ MODEL_FILES = [
 ]
 PICKLES = ["*.bin", "*.pth"]
 
-# What pathlib makes of hf:// is hf:/
+# pathlib turns hf:// into hf:/
 _ADDRESS = re.compile(
     r"(?P<hub>hf:/{1,2})?(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?"
 )
 
 
 def is_address(source: str | Path) -> bool:
-    """Whether this names a repository of the Hub, and no local path."""
+    """Returns whether `source` names a repository of the Hub and no local path."""
     match = _ADDRESS.fullmatch(str(source))
     if match is None or match["hub"] is not None:
         return match is not None
@@ -50,10 +50,11 @@ def local_model(
     allow_pickle: bool = False,
     files: Sequence[str] | None = None,
 ) -> Path:
-    """The folder (or GGUF file) of a model; that of a repository holds its configs, weights and tokenizer, or `files`.
+    """Returns the folder (or GGUF file) of a model; a repository's configs, weights and tokenizer (or the files that
+    match `files`) are downloaded first.
 
-    Raises CheckpointError for a model that is neither local nor can be fetched, ConfigError for a revision of a local
-    folder, and for two revisions."""
+    Raises CheckpointError for a model that is neither local nor can be downloaded, ConfigError for a revision of a
+    local folder, and for two different revisions."""
     match = _ADDRESS.fullmatch(str(source))
     if match is None or not is_address(source):
         if current_folder(source).exists():
@@ -75,30 +76,30 @@ def local_model(
         return Path(
             snapshot_download(match["id"], revision=revision or match["revision"], allow_patterns=patterns)
         )
-    except Exception as error:  # its many kinds all mean that there is nothing to load
-        here = (
+    except Exception as error:  # of any kind: it means that there is nothing to load
+        local = (
             ""
             if match["hub"]
             else f"no such file or folder here{_beside(source)}, and as an id of the Hugging Face Hub "
         )
         raise CheckpointError(
-            f"{source}: {here}it could not be fetched "
+            f"{source}: {local}it could not be fetched "
             f"({type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else 'no more is said'}). "
             "Check the name and the network; HF_HUB_OFFLINE=1 forbids fetching, HF_TOKEN opens gated models"
         ) from error
 
 
 def _beside(source: str | Path) -> str:
-    """For a message about a path that does not exist: the nearest name beside it, or some of the folders there."""
+    """Returns a hint for a message about a missing path: the nearest name beside it, or some of the folders there."""
     path = Path(source)
     siblings = sorted(p.name for p in path.parent.iterdir() if p.is_dir()) if path.parent.is_dir() else []
-    near = did_you_mean(path.name, siblings)
-    return near or (f" ({path.parent} has {', '.join(siblings[:8])})" if siblings else "")
+    hint = did_you_mean(path.name, siblings)
+    return hint or (f" ({path.parent} has {', '.join(siblings[:8])})" if siblings else "")
 
 
 @contextmanager
 def asking(what: str) -> Iterator[None]:
-    """While open, errors of the Hub about `what` become HubErrors that say what to do."""
+    """Converts errors of the Hub about `what` inside the `with` block to HubErrors that say what to do."""
     from huggingface_hub import errors
 
     try:

@@ -27,12 +27,12 @@ def load_model(
     allow_pickle: bool = False,
     dequantize: bool = False,
 ) -> Decoder:
-    """The decoder of a folder, in evaluation mode.
+    """Returns the decoder of a folder, in evaluation mode.
 
-    `dtype` None keeps the file's, but float16 becomes float32 on a CPU and a mix becomes its widest
-    (`choose_dtype`). Weights that the files hold as codes of few bits are kept so, and products with them round x
-    to 8 bits (`headway.nn.Rounded`); `dequantize` makes plain ones of them. Raises as `load_folder` does, and
-    ConfigError for a model that is no decoder.
+    `dtype` None keeps the file's, but float16 becomes float32 on a CPU, and mixed dtypes become the widest
+    (`choose_dtype`). Weights that are quantized in the files stay quantized, and products with them round x to 8 bits
+    (`headway.nn.Rounded`), unless `dequantize` is set. Raises as `load_folder` does, and ConfigError if the model is
+    not a decoder.
     """
     folder = load_folder(path, allow_pickle=allow_pickle)
     return as_decoder(build_model(folder, dtype=dtype, dequantize=dequantize))
@@ -46,9 +46,9 @@ def build_model(
     backend: str = "auto",
     dequantize: bool = False,
 ) -> Model:
-    """The model of a folder that `load_folder` has read, with the adapters beside it.
+    """Returns the model of a folder that `load_folder` has read, with its adapters attached.
 
-    It is on the CPU unless `device` is another; `backend` is what it attends with (`headway.attend`). The other
+    It is on the CPU unless `device` says otherwise; `backend` is its attention backend (`headway.attend`). The other
     arguments are as in `load_model`."""
     where = torch.device("cpu" if device is None else device)
     run_dtype, choice = folder.choose_dtype(dtype, where)
@@ -71,8 +71,8 @@ def restore(
     backend: str = "auto",
     quantized: Mapping[str, PackedLayer] = MappingProxyType({}),
 ) -> Model:
-    """A model of `spec` with the weights of `state` (copied, cast to `dtype`), in evaluation mode. Layers in
-    `quantized` keep their codes in place of weights, and the model is then frozen."""
+    """Returns a model of `spec` with the weights of `state` (copied, cast to `dtype`), in evaluation mode. Layers in
+    `quantized` keep their codes instead of weights; if there are any, the model is frozen."""
     with torch.device("meta"):
         model = blank(spec, backend).to(dtype)
     layers = {name: m for name, m in model.named_modules() if isinstance(m, Keeps) and name in quantized}
@@ -94,12 +94,12 @@ def restore(
 
 
 def fill(spec: ModelSpec, state: Mapping[str, Tensor], **options: Any) -> Decoder:
-    """`restore` for the spec of a decoder. Raises ConfigError for another."""
+    """Returns `restore` of a decoder's spec. Raises ConfigError if it is not a decoder's."""
     return as_decoder(restore(spec, state, **options))
 
 
 def as_decoder(model: Model) -> Decoder:
-    """The same model. Raises ConfigError unless it is a decoder."""
+    """Returns the model itself. Raises ConfigError if it is not a decoder."""
     if not isinstance(model, Decoder):
         raise ConfigError(
             f"this is an {type(model).__name__} ({model.spec.family}), and a decoder is needed here, which continues "

@@ -1,4 +1,4 @@
-"""Rewrites a model folder as another one and reports what changed, measured before and after."""
+"""Rewrites a model folder as another one and reports what changed, with measurements before and after."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -32,14 +32,14 @@ Target = Literal["hf", "gguf"]
 
 @dataclass(frozen=True)
 class Change:
-    """The model to write in place of a folder's, and how.
+    """The model that replaces a folder's, and how to write it.
 
-    spec, state, quantized: as `save_state` takes them; a GGUF file has no place for `quantized`.
-    choices: what was chosen, with reasons.
-    tokenizer: the new folder's; None is that of the folder.
-    metadata: more keys of the header of a folder's weights.
-    matrices, packed: of a GGUF file, as `write_model` takes them: the type of its matrices, None as they are, and of
-        weights in `state` that are rows of blocks already.
+    spec, state, quantized: as `save_state` takes them; `quantized` cannot be written to a GGUF file.
+    choices: decisions that were made, with reasons.
+    tokenizer: tokenizer of the new folder; None copies that of the source.
+    metadata: additional keys of the header of a folder's weights.
+    matrices: block type of the matrices of a GGUF file, as `write_model` takes it; None keeps their dtype.
+    packed: block types of the weights in `state` that are rows of blocks already, for a GGUF file.
     """
 
     spec: ModelSpec
@@ -54,15 +54,18 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """A model before or after.
+    """Measurements of a model, before or after.
 
     Attributes:
-        parameters: trained numbers. stored_bytes: of all tensors in its files.
-        kv_bytes_per_token: of keys and values in all layers, in the dtype that is stored.
-        kv_bytes_stored: what the caches of one row of `Rewritten.context` tokens hold; 0 of an encoder, which has none.
-        pairs: scores of such a row in all layers and heads.
-        loss: nats per token. bits_per_byte: of the text. perplexity: exp(loss). None without a text.
-        positions: the loss by how far a prediction could look back.
+        parameters: number of trained parameters.
+        stored_bytes: bytes of all tensors in its files.
+        kv_bytes_per_token: bytes of keys and values in all layers for each token, in the dtype that the model runs in.
+        kv_bytes_stored: bytes of the caches of one sequence of `Rewritten.context` tokens; 0 for an encoder.
+        pairs: number of attention scores of one sequence of that length, in all layers and heads.
+        loss: nats per token.
+        bits_per_byte: bits per byte of the text.
+        perplexity: exp(loss). All three are None without a text.
+        positions: the loss by how many tokens preceded a prediction.
     """
 
     parameters: int
@@ -78,10 +81,11 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The largest difference of an output on one row of `tokens`, and the largest output before, in absolute value.
+    """The largest absolute difference of an output on one sequence of `tokens` tokens, and the largest output before.
 
-    probed: the last slots, which were compared. marked: whether the first token was global.
-    dtype: that both models ran in. bound: what the difference may be at most; None where the function may change.
+    probed: number of last positions, whose outputs were compared. marked: whether the first token was global.
+    dtype: dtype that both models ran in. bound: largest allowed difference; None if the function may change.
+    largest: the largest absolute output of the model before.
     """
 
     tokens: int
@@ -101,10 +105,12 @@ class Difference:
 class Measured(NamedTuple):
     """Measurements that compare two models.
 
-    differences: of outputs on rows. evaluated: either on a text (`headway.train.evaluation.Evaluation`).
-    kl: mean over its predictions of the sum over the vocab of p ln(p / q), p the first model's.
-    rounding: the largest change of an output by storing numbers in another dtype, float32 against float32; None where
-        they are stored as they were. The differences are then from the first model with its numbers rounded so.
+    differences: differences of outputs on sequences.
+    evaluated: evaluations of the two models on a text (`headway.train.evaluation.Evaluation`).
+    kl: mean over the text's predictions of the sum over the vocabulary of p ln(p / q), where p is the first model's.
+    rounding: largest change of an output caused by storing the numbers in another dtype, both computed in float32; None
+        if they are stored unchanged. The differences are then those from the first model with its numbers rounded in
+        this way.
     """
 
     differences: tuple[Difference, ...] = ()
@@ -115,16 +121,18 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Rewritten:
-    """A folder that was made of another one, and the evidence.
+    """A model that was made from another one, and the evidence.
 
     Attributes:
         changed: what differs (aspect, before, after): the format, aspects of the spec (`differences`), and the dtypes
-            or codes of weights.
-        transformers: whether transformers reads the new folder, and what keeps it from that; None of a GGUF file.
-        dtype: that the weights are run in.
-        choices: what was chosen, with reasons.
-        context: tokens of a row in all measurements. unchanged: rows of up to so many tokens see what they saw.
-        tokens: predictions that the losses are means of. kl, rounding: as in `Measured`.
+            or quantization codes of weights.
+        transformers: whether transformers reads the new folder, or why not; None for a GGUF file.
+        dtype: dtype that the models are run in.
+        choices: decisions that were made, with reasons.
+        context: tokens of a sequence in all measurements.
+        unchanged: longest sequence of which every token attends to what it attended to before.
+        tokens: number of predictions that the losses are averaged over.
+        kl, rounding: as in `Measured`.
     """
 
     source: Path
@@ -144,7 +152,7 @@ class Rewritten:
 
 
 def target_of(path: str | Path) -> Target:
-    """The format of what is written at `path`: GGUF where its name ends in .gguf."""
+    """Returns the format to write at `path`: GGUF if its name ends in .gguf."""
     return "gguf" if Path(path).suffix == ".gguf" else "hf"
 
 
@@ -160,12 +168,13 @@ def rewrite(
     shard_bytes: int = SHARD_BYTES,
     overwrite: bool = False,
 ) -> Rewritten:
-    """Write the `change` of `folder` at `target`, as a folder or a GGUF file (`to`, `target_of` unless given), with its
-    tokenizer unless the change has another, and its generation settings. `measure` is called with the written path
-    before it takes its final name; if it raises, `target` stays as it was.
+    """Writes the `change` of `folder` at `target`, as a folder or a GGUF file (`to`, by default `target_of`), with its
+    generation settings and its tokenizer unless the change has another.
 
-    Raises, leaving `target` as it was, CheckpointError when it exists (unless `overwrite`), and for what the format
-    does not hold."""
+    `measure` is called with the written path before it is renamed to `target`; if it raises, `target` is unchanged.
+
+    Raises CheckpointError, leaving `target` unchanged, if it exists (unless `overwrite`), and for what the format
+    cannot hold."""
     check_target(target, overwrite)
     evidence: list[Measured] = []
     spec, state, tokenizer = change.spec, change.state, change.tokenizer
@@ -227,7 +236,7 @@ def _measurement(folder: Folder, evaluation: Any, context: int, dtype: torch.dty
 
 
 def probe(spec: ModelSpec, ids: ArrayLike | None, count: int) -> Tensor:
-    """One row [T] of at most `count` tokens: the first of `ids`, or drawn evenly from the whole vocabulary."""
+    """Returns one sequence [T] of at most `count` tokens: the first of `ids`, or drawn uniformly if that is None."""
     if ids is None:
         return torch.randint(spec.vocab, (count,), generator=torch.Generator().manual_seed(0))
     return torch.tensor(np.asarray(ids)[:count], dtype=torch.int64)

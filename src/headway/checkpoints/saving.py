@@ -1,4 +1,4 @@
-"""The Hugging Face folder out: atomic, with its tokenizer."""
+"""Writes models as Hugging Face folders, atomically, with their tokenizer."""
 
 import re
 import shutil
@@ -41,30 +41,30 @@ _MODEL_FILES = re.compile(
     rf"{MORE_TEMPLATES}$|"
     r".*\.(safetensors|bin|pth?|h5|msgpack|onnx|gguf)(\.index\.json)?$"
 )
-"""Files that belong to a model, whoever wrote them: configs, weights, tokenizer, the state of its training."""
+"""Files that belong to a model, whichever program wrote them: configs, weights, tokenizer, training state."""
 
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """The tokenizer of a folder, file by file: what `save_folder` and `save_state` take.
+    """The tokenizer of a folder, copied file by file; accepted as `tokenizer` by `save_folder` and `save_state`.
 
-    With `context`, its `model_max_length` becomes that, where it has one."""
+    If `context` is set, it replaces `model_max_length` in tokenizer_config.json, if that key is present."""
 
     folder: Folder
     context: int | None = None
 
     @property
     def bos(self) -> int | None:
-        """Id that begins a text, by generation_config.json."""
+        """Id of the first token of a text, from generation_config.json; None if absent."""
         return self.folder.generation.get("bos_token_id")
 
     @property
     def eos(self) -> int | None:
-        """Id that ends a text, by generation_config.json."""
+        """Id of the last token of a text, from generation_config.json; None if absent."""
         return self.folder.generation.get("eos_token_id")
 
     def save(self, folder: Path) -> None:
-        """Copy its files into `folder`; of a GGUF file, what it holds of one."""
+        """Copies the tokenizer's files into `folder`, or converts the tokenizer of a GGUF file, if it has one."""
         home = self.folder.home
         if home is None or home.is_file():
             if home is not None and first_file(home) is not None:
@@ -83,21 +83,22 @@ class TokenizerFiles:
                     (folder / file.name).write_text(text, encoding="utf-8")
 
     def gguf_metadata(self, rows: int) -> dict[str, Any]:
-        """`Tokenizer.gguf_metadata`; no keys where the folder has no tokenizer."""
+        """Returns `Tokenizer.gguf_metadata` of the folder's tokenizer, or no keys if it has none."""
         home = self.folder.home
         return {} if home is None or first_file(home) is None else Tokenizer.load(home).gguf_metadata(rows)
 
 
 AnyTokenizer = Tokenizer | MarianTokenizer | TokenizerFiles
-"""A tokenizer that can write its files into a folder, with the ids that begin and end a text."""
+"""A tokenizer that can write its files into a folder, with the ids of the first and the last token of a text."""
 
 
 def save_folder(path: str | Path, model: Model, **how: "Unpack[Saving]") -> None:
-    """Write a folder that `load_model` and transformers read, as a whole, in one step; options are those of `Saving`.
+    """Writes a model as a folder that `load_model` and transformers read, atomically; the options are those of
+    `Saving`.
 
-    Raises CheckpointError where `path` holds anything, unless `overwrite`: then the files of a model that is there go,
-    its tokenizer included, and its other files stay. ConfigError for a model with adapters, which are folders of their
-    own."""
+    Raises CheckpointError if `path` exists and is not empty, unless `overwrite` is set: then the files of the model
+    there, its tokenizer included, are removed and other files stay. Raises ConfigError for a model with adapters, which
+    have folders of their own."""
     if names := adapter_names(model):
         raise ConfigError(
             f"this model has adapters ({', '.join(names)}): save them by `save_adapter`, or put them into the weights "
@@ -109,17 +110,19 @@ def save_folder(path: str | Path, model: Model, **how: "Unpack[Saving]") -> None
 class Saving(TypedDict, total=False):
     """Options of `save_folder`.
 
-    tokenizer: saved too; the ids that begin and end a text are its own unless `generation` has others.
+    tokenizer: is saved too; bos_token_id and eos_token_id are taken from it unless `generation` sets them.
     generation: the content of generation_config.json (`bos_token_id`, `eos_token_id`, ...).
-    config: more keys of config.json.
-    dtype: of the stored weights; None keeps theirs.
-    keep_pairing: weights in another rotary pairing than the family's own ("halves" in LLaMA's) are permuted to it,
-        which is exact, and a translator of 2017 gets Marian's biases, which are 0, unless this is set: such a folder,
-        like one of a spec that transformers cannot express, has model_type "headway", which transformers refuses.
-    shard_bytes: the most that one file of weights holds.
-    metadata: more keys of the header of the weights.
-    overwrite: replace what is at `path`.
-    before_publishing: called with the finished folder before it takes its name; if it raises, `path` stays as it was.
+    config: additional keys of config.json.
+    dtype: dtype of the stored weights; None keeps their dtype.
+    keep_pairing: keeps the weights as they are. By default, weights in another rotary pairing than the family's
+        ("halves" for LLaMA) are permuted to it, which is exact, and a translation model of 2017 gets Marian's biases,
+        all 0. A folder that keeps another pairing, or a spec that transformers cannot express, has model_type
+        "headway", which transformers refuses.
+    shard_bytes: maximal number of bytes in one file of weights.
+    metadata: additional keys of the header of the weights.
+    overwrite: replaces the model at `path`.
+    before_publishing: called with the finished folder before it is renamed to `path`; if it raises, `path` is
+        unchanged.
     """
 
     tokenizer: AnyTokenizer | None
@@ -149,8 +152,10 @@ def save_state(
     overwrite: bool = False,
     before_publishing: Callable[[Path], None] = lambda folder: None,
 ) -> None:
-    """`save_folder` for weights that are not in a module: `state` has the names of the module's `state_dict()`. The
-    layers in `quantized` are written as compressed-tensors keeps them; of their weights `state` has the shapes."""
+    """Writes a folder as `save_folder` does, from weights that are not in a module.
+
+    `state` has the names of the module's `state_dict()`. The layers in `quantized` are written in the
+    compressed-tensors format; of their weights in `state` only the shapes are used."""
     check_target(path, overwrite)
     state = _strict_state(state, spec)
     source = spec
@@ -158,8 +163,8 @@ def save_state(
         state, spec = change_pairing(state, spec, layouts_for(spec.family)[0].pairing)
     marian = None if keep_pairing else marian_spec(spec)
     if marian is not None and unsupported_by_transformers(marian) is None:
-        kind, shapes = next(iter(lazy(state).forms.values())).dtype, own_shapes(marian)
-        absent = {n: Form(tuple(value.shape), kind) for n, value in shapes.items() if n not in state}
+        stored_dtype, shapes = next(iter(lazy(state).forms.values())).dtype, own_shapes(marian)
+        absent = {n: Form(tuple(value.shape), stored_dtype) for n, value in shapes.items() if n not in state}
         state, spec = with_zeros(state, absent), marian
     if dtype is not None:
         state = cast(state, dtype)
@@ -184,16 +189,17 @@ def describe(
     generation: Mapping[str, Any] | None,
     config: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Writes all files but the weights into a folder being filled (see `atomic_folder`). `spec_config` is the
-    `config.json` of the spec; `config` and `generation` are as in `Saving`."""
+    """Writes all files except the weights into a folder that is being filled (see `atomic_folder`).
+
+    `spec_config` is the `config.json` of the spec; `config` and `generation` are as in `Saving`."""
     ends = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos} if tokenizer is not None else {}
     generation = {**ends, **(generation or {})}
     ids, layout = {key: generation.get(key) for key in TOKEN_IDS}, LAYOUTS.get(str(spec_config["model_type"]))
     token_ids = {key: n for key, n in ids.items() if n is not None or layout is None or key not in layout.ids}
-    first = {START: generation[START]} if START in generation else {}
+    decoder_start = {START: generation[START]} if START in generation else {}
     name = dtype_name(dtype)
-    # spec_config comes after the ids: where a layout writes a token id, its positions depend on it
-    config = {**token_ids, **first, **spec_config, "dtype": name, "torch_dtype": name, **config}
+    # spec_config comes after the ids: a token id that a layout writes must win, since its positions depend on it
+    config = {**token_ids, **decoder_start, **spec_config, "dtype": name, "torch_dtype": name, **config}
     write_file(folder / "config.json", json_text(config))
     write_file(folder / "generation_config.json", json_text({**ids, **generation}))
     if tokenizer is not None:
@@ -201,7 +207,7 @@ def describe(
 
 
 def check_target(target: str | Path, overwrite: bool) -> None:
-    """Raise CheckpointError, saying what it is, when something is at `target` and may not be replaced."""
+    """Raises CheckpointError that describes what is at `target`, unless it may be replaced or is absent or empty."""
     existing = current_folder(target)
     if overwrite or not existing.exists() or (existing.is_dir() and not any(existing.iterdir())):
         return
@@ -222,8 +228,9 @@ def _described(path: Path) -> str:
 
 
 def _strict_state(state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, Tensor]:
-    """The weights in the order of the module's `state_dict()`. Raises CheckpointError when names or shapes are not
-    the spec's."""
+    """Returns the weights in the order of the module's `state_dict()`.
+
+    Raises CheckpointError if names or shapes differ from the spec's."""
     expected = {name: tuple(value.shape) for name, value in own_shapes(spec).items()}
     shapes = {name: form.shape for name, form in lazy(state).forms.items()}
     if wrong := sorted(n for n in expected.keys() | shapes.keys() if expected.get(n) != shapes.get(n)):

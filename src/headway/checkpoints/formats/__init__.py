@@ -1,1 +1,1 @@
-"""Formats that are converted: Meta's, llama2.c's, GGUF."""
+"""Formats that checkpoints are converted from: Meta's, llama2.c's, GGUF (also written)."""

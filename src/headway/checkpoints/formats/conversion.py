@@ -1,9 +1,9 @@
-"""Converts a checkpoint and checks that it is the same function: nothing is left at the target unless the check passed.
-Where its numbers are rounded to another dtype, the comparison is with the rounded source. `Storage` says
-how the target stores numbers, and what becomes of a source's codes of 8 or 4 bits.
+"""Converts a checkpoint and verifies that it is the same function: the target is written only if the check passes. If
+the target rounds numbers to another dtype, the comparison is with the source rounded in the same way. `Storage` says
+how the target stores numbers, and what becomes of 8-bit or 4-bit codes of the source.
 
-The source is evaluated by its own forward pass (Meta's formats: a plain one on their names, independent of
-`Decoder`) and the target by loading the folder that was just written, before it takes its name.
+The reference logits come from the source's own forward pass (for Meta's formats a plain one on their tensor names,
+independent of `Decoder`), the converted logits from loading the folder that was just written, before it is renamed.
 """
 
 from collections import Counter
@@ -44,13 +44,13 @@ from headway.storage.lazy import Form, LazyTensors, cast, changed, with_values
 from headway.text import Tokenizer
 
 PACKINGS: Mapping[str, BlockType] = {kind.name.lower(): kind for kind in TYPES if kind.pack is not None}
-"""Types that GGUF files hold matrices in, besides dtypes."""
+"""Block types for the matrices of GGUF files, besides dtypes, by their lowercase names."""
 
 
 @dataclass(frozen=True)
 class Storage:
-    """How the target stores the numbers of a folder: in the type `asked` (in a GGUF file its matrices alone), or
-    unchanged where that is None."""
+    """How the target stores the numbers of a folder: in the type `asked` (in a GGUF file only its matrices), or
+    unchanged if that is None."""
 
     folder: Folder
     gguf: bool
@@ -58,22 +58,22 @@ class Storage:
 
     @cached_property
     def coded(self) -> dict[str, PackedLayer]:
-        """The layers of 8 or 4 bits by the names of their weights."""
+        """The 8-bit or 4-bit layers, by the names of their weights."""
         return {f"{name}.weight": layer for name, layer in self.folder.quantized.items()}
 
     @cached_property
     def turned(self) -> set[str]:
-        """The weights that the target never packs, since it stores their columns in another order."""
+        """Names of the weights that the target never packs, since it stores their columns in another order."""
         return without_codes(self.folder.spec) if self.gguf else set()
 
     @cached_property
     def factors(self) -> dict[str, Tensor]:
-        """Factors of rows that the target's weights have and the source's have not."""
+        """Factors of rows that are folded into the target's weights and not into the source's."""
         return folded(self.folder.spec)[1] if self.gguf else {}
 
     @cached_property
     def kept(self) -> dict[str, BlockType]:
-        """The weights whose codes the target takes over, and the block types that hold them."""
+        """The weights whose codes the target keeps, and the block types that hold them."""
         if not self.gguf:
             return {}
         free = [name for name in self.coded if name not in self.turned and name not in self.factors]
@@ -83,9 +83,9 @@ class Storage:
     @property
     def state(self) -> LazyTensors:
         """The folder's weights under our names; those in `kept` are rows of blocks."""
-        known, rows = self.folder.tensors.forms, {}
+        forms, rows = self.folder.tensors.forms, {}
         for name, kind in self.kept.items():
-            outputs, inputs = known[name].shape
+            outputs, inputs = forms[name].shape
             rows[name] = Form((outputs, inputs // kind.block * kind.nbytes), torch.uint8)
         return with_values(self.folder.tensors, rows, self._blocks)
 
@@ -93,7 +93,7 @@ class Storage:
         return blocks(self.coded[name].read())
 
     def kind(self, name: str, form: Form) -> BlockType:
-        """The type in which the target stores a tensor; dequantized numbers have the dtype of their scales."""
+        """Returns the type to store a tensor in. Without `asked`, dequantized numbers get the dtype of their scales."""
         if name in self.kept:
             return self.kept[name]
         form = self.folder.tensors.forms[name] if name in self.coded else form
@@ -101,7 +101,7 @@ class Storage:
         return stored_type(name, form, requested) if self.gguf else self.asked or _plain(form.dtype)
 
     def value(self, name: str, value: Tensor) -> Tensor:
-        """A tensor after a round trip through the target's type."""
+        """Returns a tensor after a round trip through the target's type."""
         kind = self.kind(name, Form(tuple(value.shape), value.dtype))
         if name in self.kept:
             return dequantize(self._blocks(name), kind)
@@ -111,7 +111,7 @@ class Storage:
         return value.float() / self.factors[name] if name in self.factors else value
 
     def rounded(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Weights after a round trip through the target's types."""
+        """Returns weights after a round trip through the target's types."""
 
         def form(name: str, source: Form) -> Form:
             dtype = torch.float32 if name in self.factors else self.kind(name, source).given_as
@@ -121,9 +121,9 @@ class Storage:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """Report of what becomes of the layers of 8 or 4 bits, and which matrices are not packed as asked."""
+        """Report of what becomes of 8-bit and 4-bit layers, and of which matrices are not packed as requested."""
         ways = Counter((layer.kept, self._way(name)) for name, layer in self.coded.items())
-        rest = [
+        not_packed = [
             name
             for name, form in self.folder.tensors.forms.items()
             if self.gguf
@@ -138,7 +138,7 @@ class Storage:
         )
         return (
             *(Choice(f"{count} layers of {kept}", way) for (kept, way), count in ways.items()),
-            *([Choice(", ".join(rest), why)] if rest else []),
+            *([Choice(", ".join(not_packed), why)] if not_packed else []),
         )
 
     def _way(self, name: str) -> str:
@@ -153,13 +153,13 @@ class Storage:
 
 
 def storage_of(folder: Folder, to: str, dtype: torch.dtype | str | None) -> Storage:
-    """Raises CheckpointError for a dtype that the target does not hold."""
+    """Returns the storage of a target. Raises CheckpointError for a dtype that the target does not hold."""
     if to == "gguf":
-        known: dict[Any, BlockType] = {**BY_DTYPE, **PACKINGS}
-        if dtype is not None and dtype not in known:
-            names = [name if isinstance(name, str) else dtype_name(name) for name in known]
+        types: dict[Any, BlockType] = {**BY_DTYPE, **PACKINGS}
+        if dtype is not None and dtype not in types:
+            names = [name if isinstance(name, str) else dtype_name(name) for name in types]
             raise CheckpointError(f"a GGUF file does not hold {dtype}; written are {', '.join(names)}")
-        return Storage(folder, True, None if dtype is None else known[dtype])
+        return Storage(folder, True, None if dtype is None else types[dtype])
     if isinstance(dtype, str):
         raise CheckpointError(
             f"{dtype!r} is how a GGUF file holds numbers, and the target is a folder: use to='gguf'"
@@ -170,13 +170,13 @@ def storage_of(folder: Folder, to: str, dtype: torch.dtype | str | None) -> Stor
 
 
 def _plain(dtype: torch.dtype) -> BlockType:
-    """Numbers of a dtype in a folder, as a type that packs nothing."""
+    """Returns a dtype of a folder as a block type that packs nothing."""
     return BlockType(dtype_name(dtype), -1, 1, dtype.itemsize, dtype)
 
 
 PROBE = 64
 BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-12}
-"""The largest allowed difference, as a share of the largest logit."""
+"""The largest allowed difference, relative to the largest logit."""
 Forward = Callable[[Mapping[str, Tensor], torch.dtype], Tensor]
 
 
@@ -195,25 +195,27 @@ def convert(
     overwrite: bool = False,
     shard_bytes: int | None = None,
 ) -> Rewritten:
-    """Write `source` as a folder or a GGUF file at `target`, and compare their logits before it takes that name.
+    """Writes `source` as a folder or a GGUF file, and compares their logits before it is renamed to `target`.
 
     Args:
-        frm: the format; "auto" detects it from the file.
-        to: "hf" or "gguf"; None is "gguf" where the target's name ends in .gguf.
-        to_pairing: rotary pairing of a folder: "halves", "adjacent" or explicit pairs; None is that of its family, and
-            in a GGUF file it is that of its architecture.
+        frm: the format of the source; "auto" detects it from the file.
+        to: "hf" or "gguf"; None is "gguf" if the target's name ends in .gguf, else "hf".
+        to_pairing: rotary pairing of a folder: "halves", "adjacent" or explicit pairs; None is that of its family. A
+            GGUF file always has the pairing of its architecture.
         kv_heads: key and value heads of the result, by exact repetition (`repeat_kv_heads`); None keeps them.
-        dtype: stored dtype of the result, of a GGUF file that of its matrices: a torch dtype, or "q8_0", "q4_k", ...
+        dtype: stored dtype of the result, for a GGUF file that of its matrices: a torch dtype, or "q8_0", "q4_k", ...
             None keeps the source's.
-        tokenizer: saved along; the source's own is taken along.
-        shard_bytes: the most that one file of a folder's weights holds.
+        tokenizer: is saved with the result; None copies the source's tokenizer.
+        allow_pickle: whether pickled files may be read.
+        overwrite: replaces `target` if it exists.
+        shard_bytes: maximal number of bytes in one file of a folder's weights.
 
-    The largest difference may be 1e-5 of the largest logit in float32, or, where sums in another order make it larger,
-    1e-12 of it in float64; in bfloat16 twice what bfloat16 itself costs the source (its distance from the source in
-    float32).
+    The largest allowed difference is 1e-5 of the largest logit in float32 or, if another order of summation exceeds
+    that, 1e-12 of it in float64; in bfloat16 it is twice the error that bfloat16 causes in the source (its distance
+    from the source in float32).
 
-    Values are read, changed and written one at a time. Raises CheckpointError, leaving `target` as it was, when
-    the logits differ, when `target` exists (unless `overwrite`), or when the source cannot be read.
+    Values are read, changed and written one at a time. Raises CheckpointError, leaving `target` unchanged, if the
+    logits differ, if `target` exists (unless `overwrite`), or if the source cannot be read.
     """
     to = to or target_of(target)
     check_target(target, overwrite)
@@ -273,8 +275,8 @@ def convert(
 
 
 def _reference(storage: Storage, ids: Tensor) -> tuple[Mapping[str, Tensor], Forward]:
-    """The weights of a folder, codes of 8 or 4 bits dequantized to float32, and the forward pass of its format: from
-    weights and a dtype to the logits [T, V] of the row `ids`."""
+    """Returns the weights of a folder, with 8-bit and 4-bit codes dequantized to float32, and the forward pass of its
+    format: from weights and a dtype to the logits [T, V] of the sequence `ids`."""
     folder = storage.folder
     if folder.format in ("llama2c", "meta"):
         model = MetaModel(folder.spec, folder.stored, folder.path)

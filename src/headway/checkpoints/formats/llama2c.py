@@ -1,11 +1,11 @@
 """llama2.c's version-0 `.bin` (karpathy/llama2.c, export.py::legacy_export, run.c::memory_map_weights).
 
-    7 int32    dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size (negative: output layer of its
-    own), seq_len float32    tok_embeddings; then for all layers one after another: attention_norm, wq, wk,
-    wv, wo, ffn_norm, w1, w2, w3;
+    7 int32    dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size (negative if the output layer is not tied),
+               seq_len
+    float32    tok_embeddings; then, each for all layers in turn: attention_norm, wq, wk, wv, wo, ffn_norm, w1, w2, w3;
                norm; cosines and sines of the rotary angles [seq_len, D / 2] each; output, unless tied
 
-Rotary on adjacent pairs with theta 10000, RMSNorm with eps 1e-5 (constants of run.c).
+Rotary embedding on adjacent pairs with theta 10000, RMSNorm with eps 1e-5 (constants of run.c).
 """
 
 import struct
@@ -31,8 +31,8 @@ THETA, EPS = 10000.0, 1e-5
 
 
 def read(path: str | Path) -> MetaModel:
-    """The model of a version-0 file. Raises CheckpointError for a file that is truncated, too long, of
-    another version, or whose stored rotary angles are not those of theta 10000 on its head size."""
+    """Returns the model of a version-0 file. Raises CheckpointError for a file that is truncated, too long or of
+    another version, or whose stored rotary angles are not those of theta 10000 and its head size."""
     path = Path(path)
     with open_regular(path) as file:
         head, size = file.read(512), file.seek(0, 2)
@@ -49,13 +49,13 @@ def read(path: str | Path) -> MetaModel:
         state = "truncated" if size < expected else "too long"
         raise CheckpointError(f"{path} is {state}: {size:,} bytes, but its header asks for {expected:,}")
     entries: dict[str, Entry] = {}
-    at = HEADER.size
+    offset = HEADER.size
     for name, shape in order:
         count = spec.layers if "#" in name else 1
         for i in range(count):
-            entry = Entry(shape[1:] if "#" in name else shape, torch.float32, path, at)
+            entry = Entry(shape[1:] if "#" in name else shape, torch.float32, path, offset)
             entries[name.replace("#", str(i))] = entry
-            at += entry.nbytes
+            offset += entry.nbytes
     tables = Tensors({name: entries.pop(name) for name in ("cos", "sin")})
     assert isinstance(spec.positions, Rotary)
     _check_angles(path, spec.positions, spec, tables["cos"], tables["sin"])
@@ -63,7 +63,7 @@ def read(path: str | Path) -> MetaModel:
 
 
 def looks_like(path: Path) -> bool:
-    """Whether a file begins with a plausible header of version 0."""
+    """Returns whether a file begins with a plausible header of version 0."""
     with open_regular(path) as file:
         head = file.read(HEADER.size)
     return len(head) == HEADER.size and _plausible(*HEADER.unpack(head))
@@ -114,7 +114,7 @@ def _shapes(spec: ModelSpec) -> list[tuple[str, tuple[int, ...]]]:
 def _check_angles(path: Path, rotary: Rotary, spec: ModelSpec, cos: Tensor, sin: Tensor) -> None:
     angles = torch.outer(torch.arange(len(cos), dtype=torch.float64), rotary.frequencies(spec.head_dim))
     off = max(float((angles.cos() - cos).abs().max()), float((angles.sin() - sin).abs().max()))
-    # the file's angles are products in float32: off by up to one rounding of the largest, seq_len
+    # the file's angles are float32 products p / theta^(2i/D) <= seq_len: each is off by at most 2^-23 of that
     if not off <= len(cos) * 2.0**-23:
         raise CheckpointError(
             f"{path}: the stored rotary angles differ by {off:.2g} from theta {THETA:g}; either the file is damaged "

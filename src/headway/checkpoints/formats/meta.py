@@ -1,6 +1,6 @@
-"""LLaMA under Meta's names: the table of names, a reference forward pass on them, and pickled checkpoints.
+"""LLaMA under Meta's tensor names: the table of names, a reference forward pass on them, and pickled checkpoints.
 
-Meta's files and llama2.c mark positions on adjacent pairs (x[2i], x[2i+1]).
+Meta's files and llama2.c apply rotary embedding to adjacent pairs (x[2i], x[2i+1]).
 Legend: T tokens, M width, H query heads, K kv heads, D per head, V vocab.
 """
 
@@ -40,33 +40,33 @@ NAMES = decoder_names(
     head="output",
     unused=("rope.freqs",),  # a function of the sizes
 )
-"""Our tensors' names and theirs."""
+"""The names of our tensors and of theirs."""
 PARAMS = "params.json"
 KNOWN = words(
     "dim n_layers n_heads n_kv_heads vocab_size multiple_of max_seq_len max_batch_size norm_eps rope_theta "
     "ffn_dim_multiplier use_scaled_rope rope_scaling_factor rope_high_freq_factor"
 )
-"""The keys of params.json; sizes are checked against the tensors."""
+"""The supported keys of params.json; sizes are checked against the tensors."""
 
 
 @dataclass(frozen=True)
 class MetaModel:
-    """A LLaMA with the weights of a file, under Meta's names."""
+    """A LLaMA model with the weights of a file, under Meta's names."""
 
     spec: ModelSpec
     weights: Tensors
     path: Path
 
     def state(self) -> LazyTensors:
-        """The weights under the names of `Decoder`, still in adjacent pairing. Raises CheckpointError for those that
-        are missing, unexpected or of another shape, listed together."""
+        """Returns the weights under the names of `Decoder`, still in adjacent pairing. Raises CheckpointError for
+        weights that are missing, unexpected or of another shape, listed together."""
         return imported(NAMES, self.weights, self.spec, self.path, described_by="its sizes")[0]
 
     def logits(self, w: Mapping[str, Tensor], ids: Tensor) -> Tensor:
-        """Reference logits [T, V] of one row of ids [T] by the weights `w`, in their dtype: Meta's forward pass,
-        plainly.
+        """Returns reference logits [T, V] of one sequence of ids [T], with the weights `w` in their dtype, by a plain
+        implementation of Meta's forward pass.
 
-        Independent of `Decoder` and of the table of names, so that equality with it shows the conversion.
+        It is independent of `Decoder` and of the table of names, so that equal logits verify the conversion.
         """
         spec = self.spec
         assert isinstance(spec.positions, Rotary)
@@ -86,16 +86,16 @@ class MetaModel:
             return torch.view_as_real(pairs * turn).flatten(-2).to(hidden)
 
         for i in range(spec.layers):
-            here = f"layers.{i}."
-            layer = {name.removeprefix(here): w[name] for name in w if name.startswith(here)}
+            prefix = f"layers.{i}."
+            layer = {name.removeprefix(prefix): w[name] for name in w if name.startswith(prefix)}
             y = norm(x, layer["attention_norm.weight"])
             q = rotate((y @ layer["attention.wq.weight"].T).unflatten(-1, (spec.heads, -1)))
             k = rotate((y @ layer["attention.wk.weight"].T).unflatten(-1, (spec.kv_heads, -1)))
             v = (y @ layer["attention.wv.weight"].T).unflatten(-1, (spec.kv_heads, -1))
             k, v = (z.repeat_interleave(spec.heads // spec.kv_heads, 1) for z in (k, v))
             scores = torch.einsum("thd,shd->hts", q, k) * spec.head_dim**-0.5 + future
-            seen = torch.einsum("hts,shd->thd", scores.to(wide).softmax(-1).to(hidden), v)
-            x = x + seen.flatten(1) @ layer["attention.wo.weight"].T
+            attended = torch.einsum("hts,shd->thd", scores.to(wide).softmax(-1).to(hidden), v)
+            x = x + attended.flatten(1) @ layer["attention.wo.weight"].T
             y = norm(x, layer["ffn_norm.weight"])
             gate = torch.nn.functional.silu(y @ layer["feed_forward.w1.weight"].T)
             x = x + (gate * (y @ layer["feed_forward.w3.weight"].T)) @ layer["feed_forward.w2.weight"].T
@@ -104,11 +104,11 @@ class MetaModel:
 
 
 def read_pickled(path: str | Path, *, allow_pickle: bool) -> MetaModel:
-    """A LLaMA of Meta: a pickled file, or the folder of consolidated.00.pth, consolidated.01.pth, ..., with Meta's
-    params.json beside them. A file that is one of several parts means all of them.
+    """Returns Meta's LLaMA from a pickled file, or from the folder of consolidated.00.pth, consolidated.01.pth, ...,
+    with Meta's params.json in the same folder. A file that is one of several parts stands for all of them.
 
-    Sizes are read off the tensors, but for the heads. Raises CheckpointError for what is missing or contradicts
-    itself."""
+    Sizes are read from the tensors, except the number of heads. Raises CheckpointError for what is missing or
+    inconsistent."""
     path = Path(path)
     folder = path if path.is_dir() else path.parent
     files = shard_files(folder) if path.is_dir() or path.name.startswith("consolidated.") else [path]
@@ -136,12 +136,12 @@ def _spec(w: LazyTensors, params: ConfigReader, path: Path) -> ModelSpec:
     def shape(name: str) -> tuple[int, int]:
         form = w.forms.get(f"{name}.weight")
         if form is None or len(form.shape) != 2 or 0 in form.shape:
-            what = (
+            problem = (
                 "is missing"
                 if form is None
                 else f"has the shape {list(form.shape)}, expected is [rows, columns]"
             )
-            raise CheckpointError(f"{path}: {name}.weight {what}: this is no LLaMA under Meta's names")
+            raise CheckpointError(f"{path}: {name}.weight {problem}: this is no LLaMA under Meta's names")
         return form.shape[0], form.shape[1]
 
     numbers = [

@@ -1,4 +1,4 @@
-"""Meta's model-parallel files, consolidated.00.pth, consolidated.01.pth, ...: joined to one model lazily.
+"""Meta's model-parallel files, consolidated.00.pth, consolidated.01.pth, ..., joined lazily into one model.
 
 fairscale's layers split a matrix [out, in] of torch (`fairscale.nn.model_parallel.layers`):
 
@@ -33,7 +33,7 @@ _FILE = re.compile(r"consolidated\.(\d+)\.pth$")
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """The parts in a folder, in order. Raises CheckpointError when one is missing between others."""
+    """Returns the parts in a folder, in order. Raises CheckpointError if their numbers have gaps."""
     files = {int(m[1]): p for p in folder.iterdir() if (m := _FILE.match(p.name))}
     if missing := sorted(set(range(max(files, default=-1) + 1)) - files.keys()):
         raise CheckpointError(
@@ -47,12 +47,12 @@ def shard_files(folder: Path) -> list[Path]:
 def open_shards(
     files: Sequence[Path], *, heads: int | None, kv_heads: int | None, allow_pickle: bool
 ) -> Tensors:
-    """The whole tensors of a model in parts, under Meta's names.
+    """Returns the whole tensors of a model in parts, under Meta's names.
 
-    heads, kv_heads     of the whole model; kv_heads matters where there are more parts than kv heads.
+    `heads` and `kv_heads` are those of the whole model; `kv_heads` matters if there are more parts than kv heads.
 
-    Raises CheckpointError for parts that hold different names, shapes or dtypes, for a norm that is not the
-    same in all of them, for a tensor whose split is not known, and for sizes that show that parts are missing.
+    Raises CheckpointError for parts that hold different names, shapes or dtypes, for a norm that is not the same in all
+    of them, for a tensor whose split is unknown, and for sizes that show that parts are missing.
     """
     parts = [open_tensors(file, allow_pickle=allow_pickle) for file in files]
     if len(parts) == 1:
@@ -76,7 +76,7 @@ def open_shards(
 
 @dataclass(frozen=True)
 class _Parts:
-    """The parts of a model of `width`, and how its tensors are put together."""
+    """The parts of a model of `width`, and how to join their tensors."""
 
     files: Sequence[Path]
     parts: Sequence[Tensors]
@@ -85,9 +85,9 @@ class _Parts:
     kv_heads: int | None
 
     def join(self, name: str) -> Entry:
-        """A whole tensor: the parts side by side along the axis that was split."""
-        axis, taken = self.split(name)
-        first, *more = entries = [self.parts[number].forms[name] for number in taken]
+        """Returns a whole tensor: the parts concatenated along the axis that was split."""
+        axis, numbers = self.split(name)
+        first, *more = entries = [self.parts[number].forms[name] for number in numbers]
         if not more:
             return first
         step = [size if i == axis else 0 for i, size in enumerate(first.shape)]
@@ -96,7 +96,7 @@ class _Parts:
         return Whole(shape, first.dtype, first.file, 0, None, boxes)
 
     def split(self, name: str) -> tuple[int, Sequence[int]]:
-        """The axis that was split, and the numbers of the parts to concatenate along it."""
+        """Returns the axis that was split, and the numbers of the parts to concatenate along it."""
         everyone, shape = range(len(self.parts)), self.parts[0].forms[name].shape
         if _WHOLE.match(name):
             self.must_agree(name, everyone)
@@ -120,7 +120,7 @@ class _Parts:
         return axis, self.kv_parts(name) if module in ("wk", "wv") else everyone
 
     def kv_parts(self, name: str) -> Sequence[int]:
-        """The parts whose rows of wk or wv are concatenated: 8 parts of 4 kv heads hold each head twice: 0, 2, 4, 6."""
+        """Returns the parts whose rows of wk or wv are joined: 0, 2, 4, 6 if 8 parts of 4 kv heads hold each twice."""
         count, heads = len(self.parts), self.heads
         if heads is None or self.width % heads:
             raise CheckpointError(
@@ -142,7 +142,7 @@ class _Parts:
         return range(0, count, copies)
 
     def must_agree(self, name: str, numbers: Sequence[int]) -> None:
-        """Raise CheckpointError unless these parts hold the same."""
+        """Raises CheckpointError unless the tensor is equal in all of these parts."""
         first = self.parts[numbers[0]][name]
         for number in numbers[1:]:
             if not torch.equal(self.parts[number][name], first):

@@ -1,4 +1,4 @@
-"""Reads and writes the files of sentence-transformers that say how a text's vector is pooled from its tokens' states.
+"""Reads and writes the files of sentence-transformers that say how token states are pooled into a text's embedding.
 
 modules.json               the steps: Transformer, Pooling, Normalize
 1_Pooling/config.json      pooling_mode_cls_token, pooling_mode_lasttoken or pooling_mode_mean_tokens
@@ -30,7 +30,7 @@ POOLS: dict[str, Pool] = {
 
 @dataclass(frozen=True)
 class SentenceConfig:
-    """head: pools and normalizes.   model: the encoder's folder.   longest: most tokens of a text, None if open."""
+    """head: pooling and normalization.   model: the encoder's folder.   longest: maximal tokens of a text, or None."""
 
     head: Head
     model: Path
@@ -38,9 +38,9 @@ class SentenceConfig:
 
 
 def read_sentence_config(folder: Path) -> SentenceConfig | None:
-    """The configuration of a folder; None where it is not of sentence-transformers.
+    """Returns the configuration of a folder; None if it has none of sentence-transformers.
 
-    Raises ConfigError for an unknown step or pooling, which would give other vectors.
+    Raises ConfigError for unknown steps or poolings, which would give other embeddings, and for do_lower_case.
     """
     if not (folder / MODULES).is_file():
         return None

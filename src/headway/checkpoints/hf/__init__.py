@@ -1,1 +1,1 @@
-"""The Hugging Face folder: config.json, names of tensors, rotary schemas, window conventions."""
+"""The Hugging Face folder: config.json, names of tensors, schemas of rotary positions, conventions of windows."""

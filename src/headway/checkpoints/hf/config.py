@@ -1,8 +1,9 @@
-"""From `config.json` to `ModelSpec` and back: by the layout of a family of transformers where one can express the spec,
-else as model_type "headway", and the key "headway": facts that transformers has no key for.
+"""Converts `config.json` to `ModelSpec` and back: by the layout of a family of transformers if one can express the
+spec, else as model_type "headway".
 
-In a folder of a known family that key adds a few facts to the family's own keys (`FACTS`). In a folder of model_type
-"headway", which transformers refuses rather than misreads, it holds the whole spec, field by field.
+Facts that transformers has no key for are stored under the key "headway". In a folder of a known family it adds a few
+facts to the family's own keys (`FACTS`). In a folder of model_type "headway", which transformers refuses rather than
+misreads, it holds the whole spec, field by field.
 """
 
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ from headway.positions import PerLayer, PositionScheme, Rotary, Scaling, in_pair
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """The spec that a `config.json` describes; of a model that reads images, too, that of its text model.
+    """Returns the spec that a `config.json` describes; for a multimodal model, that of its text model.
 
     Raises ConfigError, naming key and value, for an unknown family, an unknown key (with the nearest known one), a key
     with a value that would be ignored, and values that contradict each other.
@@ -46,17 +47,18 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def tensor_names(config: Mapping[str, Any]) -> TensorNames:
-    """The tensor names of a folder with this config. Raises ConfigError for an unknown family."""
+    """Returns the tensor names of a folder with this config. Raises ConfigError for an unknown family."""
     return OWN_NAMES if config.get("model_type") == OURS else _layout(text_config(config)).tensors
 
 
 def config_from_spec(spec: ModelSpec) -> dict[str, Any]:
-    """The `config.json` of a spec; `spec_from_config` of it is the spec again (patterns in their shortest form).
+    """Returns the `config.json` of a spec; `spec_from_config` of it is the spec again (with patterns in their shortest
+    form).
 
-    It has the `model_type` of the spec's own family where that can express the spec, else of the first of `layouts_for`
-    that can. A spec that transformers would only misread (adjacent pairing, sinks, windows of several sizes) gets the
-    model_type "headway", which transformers refuses. So does an embedder without a dense layer, unless files of
-    sentence-transformers beside the bare encoder say how it pools (`bare`).
+    Its `model_type` is that of the spec's own family if that can express the spec, else of the first of `layouts_for`
+    that can. A spec that transformers would misread (adjacent pairing, sinks, windows of several sizes) gets the
+    model_type "headway", which transformers refuses. So does an embedder without a dense layer, unless
+    sentence-transformers' files, stored with the bare encoder, say how it pools (`bare`).
     """
     spec = _shortest(spec)
     for layout in layouts_for(spec.family):
@@ -67,16 +69,17 @@ def config_from_spec(spec: ModelSpec) -> dict[str, Any]:
 
 
 def bare(spec: ModelSpec) -> ModelSpec:
-    """The spec of an embedder without its head, which transformers has no class for and sentence-transformers describes
-    in files beside the encoder. Any other spec is returned unchanged; so is that of an embedder with a dense layer, or
-    with global tokens, which those files cannot describe."""
+    """Returns the spec of an embedder without its head, which has no class in transformers and which
+    sentence-transformers describes in files of its own. Any other spec is returned unchanged; so is that of an embedder
+    with a dense layer or with global tokens, which those files cannot describe."""
     if spec.head.task != "embed" or spec.head.dense is not None or any(map(reads_globals, spec.patterns)):
         return spec
     return spec.with_head(Head("states"))
 
 
 def unsupported_by_transformers(spec: ModelSpec) -> str | None:
-    """What keeps transformers from expressing a spec; None when it can (with sentence-transformers, an embedder)."""
+    """Returns what keeps transformers from expressing a spec; None if it can (an embedder with
+    sentence-transformers)."""
     marian = marian_spec(spec)
     if marian is not None:  # `save_folder` writes the Marian model
         return unsupported_by_transformers(marian) or f"family ({spec.family})"
@@ -92,13 +95,13 @@ def unsupported_by_transformers(spec: ModelSpec) -> str | None:
 
 
 def transformers_verdict(spec: ModelSpec) -> str:
-    """Whether transformers loads the folder of a spec and, if not, why: a phrase for a report."""
+    """Returns whether transformers loads the folder of a spec and, if not, why, as a phrase for a report."""
     reason = unsupported_by_transformers(spec)
     return "loads it" if reason is None else f"refuses it: it cannot express its {reason}"
 
 
 def _layout(config: Mapping[str, Any]) -> Layout:
-    """The layout of a folder of transformers: by `model_type` or, in old files without one, by the class."""
+    """Returns the layout of a folder of transformers: by `model_type` or, in old files without one, by the class."""
     name, classes = config.get("model_type"), config.get("architectures")
     if name is None:
         name = next(
@@ -109,8 +112,8 @@ def _layout(config: Mapping[str, Any]) -> Layout:
 
 
 def _written(layout: Layout, spec: ModelSpec) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """A layout's config of a spec, the facts to store under "headway", and the fields that are lost nevertheless: an
-    empty list where the config expresses the spec."""
+    """Returns a layout's config of a spec, the facts to store under "headway", and the fields that are lost
+    nevertheless: an empty list if the config expresses the spec."""
     try:
         config = layout.config(spec)
         back = spec_from_config(config)
@@ -125,19 +128,19 @@ def _written(layout: Layout, spec: ModelSpec) -> tuple[dict[str, Any], dict[str,
 
 
 def _named(field: str, spec: ModelSpec, back: ModelSpec) -> str:
-    """Names a field that is lost, more precisely where only the rotary pairing or the pooling of a head is."""
+    """Returns the name of a field that is lost, more precisely if only the rotary pairing or the head's pooling is."""
     if field == "head" and replace(spec.head, pool=back.head.pool) == back.head:
         return f'head (pool="{spec.head.pool}")'
     theirs = rotations(back.positions)
     if field == "positions" and theirs:
-        with suppress(ConfigError):  # rotated values are in their pairing for good
+        with suppress(ConfigError):  # if values are rotated too, the pairing cannot change
             if in_pairing(spec.positions, theirs[0].pairing) == back.positions:
                 return "rotary pairing"
     return field
 
 
 def _shortest(spec: ModelSpec) -> ModelSpec:
-    """The same spec with patterns and positions in the form that reading a config gives."""
+    """Returns the spec with patterns and positions in the form that reading a config gives."""
     positions = spec.positions
     if isinstance(positions, Rotary | PerLayer):
         each = zip(spec.layer_positions, spec.key_sizes, strict=True)
@@ -146,7 +149,7 @@ def _shortest(spec: ModelSpec) -> ModelSpec:
 
 
 def _whole(positions: PositionScheme, head_dim: int) -> PositionScheme:
-    """The same positions, with `dims` None where all dims of a head are rotated."""
+    """Returns the positions, with `dims` None if all dims of a head are rotated."""
     if isinstance(positions, Rotary) and positions.dims == head_dim:
         return replace(positions, dims=None)
     return positions
@@ -168,15 +171,15 @@ FACTS: Mapping[str, tuple[type, ...]] = {
 
 
 def _kinds() -> dict[str, type[Any]]:
-    """Classes by their name, which the key `kind` holds: position schemes, scalings and mixers (those of other packages
-    once they are imported), and the other classes of a spec's fields."""
+    """Returns classes by their name, which is stored under the key `kind`: position schemes, scalings and mixers
+    (including those of other packages that are imported), and the other classes of a spec's fields."""
     schemes = (*_subclasses(PositionScheme), *_subclasses(Scaling))
     of_fields = (kind for hint in get_type_hints(ModelSpec).values() for kind in _classes(hint))
     return {kind.__name__: kind for kind in (*schemes, *MIXERS, *of_fields)}
 
 
 def _classes(hint: Any) -> list[type[Any]]:
-    """The dataclasses that a type names: [Experts] of tuple[Experts | None, ...]."""
+    """Returns the dataclasses that a type names: [Experts] for tuple[Experts | None, ...]."""
     inner = [kind for part in get_args(hint) for kind in _classes(part)]
     return [hint] if isinstance(hint, type) and is_dataclass(hint) else inner
 
@@ -186,8 +189,8 @@ def _subclasses(kind: type[Any]) -> list[type[Any]]:
 
 
 def own_facts(config: Mapping[str, Any], known: Mapping[str, tuple[type, ...]] = FACTS) -> dict[str, Any]:
-    """The values under "headway" in a known family's config; `known` are their types. Raises ConfigError for a key that
-    is unknown or of another type."""
+    """Returns the values under "headway" in a known family's config; `known` are their types. Raises ConfigError for a
+    key that is unknown or of another type."""
     facts = config.get(OURS)
     if facts is None:
         return {}
@@ -201,8 +204,7 @@ def own_facts(config: Mapping[str, Any], known: Mapping[str, tuple[type, ...]] =
 
 
 def spec_from_own(config: Mapping[str, Any]) -> ModelSpec:
-    """The spec of a folder of model_type "headway". Raises ConfigError for unknown, missing or malformed
-    fields."""
+    """Returns the spec of a folder of model_type "headway". Raises ConfigError for unknown, missing or wrong fields."""
     facts = config.get(OURS)
     if not isinstance(facts, Mapping):
         raise ConfigError(
@@ -221,13 +223,13 @@ def spec_from_own(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _spec(facts: Mapping[str, Any]) -> ModelSpec:
-    """The spec of fields that are read. Raises ConfigError for one of another type, and for sizes of no model."""
+    """Returns the spec with these fields. Raises ConfigError for a field of another type, and for absurd sizes."""
     hints = get_type_hints(ModelSpec)
     for field in fields(ModelSpec):
         hint = hints[field.name]
         types = get_args(hint) if isinstance(hint, UnionType) else (hint,)
         if field.name not in facts or not all(isinstance(kind, type) for kind in types):
-            continue  # choices and patterns, which the spec itself checks
+            continue  # literals, patterns and tuples, which the spec itself checks
         value = facts[field.name]
         known = (*types, int) if float in types else types
         if not isinstance(value, known) or isinstance(value, bool) != (bool in types):
@@ -236,7 +238,7 @@ def _spec(facts: Mapping[str, Any]) -> ModelSpec:
 
 
 def own_config(spec: ModelSpec) -> dict[str, Any]:
-    """The `config.json` of a spec that no family of transformers can express."""
+    """Returns the `config.json` of a spec that no family of transformers can express."""
     values = {f.name: _write(getattr(spec, f.name)) for f in fields(ModelSpec) if f.init}
     return {
         "architectures": [

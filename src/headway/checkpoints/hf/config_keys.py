@@ -1,7 +1,6 @@
-"""Keys of `config.json`: typed access, one table for reading and writing those that are fields of a spec, and those
-that change nothing in any family.
+"""Keys of `config.json`: typed access, and one table for reading and writing those that are fields of a spec.
 
-Sizes that no model has are refused before anything of that size is made, not even on the device "meta".
+Sizes that no model has are refused before anything of that size is allocated, even on the device "meta".
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +16,7 @@ from headway.models import ModelSpec
 from headway.storage.reading import naming
 
 OURS = "headway"
-"""The `model_type` of a folder that transformers could only misread, and the key of facts that it has no key for."""
+"""The `model_type` of a folder that transformers would misread, and the key of facts that it has no key for."""
 
 
 class Inexpressible(ConfigError):
@@ -28,11 +27,11 @@ class Key(NamedTuple):
     """The key (or keys) of config.json that hold a field of a spec.
 
     Attributes:
-        names: the key, or several that must agree; none where the field follows from others, by `default`. A key of
+        names: the key, or several that must agree; none if the field follows from others, by `default`. A key of
             several fields is written from the first of them.
-        default: the value that transformers uses where the key is absent, or a function that computes it from the
-            fields read before. None: the key is required, unless its field is a bool.
-        values: value of the key -> value of the field, where the two differ; for a key that is a bool, both.
+        default: the value that transformers uses if the key is absent, or a function that computes it from the fields
+            read before. None: the key is required, unless its field is a bool.
+        values: value of the key -> value of the field, if the two differ; for a key that is a bool, both.
         written: whether the key is written.
     """
 
@@ -43,7 +42,7 @@ class Key(NamedTuple):
 
     @property
     def each(self) -> tuple[str, ...]:
-        """The names."""
+        """The names, as a tuple."""
         return (self.names,) if isinstance(self.names, str) else self.names
 
 
@@ -51,13 +50,13 @@ FieldMap = Mapping[str, Key]
 
 
 def same_heads(fields: Mapping[str, Any]) -> int:
-    """A default: as many kv heads as heads."""
+    """Returns the default of kv heads: as many as query heads."""
     heads: int = fields["heads"]
     return heads
 
 
 def per_head(fields: Mapping[str, Any]) -> int:
-    """A default: the head size width / heads. Raises ConfigError where that is not whole."""
+    """Returns the default of the head size: width / heads. Raises ConfigError if that is not a whole number."""
     width, heads = fields["width"], fields["heads"]
     if width % heads:
         raise ConfigError(
@@ -68,7 +67,7 @@ def per_head(fields: Mapping[str, Any]) -> int:
 
 
 def four_widths(fields: Mapping[str, Any]) -> int:
-    """A default: the width of the feed-forward in most older families, 4 * width."""
+    """Returns the default of the feed-forward width in most older families: 4 * width."""
     return 4 * int(fields["width"])
 
 
@@ -81,16 +80,16 @@ SIZES: FieldMap = {
     "hidden": Key("intermediate_size"),
     "init_std": Key("initializer_range", 0.02),
 }
-"""Keys that most families share. Sizes are required: transformers' defaults for absent ones are those of no model."""
+"""Keys that most families share. Sizes are required: transformers' defaults for them belong to no real model."""
 
 
 def called(keys: FieldMap, **names: str) -> dict[str, Key]:
-    """The same fields, some of them under other names: field -> key."""
+    """Returns the table with some of its fields under other key names: field -> key."""
     return {field: key._replace(names=names.get(field, key.names)) for field, key in keys.items()}
 
 
 def without(keys: FieldMap, *fields: str) -> dict[str, Key]:
-    """A table without some fields."""
+    """Returns the table without some fields."""
     return {field: key for field, key in keys.items() if field not in fields}
 
 
@@ -104,31 +103,31 @@ OLD_GELU = {"gelu_new": "gelu_pytorch_tanh"}
 """An activation's name in older families -> ours."""
 KINDS = {f.name: f.type for f in fields(ModelSpec)}
 ACTIVATIONS = {**OLD_GELU, "swish": "silu"}
-"""Activations that have another name here, in all families."""
+"""Activations with another name than ours, in all families."""
 MOST: Mapping[str, int] = {"layer": 10_000, "head": 65_536, "head_dim": 65_536}
 """Upper bounds by the end of a name (without its s), ours or a config's: layers, num_hidden_layers, n_layer; heads."""
 MOST_ELSEWHERE = 2**31 - 1
 
 
 def checked_sizes(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same fields of a `ModelSpec`. Raises ConfigError for whole numbers, in lists too, that are larger than any
-    model's: 10,000 layers, 65,536 heads, 65,536 dims of a head, 2^31 - 1 of all else."""
+    """Returns the fields of a `ModelSpec` unchanged. Raises ConfigError for whole numbers, in lists too, that are
+    larger than any model's: 10,000 layers, 65,536 heads, 65,536 dims of a head, 2^31 - 1 for all else."""
     for name, value in fields.items():
-        most = next((n for end, n in MOST.items() if name.removesuffix("s").endswith(end)), MOST_ELSEWHERE)
+        limit = next((n for end, n in MOST.items() if name.removesuffix("s").endswith(end)), MOST_ELSEWHERE)
         for size in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(size, int) and size > most:
-                raise ConfigError(f"config.json: {name} is {size:,}, and at most {most:,} are read")
+            if isinstance(size, int) and size > limit:
+                raise ConfigError(f"config.json: {name} is {size:,}, and at most {limit:,} are read")
     return fields
 
 
 Allowed = Mapping[str, tuple[Any, ...] | None]
-"""Key -> values that are accepted, or None where any is."""
+"""Key -> values that are accepted, or None if any is."""
 
 
 def check_keys(
     config: Mapping[str, Any], allowed: Allowed, *, place: str = "", of: str = "", empty: bool = False
 ) -> None:
-    """Raise ConfigError for a key or value that is not allowed; with `empty`, null is an allowed value, and so are
+    """Raises ConfigError for a key or value that is not allowed; with `empty`, null is an allowed value, and so are
     unknown keys that are null, false or empty.
 
     place: a prefix of the keys' names.   of: whose keys they are; both are for the message."""
@@ -149,8 +148,8 @@ def check_keys(
 
 
 class ConfigReader:
-    """Typed access to the keys of a config that begin with `prefix`, with the family's defaults for absent ones;
-    `task` is that of the head that its class has."""
+    """Typed access to the keys of a config that begin with `prefix`, with the family's defaults for absent ones. `task`
+    is the task of the head of the config's class."""
 
     def __init__(
         self, config: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = "", task: str = "lm"
@@ -158,7 +157,7 @@ class ConfigReader:
         self.config, self.defaults, self.prefix, self.task = config, defaults, prefix, task
 
     def below(self, prefix: str) -> "ConfigReader":
-        """A reader of the keys that begin with `prefix`, by the rest of their names."""
+        """Returns a reader of the keys that begin with `prefix`, by the rest of their names."""
         return ConfigReader(self.config, self.defaults, prefix)
 
     def get(self, key: str) -> Any:
@@ -198,13 +197,13 @@ class ConfigReader:
         return value
 
     def wrong(self, key: str, expected: str, value: object) -> ConfigError:
-        """The error for a value that is not what is expected."""
+        """Returns the error for a value that is not the expected one."""
         return ConfigError(f'config.json: "{self.prefix}{key}" must be {expected}, got {value!r}')
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """While open, errors about keys of a config are raised as CheckpointErrors that name the file `path`."""
+    """Converts ConfigErrors inside the `with` block to CheckpointErrors that name the file `path`."""
     try:
         yield
     except ConfigError as error:
@@ -213,13 +212,13 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def names(keys: FieldMap) -> tuple[str, ...]:
-    """All keys of a table."""
+    """Returns all key names of a table."""
     return tuple(name for key in keys.values() for name in key.each)
 
 
 def read_fields(config: ConfigReader, keys: FieldMap) -> dict[str, Any]:
-    """The fields of a table. Raises ConfigError for a key that is absent, of another type than its field, or
-    contradicts its like."""
+    """Returns the fields of a table. Raises ConfigError for a key that is absent, of another type than its field, or
+    contradicts another key of its field."""
     values: dict[str, Any] = {}
     for field, key in keys.items():
         if key.each:
@@ -247,7 +246,7 @@ def _value(config: ConfigReader, kind: Any, key: Key, before: Mapping[str, Any])
 
 
 def write_fields(spec: ModelSpec, keys: FieldMap) -> dict[str, Any]:
-    """The config keys of a table, from a spec; reading them again shows what they cannot express."""
+    """Returns the config keys of a table, from a spec; reading them again shows what is lost."""
     config: dict[str, Any] = {}
     for field, key in keys.items():
         value = getattr(spec, field)
@@ -260,6 +259,6 @@ def write_fields(spec: ModelSpec, keys: FieldMap) -> dict[str, Any]:
 
 
 def activation(config: ConfigReader, key: str) -> str:
-    """An activation, by our name for it."""
+    """Returns an activation, by our name for it."""
     name = config.text(key)
     return ACTIVATIONS.get(name, name)

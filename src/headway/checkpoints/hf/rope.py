@@ -1,10 +1,10 @@
-"""Rotary positions in `config.json`: three schemas are read, and written so that old and new readers agree.
+"""Rotary positions in `config.json`: three schemas are read, and all are written, so that old and new readers agree.
 
     rope_theta + rope_scaling {"type": ...}         up to transformers 4.42
     rope_theta + rope_scaling {"rope_type": ...}    4.43 to 4.57
     rope_parameters {"rope_theta", "rope_type"}     5.0 on
 
-The meaning is that of transformers 5.23 (`modeling_rope_utils`), except that it warns where this raises:
+The meaning is that of transformers 5.23 (`modeling_rope_utils`), but errors are raised for what it only warns about:
 unknown keys, a YaRN factor that contradicts the two context lengths, two places that contradict each other.
 """
 
@@ -46,23 +46,23 @@ KINDS: Mapping[str, type[Scaling] | None] = {
     "longrope": LongRope,
     "proportional": Proportional,
 }
-"""`rope_type` -> the scaling that it means, whose fields are its keys."""
+"""`rope_type` -> the class of scaling, whose fields are its keys."""
 _NAMES = {kind: name for name, kind in KINDS.items()}
 
 
 def read_rope(
     config: ConfigReader, head_dim: int, *, pairing: Pairing = "halves", share: float | None = None
 ) -> dict[str, Any]:
-    """The fields `positions` and `trained_context` of a `config.json`: the rotation, and the tokens per row that it is
-    meant to serve. (The context before scaling, where a scaling is anchored at it, is the scaling's own.)
+    """Returns the fields `positions` and `trained_context` of a `config.json`: the rotation, and the length of
+    sequences that the model is meant for. (A scaling that refers to the context before scaling holds that itself.)
 
-    share: the share of each head that is rotated unless `rope_parameters` give another; None where the family rotates
-    whole heads. The base is the family's, or 10,000, unless a key gives it, in old files of GPT-NeoX "rotary_emb_base".
-    Raises ConfigError naming the key and the numbers that disagree."""
+    `share` is the share of each head that is rotated unless `rope_parameters` give another; None if the family rotates
+    whole heads. The base is taken from the config (in old files of GPT-NeoX from "rotary_emb_base"), else it is the
+    family's, or 10,000. Raises ConfigError, naming the key and the numbers that disagree."""
     raw, longest = config.config, config.whole("max_position_embeddings")
     where, values = _values(raw)
-    usual = raw.get("rotary_emb_base", config.defaults.get("rope_theta"))
-    theta = _theta(where, values.get("rope_theta"), raw.get("rope_theta"), usual)
+    default_theta = raw.get("rotary_emb_base", config.defaults.get("rope_theta"))
+    theta = _theta(where, values.get("rope_theta"), raw.get("rope_theta"), default_theta)
     name = _kind_name(where, values)
     kind = KINDS[name]
     known = _keys(kind)
@@ -79,12 +79,13 @@ def read_rope(
     if missing := [key for key, needed in known.items() if needed and key not in options]:
         raise ConfigError(f'{where}: rope_type "{name}" needs {", ".join(missing)}')
     trained = _whole(where, TRAINED, options.pop(TRAINED, None))
-    top = _whole("config", TRAINED, raw.get(TRAINED))
-    if top is not None and trained is not None and top != trained:
-        raise ConfigError(f"{TRAINED} is {top} at the top of the config but {trained} in {where}")
+    top_level = _whole("config", TRAINED, raw.get(TRAINED))
+    if top_level is not None and trained is not None and top_level != trained:
+        raise ConfigError(f"{TRAINED} is {top_level} at the top of the config but {trained} in {where}")
     usual_context = config.defaults.get(TRAINED)
-    anchor = next((n for n in (trained, top, usual_context) if n is not None), longest)
-    if kind is None and anchor != longest and usual_context is None:  # else it is always there
+    anchor = next((n for n in (trained, top_level, usual_context) if n is not None), longest)
+    # families with a default of this key always have it, also without scaling
+    if kind is None and anchor != longest and usual_context is None:
         raise ConfigError(f"{TRAINED} is {anchor}, but there is no rope scaling that it could belong to")
     if name == "dynamic" and anchor != longest:
         raise ConfigError(
@@ -115,10 +116,12 @@ def read_rope(
 def write_rope(
     spec: ModelSpec, positions: PositionScheme | None = None, *, share: str | None = None
 ) -> dict[str, Any]:
-    """The keys of `config.json` for rotary positions: `rope_parameters` for new readers, `rope_theta` and
-    `rope_scaling` (for linear and dynamic with exactly the two keys that the oldest readers accept) for old
-    ones; and under the key `share`, if not None, the share of each head that is rotated. Other positions get the usual
-    keys, which reading will notice. `positions` are those of some layers, where they are not those of all."""
+    """Returns the keys of `config.json` for rotary positions: `rope_parameters` for new readers, `rope_theta` and
+    `rope_scaling` for old ones (for linear and dynamic with exactly the two keys that the oldest readers accept), and,
+    under the key `share` if it is not None, the share of each head that is rotated.
+
+    `positions` are those of some layers, if not all have the same. Positions that are not rotary get the usual keys,
+    which the caller notices by reading them again."""
     positions = spec.positions if positions is None else positions
     rotary = next(iter(rotations(positions)), Rotary(pairing="halves"))
     context, scaling = spec.trained_context, rotary.scaling
@@ -131,7 +134,7 @@ def write_rope(
             values[key] = list(value) if isinstance(value, tuple) else value
     if isinstance(scaling, DynamicNTK):
         context = values.pop(TRAINED)
-    if isinstance(scaling, YaRN):  # readers compare the factor with the ratio of the two contexts
+    if isinstance(scaling, YaRN):  # readers compare the factor to the ratio of the two contexts
         product = scaling.factor * scaling.trained_context
         whole = abs(product - round(product)) < 1e-6 * product
         context = round(product) if whole else scaling.trained_context
@@ -152,8 +155,8 @@ def write_rope(
 
 
 def _keys(kind: type[Scaling] | None) -> dict[str, bool]:
-    """The keys of a scaling, and whether one must be there: the trained context, and YaRN's factor, may follow from
-    `max_position_embeddings`."""
+    """Returns the keys of a scaling, and whether each is required: the trained context, and YaRN's factor, may follow
+    from `max_position_embeddings`."""
     if kind is None:
         return {}
     assert is_dataclass(kind)
@@ -179,7 +182,7 @@ def _values(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         for value in (old, new):
             value.pop("type", None)
             value.pop("rope_theta", None)
-        new.pop(PARTIAL, None)  # only new readers have it here
+        new.pop(PARTIAL, None)  # only the new schema has this key here
         if old != new:
             raise ConfigError(f"rope_scaling and rope_parameters disagree: {old} and {new}; keep one of them")
     return values.popitem() if values else ("rope_parameters", {})
@@ -209,7 +212,7 @@ def _theta(where: str, inner: object, top: object, usual: object) -> float:
 
 
 def _rotated(where: str, partial: object, share: float | None, head_dim: int) -> int | None:
-    """The dims of a head that are rotated; None for all."""
+    """Returns the number of rotated dims of a head; None for all."""
     if (share is None or where == "rope_scaling") and partial not in (None, 1):
         raise ConfigError(
             f"{where}: {PARTIAL} {partial} is not a property of this family: transformers would not honour it"
@@ -249,16 +252,16 @@ def _whole(where: str, key: str, value: object) -> int | None:
 
 def _factors(where: str, key: str, value: object, dims: int) -> tuple[float, ...]:
     if not isinstance(value, list | tuple) or len(value) != dims // 2:
-        what = f"{len(value)} numbers" if isinstance(value, list | tuple) else repr(value)
+        description = f"{len(value)} numbers" if isinstance(value, list | tuple) else repr(value)
         raise ConfigError(
-            f"{where}: {key} must list a number for each of {dims // 2} pairs of a head, got {what}"
+            f"{where}: {key} must list a number for each of {dims // 2} pairs of a head, got {description}"
         )
     return tuple(value)
 
 
 def _stretch(where: str, kind: str, factor: object, trained: int, longest: int) -> float:
-    """The factor of YaRN or longrope: as given, else longest / trained. Raises ConfigError for a YaRN factor that
-    disagrees with that."""
+    """Returns the factor of YaRN or longrope: the config's, else longest / trained. Raises ConfigError for a YaRN
+    factor that disagrees with that ratio."""
     implied = longest / trained
     if factor is None:
         if kind == "yarn" and implied <= 1:

@@ -1,6 +1,6 @@
-"""Windows in config.json: what "window = w" means, where a window here counts *other* positions (`Window(before,
-after)`); and the kinds of layers that differ in their windows or rotary positions: `layer_types`, `sliding_window` and
-`rope_parameters`."""
+"""Windows in config.json, whose width w has several meanings, converted to ours, which counts *other* positions
+(`Window(before, after)`); and the kinds of layers that differ in their windows or rotary positions: `layer_types`,
+`sliding_window` and `rope_parameters`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from headway.positions import PerLayer, PositionScheme, Rotary
 
 
 class Convention(NamedTuple):
-    """One meaning of a width w: `sides(w)` are the other positions before and after; `even`: w must be even."""
+    """The meaning of a width w: `sides(w)` are the other positions before and after; `even`: w must be even."""
 
     meaning: str
     sides: Callable[[int], tuple[int, int]]
@@ -31,9 +31,10 @@ CONVENTIONS: Mapping[str, Convention] = {
 
 
 def from_foreign(key: str, value: object) -> Pattern:
-    """The pattern that a value of a key of `CONVENTIONS` means; None means no window: `Causal()`.
+    """Returns the pattern that a value of a key of `CONVENTIONS` means; None means no window: `Causal()`.
 
-    Raises ConfigError for 0 (nobody agrees on it), negative, fractional or, where it must be even, odd values."""
+    Raises ConfigError for 0 (whose meaning differs between programs), for negative or fractional values and, if the key
+    requires even values, for odd ones."""
     rule = CONVENTIONS[key]
     if value is None:
         return Causal()
@@ -47,18 +48,18 @@ def from_foreign(key: str, value: object) -> Pattern:
 
 
 def last_keys(pattern: Pattern) -> int | None:
-    """The w of a window "the last w keys"; None for other patterns, which reading the config again will notice."""
+    """Returns the w of a window "the last w keys"; None for other patterns, as reading the config again shows."""
     bounds = interval(pattern)
     return None if bounds is None or bounds[0] is None else bounds[0] + 1
 
 
 FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
 UNUSED = 4096
-"""A window width to write where no layer has a window, for readers that require one."""
+"""A window width to write if no layer has a window, for readers that require one."""
 
 
 def layer_types(kinds: object, layers: int, known: Sequence[str] = LAYER_TYPES) -> list[str]:
-    """`layer_types` as a list of known kinds, one per layer. Raises ConfigError for anything else."""
+    """Returns `layer_types` as a list of known kinds, one per layer. Raises ConfigError for anything else."""
     if not isinstance(kinds, list):
         raise ConfigError(
             f'config.json: "layer_types" must be a list with one of {", ".join(known)} per layer, got {kinds!r}'
@@ -73,12 +74,12 @@ def layer_types(kinds: object, layers: int, known: Sequence[str] = LAYER_TYPES) 
 
 
 Kinds = Callable[[ConfigReader, int], list[str]]
-"""A function (config, layers) that returns the kinds of the layers where `layer_types` does not list them."""
+"""A function (config, layers) that returns the kinds of the layers if `layer_types` does not list them."""
 
 
 def every(count: int, first: int = 0, other: str = SLIDING, *, key: str = "") -> Kinds:
-    """Every `count`-th layer has full attention: `first`, `first` + `count`, ... `key` is a config key for the count,
-    with `count` as its default."""
+    """Returns kinds of layers of which every `count`-th has full attention: `first`, `first` + `count`, ... `key` is a
+    config key for the count, with `count` as its default."""
 
     def kinds(config: ConfigReader, layers: int) -> list[str]:
         n = config.whole(key, count) if key else count
@@ -90,7 +91,7 @@ def every(count: int, first: int = 0, other: str = SLIDING, *, key: str = "") ->
 def read_kinds(
     config: ConfigReader, layers: int, usual: Kinds, known: Sequence[str] = LAYER_TYPES
 ) -> list[str]:
-    """The kind of each layer: from `layer_types`, or else from `usual`."""
+    """Returns the kind of each layer: from `layer_types`, or else from `usual`."""
     kinds = config.get("layer_types")
     return usual(config, layers) if kinds is None else layer_types(kinds, layers, known)
 
@@ -102,10 +103,10 @@ Bases = Mapping[str, tuple[str, float]]
 def read_rope_by_kind(
     config: ConfigReader, kinds: Sequence[str], head_dim: int | Mapping[str, int], bases: Bases
 ) -> dict[str, Any]:
-    """The fields `positions` and `trained_context` where each kind of layer has a rotary base of its own; `head_dim` is
-    the size of all heads, or that of each kind.
+    """Returns the fields `positions` and `trained_context` if each kind of layer has a rotary base of its own;
+    `head_dim` is the size of all heads, or that of each kind.
 
-    `rope_parameters` have an object for each kind. In old files bases have keys of their own, and `rope_scaling` is
+    `rope_parameters` have an object for each kind. In old files, bases have keys of their own, and `rope_scaling` is
     that of layers with full attention. Raises ConfigError as `read_rope` does."""
     nested = config.get("rope_parameters") or {}
     if not isinstance(nested, Mapping) or not {*nested} <= {*LAYER_TYPES}:
@@ -129,13 +130,13 @@ def read_rope_by_kind(
 
 
 def write_rope_by_kind(spec: ModelSpec, kinds: Sequence[str], bases: Bases) -> dict[str, Any]:
-    """The keys of rotary positions for each kind of layer; reading them again shows what they cannot express."""
+    """Returns the keys of rotary positions for each kind of layer; reading them again shows what is lost."""
     parameters: dict[str, Any] = {}
     keys: dict[str, Any] = {}
     for kind in (SLIDING, FULL):
         key, usual = bases[kind]
-        of = [i for i, other in enumerate(kinds) if other == kind]
-        scheme = spec.layer_positions[of[0]] if of else Rotary(usual, pairing="halves")
+        layers = [i for i, other in enumerate(kinds) if other == kind]
+        scheme = spec.layer_positions[layers[0]] if layers else Rotary(usual, pairing="halves")
         rope = write_rope(spec, scheme)
         parameters[kind] = rope.pop("rope_parameters")
         base = rope.pop("rope_theta")
@@ -144,12 +145,12 @@ def write_rope_by_kind(spec: ModelSpec, kinds: Sequence[str], bases: Bases) -> d
 
 
 def window_keys(spec: ModelSpec, unused: int | None = None) -> dict[str, Any]:
-    """`layer_types`, and as `sliding_window` the width of all windows, or `unused` where there are none.
+    """Returns `layer_types`, and as `sliding_window` the width of all windows, or `unused` if there are none.
 
     Raises Inexpressible for windows of several widths."""
-    each = [last_keys(pattern) for pattern in spec.patterns]
-    widths = {width for width in each if width is not None}
+    layer_widths = [last_keys(pattern) for pattern in spec.patterns]
+    widths = {width for width in layer_widths if width is not None}
     if len(widths) > 1:
         raise Inexpressible("windows")
-    kinds = [FULL if width is None else SLIDING for width in each]
+    kinds = [FULL if width is None else SLIDING for width in layer_widths]
     return {"sliding_window": widths.pop() if widths else unused, "layer_types": kinds}

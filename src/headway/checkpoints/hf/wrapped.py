@@ -1,7 +1,7 @@
 """The text model of a multimodal folder: its config and its tensors; the other modules are left out.
 
-On text alone these models compute what their text model does: positions of three axes (Wang et al. 2024, section 2.1)
-are equal there, and attention is causal throughout.
+On text alone these models compute what their text model does: the three position coordinates (Wang et al. 2024, section
+2.1) are equal for text tokens, and attention is causal throughout.
 """
 
 from collections.abc import Mapping
@@ -27,9 +27,9 @@ TEXT: Mapping[str, str] = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
-"""`model_type` -> that of its text model, unless `text_config` says another."""
+"""`model_type` -> that of its text model, unless `text_config` names another."""
 SAME = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
-"""`model_type` of a text model -> that of the family that it is the same as."""
+"""`model_type` of a text model -> that of the family that is identical to it."""
 SIZES: Mapping[str, Mapping[str, int]] = {"gemma3_text": {"vocab_size": 262208, "num_attention_heads": 8}}
 """Sizes that published files leave out: transformers' defaults."""
 SCALINGS = ("rope_scaling", "rope_parameters")
@@ -45,7 +45,7 @@ OF_IMAGES = (
 )  # fmt: skip
 """Keys of the modules around the text model (vision, audio)."""
 BESIDE = (*ALWAYS, *HARMLESS, *OF_IMAGES, "text_config", "tie_word_embeddings", "initializer_range")
-"""Keys that may stand beside `text_config`; so may those that repeat a value in it."""
+"""Keys that are allowed beside `text_config`; so are those that repeat a value in it."""
 PLACES = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
@@ -63,17 +63,17 @@ AROUND = (
     "multi_modal_projector.",
     "image_newline",
 )
-"""Prefixes of the other modules' tensor names, perhaps behind "model."."""
+"""Prefixes of the other modules' tensor names, with or without a leading "model."."""
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config of the text model; the config itself where the folder is of text alone. Raises ConfigError for a
-    `text_config` that is no object, and for an unknown key beside it."""
+    """Returns the config of the text model, or the config itself if the folder is not multimodal. Raises ConfigError
+    for a `text_config` that is not an object, and for an unknown key beside it."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in TEXT:
         return config
     inner = config.get("text_config")
-    if inner is None:  # old files have its keys beside the others
+    if inner is None:  # old files have the keys of the text model at the top level
         inner = {key: value for key, value in config.items() if key not in (*OF_IMAGES, "text_config")}
         inner |= {"model_type": None, "architectures": None}
     if not isinstance(inner, Mapping):
@@ -102,8 +102,8 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def text_tensors(config: Mapping[str, Any], tensors: LazyTensors) -> tuple[LazyTensors, tuple[str, ...]]:
-    """The text model's tensors under the names of its own files, and the names of the others. Raises CheckpointError
-    for two names of one tensor."""
+    """Returns the text model's tensors under the names of its own files, and the names of the others. Raises
+    CheckpointError for two names of one tensor."""
     if config.get("model_type") not in TEXT:
         return tensors, ()
     names: dict[str, str] = {}

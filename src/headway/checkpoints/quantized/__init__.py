@@ -1,1 +1,1 @@
-"""Folders with weights of 8 or 4 bits: what `quantization_config` says, how the numbers lie, and under which names."""
+"""Folders with 8-bit or 4-bit weights: their `quantization_config`, storage formats, and names of layers."""

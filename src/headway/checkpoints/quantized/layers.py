@@ -1,4 +1,5 @@
-"""Quantized layers under a family's names and ours: rows of codes, scales and zeros move as rows of weights do."""
+"""Converts quantized layers between a family's names and ours: codes, scales and zero points move as rows of weights
+do."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -25,9 +26,10 @@ from headway.storage.lazy import Form, LazyTensors, lazy, with_values
 def own_layers(
     layers: Mapping[str, PackedLayer], names: TensorNames, spec: ModelSpec, tensors: LazyTensors, path: Path
 ) -> dict[str, PackedLayer]:
-    """The quantized layers of a checkpoint, `tensors`, under our names.
+    """Returns the quantized layers of the checkpoint `tensors`, under our names.
 
-    Raises CheckpointError for a layer that is neither linear nor an embedding, and for one that is stored [in, out]."""
+    Raises CheckpointError for a quantized layer that is neither linear nor an embedding, or is stored [in, out], and
+    for one expert's matrix if the family's files hold those of all experts in one tensor."""
     rules = rules_by_name(names, spec, tensors)
     with torch.device("meta"):
         linear = linear_rules(
@@ -43,9 +45,9 @@ def own_layers(
                 "unquantized one"
             )
         if f"{theirs}.weight" not in rules:
-            continue  # of another head, or refused by name where tensors are compared
+            continue  # of another head, or unexpected, which `imported` reports
         if (rule := rules[f"{theirs}.weight"]).changes and not rule.keeps_rows:
-            continue  # its numbers are read: no codes follow columns to another place
+            continue  # is dequantized: groups of codes cannot follow a change of columns
         if theirs not in linear or linear[theirs].transposed:
             raise CheckpointError(
                 f"{path}: {theirs} is quantized, and it is no linear layer or embedding whose rows are outputs; others "
@@ -58,20 +60,20 @@ def own_layers(
 def without_empty_biases(
     tensors: LazyTensors, layers: Iterable[str], names: TensorNames, spec: ModelSpec
 ) -> LazyTensors:
-    """The tensors of a folder without the biases of zeros that AutoGPTQ writes for layers that have none."""
+    """Returns the tensors of a folder without the all-zero biases that AutoGPTQ writes for layers that have none."""
     rules = rules_by_name(names, spec, tensors)
-    spare = {
+    extra = {
         name for name in (f"{layer}.bias" for layer in layers) if name in tensors.forms and name not in rules
     }
-    empty = {name for name in spare if not tensors[name].any()}
+    empty = {name for name in extra if not tensors[name].any()}
     return tensors.renamed({name: name for name in tensors if name not in empty})
 
 
 def quantized_state(model: Model) -> tuple[dict[str, Tensor], dict[str, Panels]]:
-    """A model's state dict, with weights on the device "meta" for its quantized layers, and these layers. A quantized
-    embedding is returned dequantized, since no folder has a place for its codes.
+    """Returns a model's state dict, with weights on the device "meta" for its quantized layers, and the panels of these
+    layers. A quantized embedding is dequantized, since folders cannot hold its codes.
 
-    Raises CheckpointError for linear layers in a form that folders have no place for."""
+    Raises CheckpointError for linear layers that are quantized in a form that folders cannot hold."""
     state, panels = model.state_dict(), dict[str, Panels]()
     dtype = next(model.parameters()).dtype
     for name, layer in model.named_modules():
@@ -100,19 +102,20 @@ def packed_state(
     frm: ModelSpec,
     spec: ModelSpec,
 ) -> tuple[LazyTensors, dict[str, Any]]:
-    """The tensors `state` of a folder with those of quantized layers in place of their weights, and the
-    `quantization_config`. `layers` are in the rotary pairing of `frm`, the folder in that of `spec`.
+    """Returns the tensors `state` of a folder with packed codes, scales and zero points instead of the weights of
+    quantized layers, and the `quantization_config`. `layers` are in the rotary pairing of `frm`, the folder in that of
+    `spec`.
 
-    Raises CheckpointError for layers that are quantized in different ways, and for what is one layer in the folder and
-    quantized in part, or stored [in, out], or split by transformers."""
+    Raises CheckpointError for layers that are quantized in different ways, and for a layer of the folder that is
+    quantized only in part, stored [in, out], split by transformers, or one tensor with other experts."""
     scheme, output = _scheme(layers), names.outputs.get(spec.head.task)
     with torch.device("meta"):
         model = blank(spec)
     plain = {name for name, module in model.named_modules() if type(module) is nn.Linear}  # gates of experts
     rules = rules_by_name(names, spec)
     linear = linear_rules(rules, plain.union(linears(model)))
-    known = lazy(state).forms
-    dtype = next(iter(known.values())).dtype
+    forms = lazy(state).forms
+    dtype = next(iter(forms.values())).dtype
     quantized: dict[str, Rule] = {}
     ignore = [
         name for name in (rule.removesuffix(".weight") for rule in rules) if name.endswith(names.linears)
@@ -142,12 +145,12 @@ def packed_state(
     if output is not None and "lm_head" not in layers:
         ignore.append(output)
     unquantized = lazy(state).renamed(
-        {name: name for name in known if name.removesuffix(".weight") not in quantized}
+        {name: name for name in forms if name.removesuffix(".weight") not in quantized}
     )
     leaves = {
         f"{theirs}.{leaf}": form
         for theirs in quantized
-        for leaf, form in leaf_forms(known[f"{theirs}.weight"].shape, scheme, dtype).items()
+        for leaf, form in leaf_forms(forms[f"{theirs}.weight"].shape, scheme, dtype).items()
     }
 
     def moved(weight: str) -> QuantizedMatrix:
@@ -163,7 +166,7 @@ def packed_state(
 
 
 def _scheme(layers: Mapping[str, Panels]) -> Scheme:
-    """The quantization that all layers share."""
+    """Returns the quantization that all layers share."""
     bits = {panels.bits for panels in layers.values()}
     groups = {panels.group for panels in layers.values() if panels.has_scales}
     whole = [panels for panels in layers.values() if not panels.has_scales]
@@ -191,7 +194,7 @@ def _joined(parts: list[QuantizedMatrix], rule: Rule) -> QuantizedMatrix:
 
 
 def _part(layer: PackedLayer, rule: Rule, i: int) -> PackedLayer:
-    """The rows of a stored layer that are our layer `i` of those that it fuses."""
+    """Returns the rows of a stored layer that belong to our layer `i` of those that it fuses."""
     outputs, inputs = layer.form.shape
     form = Form((rule.rows[i] if rule.rows else outputs, inputs), layer.form.dtype)
     return PackedLayer(form, layer.kept, lambda: layer.read().moved(lambda rows: rule.split(rows)[i]))

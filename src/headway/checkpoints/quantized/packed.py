@@ -1,17 +1,18 @@
-"""Tensors of quantized layers in the formats of other programs, and as `QuantizedMatrix`. For a layer X, with words of
-n = 32 / bits codes:
+"""Quantized layers in the formats of other programs, converted to `QuantizedMatrix`. The tensors of a layer X, whose
+words (int32) hold n = 32 / bits codes each:
 
     pack-quantized   X.weight_packed int32 [O, ceil(I / n)], .weight_scale [O, G], .weight_shape [2] (O, I),
-                     .weight_zero_point int32 [ceil(O / n), G] where there are zeros, in words along O
+                     .weight_zero_point int32 [ceil(O / n), G] if there are zero points, in words along O
     gptq             X.qweight int32 [I / n, O], words along I; .qzeros int32 [G, ceil(O / n)]; .scales [G, O];
                      .g_idx [I], the group of each input
-    awq              X.qweight int32 [I, O / n], words along O in an order of their own; .qzeros int32 [G, O / n];
+    awq              X.qweight int32 [I, O / n], words along O in AutoAWQ's order; .qzeros int32 [G, O / n];
                      .scales [G, O]
 
-Experts in mxfp4, 32 numbers of 4 bits with one power of two, are read as numbers, which bf16 holds exactly: X [E, I, O]
+Experts in mxfp4 (blocks of 32 numbers of 4 bits with one power of two) are dequantized to bf16, which holds them
+exactly: X [E, I, O]
 
     X_blocks         uint8 [E, O, I / 32, 16], two numbers each, the first in the low bits: a sign, and E2M1 (`VALUES`)
-    X_scales         uint8 [E, O, I / 32], exponents of 2, with 127 added
+    X_scales         uint8 [E, O, I / 32], exponents of 2, plus 127
 
 (vllm-project/compressed-tensors, `compressors/`; Frantar et al.'s and AutoGPTQ's `qlinear`; AutoAWQ's `WQLinear_GEMM`;
 OCP Microscaling Formats 1.0, 2023, section 5.3.)
@@ -39,13 +40,13 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 class Packing(NamedTuple):
-    """One storage format of a quantized layer.
+    """A storage format of quantized layers.
 
     Attributes:
-        leaves: suffixes of its tensors behind the layer's name; the first marks a layer as quantized, zeros are last.
-        size: (O, I) from the forms of the tensors.
-        shapes: what shapes they must have, from O, I and G.
-        matrix: their values as `QuantizedMatrix`, given O and I.
+        leaves: suffixes of a layer's tensors; the first marks a layer as quantized, zero points are last.
+        size: returns (O, I), from the forms of the tensors.
+        shapes: returns the expected shapes of the tensors, from O, I and G.
+        matrix: returns the `QuantizedMatrix`, from the tensors, O and I.
     """
 
     leaves: tuple[str, ...]
@@ -68,12 +69,13 @@ def _packed(leaves: Leaves, scheme: Scheme, outputs: int, inputs: int) -> Quanti
 
 def _gptq(leaves: Leaves, scheme: Scheme, outputs: int, inputs: int) -> QuantizedMatrix:
     codes = from_words(leaves["qweight"].T, scheme.bits, inputs)
+    # (stored + 1) mod 2^bits in gptq's first version: a stored 15 of 4 bits is 0
     zero = from_words(leaves["qzeros"], scheme.bits, outputs).T + scheme.above & (1 << scheme.bits) - 1
     return _matrix(codes, leaves["scales"].T.contiguous(), zero.contiguous(), scheme)
 
 
 def _awq(leaves: Leaves, scheme: Scheme, outputs: int, inputs: int) -> QuantizedMatrix:
-    place = torch.tensor(AWQ_ORDER).argsort()
+    place = torch.tensor(AWQ_ORDER).argsort()  # code c of a word is in its 4 bits number place[c]
 
     def ordered(words: Tensor) -> Tensor:
         codes = from_words(words, scheme.bits, outputs).unflatten(1, (-1, len(AWQ_ORDER)))
@@ -86,7 +88,7 @@ def _awq(leaves: Leaves, scheme: Scheme, outputs: int, inputs: int) -> Quantized
 
 def _matrix(codes: Tensor, scale: Tensor, zero: Tensor | None, scheme: Scheme) -> QuantizedMatrix:
     if zero is not None and bool((zero == 1 << scheme.bits - 1).all()):
-        zero = None  # symmetric, kept with zeros
+        zero = None  # symmetric quantization, stored with explicit zero points
     return QuantizedMatrix(
         codes, scale, zero, scheme.bits, min(scheme.group or codes.shape[1], codes.shape[1])
     )
@@ -116,7 +118,7 @@ FLOATS = torch.float32, torch.bfloat16, torch.float16
 
 
 class PackedLayer(NamedTuple):
-    """A layer whose matrix [O, I] is stored as codes: shape and dtype of its numbers, name of the format, reader."""
+    """A layer whose matrix [O, I] is stored as codes: shape and dequantized dtype, name of the codes, and reader."""
 
     form: Form
     kept: str
@@ -124,10 +126,10 @@ class PackedLayer(NamedTuple):
 
 
 def packed_layers(tensors: LazyTensors, scheme: Scheme, path: Path) -> dict[str, PackedLayer]:
-    """The quantized layers of a folder by their names in the file; no weights are read yet.
+    """Returns the quantized layers of a folder by their names in the file; weights are not read yet.
 
-    Raises CheckpointError where there are none, for tensors that are missing or misshapen, and for groups of inputs
-    that are no neighbours (gptq's desc_act)."""
+    Raises CheckpointError if there are none, for tensors that are missing or misshapen, and for groups of inputs that
+    are not contiguous (gptq's desc_act)."""
     packing = PACKINGS[scheme.form]
     mark = f".{packing.leaves[0]}"
     names = [name.removesuffix(mark) for name in tensors if name.endswith(mark)]
@@ -176,7 +178,7 @@ def _layer(tensors: LazyTensors, name: str, packing: Packing, scheme: Scheme, pa
 
 
 def dequantized(tensors: LazyTensors, layers: Mapping[str, PackedLayer], scheme: Scheme) -> LazyTensors:
-    """The tensors of a folder with one weight [O, I] for each of its quantized layers, dequantized when it is read."""
+    """Returns the tensors of a folder with one weight [O, I] for each quantized layer, dequantized when it is read."""
     hidden = {f"{name}.{leaf}" for name in layers for leaf in PACKINGS[scheme.form].leaves}
     weights = {f"{name}.weight": layer for name, layer in layers.items()}
     return with_values(
@@ -187,9 +189,9 @@ def dequantized(tensors: LazyTensors, layers: Mapping[str, PackedLayer], scheme:
 
 
 def to_leaves(matrix: QuantizedMatrix, scheme: Scheme, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors of a matrix in the format "pack-quantized", scales in `dtype`.
+    """Returns the tensors of a matrix in the format "pack-quantized", with scales in `dtype`.
 
-    Raises CheckpointError where `dtype` does not hold the scales exactly."""
+    Raises CheckpointError if `dtype` does not hold the scales exactly."""
     leaves = {"weight_scale": matrix.scale.to(dtype)}
     if not torch.equal(leaves["weight_scale"].to(matrix.scale.dtype), matrix.scale):
         raise CheckpointError(
@@ -204,7 +206,7 @@ def to_leaves(matrix: QuantizedMatrix, scheme: Scheme, dtype: torch.dtype) -> di
 
 
 def leaf_forms(shape: Sequence[int], scheme: Scheme, dtype: torch.dtype) -> dict[str, Form]:
-    """Shapes and dtypes of the tensors that `to_leaves` returns for a matrix of that shape."""
+    """Returns the shapes and dtypes of the tensors that `to_leaves` returns for a matrix of shape `shape`."""
     packing, (outputs, inputs) = PACKINGS[scheme.form], shape
     groups = 1 if scheme.group is None else -(-inputs // scheme.group)
     kinds = {"weight_scale": dtype, "weight_shape": torch.int64}
@@ -217,11 +219,11 @@ def leaf_forms(shape: Sequence[int], scheme: Scheme, dtype: torch.dtype) -> dict
 
 
 def to_words(codes: Tensor, bits: int) -> Tensor:
-    """Codes uint8 [R, C] as int32 [R, ceil(C bits / 32)]: the first of a word in its lowest bits, zeros behind the
-    last. Of 4 bits, codes 1, 2, ..., 8 are the word 0x87654321."""
-    each = 32 // bits
+    """Packs codes uint8 [R, C] into int32 [R, ceil(C bits / 32)]: a word's first code in its lowest bits, padded with
+    zeros. The 4-bit codes 1, 2, ..., 8 become the word 0x87654321."""
+    per_word = 32 // bits
     rows, columns = codes.shape
-    padded = codes.new_zeros(rows, -(-columns // each) * each)
+    padded = codes.new_zeros(rows, -(-columns // per_word) * per_word)
     padded[:, :columns] = codes
     if bits == 4:
         padded = padded[:, ::2] | padded[:, 1::2] << 4
@@ -229,7 +231,7 @@ def to_words(codes: Tensor, bits: int) -> Tensor:
 
 
 def from_words(words: Tensor, bits: int, columns: int) -> Tensor:
-    """The inverse of `to_words`: uint8 [R, columns]."""
+    """Unpacks the words of `to_words` into uint8 [R, columns]."""
     packed = codes = words.contiguous().view(torch.uint8)
     if bits == 4:
         codes = packed.new_empty(len(packed), 2 * packed.shape[1])
@@ -244,7 +246,7 @@ VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def unpack_mxfp4(tensors: LazyTensors, path: Path) -> LazyTensors:
-    """The tensors of a folder with matrices in place of their mxfp4 blocks and scales, converted when they are read.
+    """Returns the tensors of a folder with bf16 matrices instead of mxfp4 blocks and scales, dequantized when read.
 
     Raises CheckpointError for blocks without scales, scales without blocks, and other shapes or dtypes."""
     names = {name.removesuffix(end) for name in tensors for end in (BLOCKS, SCALES) if name.endswith(end)}
@@ -252,11 +254,11 @@ def unpack_mxfp4(tensors: LazyTensors, path: Path) -> LazyTensors:
     hidden = {f"{name}{end}" for name in forms for end in (BLOCKS, SCALES)}
 
     def part(name: str, box: tuple[slice, ...]) -> Tensor:
-        packed = []
+        parts = []
         for end in (BLOCKS, SCALES):
             _, *inner = tensors.forms[f"{name}{end}"].shape
-            packed.append(tensors.part(f"{name}{end}", (box[0], *(slice(0, size) for size in inner))))
-        return mxfp4_numbers(*packed).transpose(-1, -2)[(slice(None), *box[1:])]
+            parts.append(tensors.part(f"{name}{end}", (box[0], *(slice(0, size) for size in inner))))
+        return mxfp4_numbers(*parts).transpose(-1, -2)[(slice(None), *box[1:])]
 
     def whole(name: str) -> Tensor:
         return part(name, tuple(slice(0, size) for size in forms[name].shape))
@@ -267,8 +269,9 @@ def unpack_mxfp4(tensors: LazyTensors, path: Path) -> LazyTensors:
 
 
 def mxfp4_numbers(blocks: Tensor, scales: Tensor) -> Tensor:
-    """[..., I / 32, 16] and [..., I / 32] -> bf16 [..., I]."""
+    """Dequantizes mxfp4: blocks [..., I / 32, 16] and scales [..., I / 32] -> bf16 [..., I]."""
     values = torch.tensor([*VALUES, *(-value for value in VALUES)])
+    # a table of all bytes: byte 0x2A holds codes 0xA and 0x2, so pairs[0x2A] = (values[0xA], values[0x2])
     pairs = torch.stack((values.repeat(16), values.repeat_interleave(16)), 1)
     halves = F.embedding(blocks.int(), pairs).flatten(-2)
     return torch.ldexp(halves, scales[..., None].int() - 127).flatten(-2).to(torch.bfloat16)

@@ -1,11 +1,11 @@
-"""`quantization_config` of a config.json: read strictly, and written.
+"""Reads the `quantization_config` of a config.json, strictly, and writes it.
 
-quant_method        what is read
-compressed-tensors  weights alone, of integers: "pack-quantized" (4 or 8 bits), a scale for each output or group of
-                    inputs, symmetric or with zeros
-gptq                4 or 8 bits, groups of neighbouring inputs, with or without a checkpoint_format "gptq_v2"
-awq                 4 bits, version "gemm", with zeros
-mxfp4               4 bits, of experts (`headway.checkpoints.quantized.packed`)
+quant_method        supported
+compressed-tensors  weight-only, integers: "pack-quantized" (4 or 8 bits), one scale for each output or group of
+                    inputs, symmetric or with zero points
+gptq                4 or 8 bits, groups of contiguous inputs, with or without a checkpoint_format "gptq_v2"
+awq                 4 bits, version "gemm", with zero points
+mxfp4               4 bits, experts only (`headway.checkpoints.quantized.packed`)
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -62,9 +62,9 @@ class Scheme(NamedTuple):
     Attributes:
         form: "pack-quantized", "gptq", "awq" or "mxfp4".
         bits: 8 or 4.
-        group: inputs that share a scale; None where a whole row does.
-        zeros: whether the codes of 0 are stored.
-        above: what is added to a stored code of 0 (gptq's first version stores one less).
+        group: number of inputs that share a scale; None if a whole row does.
+        zeros: whether zero points are stored.
+        above: number to add to a stored zero point (gptq's first version stores one less).
     """
 
     form: str
@@ -79,9 +79,9 @@ class Scheme(NamedTuple):
 
 
 def split_config(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Scheme | None]:
-    """A config.json without its `quantization_config`, and what that says; None where there is none.
+    """Returns a config.json without its `quantization_config`, and the quantization scheme; None if there is none.
 
-    Raises ConfigError for methods, formats and keys that are not read, naming those that are."""
+    Raises ConfigError for methods, formats and keys that are not supported, naming those that are."""
     quantization = config.get(KEY)
     if quantization is None:
         return config, None
@@ -101,8 +101,8 @@ def split_config(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Scheme |
 
 
 def written_config(scheme: Scheme, ignore: Sequence[str]) -> dict[str, Any]:
-    """The `quantization_config` of a folder in the format of compressed-tensors; `ignore` are linear layers that are
-    not quantized."""
+    """Returns the `quantization_config` of a folder in the compressed-tensors format; `ignore` are the linear layers
+    that are not quantized."""
     weights = {
         "num_bits": scheme.bits,
         "type": "int",

@@ -1,1 +1,1 @@
-"""GGUF, the files of llama.cpp: their container, block types, metadata and models."""
+"""GGUF, the file format of llama.cpp: its container, block types, metadata and models."""

@@ -1,10 +1,10 @@
-"""The architectures of GGUF, as data: the metadata below an architecture's name, and the names of its tensors.
+"""The architectures of GGUF, as data: the metadata keys below an architecture's name, and the names of its tensors.
 
-Queries and keys of "llama" and its like lie in adjacent pairs, as in Meta's own files, those of the others in halves. A
-window in all layers (Mistral) is the key attention.sliding_window, which llama.cpp does not honour in these
-architectures: to it all keys are seen, which is the same for rows of up to that many tokens. Which layers have no
-positions (SmolLM3, Cohere 2), and which have a window (Cohere 2, Gemma 2 and 3, OLMo 3), need be no key: it is every
-n-th that differs. Gemma's norms are stored as 1 + w (`model.py`).
+Queries and keys of "llama" and similar architectures are in adjacent pairs, as in Meta's own files, those of the others
+in halves. A window in all layers (Mistral) is the key attention.sliding_window, which llama.cpp ignores in these
+architectures: it attends to all keys, which is the same for sequences of up to that many tokens. Which layers have no
+positions (SmolLM3, Cohere 2), and which have a window (Cohere 2, Gemma 2 and 3, OLMo 3), need not be stored: by default
+every n-th layer differs. Gemma's norms are stored as 1 + w (`model.py`).
 (ggml-org/ggml, docs/gguf.md; ggml-org/llama.cpp, src/llama-model.cpp, src/models, conversion.)
 """
 
@@ -43,32 +43,32 @@ SCALE, LOGIT_SCALE = "attention.scale", "logit_scale"
 
 
 def nth_without(rotary: Rotary, keys: ConfigReader) -> tuple[PositionScheme, PositionScheme]:
-    """Every n-th layer has no positions."""
+    """Returns the positions of most layers, and none for every n-th."""
     return rotary, NoPositions()
 
 
 def unless_full(rotary: Rotary, keys: ConfigReader) -> tuple[PositionScheme, PositionScheme]:
-    """Every n-th layer has no positions where the others have a window."""
+    """Returns the positions of most layers, and none for every n-th if the others have a window."""
     return rotary, NoPositions() if keys.get("attention.sliding_window") else rotary
 
 
 def unless_tuned(rotary: Rotary, keys: ConfigReader) -> tuple[PositionScheme, PositionScheme]:
-    """No positions where a key says so."""
+    """Returns no positions if rope.scaling.finetuned is false, else the same rotation for all layers."""
     scheme = NoPositions() if keys.get("rope.scaling.finetuned") is False else rotary
     return scheme, scheme
 
 
 def untruncated(rotary: Rotary, keys: ConfigReader) -> tuple[PositionScheme, PositionScheme]:
-    """YaRN's bounds are not rounded (gpt-oss), which no key says."""
+    """Returns the rotation with YaRN's bounds not rounded (gpt-oss), for which there is no key."""
     if isinstance(rotary.scaling, YaRN):
         rotary = replace(rotary, scaling=replace(rotary.scaling, truncate=False))
     return rotary, rotary
 
 
 def read_granite(keys: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The factor on scores, and the divisor of logits."""
-    scale, usual = keys.number(SCALE, 0.0), fields["head_dim"] ** -0.5
-    near = abs(scale - usual) <= 1e-6 * usual  # it was rounded to 32 bits
+    """Reads the factor on attention scores, and the divisor of logits."""
+    scale, default = keys.number(SCALE, 0.0), fields["head_dim"] ** -0.5
+    near = abs(scale - default) <= 1e-6 * default  # the file's value was rounded to float32
     return {
         "attention_scale": scale if scale and not near else None,
         "logit_scale": 1 / (keys.number(LOGIT_SCALE, 0.0) or 1.0),
@@ -76,7 +76,7 @@ def read_granite(keys: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any
 
 
 def write_granite(spec: ModelSpec) -> dict[str, Any]:
-    """The same keys."""
+    """Returns the keys that `read_granite` reads."""
     numbers = NUMBERS.write(spec)
     return {SCALE: numbers["attention_multiplier"], LOGIT_SCALE: numbers["logits_scaling"]}
 
@@ -92,12 +92,12 @@ GRANITE: Mapping[str, Any] = {
     "written": write_granite,
 }
 BEHIND: Mapping[str, Any] = {"modules": {"post_attention_layernorm": "post_attention_norm"}}
-"""The norm in front of the feed-forward is named by where it stands."""
+"""Architectures that name the norm before the feed-forward by its place after attention."""
 GATED = expert_keys({"shared_gate": True}, shared=True)
 QWEN3_5: Mapping[str, Any] = {
     **BEHIND,
     "mixing": DELTA_3_5,
-    # shares of three positions of an image's patch, which are one in a text
+    # pairs for each of the three coordinates of an image patch, which are equal for text tokens
     "written": lambda spec: {"rope.dimension_sections": [11, 11, 10, 0]},
     "harmless": ("rope.dimension_sections",),
 }
@@ -184,7 +184,7 @@ ARCHITECTURES: Mapping[str, Layout] = {
     "qwen35moe": gguf_layout(
         *("qwen35moe", "halves"),
         family="qwen3_5_moe_text",
-        numbers={"hidden": Key("feed_forward_length", 1)},  # of no layer
+        numbers={"hidden": Key("feed_forward_length", 1)},  # no layer has a dense feed-forward
         experts=GATED,
         **QWEN3_5,
     ),

@@ -15,9 +15,10 @@ MLP = "model.layers.#.mlp."
 def expert_keys(
     always: Mapping[str, Any] = MappingProxyType({}), *, shared: bool = False, lead: bool = False
 ) -> ExpertKeys:
-    """The experts of an architecture whose models may have some: `always` are fields of `Experts` that have no key.
-    `shared` adds a key for the width of the shared expert, which is gated where `always` says so, `lead` one for how
-    many of the first layers have no experts."""
+    """Returns the keys of the experts of an architecture whose models may have some.
+
+    `always` are fields of `Experts` that have no key. `shared` adds a key for the width of the shared expert (which is
+    gated if `always` says so), `lead` one for how many of the first layers have no experts."""
     return ExpertKeys(
         count=("expert_count",),
         top="expert_used_count",
@@ -31,8 +32,8 @@ def expert_keys(
 
 
 def with_experts(names: TensorNames) -> TensorNames:
-    """The same names, with those of a layer's experts (one tensor for each of the three matrices), of the bias that
-    chooses experts, and of sink logits."""
+    """Returns `names` with the tensors of a layer's experts (one for each of the three matrices), of the bias that is
+    added to scores when experts are chosen, and of attention sinks."""
 
     def rules(spec: ModelSpec) -> list[Rule]:
         experts = next((experts for experts in spec.experts if experts is not None), None)

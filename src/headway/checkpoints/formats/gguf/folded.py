@@ -1,5 +1,5 @@
-"""What llama.cpp has no keys for, and its files have within the matrices: factors of Falcon-H1, and that ids from some
-number on share a row of Gemma 3n's embeddings by layer."""
+"""Facts that llama.cpp has no keys for and its files fold into the weights: the multipliers of Falcon-H1, and that
+token ids above a bound share a row of Gemma 3n's per-layer embeddings."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,8 +17,8 @@ from headway.storage.lazy import Form, lazy, with_values
 
 
 def folded(spec: ModelSpec) -> tuple[ModelSpec, dict[str, Tensor]]:
-    """The spec without these, and the weights that have them instead: our name -> factors [O, 1] or [1, 1] of
-    its rows, where one is not 1. Raises Inexpressible for a tied matrix that would need two."""
+    """Returns the spec without these facts, and the weights that contain them instead: our name -> factors [O, 1] or
+    [1, 1] of its rows, unless all are 1. Raises Inexpressible for a tied matrix that would need two factors."""
     spec = replace(spec, per_layer_vocab=0)
     if spec.family != FALCON_H1.family:
         return spec, {}
@@ -33,7 +33,7 @@ def folded(spec: ModelSpec) -> tuple[ModelSpec, dict[str, Tensor]]:
     modules = {
         "mlp.gate_proj": [spec.mlp_gate_scale],
         "mlp.down_proj": [spec.mlp_scale],
-        "self_attn.k_proj": [keys[KEY]],  # of all scores
+        "self_attn.k_proj": [keys[KEY]],  # scales all attention scores
         "self_attn.o_proj": [keys[OUT]],
         "self_attn.beside.o_proj": [keys[SSM_OUT]],
         "self_attn.beside.gate_proj": [of_gate],
@@ -55,19 +55,19 @@ def folded(spec: ModelSpec) -> tuple[ModelSpec, dict[str, Tensor]]:
 
 
 def with_all_rows(state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, Tensor]:
-    """The weights with a row of embeddings by layer for every id: that of id 0 for ids from `per_layer_vocab` on."""
-    name, more = "model.per_layer.embed_tokens.weight", spec.vocab - spec.per_layer_vocab
+    """Returns the weights with per-layer embeddings of every id: ids from `per_layer_vocab` on get the row of id 0."""
+    name, missing = "model.per_layer.embed_tokens.weight", spec.vocab - spec.per_layer_vocab
     if not spec.per_layer_vocab:
         return state
     form = lazy(state).forms[name]
 
     def make(name: str) -> Tensor:
         rows = state[name]
-        return torch.cat((rows, rows[:1].expand(more, -1)))
+        return torch.cat((rows, rows[:1].expand(missing, -1)))
 
     return with_values(state, {name: Form((spec.vocab, *form.shape[1:]), form.dtype)}, make)
 
 
 def times(factors: Mapping[str, Tensor], name: str, value: Tensor) -> Tensor:
-    """A weight with its factors, if it has any, in its own dtype."""
+    """Returns a weight multiplied by its factors, if it has any, in its own dtype."""
     return (value.float() * factors[name]).to(value.dtype) if name in factors else value

@@ -1,7 +1,10 @@
-"""The Gemmas in GGUF. Gemma 3n has fixed numbers in llama.cpp (src/models/gemma3n.cpp), which no key changes: four
-streams, ranks of 64, 256 columns by layer, gates that the first ten layers cut, keys of their own in twenty. Gemma 4
-has other keys for the heads of layers with windows, lists of kv heads and widths, and no attn_v where values are keys
-(src/models/gemma4.cpp); in both, layers that share keys have those of the last two with their own."""
+"""The Gemmas in GGUF.
+
+llama.cpp fixes some numbers of Gemma 3n (src/models/gemma3n.cpp), and no key changes them: four streams, ranks of 64,
+256 columns of per-layer embeddings, sparse gates in the first ten layers, keys of their own in the first twenty. Gemma
+4 has separate keys for the head sizes of layers with windows, lists of kv heads and feed-forward widths, and no attn_v
+in layers whose values are their keys (src/models/gemma4.cpp). In both, layers that share keys take them from the last
+two layers that compute their own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -35,7 +38,8 @@ LOCAL_BASE = "rope.freq_base_swa"
 
 
 def local_base(usual: float | None) -> Schemes:
-    """Layers with windows have a rotary base of their own, by default `usual` or that of the others, and no scaling."""
+    """Returns schemes in which layers with windows have a rotary base of their own, by default `usual` or that of the
+    others, and no scaling."""
     return lambda rotary, keys: (
         replace(rotary, theta=keys.number(LOCAL_BASE, usual or rotary.theta), scaling=None),
         rotary,
@@ -43,14 +47,15 @@ def local_base(usual: float | None) -> Schemes:
 
 
 def write_local_base(spec: ModelSpec) -> dict[str, Any]:
-    """The base of layers with windows, if there are any."""
+    """Returns the rotary base of layers with windows; None if there are none."""
     layers = zip(spec.layer_positions, spec.patterns, strict=True)
     bases = (scheme.theta for scheme, pattern in layers if pattern != Causal() and isinstance(scheme, Rotary))
     return {LOCAL_BASE: next(bases, None)}
 
 
 def scale_of_27b(layers: int) -> Fields:
-    """Scores are scaled by D^-0.5 (the default), but in models of so many layers by (width / heads)^-0.5."""
+    """Returns a function that scales attention scores by (width / heads)^-0.5 in models of `layers` layers, else by
+    D^-0.5 (the default)."""
     return lambda keys, fields: {
         "attention_scale": (fields["width"] // fields["heads"]) ** -0.5
         if fields["layers"] == layers
@@ -62,7 +67,8 @@ POST = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_lay
 SANDWICH = {**POST, "pre_feedforward_layernorm": "ffn_norm"}
 
 OWN_KEYS, CUT_LAYERS, CUT = 20, 10, 0.95
-"""Of Gemma 3n: the layers with keys of their own, those that cut gates, and the share that they cut."""
+"""For Gemma 3n: number of layers with keys of their own, number of layers with sparse gates, and the share of their
+gates that is cut to zero."""
 SHARED_KV, CUTS = "attention.shared_kv_layers", "activation_sparsity_scale"
 LAYER = "model.layers.#."
 PER_LAYER = {"per_layer.gate": "inp_gate", "per_layer.proj": "proj", "per_layer.norm": "post_norm"}
@@ -84,7 +90,7 @@ COEFFICIENTS = {
     "prediction_coefs": "altup_predict_coef",
 }
 UNUSED = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
-"""Tensors of layers that attend to keys of others, which llama.cpp asks for and does not use."""
+"""Tensors of layers that attend to keys of other layers, which llama.cpp requires and does not use."""
 STREAMS = [
     *(
         Rule(tuple(f"model.streams.{way}.{i}.weight" for i in range(3)), f"{name}.weight", stacked=3)
@@ -95,12 +101,12 @@ STREAMS = [
 
 
 def _cuts(layers: int) -> tuple[float, ...]:
-    """The share of gates that each layer cuts."""
+    """Returns the share of gates that each layer cuts to zero."""
     return tuple(CUT if i < CUT_LAYERS else 0.0 for i in range(layers))
 
 
 def _deviations(layers: int) -> list[float]:
-    """How many standard deviations above the mean that is."""
+    """Returns the cut-off of each layer's gates, in standard deviations above their mean."""
     deviations: list[float] = Normal(0.0, 1.0).icdf(torch.tensor(_cuts(layers))).tolist()
     return deviations
 
@@ -110,12 +116,13 @@ def _kinds(patterns: Sequence[Pattern]) -> list[str]:
 
 
 def _shares_well(kinds: Sequence[str], own: int = OWN_KEYS) -> bool:
-    """Whether layers that share keys have those of the last two of the first `own`: a window, and none."""
+    """Returns whether the last two of the first `own` layers, whose keys any others share, have a window and none."""
     return len(kinds) <= own or [*kinds[max(own - 2, 0) : own]] == [SLIDING, FULL]
 
 
 def read_3n(keys: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What follows from the number of layers, and from which of them have windows; keys of it must agree."""
+    """Returns the fields that follow from the number of layers and from which of them have windows. Raises ConfigError
+    for keys that contradict them."""
     layers, kinds = fields["layers"], _kinds(fields["patterns"])
     shared, deviations = max(layers - OWN_KEYS, 0), _deviations(layers)
     cuts = keys.get(CUTS) or deviations
@@ -130,7 +137,7 @@ def read_3n(keys: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unused_keys(spec: ModelSpec) -> dict[str, Tensor]:
-    """Zeros in place of tensors that no layer of a Gemma 3n uses: name -> value."""
+    """Returns zeros for the tensors that no layer of a Gemma 3n uses and llama.cpp requires: name -> value."""
     if spec.altup is None:
         return {}
     rows = spec.kv_heads * spec.head_dim
@@ -140,8 +147,8 @@ def unused_keys(spec: ModelSpec) -> dict[str, Tensor]:
 
 
 def write_3n(spec: ModelSpec) -> dict[str, Any]:
-    """Keys of what llama.cpp has fixed, too; reading them again shows where a spec is another. Raises Inexpressible for
-    patterns whose shared keys are not the last."""
+    """Returns the keys of a Gemma 3n, also of what llama.cpp fixes: reading them again shows whether the spec differs
+    from that. Raises Inexpressible if shared keys are not those of the last two layers with their own."""
     if not _shares_well(_kinds(spec.patterns)):
         raise Inexpressible("patterns")
     return {
@@ -159,13 +166,13 @@ SCALAR = Rule((f"{LAYER}layer_scalar",), "blk.#.layer_output_scale.weight")
 
 
 def _widths(narrow: int, layers: int, own: int) -> list[int]:
-    """Of the feed-forwards of each layer: twice as wide in those that share keys."""
+    """Returns the feed-forward width of each layer: twice as wide in layers that share keys."""
     return [narrow if i < own else 2 * narrow for i in range(layers)]
 
 
 def read_4(keys: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of each layer: its kv heads, heads as wide as those of its kind, and its feed-forward, twice as wide in
-    all layers that share keys, or in none."""
+    """Returns the sizes of each layer: its kv heads, the head size of its kind (with or without a window), and its
+    feed-forward width, which is doubled in all layers that share keys, or in none."""
     layers, kinds, of_full = fields["layers"], _kinds(fields["patterns"]), fields["head_dim"]
     kv_heads, widths = each_layer(keys, KV_HEADS, layers), each_layer(keys, SIZES["hidden"], layers)
     of_local = {keys.whole(key, of_full) for key in SWA_DIMS}
@@ -197,15 +204,15 @@ def _one_or_all(sizes: list[int]) -> int | list[int]:
 
 
 def write_4(spec: ModelSpec) -> dict[str, Any]:
-    """The keys of each layer's sizes. Raises Inexpressible for patterns whose shared keys are not the last, and for
-    heads of several sizes in layers of one kind."""
+    """Returns the keys of each layer's sizes. Raises Inexpressible if shared keys are not those of the last two layers
+    with their own, if layers of one kind have several head sizes, and for feed-forward widths that `read_4` refuses."""
     kinds = _kinds(spec.patterns)
     kv_heads, widths = [kv for kv, _ in spec.key_sizes], [spec.hidden_of(i) for i in range(spec.layers)]
     dims = {kind: {d for k, (_, d) in zip(kinds, spec.key_sizes, strict=True) if k == kind} for kind in kinds}
     shared = sum(i != source for i, source in enumerate(spec.key_layers))
     if not _shares_well(kinds, spec.layers - shared):
         raise Inexpressible("patterns")
-    if any(len(each) > 1 for each in dims.values()):
+    if any(len(sizes) > 1 for sizes in dims.values()):
         raise Inexpressible("mixers")
     if len({*widths}) > 1 and widths != _widths(spec.hidden, spec.layers, spec.layers - shared):
         raise Inexpressible("layer_hidden")

@@ -1,4 +1,4 @@
-"""One architecture of GGUF as a layout: its metadata, and the names of its tensors."""
+"""Builds the layout of an architecture of GGUF: its metadata keys, and the names of its tensors."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -22,9 +22,9 @@ from headway.patterns import Causal
 from headway.positions import Pairing, PerLayer, PositionScheme, Rotary
 
 Fields = Callable[[ConfigReader, Mapping[str, Any]], dict[str, Any]]
-"""A function of an architecture's keys and of the fields read so far, which returns further fields."""
+"""A function of an architecture's keys and of the fields read so far, which returns more fields."""
 Schemes = Callable[[Rotary, ConfigReader], tuple[PositionScheme, PositionScheme]]
-"""A function of the rotation and the keys, which returns the positions of most layers, and those of every n-th."""
+"""A function of the rotation and the keys, which returns the positions of most layers, and of every n-th layer."""
 MODULES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -41,13 +41,13 @@ MODULES = {
     **{f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
-"""Our modules of a layer and theirs."""
+"""Our modules of a layer and their names in GGUF."""
 BIASES = {
     "qkv_bias": "blk.0.attn_q.bias",
     "out_bias": "blk.0.attn_output.bias",
     "mlp_bias": "blk.0.ffn_gate.bias",
 }
-"""Fields of the spec that are true where the file has this tensor."""
+"""Fields of the spec that are true if the file has this tensor."""
 SIZES = {
     "vocab": "vocab_size",
     "layers": "block_count",
@@ -60,13 +60,13 @@ RMS, LAYER = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 WINDOW, MARKS = (f"attention.{name}" for name in ("sliding_window", "sliding_window_pattern"))
 HEAD_DIMS = ("attention.key_length", "attention.value_length")
 WINDOWED = {"llama": "mistral", "olmo2": "olmo3"}
-"""The family of an architecture's models that have a window."""
+"""The family of an architecture's models if they have a window."""
 MIXTURES = {"llama": "mixtral"}
-"""The family of an architecture's models that have experts."""
+"""The family of an architecture's models if they have experts."""
 SPARSE = {"nemotron_h": "nemotron_h_moe"}
-"""The architecture of an architecture's models that have experts."""
+"""The architecture of an architecture's models if they have experts."""
 TIED_VALUES = "attn_v"
-"""Our key of whether there are layers with keys and no values."""
+"""Our key for whether there are layers with keys and no values."""
 NONE: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -95,15 +95,24 @@ def gguf_layout(
     tensors: Sequence[Rule] = (),
     unused: Sequence[str] = (),
 ) -> Layout:
-    """One `general.architecture`, by default of the family of that name; its positions are rotary where it has a
-    `pairing`.
+    """Returns the layout of one `general.architecture`, by default of the family of that name; its positions are rotary
+    if it has a `pairing`.
 
-    `numbers` are further fields that have keys; `modules`, and `top` outside of layers, are those with another name.
-    Where `tied` is not None, it holds for all models. Where layers are `sized`, kv heads and widths of feed-forwards
-    may be lists, which `further` reads. Every `every`-th layer has full attention, and the second of `schemes`.
-    `further` reads fields from the keys `more`, `written` writes them; keys of `only` have one value. `experts` are
-    those that layers may have, `mixing` is the token mixer of some layers. `tensors` are those with names of their own,
-    `unused` ends of names of those that files may have and no model uses."""
+    biases: fields of the spec that say whether biases exist (`BIASES`).
+    also: more families that are written as this architecture.
+    eps: the key of the norms' epsilon.
+    numbers: more fields that have keys.
+    modules, top: modules of a layer, and outside of layers, whose names are not the usual ones.
+    tied: whether the output layer is the embedding, in all models; None if the file decides.
+    sized: whether kv heads and feed-forward widths may be lists, which `further` reads.
+    every: every `every`-th layer has full attention, and the second of `schemes`.
+    further, written: reads more fields from the keys `more`, and writes them.
+    only: keys that must have one of these values.
+    experts: the experts that layers may have.
+    mixing: the token mixer of some layers.
+    harmless: keys that are ignored.
+    tensors: rules that replace the usual ones.
+    unused: suffixes of names of tensors that may be in a file and that no model uses."""
 
     def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         keys, width, heads = config.below(f"{name}."), fields["width"], fields["heads"]
@@ -115,12 +124,12 @@ def gguf_layout(
         window = from_foreign("sliding_window", keys.get(WINDOW) or None)
         seeing = _seeing(keys, every, fields["layers"])
         by_layer = sized or (mixing is not None and mixing.marks == "heads")
-        usual = {} if by_layer else {"kv_heads": keys.whole(KV_HEADS, heads)}
+        common_heads = {} if by_layer else {"kv_heads": keys.whole(KV_HEADS, heads)}
         mixers = {} if mixing is None else mixing.layers(keys, len(seeing))
         values = {
             "head_dim": (head_dim := lengths.pop()),
             "patterns": [Causal() if sees else window for sees in seeing],
-            **usual,
+            **common_heads,
             **mixers,
         }
         if pairing is not None:
@@ -160,7 +169,7 @@ def gguf_layout(
     keys_read = (KV_HEADS, WINDOW, *HEAD_DIMS, *ROPE, *([MARKS] if every else ()), *more)
     keys_read += (SIZES["hidden"],) if sized else ()
     keys_read += () if mixing is None else mixing.needed
-    usual = {**dict.fromkeys(keys_read), **({} if experts is None else experts.part.keys)}
+    defaults = {**dict.fromkeys(keys_read), **({} if experts is None else experts.part.keys)}
     joined = {
         part for whole, parts in FUSED.items() if any(whole in module for module in modules) for part in parts
     }
@@ -174,14 +183,14 @@ def gguf_layout(
             *("", "token_embd", "output_norm", "blk.#.", names),
             top=top,
             head="output",
-            unused=(FACTORS, *unused),  # the first is read with the positions
+            unused=(FACTORS, *unused),  # FACTORS is read with the positions
         )
     )
     plain = plain if mixing is None else with_mixers(plain, mixing)
-    named = {rule.ours[0] for rule in tensors}
+    replaced = {rule.ours[0] for rule in tensors}
 
     def rules(spec: ModelSpec) -> list[Rule]:
-        return [*(rule for rule in plain.rules(spec) if rule.ours[0] not in named), *tensors]
+        return [*(rule for rule in plain.rules(spec) if rule.ours[0] not in replaced), *tensors]
 
     sizes = {field: key for field, key in SIZES.items() if not (sized and field == "hidden")}
     return Layout(
@@ -201,7 +210,7 @@ def gguf_layout(
             Part(
                 {
                     **dict.fromkeys((FACTORS, NORM, TIED_VALUES)),
-                    **{f"{name}.{key}": value for key, value in usual.items()},
+                    **{f"{name}.{key}": value for key, value in defaults.items()},
                 },
                 read,
                 write,
@@ -214,7 +223,7 @@ def gguf_layout(
 
 
 def _seeing(keys: ConfigReader, every: int, layers: int) -> list[bool]:
-    """For each layer, whether it has full attention where others may have a window: every n-th unless the file says."""
+    """Returns whether each layer has full attention while others may have a window: by default every n-th has."""
     marks = keys.get(MARKS) if every else None
     if marks is None or isinstance(marks, int):
         return [bool(every) and (i + 1) % (marks or every) == 0 for i in range(layers)]

@@ -1,4 +1,4 @@
-"""From GGUF's metadata to `ModelSpec` and back, by the layouts of its architectures."""
+"""Converts GGUF's metadata to `ModelSpec` and back, by the layouts of its architectures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -41,16 +41,16 @@ FACTS: Mapping[str, tuple[type, ...]] = {
 
 
 def names_in(file: GGUF) -> TensorNames:
-    """The tensor names of a file of a known architecture."""
+    """Returns the tensor names of the architecture of a file."""
     return ARCHITECTURES[str(file.metadata["general.architecture"])].tensors
 
 
 def read_spec(file: GGUF, numbers: LazyTensors) -> ModelSpec:
-    """The spec that a file describes; `numbers` are its tensors, unpacked.
+    """Returns the spec that a file describes; `numbers` are its dequantized tensors.
 
-    Raises CheckpointError for one of several parts, or without an embedding, and, naming key and value, for an
-    architecture that is unknown, keys that are missing, unknown or of another type, and values that contradict each
-    other."""
+    Raises CheckpointError for a file that is one of several parts or has no embedding, and, naming key and value, for
+    an architecture that is unknown, for keys that are missing, unknown or of another type, and for values that
+    contradict each other."""
     metadata, path = file.metadata, file.path
     if metadata.get(PARTS, 1) not in (0, 1):
         raise CheckpointError(
@@ -71,7 +71,7 @@ def read_spec(file: GGUF, numbers: LazyTensors) -> ModelSpec:
         "tied": OUTPUT not in numbers,
         FACTORS: numbers.get(FACTORS),
         NORM: NORM in numbers,
-        # a layer with attn_k.weight and no attn_v.weight
+        # whether any layer has attn_k.weight and no attn_v.weight
         TIED_VALUES: any(n.replace("attn_k.w", "attn_v.w") not in numbers for n in numbers),
         **biases,
         **_below(metadata, f"{name}."),
@@ -89,14 +89,14 @@ def _below(metadata: Mapping[str, Value], beginning: str) -> dict[str, Any]:
 
 def _spec(layout: Layout, config: Mapping[str, Any], facts: Mapping[str, Any]) -> ModelSpec:
     (name,) = layout.architectures
-    # a value for each layer may be one for all
+    # a list with one value for each layer is accepted if all are equal
     layers = config.get(f"{name}.{SIZES['layers']}")
-    each = {
+    uniform = {
         key: value[0]
         for key in (f"{name}.{end}" for end in (SIZES["heads"], SIZES["hidden"]))
         if isinstance(value := config.get(key), Sequence) and len(value) == layers and len({*value}) == 1
     }
-    spec = layout.spec({**config, **each})
+    spec = layout.spec({**config, **uniform})
     windowed = any(pattern != Causal() for pattern in spec.patterns)
     family = WINDOWED.get(layout.family, spec.family) if windowed else spec.family
     family = MIXTURES.get(layout.family, family) if any(spec.experts) else family
@@ -104,20 +104,20 @@ def _spec(layout: Layout, config: Mapping[str, Any], facts: Mapping[str, Any]) -
 
 
 def architecture_of(spec: ModelSpec) -> str:
-    """The architecture that a spec is written as. Raises ConfigError for a family that has none."""
-    known = {
+    """Returns the architecture that a spec is written as. Raises ConfigError for a family that has none."""
+    names = {
         family: name for name, layout in ARCHITECTURES.items() for family in (layout.family, *layout.also)
     }
-    if spec.family not in known:
-        raise ConfigError(f"a {spec.family} has no architecture in GGUF here; written are {', '.join(known)}")
-    name = known[spec.family]
+    if spec.family not in names:
+        raise ConfigError(f"a {spec.family} has no architecture in GGUF here; written are {', '.join(names)}")
+    name = names[spec.family]
     return SPARSE.get(name, name) if any(spec.experts) else name
 
 
 def write_spec(spec: ModelSpec) -> tuple[dict[str, Any], Tensor | None]:
-    """The keys of a spec, whose positions must have the pairing of its architecture, and the divisors of its rotary
-    frequencies; reading them again gives the spec, but for coefficients of losses of training and factors that are
-    within matrices (`folded`).
+    """Returns the keys of a spec, whose positions must have the pairing of its architecture, and the divisors of its
+    rotary frequencies, or None. Reading them again gives the spec, except for coefficients of training losses and for
+    what is folded into weights (`folded`).
 
     Raises ConfigError, naming the fields, for a spec that the keys cannot express."""
     name = architecture_of(spec)
@@ -146,5 +146,5 @@ def write_spec(spec: ModelSpec) -> tuple[dict[str, Any], Tensor | None]:
 
 
 def _given_back(value: Any) -> Any:
-    """A value after a round trip through a file, which holds float32."""
+    """Returns a value after a round trip through a file, which holds float32."""
     return decimal(rounded(value)) if isinstance(value, float) else value

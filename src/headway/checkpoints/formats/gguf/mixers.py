@@ -1,7 +1,7 @@
 """Token mixers other than softmax attention in GGUF: their keys, and the names of their tensors.
 
-A decay is -e^rate in a file (`model.py`). In Qwen3.5's delta layers the first value head of every key comes first, then
-the second of every key.
+A decay rate is stored as -e^rate (`model.py`). In Qwen3.5's delta layers, the value heads are ordered as the first of
+every key head, then the second of every key head, and so on.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,15 +31,16 @@ SSM = tuple(
 
 
 class Mixing(NamedTuple):
-    """The token mixer of an architecture beside softmax attention.
+    """The token mixer that an architecture has besides softmax attention.
 
     Attributes:
         kind: the type of that mixer.
         keys: the metadata keys that it is read from.
-        read, write: from the keys to the mixer, and back.
-        rules: of its tensors, whose names are ours below `MIXER`.
-        marks: which layers have it: those without kv heads ("heads"), those that a list says or all but every n-th
-            ("layers"), "all", or all of them "beside" attention.
+        read: from the keys to the mixer.
+        write: from the mixer to the keys.
+        rules: returns the rules of the mixer's tensors, whose names are ours below `MIXER`.
+        marks: which layers have it: those without kv heads ("heads"), those that a list marks or all except every n-th
+            ("layers"), "all", or all of them in parallel with attention ("beside").
     """
 
     kind: type
@@ -51,12 +52,12 @@ class Mixing(NamedTuple):
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """All keys, with those that say which layers have it."""
+        """All keys, including those that say which layers have the mixer."""
         return (*self.keys, *((RECURRENT, INTERVAL) if self.marks == "layers" else ()))
 
     def layers(self, keys: ConfigReader, layers: int) -> dict[str, Any]:
-        """The mixers, and the kv heads of those that attend. Raises ConfigError for lists of another length, and
-        several numbers of kv heads."""
+        """Returns the mixers of all layers, and the kv heads of those with attention. Raises ConfigError for lists of
+        another length, and for several numbers of kv heads."""
         mixer, heads = self.read(keys), set[int]()
         if self.marks == "beside":
             return {"mixers": Softmax(beside=mixer)}
@@ -74,14 +75,14 @@ class Mixing(NamedTuple):
         return {"mixers": mixers, **({"kv_heads": heads.pop()} if heads else {})}
 
     def keys_of(self, spec: ModelSpec) -> dict[str, Any]:
-        """The keys of a spec. Raises Inexpressible for other mixers, and for a spec without this kind."""
+        """Returns the keys of a spec. Raises Inexpressible for other mixers, and for a spec without this kind."""
         beside = self.marks == "beside"
         mixers = [getattr(mixer, "beside", None) for mixer in spec.mixers] if beside else spec.mixers
-        others = {mixer for mixer in mixers if mixer != Softmax()}
-        if len(others) != 1 or not all(isinstance(mixer, self.kind) for mixer in others):
+        other_mixers = {mixer for mixer in mixers if mixer != Softmax()}
+        if len(other_mixers) != 1 or not all(isinstance(mixer, self.kind) for mixer in other_mixers):
             raise Inexpressible("mixers")
         recurrent = [mixer != Softmax() for mixer in spec.mixers]
-        keys = self.write(others.pop())
+        keys = self.write(other_mixers.pop())
         if self.marks == "heads":
             keys[KV_HEADS] = [0 if recurs else spec.kv_heads for recurs in recurrent]
         if self.marks == "layers":
@@ -92,7 +93,7 @@ class Mixing(NamedTuple):
 
 
 def each_layer(keys: ConfigReader, key: str, layers: int) -> list[int]:
-    """A whole number for each layer, which may be one for all."""
+    """Returns a whole number for each layer; the key's value may be one number for all."""
     value = keys.need(key)
     each = [value] * layers if isinstance(value, int) else list(value)
     if len(each) != layers or not all(isinstance(n, int) and n >= 0 for n in each):
@@ -101,7 +102,7 @@ def each_layer(keys: ConfigReader, key: str, layers: int) -> list[int]:
 
 
 def with_mixers(names: TensorNames, mixing: Mixing) -> TensorNames:
-    """The same names, with those of attention only in its layers, and those of the mixer in the others."""
+    """Returns `names` with attention's tensors only in layers with attention, and the mixer's in the others."""
 
     def rules(spec: ModelSpec) -> list[Rule]:
         each = names.rules(spec)
@@ -146,7 +147,7 @@ def _size_keys(sizes: RuleSizes) -> dict[str, Any]:
 
 
 def _read_beside(keys: ConfigReader) -> SSDSpec:
-    """State-space duality beside attention, which has a norm where the file has its tensor."""
+    """Returns the SSD mixer in parallel with attention, which has a norm if the file has its tensor."""
     return SSDSpec(**_sizes(keys), norm=bool(keys.config.get(NORM)))
 
 
@@ -173,8 +174,8 @@ def _ssd_rules(ssd: SSDSpec) -> list[Rule]:
 
 
 def _order(keys: int, each: int, axis: int) -> Change:
-    """Reorders `keys` groups of `each` heads along an axis to the first head of every group, then the second of every
-    group, ...: 2 groups of 3, a0 a1 a2 b0 b1 b2, become a0 b0 a1 b1 a2 b2."""
+    """Returns the change that reorders `keys` groups of `each` heads along an axis to the first head of every group,
+    then the second of every group, ...: 2 groups of 3, a0 a1 a2 b0 b1 b2, become a0 b0 a1 b1 a2 b2."""
 
     def turn(x: Tensor, outer: int, inner: int) -> Tensor:
         parts: Tensor = x.unflatten(axis, (outer, inner, -1))
@@ -194,11 +195,11 @@ ALONE = {"beta_proj.weight": "ssm_beta.weight", "decay_proj.weight": "ssm_alpha.
 
 
 def _delta_rules(delta: DeltaSpec, ordered: bool) -> list[Rule]:
-    """Rules of a delta layer: Qwen3.5's where values are `ordered`, else Qwen3-Next's, where betas and decays of a key
-    head are one matrix."""
-    each = delta.heads // delta.key_heads
-    by_row, by_column = (_order(delta.key_heads, each, axis) for axis in (0, 1))
-    turned = {**DELTA, **ALONE}.keys() - {"norm.weight"} if ordered and each > 1 else set()
+    """Returns the rules of a delta layer: Qwen3.5's if value heads are `ordered`, else Qwen3-Next's, where betas and
+    decays of a key head are in one matrix."""
+    values_per_key = delta.heads // delta.key_heads
+    by_row, by_column = (_order(delta.key_heads, values_per_key, axis) for axis in (0, 1))
+    turned = {**DELTA, **ALONE}.keys() - {"norm.weight"} if ordered and values_per_key > 1 else set()
     changed = {ours: by_column if ours == "o_proj.weight" else by_row for ours in turned}
     fused = [
         Rule(
@@ -209,8 +210,8 @@ def _delta_rules(delta: DeltaSpec, ordered: bool) -> list[Rule]:
         )
         for ours, theirs in (("proj.weight", "attn_qkv.weight"), ("conv", "ssm_conv1d.weight"))
     ]
-    both = tuple(MIXER + ours for ours in ALONE)
-    together = Rule(both, "blk.#.ssm_ba.weight", (delta.heads,) * 2, delta.key_heads)
+    beta_and_decay = tuple(MIXER + ours for ours in ALONE)
+    together = Rule(beta_and_decay, "blk.#.ssm_ba.weight", (delta.heads,) * 2, delta.key_heads)
     return [*fused, *_named(DELTA, changed), *(_named(ALONE, changed) if ordered else [together])]
 
 

@@ -1,4 +1,4 @@
-"""The tensors and token ids of a model in a GGUF file, read lazily, and whole models, written."""
+"""The tensors and token ids of a model in a GGUF file, read lazily; and writing whole models."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -31,7 +31,7 @@ from headway.storage.tensors import PIECE, Tensors
 TOKENIZER = "tokenizer.ggml."
 SINGLE = {"bos_token_id": "bos_token_id", "pad_token_id": "padding_token_id"}
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
-"""Keys of the tokens that end a text: the first is the tokenizer's own, the others are of chats."""
+"""Keys of the tokens that end a text: the first is the tokenizer's own, the others are for chats."""
 FILE_TYPES: Mapping[str, int] = {
     "F32": 0,
     "F16": 1,
@@ -50,12 +50,12 @@ EXACT = (
     *("mlp.gate.weight", "mlp.shared_expert_gate.weight", ".conv", "_conv"),
     *("altup_correct_coef.weight", "altup_predict_coef.weight", "correction_coefs", "prediction_coefs"),
 )
-"""Ends of names, theirs and ours, of matrices that are always F32."""
+"""Suffixes of names, GGUF's and ours, of matrices that are always F32."""
 Values = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 
 
 def coded_layers(file: GGUF, stored: Tensors) -> dict[str, PackedLayer]:
-    """The layers whose matrices have codes, by their names in the file."""
+    """Returns the layers whose matrices are stored as quantization codes, by their names in the file."""
     return {
         name.removesuffix(".weight"): PackedLayer(
             Form(entry.numbers, torch.float32), entry.type.name, partial(_codes, stored, name, entry.type)
@@ -80,12 +80,13 @@ def write_model(
     generation: Mapping[str, Any] = MappingProxyType({}),
     check: Callable[[Path], object] = lambda path: None,
 ) -> None:
-    """Write weights under our names, each as `stored_type` says; those in `packed` are rows of blocks of these types
-    already, uint8 [O, bytes].
+    """Writes weights under our names as a GGUF file, each in its `stored_type`; those in `packed` are rows of blocks of
+    these types already, uint8 [O, bytes].
 
-    `tokenizer` are the keys of its tokenizer (`headway.text.gguf`), `generation` the ids that begin and end a text, of
-    generation_config.json, and `check` is that of `write_gguf`. Raises ConfigError for a spec that GGUF cannot express,
-    CheckpointError for more tokens that end a text than it has keys for."""
+    `tokenizer` are the keys of the tokenizer (`headway.text.gguf`), `generation` is the content of
+    generation_config.json, of which the ids that begin and end a text are written, and `check` is that of `write_gguf`.
+    Raises ConfigError for a spec that GGUF cannot express, CheckpointError if more tokens end a text than there are
+    keys."""
     state = with_all_rows(state, spec)
     (keys, factors), (spec, of_weights) = write_spec(spec), folded(spec)
     names = ARCHITECTURES[architecture_of(spec)].tensors
@@ -95,9 +96,9 @@ def write_model(
     forms = {name: Form(ours.forms[name].shape, torch.float32) for name in values}
     weights = with_values(ours, forms, lambda name: values[name][0](ours[name].float()))
     types = {name: _type(name, rules[name], form, requested, packed) for name, form in weights.forms.items()}
-    more = {**({} if factors is None else {FACTORS: factors}), **unused_keys(spec)}
-    weights = with_values(weights, lazy(more).forms, more.__getitem__)
-    types |= dict.fromkeys(more, F32)
+    extra = {**({} if factors is None else {FACTORS: factors}), **unused_keys(spec)}
+    weights = with_values(weights, lazy(extra).forms, extra.__getitem__)
+    types |= dict.fromkeys(extra, F32)
     known = weights.forms
     wide = [name for name, form in known.items() if len(form.shape) > 1]
     matrices = [types[name].name for name in wide if not name.endswith(EXACT)]
@@ -118,7 +119,7 @@ def write_model(
 def _type(
     name: str, rule: Rule, form: Form, requested: BlockType | None, packed: Mapping[str, BlockType]
 ) -> BlockType:
-    """The type of a stored tensor: that of rows that are packed already, or as `stored_type` says."""
+    """Returns the type of a stored tensor: that of its rows if they are packed already, else its `stored_type`."""
     kinds = {packed.get(weight) for weight in rule.ours}
     if len(kinds) > 1:
         raise CheckpointError(
@@ -132,14 +133,15 @@ def _type(
 
 
 def without_codes(spec: ModelSpec) -> set[str]:
-    """Our matrices that a file stores with columns in another order: codes cannot follow, so they are never packed."""
+    """Returns the names of our matrices that a file stores with columns in another order: they are never packed, since
+    codes cannot follow."""
     rules = rules_by_name(ARCHITECTURES[architecture_of(spec)].tensors, spec)
     return {name for rule in rules.values() if not rule.keeps_rows for name in rule.ours}
 
 
 def stored_type(name: str, form: Form, requested: BlockType | None) -> BlockType:
-    """The type in which a tensor of that name (GGUF's or ours) is stored: F32 for vectors and names in `EXACT`; for
-    other matrices the type requested where its blocks divide their rows, else their own dtype. Raises CheckpointError
+    """Returns the type in which a tensor of that name (GGUF's or ours) is stored: F32 for vectors and names in `EXACT`;
+    for other matrices the requested type if its blocks divide their rows, else their own dtype. Raises CheckpointError
     for a dtype that GGUF has no type for."""
     if len(form.shape) == 1 or name.endswith(EXACT):
         return F32
@@ -154,11 +156,11 @@ def stored_type(name: str, form: Form, requested: BlockType | None) -> BlockType
 
 
 def unpacked(file: GGUF, stored: Tensors) -> Made:
-    """The numbers of every tensor, unpacked when read; F32 vectors are read at once, to decide their dtype.
+    """Returns the numbers of every tensor, dequantized when read; F32 tensors are read at once, to choose their dtype.
 
-    Packed numbers are given as float32, which holds them exactly; where a family's norms multiply by 1 + w (Gemma's),
-    the file has 1 + w. Vectors and routers in float32 beside matrices in bfloat16 or float16 are given in these where
-    that rounds none of them, so that the model runs in the dtype of its matrices."""
+    Packed numbers are returned as float32, which holds them exactly; if a family's norms multiply by 1 + w (Gemma's),
+    the file holds 1 + w. Vectors and routers in float32 are returned in the dtype of the matrices (bfloat16 or float16)
+    if that rounds none of their numbers, so that the model runs in that dtype."""
     layout = ARCHITECTURES.get(str(file.metadata.get("general.architecture")))
     offset = 0.0 if layout is None else FAMILIES[layout.family].defaults.get("norm_offset", 0.0)
     dtypes = {name: entry.type.given_as for name, entry in file.tensors.items()}
@@ -191,7 +193,8 @@ def unpacked(file: GGUF, stored: Tensors) -> Made:
             return
         raw = stored[name]
         step = max(1, PIECE // max(1, raw[0].numel()))
-        for begin in range(0, len(raw), step):  # unpacked, a piece takes several times its bytes
+        # piecewise, since dequantized rows take several times their packed bytes
+        for begin in range(0, len(raw), step):
             target[begin : begin + step].copy_(dequantize(raw[begin : begin + step], entry.type))
 
     def part(name: str, box: tuple[slice, ...]) -> Tensor:
@@ -208,8 +211,8 @@ def unpacked(file: GGUF, stored: Tensors) -> Made:
 
 
 def _values(name: str, offset: float) -> Values | None:
-    """For a tensor whose stored value is another than ours, the functions to the file and back, else None: a norm is
-    stored as 1 + w (but for that within a delta layer), a rate as the decay -e^rate."""
+    """Returns the functions that convert our value to the file's and back if they differ, else None: a norm is stored
+    as 1 + w (except the one inside a delta layer), a rate as the decay -e^rate."""
     if name.endswith("ssm_a"):
         return (lambda rate: -rate.exp()), (lambda decay: (-decay).log())
     if not offset or not name.endswith("norm.weight") or name.endswith("ssm_norm.weight"):
@@ -218,14 +221,14 @@ def _values(name: str, offset: float) -> Values | None:
 
 
 def _holds(dtype: torch.dtype, value: Tensor, values: Values | None) -> bool:
-    """Whether rounding to a dtype loses nothing of a value, as the file stores it."""
+    """Returns whether rounding a value to a dtype loses nothing, as the file stores it."""
     narrow = value.to(dtype).float()
     in_file = (lambda x: x) if values is None else values[0]
     return torch.equal(in_file(narrow), in_file(value.float()))
 
 
 def generation_ids(file: GGUF) -> dict[str, Any]:
-    """The content that generation_config.json would have: the ids that begin, pad and end a text."""
+    """Returns the content that generation_config.json would have: the ids that begin, pad and end a text."""
     keys = ConfigReader(file.metadata, {}, TOKENIZER)
     with reading(file.path):
         ids = {
@@ -239,7 +242,7 @@ def generation_ids(file: GGUF) -> dict[str, Any]:
 
 
 def _ids(tokenizer: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
-    """The tokenizer's keys, and the token ids that `generation` has beyond them."""
+    """Returns the tokenizer's keys, and those of the token ids that only `generation` has."""
     keys = dict(tokenizer)
     for role, name in SINGLE.items():
         if generation.get(role) is not None and tokenizer.keys() <= {"tokenizer.ggml.model"}:

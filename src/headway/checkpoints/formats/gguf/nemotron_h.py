@@ -1,5 +1,6 @@
-"""Nemotron-H in GGUF: each block is one sub-layer behind a norm, as in its folders, and keys mean what theirs do. Which
-it is follows from its kv heads and its feed-forward's width: attention has the first, state-space duality neither."""
+"""Nemotron-H in GGUF: each block is one sub-layer after a norm, as in its folders, and keys mean the same. The kind of
+a block follows from its kv heads and its feed-forward width: attention has kv heads, a feed-forward has a width,
+state-space duality has neither."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +20,7 @@ from headway.models import ModelSpec
 
 LEAST, SHARED = "time_step_min", "expert_shared_count"
 HARMLESS = (RMS, "rope.dimension_count", "rope.freq_base", "rope.scaling.finetuned")
-"""Keys of what no layer has, and one that repeats another."""
+"""Keys that no layer needs, and one that repeats another."""
 EXPERTS = {
     "n_routed_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
@@ -30,29 +31,29 @@ EXPERTS = {
     "n_group": "expert_group_count",
     "topk_group": "expert_group_used_count",
 }
-"""Keys of a folder and their names here."""
+"""Keys of a folder and their names in GGUF."""
 FIRST = (MIXER, "model.layers.#.input_layernorm.")
-"""Beginnings of our names of a layer's first block."""
+"""Prefixes of our names of a layer's first block."""
 _plain = with_experts(decoder_names("", "token_embd", "output_norm", "blk.#.", MODULES, head="output"))
 
 
 def _rules(spec: ModelSpec) -> list[Rule]:
-    existing, at, rules = own_shapes(spec), 0, list[Rule]()
+    existing, index, rules = own_shapes(spec), 0, list[Rule]()
     plain = _plain.rules(spec)
     for i, mixer in enumerate(spec.mixers):
         mixing = SSD.rules(mixer) if isinstance(mixer, SSD.kind) else []
         taken = {name for rule in mixing for name in rule.ours}
         for rule in [*mixing, *(rule for rule in plain if rule.ours[0] not in taken)]:
             if "#" in rule.ours[0] and (named := rule.at(str(i))).ours[0] in existing:
-                block = at if rule.ours[0].startswith(FIRST) else at + 1
+                block = index if rule.ours[0].startswith(FIRST) else index + 1
                 theirs = rule.theirs.replace("ffn_norm", "attn_norm").replace("#", str(block))
                 rules.append(replace(named, theirs=theirs))
-        at += 2 if spec.experts[i] or spec.hidden_of(i) else 1
+        index += 2 if spec.experts[i] or spec.hidden_of(i) else 1
     return [*rules, *(rule for rule in plain if "#" not in rule.ours[0])]
 
 
 def nemotron_h(name: str, sparse: bool) -> Layout:
-    """The layout of one architecture, whose feed-forwards are experts where it is `sparse`."""
+    """Returns the layout of one architecture; if it is `sparse`, its feed-forwards are experts."""
     experts = {theirs: f"{name}.{key}" for theirs, key in EXPERTS.items()} if sparse else {}
     blocks, *lists = (f"{name}.{key}" for key in (SIZES["layers"], KV_HEADS, SIZES["hidden"]))
     ssm, part, shared = [f"{name}.{key}" for key in SSD.keys], folders.NEMOTRON_H.parts[0], f"{name}.{SHARED}"

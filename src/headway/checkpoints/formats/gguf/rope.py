@@ -2,13 +2,13 @@
 
 rope.freq_base            theta
 rope.dimension_count      rotated dims: the first of a head, or all
-rope.scaling.type         "none", "linear", "yarn"; "linear" where there is a factor and no type
+rope.scaling.type         "none", "linear", "yarn"; by default "linear" if there is a factor
 rope.scaling.factor       of linear and YaRN
-rope.scaling.finetuned    false where a model has no positions (Granite's hybrids)
+rope.scaling.finetuned    false if a model has no positions (Granite's hybrids)
 rope.scaling.original_context_length, attn_factor, yarn_attn_factor, yarn_beta_fast, yarn_beta_slow
                           of YaRN: the amplitude is attn_factor yarn_attn_factor (1 + 0.1 ln factor)
-tensor rope_freqs.weight  one divisor of every frequency; LLaMA 3.1's rule is written so, and 1e30 of pairs that do not
-                          turn (Gemma 4)
+tensor rope_freqs.weight  one divisor for every frequency; used for LLaMA 3.1's rule, and with 1e30 for pairs that are
+                          not rotated (Gemma 4)
 """
 
 import math
@@ -40,9 +40,9 @@ THETA = 10000.0
 SCALING = "rope.scaling."
 ORIGINAL = f"{SCALING}original_context_length"
 LOW, HIGH, TRAINED = 1.0, 4.0, 8192
-"""Parameters of LLaMA 3.1's rule, which the file does not hold: it has the divisors alone."""
+"""Parameters of LLaMA 3.1's rule, which the file does not hold: it only has the divisors."""
 STILL = 1e30
-"""The divisor of pairs that do not turn."""
+"""The divisor of pairs that are not rotated."""
 NEAR = 1e-5
 """Relative tolerance for divisors that were computed in float32."""
 YARN = tuple(
@@ -57,7 +57,7 @@ ROPE = (
 
 
 def read_rope(keys: ConfigReader, head_dim: int, pairing: Pairing, factors: Tensor | None) -> Rotary:
-    """The rotation that a file describes. Raises ConfigError for a kind of scaling that is unknown, and keys that
+    """Returns the rotation that a file describes. Raises ConfigError for an unknown kind of scaling, and for keys that
     contradict each other."""
     theta, dims = keys.number("rope.freq_base", THETA), keys.whole("rope.dimension_count", head_dim)
     if dims > head_dim:
@@ -85,9 +85,9 @@ def read_rope(keys: ConfigReader, head_dim: int, pairing: Pairing, factors: Tens
 
 
 def write_rope(spec: ModelSpec) -> tuple[dict[str, Any], Tensor | None]:
-    """The keys of a spec's rotary positions, those of layers that see all where others differ, and the tensor of
-    divisors, if there is one. Raises Inexpressible for positions that there are no keys for; what the keys lose is seen
-    by reading them again."""
+    """Returns the keys of a spec's rotary positions (those of layers with full attention, if others differ) and the
+    tensor of divisors, or None. Raises Inexpressible for positions without keys; callers read the keys again to see
+    what they lose."""
     of_layers = zip(spec.layer_positions, spec.patterns, spec.key_sizes, strict=True)
     seeing_all = [
         (scheme, head_dim)
@@ -123,7 +123,7 @@ def _divisors(rotary: Rotary, dims: int) -> Tensor:
 
 
 def _read_yarn(keys: ConfigReader, factor: float) -> YaRN:
-    usual = 1 + 0.1 * math.log(factor)
+    default = 1 + 0.1 * math.log(factor)
     amplitude = keys.number(f"{SCALING}attn_factor", 1.0) * keys.number(f"{SCALING}yarn_attn_factor", 1.0)
     if keys.number(f"{SCALING}yarn_ext_factor", 1.0) != 1:
         raise keys.wrong(f"{SCALING}yarn_ext_factor", "1", keys.get(f"{SCALING}yarn_ext_factor"))
@@ -132,8 +132,8 @@ def _read_yarn(keys: ConfigReader, factor: float) -> YaRN:
         keys.whole(ORIGINAL, keys.whole(CONTEXT)),
         keys.number(f"{SCALING}yarn_beta_fast", YaRN.beta_fast),
         keys.number(f"{SCALING}yarn_beta_slow", YaRN.beta_slow),
-        # 7 digits: the quotient was rounded to 32 bits
-        attention_factor=None if amplitude == 1 else float(f"{amplitude * usual:.7g}"),
+        # 7 digits: the quotient was rounded to float32
+        attention_factor=None if amplitude == 1 else float(f"{amplitude * default:.7g}"),
     )
 
 
@@ -148,13 +148,13 @@ def _write_yarn(scaling: YaRN) -> dict[str, Any]:
         f"{SCALING}type": "yarn",
         f"{SCALING}factor": scaling.factor,
         ORIGINAL: scaling.trained_context,
-        **{f"{SCALING}{name}": value for name, (value, usual) in values.items() if value != usual},
+        **{f"{SCALING}{name}": value for name, (value, default) in values.items() if value != default},
     }
 
 
 def _read_factors(keys: ConfigReader, factors: Tensor, plain: Rotary, dims: int) -> Scaling | None:
-    """A share of the pairs where the others do not turn, LLaMA 3.1's rule where the divisors are its own, else a
-    LongRope with these divisors at every length."""
+    """Returns the scaling that has these divisors: a share of rotated pairs if the last pairs are not rotated, LLaMA
+    3.1's rule if the divisors are its own, else a LongRope with these divisors at every length."""
     values = [decimal(value) for value in factors.flatten().tolist()]
     if len(values) != dims // 2 or not all(0 < value < math.inf for value in values):
         raise ConfigError(
@@ -174,7 +174,7 @@ def _read_factors(keys: ConfigReader, factors: Tensor, plain: Rotary, dims: int)
 
 
 def decimal(value: float) -> float:
-    """A number that was rounded to 32 bits as the shortest decimal that rounds to it: 1e-05 of 9.99999974e-06."""
+    """Returns the shortest decimal that rounds to a float32: 1e-05 for 9.99999974e-06; other numbers unchanged."""
     if rounded(value) != value:
         return value
     shortest = (float(f"{value:.{digits}g}") for digits in range(1, 10))
@@ -182,5 +182,5 @@ def decimal(value: float) -> float:
 
 
 def rounded(value: float) -> float:
-    """A number rounded to float32; beyond the largest, an infinity."""
+    """Returns a number rounded to float32; infinity if it is too large."""
     return float(torch.tensor(value, dtype=torch.float32))

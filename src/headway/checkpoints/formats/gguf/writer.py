@@ -1,4 +1,4 @@
-"""GGUF files written: metadata, table and values, tensor by tensor."""
+"""Writes GGUF files: metadata, table of tensors and values, tensor by tensor."""
 
 import struct
 from collections.abc import Callable, Mapping
@@ -18,9 +18,9 @@ from headway.storage.lazy import lazy
 VERSION = 3
 KINDS: Mapping[type, tuple[int, str]] = {bool: (BOOL, "?"), int: (4, "I"), float: (6, "f"), str: (STRING, "")}
 LISTS: Mapping[type, tuple[int, str]] = {bool: (BOOL, "?"), int: (5, "i"), float: (6, "f"), str: (STRING, "")}
-"""Kind and code in `struct` of a value, and of the items of a list."""
-LONGEST_NAME = 63  # GGML_MAX_NAME, with its end
-PIECE = 4 << 20  # numbers that are packed at once
+"""Kind and `struct` code of a value, and of the items of a list."""
+LONGEST_NAME = 63  # GGML_MAX_NAME is 64, with the terminating zero
+PIECE = 4 << 20  # number of values that are quantized at once
 
 
 def write_gguf(
@@ -31,18 +31,17 @@ def write_gguf(
     *,
     check: Callable[[Path], object] = lambda path: None,
 ) -> None:
-    """Write one file atomically, with each tensor packed as its type; no second copy of all of them is in memory.
-    Tensors of uint8 are rows of blocks already.
+    """Writes one file atomically, with each tensor quantized to its type when it is written, so that memory holds no
+    second copy of all tensors. Tensors of uint8 are rows of blocks already.
 
-    Truth values, whole numbers (u32; i32 in lists), floats (f32), texts and lists of one of these are written as what
-    they are.
-    `check` is called with the finished file before it takes its name; if it raises, `path` stays as it was.
-    Raises CheckpointError for values and names that a file cannot hold, and as `quantize` does."""
-    known = lazy(tensors).forms
-    head = [MAGIC, struct.pack("<I", VERSION), COUNTS.pack(len(known), len(metadata))]
+    Metadata values are booleans, integers (u32; i32 in lists), floats (f32), strings and lists of one of these.
+    `check` is called with the finished file before it is renamed; if it raises, `path` is unchanged. Raises
+    CheckpointError for values and names that a file cannot hold, and as `quantize` does."""
+    forms = lazy(tensors).forms
+    head = [MAGIC, struct.pack("<I", VERSION), COUNTS.pack(len(forms), len(metadata))]
     head += [_string(key) + _value(key, value) for key, value in metadata.items()]
-    at, padding = 0, {}
-    for name, form in known.items():
+    offset, padding = 0, {}
+    for name, form in forms.items():
         if len(name.encode()) > LONGEST_NAME:
             raise CheckpointError(
                 f"{name} is too long: names of tensors have at most {LONGEST_NAME} bytes in GGUF"
@@ -50,16 +49,19 @@ def write_gguf(
         kind, (*rows, last) = types[name], form.shape
         if form.dtype == torch.uint8:
             last = last // kind.nbytes * kind.block
+        # number of axes, their sizes from the fastest, type, and offset of the values
         sizes = (last, *reversed(rows))
-        head.append(_string(name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, kind.number, at))
+        head.append(
+            _string(name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, kind.number, offset)
+        )
         nbytes = prod(sizes) // kind.block * kind.nbytes
-        padding[name] = -nbytes % USUAL_ALIGNMENT
-        at += nbytes + padding[name]
+        padding[name] = -nbytes % USUAL_ALIGNMENT  # e.g. 24 bytes after 40, if aligned to 32
+        offset += nbytes + padding[name]
     begin = b"".join(head)
 
     def put_all(put: Put) -> None:
         put(begin + bytes(-len(begin) % USUAL_ALIGNMENT))
-        for name in known:
+        for name in forms:
             value = tensors[name].detach().cpu()
             rows = value.reshape(-1, value.shape[-1])
             for part in rows.split(max(1, PIECE // value.shape[-1])):
@@ -76,7 +78,7 @@ def _string(text: str) -> bytes:
 
 
 def _value(key: str, value: Any) -> bytes:
-    """Kind and bytes of a value."""
+    """Returns the kind and the bytes of a value."""
     if isinstance(value, list):
         kinds = {type(item) for item in value}
         if len(kinds) != 1 or not kinds <= LISTS.keys():
@@ -94,7 +96,7 @@ def _value(key: str, value: Any) -> bytes:
 
 
 def _items(key: str, code: str, values: list[Any]) -> bytes:
-    """Bytes of texts (whose code is empty) or of numbers."""
+    """Returns the bytes of strings (whose code is empty) or of numbers."""
     fault = f"{key} has a number that 32 bits do not hold"
     with as_error(CheckpointError, fault, struct.error, OverflowError):
         return struct.pack(f"<{len(values)}{code}", *values) if code else b"".join(map(_string, values))

@@ -1,4 +1,4 @@
-"""The families of the Hugging Face folder as data: one file each, found by looking through this package."""
+"""The families of the Hugging Face folder as data: the layouts that the modules of this package define."""
 
 from importlib import import_module
 from pkgutil import iter_modules
@@ -18,14 +18,14 @@ LAYOUTS: dict[str, Layout] = {name: _BY_FAMILY[name] for name in sorted(_BY_FAMI
 
 
 def layout_of(family: str) -> Layout | None:
-    """The layout of a family's folders; None where transformers has no such family."""
+    """Returns the layout of a family's folders; None if transformers has no such family."""
     also = (layout for layout in LAYOUTS.values() if family in layout.also)
     return LAYOUTS.get(family) or next(also, None)
 
 
 def layouts_for(family: str) -> list[Layout]:
-    """The layouts that specs of a family may be written as: its own and, where that is generic or there is none, the
-    generic ones."""
+    """Returns the layouts that a family's specs may be written as: its own and, if generic or absent, the generic
+    ones."""
     family_layout = layout_of(family)
     first = [] if family_layout is None else [family_layout]
     if family_layout is not None and not family_layout.generic:
@@ -37,8 +37,8 @@ def layouts_for(family: str) -> list[Layout]:
 
 
 def family_rows() -> list[dict[str, str | None]]:
-    """Every family of `headway.models.FAMILIES` as a row of a report, in its order: its name, the `model_type` of its
-    folders, its class in transformers, and what it is."""
+    """Returns every family of `headway.models.FAMILIES` as a row of a report, in its order: its name, the `model_type`
+    of its folders, its class in transformers, and its description."""
     rows: list[dict[str, str | None]] = []
     for name, family in FAMILIES.items():
         layout = layout_of(name)

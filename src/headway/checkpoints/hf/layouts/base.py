@@ -1,4 +1,4 @@
-"""A layout: the config keys and tensor names of one family of transformers, as data."""
+"""The config keys and tensor names of one family of transformers, as data: a layout."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -33,19 +33,19 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
 
 
 def differing(a: ModelSpec, b: ModelSpec) -> list[str]:
-    """The fields in which two specs differ."""
+    """Returns the fields in which two specs differ."""
     return [f.name for f in fields(ModelSpec) if getattr(a, f.name) != getattr(b, f.name)]
 
 
 class Part(NamedTuple):
-    """Keys of a config and the fields of a spec that they correspond to, where that is no one-to-one `Key`.
+    """Keys of a config and the fields of a spec that they correspond to, if that is not a one-to-one `Key`.
 
     Attributes:
-        keys: key -> transformers' default where it is absent, or None, unless the layout has another.
-        read: returns the fields, from the config (typed access) and the fields read so far. Raises ConfigError for
-            keys that contradict each other or the fields.
-        write: returns the keys, from a spec; reading them again shows what they cannot express. Raises Inexpressible
-            for a spec that transformers would refuse with another error, or load as another model.
+        keys: key -> transformers' default if it is absent, or None, unless the layout has another.
+        read: returns the fields, from the config (typed access) and the fields read so far. Raises ConfigError for keys
+            that contradict each other or the fields.
+        write: returns the keys, from a spec; the caller finds what they cannot express by reading them again. Raises
+            Inexpressible for a spec that transformers would refuse with another error, or load as another model.
     """
 
     keys: Mapping[str, Any] = MappingProxyType({})
@@ -61,21 +61,22 @@ class Layout:
         family: its name, also a name in `headway.models.FAMILIES`.
         architectures: class of transformers -> the task of its head; the first is written.
         keys: fields of the spec that are keys of `config.json`.
-        encoder_keys: those of the encoder, which take precedence there; None unless the family is of encoder-decoders.
-        more: further keys that `rope` and `parts` read -> transformers' default where they are absent, or None.
-        only: keys that change nothing at these values, and are refused at others.
-        harmless: keys that change nothing that this family computes, at any value.
-        rope: in a family with rotary positions the key of the share of each head that is rotated, "" where all of it
-            is; its positions and its context are then read from, and written as, all keys of
-            `headway.checkpoints.hf.rope.ROPE`, of which `max_position_embeddings` must be there or in `more`. A family
-            with other keys leaves this None and has a part (GPT-J in `gpt2.py`).
-        parts: further keys and fields, read and written in this order; their fields override those of `keys`.
+        encoder_keys: those of the encoder, which take precedence for it; None unless the family has encoder-decoders.
+        more: other keys that `rope` and `parts` read -> transformers' default if they are absent, or None.
+        only: keys that have no effect at these values, and are refused at others.
+        harmless: keys that have no effect on what this family computes, at any value.
+        rope: in a family with rotary positions the key of the share of each head that is rotated, "" if all of it is.
+            Its positions and its context are then read from, and written as, all keys of
+            `headway.checkpoints.hf.rope.ROPE`, of which `max_position_embeddings` must be present or in `more`. A
+            family with other keys leaves this None and has a part (GPT-J in `gpt2.py`).
+        parts: other keys and fields, read and written in this order; their fields override those of `keys`.
         tensors: the names of its tensors.
         pairing: rotary pairing of the weights in its files.
-        ids: token ids that transformers accepts only as numbers, never null: a folder that has none leaves them out.
+        ids: token ids that transformers accepts only as numbers, never null: if a folder has none, they are not
+            written.
         also: other families whose folders have this `model_type`.
-        generic: specs of other families may be written as this one, if it can express them: of other generic ones, and
-            of families that have no layout. The family is then kept under the key "headway".
+        generic: whether specs of other families may be written as this one, if it can express them: of other generic
+            ones, and of families that have no layout. The family is then stored under the key "headway".
         in_transformers: whether transformers has the family; else its folders are read and written as any other's, and
             reports say that transformers refuses them.
     """
@@ -98,14 +99,14 @@ class Layout:
 
     @cached_property
     def defaults(self) -> Mapping[str, Any]:
-        """Transformers' defaults of all keys that are read; None where it has none."""
+        """Transformers' defaults of all keys that are read; None if it has none."""
         tables = (*self.keys.values(), *(self.encoder_keys or {}).values())
         keys = {name: None if callable(key.default) else key.default for key in tables for name in key.each}
         parts = {name: value for part in self.parts for name, value in part.keys.items()}
         return {**({} if self.rope is None else dict.fromkeys(ROPE)), **parts, **self.more, **keys}
 
     def spec(self, config: Mapping[str, Any]) -> ModelSpec:
-        """The spec that a config describes. Raises ConfigError for keys, values and classes that are not known."""
+        """Returns the spec that a config describes. Raises ConfigError for unknown keys, values and classes."""
         only = {**ONLY, "is_encoder_decoder": (self.encoder_keys is not None, None), **self.only}
         free = dict.fromkeys((*self.defaults, *self.harmless, *ALWAYS, *HARMLESS))
         check_keys(config, {**free, **only}, of=f" for model_type {self.family}")
@@ -133,10 +134,10 @@ class Layout:
         return ModelSpec.of_pair(self.family, encoder=encoder, **fields)
 
     def config(self, spec: ModelSpec) -> dict[str, Any]:
-        """The config of a spec, as far as this family can express it: reading it again shows what it cannot.
+        """Returns the config of a spec, as far as this family can express it: reading it again shows what is lost.
 
-        Raises Inexpressible for a head that has no class in this family, for one stack where the family has two (or the
-        other way round), and what the `write` of a part raises."""
+        Raises Inexpressible for a head that has no class in this family, for one stack if the family has two (or the
+        other way round), and whatever the `write` of a part raises."""
         kinds = {kind: name for name, kind in reversed(list(self.architectures.items()))}
         if (spec.encoder is None) != (self.encoder_keys is None):
             raise Inexpressible("encoder")

@@ -1,10 +1,10 @@
-"""BERT, RoBERTa and their kin as `transformers` stores them (Devlin et al. 2019; Liu et al. 2019).
+"""BERT, RoBERTa and related encoders as `transformers` stores them (Devlin et al. 2019; Liu et al. 2019).
 
-Megatron's BERT has its norms in front, ERNIE, ELECTRA and DistilBERT other heads or names (Shoeybi et al. 2019; Sun et
-al. 2019; Clark et al. 2020; Sanh et al. 2019). RoFormer has rotary positions in adjacent pairs (Su et al. 2021). What
-is RoBERTa's was trained over other texts (XLM-R: Conneau et al. 2019; CamemBERT: Martin et al. 2019) or otherwise
-(data2vec: Baevski et al. 2022), with norms in front (Wettig et al. 2022), or with windows (Longformer: Beltagy et al.
-2020).
+Megatron's BERT has pre-norms; ERNIE, ELECTRA and DistilBERT have other heads or names (Shoeybi et al. 2019; Sun et al.
+2019; Clark et al. 2020; Sanh et al. 2019). RoFormer has rotary positions in adjacent pairs (Su et al. 2021). The
+relatives of RoBERTa were trained on other texts (XLM-R: Conneau et al. 2019; CamemBERT: Martin et al. 2019) or with
+another objective (data2vec: Baevski et al. 2022), have pre-norms (Wettig et al. 2022), or windows (Longformer: Beltagy
+et al. 2020).
 """
 
 from collections.abc import Mapping
@@ -71,7 +71,8 @@ ERNIE = encoder_layout(
 
 
 def _narrower(usual: int | None) -> Part:
-    """An embedding narrower than the states: `embedding_size`, by default `usual`, or for None the states' width."""
+    """Returns the part of an embedding narrower than the states: `embedding_size`, by default `usual`, or the states'
+    width if that is None."""
 
     def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         columns = config.whole("embedding_size", fields["width"])
@@ -84,7 +85,7 @@ ELECTRA = encoder_layout(
     *("electra", "Electra"),
     head_names("generator_predictions.dense generator_predictions.LayerNorm generator_lm_head"),
     head_names("classifier. dense out_proj"),
-    # the discriminator, which is what is fine-tuned, without its head that detects replaced tokens
+    # the discriminator, which is the model to fine-tune, without its head that detects replaced tokens
     classes={**CLASSES, "ForPreTraining": "states"},
     activations=("gelu", "gelu"),  # hidden_act does not apply here
     parts=(TABLE, _narrower(128)),
@@ -106,7 +107,7 @@ DISTILBERT = encoder_layout(
     keys=without(called(KEYS, **NAMES), "token_types", "norm_eps"),
     parts=(TABLE,),
     only={"tie_weights_": (True, None)},
-    # how the table of positions was initialized; dropout in front of two heads, for which headway has the model's
+    # how the table of positions was initialized; dropout before two heads, where headway uses the model's
     harmless=words("sinusoidal_pos_embds seq_classif_dropout qa_dropout output_past"),
     unused=("embeddings.position_ids",),
     pooler={},
@@ -114,8 +115,8 @@ DISTILBERT = encoder_layout(
 
 
 def _constants(spec: ModelSpec) -> Mapping[str, Tensor]:
-    """The sines and cosines of `max_position_embeddings` positions that transformers stores with its weights, and
-    computes where they are absent; none where the table is larger than `LARGEST_TABLE`."""
+    """Returns the sines and cosines of `max_position_embeddings` positions that transformers stores with its weights,
+    and computes if they are absent; none if the table is larger than `LARGEST_TABLE`."""
     if spec.trained_context * spec.head_dim > LARGEST_TABLE:
         return {}
     position = torch.arange(spec.trained_context, device="cpu")
@@ -123,7 +124,7 @@ def _constants(spec: ModelSpec) -> Mapping[str, Tensor]:
     return {"roformer.encoder.embed_positions.weight": table}
 
 
-LARGEST_TABLE = 2**26  # numbers
+LARGEST_TABLE = 2**26  # number of values
 ROFORMER = encoder_layout(
     *("roformer", "RoFormer", CLS, head_names("classifier. dense out_proj")),
     activations=("", ""),
@@ -147,7 +148,8 @@ ROFORMER = encoder_layout(
 
 
 def _behind_padding(family: str) -> Part:
-    """Positions, which begin behind the row of padding. Raises ConfigError for a padding id that leaves no rows."""
+    """Returns the part of positions that begin after the row of the padding id. Raises ConfigError for a padding id
+    that leaves no rows."""
 
     def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         rows, pad = config.whole("max_position_embeddings"), config.get("pad_token_id")
@@ -168,10 +170,10 @@ def _behind_padding(family: str) -> Part:
 
 
 def _layout(family: str, name: str, parts: tuple[Part, ...] = (), **names: Any) -> Layout:
-    """The layout of RoBERTa or its kin; `names` as in `encoder_layout`."""
+    """Returns the layout of RoBERTa or a relative; `names` as in `encoder_layout`."""
     parts = (_behind_padding(family), *parts)
     classifier = head_names("classifier. dense out_proj")
-    # hidden_act does not apply in front of the vocab
+    # hidden_act does not apply to the dense layer of the masked-lm head
     return encoder_layout(
         family, name, LM_HEAD, classifier, activations=("gelu", "tanh"), parts=parts, **names
     )
@@ -192,19 +194,19 @@ PRELAYERNORM = _decoding(
 
 
 def _read_windows(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """One window for all layers, or a list with one for each."""
+    """Reads one window for all layers, or a list with one for each."""
     windows, layers = config.get("attention_window"), fields["layers"]
-    each = windows if isinstance(windows, list) else [windows] * layers
-    if len(each) != layers:
+    layer_windows = windows if isinstance(windows, list) else [windows] * layers
+    if len(layer_windows) != layers:
         raise ConfigError(
-            f"config.json: attention_window lists {len(each)} layers, but num_hidden_layers is {layers}"
+            f"config.json: attention_window lists {len(layer_windows)} layers, but num_hidden_layers is {layers}"
         )
-    if None in each:
+    if None in layer_windows:
         raise ConfigError(
             "config.json: every layer of a longformer has an attention_window, got null; for one that sees all, "
             "take a window of twice the longest row"
         )
-    return {"patterns": tuple(from_foreign("attention_window", w) | Global() for w in each)}
+    return {"patterns": tuple(from_foreign("attention_window", w) | Global() for w in layer_windows)}
 
 
 def _write_windows(spec: ModelSpec) -> dict[str, Any]:
@@ -213,7 +215,7 @@ def _write_windows(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _others(pattern: Pattern) -> int:
-    """The w of a window of w / 2 on either side; 2 where there is none, which reading it again will notice."""
+    """Returns the w of a window of w / 2 on either side; 2 if there is none, which reading it again shows."""
     bounds = program.interval(program.without(pattern, Kind.GLOBAL_KEYS, Kind.GLOBAL_QUERIES))
     return 2 if bounds is None else 2 * (bounds[0] or 1)
 

@@ -46,7 +46,7 @@ POOLER = words(
 )
 """Keys of published Chinese checkpoints, which no class of transformers reads."""
 RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-"""Names of norms in files that were made from TensorFlow's."""
+"""Names of norms in files that were converted from TensorFlow's."""
 CLASSES = {
     "ForMaskedLM": "masked-lm",
     "ForSequenceClassification": "classify",
@@ -58,8 +58,8 @@ CLASSES = {
 
 
 def head_names(names: str) -> dict[str, str]:
-    """Our modules of a head -> their names in transformers, listed as `words`: a dense layer, its norm and the output
-    matrix, or without the norm, or the matrix alone."""
+    """Returns our modules of a head -> their names in transformers, listed as `words`: a dense layer, its norm and the
+    output matrix; or without the norm; or only the matrix."""
     theirs = words(names)
     ours = {1: ("out",), 2: ("dense", "out"), 3: ("dense", "norm", "out")}[len(theirs)]
     return dict(zip(ours, theirs, strict=True))
@@ -67,7 +67,7 @@ def head_names(names: str) -> dict[str, str]:
 
 CLS = head_names("cls.predictions. transform.dense transform.LayerNorm decoder")
 LM_HEAD = head_names("lm_head. dense layer_norm decoder")
-"""The masked-lm head, in BERT and in RoBERTa. The bias of a tied one has the module before ".decoder"."""
+"""The masked-lm head, in BERT and in RoBERTa. If tied, its bias is a parameter of the module before ".decoder"."""
 
 
 def encoder_layout(
@@ -91,19 +91,25 @@ def encoder_layout(
     parts: Sequence[Part] = (),
     **overrides: Any,
 ) -> Layout:
-    """The layout of a BERT-like family.
+    """Returns the layout of a BERT-like family.
 
-    name: prefix of its class names.   classes: their suffixes -> the head.   overrides: fields of `Layout` that differ.
-    masked, classifier: names of the parts of the masked-lm head and of a classifier of texts.   activations: in their
-    dense layers; "" is the activation of the stack.
-    base: name of the stack in a class with a head, by default the family.   layer: prefix of a layer's names within
-    it.   modules: of a layer.   stack: modules outside of the layers that have other names or are further ones.
-    pooler: the additional linear layer of its bare class.   split: as in `TensorNames`.   decoder: suffix of the class
-    that is a decoder with the same layers and the masked-lm head; "" is none.   head: a part that reads and writes the
-    head, where the usual one does not fit."""
+    name: prefix of its class names.
+    classes: suffixes of its class names -> the task of the head.
+    masked, classifier: names of the modules of the masked-lm head and of a classifier of texts.
+    activations: of the dense layers of these two; "" is the activation of the stack.
+    base: name of the stack in a class with a head, by default the family.
+    layer: prefix of a layer's names within the stack.
+    modules: modules of a layer.
+    stack: modules outside of the layers that are additional or have other names than the usual ones.
+    unused, constants, split: as in `TensorNames`.
+    pooler: the additional linear layer of the bare class, which files may leave out.
+    decoder: suffix of the class that is a decoder with the same layers and the masked-lm head; "" if there is none.
+    head: a part that reads and writes the head, if the usual one does not apply.
+    parts: other parts.
+    overrides: fields of `Layout` that differ."""
     base = family if base is None else base
     top = {**STACK, **stack}
-    named = {
+    module_names = {
         **within("model.", f"{base}.", top),
         **within("model.layers.#.", f"{base}.{layer}", modules),
     }
@@ -117,16 +123,16 @@ def encoder_layout(
     }
 
     def rules(spec: ModelSpec) -> list[Rule]:
-        # transformers has two biases of an output that is not tied, and adds that of the matrix
+        # if the output is not tied, transformers has two biases, and adds that of the matrix
         out = masked["out"].removesuffix(".decoder") if spec.tied else masked["out"]
         head_modules = {**heads[spec.head.task], **({"out": out} if spec.head.needs_vocab else {})}
-        return module_rules(spec, {**named, **within("head.", "", head_modules), "lm_head": out})
+        return module_rules(spec, {**module_names, **within("head.", "", head_modules), "lm_head": out})
 
     out = f"{masked['out']}.weight", f"{masked['out']}.bias"
     firsts = {part.partition(".")[0] for names in heads.values() for part in names.values()} - {base}
 
     def aliases(spec: ModelSpec) -> Mapping[str, str]:
-        """Second names of tied tensors; none without an output layer: a file may then have an untied matrix."""
+        """Returns second names of tied tensors; none without an output layer: a file may then have an untied matrix."""
         pairs = {out[0]: f"{base}.{top['embed_tokens']}.weight", out[1]: out[1].replace(".decoder", "")}
         return pairs if spec.head.needs_vocab else {}
 
@@ -160,7 +166,7 @@ def encoder_layout(
 
 
 def _read(activations: tuple[str, str], config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The head for the class's task, and the fields that follow from it. Raises ConfigError where `is_decoder`
+    """Reads the head for the class's task, and the fields that follow from it. Raises ConfigError if `is_decoder`
     contradicts the class."""
     kind = config.task
     if config.flag("is_decoder") != (kind == "lm"):
@@ -179,7 +185,7 @@ def _read(activations: tuple[str, str], config: ConfigReader, fields: Mapping[st
 
 
 def write_encoder(spec: ModelSpec) -> dict[str, Any]:
-    """The keys of the head and of the fields that follow from it."""
+    """Returns the keys of the head and of the fields that follow from it."""
     keys: dict[str, Any] = {"tie_word_embeddings": spec.tied or not spec.head.needs_vocab}
     if spec.causal:
         keys["is_decoder"] = True
@@ -191,7 +197,7 @@ def write_encoder(spec: ModelSpec) -> dict[str, Any]:
 
 
 def labels(config: ConfigReader) -> tuple[str, ...]:
-    """Names of the classes by `id2label`, or LABEL_0, ... for `num_labels` (2 unless given), as in transformers."""
+    """Returns the names of the classes from `id2label`, or LABEL_0, ... for `num_labels` (2 by default)."""
     names = config.get("id2label")
     if names is None:
         return tuple(f"LABEL_{i}" for i in range(config.whole("num_labels", 2)))

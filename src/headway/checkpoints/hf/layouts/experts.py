@@ -20,9 +20,9 @@ class Sparse(NamedTuple):
     """The keys that say which layers have experts.
 
     Attributes:
-        keys: key -> transformers' default where it is absent.
-        read: from the config and the number of layers, whether each layer has experts.
-        write: the keys, from the same list.
+        keys: key -> transformers' default if it is absent.
+        read: returns whether each layer has experts, from the config and the number of layers.
+        write: returns the keys, from the same list.
     """
 
     keys: Mapping[str, Any]
@@ -50,7 +50,7 @@ STEPS = Sparse(
 
 
 def behind_first(usual: int, key: str = "first_k_dense_replace") -> Sparse:
-    """All layers but the first few, whose number is `key` of the config, by default `usual`."""
+    """Returns the keys of experts in all layers but the first few, whose number is `key`, by default `usual`."""
     return Sparse(
         {key: usual},
         lambda config, layers: [i >= config.whole(key, usual, least=0) for i in range(layers)],
@@ -63,16 +63,18 @@ class ExpertKeys:
     """The config keys of `Experts`, and the fields that a family has without a key.
 
     Attributes:
-        count: names of the key of the number of experts; files have any of them, the first is written.
+        count: names of the key of the number of experts; any of them is read, the first is written.
         top: key of the number of experts chosen for a token.
-        hidden: key of an expert's width. dense: key of the width of layers without experts.
-        shared: key of the width of the shared expert, or of that width in experts (`shared_by_count`); "" is none.
-        others: further fields -> their keys.
+        hidden: key of an expert's width.
+        dense: key of the width of layers without experts.
+        shared: key of the width of the shared expert, or of that width divided by an expert's (`shared_by_count`); ""
+            if there is none.
+        others: other fields -> their keys.
         always: fields with one value in all models of a family.
         sparse: which layers have experts.
         aux: transformers' default of the coefficient of the load-balancing loss; None in families without that loss.
         usual: transformers' defaults of absent keys.
-        optional: whether models may have no experts, or no shared one, and then no keys of them.
+        optional: whether models may have no experts, or no shared one, and then none of their keys.
     """
 
     count: Sequence[str] = ("num_experts", "num_local_experts")
@@ -90,11 +92,11 @@ class ExpertKeys:
 
     @property
     def keyed(self) -> Mapping[str, str]:
-        """`others`, and the key of the loss coefficient where there is one."""
+        """`others`, and the key of the loss coefficient if there is one."""
         return self.others if self.aux is None else {**self.others, "aux_loss_coef": AUX}
 
     def read(self, config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields `experts` and `hidden`; experts are as wide as dense layers where the key is absent. Raises
+        """Returns the fields `experts` and `hidden`; the default of an expert's width is that of dense layers. Raises
         ConfigError for two counts that differ, and as `Experts` does."""
         if self.optional and not config.get(self.count[0]):
             return {}
@@ -135,12 +137,12 @@ class ExpertKeys:
     @property
     def harmless(self) -> tuple[str, ...]:
         """Keys of the load-balancing loss that do not affect a model: whether transformers adds it, and its coefficient
-        where the family has none."""
+        if the family has none."""
         return ("output_router_logits", *((AUX,) if self.aux is None else ()))
 
     def write(self, spec: ModelSpec) -> dict[str, Any]:
-        """The keys; reading them again shows what they cannot express. Raises Inexpressible for a model without
-        experts, or with several kinds of them."""
+        """Returns the keys; the caller finds what they cannot express by reading them again. Raises Inexpressible for a
+        model without experts, or with several kinds of them."""
         kinds = {experts for experts in spec.experts if experts is not None}
         if self.optional and not kinds:
             return {}
@@ -160,7 +162,7 @@ class ExpertKeys:
 
 
 def expert_names(count: int, *parts: str, leaf: str = "weight", layer: str = LAYER) -> tuple[str, ...]:
-    """Our names of the matrices `parts` of a layer's `count` experts: all of expert 0, then all of expert 1, ..."""
+    """Returns our names of the matrices `parts` of a layer's `count` experts: all of expert 0, all of expert 1, ..."""
     return tuple(f"{layer}mlp.experts.{e}.{part}_proj.{leaf}" for e in range(count) for part in parts)
 
 
@@ -172,9 +174,11 @@ def stacked(
     leaves: Modules = MappingProxyType({"weight": ""}),
     turned: bool = False,
 ) -> list[Rule]:
-    """Rules for all experts of a layer in two tensors: `gate_up` [E, 2 F, M], the rows of the gate first, and `down`
-    [E, M, F]; `leaves` are the suffixes of their names for a "weight" and a "bias". Where they are `turned`, the last
-    two axes are swapped, and columns of gate and up are interleaved: g0 u0 g1 u1 ..."""
+    """Returns rules for all experts of a layer in two tensors: `gate_up` [E, 2 F, M], the rows of the gate first, and
+    `down` [E, M, F].
+
+    `leaves` are the suffixes of their names for a "weight" and a "bias". If they are `turned`, the last two axes are
+    swapped, and columns of gate and up are interleaved: g0 u0 g1 u1 ..."""
     experts = next(experts for experts in spec.experts if experts is not None)
     units, count = experts.hidden, experts.count
     groups = units if turned else 1

@@ -1,5 +1,5 @@
-"""Decoders with the names of fairseq, as `transformers` stores them: OPT (Zhang et al. 2022) and BioGPT (Luo et al.
-2022) with a trained table of positions, XGLM (Lin et al. 2021) with sines and cosines, all from row 2 on."""
+"""Decoders with fairseq's names, as `transformers` stores them: OPT (Zhang et al. 2022) and BioGPT (Luo et al. 2022)
+with a learned table of positions, XGLM (Lin et al. 2021) with sines and cosines; all use rows from 2 on."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -77,7 +77,7 @@ BIOGPT = Layout(
         "tied": Key("tie_word_embeddings", True),
     },
     only={"layerdrop": NONE},
-    harmless=("layer_norm_eps",),  # its norms have 1e-5, whatever it says
+    harmless=("layer_norm_eps",),  # its norms always use 1e-5
     parts=(learned(1024, offset=2), scaled_embedding(True)),
     tensors=decoder_names(
         *("biogpt.", "biogpt.embed_tokens", "biogpt.layer_norm", "biogpt.layers.#.", MODULES),

@@ -1,6 +1,8 @@
-"""Falcon-H1 as `transformers` stores it (Falcon team 2025): LLaMA with state-space duality beside attention in every
-layer, and factors of what almost every matrix is given or gives. Some are the same here by another name: queries and
-keys times a and k are a factor a^2 k of scores, and values times a one of what attention gives."""
+"""Falcon-H1 as `transformers` stores it (Falcon team 2025): LLaMA with state-space duality (SSD) in parallel with
+attention in every layer, and multipliers of inputs or outputs of almost every matrix.
+
+Some multipliers have an equivalent here: queries and keys times a, and keys times k, are a factor a^2 k of scores;
+values times a are a factor of the attention output."""
 
 from collections.abc import Mapping
 from math import inf, nextafter
@@ -86,13 +88,14 @@ def _read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write(spec: ModelSpec) -> dict[str, Any]:
-    """All factors of attention are written as one on its keys and one on its output; those of its input are 1."""
-    mixer, *others = {*spec.mixers}
-    if others or not isinstance(mixer, Softmax) or not isinstance(ssd := mixer.beside, SSDSpec):
+    """Returns the keys: all factors of attention become one of keys and one of the output; that of the input is 1."""
+    mixer, *more_mixers = {*spec.mixers}
+    if more_mixers or not isinstance(mixer, Softmax) or not isinstance(ssd := mixer.beside, SSDSpec):
         raise Inexpressible("mixers")
     root, scale = spec.head_dim**-0.5, spec.attention_scale
-    near = 1.0 if scale is None else scale / root
-    fits = (n for n in (near, nextafter(near, 0), nextafter(near, inf)) if n * root == (scale or root))
+    ratio = 1.0 if scale is None else scale / root
+    # scale / root may be one rounding away from the n with n * root == scale: its neighbours are tried, too
+    fits = (n for n in (ratio, nextafter(ratio, 0), nextafter(ratio, inf)) if n * root == (scale or root))
     if (key := next(fits, None)) is None:
         raise Inexpressible("attention_scale")
     return {

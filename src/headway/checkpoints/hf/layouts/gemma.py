@@ -1,12 +1,14 @@
-"""Gemma 1, 2, 3 and 4 (text), and VaultGemma, as `transformers` stores them; tensors of the first three have our own
-names, but for one norm of VaultGemma (Gemma team 2024, 2024, 2025, 2026; VaultGemma team 2025).
+"""Gemma 1, 2, 3 and 4 (text), and VaultGemma, as `transformers` stores them (Gemma team 2024, 2024, 2025, 2026;
+VaultGemma team 2025). Tensors of the first three have the same names as ours, except for one norm of VaultGemma.
 
-Norms are x / |x| * (1 + w) with w stored, embeddings are times sqrt(M), the activation is GELU by tanh. Gemma 2 norms
-what sub-layers are given and give, caps scores and logits, and has a window in every other layer; VaultGemma norms
-what they are given alone; Gemma 3 norms queries and keys instead of the caps, and has a window, and a base of its own,
-in five layers of six. In Gemma 4 (E2B, E4B and 31B) layers that see all have heads of another size than those with
-windows, and rotate a share of it; the last layers attend to the keys and values of the last of their kind before them,
-and may have twice as wide feed-forwards. Where `per_layer_config` does not say the sizes, `global_head_dim` and
+Norms are x / |x| * (1 + w) with w stored, embeddings are multiplied by sqrt(M), the activation is GELU by tanh. Gemma 2
+normalizes inputs and outputs of sub-layers, caps scores and logits, and has a window in every other layer; VaultGemma
+normalizes only inputs; Gemma 3 normalizes queries and keys instead of the caps, and has a window, and a rotary base of
+its own, in five of six layers.
+
+In Gemma 4 (E2B, E4B and 31B), layers with full attention have another head size than those with windows, and rotate a
+share of it; the last layers attend to the keys and values of the last layer of their kind that has its own, and may
+have feed-forwards twice as wide. If `per_layer_config` does not state the sizes, `global_head_dim` and
 `num_global_key_value_heads` do.
 """
 
@@ -38,7 +40,7 @@ PERIOD = "sliding_window_pattern"
 
 
 def gemma_keys(activation: str, kv_heads: int) -> dict[str, Key]:
-    """The keys that all Gemmas share."""
+    """Returns the keys that all Gemmas share."""
     return {
         **DECODER,
         "kv_heads": Key("num_key_value_heads", kv_heads),
@@ -52,7 +54,7 @@ def gemma_keys(activation: str, kv_heads: int) -> dict[str, Key]:
 
 
 def _read_scale(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Scores are divided by the root of query_pre_attn_scalar, which is the size of a head in most models."""
+    """Reads the scale of scores: query_pre_attn_scalar^-0.5, in most models the inverse root of the head size."""
     number = config.whole("query_pre_attn_scalar")
     return {"attention_scale": None if number == fields["head_dim"] else number**-0.5}
 
@@ -66,7 +68,7 @@ def _write_scale(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _tanh(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The first files of Gemma say "gelu", but were trained with its tanh approximation."""
+    """Reads the activation of Gemma's first files, which say "gelu" but were trained with its tanh approximation."""
     return {"activation": "gelu_pytorch_tanh"} if fields["activation"] == "gelu" else {}
 
 
@@ -133,20 +135,22 @@ SIZES = {"head_dim": "head_dim", "kv_heads": "num_key_value_heads"}
 
 
 def _sizes(config: ConfigReader, kinds: Sequence[str], fields: Mapping[str, Any]) -> list[dict[str, int]]:
-    """`head_dim` and `kv_heads` of each layer."""
-    each, tied = config.get("per_layer_config"), config.flag("attention_k_eq_v")
-    if each is None:
+    """Returns `head_dim` and `kv_heads` of each layer."""
+    layer_configs, tied = config.get("per_layer_config"), config.flag("attention_k_eq_v")
+    if layer_configs is None:
         wide = {"head_dim": config.whole("global_head_dim", 512)}
         if tied and config.get("num_global_key_value_heads") is not None:
             wide["num_key_value_heads"] = config.whole("num_global_key_value_heads")
-        each = {str(i): wide for i, kind in enumerate(kinds) if kind == FULL}
+        layer_configs = {str(i): wide for i, kind in enumerate(kinds) if kind == FULL}
     numbers = {str(i) for i in range(len(kinds))}
-    if not isinstance(each, Mapping) or not all(
+    if not isinstance(layer_configs, Mapping) or not all(
         str(i) in numbers and isinstance(sizes, Mapping) and {*sizes} <= {*SIZES.values()}
-        for i, sizes in each.items()
+        for i, sizes in layer_configs.items()
     ):
-        raise config.wrong("per_layer_config", f"layers and their {' and '.join(SIZES.values())}", each)
-    by_layer = [ConfigReader(each.get(str(i), {}), {}) for i in range(len(kinds))]
+        raise config.wrong(
+            "per_layer_config", f"layers and their {' and '.join(SIZES.values())}", layer_configs
+        )
+    by_layer = [ConfigReader(layer_configs.get(str(i), {}), {}) for i in range(len(kinds))]
     return [{name: reader.whole(key, fields[name]) for name, key in SIZES.items()} for reader in by_layer]
 
 
@@ -157,7 +161,8 @@ def softmax_by_layer(
     shared: int,
     tied: bool = False,
 ) -> list[Softmax]:
-    """The attention of each layer: the last `shared` layers use keys and values of an earlier one."""
+    """Returns the attention of each layer: the last `shared` layers use keys and values of an earlier one. Raises
+    ConfigError if no earlier layer has the same kind and sizes."""
     first = len(kinds) - shared
     before = {kind: i for i, kind in enumerate(kinds[: max(first, 0)])}
     mixers = []
@@ -244,14 +249,14 @@ GEMMA4 = Layout(
     keys={**gemma_keys("hidden_activation", 4), "logit_cap": NO_CAPS["logit_cap"]},
     more={"max_position_embeddings": 131072, "sliding_window": 512},
     only={
-        "use_bidirectional_attention": (None, "vision"),  # of images
+        "use_bidirectional_attention": (None, "vision"),  # "vision": only among image tokens
         "enable_moe_block": (False, None),
         **dict.fromkeys(("num_experts", "top_k_experts", "moe_intermediate_size"), (None,)),
     },
     parts=(windows("layer", _usual, unused=UNUSED), Part(KEYS, _read4, _write4), EMBEDDING),
     tensors=renamed(
         PLACES,
-        # published files have them in layers that attend to others' keys, too
+        # published files have these also in layers that attend to other layers' keys
         unused=tuple(f".self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm")),
     ),
 )

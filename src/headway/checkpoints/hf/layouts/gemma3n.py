@@ -1,5 +1,6 @@
-"""Gemma 3n (text), as `transformers` stores it (Gemma team 2025): Gemma 4's layers of one size, whose last ones attend
-to keys of others, with several residual streams, a low rank beside attention, and gates that the first layers cut."""
+"""Gemma 3n (text) as `transformers` stores it (Gemma team 2025): like Gemma 4 with layers of one size, whose last ones
+attend to keys of others, with several residual streams (AltUp), a low-rank layer beside attention (Laurel), and sparse
+gates in the first layers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -97,7 +98,7 @@ GEMMA3N = Layout(
             "model.streams.into.": "model.altup_projections.",
             "model.streams.out.": "model.altup_unembed_projections.",
         },
-        # files have them in layers that attend to others' keys, too
+        # files have these also in layers that attend to other layers' keys
         unused=tuple(f".self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm")),
         linears=(".altup.prediction_coefs", ".altup.correction_coefs"),
     ),

@@ -1,11 +1,11 @@
-"""GPT-2 and its kin as `transformers` stores them (Radford et al. 2019): matrices are [in, out], and queries, keys and
-values one.
+"""GPT-2 and related decoders as `transformers` stores them (Radford et al. 2019): matrices are [in, out], with queries,
+keys and values in one.
 
-GPT (Radford et al. 2018) has its norms behind. GPTBigCode has one key and value for all heads (Ben Allal et al. 2023,
-section 4; Li et al. 2023, section 4: SantaCoder, StarCoder), and matrices [out, in], as all that follow. GPT-Neo (Black
-et al. 2021) has a window in every other layer, and scores that are not scaled; GPT-J (Wang and Komatsuzaki 2021) turns
-a part of each head, and so does CodeGen (Nijkamp et al. 2022), whose projections are one matrix; CTRL (Keskar et al.
-2019) adds sines and cosines.
+GPT (Radford et al. 2018) has post-norms. GPTBigCode has one key and value head (Ben Allal et al. 2023, section 4; Li et
+al. 2023, section 4: SantaCoder, StarCoder), and matrices [out, in], as all that follow. GPT-Neo (Black et al. 2021) has
+a window in every other layer, and unscaled scores; GPT-J (Wang and Komatsuzaki 2021) rotates a part of each head, and
+so does CodeGen (Nijkamp et al. 2022), which stores queries, values and keys in one matrix; CTRL (Keskar et al. 2019)
+adds sines and cosines.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,13 +47,13 @@ KEYS = {
 }
 ONLY = {
     "scale_attn_by_inverse_layer_idx": (False, None),
-    # the order of two operations in training in mixed precision; no other value in exact numbers
+    # the order of two operations in mixed-precision training; without rounding the result is the same
     "reorder_and_upcast_attn": (False, True, None),
 }
 SUMMARY = words(
     "summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout"
 )
-"""Keys of GPT2DoubleHeadsModel, which no language model looks at."""
+"""Keys of GPT2DoubleHeadsModel, which no language model reads."""
 
 
 def _check_rows(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,7 +114,7 @@ GPT_BIGCODE = Layout(
     family="gpt_bigcode",
     architectures={"GPTBigCodeForCausalLM": "lm"},
     keys={**KEYS, "activation": Key("activation_function", "gelu_pytorch_tanh")},
-    # where the softmax is computed: ours is float32 or better in any case
+    # the dtype of the softmax, which is always float32 or wider here
     only={
         **ONLY,
         **dict.fromkeys(("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"), (True, False)),
@@ -138,7 +138,8 @@ KINDS = ("global", "local")
 def _read_kinds(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     groups, layers = config.need("attention_types"), fields["layers"]
     kinds: list[str] = []
-    with suppress(TypeError, ValueError):  # what is no such list says nothing
+    # a value of another structure leaves `kinds` empty, and is refused below
+    with suppress(TypeError, ValueError):
         if sum(len(names) * max(times, 0) for names, times in groups) == layers:
             kinds = [name for names, times in groups for name in names * times if name in KINDS]
     if len(kinds) != layers:
@@ -224,7 +225,7 @@ GPTJ = Layout(
     ),
 )
 SHARES = 4
-"""The fused matrix is stored in so many parts, for the cores that CodeGen was trained on."""
+"""Number of parts in which the fused matrix is stored, one for each TPU core that CodeGen was trained on."""
 
 
 def _check_shares(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,7 +238,7 @@ def _check_shares(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, 
 
 
 def _in_shares(names: TensorNames) -> TensorNames:
-    """Rules for one fused matrix: queries, values and keys of a quarter of the heads, then of the next quarter, ..."""
+    """Adds rules for one fused matrix: queries, values and keys of a quarter of the heads, then of the next, ..."""
     parts = tuple(f"model.layers.#.self_attn.{part}_proj.weight" for part in "qvk")
 
     def rules(spec: ModelSpec) -> Sequence[Rule]:
@@ -265,7 +266,7 @@ CTRL = Layout(
         "trained_context": Key("n_positions", 256),
         "max_context": Key((), lambda fields: fields["trained_context"]),
     },
-    # which its layers do not look at
+    # its layers ignore these keys
     only={"layer_norm_epsilon": (1e-6, None), "attn_pdrop": (0.0, 0.1, None)},
     harmless=("n_ctx", *SUMMARY),
     tensors=decoder_names(

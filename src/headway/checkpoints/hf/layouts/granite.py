@@ -1,6 +1,6 @@
-"""Granite 3 as `transformers` stores it (IBM 2024): LLaMA with four factors, dense or with experts, all of which are
-two tensors of a layer. Granite with windows has sink logits, and
-a base, or no positions, for each layer; HyperCLOVA X (NAVER 2025) norms what sub-layers give, too (Kim et al. 2025)."""
+"""Granite 3 as `transformers` stores it (IBM 2024): LLaMA with four multipliers, dense or with experts; all experts of
+a layer are two tensors. Granite with windows has attention sinks, and a rotary base, or no positions, for each layer;
+HyperCLOVA X (NAVER 2025) also normalizes the outputs of sub-layers (Kim et al. 2025)."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -31,8 +31,8 @@ def _read_numbers(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, 
 def _write_numbers(spec: ModelSpec) -> dict[str, Any]:
     factor = spec.head_dim**-0.5 if spec.attention_scale is None else spec.attention_scale
     divisor = 1 / spec.logit_scale
-    near = max(round(divisor), 1)
-    divisor = near if 1 / near == spec.logit_scale else divisor
+    whole = max(round(divisor), 1)
+    divisor = whole if 1 / whole == spec.logit_scale else divisor
     return {"logits_scaling": float(divisor), "attention_multiplier": factor}
 
 
@@ -108,7 +108,7 @@ HYPERCLOVAX = llama_layout(
 def expert_rules(
     spec: ModelSpec, gate_up: str = "input_linear.weight", down: str = "output_linear.weight"
 ) -> list[Rule]:
-    """Rules of a layer's experts, and of the shared one."""
+    """Returns the rules of a layer's experts, and of the shared one."""
     moe, shared = "block_sparse_moe.", f"{LAYER}mlp.shared_expert."
     rules = stacked(spec, f"{moe}{gate_up}", f"{moe}{down}")
     if units := max(experts.shared for experts in spec.experts if experts is not None):

@@ -1,12 +1,13 @@
-"""Decoders with other token mixers than attention in some layers, as `transformers` stores them.
+"""Decoders with token mixers other than attention in some layers, as `transformers` stores them.
 
-Qwen3.5's text models (Qwen team 2026) have the gated delta rule in three layers of four, and a gate on what the fourth
-attends to, whose matrix is one with that of the queries, head by head; norms are x / |x| * (1 + w) with w stored.
-Their mixtures, and Qwen3-Next (Qwen team 2025), have the experts of Qwen2-MoE in place of the feed-forward. Qwen3-Next
-has queries, keys, values and gates of each key head in one matrix, betas and decays in another; Qwen3.5's files have
-the experts of a layer in two tensors, and those that transformers writes in matrices of each. Lara Mini (Translated
-2026; transformers 5.24) has Qwen3's attention, with rotary positions in windows and without any where there is none,
-between Qwen3.5's gated delta rule, whose matrices are one, and experts, one of which all tokens have.
+Qwen3.5's text models (Qwen team 2026) have the gated delta rule in three of four layers, and in the fourth attention
+with an output gate, whose matrix is fused with that of the queries, head by head; norms are x / |x| * (1 + w) with w
+stored. Their mixtures, and Qwen3-Next (Qwen team 2025), have the experts of Qwen2-MoE instead of the feed-forward.
+Qwen3-Next has queries, keys, values and gates of each key head in one matrix, betas and decays in another; Qwen3.5's
+published files have the experts of a layer in two tensors, and those that transformers writes in matrices of each
+expert. Lara Mini (Translated 2026; transformers 5.24) has Qwen3's attention, with rotary positions in layers with
+windows and no positions in the others, between layers of Qwen3.5's gated delta rule, whose matrices are fused into one,
+and experts, with a shared one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +45,7 @@ DELTA_SIZES = {
 
 
 def by_mixer(spec: ModelSpec, rules: Mapping[type, Callable[[Any], Sequence[Rule]]]) -> list[Rule]:
-    """Rules of each layer's token mixer, by the function that `rules` has for its type."""
+    """Returns the rules of each layer's token mixer, from the function that `rules` has for its type."""
     return [
         rule.at(str(i))
         for i, mixer in enumerate(spec.mixers)
@@ -54,13 +55,13 @@ def by_mixer(spec: ModelSpec, rules: Mapping[type, Callable[[Any], Sequence[Rule
 
 
 def mixed(kinds: Sequence[str], other: Any) -> dict[str, Any]:
-    """The fields `mixers` and `patterns` of layers with full causal attention, or the mixer `other`."""
+    """Returns the fields `mixers` and `patterns` of layers with full causal attention or with the mixer `other`."""
     return {"mixers": tuple(Softmax() if kind == FULL else other for kind in kinds), "patterns": Causal()}
 
 
 def mixer_keys(spec: ModelSpec, kind: type, name: str) -> tuple[Any, list[str]]:
-    """The one mixer of type `kind` that a spec has beside softmax attention (or None), and `layer_types`, in which its
-    layers are called `name`. Raises Inexpressible for other mixers."""
+    """Returns the one mixer of type `kind` that a spec has besides softmax attention (or None), and `layer_types`, in
+    which its layers are called `name`. Raises Inexpressible for other mixers."""
     mixers = {mixer for mixer in spec.mixers if mixer != Softmax()}
     if len(mixers) > 1 or not all(isinstance(mixer, kind) for mixer in mixers):
         raise Inexpressible("mixers")
@@ -68,7 +69,7 @@ def mixer_keys(spec: ModelSpec, kind: type, name: str) -> tuple[Any, list[str]]:
 
 
 def check_silu(fields: Mapping[str, Any]) -> None:
-    """Raises ConfigError for an activation that convolutions cannot have."""
+    """Raises ConfigError for an activation other than silu, which is also that of the convolutions."""
     if fields["activation"] != "silu":
         raise ConfigError(
             f"config.json: hidden_act {fields['activation']} is that of convolutions in transformers, too, and here "
@@ -77,7 +78,7 @@ def check_silu(fields: Mapping[str, Any]) -> None:
 
 
 def rope_of(config: ConfigReader) -> Mapping[str, Any]:
-    """The object `rope_parameters`, or an empty one. Raises ConfigError for other values."""
+    """Returns the object `rope_parameters`, or an empty one. Raises ConfigError for other values."""
     rope = config.get("rope_parameters")
     if rope is not None and not isinstance(rope, Mapping):
         raise config.wrong("rope_parameters", "null or an object", rope)
@@ -90,18 +91,18 @@ def _read_delta(config: ConfigReader) -> DeltaSpec:
 
 
 def _write_delta(spec: ModelSpec) -> dict[str, Any]:
-    """The sizes of the delta rule, if a layer has it, and the kinds of layers."""
+    """Returns the sizes of the delta rule, if a layer has it, and the kinds of layers."""
     delta, kinds = mixer_keys(spec, DeltaSpec, LINEAR)
     sizes = {key: getattr(delta, name) for name, key in DELTA_SIZES.items()} if delta else {}
     return {"layer_types": kinds, **sizes}
 
 
 def _read_qwen(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Mixers, patterns and positions of Qwen3-Next and Qwen3.5."""
+    """Returns mixers, patterns and positions of Qwen3-Next and Qwen3.5."""
     check_silu(fields)
     usual = every(4, -1, LINEAR, key="full_attention_interval")
     kinds = read_kinds(config, fields["layers"], usual, (FULL, LINEAR))
-    # three positions of an image's patch, which are one and the same in a text
+    # keys of the three coordinates of an image patch, which are equal for text tokens
     rope = {key: value for key, value in rope_of(config).items() if not key.startswith("mrope_")}
     keys = {**{key: config.get(key) for key in ROPE}, "rope_parameters": rope}
     return {
@@ -111,12 +112,12 @@ def _read_qwen(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any
 
 
 def _write_qwen(spec: ModelSpec) -> dict[str, Any]:
-    """The keys that `_read_qwen` reads."""
+    """Returns the keys that `_read_qwen` reads."""
     return {**_write_delta(spec), **write_rope(spec, share=PARTIAL)}
 
 
 def gated_rules(spec: ModelSpec) -> list[Rule]:
-    """Rules of softmax attention whose gate is fused with the queries head by head: rows q0 g0 q1 g1 ..."""
+    """Returns the rules of softmax attention whose gate is fused with the queries head by head: rows q0 g0 q1 g1 ..."""
     rows = (spec.heads * spec.head_dim,) * 2
     query = tuple(f"{MIXER}{n}_proj.weight" for n in "qg")
     plain = ("k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
@@ -143,8 +144,8 @@ _QWEN_DELTA = {
 
 
 def delta_rules(delta: DeltaSpec, names: Mapping[str, str]) -> list[Rule]:
-    """Rules of a layer of the gated delta rule; `names` are our tensors -> theirs. A name that begins with "qkv" stands
-    for queries, keys and values, one after the other in one tensor."""
+    """Returns the rules of a layer of the gated delta rule; `names` are our tensors -> theirs. A name that begins with
+    "qkv" stands for queries, keys and values, one after the other in one tensor."""
     rules = []
     for ours, theirs in names.items():
         fused = ours.startswith("qkv")
@@ -156,7 +157,7 @@ def delta_rules(delta: DeltaSpec, names: Mapping[str, str]) -> list[Rule]:
 
 
 def _qwen_rules(spec: ModelSpec, delta: Callable[[DeltaSpec], Sequence[Rule]]) -> list[Rule]:
-    """Rules of the token mixers in Qwen3-Next and Qwen3.5, whose rules for the delta rule differ (`delta`)."""
+    """Returns the rules of token mixers in Qwen3-Next and Qwen3.5, whose rules for the delta rule differ (`delta`)."""
     return by_mixer(spec, {Softmax: lambda softmax: gated_rules(spec), DeltaSpec: delta})
 
 
@@ -196,7 +197,7 @@ WIDTHS = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
 
 
 def _fused(delta: DeltaSpec, *parts: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Our tensors of these parts of a layer of the delta rule, and the rows of each in the fused tensor."""
+    """Returns our tensors of these parts of a layer of the delta rule, and the rows of each in the fused tensor."""
     queries, keys, values = delta.channels
     rows = {"q": queries, "k": keys, "v": values, "gate": values, "beta": delta.heads, "decay": delta.decays}
     return tuple(f"{MIXER}{part}_proj.weight" for part in parts), tuple(rows[part] for part in parts)
@@ -252,8 +253,8 @@ def _read_lara(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any
 
 def _write_lara(spec: ModelSpec) -> dict[str, Any]:
     windows, delta = window_keys(spec, UNUSED), _write_delta(spec)
-    both = zip(delta["layer_types"], windows["layer_types"], strict=True)
-    return {**windows, **delta, "layer_types": [a if a == LINEAR else b for a, b in both]}
+    pairs = zip(delta["layer_types"], windows["layer_types"], strict=True)
+    return {**windows, **delta, "layer_types": [a if a == LINEAR else b for a, b in pairs]}
 
 
 def _lara_delta(delta: DeltaSpec) -> list[Rule]:

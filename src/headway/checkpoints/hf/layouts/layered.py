@@ -1,12 +1,12 @@
 """Families whose layers differ in windows or in positions, as `transformers` stores them, most under LLaMA's names.
 
 SmolLM3 (Bakouch et al. 2025; Yang et al. 2025, section 3.2) has layers without positions. EXAONE 4 (LG AI 2025), which
-norms what sub-layers give alone, and Cohere 2 have none where there is no window. CWM (Meta 2025) has windows in three
-layers of four. Command R, R+ and A, and Aya (Cohere 2024, 2025) have attention and feed-forward side by side behind one
-LayerNorm without a bias, adjacent pairs, and scaled logits.
+has only post-norms (of the outputs of sub-layers), and Cohere 2 have no positions in layers without windows. CWM (Meta
+2025) has windows in three of four layers. Command R, R+ and A, and Aya (Cohere 2024, 2025) have parallel attention and
+feed-forward after one LayerNorm without a bias, adjacent pairs, and scaled logits.
 
 EXAONE 3 and 3.5, as transformers stores them from 5.24 on (LG AI Research 2024), are LLaMA under names like GPT-2's;
-published files, whose models were code of their own before, have three keys under older names.
+published files, which predate that and came with code of their own, have three keys under older names.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ PERIOD = "sliding_window_pattern"
 
 
 def _marks(config: ConfigReader, layers: int) -> list[int]:
-    """Whether each layer of a smollm3 has rotary positions."""
+    """Returns whether each layer of a smollm3 has rotary positions."""
     marks = config.get("no_rope_layers")
     if marks is None:
         every = config.whole("no_rope_layer_interval")
@@ -42,6 +42,7 @@ def _marks(config: ConfigReader, layers: int) -> list[int]:
 
 def _windows_without_positions(config: ConfigReader, layers: int) -> list[str]:
     windowed = config.flag("use_sliding_window") and config.get("sliding_window") is not None
+    # index False is full attention, True a window
     return [LAYER_TYPES[windowed and not mark] for mark in _marks(config, layers)]
 
 
@@ -78,18 +79,18 @@ OLDER = {
 
 
 def _read_exaone(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    at = {}
+    keys = {}
     for field, (new, old) in OLDER.items():
-        at[field] = old if config.get(new) is None else new
-        if config.get(old) not in (None, config.get(at[field])):
+        keys[field] = old if config.get(new) is None else new
+        if config.get(old) not in (None, config.get(keys[field])):
             raise ConfigError(
                 f"config.json: {new} is {config.get(new)} and {old} {config.get(old)}, and both are one number; "
                 "drop one"
             )
     return {
-        "layers": config.whole(at["layers"]),
-        "norm_eps": config.number(at["norm_eps"], 1e-5),
-        "activation": config.text(at["activation"], "silu"),
+        "layers": config.whole(keys["layers"]),
+        "norm_eps": config.number(keys["norm_eps"], 1e-5),
+        "activation": config.text(keys["activation"], "silu"),
         "patterns": Causal(),
     }
 
@@ -128,7 +129,7 @@ def _usual_exaone4(config: ConfigReader, layers: int) -> list[str]:
 
 
 def _read_exaone4(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Without any windows all layers have rotary positions."""
+    """Reads positions: rotary in all layers if there are no windows, else only in layers with windows."""
     return {} if config.get("sliding_window") is None else in_windows(config, fields)
 
 
@@ -188,7 +189,7 @@ COHERE2 = llama_layout(
     usual=every(4, -1, key=PERIOD),
     parts=(Part(dict.fromkeys(("layer_switch", PERIOD)), _read_cohere2),),
     only={
-        # of Cohere's own code; transformers has no others
+        # keys of Cohere's own code; transformers supports only these values
         "order_of_interleaved_layers": ("local_attn_first",),
         "position_embedding_type": ("rope_gptj",),
         "rotary_pct": (1,),

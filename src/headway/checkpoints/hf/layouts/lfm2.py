@@ -1,5 +1,5 @@
-"""LFM2 as `transformers` stores it (Liquid AI 2025): gated short convolutions between layers of attention, which has
-norms of queries and keys; with experts by sigmoids behind the first layers, or without."""
+"""LFM2 as `transformers` stores it (Liquid AI 2025): gated short convolutions between layers of attention with norms of
+queries and keys; with or without experts, chosen by sigmoids, after dense first layers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,7 +29,7 @@ def _read_lfm2(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any
     hidden = config.whole("intermediate_size" if config.get("block_ff_dim") is None else "block_ff_dim")
     if config.get("block_auto_adjust_ff_dim") is not False:
         hidden = int(2 * hidden / 3)
-        if config.config.get("block_ffn_dim_multiplier", 1.0) is not None:  # null is no rounding, either
+        if config.config.get("block_ffn_dim_multiplier", 1.0) is not None:  # null disables the rounding, too
             multiple = config.whole("block_multiple_of")
             hidden = -(-int(config.number("block_ffn_dim_multiplier") * hidden) // multiple) * multiple
     return {"hidden": hidden, **_mixers(config, kinds)}
@@ -58,7 +58,7 @@ def _write_lfm2(spec: ModelSpec) -> dict[str, Any]:
 
 
 def mixer_rules(spec: ModelSpec) -> list[Rule]:
-    """Rules of the token mixers in LFM2."""
+    """Returns the rules of the token mixers in LFM2."""
     theirs = "model.layers.#.conv."
     attention = {**{f"{n}_proj": f"{n}_proj" for n in "qkv"}, "o_proj": "out_proj"}
     attention |= {f"{n}_norm": f"{n}_layernorm" for n in "qk"}
@@ -86,7 +86,7 @@ OTHERS = {
     ".up_proj.": ".w3.",
     ".down_proj.": ".w2.",
 }
-"""Parts of other names: ours -> theirs."""
+"""Parts of names that differ: ours -> theirs."""
 KEYS = {"norm_eps": Key("norm_eps", 1e-5), "tied": Key("tie_word_embeddings", True)}
 CONVS = {"conv_L_cache": 3, "conv_bias": None, "tie_embedding": None}
 LFM2 = llama_layout(

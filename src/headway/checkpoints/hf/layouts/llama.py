@@ -33,12 +33,12 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
 
 PER_HEAD = Key("head_dim", per_head)
 FREE = Key("head_dim", per_head, written=False)
-"""For families where transformers reads a head_dim but does not write it, and other readers ignore it."""
+"""For families of which transformers reads a head_dim but does not write it, and other readers ignore it."""
 BIAS = {"qkv_bias": Key("attention_bias"), "out_bias": Key("attention_bias")}
 MLP_BIAS = {"mlp_bias": Key("mlp_bias")}
 NONE: Mapping[str, Any] = MappingProxyType({})
 block_names = partial(decoder_names, "", "model.embed_tokens", "model.norm", "model.layers.#.")
-"""Our names, but with others for the modules of a layer, which are the argument."""
+"""Our names, except for the modules of a layer, whose names are the argument."""
 
 
 def llama_layout(
@@ -61,9 +61,10 @@ def llama_layout(
     parts: Sequence[Part] = (),
     **overrides: Any,
 ) -> Layout:
-    """A layout like LLaMA's: `keys`, `more` and `only` add to those that all share, or override them; `without` are
-    fields that have no key, `overrides` other fields of `Layout`. `where`, `usual`, `unused` and `heads_divide` are as
-    in `windows`; with `where` None, `parts` read the attention patterns. `experts` are those that layers may have."""
+    """Returns a layout like LLaMA's: `keys`, `more` and `only` add to those that all share, or override them; `without`
+    are fields that have no key, `overrides` other fields of `Layout`. `where`, `usual`, `unused` and `heads_divide` are
+    as in `windows`; if `where` is None, `parts` read the attention patterns. `experts` are the keys of experts, if
+    layers may have some."""
     every = {
         **DECODER,
         "activation": Key("hidden_act", "silu"),
@@ -77,11 +78,11 @@ def llama_layout(
     harmless = (*(() if experts is None else experts.harmless), *harmless)
     classes = (architectures,) if isinstance(architectures, str) else architectures
     more = {"max_position_embeddings": context, "layer_types": None, **more}
-    seen = () if where is None else (windows(where, usual, unused=unused, heads_divide=heads_divide),)
-    parts = (*seen, *(() if experts is None else (experts.part,)), *parts)
-    taken = (*names(every), *more, *(name for part in parts for name in part.keys), *harmless)
+    window_parts = () if where is None else (windows(where, usual, unused=unused, heads_divide=heads_divide),)
+    parts = (*window_parts, *(() if experts is None else (experts.part,)), *parts)
+    used = (*names(every), *more, *(name for part in parts for name in part.keys), *harmless)
     heads, tensors = dict.fromkeys(classes, "lm"), OWN_NAMES
-    if overrides.get("generic"):  # the class without an output layer, which embedders are saved as
+    if overrides.get("generic"):  # add the class without an output layer, as which embedders are saved
         heads |= {name.replace("ForCausalLM", "Model"): "states" for name in classes}
         tensors = replace(OWN_NAMES, prefix="model.", heads=("lm_head.",))
     return Layout(
@@ -89,7 +90,7 @@ def llama_layout(
         architectures=heads,
         keys=every,
         more=more,
-        only={key: at for key, at in {**ONLY, **only}.items() if key not in taken},
+        only={key: at for key, at in {**ONLY, **only}.items() if key not in used},
         harmless=harmless,
         parts=parts,
         **{"rope": "", "tensors": tensors, **overrides},

@@ -1,11 +1,11 @@
-"""Families that are LLaMA but for a switch or two, as `transformers` stores them, most under LLaMA's names.
+"""Families that differ from LLaMA in few properties, as `transformers` stores them, most under LLaMA's names.
 
-Matrices are fused in Phi-3, 3.5 and 4 (Abdin et al. 2024) and in GLM-4 (GLM team 2024), which from 0414 on norms what
-sub-layers give, too. Pairs are adjacent in GLM-4, Ernie 4.5 (Baidu 2025) and Helium (Kyutai 2025). Seed-OSS (ByteDance
-2025) has biases on queries, keys and values; InternLM3 (Cai et al. 2024) and IQuest-Coder are LLaMA itself. HunYuan
-(Tencent 2025) has a larger base, said by an alpha, and norms of queries and keys behind their rotation; Ministral 3
-(Mistral AI 2025) multiplies queries by a factor that grows with their position (Llama 4, 2025); Apertus (2025) has an
-activation with trained numbers, and no gate.
+Matrices are fused in Phi-3, 3.5 and 4 (Abdin et al. 2024) and in GLM-4 (GLM team 2024), which from 0414 on also
+normalizes the outputs of sub-layers. Pairs are adjacent in GLM-4, Ernie 4.5 (Baidu 2025) and Helium (Kyutai 2025).
+Seed-OSS (ByteDance 2025) has biases on queries, keys and values; InternLM3 (Cai et al. 2024) and IQuest-Coder are LLaMA
+itself. HunYuan (Tencent 2025) has a larger rotary base, given by an alpha, and norms of queries and keys after their
+rotation; Ministral 3 (Mistral AI 2025) multiplies queries by a factor that grows with their position (Llama 4, 2025);
+Apertus (2025) has an activation with trained parameters, and no gate.
 """
 
 from collections.abc import Mapping
@@ -55,8 +55,8 @@ PHI3 = llama_layout(
     head_dim=FREE,
     heads_divide=True,
     more={PARTIAL: 1.0, "sliding_window": None},
-    only={"resid_pdrop": (0.0, None)},  # falls on the outputs of sub-layers, and ours on the embedding, too
-    harmless=(*REMOTE, "embd_pdrop"),  # which no class reads
+    only={"resid_pdrop": (0.0, None)},  # applies to outputs of sub-layers, and ours to the embedding, too
+    harmless=(*REMOTE, "embd_pdrop"),  # no class reads embd_pdrop
     rope=PARTIAL,
     parts=(Part({TRAINED: 4096}, _check_phi3, _write_phi3),),
     tensors=block_names({**block(NORMS, "self_attn. qkv_proj o_proj", ""), **FUSED}),
@@ -83,7 +83,7 @@ ERNIE45 = llama_layout(
     kv_heads=2,
     head_dim=Key("head_dim", 128),
     more={"rope_theta": 5e5},
-    without=("attention_dropout",),  # which transformers does not look at
+    without=("attention_dropout",),  # transformers ignores it
     only={"attention_dropout": (0.0, None)},
     harmless=REMOTE,
     pairing="adjacent",
@@ -159,8 +159,8 @@ EPS = {"norm_eps": Key("rms_norm_eps", 1e-5)}
 
 
 def _read_hunyuan(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A "dynamic" scaling with an alpha does not depend on the length: the base is multiplied by alpha^(D / (D - 2)),
-    and its other numbers are ignored."""
+    """Reads positions. A "dynamic" scaling with an alpha does not depend on the length: the base is multiplied by
+    alpha^(D / (D - 2)), and its other numbers are ignored."""
     keys, size = dict(config.config), fields["head_dim"]
     for key in SCALINGS:
         values = keys.get(key)
@@ -176,7 +176,7 @@ def _read_hunyuan(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, 
 HUNYUAN = llama_layout(
     *("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", "none", 2048, {**BIAS, **EPS}),
     only={"use_qk_norm": (True, None), "use_cla": (False, None)},
-    # of Tencent's own code; transformers reads none of them
+    # keys of Tencent's own code; transformers reads none of them
     harmless=words(
         "add_classification_head attention_head_dim cla_share_factor class_num dense_list eod_token_id im_end_id "
         "im_newline_id im_start_id mask_init_id norm_type org_vocab_size pad_id pool_type text_end_id text_start_id"
@@ -222,7 +222,7 @@ MINISTRAL3 = llama_layout(
 
 
 def _constants(spec: ModelSpec) -> Mapping[str, Tensor]:
-    """Two numbers of xIELU that files hold, and that are not trained."""
+    """Returns two numbers of xIELU that files hold and that are not trained."""
     layers = range(spec.layers if spec.activation == "xielu" else 0)
     numbers = {"beta": 0.5, "eps": -1e-6}
     return {f"model.layers.{i}.mlp.act_fn.{n}": torch.tensor(v) for i in layers for n, v in numbers.items()}
@@ -242,7 +242,7 @@ APERTUS = llama_layout(
         constants=_constants,
     ),
 )
-# the same with ids of images and sounds beside those of texts, which published files have no outputs for
+# Apertus with token ids of images and sounds besides those of texts; published files have no output rows for these
 APERTUS_1_5 = replace(
     APERTUS,
     family="apertus1p5_text",

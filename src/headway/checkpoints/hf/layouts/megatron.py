@@ -1,9 +1,9 @@
 """BLOOM, Falcon and MPT as `transformers` stores them, which have no table of positions.
 
-BLOOM (BigScience 2022, section 3.2) has ALiBi and a norm behind the embedding. Falcon (Almazrouei et al. 2023, section
-3) is 7B of the first kind, 40B and 180B of the second ("new_decoder_architecture"), and 11B, which is the second with
-one norm. Both have the names of Megatron-LM. MPT (MosaicML 2023, LLM Foundry) has ALiBi, one matrix for queries, keys
-and values, and no biases at all.
+BLOOM (BigScience 2022, section 3.2) has ALiBi and a norm after the embedding. Falcon (Almazrouei et al. 2023, section
+3) has two kinds: 7B is of the first, 40B and 180B are of the second ("new_decoder_architecture"), and 11B is of the
+second with one norm. Both families have the names of Megatron-LM. MPT (MosaicML 2023, LLM Foundry) has ALiBi, one
+matrix for queries, keys and values, and no biases at all.
 """
 
 import math
@@ -52,7 +52,7 @@ BLOOM = Layout(
     },
     only={
         "apply_residual_connection_post_layernorm": (False, None),
-        # not dropped behind the embedding, as ours would be; the published models have none
+        # ours would also apply to the embedding; the published models have no dropout
         **dict.fromkeys(("hidden_dropout", "attention_dropout"), (0, None)),
     },
     harmless=(
@@ -65,7 +65,7 @@ NEW = "new_decoder_architecture"
 
 
 def _read_falcon(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Norms and kv heads, of the first kind or the second. Raises ConfigError for what transformers cannot run."""
+    """Reads norms and kv heads of either kind. Raises ConfigError for what transformers cannot run."""
     new, parallel, heads = config.flag(NEW), config.flag("parallel_attn"), fields["heads"]
     norms = config.whole("num_ln_in_parallel_attn", 2 if new else 1)
     if norms > 2 or (norms == 2 and not new) or (new and not parallel):
@@ -76,7 +76,7 @@ def _read_falcon(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, A
     order = ("parallel" if norms == 2 else "joint") if parallel else "pre"
     if new:
         return {"order": order, "kv_heads": config.whole("num_kv_heads", heads)}
-    if config.flag("multi_query"):  # transformers ignores num_kv_heads then; 7B's is 71
+    if config.flag("multi_query"):  # transformers then ignores num_kv_heads, which is 71 in the 7B
         return {"order": order, "kv_heads": 1}
     if config.whole("num_kv_heads", heads) != heads:
         raise ConfigError(
@@ -109,10 +109,10 @@ FALCON = Layout(
     },
     more={"max_position_embeddings": 2048},
     only={
-        # their dropouts fall elsewhere: on the sum of both sub-layers, and one probability on two things
+        # their dropouts apply elsewhere: to the sum of both sub-layers, and one probability in two places
         **dict.fromkeys(("hidden_dropout", "attention_dropout"), (0.0, None)),
         "apply_residual_connection_post_layernorm": (False, None),
-        # transformers rounds slopes and positions to bfloat16, and then it is not linear in the distance
+        # transformers rounds slopes and positions to bfloat16, so that the bias is not linear in the distance
         "alibi": (False, None),
     },
     rope="",
@@ -129,8 +129,8 @@ FALCON = Layout(
     tensors=_names(lambda spec: _block("ln_attn ln_mlp" if spec.order == "parallel" else NORMS)),
 )
 ATTENTION = {
-    # transformers has no others: it makes three equal parts of Wqkv, and adds ALiBi, and ignores these keys;
-    # alibi_bias_max, which it ignores too, is read: LLM Foundry trained by it
+    # transformers supports only these values: it splits Wqkv into three equal parts, adds ALiBi, and ignores these
+    # keys. alibi_bias_max, which it ignores, too, is read, since LLM Foundry trained with it
     "attn_type": ("multihead_attention",),
     "alibi": (True,),
     "attn_pdrop": (0,),
@@ -164,9 +164,10 @@ def _read_mpt(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _slopes(heads: int, largest: float) -> LinearBias:
-    """2^(-m (h + 1) / P) for P heads, a power of two, with m = `largest`: for m = 8 the published slopes. For other
-    numbers of heads those of the next power, first every second one (h = 1, 3, ...), then the others, as many as there
-    are heads. (LLM Foundry, `gen_slopes`.)"""
+    """Returns the slopes 2^(-m (h + 1) / P) for P heads, a power of two, with m = `largest` (8 in published models).
+
+    For other numbers of heads, P is the next power of two: first every second slope (h = 1, 3, ...), then the others,
+    as many as there are heads. (LLM Foundry, `gen_slopes`.)"""
     power = 2 ** math.ceil(math.log2(heads))
     slopes = [2.0 ** (-largest * (h + 1) / power) for h in range(power)]
     if power == heads:

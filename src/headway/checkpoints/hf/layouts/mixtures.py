@@ -2,10 +2,10 @@
 
 Mixtral (Jiang et al. 2024), Qwen1.5-MoE and Qwen2-MoE (Qwen team 2024), Qwen3-MoE (Yang et al. 2025), OLMoE
 (Muennighoff et al. 2024), FlexOlmo (Shi et al. 2025), MiniMax-M2 (MiniMax 2025). Files have matrices of each expert,
-under our names or Mixtral's; gpt-oss (OpenAI 2025), with biases everywhere, a sink logit and windows in every second
-layer, has all experts of a layer in two tensors, with matrices [in, out]. Layers have windows and rotary positions, or
-neither, in AFMoE (Arcee 2025, Trinity), with a gate on what is attended to, and Flint (RecursiveSI 2026), with sink
-logits.
+under our names or Mixtral's; gpt-oss (OpenAI 2025), with biases everywhere, attention sinks, and windows in every
+second layer, has all experts of a layer in two tensors, with matrices [in, out]. In AFMoE (Arcee 2025, Trinity), with a
+gate on the attention output, and Flint (RecursiveSI 2026), with attention sinks, layers with windows have rotary
+positions, and layers with full attention have none.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ MIXTRAL = llama_layout(
 
 
 def _full(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads no field, and raises ConfigError unless `layer_types` (where present) has full attention in all layers."""
+    """Reads no field; raises ConfigError unless `layer_types`, if present, has full attention in all layers."""
     kinds = config.get("layer_types")
     if kinds is not None and kinds != [FULL] * fields["layers"]:
         raise config.wrong("layer_types", f"{FULL} in every layer, as use_sliding_window is false", kinds)
@@ -53,7 +53,7 @@ def _full(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 FULL_ALONE = windows("none")._replace(read=_full)
 WINDOWS = ("sliding_window", "max_window_layers")
-"""Keys that have no effect where use_sliding_window is false, as is required here."""
+"""Keys that have no effect if use_sliding_window is false, as is required here."""
 QWEN2_MOE = llama_layout(
     *("qwen2_moe", "Qwen2MoeForCausalLM", None, 32768),
     {"qkv_bias": Key("qkv_bias", True)},
@@ -91,7 +91,7 @@ FLEX_OLMO = llama_layout(
 
 
 def _read_minimax(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Old files have the number of rotated dims of a head instead of their share."""
+    """Reads positions of old files, which state the number of rotated dims of a head instead of their share."""
     rotary, nested = fields["positions"], config.get("rope_parameters") or {}
     if config.get("rotary_dim") is None:
         return {}
@@ -125,7 +125,7 @@ MINIMAX_M2 = llama_layout(
 
 YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 YARN |= {TRAINED: 4096}
-"""The rotary scaling where a config has none."""
+"""The rotary scaling if a config has none."""
 
 
 def _read_gpt_oss(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,7 +173,7 @@ AFMOE = llama_layout(
     unused=UNUSED,
     more={"sliding_window": 1024, "global_attn_every_n_layers": 4},
     only={
-        # of Arcee's own code; transformers has no others
+        # keys of Arcee's own code; transformers supports only these values
         **dict.fromkeys(("n_group", "topk_group", "num_expert_groups", "num_limited_groups"), (1, None)),
         "route_norm": (True, None),
         "score_func": ("sigmoid", None),

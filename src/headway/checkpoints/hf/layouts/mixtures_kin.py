@@ -1,8 +1,9 @@
-"""Mixtures of experts with biases that choose, sigmoids, groups or dense first layers, as `transformers` stores them.
+"""Mixtures of experts with a bias for choosing, sigmoid scores, groups or dense first layers, as `transformers` stores
+them.
 
 Ernie 4.5 (Baidu 2025), dots.llm1 (rednote 2025), GLM-4.5 (GLM team 2025), K-EXAONE (LG AI Research 2025), Solar Open
 (Upstage 2026), Mellum 2 (JetBrains 2026), Hy3 (Tencent 2026). Files have matrices of each expert under our names;
-several shared experts are one there.
+several shared experts are stored as one.
 """
 
 from collections.abc import Sequence
@@ -78,7 +79,7 @@ ERNIE45_MOE = llama_layout(
     ),
     kv_heads=4,
     more={"rope_theta": 5e5},
-    without=("attention_dropout",),  # which transformers does not look at
+    without=("attention_dropout",),  # transformers ignores it
     only={"attention_dropout": (0.0, None), "use_bias": (False, None), "moe_norm_min": (1e-12, None)},
     harmless=REMOTE,
     pairing="adjacent",
@@ -116,7 +117,7 @@ GLM4_MOE = llama_layout(
     more={PARTIAL: 0.5},
     harmless=("num_nextn_predict_layers", "num_mtp_layers", *REMOTE),
     rope=PARTIAL,
-    tensors=renamed(SHARED, unused=("model.layers.46.", "model.layers.92.")),  # of tokens further on
+    tensors=renamed(SHARED, unused=("model.layers.46.", "model.layers.92.")),  # multi-token prediction
 )
 
 
@@ -124,8 +125,8 @@ MLP_TYPES = ("dense", "sparse")
 
 
 def by_kind(first: int) -> Sparse:
-    """Layers that `mlp_layer_types` calls sparse; without it, all but the first few (`first_k_dense_replace`, or
-    `first`)."""
+    """Returns the keys of experts in layers that `mlp_layer_types` calls sparse; without it, in all but the first few
+    (`first_k_dense_replace`, or `first`)."""
 
     def read(config: ConfigReader, layers: int) -> Sequence[bool]:
         kinds = config.get("mlp_layer_types")
@@ -180,7 +181,7 @@ MELLUM = llama_layout(
     more={"sliding_window": 1024},
     harmless=("num_mtp_layers", "num_nextn_predict_layers", "mtp_layer_types", "mtp_mlp_layer_types"),
     rope=None,
-    # without keys of old readers, at which transformers fails
+    # without the keys of old files, on which transformers fails
     parts=(rope_by_kind({FULL: ("rope_theta", 5e5), SLIDING: ("rope_theta", 1e4)}, old=False),),
     tensors=renamed({}, unused=("mtp.",)),
 )
@@ -205,6 +206,6 @@ HY_V3 = llama_layout(
             ".mlp.gate.": ".mlp.router.gate.",
             ".shared_expert.": ".shared_mlp.",
         },
-        unused=("model.layers.80.",),  # of tokens further on
+        unused=("model.layers.80.",),  # multi-token prediction
     ),
 )

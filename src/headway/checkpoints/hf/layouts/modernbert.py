@@ -1,8 +1,9 @@
 """Encoders with rotary positions in halves, as `transformers` stores them: Jina's third embedder, NomicBERT, EuroBERT
 and ModernBERT (Sturua et al. 2024; Nussbaum et al. 2024; Boizard et al. 2025; Warner et al. 2024).
 
-ModernBERT has the norms and gates of newer decoders, too, a window in two layers of three, and no norm in front of its
-first layer, whose embedding is normed; a decoder is the same but for what its layers see (Weller et al. 2025).
+ModernBERT also has the norms and gates of newer decoders, a window in two of three layers, and no norm before its
+first layer, whose input is the normalized embedding. A decoder differs only in its attention patterns (Weller et al.
+2025).
 """
 
 from collections.abc import Mapping
@@ -57,11 +58,11 @@ WITHOUT_ANSWERS = {ending: kind for ending, kind in CLASSES.items() if kind != "
 
 
 def _base(usual: float) -> Part:
-    """The rotary base, by default the family's usual one."""
+    """Returns the part that sets the rotary base to the family's `usual` one unless the config states another."""
 
     def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-        places = [config.get(key) or {} for key in ("rope_parameters", "rope_scaling")]
-        stated = config.get("rope_theta") is not None or any("rope_theta" in place for place in places)
+        sections = [config.get(key) or {} for key in ("rope_parameters", "rope_scaling")]
+        stated = config.get("rope_theta") is not None or any("rope_theta" in section for section in sections)
         return {} if stated else {"positions": replace(fields["positions"], theta=usual)}
 
     return Part(read=read)
@@ -89,7 +90,7 @@ NOMIC_BERT = encoder_layout(
         "dropout": Key("hidden_dropout_prob", 0.0),
         "attention_dropout": Key("attention_probs_dropout_prob", 0.0),
     },
-    parts=(_base(1000.0), Part(write=lambda spec: {"pad_token_id": 0})),  # transformers insists on one
+    parts=(_base(1000.0), Part(write=lambda spec: {"pad_token_id": 0})),  # transformers requires the id
     pooler={},
 )
 
@@ -97,7 +98,7 @@ POOLS = {"bos": "first", "mean": "mean"}
 
 
 def _read_eurobert(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises ConfigError for a classifier that pools its logits ("late")."""
+    """Reads the head. Raises ConfigError for a classifier that pools its logits ("late")."""
     kind = config.task
     head: dict[str, Any] = {"task": kind}
     if kind == "classify":
@@ -169,13 +170,13 @@ def _read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write(spec: ModelSpec) -> dict[str, Any]:
-    each = [interval(pattern) for pattern in spec.patterns]
-    kinds = [FULL if sides is not None and sides[0] is None else SLIDING for sides in each]
-    widths = {sides for sides, kind in zip(each, kinds, strict=True) if kind == SLIDING}
+    intervals = [interval(pattern) for pattern in spec.patterns]
+    kinds = [FULL if sides is not None and sides[0] is None else SLIDING for sides in intervals]
+    widths = {sides for sides, kind in zip(intervals, kinds, strict=True) if kind == SLIDING}
     if len(widths) > 1:
         raise Inexpressible("windows")
     before = next((sides[0] for sides in widths if sides is not None), 64)
-    before = before if before is None else before + spec.causal  # counts the token itself, there
+    before = before if before is None else before + spec.causal  # a decoder's window counts the token itself
     return {
         **write_rope_by_kind(spec, kinds, BASES),
         "layer_types": kinds,
@@ -224,7 +225,7 @@ ONLY = {
     "position_embedding_type": ("absolute", None),
     "sparse_prediction": (False, None),
 }
-# of classifiers of texts, of kernels, of fresh weights
+# keys of text classifiers, of kernels, and of initialization
 HARMLESS = words(
     "classifier_pooling classifier_dropout sparse_pred_ignore_index cls_token_id deterministic_flash_attn "
     "reference_compile repad_logits_with_grad initializer_cutoff_factor layer_norm_eps"

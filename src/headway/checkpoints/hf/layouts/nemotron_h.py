@@ -1,6 +1,7 @@
-"""Nemotron-H as `transformers` stores it (NVIDIA 2025): each of its layers is one sub-layer behind a norm: state-space
-duality, attention without positions, a feed-forward or experts of squared ReLUs. What mixes tokens and the feed-forward
-that follows it are one layer here, so that "M-*-MM-" are four layers, of which the third has no feed-forward."""
+"""Nemotron-H as `transformers` stores it (NVIDIA 2025): each of its layers is one sub-layer after a norm: state-space
+duality, attention without positions, a feed-forward or experts with squared ReLU. Here a token mixer and the
+feed-forward that follows it are one layer, so that "M-*-MM-" are four layers, of which the third has no
+feed-forward."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,7 +25,7 @@ from headway.positions import NoPositions
 
 DENSE, SPARSE = FEEDS = ("mlp", "moe")
 LETTERS = {"M": LINEAR, "*": FULL, "-": DENSE, "E": SPARSE}
-"""Letters of `hybrid_override_pattern`, in which published files list the kinds of layers."""
+"""Letters of `hybrid_override_pattern`, by which published files list the kinds of layers."""
 OLD = {"mamba": LINEAR, "attention": FULL}
 SIZES = ("mamba_num_heads", "n_groups", "ssm_state_size", "mamba_head_dim", "conv_kernel")
 SSD = dict(zip(("heads", "key_heads", "head_dim", "value_dim", "conv"), SIZES, strict=True))
@@ -37,7 +38,7 @@ EXPERTS = replace(
 WIDTH = EXPERTS.dense
 WIDTHS = (WIDTH, EXPERTS.hidden, EXPERTS.shared)
 TWINS = {"attention_head_dim": "head_dim", "rms_norm_eps": "norm_eps", "norm_eps": "norm_eps"}
-"""Keys of published files that repeat others, which are those that transformers reads -> the field."""
+"""Keys of published files that repeat other keys, which are those that transformers reads -> the field."""
 KEYS = {
     **dict.fromkeys(TWINS),
     **dict.fromkeys(("layers_block_type", "hybrid_override_pattern", "layer_types", "use_bias")),
@@ -51,7 +52,7 @@ KEYS = {
 
 
 def _kinds(config: ConfigReader) -> list[str]:
-    """The kinds of the layers in transformers, each of which is one sub-layer."""
+    """Returns the kinds of the layers in transformers, each of which is one sub-layer."""
     kinds, letters = config.get("layers_block_type"), config.get("hybrid_override_pattern")
     if kinds is None:
         kinds = config.get("layer_types")
@@ -120,7 +121,7 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _rules(spec: ModelSpec, stacked: bool = False) -> list[Rule]:
-    """Rules of all tensors; `stacked`: in the class, not in files, which has a layer's experts in two tensors."""
+    """Returns the rules of all tensors; `stacked`: the experts of a layer are in two tensors, as only in the class."""
     first, at, rules = "model." if stacked else "backbone.", 0, list[Rule]()
     for i, mixer in enumerate(spec.mixers):
         mixing, feeding = f"{first}layers.{at}.", f"{first}layers.{at + 1}."
@@ -175,8 +176,8 @@ NEMOTRON_H = Layout(
         "mamba_hidden_act": ("silu", None),
         "hidden_dropout": (0.0, None),
     },
-    # kernels, what follows from other keys, how they were trained, layers that predict tokens further on, and
-    # positions, which attention has none of
+    # keys of kernels, of training, of multi-token prediction and of positions, which attention has none of, and keys
+    # that follow from others
     harmless=(
         *("auto_map", "time_step_rank", "rope_theta", "partial_rotary_factor"),
         *("num_hidden_layers", "expand", "chunk_size", "use_mamba_kernels", "mamba_ssm_cache_dtype"),

@@ -1,7 +1,8 @@
 """OLMo 1, 2, 3 and Hybrid as `transformers` stores them (Groeneveld et al. 2024; OLMo team 2025, 2026); tensors of the
-first three have our own names. 1 has LayerNorm without weights; the others have norms on what sub-layers give, and over
-all queries and keys of a token; 3 has windows in three layers of four, Hybrid the gated delta rule, with norms in
-front."""
+first three have our own names.
+
+OLMo 1 has LayerNorm without weights; the others normalize outputs of sub-layers, and all queries and keys of a token
+together; 3 has windows in three of four layers; Hybrid has the gated delta rule, with pre-norms."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -34,7 +35,7 @@ OLMO = llama_layout(
     *("olmo", "OlmoForCausalLM", "none", 2048, BIAS),
     head_dim=FREE,
     without=("norm_eps",),
-    only={"clip_qkv": (None,)},  # bounds of queries, keys and values
+    only={"clip_qkv": (None,)},  # bounds queries, keys and values
 )
 OLMO2 = llama_layout("olmo2", "Olmo2ForCausalLM", "none", 2048, KEYS)
 OLMO3 = llama_layout(

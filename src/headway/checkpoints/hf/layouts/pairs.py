@@ -1,10 +1,10 @@
-"""BART, Marian and their kin as `transformers` stores them: two stacks of one width, and one config with one
-activation, one context and one set of dropouts for both.
+"""BART, Marian and related encoder-decoders as `transformers` stores them: two stacks of one width, and one config with
+one activation, one context and one set of dropouts for both.
 
-Of BART's positions are mBART, PLBART and MVP (Lewis et al. 2019; Liu et al. 2020; Ahmad et al. 2021; Tang et al. 2022),
-and Blenderbot (Roller et al. 2020) with others; Marian (Junczys-Dowmunt et al. 2018, and the models of Tiedemann and
-Thottingal 2020), Pegasus (Zhang et al. 2019) and M2M100, of which NLLB is a case (Fan et al. 2020; NLLB team 2022),
-have sines and cosines.
+mBART, PLBART and MVP (Lewis et al. 2019; Liu et al. 2020; Ahmad et al. 2021; Tang et al. 2022) have BART's positions,
+Blenderbot (Roller et al. 2020) learned ones without its offset; Marian (Junczys-Dowmunt et al. 2018, and the models of
+Tiedemann and Thottingal 2020), Pegasus (Zhang et al. 2019) and M2M100, which includes NLLB (Fan et al. 2020; NLLB team
+2022), have sines and cosines.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -72,7 +72,7 @@ SWITCHES = ("static_position_embeddings", "normalize_embedding", "normalize_befo
 
 
 def _rules(spec: ModelSpec) -> Sequence[Rule]:
-    """Embeddings, both stacks and the output layer."""
+    """Returns the rules of embeddings, both stacks and the output layer."""
     rules = [Rule(("lm_head.bias",), "final_logits_bias", changes=(lifted(0),))] if spec.output_bias else []
     rules += [] if spec.tied else [same("lm_head.weight", "lm_head.weight")]
     for side in SIDES:
@@ -84,7 +84,7 @@ def _rules(spec: ModelSpec) -> Sequence[Rule]:
 
 
 def _marian_aliases(spec: ModelSpec) -> Mapping[str, str]:
-    """Second names of the embeddings."""
+    """Returns second names of the embeddings."""
     if spec.shared_embedding:
         names = [f"model.{side}.embed_tokens.weight" for side in SIDES]
         return dict.fromkeys([*names, *(["lm_head.weight"] if spec.tied else [])], SHARED)
@@ -92,18 +92,18 @@ def _marian_aliases(spec: ModelSpec) -> Mapping[str, str]:
 
 
 def _aliases(spec: ModelSpec) -> Mapping[str, str]:
-    # untied, transformers has a third matrix that nothing reads, and misses it in a file
+    # if nothing is tied, transformers has a third matrix that is never used, and reports it missing in a file
     return _marian_aliases(spec) or {"model.decoder.embed_tokens.weight": SHARED}
 
 
 def _tables(spec: ModelSpec) -> Mapping[str, Tensor]:
-    """The tables of positions that old files hold."""
+    """Returns the tables of positions that old files hold."""
     table = SINES.embedding(torch.arange(spec.trained_context), spec.width)
     return {f"model.{side}.embed_positions.weight": table for side in SIDES}
 
 
 def _positions(scheme: Callable[[Mapping[str, Any]], PositionScheme]) -> Part:
-    """Positions, computed from the fields of the table, and one embedding for both stacks where the output is tied."""
+    """Returns the part of positions, from the other fields; if the output is tied, both stacks share the embedding."""
     return Part(
         read=lambda config, fields: {"positions": scheme(fields), "shared_embedding": fields["tied"]},
         write=lambda spec: {"max_position_embeddings": table_size(spec)},
@@ -128,10 +128,12 @@ def _layout(
     harmless: Sequence[str] = (),
     **names: Any,
 ) -> Layout:
-    """The layout of an encoder-decoder.
+    """Returns the layout of an encoder-decoder.
 
-    name: prefix of its class names, `classes` their suffixes.   switches: the values of `SWITCHES`, y or n for each.
-    scaled: default of `scale_embedding`.   parts, only, harmless: further ones.
+    name: prefix of its class names, `classes` their suffixes.
+    switches: the values of `SWITCHES`, y or n for each.
+    scaled: default of `scale_embedding`.
+    parts, only, harmless: additional ones.
     names: the fields of `TensorNames` that differ."""
     switch = {key: (on == "y", None) for key, on in zip(SWITCHES, switches, strict=True)}
     usual = {"aliases": _aliases, "unused": VERSIONS}
@@ -175,7 +177,7 @@ PEGASUS = _layout("pegasus", "Pegasus", "ynyy", SINUSOIDAL, constants=_tables)
 
 
 def _read_padding(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Positions begin behind the row of the padding id. Raises ConfigError where that is no token id."""
+    """Reads positions, which begin after the row of the padding id. Raises ConfigError if that is not a token id."""
     pad = config.get("pad_token_id")
     if type(pad) is not int or pad < 0:
         raise ConfigError(
@@ -193,7 +195,7 @@ M2M_100 = _layout(
     *("m2m_100", "M2M100", "ynyy", SINUSOIDAL, Part({"pad_token_id": 1}, _read_padding, _write_padding)),
     keys={**DECODER, **LESS_SURE, "activation": Key("activation_function", "relu", OLD_GELU)},
     scaled=True,
-    # the published models were trained with layers left out at random; headway does not do that
+    # the published models were trained with layer dropout, which headway does not have
     only=dict.fromkeys(("encoder_layerdrop", "decoder_layerdrop"), (0.0, 0.05, None)),
     unused=(*VERSIONS, "embed_positions.weights"),
 )
@@ -224,8 +226,8 @@ MARIAN = _layout(
 
 
 def marian_spec(spec: ModelSpec) -> ModelSpec | None:
-    """For an encoder-decoder of family "transformer" (2017), the spec of the Marian model that is the same function
-    where its additional biases (of attention and of the output) are 0; None for other models.
+    """Returns, for an encoder-decoder of family "transformer" (2017), the spec of the Marian model that is the same
+    function if its additional biases (of attention and of the output) are 0; None for other models.
 
     Other properties that Marian cannot express (pre-norm, interleaved sines and cosines, another epsilon) are kept."""
     if spec.family != "transformer" or spec.encoder is None:

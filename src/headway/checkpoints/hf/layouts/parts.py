@@ -23,8 +23,8 @@ from headway.patterns import Causal, Pattern
 from headway.positions import Learned, NoPositions, PerLayer, PositionScheme
 
 Windows = Literal["none", "all", "layer", "late"]
-"""Where `transformers` puts windows: nowhere; in all layers (`sliding_window`); layer by layer (`layer_types`); as
-"layer", or by `use_sliding_window` and `max_window_layers`."""
+"""The layers in which `transformers` has windows: none; all (`sliding_window`); those that `layer_types` lists
+("layer"); as "layer", or by `use_sliding_window` and `max_window_layers` ("late")."""
 
 WINDOW_KEYS: Mapping[Windows, Mapping[str, Any]] = {
     "none": {},
@@ -37,7 +37,7 @@ FIRST_WINDOW = 28
 
 
 def learned(rows: int, key: str = "max_position_embeddings", offset: int = 0) -> Part:
-    """A trained table of positions: its size is `key` of the config (default `rows`), position 0 is row `offset`."""
+    """Returns the part of a learned position table: its size is `key` (default `rows`), position 0 is row `offset`."""
 
     def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         size = config.whole(key)
@@ -47,12 +47,12 @@ def learned(rows: int, key: str = "max_position_embeddings", offset: int = 0) ->
 
 
 def table_size(spec: ModelSpec) -> int:
-    """The size of a trained table of positions; without one, the trained context, which reading will notice."""
+    """Returns the size of a learned position table; without one, the trained context, as reading it again shows."""
     return spec.positions.size if isinstance(spec.positions, Learned) else spec.trained_context
 
 
 def scaled_embedding(usual: bool | None, key: str = "scale_embedding") -> Part:
-    """Embeddings multiplied by sqrt(M) where `key` is true, `usual` being its default."""
+    """Returns the part of embeddings that are multiplied by sqrt(M) if `key` is true, `usual` being its default."""
     return Part(
         {key: usual},
         lambda config, fields: {"embedding_scale": fields["width"] ** 0.5 if config.flag(key) else 1.0},
@@ -61,7 +61,7 @@ def scaled_embedding(usual: bool | None, key: str = "scale_embedding") -> Part:
 
 
 def stated(family: str) -> Part:
-    """Requires a config to state its rotary scaling: transformers has a default of its own for the family."""
+    """Returns a part that requires a stated rotary scaling, since transformers has a default for `family`."""
 
     def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         if not any(config.get(key) for key in ("rope_scaling", "rope_parameters")):
@@ -77,8 +77,10 @@ def stated(family: str) -> Part:
 def windows(
     where: Windows, usual: Kinds | None = None, *, unused: int | None = None, heads_divide: bool = False
 ) -> Part:
-    """Windows; `usual` are the kinds of layers where there is no `layer_types`, `unused` is the width to write without
-    windows, `heads_divide` is whether transformers requires a model width that is a multiple of the heads."""
+    """Returns the part of windows.
+
+    `usual` are the kinds of layers if there is no `layer_types`, `unused` is the width to write without windows,
+    `heads_divide` is whether transformers requires a width that is a multiple of the heads."""
 
     def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         return {"patterns": _read_windows(config, where, fields["layers"], usual)}
@@ -138,13 +140,13 @@ def _write_windows(spec: ModelSpec, where: Windows, unused: int | None, heads_di
         return {"sliding_window": keys["sliding_window"]}
     if where == "late":
         keys["use_sliding_window"] = SLIDING in kinds
-        # for readers without layer_types: equal in meaning where the layers with windows come last
+        # for readers without layer_types: equivalent if the layers with windows come last
         keys["max_window_layers"] = kinds.index(SLIDING) if SLIDING in kinds else len(kinds)
     return keys
 
 
 def rope_by_kind(bases: Bases, *, old: bool = True) -> Part:
-    """Rotary positions for each kind of layer (with or without a window); `old`: also with the keys of old files."""
+    """Returns the part of rotary positions for each kind of layer (windows or none); `old` adds keys of old files."""
 
     def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         kinds = [FULL if pattern == Causal() else SLIDING for pattern in fields["patterns"]]
@@ -159,7 +161,7 @@ def rope_by_kind(bases: Bases, *, old: bool = True) -> Part:
 
 
 def in_windows(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Positions of a model whose layers with full attention have none."""
+    """Reads positions of a model whose layers with full attention have none."""
     each: list[PositionScheme] = [
         NoPositions() if pattern == Causal() else fields["positions"] for pattern in fields["patterns"]
     ]

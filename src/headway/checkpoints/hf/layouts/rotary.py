@@ -1,13 +1,14 @@
 """Decoders with rotary positions and older norms or activations, as `transformers` stores them.
 
 With LayerNorm: GPT-NeoX, and Pythia (Black et al. 2022, section 2.1), rotate a part of each head; attention and
-feed-forward are parallel, each behind its own norm. So does Phi (1, 1.5 and 2; Li et al. 2023, section 2.1), with one
-norm for both. StarCoder2 (Lozhkov et al. 2024, section 5) has LLaMA's order, and rotates whole heads; StableLM
-(Stability AI 2023) has LLaMA's gate, too, and rotates a quarter.
+feed-forward are parallel, each after its own norm. Phi (1, 1.5 and 2; Li et al. 2023, section 2.1) does the same with
+one norm for both. StarCoder2 (Lozhkov et al. 2024, section 5) has LLaMA's order, and rotates whole heads; StableLM
+(Stability AI 2023) also has LLaMA's gate, and rotates a quarter.
 
-With ReLU squared, and without a gate: Arcee AFM (2025) is LLaMA else; Nemotron (Parmar et al. 2024) and Jais 2 (2025)
-have LayerNorm, Nemotron's times 1 + w; Persimmon (Adept 2023) has it on queries and keys, too. nanochat (Karpathy 2025)
-has norms without weights, one behind the embedding, on queries and keys behind their rotation, and capped logits.
+With squared ReLU, and without a gate: Arcee AFM (2025) is LLaMA otherwise; Nemotron (Parmar et al. 2024) and Jais 2
+(2025) have LayerNorm, in Nemotron multiplied by 1 + w; Persimmon (Adept 2023) also has it on queries and keys. nanochat
+(Karpathy 2025) has norms without weights, also after the embedding and on queries and keys after their rotation, and
+capped logits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +46,7 @@ GPT_NEOX = Layout(
     rope="rotary_pct",
     parts=(
         Part(
-            {"rotary_emb_base": None},  # read with the rotation
+            {"rotary_emb_base": None},  # `read_rope` reads it
             write=lambda spec: {
                 "rotary_emb_base": spec.positions.theta
                 if isinstance(spec.positions, Rotary)
@@ -100,7 +101,7 @@ STARCODER2 = llama_layout(
         "norm_type": ("layer_norm", None),
         "scale_attn_weights": (True, None),
     },
-    # names of GPTBigCode that its files still have: hidden_act and norm_epsilon are what counts
+    # names of GPTBigCode that its files still have: transformers reads hidden_act and norm_epsilon
     harmless=words(
         "activation_function layer_norm_epsilon attention_softmax_in_fp32 scale_attention_softmax_in_fp32"
     ),
@@ -116,7 +117,7 @@ STABLELM = llama_layout(
     kv_heads=32,
     without=("head_dim",),
     more={PARTIAL: 0.25},
-    # falls on the feed-forward alone
+    # hidden_dropout applies only to the feed-forward
     only={"qk_layernorm": (False, None), "hidden_dropout": (0.0, None)},
     harmless=("auto_map",),
     rope=PARTIAL,
@@ -154,7 +155,7 @@ PERSIMMON = llama_layout(
     without=("head_dim", "kv_heads"),
     heads_divide=True,
     more={PARTIAL: 0.5},
-    only={"hidden_dropout": (0.0, None)},  # of one sub-layer of two, and ours falls on both
+    only={"hidden_dropout": (0.0, None)},  # applies to one of two sub-layers, and ours to both
     rope=PARTIAL,
     tensors=decoder_names(
         *("", "model.embed_tokens", "model.final_layernorm", "model.layers.#."),
@@ -170,14 +171,14 @@ NAMES = block_names(block("", "self_attn. q_proj k_proj v_proj o_proj", "mlp. fc
 
 
 def _turned(spec: ModelSpec) -> Sequence[Rule]:
-    """Their rotation is by minus the angle: the same as ours after swapping the halves of each query and key."""
+    """Returns rules that swap the halves of queries and keys: then their rotation, by minus the angle, equals ours."""
     heads = {"q_proj": spec.heads, "k_proj": spec.kv_heads}
     of_rules = ((rule, heads.get(rule.ours[0].split(".")[-2])) for rule in NAMES.rules(spec))
     return [replace(rule, changes=(_swapped(count),)) if count else rule for rule, count in of_rules]
 
 
 def _swapped(heads: int) -> Change:
-    """A change that swaps the halves of each head."""
+    """Returns a change that swaps the halves of each head."""
 
     def turn(x: Tensor) -> Tensor:
         halves: Tensor = x.unflatten(0, (heads, 2, -1))

@@ -1,6 +1,6 @@
-"""Rules that map our tensors to those of transformers and back.
+"""Rules that convert our tensors to those of transformers and back.
 
-"#" in a name is the number of a layer.
+"#" in a name is the number of a layer. "Ours" are tensors and modules of headway, "theirs" those of transformers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +42,7 @@ FORWARD = ("gate_proj", "up_proj", "down_proj")
 
 @lru_cache(maxsize=2)
 def own_shapes(spec: ModelSpec) -> Mapping[str, Tensor]:
-    """Our tensors of a spec on the device "meta", in their one order."""
+    """Returns our tensors of a spec on the device "meta", in the order of the state dict."""
     with torch.device("meta"):
         return MappingProxyType(dict(blank(spec).state_dict()))
 
@@ -61,19 +61,19 @@ class Change(NamedTuple):
 
 
 def lifted(axis: int) -> Change:
-    """Theirs has an axis of size 1 that ours has not."""
+    """Returns the change to a tensor with an additional axis of size 1 in their files."""
     return Change(lambda x: x.unsqueeze(axis), lambda x: x.squeeze(axis))
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Builds one tensor of theirs from one or several of ours, and splits it again.
+    """Builds one of their tensors from one or several of ours, and splits it again.
 
     Attributes:
         ours, theirs: names.
-        rows: where ours are several, the rows of each along the output axis of theirs.
-        groups: theirs is that many groups of rows, each with a share of every one of ours in turn. Queries, keys and
-            values of 2 groups are q0 k0 v0 q1 k1 v1: one group for each kv head; 1 group is q k v.
+        rows: if there are several of ours, the rows of each along the output axis of theirs.
+        groups: number of groups of rows in theirs, each with an equal share of every one of ours in turn. Queries, keys
+            and values in 2 groups are q0 k0 v0 q1 k1 v1: one group for each kv head; 1 group is q k v.
         transposed: whether their matrix is stored [in, out] (GPT-2's Conv1D).
         changes: applied to each of ours before they are joined; None, or a missing entry, is no change.
         stacked: theirs is [stacked, ...], each slice made of an equal share of ours; 0 means no such axis.
@@ -88,13 +88,13 @@ class Rule:
     stacked: int = 0
 
     def at(self, layer: str) -> "Rule":
-        """The rule of one layer, whose number replaces "#"."""
+        """Returns the rule of one layer, whose number replaces "#"."""
         ours = tuple(name.replace("#", layer) for name in self.ours)
         return replace(self, ours=ours, theirs=self.theirs.replace("#", layer))
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Our names without ".weight": the layers, where ours are weights."""
+        """Our names without ".weight": the layers, if ours are weights."""
         return tuple(name.removesuffix(".weight") for name in self.ours)
 
     @property
@@ -104,7 +104,7 @@ class Rule:
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether every row of theirs is, number by number, a row of ours."""
+        """Whether every row of theirs equals a row of ours."""
         return not self.transposed and all(change is None or change.rows for change in self.changes)
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
@@ -124,7 +124,7 @@ class Rule:
         return self._stored(self.join_rows(parts))
 
     def join_rows(self, parts: Sequence[Tensor]) -> Tensor:
-        """Joins ours along the output axis, [out, in] even where theirs is stored transposed."""
+        """Joins ours along the output axis, [out, in] even if theirs is stored transposed."""
         changed = [
             part if change is None else change.there(part)
             for part, change in zip_longest(parts, self.changes)
@@ -134,7 +134,7 @@ class Rule:
         return torch.cat([part.unflatten(0, (self.groups, -1)) for part in changed], 1).flatten(0, 1)
 
     def split_rows(self, whole: Tensor) -> Sequence[Tensor]:
-        """The inverse of `join_rows`."""
+        """Splits what `join_rows` returns into ours."""
         parts: Sequence[Tensor] = (whole,)
         if self.rows:
             sizes = [rows // self.groups for rows in self.rows]
@@ -153,19 +153,19 @@ class TensorNames:
     """The tensor names of one family.
 
     Attributes:
-        rules: a function that returns the rules of a spec; one with "#" applies to every layer.
-        prefix: prefix of the stack's tensors, which they lack where the head is "states" or "embed".
+        rules: a function that returns the rules of a spec; a rule with "#" applies to every layer.
+        prefix: prefix of the stack's tensors, which they lack if the head is "states" or "embed".
         aliases: theirs -> theirs, for a spec: second names of tied tensors, which may be in a file and must then be
-            equal. Where nothing is tied and an alias is a tensor of its own, the other name is the one not needed.
+            equal. If nothing is tied and an alias is a tensor of its own, the other name is not needed.
         renamed: suffixes of names in old files -> today's.
-        stand_in: the tensor that transformers uses where one is absent, or zeros (None).
+        stand_in: the tensor that transformers uses if one is absent, or zeros (None).
         unused: prefixes (with the dot) or suffixes of names of tensors that may be in a file and are not needed.
-        heads: prefixes of names of tensors of heads, not needed when another head is asked for.
+        heads: prefixes of names of tensors of heads, which are not needed if another head is requested.
         constants: tensors that transformers requires and that carry no information: name -> value for a spec.
-        outputs: task -> the linear module behind the stack, by its name in the class of transformers (files may have
-            another), whose matrix may be the embedding's, or in no file.
+        outputs: task -> the linear module after the stack, by its name in the class of transformers (files may have
+            another name), whose matrix may be the embedding's, or in no file.
         linears: suffixes of layers that are Linear in transformers and not in headway (routers).
-        split: transformers splits layers that are fused in the files, and reads no quantized codes of those.
+        split: whether transformers splits layers that are fused in the files, and reads no quantized codes of those.
         others: suffix of a tensor name -> the names to use for files that have such a tensor.
     """
 
@@ -184,7 +184,7 @@ class TensorNames:
 
 
 def same(ours: str, theirs: str) -> Rule:
-    """A rule for the same tensor under another name."""
+    """Returns a rule for the same tensor under another name."""
     return Rule((ours,), theirs)
 
 
@@ -196,7 +196,7 @@ def layered(rules: Sequence[Rule], spec: ModelSpec) -> list[Rule]:
 
 @lru_cache(maxsize=2)
 def _layers(spec: ModelSpec) -> Mapping[str, list[str]]:
-    """Our names of a spec with "#" for the number of a layer -> these numbers; [""] for a tensor of no layer."""
+    """Returns our names of a spec with "#" for the number of a layer -> these numbers; [""] outside of layers."""
     numbers: dict[str, list[str]] = {}
     for name in own_shapes(spec):
         before, layers, after = name.partition(".layers.")
@@ -208,8 +208,8 @@ def _layers(spec: ModelSpec) -> Mapping[str, list[str]]:
 def module_rules(
     spec: ModelSpec, modules: Modules, *, by_group: bool = False, transposed: bool = False
 ) -> list[Rule]:
-    """A rule for every tensor that a model of `spec` has in `modules`. "qkv_proj" has a group for each kv head where
-    `by_group` (`Rule.groups`); matrices are stored [in, out] where `transposed`."""
+    """Returns a rule for every tensor that a model of `spec` has in `modules`. With `by_group`, "qkv_proj" has a group
+    for each kv head (`Rule.groups`); with `transposed`, matrices are stored [in, out]."""
     existing = _layers(spec)
     heads = tuple(heads * spec.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads))
     sizes = {"qkv_proj": heads, "gate_up_proj": (spec.hidden, spec.hidden)}
@@ -228,10 +228,11 @@ def module_rules(
 
 
 def block(norms: str, attention: str, forward: str) -> dict[str, str]:
-    """Our modules of a layer -> their names in transformers, which are lists of `words` in our order.
+    """Returns our modules of a layer -> their names in transformers, which are given as `words` in our order.
 
-    norms: in front of attention, of the feed-forward, and behind either.   attention: queries, keys and values, or one
-    matrix for the three, and the outputs.   forward: a gate, up and down, or up and down.
+    norms: before attention, before the feed-forward, after attention, after the feed-forward.
+    attention: queries, keys and values, or one matrix for the three, and the outputs.
+    forward: gate, up and down, or up and down.
 
     `block("ln_1 ln_2", "attn. c_attn c_proj", "mlp. c_fc c_proj")` is GPT-2's."""
     first, middle, last = words(norms), words(attention), words(forward)
@@ -252,12 +253,12 @@ OWN_BLOCK = block(
 
 
 def same_names(*modules: str) -> dict[str, str]:
-    """Modules that have our names."""
+    """Returns modules that have our names."""
     return dict(zip(modules, modules, strict=True))
 
 
 def within(ours: str, theirs: str, modules: Modules) -> dict[str, str]:
-    """The same modules by their whole names, which begin with `ours` and `theirs`."""
+    """Returns the modules by their full names, with the prefixes `ours` and `theirs`."""
     return {f"{ours}{a}": f"{theirs}{b}" for a, b in modules.items()}
 
 
@@ -275,9 +276,9 @@ def decoder_names(
     transposed: bool = False,
     unused: Sequence[str] = (),
 ) -> TensorNames:
-    """The names of a decoder whose output layer may be its embedding: `modules` are those of a layer, whose names begin
-    with `layer`, `top` further ones outside of the layers; `by_group` and `transposed` are how a layer's are stored.
-    The output layer is `head` in files and `output` in the class."""
+    """Returns the names of a decoder whose output layer may be its embedding: `modules` are those of a layer, whose
+    names begin with `layer`; `top` are additional ones outside of the layers; `by_group` and `transposed` say how a
+    layer's matrices are stored. The output layer is `head` in files and `output` in the class."""
 
     def rules(spec: ModelSpec) -> list[Rule]:
         ends = {"model.embed_tokens": embedding, "model.norm": norm, "lm_head": head, **top}

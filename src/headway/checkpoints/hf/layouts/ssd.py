@@ -1,7 +1,7 @@
-"""Models with layers of state-space duality as `transformers` stores them.
+"""Models with layers of state-space duality (SSD) as `transformers` stores them.
 
-Mamba-2 (Dao and Gu 2024) has no others, and neither feed-forward nor positions; Bamba (IBM and others 2024) has
-attention with half of each head rotated between them; Granite 4 (IBM 2025) Granite's factors, attention that is mostly
+Mamba-2 (Dao and Gu 2024) has no other layers, and neither feed-forward nor positions; Bamba (IBM and others 2024) has
+attention between them, with half of each head rotated; Granite 4 (IBM 2025) has Granite's multipliers, attention mostly
 without positions, and experts or none.
 """
 
@@ -46,40 +46,40 @@ PUBLISHED = {new: old for old, new in OLD.items()}
 def _read(
     config: ConfigReader, fields: Mapping[str, Any], kinds: Sequence[str], keys: Sequence[str] = MAMBA
 ) -> dict[str, Any]:
-    """The fields `mixers` and `patterns`: state-space duality in the linear layers, else attention."""
+    """Returns the fields `mixers` and `patterns`: state-space duality in the linear layers, else attention."""
     return mixed(kinds, _read_ssd(config, fields, keys) if LINEAR in kinds else None)
 
 
 def _read_ssd(config: ConfigReader, fields: Mapping[str, Any], keys: Sequence[str]) -> SSDSpec:
     check_silu(fields)
-    *each, expand = keys
-    heads, inner = config.whole(each[0]), config.whole(expand) * fields["width"]
-    auto = each[3] if config.get(each[3]) in (None, "auto") else None
+    *parts, expand = keys
+    heads, inner = config.whole(parts[0]), config.whole(expand) * fields["width"]
+    auto = parts[3] if config.get(parts[3]) in (None, "auto") else None
     sizes: dict[str, Any] = {
         field: inner // heads if key == auto else config.flag(key) if "bias" in field else config.whole(key)
-        for field, key in zip(FIELDS, each, strict=True)
+        for field, key in zip(FIELDS, parts, strict=True)
     }
     ssd = SSDSpec(**sizes)
     if ssd.channels[2] != inner:
         raise ConfigError(
-            f"config.json: {each[0]} {heads} of {each[3]} {ssd.value_size} are not {expand} x hidden_size = {inner}"
+            f"config.json: {parts[0]} {heads} of {parts[3]} {ssd.value_size} are not {expand} x hidden_size = {inner}"
         )
     return ssd
 
 
 def _write(spec: ModelSpec, keys: Sequence[str] = MAMBA) -> tuple[dict[str, Any], list[str]]:
-    """The keys, and the kinds of layers. For a model without such layers, keys that transformers accepts."""
+    """Returns the keys, and the kinds of layers. Without SSD layers, the keys are those that transformers requires."""
     ssd, kinds = mixer_keys(spec, SSDSpec, LINEAR)
     if ssd is None:
         return {keys[0]: 1}, kinds
-    times, rest = divmod(ssd.channels[2], spec.width)
-    if rest:
+    times, remainder = divmod(ssd.channels[2], spec.width)
+    if remainder:
         raise Inexpressible("mixers")
     return dict(zip(keys, (*(getattr(ssd, name) for name in FIELDS), times), strict=True)), kinds
 
 
 def ssd_rules(ssd: SSDSpec, theirs: str, ours: str = MIXER) -> list[Rule]:
-    """Rules of a layer of state-space duality; `theirs` and `ours` are the prefixes of its names."""
+    """Returns the rules of a layer of state-space duality; `theirs` and `ours` are the prefixes of its names."""
     rows = ssd.channels[2], sum(ssd.channels), ssd.heads
     names = {"log_rate": "A_log", "step_bias": "dt_bias", "skip": "D"}
     names |= {"norm.weight": "norm.weight"} if ssd.norm else {}
@@ -94,7 +94,7 @@ def ssd_rules(ssd: SSDSpec, theirs: str, ours: str = MIXER) -> list[Rule]:
 
 
 def _rules(spec: ModelSpec, place: str = "mamba") -> list[Rule]:
-    """Rules of layers of state-space duality, whose module in a transformers block is called `place`."""
+    """Returns the rules of layers of state-space duality, whose module in a transformers block is called `place`."""
     return by_mixer(spec, {SSDSpec: partial(ssd_rules, theirs=f"{LAYER}{place}.")})
 
 
@@ -121,7 +121,7 @@ MAMBA2 = Layout(
         "tied": Key("tie_word_embeddings"),
     },
     only={**STEPS, "rms_norm": (True, None)},
-    # kernels, rounding, and how they were trained
+    # keys of kernels, of rounding and of training
     harmless=(
         *("chunk_size", "norm_before_gate", "residual_in_fp32", "rescale_prenorm_residual"),
         *(f"time_step_{name}" for name in ("rank", "min", "max", "floor")),

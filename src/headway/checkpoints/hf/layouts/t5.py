@@ -1,7 +1,7 @@
 """T5 as `transformers` stores it (Raffel et al. 2019): versions 1.0, 1.1 and Flan; and mT5 (Xue et al. 2020), which is
 1.1 under another name.
 
-Version 1.0 ties the output layer to the embedding, and scales what it is given by M^-0.5; the later ones do neither.
+Version 1.0 ties the output layer to the embedding, and scales its input by M^-0.5; the later ones do neither.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,20 +37,20 @@ MORE = {
     "feed_forward_proj": "relu",
     "tie_word_embeddings": True,
 }
-UNIT = 0.02  # init_std where initializer_factor is 1
+UNIT = 0.02  # init_std if initializer_factor is 1
 
 
 def _read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     act, gated = _projection(config)
     tied = config.flag("tie_word_embeddings")
     scaled = tied if config.get("scale_decoder_outputs") is None else config.flag("scale_decoder_outputs")
-    place = ("relative_attention_num_buckets", "relative_attention_max_distance")
+    sizes = ("relative_attention_num_buckets", "relative_attention_max_distance")
     return {
         "layers": config.whole("num_decoder_layers", config.whole("num_layers")),
-        "positions": T5Bias(*map(config.whole, place)),
+        "positions": T5Bias(*map(config.whole, sizes)),
         "activation": act,
         "gated": gated,
-        # newer versions of transformers write "tied" in any case; an output layer of its own is then in the file
+        # newer versions of transformers always write "tied", even if the file has a separate output layer
         "tied": tied and scaled,
         "logit_scale": fields["width"] ** -0.5 if scaled else 1.0,
         "init_std": round(config.number("initializer_factor") * UNIT, 12),
@@ -58,8 +58,7 @@ def _read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _projection(config: ConfigReader) -> tuple[str, bool]:
-    """The activation and whether it gates. Raises ConfigError for an unknown one, and where other
-    keys contradict it."""
+    """Returns the activation and whether it gates. Raises ConfigError if it is unknown or other keys contradict it."""
     projection = config.text("feed_forward_proj")
     check_known(projection, PROJECTIONS, 'config.json: "feed_forward_proj" is', are="known are")
     act = "gelu_new" if projection == "gated-gelu" else projection.removeprefix("gated-")
@@ -72,12 +71,12 @@ def _projection(config: ConfigReader) -> tuple[str, bool]:
 
 
 def _write(spec: ModelSpec) -> dict[str, Any]:
-    place = spec.positions if isinstance(spec.positions, T5Bias) else T5Bias()
+    bias = spec.positions if isinstance(spec.positions, T5Bias) else T5Bias()
     names = {value: key for key, value in PROJECTIONS.items()}
     return {
         "num_decoder_layers": spec.layers,
-        "relative_attention_num_buckets": place.buckets,
-        "relative_attention_max_distance": place.max_distance,
+        "relative_attention_num_buckets": bias.buckets,
+        "relative_attention_max_distance": bias.max_distance,
         "initializer_factor": round(spec.init_std / UNIT, 12),
         "feed_forward_proj": names.get((spec.activation, spec.gated), "relu"),
         "tie_word_embeddings": spec.tied,
@@ -96,7 +95,7 @@ def _rules(spec: ModelSpec) -> Sequence[Rule]:
 
 
 def _layer(spec: ModelSpec) -> dict[str, str]:
-    """The modules of a layer: theirs are numbered sub-layers, of which the feed-forward is the last."""
+    """Returns the modules of a layer: theirs are numbered sub-layers, of which the feed-forward is the last."""
     last = 1 if spec.encoder is None else 2
     up = {"gate_proj": "wi_0", "up_proj": "wi_1"} if spec.gated else {"up_proj": "wi"}
     return {
@@ -119,7 +118,7 @@ TENSORS = TensorNames(
     aliases=_aliases,
     outputs={"lm": "lm_head"},
     stand_in={"lm_head.weight": "shared.weight"},
-    # one that no layer reads, in old files
+    # in old files, and used by no layer
     unused=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
 )
 T5 = Layout(
@@ -145,7 +144,7 @@ MT5 = replace(
     parts=(
         Part(
             {**MORE, "feed_forward_proj": "gated-gelu"},
-            # what folders say of tie_word_embeddings is not heeded: an output layer of its own is in the file
+            # tie_word_embeddings of folders is ignored: files have a separate output layer
             lambda config, fields: {**_read(config, fields), "tied": False, "logit_scale": 1.0},
             _write,
         ),

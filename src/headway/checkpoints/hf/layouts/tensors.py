@@ -30,8 +30,8 @@ def renamed(
     unused: Sequence[str] = (),
     **fields: Any,
 ) -> TensorNames:
-    """Our names with the substrings `names` replaced, except for tensors that have `own_rules`; `unused` are further
-    unused tensors, `fields` other fields of `TensorNames`."""
+    """Returns our names with the substrings `names` replaced, except for tensors that have `own_rules`; `unused` are
+    additional unused tensors, `fields` other fields of `TensorNames`."""
 
     def theirs(ours: str) -> str:
         for part, other in names.items():
@@ -54,9 +54,9 @@ def imported(
     other_head: bool = False,
     described_by: str = "config.json",
 ) -> tuple[LazyTensors, tuple[str, ...]]:
-    """A checkpoint's tensors under our names, and the stored names of unused ones: those that its model has and this
-    one has not. With `other_head`, those of the head that it was saved with are not needed; `described_by` names the
-    source of the spec in messages.
+    """Returns a checkpoint's tensors under our names, and the stored names of unused ones: those that its model has and
+    this one has not. With `other_head`, tensors of the head that it was saved with are not needed; `described_by` names
+    the source of the spec in messages.
 
     Raises CheckpointError for tensors that are missing, unexpected or of another shape than the config implies, listed
     together with the nearest names; for two names of one tensor, and for tied tensors and constants that differ."""
@@ -102,7 +102,7 @@ def imported(
                 "would be ignored: config.json is another model's, or the file is damaged"
             )
     present = {n: stored[source[n]] for n in expected if source[n] in stored}
-    spare = {n for n in stored if n not in expected and n not in pairs and n not in constants}
+    extra = {n for n in stored if n not in expected and n not in pairs and n not in constants}
     outputs = {"lm_head.weight", "head.out.weight"} if spec.head.task in ("lm", "masked-lm") else set()
     tips = [
         f"\n{n} is missing: if it is the embedding itself, config.json must say tie_word_embeddings: true"
@@ -110,27 +110,27 @@ def imported(
         if n not in present and rule.ours[0] in outputs
     ]
     compare(
-        *(path, present, expected, names_here.unexpected(spare, other_head)),
+        *(path, present, expected, names_here.unexpected(extra, other_head)),
         fault=f"the weights do not fit {described_by}",
         says="the config says",
         tip="".join(tips),
     )
     dtypes = {name: stored[source[rule.theirs]].dtype for rule in rules.values() for name in rule.ours}
-    known = {name: Form(tuple(value.shape), dtypes[name]) for name, value in ours.items()}
-    unused = tuple(old for new, old in modern.items() if new in spare)
-    return _lazily(with_zeros(tensors, absent), rules.values(), source, known), unused
+    forms = {name: Form(tuple(value.shape), dtypes[name]) for name, value in ours.items()}
+    unused = tuple(old for new, old in modern.items() if new in extra)
+    return _lazily(with_zeros(tensors, absent), rules.values(), source, forms), unused
 
 
 def rules_by_name(
     names: TensorNames, spec: ModelSpec, stored: Iterable[str] | None = None
 ) -> Mapping[str, Rule]:
-    """The rule of every tensor of a model of `spec`, by its name in the class of transformers for its head, or in a
-    checkpoint with the names `stored`, which may be of the class for another head."""
+    """Returns the rule of every tensor of a model of `spec`, by its name in the class of transformers for its head, or
+    in a checkpoint with the names `stored`, which may be of the class for another head."""
     return _resolved(names, spec, stored).rules
 
 
 def linear_rules(rules: Mapping[str, Rule], layers: Container[str]) -> dict[str, Rule]:
-    """Selects the rules of the weights of `layers`, by the names of the layers in transformers."""
+    """Returns the rules of the weights of `layers`, by the names of the layers in transformers."""
     return {
         theirs.removesuffix(".weight"): rule
         for theirs, rule in rules.items()
@@ -139,14 +139,14 @@ def linear_rules(rules: Mapping[str, Rule], layers: Container[str]) -> dict[str,
 
 
 def exported(names: TensorNames, state: Mapping[str, Tensor], spec: ModelSpec) -> LazyTensors:
-    """Our tensors under the family's names, joined when read; some may be rows of codes in place of rows of numbers."""
+    """Returns our tensors under the family's names, joined when read; some may be rows of quantization codes."""
     resolved = _resolved(names, spec)
-    more = {
+    aliases = {
         name: replace(resolved.rules[first], theirs=name)
         for name, (first, tied) in resolved.pairs.items()
         if not tied
     }
-    rules, constants, ours = {**resolved.rules, **more}, resolved.constants, lazy(state).forms
+    rules, constants, ours = {**resolved.rules, **aliases}, resolved.constants, lazy(state).forms
     blanks = {name: torch.empty(form.shape, device="meta") for name, form in ours.items()}
     shapes = {
         name: Form(_joined_shape(rule, blanks), ours[rule.ours[0]].dtype) for name, rule in rules.items()
@@ -163,7 +163,7 @@ def exported(names: TensorNames, state: Mapping[str, Tensor], spec: ModelSpec) -
 
 
 def _joined_shape(rule: Rule, ours: Mapping[str, Tensor]) -> tuple[int, ...]:
-    """The shape of their tensor; `ours` are tensors on the device "meta"."""
+    """Returns the shape of their tensor; `ours` are tensors on the device "meta"."""
     return tuple(rule.join([ours[name] for name in rule.ours]).shape)
 
 
@@ -176,12 +176,12 @@ class _Resolved:
     prefix: bool
 
     def place(self, name: str) -> str:
-        """A name with or without the prefix, as this checkpoint has it."""
+        """Returns a name with or without the prefix, as this checkpoint has it."""
         return name if self.prefix else name.removeprefix(self.names.prefix)
 
     @cached_property
     def rules(self) -> Mapping[str, Rule]:
-        """The rules of all tensors by their name."""
+        """The rules of all tensors, by the names of theirs."""
         rules = layered(self.names.rules(self.spec), self.spec)
         return {name: replace(rule, theirs=name) for rule in rules for name in (self.place(rule.theirs),)}
 
@@ -189,7 +189,7 @@ class _Resolved:
     def pairs(self) -> Mapping[str, tuple[str, bool]]:
         """Second names of expected tensors: name -> the first name, and whether both are one tensor in transformers.
 
-        They are not where an alias is a tensor of its own (nothing is tied) and the other name is not expected:
+        They are not if an alias is a tensor of its own (nothing is tied) and the other name is not expected:
         transformers then reads the alias, and ignores the other."""
         renames = {}
         for alias, name in self.names.aliases(self.spec).items():
@@ -202,7 +202,7 @@ class _Resolved:
 
     @property
     def stand_in(self) -> Mapping[str, str | None]:
-        """The tensor that is used where one is absent (None: zeros)."""
+        """The tensor that is used if one is absent (None: zeros)."""
         table = self.names.stand_in.items()
         return {self.place(a): None if b is None else self.place(b) for a, b in table}
 
@@ -213,12 +213,12 @@ class _Resolved:
 
     @cached_property
     def constant_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of the constants; none is allocated."""
+        """Shapes of the constants, computed without allocating them."""
         with torch.device("meta"):
             return {name: tuple(value.shape) for name, value in self.constants.items()}
 
     def unexpected(self, spare: Iterable[str], other_head: bool) -> set[str]:
-        """The names in `spare` that are not allowed."""
+        """Returns the names in `spare` that are not allowed."""
         known = (*self.names.unused, *(self.names.heads if other_head else ()))
         places = tuple(self.place(name) for name in known)
         begin = tuple(name for name in places if name.endswith("."))
@@ -226,8 +226,8 @@ class _Resolved:
 
 
 def _resolved(names: TensorNames, spec: ModelSpec, stored: Iterable[str] | None = None) -> _Resolved:
-    """The names in a checkpoint with the tensors `stored`; without, those that transformers writes: without a head its
-    class is the stack alone, and its names have no prefix."""
+    """Returns the names in a checkpoint with the tensors `stored`, or, if that is None, those that transformers writes:
+    the class without a head is only the stack, and its names have no prefix."""
     if stored is None:
         prefix = spec.head.task not in ("states", "embed") or spec.encoder is not None
     else:
@@ -243,26 +243,27 @@ def _lazily(
     source: Mapping[str, str],
     ours: Mapping[str, Form],
 ) -> LazyTensors:
-    """Our tensors, split lazily from theirs; `source` maps their names to those in `tensors`."""
-    at = {name: (rule, i) for rule in rules for i, name in enumerate(rule.ours)}
+    """Returns our tensors, split lazily from theirs; `source` maps their names to those in `tensors`."""
+    places = {name: (rule, i) for rule in rules for i, name in enumerate(rule.ours)}
 
     def make(name: str) -> Tensor:
-        rule, i = at[name]
+        rule, i = places[name]
         if not rule.stacked:
             return rule.split(tensors[source[rule.theirs]])[i]
+        # tensor i of ours is in slice e: of E experts with gate and up, ours[5] is the up (1) of expert 2
         e, i = divmod(i, len(rule.ours) // rule.stacked)
         _, *inner = tensors.forms[source[rule.theirs]].shape
         box = (slice(e, e + 1), *(slice(0, size) for size in inner))
         return replace(rule, stacked=0).split(tensors.part(source[rule.theirs], box)[0])[i]
 
-    alike = {name: source[rule.theirs] for name, (rule, _) in at.items() if rule.renames_only}
-    rest = {name: form for name, form in ours.items() if name not in alike}
-    return with_values(tensors.renamed(alike), rest, make).renamed({name: name for name in ours})
+    alike = {name: source[rule.theirs] for name, (rule, _) in places.items() if rule.renames_only}
+    split = {name: form for name, form in ours.items() if name not in alike}
+    return with_values(tensors.renamed(alike), split, make).renamed({name: name for name in ours})
 
 
 def _check_stored(spec: ModelSpec, tensors: LazyTensors, path: Path, described_by: str) -> None:
-    """Raise CheckpointError for a spec of more layers than there are tensors, or of 2^60 parameters and more:
-    names and shapes of such a model cannot be listed."""
+    """Raises CheckpointError for a spec with more layers than there are tensors, or with 2^60 parameters or more: names
+    and shapes of such a model cannot be listed."""
     if spec.layers > len(tensors):
         raise CheckpointError(
             f"{path}: {described_by} has {spec.layers:,} layers, but there are only {len(tensors):,} tensors"
@@ -275,6 +276,6 @@ def _check_stored(spec: ModelSpec, tensors: LazyTensors, path: Path, described_b
 
 
 def _is_constant(stored: Tensor, value: Tensor) -> bool:
-    """Whether a stored tensor equals the value, up to the rounding of the dtype that it is stored in."""
+    """Returns whether a stored tensor equals the value, up to the rounding of the dtype that it is stored in."""
     tolerance = torch.finfo(stored.dtype).eps
     return stored.shape == value.shape and torch.allclose(stored.to(value.dtype), value, 0.0, tolerance)
