@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from headway.cache import PAGE
-from headway.models import Decoder, ModelSpec, build, catalog, cost
+from headway.models import Decoder, Head, ModelSpec, build, catalog, cost
 from headway.nn import Experts
 from headway.patterns import Causal, Pattern, PerHead, Sink, Window, visible
 from headway.positions import Learned
@@ -285,3 +285,12 @@ def test_a_tied_output_layer_is_read_and_an_embedding_is_looked_up() -> None:
     rest = cost.parameter_count(spec) - 2 * 97 * 40
     assert cost.weight_bytes_read(spec, torch.float32, batch=3) == 4 * (rest + 97 * 40 + 3 * 40)
     assert cost.weight_bytes_read(tied, torch.float32, batch=3) == 4 * (rest + 97 * 40)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_embedding_of_fewer_columns_is_looked_up_and_its_projection_is_read(tied: bool) -> None:
+    spec = spec_of(embedding_width=16, head=Head("lm", dense="gelu"), positions=Learned(4096), tied=tied)
+    looked_up = 4096 * 16 + (0 if tied else 97 * 16)
+    rows = 3 * (1 if tied else 2)
+    read = cost.parameter_count(spec) - looked_up + rows * 16
+    assert cost.weight_bytes_read(spec, torch.float32, batch=3) == 4 * read

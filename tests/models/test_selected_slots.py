@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headway.attention.linear_attention import LinearAttentionSpec
+from headway.errors import DataError
 from headway.models import Decoder, ModelSpec, build
 from headway.patterns import Causal, Pattern, PerHead, Sink, Window
 from headway.positions import DynamicNTK, LinearBias, PositionScheme, Rotary
@@ -116,3 +117,8 @@ def test_dropout_of_weights_draws_what_it_draws_for_all() -> None:
     torch.manual_seed(0)
     some = model(ids_of(), logits_for=slice(-2, None))
     torch.testing.assert_close(some, whole[:, -2:], rtol=1e-10, atol=1e-10)
+
+
+def test_a_slice_that_goes_backwards_is_refused() -> None:
+    with pytest.raises(DataError, match="a slice must go forward, got a step of -1"):
+        model_of()(ids_of(), logits_for=slice(None, None, -1))

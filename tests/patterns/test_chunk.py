@@ -6,7 +6,7 @@ from pathlib import Path
 import headway
 from headway.cache import PAGE, CacheSpec, PageClass, PagedCache, choose_cache
 from headway.native.build import SOURCES
-from headway.patterns import FATES, Causal, Chunk, draw, fates, parse
+from headway.patterns import FATES, Causal, Chunk, PerHead, Sink, draw, fates, parse
 from headway.tokens import Tokens
 
 
@@ -34,6 +34,13 @@ def test_it_is_told_and_drawn() -> None:
     told = [[FATES[fate] for fate in row] for row in fates(pattern, at, at)[0, 0].tolist()]
     assert told[1] == ["seen", "seen", "later", "later", "later"]
     assert told[3] == ["released", "released", "released", "seen", "later"]
+
+
+def test_what_another_head_sees_is_kept() -> None:
+    pattern, at = PerHead(Chunk(4) & Causal(), Sink(1) & Causal()), Tokens.range(5)
+    states = [[FATES[fate] for fate in row] for row in fates(pattern, at, at)[0, 1].tolist()]
+    assert states[3] == ["seen", "kept", "kept", "kept", "later"]
+    assert states[4] == ["seen", "released", "released", "released", "kept"]
 
 
 def test_few_places_know_of_it() -> None:

@@ -6,7 +6,7 @@ import torch
 from headway.checkpoints import load_folder, save_state
 from headway.checkpoints.restore import fill
 from headway.errors import ConfigError
-from headway.models import ModelSpec, build
+from headway.models import ModelSpec, Softmax, build
 from headway.positions import DynamicNTK, Learned, LinearScaling, Llama3, NoPositions, PerLayer, Rotary, YaRN
 from headway.surgery import METHODS, stretch_context
 from headway.tokens import Tokens
@@ -101,6 +101,13 @@ def test_of_positions_by_layer_those_that_turn_are_stretched():
     rotary = Rotary(pairing="halves")
     new, _ = stretch_context(shape(positions=PerLayer((rotary, NoPositions()))), {}, "linear", 4)
     assert new.positions == PerLayer((Rotary(pairing="halves", scaling=LinearScaling(4.0)), NoPositions()))
+
+
+def test_ntk_takes_the_head_dim_of_each_layer():
+    spec = shape(mixers=(Softmax(), Softmax(head_dim=16)))
+    new = stretch_context(spec, {}, "ntk", 4)[0]
+    thetas = [scheme.theta for scheme in new.positions.schemes]
+    assert thetas == pytest.approx([10000.0 * 4 ** (8 / 6), 10000.0 * 4 ** (16 / 14)], rel=1e-12)
 
 
 def test_partial_rotary_stretches_what_turns():

@@ -127,6 +127,13 @@ def test_the_share_that_the_mean_keeps():
     assert kept_by_mean(spec, state, 4) == pytest.approx(1.0)
 
 
+def test_the_share_of_groups_of_unequal_sizes_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"kept_by_mean: 8 key/value heads cannot become 3: .* one of 1, 2, 4, 8"
+    ):
+        kept_by_mean(*make(8), 3)
+
+
 def test_the_source_is_left_as_it_was():
     spec, state = make(4)
     kept = {name: value.clone() for name, value in state.items()}

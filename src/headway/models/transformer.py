@@ -113,9 +113,13 @@ def check_targets(
 def slot_numbers(slots: Tensor | slice, batch: int, count: int) -> Tensor:
     """Returns the slots, of `count`, that a slice or numbers (negative from the end) select in each row: [B, N].
 
-    Raises DataError for a slot out of range, or a tensor of a wrong type or shape.
+    Raises DataError for a slot out of range, a slice that goes backwards, or a tensor of a wrong type or shape.
     """
     if isinstance(slots, slice):
+        if slots.step is not None and slots.step < 1:
+            raise DataError(
+                f"logits_for: a slice must go forward, got a step of {slots.step}; give slot numbers instead"
+            )
         return torch.arange(count)[slots].expand(batch, -1)
     rows_fit = slots.dim() == 1 or (slots.dim() == 2 and slots.shape[0] == batch)
     if slots.is_floating_point() or not rows_fit:

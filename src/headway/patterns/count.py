@@ -204,7 +204,7 @@ def fates(pattern: Pattern, q: Tokens, k: Tokens) -> Tensor:
             pinned = pinned | k.is_global
         held = away <= retention.reach
         if retention.chunk is not None:
-            begin = (q.index + 1) // retention.chunk * retention.chunk
+            begin = q.index // retention.chunk * retention.chunk
             held = held & (k.index.unsqueeze(-2) >= begin.unsqueeze(-1))
         held = held | pinned.unsqueeze(-2)
     fate = torch.where(held, FATES.index("kept"), FATES.index("released")).to(torch.int8)

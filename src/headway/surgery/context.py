@@ -53,7 +53,7 @@ def stretch_context(
         llama3    `Llama3(factor, 1, 4, c)`                     LLaMA 3.1
         dynamic   `DynamicNTK(factor, c)`                       emozilla 2023, "dynamic NTK"
 
-    d is the number of rotated dims; with positions by layer, every layer with rotary positions is rescaled.
+    d is the number of rotated dims of a layer; every layer with rotary positions is rescaled.
     `trained_context` becomes factor * c, the length that the model should serve from now on (the scaling keeps c), and
     a smaller `max_context` is raised to it.
 
@@ -69,7 +69,15 @@ def stretch_context(
             f"got {factor!r}"
         )
     trained = spec.trained_context
-    positions = _stretched(spec.positions, method, float(factor), trained, spec.head_dim)
+    if spec.positions.marks != "queries and keys":
+        _checked(spec.positions)
+    layers = zip(spec.positions.expand(spec.layers), spec.key_sizes, strict=True)
+    positions = PerLayer.of(
+        [
+            scheme if scheme.marks == "nothing" else _stretched(scheme, method, float(factor), trained, dim)
+            for scheme, (_, dim) in layers
+        ]
+    )
     longest = round(factor * trained)
     limit = None if spec.max_context is None else max(spec.max_context, longest)
     new = replace(spec, positions=positions, trained_context=longest, max_context=limit)
@@ -79,14 +87,7 @@ def stretch_context(
 def _stretched(
     positions: PositionScheme, method: Method, factor: float, trained: int, head_dim: int
 ) -> PositionScheme:
-    """Returns the positions rescaled by `method`; with positions by layer, those of every layer that has any."""
-    if isinstance(positions, PerLayer) and positions.marks == "queries and keys":
-        return PerLayer(
-            tuple(
-                scheme if scheme.marks == "nothing" else _stretched(scheme, method, factor, trained, head_dim)
-                for scheme in positions.schemes
-            )
-        )
+    """Returns the positions of a layer rescaled by `method`."""
     rotary = _checked(positions)
     dims = rotary.rotated_dims(head_dim)
     if method in ("ntk", "dynamic") and dims <= 2:

@@ -60,13 +60,8 @@ def pool_heads(
         CheckpointError: a projection without K heads, or layers with kv heads of their own.
     """
     check_uniform(spec, "pool_heads")
+    _check_groups(spec, kv_heads, "pool_heads")
     before = spec.kv_heads
-    if isinstance(kv_heads, bool) or not isinstance(kv_heads, int) or kv_heads < 1 or before % kv_heads:
-        fit = ", ".join(str(n) for n in range(1, before + 1) if before % n == 0)
-        raise ConfigError(
-            f"pool_heads: {before} key/value heads cannot become {kv_heads!r}: groups have equal sizes, so the number "
-            f"must be one of {fit}"
-        )
     check_known(pool, POOLS, "pool_heads: there is no pool")
     if seed is not None and pool != "random":
         raise ConfigError(f"pool_heads: a seed is for pool 'random'; {pool!r} draws nothing")
@@ -85,11 +80,22 @@ def pool_heads(
     return replace(spec, kv_heads=kv_heads), changed
 
 
+def _check_groups(spec: ModelSpec, kv_heads: object, caller: str) -> None:
+    before = spec.kv_heads
+    if isinstance(kv_heads, bool) or not isinstance(kv_heads, int) or kv_heads < 1 or before % kv_heads:
+        fit = ", ".join(str(n) for n in range(1, before + 1) if before % n == 0)
+        raise ConfigError(
+            f"{caller}: {before} key/value heads cannot become {kv_heads!r}: groups have equal sizes, so the number "
+            f"must be one of {fit}"
+        )
+
+
 def kept_by_mean(spec: ModelSpec, state: Mapping[str, Tensor], kv_heads: int) -> float:
     """Returns the share of the squared key and value weights that the groups' means retain: n |mean|^2 / sum |W_j|^2.
 
     It is 1 if the heads of every group are equal, 1 / n if they are orthogonal and of equal norm, and less if they
-    oppose each other."""
+    oppose each other. Raises ConfigError if `kv_heads` does not divide K."""
+    _check_groups(spec, kv_heads, "kept_by_mean")
     kept = total = 0.0
     for heads in _projections(spec, state).values():
         grouped = heads.unflatten(0, (kv_heads, spec.kv_heads // kv_heads)).double()
