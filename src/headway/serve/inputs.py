@@ -25,8 +25,10 @@ Scorer = Embedder | Classifier
 
 
 class Task(ModelRequest, ABC):
-    """A request that is answered by a call of the Python API. tasks: tasks of the models that can answer it.   path:
-    its route."""
+    """A request that is answered by a call of the Python API.
+
+    tasks: tasks of the models that can answer it.   path: its route.
+    """
 
     tasks: ClassVar[tuple[str, ...]]
     path: ClassVar[str]
