@@ -137,8 +137,9 @@ _SAMPLING, _BEAMS, _CONFIG = (
 class Scoring(TypedDict, total=False):
     """Options of scoring.
 
-    batch_size: rows read at once; changes results by rounding only.   beyond_context: whether to go beyond the trained
-        context.   special: control tokens written in the texts are control tokens, not text.
+    batch_size: rows read at once; changes results by rounding only.
+    beyond_context: whether to go beyond the trained context.
+    special: whether control tokens written in the texts are control tokens, not text.
     """
 
     batch_size: int
