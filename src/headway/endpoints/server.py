@@ -21,7 +21,7 @@ FOR_NOW = {408, 425, 429, 500, 502, 503, 504, 529}  # temporary errors; 501, for
 
 
 class ServerEndpoint(Endpoint):
-    """Sends POST url/chat/completions, as OpenAI, vLLM, llama.cpp and others accept it.
+    """A model of a server, asked by POST url/chat/completions as OpenAI, vLLM, llama.cpp and others accept it.
 
     Args:
         url: base URL with the version, as in "https://api.openai.com/v1".
