@@ -66,7 +66,7 @@ class GenerateRun(SamplingRun):
     early_stopping: true | false | never: stop once as many texts as beams have ended [default: false]
     n_best: number of texts to print, with their scores [default: 1]
     beyond_context: continue beyond the trained context
-    use_cache: use a KV cache; without, the same text slowly
+    use_cache: use a KV cache; without one, the same text, slowly
     prefill_chunk: read the prompt in chunks of this many tokens
     log_probs: include in --json ln p of each new token, under the model's unmodified distribution
     top_log_probs: also include this many of the likeliest tokens at its position

@@ -1,4 +1,5 @@
-"""`headway inspect | models | tokenize`: what a checkpoint is before it is loaded, the published sizes, a tokenizer."""
+"""`headway inspect | models | tokenize`: facts about a checkpoint without loading it, the published sizes, and tokens
+of a text."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,11 +13,11 @@ if TYPE_CHECKING:
     from headway.models import ModelSpec
 
 TOLD = ("layers", "order", "norm", "feed-forward", "heads", "scores", "biases", "embedding")
-"""The aspects of a spec that are printed in the words of `headway diff`, besides what only a folder knows."""
+"""The aspects of a spec that are printed in the words of `headway diff`."""
 
 
 def command(folder: Model, *, allow_pickle: bool = False, json: bool = False) -> None:
-    """Spec, effective rotary frequencies and pairing, patterns by layer, sizes, dtype, tokenizer, contexts.
+    """Show the spec of a checkpoint, rotary frequencies and pairing, patterns by layer, sizes, dtype, tokenizer, context.
 
     Reads the config and the headers of the weight files, and checks them against each other.
     """
@@ -27,7 +28,7 @@ def command(folder: Model, *, allow_pickle: bool = False, json: bool = False) ->
 
 
 def text(report: Mapping[str, Any]) -> str:
-    """The report for people."""
+    """Returns the report for a terminal."""
     from headway.models.description import ASPECTS
 
     spec, limit, unused = report["spec"], report["context_limit"], report["unused"]
@@ -115,11 +116,11 @@ def _kept(report: Mapping[str, Any]) -> str:
 
 
 def models(*, json: bool = False) -> None:
-    """The families and the catalog: what each model is, and how many parameters it has. Nothing is loaded.
+    """List the model families and the catalog of sizes, with what each is and its number of parameters.
 
-    Families are what `headway train --family` takes; their folders are those of the `model_type` in transformers. Names
-    of the catalog are what `headway plan` and `headway train --model` take. One table is the comparison of Su et al.
-    2021 (RoFormer), section 4.5: unit of a token x kind of position.
+    Families are for `headway train --family`; `model_type` is their name in transformers. Names of the catalog are for
+    `headway plan` and `headway train --model`. One table is the comparison of Su et al. 2021 (RoFormer), section 4.5:
+    unit of a token x kind of position. Nothing is loaded.
     """
     from headway.checkpoints.hf.layouts import family_rows
     from headway.models import catalog
@@ -144,7 +145,7 @@ def models(*, json: bool = False) -> None:
 
 
 def _table(rows: Sequence[Mapping[str, object]], attributes: Sequence[str], **titles: str) -> str:
-    """A row for each of `rows`, a column for each attribute, under its name or its title."""
+    """Returns a table with a line for each of `rows` and a column for each attribute, under its title or its name."""
     cells = [[row[name] for name in attributes] for row in rows]
     return table([titles.get(name, name) for name in attributes], cells)
 
@@ -152,12 +153,12 @@ def _table(rows: Sequence[Mapping[str, object]], attributes: Sequence[str], **ti
 def tokenize(
     tokenizer: Path, text: str, *, pair: str | None = None, special: bool = False, json: bool = False
 ) -> None:
-    """Pieces, ids, token types and offsets of a text, within the tokenizer's own template.
+    """Show the tokens of a text, with ids, types and offsets, including the special tokens that the tokenizer adds.
 
     tokenizer: a folder with a tokenizer, or one of its files
     text: the text
-    pair: a second text, within the same template
-    special: the text of a special token is that token, not text
+    pair: a second text, encoded as a pair with the first
+    special: treat special tokens written in the text as special tokens, not text
     """
     from headway.text import Tokenizer
 
