@@ -17,7 +17,7 @@ TOLD = ("layers", "order", "norm", "feed-forward", "heads", "scores", "biases", 
 
 
 def command(folder: Model, *, allow_pickle: bool = False, json: bool = False) -> None:
-    """Show the spec of a checkpoint, rotary frequencies and pairing, patterns by layer, sizes, dtype, tokenizer, context.
+    """Show a checkpoint's spec, rotary frequencies and pairing, patterns by layer, sizes, dtype, tokenizer and context.
 
     Reads the config and the headers of the weight files, and checks them against each other.
     """

@@ -24,8 +24,8 @@ def command(
     threads: int | None = None,
     json: bool = False,
 ) -> None:
-    """Let a model judge two sets of answers, in both orders. Reports the effect of order and length on its verdicts, and
-    the ratio of its ratings. After an interruption, the same command continues.
+    """Let a model judge two sets of answers, in both orders. Reports how order and length affect its verdicts, and the
+    ratio of its ratings. After an interruption, the same command continues.
 
     a: a file of answers (.jsonl, FastChat's format), or a model that answers: URL#MODEL or a folder
     b: the same

@@ -150,7 +150,7 @@ def command(
     demo: serve the model of `headway demo` in runs/demo, and open the page
     host: address to listen on, or several separated by commas; other machines reach any but this machine's own
     port: port to listen on; 0 takes a free one
-    keys: file of API keys, one of which requests must have; a line is SECRET [name=NAME] [requests=N] [tokens=N] [admin]
+    keys: file of API keys, one of which requests must have; a line: SECRET [name=NAME] [requests=N] [tokens=N] [admin]
     without_key: accept requests from other machines without a key
     cors: accept requests from pages of this origin; may be repeated
     off: switch off a path, e.g. /metrics, /slots, or / for the page; may be repeated
