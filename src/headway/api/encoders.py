@@ -69,12 +69,14 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
             vectors = self.model(**encoder_inputs(filled, self.spec, self.device, packed=True))
             return [*vectors[: len(texts)].float()]
         inputs = encoder_inputs(texts, self.spec, self.device, packed=True)
-        states, wanted = self.model.hidden(**inputs), [self._wanted(text) for text in texts]
+        states, slots_per_text = self.model.hidden(**inputs), [self._wanted(text) for text in texts]
         firsts = accumulate((len(text.ids) for text in texts), initial=0)
         # texts of 3 and 2 slots, with outputs wanted at [1] and [0, 1]: slots [1, 3, 4] of the row
-        slots_of_row = [first + i for first, slots in zip(firsts, wanted, strict=False) for i in slots]
+        slots_of_row = [
+            first + i for first, slots in zip(firsts, slots_per_text, strict=False) for i in slots
+        ]
         out = self.model.head(states[:, slots_of_row], inputs["tokens"])
-        return [*out[0].float().split([len(slots) for slots in wanted])]
+        return [*out[0].float().split([len(slots) for slots in slots_per_text])]
 
     def _filling(self, texts: Sequence[Encoded]) -> list[Encoded]:
         """Returns a text that extends the row to a number of slots for which matrix products need no padded copy, if
@@ -108,8 +110,8 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
 
     def _read(self, texts: Sequence[Input], cut: bool = False, special: bool = False) -> list[Encoded]:
         if isinstance(texts, str) or len(texts) == 0:
-            what = "one text" if isinstance(texts, str) else "no texts"
-            raise DataError(f"a list of texts is expected, got {what}")
+            problem = "one text" if isinstance(texts, str) else "no texts"
+            raise DataError(f"a list of texts is expected, got {problem}")
         if not isinstance(texts[0], str | tuple):
             read = [Encoded.of(ids) for ids in check_prompts(texts, self.spec.vocab)]  # type: ignore[arg-type]
         else:

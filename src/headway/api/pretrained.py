@@ -156,7 +156,7 @@ def config_of(
     Raises ConfigError for an unknown option, for beam search options without a number of beams, and as
     `GenerationConfig` does."""
     check_options(call, options, (*_CONFIG, *_SAMPLING, *_BEAMS, *also))
-    sampling, search, more, settings = (
+    sampling, search, extra, settings = (
         {name: options[name] for name in names if name in options}
         for names in (_SAMPLING, _BEAMS, also, _CONFIG)
     )
@@ -167,7 +167,7 @@ def config_of(
             f"{next(iter(search))} is about a beam search, and no number of beams was given; add beams=4 (--beams 4), "
             "or leave it out"
         )
-    return GenerationConfig(**settings, sampling=Sampling(**sampling), forbidden=unused), more
+    return GenerationConfig(**settings, sampling=Sampling(**sampling), forbidden=unused), extra
 
 
 def scoring_of(call: str, how: Scoring) -> tuple[dict[str, Any], bool]:

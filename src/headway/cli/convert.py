@@ -51,9 +51,9 @@ def command(
     from headway.text import Tokenizer
 
     set_threads(run.threads)
-    known = (*DTYPES, *PACKINGS)
-    if dtype is not None and dtype not in known:
-        raise ConfigError(f"--dtype {dtype}: must be one of {', '.join(known)}{did_you_mean(dtype, known)}")
+    dtypes = (*DTYPES, *PACKINGS)
+    if dtype is not None and dtype not in dtypes:
+        raise ConfigError(f"--dtype {dtype}: must be one of {', '.join(dtypes)}{did_you_mean(dtype, dtypes)}")
     note(f"reading {run.model}")
     done = convert(
         run.model,

@@ -179,9 +179,9 @@ def _write_csv(
     names = ("text_a", "text_b") if pairs else ("text",)
     writer.writerow([*names, "label", *(f"P({label})" for label in labels)])
     for text, ranked in zip(texts, scores, strict=True):
-        known = {entry.label: entry.probability for entry in ranked}
+        probabilities = {entry.label: entry.probability for entry in ranked}
         whole = (text,) if isinstance(text, str) else text
-        writer.writerow([*whole, ranked[0].label, *(known[label] for label in labels)])
+        writer.writerow([*whole, ranked[0].label, *(probabilities[label] for label in labels)])
     atomic_write(path, file.getvalue())
 
 

@@ -77,8 +77,8 @@ def command(
             raise ConfigError(str(error)) from None
         from headway.api import load
 
-        how: Any = {"dtype": kind, "backend": backend, "adapter": adapter or [], "any_base": any_base}
-        lm = load(model, task="causal-lm", **how)
+        loading: Any = {"dtype": kind, "backend": backend, "adapter": adapter or [], "any_base": any_base}
+        lm = load(model, task="causal-lm", **loading)
         results = lm_eval.evaluate(
             lm, harness.split(","), folder=None if tasks is None else str(tasks), limit=limit, shots=shots,
             context=context, batch_size=batch_size or 32, chat=chat,

@@ -78,7 +78,7 @@ def _positions(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         return [("positions", report["positions"])]
     shown = ", ".join(cell(f) for f in r["frequencies"][:4])
     more = f", ... {cell(r['frequencies'][-1])}" if len(r["frequencies"]) > 4 else ""
-    others = "; longer rows have others" if r["length_dependent"] else ""
+    note = "; longer rows have others" if r["length_dependent"] else ""
     amplitude = f", amplitude {r['amplitude']:.6g}" if r["amplitude"] != 1 else ""
     return [
         (
@@ -86,7 +86,7 @@ def _positions(report: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"theta {r['theta']:g}, pairing {r['pairing']} ({r['pairing_because']}), {r['dims']} dims",
         ),
         ("scaling", f"{r['scaling'] or 'none'}{amplitude}"),
-        ("frequencies", f"{shown}{more} radians per token ({len(r['frequencies'])} pairs){others}"),
+        ("frequencies", f"{shown}{more} radians per token ({len(r['frequencies'])} pairs){note}"),
         ("waves", f"{cell(r['shortest_wave'])} to {cell(r['longest_wave'])} tokens"),
     ]
 
@@ -102,9 +102,9 @@ def _tokenizer(report: Mapping[str, Any]) -> str:
 def _facts(spec: "ModelSpec") -> dict[str, Any]:
     from headway.models.description import brief
 
-    other = None if spec.encoder is None else _facts(spec.encoder)
+    encoder = None if spec.encoder is None else _facts(spec.encoder)
     named = {"patterns": [str(p) for p in spec.patterns], "mixers": [brief(m) for m in spec.mixers]}
-    return {**vars(spec), **named, "encoder": other}
+    return {**vars(spec), **named, "encoder": encoder}
 
 
 def _kept(report: Mapping[str, Any]) -> str:

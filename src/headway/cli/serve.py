@@ -116,9 +116,9 @@ class ServerRun:
         for name, folder in adapters:
             models.add_adapter(name, models.places[named[0][0][0]], folder)
         errors = []
-        for each in [] if self.on_demand else models.places.values():
+        for slot in [] if self.on_demand else models.places.values():
             try:
-                note(f"{each.name} is loaded, for {models.load(each).task}")
+                note(f"{slot.name} is loaded, for {models.load(slot).task}")
             except Unavailable as error:
                 errors.append(str(error))
         if errors and len(errors) == len(models.places):

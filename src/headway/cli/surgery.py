@@ -141,7 +141,7 @@ def merge(run: MeasuredRun, *, adapter: list[Path] | None = None, any_base: bool
         )
     folder = with_adapters(replace(run, model=Path(base)).open(), places, any_base=any_base)
     adapters = [load_adapter(place, folder.spec) for place in places]
-    layers = len({layer for each in adapters for layer in each.layers})
+    layers = len({layer for loaded in adapters for layer in loaded.layers})
     choice = Choice(f"{layers} layers", f"adapted by {', '.join(map(str, places))}")
     changed(run, folder, Change(folder.spec, merged_state(folder.tensors, adapters), choices=(choice,)))
 
@@ -196,11 +196,11 @@ def quantize(
     folder = run.open()
     with (
         run.text(folder) as text,
-        nullcontext() if calibrate is None else Text.read(calibrate, folder) as more,
+        nullcontext() if calibrate is None else Text.read(calibrate, folder) as calibration,
     ):
         note(f"reading {folder.path}")
         done = quantize_folder(
-            folder, run.out, weights, group=group, output=output, calibrate=more, text=text, context=run.context,
+            folder, run.out, weights, group=group, output=output, calibrate=calibration, text=text, context=run.context,
             overwrite=run.overwrite,
         )  # fmt: skip
     print_report(done, to_text(done), run.json)

@@ -94,8 +94,8 @@ class Answer(ABC):
         """Returns the events, with the timings so far if the request sets `timings_per_token`."""
         if not self.asked.timings_per_token:
             return events
-        more = {"timings": self.timings}
-        return [(name, data if isinstance(data, str) else data | more) for name, data in events]
+        timings = {"timings": self.timings}
+        return [(name, data if isinstance(data, str) else data | timings) for name, data in events]
 
     def end(self) -> Sequence[Event]:
         """Returns the events after the last token."""
@@ -146,9 +146,9 @@ def event(kind: str, **more: Any) -> Event:
 
 
 def _pace(what: str, count: int, steps: int, seconds: float) -> dict[str, float]:
-    each = seconds / steps if steps else 0.0
+    per_step = seconds / steps if steps else 0.0
     rate = steps / seconds if steps and seconds else 0.0
-    paces = {"n": count, "ms": 1e3 * seconds, "per_token_ms": 1e3 * each, "per_second": rate}
+    paces = {"n": count, "ms": 1e3 * seconds, "per_token_ms": 1e3 * per_step, "per_second": rate}
     return {f"{what}_{name}": value for name, value in paces.items()}
 
 

@@ -54,7 +54,7 @@ class App(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """Returns the OpenAPI schema, like `FastAPI.openapi`, without the status 422."""
         schema = super().openapi()
-        for operation in (each for path in schema["paths"].values() for each in path.values()):
+        for operation in (entry for path in schema["paths"].values() for entry in path.values()):
             operation["responses"].pop("422", None)
         return schema
 

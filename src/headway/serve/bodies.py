@@ -51,7 +51,7 @@ class ModelRequest(BaseModel, extra="allow"):
         names = set(self.model_extra or ())
         for name in type(self).model_fields:
             if isinstance(part := getattr(self, name), BaseModel):
-                names |= {f"{name}.{more}" for more in part.model_extra or ()}
+                names |= {f"{name}.{field}" for field in part.model_extra or ()}
         return sorted(names - {*self.harmless})
 
 
@@ -239,8 +239,10 @@ class Chat(Body):
     @property
     def variables(self) -> dict[str, Any]:
         """Variables of the chat template, besides the messages."""
-        more = {name: getattr(self, name) for name in ("reasoning_effort", "add_generation_prompt")}
-        return self.chat_template_kwargs | {name: value for name, value in more.items() if value is not None}
+        fields = {name: getattr(self, name) for name in ("reasoning_effort", "add_generation_prompt")}
+        return self.chat_template_kwargs | {
+            name: value for name, value in fields.items() if value is not None
+        }
 
     @property
     def new_tokens(self) -> int | None:

@@ -116,9 +116,9 @@ class Guard:
         return fitting[0]
 
     async def _body(self, request: Request) -> bytes:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise Refused(f"bodies are application/json, got {kind or 'no content-type'}", 400)
+        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if content_type != "application/json":
+            raise Refused(f"bodies are application/json, got {content_type or 'no content-type'}", 400)
         body = bytearray()
         try:
             async for part in request.stream():

@@ -174,8 +174,8 @@ class Answer(Task):
                 f"stride={self.stride}: a context of {len(self.context)} characters may have more than {MOST_WINDOWS} "
                 "windows; give a longer stride"
             )
-        how = {name: getattr(self, name) for name in ("top_k", "longest", "stride", "no_answer")}
-        return {"answers": model.answer(self.question, self.context, **how, batch_size=ALL)}
+        options = {name: getattr(self, name) for name in ("top_k", "longest", "stride", "no_answer")}
+        return {"answers": model.answer(self.question, self.context, **options, batch_size=ALL)}
 
 
 class Translate(Task):
@@ -198,8 +198,8 @@ class Translate(Task):
                 f"beams={self.beams}: a request may have {MOST_BEAMS}, and {len(texts)} texts have {count}"
             )
         names = "beams", "n_best", "length_penalty", "prefix", "source_language", "target_language"
-        how = {name: getattr(self, name) for name in names}
-        generations = model.translate(texts, max_new_tokens=self.max_tokens, **how)
+        options = {name: getattr(self, name) for name in names}
+        generations = model.translate(texts, max_new_tokens=self.max_tokens, **options)
         data = [
             {
                 "text": result.text,

@@ -59,9 +59,9 @@ class LlamaCompletion(TextRequest):
         """Returns the token ids of each prompt."""
 
         def of_parts(parts: Mixed) -> Iterator[int]:
-            for place, part in enumerate(parts):
+            for position, part in enumerate(parts):
                 yield from (
-                    [part] if isinstance(part, int) else tokenizer.encode(part, bos=not place, eos=False)
+                    [part] if isinstance(part, int) else tokenizer.encode(part, bos=not position, eos=False)
                 )
 
         return [
@@ -155,7 +155,7 @@ class LlamaAnswer(Answer):
         ended = "limit" if written.finish_reason == "length" else "eos"
         request = text.request
         settings = self.asked.model_dump(exclude={"prompt", "response_fields"})
-        bias = [{"token": token, "bias": more} for token, more in request.config.bias.items()]
+        bias = [{"token": token, "bias": value} for token, value in request.config.bias.items()]
         settings |= {"n_predict": request.max_new_tokens, "seed": request.config.seed}
         settings |= {"logit_bias": bias, "n_ctx": self.model.context}
         return {

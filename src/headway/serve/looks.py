@@ -30,12 +30,12 @@ T = TypeVar("T")
 def check_size(model: Decoding, count: int) -> None:
     """Raises ConfigError if `count` tokens are too many to read as a whole."""
     spec, size = model.lm.spec, model.lm.model.stack.like.element_size()
-    each = sum((spec.heads + 2 * kv_heads) * head_dim for kv_heads, head_dim in spec.key_sizes)
-    need = (each + spec.width * (spec.layers + 1)) * size
-    if count * need > MOST_BYTES:
+    numbers = sum((spec.heads + 2 * kv_heads) * head_dim for kv_heads, head_dim in spec.key_sizes)
+    token_bytes = (numbers + spec.width * (spec.layers + 1)) * size
+    if count * token_bytes > MOST_BYTES:
         raise ConfigError(
-            f"attention: {count} tokens of this model take {count * need} bytes of queries, keys, values "
-            f"and states, and there are {MOST_BYTES}; give at most {MOST_BYTES // need} tokens"
+            f"attention: {count} tokens of this model take {count * token_bytes} bytes of queries, keys, values "
+            f"and states, and there are {MOST_BYTES}; give at most {MOST_BYTES // token_bytes} tokens"
         )
 
 

@@ -148,11 +148,11 @@ class CallReader:
     def _messages(self, how: CallFormat | None) -> T:
         """Parses messages whose headers give their channel and recipient."""
         while header := (yield from self._match(HEADER, "<|", "to=", "assistant")):
-            to = RECIPIENT.search(header["header"])
-            if how is not None and to is not None and (to[1] or to[2] in self._functions):
+            target = RECIPIENT.search(header["header"])
+            if how is not None and target is not None and (target[1] or target[2] in self._functions):
                 begins = how.head[1].rpartition("<|message|>")[2]
                 yield from self._match(_spaced(begins), begins[:1] or "{")
-                yield from self._call(how, to[2])
+                yield from self._call(how, target[2])
             else:
                 is_thought = any(mark in header["header"] for mark in THOUGHTS)
                 yield from self._pass_on("reasoning" if is_thought else "text", ENDS)

@@ -121,7 +121,7 @@ class Models:
         place = self.choose(name, fits)
         model = await self.open(place)
         if not fits(model):
-            names = ", ".join(each.name for each in self.loaded() if fits(each.model)) or "none"
+            names = ", ".join(slot.name for slot in self.loaded() if fits(slot.model)) or "none"
             raise ConfigError(
                 f"{place.name} is a model for {model.task}, and this is asked of one for "
                 f"{' or '.join(tasks) or 'causal-lm'}; there are {names}"
@@ -192,9 +192,9 @@ class Models:
 
     def unload(self, place: Place) -> None:
         """Unloads the model of a slot, and its adapters; requests that use it finish with it."""
-        for other in [*self.places.values()]:
-            if other.base is place:
-                other.model = None
+        for slot in [*self.places.values()]:
+            if slot.base is place:
+                slot.model = None
         place.model = None
         gc.collect()
         self._share()

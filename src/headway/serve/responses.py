@@ -59,8 +59,8 @@ class Responses(TextRequest):
 
     @property
     def unknown(self) -> list[str]:
-        more = self.model_extra or {}
-        empty = {name for name in KEPT if not more.get(name)}
+        extra = self.model_extra or {}
+        empty = {name for name in KEPT if not extra.get(name)}
         ignored = [f"include.{name}" for name in self.include or [] if name != "reasoning.encrypted_content"]
         if self.truncation == "auto":
             ignored.append("truncation")
@@ -211,8 +211,8 @@ class ResponseAnswer(BlockAnswer):
         return {"item_id": f"{KINDS[block.kind][0]}_{block.key}", "output_index": block.index, **place}
 
     def _part(self, block: Block) -> dict[str, Any]:
-        more: dict[str, Any] = {"annotations": [], "logprobs": []} if block.kind == "text" else {}
-        return {"type": KINDS[block.kind][1], "text": block.text, **more}
+        fields: dict[str, Any] = {"annotations": [], "logprobs": []} if block.kind == "text" else {}
+        return {"type": KINDS[block.kind][1], "text": block.text, **fields}
 
     def _ended(self, block: Block) -> dict[str, Any]:
         cut = self.written[0].finish_reason == "length" and block is self.blocks[-1]

@@ -92,8 +92,8 @@ class Listener(uvicorn.Server):
             self.say(self.url)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         self.drain()
 
     def drain(self) -> None:

@@ -122,10 +122,10 @@ class Server(Collector):
         self._answers.labels(visit.route, visit.status).inc()
         for name, texts in visit.texts:
             read, written, looked_for, stored = (count.labels(name) for count in self._counts.values())
-            for tokens, known in prompts_of(texts):
+            for tokens, cached in prompts_of(texts):
                 read.inc(tokens)
                 looked_for.inc(tokens)
-                stored.inc(known)
+                stored.inc(cached)
             for text in texts:
                 times = [delta.seconds for delta in text.deltas if delta.token is not None]
                 written.inc(len(times))

@@ -29,8 +29,8 @@ def version(model: Decoding) -> str:
     bytes), dtype, exactness, level of the native kernels, and the version of headway."""
     assert model.source is not None
     kernels, like = library(), model.lm.model.stack.like
-    how = size_of(model.source), like.dtype, model.exact, kernels and kernels.level, __version__
-    return hashlib.sha256(f"{fingerprint(load_folder(model.source))} {how}".encode()).hexdigest()[:32]
+    settings = size_of(model.source), like.dtype, model.exact, kernels and kernels.level, __version__
+    return hashlib.sha256(f"{fingerprint(load_folder(model.source))} {settings}".encode()).hexdigest()[:32]
 
 
 def save_stored(model: Decoding, folder: Path) -> int:

@@ -37,8 +37,8 @@ async def respond(answer: Answer, request: Request) -> Response:
 
 async def whole(answer: Answer) -> Any:
     """Generates a whole response and returns its body."""
-    async for told in answer.model.write(answer.texts):
-        _add(answer, told)
+    async for update in answer.model.write(answer.texts):
+        _add(answer, update)
     return answer.whole()
 
 
@@ -75,9 +75,9 @@ async def _events(
                 if not done:
                     yield b": still here\n\n"
                     continue
-                if (told := waiting.result()) is None:
+                if (update := waiting.result()) is None:
                     break
-                yield sse(_add(answer, told))
+                yield sse(_add(answer, update))
                 waiting = asyncio.ensure_future(anext(news, None))
         finally:
             waiting.cancel()

@@ -86,7 +86,7 @@ class Prepared:
         tools = [tool.model_dump(exclude_unset=True) for tool in self.chat.tools or ()]
         listed = tools if self.functions and not self.described else []
         named: dict[str, Any] = {"functions": json.dumps(listed, ensure_ascii=False)}  # for Firefunction
-        named |= {name: f"{datetime.now():{how}}" for name, how in DATES.items()}
+        named |= {name: f"{datetime.now():{form}}" for name, form in DATES.items()}
         return named | self.chat.variables | ({"tools": listed} if listed else {})
 
     @property
@@ -150,8 +150,8 @@ class Prepared:
             self._call(rules, f"f{i}", function)
         rules.append("call: " + " | ".join(f"f{i}" for i in range(len(chosen))))
         many = self.chat.parallel_tool_calls and not isinstance(self.forced, str)
-        more = f"({self._literal(how.between)} call){{0,15}}" if many else ""
-        calls = f"call {more} {self._literal(how.close)}"
+        more_calls = f"({self._literal(how.between)} call){{0,15}}" if many else ""
+        calls = f"call {more_calls} {self._literal(how.close)}"
         whole = f"{self._literal(how.open)} {calls}"
         if not lazily:
             return f"({whole})"
@@ -171,10 +171,10 @@ class Prepared:
         check_schema(schema)
         arguments = f"%json {json.dumps(schema)}"
         if tags is not None:
-            if others := schema.keys() - FOLLOWED:
+            if unsupported := schema.keys() - FOLLOWED:
                 raise ConfigError(
                     f"tools: parameters of {function.name}: this model writes arguments one by one, and "
-                    f"{sorted(others)} cannot be followed then; leave them out"
+                    f"{sorted(unsupported)} cannot be followed then; leave them out"
                 )
             parts = []
             shared = {key: schema[key] for key in SHARED if key in schema}

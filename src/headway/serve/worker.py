@@ -161,10 +161,10 @@ class Worker:
             with self._changed:
                 self._tickets.append(ticket)
                 self._changed.notify()
-            while (told := await ticket.told.get()) is not None:
-                if isinstance(told, BaseException):
-                    raise told
-                yield told
+            while (news := await ticket.told.get()) is not None:
+                if isinstance(news, BaseException):
+                    raise news
+                yield news
         finally:
             self._free.release()
             for text in added:
@@ -174,7 +174,7 @@ class Worker:
     def _check_room(self, ticket: Ticket) -> None:
         if (count := self.count + len(self.waiting)) >= self.most:
             raise Busy(f"{count} requests are being written, and no more may be; ask again")
-        waiting = sum(other.waiting for other in [*self._tickets, *self.waiting])
+        waiting = sum(queued.waiting for queued in [*self._tickets, *self.waiting])
         if self.most_waiting is not None and waiting and waiting + ticket.waiting > self.most_waiting:
             raise Busy(
                 f"prompts of {waiting} tokens wait, these have {ticket.waiting}, and {self.most_waiting} may; ask again"
@@ -262,8 +262,8 @@ class Worker:
                 [text.error for text in ticket.texts if text.error],
             )
             error = failure or next(iter(errors), None)
-            if told := ticket.news():
-                entries.append((ticket, told))
+            if unreported := ticket.news():
+                entries.append((ticket, unreported))
             if ticket in self._tickets and (error is not None or ticket.is_done):
                 entries.append((ticket, error))
                 with self._changed:
@@ -274,5 +274,5 @@ class Worker:
 
 
 def _put(news: Sequence[tuple[Ticket, Told | BaseException | None]]) -> None:
-    for ticket, told in news:
-        ticket.told.put_nowait(told)
+    for ticket, entry in news:
+        ticket.told.put_nowait(entry)

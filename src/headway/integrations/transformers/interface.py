@@ -138,7 +138,7 @@ def declared(mask_function: Callable[..., Any] | None) -> tuple[Pattern, Tensor 
 
     The functions are closures made by the factories of `transformers.masking_utils`; each is recognized by its factory
     and read from its closure variables. Raises BackendError for any other function."""
-    causal, last, others = False, [], list[Pattern]()
+    causal, last, parts = False, [], list[Pattern]()
     document: Tensor | None = None
     position: Tensor | None = None
     for factory, variables in leaves(mask_function):
@@ -149,11 +149,11 @@ def declared(mask_function: Callable[..., Any] | None) -> tuple[Pattern, Tensor 
                 raise cannot("the model's mask is a window of 0 tokens, in which no query sees any key")
             last.append(Window.last(variables["sliding_window"]))
         elif factory == "sliding_window_bidirectional_overlay":
-            others.append(Window.around(variables["sliding_window"]))
+            parts.append(Window.around(variables["sliding_window"]))
         elif factory == "chunked_overlay":
             if bool(variables["left_padding"].any()):
                 raise cannot("the model's chunks begin behind padding on the left", "pad on the right")
-            others.append(Chunk(variables["chunk_size"]))
+            parts.append(Chunk(variables["chunk_size"]))
         elif factory == "packed_sequence_mask_function":
             document = variables["packed_sequence_mask"]
         elif factory == "remap_positions_for_packed_sequence":
@@ -163,7 +163,7 @@ def declared(mask_function: Callable[..., Any] | None) -> tuple[Pattern, Tensor 
     if last and not causal:
         raise cannot("the model's mask is a window behind each query with everything ahead of it seen")
     pattern: Pattern = Causal() if causal and not last else Full()
-    for part in (*last, *others):
+    for part in (*last, *parts):
         pattern = part if pattern == Full() else pattern & part
     return pattern, document, position
 

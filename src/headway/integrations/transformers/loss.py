@@ -40,9 +40,9 @@ def output_forward(self: nn.Linear, input: Tensor) -> Tensor:
     if beside(self) is not None or type(input) is not Tensor:
         return linear_forward(self, input)
     x, weight, bias = input, self.weight, cast(Tensor | None, self.bias)
-    kind = input.device.type
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
+    device_type = input.device.type
+    if torch.is_autocast_enabled(device_type):
+        dtype = torch.get_autocast_dtype(device_type)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     return Logits.of(x, weight, bias)
 

@@ -212,11 +212,11 @@ def difference(module: nn.Module, row: Known) -> float:
     """Returns the largest difference between a module and its replacement, relative to the largest number: over outputs
     with and without gradient, and the gradient of the input, in float32."""
     seed = torch.Generator().manual_seed(SEED)
-    sample, (x, *others) = row.sample(module, seed)
+    sample, (x, *arguments) = row.sample(module, seed)
     sample.eval()
 
     def run(forward: Callable[..., Any], x: Tensor) -> Any:
-        return forward(sample, x, *others)
+        return forward(sample, x, *arguments)
 
     ours, theirs = (partial(run, forward) for forward in (row.forward, type(module).forward))
     with torch.no_grad():

@@ -184,12 +184,12 @@ def _is_step(self: Any, arguments: Mapping[str, Any]) -> bool:
     rows = ids if x is None else x
     if type(cache) is not DynamicCache or (ids is None) == (x is None) or rows is None:
         return False
-    past, others = cache.get_seq_length(), arguments.keys() - {*GIVEN, "return_dict"}
+    past, extra = cache.get_seq_length(), arguments.keys() - {*GIVEN, "return_dict"}
     layers: list[Any] = cache.layers
     return (
         not (use_cache is False or self.training or torch.is_grad_enabled())
         and (rows.shape[1] == 1 and rows.is_cpu)
-        and all(arguments[name] in (None, False) for name in others)
+        and all(arguments[name] in (None, False) for name in extra)
         and not (
             arguments.get("return_dict") is False or torch.is_autocast_enabled("cpu") or cache.offloading
         )

@@ -184,11 +184,11 @@ def _pages(model: Decoding, ids: list[int], salt: str) -> Told:
     kinds = zip(reader.cache.pool.classes, reader.fates(ids, model.adapters, salt), strict=True)
     classes = [
         {
-            "layers": [i for i, layer in enumerate(reader.cache.layers) if layer.of == of],
+            "layers": [i for i, layer in enumerate(reader.cache.layers) if layer.of == number],
             "state": kind.state,
             "fates": states,
         }
-        for of, (kind, states) in enumerate(kinds)
+        for number, (kind, states) in enumerate(kinds)
     ]
     return {"page": PAGE, "classes": classes}
 
