@@ -13,11 +13,8 @@ from headway.errors import ConfigError
 if TYPE_CHECKING:
     from headway.text import Tokenizer
 
-TRAINED, READ, RESET = (
-    ("\033[30;42m", "\033[30;102m"),
-    ("\033[0m", "\033[2m"),
-    "\033[0m",
-)  # two styles each, which alternate between tokens
+# two styles each, which alternate between tokens
+TRAINED, READ, RESET = ("\033[30;42m", "\033[30;102m"), ("\033[0m", "\033[2m"), "\033[0m"
 
 
 def command(

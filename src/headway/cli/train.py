@@ -114,9 +114,8 @@ def start_processes(count: int, settings: TrainConfig, resume: str) -> int:
 
     where_to_begin(checked(settings, count).config, resume)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
-    logging.getLogger("torch.distributed.elastic").setLevel(
-        logging.CRITICAL
-    )  # the processes report their own errors
+    # the processes report their own errors
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     launcher = ("--standalone", f"--nproc-per-node={count}", "-m", "headway")
     try:
         torchrun.run(torchrun.parse_args([*launcher, *sys.argv[1:]]))

@@ -103,9 +103,8 @@ def explained(error: Exception, request: str) -> tuple[int, dict[str, Any]]:
         case HTTPException():
             return error.status_code, {"message": str(error.detail)}
         case RequestValidationError() | ValidationError():
-            first = max(
-                error.errors(), key=lambda entry: len(entry["loc"])
-            )  # of a union's members, the one whose validation got deepest
+            # of a union's members, the one whose validation got deepest
+            first = max(error.errors(), key=lambda entry: len(entry["loc"]))
             where = ".".join(str(part) for part in first["loc"] if part != "body")
             message = f"{where}: {first['msg']}" if where else first["msg"]
             return 400, {"message": message, "param": where or None}

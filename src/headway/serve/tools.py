@@ -70,9 +70,8 @@ class Prepared:
         messages = [_with_arguments(i, message.plain()) for i, message in enumerate(self.chat.messages)]
         if "length 9" in self._source:  # Mistral's templates accept only ids of 9 characters
             messages = [_with_short_ids(message) for message in messages]
-        if (
-            "message.content and message.thinking" in self._source
-        ):  # gpt-oss accepts only one of them before a call
+        # gpt-oss accepts only one of them before a call
+        if "message.content and message.thinking" in self._source:
             for message in messages:
                 if message["content"] and message.get("tool_calls"):
                     message.pop("reasoning_content", None)

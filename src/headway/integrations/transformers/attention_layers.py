@@ -54,7 +54,7 @@ def rotary_forward(layer: nn.Module) -> FunctionType | None:
     theirs, sites = forward.__globals__.get(ROTATION), calls(forward, ROTATION)
     if theirs is None or code(forward) is None or code(theirs) not in modules.rotary_codes():
         return None
-    if not sites or any(len(call.args) != 4 or call.keywords for call in sites):  # not q, k, cos, sin
+    if not sites or any(len(call.args) != 4 or call.keywords for call in sites):  # not (q, k, cos, sin)
         return None
     seed = torch.Generator().manual_seed(SEED)
     q, k = (torch.randn(2, heads, TOKENS, 8, generator=seed) for heads in (4, 2))

@@ -100,7 +100,7 @@ def routes(server: Server) -> APIRouter:
         }
         if not isinstance(
             decoder := place.model, Decoding
-        ):  # reading the properties is no use, and lets the model expire
+        ):  # does not count as a use: the model may still expire
             return answer
         defaults = LlamaCompletion.model_validate({"prompt": ""}).model_dump(exclude={"prompt", "model"})
         answer["default_generation_settings"] = {"n_ctx": decoder.context, "params": defaults}
