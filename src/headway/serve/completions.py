@@ -50,9 +50,7 @@ class CompletionAnswer(Answer):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._begun: set[int] = set()
-        self._lengths = [0] * len(
-            self.texts
-        )  # characters of the tokens whose log-probabilities were reported
+        self._lengths = [0] * len(self.texts)  # in characters, where the next `text_offset` begins
         self.head = {
             "id": f"{self.prefix}-{self.key}",
             "object": self.kind,

@@ -245,7 +245,7 @@ class Worker:
         failure: Exception | None = None
         self.steps += 1
         try:
-            engine.step()  # an error of single sequences is on them, not raised
+            engine.step()  # an error of single sequences is stored in them, not raised
         except Exception as error:
             LOG.exception("a step failed")
             failure = error
