@@ -1,4 +1,4 @@
-"""Encoders that choose: a label for a text or a pair, one for each token, or the stretch of a text that answers
+"""Encoders that classify: one label per text or pair, one per token, or the span of a text that answers a question
 (Devlin et al. 2019, sections 4.2 and 4.3).
 
 Legend: N texts, C labels.
@@ -24,16 +24,17 @@ INDEPENDENT = "multi_label_classification"  # the problem_type of config.json
 
 @dataclass(frozen=True)
 class Label:
-    """A label, and how likely it is."""
+    """A label and its probability."""
 
     label: str
     probability: float
 
 
 class Classifier(TextEncoder):
-    """Says which label a text, or a pair of texts, has.
+    """Classifies a text, or a pair of texts.
 
-    independent: each label is there or not by itself (a sigmoid each) rather than one of them (a softmax).
+    independent: whether each label is predicted independently (a sigmoid each), rather than exactly one of them (a
+        softmax).
     """
 
     heads, single = ("classify",), (str, tuple)
@@ -49,13 +50,13 @@ class Classifier(TextEncoder):
     def classify(
         self, texts: Sequence[Text], *, top_k: int | None = None, batch_size: int = BATCH, cut: bool = False
     ) -> list[list[Label]]:
-        """The labels of a text (or of a pair, a tuple) with their probabilities, the likeliest first; of a list of
-        texts, a list of that.
+        """Returns the labels of a text (or of a pair, given as a tuple) with their probabilities, the likeliest first;
+        for a list of texts, one such list each.
 
-        top_k: at most so many (None: all).   cut: read no more than the model's context, the beginning of a text;
-        of a pair the longer one is shortened first.
-        Raises ConfigError for a text beyond the context without `cut`, and for a model of one label: that is a
-        number to be read from `logits`.
+        top_k: maximum number of labels (None: all).   cut: truncate texts to the model's context; of a pair, the longer
+        text is truncated first.
+        Raises ConfigError for a text beyond the context without `cut`, and for a model with a single label, whose
+        output is a number: read it from `logits`.
         """
         names = self.spec.head.labels
         if top_k is not None:
@@ -71,21 +72,21 @@ class Classifier(TextEncoder):
         return [[Label(name, p) for p, name in row[:top_k]] for row in ranked]
 
     def logits(self, texts: Sequence[Text], *, batch_size: int = BATCH, cut: bool = False) -> Tensor:
-        """[N, C] before softmax or sigmoid."""
+        """Returns the logits [N, C], before the softmax or sigmoid."""
         return torch.stack(self._outputs(self._read(texts, cut), batch_size))
 
 
 class Tagger(TextEncoder):
-    """Labels stretches of a text: names, places, parts of speech."""
+    """Labels spans of a text: names, places, parts of speech."""
 
     heads = ("tag",)
 
     @OneOrSeveral
     def tag(self, texts: Sequence[str], *, batch_size: int = BATCH) -> list[list[Span]]:
-        """The labelled stretches of a text, in order; of a list of texts, a list of that.
+        """Returns the labelled spans of a text, in order; for a list of texts, one such list each.
 
-        Each token has its likeliest label. Neighbours of one label are one stretch; "B-" begins a new one, "I-" goes
-        on, and what is labelled "O" is in none (Ramshaw and Marcus 1995, section 3).
+        Each token gets its likeliest label. Consecutive tokens with one label form a span; "B-" begins a new span, "I-"
+        continues one, and tokens labelled "O" are in none (Ramshaw and Marcus 1995, section 3).
         """
         read = self._read(texts)
         tagged = []
@@ -113,24 +114,24 @@ class Answerer(TextEncoder):
         no_answer: float | None = None,
         batch_size: int = BATCH,
     ) -> list[Answer]:
-        """The `top_k` likeliest answers, the best first; each stretch of the context at most once.
+        """Returns the `top_k` likeliest answers, the best first; each span of the context occurs at most once.
 
-        A stretch from token i to token j has the probability p(begins at i) p(ends at j), each a softmax over the
-        tokens of the context (over those of all windows). A context that is longer than the model reads is cut into
-        windows, each `stride` tokens after the one before; a stretch counts where its score is highest.
+        The span from token i to token j has the probability p(begins at i) p(ends at j), each a softmax over the tokens
+        of the context (of all its windows). A context that is longer than the model's is split into windows, each
+        `stride` tokens after the previous one; a span has its highest score over the windows.
 
-        With `no_answer` = t, that the context holds none is among the answers. For S and E the logits of beginning and
-        end, C the row's first token ([CLS]),
+        With `no_answer` = t, the answers include that the context has no answer. For the logits S and E of beginning
+        and end and the first token C of the row ([CLS]),
 
-            s_null = S_C + E_C, the least of all windows      s(i, j) = S_i + E_j, i <= j
+            s_null = S_C + E_C, the minimum over windows      s(i, j) = S_i + E_j, i <= j
 
-        and stretches for which s(i, j) > s_null + t rank before it, the others after it (Devlin et al. 2019, section
-        4.3, for SQuAD v2.0; the least of the windows as in their code). t is chosen on held-out questions: log
-        p(no answer) - log p(the best stretch) is what to compare it with. C then takes part in both softmaxes.
+        and spans with s(i, j) > s_null + t rank before it, the others after it (Devlin et al. 2019, section 4.3, for
+        SQuAD v2.0; the minimum over windows as in their code). Choose t on held-out questions, by comparison with
+        log p(no answer) - log p(best span). C then takes part in both softmaxes.
 
-        longest: tokens of an answer, at most.
-        Raises DataError for a context without tokens; ConfigError when the question leaves no room for it, for a
-        no_answer that is NaN, and for no_answer with a tokenizer that puts no token before the question.
+        longest: maximum number of tokens of an answer.
+        Raises DataError for a context without tokens; ConfigError if the question leaves no room for the context, if
+        no_answer is NaN, and for no_answer with a tokenizer that puts no token before the question.
         """
         for name, value in (("top_k", top_k), ("longest", longest), ("stride", stride)):
             check_whole(name, value)

@@ -1,4 +1,4 @@
-"""Encoders with their tokenizers, one class for each thing that they are trained for.
+"""Encoders with their tokenizers, one class for each task.
 
 Legend: N texts, B rows, T slots, M width, V vocab.
 """
@@ -22,15 +22,15 @@ from headway.similarity import normalize
 from headway.text import Encoded, Tokenizer
 from headway.text.tokenizer import Text
 
-DIMENSIONS = "matryoshka_dimensions"  # of config.json
+DIMENSIONS = "matryoshka_dimensions"  # the key in config.json
 Input = Text | Sequence[int]
-"""A text, a pair of texts, or the ids of one, which are read as they are."""
+"""A text, a pair of texts, or the token ids of a text, which are read as they are."""
 Read = Callable[[Sequence[Encoded]], list[Tensor]]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A token for a masked place. `text` is what it reads as there, `piece` its name in the vocabulary."""
+    """A token for a mask. `text` is how it reads in place, `piece` its name in the vocabulary."""
 
     token: int
     piece: str
@@ -39,10 +39,10 @@ class Candidate:
 
 
 class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
-    """An encoder and its tokenizer: the last states of texts. Its subclasses add a head.
+    """An encoder and its tokenizer: computes the last hidden states of texts. Subclasses add a head.
 
     Attributes:
-        model: the `Encoder`, in evaluation mode.   tokenizer: None when the folder has none.
+        model: the `Encoder`, in evaluation mode.   tokenizer: None if the folder has none.
     """
 
     heads: ClassVar[tuple[str, ...]] = ()
@@ -56,34 +56,37 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
         super().__init__(model, tokenizer)
 
     def states(self, texts: Sequence[Text], *, batch_size: int = BATCH, cut: bool = False) -> list[Tensor]:
-        """The last states [T, M] of each text or pair, T its tokens with those of the template. `cut`: as in
-        `Classifier.classify`."""
+        """Returns the last hidden states [T, M] of each text or pair, including the special tokens that the tokenizer
+        adds. `cut`: as in `Classifier.classify`."""
         return self._outputs(self._read(texts, cut), batch_size, self._states)
 
     @torch.inference_mode()
     def read(self, texts: Sequence[Encoded]) -> list[Tensor]:
-        """The head's output for each text, [T, ...] of its slots or one vector, in one forward pass: texts stand side
-        by side in a row, and none sees another."""
+        """Returns the head's output for each text, [T, ...] over its slots or one vector, from one forward pass: the
+        texts are packed in one row, without attention between them."""
         if self.spec.head.task in ("classify", "embed"):
             filled = [*texts, *self._filling(texts)]
             vectors = self.model(**encoder_inputs(filled, self.spec, self.device, packed=True))
             return [*vectors[: len(texts)].float()]
         inputs = encoder_inputs(texts, self.spec, self.device, packed=True)
-        states, wanted = self.model.hidden(**inputs), [self._wanted(text) for text in texts]
+        states, slots_per_text = self.model.hidden(**inputs), [self._wanted(text) for text in texts]
         firsts = accumulate((len(text.ids) for text in texts), initial=0)
-        # texts of 3 and 2 slots, of which [1] and [0, 1] are wanted: at [1, 3, 4]
-        at = [first + i for first, slots in zip(firsts, wanted, strict=False) for i in slots]
-        out = self.model.head(states[:, at], inputs["tokens"])
-        return [*out[0].float().split([len(slots) for slots in wanted])]
+        # texts of 3 and 2 slots, with outputs wanted at [1] and [0, 1]: slots [1, 3, 4] of the row
+        slots_of_row = [
+            first + i for first, slots in zip(firsts, slots_per_text, strict=False) for i in slots
+        ]
+        out = self.model.head(states[:, slots_of_row], inputs["tokens"])
+        return [*out[0].float().split([len(slots) for slots in slots_per_text])]
 
     def _filling(self, texts: Sequence[Encoded]) -> list[Encoded]:
-        """A text that fills the row, where products would pad it, up to a number of slots that needs no padded copy."""
+        """Returns a text that extends the row to a number of slots for which matrix products need no padded copy, if
+        they would pad it; no text otherwise."""
         slots = sum(len(text.ids) for text in texts)
         missing = filled_rows(slots) - slots if slots >= FEW and fills(self.model.model.like) else 0
         return [Encoded.of([0] * missing)] if 0 < missing <= self.limit else []
 
     def _wanted(self, text: Encoded) -> Sequence[int]:
-        """The slots of a text for which the head is computed."""
+        """Returns the slots of a text for which the head's output is computed."""
         return range(len(text.ids))
 
     @torch.inference_mode()
@@ -98,7 +101,7 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
 
     @property
     def limit(self) -> int:
-        """The most tokens that a text may have, with those of the template."""
+        """Maximum number of tokens of a text, including the special tokens that the tokenizer adds."""
         return min(self.spec.trained_context, self.spec.context_limit or self.spec.trained_context)
 
     @property
@@ -107,8 +110,8 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
 
     def _read(self, texts: Sequence[Input], cut: bool = False, special: bool = False) -> list[Encoded]:
         if isinstance(texts, str) or len(texts) == 0:
-            what = "one text" if isinstance(texts, str) else "no texts"
-            raise DataError(f"a list of texts is expected, got {what}")
+            problem = "one text" if isinstance(texts, str) else "no texts"
+            raise DataError(f"a list of texts is expected, got {problem}")
         if not isinstance(texts[0], str | tuple):
             read = [Encoded.of(ids) for ids in check_prompts(texts, self.spec.vocab)]  # type: ignore[arg-type]
         else:
@@ -124,7 +127,7 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
             )
 
     def _outputs(self, texts: Sequence[Encoded], batch_size: int, read: Read | None = None) -> list[Tensor]:
-        """The outputs of `read` (`TextEncoder.read` unless given) for each text, `batch_size` of them at a time.
+        """Returns the output of `read` (default: `self.read`) for each text, computed in batches of `batch_size` texts.
 
         Raises ConfigError for a text beyond the context, naming it, and for a batch_size below 1."""
         check_whole("batch_size", batch_size)
@@ -135,7 +138,7 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
 
 
 class MaskedLM(TextEncoder):
-    """Finds words for masked places (Devlin et al. 2019, section 3.1).
+    """Predicts masked tokens (Devlin et al. 2019, section 3.1).
 
     >>> for candidate in headway.load("bert", task="masked-lm").fill_mask("Paris is the [MASK] of France.")[0]: ...
     """
@@ -146,10 +149,11 @@ class MaskedLM(TextEncoder):
     def fill_mask(
         self, texts: Sequence[str], *, top_k: int = 5, batch_size: int = BATCH
     ) -> list[list[list[Candidate]]]:
-        """For each masked place of a text, in order, the `top_k` most likely tokens, the best first.
+        """Returns the `top_k` likeliest tokens for each mask of a text, in order, the best first; for a list of texts,
+        one such list each.
 
-        A place is written as the tokenizer's own mask token ("[MASK]", "<mask>"); other special tokens in the text are
-        special too. Several masks are filled independently of each other. A list of texts gives a list of that.
+        A mask is written as the tokenizer's mask token ("[MASK]", "<mask>"); other special tokens in the text are
+        special too. Several masks are filled independently of each other.
         Raises DataError for a text without a mask, ConfigError for top_k outside 1..vocab.
         """
         tokenizer = self.need_tokenizer()
@@ -180,7 +184,7 @@ class MaskedLM(TextEncoder):
 
 
 class Embedder(TextEncoder):
-    """One vector for a text, so that texts of like meaning are near (Reimers and Gurevych 2019)."""
+    """Computes one vector per text, such that texts of similar meaning are close (Reimers and Gurevych 2019)."""
 
     heads = ("embed",)
 
@@ -199,12 +203,13 @@ class Embedder(TextEncoder):
         cut: bool = False,
         dimensions: int | None = None,
     ) -> Tensor:
-        """Vectors [N, M] of texts, [M] of a single one; what else is in the list changes none but by rounding. A list
-        may be of ids, which are read as they are.
+        """Returns the embeddings [N, M] of texts, or [M] of a single one. The other texts of the list change an
+        embedding by rounding only. A list may consist of lists of token ids, which are read as they are.
 
-        cut: as in `Classifier.classify`.   dimensions: so many numbers of each vector, its first ones (of unit length
-        where the model's vectors are); one of `self.dimensions`, by which the model was trained to be cut (Kusupati et
-        al. 2022). Raises ConfigError for any other number."""
+        cut: as in `Classifier.classify`.   dimensions: number of leading components to keep (renormalized if the
+        model's vectors have unit length); one of `self.dimensions`, with which the model was trained to be truncated
+        (Kusupati et al. 2022). Raises ConfigError for any other number.
+        """
         if isinstance(texts, str):
             return self.embed([texts], batch_size=batch_size, cut=cut, dimensions=dimensions)[0]
         width = self.spec.width

@@ -29,20 +29,20 @@ Prompts = Sequence[str] | Sequence[Sequence[int]]
 
 
 class LanguageModel(Writer[Decoder, Tokenizer], Looks):
-    """A decoder, its tokenizer and how it ends its texts.
+    """A decoder with its tokenizer and its EOS ids.
 
     >>> lm = headway.load("runs/demo")
     >>> print(lm.generate("def main(", max_new_tokens=40, temperature=0.8))
     >>> for delta in lm.stream("def main("): print(delta.text, end="", flush=True)
 
     Attributes:
-        model: the `Decoder`.   tokenizer: None when the folder has none; then prompts are ids.
-        generation: the content of generation_config.json; of it, only `eos_token_id` decides anything here.
+        model: the `Decoder`.   tokenizer: None if the folder has none; prompts are then token ids.
+        generation: the content of generation_config.json; only its `eos_token_id` is used here.
     """
 
     @property
     def eos(self) -> tuple[int, ...]:
-        """Ids that end a text: generation_config.json's, else the tokenizer's."""
+        """Ids that end a sequence: those of generation_config.json, or else the tokenizer's."""
         ids = self.generation.get("eos_token_id")
         if ids is None:
             token = self.tokenizer.eos if self.tokenizer else None
@@ -62,18 +62,18 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
     def generate(
         self, prompt: Any, *, batch_size: int | None = None, special: bool = False, **options: Any
     ) -> Generation | list[Generation]:
-        """Continues one prompt (a text, or ids), or each of a list of prompts.
+        """Continues one prompt (a text, or token ids), or each of a list of prompts.
 
         A Generation prints as its text; it has `ids`, `finish_reason` ("eos", "stop", "length") and
-        `tokens_per_second`, and with beams `score` and `hypotheses`. Texts begin with BOS when the tokenizer does
-        so, and stay open at the end; prompts given as ids are taken as they are. `special`: control tokens
-        written in the prompt are control tokens, not text. `batch_size`: how many prompts of a list are worked
-        on at once. It changes no text, and neither does what else is in the list: prompt i draws from (seed, i).
+        `tokens_per_second`, and with beams `score` and `hypotheses`. A text gets BOS if the tokenizer adds it, and no
+        EOS; token ids are read as they are. `special`: control tokens written in the prompt are control tokens, not
+        text. `batch_size`: number of prompts of a list that run at once. Neither it nor the other prompts of the list
+        change a result: prompt i draws its random numbers from (seed, i).
 
-        `options` are fields of `GenerationConfig`, `Sampling` and `Beams` by name; without any: greedy, up to 128 new
-        tokens, until EOS. `beams` is how many, or a `Beams`, for the text of the highest score. `draft` needs fewer
-        steps for the same text where the next tokens can be guessed, at most `draft_tokens` at a time: from the text
-        itself ("ngram"), by a smaller `LanguageModel` of the same tokenizer, or by a `Draft`.
+        `options` are fields of `GenerationConfig`, `Sampling` and `Beams` by name; the default is greedy, up to 128 new
+        tokens, until EOS. `beams` is a number of beams, or a `Beams`, for beam search. `draft` is speculative decoding:
+        the same text in fewer steps if the next tokens, at most `draft_tokens` at a time, can be guessed from the text
+        itself ("ngram"), by a smaller `LanguageModel` with the same tokenizer, or by a `Draft`.
         """
         prompts, single = self._prompts(prompt, special)
         config, draft = self._settings(options)
@@ -84,8 +84,8 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
         return generations[0] if single else generations
 
     def stream(self, prompt: OnePrompt, *, special: bool = False, **options: Any) -> Iterator[Delta]:
-        """Continues one prompt token by token: `delta.text` is what became certain. All texts together are the
-        text of `generate` with the same arguments."""
+        """Continues one prompt token by token and yields deltas; `delta.text` is the text that became certain.
+        Concatenated, they are the text of `generate` with the same arguments."""
         rows, single = self._prompts(prompt, special)
         if not single:
             raise DataError("stream continues one prompt, got several; use generate, or generate.stream")
@@ -93,23 +93,24 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
         return stream_ids(self.model, rows, config, tokenizer=self.tokenizer, draft=draft, engine=self.engine)
 
     def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
-        """The reply to a conversation, [{"role": "user", "content": "..."}, ...], through the chat template. What
-        earlier turns stored is not read again, unless prefix_cache=False."""
+        """Returns the reply to a conversation, [{"role": "user", "content": "..."}, ...], rendered by the chat
+        template. Earlier turns come from the prefix cache, unless prefix_cache=False."""
         ids = self.need_tokenizer().render_chat(messages)
         return collect(list(self.stream(ids, **_in_turn(options))), len(ids))
 
     def stream_chat(self, messages: Sequence[Message], **options: Any) -> Iterator[Delta]:
-        """`chat`, token by token."""
+        """Yields the reply of `chat` token by token."""
         return self.stream(self.need_tokenizer().render_chat(messages), **_in_turn(options))
 
     def decoding(self, *, kv_cache_dtype: str = "auto") -> Choice:
-        """Whether steps of one more token are "native" calls of the kernels or run by "modules", and why; with a cache
-        of that dtype."""
+        """Returns whether decoding steps are "native" kernel calls or run by "modules", and why, for a KV cache of this
+        dtype."""
         return Reader(self.model, kv_dtype=kv_dtype(kv_cache_dtype)).steps
 
     @property
     def prefix(self) -> int:
-        """The token that stands for an empty context: BOS, else EOS. Raises DataError for a model that has neither."""
+        """The token that stands for an empty context: BOS, or else EOS. Raises DataError for a model that has
+        neither."""
         bos = self.tokenizer.bos if self.tokenizer is not None else None
         if bos is None and not self.eos:
             raise DataError("this model has neither BOS nor EOS to begin a text with; give a context")
@@ -126,17 +127,18 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
     ) -> list[Score]: ...
 
     def score(self, context: Any, continuation: Any, **how: Unpack[Scoring]) -> Score | list[Score]:
-        """How probable a continuation of a context is: `Score`, with `log_prob`, `is_greedy` and each token's own.
+        """Returns the log-probability of a continuation given its context, as a `Score` with `log_prob`, `is_greedy`
+        and the log-probability of each token.
 
-        Lists of as many contexts and continuations are scored pair by pair, a list of continuations of one context
-        one by one. Encoded as lm-evaluation-harness does it: spaces at the end of the context belong to the
-        continuation, both are encoded as one text and divided where the context's own tokens end; an empty context is
-        `prefix`. What else is in the list changes no result but by rounding.
+        Lists of equal length are scored pair by pair; one context is scored with each of a list of continuations. They
+        are encoded as in lm-evaluation-harness: spaces at the end of the context belong to the continuation, both are
+        encoded as one text and split where the context's own tokens end; an empty context is `prefix`. Other pairs of
+        the list change a result by rounding only.
 
         >>> lm.score("The capital of France is", [" Paris", " a cat"])
 
-        Raises DataError for a continuation without a token of its own, ConfigError for what the context is too short
-        for."""
+        Raises DataError for a continuation without a token of its own, ConfigError for a pair beyond the model's
+        context."""
         options, special = scoring_of("score", how)
         single = isinstance(context, str) and isinstance(continuation, str)
         targets = [continuation] if isinstance(continuation, str) else list(continuation)
@@ -153,29 +155,30 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
     def score_text(
         self, texts: Sequence[str], *, window: int | None = None, **how: Unpack[Scoring]
     ) -> list[Score]:
-        """How probable a text of any length is, each of its tokens predicted once; of a list, each text alone.
+        """Returns the log-probability of a text of any length, with each token predicted once; for a list, each text by
+        itself.
 
-        It follows `prefix` and is read in windows of `window` tokens (the trained context unless given), the last of
-        which looks back as far as it can: `rolling_windows`. -log_prob / ln 2 / bytes are its bits per byte."""
+        The text follows `prefix` and is read in windows of `window` tokens (default: the trained context); the last
+        window looks back as far as it can: `rolling_windows`. -log_prob / ln 2 / bytes is its bits per byte."""
         options, special = scoring_of("score_text", how)
         length = self.spec.trained_context if window is None else window
         encoded = self.need_tokenizer().encode_batch([*texts], bos=False, special=special)
         windows = [rolling_windows(ids, self.prefix, length) for ids in encoded]
         parts = score_ids(self.model, [pair for pairs in windows for pair in pairs], **options)
-        whole, scores = iter(parts), []
+        remaining, scores = iter(parts), []
         for ids, pairs in zip(encoded, windows, strict=True):
-            scored = [next(whole) for _ in pairs]
+            scored = [next(remaining) for _ in pairs]
             log_probs = [value for part in scored for value in part.log_probs]
             scores.append(Score.of(ids, log_probs, all(part.is_greedy for part in scored)))
         return scores
 
     def next_log_probs(self, text: OnePrompt, *, cuts: Sequence[Cut] = (), special: bool = False) -> Tensor:
-        """ln p of each token of the vocabulary to follow a text (or ids), [V], in float32 or float64; and what they
-        would be if queries did not see the pairs of `cuts`: a head, an edge, a span of the text.
+        """Returns the log-probability of each token of the vocabulary after a text (or token ids), [V], in float32 or
+        float64, without attention over the pairs in `cuts`: those of a head, an edge, or a span of the text.
 
         >>> lm.next_log_probs("The cat sat on the", cuts=[Cut(layer=1, head=2)])
 
-        Raises ConfigError for a layer, head or span that is not there."""
+        Raises ConfigError for a layer, head or span that does not exist."""
         layers = [block.self_attn for block in self.model.stack.blocks]
         record = Record(patterns=patterns_without(layers, cuts))
         self._record(text, special, record)
@@ -191,7 +194,7 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
         return {"ids": ids}
 
     def _pair(self, i: int, context: str, continuation: str, special: bool) -> tuple[list[int], list[int]]:
-        """A context and its continuation as ids; see `score`."""
+        """Returns the token ids of a context and of its continuation; see `score`."""
         tokenizer, stem = self.need_tokenizer(), context.rstrip()
         if not stem:
             before = [self.prefix]
@@ -205,7 +208,7 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
         return before, whole[len(before) :]
 
     def _prompts(self, prompt: Any, special: bool) -> tuple[list[list[int]], bool]:
-        """The prompts as ids, and whether it was one."""
+        """Returns the prompts as token ids, and whether it was a single prompt."""
         if prompt is None:
             raise DataError("the prompt is None; give a text, token ids, or a list of either")
         if isinstance(prompt, Tensor):
@@ -237,5 +240,6 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
 
 
 def _in_turn(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a conversation: with the cache of prefixes, since each turn begins as the one before."""
+    """Returns the options of a conversation turn: with the prefix cache, since each turn begins with the earlier
+    ones."""
     return {"prefix_cache": options.get("use_cache", True), **options}

@@ -1,4 +1,4 @@
-"""`headway.load(...)`: a folder, or an id of the Hub, becomes a model with its tokenizer, ready for its task."""
+"""`headway.load(...)`: loads a folder or a model of the Hugging Face Hub, with its tokenizer, for its task."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ AnyModel = LanguageModel | TextEncoder | Translator
 
 
 class Kind(NamedTuple):
-    """The model that a task needs, the command that does it, and the class that `load` returns for it."""
+    """What a task needs: a kind of model, the command for it, and the class that `load` returns."""
 
     model: str
     command: str
@@ -49,7 +49,7 @@ TASKS: Mapping[str, Kind] = {
 
 
 class Loading(TypedDict, total=False):
-    """Options of `load` for every task."""
+    """Options of `load` for all tasks."""
 
     dtype: str | torch.dtype | None
     device: str | torch.device | None
@@ -103,40 +103,40 @@ def load(
     compress: bool = False,
     dequantize: bool = False,
 ) -> AnyModel:
-    """A model from a Hugging Face folder, or by its id on the Hugging Face Hub (downloaded once).
+    """Loads a model from a Hugging Face folder, or by its id on the Hugging Face Hub (downloaded once).
 
-    What is returned follows from what the folder holds, and `task` makes sure of it:
+    The class of the result depends on the model in the folder, and on `task`:
 
         task          returns         from
         "causal-lm"   LanguageModel   a decoder
         "translation" Translator      an encoder-decoder
         "masked-lm"   MaskedLM        an encoder with a masked-lm head
         "classify"    Classifier      an encoder with a classifier
-        "tag"         Tagger          an encoder with a classifier of tokens
-        "answer"      Answerer        an encoder with a head for answers
-        "embed"       Embedder        any encoder; pooled as a folder of sentence-transformers declares
+        "tag"         Tagger          an encoder with a token classifier
+        "answer"      Answerer        an encoder with a question-answering head
+        "embed"       Embedder        any encoder; pooled as declared in a sentence-transformers folder
         "states"      TextEncoder     any encoder
 
     Args:
-        source: a folder (config.json, model.safetensors, tokenizer.json), or an id such as "owner/name". The folder
-            of an adapter stands for the model that it says it adapts, with it.
-        task: what it is for; None takes what the folder was saved for.
+        source: a folder (config.json, model.safetensors, tokenizer.json), or an id such as "owner/name". An adapter's
+            folder loads the base model that it names, with the adapter.
+        task: the task; None takes the one for which the folder was saved.
         dtype: "float32", "bfloat16", ... or a torch dtype; None or "auto" keeps the file's (float16 becomes
             float32 on a CPU, where float16 is hundreds of times slower): the rule of `headway.storage.dtypes`.
-        backend: of attention; a named one fails rather than falls back.
-        revision: of a Hub id: branch, tag or commit.
-        allow_pickle: read old `.bin` weights, too (with torch's restricted unpickler).
-        adapter: folders of adapters (PEFT's), which add up; the last of them that has a tokenizer or a
-            generation_config.json brings these along.
-        any_base: take adapters that were trained beside other weights, or do not say beside which.
-        pool, unit: of "embed": "first", "last" or "mean" of a text's tokens, and whether vectors have length 1. Unless
-            given, the folder's own, or "mean" and False.
-        compress: keep bf16 weights in 11 bits each, without loss (`headway.models.quantize.compress_model`).
-        dequantize: make plain weights of codes of 4 to 8 bits (of GGUF files and quantized folders), which are kept
-            otherwise: products with codes round their other factor to 8 bits.
-        device: where its weights are put; the CPU unless given.
-    Raises CheckpointError or ConfigError, saying which file and what is wrong with it; ConfigError for a device that is
-    not there.
+        backend: attention backend; a named one fails rather than falls back.
+        revision: branch, tag or commit of a Hub id.
+        allow_pickle: whether to read old `.bin` weights too (with torch's restricted unpickler).
+        adapter: folders of PEFT adapters, whose effects add up; the tokenizer and generation_config.json come from the
+            last adapter that has them.
+        any_base: whether to accept adapters that were trained on other base weights, or do not name their base.
+        pool, unit: for "embed": pooling over a text's tokens ("first", "last" or "mean"), and whether embeddings have
+            unit length. Default: as the folder says, or "mean" and False.
+        compress: whether to store bf16 weights in 11 bits each, losslessly (`headway.models.quantize.compress_model`).
+        dequantize: whether to expand weights of 4 to 8 bits (of GGUF files and quantized folders). Otherwise they stay
+            quantized, and products with them round the activations to 8 bits.
+        device: the device of the weights; the CPU by default.
+    Raises CheckpointError or ConfigError, which name the file and its fault; ConfigError for a device that torch cannot
+    use.
     """
     if task is not None:
         check_known(task, TASKS, "load: there is no task")
@@ -166,7 +166,7 @@ def load(
     if longest is not None and longest < folder.spec.trained_context:
         folder = replace(folder, spec=replace(folder.spec, trained_context=longest))
     tokenizer = _tokenizer(folder.home)
-    if tokenizer is not None:  # before the weights are read
+    if tokenizer is not None:  # checked before the weights are read
         tokenizer.require_fits(folder.spec.vocab)
     model = build_model(folder, dtype=load_dtype, device=where, backend=backend, dequantize=dequantize)
     if compress:
@@ -175,7 +175,8 @@ def load(
 
 
 def wrong_task(source: str | Path, spec: ModelSpec, task: str) -> ConfigError:
-    """The error for a model that `task` cannot use: what it is, what is needed, what to do."""
+    """Returns the error for a model that does not fit `task`: its kind, the kind that the task needs, and what to
+    do."""
     kind = TASKS[spec.task]
     return ConfigError(
         f"{source} is {kind.model} ({spec.family}), and {task!r} needs {TASKS[task].model}; use it with "
@@ -184,7 +185,7 @@ def wrong_task(source: str | Path, spec: ModelSpec, task: str) -> ConfigError:
 
 
 def _head(spec: ModelSpec, task: str, sentences: SentenceConfig | None) -> Head:
-    """The head that a task needs."""
+    """Returns the head that a task needs."""
     if task == "states":
         return Head("states")
     if task != "embed" or (sentences is None and spec.head.task == "embed"):
@@ -207,11 +208,11 @@ def _wrapped(task: str, model: Model, tokenizer: AnyTokenizer | None, folder: Fo
 
 
 def _device(device: str | torch.device | None) -> torch.device:
-    """A device that is there."""
+    """Returns a device, after checking that torch can use it. Raises ConfigError if not."""
     try:
         where = torch.device("cpu" if device is None else device)
         torch.empty(0, device=where)
-    except (RuntimeError, AssertionError, TypeError) as error:  # CUDA's own is an AssertionError
+    except (RuntimeError, AssertionError, TypeError) as error:  # for CUDA it is an AssertionError
         why = str(error).partition("\n")[0].partition(". ")[0]
         raise ConfigError(
             f"load: device={device!r} was asked for, and torch cannot use it here: {why}; leave device out for the CPU"

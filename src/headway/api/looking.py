@@ -1,4 +1,4 @@
-"""Attention maps and hidden states of one text, by a loaded model."""
+"""Attention maps and hidden states of a text, computed by a loaded model."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,13 +12,13 @@ from headway.nn.record import Record
 from headway.text import MarianTokenizer
 
 Numbers = int | Sequence[int] | None
-"""Layers or heads: all of them (None), one, or several; those below 0 count from the end."""
+"""Layers or heads: all (None), one, or several; negative numbers count from the end."""
 AnyText = str | tuple[str, str] | Tensor | Sequence[int]
 States = tuple[Tensor, ...]
 
 
 class EncoderDecoderMaps(NamedTuple):
-    """The maps of a source and a target: within each, and from the target to the source. A notebook shows the last."""
+    """Attention maps of a source and a target: within each, and from target to source. A notebook shows the last."""
 
     encoder: AttentionMaps
     decoder: AttentionMaps
@@ -29,14 +29,14 @@ class EncoderDecoderMaps(NamedTuple):
 
 
 class EncoderDecoderStates(NamedTuple):
-    """The hidden states of a source and of a target, as those of a `LanguageModel`."""
+    """Hidden states of a source and of a target, as those of a `LanguageModel`."""
 
     encoder: States
     decoder: States
 
 
 class Looks:
-    """Attention maps and hidden states of texts, for models of one stack."""
+    """Adds attention maps and hidden states to models with a single stack."""
 
     model: Any
     tokenizer: Any
@@ -44,12 +44,12 @@ class Looks:
     def attention(
         self, text: AnyText, *, layers: Numbers = None, heads: Numbers = None, special: bool = False
     ) -> AttentionMaps:
-        """Maps of what the tokens of a text (or ids; of an encoder a text or pair, with the tokens of the template)
-        attend to, in some layers and heads, all unless given.
+        """Returns the attention maps of a text (or of token ids; of an encoder, a text or pair, with the special tokens
+        that the tokenizer adds) in the given layers and heads, by default all.
 
-        One forward pass keeps queries and keys; weights are computed when they are asked for, by the row (O(S) memory
-        for S tokens) or as a whole. `special`: control tokens written in the text are control tokens, not text. Raises
-        ConfigError for a layer or head that is not there.
+        One forward pass keeps queries and keys; attention weights are computed on request, by the row (O(S) memory for
+        S tokens) or as a whole. `special`: control tokens written in the text are control tokens, not text. Raises
+        ConfigError for a layer or head that does not exist.
 
         >>> maps = lm.attention("The cat sat on the mat", layers=[0, -1], heads=[2])
         >>> maps[-1].row(5), maps[-1].weights(), maps[-1].keys     # [1, 6], [1, 6, 6], the tokens' texts
@@ -61,19 +61,19 @@ class Looks:
         return attention_maps(record, stack, heads, texts, texts)
 
     def hidden_states(self, text: AnyText, *, layers: Numbers = None, special: bool = False) -> States:
-        """The states [T, M] of a text, as in `attention`: number i of 0..L is what layer i is given, number L what the
-        output layer is given, after the last norm; all of them, or those of `layers`. They are the
+        """Returns the hidden states [T, M] of a text, given as in `attention`: state i of 0..L-1 is the input of layer
+        i, state L the input of the output layer, after the last norm; all of them, or those of `layers`. They equal the
         `output_hidden_states` of `transformers`."""
         record = Record()
         self._record(text, special, record)
         return states_of(record, layers)
 
     def _row(self, text: Any, special: bool) -> dict[str, Any]:
-        """One text as the model reads it, [1, T]."""
+        """Returns one text as the model's inputs, [1, T]."""
         raise NotImplementedError
 
     def _record(self, text: AnyText, special: bool, record: Record) -> Tensor:
-        """Reads a text, of which the record is told, and returns its ids [1, T]."""
+        """Runs the model on a text with this record, and returns the token ids [1, T]."""
         row = self._row(text, special)
         ids: Tensor = row["ids"]
         with evaluating(self.model):
@@ -82,8 +82,8 @@ class Looks:
 
 
 def token_texts(tokenizer: AnyTokenizer | None, ids: Sequence[int], side: str = "source") -> list[str]:
-    """The text of each token by itself: its name in the vocabulary where that is no text, its number where there is
-    no tokenizer."""
+    """Returns the text of each token by itself; its name in the vocabulary if it has no readable text, its id if there
+    is no tokenizer."""
     texts = []
     for i in ids:
         if tokenizer is None:
@@ -98,5 +98,6 @@ def token_texts(tokenizer: AnyTokenizer | None, ids: Sequence[int], side: str = 
 
 
 def states_of(record: Record, layers: Numbers) -> States:
-    """The states of one row for these layers: number i is the input of layer i, and the last are the last."""
+    """Returns the hidden states of the record's first row for these layers: state i is the input of layer i, the last
+    state that of the output layer."""
     return tuple(record.states[i][0] for i in numbers_of("layers", layers, len(record.states)))

@@ -1,9 +1,8 @@
-"""Base classes of models with a tokenizer, and the options of their calls beside prompts.
+"""Base classes of models with a tokenizer, and the options of their calls besides the prompts.
 
-Options of writing are the fields of `GenerationConfig`, of its `Sampling` (temperature, top_k, ...) and of `Beams`
-(length_penalty, n_best, ...), by name; `beams` is a number of them, or a `Beams`. Fields that a model or a call sets
-itself are no options: ids that are forbidden, forced or a prefix.
-"""
+Generation options are the fields of `GenerationConfig`, of its `Sampling` (temperature, top_k, ...) and of `Beams`
+(length_penalty, n_best, ...), by name; `beams` is a number of beams, or a `Beams`. Fields that the model or the call
+sets itself are not options: forbidden ids, forced ids, and the prefix."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -19,7 +18,7 @@ from headway.models import Decoder, Model, ModelSpec, cost
 from headway.text import MarianTokenizer, Tokenizer
 from headway.text.tokenizer import Text
 
-BATCH = 32  # texts at once
+BATCH = 32  # default batch size, in texts
 AModel = TypeVar("AModel", bound=Model)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -28,7 +27,8 @@ ATokenizer = TypeVar("ATokenizer", bound=Tokenizer | MarianTokenizer)
 
 
 class OneOrSeveral(Generic[Item, P, Result]):
-    """A method of several texts, which takes a single one (`Pretrained.single`), too, and returns its result alone."""
+    """A method of several texts that also takes a single one (an instance of `Pretrained.single`), and then returns its
+    result alone."""
 
     def __init__(
         self, method: Callable[Concatenate[Any, Sequence[Item], P], list[Result]], model: Any = None
@@ -52,16 +52,18 @@ class OneOrSeveral(Generic[Item, P, Result]):
 
 
 def refuse_empty(texts: Sequence[Text]) -> None:
-    """Raises DataError for a text, or a pair, that is empty or white space: what a model says of it is made up."""
+    """Raises DataError for a text, or a pair, that is empty or white space: the output of a model for it would be
+    meaningless."""
     for number, text in enumerate(texts):
         if not "".join(text).strip():
             raise DataError(f"text {number} is empty: there is nothing to read; leave it out")
 
 
 class Pretrained(Generic[AModel, ATokenizer]):
-    """A model with its tokenizer, None where its folder has none; `config_keys`: of config.json, not in the spec.
+    """A model with its tokenizer, or None if its folder has none. `config_keys`: keys of config.json that are not in
+    the spec.
 
-    Raises CheckpointError when the tokenizer has ids that the model lacks."""
+    Raises CheckpointError if the tokenizer has ids that the model lacks."""
 
     single: ClassVar[tuple[type, ...]] = (str,)
     """The types of a single text."""
@@ -83,7 +85,7 @@ class Pretrained(Generic[AModel, ATokenizer]):
         return self.model.spec
 
     def need_tokenizer(self) -> ATokenizer:
-        """The tokenizer. Raises DataError when there is none."""
+        """Returns the tokenizer. Raises DataError if there is none."""
         if self.tokenizer is None:
             raise DataError("this model has no tokenizer: give token ids, or a folder with a tokenizer")
         return self.tokenizer
@@ -91,8 +93,7 @@ class Pretrained(Generic[AModel, ATokenizer]):
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Writes a Hugging Face folder that `headway.load` and `transformers` read; all of it, or nothing.
 
-        Raises CheckpointError where `folder` holds anything, unless `overwrite`: then nothing of a model that is there
-        remains."""
+        Raises CheckpointError if `folder` is not empty, unless `overwrite`: then nothing remains of the model in it."""
         save_folder(
             folder, self.model, tokenizer=self.tokenizer, generation=self.generation, config=self.config_keys,
             overwrite=overwrite,
@@ -104,21 +105,21 @@ class Pretrained(Generic[AModel, ATokenizer]):
 
 
 class Writer(Pretrained[AModel, ATokenizer]):
-    """The base of models that write texts: one engine, which stays open. Any thread may call: their texts are read
+    """The base of models that generate text. Its one engine stays open; calls from several threads are batched
     together."""
 
     @cached_property
     def engine(self) -> OpenEngine:
-        """The engine that writes the texts. Its `keep` bounds what stays for texts that begin as earlier ones did."""
+        """The engine that generates. Its `keep` bounds the memory that the prefix cache retains."""
         return OpenEngine()
 
     def close(self) -> None:
-        """Gives back the memory that earlier texts left, when the calls that run have ended. Later calls go on."""
+        """Frees the memory that earlier calls left, once running calls have ended. Later calls still work."""
         self.engine.close()
 
 
 def check_options(call: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raises ConfigError for an option that is not known."""
+    """Raises ConfigError for an unknown option."""
     for name in options:
         check_known(name, known, f"{call} has no option")
 
@@ -134,10 +135,11 @@ _SAMPLING, _BEAMS, _CONFIG = (
 
 
 class Scoring(TypedDict, total=False):
-    """Options of scoring texts.
+    """Options of scoring.
 
-    batch_size: rows read at once; changes no result but by rounding.   beyond_context: go on past the trained context.
-    special: control tokens written in the texts are control tokens, not text.
+    batch_size: rows read at once; changes results by rounding only.
+    beyond_context: whether to go beyond the trained context.
+    special: whether control tokens written in the texts are control tokens, not text.
     """
 
     batch_size: int
@@ -148,12 +150,13 @@ class Scoring(TypedDict, total=False):
 def config_of(
     call: str, options: Mapping[str, Any], unused: Sequence[int], also: Sequence[str] = ()
 ) -> tuple[GenerationConfig, dict[str, Any]]:
-    """The config of a call's options, for a model that never has an `unused` id; and those of them in `also`.
+    """Returns the generation config of a call's options, for a model that never generates an `unused` id; and the
+    options named in `also`.
 
-    Raises ConfigError for an option that is none, for what a search is asked where no number of beams is given, and as
-    `GenerationConfig`."""
+    Raises ConfigError for an unknown option, for beam search options without a number of beams, and as
+    `GenerationConfig` does."""
     check_options(call, options, (*_CONFIG, *_SAMPLING, *_BEAMS, *also))
-    sampling, search, more, settings = (
+    sampling, search, extra, settings = (
         {name: options[name] for name in names if name in options}
         for names in (_SAMPLING, _BEAMS, also, _CONFIG)
     )
@@ -164,11 +167,11 @@ def config_of(
             f"{next(iter(search))} is about a beam search, and no number of beams was given; add beams=4 (--beams 4), "
             "or leave it out"
         )
-    return GenerationConfig(**settings, sampling=Sampling(**sampling), forbidden=unused), more
+    return GenerationConfig(**settings, sampling=Sampling(**sampling), forbidden=unused), extra
 
 
 def scoring_of(call: str, how: Scoring) -> tuple[dict[str, Any], bool]:
-    """The options of `headway.generate.score`, and `special`."""
+    """Returns the options for `headway.generate.score`, and `special`."""
     check_options(call, how, tuple(Scoring.__annotations__))
     options: dict[str, Any] = {"batch_size": BATCH, **how}
     return options, options.pop("special", False)
@@ -178,11 +181,12 @@ AnyDraft = str | Draft | Pretrained[Any, Any]
 
 
 def make_draft(draft: AnyDraft | None, tokens: int | None, target: Pretrained[Any, Any]) -> Draft | None:
-    """The draft for texts of `target`: "ngram" is `NgramDraft`, a loaded model `ModelDraft`, a `Draft` itself.
+    """Returns the draft for `target`: an `NgramDraft` for "ngram", a `ModelDraft` for a loaded model, or the `Draft`
+    itself.
 
-    `tokens`: at most so many at a time; the draft's usual number unless given. Raises ConfigError for what is no draft,
-    a model that is no decoder or has another tokenizer, and tokens without a draft or beside one that has its own.
-    """
+    `tokens`: maximum number of draft tokens at a time; None is the draft's default. Raises ConfigError for anything
+    else, for a model that is not a decoder or has another tokenizer, and for `tokens` without a draft or with a
+    `Draft`."""
     limit: dict[str, int] = {} if tokens is None else {"tokens": tokens}
     if draft is None:
         if limit:

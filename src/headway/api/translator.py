@@ -1,5 +1,5 @@
-"""An encoder-decoder with its tokenizer: a text in, another text out; and BLEU, as `sacrebleu` computes it, comparable
-between papers by its signature (Post 2018)."""
+"""An encoder-decoder with its tokenizer: text in, text out; and BLEU as computed by `sacrebleu`, comparable between
+papers by its signature (Post 2018)."""
 
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -23,18 +23,18 @@ from headway.text import MarianTokenizer, Tokenizer
 from headway.text.languages import check_pair
 
 Side = str | Sequence[int]
-"""A text, or the ids that are read."""
+"""A text, or its token ids."""
 
 
 class Translator(Writer[EncoderDecoder, AnyTokenizer]):
-    """Writes a text for a text: a translation, a summary, whatever the model was trained for.
+    """Generates a text from a text: a translation, a summary, or whatever the model was trained for.
 
     >>> translator = headway.load("runs/translation/final")
     >>> print(translator.translate("A man rides a horse."))
     >>> for text in translator.translate("A man rides a horse.", n_best=4).hypotheses: print(text.score, text.text)
 
     Attributes:
-        model: the `EncoderDecoder`, in evaluation mode.   tokenizer: of both sides; None when the folder has none.
+        model: the `EncoderDecoder`, in evaluation mode.   tokenizer: for both sides; None if the folder has none.
         generation: the content of generation_config.json; `headway.generate.translate` lists the keys that are used.
     """
 
@@ -50,13 +50,12 @@ class Translator(Writer[EncoderDecoder, AnyTokenizer]):
 
     @OneOrSeveral
     def translate(self, texts: Sequence[str], /, **options: Any) -> list[Generation]:
-        """The text that a beam search finds for each text, 4 beams unless the options say otherwise.
+        """Returns the translation of each text by beam search, with 4 beams by default.
 
         A Generation prints as its text; its `hypotheses` are the n_best, the best first, each with text and score.
-        What else is in a list changes no text. `options` are those of `LanguageModel.generate` but for drafts, and:
-        prefix, text that every translation begins with, or one for each text, from which the search goes on;
-        batch_size, texts at once, 32 unless given, which changes no text; source_language and target_language, as in
-        `between`.
+        Other texts of the list do not change a result. `options` are those of `LanguageModel.generate` except drafts,
+        and: prefix, the text with which every translation begins, or one for each text; batch_size, number of texts at
+        once (default 32), which does not change results; source_language and target_language, as in `between`.
         """
         pair = [options.pop(f"{side}_language", None) for side in ("source", "target")]
         if pair != [None, None]:
@@ -67,20 +66,20 @@ class Translator(Writer[EncoderDecoder, AnyTokenizer]):
         also = ("prefix", "batch_size")
         config, extra = config_of("translate", {"beams": 4, **options}, unused, also)
         sources, prefixes = tokenizer.encode_batch(texts), self._prefixes(extra.get("prefix", ""), len(texts))
-        numbers = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+        order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
         generations = translate_ids(
-            self.model, [sources[i] for i in numbers], config, generation=generation,
-            prefixes=[prefixes[i] for i in numbers] if any(prefixes) else None, tokenizer=tokenizer,
-            requests=numbers, batch_size=extra.get("batch_size", BATCH), engine=self.engine,
+            self.model, [sources[i] for i in order], config, generation=generation,
+            prefixes=[prefixes[i] for i in order] if any(prefixes) else None, tokenizer=tokenizer,
+            requests=order, batch_size=extra.get("batch_size", BATCH), engine=self.engine,
         )  # fmt: skip
         return sorted(generations, key=lambda text: text.request)
 
     def between(self, source: str | None = None, target: str | None = None) -> "Translator":
-        """The same translator from one language to another, by the names that its tokenizer has for them
-        (`tokenizer.languages`: "en_XX", "eng_Latn", "en"). What is not given is what its folder says (src_lang and
-        tgt_lang of tokenizer_config.json).
+        """Returns this translator for a pair of languages, by their names in its tokenizer (`tokenizer.languages`:
+        "en_XX", "eng_Latn", "en"). The defaults are those of its folder (src_lang and tgt_lang of
+        tokenizer_config.json).
 
-        Raises DataError for a language that is not said or not known, and for a model that has none to choose."""
+        Raises DataError for a missing or unknown language, and for a model without a choice of languages."""
         tokenizer = self.need_tokenizer()
         if isinstance(tokenizer, MarianTokenizer) or not tokenizer.languages:
             raise DataError(
@@ -88,14 +87,14 @@ class Translator(Writer[EncoderDecoder, AnyTokenizer]):
                 "target_language; leave them out (a Marian of several target languages reads them in the text: "
                 '">>fra<< Hello")'
             )
-        other = copy(self)
-        other.tokenizer, other.engine = tokenizer.between(source, target), self.engine
-        return other
+        translator = copy(self)
+        translator.tokenizer, translator.engine = tokenizer.between(source, target), self.engine
+        return translator
 
     def _generation(self) -> Mapping[str, Any]:
-        """The content of generation_config.json, with the target language of a model that has several: in place of the
-        one that its translations begin with, or as the first token that is chosen. Raises DataError where source or
-        target language is not said."""
+        """Returns the content of generation_config.json with the target language of a multilingual model: as the
+        decoder's start token if that is a language, or else as the first token that is forced. Raises DataError if the
+        source or target language is missing."""
         tokenizer = self.tokenizer
         if not isinstance(tokenizer, Tokenizer) or not tokenizer.languages:
             return self.generation
@@ -108,9 +107,9 @@ class Translator(Writer[EncoderDecoder, AnyTokenizer]):
     def attention(
         self, source: Side, target: Side | None = None, *, layers: Numbers = None, heads: Numbers = None
     ) -> EncoderDecoderMaps:
-        """Maps of what the tokens of a text and of its translation attend to: its `encoder`, the `decoder` and `cross`,
-        each as `LanguageModel.attention` has it. `target`: the translation, the model's own unless given; its queries
-        begin with the token that decoding starts from. Both are texts, or the ids that are read."""
+        """Returns the attention maps of a text and its translation: its `encoder`, the `decoder` and `cross`, each as
+        from `LanguageModel.attention`. `target`: the translation, by default the model's own; its queries begin with
+        the decoder's start token. Both are texts or token ids."""
         stacks = self.model.encoder, self.model.decoder
         records = [attention_record(stack, layers) for stack in stacks]
         sides = zip(self._record(source, target, *records), ("source", "target"), strict=True)
@@ -124,8 +123,8 @@ class Translator(Writer[EncoderDecoder, AnyTokenizer]):
     def hidden_states(
         self, source: Side, target: Side | None = None, *, layers: Numbers = None
     ) -> EncoderDecoderStates:
-        """The states of a text in the encoder and of its translation in the decoder; arguments as in `attention`, and
-        layers as in `LanguageModel.hidden_states`."""
+        """Returns the hidden states of a text in the encoder and of its translation in the decoder; arguments as in
+        `attention`, states as in `LanguageModel.hidden_states`."""
         records = Record(), Record()
         self._record(source, target, *records)
         return EncoderDecoderStates(*(states_of(record, layers) for record in records))
@@ -133,8 +132,7 @@ class Translator(Writer[EncoderDecoder, AnyTokenizer]):
     def _record(
         self, source: Side, target: Side | None, encoder: Record, decoder: Record
     ) -> tuple[list[int], list[int]]:
-        """Reads both, in one encoding and one pass over all of the target, of which the records are told, and returns
-        their ids."""
+        """Runs the encoder and one pass over the whole target with these records, and returns the token ids of both."""
         rows = self._rows(source, target)
         read, written = (torch.tensor([ids], device=self.model.decoder.like.device) for ids in rows)
         with evaluating(self.model):
@@ -143,7 +141,7 @@ class Translator(Writer[EncoderDecoder, AnyTokenizer]):
         return rows
 
     def _rows(self, source: Side, target: Side | None) -> tuple[list[int], list[int]]:
-        """The ids that the encoder reads, and those that the decoder reads."""
+        """Returns the token ids that the encoder reads, and those that the decoder reads."""
         read = self.need_tokenizer().encode_batch([source])[0] if isinstance(source, str) else [*source]
         if target is not None and not isinstance(target, str):
             return read, [*target]
@@ -157,7 +155,7 @@ class Translator(Writer[EncoderDecoder, AnyTokenizer]):
         return read, [start, *forced, *self._prefixes(target, 1)[0]]
 
     def _prefixes(self, prefix: str | Sequence[str], count: int) -> list[list[int]]:
-        """The ids that each of `count` targets begins with."""
+        """Returns the token ids with which each of `count` targets begins."""
         texts = [prefix] * count if isinstance(prefix, str) else list(prefix)
         if len(texts) != count:
             raise DataError(f"translate: {len(texts)} prefixes for {count} texts; give one, or one for each")
@@ -169,7 +167,7 @@ class Translator(Writer[EncoderDecoder, AnyTokenizer]):
 
 @dataclass(frozen=True)
 class Bleu:
-    """`score` in 0..100 (Papineni et al. 2002); `signature` has tokenization, case, smoothing and version."""
+    """A BLEU score in 0..100 (Papineni et al. 2002); `signature` has tokenization, case, smoothing and version."""
 
     score: float
     signature: str
@@ -179,8 +177,8 @@ class Bleu:
 
 
 def bleu(texts: Sequence[str], references: Sequence[str]) -> Bleu:
-    """The BLEU of translations, against one reference for each. Raises DataError when they are not as many,
-    HeadwayError without `sacrebleu`."""
+    """Returns the BLEU score of translations, with one reference each. Raises DataError if their numbers differ or
+    there are none, HeadwayError without `sacrebleu`."""
     if len(texts) != len(references) or not texts:
         raise DataError(f"BLEU: {len(texts)} translations, {len(references)} references; give one for each")
     try:

@@ -1,16 +1,15 @@
 """The command line: `headway COMMAND ...`.
 
-`COMMANDS` are headway's own; installed packages add theirs by entry points of the group `headway.commands`:
+`COMMANDS` are headway's own commands; installed packages add theirs by entry points of the group `headway.commands`:
 
     [project.entry-points."headway.commands"]
     name = "package.module:VALUE"                  # VALUE = Command("one line of help", "package.module_of_command")
 
-A command's module is imported when that command runs, and torch by the command's own function, so that
-`headway --help` answers at once.
+A command's module is imported when the command runs, and torch only inside the command's function, so that `headway
+--help` answers at once.
 
-Exit codes: 0 done, 1 an error (reported on stderr), 2 wrong usage, 130 interrupted. Results go to stdout,
-progress and notes to stderr.
-"""
+Exit codes: 0 success, 1 error (reported on stderr), 2 wrong usage, 130 interrupted. Results go to stdout, progress and
+notes to stderr."""
 
 import importlib
 import os
@@ -28,12 +27,12 @@ GROUP = "headway.commands"
 
 
 class Command(NamedTuple):
-    """One command.
+    """A command.
 
-    help    its line of `headway --help`
-    module  defines `command`, or what its name is followed by ("module:name"): a function whose parameters
-            `headway.cli._options` reads (or a click command). What it returns is the exit code (None is 0)
-    offers  what other commands find with it, by name: modules that define `command`
+    help    its line in `headway --help`
+    module  the module that defines it as `command`, or as the name after a colon ("module:name"): a function whose
+            parameters `headway.cli._options` reads, or a click command. Its result is the exit code (None is 0)
+    offers  features that it gives to other commands: name -> module that defines the feature as `command`
     """
 
     help: str
@@ -73,18 +72,18 @@ COMMANDS = {
 }
 
 LABORATORY = ("demo", "explain", "bench")
-"""Commands of the package that `NEEDS_IT` names."""
+"""Commands of the optional package that `NEEDS_IT` tells how to install."""
 NEEDS_IT = 'which headway\'s laboratory has; pip install "headway[lab]"'
 
 USAGE = "usage: headway COMMAND [OPTIONS]   (headway COMMAND --help has more)"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line and exit the process with its code."""
+    """Runs the command line and exits the process with its exit code."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a terminal that lacks a letter must not end a run
+        if isinstance(stream, TextIOWrapper):  # a character that the terminal lacks must not end a run
             stream.reconfigure(errors="backslashreplace")
-    if isinstance(sys.stdin, TextIOWrapper):  # `_shared.read_stdin` looks for what is no UTF-8, in any locale
+    if isinstance(sys.stdin, TextIOWrapper):  # in any locale; `_shared.read_stdin` reports invalid UTF-8
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     warnings.formatwarning = _one_line
     code = run(sys.argv[1:] if argv is None else argv)
@@ -97,8 +96,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one command; returns the exit code, never raises for what a user can cause."""
-    name, rest = (argv[0], list(argv[1:])) if argv else ("--help", [])
+    """Runs one command and returns its exit code. Errors that a user can cause are reported, not raised."""
+    name, arguments = (argv[0], list(argv[1:])) if argv else ("--help", [])
     if name in ("-V", "--version"):
         print(f"headway {version('headway')}")
         return 0
@@ -115,14 +114,14 @@ def run(argv: Sequence[str]) -> int:
             hint = did_you_mean(name, known)
             report_error(f"there is no {kind} {name!r}{hint}; the commands are {', '.join(known)}")
             return 2
-        return _invoke(name, command, rest)
+        return _invoke(name, command, arguments)
     except KeyboardInterrupt:
         print("\nheadway: interrupted", file=sys.stderr)
         return 130
     except HeadwayError as error:
         report_error(str(error))
         return 1
-    except BrokenPipeError:  # the reader has what it wants (`headway show ... | head -3`)
+    except BrokenPipeError:  # the reader has closed the pipe (`headway show ... | head -3`)
         _silence()
         return 0
     except OSError as error:
@@ -135,19 +134,20 @@ def run(argv: Sequence[str]) -> int:
 def _one_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """A warning as a remark: the line of code that it comes from says nothing to whoever typed a command."""
+    """Returns a warning as a note, without the line of code that raised it, which means nothing to a user of the
+    command."""
     return f"headway: {message}\n"
 
 
 def _silence() -> None:
-    """Discard what is still to be printed: nobody reads it."""
+    """Discards further output, since nobody reads it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def commands() -> dict[str, Command]:
-    """All commands by name: headway's own, then those of installed packages.
+    """Returns all commands by name: headway's own, then those of installed packages.
 
-    Raises ConfigError where a package's command cannot be loaded, or two commands have one name."""
+    Raises ConfigError if a package's command cannot be loaded, or if two commands have the same name."""
     known = dict(COMMANDS)
     for point in entry_points(group=GROUP):
         owner = point.dist.name if point.dist is not None else point.value
@@ -168,7 +168,7 @@ def commands() -> dict[str, Command]:
 
 
 def offered(name: str) -> Any:
-    """The object that an installed command offers to others under that name. Raises ConfigError where none does."""
+    """Returns the feature that an installed command offers under this name. Raises ConfigError if there is none."""
     for command in commands().values():
         if name in command.offers:
             return importlib.import_module(command.offers[name]).command
@@ -190,8 +190,8 @@ def _invoke(name: str, entry: Command, arguments: list[str]) -> int:
     except typer.Abort as stop:
         raise KeyboardInterrupt from stop
     except Exception as error:
-        # click's usage errors print themselves. By their methods, not their class: typer may carry its own
-        # click.
+        # click's usage errors print themselves. They are recognized by their methods, since typer may bundle its own
+        # click with other classes.
         show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
         if show is None or not isinstance(code, int):
             raise
@@ -201,12 +201,12 @@ def _invoke(name: str, entry: Command, arguments: list[str]) -> int:
 
 
 def report_error(message: str) -> None:
-    """Print an error on stderr, in the one form that the command line uses."""
+    """Prints an error on stderr, in the format of all commands."""
     print(f"headway: error: {message}", file=sys.stderr)
 
 
 def overview() -> str:
-    """The text that `headway --help` prints."""
+    """Returns the text of `headway --help`."""
     known = commands()
     width = max(map(len, known))
     lines = "\n".join(f"  {name:<{width}}   {command.help}" for name, command in known.items())

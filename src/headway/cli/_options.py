@@ -1,15 +1,15 @@
-"""A command is a function: what it takes from the command line are its parameters, each described once.
+"""Turns functions into commands: a command's arguments and options are the parameters of its function.
 
     def command(run: ModelRun, question: str, *, top_k: Count = 5, json: bool = False) -> None:
-        '''What it does.
+        '''What the command does.
 
-        question: what is asked
-        top_k: how many answers are printed
+        question: help text of the argument
+        top_k: help text of the option
         '''
 
-Parameters before the * are arguments, those behind it options (`--top-k`; of a bool that is None or True, also
-`--no-top-k`). A parameter that the docstring does not describe is the one of that name in `COMMON`. A first parameter
-that is a dataclass stands for its fields, which its own docstring describes. Imports nothing heavy.
+Parameters before the * are arguments, those after it options (`--top-k`; for a bool whose default is None or True, also
+`--no-top-k`). The help text of a parameter is in the docstring, or else in `COMMON`. If the first parameter is a
+dataclass, its fields become parameters, with help texts in the dataclass's docstring. Imports nothing heavy.
 """
 
 import inspect
@@ -28,8 +28,8 @@ from headway.threads import MOST_THREADS
 
 
 def says(**detail: Any) -> tuple[tuple[str, Any], ...]:
-    """Details of a type: `Annotated[int, says(min=1)]`. Those that `typer.Option` and `Argument` take; of options also
-    flag, the name without --, and short, a second name."""
+    """Returns details of a parameter for its type: `Annotated[int, says(min=1)]`. They are arguments of `typer.Option`
+    or `typer.Argument`; for options also flag, the name without --, and short, a second name."""
     return tuple(detail.items())
 
 
@@ -38,7 +38,8 @@ Whole = Annotated[int, says(min=0)]
 
 
 def folder_of(text: str) -> Path:
-    """The path of a model from what was typed: an existing path, or the folder that an id of the Hub is fetched to."""
+    """Returns the path of a model given on the command line: an existing path, or the folder of a Hub id, which is
+    downloaded."""
     path: Path = at_home(Path(text))
     if "/" not in text or path.exists():
         return path
@@ -90,22 +91,23 @@ COMMON: Mapping[str, Mapping[str, Any]] = {
 
 
 def at_home(value: Any) -> Any:
-    """A path, or each of a list, with the home folder in place of a first part "~", which shells leave in
-    `--out=~/x`; other values as they are."""
+    """Returns a path, or a list of paths, with a leading "~" expanded (shells leave it alone in `--out=~/x`); other
+    values unchanged."""
     if isinstance(value, list | tuple):
         return type(value)(map(at_home, value))
     return value.expanduser() if isinstance(value, Path) and value.parts[:1] == ("~",) else value
 
 
 def click_command(function: Any) -> Any:
-    """The command of a function; a click command, or one of its kind, as it is."""
+    """Returns the click command of a function; a click command, or anything like one, is returned as it is."""
     if hasattr(function, "make_context"):
         return function
     return typer.main.get_command(application(None, function))
 
 
 def application(group: str | None, *functions: Callable[..., Any]) -> typer.Typer:
-    """A typer application in the one style; with `group`, the help of a command whose own commands are `functions`."""
+    """Returns a typer application with the common settings; with `group`, its help text, it is a command whose
+    subcommands are `functions`."""
     app = typer.Typer(
         add_completion=False,
         no_args_is_help=group is not None,
@@ -119,7 +121,7 @@ def application(group: str | None, *functions: Callable[..., Any]) -> typer.Type
 
 
 def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function as typer reads it, each parameter with its help; paths know what ~ is."""
+    """Returns a function in the form that typer reads, each parameter with its help text; "~" in paths is expanded."""
     about, helps = described(function)
     parameters = [*inspect.signature(function, eval_str=True).parameters.values()]
     group: Any = parameters[0].annotation if parameters and is_dataclass(parameters[0].annotation) else None
@@ -145,7 +147,7 @@ def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def with_parameters(
     command: Callable[..., Any], parameters: Sequence[inspect.Parameter], name: str, about: str
 ) -> Callable[..., Any]:
-    """`command(**kwargs)` with these parameters, name and docstring."""
+    """Sets the parameters, name and docstring of `command(**kwargs)`, and returns it."""
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.__name__, command.__doc__ = name, about
@@ -153,7 +155,7 @@ def with_parameters(
 
 
 def declared(parameter: inspect.Parameter, helps: Mapping[str, str]) -> inspect.Parameter:
-    """A parameter with typer's description of it, given by name."""
+    """Returns a parameter, keyword-only, with typer's description of it."""
     kind, detail = _parts(parameter.annotation)
     if parameter.name in helps:
         detail["help"] = helps[parameter.name]

@@ -1,4 +1,4 @@
-"""A plan as text for a terminal."""
+"""Text of `headway plan`'s report for a terminal."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def to_text(report: "Report", spec: "ModelSpec", alternatives: "Sequence[tuple[str, Report]]" = ()) -> str:
-    """The report for a terminal; `alternatives` are options that fit where it does not."""
+    """Returns the report as text; `alternatives` are options that fit if the report's do not."""
     heads = f"{spec.layout.kind}, {spec.heads} query heads on {spec.kv_heads} kv heads of {spec.head_dim}"
     machine = report.machine
     kv = "" if report.kv_dtype == report.dtype else f", keys and values in {report.kv_dtype},"
@@ -62,7 +62,8 @@ def to_text(report: "Report", spec: "ModelSpec", alternatives: "Sequence[tuple[s
 
 
 def _layer_table(layers: "Sequence[LayerPlan]", kind: str) -> str:
-    """A row for each kind of layer: its cache and kernels; an encoder's layers have no cache."""
+    """Returns a table with a row for each kind of layer: its cache and kernels; the layers of an encoder have no
+    cache."""
     from headway.models.description import layer_numbers
 
     if kind == "encoder":
@@ -91,17 +92,17 @@ def _what(choice: "Choice | None") -> str:
 
 
 def _verdict(report: "Report", alternatives: "Sequence[tuple[str, Report]]") -> str:
-    """Whether it fits, and which options would."""
+    """Returns whether the model fits in memory, and which options would."""
     room = size(report.machine.memory)
     if report.fits:
         return f"  to run, it fits: {size(report.needed)} of {room}"
     end = "; what would:" if alternatives else ", and neither would fewer bits"
-    fitting = [f"    {option:<40}{size(other.needed)}" for option, other in alternatives]
+    fitting = [f"    {option:<40}{size(alternative.needed)}" for option, alternative in alternatives]
     return "\n".join([f"  to run, it does NOT fit: {size(report.needed)} of {room}{end}", *fitting])
 
 
 def _work(report: "Report") -> str:
-    """The first pass; and one more token, where there are such steps."""
+    """Returns a table of the first pass and, unless it is an encoder, of a decoding step."""
     whole = {"decoder": "prompt", "encoder": "whole rows", "encoder-decoder": "source"}[report.kind]
     rows = [(whole, "", operations(report.prefill_flops), duration(report.prefill_seconds))]
     last = ""
@@ -116,7 +117,7 @@ def _work(report: "Report") -> str:
 
 
 def shares_table(shares: "Sequence[ProcessShare]") -> str:
-    """A row for each process of a training step."""
+    """Returns a table with a row for each process of a training step."""
     sent = ("gradients_sent", "weights_sent", "sums_sent", "rows_sent", "keys_sent")
     names = ("process", "rows x tokens", "holds", *(name.replace("_", " ") for name in sent), "hops")
     rows = [
@@ -133,7 +134,7 @@ def shares_table(shares: "Sequence[ProcessShare]") -> str:
 
 
 def training_verdict(report: "Report", whole: int, redone: int, processes: int) -> str:
-    """Whether a training step fits, at its peak, and with blocks computed again."""
+    """Returns whether a training step fits in memory at its peak, without and with gradient checkpointing."""
     room, separate = report.machine.memory, report.machine.device != "cpu"
     where = (
         ""
@@ -151,7 +152,8 @@ def training_verdict(report: "Report", whole: int, redone: int, processes: int) 
 
 
 def time_text(run: "TrainingTime", machine: "Machine") -> str:
-    """How long a training takes at parts of the peak, and which share of it the reported hours imply."""
+    """Returns how long training takes at fractions of the peak, and which fraction of the peak the reported hours
+    imply."""
     on = machine.name if run.devices == 1 else f"{run.devices} x {machine.name}"
     lines = [
         f"  {run.rows:,} full rows x {run.epochs} on {on}: {run.tokens:,} tokens, {operations(run.flops)}",

@@ -1,4 +1,4 @@
-"""Shared by the commands that rewrite one model folder into another: their options and their report."""
+"""Options and report that the commands that rewrite a model folder share."""
 
 import math
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """The model, and what is written.
+    """The model and the output.
 
     out: folder to write, or GGUF file (.gguf)
     """
@@ -33,7 +33,7 @@ class Run:
     threads: int | None = None
 
     def open(self) -> "Folder":
-        """The model's folder. Raises CheckpointError when something is at the target, too, and may not be replaced."""
+        """Returns the model's folder. Raises CheckpointError also if the target exists and may not be replaced."""
         from headway.checkpoints import load_folder
         from headway.checkpoints.saving import check_target
 
@@ -44,9 +44,9 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRun(Run):
-    """With a text to measure on.
+    """The model, the output, and a text to measure both models on.
 
-    data: held-out text to measure on: a file, a folder of text files, a .tokens file
+    data: held-out text to measure on: a file, a folder of text files, or a .tokens file
     """
 
     data: Path | None = None
@@ -54,7 +54,7 @@ class MeasuredRun(Run):
     limit: int | None = None
 
     def text(self, folder: "Folder") -> "AbstractContextManager[Text | None]":
-        """The text to measure on; None where there is none."""
+        """Returns the text to measure on as a context manager, which yields None if there is none."""
         from headway.surgery import Text
 
         if self.data is None and self.limit is not None:
@@ -63,7 +63,7 @@ class MeasuredRun(Run):
 
 
 def to_text(done: "Rewritten") -> str:
-    """The report for a terminal: of an encoder without caches, and without a loss on a text."""
+    """Returns the report for a terminal; caches are left out for an encoder, and losses without a text."""
     was, now = done.before, done.after
     causal, checked = was.kv_bytes_stored > 0, any(diff.bound is not None for diff in done.differences)
     reader = "" if done.transformers is None else f"; transformers {done.transformers}"

@@ -1,5 +1,5 @@
-"""Shared by several commands: the model that they run, the endpoints that they ask, how torch is started, texts are
-read, work is shown and reports are printed. Imports nothing heavy."""
+"""Code that several commands share: options of models and texts, endpoints, torch's threads, standard input, progress
+and reports. Imports nothing heavy."""
 
 import json
 import sys
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class ModelRun:
     """The model that a command runs, and how.
 
-    compress: keep bf16 weights in 11 bits, without loss: less memory, and faster decoding
-    dequantize: plain weights in place of the codes of 4 to 8 bits that files hold
+    compress: store bf16 weights in 11 bits, losslessly: less memory, and faster decoding
+    dequantize: expand the file's weights of 4 to 8 bits
     """
 
     model: str
@@ -39,7 +39,7 @@ class ModelRun:
     backend: str = "auto"
 
     def load(self, **more: Any) -> Any:
-        """`headway.load` with these options, and more."""
+        """Returns `headway.load` with these options and more."""
         set_threads(self.threads)
         from headway.api import load
 
@@ -51,7 +51,7 @@ class ModelRun:
 class BatchRun(ModelRun):
     """A model that reads rows in batches, and a report.
 
-    batch_size: rows computed at once; changes no result
+    batch_size: rows computed at once; does not change results
     """
 
     batch_size: Count = 32
@@ -62,8 +62,8 @@ class BatchRun(ModelRun):
 class TextsRun(BatchRun):
     """A model that reads texts.
 
-    texts: texts; from standard input, one a line, when there are none
-    file: texts, one a line (.gz may be read)
+    texts: texts; without any, they are read from standard input, one per line
+    file: file of texts, one per line (may be .gz)
     """
 
     texts: Annotated[list[str] | None, says(metavar="TEXT")] = None
@@ -71,7 +71,7 @@ class TextsRun(BatchRun):
     file: Path | None = None
 
     def read(self) -> list[str]:
-        """The texts of the arguments, of a file, or of standard input. Raises DataError when there are none."""
+        """Returns the texts of the arguments, the file, or standard input. Raises DataError if there are none."""
         if self.texts and self.file is not None:
             raise typer.BadParameter("texts are given twice, as arguments and as --file")
         if self.file is not None:
@@ -89,7 +89,7 @@ class TextsRun(BatchRun):
 
 
 def set_threads(threads: int | None) -> None:
-    """Use `threads` CPU threads in torch; None leaves what torch chose."""
+    """Sets the number of CPU threads of torch; None leaves torch's choice."""
     if threads is not None:
         import torch
 
@@ -97,10 +97,10 @@ def set_threads(threads: int | None) -> None:
 
 
 def read_stdin(read: Callable[[], str] | None = None) -> str:
-    """The whole of standard input, or what `read` reads of it. Raises DataError unless it is UTF-8."""
+    """Returns all of standard input, or what `read` reads of it. Raises DataError unless it is UTF-8."""
     text = (read or sys.stdin.read)()
     try:
-        text.encode()  # a byte that is no UTF-8 is a lone surrogate here: see `headway.cli.main`
+        text.encode()  # an invalid byte of the input is a lone surrogate here: see `headway.cli.main`
     except UnicodeEncodeError as error:
         at = len(text[: error.start].encode())
         raise DataError(f"standard input: not UTF-8 at byte {at}") from None
@@ -108,14 +108,14 @@ def read_stdin(read: Callable[[], str] | None = None) -> str:
 
 
 def read_prompt() -> str:
-    """The prompt from standard input, without the line end that `echo` adds."""
+    """Returns the prompt from standard input, without the line break that `echo` adds."""
     if sys.stdin.isatty():
         note("the prompt, ended by Ctrl-D:")
     return read_stdin().removesuffix("\n")
 
 
 def check_timeout(timeout: float | None, *sources: str) -> None:
-    """ConfigError for a timeout where no source is a server."""
+    """Raises ConfigError for a timeout if no source is a server."""
     from headway.endpoints import is_server
 
     if timeout is not None and not any(map(is_server, sources)):
@@ -123,33 +123,34 @@ def check_timeout(timeout: float | None, *sources: str) -> None:
 
 
 def opened(source: str, timeout: float | None) -> "Endpoint":
-    """The endpoint of an address; what it says of failed tries goes to stderr."""
+    """Returns the endpoint of an address; its messages about failed tries go to stderr."""
     from headway.endpoints import is_server, open_endpoint
 
     return open_endpoint(source, timeout=timeout if is_server(source) else None, say=note)
 
 
 def attributes(value: object, *names: str) -> dict[str, Any]:
-    """These attributes of a value by name, as a report has them."""
+    """Returns these attributes of a value, by name."""
     return {name: getattr(value, name) for name in names}
 
 
 def note(message: str) -> None:
-    """Print progress or a remark on stderr, so that stdout stays a result that can be piped."""
+    """Prints progress or a note on stderr, so that stdout holds only the result."""
     print(message, file=sys.stderr, flush=True)
 
 
 Advance = Callable[[int, int], None]
-"""(done, total)"""
-SILENCE = 30.0  # seconds after which a log is told how far it is
+"""Reports progress: (done, total)."""
+SILENCE = 30.0  # seconds between two lines of progress in a log
 
 
 @contextmanager
 def progress(what: str, *, only_on_terminals: bool = False) -> Iterator[Advance]:
-    """Say `what` is being done; on a terminal with a bar, which the yielded function moves, and which goes in the end.
+    """Shows that `what` is being done: on a terminal as a bar, which the yielded function advances, and which is
+    removed at the end.
 
-    Elsewhere a line says it, and another one how far it is whenever `SILENCE` has passed, unless `only_on_terminals`:
-    what is done for a program, text by text, needs none."""
+    Elsewhere one line says so, and another reports the progress every `SILENCE` seconds, unless `only_on_terminals`:
+    commands that programs call for single texts print none."""
     if not sys.stderr.isatty():
         if not only_on_terminals:
             note(f"{what} ...")
@@ -173,7 +174,7 @@ def progress(what: str, *, only_on_terminals: bool = False) -> Iterator[Advance]
 
 
 def print_report(value: Any, text: str, json: bool) -> None:
-    """Print a report on stdout: as one JSON document (see `print_json`), or as `text`."""
+    """Prints a report on stdout: as one JSON document (see `print_json`), or as `text`."""
     if json:
         print_json(value)
     else:
@@ -181,6 +182,6 @@ def print_report(value: Any, text: str, json: bool) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document on stdout. Dataclasses, paths, tuples and numpy or torch numbers are converted;
-    infinity and NaN, which JSON lacks, become null."""
+    """Prints one JSON document on stdout. Dataclasses, paths, tuples and numpy or torch numbers are converted; infinity
+    and NaN, which JSON lacks, become null."""
     print(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False))

@@ -18,15 +18,15 @@ PLAIN = "{{ bos_token or '' }}{% for message in messages %}{{ message.content ~ 
 HELP = "/reset forgets the conversation, /quit (or Ctrl-D) ends it, Ctrl-C cuts a reply short"
 FIELDS = {name: name for name in ("top_k", "top_p", "min_p", "repetition_penalty", "stop")}
 FIELDS["max_new_tokens"] = "max_tokens"
-"""A server's name for each option."""
+"""Name of an option -> its name in requests to a server."""
 Talk = list[dict[str, str]]
 
 
 @dataclass(frozen=True)
 class ChatRun(SamplingRun):
-    """A model that is talked with.
+    """The model to chat with, and how its tokens are drawn.
 
-    model: a model folder, a GGUF file, or an id of the Hugging Face Hub; with --url, one of the server's
+    model: a model folder, a GGUF file, or an id of the Hugging Face Hub; with --url, one of the server's models
     """
 
     model: str = ""
@@ -40,14 +40,14 @@ def command(
     template: str | None = None,
     plain: bool = False,
 ) -> None:
-    """Talk with a model. Replies go to stdout, one per line that is read; remarks go to stderr. When the context is
-    full, the oldest turns are forgotten, which is said; a model whose layers all see windows has no such end.
+    """Chat with a model. Replies go to stdout, one per input line; notes go to stderr. When the context is full, the
+    oldest turns are forgotten, with a note; a model whose layers all have windows has no limit.
 
-    url: talk with a model of this server, as http://127.0.0.1:8080/v1, which says how long a reply without
-        --max-new-tokens may be
-    system: what the model is told first
-    template: alpaca | chatml | llama2 | vicuna, or a file of Jinja [default: its own]
-    plain: no template, for a model that was not trained to talk: lines of one text
+    url: chat with a model of this server, such as http://127.0.0.1:8080/v1; without --max-new-tokens the server
+        limits the reply
+    system: system message
+    template: alpaca | chatml | llama2 | vicuna, or a Jinja file [default: the model's own]
+    plain: use no template, for a model that was not trained to chat: the lines are one text
     """
     if url is not None:
         if plain or template is not None:
@@ -76,9 +76,9 @@ def command(
 
 
 def talk(lm: "LanguageModel", system: str | None, options: dict[str, Any]) -> None:
-    """Talks with a model. A turn that fails is forgotten; the talk goes on.
+    """Chats with a local model. A turn that fails is forgotten, and the conversation continues.
 
-    Raises ConfigError where new tokens are asked for that leave no room for a question."""
+    Raises ConfigError if the requested number of new tokens leaves no room for a question."""
     room = room_for_messages(lm.spec, options.get("max_new_tokens"))
     if room is None:
         options = {**options, "beyond_context": True}
@@ -91,8 +91,8 @@ def talk(lm: "LanguageModel", system: str | None, options: dict[str, Any]) -> No
 
 
 def converse(answer: Callable[[Talk, int], tuple[Talk, str | None]], system: str | None, seed: int) -> None:
-    """Reads lines until the end of the input or /quit. `answer` takes messages and a seed, and returns the
-    messages that it kept and a reply; a reply of None forgets the turn."""
+    """Reads lines until the end of the input or /quit. `answer` takes messages and a seed, and returns the messages
+    that it kept and the reply; a reply of None forgets the turn."""
     first = [] if system is None else [{"role": "system", "content": system}]
     messages = list(first)
     tty = sys.stdin.isatty()
@@ -122,7 +122,7 @@ def converse(answer: Callable[[Talk, int], tuple[Talk, str | None]], system: str
 
 
 def talk_with(endpoint: "ServerEndpoint", system: str | None, settings: dict[str, Any]) -> None:
-    """As `talk`, with a model of a server. `settings`: fields of its requests."""
+    """Chats with a model of a server, like `talk`. `settings`: fields of its requests."""
     note(f"{endpoint.name}")
 
     def answer(messages: Talk, seed: int) -> tuple[Talk, str | None]:
@@ -132,7 +132,7 @@ def talk_with(endpoint: "ServerEndpoint", system: str | None, settings: dict[str
 
 
 def asked(run: SamplingRun) -> dict[str, Any]:
-    """Fields of requests to a server. Raises ConfigError for options that are of models here."""
+    """Returns the request fields for a server. Raises ConfigError for options that only apply to local models."""
     body: dict[str, Any] = {"temperature": run.temperature, "seed": run.seed}
     for field in fields(run):
         if field.name in ("model", "threads", "backend", *body) or getattr(run, field.name) == field.default:
@@ -145,11 +145,11 @@ def asked(run: SamplingRun) -> dict[str, Any]:
 
 
 def room_for_messages(spec: "ModelSpec", new_tokens: int | None) -> int | None:
-    """How many tokens of the context messages may take, so that there is room for `new_tokens` of a reply, or for the
-    usual number of them, at most a quarter; None where every layer sees a window of what it was trained on, and
-    positions count from one token to another: there is no end then.
+    """Returns how many tokens of the context messages may take, so that `new_tokens` of a reply still fit (default: the
+    usual number, at most a quarter of the context). Returns None if there is no limit: every layer has a window shorter
+    than the trained context, and positions are relative.
 
-    Raises ConfigError where no room is left."""
+    Raises ConfigError if no room is left."""
     from headway.generate.requests import USUAL_NEW_TOKENS
 
     reaches = [pattern.reach[0] for pattern in spec.patterns]
@@ -167,8 +167,8 @@ def room_for_messages(spec: "ModelSpec", new_tokens: int | None) -> int | None:
 
 
 def latest_turns(lm: "LanguageModel", messages: Talk, room: int) -> Talk:
-    """The messages without the oldest turns, so that they are `room` tokens at most; a system message stays. Empty
-    where the last one alone is longer. What is left out is said."""
+    """Returns the messages without the oldest turns, such that they have at most `room` tokens; a system message is
+    kept. Empty if the last message alone is too long. A note says what is left out."""
     first = [message for message in messages[:1] if message["role"] == "system"]
     turns = messages[len(first) :]
     tokenizer, forgotten = lm.need_tokenizer(), 0
@@ -211,7 +211,7 @@ def _reply(lm: "LanguageModel", messages: Talk, options: dict[str, Any]) -> str 
 
 
 def _say(pieces: Iterator[str]) -> tuple[str | None, bool]:
-    """Prints a reply while it comes: its text, None where it failed, and whether it came to its end."""
+    """Prints a reply while it arrives. Returns its text, or None if it failed, and whether it is complete."""
     text = ""
     try:
         for piece in pieces:

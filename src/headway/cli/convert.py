@@ -1,4 +1,5 @@
-"""`headway convert MODEL OUT`: another format, dtype, rotary pairing or number of kv heads; the same function."""
+"""`headway convert MODEL OUT`: converts format, dtype, rotary pairing or number of kv heads, without changing the
+function."""
 
 import re
 from pathlib import Path
@@ -27,23 +28,22 @@ def command(
     tokenizer: Path | None = None,
     shard_size: str | None = None,
 ) -> None:
-    """Turn a checkpoint into a Hugging Face folder or a GGUF file, and show that both compute the same.
+    """Convert a checkpoint to a Hugging Face folder or a GGUF file, and verify that both compute the same.
 
-    The logits of both are compared in float32 and bfloat16 before OUT takes its name; if they differ, the exit
-    code is 1 and OUT stays as it was. With --dtype, MODEL is compared with its numbers rounded to it, and the
-    change by that rounding alone is printed.
+    The logits of both are compared in float32 and bfloat16 before OUT is put in place; if they differ, the exit code is
+    1 and OUT stays as it was. With --dtype, OUT is compared with MODEL rounded to that dtype, and the change due to the
+    rounding alone is printed.
 
-    model: a Hugging Face folder or an id of the Hub, a GGUF file, Meta's (consolidated.00.pth), llama2.c's
-        .bin
+    model: a Hugging Face folder or an id of the Hub, a GGUF file, Meta's consolidated.00.pth, or llama2.c's .bin
     frm: format of MODEL
-    to: format of OUT [default: gguf where OUT ends in .gguf, else hf]
-    to_pairing: rotary pairing of a folder: halves, adjacent, or pairs such as (0,3),(1,4),(2,5); headway alone reads
-        another than that of the family [default: that of the family]
-    kv_heads: key and value heads of the result, by exact repetition [default: as they are]
-    dtype: stored dtype: float32, bfloat16, float16, float64; of a GGUF file's matrices also q8_0, q4_0
-        [default: as it is]
-    tokenizer: tokenizer to save along: a folder, tokenizer.json, SentencePiece .model, llama2.c .bin
-    shard_size: largest file of a folder's weights: bytes, or 500MB, 4GB [default: 4GB]
+    to: format of OUT [default: gguf if OUT ends in .gguf, else hf]
+    to_pairing: rotary pairing of a folder: halves, adjacent, or pairs such as (0,3),(1,4),(2,5); only headway reads
+        another pairing than the family's [default: the family's]
+    kv_heads: number of key/value heads of the result, by exact repetition [default: unchanged]
+    dtype: stored dtype: float32, bfloat16, float16, float64; for the matrices of a GGUF file also q8_0, q4_0
+        [default: unchanged]
+    tokenizer: tokenizer to save with the model: a folder, tokenizer.json, SentencePiece .model, llama2.c .bin
+    shard_size: maximum size of a folder's weight files: bytes, or 500MB, 4GB [default: 4GB]
     """
     from headway.checkpoints import convert
     from headway.checkpoints.formats.conversion import PACKINGS
@@ -51,9 +51,9 @@ def command(
     from headway.text import Tokenizer
 
     set_threads(run.threads)
-    known = (*DTYPES, *PACKINGS)
-    if dtype is not None and dtype not in known:
-        raise ConfigError(f"--dtype {dtype}: must be one of {', '.join(known)}{did_you_mean(dtype, known)}")
+    dtypes = (*DTYPES, *PACKINGS)
+    if dtype is not None and dtype not in dtypes:
+        raise ConfigError(f"--dtype {dtype}: must be one of {', '.join(dtypes)}{did_you_mean(dtype, dtypes)}")
     note(f"reading {run.model}")
     done = convert(
         run.model,
@@ -72,7 +72,8 @@ def command(
 
 
 def pairing_of(text: str) -> "Pairing":
-    """`halves`, `adjacent`, or pairs such as (0,3),(1,4),(2,5). Raises ConfigError for other text."""
+    """Returns the pairing of `halves`, `adjacent`, or pairs such as (0,3),(1,4),(2,5). Raises ConfigError for other
+    text."""
     if text in ("halves", "adjacent"):
         return cast("Pairing", text)
     close = text.replace(" ", "")

@@ -1,4 +1,4 @@
-"""`headway data [NAME] [FILES ...]`: the data of the shipped recipes, from files that there are."""
+"""`headway data [NAME] [FILES ...]`: prepares the data of the shipped recipes from local files."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,12 +17,12 @@ def command(
     out: Path | None = None,
     json: bool = False,
 ) -> None:
-    """Prepare the data that a shipped recipe names, from files that you have; nothing is downloaded. Without a name:
-    the list of them, of what each is made, where that is to be had, its licence and its size.
+    """Prepare the data set of a shipped recipe from files that you have; nothing is downloaded. Without NAME, list the
+    data sets: the files that each is made from, where to get them, licence and size.
 
-    name: as the recipe has it, as text8.txt
-    files: that it is made of, packed by gzip or not
-    out: where it is written [default: NAME, here]
+    name: name of the data set in the recipe, such as text8.txt
+    files: files that it is made from, gzipped or not
+    out: file to write [default: NAME, here]
     """
     from headway.data.datasets import DATASETS, prepare
 
@@ -45,7 +45,7 @@ def command(
 
 
 def to_text(listing: Mapping[str, Mapping[str, str]]) -> str:
-    """Three lines a set: what it is, what it is made of, and where that is to be had."""
+    """Returns three lines per data set: what it is, the files that it is made from, and where to get them."""
     sets = (
         f"{name}: {entry['what']}\n  of {entry['files'] or entry['source']}\n"
         f"  {entry['source']}; {entry['licence']}; {entry['size']}"

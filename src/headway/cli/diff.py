@@ -1,4 +1,4 @@
-"""`headway diff A B`: what differs between two models, in words and numbers."""
+"""`headway diff A B`: the differences between two models, in words and numbers."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,17 +29,18 @@ def command(
     seeds: Annotated[int | None, says(min=2)] = None,
     json: bool = False,
 ) -> None:
-    """What differs between two models: every field of their specs in words, weights, caches and operations in numbers.
+    """Show the differences between two models: the fields of their specs in words; weights, caches and operations in
+    numbers.
 
-    No weights are loaded or fetched. A family beside a size has that one's width, depth and heads; two families are
-    compared at 12 layers of width 768. With --ladder every step between them is trained on Python's own source, with
-    the change of the loss against the step above, and whether it is more than its spread.
+    No weights are loaded or downloaded. A family takes the width, depth and heads of the other model; two families are
+    compared at 12 layers of width 768. With --ladder, the models between them are trained on Python's own source, and
+    each change of the loss is reported, with whether it exceeds its spread.
 
     first: a size of the catalog, a family, or a model's folder or Hub id
-    second: another; a family has the sizes of the other
+    second: the other one
     context: tokens per row [default: the shorter trained context]
     ladder: train the models between them, one difference at a time, in toy sizes
-    steps: of each training [default: 200]
+    steps: steps of each training [default: 200]
     seeds: trainings of each model [default: 3]
     """
     from headway.models.difference import Difference, differences, numbers
@@ -68,10 +69,11 @@ def command(
 
 
 def find_pair(first: str, second: str) -> "tuple[tuple[ModelSpec, ModelSpec], tuple[Kept, Kept]]":
-    """Two models, a family in the sizes of the other, or of `ModelSpec.of_depth`; and how each keeps its weights: a
-    model without a file as the other does, in its dtype; bfloat16 where neither has a file.
+    """Returns the specs of two models, where a family takes the sizes of the other model or of `ModelSpec.of_depth`;
+    and how each stores its weights: a model without a file in the dtype of the other, or in bfloat16 if neither has a
+    file.
 
-    Raises ConfigError for what is neither a folder, a size nor a family."""
+    Raises ConfigError for a name that is neither a folder, a size nor a family."""
     from headway.models import ModelSpec
     from headway.models.difference import BF16
 
@@ -87,7 +89,7 @@ def find_pair(first: str, second: str) -> "tuple[tuple[ModelSpec, ModelSpec], tu
 
 
 def find(name: str) -> "Entry | None":
-    """The model of a folder, a GGUF file or a size of the catalog, which has no file that weights are kept in; None for
+    """Returns the spec and storage of a folder, a GGUF file, or a size of the catalog (whose storage is None); None for
     a family, which has no sizes."""
     from headway.cli.plan import find_model
     from headway.models import FAMILIES, catalog
@@ -104,7 +106,7 @@ def find(name: str) -> "Entry | None":
 
 
 def of_family(name: str, like: "ModelSpec") -> "ModelSpec":
-    """A model of that family as wide and deep as another, with as many heads and as large a vocabulary."""
+    """Returns a model of a family with the width, depth, heads and vocabulary of another model."""
     from headway.models import ModelSpec
     from headway.models.families import find_family
 
@@ -124,7 +126,7 @@ def of_family(name: str, like: "ModelSpec") -> "ModelSpec":
 def to_text(
     names: tuple[str, str], context: int, words: "tuple[Difference, ...]", counts: "tuple[Number, ...]"
 ) -> str:
-    """The report for a terminal: an aspect takes three lines, since its words are long."""
+    """Returns the report for a terminal; each difference takes three lines, since its texts are long."""
     if not words:
         return f"{names[0]} and {names[1]} are the same model but for their weights"
     wide = max(map(len, names))

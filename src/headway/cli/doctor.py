@@ -1,4 +1,4 @@
-"""`headway doctor`: what is usable on this machine, and why not."""
+"""`headway doctor`: what works on this machine, and why something does not."""
 
 import os
 import platform
@@ -29,9 +29,9 @@ VARIABLES = (
 
 
 def command(*, measure: bool = False, json: bool = False) -> int:
-    """Say what is usable on this machine, and why not. Exit code 1 when something needed is missing.
+    """Report what is usable on this machine, and why not. The exit code is 1 if something required is missing.
 
-    measure: measure its roofs, too (seconds)
+    measure: also measure peak throughput and memory bandwidth (takes seconds)
     """
     report = examine(measure)
     print_report(report, to_text(report), json)
@@ -39,7 +39,7 @@ def command(*, measure: bool = False, json: bool = False) -> int:
 
 
 def examine(measure: bool = False) -> dict[str, Any]:
-    """Everything that the report says, in JSON's types."""
+    """Returns all facts of the report, in JSON's types."""
     import torch
 
     from headway import hardware, processor
@@ -83,8 +83,8 @@ def examine(measure: bool = False) -> dict[str, Any]:
 
 
 def native() -> dict[str, Any]:
-    """The native library that is used here, or why there is none; `trouble` is what makes it less than it could
-    be, `levels` are those that this architecture can have."""
+    """Returns the native library that is loaded here, or why there is none; `trouble` is what makes it slower than it
+    could be, `levels` are the CPU levels of this architecture."""
     from headway.errors import BackendError
     from headway.native import levels, loader
 
@@ -103,7 +103,7 @@ def native() -> dict[str, Any]:
 
 
 def packages() -> list[dict[str, Any]]:
-    """Versions of what headway needs and of what it can use; None where a package is absent."""
+    """Returns required and optional packages with their versions; the version is None if the package is absent."""
     lines = [line for line in requires("headway") or () if "extra ==" not in line]
     needed = [re.split(r"[^\w.-]", line)[0] for line in lines]
     rows = [(name, True, "") for name in needed] + [(name, False, use) for name, use in OPTIONAL.items()]
@@ -112,7 +112,7 @@ def packages() -> list[dict[str, Any]]:
 
 
 def judge(report: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """(problems, advice): what keeps headway from working, and what makes it slower than it could be."""
+    """Returns (problems, advice): what prevents headway from working, and what makes it slower than it could be."""
     problems = [
         f"{package['name']} is missing: pip install {package['name']}"
         for package in report["packages"]
@@ -134,7 +134,7 @@ def judge(report: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def to_text(report: dict[str, Any]) -> str:
-    """The report for a terminal."""
+    """Returns the report for a terminal."""
     cpu, torch, memory = report["cpu"], report["torch"], report["memory"]
     libraries = ", ".join(
         f"{'with' if torch[key] else 'without'} {name}"

@@ -1,4 +1,4 @@
-"""`headway fill-mask | classify | answer | embed MODEL ...`: what encoders make of texts."""
+"""`headway fill-mask | classify | answer | embed MODEL ...`: tasks of encoders."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -14,11 +14,11 @@ from headway.report import table
 
 
 def fill_mask(run: TextsRun, *, top_k: Count = 5) -> None:
-    """Find words for the masked places of texts ("Paris is the [MASK] of France."), with their probabilities.
+    """Predict the masked words of texts ("Paris is the [MASK] of France."), with their probabilities.
 
-    The mask is written as the model's tokenizer writes it: [MASK] in BERT's, <mask> in RoBERTa's.
+    Write the mask as the model's tokenizer does: [MASK] for BERT, <mask> for RoBERTa.
 
-    top_k: number of words for each mask
+    top_k: number of words per mask
     """
     filler, texts = run.load(task="masked-lm"), run.read()
     with _reading(len(texts)):
@@ -42,11 +42,11 @@ def classify(
     cut: bool = False,
     csv: Path | None = None,
 ) -> None:
-    """Label texts with their probabilities; with a model that labels tokens, the spans that it labels.
+    """Label texts, with probabilities; with a model that labels tokens, label spans of texts.
 
-    pairs: each line is two texts with a tab between them
-    top_k: number of labels of each text [default: all]
-    csv: file to write instead of printing: a row for each text, its label and all probabilities
+    pairs: each line has two texts, separated by a tab
+    top_k: number of labels per text [default: all]
+    csv: write a CSV file instead of printing: a row per text, with its label and all probabilities
     """
     if csv is not None and (run.json or top_k is not None):
         raise typer.BadParameter("--csv has all labels of a text in a row: leave out --json and --top-k")
@@ -99,14 +99,14 @@ def answer(
     stride: Count = 128,
     no_answer: Annotated[float | None, says(metavar="THRESHOLD")] = None,
 ) -> None:
-    """Find the answer to a question in a text, with its place and probability.
+    """Find the answer to a question in a text, with its position and probability.
 
-    context: the text; from standard input when missing
+    context: the text; read from standard input if missing
     top_k: number of answers
-    longest: most tokens of an answer
+    longest: maximum number of tokens of an answer
     stride: tokens from one window of a long text to the next
-    no_answer: also consider that there is no answer: it precedes the answers whose scores do not exceed its
-        own by THRESHOLD, a difference of logits (0 is even) [default: there is an answer]
+    no_answer: also consider that there is no answer: it ranks before the answers whose scores do not exceed its own by
+        THRESHOLD, a difference of logits (0 is neutral) [default: there is an answer]
     """
     answerer = run.load(task="answer")
     text = read_prompt() if context is None or context == "-" else context
@@ -133,11 +133,11 @@ def embed(
     similarity: bool = False,
     cut: bool = False,
 ) -> None:
-    """Print one vector for each text, its numbers on one line, from any encoder.
+    """Print one embedding per text, its numbers on one line, from any encoder.
 
-    pool: over a text's tokens [default: the folder's, or mean]
-    unit: vectors of length 1 [default: the folder's, or no]
-    similarity: print the cosines between the texts instead of vectors
+    pool: pooling over a text's tokens [default: the folder's, or mean]
+    unit: normalize embeddings to length 1 [default: the folder's, or no]
+    similarity: print the cosine similarities of the texts instead of embeddings
     """
     embedder, texts = run.load(task="embed", pool=pool, unit=unit), run.read()
     with _reading(len(texts)):
@@ -168,7 +168,7 @@ def _write_csv(
     scores: Sequence[Sequence[Any]],
     labels: Sequence[str],
 ) -> None:
-    """Columns text (of pairs text_a and text_b), label, and P(LABEL) of each label in the model's order."""
+    """Writes columns text (for pairs text_a and text_b), label, and P(LABEL) for each label in the model's order."""
     import csv
     import io
 
@@ -179,9 +179,9 @@ def _write_csv(
     names = ("text_a", "text_b") if pairs else ("text",)
     writer.writerow([*names, "label", *(f"P({label})" for label in labels)])
     for text, ranked in zip(texts, scores, strict=True):
-        known = {entry.label: entry.probability for entry in ranked}
+        probabilities = {entry.label: entry.probability for entry in ranked}
         whole = (text,) if isinstance(text, str) else text
-        writer.writerow([*whole, ranked[0].label, *(known[label] for label in labels)])
+        writer.writerow([*whole, ranked[0].label, *(probabilities[label] for label in labels)])
     atomic_write(path, file.getvalue())
 
 

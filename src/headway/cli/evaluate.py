@@ -1,5 +1,5 @@
-"""`headway eval MODEL --data DATA [--task TASK] | --harness TASKS`: how well a model predicts a text, does what it was
-trained to do, or does tasks of lm-evaluation-harness."""
+"""`headway eval MODEL --data DATA [--task TASK] | --harness TASKS`: evaluates a model on a text, on the task that it
+was trained for, or on tasks of lm-evaluation-harness."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headway.train.evaluation import Evaluation
     from headway.train.microbatch_pool import MicrobatchPool
 
-WIDEST = 20  # classes whose confusion is a table for a terminal
+WIDEST = 20  # maximum number of classes of a confusion matrix that is printed
 
 
 def command(
@@ -42,23 +42,22 @@ def command(
     backend: str = "auto",
     json: bool = False,
 ) -> None:
-    """Bits per byte, perplexity and loss by position of a model on a text; of an encoder, loss and accuracy on masked
-    tokens, under one mask for good, or what its head scores on records (accuracy, F1, exact match; of a classifier the
-    confusion matrix too). With --task chat the loss of answers, with --task preference the share of pairs that are
-    ranked right, and what other training measures. With --harness, what lm-evaluation-harness finds for its tasks.
+    """Evaluate a model on a text: bits per byte, perplexity and loss by position; for an encoder, loss and accuracy on
+    masked tokens with a fixed mask, or the metrics of its head on records (accuracy, F1, exact match; for a classifier
+    also the confusion matrix). With --task chat the loss of answers, with --task preference the share of pairs that are
+    ranked correctly, and likewise for other training tasks. With --harness, the results of lm-evaluation-harness.
 
     settings: settings of the task, as in training (too_long=cut)
     data: text file, records with a "text" each (.jsonl, .json, .csv, .tsv), folder of .txt and .jsonl files,
-        or token file (.tokens); of other tasks their records
-    task: measure as training of this task measures held-out data: causal-lm, masked-lm, translation, chat,
-        preference, classify, tag, answer, embed [default: what the model shows: its head, or text]
+        or token file (.tokens); for other tasks their records
+    task: evaluate as training of this task evaluates held-out data: causal-lm, masked-lm, translation, chat,
+        preference, classify, tag, answer, embed [default: by the model's head, or on text]
     harness: tasks of lm-evaluation-harness, instead of a text
     tasks: folder of YAML files with harness tasks of your own
     shots: solved examples before each document of a task [default: the task's]
-    chat: documents of tasks go through the chat template
-    batch_size: rows of a task computed at once; changes no result [default: 32]
-    limit: only the first N tokens of the text, N of the records (drawn by a fixed seed), or N documents of
-        each task
+    chat: apply the chat template to the documents of tasks
+    batch_size: rows of a task computed at once; does not change results [default: 32]
+    limit: only the first N tokens of the text, N records (drawn with a fixed seed), or N documents per task
     """
     prefixes = [f"{name}=" for name, value in (("data", data), ("context", context)) if value is not None]
     if twice := [item for item in settings or () if item.startswith(tuple(prefixes))]:
@@ -78,8 +77,8 @@ def command(
             raise ConfigError(str(error)) from None
         from headway.api import load
 
-        how: Any = {"dtype": kind, "backend": backend, "adapter": adapter or [], "any_base": any_base}
-        lm = load(model, task="causal-lm", **how)
+        loading: Any = {"dtype": kind, "backend": backend, "adapter": adapter or [], "any_base": any_base}
+        lm = load(model, task="causal-lm", **loading)
         results = lm_eval.evaluate(
             lm, harness.split(","), folder=None if tasks is None else str(tasks), limit=limit, shots=shots,
             context=context, batch_size=batch_size or 32, chat=chat,
@@ -106,7 +105,7 @@ def command(
 
 
 def print_harness(model: str, output: dict[str, Any], json: bool) -> None:
-    """Print what lm-evaluation-harness has found."""
+    """Prints the results of lm-evaluation-harness."""
     results, documents = output["results"], output["n-samples"]
     rows = [
         (
@@ -125,7 +124,7 @@ def print_harness(model: str, output: dict[str, Any], json: bool) -> None:
 
 
 def _error(metric: str) -> str:
-    """The harness's name for the standard error of a metric: acc,none has acc_stderr,none."""
+    """Returns the harness's name for the standard error of a metric: acc_stderr,none for acc,none."""
     name, comma, kind = metric.partition(",")
     return f"{name}_stderr{comma}{kind}"
 
@@ -138,7 +137,7 @@ def print_evaluation(
     backend: str,
     json: bool,
 ) -> None:
-    """Measure a model as the task of the settings does, and print what is found."""
+    """Evaluates a model as the task of the settings does, and prints the results."""
     import torch
 
     from headway.checkpoints.restore import build_model
@@ -204,7 +203,7 @@ def print_evaluation(
 def measure_text(
     task: Any, model: Any, pool: "MicrobatchPool", limit: int | None
 ) -> "tuple[Evaluation, Sequence[str]]":
-    """The loss on a text, in rows as the task makes them, and what is to be said of it."""
+    """Returns the loss on a text, in rows as the task makes them, and remarks about it."""
     from headway.data import Rows
     from headway.surgery import Text
     from headway.train import evaluation
@@ -226,7 +225,7 @@ def measure_text(
 
 
 def check_finite(loss: float, model: "torch.nn.Module", source: str) -> None:
-    """Raise CheckpointError for a loss that is no number, naming the weights that are none."""
+    """Raises CheckpointError for a loss that is not finite, naming the weights that are not finite."""
     if math.isfinite(loss):
         return
     broken = [name for name, p in model.named_parameters() if not bool(p.isfinite().all())]

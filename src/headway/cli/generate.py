@@ -1,4 +1,4 @@
-"""`headway generate MODEL PROMPT`: continue a text."""
+"""`headway generate MODEL PROMPT`: continues a text."""
 
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,19 +16,19 @@ STEPS = {"native": "native steps", "modules": "modules"}
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingRun(ModelRun):
-    """A model that continues a text, and how its tokens are drawn.
+    """A model that continues a text, and how its tokens are sampled.
 
-    max_new_tokens: at most so many [default: 128, or what the context has room for]
+    max_new_tokens: maximum number of new tokens [default: 128, or what the context has room for]
     temperature: 0 is greedy
     top_k: 0 is no filter
     top_p: 1 is no filter
     min_p: 0 is no filter
     repetition_penalty: 1 is none
     seed: equal seeds give equal text
-    stop: ends the text; may be given often
-    exact: the same bits of logits however a text is read: slower prompts
-    draft: guess tokens from the text, or by a smaller model: faster where it is right, the same text
-    draft_tokens: guess at most so many [default: 8; by a model 4]
+    stop: text that ends generation; may be repeated
+    exact: logits independent of batching and caching, bit for bit; slower prompts
+    draft: speculative decoding, with tokens guessed from the text or by a smaller model: the same text, often faster
+    draft_tokens: maximum number of tokens to guess at a time [default: 8; by a model 4]
     """
 
     max_new_tokens: Annotated[Whole | None, says(short="-n")] = None
@@ -45,7 +45,7 @@ class SamplingRun(ModelRun):
     draft_tokens: Count | None = None
 
     def options(self, **more: Any) -> Any:
-        """The options of `LanguageModel.generate`, and more; those that are None are left out."""
+        """Returns the options for `LanguageModel.generate` and more; those that are None are left out."""
         sampling = {field.name for field in fields(self)} - {field.name for field in fields(ModelRun)}
         values = {**attributes(self, *sampling), **more}
         kwargs = {name: value for name, value in values.items() if value is not None}
@@ -58,18 +58,18 @@ class SamplingRun(ModelRun):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateRun(SamplingRun):
-    """How else a text is continued.
+    """Further options of continuing a text.
 
     temperature: 0 is greedy [default: 0.8; with --beams 0]
-    beams: search for the text of the highest score with so many beams
-    length_penalty: a score is log probability / tokens ** this; more is longer [default: 1]
-    early_stopping: true | false | never: once as many texts as beams have ended [default: false]
-    n_best: print so many texts with their scores [default: 1]
-    beyond_context: go on past the trained context
-    use_cache: no cache: slow, the same text
-    prefill_chunk: read the prompt so many tokens at a time
-    log_probs: in --json, ln p of each new token under the model's own distribution
-    top_log_probs: and so many of the likeliest tokens in its place
+    beams: number of beams of a beam search
+    length_penalty: score = log probability / tokens ** this; more favours long texts [default: 1]
+    early_stopping: true | false | never: stop once as many texts as beams have ended [default: false]
+    n_best: number of texts to print, with their scores [default: 1]
+    beyond_context: continue beyond the trained context
+    use_cache: use a KV cache; without one, the same text, slowly
+    prefill_chunk: read the prompt in chunks of this many tokens
+    log_probs: include in --json ln p of each new token, under the model's unmodified distribution
+    top_log_probs: also include this many of the likeliest tokens at its position
     """
 
     temperature: Annotated[float | None, says(short="-t")] = None
@@ -91,10 +91,10 @@ def command(
     special: bool = False,
     json: bool = False,
 ) -> None:
-    """Continue a prompt. The new text goes to stdout, what it took to stderr.
+    """Continue a prompt. The new text goes to stdout, statistics to stderr.
 
-    prompt: the text to continue; from standard input when missing or -
-    special: control tokens in the prompt are no text
+    prompt: the text to continue; read from standard input if missing or -
+    special: treat control tokens written in the prompt as control tokens, not text
     """
     if prompt is None or prompt == "-":
         prompt = read_prompt()
@@ -109,7 +109,7 @@ def command(
     usual = 0.8 if run.beams is None and run.temperature is None else run.temperature
     options = run.options(early_stopping=early, temperature=usual)
     source = prompt if ids is None else ids
-    live = run.beams is None and not json  # a beam search is certain of no token before its end
+    live = run.beams is None and not json  # no token of a beam search is final before its end
     if live:
         deltas = []
         for delta in lm.stream(source, **options):
@@ -146,13 +146,13 @@ def command(
 
 
 def told(lm: "LanguageModel", token: int, log_prob: float) -> dict[str, Any]:
-    """A token and its log probability, as a report has them."""
+    """Returns a token and its log-probability, for a report."""
     text = lm.tokenizer.decode([token], special=True) if lm.tokenizer else None
     return {"id": token, "text": text, "log_prob": log_prob}
 
 
 def sentence(result: "Generation") -> str:
-    """Counts and times of a generation, on one line."""
+    """Returns counts and times of a generation, on one line."""
     parts = [f"{result.prompt_tokens} + {len(result.ids)} tokens ({result.finish_reason})"]
     if result.seconds_to_first_token is not None:
         parts.append(f"first after {result.seconds_to_first_token:.3g} s")

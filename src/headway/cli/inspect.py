@@ -1,4 +1,5 @@
-"""`headway inspect | models | tokenize`: what a checkpoint is before it is loaded, the published sizes, a tokenizer."""
+"""`headway inspect | models | tokenize`: facts about a checkpoint without loading it, the published sizes, and tokens
+of a text."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,11 +13,11 @@ if TYPE_CHECKING:
     from headway.models import ModelSpec
 
 TOLD = ("layers", "order", "norm", "feed-forward", "heads", "scores", "biases", "embedding")
-"""The aspects of a spec that are printed in the words of `headway diff`, besides what only a folder knows."""
+"""The aspects of a spec that are printed in the words of `headway diff`."""
 
 
 def command(folder: Model, *, allow_pickle: bool = False, json: bool = False) -> None:
-    """Spec, effective rotary frequencies and pairing, patterns by layer, sizes, dtype, tokenizer, contexts.
+    """Show a checkpoint's spec, rotary frequencies and pairing, patterns by layer, sizes, dtype, tokenizer and context.
 
     Reads the config and the headers of the weight files, and checks them against each other.
     """
@@ -27,7 +28,7 @@ def command(folder: Model, *, allow_pickle: bool = False, json: bool = False) ->
 
 
 def text(report: Mapping[str, Any]) -> str:
-    """The report for people."""
+    """Returns the report for a terminal."""
     from headway.models.description import ASPECTS
 
     spec, limit, unused = report["spec"], report["context_limit"], report["unused"]
@@ -77,7 +78,7 @@ def _positions(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         return [("positions", report["positions"])]
     shown = ", ".join(cell(f) for f in r["frequencies"][:4])
     more = f", ... {cell(r['frequencies'][-1])}" if len(r["frequencies"]) > 4 else ""
-    others = "; longer rows have others" if r["length_dependent"] else ""
+    note = "; longer rows have others" if r["length_dependent"] else ""
     amplitude = f", amplitude {r['amplitude']:.6g}" if r["amplitude"] != 1 else ""
     return [
         (
@@ -85,7 +86,7 @@ def _positions(report: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"theta {r['theta']:g}, pairing {r['pairing']} ({r['pairing_because']}), {r['dims']} dims",
         ),
         ("scaling", f"{r['scaling'] or 'none'}{amplitude}"),
-        ("frequencies", f"{shown}{more} radians per token ({len(r['frequencies'])} pairs){others}"),
+        ("frequencies", f"{shown}{more} radians per token ({len(r['frequencies'])} pairs){note}"),
         ("waves", f"{cell(r['shortest_wave'])} to {cell(r['longest_wave'])} tokens"),
     ]
 
@@ -101,9 +102,9 @@ def _tokenizer(report: Mapping[str, Any]) -> str:
 def _facts(spec: "ModelSpec") -> dict[str, Any]:
     from headway.models.description import brief
 
-    other = None if spec.encoder is None else _facts(spec.encoder)
+    encoder = None if spec.encoder is None else _facts(spec.encoder)
     named = {"patterns": [str(p) for p in spec.patterns], "mixers": [brief(m) for m in spec.mixers]}
-    return {**vars(spec), **named, "encoder": other}
+    return {**vars(spec), **named, "encoder": encoder}
 
 
 def _kept(report: Mapping[str, Any]) -> str:
@@ -115,11 +116,11 @@ def _kept(report: Mapping[str, Any]) -> str:
 
 
 def models(*, json: bool = False) -> None:
-    """The families and the catalog: what each model is, and how many parameters it has. Nothing is loaded.
+    """List the model families and the catalog of sizes, with what each is and its number of parameters.
 
-    Families are what `headway train --family` takes; their folders are those of the `model_type` in transformers. Names
-    of the catalog are what `headway plan` and `headway train --model` take. One table is the comparison of Su et al.
-    2021 (RoFormer), section 4.5: unit of a token x kind of position.
+    Families are for `headway train --family`; `model_type` is their name in transformers. Names of the catalog are for
+    `headway plan` and `headway train --model`. One table is the comparison of Su et al. 2021 (RoFormer), section 4.5:
+    unit of a token x kind of position. Nothing is loaded.
     """
     from headway.checkpoints.hf.layouts import family_rows
     from headway.models import catalog
@@ -144,7 +145,7 @@ def models(*, json: bool = False) -> None:
 
 
 def _table(rows: Sequence[Mapping[str, object]], attributes: Sequence[str], **titles: str) -> str:
-    """A row for each of `rows`, a column for each attribute, under its name or its title."""
+    """Returns a table with a line for each of `rows` and a column for each attribute, under its title or its name."""
     cells = [[row[name] for name in attributes] for row in rows]
     return table([titles.get(name, name) for name in attributes], cells)
 
@@ -152,12 +153,12 @@ def _table(rows: Sequence[Mapping[str, object]], attributes: Sequence[str], **ti
 def tokenize(
     tokenizer: Path, text: str, *, pair: str | None = None, special: bool = False, json: bool = False
 ) -> None:
-    """Pieces, ids, token types and offsets of a text, within the tokenizer's own template.
+    """Show the tokens of a text, with ids, types and offsets, including the special tokens that the tokenizer adds.
 
     tokenizer: a folder with a tokenizer, or one of its files
     text: the text
-    pair: a second text, within the same template
-    special: the text of a special token is that token, not text
+    pair: a second text, encoded as a pair with the first
+    special: treat special tokens written in the text as special tokens, not text
     """
     from headway.text import Tokenizer
 

@@ -1,4 +1,4 @@
-"""`headway instruct --seeds F --endpoint URL|FOLDER -n N --out FILE`: more instructions from a few."""
+"""`headway instruct --seeds F --endpoint URL|FOLDER -n N --out FILE`: generates instructions from a few seed tasks."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,17 +22,17 @@ def command(
     threads: int | None = None,
     json: bool = False,
 ) -> None:
-    """Make instructions from seed tasks (self-instruct): a model is shown three and lists more; near-duplicates and
-    what is malformed are dropped. The same command goes on after an interruption.
+    """Generate instructions from seed tasks (self-instruct): a model sees three and lists more; near-duplicates and
+    malformed ones are dropped. After an interruption, the same command continues.
 
-    seeds: seed tasks, or records of Alpaca's form (JSONL)
+    seeds: seed tasks, or records in Alpaca's format (JSONL)
     endpoint: URL#MODEL of an OpenAI-compatible server (https://host/v1#name), or a model folder
-    count: instructions to make
-    out: file to write, records of Alpaca's form (JSONL)
-    seed: draws the examples; sent with each request
-    temperature: of the replies
-    max_tokens: of a reply, at most
-    parallel: requests sent at once; changes nothing that is made
+    count: number of instructions to generate
+    out: file to write, records in Alpaca's format (JSONL)
+    seed: for choosing the examples; also sent with each request
+    temperature: sampling temperature of the replies
+    max_tokens: maximum number of tokens of a reply
+    parallel: requests sent at once; does not change results
     """
     set_threads(threads)
     from headway.instruct import make_instructions, read_seeds

@@ -1,4 +1,4 @@
-"""`headway judge A B --questions F --by URL|FOLDER --out FOLDER`: whose answers a model finds better."""
+"""`headway judge A B --questions F --by URL|FOLDER --out FOLDER`: compares the answers of two models by a third."""
 
 from json import dumps
 from pathlib import Path
@@ -24,19 +24,19 @@ def command(
     threads: int | None = None,
     json: bool = False,
 ) -> None:
-    """Let a model judge two sets of answers: in both orders, with what its verdicts owe to order and length, and the
-    ratio of its ratings. The same command goes on after an interruption.
+    """Let a model judge two sets of answers, in both orders. Reports how order and length affect its verdicts, and the
+    ratio of its ratings. After an interruption, the same command continues.
 
-    a: answers of a file (.jsonl, FastChat's form), or of URL#MODEL, or of a model folder, which is asked
+    a: a file of answers (.jsonl, FastChat's format), or a model that answers: URL#MODEL or a folder
     b: the same
-    questions: questions (JSONL, FastChat's form)
+    questions: questions (JSONL, FastChat's format)
     by: the judge
-    out: folder of answers, transcripts, judgments and the report
-    references: right answers (JSONL), shown to the judge
+    out: folder for answers, transcripts, judgments and the report
+    references: correct answers (JSONL), shown to the judge
     mode: compare two answers, rate each by itself, or both
     limit: only the first N questions
-    seed: of the requests and the intervals
-    parallel: requests sent to the judge at once; changes no verdict
+    seed: for the requests and the confidence intervals
+    parallel: requests sent to the judge at once; does not change results
     """
     set_threads(threads)
     from headway import judge

@@ -1,4 +1,4 @@
-"""`headway plan MODEL`: does it fit, what does it move, how fast, and which kernel and cache each layer gets."""
+"""`headway plan MODEL`: memory, data movement and time of a model, and the kernel and cache of each layer."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -42,22 +42,23 @@ def command(
     json: bool = False,
     threads: int | None = None,
 ) -> None:
-    """Does it fit, what does it move, how fast: before anything runs. No weights are loaded, nor downloaded.
+    """Predict whether a model fits, what it moves and how fast it is, before anything runs. No weights are loaded or
+    downloaded.
 
     model: a name of the catalog, a folder with a config.json, a GGUF file, or a Hub id
     context: tokens per row [default: the trained context]
-    batch: rows
+    batch: number of rows
     source: tokens per source row of an encoder-decoder [default: as --context]
-    weights: int8, int4: as headway quantize makes them [default: the folder's]
-    prefill_chunk: read prompts so many tokens at a time
-    patterns: other patterns, e.g. 'Window.last(1024); Causal()', repeated
-    processes: also what each of N processes of a training step takes
-    mesh: how they share it: dp=2,cp=4 [default: dp, all of them]
-    device: an accelerator by its data sheet, as A100-80G, in place of this machine; each process has one
-    memory: 24GiB: so much in place of what is free here, or of what the device has
-    rows: of a data set, to train on: the time that it takes at least
-    epochs: how often [default: 1]
-    hours: that a training took: which share of the peak that is
+    weights: int8, int4: quantized as by headway quantize [default: the folder's]
+    prefill_chunk: read prompts in chunks of this many tokens
+    patterns: other patterns, e.g. 'Window.last(1024); Causal()', repeated over the layers
+    processes: also the share of each of N processes in a training step
+    mesh: how they divide it: dp=2,cp=4 [default: dp only]
+    device: an accelerator by its data sheet, e.g. A100-80G, instead of this machine; one per process
+    memory: memory, e.g. 24GiB, instead of what is free here or what the device has
+    rows: rows of a data set: report the minimum time to train on it
+    epochs: passes over the rows [default: 1]
+    hours: duration of an actual training: report its fraction of the peak
     """
     import torch
 
@@ -142,28 +143,28 @@ def command(
 
 
 def machine_of(device: str | None, memory: str | None, dtype: "torch.dtype") -> "Machine":
-    """A device by its name, or this machine, measured; with other memory where that is asked for."""
+    """Returns a device by its name, or this machine, measured; with another memory size if given."""
     from headway.models.cost import Machine, device_named
 
-    room = None if memory is None else bytes_of(memory, "--memory")
+    nbytes = None if memory is None else bytes_of(memory, "--memory")
     if device is None:
         note("measuring this machine's memory and matrix product ...")
     machine = Machine.here(dtype) if device is None else device_named(device, dtype)
-    return machine if room is None else replace(machine, memory=room)
+    return machine if nbytes is None else replace(machine, memory=nbytes)
 
 
 def held(report: "Report", shares: "Sequence[ProcessShare]", *, checkpointed: bool = False) -> int:
-    """Bytes that training holds where memory is: in one process, in the largest one that has a device of its own, or in
-    all that share this machine."""
+    """Returns the bytes that training takes where memory is limited: in one process, in the largest process if each has
+    its own device, or in all that share this machine."""
     if not shares:
         return report.checkpointed if checkpointed else sum(report.training.values())
-    each = [share.memory for share in shares]
-    return sum(each) if report.machine.device == "cpu" else max(each)
+    sizes = [share.memory for share in shares]
+    return sum(sizes) if report.machine.device == "cpu" else max(sizes)
 
 
 def find_model(model: str) -> "tuple[ModelSpec, Kept | None]":
-    """The spec of a catalog name, a GGUF file, or a Hugging Face folder (or its config.json); and how its weights are
-    stored when it runs, None for a name of the catalog."""
+    """Returns the spec of a catalog name, a GGUF file, or a Hugging Face folder (or its config.json), and how its
+    weights are stored when it runs; None for a name of the catalog."""
     import torch
 
     from headway.checkpoints import load_folder, spec_from_config
@@ -193,7 +194,7 @@ def find_model(model: str) -> "tuple[ModelSpec, Kept | None]":
         named = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")))
         dtype, choice = choose_dtype(stored or {"weights": named or torch.bfloat16}, torch.device("cpu"))
         why = choice.why if stored else "config.json names it" if named else "config.json names none"
-        coded = scheme is not None and scheme.form != "mxfp4"  # which is read as plain numbers
+        coded = scheme is not None and scheme.form != "mxfp4"  # mxfp4 is expanded when it is read
         quantized = WeightKind(scheme.bits, scheme.group) if scheme is not None and coded else None
         return spec_from_config(config), Kept(dtype, quantized, why)
     if "/" in model or model.startswith("."):
@@ -202,7 +203,7 @@ def find_model(model: str) -> "tuple[ModelSpec, Kept | None]":
 
 
 def codes_of(file: "Folder") -> "Codes | None":
-    """The weights that a GGUF file's model keeps as codes."""
+    """Returns the quantized weights that the model of a GGUF file keeps, or None."""
     from headway.models.cost import Codes
     from headway.nn.weights import code_bytes
     from headway.storage.gguf_blocks import CODED

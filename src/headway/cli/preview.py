@@ -1,4 +1,4 @@
-"""`headway preview --data X --model M`: what a model would be trained on, token by token, and what becomes of data."""
+"""`headway preview --data X --model M`: shows training examples token by token, and counts what is dropped."""
 
 import os
 import sys
@@ -13,7 +13,8 @@ from headway.errors import ConfigError
 if TYPE_CHECKING:
     from headway.text import Tokenizer
 
-TRAINED, READ, RESET = ("\033[30;42m", "\033[30;102m"), ("\033[0m", "\033[2m"), "\033[0m"  # of tokens in turn
+# two styles each, which alternate between tokens
+TRAINED, READ, RESET = ("\033[30;42m", "\033[30;102m"), ("\033[0m", "\033[2m"), "\033[0m"
 
 
 def command(
@@ -28,20 +29,19 @@ def command(
     too_long: Literal["drop", "drop_turns", "cut_left", "error"] = "drop",
     count: Annotated[Whole, says(short="-n")] = 3,
 ) -> None:
-    """Show the first examples, token by token, and which of them are trained; then count all examples.
+    """Show the first examples token by token, with the trained tokens marked; then count all examples.
 
-    Trained tokens are green on a terminal. Elsewhere (and with NO_COLOR) they stand within [ ], and other tokens are
-    parted by |.
+    Trained tokens are green on a terminal. Elsewhere (and with NO_COLOR) they are in [ ], with | between other tokens.
 
     data: conversations or completions, as for train --task chat
-    model: the model that is to be trained
+    model: the model to be trained
     tokenizer: tokenizer.json or its folder
     template: alpaca, vicuna, chatml, llama2, or a Jinja file [default: the model's own]
-    stop: a token that ends an answer; may be given often
+    stop: a token that ends an answer; may be repeated
     train_on: which answers of a conversation are trained
     context: slots of a training row
-    too_long: what becomes of an example that no row holds
-    count: examples that are shown
+    too_long: what to do with an example that is longer than a row
+    count: number of examples to show
     """
     from headway.checkpoints.folder import load_folder
     from headway.data.chats import ChatRows, encode_examples
@@ -70,8 +70,8 @@ def command(
 
 
 def marked(tokenizer: "Tokenizer", ids: Sequence[int], trained: Sequence[bool], *, color: bool) -> str:
-    """The text of ids, token by token, and which of them are trained. What is part of a character stands with the token
-    that completes it."""
+    """Returns the text of ids, token by token, with the trained ones marked. A character of several tokens appears at
+    the token that completes it."""
     stream, parts = tokenizer.stream(special=True), []
     for k, (token, is_trained) in enumerate(zip(ids, trained, strict=True)):
         text = stream.push(token)

@@ -1,4 +1,4 @@
-"""`headway serve MODEL...`: models behind an address; `headway run MODEL`: one that is talked with there."""
+"""`headway serve MODEL...`: serves models over HTTP; `headway run MODEL`: serves one and chats with it."""
 
 import ipaddress
 import threading
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 
 DEMO = Path("runs/demo")
 OWN = ("localhost", "127.0.0.1", "[::1]")
-"""Names of this machine for itself."""
+"""Host names of this machine for itself."""
 
 
 @dataclass(frozen=True)
 class ServerRun:
     """The models of a server, and how they answer.
 
-    models: folders, GGUF files or ids of the Hub, of any task
-    alias: NAME=MODEL, a name that requests give it; may be given often, the first is told [default: the folder's name]
-    tag: a word that /v1/models tells of the model NAME; may be given often
-    adapter: an adapter of the first model, by a name of its own; may be given often
-    exact: the same bits of logits however a text is read: slower prompts
-    strict: refuse fields of requests that are unknown, rather than say that they change nothing
-    memory: for weights and pages of all models, which are given up for others where nobody uses them [default: half of
-        the machine's]
-    on_demand: load a model when it is first asked for
-    ttl: give up a model that nobody has used for so long
-    slots: requests that are written at once; others wait for one of them to end [default: no bound]
-    waiting: requests that are written or wait at once; more are told to come again
-    waiting_tokens: tokens of prompts that may wait [default: no bound]
-    prefixes: a folder in which the keys and values of texts stay when the server ends, for the next one: as telling as
-        the texts [default: they go]
+    models: folders, GGUF files or ids of the Hub, for any task
+    alias: NAME=MODEL, another name for a model; may be repeated, the first is reported [default: the folder's name]
+    tag: a word that /v1/models reports for the model NAME; may be repeated
+    adapter: an adapter of the first model, served under its own name; may be repeated
+    exact: logits independent of batching and caching, bit for bit; slower prompts
+    strict: refuse unknown request fields, instead of warning that they have no effect
+    memory: limit for weights and KV caches of all models; idle ones are unloaded to make room [default: half of the
+        machine's]
+    on_demand: load a model at its first request
+    ttl: unload a model that has been idle for this long
+    slots: requests that run at once; others wait [default: no limit]
+    waiting: requests that run or wait; more are refused with 429
+    waiting_tokens: prompt tokens that may wait [default: no limit]
+    prefixes: folder in which the prefix cache is saved when the server stops, for its next start; the files reveal the
+        texts [default: not saved]
     """
 
     models: Annotated[list[str] | None, says(metavar="MODEL...")] = None
@@ -62,7 +62,7 @@ class ServerRun:
     prefixes: Path | None = None
 
     def end(self, server: "Server") -> None:
-        """Writes the stored pages of its models, where that is asked for."""
+        """Saves the prefix caches of the models, if requested."""
         from headway.serve.served import Decoding
         from headway.serve.stored import save_stored
 
@@ -70,12 +70,12 @@ class ServerRun:
             if isinstance(place.model, Decoding) and place.base is None and self.prefixes is not None:
                 try:
                     note(f"{place.name}: {save_stored(place.model, self.prefixes)} pages of texts stay")
-                except HeadwayError as error:  # a text that was cut short, or a full disk
+                except HeadwayError as error:  # a sequence that was interrupted, or a full disk
                     note(f"{place.name}: its pages of texts are lost: {error}")
 
     def open(self) -> "Server":
-        """A server of these models, and of adapters of the first of them. Raises ConfigError where none of them can be
-        loaded; others are told, and tried again when they are asked for."""
+        """Returns a server of these models, and of adapters of the first of them. Raises ConfigError if none can be
+        loaded; if some cannot, a note says so, and loading is tried again when they are requested."""
         try:
             from headway.serve.models import Models, Place, size_of
         except ImportError as error:
@@ -116,9 +116,9 @@ class ServerRun:
         for name, folder in adapters:
             models.add_adapter(name, models.places[named[0][0][0]], folder)
         errors = []
-        for each in [] if self.on_demand else models.places.values():
+        for slot in [] if self.on_demand else models.places.values():
             try:
-                note(f"{each.name} is loaded, for {models.load(each).task}")
+                note(f"{slot.name} is loaded, for {models.load(slot).task}")
             except Unavailable as error:
                 errors.append(str(error))
         if errors and len(errors) == len(models.places):
@@ -144,21 +144,20 @@ def command(
     drain: Annotated[float, says(min=0, metavar="SECONDS")] = 30.0,
     log: Path | None = None,
 ) -> None:
-    """Answer requests of OpenAI's protocol, all of them together: http://HOST:PORT/v1. Ctrl-C ends it when what is
-    being written is done, a second one at once.
+    """Serve models over HTTP with OpenAI's protocol, with continuous batching: http://HOST:PORT/v1. Ctrl-C stops it
+    once running requests are done, a second Ctrl-C at once.
 
-    demo: serve what `headway demo` left in runs/demo, and open the page
-    host: who is listened to, or several with commas between them; other than this machine's own address, anybody who
-        reaches it may ask
-    port: of the address; 0 takes a free one
-    keys: a file of keys, one of which a request must give; a line is SECRET [name=NAME] [requests=N] [tokens=N] [admin]
-    without_key: let others than this machine ask without a key
-    cors: pages of this origin may ask; may be given often
-    off: a path that is not answered, as /metrics, /slots, or / for the page; may be given often
-    tls_cert: a certificate (PEM), for https
-    tls_key: its key
-    drain: finish what is being written for so long when the server ends
-    log: a file of JSON lines, one for each request, without its text
+    demo: serve the model of `headway demo` in runs/demo, and open the page
+    host: address to listen on, or several separated by commas; other machines reach any but this machine's own
+    port: port to listen on; 0 takes a free one
+    keys: file of API keys, one of which requests must have; a line: SECRET [name=NAME] [requests=N] [tokens=N] [admin]
+    without_key: accept requests from other machines without a key
+    cors: accept requests from pages of this origin; may be repeated
+    off: switch off a path, e.g. /metrics, /slots, or / for the page; may be repeated
+    tls_cert: certificate (PEM), for https
+    tls_key: its private key
+    drain: time to finish running requests when the server stops
+    log: file of JSON lines, one per request, without its text
     """
     run = replace(run, models=[*(run.models or []), *([demo_model()] if demo else [])])
     if not run.models:
@@ -198,12 +197,12 @@ def run(
     dtype: str = "auto",
     threads: Count | None = None,
 ) -> None:
-    """Download a model if it is not here, serve it on a free port of this machine, and talk with it there: others may
-    ask, too, as long as the talk goes on.
+    """Download a model if it is missing, serve it on a free port of this machine, and chat with it; other programs here
+    may use it meanwhile.
 
-    system: what the model is told first
+    system: system message
     temperature: 0 is greedy
-    max_new_tokens: at most so many [default: until the model ends it, or the context]
+    max_new_tokens: maximum number of new tokens [default: until the model or the context ends]
     seed: equal seeds give equal text
     """
     server = ServerRun([model], dtype=dtype, threads=threads).open()
@@ -225,14 +224,14 @@ def run(
 
 
 def demo_model() -> str:
-    """The folder that `headway demo` writes. Raises ConfigError where there is none."""
+    """Returns the folder that `headway demo` writes. Raises ConfigError if there is none."""
     if not (DEMO / "config.json").exists():
         raise ConfigError(f"--demo: there is no model in {DEMO}; make one with `headway demo` (3 minutes)")
     return str(DEMO)
 
 
 def names(models: list[str], aliases: list[str]) -> list[tuple[list[str], str]]:
-    """Each model behind its names. Raises ConfigError for an alias of no model."""
+    """Returns each model with its names. Raises ConfigError for an alias of a model that is not listed."""
     by_model: dict[str, list[str]] = {model: [] for model in models}
     for name, model in pairs(aliases):
         if model not in by_model:
@@ -242,7 +241,7 @@ def names(models: list[str], aliases: list[str]) -> list[tuple[list[str], str]]:
 
 
 def pairs(texts: list[str]) -> list[tuple[str, str]]:
-    """NAME=SOURCE, of each. Raises ConfigError."""
+    """Splits NAME=SOURCE texts into pairs. Raises ConfigError for a text of another form."""
     for text in texts:
         if not all(text.partition("=")):
             raise ConfigError(f"{text.strip('=')}: write NAME=MODEL, or NAME=FOLDER of an adapter")
@@ -250,7 +249,7 @@ def pairs(texts: list[str]) -> list[tuple[str, str]]:
 
 
 def is_own(host: str) -> bool:
-    """Whether an address is this machine's own."""
+    """Returns whether an address is a loopback address of this machine."""
     with suppress(ValueError):
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     return False

@@ -1,4 +1,4 @@
-"""`headway show PATTERN`: a pattern drawn, and its properties."""
+"""`headway show PATTERN`: draws a pattern and reports its properties."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,10 +24,10 @@ def command(
     Patterns are Full() Causal() Window.last(n) Window.around(n) Window(before, after, step) Chunk(n) Sink(n)
     GlobalKeys() GlobalQueries() Global() PerHead(a, b, ..), joined by & and |.
 
-    patterns: such as 'Window.last(8) | (Causal() & Sink(2))'
-    tokens: tokens in the picture
-    global_tokens: global tokens, by index: 0,5
-    layers: layers of the receptive field
+    patterns: a pattern such as 'Window.last(8) | (Causal() & Sink(2))'
+    tokens: number of tokens in the picture
+    global_tokens: indices of global tokens: 0,5
+    layers: number of layers of the receptive field
     out: file for the picture
     """
     import sys
@@ -55,7 +55,7 @@ def command(
 
 
 def to_text(report: dict[str, Any]) -> str:
-    """The facts for a terminal."""
+    """Returns the facts for a terminal."""
     count, heads = report["tokens"], report["heads"]
     reach = {side: "all" if bound is None else bound for side, bound in report["reach"].items()}
     growth = [

@@ -1,5 +1,5 @@
-"""`headway surgery gqa | window | context | merge | longformer`: another function from the same weights, measured
-before and after; `headway quantize MODEL OUT --weights int8`: so are weights of 8 or 4 bits."""
+"""`headway surgery gqa | window | context | merge | longformer`: changes the function of a model and measures it before
+and after; `headway quantize MODEL OUT --weights int8`: writes weights of 8 or 4 bits, measured likewise."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -28,7 +28,7 @@ def changed(
     beyond: int = 0,
     compare: "Callable[[Text], tuple[Pooled, ...]] | None" = None,
 ) -> None:
-    """Write what becomes of the folder, and print the report; `compare` is what is compared on the text beforehand."""
+    """Writes the changed folder and prints the report; `compare` measures alternatives on the text beforehand."""
     from headway.surgery import operate, verdict
 
     with run.text(folder) as words:
@@ -48,11 +48,11 @@ def changed(
 def gqa(
     run: MeasuredRun, *, kv_heads: int, pool: str = "mean", seed: Whole | None = None, compare: bool = False
 ) -> None:
-    """Fewer key/value heads: MHA to GQA to MQA, each group of heads becoming one.
+    """Reduce the key/value heads: MHA to GQA to MQA, each group of heads becoming one.
 
-    kv_heads: key/value heads of the new model
-    pool: mean, first, random: what a group becomes
-    seed: of --pool random, and first of --compare's [default: 0]
+    kv_heads: number of key/value heads of the new model
+    pool: how a group becomes one head: mean, first, random
+    seed: seed of --pool random, and the first seed of --compare [default: 0]
     compare: measure all three pools on --data, random with three seeds
     """
     from headway.choice import Choice
@@ -90,11 +90,11 @@ def window(
     sinks: Whole = 0,
     layers: str | None = None,
 ) -> None:
-    """A window and attention sinks where a layer saw everything: its cache stops growing.
+    """Replace full causal attention by a window and attention sinks, so that a layer's cache stops growing.
 
-    keys: keys that a query sees, itself included
-    sinks: first tokens that are seen from everywhere
-    layers: '0-3,5' or all [default: the layers that see all before them]
+    keys: keys that a query sees, including itself
+    sinks: number of first tokens that every query sees
+    layers: '0-3,5' or all [default: the layers with full attention]
     """
     from headway.choice import Choice
     from headway.models.description import layer_numbers
@@ -111,10 +111,10 @@ def window(
 
 
 def context(run: MeasuredRun, *, method: str, factor: Annotated[float, says(min=1.0)]) -> None:
-    """Longer rows: rotary frequencies are rescaled. Perplexity by position shows what that gives, and costs.
+    """Extend the context by rescaling rotary frequencies. Perplexity by position shows the gain and the cost.
 
     method: linear, ntk, yarn, llama3, dynamic
-    factor: longest row over the trained context
+    factor: new context over the trained context
     """
     from headway.choice import Choice
     from headway.surgery import METHODS, Change, stretch_context
@@ -127,7 +127,8 @@ def context(run: MeasuredRun, *, method: str, factor: Annotated[float, says(min=
 
 
 def merge(run: MeasuredRun, *, adapter: list[Path] | None = None, any_base: bool = False) -> None:
-    """Put adapters into the weights; MODEL may be the folder of one. "Before" is the model with them beside it."""
+    """Merge adapters into the weights; MODEL may be an adapter's folder. "Before" is the model with separate
+    adapters."""
     from headway.checkpoints import load_adapter, merged_state
     from headway.checkpoints.bases import with_adapters, with_base
     from headway.choice import Choice
@@ -140,7 +141,7 @@ def merge(run: MeasuredRun, *, adapter: list[Path] | None = None, any_base: bool
         )
     folder = with_adapters(replace(run, model=Path(base)).open(), places, any_base=any_base)
     adapters = [load_adapter(place, folder.spec) for place in places]
-    layers = len({layer for each in adapters for layer in each.layers})
+    layers = len({layer for loaded in adapters for layer in loaded.layers})
     choice = Choice(f"{layers} layers", f"adapted by {', '.join(map(str, places))}")
     changed(run, folder, Change(folder.spec, merged_state(folder.tensors, adapters), choices=(choice,)))
 
@@ -152,11 +153,11 @@ def longformer(
     window: str = "512",
     text: Annotated[Path | None, says(flag="data")] = None,
 ) -> None:
-    """A BERT or RoBERTa for long texts: windows, global tokens, its positions copied end to end.
+    """Convert a BERT or RoBERTa for long texts: windows, global tokens, and copies of its positions end to end.
 
-    context: tokens of the longest row of the new model
-    window: others that a token sees, half on each side: one number, or one for each layer
-    text: a text whose beginning both models read [default: random ids]
+    context: maximum row length of the new model, in tokens
+    window: other tokens that a token sees, half on each side: one number, or one for each layer
+    text: text whose beginning both models read for the comparison [default: random ids]
     """
     from headway.data import texts
     from headway.surgery import lengthen
@@ -186,20 +187,20 @@ def quantize(
     """Write a model with weights of 8 or 4 bits, in the format of compressed-tensors, which transformers reads.
 
     weights: int8, int4
-    group: inputs that share a scale, a multiple of 32, or -1 for all [default: 32]
-    output: the output layer, too, where it is not the embedding
-    calibrate: text for GPTQ [default: the nearest codes]
+    group: number of inputs that share a scale, a multiple of 32, or -1 for all [default: 32]
+    output: also quantize the output layer, unless it is tied to the embedding
+    calibrate: text for GPTQ [default: round to the nearest]
     """
     from headway.surgery import Text, quantize_folder
 
     folder = run.open()
     with (
         run.text(folder) as text,
-        nullcontext() if calibrate is None else Text.read(calibrate, folder) as more,
+        nullcontext() if calibrate is None else Text.read(calibrate, folder) as calibration,
     ):
         note(f"reading {folder.path}")
         done = quantize_folder(
-            folder, run.out, weights, group=group, output=output, calibrate=more, text=text, context=run.context,
+            folder, run.out, weights, group=group, output=output, calibrate=calibration, text=text, context=run.context,
             overwrite=run.overwrite,
         )  # fmt: skip
     print_report(done, to_text(done), run.json)

@@ -1,5 +1,5 @@
-"""`headway train`: a run by flags, by a YAML file, or by a YAML file with key=value overrides. Name, type, help and
-unit of its options are written once, in the fields of the settings."""
+"""`headway train`: a run configured by flags, a YAML file, or a YAML file with key=value overrides. Name, type, help
+text and unit of its options come from the fields of the settings."""
 
 import inspect
 import itertools
@@ -39,17 +39,17 @@ def run(
     json: bool = False,
     **flags: Any,
 ) -> int:
-    """Train a model: a decoder on the next token of a text, an encoder on masked ones, a translator on pairs of
-    sentences (--task translation). Resumes bit for bit.
+    """Train a model: a decoder to predict the next token of a text, an encoder to predict masked tokens, a translator
+    on pairs of sentences (--task translation). Resumes bit for bit.
 
     overrides: settings, as in the YAML file
     config: YAML file of settings (those below, with _ for -)
-    resume: auto: resume from the last checkpoint in --out, or begin; PATH: from that checkpoint
-    small: with the settings under `small:` of the YAML file: a run in toy size
+    resume: auto: resume from the last checkpoint in --out, or start; PATH: resume from that checkpoint
+    small: apply the settings under `small:` of the YAML file: a run in toy size
     print_config: print the resolved settings as YAML and stop
-    processes: processes on this machine that share the run: torchrun --nproc-per-node N -m headway train
-        (docs/parallel.md) [default: those that torchrun started, or 1]
-    dry_run: print model, counts, steps and memory; train nothing, write nothing
+    processes: number of processes on this machine that share the run, started as by torchrun --nproc-per-node N -m
+        headway train (docs/parallel.md) [default: those that torchrun started, or 1]
+    dry_run: print model, counts, steps and memory, without training or writing anything
     """
     flags = {name: value for name, value in flags.items() if value is not None and value != []}
     environment = {name: os.environ.get(f"HEADWAY_{name.upper()}") for name in ENVIRONMENT}
@@ -100,10 +100,10 @@ def run(
 
 
 def start_processes(count: int, settings: TrainConfig, resume: str) -> int:
-    """This command line in `count` processes, which torchrun starts, and which share the CPU's threads. The exit code
-    of the first that failed: it has said why, unless a signal ended it.
+    """Runs this command line in `count` processes started by torchrun, which share the CPU's threads. Returns the exit
+    code of the first process that failed: it has printed the reason, unless a signal ended it.
 
-    Raises ConfigError for settings that no run can have, before anything is started."""
+    Raises ConfigError for invalid settings before anything is started."""
     import logging
 
     from torch.distributed import run as torchrun
@@ -114,9 +114,8 @@ def start_processes(count: int, settings: TrainConfig, resume: str) -> int:
 
     where_to_begin(checked(settings, count).config, resume)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
-    logging.getLogger("torch.distributed.elastic").setLevel(
-        logging.CRITICAL
-    )  # the processes speak for themselves
+    # the processes report their own errors
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     launcher = ("--standalone", f"--nproc-per-node={count}", "-m", "headway")
     try:
         torchrun.run(torchrun.parse_args([*launcher, *sys.argv[1:]]))
@@ -166,28 +165,28 @@ def _print(result: "TrainResult", json: bool) -> None:
 
 
 class SettingsCommand:
-    """`run` with options for the settings of the task that its arguments name, by --task, task=, or the file of
-    --config; those of training on text unless they name one."""
+    """The command `run` with options for the settings of a task: the one that --task, task=, or the file of --config
+    names; by default training on text."""
 
     def make_context(self, name: str, arguments: list[str]) -> Any:
-        """As click's commands do it."""
+        """Returns the context of the command, like the method of click's commands."""
         task = asked_task(arguments)
         try:
             return click_command(with_flags(run, settings_of(task))).make_context(name, arguments)
         except Exception as error:
-            option: str | None = getattr(error, "option_name", None)  # of an unknown one
-            others = [] if option is None else tasks_with(option.removeprefix("--").replace("-", "_"))
-            if not others:
+            option: str | None = getattr(error, "option_name", None)  # set if the option is unknown
+            tasks = [] if option is None else tasks_with(option.removeprefix("--").replace("-", "_"))
+            if not tasks:
                 raise
             instead = "; --depth sets the layers of a home-made model" if option == "--layers" else ""
             raise ConfigError(
-                f"{option} is an option of task {listed(others)}, and this is {task or 'training on text'}; say "
-                f"--task {others[0]}, or leave it out{instead}"
+                f"{option} is an option of task {listed(tasks)}, and this is {task or 'training on text'}; say "
+                f"--task {tasks[0]}, or leave it out{instead}"
             ) from error
 
 
 def asked_task(arguments: Sequence[str]) -> str | None:
-    """The task that arguments of the command line name; None where they do not."""
+    """Returns the task that the arguments of the command line name, or None."""
     values = dict(item.split("=", 1) for item in arguments if "=" in item)
     values |= {name: value for name, value in itertools.pairwise(arguments) if name in ("--task", "--config")}
     named = values.get("--task", values.get("task"))
@@ -197,7 +196,7 @@ def asked_task(arguments: Sequence[str]) -> str | None:
 
 
 def with_flags(function: Callable[..., int], kind: type[TrainConfig]) -> Callable[..., int]:
-    """The same function with an option for each field of `kind` instead of its `**flags`."""
+    """Returns the function with an option for each field of `kind` in place of its `**flags`."""
     signature = inspect.signature(function, eval_str=True)
     fixed = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     both = [*fixed, *(_flag(name, field) for name, field in kind.grouped().items())]
@@ -207,7 +206,7 @@ def with_flags(function: Callable[..., int], kind: type[TrainConfig]) -> Callabl
 
 
 def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
-    """One field as one option; None means that it was not given."""
+    """Returns the option of a field; its value is None if it is not given."""
     kind: Any = next(
         (kind for kind in get_args(field.annotation) if kind is not type(None)), field.annotation
     )

@@ -1,4 +1,4 @@
-"""`headway translate MODEL TEXT...`: translations, or their BLEU."""
+"""`headway translate MODEL TEXT...`: translates texts, or computes their BLEU."""
 
 import time
 from pathlib import Path
@@ -23,17 +23,17 @@ def command(
     target_language: str | None = None,
     out: Path | None = None,
 ) -> None:
-    """Translate texts with an encoder-decoder. Translations go to stdout, one a line, what it took to stderr.
+    """Translate texts with an encoder-decoder. Translations go to stdout, one per line, statistics to stderr.
 
-    beams: texts that are followed at once; 1 is greedy
+    beams: number of beams; 1 is greedy
     length_penalty: score = log probability / length^this; more favours long texts
-    n_best: translations of each text, the best first, with their scores
-    max_new_tokens: at most so many [default: 128, or the context]
-    reference: right translations, one a line: BLEU is printed instead of texts
-    prefix: text that every translation begins with, and goes on from
-    source_language: of the texts, as the tokenizer names it: en_XX, eng_Latn, en [default: the folder's]
-    target_language: of the translations [default: the folder's]
-    out: write the translations to this file
+    n_best: translations per text, the best first, with their scores
+    max_new_tokens: maximum number of new tokens [default: 128, or the context]
+    reference: reference translations, one per line: print BLEU instead of the translations
+    prefix: text with which every translation begins
+    source_language: language of the texts, as the tokenizer names it: en_XX, eng_Latn, en [default: the folder's]
+    target_language: language of the translations [default: the folder's]
+    out: file to which the translations are written
     """
     if n_best > beams:
         raise typer.BadParameter(f"--n-best {n_best} needs as many --beams, which are {beams}")
@@ -63,7 +63,7 @@ def command(
             "text": text,
             "translation": result.text,
             "finish_reason": result.finish_reason,
-            "hypotheses": [attributes(other, "text", "score") for other in result.hypotheses],
+            "hypotheses": [attributes(hypothesis, "text", "score") for hypothesis in result.hypotheses],
         }
         for text, result in zip(texts, results, strict=True)
     ]

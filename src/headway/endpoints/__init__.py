@@ -1,4 +1,4 @@
-"""Models that answer messages: a server that speaks OpenAI's protocol, or a folder here; and their transcripts."""
+"""Models that answer conversations, on a server with OpenAI's protocol or in a local folder; and their transcripts."""
 
 from collections.abc import Callable
 
@@ -19,17 +19,18 @@ __all__ = [
 
 
 def is_server(source: str) -> bool:
-    """Whether an address is a server's."""
+    """Returns whether an address is a server's."""
     return source.startswith(("http://", "https://"))
 
 
 def open_endpoint(
     source: str, *, timeout: float | None = None, say: Callable[[str], None] = lambda text: None
 ) -> Endpoint:
-    """The endpoint of an address: "https://host/v1#model" is a server's model (without #model, the only one that it
-    has), anything else a folder or an id of the Hub, for `headway.load`. `timeout` and `say` are a `ServerEndpoint`'s.
+    """Returns the endpoint of an address: "https://host/v1#model" is a model of a server (without #model, its only
+    one); anything else is a folder or an id of the Hub, for `headway.load`. For `timeout` and `say`, see
+    `ServerEndpoint`.
 
-    Raises ConfigError for a timeout of what is no server, and what either raises."""
+    Raises ConfigError for a timeout without a server, and what either endpoint raises."""
     if is_server(source):
         url, _, model = source.partition("#")
         return ServerEndpoint(url, model or None, timeout=timeout or USUAL_TIMEOUT, say=say)

@@ -1,4 +1,4 @@
-"""A folder, or an id of the Hub, as an endpoint."""
+"""An endpoint of a folder or an id of the Hub."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,9 @@ from headway.text.chat import Message
 
 
 class LocalEndpoint(Endpoint):
-    """`LanguageModel.chat` of the model of a folder. Equal requests have equal replies.
+    """Answers with the model of a folder, through its chat template. Equal requests have equal replies.
 
-    Raises what `headway.load` does, and DataError for a model without a chat template."""
+    Raises what `headway.load` raises, and DataError for a model without a chat template."""
 
     def __init__(self, source: str | LanguageModel, name: str | None = None) -> None:
         self.lm = load(source, task="causal-lm") if isinstance(source, str) else source
@@ -20,7 +20,7 @@ class LocalEndpoint(Endpoint):
             raise DataError(f"{self.name}: its tokenizer has no chat template, so it cannot answer messages")
 
     def chat(self, messages: Sequence[Message], *, seed: int, temperature: float, max_tokens: int) -> Reply:
-        """The reply, of at most `max_tokens` tokens, and at most what the context has room for."""
+        """Returns the reply, of at most `max_tokens` tokens and at most as many as the context has room for."""
         ids = self.lm.need_tokenizer().render_chat(messages)
         room = self.lm.spec.trained_context - len(ids)
         if room < 1:

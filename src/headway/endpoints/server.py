@@ -1,4 +1,4 @@
-"""A server that speaks OpenAI's protocol of chat completions, over the standard library's HTTP."""
+"""An endpoint of a server with OpenAI's chat completions protocol, over the standard library's HTTP client."""
 
 import json
 import os
@@ -15,25 +15,25 @@ from headway.errors import EndpointError
 from headway.text.chat import Message
 
 KEY, OPENAI_KEY = "HEADWAY_API_KEY", "OPENAI_API_KEY"
-LONGEST_WAIT = 60.0  # seconds between two tries
-USUAL_TIMEOUT = 600.0  # seconds: a long reply comes in one piece
-FOR_NOW = {408, 425, 429, 500, 502, 503, 504, 529}  # errors that may pass soon; 501, for example, will not
+LONGEST_WAIT = 60.0  # maximum seconds between two tries
+USUAL_TIMEOUT = 600.0  # seconds: a long reply arrives in one piece
+FOR_NOW = {408, 425, 429, 500, 502, 503, 504, 529}  # temporary errors; 501, for example, is not one
 
 
 class ServerEndpoint(Endpoint):
-    """POST url/chat/completions, as OpenAI, vLLM, llama.cpp and others take it.
+    """A model of a server, asked by POST url/chat/completions as OpenAI, vLLM, llama.cpp and others accept it.
 
     Args:
-        url: with its version, as in "https://api.openai.com/v1".
+        url: base URL with the version, as in "https://api.openai.com/v1".
         model: one of the server's models; None takes the only one that it lists.
-        timeout: seconds without a word from the server after which a try ends. tries: of a request that fails for now
-            (`FOR_NOW`, no connection, timeout), with waits of 1, 2, 4, ... seconds, or what the server asks for
-            (Retry-After).
-        say: is told of each failed try, in the server's words, and of replies without text.
-        sleep: waits so many seconds.
+        timeout: seconds of silence from the server after which a try ends.
+        tries: number of tries of a request that fails temporarily (`FOR_NOW`, no connection, timeout), with waits of
+            1, 2, 4, ... seconds in between, or as long as the server says (Retry-After), up to `LONGEST_WAIT`.
+        say: is called with a message for each failed try, and for replies without text.
+        sleep: waits the given number of seconds.
 
-    The key is read from the environment: HEADWAY_API_KEY, or, for api.openai.com alone, OPENAI_API_KEY.
-    Raises EndpointError for what the server refuses, for replies that are none, and after the last try.
+    The API key is read from the environment: HEADWAY_API_KEY, or, for api.openai.com only, OPENAI_API_KEY.
+    Raises EndpointError if the server refuses a request, for malformed replies, and after the last try.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ServerEndpoint(Endpoint):
         self.name = f"{self.url}#{self.model}"
 
     def chat(self, messages: Sequence[Message], *, seed: int, temperature: float, max_tokens: int) -> Reply:
-        """One completion. A refusal that stands in place of the text is the text; a reply without either is empty."""
+        """Returns the reply. A refusal takes the place of a missing text; without either, the text is empty."""
         body = {
             "model": self.model,
             "messages": [dict(message) for message in messages],
@@ -66,8 +66,8 @@ class ServerEndpoint(Endpoint):
             message, reason = choice["message"], str(choice["finish_reason"])
             text = message["content"] or message.get("refusal") or ""
             if not text:
-                rest = [name for name, value in message.items() if value and name != "role"]
-                has = f", and it has {', '.join(rest)}" if rest else ""
+                others = [name for name, value in message.items() if value and name != "role"]
+                has = f", and it has {', '.join(others)}" if others else ""
                 self.say(f"{self.name}: a reply without text: its finish_reason is {reason}{has}")
             return Reply(text, reason)
         except (KeyError, IndexError, TypeError, AttributeError):
@@ -77,8 +77,8 @@ class ServerEndpoint(Endpoint):
             ) from None
 
     def stream(self, messages: Sequence[Message], **settings: Any) -> Iterator[str]:
-        """A reply, piece by piece while it is written; asked for once. `settings`: fields of the request. Raises
-        EndpointError for what the server refuses, and for a stream that breaks off."""
+        """Yields a reply piece by piece while it is generated; the request is not retried. `settings`: fields of the
+        request. Raises EndpointError if the server refuses, and for a stream that breaks off."""
         body = {
             "model": self.model,
             "messages": [dict(message) for message in messages],
@@ -99,7 +99,7 @@ class ServerEndpoint(Endpoint):
         raise EndpointError(f"{self.url}: the stream broke off")
 
     def _piece(self, data: bytes) -> str:
-        """The text of one event of a stream. Raises EndpointError for an error in its place, and for anything else."""
+        """Returns the text of one event of a stream. Raises EndpointError for an error or a malformed event."""
         try:
             chunk = json.loads(data)
             if "error" not in chunk:
@@ -167,7 +167,7 @@ class ServerEndpoint(Endpoint):
 
 
 def _message(error: HTTPError) -> str:
-    """The message of a server's error: OpenAI's {"error": {"message": ...}}, or the text as it is."""
+    """Returns the message of an error response: OpenAI's {"error": {"message": ...}}, or the body's text."""
     text = error.read().decode("utf-8", "replace").strip()
     try:
         return str(json.loads(text)["error"]["message"])

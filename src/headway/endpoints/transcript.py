@@ -1,5 +1,5 @@
-"""Requests to endpoints and their replies; and a transcript of both, an append-only file from which a run that goes on
-is replayed."""
+"""Endpoints and their replies; and a transcript of both, an append-only file from which a resumed run replays its
+requests."""
 
 import json
 import os
@@ -20,30 +20,33 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Reply:
-    """text: verbatim. finish_reason: as the endpoint says it; "length" where the text was cut off by `max_tokens`."""
+    """A reply.
+
+    text: verbatim.   finish_reason: as the endpoint reports it; "length" if `max_tokens` cut the text off.
+    """
 
     text: str
     finish_reason: str
 
 
 class Endpoint(Protocol):
-    """Answers conversations. `name` tells it from others, and stands in transcripts."""
+    """Answers conversations. `name` identifies the endpoint, also in transcripts."""
 
     name: str
 
     def chat(self, messages: Sequence[Message], *, seed: int, temperature: float, max_tokens: int) -> Reply:
-        """The reply to [{"role": "user", "content": "..."}, ...], of at most `max_tokens` tokens; temperature 0 takes
-        the most probable ones. Raises HeadwayError where there is none."""
+        """Returns the reply to [{"role": "user", "content": "..."}, ...], of at most `max_tokens` tokens; temperature 0
+        is greedy. Raises HeadwayError if there is no reply."""
 
 
 class Transcript:
-    """A JSONL file of {"key", "request", "reply"}, one line for each request, on disk before its reply is used.
+    """A JSONL file of {"key", "request", "reply"}, one line per request, which is on disk before its reply is used.
 
-    A request whose key is in the file is not sent: its reply is that of the file. A last line that a dying process left
-    without its end is cut off when the file is opened. A context manager, whose `chat` threads may call side by side.
+    A request whose key is in the file is not sent: it has the reply of the file. An incomplete last line, left by a
+    process that died, is cut off when the file is opened. It is a context manager; threads may call `chat`
+    concurrently.
 
-    Raises ConfigError when another process has the file, DataError with file and line for what is no transcript.
-    """
+    Raises ConfigError if another process has the file open, DataError with file and line if it is not a transcript."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -66,9 +69,9 @@ class Transcript:
         temperature: float,
         max_tokens: int,
     ) -> Reply:
-        """The reply to a request, which is sent unless the file has one under its key.
+        """Returns the reply to a request, which is sent only if the file has no request with this key.
 
-        Raises ConfigError where the file has another request under this key, saying what differs; else what the
+        Raises ConfigError if the file has a different request with this key, naming the differences; also what the
         endpoint raises."""
         settings = {"seed": seed, "temperature": temperature, "max_tokens": max_tokens}
         request = {"endpoint": endpoint.name, "messages": [dict(message) for message in messages], **settings}
@@ -108,8 +111,8 @@ class Transcript:
 
 
 def in_order(function: Callable[[Job], Result], jobs: Iterable[Job], parallel: int) -> Iterator[Result]:
-    """The results of `function` for each job, in their order, `parallel` of them at once. An error ends it: jobs that
-    have not begun then are left out."""
+    """Yields the result of `function` for each job, in order, with `parallel` jobs at a time. An exception ends it, and
+    jobs that have not started are dropped."""
     if parallel == 1:
         yield from map(function, jobs)
         return

@@ -1,1 +1,1 @@
-"""headway inside tools that people already have; each module needs its tool, and is imported by name."""
+"""headway inside other tools; each module needs its tool, and is imported by name."""

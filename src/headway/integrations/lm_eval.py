@@ -1,14 +1,12 @@
-"""lm-evaluation-harness on our models: the harness's tasks, our `LanguageModel`.
+"""lm-evaluation-harness with headway's models: a `LanguageModel` as a model of the harness.
 
     headway eval runs/mine --harness hellaswag,arc_easy
     python -m headway.integrations.lm_eval run --model headway --model_args pretrained=runs/mine --tasks hellaswag
 
-The second is the harness's own command line, in a process that knows the model "headway" (it has no entry points).
-Log-likelihoods are those of its `hf` model on the same folder, to the rounding of the products, for every batch size.
-Where the two differ: a rolling log-likelihood begins with BOS once (`hf` lets a tokenizer that writes BOS write it
-again after the prefix, and scores it: `add_bos_token=False` there is the same), and arguments that are not known are
-errors.
-"""
+The second is the harness's own command line, in a process that has registered the model "headway" (the harness has no
+entry points). Log-likelihoods equal those of its `hf` model on the same folder up to rounding, for every batch size.
+Two differences: a rolling log-likelihood begins with one BOS (with a tokenizer that adds BOS, `hf` adds it again after
+the prefix and scores it; `add_bos_token=False` avoids that), and unknown arguments are errors."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -35,7 +33,7 @@ except ImportError as error:
         f'({error}); pip install "headway[harness]"'
     ) from error
 
-NEW_TOKENS = 256  # where a task does not say how many, as in all models of the harness
+NEW_TOKENS = 256  # default maximum of new tokens, as in all models of the harness
 SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -46,7 +44,7 @@ class HeadwayLM(TemplateLM):  # type: ignore[misc]
     Args:
         pretrained: a folder or an id of the Hub, for `headway.load`, or a `LanguageModel`.
         batch_size: rows read at once, or "auto"; changes no result.
-        max_length: slots of a row [the trained context]; longer contexts are cut on the left, as the harness does.
+        max_length: slots of a row [the trained context]; longer contexts are truncated on the left, as in the harness.
         dtype, device, backend, revision: see `headway.load`.
     """
 
@@ -66,7 +64,7 @@ class HeadwayLM(TemplateLM):  # type: ignore[misc]
             self.lm = pretrained
         else:
             if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
-                # the harness's default
+                # the default of the harness is cuda
                 logging.getLogger(__name__).warning("there is no %s here, using the CPU", device)
                 device = "cpu"
             how: dict[str, Any] = {"dtype": dtype, "device": device, "backend": backend, "revision": revision}
@@ -88,11 +86,12 @@ class HeadwayLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """The key by which the harness caches encoded requests."""
+        """The key under which the harness caches tokenized requests."""
         return f"headway-{self.text.fingerprint.hex()}"
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]:
-        """Ids; control tokens are what they are written as, and BOS is not put before a BOS that is written."""
+        """Returns the ids of a text; control tokens in it are control tokens, and BOS is not repeated if the text
+        begins with it."""
         return self.text.encode(string, bos=add_special_tokens is not False, eos=False, special=True)
 
     def _loglikelihood_tokens(
@@ -113,7 +112,7 @@ class HeadwayLM(TemplateLM):  # type: ignore[misc]
         return [results[i] for i in range(len(requests))]
 
     def _fitted(self, context: list[int], continuation: list[int]) -> tuple[list[int], list[int]]:
-        """The pair, its context cut on the left to what a row has room for."""
+        """Returns a pair with its context truncated on the left to fit in a row."""
         room = self.max_length + 1 - len(continuation)
         if room < 1:
             raise ConfigError(
@@ -123,7 +122,7 @@ class HeadwayLM(TemplateLM):  # type: ignore[misc]
         return context[-room:], continuation
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """ln p of whole texts: `LanguageModel.score_text`."""
+        """Returns the log-probability of each whole text (`LanguageModel.score_text`)."""
         log_probs = []
         for request in tqdm(requests, disable=disable_tqdm, desc="rolling log-likelihoods"):
             (text,) = request.args
@@ -135,7 +134,7 @@ class HeadwayLM(TemplateLM):  # type: ignore[misc]
         return log_probs
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Texts after contexts, up to the strings of `until`."""
+        """Returns the generated continuation of each context, up to the stop strings in `until`."""
         groups: dict[str, list[int]] = {}
         for i, request in enumerate(requests):
             groups.setdefault(repr(sorted(request.args[1].items())), []).append(i)
@@ -156,12 +155,12 @@ class HeadwayLM(TemplateLM):  # type: ignore[misc]
         return [results[i] for i in range(len(requests))]
 
     def _options(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The generation arguments of a task as options of `LanguageModel.generate`."""
+        """Converts the generation arguments of a task to options of `LanguageModel.generate`."""
         args = dict(normalize_gen_kwargs(dict(kwargs), NEW_TOKENS))
-        until, sampled = args.pop("until", None) or [], args.pop("do_sample", False)
+        until, do_sample = args.pop("until", None) or [], args.pop("do_sample", False)
         options = {
             "max_new_tokens": args.pop("max_gen_toks"),
-            "temperature": float(args.pop("temperature", 1.0 if sampled else 0.0)),
+            "temperature": float(args.pop("temperature", 1.0 if do_sample else 0.0)),
             "stop": [text for text in ([until] if isinstance(until, str) else until) if text],
             **{name: args.pop(name) for name in SAMPLING if name in args},
         }
@@ -173,7 +172,8 @@ class HeadwayLM(TemplateLM):  # type: ignore[misc]
         return options
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """The source of the tokenizer's template, None unless it is asked for."""
+        """Returns the source of the tokenizer's chat template, or None if `chat_template` is False or None. Raises
+        ConfigError if there is none, or for a template by name."""
         if chat_template is False or chat_template is None:
             return None
         if isinstance(chat_template, str):
@@ -183,7 +183,8 @@ class HeadwayLM(TemplateLM):  # type: ignore[misc]
         return self.text.chat_template.source
 
     def apply_chat_template(self, chat_history: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """A conversation as text, open for the reply; without a generation prompt, open after its last message."""
+        """Returns a conversation as text up to the beginning of the reply; without a generation prompt, up to the end
+        of the last message's content."""
         self.chat_template(True)
         assert self.text.chat_template is not None
         names = {"bos_token": self.text.bos, "eos_token": self.text.eos}
@@ -209,11 +210,11 @@ def evaluate(
     batch_size: int = BATCH,
     chat: bool = False,
 ) -> dict[str, Any]:
-    """The harness's results for these tasks: the value of its `simple_evaluate`, without samples.
+    """Returns the harness's results for these tasks: the value of its `simple_evaluate`, without samples.
 
-    `folder` has tasks of one's own (YAML); `limit` is the number of documents of each task, `shots` of solved examples
-    before each, `context` the slots of a row (`max_length`), `chat` whether requests go through the chat template.
-    Raises ConfigError for a task that is not there."""
+    `folder`: YAML files with tasks of one's own; `limit`: number of documents per task; `shots`: number of solved
+    examples before each; `context`: slots of a row (`max_length`); `chat`: whether to apply the chat template. Raises
+    ConfigError for an unknown task."""
     manager = TaskManager(include_path=folder)
     unknown = [task for task in tasks if not manager.match_tasks([task])]
     if unknown:

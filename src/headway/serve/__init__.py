@@ -1,1 +1,1 @@
-"""Models behind an address: OpenAI's protocol, on the engine that `generate` uses."""
+"""HTTP server of models: OpenAI's protocol and others, on the engine that `generate` uses."""

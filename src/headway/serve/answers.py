@@ -1,4 +1,4 @@
-"""Answers to requests for texts: whole, or event by event, in the shape of each protocol."""
+"""Responses to generation requests: as one body or as a stream of events, in the format of each protocol."""
 
 import time
 from abc import ABC, abstractmethod
@@ -18,13 +18,14 @@ from headway.serve.worker import Reading
 from headway.text.vocabulary import Vocabulary
 
 Event = tuple[str | None, dict[str, Any] | str]
-"""An event of a stream: its name, where it has one, and its data."""
+"""An event of a stream: its name, or None, and its data."""
 REASONS = {"eos": "stop", "stop": "stop", "length": "length", None: None}
 
 
 @dataclass
 class Written:
-    """A text so far: what stands before it and what its deltas added, and the parts into which these are divided."""
+    """The text generated so far for one sequence: an initial text (the echoed prompt) plus its deltas, and the parts
+    into which the reader divides it."""
 
     reader: CallReader
     text: str = ""
@@ -34,7 +35,7 @@ class Written:
     parts: list[Part] = field(default_factory=list)
 
     def add(self, delta: Delta) -> list[Part]:
-        """Takes what a step added; the parts that became certain with it."""
+        """Adds the delta of a step; returns the parts that it completes."""
         self.text += delta.text
         self.tokens += delta.token is not None
         self.finish_reason = REASONS[delta.finish_reason]
@@ -45,11 +46,11 @@ class Written:
 
 
 class Answer(ABC):
-    """The answer to a request, in the shape of its protocol.
+    """The response to a request, in the format of its protocol.
 
-    asked: the request.   texts: those that the model writes for it.   warnings: those about its fields.
-    reader: makes what divides a text into its parts.   echoes: the text before each text.
-    key: a unique name.   reading: how far a prompt has been read, where that is told.
+    asked: the request.   texts: the sequences that are generated for it.   warnings: warnings about its fields.
+    reader: makes the reader that divides a sequence into parts.   echoes: the text that precedes each sequence.
+    key: a unique id.   reading: the latest progress of reading a prompt, if progress is reported.
     """
 
     def __init__(
@@ -69,49 +70,49 @@ class Answer(ABC):
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:
-        """The whole answer."""
+        """Returns the complete response body."""
 
     def begin(self) -> Sequence[Event]:
-        """Events before the first token."""
+        """Returns the events before the first token."""
         return ()
 
     @abstractmethod
     def add(self, i: int, delta: Delta) -> Sequence[Event]:
-        """Takes what a step added to text i; the events that tell it."""
+        """Adds the delta of a step to sequence i; returns the events that report it."""
 
     @abstractmethod
     def blank(self, i: int) -> Event:
-        """An event of text i without content."""
+        """Returns an event of sequence i without content."""
 
     def progress(self, i: int, reading: Reading) -> Event:
-        """The event that tells how far the prompt of text i has been read."""
+        """Returns the event that reports how much of the prompt of sequence i has been read."""
         self.reading, (name, data) = reading, self.blank(i)
         extra = {"prompt_progress": reading._asdict(), "timings": self.timings}
         return name, {**data, **extra}  # type: ignore[dict-item]
 
     def timed(self, events: Sequence[Event]) -> Sequence[Event]:
-        """Events, with the times so far where these are asked for."""
+        """Returns the events, with the timings so far if the request sets `timings_per_token`."""
         if not self.asked.timings_per_token:
             return events
-        more = {"timings": self.timings}
-        return [(name, data if isinstance(data, str) else data | more) for name, data in events]
+        timings = {"timings": self.timings}
+        return [(name, data if isinstance(data, str) else data | timings) for name, data in events]
 
     def end(self) -> Sequence[Event]:
-        """Events after the last token."""
+        """Returns the events after the last token."""
         return ()
 
     def fail(self, status: int, message: str) -> Sequence[Event]:
-        """Events in place of the rest."""
+        """Returns the events that end a stream that failed."""
         return [(None, shaped(status, message))]
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of prompts, each prompt counted once."""
+        """Number of prompt tokens; a prompt that several sequences share counts once."""
         return sum(tokens for tokens, _ in prompts_of(self.texts))
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of prompts that were stored already."""
+        """Number of prompt tokens that came from the prefix cache."""
         return sum(stored for _, stored in prompts_of(self.texts))
 
     @property
@@ -120,14 +121,14 @@ class Answer(ABC):
 
     @property
     def timings(self) -> dict[str, float]:
-        """Times as llama.cpp's clients read them: of the prompt to the first token, and of the tokens after it."""
+        """Timings in llama.cpp's format: `prompt_*` up to the first token, `predicted_*` for the tokens after it."""
         first = max((written.deltas[0].seconds for written in self.written if written.deltas), default=0.0)
         last = max((written.deltas[-1].seconds for written in self.written if written.deltas), default=0.0)
         read, new = self.prompt_tokens - self.cached_tokens, self.new_tokens
         if self.reading is not None and not new:
             read = self.reading.processed - self.reading.cache
             first = last = self.reading.time_ms / 1e3
-        steps = max(0, new - len(self.written))  # the first token of a text comes with its prompt
+        steps = max(0, new - len(self.written))  # the first token of each sequence comes with its prompt
         return {
             "cache_n": self.cached_tokens,
             **_pace("prompt", read, read, first),
@@ -140,19 +141,20 @@ class Answer(ABC):
 
 
 def event(kind: str, **more: Any) -> Event:
-    """An event whose data tells its name, too."""
+    """Returns an event whose data repeats its name as `type`."""
     return kind, {"type": kind, **more}
 
 
 def _pace(what: str, count: int, steps: int, seconds: float) -> dict[str, float]:
-    each = seconds / steps if steps else 0.0
+    per_step = seconds / steps if steps else 0.0
     rate = steps / seconds if steps and seconds else 0.0
-    paces = {"n": count, "ms": 1e3 * seconds, "per_token_ms": 1e3 * each, "per_second": rate}
+    paces = {"n": count, "ms": 1e3 * seconds, "per_token_ms": 1e3 * per_step, "per_second": rate}
     return {f"{what}_{name}": value for name, value in paces.items()}
 
 
 def told_tokens(vocabulary: Vocabulary, deltas: Sequence[Delta], *, drawn: bool = False) -> list[Any]:
-    """Tokens and their log-probabilities, as conversations tell them; `drawn`: their probabilities that are not 0."""
+    """Returns a record per token with its log-probability, in the format of chat completions. With `drawn`, records
+    have probabilities instead, and of the likeliest tokens only those whose probability is not 0."""
 
     def record(token: int, log_prob: float) -> dict[str, Any]:
         spelled = vocabulary.text_bytes(token, special=True) or b""
@@ -169,15 +171,16 @@ def told_tokens(vocabulary: Vocabulary, deltas: Sequence[Delta], *, drawn: bool 
 
 
 def token_text(vocabulary: Vocabulary, token: int) -> str:
-    """A token as text; bytes that are no whole character are replaced."""
+    """Returns the text of a token; bytes that form no whole character are replaced."""
     return (vocabulary.text_bytes(token, special=True) or b"").decode(errors="replace")
 
 
 @dataclass
 class Block:
-    """Parts of one kind in a row.
+    """Consecutive parts of one kind.
 
-    index: its place.   name: of the function, of a call, whose text is its arguments.   key: a unique name.
+    index: its position.   name: the function's name, if it is a call; its text is then the arguments.   key: a unique
+        id.
     """
 
     index: int
@@ -188,8 +191,9 @@ class Block:
 
 
 class BlockAnswer(Answer):
-    """The one text of a conversation as blocks (reasoning, text, calls of tools), each told from its beginning to its
-    end; there is at least one when it has ended."""
+    """The response to a conversation, as blocks of one sequence: reasoning, text and tool calls.
+
+    Each block is reported from its beginning to its end; a finished response has at least one."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -198,15 +202,15 @@ class BlockAnswer(Answer):
 
     @abstractmethod
     def open(self, block: Block) -> Sequence[Event]:
-        """Events of a block that begins."""
+        """Returns the events that begin a block."""
 
     @abstractmethod
     def grow(self, block: Block, more: str) -> Sequence[Event]:
-        """Events of a block that has got more text."""
+        """Returns the events that add text to a block."""
 
     @abstractmethod
     def close(self, block: Block) -> Sequence[Event]:
-        """Events of a block that has ended."""
+        """Returns the events that end a block."""
 
     def add(self, i: int, delta: Delta) -> Sequence[Event]:
         ends = delta.finish_reason is not None
@@ -223,9 +227,9 @@ class BlockAnswer(Answer):
         events: list[Event] = []
         if part.kind == "call" or not self.blocks or self.blocks[-1].kind != kind:
             self.blocks.append(Block(len(self.blocks), kind, part.text if part.kind == "call" else ""))
-            before = self.blocks[-2:-1]
+            previous = self.blocks[-2:-1]
             events += [
-                *(event for block in before for event in self.close(block)),
+                *(event for block in previous for event in self.close(block)),
                 *self.open(self.blocks[-1]),
             ]
         block = self.blocks[-1]

@@ -1,4 +1,4 @@
-"""The application: what a request must be, the routes, and what they declare (`/openapi.json`)."""
+"""The ASGI application: the checks of requests, the routes, and the schema that they declare (`/openapi.json`)."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -32,36 +32,39 @@ STATUSES = {
     501: "switched off",
     503: "not now",
 }
-"""The statuses of answers to any request."""
+"""Statuses that the response to any request may have, and why."""
 
 
 class Failure(BaseModel):
-    """What failed, and its kind."""
+    """The message of an error, and its kind."""
 
     message: str
     type: str
 
 
 class Error(BaseModel):
-    """The answer that tells it."""
+    """The body of a response that reports an error."""
 
     error: Failure
 
 
 class App(FastAPI):
-    """Declares errors of one shape for every route, in place of the framework's own."""
+    """A FastAPI application whose schema declares one error format for all routes, in place of FastAPI's own 422."""
 
     def openapi(self) -> dict[str, Any]:
-        """As `FastAPI.openapi`."""
+        """Returns the OpenAPI schema, like `FastAPI.openapi`, without the status 422."""
         schema = super().openapi()
-        for operation in (each for path in schema["paths"].values() for each in path.values()):
+        for operation in (entry for path in schema["paths"].values() for entry in path.values()):
             operation["responses"].pop("422", None)
         return schema
 
 
 def make_app(server: Server, *, cors: Sequence[str] = (), off: Collection[str] = (), **guard: Any) -> FastAPI:
-    """A server of its models, over HTTP. `guard`: what requests must be (`Guard`); `cors`: whose pages may ask; `off`:
-    paths that are switched off: 501, and 404 for the page (`/`)."""
+    """Returns the ASGI application of a server.
+
+    guard: arguments of `Guard`, which checks requests.   cors: origins whose pages may send requests.
+    off: paths that are switched off: these answer 501, and the page (`/`) 404.
+    """
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
@@ -71,7 +74,7 @@ def make_app(server: Server, *, cors: Sequence[str] = (), off: Collection[str] =
         server.worker.close()
 
     async def raised(request: Request, error: Exception) -> NoReturn:
-        raise error  # the guard tells it, as it does all others
+        raise error  # the guard reports it, like every other error
 
     app = App(
         title="headway",
@@ -97,7 +100,7 @@ def make_app(server: Server, *, cors: Sequence[str] = (), off: Collection[str] =
     for router in routers:
         app.include_router(router)
     routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
-    for route in routes:  # without /v1, too, as llama.cpp has them
+    for route in routes:  # also without /v1, as in llama.cpp
         bare = route.path.removeprefix("/v1")
         if bare not in {other.path for other in routes}:
             app.add_api_route(bare, route.endpoint, methods=[*(route.methods or ())], include_in_schema=False)

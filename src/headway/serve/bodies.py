@@ -1,7 +1,7 @@
-"""Request bodies of OpenAI's completions and chat completions, and the configs that they become.
+"""Request bodies of OpenAI's completions and chat completions, and the generation configs that they become.
 
-Fields that are known to clients and change no text (`user`, `metadata`, ...) are taken; others that are unknown are
-named in `warnings`, or refused where the server is strict. Nothing is accepted and ignored in silence."""
+Known fields that do not affect the text (`user`, `metadata`, ...) are accepted. Unknown fields are named in `warnings`,
+or refused by a strict server: nothing is ignored silently."""
 
 import secrets
 from collections.abc import Collection
@@ -15,31 +15,31 @@ from headway.serve.grammar import Asked, ResponseFormat, StructuredOutputs, Tool
 
 HARMLESS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
             "stream_options.include_obfuscation")  # fmt: skip
-"""Fields of clients that say something about a request, and nothing about its text."""
+"""Fields that describe a request and do not affect its text."""
 TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text")
-"""Types of parts."""
+"""Types of content parts that are text."""
 MOST_TEXTS, MOST_STOPS, MOST_LIKELY, MOST_BIASED, MOST_TOOLS = 128, 16, 20, 1024, 128
 Stops = Annotated[list[str], Field(max_length=MOST_STOPS)]
 
 
 def is_one(texts: Any) -> bool:
-    """Whether this is one text rather than a list of texts; a list with ids in it is one."""
+    """Returns whether this is a single prompt rather than a list of prompts; a list of token ids is a single prompt."""
     return isinstance(texts, str) or any(isinstance(part, int) for part in texts)
 
 
 def several(texts: Any) -> list[Any]:
-    """A list of texts, or of the only one."""
+    """Returns a list of prompts; a single prompt becomes a list of one."""
     return [texts] if is_one(texts) else [*texts]
 
 
 class StreamOptions(BaseModel, extra="allow"):
-    """`include_usage`: a last chunk tells the tokens."""
+    """Options of a stream; with `include_usage`, a last chunk reports the token counts."""
 
     include_usage: bool = False
 
 
 class ModelRequest(BaseModel, extra="allow"):
-    """The base of request bodies, which name a model."""
+    """The base of request bodies, which may name a model."""
 
     harmless: ClassVar[Collection[str]] = HARMLESS
 
@@ -47,18 +47,20 @@ class ModelRequest(BaseModel, extra="allow"):
 
     @property
     def unknown(self) -> list[str]:
-        """Fields that are unknown here, also those of objects."""
+        """Names of unknown fields, including those of nested objects."""
         names = set(self.model_extra or ())
         for name in type(self).model_fields:
             if isinstance(part := getattr(self, name), BaseModel):
-                names |= {f"{name}.{more}" for more in part.model_extra or ()}
+                names |= {f"{name}.{field}" for field in part.model_extra or ()}
         return sorted(names - {*self.harmless})
 
 
 class TextRequest(ModelRequest):
-    """The base of requests for texts in every protocol: how tokens are chosen, and whether the answer is streamed;
-    `return_progress`: how much of the prompt has been read, too; `timings_per_token`: with each event, the times so
-    far."""
+    """The base of generation requests of every protocol: sampling settings, and whether the response is streamed.
+
+    return_progress: whether the stream reports how much of the prompt has been read.
+    timings_per_token: whether each event has the timings so far.
+    """
 
     stream: bool = False
     return_progress: bool = False
@@ -75,18 +77,19 @@ class TextRequest(ModelRequest):
 
     @property
     def shared(self) -> dict[str, Any]:
-        """The fields that requests of every protocol have."""
+        """The fields that requests of all protocols have in common."""
         return self.model_dump(include=set(TextRequest.model_fields))
 
     def check(self) -> None:
-        """Raises ConfigError for what is asked for and not offered, and for fields that do not go together."""
+        """Raises ConfigError if the request asks for something that is not supported, or for fields that exclude each
+        other."""
         of_streams = ("stream_options", "return_progress", "timings_per_token")
         if wrong := [name for name in of_streams if getattr(self, name, None) and not self.stream]:
             raise ConfigError(f"{', '.join(wrong)}: of streams; set stream to true, or leave them out")
 
 
 class Body(TextRequest):
-    """The base of both kinds of completions."""
+    """The base of completions and chat completions."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -99,12 +102,12 @@ class Body(TextRequest):
 
     @property
     def tells_usage(self) -> bool:
-        """Whether a last chunk tells the tokens."""
+        """Whether a last chunk reports the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def asked_grammar(self) -> Asked | None:
-        """The grammar that its texts follow; None is anything. Raises ConfigError for more than one grammar."""
+        """The grammar that the generated text must follow, or None. Raises ConfigError for more than one grammar."""
         fields = self.response_format, self.structured_outputs
         grammars = [grammar for field in fields if field is not None for grammar in field.asked]
         if len(grammars) > 1:
@@ -113,17 +116,17 @@ class Body(TextRequest):
 
     @property
     def new_tokens(self) -> int | None:
-        """How many new tokens a text gets at most; None is what there is room for."""
+        """Maximum number of new tokens per sequence; None allows as many as there is room for."""
         return self.max_tokens
 
     @property
     def likely(self) -> int | None:
-        """How many of the likeliest tokens are told beside each token; None tells no probabilities."""
+        """Number of likeliest tokens that are reported beside each token; None reports no log-probabilities."""
         return None
 
     def config(self, **more: Any) -> GenerationConfig:
-        """The settings of its texts; sampled at temperature 1 unless given, as OpenAI does. Noise follows from the
-        seed, which is drawn where none is given."""
+        """Returns the generation config. The default temperature is 1, as in OpenAI's API; without a seed, a random one
+        is drawn."""
         drawn = self.model_dump(include={*Sampling.__dataclass_fields__}, exclude_none=True)
         return GenerationConfig(
             max_new_tokens=self.new_tokens,
@@ -139,7 +142,7 @@ class Body(TextRequest):
 
 
 class Completion(Body):
-    """`POST /v1/completions`: prompts that are continued, as texts or ids."""
+    """`POST /v1/completions`: continues prompts, given as texts or token ids."""
 
     prompt: str | list[int] | list[str] | list[list[int]]
     logprobs: int | None = Field(None, ge=0, le=MOST_LIKELY)
@@ -167,19 +170,21 @@ class Completion(Body):
 
 
 class ChatMessage(BaseModel, extra="allow"):
-    """Who says what."""
+    """A message of a conversation: its role and content."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
 
     def plain(self) -> dict[str, Any]:
-        """As chat templates read it: a developer is the system, parts are one text."""
+        """Returns the message as chat templates expect it: role "developer" becomes "system", and content parts become
+        one text."""
         role = "system" if self.role == "developer" else self.role
         return {**(self.model_extra or {}), "role": role, "content": text_of(self.content or "")}
 
 
 def text_of(content: Any) -> str:
-    """A text, or that of its parts, a paragraph each. Raises ConfigError for what is no text."""
+    """Returns content as one text, its parts separated by blank lines. Raises ConfigError for a part that is not
+    text."""
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     texts = []
     for part in parts if isinstance(parts, list) else [parts]:
@@ -193,10 +198,10 @@ def text_of(content: Any) -> str:
 
 
 class Chat(Body):
-    """`POST /v1/chat/completions`: a conversation that is answered."""
+    """`POST /v1/chat/completions`: answers a conversation."""
 
     def chat(self) -> "Chat":
-        """Itself: conversations of all protocols are chats."""
+        """Returns self: the conversations of all protocols become chats."""
         return self
 
     messages: list[ChatMessage] = Field(min_length=1)
@@ -224,7 +229,8 @@ class Chat(Body):
 
     @property
     def continues(self) -> bool:
-        """Whether the last message is gone on with: where it is the assistant's, unless something else is asked."""
+        """Whether the last message is continued; by default, if it is the assistant's, without tool calls, and the
+        request does not set `add_generation_prompt`."""
         last = self.messages[-1]
         begun = last.role == "assistant" and not (last.model_extra or {}).get("tool_calls")
         explicit = self.continue_final_message
@@ -232,9 +238,11 @@ class Chat(Body):
 
     @property
     def variables(self) -> dict[str, Any]:
-        """Variables of the chat template, beside the messages."""
-        more = {name: getattr(self, name) for name in ("reasoning_effort", "add_generation_prompt")}
-        return self.chat_template_kwargs | {name: value for name, value in more.items() if value is not None}
+        """Variables of the chat template, besides the messages."""
+        fields = {name: getattr(self, name) for name in ("reasoning_effort", "add_generation_prompt")}
+        return self.chat_template_kwargs | {
+            name: value for name, value in fields.items() if value is not None
+        }
 
     @property
     def new_tokens(self) -> int | None:

@@ -1,5 +1,5 @@
-"""Encoders and translators of a server: models that are asked by calls of the Python API, each in a thread; what calls
-read is read together."""
+"""Encoders and translators of a server. Each request is a call of the Python API in its own thread; the texts of
+concurrent calls are batched together."""
 
 import asyncio
 import logging
@@ -30,19 +30,19 @@ from headway.serve.worker import Steps, Worker
 from headway.text import Encoded
 
 MOST_TOKENS = 300_000
-"""The most tokens that a call may read."""
+"""Maximum number of tokens that a call may read."""
 BUDGET = 1024
-"""Tokens that a step reads: more are hardly faster, and what else the server writes waits for the end of a step."""
+"""Tokens per step: more would hardly be faster, and the server's other models wait until the step ends."""
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 Run = Callable[[Sequence[Job]], None]
 
 
 class Packed(Job):
-    """A text that is to be read, as an engine has it: a request for no new tokens.
+    """A text to encode, as a job of the engine: a request for 0 new tokens.
 
-    before: tokens of its call that stand before it.   turn: when it is read; those with less are read before it.
-    deltas: what the head gives for it, once it has been read.
+    before: number of tokens before it in its call.   turn: its priority; texts with a smaller turn are read first.
+    deltas: the head's output, once the text has been read.
     """
 
     deltas: list[Any]
@@ -54,35 +54,35 @@ class Packed(Job):
 
 
 class Packing:
-    """Reads texts in steps of up to `budget` tokens; a longer text is read alone.
+    """An engine that encodes texts in steps of up to `budget` tokens; a longer text is read alone.
 
-    Requests take turns by their tokens, so that a short one does not wait for all of a long one that came before it,
-    and none waits for ever. Nothing waits for company: a step reads what is there.
+    Requests take turns by token count, so that a short one does not wait for all of a long one that came before it, and
+    none starves. A step reads what is waiting and never waits for more texts to fill its budget.
 
     Args:
-        read: gives the outputs of texts that are read side by side (`TextEncoder.read`).
+        read: returns the outputs of texts that are encoded as one batch (`TextEncoder.read`).
 
-    waiting: texts that are to be read, and those that need not be any longer.
+    waiting: texts that have not been read yet, including cancelled ones.
     """
 
     def __init__(self, read: Callable[[Sequence[Encoded]], list[Tensor]], budget: int = BUDGET) -> None:
         self.budget, self._read = budget, read
         self._lock = threading.Lock()
         self.waiting: list[Packed] = []
-        self._now = 0  # the turn of what was read last
+        self._now = 0  # the highest turn that has been read
 
     def add(self, job: Packed) -> None:
-        """Adds a text."""
+        """Adds a text to the queue."""
         with self._lock:
             job.turn = self._now + job.before
             self.waiting.append(job)
 
     def cancel(self, job: Packed) -> None:
-        """It need not be read any longer."""
+        """Cancels a text, which is then not read."""
         job.texts = []
 
     def step(self) -> None:
-        """Reads the texts whose turn it is. What is raised fails these alone."""
+        """Encodes the next texts in turn. An exception fails these texts only."""
         texts = self._next()
         if not texts:
             return
@@ -101,7 +101,7 @@ class Packing:
             text.texts = []
 
     def _next(self) -> list[Packed]:
-        """Takes the texts of a step from those that wait."""
+        """Removes the texts of the next step from the queue and returns them."""
         with self._lock:
             waiting = sorted((text for text in self.waiting if not text.ended), key=lambda text: text.turn)
             count, tokens = 0, 0
@@ -116,7 +116,7 @@ class Packing:
 
 
 class Called(Served, ABC):
-    """A model that is asked by calls."""
+    """A model that is used through calls of the Python API."""
 
     def __init__(self, name: str, model: AnyModel, worker: Worker, *, exact: bool = False) -> None:
         super().__init__(name, model, worker, exact=exact)
@@ -126,15 +126,17 @@ class Called(Served, ABC):
     @property
     @abstractmethod
     def engine(self) -> Steps:
-        """The engine that reads for all calls."""
+        """The engine that all calls share."""
 
     @abstractmethod
     def asking(self, run: Run) -> Any:
-        """The model for one call, whose texts are run by the engine: `run` waits until it is done with them."""
+        """Returns a copy of the model for one call, whose jobs go to `run`; that blocks until the engine has finished
+        them."""
 
     async def call(self, act: Callable[[Any], T]) -> tuple[T, int]:
-        """The result of a call, and how many tokens it has read; where the caller is cancelled, so is what it waits
-        for. Raises what the call raises, as `Worker.write`, and ConfigError for too many tokens."""
+        """Returns the result of a call and the number of tokens that it read. If the caller is cancelled, so is the
+        call's work in the engine. Raises what the call and `Worker.write` raise, Busy for too many calls, and
+        ConfigError for too many tokens."""
         if self._live >= self._worker.most:
             raise Busy(f"{self._live} calls are being answered, and no more may be; ask again")
         loop, waits, tokens, is_over = asyncio.get_running_loop(), list[Future[None]](), 0, False
@@ -165,7 +167,7 @@ class Called(Served, ABC):
 
 
 class Encoding(Called):
-    """An encoder. With `exact` its texts are read one by one."""
+    """An encoder. With `exact` its texts are read one at a time."""
 
     @cached_property
     def engine(self) -> Packing:
@@ -183,7 +185,7 @@ class Encoding(Called):
 
 
 class Translating(Called):
-    """An encoder-decoder; `exact`: see `GenerationConfig`."""
+    """An encoder-decoder. For `exact`, see `GenerationConfig`."""
 
     @cached_property
     def engine(self) -> Engine:
@@ -201,8 +203,8 @@ class Translating(Called):
 
 
 def served_as(name: str, model: AnyModel, worker: Worker, *, keep: int, exact: bool = False) -> Served:
-    """A model under a name; `keep`, `exact`: as in `Decoding`. Raises ConfigError for an encoder without a
-    head, of which nothing is asked."""
+    """Returns the served model of a loaded one. For `keep` and `exact`, see `Decoding`. Raises ConfigError for an
+    encoder without a head, which has no task to serve."""
     if isinstance(model, LanguageModel):
         return Decoding(name, model, worker, keep=keep, exact=exact)
     if isinstance(model, Translator):

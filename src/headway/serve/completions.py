@@ -1,4 +1,4 @@
-"""Answers of OpenAI's completions and chat completions."""
+"""Responses of OpenAI's completions and chat completions."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,7 +18,8 @@ Content = dict[str, Any]
 
 
 async def continued(answer: type[Answer], model: Decoding, asked: Completion, warnings: list[str]) -> Answer:
-    """The answer whose texts continue prompts. Raises DataError as `infill`, and as `Decoding.texts`."""
+    """Returns the response whose sequences continue prompts, not yet generated. Raises what `infill` and
+    `Decoding.texts` raise."""
     tokenizer = model.lm.need_tokenizer()
 
     def ids(prompt: str | list[int]) -> list[int]:
@@ -35,20 +36,21 @@ async def continued(answer: type[Answer], model: Decoding, asked: Completion, wa
 
 
 class CompletionAnswer(Answer):
-    """The answer of `POST /v1/completions`. Where ids are asked for, as of vLLM, those of the prompt are told once."""
+    """The response of `POST /v1/completions`. With `return_token_ids`, as in vLLM, each choice reports its prompt's ids
+    once."""
 
     kind, prefix, chunk = "text_completion", "cmpl", "text_completion"
     field: str = "text"
     empty: Any = ""
-    """The field of a chunk's content, and its value where there is none."""
+    """The field of a chunk that holds its content, and its value without content."""
     apart = False
-    """Whether a separate chunk says why a text has ended."""
+    """Whether the finish reason comes in a chunk of its own."""
     asked: Body
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._begun: set[int] = set()
-        self._lengths = [0] * len(self.texts)  # of the tokens whose probabilities were told
+        self._lengths = [0] * len(self.texts)  # in characters, where the next `text_offset` begins
         self.head = {
             "id": f"{self.prefix}-{self.key}",
             "object": self.kind,
@@ -79,7 +81,7 @@ class CompletionAnswer(Answer):
         return [*events, self.choice(i, why=reason)] if reason else events
 
     def choice(self, i: int, data: Any = None, delta: Delta | None = None, why: str | None = None) -> Event:
-        """The event of a choice."""
+        """Returns an event with one choice."""
         choice = self._choice(i, {self.field: data or self.empty}, [] if delta is None else [delta], why)
         return None, {**self.head, "object": self.chunk, "choices": [choice], **self.tail}
 
@@ -98,7 +100,7 @@ class CompletionAnswer(Answer):
         return [*([(None, last)] if self.asked.tells_usage else []), (None, "[DONE]")]
 
     def whole(self) -> dict[str, Any]:
-        self._begun, self._lengths = set(), [0] * len(self.texts)  # events are not told
+        self._begun, self._lengths = set(), [0] * len(self.texts)  # forgets what events have reported
         texts = enumerate(self.written)
         choices = [self._choice(i, self.full(i), text.deltas, text.finish_reason) for i, text in texts]
         return {**self.head, "choices": choices, **self.tail, **self._totals}
@@ -115,16 +117,17 @@ class CompletionAnswer(Answer):
         return self.choice(i)
 
     def said(self, i: int, delta: Delta, parts: Sequence[Part]) -> Any:
-        """The content that a step adds to a text; nothing where nothing became certain."""
+        """Returns the content that a step adds to a sequence; empty if no part became certain."""
         written = self.written[i]
         return delta.text if written.deltas[1:] else written.text
 
     def full(self, i: int) -> dict[str, Any]:
-        """The content of a choice at the end."""
+        """Returns the content of a choice at the end."""
         return {"text": self.written[i].text}
 
     def log_probs(self, deltas: Sequence[Delta], begin: int = 0) -> dict[str, Any] | None:
-        """Probabilities as completions tell them: columns; the tokens' texts begin at `begin`."""
+        """Returns log-probabilities in the format of completions: columns over tokens. `begin` is the text offset of
+        the first."""
         if self.asked.likely is None:
             return None
         rows = [*deltas[0].prompt]
@@ -144,7 +147,7 @@ class CompletionAnswer(Answer):
 
 
 class ChatAnswer(CompletionAnswer):
-    """The answer of `POST /v1/chat/completions`."""
+    """The response of `POST /v1/chat/completions`."""
 
     kind, prefix, chunk = "chat.completion", "chatcmpl", "chat.completion.chunk"
     field, empty, apart = "delta", {}, True
@@ -166,7 +169,7 @@ class ChatAnswer(CompletionAnswer):
         return {"message": {"role": "assistant", "content": empty, **message, "refusal": None}}
 
     def _told(self, i: int, parts: Sequence[Part]) -> dict[str, Any]:
-        """Parts as a message, or a piece of it."""
+        """Returns parts as a message, or as a delta of one."""
         message: dict[str, Any] = {}
         for name, kind in (("reasoning_content", "reasoning"), ("content", "text")):
             if text := "".join(part.text for part in parts if part.kind == kind):
@@ -183,7 +186,7 @@ class ChatAnswer(CompletionAnswer):
         return message | ({"tool_calls": [*calls.values()]} if calls else {})
 
     def log_probs(self, deltas: Sequence[Delta], begin: int = 0) -> dict[str, Any] | None:
-        """Probabilities as conversations tell them: a record for each token."""
+        """Returns log-probabilities in the format of chat completions: a record per token."""
         if self.asked.likely is None:
             return None
         return {"content": told_tokens(self.vocabulary, deltas), "refusal": None}

@@ -1,4 +1,4 @@
-"""Answers that report failures: in OpenAI's shape, or in Anthropic's."""
+"""Error responses, in OpenAI's format or Anthropic's."""
 
 import json
 import logging
@@ -23,17 +23,17 @@ KINDS = {
 ANTHROPIC = {name: KINDS[name] for name in (401, 404, 429)}
 ANTHROPIC |= {403: "permission_error", 413: "request_too_large", 503: "overloaded_error"}
 AGAIN = 1
-"""Seconds after which a client that was refused for lack of room may ask again."""
+"""Default `Retry-After` in seconds, for clients that were refused for lack of capacity."""
 
 
 class UnknownModel(ConfigError):
-    """A name that no model of the server has."""
+    """Raised for a name that no model of the server has."""
 
     status, told = 404, {"code": "model_not_found"}
 
 
 class PromptTooLong(ConfigError):
-    """A prompt that leaves no room for an answer."""
+    """Raised for a prompt that is longer than the context."""
 
     def __init__(self, tokens: int, context: int) -> None:
         super().__init__(
@@ -44,7 +44,7 @@ class PromptTooLong(ConfigError):
 
 
 class Refused(HeadwayError):
-    """A request that is refused, and the status of its answer; `again`: seconds after which it may be otherwise."""
+    """A request that is refused, with the status of the response; `again`: seconds after which the client may retry."""
 
     status = 400
 
@@ -54,26 +54,26 @@ class Refused(HeadwayError):
 
 
 class Busy(Refused):
-    """There is no room for another request now."""
+    """Raised if there is no capacity for another request now."""
 
     status = 429
 
 
 class Unavailable(Refused):
-    """Raised where what is asked for cannot be had now, and the request is not to blame."""
+    """Raised if a request cannot be served now, through no fault of its own."""
 
     status = 503
 
 
 class Json(JSONResponse):
-    """An answer of JSON."""
+    """A JSON response."""
 
     def render(self, content: Any) -> bytes:
         return encoded(content)
 
 
 def encoded(content: Any) -> bytes:
-    """Content as JSON; integers of any size, which `orjson` does not know, too."""
+    """Returns content as JSON; `json` takes over for what `orjson` cannot encode, e.g. integers beyond 64 bits."""
     try:
         return orjson.dumps(content)
     except TypeError:
@@ -81,8 +81,8 @@ def encoded(content: Any) -> bytes:
 
 
 def shaped(status: int, message: str, *, path: str = "", **more: Any) -> dict[str, Any]:
-    """A failure as OpenAI's clients read it (with more fields: `param`, `code`, ...); as Anthropic's do on the paths
-    of its protocol."""
+    """Returns the body that reports a failure, in OpenAI's format, or in Anthropic's on the paths of its protocol.
+    `more`: other fields of an OpenAI error (`param`, `code`, ...)."""
     if path.startswith("/v1/messages"):
         kind = ANTHROPIC.get(status, "api_error" if status >= 500 else "invalid_request_error")
         return {"type": "error", "error": {"type": kind, "message": message}}
@@ -91,19 +91,20 @@ def shaped(status: int, message: str, *, path: str = "", **more: Any) -> dict[st
 
 
 def warned(warnings: Sequence[str]) -> dict[str, Any]:
-    """The field of an answer that tells warnings, where there are any."""
+    """Returns the response field with warnings, or nothing if there are none."""
     return {"warnings": [*warnings]} if warnings else {}
 
 
 def explained(error: Exception, request: str) -> tuple[int, dict[str, Any]]:
-    """The status for what was raised, and the fields of its answer, as `shaped` takes them. Errors that are unknown
-    here are logged under the id of the request."""
+    """Returns the status of an exception and the fields of its response, as `shaped` takes them. Unexpected exceptions
+    are logged under the request's id."""
     fields = {"message": str(error), **getattr(error, "told", {})}
     match error:
         case HTTPException():
             return error.status_code, {"message": str(error.detail)}
         case RequestValidationError() | ValidationError():
-            first = max(error.errors(), key=lambda entry: len(entry["loc"]))  # of a union, what came closest
+            # of a union's members, the one whose validation got deepest
+            first = max(error.errors(), key=lambda entry: len(entry["loc"]))
             where = ".".join(str(part) for part in first["loc"] if part != "body")
             message = f"{where}: {first['msg']}" if where else first["msg"]
             return 400, {"message": message, "param": where or None}
@@ -120,9 +121,9 @@ def explained(error: Exception, request: str) -> tuple[int, dict[str, Any]]:
 
 
 def failed(error: Exception, request: str, path: str) -> Json:
-    """The answer to a request, by its id and path, that reports what was raised."""
+    """Returns the response that reports an exception, given the request's id and path."""
     status, fields = explained(error, request)
     headers = dict(getattr(error, "headers", None) or {})
-    if status in (429, 503):  # coming again may help
+    if status in (429, 503):  # a retry may succeed
         headers["retry-after"] = str(getattr(error, "again", AGAIN))
     return Json(shaped(status, **fields, path=path), status_code=status, headers=headers)

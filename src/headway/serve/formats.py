@@ -1,4 +1,4 @@
-"""The formats in which families of models write calls of functions and reasoning, known by their chat templates."""
+"""Formats in which model families write tool calls and reasoning, recognized by their chat templates."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from headway.serve.notations import Calls, gemma_calls, python_calls, xml_calls
 
 
 class Tags(NamedTuple):
-    """Arguments one by one: key, name of a parameter, end_key, its value, end_value; "{key}" is that name again, and
-    "{type}" the JSON type of the value.
+    """Markup of a call whose arguments are written one by one: key, parameter name, end_key, value, end_value. "{key}"
+    stands for the parameter's name again, "{type}" for the JSON type of the value.
 
-    text: end_key and end_value of a text, which is written as it is; other values are JSON, and texts where this is
-        None. Where they are the same, the schema says what is a text.
-    separator: what stands between two arguments.   nested: whether objects and lists are JSON.
-    quotes: what may stand around a text that has signs of markup.
+    text: end_key and end_value of a string, which is written verbatim; other values are JSON. If None, strings are JSON
+        too. If both pairs are the same, the schema says whether a value is a string.
+    separator: text between two arguments.   nested: whether objects and lists are JSON.
+    quotes: optional marks around a string that has markup characters.
     """
 
     key: str
@@ -26,7 +26,7 @@ class Tags(NamedTuple):
     quotes: tuple[str, str] = ("", "")
 
     def around(self, key: str, kind: str) -> tuple[str, str]:
-        """The text before and behind a value of a JSON type."""
+        """Returns the text before and after a value of the JSON type `kind`."""
         end_key, end_value = self.text if self.text and kind == "string" else (self.end_key, self.end_value)
         return f"{self.key}{key}{end_key}".replace("{type}", kind), end_value.replace("{key}", key)
 
@@ -34,8 +34,8 @@ class Tags(NamedTuple):
 class Reasoning(NamedTuple):
     """Marks around reasoning.
 
-    found: text of the templates that know it.
-    frame: marks before and behind the text that follows, and others that are no part of it.
+    found: text by which a chat template that knows them is recognized.
+    frame: marks before and after the answer that follows, and other marks that are not part of it.
     """
 
     open: str
@@ -46,13 +46,14 @@ class Reasoning(NamedTuple):
 
 @dataclass(frozen=True)
 class CallFormat:
-    """Calls as a family writes them: open, a call, (between, a call)*, close. Spaces and line breaks at the ends of
-    these are how they are written; in what is read they may be others, or none.
+    """The format in which a model family writes calls: open, a call, (between, a call)*, close. White space at the ends
+    of these is how they are written; when reading, any white space or none is accepted.
 
-    found: pieces of text that templates of the family have, all of them.
-    head: what stands before the function's name, between it and its arguments, and behind them; "{index}" is the
-        number of the call, "{name}" the function's name again. The arguments are a JSON object, or are `tags`.
-    calls: reads what stands between open and close, with the schemas of functions, where it is no such text.
+    found: pieces of text; a chat template that has all of them is of this family.
+    head: the text before the function's name, between it and its arguments, and after the arguments; "{index}" stands
+        for the number of the call, "{name}" for the function's name again. The arguments are a JSON object, or as in
+        `tags`.
+    calls: parses the text between open and close, given the schemas of the functions, if it is in another notation.
     """
 
     found: tuple[str, ...]
@@ -65,11 +66,11 @@ class CallFormat:
 
     @property
     def marker(self) -> str:
-        """The mark that calls begin with, after text; "" where they are an object at the beginning of a text."""
+        """The mark that begins calls after text; "" if a call is an object at the beginning of the answer."""
         return self.open.strip().rstrip("[")
 
     def write(self, calls: Iterable[tuple[str, str]]) -> str:
-        """Calls, each a name and its arguments as they are written."""
+        """Returns the text of calls, each a name and its serialized arguments."""
         before, between, behind = self.head
         written = self.between.join(
             f"{before}{name}{between.replace('{name}', name)}{inner}{behind}" for name, inner in calls
@@ -78,18 +79,18 @@ class CallFormat:
 
 
 def _objects(open: str, close: str, *marks: str, keys: tuple[str, str] = ("name", "arguments")) -> CallFormat:
-    """The format of calls that are objects in a list."""
+    """Returns the format of calls that are JSON objects in a list."""
     head = f'{{"{keys[0]}": "', f'", "{keys[1]}": ', "}"
     return CallFormat(marks or (open,), f"{open}[", ", ", f"]{close}", head)
 
 
 def _tags(key: str, end_key: str, end_value: str) -> Tags:
-    """Tags around values whose schema says whether they are texts."""
+    """Returns tags that are the same for strings and other values, so that the schema says which a value is."""
     return Tags(key, end_key, end_value, (end_key, end_value))
 
 
 HERMES = CallFormat(("<tool_call>",), "<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>")
-"""The format for models whose templates say nothing of functions."""
+"""The format for models whose chat templates do not mention functions."""
 _QWEN = ("<function=", ">\n", "</function>")
 _GLM = _tags("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n")
 _DEEPSEEK = "<｜tool▁calls▁begin｜>", "", "<｜tool▁calls▁end｜>"
@@ -206,18 +207,18 @@ FORMATS = (
     CallFormat(("<|python_tag|>", '"parameters": '), between="; ", head=_LLAMA),
     CallFormat(('{"name": "', '"parameters": '), between="; ", head=_LLAMA),
 )  # fmt: skip
-"""A template's format is the first of these whose `found` it has."""
+"""Known formats; that of a chat template is the first whose `found` it has."""
 
 HARMONY = Reasoning(
     "<|channel|>analysis<|message|>", "<|end|><|start|>assistant", "<|channel|>analysis<|message|>",
     ("<|channel|>final<|message|>", "", "<|end|>", "<|call|>", "<|return|>"),
 )  # fmt: skip
-"""OpenAI's: messages with headers, of which those of the channel "analysis" are reasoning."""
+"""OpenAI's harmony format: messages with headers; those of the channel "analysis" are reasoning."""
 ATEM = Reasoning(
     " to=self<|message|>", "<|eom|><|start|>assistant", "<|start|>assistant to=self",
     (" to=user<|message|>", "", "<|eom|>", "<|eot|>"),
 )  # fmt: skip
-"""Muse's: messages whose headers say for whom they are, of which those for itself are reasoning."""
+"""Muse's format: messages whose headers name their recipient; those to "self" are reasoning."""
 HEADED = HARMONY, ATEM
 REASONING = (
     Reasoning("<think>", "</think>", "</think>"),
@@ -242,16 +243,16 @@ REASONING = (
     ),
     *HEADED,
 )  # fmt: skip
-"""Marks of families; the first that a template has are its own."""
+"""Marks of model families; those of a chat template are the first whose `found` it has."""
 PYTHON_TAG = "<|python_tag|>"
 """A mark that Llama 3 may write before a call that is an object."""
 
 
 def find_format(template: str) -> CallFormat | None:
-    """The format of a chat template; None where it writes no calls, or in a way of its own."""
-    return next((how for how in FORMATS if all(part in template for part in how.found)), None)
+    """Returns the call format of a chat template; None if it writes no calls, or in an unknown format."""
+    return next((form for form in FORMATS if all(part in template for part in form.found)), None)
 
 
 def find_reasoning(template: str) -> Reasoning | None:
-    """The marks around reasoning of a chat template."""
+    """Returns the reasoning marks of a chat template, or None."""
     return next((marks for marks in REASONING if marks.found in template), None)

@@ -1,9 +1,9 @@
-"""Grammars of answers, as requests say them: JSON Schemas, regular expressions, context-free grammars and choices,
-followed by llguidance over the bytes of our tokens.
+"""Grammars that constrain generated text, as given in requests: JSON Schemas, regular expressions, context-free
+grammars and choices, matched by llguidance over the bytes of the model's tokens.
 
-A grammar is compiled once for a model, and copied for each text. The tokens that may come next are found in a thread
-of their own, while the model reads the last one. What is compiled is bounded in size, and llguidance bounds its own
-work but for `multipleOf`, whose automata have as many states as the number.
+A grammar is compiled once per model and copied for each sequence. The mask of tokens that may come next is computed in
+a thread of its own, while the model processes the last token. The size of a grammar is bounded, and llguidance bounds
+its own work except for `multipleOf`, whose automata have as many states as the number.
 
 Legend: V vocab.
 """
@@ -28,25 +28,28 @@ from headway.errors import ConfigError, as_error
 from headway.text import Tokenizer
 
 MOST_BYTES, MOST_DEPTH, MOST_MULTIPLE, MOST_KEPT = 1 << 16, 100, 10_000, 64
-"""Bounds of a grammar: bytes of its source, nesting, least common multiple of `multipleOf`; compiled ones that stay."""
+"""Bounds of a grammar: bytes of its source, nesting depth, least common multiple of its `multipleOf`; and the number of
+compiled grammars that are cached."""
 LIMITS = LLParserLimits(
     initial_lexer_fuel=200_000, max_grammar_size=100_000, max_lexer_states=50_000, verbose_errors=False
 )
 WHITESPACE = {"whitespace_pattern": r"\n {0,32}|[ ]"}
-"""Between tokens of JSON: nothing, a space, or a line with its indentation; a model cannot lose itself in it."""
+"""White space between JSON tokens: none, a space, or a line break with indentation. It is bounded, so that a model
+cannot emit white space forever."""
 Asked = tuple[str, Any]
-"""A kind of grammar (`SOURCES`) and its source."""
+"""A requested grammar: its kind (a key of `SOURCES`) and its source."""
 ANY_OBJECT: Asked = "json", {"type": "object"}
 
 
 @lru_cache(1)
 def _thread(process: int) -> ThreadPoolExecutor:
-    """The thread in which allowed tokens are found; a forked process has none of its parent's, and starts its own."""
+    """Returns the thread that computes token masks. The argument is the process id: a forked process lacks its parent's
+    threads and starts its own."""
     return ThreadPoolExecutor(1, "headway-grammar")
 
 
 class NamedSchema(BaseModel, extra="allow"):
-    """A JSON Schema of `response_format`; it holds whether `strict` or not."""
+    """The JSON Schema of a `response_format`. It is enforced whether `strict` or not."""
 
     name: str | None = None
     description: str | None = None
@@ -55,7 +58,7 @@ class NamedSchema(BaseModel, extra="allow"):
 
 
 class ResponseFormat(BaseModel, extra="allow"):
-    """OpenAI's: any text, any JSON object, JSON of a schema."""
+    """OpenAI's `response_format`: any text, any JSON object, or JSON that follows a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
@@ -63,7 +66,8 @@ class ResponseFormat(BaseModel, extra="allow"):
 
     @property
     def asked(self) -> list[Asked]:
-        """The grammar that it asks for, if it asks for one. Raises ConfigError where the schema is missing."""
+        """The requested grammar as a list of one; empty if any text is allowed. Raises ConfigError if the schema is
+        missing."""
         if self.type == "json_object":
             return [ANY_OBJECT if self.schema_ is None else ("json", self.schema_)]
         if self.type == "text":
@@ -74,7 +78,8 @@ class ResponseFormat(BaseModel, extra="allow"):
 
 
 class StructuredOutputs(BaseModel, extra="allow"):
-    """vLLM's: a JSON Schema, a regular expression, texts to choose from, a grammar (Lark or GBNF), or any object."""
+    """vLLM's `structured_outputs`: a JSON Schema, a regular expression, a choice of texts, a grammar (Lark or GBNF), or
+    any JSON object."""
 
     schema_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
@@ -84,15 +89,17 @@ class StructuredOutputs(BaseModel, extra="allow"):
 
     @property
     def asked(self) -> list[Asked]:
-        """The grammars that it asks for."""
+        """The requested grammars."""
         sources = {"json": self.schema_, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
         grammars = [(kind, source) for kind, source in sources.items() if source is not None]
         return [*grammars, *([ANY_OBJECT] if self.json_object else [])]
 
 
 class Function(BaseModel, extra="allow"):
-    """A function that an answer may call; `parameters`: the JSON Schema of its arguments, which they follow where it
-    is `strict`, and where a call is asked for."""
+    """A function that the model may call.
+
+    parameters: JSON Schema of its arguments, enforced if the function is `strict` or if the request demands a call.
+    """
 
     name: str = Field(pattern=r"^[\w.:/-]{1,128}$")
     description: str | None = None
@@ -111,7 +118,7 @@ class Function(BaseModel, extra="allow"):
 
 
 class Tool(BaseModel, extra="allow"):
-    """A function among `tools`, or the one that `tool_choice` names."""
+    """A function in `tools`, or the one that `tool_choice` names."""
 
     type: Literal["function"]
     function: Function
@@ -144,24 +151,26 @@ SOURCES: dict[str, Callable[[Any], str]] = {
     "grammar": _of_rules,
     "lark": LLMatcher.grammar_from_lark,
 }
-"""The kind of a source -> how to convert it for llguidance. "grammar" is Lark or GBNF; "lark", Lark of our own."""
+"""Kind of a source -> its conversion for llguidance. "grammar" is Lark or GBNF by the client; "lark" is our own
+Lark."""
 
 
 def check_schema(schema: Any) -> None:
-    """Raises ConfigError for a JSON Schema that is nested too deep, or whose `multipleOf` would take too long."""
-    multiple, rest = 1, [(schema, 1)]
-    while rest:
-        value, depth = rest.pop()
+    """Raises ConfigError for a JSON Schema that is nested too deeply, or whose `multipleOf` would take too long."""
+    multiple, stack = 1, [(schema, 1)]
+    while stack:
+        value, depth = stack.pop()
         if depth > MOST_DEPTH:
             raise ConfigError(f"grammar: the schema is nested deeper than {MOST_DEPTH}; name parts in $defs")
         if isinstance(value, dict):
             if isinstance(step := value.get("multipleOf"), int | float) and step > 0:
+                # the number without its decimal point: 0.25 has digits 25 and exponent -2, and counts as 25
                 _, digits, exponent = Decimal(str(step)).as_tuple()
                 whole = int("".join(map(str, digits))) * 10 ** max(int(exponent), 0)
                 multiple = math.lcm(multiple, whole)
-            rest += [(inner, depth + 1) for inner in value.values()]
+            stack += [(inner, depth + 1) for inner in value.values()]
         elif isinstance(value, list):
-            rest += [(inner, depth + 1) for inner in value]
+            stack += [(inner, depth + 1) for inner in value]
     if multiple > MOST_MULTIPLE:
         raise ConfigError(
             f"grammar: the numbers of multipleOf have a common multiple of {multiple}, and at most {MOST_MULTIPLE} "
@@ -170,9 +179,9 @@ def check_schema(schema: Any) -> None:
 
 
 class Grammars:
-    """The grammars of a model. Raises ConfigError where the tokens of its tokenizer are no bytes.
+    """The grammars of a model. Raises ConfigError if the tokens of its tokenizer are not bytes.
 
-    vocab: V.   eos: ids that may end a text where its grammar lets it end.
+    vocab: V.   eos: ids that may end a sequence where its grammar permits an end.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab: int, eos: Sequence[int]) -> None:
@@ -184,9 +193,9 @@ class Grammars:
         self._compiled = lru_cache(MOST_KEPT)(self._compile)
 
     def compile(self, kind: str, source: Any, *, within: str = "") -> "CompiledGrammar":
-        """A grammar of `SOURCES`; `within`: Lark of all, in which it is called @answer.
+        """Compiles a source of a kind in `SOURCES`. `within` is Lark that refers to it as @answer.
 
-        Raises ConfigError, with llguidance's reason, for one that is none, is too large, or allows no text."""
+        Raises ConfigError, with llguidance's reason, if the grammar is invalid, too large, or matches no text."""
         written = SOURCES[kind](source)
         if len(written) + len(within) > MOST_BYTES:
             raise ConfigError(f"grammar: it has {len(written):,} bytes, and at most {MOST_BYTES:,} are taken")
@@ -209,7 +218,7 @@ class Grammars:
 
 
 class _Spelling:
-    """A tokenizer as llguidance reads one."""
+    """A tokenizer with the interface that llguidance expects."""
 
     is_tokenizer_wrapper, eos_token_id, bos_token_id = True, None, None
 
@@ -221,41 +230,42 @@ class _Spelling:
         self.greedy: Callable[[str], list[int]] = lambda text: []
 
     def __call__(self, text: str) -> list[int]:
-        """Ids of a piece in the middle of a text, whose bytes are those of the piece."""
+        """Returns the ids of a piece as in the middle of a text; falls back on greedy tokenization if their bytes are
+        not those of the piece."""
         ids = self._tokenizer.encode_pieces(["x", self._tokenizer.escape(text), "x"])[1]
         return ids if b"".join(map(self._bytes.__getitem__, ids)) == text.encode() else self.greedy(text)
 
 
 class CompiledGrammar:
-    """The place of a text in a grammar (`headway.generate.config.Grammar`)."""
+    """The state of one sequence in its grammar (implements `headway.generate.config.Grammar`)."""
 
     ended = False
-    """Whether nothing more can follow, an EOS apart."""
+    """Whether nothing but an EOS can follow."""
 
     def __init__(self, matcher: LLMatcher, mask: Future[Tensor], vocab: int) -> None:
         self._matcher, self._mask, self._vocab = matcher, mask, vocab
 
     def allowed(self) -> Tensor:
-        """The tokens that may come next: bool [V]."""
+        """Returns the mask of tokens that may come next: bool [V]."""
         return self._mask.result()
 
     def advance(self, token: int) -> None:
-        """Moves on by one token; begins to look for those that may come next."""
+        """Advances by one token and starts computing the mask of the next."""
         self._mask.result()
         self.ended = self._matcher.consume_token(token) and self._matcher.is_stopped()
         self._mask = _thread(os.getpid()).submit(partial(allowed, self._matcher, self._vocab))
 
     def copy(self) -> "CompiledGrammar":
-        """The same place, for another text."""
+        """Returns a copy of the state, for another sequence."""
         self._mask.result()
         return CompiledGrammar(self._matcher.deep_copy(), self._mask, self._vocab)
 
 
 def allowed(matcher: LLMatcher, vocab: int) -> Tensor:
-    """The tokens that may come next: bool [V]; none where the matcher gave up."""
+    """Returns the mask of tokens that may come next: bool [V]; all False if the matcher failed."""
     if matcher.is_error():
         return torch.zeros(vocab, dtype=torch.bool)
-    # one bit a token, the lowest first: the byte 0b101 allows tokens 0 and 2
+    # one bit per token, the lowest first: the byte 0b101 allows tokens 0 and 2
     bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
     mask = torch.from_numpy(np.unpackbits(bits, bitorder="little")[:vocab].view(np.bool_))
     return torch.zeros_like(mask) if matcher.is_error() else mask

@@ -1,5 +1,5 @@
-"""Checks of a request before anything reads it: its host, its key, that it is JSON and not too large; and the record of
-it: who asked, what came of it, and that it has ended."""
+"""Checks of a request before any route handles it: host, key, content type and size; and the record of it as a
+`Visit`."""
 
 import asyncio
 import hmac
@@ -16,26 +16,27 @@ from headway.serve.visits import VISIT, Key, Visit
 
 PUBLIC = ("/", "/health", "/ready", "/v1/models")
 PUBLIC_BELOW = ("/page/", "/v1/models/")
-"""Paths that need no key, and those below which none does."""
+"""Paths that need no key, and prefixes of such paths."""
 ENDING = ("/health", "/metrics")
-"""Paths that are answered to the end."""
+"""Paths that are still answered while the server shuts down."""
 MOST_BYTES, MOST_HEAD = 8 << 20, 1 << 16
-"""The most bytes of a body, and of a head."""
+"""Maximum size in bytes of a body, and of all headers."""
 MOST_MARKS = {b",": 1 << 18, b"[": 1 << 16, b"{": 1 << 16}
-"""The most marks of a body: they bound the time to read it, while nobody else is answered, and its memory."""
+"""Maximum number of each character in a body. They bound the memory of parsing it, and its time, during which the event
+loop answers nobody else."""
 PATIENCE = 30.0
-"""Seconds in which a body has to come."""
+"""Seconds within which a body must arrive."""
 SAFE_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
-"""Names that a client may give its request; they stand in logs."""
+"""Request ids that are accepted from clients; they appear in logs."""
 
 
 class Guard:
-    """Stands before an application.
+    """ASGI middleware that checks requests before the application sees them.
 
-    server: that of the application, whose visits they are.
-    hosts: names by which the server may be asked (`Host`); None is any. A page elsewhere whose name resolves to this
-        machine is none of them (DNS rebinding).
-    keys: one of which a request must give (`Authorization: Bearer`, `X-Api-Key`); none is needed where there are none.
+    server: the application's server, which counts the visits.
+    hosts: host names that requests may use (`Host`); None allows any. This stops DNS rebinding: a page elsewhere whose
+        name resolves to this machine sends a name that is not listed.
+    keys: one of these must be given (`Authorization: Bearer`, `X-Api-Key`), unless the list is empty.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Guard:
         try:
             await self._answer(visit, scope, receive, tell)
         except Exception as error:
-            if visit.status:  # what has begun cannot be said otherwise
+            if visit.status:  # the response has begun, so its status cannot change
                 raise
             await failed(error, visit.id, scope["path"])(scope, receive, tell)
         finally:
@@ -103,21 +104,21 @@ class Guard:
             raise Refused(f"Host {name!r} is not this server's; it is {', '.join(sorted(self.hosts))}", 403)
 
     def _key(self, path: str, headers: Headers) -> Key | None:
-        """The key of a request; None where none is needed."""
+        """Returns the key of a request, or None if none is needed. Raises Refused if the key is missing or wrong."""
         if not self.keys or path in PUBLIC or path.startswith(PUBLIC_BELOW):
             return None
         bearer = headers.get("authorization", "").removeprefix("Bearer ").strip()
         secret = (bearer or headers.get("x-api-key", "")).encode("latin-1")
-        # all of them are compared, so that the time does not tell which one fits
+        # compares with all keys, so that the time does not reveal which one matches
         fitting = [key for key in self.keys if hmac.compare_digest(secret, key.secret.encode())]
         if not fitting:
             raise Refused("a key is needed: Authorization: Bearer KEY, or X-Api-Key", 401)
         return fitting[0]
 
     async def _body(self, request: Request) -> bytes:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise Refused(f"bodies are application/json, got {kind or 'no content-type'}", 400)
+        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if content_type != "application/json":
+            raise Refused(f"bodies are application/json, got {content_type or 'no content-type'}", 400)
         body = bytearray()
         try:
             async for part in request.stream():

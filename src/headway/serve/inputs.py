@@ -1,4 +1,4 @@
-"""Request bodies for encoders and translators, and the calls that answer them."""
+"""Request bodies for encoders and translators, and the calls of the Python API that answer them."""
 
 import base64
 from abc import ABC, abstractmethod
@@ -14,7 +14,8 @@ from headway.similarity import cosine
 
 MOST_TEXTS, MOST_CHARACTERS, MOST_WINDOWS, MOST_TRANSLATED, MOST_BEAMS = 2048, 1 << 20, 8192, 128, 512
 ALL = 1 << 20
-"""Texts of a call that are handed to the engine at once, which shares its steps among those who ask."""
+"""A batch size that hands all texts of a call to the engine at once; the engine then shares its steps among
+requests."""
 Texts = Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
 Ids = Annotated[list[int], Field(min_length=1)]
 ManyIds = Annotated[list[list[int]], Field(min_length=1, max_length=MOST_TEXTS)]
@@ -24,18 +25,22 @@ Scorer = Embedder | Classifier
 
 
 class Task(ModelRequest, ABC):
-    """A request that is answered by a call. tasks: of the models that it may be asked of.   path: where it is sent."""
+    """A request that is answered by a call of the Python API.
+
+    tasks: tasks of the models that can answer it.   path: its route.
+    """
 
     tasks: ClassVar[tuple[str, ...]]
     path: ClassVar[str]
 
     @abstractmethod
     def told(self, model: Any) -> Content:
-        """The answer of such a model; `completion_tokens`, where texts are written. Raises as the calls do."""
+        """Returns the content of the response; `completion_tokens` too if text is generated. Raises what the model's
+        calls raise."""
 
 
 class Embed(Task):
-    """Texts, or ids that are read as they are."""
+    """Computes the embeddings of texts, or of token ids as they are."""
 
     tasks, path = ("embed",), "/v1/embeddings"
     input: str | Ids | Texts | ManyIds
@@ -48,21 +53,22 @@ class Embed(Task):
             several(self.input), cut=self.truncate, dimensions=self.dimensions, batch_size=ALL
         )
         rows: list[Any] = vectors.tolist()
-        if self.encoding_format == "base64":  # of little-endian float32
+        if self.encoding_format == "base64":  # little-endian float32
             rows = [base64.b64encode(row.tobytes()).decode() for row in vectors.numpy().astype("<f4")]
         return listed([{"object": "embedding", "embedding": row} for row in rows])
 
 
 class Scored(Task):
-    """One for the scores of pairs."""
+    """The base of requests that score pairs of texts."""
 
     tasks = "embed", "classify"
     truncate: bool = False
     raw_scores: bool = False
 
     def scores(self, model: Scorer, pairs: Sequence[tuple[str, str]]) -> tuple[str, list[float]]:
-        """The kind of the scores, and that of each pair: the cosine of two vectors, each text read once; or the output
-        of a classifier of one label, between 0 and 1 unless `raw_scores`."""
+        """Returns the kind of the scores, and the score of each pair: for an embedder the cosine of the two embeddings
+        (each distinct text is encoded once), for a classifier with one label its output, between 0 and 1 unless
+        `raw_scores`."""
         if isinstance(model, Embedder):
             if self.raw_scores:
                 raise ConfigError("raw_scores: scores of an embedder are cosines, nothing else; leave it out")
@@ -77,7 +83,7 @@ class Scored(Task):
 
 
 class Rerank(Scored):
-    """Documents, as texts or {"text": ...}, by how well they go with a query."""
+    """Sorts documents, given as texts or as {"text": ...}, by their relevance to a query."""
 
     path = "/v1/rerank"
     query: str
@@ -96,7 +102,7 @@ class Rerank(Scored):
 
 
 class Score(Scored):
-    """How well texts go together, one with each of many, or pair by pair."""
+    """Scores pairs of texts: one with each of many, or pair by pair."""
 
     path = "/v1/score"
     text_1: str | Texts
@@ -114,7 +120,7 @@ class Score(Scored):
 
 
 class Classify(Task):
-    """The label of each text, and the probabilities of all."""
+    """Classifies texts: the likeliest label of each, and the probabilities of all."""
 
     tasks, path = ("classify",), "/v1/classify"
     input: str | Texts
@@ -130,7 +136,7 @@ class Classify(Task):
 
 
 class Tag(Task):
-    """The labelled stretches of each text."""
+    """Finds the labelled spans of each text."""
 
     tasks, path = ("tag",), "/v1/tag"
     input: str | Texts
@@ -140,7 +146,7 @@ class Tag(Task):
 
 
 class FillMask(Task):
-    """The likeliest tokens for each masked place of each text."""
+    """Finds the likeliest tokens for each mask of each text."""
 
     tasks, path = ("masked-lm",), "/v1/fill-mask"
     input: str | Texts
@@ -152,7 +158,7 @@ class FillMask(Task):
 
 
 class Answer(Task):
-    """The likeliest answers to a question in a text; fields as in `Answerer.answer`."""
+    """Finds the likeliest answers to a question in a text; the fields are those of `Answerer.answer`."""
 
     tasks, path = ("answer",), "/v1/answer"
     question: Annotated[str, Field(max_length=MOST_CHARACTERS)]
@@ -168,12 +174,12 @@ class Answer(Task):
                 f"stride={self.stride}: a context of {len(self.context)} characters may have more than {MOST_WINDOWS} "
                 "windows; give a longer stride"
             )
-        how = {name: getattr(self, name) for name in ("top_k", "longest", "stride", "no_answer")}
-        return {"answers": model.answer(self.question, self.context, **how, batch_size=ALL)}
+        options = {name: getattr(self, name) for name in ("top_k", "longest", "stride", "no_answer")}
+        return {"answers": model.answer(self.question, self.context, **options, batch_size=ALL)}
 
 
 class Translate(Task):
-    """Texts that a beam search finds; fields as in `Translator.translate`."""
+    """Translates texts by beam search; the fields are those of `Translator.translate`."""
 
     tasks, path = ("translation",), "/v1/translate"
     text: str | Annotated[list[str], Field(min_length=1, max_length=MOST_TRANSLATED)]
@@ -192,14 +198,16 @@ class Translate(Task):
                 f"beams={self.beams}: a request may have {MOST_BEAMS}, and {len(texts)} texts have {count}"
             )
         names = "beams", "n_best", "length_penalty", "prefix", "source_language", "target_language"
-        how = {name: getattr(self, name) for name in names}
-        generations = model.translate(texts, max_new_tokens=self.max_tokens, **how)
+        options = {name: getattr(self, name) for name in names}
+        generations = model.translate(texts, max_new_tokens=self.max_tokens, **options)
         data = [
             {
                 "text": result.text,
                 "score": result.score,
                 "finish_reason": "length" if result.finish_reason == "length" else "stop",
-                "hypotheses": [{"text": other.text, "score": other.score} for other in result.hypotheses],
+                "hypotheses": [
+                    {"text": hypothesis.text, "score": hypothesis.score} for hypothesis in result.hypotheses
+                ],
             }
             for result in generations
         ]
@@ -207,9 +215,9 @@ class Translate(Task):
 
 
 def listed(data: Sequence[Content]) -> Content:
-    """Items in order, each with its number."""
+    """Returns items in order, each with its index."""
     return {"data": [{"index": i, **item} for i, item in enumerate(data)]}
 
 
 TASKS: tuple[type[Task], ...] = (Embed, Rerank, Score, Classify, Tag, FillMask, Answer, Translate)
-"""The tasks that may be asked for."""
+"""The tasks that have routes."""

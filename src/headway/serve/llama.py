@@ -1,4 +1,4 @@
-"""llama.cpp's completions: request bodies and answers."""
+"""Request bodies and responses of llama.cpp's completions."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -16,20 +16,21 @@ from headway.serve.served import Decoding
 from headway.text import Tokenizer, infill
 
 Mixed = list[int | str]
-"""Ids, and texts between them."""
+"""Token ids, with texts between them."""
 Bias = float | bool
-"""The number that is added to a logit; false is never."""
+"""The number that is added to a logit; False forbids the token."""
 
 
 def _plain(prompt: Any) -> Any:
-    """Prompts without their names; other objects are left, and refused."""
+    """Returns prompts with {"prompt_string": text} replaced by the text; other objects are left for validation to
+    refuse."""
     if isinstance(prompt, dict) and prompt.keys() == {"prompt_string"}:
         return prompt["prompt_string"]
     return [_plain(part) for part in prompt] if isinstance(prompt, list) else prompt
 
 
 class LlamaCompletion(TextRequest):
-    """`POST /completion`: prompts that are continued, as texts, ids or both."""
+    """`POST /completion`: continues prompts, given as texts, token ids or a mix of both."""
 
     prompt: Annotated[str | list[int | str | Mixed], BeforeValidator(_plain)]
     n_predict: int = Field(-1, ge=-1)
@@ -55,12 +56,12 @@ class LlamaCompletion(TextRequest):
             raise ConfigError("repetition_penalty, repeat_penalty: two names of one setting; give one")
 
     def ids(self, tokenizer: Tokenizer) -> list[list[int]]:
-        """The ids of each prompt."""
+        """Returns the token ids of each prompt."""
 
         def of_parts(parts: Mixed) -> Iterator[int]:
-            for place, part in enumerate(parts):
+            for position, part in enumerate(parts):
                 yield from (
-                    [part] if isinstance(part, int) else tokenizer.encode(part, bos=not place, eos=False)
+                    [part] if isinstance(part, int) else tokenizer.encode(part, bos=not position, eos=False)
                 )
 
         return [
@@ -68,7 +69,7 @@ class LlamaCompletion(TextRequest):
         ]
 
     async def config(self, model: Decoding) -> GenerationConfig:
-        """The settings of its texts."""
+        """Returns the generation config."""
         grammars = {"json": self.json_schema, "grammar": self.grammar or None}
         chosen = {name: source for name, source in grammars.items() if source is not None}
         changed = {
@@ -87,7 +88,8 @@ class LlamaCompletion(TextRequest):
         return replace(config, max_new_tokens=most, prefix_cache=self.cache_prompt, drawn_log_probs=drawn)
 
     def _bias(self, tokenizer: Tokenizer, never: Sequence[int]) -> dict[int, float]:
-        """The bias of ids; a text stands for all of its tokens."""
+        """Returns the bias of each id; the bias of a text holds for each of its tokens. The ids `never` are
+        forbidden."""
         pairs = self.logit_bias.items() if isinstance(self.logit_bias, dict) else self.logit_bias
         bias: dict[int, float] = {}
         for name, value in pairs:
@@ -98,14 +100,14 @@ class LlamaCompletion(TextRequest):
 
 
 class ExtraFile(BaseModel):
-    """Another file."""
+    """Another file, as context."""
 
     filename: str = ""
     text: str
 
 
 class Infill(LlamaCompletion):
-    """`POST /infill`: the text between two others."""
+    """`POST /infill`: generates the text between a prefix and a suffix."""
 
     input_prefix: str
     input_suffix: str
@@ -120,13 +122,14 @@ class Infill(LlamaCompletion):
 async def filled(
     answer: type[Answer], model: Decoding, asked: LlamaCompletion, warnings: list[str]
 ) -> Answer:
-    """The answer whose texts continue prompts, or fill a gap. Raises DataError as `infill`, and as `Decoding.texts`."""
+    """Returns the response whose sequences continue prompts or fill a gap, not yet generated. Raises what `infill` and
+    `Decoding.texts` raise."""
     ids = await asyncio.to_thread(asked.ids, model.lm.need_tokenizer())
     return answer(asked, model, model.texts(ids, await asked.config(model)), warnings)
 
 
 class LlamaAnswer(Answer):
-    """The answer of `POST /completion` and `/infill`."""
+    """The response of `POST /completion` and `/infill`."""
 
     asked: LlamaCompletion
 
@@ -152,7 +155,7 @@ class LlamaAnswer(Answer):
         ended = "limit" if written.finish_reason == "length" else "eos"
         request = text.request
         settings = self.asked.model_dump(exclude={"prompt", "response_fields"})
-        bias = [{"token": token, "bias": more} for token, more in request.config.bias.items()]
+        bias = [{"token": token, "bias": value} for token, value in request.config.bias.items()]
         settings |= {"n_predict": request.max_new_tokens, "seed": request.config.seed}
         settings |= {"logit_bias": bias, "n_ctx": self.model.context}
         return {
@@ -176,7 +179,7 @@ class LlamaAnswer(Answer):
         }
 
     def _picked(self, result: dict[str, Any]) -> dict[str, Any]:
-        """The fields that are asked for; a/b is field b of a."""
+        """Returns the fields that `response_fields` names, or all; "a/b" is field b of object a."""
         if not self.asked.response_fields:
             return result
         flat = result | {f"{name}/{field}": value for name, part in result.items() if isinstance(part, dict)

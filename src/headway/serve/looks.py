@@ -1,5 +1,5 @@
-"""Looks into models, beside the thread that writes: one at a time, each from the keys that pages hold of its text where
-they do, else from a pass over all of it."""
+"""Attention maps of texts, computed beside generation, one at a time. Queries attend to the keys that the prefix cache
+holds, if these suffice; otherwise the whole text is read."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -21,31 +21,32 @@ from headway.serve.served import Decoding
 from headway.serve.streams import unless_gone
 
 MOST_BYTES = 1 << 30
-"""The most bytes that are kept of a text that is read as a whole: queries, keys, values and states."""
+"""Maximum bytes of queries, keys, values and hidden states that are recorded when a whole text is read."""
 MOST_WAITING = 8
-"""Looks that are computed or wait at once, one of them at a time."""
+"""Maximum number of looks that are being computed or wait; they are computed one at a time."""
 T = TypeVar("T")
 
 
 def check_size(model: Decoding, count: int) -> None:
-    """Raises ConfigError for a text that is too long to be read as a whole."""
+    """Raises ConfigError if `count` tokens are too many to read as a whole."""
     spec, size = model.lm.spec, model.lm.model.stack.like.element_size()
-    each = sum((spec.heads + 2 * kv_heads) * head_dim for kv_heads, head_dim in spec.key_sizes)
-    need = (each + spec.width * (spec.layers + 1)) * size
-    if count * need > MOST_BYTES:
+    numbers = sum((spec.heads + 2 * kv_heads) * head_dim for kv_heads, head_dim in spec.key_sizes)
+    token_bytes = (numbers + spec.width * (spec.layers + 1)) * size
+    if count * token_bytes > MOST_BYTES:
         raise ConfigError(
-            f"attention: {count} tokens of this model take {count * need} bytes of queries, keys, values "
-            f"and states, and there are {MOST_BYTES}; give at most {MOST_BYTES // need} tokens"
+            f"attention: {count} tokens of this model take {count * token_bytes} bytes of queries, keys, values "
+            f"and states, and there are {MOST_BYTES}; give at most {MOST_BYTES // token_bytes} tokens"
         )
 
 
 class Look:
-    """A text that is looked at: its keys and values, and what was made of the last tokens that were asked for. A token
-    takes a pass of that token alone, over keys that pages hold; where one that it attends to was released, a pass over
-    the whole text, which is for all of its tokens.
+    """A text whose attention is inspected: its keys and values, and the maps of the tokens that were last asked for.
 
-    stored: tokens whose keys pages held in all layers; 0 where the text was read as a whole.
-    computed: tokens that passes computed.
+    A token takes a pass over that token alone, against the keys of the prefix cache. If a key that it attends to was
+    released, one pass over the whole text serves all of its tokens.
+
+    stored: number of tokens whose keys the prefix cache held in all layers; 0 once the whole text has been read.
+    computed: number of tokens that were computed.
     """
 
     def __init__(self, model: Decoding, ids: Sequence[int], salt: str) -> None:
@@ -55,39 +56,40 @@ class Look:
         self.stored = self.computed = 0
         if self._text is not None:
             self.stored = int(torch.stack(self._text.held).all(0).sum())
-            rest = range(self._text.end, len(ids))
-            if rest and self._text.sees(rest):
-                self.maps(model, rest)
+            missing = range(self._text.end, len(ids))
+            if missing and self._text.sees(missing):
+                self.maps(model, missing)
 
     def sees(self, number: int) -> bool:
-        """Whether a token needs no pass over the whole text."""
+        """Returns whether a token needs no new pass over the whole text."""
         return self._text is None or self._text.sees([number])
 
     def maps(self, model: Decoding, numbers: Sequence[int]) -> tuple[AttentionMaps, list[int]]:
-        """Maps with these tokens, which ascend, among their queries, and where they are there. Raises ConfigError for a
-        text that is too long to be read as a whole."""
+        """Returns maps whose queries include these tokens, which must ascend, and the tokens' indices among the
+        queries. Raises ConfigError if the whole text must be read and is too long."""
         for i, (queries, maps) in enumerate(self._maps):
             if {*numbers} <= {*queries}:
                 self._maps.insert(0, self._maps.pop(i))
                 return maps, [queries.index(number) for number in numbers]
-        lm, stack, over = model.lm, model.lm.model.stack, dict[str, Any]()
+        lm, stack, inputs = model.lm, model.lm.model.stack, dict[str, Any]()
         if self._text is not None and self._text.sees(numbers):
-            over, some = {"cache": self._text.cache, "tokens": self._text.begin(numbers)}, numbers
+            inputs, queried = {"cache": self._text.cache, "tokens": self._text.begin(numbers)}, numbers
         else:
             check_size(model, len(self._ids))
-            self._text, self.stored, some = None, 0, range(len(self._ids))
+            self._text, self.stored, queried = None, 0, range(len(self._ids))
         record, texts = attention_record(stack, None), token_texts(lm.tokenizer, self._ids)
-        row = torch.tensor([[self._ids[number] for number in some]], device=stack.like.device)
+        ids = torch.tensor([[self._ids[number] for number in queried]], device=stack.like.device)
         with model.alone(), evaluating(lm.model):
-            lm.model.hidden(row, **over, record=record)
-        self.computed += len(some)
-        new = attention_maps(record, stack, None, [texts[number] for number in some], texts)
-        self._maps = [(some, new), *self._maps[:2]]
+            lm.model.hidden(ids, **inputs, record=record)
+        self.computed += len(queried)
+        new = attention_maps(record, stack, None, [texts[number] for number in queried], texts)
+        self._maps = [(queried, new), *self._maps[:2]]
         return self.maps(model, numbers)
 
 
 class Looking:
-    """One look at a time, each in a thread that ends with it (`in_passing`), and the last text that was looked at."""
+    """Runs looks one at a time, each in a short-lived thread (`in_passing`), and keeps the last text that was
+    inspected."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "headway-looks")
@@ -95,8 +97,8 @@ class Looking:
         self._last: tuple[ref[LanguageModel], Any, Look] | None = None
 
     async def run(self, work: Callable[[], T], request: Request) -> T:
-        """The result of `work`, behind the looks before it; it is not begun when the client has left before. Raises
-        Busy where too many wait."""
+        """Returns the result of `work`, run after the looks that wait already; it is not started if the client
+        disconnects first. Raises Busy if too many wait."""
         if len(self._waiting) >= MOST_WAITING:
             raise Busy(f"{MOST_WAITING} looks into models are being computed or wait; ask again")
         future = self._thread.submit(in_passing, work)
@@ -105,11 +107,12 @@ class Looking:
         return await unless_gone(asyncio.wrap_future(future), request)
 
     def at(self, model: Decoding, ids: Sequence[int], salt: str = "") -> Look:
-        """The look at a text, with what pages hold of it for who has this salt. It has computed nothing yet."""
-        of = [*ids], model.adapters, salt
-        if self._last is not None and self._last[0]() is model.lm and self._last[1] == of:
+        """Returns the look at a text, with what the prefix cache holds of it under this salt. Its `computed` counts
+        from this call."""
+        key = [*ids], model.adapters, salt
+        if self._last is not None and self._last[0]() is model.lm and self._last[1] == key:
             self._last[2].computed = 0
         else:
-            self._last = None  # makes room first
-            self._last = ref(model.lm), of, Look(model, ids, salt)
+            self._last = None  # frees its memory before the next is made
+            self._last = ref(model.lm), key, Look(model, ids, salt)
         return self._last[2]

@@ -1,9 +1,7 @@
-"""Reads reasoning and calls of functions out of a text while it is written.
+"""Streaming parser that divides generated text into reasoning, text and tool calls.
 
-Only what may become markup is held back: white space, the beginning of a mark, the name of a
-function, the value of a parameter that stands between tags, calls in notations of their own. Markup in which there is
-no call is text.
-"""
+It holds back only what may turn out to be markup: white space, the beginning of a mark, a function's name, a value
+between tags, calls in notations of their own. Markup that contains no call is text."""
 
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -16,11 +14,11 @@ from headway.serve.notations import dumped, json_of, loaded
 
 
 class Part(NamedTuple):
-    """A piece of an answer.
+    """A piece of a response.
 
-    kind: "text"; "reasoning", which stands before it; "call", the beginning of a call, whose `text` is the name of the
-        function; "arguments", a piece of the call's JSON.
-    call: the number of the call, from 0.
+    kind: "text"; "reasoning", which precedes it; "call", the beginning of a call, whose `text` is the function's name;
+        "arguments", a piece of the call's JSON.
+    call: index of the call, from 0.
     """
 
     kind: Literal["text", "reasoning", "call", "arguments"]
@@ -29,11 +27,11 @@ class Part(NamedTuple):
 
 
 T = Generator[None, None, Any]
-"""Steps of reading; where one yields, more of the text is needed."""
+"""A parser that is a coroutine: it yields when it needs more text."""
 SPACE, SEPARATORS, MOST = " \t\r\n", " \t\r\n,;[", 512
-"""Characters around marks, and between calls; how many characters may become the head of a call."""
+"""Characters around marks, and between calls; the maximum length of the head of a call."""
 KEYS = ("name", "tool_name"), ("arguments", "parameters")
-"""Keys by which a call that is one JSON object may name its parts."""
+"""Keys under which a call that is one JSON object may name its parts."""
 NAME = r"(?:functions\.)?(?P<name>[^\s\"{}<>\[\]]{1,128}?)(?::\d+)?(?:\[CALL_ID\]\w*)?(?![^\s\"{}<>\[\]])"
 SPACES, BRACE = re.compile(r"\s*"), re.compile(r"\s*(?={)")
 BEGINNING = re.compile(rf"\s*(?:{re.escape(PYTHON_TAG)}\s*)?(?={{)")
@@ -45,14 +43,14 @@ HEADER = re.compile(
 RECIPIENT = re.compile(r"to=(functions\.)?([^\s<]+)")
 ENDS = "<|end|>", "<|call|>", "<|return|>", "<|eom|>", "<|eot|>", "<|start|>"
 THOUGHTS = "analysis", "to=self"
-"""Marks of messages in OpenAI's harmony, and in Muse's: their headers, whom they are for, and their ends."""
+"""Parts of the messages of OpenAI's harmony and Muse's format: headers, recipients, ends, and what marks reasoning."""
 
 
 class CallReader:
     """Divides a text into reasoning, text and calls.
 
-    marks: around reasoning, which stands first.   inside: whether the text begins within it.
-    how: the format of calls; None reads none.   functions: the schemas of their parameters, by name.
+    marks: marks around reasoning, which comes first.   inside: whether the text begins inside it.
+    how: the format of calls; None parses none.   functions: JSON Schemas of the parameters, by function name.
     """
 
     def __init__(
@@ -69,7 +67,8 @@ class CallReader:
         self._steps = self._read(marks, how)
 
     def push(self, text: str, *, last: bool) -> list[Part]:
-        """The parts that became certain with a piece of the text; with the `last` piece, all of them."""
+        """Adds a piece of the text; returns the parts that became certain, and after the `last` piece all that
+        remain."""
         self._held, self._last, self._parts = self._held + text, last, []
         next(self._steps, None)
         return self._parts
@@ -98,13 +97,14 @@ class CallReader:
             self._parts.append(Part(kind, text, max(0, self._calls - 1) if kind[0] in "ca" else 0))
 
     def _take(self, count: int) -> str:
-        """The next characters, which are text again if no call comes of them."""
+        """Takes the next characters; `_taken` keeps them, since they become text again if they turn out not to be a
+        call."""
         piece, self._held = self._held[:count], self._held[count:]
         self._taken += piece
         return piece
 
     def _pass_on(self, kind: Literal["text", "reasoning"], marks: Sequence[str]) -> T:
-        """Passes text on until a mark comes, without white space before it; the mark, "" at the end."""
+        """Emits text up to one of the marks, without the white space before it; returns the mark, or "" at the end."""
         while True:
             held = self._held
             places = ((held.find(mark), mark) for mark in marks if mark in held)
@@ -120,20 +120,21 @@ class CallReader:
             yield
 
     def _match(self, pattern: re.Pattern[str], *begins: str) -> T:
-        """Takes what a pattern matches next; None where nothing does, or what comes begins with none of `begins`."""
+        """Takes the match of a pattern at the current position. Returns None if there is none, or if the text begins
+        with none of `begins`."""
         while True:
             match = pattern.match(self._held, 0, MOST)
             if match and (match.end() < len(self._held) or self._last):
                 self._take(match.end())
                 return match
-            rest = self._held.lstrip(SPACE)
-            fits = not begins or any(rest.startswith(mark) or mark.startswith(rest) for mark in begins)
+            held = self._held.lstrip(SPACE)
+            fits = not begins or any(held.startswith(mark) or mark.startswith(held) for mark in begins)
             if self._last or not fits or len(self._held) > MOST:
                 return None
             yield
 
     def _until(self, mark: str) -> T:
-        """Takes what stands before a mark, and the mark; None where it does not come."""
+        """Takes the text up to a mark, and the mark; returns the text, or None if the mark never comes."""
         while mark not in self._held:
             if self._last:
                 return None
@@ -145,19 +146,20 @@ class CallReader:
     # -- calls -----------------------------------------------------------------------------------------
 
     def _messages(self, how: CallFormat | None) -> T:
-        """Messages whose headers say what they are, and for whom."""
+        """Parses messages whose headers give their channel and recipient."""
         while header := (yield from self._match(HEADER, "<|", "to=", "assistant")):
-            to = RECIPIENT.search(header["header"])
-            if how is not None and to is not None and (to[1] or to[2] in self._functions):
+            target = RECIPIENT.search(header["header"])
+            if how is not None and target is not None and (target[1] or target[2] in self._functions):
                 begins = how.head[1].rpartition("<|message|>")[2]
                 yield from self._match(_spaced(begins), begins[:1] or "{")
-                yield from self._call(how, to[2])
+                yield from self._call(how, target[2])
             else:
                 is_thought = any(mark in header["header"] for mark in THOUGHTS)
                 yield from self._pass_on("reasoning" if is_thought else "text", ENDS)
 
     def _read_calls(self, how: CallFormat) -> T:
-        """Calls, behind the marker or where they begin without; up to what is none."""
+        """Parses calls after the marker, or at the beginning if the format has none, until something that is not a
+        call."""
         read, (head, begins, close) = self._calls, _patterns(how)
         if how.calls is not None:
             for name, arguments in how.calls((yield from self._until(close)) or "", self._functions):
@@ -177,7 +179,7 @@ class CallReader:
             self._emit("text", self._taken)
 
     def _call(self, how: CallFormat, name: str) -> T:
-        """A call whose head was read: arguments as a JSON object or between tags, and what stands behind them."""
+        """Parses a call after its head: arguments, as a JSON object or between tags, and what closes the call."""
         self._emit("call", name)
         if how.tags is not None:
             yield from self._tagged(how.tags, self._functions.get(name) or {})
@@ -188,7 +190,7 @@ class CallReader:
         self._taken = ""
 
     def _tagged(self, tags: Tags, schema: Mapping[str, Any]) -> T:
-        """Arguments one by one, told as a JSON object."""
+        """Parses arguments one by one, and emits them as a JSON object."""
         before, properties = "{", schema.get("properties", {})
         while key := (yield from self._match(_key(tags), tags.key)):
             is_text = key["text"] is not None
@@ -205,7 +207,7 @@ class CallReader:
         self._emit("arguments", "{}" if before == "{" else "}")
 
     def _object(self, how: CallFormat) -> T:
-        """A whole JSON object with a name and arguments; whether it was a call."""
+        """Parses a JSON object with a name and arguments; returns whether it is a call."""
         held = self._held.lstrip(SEPARATORS)
         if not held.startswith("{"):
             return False
@@ -221,14 +223,14 @@ class CallReader:
         return True
 
     def _json(self, tell: Callable[[str], None]) -> T:
-        """Takes a JSON object, and tells it piece by piece."""
+        """Takes a JSON object and passes it on piece by piece."""
         depth, inside = 0, False
         while True:
             end = len(self._held)
             for mark in STRUCTURE.finditer(self._held):
                 if mark[0] == '"':
                     inside = not inside
-                elif mark[0] == "\\" and not self._last:  # what it escapes has not come yet
+                elif mark[0] == "\\" and not self._last:  # the escaped character has not come yet
                     end = mark.start()
                 elif mark[0] in "{[" and not inside:
                     depth += 1
@@ -244,7 +246,7 @@ class CallReader:
 
 
 def _loose(text: str) -> str:
-    """A pattern of what a format writes: white space may be other, or none, and "{index}" is anything."""
+    """Returns a pattern for a piece of a format that accepts any white space or none, and any text for "{index}"."""
     pieces = map(re.escape, text.replace(":{index}", "").split())
     return r"\s*".join(re.sub(r"\\{\w+\\}", '[^<>"]*?', piece) for piece in pieces)
 
@@ -256,7 +258,7 @@ def _spaced(mark: str) -> re.Pattern[str]:
 
 @lru_cache
 def _key(tags: Tags) -> re.Pattern[str]:
-    """The pattern of the text before the value of an argument."""
+    """Returns the pattern of the text before the value of an argument."""
     text = _loose(tags.text[0]) if tags.text and tags.text[0] != tags.end_key else "(?!)"
     line = r"\n?" if tags.end_key.endswith("\n") else ""
     key = rf"\s*{_loose(tags.key)}(?P<key>.{{1,256}}?)(?:(?P<text>{text})|{_loose(tags.end_key)}{line})"
@@ -265,7 +267,8 @@ def _key(tags: Tags) -> re.Pattern[str]:
 
 @lru_cache
 def _patterns(how: CallFormat) -> tuple[re.Pattern[str], tuple[str, ...], str]:
-    """The pattern of the head of a call or the end of calls, first characters of these, and the mark at the end."""
+    """Returns the pattern of a call's head or the end of the calls, the characters with which these may begin, and the
+    closing mark."""
     before, between, _ = how.head
     close = how.close.strip().lstrip("]").strip()
     last = rf"\]?\s*{re.escape(close)}" if close else r"\]" if how.close else "(?!)"

@@ -1,4 +1,4 @@
-"""Anthropic's messages: request bodies and answers."""
+"""Request bodies and responses of Anthropic's messages."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -15,13 +15,14 @@ from headway.serve.errors import warned
 
 
 class Turn(BaseModel):
-    """What one side says: a text, or blocks."""
+    """A message of one side: a text, or content blocks."""
 
     role: Literal["user", "assistant"]
     content: str | list[dict[str, Any]]
 
     def add_to(self, turns: Turns) -> None:
-        """Adds it to a chat; results of tools stand before what is said. Raises ConfigError for what is no text."""
+        """Adds the message to a chat, tool results before text. Raises ConfigError for blocks that are not text,
+        reasoning or tools."""
         texts = [self.content] if isinstance(self.content, str) else []
         for block in [] if isinstance(self.content, str) else self.content:
             match self.role, block:
@@ -49,20 +50,20 @@ class Turn(BaseModel):
 
 
 class Thinking(BaseModel, extra="allow"):
-    """Whether the model thinks before it answers."""
+    """Whether the model reasons before it answers."""
 
     type: Literal["enabled", "adaptive", "disabled"]
 
 
 class OutputConfig(BaseModel, extra="allow"):
-    """What the text must be, and how much the model thinks before it."""
+    """The format of the answer, and the effort of reasoning before it."""
 
     format: dict[str, Any] | None = None
     effort: str | None = None
 
 
 class ToolChoice(BaseModel, extra="allow"):
-    """Which tools are called."""
+    """Which tools the model calls."""
 
     type: Literal["auto", "any", "none", "tool"] = "auto"
     name: str = ""
@@ -70,7 +71,7 @@ class ToolChoice(BaseModel, extra="allow"):
 
 
 class CountedMessages(TextRequest):
-    """`POST /v1/messages/count_tokens`: a conversation."""
+    """`POST /v1/messages/count_tokens`: counts the tokens of a conversation."""
 
     harmless: ClassVar[Collection[str]] = ("metadata", "service_tier", "cache_control", "inference_geo")
 
@@ -94,8 +95,8 @@ class CountedMessages(TextRequest):
         return functions(tools, "input_schema")
 
     def chat(self) -> Chat:
-        """The same as the body of a chat. Raises ConfigError for what a chat cannot be asked."""
-        choice, form = self.tool_choice, self.output_config.format
+        """Returns the request as a chat. Raises ConfigError for what a chat does not support."""
+        choice, output_format = self.tool_choice, self.output_config.format
         kinds = {"any": "required", "tool": {"type": "function", "function": {"name": choice.name}}}
         turns = Turns()
         if self.system:
@@ -108,7 +109,8 @@ class CountedMessages(TextRequest):
             self._functions[0],
             tool_choice=kinds.get(choice.type, choice.type),
             parallel_tool_calls=not choice.disable_parallel_tool_use,
-            response_format=form and {"type": form.get("type"), "json_schema": {"name": "answer", **form}},
+            response_format=output_format
+            and {"type": output_format.get("type"), "json_schema": {"name": "answer", **output_format}},
             reasoning_effort=self.output_config.effort,
             chat_template_kwargs=self.thinking and {"enable_thinking": self.thinking.type != "disabled"},
             max_tokens=self.max_tokens,
@@ -117,7 +119,7 @@ class CountedMessages(TextRequest):
 
 
 class Messages(CountedMessages):
-    """`POST /v1/messages`: a conversation that is answered."""
+    """`POST /v1/messages`: answers a conversation."""
 
     max_tokens: int = Field(ge=1)
 
@@ -125,11 +127,11 @@ class Messages(CountedMessages):
 STOPS = {"stop": "end_turn", "length": "max_tokens", None: None}
 GROWING = {"text": ("text_delta", "text"), "reasoning": ("thinking_delta", "thinking")}
 GROWING["call"] = ("input_json_delta", "partial_json")
-"""The type of a delta, and its field, for each kind of block."""
+"""The type of a delta, and the field of its content, for each kind of block."""
 
 
 class MessageAnswer(BlockAnswer):
-    """The answer of `POST /v1/messages`."""
+    """The response of `POST /v1/messages`."""
 
     def begin(self) -> Sequence[Event]:
         return [event("message_start", message=self._message([])), event("ping")]
@@ -158,7 +160,7 @@ class MessageAnswer(BlockAnswer):
 
     @property
     def usage(self) -> dict[str, Any]:
-        """Tokens; those that were stored are apart."""
+        """Token counts; those from the prefix cache are counted separately."""
         read, cached = self.prompt_tokens, self.cached_tokens
         tokens = {"input_tokens": read - cached, "output_tokens": self.new_tokens}
         return tokens | {"cache_read_input_tokens": cached, "cache_creation_input_tokens": 0}
@@ -180,7 +182,7 @@ class MessageAnswer(BlockAnswer):
         if block.kind == "text":
             return {"type": "text", "text": block.text}
         arguments = None
-        with suppress(ValueError):  # the text ended within its arguments, which the stop reason tells
+        with suppress(ValueError):  # the text ended within its arguments, as the stop reason says
             arguments = json.loads(block.text or "{}")
         head = {"type": "tool_use", "id": f"toolu_{block.key}", "name": block.name}
         return head | {"input": arguments if isinstance(arguments, dict) else {}}

@@ -1,4 +1,4 @@
-"""The models of a server, by the names that requests give: loaded, used, and given up for others."""
+"""The models of a server, by the names that requests give: loading, use, and unloading to make room for others."""
 
 import asyncio
 import gc
@@ -20,33 +20,34 @@ LOG = logging.getLogger(__name__)
 S = TypeVar("S", bound=Served)
 T = TypeVar("T")
 PAGES = 8
-"""A part of the memory that weights leave to pages: one of so many."""
+"""Weights must leave at least 1/8 of the memory to the pages of KV caches."""
 
 
 def size_of(model: Path) -> int:
-    """Bytes of the weights in a folder or file; 0 for what is not here yet."""
+    """Returns the bytes of the weights in a folder or file; 0 if it is not downloaded yet."""
     files = [model] if model.is_file() else model.glob("*.safetensors")
     return sum(file.stat().st_size for file in files)
 
 
 def in_passing(work: Callable[[], T]) -> T:
-    """Returns the result of `work`, done in a thread that ends with it.
+    """Returns the result of `work`, run in a thread that ends with it.
 
-    Every thread that multiplies keeps OpenMP threads of its own. Where these are more than the cores of the machine,
-    libgomp no longer lets them spin between two operations, and each of the many small ones of a step waits for the
-    system to wake them: with two threads on two cores a token took 3.6 ms instead of 2.3."""
+    Every thread that multiplies matrices has its own pool of OpenMP threads. If these outnumber the cores, libgomp no
+    longer lets them spin between two operations, and each of the many small operations of a step waits for the system
+    to wake them: with two threads on two cores, a token took 3.6 ms instead of 2.3."""
     with ThreadPoolExecutor(1, "headway-passing") as thread:
         return thread.submit(work).result()
 
 
 @dataclass(eq=False)
 class Place:
-    """A name that requests give, and the model that has it; None while it is not loaded.
+    """A slot for a model: a name that requests give, and its model; None while unloaded.
 
-    load: makes the model, in a thread that is not the event loop's.   size: bytes of its weights, or what they are
-    expected to be.   base: whose adapter it is.   error: why it could not be loaded.   live: requests that use it.
-    used: when one did, or when it was loaded, by `time.monotonic`.   aliases: all its names.   tags: words of it that
-    are told.   source: where it is.
+    load: loads the model; called outside the event loop's thread.   size: bytes of its weights, or an estimate.
+    base: the slot whose model this one is an adapter of.   error: why the last load failed.   live: requests that use
+        it.
+    used: time of the last use or load, by `time.monotonic`.   aliases: all its names.   tags: words that `/v1/models`
+        reports.   source: where the model is.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Place:
 
     @contextmanager
     def asked(self) -> Iterator[None]:
-        """While open, a request uses it, and the model that it is an adapter of."""
+        """While open, a request uses the model, and its base if it is an adapter."""
         self.live += 1
         try:
             with nullcontext() if self.base is None else self.base.asked():
@@ -74,7 +75,7 @@ class Place:
 
     @property
     def state(self) -> str:
-        """Its state in a word."""
+        """Its state: "loaded", "failed" or "unloaded"."""
         return "loaded" if self.model is not None else "failed" if self.error else "unloaded"
 
     @property
@@ -88,9 +89,9 @@ class Place:
 class Models:
     """All models of a server.
 
-    memory: bytes of their weights and pages together; models that nobody uses are given up for others, the one that
-        was used longest ago first. What weights leave is shared by the pages of decoders; None is no bound.
-    ttl: seconds after which a model that nobody uses is given up; None is never.
+    memory: bytes for weights and pages together; None is no limit. Idle models are unloaded to make room for others,
+        the least recently used first. What the weights leave is shared among the pages of decoders.
+    ttl: seconds after which an idle model is unloaded; None is never.
     """
 
     def __init__(
@@ -106,13 +107,13 @@ class Models:
         self._share()
 
     def loaded(self) -> list[Place]:
-        """The places of loaded models."""
+        """Returns the slots whose models are loaded."""
         return [place for place in [*self.places.values()] if place.model is not None]
 
     async def find(self, name: str | None, kind: type[S], *tasks: str) -> S:
-        """The model of a name, loaded; where none is given, the only one of a kind that is of one of these tasks, or of
-        any where none is named. Raises UnknownModel, ConfigError where it is of another kind or task, Unavailable where
-        it cannot be loaded."""
+        """Returns the model of a name, loaded. Without a name, it is the only one of this kind and of one of the tasks
+        (any task if none is given). Raises UnknownModel, ConfigError for a model of another kind or task, Unavailable
+        if it cannot be loaded."""
 
         def fits(model: Served | None) -> TypeGuard[S]:
             return isinstance(model, kind) and (not tasks or model.task in tasks)
@@ -120,21 +121,21 @@ class Models:
         place = self.choose(name, fits)
         model = await self.open(place)
         if not fits(model):
-            others = ", ".join(each.name for each in self.loaded() if fits(each.model)) or "none"
+            names = ", ".join(slot.name for slot in self.loaded() if fits(slot.model)) or "none"
             raise ConfigError(
                 f"{place.name} is a model for {model.task}, and this is asked of one for "
-                f"{' or '.join(tasks) or 'causal-lm'}; there are {others}"
+                f"{' or '.join(tasks) or 'causal-lm'}; there are {names}"
             )
         return model
 
     def choose(self, name: str | None, fits: Callable[[Served], bool]) -> Place:
-        """The place of a name; where none is given, the only one whose model may fit. Raises UnknownModel."""
+        """Returns the slot of a name; without a name, the only slot whose model may fit. Raises UnknownModel."""
         places = [place for place in self.places.values() if place.base is None]
         fitting = [place for place in places if place.model is None or fits(place.model)]
         return fitting[0] if name is None and len(fitting) == 1 else self.place(name)
 
     def place(self, name: str | None) -> Place:
-        """The place of a name. Raises UnknownModel."""
+        """Returns the slot of a name. Raises UnknownModel."""
         if name is None:
             raise UnknownModel(f"no model is named; there are {', '.join(self.places)}")
         name = self.aliases.get(name, name)
@@ -142,7 +143,7 @@ class Models:
         return self.places[name]
 
     async def open(self, place: Place) -> Served:
-        """The model of a place; it is loaded, beside what goes on, where it is not. Raises Unavailable."""
+        """Returns the model of a slot; loads it in another thread if necessary. Raises Unavailable if that fails."""
         if (visit := VISIT.get()) is not None:
             visit.after.enter_context(place.asked())
         if place.model is None:
@@ -151,7 +152,7 @@ class Models:
         return place.model
 
     def load(self, place: Place) -> Served:
-        """Loads the model of a place, where it is not. Raises Unavailable."""
+        """Loads the model of a slot unless it is loaded already. Raises Unavailable if that fails."""
         if place.model is not None:
             return place.model
         try:
@@ -160,8 +161,8 @@ class Models:
             self._make_room(place)
             model = in_passing(place.load)
             (place.base or place).size = model.nbytes
-            self._make_room(place)  # its files may have said less
-        except Exception as error:  # whatever is in its files
+            self._make_room(place)  # the weights may take more than the estimate
+        except Exception as error:  # the files may hold anything
             place.error = str(error)
             LOG.error("%s cannot be loaded (%s)", place.name, type(error).__name__)
             raise Unavailable(f"{place.name} cannot be loaded: {error}") from error
@@ -170,7 +171,7 @@ class Models:
         return model
 
     def _make_room(self, place: Place) -> None:
-        """Gives up models that nobody uses, until the weights of another one have room. Raises Unavailable."""
+        """Unloads idle models until the weights of this one fit. Raises Unavailable if they cannot."""
         while self.memory is not None:
             left = self.memory - self.memory // PAGES - sum(other.size for other in self.loaded())
             if place.size <= left:
@@ -181,7 +182,7 @@ class Models:
             self.unload(min(idle, key=lambda other: other.used))
 
     def _share(self) -> None:
-        """Divides what weights leave among the pages of decoders, in equal parts."""
+        """Divides the memory that weights leave equally among the pages of decoders."""
         if self.memory is not None:
             left = self.memory - sum(place.size for place in self.loaded())
             models = [place.model for place in self.loaded() if place.base is None]
@@ -190,16 +191,16 @@ class Models:
                 model.keep(max(left, 0) // len(decoders))
 
     def unload(self, place: Place) -> None:
-        """Gives up the model of a place, and those of its adapters; requests that use it go on with it."""
-        for other in [*self.places.values()]:
-            if other.base is place:
-                other.model = None
+        """Unloads the model of a slot, and its adapters; requests that use it finish with it."""
+        for slot in [*self.places.values()]:
+            if slot.base is place:
+                slot.model = None
         place.model = None
         gc.collect()
         self._share()
 
     async def expire(self) -> None:
-        """Gives up models that nobody has used for `ttl`, as long as it is not cancelled."""
+        """Unloads models that have been idle for `ttl`, until cancelled."""
         while self.ttl is not None:
             await asyncio.sleep(min(1.0, self.ttl / 4))
             for place in self.loaded():
@@ -208,15 +209,14 @@ class Models:
                     self.unload(place)
 
     async def check(self) -> None:
-        """Checks the decoders that are loaded, each once. Raises Unavailable for one that does not what it should."""
+        """Checks each loaded decoder once. Raises Unavailable if a check fails."""
         for place in self.loaded():
             if isinstance(place.model, Decoding) and not place.checked:
                 await place.model.check()
                 place.checked = True
 
     def add_adapter(self, name: str, base: Place, folder: str) -> Place:
-        """A name for a model with an adapter of it, which is not loaded yet. Raises ConfigError for a name that is
-        taken."""
+        """Adds a slot for a model with an adapter, not loaded yet. Raises ConfigError if the name is taken."""
         if name in self.places:
             raise ConfigError(f"there is a model {name!r} already; give another name, or unload that one")
 
@@ -228,8 +228,8 @@ class Models:
         return place
 
     def drop_adapter(self, name: str) -> None:
-        """Takes an adapter away; what is being written with it goes on. Raises UnknownModel, ConfigError for a name
-        that is none of an adapter."""
+        """Removes an adapter; sequences that use it are finished. Raises UnknownModel, ConfigError if the name is not
+        an adapter's."""
         place = self.place(name)
         if place.base is None:
             raise ConfigError(f"{name} is a model, and no adapter of one")

@@ -1,4 +1,5 @@
-"""Arguments of calls: values between tags, and notations of their own (Python's, Gemma's, MiniMax's XML), as JSON."""
+"""Parses arguments of calls to JSON: values between tags, and notations of their own (Python's, Gemma's, MiniMax's
+XML)."""
 
 import ast
 import json
@@ -10,18 +11,18 @@ from typing import Any
 import orjson
 
 Calls = list[tuple[str, str]]
-"""Functions, and the JSON of their arguments."""
+"""Names of functions, each with its arguments as JSON."""
 HELD = {"pattern", "format", "minLength", "maxLength", "anyOf", "allOf", "oneOf", "not"}
-"""Keys of a schema that a text between tags cannot be held to: with them, texts are written as JSON."""
+"""Schema keys that text between tags cannot be constrained to; with them, strings are written as JSON."""
 LITERALS = {"array", "object", "boolean", "integer", "number", "null"}
-"""Types of values that some models write as Python does: True, ['a']."""
+"""Types whose values some models write as Python literals: True, ['a']."""
 _GEMMA_CALL = re.compile(r"\s*call:(?P<name>[^\s{}]+)\s*(?P<arguments>{.*})\s*", re.DOTALL)
 _GEMMA = re.compile(r'<\|"\|>(.*?)<\|"\|>|"(?:[^"\\]|\\.)*"|([^\s{}\[\],:"<>]+)(?=\s*:)', re.DOTALL)
 _MINIMAX, _INVOKE = "]<]minimax[>[", re.compile(r'invoke name="([^"]+)"')
 
 
 class Arguments(dict[str, Any]):
-    """Arguments of a call: a mapping, which is its JSON where a template writes it as text."""
+    """Arguments of a call: a dict that turns into JSON if a template uses it as text."""
 
     def __str__(self) -> str:
         return json.dumps(self, ensure_ascii=False)
@@ -34,7 +35,7 @@ class Arguments(dict[str, Any]):
 
 
 def loaded(text: str) -> Any:
-    """A JSON value; None where it is none."""
+    """Returns the value of JSON text, or None if it is invalid."""
     try:
         return orjson.loads(text)
     except ValueError:
@@ -42,13 +43,13 @@ def loaded(text: str) -> Any:
 
 
 def dumped(value: Any) -> str:
-    """A value as JSON. Raises TypeError where there is none."""
+    """Returns a value as JSON. Raises TypeError for a value that JSON does not have."""
     return orjson.dumps(value).decode()
 
 
 def json_of(text: str, schema: Any) -> str:
-    """A value that stood between tags: as it is where it is JSON, or Python's literal of the type that its schema says,
-    unless that is a text."""
+    """Returns a value between tags as JSON. Valid JSON stays as it is, a Python literal is converted if the schema's
+    type is in `LITERALS`, and anything else, like any value whose type is "string", is a string."""
     value, schema = loaded(text), schema if isinstance(schema, dict) else {}
     if schema.get("type") == "string":
         return text if isinstance(value, str) and schema.keys() & HELD else dumped(text)
@@ -63,7 +64,7 @@ def _object(values: Mapping[str, str]) -> str:
 
 
 def python_calls(text: str, schemas: Mapping[str, Any]) -> Calls:
-    """[f(city="Paris", n=5), g()], whose values are Python's or JSON; none where it is anything else."""
+    """Parses [f(city="Paris", n=5), g()], whose values are Python literals or JSON; empty if it is anything else."""
     text, calls = text.strip(), []
     try:
         tree = ast.parse(text, mode="eval").body
@@ -81,7 +82,7 @@ def python_calls(text: str, schemas: Mapping[str, Any]) -> Calls:
 
 
 def gemma_calls(text: str, schemas: Mapping[str, Any]) -> Calls:
-    """call:f{city:<|"|>Paris<|"|>,n:5}: names are bare, and marks stand around texts; none where it is anything
+    """Parses call:f{city:<|"|>Paris<|"|>,n:5}: keys are bare, and strings between marks; empty if it is anything
     else."""
 
     def as_json(piece: re.Match[str]) -> str:
@@ -95,8 +96,8 @@ def gemma_calls(text: str, schemas: Mapping[str, Any]) -> Calls:
 
 
 def xml_calls(text: str, schemas: Mapping[str, Any]) -> Calls:
-    """Elements, a mark before each tag: <invoke name="f"><city>Paris</city><days><item>1</item></days></invoke>; none
-    where one does not close."""
+    """Parses <invoke name="f"><city>Paris</city><days><item>1</item></days></invoke>, with a mark before each tag;
+    empty if an element is not closed."""
     open: list[tuple[str, str, list[Any]]] = [("", "", [])]
     for piece in text.split(_MINIMAX)[1:]:
         tag, _, inner = piece.removeprefix("<").partition(">")

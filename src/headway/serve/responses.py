@@ -1,5 +1,4 @@
-"""OpenAI's responses: request bodies and answers. Nothing is kept: each request has all of its
-conversation."""
+"""Request bodies and responses of OpenAI's responses API. It is stateless: each request has its whole conversation."""
 
 from collections.abc import Collection, Sequence
 from itertools import count
@@ -15,7 +14,7 @@ from headway.serve.errors import warned
 
 KEPT = {"previous_response_id": "give the whole conversation as input", "conversation": "give it as input"}
 KEPT |= {"background": "ask for a stream", "prompt": "give its text as input"}
-"""Fields that need a server that keeps what it answered, and what to do instead."""
+"""Fields that only a server that stores its responses can serve, and what to do instead."""
 
 TOLD = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "reasoning", "temperature", "text",
         "tool_choice", "top_p", "user")  # fmt: skip
@@ -23,26 +22,26 @@ TOLD = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", 
 
 
 class TextFormat(BaseModel, extra="allow"):
-    """What the text must be."""
+    """The format of the text."""
 
     format: dict[str, Any] = {"type": "text"}
 
 
 class Effort(BaseModel, extra="allow"):
-    """How much the model thinks before it answers."""
+    """How much the model reasons before it answers."""
 
     effort: str | None = None
 
 
 class NamedFunction(BaseModel):
-    """The one function that is to be called."""
+    """The one function that must be called."""
 
     type: Literal["function"]
     name: str
 
 
 class Responses(TextRequest):
-    """`POST /v1/responses`: a conversation that is answered."""
+    """`POST /v1/responses`: answers a conversation."""
 
     harmless: ClassVar[Collection[str]] = (*HARMLESS, "stream_options", "max_tool_calls", "client_metadata",
         "prompt_cache_retention", "prompt_cache_options")  # fmt: skip
@@ -60,23 +59,23 @@ class Responses(TextRequest):
 
     @property
     def unknown(self) -> list[str]:
-        more = self.model_extra or {}
-        empty = {name for name in KEPT if not more.get(name)}
+        extra = self.model_extra or {}
+        empty = {name for name in KEPT if not extra.get(name)}
         ignored = [f"include.{name}" for name in self.include or [] if name != "reasoning.encrypted_content"]
         if self.truncation == "auto":
             ignored.append("truncation")
         return [*sorted({*super().unknown} - empty), *ignored, *functions(self.tools)[1]]
 
     def chat(self) -> Chat:
-        """The same as the body of a chat. Raises ConfigError for what a chat cannot be asked."""
+        """Returns the request as a chat. Raises ConfigError for what a chat does not support."""
         for name, instead in KEPT.items():
             if (self.model_extra or {}).get(name):
                 raise ConfigError(f"{name}: this server keeps no responses; {instead}")
         choice: Any = self.tool_choice
         if isinstance(choice, NamedFunction):
             choice = {"type": "function", "function": {"name": choice.name}}
-        form = self.text.format
-        schema = {name: value for name, value in form.items() if name != "type"}
+        output_format = self.text.format
+        schema = {name: value for name, value in output_format.items() if name != "type"}
         forms = {"text": None, "json_schema": {"type": "json_schema", "json_schema": schema}}
         return chat_of(
             self,
@@ -84,7 +83,7 @@ class Responses(TextRequest):
             functions(self.tools)[0],
             tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls,
-            response_format=forms.get(form.get("type", ""), form),
+            response_format=forms.get(output_format.get("type", ""), output_format),
             reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
             max_tokens=self.max_output_tokens,
         )
@@ -122,7 +121,7 @@ class Responses(TextRequest):
 
     @property
     def told(self) -> dict[str, Any]:
-        """The fields of a request that its response repeats."""
+        """The fields of the request that its response repeats."""
         tools = [tool for tool in self.tools if tool.get("type") == "function"]
         fields = {"metadata": None, **self.model_dump(include={*TOLD})}
         return {**fields, "tools": tools, "truncation": "disabled", "store": False}
@@ -133,11 +132,12 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "reasoning": ("rs", "reasoning_text", {"type": "reasoning", "summary": []}),
     "call": ("fc", "function_call_arguments", {"type": "function_call"}),
 }
-"""For each kind of block: the prefix of its key, the name of its part and events, and constant fields of its item."""
+"""For each kind of block: the prefix of its id, the name of its part and events, and the constant fields of its
+item."""
 
 
 class ResponseAnswer(BlockAnswer):
-    """The answer of `POST /v1/responses`."""
+    """The response of `POST /v1/responses`."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -197,7 +197,7 @@ class ResponseAnswer(BlockAnswer):
         return event(f"response.{step}", sequence_number=next(self._numbers), **more)
 
     def _of_part(self, step: str, block: Block) -> list[Event]:
-        """The event of the part that a text or a thought is."""
+        """Returns the event about the content part of a text or of reasoning; none for a call."""
         if block.kind == "call":
             return []
         return [self._event(f"content_part.{step}", **self._place(block), part=self._part(block))]
@@ -211,8 +211,8 @@ class ResponseAnswer(BlockAnswer):
         return {"item_id": f"{KINDS[block.kind][0]}_{block.key}", "output_index": block.index, **place}
 
     def _part(self, block: Block) -> dict[str, Any]:
-        more: dict[str, Any] = {"annotations": [], "logprobs": []} if block.kind == "text" else {}
-        return {"type": KINDS[block.kind][1], "text": block.text, **more}
+        fields: dict[str, Any] = {"annotations": [], "logprobs": []} if block.kind == "text" else {}
+        return {"type": KINDS[block.kind][1], "text": block.text, **fields}
 
     def _ended(self, block: Block) -> dict[str, Any]:
         cut = self.written[0].finish_reason == "length" and block is self.blocks[-1]

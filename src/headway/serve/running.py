@@ -1,4 +1,4 @@
-"""A server's address: sockets, heads of requests, signals, and lines of the log."""
+"""The listening server: sockets, limits on request headers, signals, and the log."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\
 
 
 class Heads(HttpToolsProtocol):
-    """Heads of requests are bounded while they come, in bytes and in seconds."""
+    """An HTTP protocol that limits the headers of a request while they arrive, in bytes and in seconds."""
 
     _bytes, _deadline = 0, None
 
@@ -57,10 +57,11 @@ class Heads(HttpToolsProtocol):
 
 
 class Listener(uvicorn.Server):
-    """Answers until a signal: then what is being written is finished, for `patience` seconds at most, and more is
-    refused. Another signal ends it at once.
+    """Serves until a signal arrives; then it refuses new requests and finishes those that are running, for at most
+    `patience` seconds. A second signal ends it at once.
 
-    say: is told its address when it listens.   settings: of `uvicorn.Config`, as host, port, ssl_certfile, ssl_keyfile.
+    say: is called with the server's URL once it listens.   settings: arguments of `uvicorn.Config`, such as host, port,
+        ssl_certfile, ssl_keyfile.
     """
 
     def __init__(
@@ -81,22 +82,22 @@ class Listener(uvicorn.Server):
 
     @property
     def url(self) -> str:
-        """Its address."""
+        """The URL of the server."""
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         return f"{'https' if self.config.is_ssl else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
-        if self.started:  # the address may be taken
+        if self.started:  # not if the address is in use
             self.say(self.url)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         self.drain()
 
     def drain(self) -> None:
-        """Takes no more requests, and ends when those that are there have been answered."""
+        """Stops accepting requests, and shuts down when the running ones are finished."""
         self._until, self.server.ending = time.monotonic() + self.patience, True
 
     async def on_tick(self, counter: int) -> bool:
@@ -106,7 +107,8 @@ class Listener(uvicorn.Server):
 
 
 class Lines(logging.Formatter):
-    """A line of JSON. What failed is told by its kind and place, since its words may be a client's."""
+    """A log formatter that writes JSON lines. Exceptions are reported by type and location: their messages may quote
+    clients."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {"time": self.formatTime(record), "level": record.levelname}
@@ -118,7 +120,7 @@ class Lines(logging.Formatter):
 
 
 def log_to(path: Path | None) -> None:
-    """Has what the server does written to a file, or to stderr what fails."""
+    """Logs to a file, or if `path` is None only warnings and errors to stderr."""
     handler = logging.StreamHandler() if path is None else logging.FileHandler(path)
     handler.setFormatter(Lines())
     handler.setLevel(logging.WARNING if path is None else logging.INFO)

@@ -1,4 +1,4 @@
-"""A model of a server, and the texts that it writes for requests."""
+"""A model of a server, and the sequences that it generates for requests."""
 
 import asyncio
 import time
@@ -34,17 +34,17 @@ from headway.serve.worker import Told, Worker
 
 T = TypeVar("T")
 BESIDE = {"cpu": 24, "cuda": 256}
-"""Tokens of prompts that a step reads beside texts that are being written, by device: so many that its arithmetic takes
-about as long as reading the weights, so that the gap between two tokens is a few times the usual one at most."""
+"""Prompt tokens that a step reads while other sequences are being generated, by device. Their arithmetic takes about as
+long as reading the weights, so the gap between two tokens of a sequence grows to a few times the usual one at most."""
 NEARLY = 0.05
-"""The most that the order of sums may change ln p, with weights of few bits."""
+"""Maximum difference of ln p that another order of sums may cause with weights of few bits."""
 
 
 class Served:
     """A model under the name that requests give.
 
-    model: of the Python API.   source: its folder, which says whether an adapter is one of it.
-    exact: what is given for a text is the same bits whatever else is asked.
+    model: the model of the Python API.   source: its folder, or None.
+    exact: whether the output for a text is the same bit for bit, whatever else is being served.
     """
 
     def __init__(self, name: str, model: AnyModel, worker: Worker, *, exact: bool = False) -> None:
@@ -55,7 +55,7 @@ class Served:
 
     @property
     def context(self) -> int | None:
-        """The longest text, in tokens; None is no limit."""
+        """Maximum number of tokens of a sequence; None is no limit."""
         return context_limit(self.model.spec.encoder or self.model.spec, GenerationConfig())
 
     @property
@@ -71,10 +71,10 @@ class Served:
 
 
 class Decoding(Served):
-    """A decoder: its engine, which stays open, and how requests become texts.
+    """A decoder with its engine, which stays open between requests.
 
-    keep: bytes of keys and values that stay for texts that begin as earlier ones did.
-    adapters: those that its texts have.
+    keep: bytes of keys and values that the prefix cache retains.
+    adapters: keys of the adapters that its sequences use.
     """
 
     def __init__(
@@ -88,16 +88,16 @@ class Decoding(Served):
 
     @cached_property
     def unused(self) -> list[int]:
-        """Ids that no text has."""
+        """Token ids that no sequence may have."""
         return self.lm.need_tokenizer().unused_ids(self.lm.spec.vocab)
 
     @cached_property
     def grammars(self) -> Grammars:
-        """The grammars that its texts followed."""
+        """Compiles and caches the grammars of its sequences."""
         return Grammars(self.lm.need_tokenizer(), self.lm.spec.vocab, self.lm.eos)
 
     async def grammar(self, asked: Asked | None, within: str = "") -> CompiledGrammar | None:
-        """The grammar that a request asks for, compiled. Raises ConfigError as `Grammars.compile`."""
+        """Returns the requested grammar, compiled, or None. Raises ConfigError as `Grammars.compile` does."""
         if asked is None:
             return None
         return await asyncio.to_thread(lambda: self.grammars.compile(*asked, within=within))
@@ -112,9 +112,9 @@ class Decoding(Served):
     def texts(
         self, prompts: Sequence[Sequence[int]], config: GenerationConfig, count: int = 1
     ) -> list[SampledText]:
-        """`count` texts for each prompt, those of a prompt numbered from 0 as `LanguageModel.generate` numbers a list
-        that has it so often: equal seeds give equal texts. Where no number of new tokens is asked for, there is `room`
-        for them. Raises DataError and ConfigError as `generate`."""
+        """Returns `count` sequences for each prompt, not yet generated. Those of a prompt are numbered from 0, as
+        `LanguageModel.generate` numbers repeated prompts: equal seeds give equal texts. If the config has no
+        `max_new_tokens`, it is set to `room`. Raises DataError and ConfigError as `generate` does."""
         checked = check_prompts(prompts, self.lm.spec.vocab)
         longest = max(map(len, checked))
         if self.context is not None and longest > self.context:
@@ -128,13 +128,14 @@ class Decoding(Served):
         return [SampledText(request, self.lm.tokenizer) for group in requests for request in group]
 
     def write(self, texts: Sequence[SampledText], progress: bool = False) -> AsyncIterator[Told]:
-        """See `Worker.write`."""
+        """Generates sequences; see `Worker.write`."""
         if (visit := VISIT.get()) is not None:
             visit.texts.append((self.name, texts))
         return self._worker.write(self.engine, texts, progress)
 
     async def check(self) -> None:
-        """Whether a prompt gives the same twice, the second time from what was stored. Raises Unavailable."""
+        """Checks that a prompt has the same log-probability again when it is read from the prefix cache, and that it is
+        found there. Raises Unavailable if not."""
         prompt = [i % self.lm.spec.vocab for i in range(min(3 * PAGE, (self.context or 3 * PAGE) - 1))]
         config = GenerationConfig(
             max_new_tokens=1, sampling=Sampling(temperature=0), log_probs=True, prefix_cache=True,
@@ -153,42 +154,45 @@ class Decoding(Served):
             raise Unavailable(f"{self.name}: what a prompt has stored is not found by the same prompt")
 
     def alone(self) -> AbstractContextManager[None]:
-        """While open, passes of its model have its own adapters, and none of the others that are on it."""
+        """While open, forward passes outside the engine use this model's adapters only, and not the others attached to
+        its weights."""
         active, device = beside(self.lm.model), self.engine.reader.device
         return only_rows({name: torch.tensor([[name in self.adapters]], device=device) for name in active})
 
     def between(self, act: Callable[[], T]) -> T:
-        """Does something between two steps, or at once where there are none any longer; what came of it."""
+        """Returns the result of `act`, run between two steps of the engine, or at once if the worker's thread has
+        ended."""
         return self._worker.between(act).result() if self._worker.is_alive else act()
 
     def room(self, tokens: int) -> int | None:
-        """How many new tokens a prompt of so many tokens has room for, in the context and in memory; None where the
-        context has no bound. One that has no room in memory gets one, and is refused by the engine."""
+        """Returns how many new tokens fit after a prompt of `tokens` tokens, in the context and in memory; None if the
+        context is unlimited. If memory has no room at all it returns 1, and the engine refuses the request."""
         pool, context = self.engine.reader.cache.pool, self.context
         if context is None:
             return None
-        rest = max(0, context - tokens)
+        left = max(0, context - tokens)
         if pool.budget is None:
-            return rest
+            return left
         most, step = pool.most, self.engine.step_tokens
-        fits = bisect_right(range(rest + 1), pool.budget, key=lambda new: most(tokens + new, step)) - 1
-        return min(rest, max(1, fits))
+        fits = bisect_right(range(left + 1), pool.budget, key=lambda new: most(tokens + new, step)) - 1
+        return min(left, max(1, fits))
 
     def keep(self, nbytes: int) -> None:
-        """Bytes that pages of its texts may take, from the next step on; those that are written keep their room."""
+        """Sets the bytes that pages may take, from the next step on; at least what the largest running or waiting
+        sequence needs. Has no effect on a model that cannot share prefixes."""
 
         def keep() -> None:
             engine = self.engine
             pool = engine.reader.cache.pool
             of_jobs = [engine.most(job.request) for job in (*engine.running, *engine.waiting)]
-            if engine.reader.shares_prefixes:  # else texts of one model cannot wait for room
+            if engine.reader.shares_prefixes:  # without shared prefixes, sequences cannot wait for room
                 pool.budget, pool.keep = max(nbytes, *of_jobs, 0), None
 
         self._worker.between(keep)
 
     def adapted(self, name: str, folder: str) -> "Decoding":
-        """This model with an adapter, as a model that shares all else with it. Raises CheckpointError, ConfigError for
-        a folder that is no adapter of this model."""
+        """Returns this model with an adapter, as a model that shares everything else with it. Raises CheckpointError,
+        ConfigError if the folder is not an adapter of this model."""
         if self.source is not None:
             check_bases([folder], load_folder(self.source))
         adapter, key = load_adapter(folder, self.lm.spec), f"{name.replace('.', '_')}-{uuid4().hex}"
@@ -205,12 +209,12 @@ class Decoding(Served):
                 raise
 
         self.between(put)
-        other = copy(self)
-        other.name, other.created, other.adapters = name, int(time.time()), [*self.adapters, key]
-        return other
+        clone = copy(self)
+        clone.name, clone.created, clone.adapters = name, int(time.time()), [*self.adapters, key]
+        return clone
 
     def drop(self) -> None:
-        """Takes its last adapter off the model, when no text is written with it any longer."""
+        """Detaches the last adapter once no sequence uses it any longer."""
         engine, key = self.engine, self.adapters[-1]
 
         def used() -> bool:

@@ -1,6 +1,6 @@
-"""The state of a server: its models, the thread in which they write, its settings, and what it counts.
+"""The state of a server: its models, the worker that runs them, its settings, and its metrics.
 
-Prometheus is told vLLM's names where it has one, `headway_...` for the rest, and llama.cpp's."""
+Prometheus metrics have vLLM's names if it has the metric, `headway_...` otherwise; llama.cpp's names are added."""
 
 import time
 from collections import defaultdict
@@ -54,22 +54,22 @@ LLAMA: dict[str, tuple[str, ...]] = {
     "requests_processing": ("vllm:num_requests_running",),
     "requests_deferred": ("vllm:num_requests_waiting",),
 }
-"""Names that llama.cpp has for sums over all models of these: the first less the others."""
+"""llama.cpp's name -> metrics that are summed over all models; the first minus the others."""
 RATES = {
     "prompt_tokens_seconds": ("prompt_tokens_total", "prompt_seconds_total"),
     "predicted_tokens_seconds": ("tokens_predicted_total", "tokens_predicted_seconds_total"),
     "n_busy_slots_per_decode": ("tokens_predicted_total", "n_decode_total"),
 }
-"""Its quotients, since they were last told."""
+"""llama.cpp's rates: the quotient of two metrics' increases since the last scrape."""
 GAUGES = (*RATES, "requests_processing", "requests_deferred")
 LLAMA_NAME = "llamacpp:"
 
 
 class Server(Collector):
-    """All that its routes need. It counts what visits came to; what there is now is looked at when it is asked for.
+    """What the routes share. Counts finished requests; gauges are read from the engines when Prometheus asks.
 
-    strict: fields of requests that are unknown are refused, where otherwise warnings tell that they change nothing.
-    ending: whether it takes no more requests.   open: those that are being answered.
+    strict: whether unknown fields are refused; otherwise a warning says that they have no effect.
+    ending: whether new requests are refused.   open: requests that are being answered.
     """
 
     def __init__(self, models: Models, worker: Worker, strict: bool = False) -> None:
@@ -84,26 +84,30 @@ class Server(Collector):
         self._ended = Counter("vllm:request_success", "Texts that ended, and by what", reasons, **args)
         self._answers = Counter("headway_answers", "Answers over HTTP", ("route", "status"), **args)
         self._longest = 0
-        self._before: dict[str, float] = {}  # what llama.cpp's rates are since
+        self._before: dict[str, float] = {}  # llama.cpp's metrics at the last scrape
         self.registry.register(self)
 
     async def begin(self, asked: ModelRequest, kind: type[S], *tasks: str) -> tuple[S, list[str]]:
-        """The model of a request, as `Models.find` finds and raises, and warnings of its fields."""
+        """Returns the model of a request, found as by `Models.find`, and warnings about unknown fields. Raises what
+        `Models.find` raises, and if strict ConfigError for unknown fields."""
         if asked.unknown and self.strict:
             raise ConfigError(f"unknown fields: {', '.join(asked.unknown)}; leave them out")
         warnings = [f"{name} is unknown here and changes nothing" for name in asked.unknown]
         return await self.models.find(asked.model, kind, *tasks), warnings
 
     def metrics(self) -> bytes:
-        """All that it counts, as Prometheus reads it."""
+        """Returns all metrics in Prometheus's text format."""
         sums: dict[str, float] = defaultdict(float)
         for metric in self.registry.collect():
             for sample in metric.samples:
                 sums[sample.name] += sample.value
-        now = {name: sums[first] - sum(sums[each] for each in rest) for name, (first, *rest) in LLAMA.items()}
+        now = {
+            name: sums[first] - sum(sums[each] for each in subtracted)
+            for name, (first, *subtracted) in LLAMA.items()
+        }
         now["requests_deferred"] += len(self.worker.waiting)
-        for rate, of in RATES.items():
-            count, over = (now[name] - self._before.get(name, 0) for name in of)
+        for rate, names in RATES.items():
+            count, over = (now[name] - self._before.get(name, 0) for name in names)
             now[rate] = count / over if over else 0.0
         self._before = now
         llama = "".join(
@@ -114,14 +118,14 @@ class Server(Collector):
         return generate_latest(self.registry) + llama.encode()
 
     def count(self, visit: Visit) -> None:
-        """Counts a visit that is over."""
+        """Adds a finished request to the metrics."""
         self._answers.labels(visit.route, visit.status).inc()
         for name, texts in visit.texts:
             read, written, looked_for, stored = (count.labels(name) for count in self._counts.values())
-            for tokens, known in prompts_of(texts):
+            for tokens, cached in prompts_of(texts):
                 read.inc(tokens)
                 looked_for.inc(tokens)
-                stored.inc(known)
+                stored.inc(cached)
             for text in texts:
                 times = [delta.seconds for delta in text.deltas if delta.token is not None]
                 written.inc(len(times))
@@ -138,7 +142,7 @@ class Server(Collector):
                         mean.observe((times[-1] - times[0]) / (len(times) - 1))
 
     def collect(self) -> Iterator[Metric]:
-        """The requests and pages of each engine, and whether each model is loaded."""
+        """Yields the running and waiting requests and the pages of each engine, and whether each model is loaded."""
         now = {name: GaugeMetricFamily(name, about, labels=MODEL) for name, about in NOW.items()}
         pages = GaugeMetricFamily("headway_page_bytes", "Bytes of pages", labels=(*MODEL, "state"))
         loaded = GaugeMetricFamily("headway_model_loaded", "1 where a model is loaded", labels=MODEL)

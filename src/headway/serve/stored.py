@@ -1,7 +1,7 @@
-"""Files of what decoders keep for texts to come, from one run of a server to the next: a folder per version of a model.
+"""Saves the prefix caches of decoders to files and loads them in the next run of the server: a folder per model
+version.
 
-Keys and values of texts are as telling as the texts: nobody else may read these files.
-"""
+Keys and values reveal the texts that they were computed from, so the files are readable by their owner only."""
 
 import hashlib
 import json
@@ -25,36 +25,36 @@ LOG = logging.getLogger(__name__)
 
 
 def version(model: Decoding) -> str:
-    """A hash of what pages depend on beside texts and adapters: weights, how they are stored (by their bytes), how they
-    are computed, and by which headway."""
+    """Returns a hash of all that pages depend on besides tokens and adapters: the weights and their storage (by their
+    bytes), dtype, exactness, level of the native kernels, and the version of headway."""
     assert model.source is not None
     kernels, like = library(), model.lm.model.stack.like
-    how = size_of(model.source), like.dtype, model.exact, kernels and kernels.level, __version__
-    return hashlib.sha256(f"{fingerprint(load_folder(model.source))} {how}".encode()).hexdigest()[:32]
+    settings = size_of(model.source), like.dtype, model.exact, kernels and kernels.level, __version__
+    return hashlib.sha256(f"{fingerprint(load_folder(model.source))} {settings}".encode()).hexdigest()[:32]
 
 
 def save_stored(model: Decoding, folder: Path) -> int:
-    """Writes what a model keeps, in the place of what an earlier run wrote; how many pages. Raises CacheError while a
-    text is written, CheckpointError where files cannot be."""
+    """Writes the prefix cache of a model, replacing that of an earlier run; returns the number of pages. Raises
+    CacheError while a sequence is being generated, CheckpointError if the files cannot be written."""
     kept = model.between(lambda: take_kept(model.engine.reader.cache))
     names = {f"{i}.{j}": t for i, tensors in enumerate(kept.tensors) for j, t in enumerate(tensors)}
-    keys = [[key.hex() for key in some] for some in kept.keys]
+    keys = [[key.hex() for key in kind] for kind in kept.keys]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with atomic_folder(folder / version(model)) as place:
-        place.chmod(0o700)
-        write_safetensors(place / FILE, names, {"keys": json.dumps(keys)})
-        (place / FILE).chmod(0o600)
+    with atomic_folder(folder / version(model)) as target:
+        target.chmod(0o700)
+        write_safetensors(target / FILE, names, {"keys": json.dumps(keys)})
+        (target / FILE).chmod(0o600)
     return sum(map(len, keys))
 
 
 def load_stored(model: Decoding, folder: Path) -> int:
-    """Gives a model that keeps nothing yet what an earlier run kept of the same version of it; how many pages. What
-    cannot be read is told, and left there."""
+    """Loads the prefix cache that an earlier run saved for the same version of the model into an empty cache; returns
+    the number of pages. A file that cannot be used is logged and kept."""
     path = folder / version(model) / FILE
     if not path.exists():
         return 0
     try:
-        keys = [[bytes.fromhex(key) for key in some] for some in json.loads(read_described(path)[1]["keys"])]
+        keys = [[bytes.fromhex(key) for key in kind] for kind in json.loads(read_described(path)[1]["keys"])]
         tensors, layers = open_tensors(path), model.engine.reader.cache.layers
         lists = [[tensors[f"{i}.{j}"] for j in range(len(layer.tensors))] for i, layer in enumerate(layers)]
         model.between(lambda: put_kept(model.engine.reader.cache, Kept(keys, lists)))

@@ -1,4 +1,4 @@
-"""An answer on its way to the client: whole, or as server-sent events while it is written."""
+"""Delivery of a response: as one body, or as server-sent events while it is generated."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Sequence
@@ -13,15 +13,15 @@ from headway.serve.visits import VISIT
 from headway.serve.worker import Reading, Told
 
 BEAT = 15.0
-"""Seconds without an event after which a comment says that the stream lives."""
+"""Seconds without an event after which a comment is sent to keep the stream alive."""
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
-"""The responses of a route that answers whole, or by events."""
+"""OpenAPI responses of a route that also streams."""
 T = TypeVar("T")
 
 
 async def respond(answer: Answer, request: Request) -> Response:
-    """The answer to a request. What never fits is refused before a stream begins, which is with the first token, or
-    where that takes long before it; when the client leaves, what is being written for it is cancelled."""
+    """Returns the HTTP response. A stream begins with the first token, or after `BEAT` seconds: until then a request
+    that cannot be served is answered with an error status. If the client disconnects, generation is cancelled."""
     if not answer.asked.stream:
         return Json(await unless_gone(whole(answer), request))
     news = answer.model.write(answer.texts, answer.asked.return_progress)
@@ -36,14 +36,15 @@ async def respond(answer: Answer, request: Request) -> Response:
 
 
 async def whole(answer: Answer) -> Any:
-    """An answer when all of it has been written."""
-    async for told in answer.model.write(answer.texts):
-        _add(answer, told)
+    """Generates a whole response and returns its body."""
+    async for update in answer.model.write(answer.texts):
+        _add(answer, update)
     return answer.whole()
 
 
 async def unless_gone(work: Awaitable[T], request: Request) -> T:
-    """Returns the result of `work`; it is cancelled when the client leaves, which is answered with 499."""
+    """Returns the result of `work`; if the client disconnects it is cancelled, and Refused is raised with status
+    499."""
     task = asyncio.ensure_future(work)
 
     async def gone() -> None:
@@ -65,7 +66,7 @@ async def unless_gone(work: Awaitable[T], request: Request) -> T:
 async def _events(
     answer: Answer, waiting: asyncio.Future[Told | None], news: AsyncIterator[Told]
 ) -> AsyncIterator[bytes]:
-    """The events of an answer; a comment where none comes for long."""
+    """Yields the events of a response, and a comment after every `BEAT` seconds without one."""
     try:
         try:
             yield sse(answer.begin())
@@ -74,9 +75,9 @@ async def _events(
                 if not done:
                     yield b": still here\n\n"
                     continue
-                if (told := waiting.result()) is None:
+                if (update := waiting.result()) is None:
                     break
-                yield sse(_add(answer, told))
+                yield sse(_add(answer, update))
                 waiting = asyncio.ensure_future(anext(news, None))
         finally:
             waiting.cancel()
@@ -98,7 +99,7 @@ def _add(answer: Answer, told: Told) -> list[Event]:
 
 
 def sse(events: Sequence[Event]) -> bytes:
-    """Events as bytes of a `text/event-stream`."""
+    """Returns events as bytes of `text/event-stream`."""
     pieces = []
     for name, content in events:
         data = content.encode() if isinstance(content, str) else encoded(content)

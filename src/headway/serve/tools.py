@@ -1,6 +1,5 @@
-"""A conversation as a model's chat template takes it: its functions and their calls, the grammar that its answer
-follows, and what reads the answer. Where a template knows no functions they are described in a system message, and
-called as Hermes does."""
+"""A conversation prepared for a model's chat template: its tools and calls, the grammar of the answer, and its parser.
+If a template does not know tools, a system message describes them, and calls use the Hermes format."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -26,18 +25,17 @@ To call one, write
 and nothing behind it; its result is given to you."""
 TERMINALS = "TEXT: /(?s:.*)/\nINDEX: /[0-9]{1,3}/\nTYPE: /number|boolean|null|object|array/"
 DATES = {"date_string": "%d %b %Y", "datetime": "%b %d %Y"}
-"""Names of today's date in templates, and its formats."""
+"""Template variables for today's date, and their formats."""
 ANY, SHARED = {"type": "object"}, ("$defs", "definitions", "x-guidance")
 FOLLOWED = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "x-guidance",
             "description", "title", "$schema", "$id"}  # fmt: skip
-"""Keys that are followed, of the schemas of functions whose arguments stand between tags."""
+"""Schema keys that are enforced if arguments are written between tags."""
 KINDS = {"integer": "number", **{kind: kind for kind in ("number", "boolean", "null", "object", "array")}}
 SCALARS = {"string", "number", "integer", "boolean", "null"}
 
 
 class Prepared:
-    """A chat for a model whose tokenizer is given. Raises ConfigError for functions that are asked for and not there,
-    and for calls of messages that are none."""
+    """A chat prepared for a model with the given tokenizer. Raises ConfigError for malformed calls in messages."""
 
     def __init__(self, chat: Chat, tokenizer: Tokenizer) -> None:
         source = "" if tokenizer.chat_template is None else tokenizer.chat_template.source
@@ -51,13 +49,13 @@ class Prepared:
 
     @cached_property
     def ids(self) -> list[int]:
-        """The ids of the prompt. Raises DataError where there is no chat template, or where it refuses."""
+        """Token ids of the prompt. Raises DataError if there is no chat template, or if it refuses the messages."""
         goes_on, variables = self.chat.continues, self.variables
         return self._tokenizer.render_chat(self.messages, continue_final_message=goes_on, **variables)
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings of what the template is asked for and does not know."""
+        """Warnings about variables and calls that the template does not know."""
         unknown = [name for name in self.chat.variables if name not in self._source]
         lines = [f"{name}: the chat template knows none; it changes nothing" for name in unknown]
         if self.functions and self._known is None and "tool_calls" in self._source:
@@ -68,13 +66,12 @@ class Prepared:
 
     @cached_property
     def messages(self) -> list[dict[str, Any]]:
-        """The messages as the template reads them."""
+        """The messages in the form that the template expects."""
         messages = [_with_arguments(i, message.plain()) for i, message in enumerate(self.chat.messages)]
-        if "length 9" in self._source:  # Mistral's templates take no other ids
+        if "length 9" in self._source:  # Mistral's templates accept only ids of 9 characters
             messages = [_with_short_ids(message) for message in messages]
-        if (
-            "message.content and message.thinking" in self._source
-        ):  # gpt-oss: before a call stands one of them
+        # gpt-oss accepts only one of them before a call
+        if "message.content and message.thinking" in self._source:
             for message in messages:
                 if message["content"] and message.get("tool_calls"):
                     message.pop("reasoning_content", None)
@@ -84,29 +81,29 @@ class Prepared:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """The other variables of the template."""
+        """Variables of the template, besides the messages."""
         tools = [tool.model_dump(exclude_unset=True) for tool in self.chat.tools or ()]
         listed = tools if self.functions and not self.described else []
-        named: dict[str, Any] = {"functions": json.dumps(listed, ensure_ascii=False)}  # of Firefunction
-        named |= {name: f"{datetime.now():{how}}" for name, how in DATES.items()}
+        named: dict[str, Any] = {"functions": json.dumps(listed, ensure_ascii=False)}  # for Firefunction
+        named |= {name: f"{datetime.now():{form}}" for name, form in DATES.items()}
         return named | self.chat.variables | ({"tools": listed} if listed else {})
 
     @property
     def shown(self) -> list[int]:
-        """Control tokens by which the answer is divided into its parts."""
+        """Control tokens that divide the answer into its parts, and must be part of its text."""
         of_calls = self.how, "" if self.how.marker else PYTHON_TAG
         marks = repr((self.marks, of_calls if self.functions else ()))
         return [i for i in self._tokenizer.special_ids if self._tokenizer.token(i) in marks]
 
     def reader(self) -> CallReader:
-        """The reader that divides an answer into its parts."""
+        """Returns a parser that divides an answer into its parts."""
         schemas = {function.name: function.parameters or ANY for function in self.functions}
         inside = self.marks is not None and self._end.endswith(self.marks.open.strip())
         return CallReader(self.marks, inside, self.how if self.functions else None, schemas)
 
     @property
     def grammar(self) -> tuple[Asked | None, str]:
-        """The grammar that an answer follows, None for anything, and Lark of all where more stands around it
+        """The grammar of the answer, or None, and Lark of the whole text if the grammar covers a part of it
         (`Grammars.compile`)."""
         asked = self.chat.asked_grammar
         strict = any(function.strict for function in self.functions)
@@ -129,11 +126,11 @@ class Prepared:
 
     @cached_property
     def _end(self) -> str:
-        """The end of the prompt."""
+        """The end of the prompt's text."""
         return self._tokenizer.decode(self.ids[-32:], special=True).rstrip()
 
     def _reasoning(self, rules: list[str]) -> tuple[str, str, str]:
-        """Lark of what stands before an answer, and around its text."""
+        """Returns Lark of the reasoning before an answer, and of the marks before and after the answer's text."""
         open, close, _, frame = self.marks or ("", "", "", ())
         before, behind = ("" if self._end.endswith(mark) else mark for mark in (*frame, "", "")[:2])
         around = self._literal(before), self._literal(behind)
@@ -145,15 +142,15 @@ class Prepared:
         return ("think" if inside else f"({self._literal(open)} think)?"), *around
 
     def _calls(self, rules: list[str], lazily: bool) -> str:
-        """Calls of the functions; `lazily`: or text, up to what begins a call."""
+        """Returns Lark of calls of the functions; with `lazily`, of free text that may be followed by calls."""
         how = self.how
         chosen = [function for function in self.functions if self.forced in (True, False, function.name)]
         for i, function in enumerate(chosen):
             self._call(rules, f"f{i}", function)
         rules.append("call: " + " | ".join(f"f{i}" for i in range(len(chosen))))
         many = self.chat.parallel_tool_calls and not isinstance(self.forced, str)
-        more = f"({self._literal(how.between)} call){{0,15}}" if many else ""
-        calls = f"call {more} {self._literal(how.close)}"
+        more_calls = f"({self._literal(how.between)} call){{0,15}}" if many else ""
+        calls = f"call {more_calls} {self._literal(how.close)}"
         whole = f"{self._literal(how.open)} {calls}"
         if not lazily:
             return f"({whole})"
@@ -163,20 +160,20 @@ class Prepared:
         if self.marks is not None and self.marks.frame:
             return f"(said? {whole} | said)"
         rules.append(self._ends_with("before", how.marker))
-        rest = self._literal(how.open[how.open.index(how.marker) + len(how.marker) :])
-        return f"(before {rest} {calls} | said)"
+        marker_end = self._literal(how.open[how.open.index(how.marker) + len(how.marker) :])
+        return f"(before {marker_end} {calls} | said)"
 
     def _call(self, rules: list[str], name: str, function: Function) -> None:
-        """The rule of a call. Raises ConfigError for schemas that cannot be followed as the model writes arguments."""
+        """Adds the rule of a call. Raises ConfigError for schemas that cannot be enforced in the model's notation."""
         before, between, behind = self.how.head
         schema, tags = {**(function.parameters or ANY), "x-guidance": WHITESPACE}, self.how.tags
         check_schema(schema)
         arguments = f"%json {json.dumps(schema)}"
         if tags is not None:
-            if others := schema.keys() - FOLLOWED:
+            if unsupported := schema.keys() - FOLLOWED:
                 raise ConfigError(
                     f"tools: parameters of {function.name}: this model writes arguments one by one, and "
-                    f"{sorted(others)} cannot be followed then; leave them out"
+                    f"{sorted(unsupported)} cannot be followed then; leave them out"
                 )
             parts = []
             shared = {key: schema[key] for key in SHARED if key in schema}
@@ -190,7 +187,8 @@ class Prepared:
         rules.append(f"{name}: {opening} {arguments} {closing}")
 
     def _argument(self, tags: Tags, name: str, key: str, schema: Any, shared: dict[str, Any]) -> str:
-        """Rules of an argument: a text as it is, or JSON."""
+        """Returns the rules of an argument: verbatim text, or JSON. Raises ConfigError for a schema that cannot be
+        enforced."""
         inner = schema if isinstance(schema, dict) else {}
         kind, choices = inner.get("type"), inner.get("enum", [inner["const"]] if "const" in inner else [])
         if not tags.nested and not choices and kind not in SCALARS:
@@ -209,13 +207,13 @@ class Prepared:
         return f"{name}: {self._literal(opening)} %json {value} {self._literal(end)}"
 
     def _ends_with(self, name: str, mark: str) -> str:
-        """A rule: text up to a mark, and the mark."""
-        if not mark or self._literal(mark).startswith("<["):  # no text has control tokens
+        """Returns a rule: text up to a mark, and the mark."""
+        if not mark or self._literal(mark).startswith("<["):  # TEXT never matches a control token
             return f"{name}: TEXT {self._literal(mark)}"
         return f"{name}[suffix={json.dumps(mark, ensure_ascii=False)}]: TEXT"
 
     def _literal(self, text: str) -> str:
-        """Text as Lark writes it, in which control tokens are tokens, "{index}" is a number and "{type}" a type."""
+        """Returns text as Lark, with control tokens as tokens, "{index}" as a number and "{type}" as a type."""
         names = {self._tokenizer.token(i): f"<[{i}]>" for i in self._tokenizer.special_ids}
         names |= {"{index}": "INDEX", "{type}": "TYPE"}
         for name in sorted(names, key=len, reverse=True):
@@ -227,7 +225,7 @@ class Prepared:
     # -- templates that know no functions, or no calls -------------------------------------------------
 
     def _with_calls(self, message: dict[str, Any]) -> dict[str, Any]:
-        """A message whose calls, or result, are text."""
+        """Returns a message whose calls, or result, have become text."""
         plain = {key: value for key, value in message.items() if key != "tool_calls"}
         if calls := [call["function"] for call in message.get("tool_calls") or ()]:
             written = self.how.write((call["name"], self._arguments(call["arguments"])) for call in calls)
@@ -237,14 +235,14 @@ class Prepared:
         return plain
 
     def _arguments(self, arguments: Arguments) -> str:
-        """Arguments as text: JSON, or one by one."""
+        """Returns arguments as text: JSON, or one by one between tags."""
         if (tags := self.how.tags) is None:
             return str(arguments)
         texts = {key: json.dumps(value, ensure_ascii=False) for key, value in arguments.items()}
         return tags.separator.join(text.join(tags.around(key, "")) for key, text in texts.items())
 
     def _told(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Messages of which the first describes the functions."""
+        """Returns the messages with a description of the functions in the system message."""
         schemas = [function.model_dump(exclude_unset=True, exclude={"strict"}) for function in self.functions]
         call = self.how.write([("FUNCTION", "{...}")])
         functions = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas)
@@ -255,18 +253,18 @@ class Prepared:
 
 
 def _in_order(parts: Sequence[tuple[str, bool]], separator: str) -> str:
-    """Parts in a row with separators between them; those that are not needed may be left out."""
-    # a? b c? with ",": (a ("," b) ("," c)? | b ("," c)?)
-    rest = [f"({separator} {part})" + ("" if needed else "?") for part, needed in parts]
+    """Returns Lark of parts in order with separators between them; a part that is not required may be missing."""
+    # a? b c? with ",": (a ("," b) ("," c)? | b ("," c)?): one alternative for each part that may come first
+    following = [f"({separator} {part})" + ("" if needed else "?") for part, needed in parts]
     if not separator or not parts:
-        return " ".join(rest)
+        return " ".join(following)
     first = next((i for i, (_, needed) in enumerate(parts) if needed), len(parts))
-    rows = [" ".join([part, *rest[i + 1 :]]) for i, (part, _) in enumerate(parts[: first + 1])]
+    rows = [" ".join([part, *following[i + 1 :]]) for i, (part, _) in enumerate(parts[: first + 1])]
     return f"({' | '.join(rows)})" + ("?" if first == len(parts) else "")
 
 
 def _with_arguments(i: int, message: dict[str, Any]) -> dict[str, Any]:
-    """A message in which the arguments of calls are mappings."""
+    """Returns a message whose calls have dicts as arguments. Raises ConfigError for a malformed call."""
     if not message.get("tool_calls"):
         return message
     calls = []

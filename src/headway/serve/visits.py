@@ -1,4 +1,4 @@
-"""Who asks: keys with limits of their own, and a request from its first byte to its last."""
+"""Who sends requests: API keys with limits of their own, and the record of a request from start to end."""
 
 import logging
 import time
@@ -20,10 +20,11 @@ MINUTE = 60.0
 
 @dataclass(eq=False)
 class Key:
-    """The key that a client shows, and its limits.
+    """An API key and its limits.
 
-    name: in logs, which never have the secret.   requests: at once.   tokens: in a minute, read and written.
-    admin: whether it may change what the server has.   live: its requests that are being answered.
+    name: its name in logs, which never have the secret.   requests: maximum number at once.
+    tokens: maximum number per minute, read and generated.   admin: whether it may change the server's models.
+    live: number of its requests that are being answered.
     """
 
     secret: str
@@ -32,17 +33,17 @@ class Key:
     tokens: int | None = None
     admin: bool = False
     live: int = 0
-    _used: float = 0.0  # tokens that the minute has not paid for yet
+    _used: float = 0.0  # tokens in the leaky bucket, which drains at `tokens` per minute
     _at: float = field(default_factory=time.monotonic)
 
     @property
     def salt(self) -> str:
-        """The salt that keeps its stored prefixes apart from those of others."""
+        """The salt that separates its entries of the prefix cache from those of other keys."""
         return blake2b(self.secret.encode(), digest_size=16).hexdigest() if self.secret else ""
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """While open, a request with this key is being answered. Raises Busy where its limits are reached."""
+        """While open, a request with this key is being answered. Raises Busy if a limit is reached."""
         if self.requests is not None and self.live >= self.requests:
             raise Busy(f"this key has {self.live} requests, and no more at once; ask again")
         self.spend(0)
@@ -56,15 +57,15 @@ class Key:
             self.live -= 1
 
     def spend(self, tokens: int) -> None:
-        """So many tokens have been read and written for it."""
+        """Counts tokens that were read and generated for this key."""
         now = time.monotonic()
-        paid = (now - self._at) * (self.tokens or 0) / MINUTE
-        self._used, self._at = max(0.0, self._used - paid) + tokens, now
+        drained = (now - self._at) * (self.tokens or 0) / MINUTE
+        self._used, self._at = max(0.0, self._used - drained) + tokens, now
 
 
 def read_keys(path: Path) -> list[Key]:
-    """The keys of a file, one a line: SECRET [name=NAME] [requests=N] [tokens=N] [admin]; # begins a remark. Raises
-    ConfigError where it has none, and for what is no setting of a key."""
+    """Reads the keys of a file, one per line: SECRET [name=NAME] [requests=N] [tokens=N] [admin]; # begins a comment.
+    Raises ConfigError if there is no key, or for an invalid setting."""
     keys: list[Key] = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         secret, *settings = line.partition("#")[0].split() or [""]
@@ -82,16 +83,16 @@ def read_keys(path: Path) -> list[Key]:
 
 
 ANYBODY = Key("", "anybody")
-"""Who asks where no key is needed."""
+"""The key of requests to a server that needs none."""
 
 
 @dataclass(eq=False)
 class Visit:
-    """A request: who asks, and what came of it.
+    """A request: its key and its results.
 
-    id: its name in answers and logs.   route: the path as routes write it.   status: 0 before there is one.
-    texts: those that were written, with the name of their model.   read: tokens that were read for others.
-    after: what is done when it is over.
+    id: its id in responses and logs.   route: the path pattern.   status: status of the response; 0 before it begins.
+    texts: generated sequences, with the name of their model.   read: tokens that encoders and translators read for it.
+    after: closed at the end.
     """
 
     method: str
@@ -105,7 +106,7 @@ class Visit:
     after: ExitStack = field(default_factory=ExitStack)
 
     def end(self) -> None:
-        """Ends it: the key pays, and a line of the log records it. Neither holds a text."""
+        """Ends the request: charges its tokens to the key and logs a line, neither of which has any text."""
         self.after.close()
         read = self.read + sum(tokens for _, texts in self.texts for tokens, _ in prompts_of(texts))
         new = sum(text.count for _, texts in self.texts for text in texts)
@@ -124,16 +125,16 @@ class Visit:
 
 
 def prompts_of(texts: Sequence[SampledText]) -> list[tuple[int, int]]:
-    """The tokens of each prompt, counted once, and those of them that were stored already."""
+    """Returns for each distinct prompt its number of tokens, and how many of them came from the prefix cache."""
     first = {id(text.request.prompt): text for text in reversed(texts)}
     return [(text.request.prompt_tokens, text.stored) for text in first.values()]
 
 
 VISIT: ContextVar[Visit | None] = ContextVar("visit", default=None)
-"""The request that is being answered here."""
+"""The request that is being answered in this context."""
 
 
 def own_salt() -> str:
-    """The salt of who asks here: what is stored for others is not found."""
+    """Returns the salt of the current request's key, which keeps its prefix cache apart from others."""
     visit = VISIT.get()
     return "" if visit is None else visit.key.salt

@@ -1,4 +1,5 @@
-"""The thread in which engines write: it steps them in turn, and hands what a step added to the event loop at once."""
+"""The thread that runs the engines: it steps them in turn, and passes the output of each step to the event loop at
+once."""
 
 import asyncio
 import logging
@@ -18,11 +19,15 @@ from headway.serve.errors import Busy, Unavailable
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 Told = list[tuple[int, Any]]
-"""News of a step: the number of a text of its ticket, and a `Delta`, a `Reading`, or an output of an encoder."""
+"""News of a step: the index of a sequence in its ticket, and a `Delta`, a `Reading`, or an output of an encoder."""
 
 
 class Reading(NamedTuple):
-    """How far a prompt of `total` tokens has been read, `time_ms` after it was asked for; `cache`: what was stored."""
+    """Progress of reading a prompt.
+
+    total: tokens of the prompt.   cache: of these, tokens from the prefix cache.   processed: tokens read so far.
+    time_ms: milliseconds since the request.
+    """
 
     total: int
     cache: int
@@ -31,7 +36,7 @@ class Reading(NamedTuple):
 
 
 class Steps(Protocol):
-    """Anything that is stepped: an `Engine`, or a `Packing`."""
+    """Anything that runs in steps: an `Engine`, or a `Packing`."""
 
     def add(self, job: Any) -> None: ...
 
@@ -42,8 +47,8 @@ class Steps(Protocol):
 
 @dataclass(eq=False)
 class Ticket:
-    """Texts that are asked for together, of one engine: those of one HTTP request. `progress`: whether it is told how
-    far their prompts have been read."""
+    """The sequences of one HTTP request, which run on one engine. `progress`: whether the reading of prompts is
+    reported."""
 
     engine: Steps
     texts: Sequence[Job]
@@ -51,12 +56,12 @@ class Ticket:
     progress: bool = False
     told: asyncio.Queue[Told | BaseException | None] = field(default_factory=asyncio.Queue)
     counts: Counter[int] = field(default_factory=Counter)
-    """How many deltas of each text have been told."""
+    """Number of deltas of each sequence that have been reported."""
     read: dict[int, int] = field(default_factory=dict)
-    """How far prompts were read when that was told."""
+    """Tokens of each prompt that were read at the last report."""
 
     def news(self) -> Told:
-        """News that have not been told yet: how far prompts have been read, where that is asked for, and deltas."""
+        """Returns news that have not been reported yet: progress of reading prompts, if `progress`, and deltas."""
         texts = [*enumerate(self.texts)]
         read = [(i, part) for i, text in texts for part in (self._readings(i, text) if self.progress else ())]
         added = [(i, delta) for i, text in texts for delta in text.deltas[self.counts[i] :]]
@@ -64,7 +69,7 @@ class Ticket:
         return [*read, *added]
 
     def _readings(self, i: int, text: Job) -> Iterator[Reading]:
-        """News of a prompt that is being read: at first what was stored."""
+        """Yields the progress of reading a prompt; first the tokens from the prefix cache."""
         assert isinstance(text, SampledText)
         total, passed = text.request.prompt_tokens, 1e3 * (time.perf_counter() - text.begun)
         reached = total if text.count else -1 if text.table is None else min(len(text.table), total)
@@ -75,34 +80,34 @@ class Ticket:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing of it is left to write."""
+        """Whether all sequences have ended."""
         return all(text.ended for text in self.texts)
 
     @property
     def waiting(self) -> int:
-        """Tokens of its prompts of which nothing has been written yet, each prompt counted once."""
+        """Number of tokens of distinct prompts whose sequences have no new token yet."""
         new = {id(text.request.prompt): text.request.prompt_tokens for text in self.texts if not text.count}
         return 0 if self.is_done else sum(new.values())
 
 
 class FairTurns(Generic[T]):
-    """Gives each of those who have something to do the same time, however long a single turn of theirs is.
+    """Gives everyone who has work the same time, however long a single turn of theirs is.
 
-    Next is who has had the least. Time counts from when one had something to do: who comes late is not owed the time
-    before, and waits for one turn of each other at most."""
+    Next is whoever has had the least time. Whoever comes late is not owed time from before, and waits for at most one
+    turn of each of the others."""
 
     def __init__(self) -> None:
         self._had: WeakKeyDictionary[T, float] = WeakKeyDictionary()
-        self._now = 0.0  # what the last one had had before its turn
+        self._now = 0.0  # the time that the last one had had before its turn
 
     def next(self, among: Iterable[T]) -> T:
-        """One of them; the first of those who have had as little."""
+        """Returns whose turn it is; in a tie the first."""
         chosen = min(among, key=self._before)
         self._now = self._had[chosen] = self._before(chosen)
         return chosen
 
     def took(self, who: T, seconds: float) -> None:
-        """Records that `who` has had its turn."""
+        """Adds `seconds` to the time that `who` has had."""
         self._had[who] = self._before(who) + seconds
 
     def _before(self, who: T) -> float:
@@ -110,14 +115,14 @@ class FairTurns(Generic[T]):
 
 
 class Worker:
-    """Steps engines as long as they have something to do; each gets the same time (`FairTurns`). Any thread may submit.
+    """Steps engines as long as they have work; each gets the same time (`FairTurns`). Any thread may submit work.
 
-    What a step raises fails the texts of its engine, and no others. What ends the thread fails all that is being
-    written; another thread takes its place.
+    An exception in a step fails the sequences of its engine only. If the thread dies, everything that is being
+    generated fails, and a new thread takes its place.
 
-    most: requests that may be written or wait at once.   most_waiting: tokens of prompts that may wait.
-    slots: requests that are written at once; more wait for one of them to end (`waiting`). None is no bound.
-    steps: of all engines.   restarts: how often the thread has ended and another one began.
+    most: maximum number of requests that run or wait.   most_waiting: maximum number of prompt tokens that wait.
+    slots: maximum number of requests that run at once; more wait in `waiting`. None is no limit.
+    steps: number of steps of all engines.   restarts: how often the thread has been replaced.
     """
 
     def __init__(self, most: int = 256, most_waiting: int | None = None, *, slots: int | None = None) -> None:
@@ -137,10 +142,10 @@ class Worker:
         self._thread.start()
 
     async def write(self, engine: Steps, texts: Sequence[Job], progress: bool = False) -> AsyncIterator[Told]:
-        """Writes texts; yields what each step added to them, to the end, and with `progress` how far their prompts have
-        been read. When the caller stops to listen, or its task is cancelled, they are cancelled, and their pages are
-        free after the step that runs. Raises Busy where there is no room, ConfigError for a text that never fits, and
-        what one of them failed by."""
+        """Generates sequences until all have ended; yields the news of each step, with `progress` also how much of
+        their prompts has been read. If the caller stops listening or its task is cancelled, they are cancelled, and
+        their pages are freed after the current step. Raises Busy if there is no capacity, ConfigError for a sequence
+        that can never fit, and the error of a sequence that failed."""
         ticket = Ticket(engine, texts, asyncio.get_running_loop(), progress)
         added: list[Job] = []
         self._check_room(ticket)
@@ -156,10 +161,10 @@ class Worker:
             with self._changed:
                 self._tickets.append(ticket)
                 self._changed.notify()
-            while (told := await ticket.told.get()) is not None:
-                if isinstance(told, BaseException):
-                    raise told
-                yield told
+            while (news := await ticket.told.get()) is not None:
+                if isinstance(news, BaseException):
+                    raise news
+                yield news
         finally:
             self._free.release()
             for text in added:
@@ -169,14 +174,15 @@ class Worker:
     def _check_room(self, ticket: Ticket) -> None:
         if (count := self.count + len(self.waiting)) >= self.most:
             raise Busy(f"{count} requests are being written, and no more may be; ask again")
-        waiting = sum(other.waiting for other in [*self._tickets, *self.waiting])
+        waiting = sum(queued.waiting for queued in [*self._tickets, *self.waiting])
         if self.most_waiting is not None and waiting and waiting + ticket.waiting > self.most_waiting:
             raise Busy(
                 f"prompts of {waiting} tokens wait, these have {ticket.waiting}, and {self.most_waiting} may; ask again"
             )
 
     def between(self, act: Callable[[], T], when: Callable[[], bool] = lambda: True) -> Future[T]:
-        """Has the thread do something between two steps, as soon as a condition holds; what came of it."""
+        """Runs `act` in the thread between two steps, as soon as `when` returns True; returns a future of its
+        result."""
         future = Future[T]()
 
         def call() -> None:
@@ -192,16 +198,16 @@ class Worker:
 
     @property
     def count(self) -> int:
-        """Requests that are being written."""
+        """Number of requests that are running."""
         return len(self._tickets)
 
     @property
     def is_alive(self) -> bool:
-        """Whether its thread runs."""
+        """Whether the thread runs."""
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Ends the thread after its step; requests that are being written fail."""
+        """Ends the thread after its current step; running requests fail."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -223,7 +229,7 @@ class Worker:
                     self._start()
 
     def _turn(self) -> None:
-        """A step of the engine whose turn it is."""
+        """Runs pending calls, and one step of the engine whose turn it is."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._closed or self._tickets or any(when() for when, _ in self._calls)
@@ -239,7 +245,7 @@ class Worker:
         failure: Exception | None = None
         self.steps += 1
         try:
-            engine.step()  # where it is of some texts alone, these have failed
+            engine.step()  # an error of single sequences is stored in them, not raised
         except Exception as error:
             LOG.exception("a step failed")
             failure = error
@@ -247,23 +253,26 @@ class Worker:
         self._tell([ticket for ticket in tickets if ticket.engine is engine], failure)
 
     def _tell(self, tickets: Sequence[Ticket], failure: Exception | None = None) -> None:
-        """Hands out what was added to texts, and how they ended: all of them by a failure, where there is one. One call
-        of the event loop for all of it."""
+        """Passes news to the tickets, and to those that ended the end or the error; `failure` fails all of them. Each
+        event loop is called once."""
         news: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, Told | BaseException | None]]] = {}
         for ticket in tickets:
-            to, errors = news.setdefault(ticket.loop, []), [text.error for text in ticket.texts if text.error]
+            entries, errors = (
+                news.setdefault(ticket.loop, []),
+                [text.error for text in ticket.texts if text.error],
+            )
             error = failure or next(iter(errors), None)
-            if told := ticket.news():
-                to.append((ticket, told))
+            if unreported := ticket.news():
+                entries.append((ticket, unreported))
             if ticket in self._tickets and (error is not None or ticket.is_done):
-                to.append((ticket, error))
+                entries.append((ticket, error))
                 with self._changed:
                     self._tickets.remove(ticket)
-        for loop, some in news.items():
-            if some and not loop.is_closed():
-                loop.call_soon_threadsafe(_put, some)
+        for loop, entries_of_loop in news.items():
+            if entries_of_loop and not loop.is_closed():
+                loop.call_soon_threadsafe(_put, entries_of_loop)
 
 
 def _put(news: Sequence[tuple[Ticket, Told | BaseException | None]]) -> None:
-    for ticket, told in news:
-        ticket.told.put_nowait(told)
+    for ticket, entry in news:
+        ticket.told.put_nowait(entry)

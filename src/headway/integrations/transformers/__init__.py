@@ -1,9 +1,8 @@
-"""headway inside `transformers`, for people who keep their stack.
+"""headway inside `transformers`, for existing code that uses its models.
 
-import headway.integrations.transformers                 attn_implementation="headway": its attention alone
+import headway.integrations.transformers                 attn_implementation="headway": headway's attention only
 accelerate(model)                                        all that headway computes faster, in a loaded model
-restore(model)                                           the model as it was
-"""
+restore(model)                                           undoes it"""
 
 try:
     import transformers  # noqa: F401

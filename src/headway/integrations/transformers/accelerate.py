@@ -1,13 +1,12 @@
-"""A loaded model of `transformers` with what headway computes faster, and the same model again.
+"""Accelerates a loaded model of `transformers` in place, and restores it.
 
     accelerate(model)                   attention, products of few rows, norms, feed-forwards, cross entropy, caches
-    accelerate(model, weights="int8")   and the blocks' weights in 8 or 4 bits
-    accelerate(model, weights="compressed")   and bf16 weights in 11 bits, to the bit
-    restore(model)                      as it was
+    accelerate(model, weights="int8")   also the blocks' weights in 8 or 4 bits
+    accelerate(model, weights="compressed")   also bf16 weights in 11 bits, losslessly
+    restore(model)                      undoes it
 
-Modules stay who they are, with their parameters and hooks, under their names: a module that is known (`modules.TABLE`)
-and has just computed the same as what takes the place of its `forward` gets that in front of its own.
-"""
+Modules keep their identity, parameters, hooks and names: a module that is known (`modules.TABLE`), and whose output on
+random numbers equals that of the replacement, gets the replacement as an instance attribute `forward`."""
 
 import copy
 from collections import Counter
@@ -36,12 +35,12 @@ STATE = "_headway_accelerated"
 
 @dataclass(frozen=True)
 class Report:
-    """Which modules `accelerate` has changed, and which it left.
+    """Which modules `accelerate` replaced, and which it left.
 
     Attributes:
-        taken: how many modules of each kind compute by headway now.
-        left: why modules compute as before, by their names; containers, and what is one operator of torch in any case,
-            are not listed.
+        taken: number of modules of each kind that headway now computes.
+        left: name of each module that computes as before -> why. Containers, and modules that are a single operator of
+            torch anyway, are not listed.
     """
 
     taken: Mapping[str, int]
@@ -60,7 +59,8 @@ class Report:
 
 @dataclass
 class State:
-    """The state that `restore` needs: configs with their attention before, and the parameters that were trained."""
+    """What `restore` needs: configs with their previous attention implementation, and the parameters that required
+    gradients."""
 
     attention: list[tuple[Any, str | None]] = field(default_factory=list)
     trained: list[nn.Parameter] = field(default_factory=list)
@@ -76,17 +76,18 @@ class State:
 
 
 def accelerate(model: nn.Module, weights: str | None = None) -> Report:
-    """Has a model of `transformers` compute by headway, in place, and says what was taken and what was left.
+    """Accelerates a model of `transformers` in place, and returns what was replaced and what was left.
 
     Args:
-        model: with its weights, on any device; kernels run on the CPU, and elsewhere modules compute as before.
-        weights: "int8" or "int4" (a scale for each 32 inputs of an output) for the linear layers of the
-            blocks: products use rounded weights. "compressed" for all linear layers of bf16: products of up to 64 rows
-            read `headway.nn.CompressedWeight`, with the same results to the bit. Either lie beside the original
-            weights. `state_dict`, `save_pretrained` and `restore` have the originals; the model is frozen, and training
-            is a ConfigError.
-    Raises ConfigError for a model that is accelerated already, for other weights, and for "compressed" weights that are
-    not bf16 on the CPU; BackendError for these where there are no kernels.
+        model: a model with its weights, on any device; the kernels run on the CPU, and elsewhere modules compute as
+            before.
+        weights: "int8" or "int4" (a scale for each 32 inputs of an output) for the linear layers of the blocks:
+            products use rounded weights. "compressed" for all linear layers of bf16: products of up to 64 rows read
+            `headway.nn.CompressedWeight`, with bit-identical results. These are kept in addition to the original
+            weights, which `state_dict`, `save_pretrained` and `restore` use. The model is frozen, and training raises
+            ConfigError.
+    Raises ConfigError for a model that is accelerated already, for other values of `weights`, and for "compressed" if
+    weights are not bf16 on the CPU; BackendError for "compressed" without native kernels.
     """
     if STATE in model.__dict__:
         raise ConfigError("the model is accelerated already; restore(model) first, to choose anew")
@@ -115,7 +116,8 @@ def accelerate(model: nn.Module, weights: str | None = None) -> Report:
             taken[row.kind] += 1
             if is_output:
                 taken["cross entropy in chunks"] += 1
-            # layers of blocks, whose names have numbers; where nothing is rounded, the output layer, too
+            # layers of blocks have a number in their name, as "model.layers.0.mlp.up_proj"; the output layer has none,
+            # and is included only if nothing is rounded
             takes = weights == COMPRESSED or any(part.isdigit() for part in name.split("."))
             if weights is not None and row.forward is linear_forward and takes:
                 products.put_beside(module, weights)
@@ -132,7 +134,7 @@ def accelerate(model: nn.Module, weights: str | None = None) -> Report:
 
 
 def restore(model: nn.Module) -> None:
-    """The model as `accelerate` found it: the same modules, parameters, forwards and config.
+    """Restores the model to its state before `accelerate`: the same modules, parameters, forwards and config.
 
     Raises ConfigError for a model that is not accelerated."""
     state = model.__dict__.get(STATE)
@@ -149,7 +151,8 @@ def restore(model: nn.Module) -> None:
 
 
 def _attention(model: nn.Module, state: State, taken: Counter[str], left: dict[str, str]) -> None:
-    """Sets the attention function of every config whose layers may all have it, where the model runs with it."""
+    """Sets headway's attention in each config whose layers all support it, and undoes that if the model fails to run
+    with it."""
     by_config: dict[int, dict[str, Any]] = {}
     for name, layer in attention_layers(model).items():
         by_config.setdefault(id(layer.config), {})[name] = layer
@@ -184,7 +187,7 @@ def _restore_attention(state: State) -> None:
 
 
 def _steps(model: nn.Module, stack: Any, taken: Counter[str], left: dict[str, str]) -> None:
-    """Has the stack take steps of one token in one native call, where that gives the same."""
+    """Lets the stack compute decoding steps in one native call, if results are equal."""
     name = next((name for name, module in model.named_modules() if module is stack), "")
     reason = unequal_reason(stack) if put_in(stack) is None else "its forward was replaced already"
     if reason is None:
@@ -198,7 +201,7 @@ def _steps(model: nn.Module, stack: Any, taken: Counter[str], left: dict[str, st
 def _prepare_growing_cache(
     self: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any
 ) -> None:
-    """`_prepare_cache_for_generation`, with layers that grow in place."""
+    """Replaces `_prepare_cache_for_generation`: the layers of a new cache grow in place."""
     existing = {id(value) for value in model_kwargs.values()}
     type(self)._prepare_cache_for_generation(self, generation_config, model_kwargs, *args)
     for value in model_kwargs.values():
@@ -211,7 +214,7 @@ def _models(model: nn.Module) -> Iterator[Any]:
 
 
 def _outermost(model: nn.Module) -> Iterator[PreTrainedModel]:
-    """The models of `transformers` that are not parts of others."""
+    """Yields the models of `transformers` that are not part of another."""
     if isinstance(model, PreTrainedModel):
         yield model
     else:
@@ -220,7 +223,8 @@ def _outermost(model: nn.Module) -> Iterator[PreTrainedModel]:
 
 
 def _unknown(module: nn.Module) -> str | None:
-    """Why a module that computes something of its own is left; None for containers and modules not worth naming."""
+    """Returns why a module that computes something itself is left; None for containers and modules not worth
+    listing."""
     has_parts = next(module.children(), None) is not None
     owns = any(True for _ in module.parameters(recurse=False))
     if is_unchanged(module) or (has_parts and not owns) or isinstance(module, nn.ModuleList | nn.ModuleDict):

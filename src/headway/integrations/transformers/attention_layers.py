@@ -1,5 +1,5 @@
-"""Which layers of a model may attend with our kernels: those that ask for an attention function, give it nothing that
-ours does not know, and have one that computes what ours does.
+"""Decides which layers of a model may use headway's attention: those that call the attention function of their config,
+pass it no unknown arguments, and whose own attention gives equal results.
 
 Legend: B rows, H query heads, K kv heads, T tokens, D per head, d <= D rotated numbers.
 """
@@ -24,12 +24,12 @@ TOKENS, WINDOW, WIDTH = 7, 3, 8
 """Sizes of the sample: tokens, a window, and numbers per head."""
 ROTATION = "apply_rotary_pos_emb"
 HONOURED = {*signature(attention).parameters, *SAID_ELSEWHERE, "output_attentions"}
-"""The arguments of an attention function that ours honours, refuses when they are used, or may leave out."""
+"""The arguments that our attention function honours, refuses when used, or may ignore."""
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
-    """x cos + (-x2, x1) sin on the first d numbers (x1, x2) of each head of q and k [B, H, T, D]; cos and sin
-    [B or 1, T, d], without gradient."""
+    """Returns q and k [B, H, T, D] with the first d numbers (x1, x2) of each head rotated: x cos + (-x2, x1) sin. cos
+    and sin are [B or 1, T, d], without gradient."""
     assert unsqueeze_dim == 1, unsqueeze_dim
     first, second = sin.chunk(2, -1)
     turned = fused.rotate((q, k), cos, torch.cat((-first, second), -1), "halves")
@@ -38,7 +38,7 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 
 
 @cache
 def with_rotary(forward: FunctionType) -> FunctionType:
-    """The same function, with our rotation under the name of its own."""
+    """Returns a copy of the function that calls our rotation in place of its own."""
     names = {**forward.__globals__, ROTATION: rotary}
     function = FunctionType(
         forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__
@@ -48,25 +48,25 @@ def with_rotary(forward: FunctionType) -> FunctionType:
 
 
 def rotary_forward(layer: nn.Module) -> FunctionType | None:
-    """A layer's forward with queries and keys rotated by our function; None where its own rotation is absent, unknown
-    or not equal to ours on random numbers."""
+    """Returns a layer's forward with our rotation of queries and keys; None if its own rotation is absent, unknown, or
+    not equal to ours on random numbers."""
     forward: Any = type(layer).forward
     theirs, sites = forward.__globals__.get(ROTATION), calls(forward, ROTATION)
     if theirs is None or code(forward) is None or code(theirs) not in modules.rotary_codes():
         return None
-    if not sites or any(len(call.args) != 4 or call.keywords for call in sites):  # q, k, cos, sin
+    if not sites or any(len(call.args) != 4 or call.keywords for call in sites):  # not (q, k, cos, sin)
         return None
     seed = torch.Generator().manual_seed(SEED)
     q, k = (torch.randn(2, heads, TOKENS, 8, generator=seed) for heads in (4, 2))
     angles = torch.randn(2, TOKENS, 4, generator=seed)
     cos, sin = (torch.cat((t, t), -1) for t in (angles.cos(), angles.sin()))
-    turned = zip(rotary(q, k, cos, sin), theirs(q, k, cos, sin), strict=True)
-    worst = max(modules.relative(a, b) for a, b in turned)
+    rotated = zip(rotary(q, k, cos, sin), theirs(q, k, cos, sin), strict=True)
+    worst = max(modules.relative(a, b) for a, b in rotated)
     return with_rotary(forward) if worst <= TOLERANCE else None
 
 
 def unsupported_reason(layer: nn.Module) -> str | None:
-    """Why a layer may not have our attention function; None if it may."""
+    """Returns why a layer may not use our attention function; None if it may."""
     unknown = [names_of(call) - HONOURED for call in calls(type(layer).forward, ATTENTION)]
     if not unknown:
         return f"attention of {type(layer).__name__}, whose code cannot be read"
@@ -74,7 +74,7 @@ def unsupported_reason(layer: nn.Module) -> str | None:
         return f"its attention depends on {', '.join(sorted(fewest))}, which ours does not know"
     try:
         worst = max(_difference(layer, pattern) for pattern in (Full(), Causal(), Window.last(WINDOW)))
-    except Exception as error:  # code that is not ours may raise anything
+    except Exception as error:  # foreign code may raise anything
         return f"its attention cannot be compared with ours: {error}"
     if worst <= TOLERANCE:
         return None
@@ -83,8 +83,8 @@ def unsupported_reason(layer: nn.Module) -> str | None:
 
 @torch.no_grad()
 def trial_error(model: Any) -> str | None:
-    """The error of our attention in a forward of some tokens with padding; None where there is none, or where the model
-    cannot read tokens alone."""
+    """Returns the error of our attention in a forward pass over a few tokens with padding; None if there is none, or if
+    the model needs other inputs than tokens."""
     ids = torch.arange(TOKENS, device=model.device).repeat(2, 1)
     mask = torch.ones_like(ids)
     mask[0, 0] = 0
@@ -105,11 +105,11 @@ def trial_error(model: Any) -> str | None:
 
 
 def _difference(layer: Any, pattern: Pattern) -> float:
-    """The largest difference between a layer's own attention and ours, over the largest number: of outputs and
-    gradients, in float32."""
+    """Returns the largest difference between a layer's own attention and ours, relative to the largest number, over
+    outputs and gradients in float32."""
     theirs = unwrap(type(layer).forward).__globals__["eager_attention_forward"]
     group, sinks = getattr(layer, "num_key_value_groups", 1), getattr(layer, "sinks", None)
-    shared = 2 if sinks is None else len(sinks) // group  # sinks are of all heads
+    shared = 2 if sinks is None else len(sinks) // group  # the layer has a sink for each of its heads
     seed = torch.Generator().manual_seed(SEED)
     tensors = [
         torch.randn(2, heads, TOKENS, WIDTH, generator=seed) for heads in (shared * group, shared, shared)

@@ -1,17 +1,14 @@
-"""headway's attention inside `transformers`: change one string, keep the stack.
+"""headway's attention inside `transformers`, chosen by one string:
 
     model = AutoModelForCausalLM.from_pretrained(ID, attn_implementation="headway")
 
-Importing the package registers two functions under the name "headway": `attention`, which a layer calls,
-and `seen`, which stands where `transformers` would build a mask. `seen` reads the mask function that the
-model asks for back into a `Pattern` and describes the slots as `Tokens`; no tensor over (query, key) pairs
-is ever built. The indices of the tokens are slot numbers, so a window means what it means in
-`transformers`, also where padding stands inside a row.
+Importing the package registers two functions under the name "headway": `attention`, which a layer calls, and `seen`,
+which `transformers` calls to build a mask. `seen` converts the mask function that the model requests back into a
+`Pattern` and describes the slots as `Tokens`; no tensor over (query, key) pairs is ever built. The indices of the
+tokens are slot numbers, so that a window means what it means in `transformers`, even with padding inside a row.
 
-What cannot be honoured raises `BackendError`: masks over pairs, attention weights as output, masks made by
-other functions (in the layers that use them: some models make masks that no layer uses), arguments that are not
-known here.
-"""
+BackendError is raised for what is not supported: masks over pairs, attention weights as output, masks made by other
+functions (raised by the layers that use them: some models make masks that no layer uses), unknown arguments."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -31,8 +28,8 @@ from headway.tokens import Tokens
 
 NAME = "headway"
 
-# What models pass along that does not say what is seen: the mask was made from it already, or it is not for
-# attention at all. Anything else raises.
+# Arguments that models pass along and that do not affect attention here: the mask was already made from them, or they
+# do not concern attention at all. Any other argument raises BackendError.
 SAID_ELSEWHERE = frozenset(
     {
         "position_ids",
@@ -52,28 +49,28 @@ SAID_ELSEWHERE = frozenset(
 
 
 def cannot(what: str, instead: str = 'use attn_implementation="sdpa" for this model') -> BackendError:
-    """The error for what this integration is asked and cannot give."""
+    """Returns the error for something that this integration does not support."""
     return BackendError(f'attn_implementation="{NAME}": {what}; {instead}')
 
 
 class Seen(Tensor):
-    """Stands in for a mask [B, 1, T, S]: has its shape, holds as values what is seen, refuses to be read.
+    """Stands in for a mask [B, 1, T, S]: it has the mask's shape, holds a pattern and tokens, and has no values to
+    read.
 
-    A tensor, because `transformers` passes a ready mask on only when it is one. A model that slices it or
-    adds to it means something that is not declared here, so that raises.
-    """
+    It is a tensor because `transformers` passes a ready mask on only if it is one. If a model slices it or adds to it,
+    it means something that the pattern does not express, so that raises BackendError."""
 
     pattern: Pattern
     q_tokens: Tokens
     k_tokens: Tokens
     error: BackendError | None
-    """Why no pattern is this mask: for the layer that uses it, if one does."""
+    """Why no pattern expresses this mask; raised by the layer that uses it, if one does."""
 
     @staticmethod
     def of(
         batch: int, pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, error: BackendError | None = None
     ) -> "Seen":
-        """The stand-in for the mask of `batch` rows. One byte stands behind the shape."""
+        """Returns the stand-in for the mask of `batch` rows. It takes one byte of memory, expanded to the shape."""
         shape = (batch, 1, q_tokens.count, k_tokens.count)
         byte = torch.zeros(1, dtype=torch.bool, device=q_tokens.device)
         mask: Seen = torch.Tensor._make_subclass(Seen, byte.expand(shape))
@@ -110,12 +107,11 @@ def seen(
     device: torch.device | str = "cpu",
     **hints: Any,
 ) -> Seen:
-    """The keys that each query sees, declared instead of drawn: the mask function beside `attention`.
+    """Returns which keys each query sees, as a pattern; registered as the mask function of `attention`.
 
-    Query slots are q_offset .. q_offset + q_length - 1; key slots are kv_offset .. kv_offset + kv_length - 1
-    (a rolling cache has dropped those before). `attention_mask` bool [B, slots so far] is False on padding;
-    slots beyond it are empty. `hints` say how the caller would have a dense mask built: there is none.
-    """
+    Query slots are q_offset .. q_offset + q_length - 1; key slots are kv_offset .. kv_offset + kv_length - 1 (a rolling
+    cache has dropped those before). `attention_mask` bool [B, slots so far] is False on padding; slots beyond it are
+    empty. `hints` are about building a dense mask, and are ignored."""
     try:
         (pattern, document, position), error = declared(mask_function), None
     except BackendError as refused:
@@ -128,7 +124,7 @@ def seen(
     k_tokens = Tokens.range(kv_length, start=int(kv_offset), device=device)
     if attention_mask is not None:
         real = attention_mask[:, kv_offset : kv_offset + kv_length].to(device=device, dtype=torch.bool)
-        # Slots of a static cache that lie after the last query: a causal pattern hides them anyway.
+        # Slots of a static cache after the last query need no mask: a causal pattern hides them anyway.
         later = pattern.is_causal and kv_offset + real.shape[1] >= begin + q_length
         if not bool(real.all()) or not (later or real.shape[1] == kv_length):
             real = pad(real, (0, kv_length - real.shape[1]))
@@ -137,12 +133,12 @@ def seen(
 
 
 def declared(mask_function: Callable[..., Any] | None) -> tuple[Pattern, Tensor | None, Tensor | None]:
-    """The pattern of a mask function of `transformers`; when it packs, also documents and positions [B, N].
+    """Returns the pattern of a mask function of `transformers`; if it packs documents, also documents and positions [B,
+    N].
 
-    The functions are closures made by the factories of `transformers.masking_utils`; each is recognised by
-    its factory and read by its variables. Any other function raises.
-    """
-    causal, last, others = False, [], list[Pattern]()
+    The functions are closures made by the factories of `transformers.masking_utils`; each is recognized by its factory
+    and read from its closure variables. Raises BackendError for any other function."""
+    causal, last, parts = False, [], list[Pattern]()
     document: Tensor | None = None
     position: Tensor | None = None
     for factory, variables in leaves(mask_function):
@@ -153,11 +149,11 @@ def declared(mask_function: Callable[..., Any] | None) -> tuple[Pattern, Tensor 
                 raise cannot("the model's mask is a window of 0 tokens, in which no query sees any key")
             last.append(Window.last(variables["sliding_window"]))
         elif factory == "sliding_window_bidirectional_overlay":
-            others.append(Window.around(variables["sliding_window"]))
+            parts.append(Window.around(variables["sliding_window"]))
         elif factory == "chunked_overlay":
             if bool(variables["left_padding"].any()):
                 raise cannot("the model's chunks begin behind padding on the left", "pad on the right")
-            others.append(Chunk(variables["chunk_size"]))
+            parts.append(Chunk(variables["chunk_size"]))
         elif factory == "packed_sequence_mask_function":
             document = variables["packed_sequence_mask"]
         elif factory == "remap_positions_for_packed_sequence":
@@ -167,13 +163,13 @@ def declared(mask_function: Callable[..., Any] | None) -> tuple[Pattern, Tensor 
     if last and not causal:
         raise cannot("the model's mask is a window behind each query with everything ahead of it seen")
     pattern: Pattern = Causal() if causal and not last else Full()
-    for part in (*last, *others):
+    for part in (*last, *parts):
         pattern = part if pattern == Full() else pattern & part
     return pattern, document, position
 
 
 def leaves(function: Callable[..., Any] | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The factories whose masks must all allow a pair, each with the variables of its closure."""
+    """Yields the factories whose masks must all allow a pair, each with the variables of its closure."""
     if function is None:
         yield "causal_mask_function", {}
         return
@@ -205,10 +201,10 @@ def attention(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """One layer's attention: query [B, H, T, D], key [B, K, S, D], value [B, K, S, Dv], s_aux [H] -> [B, T, H, Dv].
+    """Returns one layer's attention: query [B, H, T, D], key [B, K, S, D], value [B, K, S, Dv], s_aux [H] -> [B, T, H,
+    Dv].
 
-    Raises `BackendError` for what is asked and cannot be given.
-    """
+    Raises BackendError for what is not supported."""
     _refuse(others)
     if isinstance(attention_mask, Seen):
         mask = attention_mask
@@ -255,15 +251,15 @@ def attention(
 
 
 def _is_contradicted(module: torch.nn.Module) -> bool:
-    """Whether is_causal=False comes from who calls the model, against a layer that is causal. A layer whose own code
-    says so (Moonshine's, where there is a mask) leaves it to its mask."""
+    """Returns whether is_causal=False comes from the model's caller and contradicts a causal layer. If the layer's own
+    code passes it (Moonshine's does when there is a mask), the mask decides."""
     return getattr(module, "is_causal", False) and "is_causal" not in passed(type(module).forward)
 
 
 def _said_by_the_layer(
     module: torch.nn.Module, query: Tensor, key: Tensor, is_causal: bool | None, sliding_window: int | None
 ) -> Seen:
-    """The mask of a layer that gave none, by what the layer says of itself, never by a guess."""
+    """Returns the mask of a layer that passes none, from the layer's own attributes, without guessing."""
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", None)
     name, queries, keys = type(module).__name__, query.shape[2], key.shape[2]
     if causal is None:
@@ -282,7 +278,7 @@ def _said_by_the_layer(
 
 def _refuse(others: dict[str, Any]) -> None:
     used = [name for name, value in others.items() if not (value is None or value is False)]
-    # requests to models that do not pass them on to their layers
+    # some models collect outputs without passing the request on to their layers
     collected = _active_collector.get() or ()  # type: ignore[no-untyped-call]
     if "output_attentions" in used or any("attentions" in name for name in collected):
         raise cannot(

@@ -1,6 +1,7 @@
-"""Longformer's attention on our kernels: `GlobalMixer` with the projections of a `LongformerSelfAttention`.
+"""Longformer's attention on headway's kernels: `GlobalMixer` with the projections of a `LongformerSelfAttention`
+(Beltagy et al. 2020, section 3.1).
 
-(Beltagy et al. 2020, section 3.1.) Legend: B rows, N tokens, M width, H heads, D per head.
+Legend: B rows, N tokens, M width, H heads, D per head.
 """
 
 from typing import Any
@@ -25,9 +26,10 @@ def longformer_forward(
     is_global_attn: bool | None = None,
     output_attentions: bool = False,
 ) -> tuple[Tensor, ...]:
-    """States [B, N, M] and a mask [B, N], below 0 on padding and above 0 on global tokens; (states [B, N, M],).
+    """Returns (states [B, N, M],) from states [B, N, M] and a mask [B, N] that is below 0 on padding and above 0 on
+    global tokens.
 
-    Weights, where they are asked for, are computed by the class itself: ours are never built."""
+    If attention weights are requested, the class computes them itself, since our kernels never build them."""
     if output_attentions:
         flags = is_index_masked, is_index_global_attn, is_global_attn, True
         output: tuple[Tensor, ...] = type(self).forward(self, hidden_states, attention_mask, *flags)
@@ -43,7 +45,8 @@ def longformer_forward(
 
 
 class Projected:
-    """The projections of a `LongformerSelfAttention` as a mixer takes them (`headway.nn.mixers.Projections`)."""
+    """The projections of a `LongformerSelfAttention` with the interface of a mixer
+    (`headway.nn.mixers.Projections`)."""
 
     rotary, score, sink_logit = RotaryEmbedding(NoPositions(), 1), Scores(), None
     kv_from: nn.Module | None = None
@@ -54,7 +57,7 @@ class Projected:
     def projected(
         self, x: Tensor, names: str = "qkv", of_global: bool = False, rotation: Rotation | None = None
     ) -> list[Tensor]:
-        """[B, H, N, D] each; Longformer rotates nothing."""
+        """Returns queries, keys or values [B, H, N, D], one for each of `names`; Longformer has no rotation."""
         assert rotation is None
         module, sizes = self.module, (self.module.num_heads, self.module.head_dim)
         whole = {"q": "query", "k": "key", "v": "value"}

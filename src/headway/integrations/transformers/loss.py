@@ -1,7 +1,7 @@
-"""Cross entropy without its logits being held.
+"""Cross entropy without materializing the logits.
 
-In training an accelerated output layer returns `Logits`, which know of what they are the product and are computed when
-anybody looks at them. `torch.nn.functional.cross_entropy` does not look: it makes them for some tokens at a time
+In training an accelerated output layer returns `Logits`, which hold the factors of the product and compute it only when
+something reads them. `torch.nn.functional.cross_entropy` does not: it computes the logits of some tokens at a time
 (`headway.nn.cross_entropy`).
 
 Legend: B rows, T tokens, N = B T, M width, V vocab.
@@ -24,31 +24,32 @@ Step = Callable[[Tensor], Tensor]
 ALIKE = frozenset(
     getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "layout", "is_cuda")
 )
-"""Attributes that the stand-in answers by itself."""
+"""Attributes that the stand-in answers without computing the logits."""
 STEPS = frozenset({"float", "tanh", "div", "__truediv__", "mul", "__mul__", "add", "__add__"})
-"""Functions that act number by number, and are remembered: a cap of the logits, a constant bias of the vocabulary."""
+"""Elementwise functions that are recorded instead of computed: a cap of the logits, a constant bias per vocabulary
+entry."""
 VIEWS = frozenset({"view", "reshape"})
 SPARSE = 0.75
-"""Share of tokens with a target up to which the others' logits are left out."""
+"""If at most this share of tokens has a target, the other tokens' logits are skipped."""
 
 
 def output_forward(self: nn.Linear, input: Tensor) -> Tensor:
-    """x W^T (+ b), [..., M] -> [..., V]: in training `Logits`."""
+    """Returns x W^T (+ b), [..., M] -> [..., V]; in training as `Logits`."""
     if not (self.training and torch.is_grad_enabled()) or torch.compiler.is_compiling() or input.dim() < 2:
         return linear_forward(self, input)
     if beside(self) is not None or type(input) is not Tensor:
         return linear_forward(self, input)
     x, weight, bias = input, self.weight, cast(Tensor | None, self.bias)
-    kind = input.device.type
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
+    device_type = input.device.type
+    if torch.is_autocast_enabled(device_type):
+        dtype = torch.get_autocast_dtype(device_type)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     return Logits.of(x, weight, bias)
 
 
 class Logits(Tensor):
-    """Stands in for logits [..., V]: x W^T + b, and `steps` done to each of them. It has their shape and dtype, and
-    goes on standing in for what `STEPS` makes of it; everything else is done to the logits."""
+    """Stands in for logits [..., V]: x W^T + b, with `steps` applied. It has their shape and dtype, and applying
+    functions of `STEPS` gives another stand-in; any other function gets the computed logits."""
 
     x: Tensor
     weight: Tensor
@@ -58,7 +59,7 @@ class Logits(Tensor):
 
     @staticmethod
     def of(x: Tensor, weight: Tensor, bias: Tensor | None, steps: tuple[Step, ...] = ()) -> "Logits":
-        """The logits of states x [..., M]; nothing is computed."""
+        """Returns the stand-in for the logits of states x [..., M]; computes only one row of zeros, for the dtype."""
         with torch.no_grad():
             row = x.new_zeros(len(weight))
             for step in steps:
@@ -68,20 +69,20 @@ class Logits(Tensor):
         return logits
 
     def computed(self) -> Tensor:
-        """The logits, differentiable."""
+        """Returns the logits, differentiable; computed once."""
         if self.value is None:
             self.value = self.raw(self.x)
         return self.value
 
     def raw(self, x: Tensor) -> Tensor:
-        """The logits of other states [..., M]."""
+        """Returns the logits of other states [..., M]."""
         logits = F.linear(x, self.weight, self.bias)
         for step in self.steps:
             logits = step(logits)
         return logits
 
     def cross_entropy(self, target: Tensor, ignore_index: int, reduction: str) -> Tensor:
-        """`torch.nn.functional.cross_entropy` of targets [N], "mean" or "sum"."""
+        """Returns `torch.nn.functional.cross_entropy` for targets [N] and reduction "mean" or "sum"."""
         target = target.masked_fill(target == ignore_index, IGNORE_INDEX)
         x, counted = self.x, target != IGNORE_INDEX
         count = int(counted.sum())
@@ -95,7 +96,7 @@ class Logits(Tensor):
         return (losses.total / count if reduction == "mean" else losses.total).to(self.dtype)
 
     def takes(self, other: Any) -> bool:
-        """Whether a step's other operand is the same for every token, and not trained."""
+        """Returns whether a step's other operand is the same for every token, and needs no gradient."""
         if not isinstance(other, Tensor):
             return isinstance(other, int | float)
         return type(other) is Tensor and not other.requires_grad and other.shape == (1, len(self.weight))
@@ -106,15 +107,15 @@ class Logits(Tensor):
         if func in ALIKE or func in (Tensor.size, Tensor.dim, Tensor.numel):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        name, (logits, *rest) = getattr(func, "__name__", ""), args or (None,)
+        name, (logits, *operands) = getattr(func, "__name__", ""), args or (None,)
         if isinstance(logits, Logits) and not kwargs:
-            if name in STEPS and all(logits.takes(item) for item in rest):
-                step = (lambda x: func(x, *rest)) if rest else func
+            if name in STEPS and all(logits.takes(item) for item in operands):
+                step = (lambda x: func(x, *operands)) if operands else func
                 return Logits.of(logits.x, logits.weight, logits.bias, (*logits.steps, step))
-            if name in VIEWS and _flat(rest, len(logits.weight)):
+            if name in VIEWS and _flat(operands, len(logits.weight)):
                 return Logits.of(logits.x.flatten(0, -2), logits.weight, logits.bias, logits.steps)
         if func is F.cross_entropy and isinstance(logits, Logits) and logits.dim() == 2:
-            arguments = _asked(*rest, **kwargs)
+            arguments = _asked(*operands, **kwargs)
             if arguments is not None:
                 return logits.cross_entropy(*arguments)
         plain, named = tree_map_only(Logits, Logits.computed, (args, kwargs))
@@ -135,8 +136,8 @@ def _asked(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> tuple[Tensor, int, str] | None:
-    """Arguments of `torch.nn.functional.cross_entropy` as `Logits.cross_entropy` takes them; None where it cannot
-    compute them."""
+    """Returns the arguments of `torch.nn.functional.cross_entropy` for `Logits.cross_entropy`; None if it does not
+    support them."""
     plain = weight is None and size_average is None and reduce is None and label_smoothing == 0
     if not plain or reduction not in ("mean", "sum") or target.dim() != 1 or target.is_floating_point():
         return None

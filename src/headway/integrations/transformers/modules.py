@@ -1,8 +1,8 @@
-"""Modules of `transformers` that are known to be equal to ours: one table, by what a class computes; and what the code
-of a class passes to the functions that it calls, read from its source.
+"""The table of `transformers` modules for which headway has an equal replacement; and the arguments that a class passes
+to the functions it calls, read from its source.
 
-A class is known when its `forward` is, instruction for instruction, that of a class in the table: most families are
-copies of a few. What takes its place is put in only after both have computed the same from random numbers.
+A class is known if the bytecode of its `forward` is that of a class in the table: most families are copies of a few. A
+replacement is used only after both have computed the same from random numbers.
 
 Legend: M width, F hidden width.
 """
@@ -24,11 +24,11 @@ from headway.integrations.transformers.products import linear_forward, put, side
 from headway.nn import fused
 
 ATTENTION = "attention_interface"
-"""The name by which every layer calls the attention function of its config."""
+"""The variable name by which every layer calls the attention function of its config."""
 SEED = 0
 TOLERANCE = 1e-5
 ROWS, SAMPLE = 3, 64
-"""Tokens that are compared; outputs of a linear layer and hidden units of a feed-forward that are."""
+"""Number of tokens that are compared; and of outputs of a linear layer, or hidden units of a feed-forward."""
 
 ACTIVATIONS: Mapping[str, str] = {
     "SiLU": "silu",
@@ -37,14 +37,15 @@ ACTIVATIONS: Mapping[str, str] = {
     "GELUTanh": "gelu_pytorch_tanh",
     "ReLU": "relu",
 }
-"""Activations by their classes in transformers and torch."""
+"""Class of an activation in transformers or torch -> its name."""
 
 Sample = tuple[nn.Module, tuple[Any, ...]]
-"""A module in float32 and what it is called with."""
+"""A module in float32 and the arguments to call it with."""
 
 
 class Known(NamedTuple):
-    """Classes (family.Name) that compute the same, what takes their `forward`'s place, and how both are compared."""
+    """Classes (family.Name) that compute the same, the replacement of their `forward`, and how to make a sample to
+    compare both."""
 
     kind: str
     classes: tuple[str, ...]
@@ -53,7 +54,7 @@ class Known(NamedTuple):
 
 
 def random_linear(like: nn.Linear, inputs: int, outputs: int, seed: torch.Generator) -> nn.Module:
-    """A layer of these sizes with random weights, on the CPU, with a bias where `like` has one."""
+    """Returns a linear layer with random weights on the CPU, with a bias if `like` has one."""
     layer: nn.Module = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=like.bias is not None)
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -63,8 +64,8 @@ def random_linear(like: nn.Linear, inputs: int, outputs: int, seed: torch.Genera
 
 
 def shrunk(module: nn.Module, sizes: Mapping[int, int], seed: torch.Generator, **others: Any) -> nn.Module:
-    """A copy of a module whose linear layers have other sizes, by their own, and random weights, and with `others` of
-    its attributes."""
+    """Returns a copy of a module whose linear layers have random weights and other sizes, old size -> new size in
+    `sizes`, and whose attributes `others` are set."""
     layers: dict[str, nn.Module] = {}
     for name, layer in dict[str, Any](module.named_children()).items():
         if hasattr(layer, "out_features"):
@@ -75,21 +76,21 @@ def shrunk(module: nn.Module, sizes: Mapping[int, int], seed: torch.Generator, *
     return small
 
 
-# -- what takes the place of forward, under the names of arguments that each has ---------------------------------
+# -- replacements of forward, with the argument names of the originals -------------------------------------------
 
 
 def llama_norm(self: Any, hidden_states: Tensor) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * g, rounded to the dtype of x before the gain. [..., M] -> [..., M]."""
+    """Returns x / sqrt(mean(x^2) + eps) * g, rounded to the dtype of x before the gain. [..., M] -> [..., M]."""
     return fused.normed("rms", hidden_states, self.weight, None, self.variance_epsilon)
 
 
 def gemma_norm(self: Any, x: Tensor) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * (1 + g), rounded once. [..., M] -> [..., M]."""
+    """Returns x / sqrt(mean(x^2) + eps) * (1 + g), rounded once. [..., M] -> [..., M]."""
     return fused.normed("rms", x.float(), 1.0 + self.weight.float(), None, self.eps).type_as(x)
 
 
 def gated(gate: Tensor, up: Tensor, act: Callable[[Tensor], Tensor]) -> Tensor:
-    """act(gate) * up."""
+    """Returns act(gate) * up."""
     name = ACTIVATIONS.get(type(act).__name__)
     return act(gate) * up if name is None else fused.gated(gate, up, name)
 
@@ -104,7 +105,7 @@ def fused_mlp(self: Any, hidden_states: Tensor) -> Tensor:
     return self.down_proj(gated(gate, up, self.activation_fn))  # type: ignore[no-any-return]
 
 
-# -- what they are compared on -------------------------------------------------------------------------------------
+# -- samples for the comparison ------------------------------------------------------------------------------------
 
 
 def norm_sample(module: Any, seed: torch.Generator) -> Sample:
@@ -113,14 +114,15 @@ def norm_sample(module: Any, seed: torch.Generator) -> Sample:
 
 
 def feedforward_sample(module: Any, seed: torch.Generator) -> Sample:
-    """`SAMPLE` hidden units, with random weights."""
+    """Returns a feed-forward of `SAMPLE` hidden units, with random weights."""
     width, hidden = module.down_proj.out_features, module.down_proj.in_features
     sizes = {hidden: SAMPLE, 2 * hidden: 2 * SAMPLE}
     return shrunk(module, {} if width in sizes else sizes, seed), (torch.randn(ROWS, width, generator=seed),)
 
 
 def longformer_sample(module: Any, seed: torch.Generator) -> Sample:
-    """Two heads and a window of 2 on either side; a row of two global tokens, and one of one that ends in padding."""
+    """Returns two heads with a window of 2 on either side; a row with two global tokens, and one with one that ends in
+    padding."""
     width, tokens = 2 * module.head_dim, 12
     sizes = {"num_heads": 2, "embed_dim": width, "one_sided_attn_window_size": 2}
     small = shrunk(module, {module.embed_dim: width}, seed, **sizes)
@@ -130,12 +132,12 @@ def longformer_sample(module: Any, seed: torch.Generator) -> Sample:
 
 
 def linear_sample(module: nn.Linear, seed: torch.Generator) -> Sample:
-    """Some rows of its own weights."""
-    some = torch.randperm(module.out_features, generator=seed)[:SAMPLE].to(module.weight.device)
-    layer = nn.utils.skip_init(nn.Linear, module.in_features, len(some), bias=module.bias is not None)
+    """Returns a layer of some rows of the module's own weight."""
+    rows = torch.randperm(module.out_features, generator=seed)[:SAMPLE].to(module.weight.device)
+    layer = nn.utils.skip_init(nn.Linear, module.in_features, len(rows), bias=module.bias is not None)
     with torch.no_grad():
         for ours, theirs in zip(layer.parameters(), module.parameters(), strict=True):
-            ours.copy_(theirs[some])
+            ours.copy_(theirs[rows])
     return layer, (torch.randn(ROWS, module.in_features, generator=seed),)
 
 
@@ -158,11 +160,11 @@ UNCHANGED = (
     "torch.Identity",
     "llama.LlamaRotaryEmbedding",
 )
-"""Classes that are left and not worth naming: one operator of torch, or computed once for all layers."""
+"""Classes that are left and not listed in a report: a single operator of torch, or computed once for all layers."""
 
 
 def reference(name: str) -> type[nn.Module]:
-    """The class of `family.Name` in transformers, or `torch.Name`."""
+    """Returns the class of `family.Name` in transformers, or `torch.Name`."""
     family, _, cls = name.partition(".")
     module = "torch.nn" if family == "torch" else f"transformers.models.{family}.modeling_{family}"
     result: type[nn.Module] = getattr(importlib.import_module(module), cls)
@@ -173,14 +175,14 @@ Code = tuple[Any, ...]
 
 
 def is_unchanged(module: nn.Module) -> bool:
-    """Whether a module is of `UNCHANGED`, or an activation, which is part of what calls it."""
+    """Returns whether a module is in `UNCHANGED`, or an activation, which is part of its caller."""
     if type(module).__module__ == "transformers.activations":
         return True
     return code(unwrap(type(module).forward)) in {code(unwrap(reference(name).forward)) for name in UNCHANGED}
 
 
 def code(function: Any) -> Code | None:
-    """The instructions of a plain function; None of what is none."""
+    """Returns the bytecode of a plain function with its names and constants; None for anything else."""
     compiled = getattr(function, "__code__", None)
     if compiled is None or function.__closure__:
         return None
@@ -190,7 +192,7 @@ def code(function: Any) -> Code | None:
 
 @cache
 def known() -> Mapping[Code, Known]:
-    """The table by code."""
+    """Returns the table keyed by bytecode."""
     rows: dict[Code, Known] = {}
     for name, known_as in ((name, row) for row in TABLE for name in row.classes):
         instructions = code(reference(name).forward)
@@ -201,20 +203,20 @@ def known() -> Mapping[Code, Known]:
 
 @cache
 def rotary_codes() -> frozenset[Code | None]:
-    """The codes of functions that rotate as ours does."""
+    """Returns the bytecode of the functions that rotate as ours does."""
     paths = (f"transformers.models.{family}.modeling_{family}" for family in ("llama", "phi3"))
     return frozenset(code(unwrap(importlib.import_module(path).apply_rotary_pos_emb)) for path in paths)
 
 
 def difference(module: nn.Module, row: Known) -> float:
-    """The largest difference between a module and what is to take its place, over the largest number: of outputs
-    without and with gradient, and of the gradient of the input, in float32."""
+    """Returns the largest difference between a module and its replacement, relative to the largest number: over outputs
+    with and without gradient, and the gradient of the input, in float32."""
     seed = torch.Generator().manual_seed(SEED)
-    sample, (x, *others) = row.sample(module, seed)
+    sample, (x, *arguments) = row.sample(module, seed)
     sample.eval()
 
     def run(forward: Callable[..., Any], x: Tensor) -> Any:
-        return forward(sample, x, *others)
+        return forward(sample, x, *arguments)
 
     ours, theirs = (partial(run, forward) for forward in (row.forward, type(module).forward))
     with torch.no_grad():
@@ -223,8 +225,8 @@ def difference(module: nn.Module, row: Known) -> float:
 
 
 def differentiated(ours: Callable[..., Any], theirs: Callable[..., Any], *inputs: Tensor) -> float:
-    """The largest difference between two functions of the same tensors, over the largest number: of their (first)
-    outputs, and of the gradients of what they are given."""
+    """Returns the largest difference between two functions of the same tensors, relative to the largest number: over
+    their (first) outputs, and the gradients of their inputs."""
     sides = []
     for function in (ours, theirs):
         leaves = [t.clone().requires_grad_() for t in inputs]
@@ -236,13 +238,13 @@ def differentiated(ours: Callable[..., Any], theirs: Callable[..., Any], *inputs
 
 
 def first(out: Any) -> Tensor:
-    """The output, of modules that return several."""
+    """Returns the output, or the first of several."""
     output: Tensor = out[0] if isinstance(out, tuple) else out
     return output
 
 
 def relative(a: Any, b: Any) -> float:
-    """max |a - b| / max |b|; infinite where shapes or dtypes differ or a number is none."""
+    """Returns max |a - b| / max |b|; infinity if shapes or dtypes differ, or if a has a number that is not finite."""
     a, b = first(a), first(b)
     if a.shape != b.shape or a.dtype != b.dtype or not bool(torch.isfinite(a).all()):
         return float("inf")
@@ -253,7 +255,7 @@ def relative(a: Any, b: Any) -> float:
 
 @cache
 def calls(function: Callable[..., Any], name: str) -> tuple[ast.Call, ...]:
-    """The calls of the function called `name`; none where a function has no source."""
+    """Returns the calls of `name` in the source of a function; empty if it has no source."""
     try:
         tree = ast.parse(dedent(getsource(unwrap(function))))
     except (OSError, TypeError, SyntaxError):
@@ -263,10 +265,10 @@ def calls(function: Callable[..., Any], name: str) -> tuple[ast.Call, ...]:
 
 
 def names_of(call: ast.Call) -> frozenset[str]:
-    """The names of its arguments that have one."""
+    """Returns the names of its keyword arguments."""
     return frozenset(word.arg for word in call.keywords if word.arg)
 
 
 def passed(forward: Callable[..., Any]) -> frozenset[str]:
-    """The names of the arguments that a layer's own code gives to its attention function."""
+    """Returns the names of the keyword arguments that a layer's own code passes to its attention function."""
     return frozenset[str]().union(*map(names_of, calls(forward, ATTENTION)))

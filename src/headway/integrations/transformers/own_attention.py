@@ -1,9 +1,8 @@
-"""Models of `transformers` that keep their own attention are named when the string is set on them.
+"""Checks that refuse `attn_implementation="headway"` for models that would ignore it.
 
-`transformers` takes any registered string for any model. One whose layers never ask for an attention function computes
-as before, and nothing says so. Importing this module puts checks in front of the methods of `PreTrainedModel` that take
-the string, and of the one that ends the construction.
-"""
+`transformers` accepts any registered string for any model. A model whose layers never ask for an attention function
+would silently compute as before. Importing this module wraps the methods of `PreTrainedModel` that take the string, and
+the one that ends construction, with checks."""
 
 import sys
 from collections.abc import Callable
@@ -21,7 +20,7 @@ KEEPS = "keeps its own attention: its layers ask `transformers` for no other"
 
 
 def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The layers that ask their config for an attention function, by name."""
+    """Returns the layers that ask their config for an attention function, by name."""
     names = {"ALL_ATTENTION_FUNCTIONS", "get_interface"}
     return {
         name: module
@@ -31,32 +30,32 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def check_class(model: PreTrainedModel, implementation: Implementation) -> None:
-    """Raises BackendError where `implementation` gives our attention to a model, before it has any layers, of a class
-    that takes none."""
+    """Raises BackendError if `implementation` selects our attention for a class of models that does not support other
+    attention functions; called before the model has layers."""
     if implementation == NAME and not model._can_set_attn_implementation():
         _refuse(model, model, KEEPS)
 
 
 def check_layers(model: PreTrainedModel, implementation: Implementation) -> None:
-    """Raises BackendError where `implementation` gives our attention to layers that do not ask for any; a dict names
-    configs by their attributes."""
+    """Raises BackendError if `implementation` selects our attention for layers that do not ask for an attention
+    function; a dict selects by the configs' attribute names."""
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     named = [parts] if implementation == NAME else []
     if isinstance(implementation, dict):
         ours = (name for name, value in implementation.items() if value == NAME)
         configs = [getattr(model.config, name) if name else model.config for name in ours]
         named = [[part for part in parts if part.config is config] for config in configs]
-    for some in named:
-        for part in some:
+    for models in named:
+        for part in models:
             if not part._can_set_attn_implementation():
                 _refuse(part, model, KEEPS)
-        if some and not any(map(attention_layers, some)):
-            _refuse(some[0], model, "has no attention that it asks `transformers` for")
+        if models and not any(map(attention_layers, models)):
+            _refuse(models[0], model, "has no attention that it asks `transformers` for")
 
 
 def check_whole(model: PreTrainedModel, _: None) -> None:
-    """`check_layers` for a model whose layers have just been made by its config. A part without attention (a
-    convolution in front of it) is no error, in a model that has some."""
+    """Applies `check_layers` to a model that has just been constructed from its config. In a model with attention, a
+    part without any (such as convolutions in front) is no error."""
     is_ours = model.config._attn_implementation == NAME
     if is_ours and not attention_layers(model) and not _is_being_made(model):
         check_layers(model, NAME)
@@ -72,7 +71,7 @@ def _refuse(part: PreTrainedModel, model: PreTrainedModel, why: str) -> None:
 
 
 def _is_being_made(part: PreTrainedModel) -> bool:
-    """Whether a part is made in the constructor of a model, which may have other parts."""
+    """Returns whether a part is being constructed inside the constructor of a model, which may have other parts."""
     frame = sys._getframe().f_back
     while frame is not None:
         owner = frame.f_locals.get("self") if frame.f_code.co_name == "__init__" else None
@@ -83,7 +82,7 @@ def _is_being_made(part: PreTrainedModel) -> bool:
 
 
 def checked(method: Callable[..., Any], check: Callable[..., None], argument: str) -> Callable[..., Any]:
-    """A method that takes the string as `argument`, with the check in front of it."""
+    """Returns the method, which takes the string as `argument`, with the check before it."""
 
     @wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:

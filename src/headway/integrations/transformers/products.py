@@ -1,9 +1,9 @@
-"""`nn.Linear` as it is in an accelerated model.
+"""`nn.Linear` in an accelerated model.
 
     up to 64 rows on a CPU, no gradient   by the kernels, which read each weight once (`headway.native.linear`)
     more rows, or a gradient              by torch
-    quantized                             any number of rows by `headway.nn.Rounded`, kept beside the layer
-    compressed                            up to 64 rows by `headway.nn.CompressedWeight`, kept beside the layer
+    quantized                             any number of rows by `headway.nn.Rounded`, kept beside the layer's weight
+    compressed                            up to 64 rows by `headway.nn.CompressedWeight`, kept beside it as well
 
 Legend: I numbers in, O numbers out.
 """
@@ -30,29 +30,30 @@ COMPRESSED = "compressed"
 
 @dataclass(frozen=True)
 class Beside:
-    """Weights that are used in the place of a layer's own, and which they were made of."""
+    """Weights that replace a layer's weight in products, with the parameter that they were made from and its
+    version."""
 
     kept: Weight
     weight: Tensor
     version: int
 
     def is_of(self, weight: Tensor) -> bool:
-        """Whether these were made of this parameter as it is now."""
+        """Returns whether they were made from this parameter in its current version."""
         return weight is self.weight and weight._version == self.version
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Beside":
-        weight = copy.deepcopy(self.weight, memo)  # its versions are counted anew
+        weight = copy.deepcopy(self.weight, memo)  # the copy's version counter starts again
         changes = self.weight._version - self.version
         return Beside(copy.deepcopy(self.kept, memo), weight, weight._version - changes)
 
 
 def put(module: nn.Module, forward: Callable[..., Any]) -> None:
-    """Has `module` compute by `forward`, until `take_back`."""
+    """Replaces the forward of `module`, until `take_back`."""
     module.__dict__["forward"] = module.__dict__[PUT] = MethodType(forward, module)
 
 
 def take_back(module: nn.Module) -> None:
-    """Undo `put` and `put_beside`. Raises ConfigError where somebody has replaced the forward since."""
+    """Undoes `put` and `put_beside`. Raises ConfigError if something else has replaced the forward since."""
     module.__dict__.pop(KEPT, None)
     ours = module.__dict__.get(PUT)
     if ours is None:
@@ -66,13 +67,13 @@ def take_back(module: nn.Module) -> None:
 
 
 def put_in(module: nn.Module) -> Callable[..., Any] | None:
-    """The function that stands in front of the class's own forward, if one does."""
+    """Returns the function that overrides the class's forward, or None."""
     forward = module.__dict__.get("forward")
     return getattr(forward, "__func__", forward)
 
 
 def linear_forward(self: nn.Linear, input: Tensor) -> Tensor:
-    """x W^T (+ b): [..., I] -> [..., O]."""
+    """Returns x W^T (+ b): [..., I] -> [..., O]."""
     weights = beside(self)
     if weights is not None and not weights.exact:
         return weights.product(input, self.bias)
@@ -81,7 +82,7 @@ def linear_forward(self: nn.Linear, input: Tensor) -> Tensor:
 
 
 def side_by_side(x: Tensor, layers: Sequence[nn.Linear]) -> list[Tensor]:
-    """The output of each layer for x, in one call of the kernels where each layer would call them."""
+    """Returns the output of each layer for x, in one call of the kernels if each layer would call them."""
     plain = all(
         put_in(layer) is linear_forward and not (layer._forward_hooks or layer._forward_pre_hooks)
         for layer in layers
@@ -91,7 +92,7 @@ def side_by_side(x: Tensor, layers: Sequence[nn.Linear]) -> list[Tensor]:
 
 
 def by_kernels(x: Tensor, layers: Sequence[nn.Linear]) -> list[Tensor] | None:
-    """x [..., I] times the weights of each: [..., O]; None where torch is to do it."""
+    """Returns x [..., I] times the weights of each layer, [..., O], by the kernels; None if torch must compute it."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type):
         return None
     if type(x) is not Tensor or not x.numel():
@@ -114,7 +115,7 @@ def by_kernels(x: Tensor, layers: Sequence[nn.Linear]) -> list[Tensor] | None:
 
 
 def put_beside(layer: nn.Linear, weights: str) -> None:
-    """Puts weights of 8 or 4 bits, or compressed ones, beside those of the layer, to be used in their place."""
+    """Adds weights of 8 or 4 bits, or compressed ones, that replace the layer's weight in products."""
     plain = layer.weight.detach()
     if weights == COMPRESSED:
         stored: Weight = CompressedWeight.pack(plain)
@@ -124,9 +125,9 @@ def put_beside(layer: nn.Linear, weights: str) -> None:
 
 
 def beside(layer: nn.Module) -> Weight | None:
-    """The weights that `put_beside` has put beside a layer.
+    """Returns the weights that `put_beside` added to a layer, or None.
 
-    Raises ConfigError in training mode, and where the layer's own weights have changed since."""
+    Raises ConfigError in training mode, and if the layer's own weight has changed since."""
     stored: Beside | None = layer.__dict__.get(KEPT)
     if stored is None:
         return None

@@ -1,10 +1,10 @@
-"""Steps of one token as one native call, inside a model of `transformers`.
+"""Decoding steps as single native calls, inside a model of `transformers`.
 
-The stack's forward is asked for one more token of each row; where its cache holds whole rows and its layers are those
-of a `headway.models.Decoder`, a decoder on the same weights takes the step (`headway.models.decode_step`), and the
-cache shows what it keeps. Every other call is computed as before. For all of them the cache grows in place.
+If the stack's forward is called for one more token of each row, its cache holds whole rows, and its layers are those of
+a `headway.models.Decoder`, then a decoder on the same weights computes the step (`headway.models.decode_step`), and the
+cache shows the result. Every other call is computed as before. In both cases the cache grows in place.
 
-Legend: B rows, M width, K kv heads, S tokens so far, T new ones, C tokens that there is room for, D per head.
+Legend: B rows, M width, K kv heads, S tokens so far, T new ones, C capacity in tokens, D per head.
 """
 
 import json
@@ -32,27 +32,27 @@ from headway.nn import linears
 
 STEPS = "_headway_steps"
 CLOSE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
-"""How far two computations of a whole stack may differ, over the largest number, before one of them is another's: the
-roundings of some tens of layers."""
+"""Maximum difference between two computations of the same stack, relative to the largest number: the rounding of some
+tens of layers. If it is larger, the stacks are different."""
 CACHE = next(f.name for f in fields(BaseModelOutputWithPast) if f.name in ("cache", "past_key_values"))
-"""The name of a cache among arguments and results: "past_key_values" before transformers 5.24."""
+"""The name of the cache among arguments and results: "past_key_values" before transformers 5.24."""
 GIVEN = ("input_ids", "attention_mask", "position_ids", CACHE, "inputs_embeds", "use_cache")
-"""The arguments of a stack that a step may have, in their order."""
+"""The arguments of a stack that a step may have, in order."""
 SAMPLE = 5
-"""Tokens before the step that is compared."""
+"""Number of tokens before the step that is compared."""
 
 
 class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """`DynamicLayer` whose keys and values [B, K, S, D] are the begin of memory [B, K, C, D] that doubles when it is
-    full: a new token is written where it belongs, and nothing is copied for it. C is a multiple of 64."""
+    """A `DynamicLayer` whose keys and values [B, K, S, D] are the beginning of memory [B, K, C, D] that doubles when it
+    is full: new tokens are written in place, without copying the old ones. C is a multiple of 64."""
 
     _room: tuple[Tensor, Tensor] | None = None
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Keeps the keys and values of new tokens [B, K, T, D]; returns those of all. Tensors with a gradient are
-        joined as `DynamicLayer` does."""
+        """Adds the keys and values of new tokens [B, K, T, D] and returns those of all tokens. Tensors that require a
+        gradient are concatenated as in `DynamicLayer`."""
         if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
             self._room = None
             return super().update(key_states, value_states, *args, **kwargs)
@@ -66,8 +66,8 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         return self.show(count)
 
     def with_room(self, count: int, *like: Tensor) -> tuple[Tensor, Tensor]:
-        """Memory for `count` keys and values, `like` these but for their number, which begins with the current ones:
-        the same memory, where they still lie there."""
+        """Returns memory for `count` keys and values that begins with the current ones: the same memory if they are in
+        it and it is large enough, else new memory, with the other sizes and the dtype of `like`."""
         current: tuple[Any, ...] = self.keys, self.values
         if (
             self._room is None
@@ -94,7 +94,7 @@ def _is_begin(tensor: Tensor, room: Tensor) -> bool:
 
 
 def growing(cache: Cache) -> None:
-    """Has the layers of a cache grow in place, those that join tensors for each token."""
+    """Makes those layers of a cache grow in place that would concatenate tensors for each token."""
     for layer in cache.layers:
         if type(layer) is DynamicLayer:
             layer.__class__ = GrowingLayer
@@ -103,7 +103,7 @@ def growing(cache: Cache) -> None:
 
 
 class Steps:
-    """The decoder on a stack's weights, and what goes on with each cache. A copy of the model starts without."""
+    """The decoder on a stack's weights, and the state of each cache. A copy of the model starts without them."""
 
     def __init__(self) -> None:
         self.decoder: Decoder | None = None
@@ -118,10 +118,10 @@ class Steps:
 
 
 class Live:
-    """A cache of transformers, and ours of the same tokens in the same memory.
+    """A cache of transformers, and a paged cache of the same tokens in the same memory.
 
-    That is [B, K, C, D] for C tokens, a multiple of 64, which is also pages: slot s of row b is number b K C + s where
-    a head is C D numbers from the next. For B = 2, K = 3, C = 128 row 1 begins with page 6."""
+    The memory [B, K, C, D], where C is a multiple of 64 tokens, is also divided into pages: slot s of row b is number b
+    K C + s, and the next head is C D numbers further. For B = 2, K = 3, C = 128, row 1 begins with page 6."""
 
     def __init__(self, decoder: Decoder, cache: Any) -> None:
         growing(cache)
@@ -135,7 +135,8 @@ class Live:
         self.step = DecodeStep(decoder, self.pages)
 
     def read(self, x: Tensor, cache: Any) -> Tensor:
-        """Embeddings [B, 1, M] of the next token of each row; the last states. The cache then has that token, too."""
+        """Returns the last hidden states for embeddings [B, 1, M] of the next token of each row, and adds that token to
+        the cache."""
         for table in self.tables:
             table.ids.append(0)
         count = len(self.tables[0])
@@ -156,19 +157,19 @@ class Live:
         return states
 
     def is_of(self, cache: Any) -> bool:
-        """Whether the cache is as the last step left it."""
+        """Returns whether the cache is as the last step left it."""
         return all(a is b.keys for a, b in zip(self.shown, cache.layers, strict=True))
 
 
 def _as_slots(room: Tensor) -> Tensor:
-    """Memory [B, K, C, D] as one row of slots, [1, K, (B - 1) K C + C, D]: see `Live`."""
+    """Returns memory [B, K, C, D] as one row of slots, [1, K, (B - 1) K C + C, D]; see `Live`."""
     batch, heads, capacity, size = room.shape
     slots = (batch - 1) * heads * capacity + capacity
     return room.as_strided((1, heads, slots, size), (0, capacity * size, size, 1))
 
 
 def stack_forward(self: Any, *args: Any, **named: Any) -> Any:
-    """A `LlamaModel` and its like: a step by the kernels where it can be one."""
+    """The forward of a `LlamaModel` or similar, which computes decoding steps by the kernels if it can."""
     arguments = {**dict.fromkeys(GIVEN), **dict(zip(GIVEN, args, strict=False)), **named}
     x, cache = arguments["inputs_embeds"], arguments[CACHE]
     if _is_step(self, arguments) and (live := _live(self, cache)) is not None:
@@ -178,17 +179,17 @@ def stack_forward(self: Any, *args: Any, **named: Any) -> Any:
 
 
 def _is_step(self: Any, arguments: Mapping[str, Any]) -> bool:
-    """Whether a call is for the next token of rows without padding, and for nothing else."""
+    """Returns whether a call is for the next token of rows without padding, and nothing else."""
     ids, mask, positions, cache, x, use_cache = (arguments.get(name) for name in GIVEN)
     rows = ids if x is None else x
     if type(cache) is not DynamicCache or (ids is None) == (x is None) or rows is None:
         return False
-    past, others = cache.get_seq_length(), arguments.keys() - {*GIVEN, "return_dict"}
+    past, extra = cache.get_seq_length(), arguments.keys() - {*GIVEN, "return_dict"}
     layers: list[Any] = cache.layers
     return (
         not (use_cache is False or self.training or torch.is_grad_enabled())
         and (rows.shape[1] == 1 and rows.is_cpu)
-        and all(arguments[name] in (None, False) for name in others)
+        and all(arguments[name] in (None, False) for name in extra)
         and not (
             arguments.get("return_dict") is False or torch.is_autocast_enabled("cpu") or cache.offloading
         )
@@ -203,7 +204,8 @@ def _is_step(self: Any, arguments: Mapping[str, Any]) -> bool:
 
 
 def _live(self: Any, cache: Any) -> Live | None:
-    """The `Live` that takes the steps of this cache; None where the model has changed since."""
+    """Returns the `Live` that computes the steps of this cache; None if the model has hooks, or other parameters than
+    before."""
     steps: Steps = self.__dict__[STEPS]
     live = steps.live.get(cache)
     if live is not None and live.is_of(cache):
@@ -227,12 +229,13 @@ def _decoder(self: Any, steps: Steps) -> Decoder | None:
 
 
 def _weights(stack: Any) -> tuple[tuple[str, int], ...]:
-    """The addresses of its weights, by their names."""
+    """Returns the addresses of the stack's weights, by name."""
     return tuple((name, p.data_ptr()) for name, p in stack.named_parameters())
 
 
 def decoder_of(stack: Any) -> Decoder:
-    """A decoder whose blocks have the very weights of a stack. Raises HeadwayError where none computes the same."""
+    """Returns a decoder whose blocks share the weights of a stack. Raises HeadwayError if no decoder computes the
+    same."""
     config = json.loads(stack.config.to_json_string(use_diff=True))
     if tensor_names(config) is not OWN_NAMES:
         raise HeadwayError(f"{type(stack).__name__} has other names")
@@ -243,7 +246,7 @@ def decoder_of(stack: Any) -> Decoder:
         raise HeadwayError(f"{type(stack).__name__} has experts, which native steps do not know")
     state = {f"model.{name}": t for name, t in stack.state_dict().items()}
     if not model.spec.tied:
-        # not multiplied with: the model has its own
+        # never used: the output layer of the `transformers` model computes the logits
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     with torch.no_grad():
         model.load_state_dict(state, assign=True)
@@ -255,7 +258,8 @@ def decoder_of(stack: Any) -> Decoder:
 
 @torch.no_grad()
 def unequal_reason(stack: Any) -> str | None:
-    """Why a stack's steps cannot be native calls; None if they can, as shown by one on random tokens."""
+    """Returns why a stack's steps cannot be native calls; None if one such step on random tokens gives equal
+    results."""
     if not hasattr(stack, "layers") or not hasattr(stack, "norm"):
         return f"unknown class {type(stack).__name__}"
     modes = [(module, module.training) for module in stack.modules()]
@@ -263,7 +267,7 @@ def unequal_reason(stack: Any) -> str | None:
         steps = stack.__dict__[STEPS] = Steps()
         stack.eval()
         decoder = decoder_of(stack)
-        Lowered(decoder)  # raises the reason where there is none
+        Lowered(decoder)  # raises HeadwayError if native steps do not support the decoder
         seed = torch.Generator().manual_seed(SEED)
         ids = torch.randint(stack.get_input_embeddings().num_embeddings, (2, SAMPLE + 1), generator=seed)
         step = {CACHE: DynamicCache(config=stack.config), "use_cache": True}

@@ -1,4 +1,4 @@
-"""Attention maps, and next tokens with attention cut: numbers of the Python API, for the page."""
+"""Attention maps and next-token distributions with edges of the attention cut, as in the Python API, for the page."""
 
 import codecs
 from collections.abc import Callable
@@ -28,21 +28,22 @@ from headway.serve.visits import own_salt
 from headway.tokens import Tokens
 
 SAMPLED = 64
-"""Queries of a text, evenly apart, over which a head's shares are averaged."""
+"""Number of evenly spaced queries of a text over which a head's shares are averaged."""
 LIKELY, MOST_CUTS = 10, 64
 Told = dict[str, Any]
 Tell = Callable[[Decoding, list[int], int, str], Told]
 
 
 class LookedAt(ModelRequest):
-    """A text, as one, as ids or as a conversation, and one of its tokens; -1 is the last."""
+    """A text (as text, token ids or a conversation) and one of its tokens; -1 is the last."""
 
     prompt: str | list[int] | None = None
     messages: list[ChatMessage] | None = None
     query: int = -1
 
     def ids(self, model: Decoding) -> list[int]:
-        """The text's. Raises ConfigError unless one text is given, DataError for a text without such a token."""
+        """Returns the token ids of the text. Raises ConfigError unless exactly one text is given, DataError if `query`
+        is out of range."""
         tokenizer, prompt = model.lm.need_tokenizer(), self.prompt
         if (prompt is None) == (self.messages is None):
             raise ConfigError("one text is looked at: give prompt (a text or ids), or messages")
@@ -56,25 +57,25 @@ class LookedAt(ModelRequest):
 
 
 class Row(LookedAt):
-    """`POST /v1/attention`."""
+    """`POST /v1/attention`: a row of one head's attention map."""
 
     layer: int
     head: int
 
 
 class WhatIf(LookedAt):
-    """`POST /v1/what-if`."""
+    """`POST /v1/what-if`: a text, and the attention edges to cut."""
 
     cuts: list[Cut] = Field(max_length=MOST_CUTS)
 
 
 def routes(server: Server) -> APIRouter:
-    """`/v1/attention`, `/v1/attention/heads`, `/v1/what-if`."""
+    """Returns the routes `/v1/attention`, `/v1/attention/heads`, `/v1/what-if`."""
     router, looking = APIRouter(prefix="/v1"), Looking()
 
     async def looked(body: LookedAt, request: Request, tell: Tell) -> Json:
         model, warnings = await server.begin(body, Decoding)
-        salt = own_salt()  # `look` runs in a thread that knows no request
+        salt = own_salt()  # read here: `look` runs in a thread without the request's context
 
         def look() -> Told:
             ids = body.ids(model)
@@ -85,7 +86,7 @@ def routes(server: Server) -> APIRouter:
 
     @router.post("/attention/heads")
     async def heads(body: LookedAt, request: Request) -> Response:
-        """The tokens of a text, and of one of them what follows it and where each head looks."""
+        """Returns the tokens of a text, and for one of them the likeliest next tokens and where each head attends."""
 
         def tell(model: Decoding, ids: list[int], query: int, salt: str) -> Told:
             look = looking.at(model, ids, salt)
@@ -106,7 +107,7 @@ def routes(server: Server) -> APIRouter:
 
     @router.post("/attention")
     async def attention(body: Row, request: Request) -> Response:
-        """The weights of a layer, a head and a token as one row over the text, and what is to be said of them."""
+        """Returns the attention weights of one query in one head as a row over the text, with statistics."""
 
         def tell(model: Decoding, ids: list[int], query: int, salt: str) -> Told:
             (layer,) = numbers_of("layer", body.layer, model.lm.spec.layers)
@@ -116,17 +117,17 @@ def routes(server: Server) -> APIRouter:
             chosen = replace(maps[layer], heads=(head,))
             weights, result = chosen.row(at)[0].double(), chosen.result(at)[0].double()
             difference = weights @ chosen.values(at)[0].double() - result
-            apart = range(len(ids) - 1, -1, -max(1, len(ids) // SAMPLED))[:SAMPLED]
-            some = [number for number in reversed(apart) if look.sees(number)] or [query]
-            others, slots = look.maps(model, some)
+            spaced = range(len(ids) - 1, -1, -max(1, len(ids) // SAMPLED))[:SAMPLED]
+            sampled = [number for number in reversed(spaced) if look.sees(number)] or [query]
+            sampled_maps, slots = look.maps(model, sampled)
             return {
                 "weights": weights.tolist(),
                 "sum": float(weights.sum()),
                 "difference": float(difference.abs().max()),
                 "largest": float(result.abs().max()),
                 "shares": _shares(*chosen.shares([at])),
-                "mean_shares": _shares(*replace(others[layer], heads=(head,)).shares(slots)),
-                "sampled": some,
+                "mean_shares": _shares(*replace(sampled_maps[layer], heads=(head,)).shares(slots)),
+                "sampled": sampled,
                 "stored": look.stored,
                 "computed": look.computed,
                 **_seen(chosen.pattern, head, query, len(ids)),
@@ -136,7 +137,7 @@ def routes(server: Server) -> APIRouter:
 
     @router.post("/what-if")
     async def what_if(body: WhatIf, request: Request) -> Response:
-        """What follows a token, as it is and without the pairs that are cut."""
+        """Returns the likeliest tokens after a token, with and without the cuts."""
 
         def tell(model: Decoding, ids: list[int], query: int, salt: str) -> Told:
             text = ids[: query + 1]
@@ -157,8 +158,8 @@ def routes(server: Server) -> APIRouter:
 
 
 def _texts(model: Decoding, ids: list[int]) -> list[str]:
-    """The text that each token adds, so that together they read as the whole of it; a character whose bytes are
-    several tokens stands in the last of them."""
+    """Returns the text that each token adds, so that together they read as the whole text; a character whose bytes span
+    several tokens belongs to the last of them."""
     utf8, vocabulary = codecs.getincrementaldecoder("utf-8")("replace"), model.lm.need_tokenizer()
     return [utf8.decode(vocabulary.text_bytes(token, special=True) or b"") for token in ids]
 
@@ -178,22 +179,23 @@ def _shares(shares: Shares) -> Told:
 
 
 def _pages(model: Decoding, ids: list[int], salt: str) -> Told:
-    """The fates of the pages of the text, by classes of layers, for who has this salt."""
+    """Returns the state of the text's pages under this salt, for each class of layers."""
     reader = model.engine.reader
     kinds = zip(reader.cache.pool.classes, reader.fates(ids, model.adapters, salt), strict=True)
     classes = [
         {
-            "layers": [i for i, layer in enumerate(reader.cache.layers) if layer.of == of],
+            "layers": [i for i, layer in enumerate(reader.cache.layers) if layer.of == number],
             "state": kind.state,
             "fates": states,
         }
-        for of, (kind, states) in enumerate(kinds)
+        for number, (kind, states) in enumerate(kinds)
     ]
     return {"page": PAGE, "classes": classes}
 
 
 def _seen(pattern: Pattern, head: int, query: int, count: int) -> Told:
-    """The fate of each key for the query, as runs [fate, first, end], and the runs of keys that each part shows."""
+    """Returns the fate of each key for the query, as runs [fate, first, end], and the runs of keys that each part of
+    the head's pattern makes visible."""
     q, k = Tokens.range(1, query), Tokens.range(count)
     states = fates(pattern, q, k)[0]
     whole = pattern.heads[head] if len(pattern.heads) > 1 else pattern
@@ -210,11 +212,11 @@ def _seen(pattern: Pattern, head: int, query: int, count: int) -> Told:
 
 
 def _runs(values: Tensor) -> list[tuple[int, tuple[int, int]]]:
-    """Runs of equal values: their value, and (first, end)."""
+    """Returns runs of equal values: the value, and (first, end)."""
     # 1 1 0: (1, (0, 2)), (0, (2, 3))
-    runs, at = [], 0
+    runs, first = [], 0
     for value, run in groupby(values.tolist()):
-        end = at + len(list(run))
-        runs.append((int(value), (at, end)))
-        at = end
+        end = first + len(list(run))
+        runs.append((int(value), (first, end)))
+        first = end
     return runs

@@ -1,4 +1,4 @@
-"""Routes by which llama.cpp and vLLM tell of tokens, and of the server."""
+"""Routes of llama.cpp and vLLM about tokens, and about the server."""
 
 import asyncio
 from typing import Any
@@ -18,7 +18,7 @@ from headway.text import Tokenizer
 
 
 class Tokenize(ModelRequest):
-    """`POST /tokenize`: a text, as vLLM (`prompt`) or llama.cpp (`content`) call it, or a conversation."""
+    """`POST /tokenize`: a text, in the field of vLLM (`prompt`) or of llama.cpp (`content`), or a conversation."""
 
     prompt: str | None = None
     content: str | None = None
@@ -30,8 +30,8 @@ class Tokenize(ModelRequest):
     with_pieces: bool = False
 
     def ids(self, tokenizer: Tokenizer) -> list[int]:
-        """Control tokens that stand in a `prompt` are text, as in completions. Raises ConfigError where there is
-        neither."""
+        """Returns the token ids of the text; control tokens in a `prompt` are plain text, as in completions. Raises
+        ConfigError if there is neither field."""
         if self.content is not None:
             return tokenizer.encode(self.content, bos=self.add_special, eos=False, special=self.parse_special)
         if self.prompt is None:
@@ -40,18 +40,18 @@ class Tokenize(ModelRequest):
 
 
 class Detokenize(ModelRequest):
-    """`POST /detokenize`: ids."""
+    """`POST /detokenize`: token ids."""
 
     tokens: list[int]
 
 
 def routes(server: Server) -> APIRouter:
-    """`/tokenize`, `/detokenize`, `/apply-template`, `/tokenizer_info`, `/props`, `/slots`."""
+    """Returns the routes `/tokenize`, `/detokenize`, `/apply-template`, `/tokenizer_info`, `/props`, `/slots`."""
     router = APIRouter()
 
     @router.post("/tokenize")
     async def tokenize(body: Tokenize) -> dict[str, Any]:
-        """Ids of a text or a conversation."""
+        """Returns the token ids of a text or a conversation."""
         model, warnings = await server.begin(body, Decoding)
         tokenizer = model.lm.need_tokenizer()
         if body.messages is not None:
@@ -67,14 +67,14 @@ def routes(server: Server) -> APIRouter:
 
     @router.post("/detokenize")
     async def detokenize(body: Detokenize) -> dict[str, Any]:
-        """The text of ids, as vLLM and as llama.cpp call it."""
+        """Returns the text of token ids, in the fields of vLLM and of llama.cpp."""
         model, warnings = await server.begin(body, Decoding)
         text = model.lm.need_tokenizer().decode(body.tokens, special=True)
         return {"prompt": text, "content": text, **warned(warnings)}
 
     @router.post("/apply-template")
     async def apply_template(body: Chat) -> dict[str, Any]:
-        """The text of the ids that a conversation is, without the BOS that begins every prompt."""
+        """Returns the prompt of a conversation as text, without the BOS that begins every prompt."""
         model, warnings = await server.begin(body, Decoding)
         ids, tokenizer = (await prepare(model, body, warnings)).ids, model.lm.need_tokenizer()
         text = tokenizer.decode(ids[ids[:1] == [tokenizer.bos] :], special=True)
@@ -82,13 +82,13 @@ def routes(server: Server) -> APIRouter:
 
     @router.get("/tokenizer_info")
     async def info(model: str | None = None) -> dict[str, Any]:
-        """Special tokens and the chat template, as vLLM tells them."""
+        """Returns the special tokens and the chat template, as vLLM does."""
         return _names((await server.models.find(model, Decoding)).lm.need_tokenizer())
 
     @router.get("/props")
     def props(model: str | None = None) -> dict[str, Any]:
-        """What a model is, and the settings that requests have unless they say otherwise; of one that sleeps, which is
-        not loaded for this, less."""
+        """Returns facts about a model and the default settings of requests; less about an unloaded model, which this
+        does not load."""
         place = server.models.choose(model, lambda served: isinstance(served, Decoding))
         answer = {
             "model_alias": place.name,
@@ -98,7 +98,9 @@ def routes(server: Server) -> APIRouter:
             "modalities": {"vision": False, "audio": False},
             "build_info": f"headway {__version__}",
         }
-        if not isinstance(decoder := place.model, Decoding):  # who looks uses nothing, so that it may sleep
+        if not isinstance(
+            decoder := place.model, Decoding
+        ):  # does not count as a use: the model may still expire
             return answer
         defaults = LlamaCompletion.model_validate({"prompt": ""}).model_dump(exclude={"prompt", "model"})
         answer["default_generation_settings"] = {"n_ctx": decoder.context, "params": defaults}
@@ -106,8 +108,8 @@ def routes(server: Server) -> APIRouter:
 
     @router.get("/slots")
     async def slots(model: str | None = None) -> list[dict[str, Any]]:
-        """A row for each request that may be written at once, or where no bound is set for each that is and for the
-        next; nothing of what they say."""
+        """Returns an entry for each slot; without a limit of slots, one for each running request and one more. They
+        hold no text."""
         context, worker = (await server.models.find(model, Decoding)).context, server.worker
         count = worker.count
         rows = range(worker.slots or min(count + 1, worker.most))
@@ -117,7 +119,7 @@ def routes(server: Server) -> APIRouter:
 
 
 def _names(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The names of special tokens, and the chat template."""
+    """Returns the special tokens and the chat template."""
     ids = {f"{role}_token": getattr(tokenizer, role) for role in ("bos", "eos", "pad")}
     template = tokenizer.chat_template
     named = {name: None if i is None else tokenizer.token(i) for name, i in ids.items()}
@@ -125,7 +127,7 @@ def _names(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
-    """The text of a token, or its bytes where they are none."""
+    """Returns the text of a token, or its bytes if they are not valid UTF-8."""
     spelled = tokenizer.text_bytes(token, special=True) or b""
     try:
         return spelled.decode()

@@ -1,4 +1,4 @@
-"""Health, readiness and metrics of a server; adapters that come and go, as in vLLM, by a key of an admin."""
+"""Routes for health, readiness and metrics, and to load and unload adapters as in vLLM, with an admin's key."""
 
 from typing import Annotated, Any
 
@@ -20,14 +20,14 @@ class Named(BaseModel, extra="forbid"):
 
 
 class Loaded(Named):
-    """And its folder, and the model that it is of, where there are several."""
+    """An adapter's name and folder, and its model if there are several."""
 
     lora_path: str
     model: str | None = None
 
 
 def check_admin() -> None:
-    """Raises 403 where the key is not an admin's, or there are no keys."""
+    """Raises Refused with status 403 if the key is not an admin's, or if there are no keys."""
     visit = VISIT.get()
     if visit is None or not visit.key.admin:
         raise Refused("this needs a key of an admin: --keys FILE, with a line SECRET admin", 403)
@@ -37,31 +37,32 @@ Admin = Annotated[None, Depends(check_admin)]
 
 
 def routes(server: Server) -> APIRouter:
-    """`GET /health`, `/ready`, `/metrics`; `POST /v1/load_lora_adapter`, `/v1/unload_lora_adapter`."""
+    """Returns the routes `GET /health`, `/ready`, `/metrics`; `POST /v1/load_lora_adapter`,
+    `/v1/unload_lora_adapter`."""
     router, models = APIRouter(), server.models
 
     @router.get("/health")
     def health() -> dict[str, str]:
-        """Whether the thread that writes lives."""
+        """Returns whether the worker's thread runs."""
         if not server.worker.is_alive:
             raise Unavailable("the thread of the engines has ended; restart the server")
         return {"status": "ok"}
 
     @router.get("/ready")
     async def ready() -> dict[str, Any]:
-        """Whether requests may come: each model that is loaded has been checked, once."""
+        """Returns whether the server is ready: each loaded model is checked once."""
         await models.check()
         return {"status": "ready", "models": {name: place.state for name, place in models.places.items()}}
 
     @router.get("/metrics", response_class=PlainTextResponse)
     def metrics() -> Response:
-        """Numbers for Prometheus."""
+        """Returns the metrics for Prometheus."""
         begun = {"Process-Start-Time-Unix": f"{server.begun:.0f}"}
         return Response(server.metrics(), media_type=CONTENT_TYPE_LATEST, headers=begun)
 
     @router.post("/v1/load_lora_adapter")
     async def load(body: Loaded, _: Admin) -> dict[str, str]:
-        """An adapter of a model, as a model of its own name."""
+        """Loads an adapter of a model, as a model with its own name."""
         base = await models.find(body.model, Decoding)
         place = models.add_adapter(body.lora_name, models.places[base.name], body.lora_path)
         try:
@@ -73,7 +74,7 @@ def routes(server: Server) -> APIRouter:
 
     @router.post("/v1/unload_lora_adapter")
     async def unload(body: Named, _: Admin) -> dict[str, str]:
-        """No longer."""
+        """Unloads an adapter."""
         models.drop_adapter(body.lora_name)
         return {"status": f"{body.lora_name} is unloaded"}
 

@@ -1,5 +1,4 @@
-"""The page: static files that ask this server, and nothing else, for all that they show; and patterns without a model,
-which it draws."""
+"""The web page: static files, which send requests to this server only; and patterns without a model, for it to draw."""
 
 from importlib.resources import files
 from pathlib import PurePath
@@ -32,13 +31,14 @@ HEADERS = {
     "cache-control": "no-cache",
 }
 MOST_LETTERS, MOST_LEAVES, MOST_HEADS = 500, 8, 16
-"""Bounds of a pattern: the time to count its facts grows with the leaves of a head, threefold each."""
+"""Bounds of a pattern. The time to count its facts triples with each leaf of a head."""
 CELLS = " .+#"
-"""Later, released, kept, seen: a letter for each of `FATES`."""
+"""The characters of later, released, kept and seen keys, in the order of `FATES`."""
 
 
 class Drawn(BaseModel, extra="forbid"):
-    """`POST /v1/pattern`: `tokens` in the picture, some of them global, and layers of the receptive field."""
+    """`POST /v1/pattern`: a pattern, the number of tokens in the picture, global tokens, and layers of the receptive
+    field."""
 
     pattern: str = Field(max_length=MOST_LETTERS)
     tokens: int = Field(32, ge=1, le=128)
@@ -47,7 +47,7 @@ class Drawn(BaseModel, extra="forbid"):
 
 
 def routes(server: Server) -> APIRouter:
-    """`/`, and `/page/NAME` for what it consists of."""
+    """Returns the routes `/` and `/page/NAME`."""
     router = APIRouter(include_in_schema=False)
     paths = (path for path in (files("headway.serve") / "page").iterdir() if path.is_file())
     content = {path.name: path.read_bytes() for path in paths}
@@ -55,7 +55,7 @@ def routes(server: Server) -> APIRouter:
     @router.get("/")
     @router.get("/page/{name}")
     def page(name: str = "index.html") -> Response:
-        """One of the files."""
+        """Returns one of the page's files."""
         if name not in content:
             raise Refused(f"the page has no file {name!r}", 404)
         return Response(content[name], media_type=KINDS[PurePath(name).suffix], headers=HEADERS)
@@ -64,12 +64,12 @@ def routes(server: Server) -> APIRouter:
 
 
 def patterns(server: Server) -> APIRouter:
-    """`/v1/pattern`."""
+    """Returns the route `/v1/pattern`."""
     router = APIRouter(prefix="/v1")
 
     @router.post("/pattern")
     def pattern(body: Drawn) -> dict[str, Any]:
-        """What `headway show --json` says of a pattern, and its cells, head by head, a row for each query."""
+        """Returns what `headway show --json` reports of a pattern, and its cells: for each head, a row per query."""
         parsed = parse(body.pattern)
         if len(parsed.heads) > MOST_HEADS or any(len(leaves(head)) > MOST_LEAVES for head in parsed.heads):
             raise PatternError(f"pattern: at most {MOST_HEADS} heads of {MOST_LEAVES} parts are drawn here")

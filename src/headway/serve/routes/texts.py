@@ -1,5 +1,4 @@
-"""Requests to models, a path for each kind: texts, in the shape of each protocol, and tasks of encoders
-and translators."""
+"""Routes of requests to models: generation in the format of each protocol, and tasks of encoders and translators."""
 
 import asyncio
 import time
@@ -28,7 +27,7 @@ from headway.serve.streams import STREAMED, respond, unless_gone, whole
 
 
 class Exchange(NamedTuple):
-    """The body of a request, the function that begins its answer, and the class of the answer."""
+    """The class of a request body, the function that begins its response, and the class of the response."""
 
     body: type[TextRequest]
     begin: Callable[[type[Answer], Decoding, Any, list[str]], Awaitable[Answer]]
@@ -49,7 +48,7 @@ COUNTED: dict[str, type[TextRequest]] = {
     "/v1/responses/input_tokens": Responses,
     "/v1/messages/count_tokens": CountedMessages,
 }
-"""Conversations whose tokens are counted."""
+"""Paths that count the tokens of a conversation."""
 
 
 class Instance(BaseModel, extra="allow"):
@@ -59,17 +58,17 @@ class Instance(BaseModel, extra="allow"):
 
 
 class Predict(ModelRequest):
-    """`POST /v1/predict`: Vertex AI's requests."""
+    """`POST /v1/predict`: requests of Vertex AI."""
 
     instances: list[Instance] = Field(min_length=1, max_length=MOST_TEXTS)
 
 
 def routes(server: Server) -> APIRouter:
-    """A route for each of them, `/v1/predict` and `/v1/models`."""
+    """Returns a route for each of these, `/v1/predict` and `/v1/models`."""
     router = APIRouter()
 
     async def begun(how: Exchange, body: TextRequest) -> Answer:
-        """The answer to a request, of which nothing has been written yet."""
+        """Returns the response to a request, not yet generated."""
         body.check()
         model, warnings = await server.begin(body, Decoding)
         return await how.begin(how.answer, model, body, warnings)
@@ -99,7 +98,7 @@ def routes(server: Server) -> APIRouter:
     def post(
         path: str, kind: type[ModelRequest], answer: Callable[..., Awaitable[Response]], **more: Any
     ) -> None:
-        """Adds a route for bodies of a kind, whose docstring it has."""
+        """Adds a route for bodies of a class, whose docstring becomes the route's."""
 
         async def endpoint(body: Any, request: Request) -> Response:
             return await answer(body, request)
@@ -116,7 +115,7 @@ def routes(server: Server) -> APIRouter:
 
     @router.post("/v1/predict")
     async def predict(body: Predict, request: Request) -> dict[str, Any]:
-        """What each instance is answered."""
+        """Returns the response to each instance."""
         answers = []
         for each in body.instances:
             how = WRITTEN["/v1/" + each.format.replace("chatC", "chat/c")]
@@ -126,12 +125,12 @@ def routes(server: Server) -> APIRouter:
 
     @router.get("/v1/models")
     def list_models() -> dict[str, Any]:
-        """The models, by the names that requests give."""
+        """Returns the models, by the names that requests give."""
         return {"object": "list", "data": [place.described for place in server.models.places.values()]}
 
     @router.get("/v1/models/{name:path}")
     def model(name: str) -> dict[str, Any]:
-        """One of them."""
+        """Returns one of the models."""
         return server.models.place(name).described
 
     return router
