@@ -43,8 +43,15 @@ def test_another_table_of_angles_is_refused(tmp_path: Path) -> None:
         name = "encoder.embed_positions.weight"
         return {**state, name: state[name] * 0.5}
 
-    with pytest.raises(CheckpointError, match=r"embed_positions\.weight is not what it is in every model"):
-        load_folder(rewritten(tmp_path / "m", other_theta))
+    def whole_numbers(state: dict[str, Tensor]) -> dict[str, Tensor]:
+        name = "encoder.embed_positions.weight"
+        return {**state, name: state[name].to(torch.int64)}
+
+    for change in (other_theta, whole_numbers):
+        with pytest.raises(
+            CheckpointError, match=r"embed_positions\.weight is not what it is in every model"
+        ):
+            load_folder(rewritten(tmp_path / "m", change))
 
 
 def test_names_of_old_files(tmp_path: Path) -> None:

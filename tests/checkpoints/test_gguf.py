@@ -18,6 +18,7 @@ from headway.positions import Rotary
 from headway.storage.gguf import read_gguf
 from headway.storage.gguf_blocks import BF16, BY_DTYPE, F32, Q4_0, Q8_0, codes, dequantize, quantize
 from headway.storage.lazy import Form
+from headway.storage.tensors import Tensors
 from headway.text import Tokenizer
 from tests.checkpoints.gguf_files import BASE, SPECS, weights
 from tests.data import data_path
@@ -99,6 +100,12 @@ def test_a_file_in_bfloat16_runs_in_it_unless_that_rounds_a_norm(tmp_path):
     )
     write_model(tmp_path / FILE, spec, state, None)
     assert {p.dtype for p in load_model(tmp_path / FILE).parameters()} == {torch.float32}
+
+
+def test_no_number_of_a_file_in_float32_is_read_to_open_it(tmp_path, monkeypatch):
+    write_model(tmp_path / FILE, SPECS["llama"], weights(SPECS["llama"]), None)
+    monkeypatch.setattr(Tensors, "__getitem__", lambda tensors, name: pytest.fail(f"{name} is read"))
+    assert {form.dtype for form in load_folder(tmp_path / FILE).tensors.forms.values()} == {torch.float32}
 
 
 @pytest.mark.parametrize("name", ["qwen3.5", "mamba2", "gemma3"])

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from headway.api import LanguageModel
-from headway.errors import DataError
+from headway.cli.serve import names
+from headway.errors import ConfigError, DataError
 from headway.serve.models import Models, Place
 from headway.serve.served import Decoding
 from headway.serve.worker import Worker
@@ -180,6 +181,22 @@ def test_a_model_has_several_names_and_sleeps() -> None:
         [told] = ask(house, "/v1/models", method="GET")[1]["data"]
         assert (told["id"], told["aliases"], told["tags"]) == ("one", ["one", "two"], ["chat"])
         assert [slot["is_processing"] for slot in ask(house, "/slots", method="GET")[1]] == [False, False]
+    with pytest.raises(ConfigError, match="there is a model 'two' already"):
+        models.add_adapter("two", models.place("one"), "adapter")
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("Qwen/Qwen2.5-0.5B", "Qwen2.5-0.5B"),
+        ("runs/llama-3.1/", "llama-3.1"),
+        ("files/llama-3.1-q4.gguf", "llama-3.1-q4"),
+        ("stories260K.bin", "stories260K"),
+        (".", "."),
+    ],
+)
+def test_a_model_without_an_alias_is_named_by_the_last_part_of_its_path(model: str, name: str) -> None:
+    assert names([model], []) == [([name], model)]
 
 
 def test_so_many_are_written_at_once_and_the_others_wait() -> None:

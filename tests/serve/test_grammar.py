@@ -18,7 +18,7 @@ from headway.generate import Engine, GenerationConfig, NgramDraft, Reader, Sampl
 from headway.generate.drafts import ModelDraft
 from headway.generate.requests import make_requests
 from headway.generate.sequences import SampledText
-from headway.serve.grammar import Grammars
+from headway.serve.grammar import Grammars, check_schema
 from tests.serve.grammars import GRAMMARS, LM, SCHEMA
 from tests.text.conftest import sentencepiece, word_piece
 
@@ -173,6 +173,13 @@ def test_a_forked_process_writes_the_same_text() -> None:
     if not ended[0]:
         os.kill(child, signal.SIGKILL)
     assert ended == (child, 0)
+
+
+@pytest.mark.parametrize("step", [2000, 2000.0, 0.25, 10_000])
+def test_a_step_counts_as_its_digits(step: float) -> None:
+    check_schema({"items": {"multipleOf": step}})
+    with pytest.raises(ConfigError, match="a common multiple of"):
+        check_schema({"allOf": [{"multipleOf": step}, {"multipleOf": 10_007}]})
 
 
 def test_beams_and_grammars_are_one_or_the_other() -> None:

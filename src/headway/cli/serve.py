@@ -237,7 +237,13 @@ def names(models: list[str], aliases: list[str]) -> list[tuple[list[str], str]]:
         if model not in by_model:
             raise ConfigError(f"{model} is none of the models {', '.join(models)}, and has no alias")
         by_model[model].append(name)
-    return [(by_model[model] or [Path(model).stem or model], model) for model in models]
+    return [(by_model[model] or [default_name(model)], model) for model in models]
+
+
+def default_name(model: str) -> str:
+    """Returns the last part of a path or id, without the suffix of a file: Qwen/Qwen2.5-0.5B is Qwen2.5-0.5B."""
+    path = Path(model)
+    return (path.stem if path.suffix in (".gguf", ".bin") else path.name) or model
 
 
 def pairs(texts: list[str]) -> list[tuple[str, str]]:

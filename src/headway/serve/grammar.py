@@ -164,8 +164,9 @@ def check_schema(schema: Any) -> None:
             raise ConfigError(f"grammar: the schema is nested deeper than {MOST_DEPTH}; name parts in $defs")
         if isinstance(value, dict):
             if isinstance(step := value.get("multipleOf"), int | float) and step > 0:
-                # the number without its decimal point: 0.25 has digits 25 and exponent -2, and counts as 25
-                _, digits, exponent = Decimal(str(step)).as_tuple()
+                # the number without its decimal point: 0.25 has digits 25 and exponent -2, and counts as 25;
+                # normalized, 2000.0 has digits 2 and exponent 3, and counts as 2000
+                _, digits, exponent = Decimal(str(step)).normalize().as_tuple()
                 whole = int("".join(map(str, digits))) * 10 ** max(int(exponent), 0)
                 multiple = math.lcm(multiple, whole)
             stack += [(inner, depth + 1) for inner in value.values()]

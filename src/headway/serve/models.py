@@ -217,7 +217,7 @@ class Models:
 
     def add_adapter(self, name: str, base: Place, folder: str) -> Place:
         """Adds a slot for a model with an adapter, not loaded yet. Raises ConfigError if the name is taken."""
-        if name in self.places:
+        if name in self.places or name in self.aliases:
             raise ConfigError(f"there is a model {name!r} already; give another name, or unload that one")
 
         def load() -> Served:

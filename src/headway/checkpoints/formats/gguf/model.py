@@ -156,11 +156,11 @@ def stored_type(name: str, form: Form, requested: BlockType | None) -> BlockType
 
 
 def unpacked(file: GGUF, stored: Tensors) -> Made:
-    """Returns the numbers of every tensor, dequantized when read; F32 tensors are read at once, to choose their dtype.
+    """Returns the numbers of every tensor, dequantized when read.
 
     Packed numbers are returned as float32, which holds them exactly; if a family's norms multiply by 1 + w (Gemma's),
     the file holds 1 + w. Vectors and routers in float32 are returned in the dtype of the matrices (bfloat16 or float16)
-    if that rounds none of their numbers, so that the model runs in that dtype."""
+    if that rounds none of their numbers, so that the model runs in that dtype; to see that, they are read at once."""
     layout = ARCHITECTURES.get(str(file.metadata.get("general.architecture")))
     offset = 0.0 if layout is None else FAMILIES[layout.family].defaults.get("norm_offset", 0.0)
     dtypes = {name: entry.type.given_as for name, entry in file.tensors.items()}
@@ -174,7 +174,7 @@ def unpacked(file: GGUF, stored: Tensors) -> Made:
         value = dequantize(stored[name], entry.type).view(entry.numbers)
         return values[name][1](value) if name in values else value
 
-    if len(of_matrices) == 1:
+    if len(of_matrices) == 1 and torch.float32 not in of_matrices:
         (narrow,) = of_matrices
         for name, entry in file.tensors.items():
             if entry.type is F32 and _holds(narrow, exact(name), values.get(name)):

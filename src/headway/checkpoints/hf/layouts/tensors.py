@@ -276,6 +276,7 @@ def _check_stored(spec: ModelSpec, tensors: LazyTensors, path: Path, described_b
 
 
 def _is_constant(stored: Tensor, value: Tensor) -> bool:
-    """Returns whether a stored tensor equals the value, up to the rounding of the dtype that it is stored in."""
-    tolerance = torch.finfo(stored.dtype).eps
-    return stored.shape == value.shape and torch.allclose(stored.to(value.dtype), value, 0.0, tolerance)
+    """Returns whether a stored tensor of the same shape equals the value, up to the rounding of the dtype that it is
+    stored in."""
+    tolerance = torch.finfo(stored.dtype).eps if stored.is_floating_point() else 0.0
+    return torch.allclose(stored.to(value.dtype), value, 0.0, tolerance)
