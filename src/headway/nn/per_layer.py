@@ -1,4 +1,4 @@
-"""Embeddings of a token for each layer, beside the embedding that the first layer gets.
+"""Embeddings of a token for each layer, in addition to the embedding that the first layer gets.
 
 Legend: B rows, T tokens, M width of the model, L layers, P columns for each layer.
 """
@@ -16,7 +16,8 @@ from headway.tokens import Tokens
 
 class PerLayerEmbedding(nn.Module):
     """p = (norm(x W / sqrt(M)) + sqrt(P) E'[ids]) / sqrt(2), L vectors of size P for each token, with x the input of
-    the first layer (Gemma 3n and 4 in `transformers`). Ids from V on, where the vocab is larger, use the row of id 0.
+    the first layer (Gemma 3n and 4 in `transformers`). If the vocabulary is larger than V, ids from V on use the row of
+    id 0.
 
     Parameters: embed_tokens [V, L P], proj [L P, M], norm [P]."""
 
@@ -30,7 +31,7 @@ class PerLayerEmbedding(nn.Module):
         self.norm = norm(columns)
 
     def forward(self, ids: Tensor, tokens: Tokens, x_BTM: Tensor) -> Tensor:
-        """ids [B, T] and x [B, T, M] -> [B, T, L, P]."""
+        """Returns the embeddings of ids [B, T] with x [B, T, M]: [B, T, L, P]."""
         known = ids.where(ids < self.embed_tokens.vocab, 0)
         of_token = scaled(self.embed_tokens(known, tokens), self.columns**0.5)
         of_x = scaled(self.proj(x_BTM), self.width**-0.5)
@@ -51,6 +52,6 @@ class PerLayerInput(nn.Module):
         self.norm = norm()
 
     def forward(self, x_BTM: Tensor, p_BTP: Tensor) -> Tensor:
-        """[B, T, M] and [B, T, P] -> [B, T, M]."""
+        """Returns the term for x [B, T, M] and p [B, T, P]: [B, T, M]."""
         y: Tensor = self.norm(self.proj(self.act(self.gate(x_BTM)) * p_BTP))
         return y
