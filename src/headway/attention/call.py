@@ -105,15 +105,15 @@ class Call:
     def seen(self, number: int) -> tuple[Tensor, Tensor]:
         """Returns (mask [B|1, H|1, T, S], unseen [B|1, K|1, S, 1]) of a key set: which keys each query sees, and
         which keys no query sees, whose contents must have no effect, even if they are NaN."""
-        part, first = self.keys[number], self.slots[number]
+        part, begin = self.keys[number], self.slots[number]
         mask = visible(self.pattern, self.q_tokens, part.tokens)
         if self.keep is not None:
             broadcast = self.keep.shape[-1] == 1
-            mask = mask & (self.keep if broadcast else self.keep[..., first : first + part.tokens.count])
-        some = mask.any(-2)
-        if some.shape[1] > 1:
-            some = some.unflatten(1, (self.heads.kv_heads, -1)).any(2)
-        return mask, ~some.unsqueeze(-1)
+            mask = mask & (self.keep if broadcast else self.keep[..., begin : begin + part.tokens.count])
+        is_seen = mask.any(-2)
+        if is_seen.shape[1] > 1:
+            is_seen = is_seen.unflatten(1, (self.heads.kv_heads, -1)).any(2)
+        return mask, ~is_seen.unsqueeze(-1)
 
 
 def split(t: Tensor, axis: int, outer: int, inner: int) -> Tensor:
@@ -235,8 +235,8 @@ def _check_type(what: str, q: Tensor, t: Tensor, int8: bool) -> None:
     if int8 and t.dtype != torch.int8:
         raise PatternError(f"{what}: k_scale and v_scale are of int8 keys and values, got {t.dtype}")
     if not (int8 or t.is_floating_point()):
-        more = "; int8 keys and values come with k_scale and v_scale" if t.dtype == torch.int8 else ""
-        raise PatternError(f"{what}: q, k and v must be floating point, got {t.dtype}{more}")
+        hint = "; int8 keys and values come with k_scale and v_scale" if t.dtype == torch.int8 else ""
+        raise PatternError(f"{what}: q, k and v must be floating point, got {t.dtype}{hint}")
     if (t.dtype != q.dtype and not int8) or t.device != q.device:
         raise PatternError(
             f"{what}: q, k and v must share dtype and device; got {q.dtype} on {q.device} "

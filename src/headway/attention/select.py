@@ -195,9 +195,8 @@ def choose(
     start = keys - queries if start is None else start
     q = torch.empty(batch, heads, queries, head_dim, dtype=dtype, device="meta", requires_grad=gradient)
     k = torch.empty(batch, layout.kv_heads, keys, head_dim, dtype=dtype, device="meta")
-    stand_in = (
-        "meta" if opaque(pattern) is None else None
-    )  # tokens on meta: none is looked at, however many there are
+    # On the meta device no token is looked at, however many there are.
+    stand_in = "meta" if opaque(pattern) is None else None
     slots = torch.empty(1, keys, dtype=torch.int32, device="meta") if paged else None
     part = KeyValues(k, k, Tokens.range(keys, device=stand_in), slots=slots)
     q_tokens = Tokens.range(queries, start, stand_in)

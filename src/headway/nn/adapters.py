@@ -47,13 +47,13 @@ class Adapter:
             weight, bound = layer.kept, layer.in_features**-0.5
             a = torch.empty(lora.rank, layer.in_features, device="cpu")
             a.uniform_(-bound, bound, generator=generator)
-            wide = torch.promote_types(weight.dtype, torch.float32)
-            tensors[f"{name}.lora_A.weight"] = a.to(weight.device, wide)
+            dtype = torch.promote_types(weight.dtype, torch.float32)
+            tensors[f"{name}.lora_A.weight"] = a.to(weight.device, dtype)
             tensors[f"{name}.lora_B.weight"] = torch.zeros(
-                layer.out_features, lora.rank, device=weight.device, dtype=wide
+                layer.out_features, lora.rank, device=weight.device, dtype=dtype
             )
             if lora.magnitude:
-                norm = torch.linalg.vector_norm(weight.dequantize().detach(), dim=1, dtype=wide)
+                norm = torch.linalg.vector_norm(weight.dequantize().detach(), dim=1, dtype=dtype)
                 tensors[f"{name}.lora_magnitude_vector"] = norm
         return Adapter(dict.fromkeys(layers, lora), tensors)
 
@@ -96,11 +96,11 @@ def block_linears(model: nn.Module) -> dict[str, Linear]:
 def target_layers(model: nn.Module, targets: Sequence[str] = ()) -> dict[str, Linear]:
     """Returns the layers of the blocks whose names end with one of `targets`, or all if there are no targets. Raises
     ConfigError for a target that is no layer."""
-    every = block_linears(model)
-    known = sorted({name.rpartition(".")[2] for name in every})
+    layers = block_linears(model)
+    known = sorted({name.rpartition(".")[2] for name in layers})
     for target in targets:
         check_known(target, known, "adapters: the blocks have no linear layer")
-    return {name: m for name, m in every.items() if not targets or name.rpartition(".")[2] in targets}
+    return {name: m for name, m in layers.items() if not targets or name.rpartition(".")[2] in targets}
 
 
 def attach(
@@ -114,13 +114,13 @@ def attach(
     if not name or "." in name or name in adapter_names(model):
         what = "there already" if name in adapter_names(model) else "no name: it is empty, or has a dot"
         raise ConfigError(f"attach: the adapter {name!r} is {what}; give it another name")
-    every = block_linears(model)
-    if unknown := sorted(adapter.layers.keys() - every.keys()):
-        raise ConfigError(f"attach: the model has no layer {unknown[0]}{did_you_mean(unknown[0], every)}")
+    layers = block_linears(model)
+    if unknown := sorted(adapter.layers.keys() - layers.keys()):
+        raise ConfigError(f"attach: the model has no layer {unknown[0]}{did_you_mean(unknown[0], layers)}")
     _check_unmerged(model)
     model.requires_grad_(False)
     for place in adapter.layers:
-        layer = every[place]
+        layer = layers[place]
         weight = layer.kept
         layer.adapters[name] = adapter.part(place, weight.device, dtype or weight.dtype).train(layer.training)
         layer.active = (*layer.active, name)

@@ -74,9 +74,9 @@ class AlternatingUpdates(nn.Module):
         """Returns the product of the router's output with `matrix` [N, S], for z [B, T, M]: [B, T, N]. These
         matrices stay unchanged when linear layers are quantized or adapted."""
         routed = self.modality_router(self.router_norm(z_BTM) * self.width**-1.0)
-        wide = torch.promote_types(z_BTM.dtype, torch.float32)
+        dtype = torch.promote_types(z_BTM.dtype, torch.float32)
         matrix = matrix.clamp(-self.altup.clip, self.altup.clip) if self.training else matrix
-        routed = routed.to(wide).tanh().to(z_BTM.dtype)
+        routed = routed.to(dtype).tanh().to(z_BTM.dtype)
         return torch.sum(routed[..., None, :] * matrix, -1)
 
 

@@ -121,9 +121,8 @@ class AttentionLayer(MixingLayer):
         self.rotary = RotaryEmbedding(positions, d)
         self.q_proj = Linear(width, heads * d, bias=qkv_bias)
         check_keys(self, kv_from, tied_values, v_norm is not None)
-        self.__dict__["kv_from"] = (
-            kv_from  # bypasses nn.Module, which would register its parameters here, too
-        )
+        # Set past nn.Module, which would register the other layer as a child, and its parameters as this layer's.
+        self.__dict__["kv_from"] = kv_from
         own_keys, own_values = kv_from is None, kv_from is None and not tied_values
         self.k_proj = Linear(width, shared * d, bias=qkv_bias) if own_keys else None
         self.v_proj = Linear(width, shared * e, bias=qkv_bias) if own_values else None
@@ -238,9 +237,7 @@ class AttentionLayer(MixingLayer):
         first = {"v": self.v_norm} if late else {**norms, "v": self.v_norm}
         present = {n: layer for n, layer in layers.items() if layer is not None}
         outputs = dict(zip(present, products(x, [*present.values()]), strict=True))
-        outputs = {
-            n: outputs[n if n in outputs else "k"] for n in names
-        }  # tied values are the keys' projection
+        outputs = {n: outputs[n if n in outputs else "k"] for n in names}  # tied values are keys
         heads = [
             split_heads(y, self.value_dim if n == "v" else self.head_dim, first.get(n))
             for n, y in outputs.items()

@@ -204,17 +204,17 @@ class Block(nn.Module):
     ) -> Tensor:
         """Returns the residual stream after attention and feed-forward."""
         selected, record = options["selected"], options["record"]
-        post, first, last = self.order == "post", self.input_layernorm, self.before
+        post, attn_norm, mlp_norm = self.order == "post", self.input_layernorm, self.before
         added = (partial(self._added, norm) for norm in self.behind)
         if self.order in BESIDE:
-            assert first is not None
-            normed, scale = first(x_BTM), self.residual_scale
+            assert attn_norm is not None
+            normed, scale = attn_norm(x_BTM), self.residual_scale
             attended = scaled(attend(self.self_attn, normed, **options), scale)
             if selected is not None:
                 x_BTM, normed, tokens = selected.take(x_BTM), selected.take(normed), selected.tokens
-            fed = feed(self._feed_forward, normed if last is None else last(x_BTM), tokens=tokens)
+            fed = feed(self._feed_forward, normed if mlp_norm is None else mlp_norm(x_BTM), tokens=tokens)
             return x_BTM + attended + scaled(fed, scale)
-        x = x_BTM if post or first is None else first(x_BTM)
+        x = x_BTM if post or attn_norm is None else attn_norm(x_BTM)
         y = next(added)(attend(self.self_attn, x, **options))
         if selected is not None:
             x_BTM, tokens = selected.take(x_BTM), selected.tokens
@@ -222,15 +222,15 @@ class Block(nn.Module):
             x_BTM, y = self.laurel.join(x_BTM, y, x if selected is None else selected.take(x))
         if self.cross_attn is not None:
             cross_norm = self.cross_attention_layernorm
-            x, x_BTM = self._join(x_BTM, y, first if post else cross_norm)
+            x, x_BTM = self._join(x_BTM, y, attn_norm if post else cross_norm)
             y = attend(self.cross_attn, x, tokens=tokens, memory=memory, record=record)
             y = scaled(y, self.residual_scale)
-            first = cross_norm
+            attn_norm = cross_norm
         if self.mlp is None:
-            return self._join(x_BTM, y, first if post else None)[1]
-        x, x_BTM = self._join(x_BTM, y, first if post else last)
+            return self._join(x_BTM, y, attn_norm if post else None)[1]
+        x, x_BTM = self._join(x_BTM, y, attn_norm if post else mlp_norm)
         y = next(added)(feed(self._feed_forward, x, tokens=tokens))
-        return self._join(x_BTM, y, last if post else None)[1]
+        return self._join(x_BTM, y, mlp_norm if post else None)[1]
 
     def _added(self, norm: nn.Module | None, y: Tensor) -> Tensor:
         """Returns the output y of a sub-layer as it is added to the residual stream: normed and scaled."""

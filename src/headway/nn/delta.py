@@ -116,10 +116,10 @@ class GatedDelta(RuleLayer):
     def initialize_(self, generator: torch.Generator | None = None) -> None:
         """Initializes, in place: convolutions uniform within W^-0.5, rates uniform in [0.01, 16], the biases of
         decays and the gains 1, as in transformers' Qwen3-Next."""
-        wide = self.delta.conv**-0.5
+        bound = self.delta.conv**-0.5
         with torch.no_grad():
             for conv in self._convs:
-                conv.copy_(drawn(conv.shape, -wide, wide, generator))
+                conv.copy_(drawn(conv.shape, -bound, bound, generator))
             self.log_rate.copy_(drawn(self.log_rate.shape, 0.01, 16, generator).log_())
             nn.init.ones_(self.decay_bias)
             assert self.norm.weight is not None
@@ -131,11 +131,11 @@ class GatedDelta(RuleLayer):
 
     def inputs(self, x: Tensor) -> list[Tensor]:
         """Returns the projections to queries, keys and values, and those for betas, decays and gates."""
-        first = [self.q_proj, self.k_proj, self.v_proj, self.beta_proj]
+        layers = [self.q_proj, self.k_proj, self.v_proj, self.beta_proj]
         if self.decay_down is None or self.gate_down is None:
-            *qkv, beta, decay, gate = products(x, [*first, self.decay_proj, self.gate_proj])
+            *qkv, beta, decay, gate = products(x, [*layers, self.decay_proj, self.gate_proj])
         else:
-            *qkv, beta, low, lower = products(x, [*first, self.decay_down, self.gate_down])
+            *qkv, beta, low, lower = products(x, [*layers, self.decay_down, self.gate_down])
             decay, gate = self.decay_proj(low), self.gate_proj(lower)
         return [*qkv, beta, decay, gate]
 

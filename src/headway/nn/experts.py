@@ -72,13 +72,14 @@ class Experts:
         for name in ("count", "top", "hidden", "shared", "groups", "top_groups"):
             check_whole(f"Experts: {name}", getattr(self, name), 0 if name in ("hidden", "shared") else 1)
         check_known(self.score, get_args(RouterScore), "Experts: there is no score")
-        each = self.count // self.groups
+        group_size = self.count // self.groups
         wrong = {
             f"groups={self.groups} do not divide {self.count} experts into groups of two or more": (
-                self.groups > 1 and (self.count % self.groups > 0 or each < 2)
+                self.groups > 1 and (self.count % self.groups > 0 or group_size < 2)
             ),
             f"top_groups={self.top_groups} of {self.groups} groups": self.top_groups > self.groups,
-            f"top={self.top} of {self.top_groups * each} experts": self.top > self.top_groups * each,
+            f"top={self.top} of {self.top_groups * group_size} experts": self.top
+            > self.top_groups * group_size,
             "shared_gate is of a shared expert, and shared=0 is none": self.shared_gate and not self.shared,
             f"scale must be a number above 0, got {self.scale!r}": not 0 < self.scale < math.inf,
             **{
@@ -126,10 +127,10 @@ class Router(nn.Linear):
     def forward(self, x: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Returns the numbers of the chosen experts of x [R, M], and their weights, both [R, K], in descending order
         of s + c."""
-        how, wide = self.how, torch.promote_types(x.dtype, torch.float32)
+        how, dtype = self.how, torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
-            bias = None if self.bias is None else self.bias.to(wide)
-            logits = F.linear(x.to(wide), self.weight.to(wide), bias)
+            bias = None if self.bias is None else self.bias.to(dtype)
+            logits = F.linear(x.to(dtype), self.weight.to(dtype), bias)
         if self.heard is not None and torch.is_grad_enabled():
             self.heard.append(Routed(how, logits, real))
         scores = logits.softmax(-1) if how.score == "softmax" else logits.sigmoid()
@@ -229,8 +230,10 @@ class MixtureOfExperts(nn.Module):
         xs: Tensor = _Reordered.apply(rows, order, back)  # type: ignore[no-untyped-call]
         ranks = self.ranks
         ys = self._each(xs, counts.tolist()) if ranks is None else ranks.apply(xs, counts, self._each)
-        each: Tensor = _Reordered.apply(ys, back, order)  # type: ignore[no-untyped-call]
-        return torch.bmm(weights[:, None].to(each.dtype), each.view(*chosen.shape, rows.shape[-1]))[:, 0]
+        outputs: Tensor = _Reordered.apply(ys, back, order)  # type: ignore[no-untyped-call]
+        return torch.bmm(weights[:, None].to(outputs.dtype), outputs.view(*chosen.shape, rows.shape[-1]))[
+            :, 0
+        ]
 
     def _each(self, rows: Tensor, counts: list[int]) -> Tensor:
         """Returns the outputs of this rank's experts, each applied to its own rows, concatenated."""

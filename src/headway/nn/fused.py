@@ -64,8 +64,8 @@ def add_norm(
     if not needs_gradient(x, y, weight, bias):
         result = rows.norm(kind, x, y, weight, bias, eps)
         return result.y, result.sum
-    both: tuple[Tensor, Tensor] = _Norm.apply(kind, eps, x, y, weight, bias)  # type: ignore[no-untyped-call]
-    return both
+    results: tuple[Tensor, Tensor] = _Norm.apply(kind, eps, x, y, weight, bias)  # type: ignore[no-untyped-call]
+    return results
 
 
 def gated(gate: Tensor, up: Tensor | None, act: str) -> Tensor:

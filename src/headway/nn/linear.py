@@ -40,7 +40,8 @@ class Linear(Keeps, nn.Linear):
         self.active: tuple[str, ...] = ()
         self.share: Share | None = None
         self.is_output = False
-        self.__dict__["embedding"] = None  # bypasses nn.Module, which would register its parameters here, too
+        # Set past nn.Module, which would register the embedding as a child, and its parameters as this layer's.
+        self.__dict__["embedding"] = None
         self._unmerged: Tensor | None = None  # W, while the adapters are merged into it
 
     @classmethod
@@ -76,9 +77,7 @@ class Linear(Keeps, nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Computes the product and its adapters: [..., I] -> [..., O]."""
-        if (
-            self.share is None and not self.active
-        ):  # a shortcut for the usual case: in small models each call costs
+        if self.share is None and not self.active:  # the usual case: each Python call counts in small models
             return self.kept.product(x, self.bias)
         return self.leave(self.local(self.enter(x)))
 

@@ -261,8 +261,8 @@ class GlobalMixer(SoftmaxMixer):
             q_BHND, k_BKTD = at_queries.apply(q_BHND), rotation.apply(k_BKTD)
             v_BKTE = rotation.apply(v_BKTE) if rotation.rotates_values else v_BKTE
         keys, index = KeyValues(k_BKTD, v_BKTE, tokens), at_BN[:, None, :, None]
-        every = replace(self.local, pattern=Full())
-        every.keep(layer, q_BHND, keys, call._replace(tokens=chosen))
+        global_mixer = replace(self.local, pattern=Full())
+        global_mixer.keep(layer, q_BHND, keys, call._replace(tokens=chosen))
         backend = BACKENDS.get(self.backend)
         if backend is not None and not backend.capabilities.any_queries:
             q = q_BHND.new_zeros(*q_BHND.shape[:2], tokens.count, q_BHND.shape[3])
@@ -270,7 +270,7 @@ class GlobalMixer(SoftmaxMixer):
             out = replace(self.local, pattern=GlobalQueries()).softmax(layer, q, keys, call)
             out_BHNE = out.gather(2, index.expand(-1, out.shape[1], -1, out.shape[3]))
         else:
-            out_BHNE = every.softmax(layer, q_BHND, keys, call._replace(tokens=chosen))
+            out_BHNE = global_mixer.softmax(layer, q_BHND, keys, call._replace(tokens=chosen))
         index = index.expand(out_BHNE.shape)
         valid = chosen.valid[:, None, :, None]
         return out_BHTE.scatter(2, index, torch.where(valid, out_BHNE, out_BHTE.gather(2, index)))

@@ -53,9 +53,9 @@ class InOrder(NamedTuple):
         if self.valid is None:  # 2 of x [1, 2, 3]: [2, 3]; 2 of past [8, 9] and x [1]: [9, 1]
             last = x[:, max(slots - count, 0) :]
             return torch.cat((past[:, last.shape[1] :], last), 1)
-        every = torch.cat((past, x), 1)
+        past_and_x = torch.cat((past, x), 1)
         at = self.valid.sum(1, keepdim=True) + torch.arange(count, device=x.device)
-        return every.gather(1, at.expand(rows, -1).unsqueeze(-1).expand(-1, -1, channels))
+        return past_and_x.gather(1, at.expand(rows, -1).unsqueeze(-1).expand(-1, -1, channels))
 
 
 class StateLayer(MixingLayer):
@@ -182,8 +182,8 @@ def _in_order(name: str, tokens: Tokens | None, x: Tensor) -> InOrder:
         )
     if tokens.count == 0 or (tokens.start is not None and tokens.document is None):
         return InOrder(None, tokens, None, None)
-    valid, last = tokens.valid, torch.iinfo(torch.int64).max
-    place = torch.where(valid, tokens.documents * (tokens.index.max() + 1) + tokens.index, last)
+    valid, largest = tokens.valid, torch.iinfo(torch.int64).max
+    place = torch.where(valid, tokens.documents * (tokens.index.max() + 1) + tokens.index, largest)
     slots = None
     if bool((place[:, 1:] < place[:, :-1]).any()):
         slots = place.argsort(dim=1, stable=True)

@@ -137,9 +137,7 @@ def normed_sum(norm: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if type(norm) in KINDS and not (norm._forward_hooks or norm._forward_pre_hooks):
         assert isinstance(norm, RMSNorm | LayerNorm)
         gain, kind = norm.gain, KINDS[type(norm)]
-        if (
-            gain is None or not norm.offset or gain.dtype == x.dtype
-        ):  # else the result is rounded after the gain
+        if gain is None or not norm.offset or gain.dtype == x.dtype:  # else: rounded after the gain
             return add_norm(kind, x, y, gain, norm.bias, norm.eps)
     total = x + y
     return norm(total), total

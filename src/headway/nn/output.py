@@ -62,10 +62,10 @@ def trained_rows(x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     compiled for each N (`headway.nn.products`), rows of zeros with ignored targets are appended."""
     trained = targets != IGNORE_INDEX
     rows, targets = x[trained], targets[trained]
-    more = added_rows(rows)
+    padding = added_rows(rows)
     return (
-        (F.pad(rows, (0, 0, 0, more)), F.pad(targets, (0, more), value=IGNORE_INDEX))
-        if more
+        (F.pad(rows, (0, 0, 0, padding)), F.pad(targets, (0, padding), value=IGNORE_INDEX))
+        if padding
         else (rows, targets)
     )
 
@@ -136,10 +136,10 @@ class VocabEntropy:
         del biased
         # With the largest logit as the target, the loss is lse_local - best, and only column best_at of the gradient
         # is not the plain softmax.
-        behind, d_logits = rows_entropy(
+        above_best, d_logits = rows_entropy(
             logits, bias, best_at[:, 0].masked_fill(~keep, IGNORE_INDEX), gradient, None
         )
-        lse_local = best + behind[:, None]
+        lse_local = best + above_best[:, None]
         sent = [lse_local, target.masked_fill(~mine[:, None], 0.0)]
         if hits is not None:
             sent += [best, (best_at + self.ids.start).to(exact)]

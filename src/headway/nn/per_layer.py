@@ -32,8 +32,8 @@ class PerLayerEmbedding(nn.Module):
 
     def forward(self, ids: Tensor, tokens: Tokens, x_BTM: Tensor) -> Tensor:
         """Returns the embeddings of ids [B, T] with x [B, T, M]: [B, T, L, P]."""
-        known = ids.where(ids < self.embed_tokens.vocab, 0)
-        of_token = scaled(self.embed_tokens(known, tokens), self.columns**0.5)
+        known_ids = ids.where(ids < self.embed_tokens.vocab, 0)
+        of_token = scaled(self.embed_tokens(known_ids, tokens), self.columns**0.5)
         of_x = scaled(self.proj(x_BTM), self.width**-0.5)
         p, embedded = (y.unflatten(-1, (-1, self.columns)) for y in (of_x, of_token))
         return scaled(self.norm(p) + embedded, 2**-0.5)

@@ -135,8 +135,8 @@ def filled_rows(rows: int) -> int:
 def _filled(x: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
     """Returns the product of x [..., I], computed with its rows padded with zeros."""
     rows = x.reshape(-1, x.shape[-1])
-    more = filled_rows(len(rows)) - len(rows)
-    y = product(F.pad(rows, (0, 0, 0, more)) if more else rows)
+    padding = filled_rows(len(rows)) - len(rows)
+    y = product(F.pad(rows, (0, 0, 0, padding)) if padding else rows)
     return y[: len(rows)].view(*x.shape[:-1], y.shape[-1])
 
 

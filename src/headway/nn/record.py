@@ -79,16 +79,14 @@ class LinearAttended:
     def weights(self, slots: Tensor, head: int) -> Tensor:
         at = self.call.given
         kv, place = divmod(head, at.q.shape[2])
-        similarity, denominators = (
-            q[0, kv, place, slots] @ k[0, kv].T for q, k in ((at.q, at.k), (at.zq, at.zk))
-        )
+        similarity, share = (q[0, kv, place, slots] @ k[0, kv].T for q, k in ((at.q, at.k), (at.zq, at.zk)))
         if at.causal:
             later = torch.arange(at.k.shape[2], device=slots.device) > slots.unsqueeze(1)
-            similarity, denominators = (
+            similarity, share = (
                 similarity.masked_fill(later, 0.0),
-                denominators.masked_fill(later, 0.0),
+                share.masked_fill(later, 0.0),
             )
-        total = denominators.sum(-1, keepdim=True)
+        total = share.sum(-1, keepdim=True)
         return similarity / (total.clamp_min(self.call.linear.eps) if self.call.guarded else total)
 
     def values(self, head: int) -> Tensor:

@@ -56,8 +56,10 @@ def router_losses(routed: Sequence[Routed]) -> RouterLosses:
     (Fedus et al. 2022, "Switch Transformers", equations 4 to 6; Zoph et al. 2022, "ST-MoE", equation 5.)"""
     kinds: dict[tuple[int, int, float, float], list[Routed]] = {}
     for r in routed:
-        how = r.experts
-        kinds.setdefault((how.count, how.top, how.aux_loss_coef, how.z_loss_coef), []).append(r)
+        experts = r.experts
+        kinds.setdefault((experts.count, experts.top, experts.aux_loss_coef, experts.z_loss_coef), []).append(
+            r
+        )
     total, each = torch.zeros(()), dict[str, float]()
     for (count, top, *coefs), group in kinds.items():
         logits = torch.cat([r.logits if r.real is None else r.logits[r.real] for r in group])

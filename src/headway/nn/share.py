@@ -45,8 +45,8 @@ def dropped(x: Tensor, p: float, share: Share | None) -> Tensor:
         return F.dropout(x, p)
     units = x.shape[-1] * share.tensor.exchange.ranks
     part = share.part(units)
-    mask = F.dropout(x.new_ones(*x.shape[:-1], units), p)
-    return x * mask[..., part.start : part.stop]
+    drawn = F.dropout(x.new_ones(*x.shape[:-1], units), p)
+    return x * drawn[..., part.start : part.stop]
 
 
 def placed(ids: Tensor, local: range) -> tuple[Tensor, Tensor]:
@@ -54,8 +54,8 @@ def placed(ids: Tensor, local: range) -> tuple[Tensor, Tensor]:
 
     Ids 7, 4 in the range 6..9: positions 1, 0; True, False."""
     at = ids - local.start
-    here = (at >= 0) & (at < len(local))
-    return torch.where(here, at, 0), here
+    is_local = (at >= 0) & (at < len(local))
+    return torch.where(is_local, at, 0), is_local
 
 
 def part_of(whole: Tensor, axis: int, rows: range) -> nn.Parameter:

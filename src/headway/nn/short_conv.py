@@ -60,9 +60,9 @@ class ShortConvolution(StateLayer):
 
     def initialize_(self, generator: torch.Generator | None = None) -> None:
         """Initializes, in place: the convolution uniform within W^-0.5, its bias 0."""
-        wide = self.short.conv**-0.5
+        bound = self.short.conv**-0.5
         with torch.no_grad():
-            self.conv.copy_(drawn(self.conv.shape, -wide, wide, generator))
+            self.conv.copy_(drawn(self.conv.shape, -bound, bound, generator))
             if self.conv_bias is not None:
                 nn.init.zeros_(self.conv_bias)
 

@@ -68,9 +68,9 @@ class SSD(RuleLayer):
     def initialize_(self, generator: torch.Generator | None = None) -> None:
         """Initializes, in place: the convolution uniform within W^-0.5 and its bias 0, rates uniform in [1, 16],
         steps in [0.001, 0.1] with uniform logarithms, skip and gains 1, as in the authors' code."""
-        wide, heads = self.ssd.conv**-0.5, self.skip.shape
+        bound, heads = self.ssd.conv**-0.5, self.skip.shape
         with torch.no_grad():
-            self.conv.copy_(drawn(self.conv.shape, -wide, wide, generator))
+            self.conv.copy_(drawn(self.conv.shape, -bound, bound, generator))
             self.log_rate.copy_(drawn(heads, 1, 16, generator).log_())
             low, high = map(math.log, STEPS)
             # softplus(step_bias) = step: softplus(b) = ln(1 + e^b), so b = ln(e^step - 1)
@@ -92,10 +92,10 @@ class SSD(RuleLayer):
         mixed, step, gate = inputs
         of_gate, *of_mixed, of_step = self.ssd.factors
         step, gate = scaled(step, of_step), scaled(gate, of_gate)
-        wide, bias = self.ssd.channels[::-1], self.conv_bias  # values, keys, queries
-        biases = [None] * 3 if bias is None else bias.split(wide)
-        vkq = [scaled(part, factor) for part, factor in zip(mixed.split(wide, -1), of_mixed, strict=True)]
-        parts = vkq, self.conv.split(wide), biases
+        sizes, bias = self.ssd.channels[::-1], self.conv_bias  # values, keys, queries
+        biases = [None] * 3 if bias is None else bias.split(sizes)
+        vkq = [scaled(part, factor) for part, factor in zip(mixed.split(sizes, -1), of_mixed, strict=True)]
+        parts = vkq, self.conv.split(sizes), biases
         sources, state, tail = self.convolved(*parts, order, past)
         q, k, v = (source.by_head() for source in sources)
         work = state_dtype(step.dtype)

@@ -123,8 +123,8 @@ def forward(call: Call, lse: bool = True) -> Partial:
         at_q, at_k = parts.span(d)
         out[:, :, :, at_q] += weight[:, :, :, at_q, column, None] * parts.v[:, :, None, at_k]
     near = Partial(out.flatten(1, 2), sums.flatten(1, 2))
-    whole = merge_all([near, *(tile_forward(call, at, [keys]) for at, keys in parts.blocks())])
-    return Partial(whole.out.to(call.q.dtype), whole.lse)
+    merged = merge_all([near, *(tile_forward(call, at, [keys]) for at, keys in parts.blocks())])
+    return Partial(merged.out.to(call.q.dtype), merged.lse)
 
 
 def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor) -> Gradients:

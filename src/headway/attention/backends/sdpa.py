@@ -143,8 +143,10 @@ def _partials(call: Call, number: int) -> list[Partial]:
     mask, unseen, blind = _Seen.of(call, number)
     k, v = k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0)
     additive = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill_(~mask, float("-inf"))
-    both = _flash(q, k, v, call.scale, mask=additive)
-    return [Partial(both.out.masked_fill(blind, 0.0), both.lse.masked_fill(blind.squeeze(-1), float("-inf")))]
+    masked = _flash(q, k, v, call.scale, mask=additive)
+    return [
+        Partial(masked.out.masked_fill(blind, 0.0), masked.lse.masked_fill(blind.squeeze(-1), float("-inf")))
+    ]
 
 
 def _flash(

@@ -117,8 +117,8 @@ def delta_attend(
     if form == "auto":
         form = "recurrent" if reason and q.shape[2] == 1 else "chunked" if reason else "kernel"
     order = order_of(tokens)
-    wide = log_decay if log_decay.dim() == 4 else log_decay.unsqueeze(-1)
-    inputs = [order.arrange(order.zeroed(t)) for t in (q, k, v, wide, beta.unsqueeze(-1))]
+    decays = log_decay if log_decay.dim() == 4 else log_decay.unsqueeze(-1)
+    inputs = [order.arrange(order.zeroed(t)) for t in (q, k, v, decays, beta.unsqueeze(-1))]
     work = torch.float64 if q.dtype == torch.float64 else torch.float32
     if past is None:  # expanded from one number, so that the backward keeps little
         past = q.new_zeros(1, dtype=work).expand(*v.shape[:2], q.shape[3], v.shape[3])
@@ -152,18 +152,18 @@ def delta_transition(
             "delta_transition: it is of one document per row, but these tokens are of several (packed); give each "
             "document its own row: Tokens.from_lengths instead of Tokens.packed"
         )
-    rows, heads, _, wide = v.shape
+    rows, heads, _, value_dim = v.shape
     dim = k.shape[3]
     # Columns of a state do not interact: from the past [0, I] and the values [v, 0], the first E columns become the
     # update, and the last D columns decay I.
     values = torch.cat((v, v.new_zeros(*v.shape[:3], dim)), 3)
     work = torch.float64 if v.dtype == torch.float64 else torch.float32
-    zeros = v.new_zeros(rows, heads, dim, wide, dtype=work)
+    zeros = v.new_zeros(rows, heads, dim, value_dim, dtype=work)
     identity = torch.eye(dim, dtype=work, device=v.device).expand(rows, heads, dim, dim)
     past = torch.cat((zeros, identity), 3)
     options: dict[str, Any] = {"tokens": tokens, "unit_eps": unit_eps, "erases": erases, "form": form}
     state = delta_attend(k, k, values, log_decay, beta, past=past, **options).state
-    update, decay = state.split((wide, dim), 3)
+    update, decay = state.split((value_dim, dim), 3)
     return DeltaTransition(decay, update)
 
 
@@ -180,7 +180,7 @@ class _Run(NamedTuple):
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Computes `DeltaResult` from q, k, v, log_decay [B, H, T, G], beta [B, H, T, 1] and past."""
         q, k, v = inputs[:3]
-        rows, heads, count, wide = v.shape
+        rows, heads, count, value_dim = v.shape
         q, k, values, log_decay, beta, state = (t.to(inputs[5].dtype) for t in inputs)
         if self.unit_eps is not None:
             q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + self.unit_eps) for x in (q, k))
@@ -194,7 +194,7 @@ class _Run(NamedTuple):
             out, state = recurrent(call)
         else:
             out, state = chunked(call, max(count, 1) if self.form == "parallel" else None)
-        return out.view(rows, heads, count, wide).to(v.dtype), state.view(rows, heads, -1, wide)
+        return out.view(rows, heads, count, value_dim).to(v.dtype), state.view(rows, heads, -1, value_dim)
 
 
 class _Native(torch.autograd.Function):
@@ -250,14 +250,14 @@ def _check(
     check_axes("delta_attend", q, k, v)
     heads = Heads.of(v.shape[1], k.shape[1])
     work = torch.float64 if q.dtype == torch.float64 else torch.float32
-    (rows, h, count, wide), dim = v.shape, k.shape[3]
+    (rows, h, count, value_dim), dim = v.shape, k.shape[3]
     of_head = (rows, h, count)
     expected = {
         "q": (q, (k.shape,)),
         "k": (k, ((rows, k.shape[1], count, dim),)),
         "log_decay": (log_decay, (of_head, (*of_head, dim))),
         "beta": (beta, (of_head,)),
-        **({} if past is None else {"past": (past, ((rows, h, dim, wide),))}),
+        **({} if past is None else {"past": (past, ((rows, h, dim, value_dim),))}),
     }
     for name, (t, shapes) in expected.items():
         if tuple(t.shape) not in [tuple(shape) for shape in shapes]:

@@ -129,15 +129,15 @@ def chunked(at: Sums, size: int = SIZE) -> Result:
 
 def _running(at: Sums, size: int) -> Result:
     b, kv_heads, group, count, features = at.q.shape
-    n, wide = b * kv_heads, at.v.shape[-1]
-    past = at.past or LinearState.empty(b, kv_heads, features, wide, at.v.dtype, at.v.device)
+    n, value_dim = b * kv_heads, at.v.shape[-1]
+    past = at.past or LinearState.empty(b, kv_heads, features, value_dim, at.v.dtype, at.v.device)
     documents = at.k_documents
     if documents is not None and documents.shape[0] > 1:
         documents = documents.repeat_interleave(kv_heads, 0)
     q, k, v, zq, zk = (t.flatten(0, 1) for t in (at.q, at.k, at.v, at.zq, at.zk))
-    kv, z = past.kv.reshape(n, features, wide), past.k.reshape(n, features)
+    kv, z = past.kv.reshape(n, features, value_dim), past.k.reshape(n, features)
     num, den = scan(q, k, v, zq, zk, documents, kv, z, size)
-    return num.view(b, kv_heads, group, count, wide), den.view(b, kv_heads, group, count)
+    return num.view(b, kv_heads, group, count, value_dim), den.view(b, kv_heads, group, count)
 
 
 def _whole(at: Sums) -> Result:
@@ -145,9 +145,9 @@ def _whole(at: Sums) -> Result:
         return _read(at.q, at.zq, at.k.mT @ at.v, at.zk.sum(2))
     rows = max(at.q_documents.shape[0], at.k_documents.shape[0])
     queries, keys = (t.expand(rows, -1) for t in (at.q_documents, at.k_documents))
-    every = (at.q, at.zq, at.k, at.zk, at.v)
-    each = [every] if rows == 1 else list(zip(*(t.split(1) for t in every), strict=True))
-    parts = [_by_document(queries[b], keys[b], *each[b]) for b in range(rows)]
+    tensors = (at.q, at.zq, at.k, at.zk, at.v)
+    by_row = [tensors] if rows == 1 else list(zip(*(t.split(1) for t in tensors), strict=True))
+    parts = [_by_document(queries[b], keys[b], *by_row[b]) for b in range(rows)]
     num, den = (torch.cat(list(same)) for same in zip(*parts, strict=True))
     return num, den
 

@@ -62,9 +62,9 @@ def blocks(documents: Tensor | None, count: int, size: int, dtype: torch.dtype) 
             yield Block(at)
             continue
         block = documents[:, at]
-        none = torch.full_like(block[:, :1], -2)
+        no_document = torch.full_like(block[:, :1], -2)
         past = documents[:, begin - 1 : begin] if begin else block[:, :1]
-        future = documents[:, end : end + 1] if end < count else none
+        future = documents[:, end : end + 1] if end < count else no_document
         head, tail = block == past, block == future
         whole = past == future
         same = (block[:, :, None] == block[:, None, :]).tril_()
@@ -134,13 +134,13 @@ class _Scan(torch.autograd.Function):
             kc, vc, zc = k[:, at], v[:, at], zk[:, at]
             on_scores = block.allowed(torch.bmm(gc, vc.mT))
             scores = block.allowed(torch.bmm(qc, kc.mT))
-            back = dden[:, :, at].unsqueeze(-1)
-            weighed = (back * zq[:, :, at]).sum(1)
+            d_den = dden[:, :, at].unsqueeze(-1)
+            weighed = (d_den * zq[:, :, at]).sum(1)
             q_past, g_past = (_only(head, x[:, :, at]).flatten(1, 2) for x in (q, dnum))
             dq[:, :, at] = torch.bmm(on_scores, kc).baddbmm_(g_past, kv.mT).view(n, g, -1, kc.shape[-1])
             dk[:, at] = torch.bmm(on_scores.mT, qc).baddbmm_(_only(tail, vc), later.mT)
             dv[:, at] = torch.bmm(scores.mT, gc).baddbmm_(_only(tail, kc), later)
-            dzq[:, :, at] = back * (block.before(zc) + _only(head, z)).unsqueeze(1)
+            dzq[:, :, at] = d_den * (block.before(zc) + _only(head, z)).unsqueeze(1)
             dzk[:, at] = block.after(weighed) + _only(tail, zlater)
             later = _only(block.whole, later).baddbmm_(q_past.mT, gc)
             zlater = _only(block.whole, zlater) + _only(head, weighed).sum(1, keepdim=True)

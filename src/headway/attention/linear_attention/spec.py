@@ -138,8 +138,8 @@ def marked(
     if feature == COSINE:
         unit = F.normalize(x, dim=-1)
         unit = unit if rotation is None else rotation.apply(unit)
-        both = torch.cat((torch.ones_like(unit[..., :1]), unit), -1)
-        return both, both
+        features = torch.cat((torch.ones_like(unit[..., :1]), unit), -1)
+        return features, features
     plain = over_tokens(x, tokens) if feature == TOKENS else FEATURES[feature](x)
     if rotation is None:
         return plain, plain
@@ -153,9 +153,9 @@ def over_tokens(k: Tensor, tokens: Tokens) -> Tensor:
     names, number = documents.unique(return_inverse=True)
     at = number[:, None, :, None].expand(k.shape)
     shape = (*k.shape[:2], len(names), k.shape[3])
-    known = tokens.valid[:, None, :, None]
+    is_token = tokens.valid[:, None, :, None]
     most = k.new_full(shape, -torch.inf).scatter_reduce(
-        2, at, k.detach().masked_fill(~known, -torch.inf), "amax"
+        2, at, k.detach().masked_fill(~is_token, -torch.inf), "amax"
     )
-    powers = torch.exp(k - most.nan_to_num(neginf=0.0).gather(2, at)) * known
+    powers = torch.exp(k - most.nan_to_num(neginf=0.0).gather(2, at)) * is_token
     return powers / k.new_zeros(shape).scatter_add(2, at, powers).clamp_min(1).gather(2, at)

@@ -125,8 +125,8 @@ class Nf4(Weight):
 
         def cut(flat: Tensor) -> Tensor:
             by_row = flat.view(outputs, -1)
-            each = 1 if axis == 0 else inputs // by_row.shape[1]
-            part = by_row.narrow(axis, rows.start // each, len(rows) // each)
+            inputs_each = 1 if axis == 0 else inputs // by_row.shape[1]
+            part = by_row.narrow(axis, rows.start // inputs_each, len(rows) // inputs_each)
             return part.clone(memory_format=torch.contiguous_format)
 
         blocks = inputs // BLOCK

@@ -100,8 +100,8 @@ def _small_documents(q: Tokens, k: Tokens) -> tuple[Tokens, Tokens]:
     if all(int(t.document.abs().max()) < FAR for t in sides if t.document is not None):
         return q, k
     rows = max(q.rows, k.rows)
-    both = torch.cat((q.documents.expand(rows, -1), k.documents.expand(rows, -1)), 1)
-    small = both.unique(return_inverse=True)[1].view_as(both).split((q.count, k.count), 1)
+    documents = torch.cat((q.documents.expand(rows, -1), k.documents.expand(rows, -1)), 1)
+    small = documents.unique(return_inverse=True)[1].view_as(documents).split((q.count, k.count), 1)
     q, k = (
         Tokens(t.index.expand(rows, -1), d, None if t.is_global is None else t.is_global.expand(rows, -1))
         for t, d in zip((q, k), small, strict=True)

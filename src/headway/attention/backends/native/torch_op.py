@@ -207,8 +207,8 @@ def _backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Any, ...]:
 
 def _pieces(items: Sequence[Tensor], counts: dict[str, int]) -> dict[str, Any]:
     """Splits the items into consecutive lists, named and sized by `counts`."""
-    left = iter(items)
-    return {name: list(islice(left, count)) for name, count in counts.items()}
+    remaining = iter(items)
+    return {name: list(islice(remaining, count)) for name, count in counts.items()}
 
 
 def _no_second(ctx: Any, *grads: Tensor) -> None:
