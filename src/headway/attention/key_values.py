@@ -12,14 +12,14 @@ from headway.tokens import Tokens
 
 @dataclass(frozen=True, eq=False)
 class KeyValues:
-    """k [B, K, S, D], v [B, K, S, Dv] and the `tokens` of the S slots.
+    """Keys k [B, K, S, D] and values v [B, K, S, Dv], with the `tokens` of their S slots.
 
     Training tensors, cache contents, pages and encoder memory are all KeyValues; attention over several disjoint
     KeyValues is merged. If k and v are int8, they stand for k_scale * k and v_scale * v, with one scale for each slot
     and kv head: float32 [B, K, S].
 
     If the keys are a selection from a store, `slots` [1, N], int32, has the slot of k and v of each of the N `tokens`;
-    where there is no token (index -1) it is any valid slot.
+    an empty place (index -1) has any valid slot.
     """
 
     k: Tensor

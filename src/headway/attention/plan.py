@@ -25,7 +25,7 @@ class BlockOrder:
     residue class of the dilation, padding last."""
 
     def __init__(self, tokens: Tokens, step: int) -> None:
-        """`step`: the dilation, whose residue classes are each made contiguous."""
+        """Sorts the slots; `step` is the dilation, whose residue classes are each made contiguous."""
         self.order = _order(tokens, step)
         self.tokens = tokens if self.order is None else tokens.gather(self.order)
 

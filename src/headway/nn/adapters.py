@@ -138,7 +138,7 @@ def detach(model: nn.Module, name: str) -> None:
 
 
 def adapted(model: nn.Module) -> Iterator[tuple[str, Linear]]:
-    """Yields the names and the layers that have adapters."""
+    """Yields (name, layer) for each layer that has adapters."""
     return ((name, layer) for name, layer in linears(model).items() if len(layer.adapters))
 
 
@@ -153,7 +153,7 @@ def beside(model: nn.Module) -> list[str]:
 
 
 def named_adapter_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yields the names and the parameters of all attached adapters, which are what is trained."""
+    """Yields (name, parameter) for all attached adapters: the trained parameters of an adapted model."""
     for place, layer in adapted(model):
         yield from layer.adapters.named_parameters(f"{place}.adapters")
 

@@ -113,7 +113,7 @@ def _as_large(y: Tensor, x: Tensor) -> Tensor:
 
 
 class LaurelProduct(nn.Module):
-    """x + norm(x L R), a low-rank branch beside a sub-layer (Menghani et al. 2024, "LAuReL: Learned Augmented Residual
+    """A low-rank branch beside a sub-layer, x + norm(x L R) (Menghani et al. 2024, "LAuReL: Learned Augmented Residual
     Layer", section 2.2; Gemma 3n).
 
     Parameters under the names of Hugging Face: linear_left [R, M], linear_right [M, R], post_laurel_norm [M]."""

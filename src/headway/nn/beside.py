@@ -16,8 +16,8 @@ from headway.nn.scale import scaled
 
 
 class AttentionBeside(Attention):
-    """a attention(x) + b beside(x), with factors (a, b): `Attention` in parallel with a layer that has a state of the
-    past.
+    """`Attention` in parallel with a layer that has a state of the past: a attention(x) + b beside(x), with factors
+    (a, b).
 
     Its cache holds keys and values, and the state in `LayerCache.beside`. (Falcon-H1, 2025, section 2.1.)
 

@@ -72,14 +72,13 @@ class Experts:
         for name in ("count", "top", "hidden", "shared", "groups", "top_groups"):
             check_whole(f"Experts: {name}", getattr(self, name), 0 if name in ("hidden", "shared") else 1)
         check_known(self.score, get_args(RouterScore), "Experts: there is no score")
-        group_size = self.count // self.groups
+        size = self.count // self.groups
         wrong = {
             f"groups={self.groups} do not divide {self.count} experts into groups of two or more": (
-                self.groups > 1 and (self.count % self.groups > 0 or group_size < 2)
+                self.groups > 1 and (self.count % self.groups > 0 or size < 2)
             ),
             f"top_groups={self.top_groups} of {self.groups} groups": self.top_groups > self.groups,
-            f"top={self.top} of {self.top_groups * group_size} experts": self.top
-            > self.top_groups * group_size,
+            f"top={self.top} of {self.top_groups * size} experts": self.top > self.top_groups * size,
             "shared_gate is of a shared expert, and shared=0 is none": self.shared_gate and not self.shared,
             f"scale must be a number above 0, got {self.scale!r}": not 0 < self.scale < math.inf,
             **{
@@ -230,10 +229,8 @@ class MixtureOfExperts(nn.Module):
         xs: Tensor = _Reordered.apply(rows, order, back)  # type: ignore[no-untyped-call]
         ranks = self.ranks
         ys = self._each(xs, counts.tolist()) if ranks is None else ranks.apply(xs, counts, self._each)
-        outputs: Tensor = _Reordered.apply(ys, back, order)  # type: ignore[no-untyped-call]
-        return torch.bmm(weights[:, None].to(outputs.dtype), outputs.view(*chosen.shape, rows.shape[-1]))[
-            :, 0
-        ]
+        outs: Tensor = _Reordered.apply(ys, back, order)  # type: ignore[no-untyped-call]
+        return torch.bmm(weights[:, None].to(outs.dtype), outs.view(*chosen.shape, rows.shape[-1]))[:, 0]
 
     def _each(self, rows: Tensor, counts: list[int]) -> Tensor:
         """Returns the outputs of this rank's experts, each applied to its own rows, concatenated."""

@@ -31,9 +31,9 @@ def swish(x: Tensor, beta: float = 1.0) -> Tensor:
 
 
 class XIELU(nn.Module):
-    """p x^2 + x / 2 above 0, and n (e^min(x, -1e-6) - 1 - x) + x / 2 elsewhere, with trained p = softplus(alpha_p)
-    and n = 1/2 + softplus(alpha_n), both initially 0.8. (Huang and Schlag 2024, "Deriving Activation Functions Using
-    Integration", section 3.)"""
+    """The activation p x^2 + x / 2 above 0, and n (e^min(x, -1e-6) - 1 - x) + x / 2 elsewhere, with trained p =
+    softplus(alpha_p) and n = 1/2 + softplus(alpha_n), both initially 0.8. (Huang and Schlag 2024, "Deriving
+    Activation Functions Using Integration", section 3.)"""
 
     start: Mapping[str, float] = {"alpha_p": math.log(math.expm1(0.8)), "alpha_n": math.log(math.expm1(0.3))}
 
@@ -59,7 +59,8 @@ def named_activation(name: str) -> Callable[[Tensor], Tensor]:
 
 
 class FeedForward(nn.Module):
-    """down(act(up(x))): the two layers of Vaswani et al. 2017, section 3.3. Parameters 2 * M * F (+ F + M).
+    """The feed-forward down(act(up(x))): the two layers of Vaswani et al. 2017, section 3.3.
+    Parameters 2 * M * F (+ F + M).
 
     With `gated`, down(act(gate(x)) * up(x)): SwiGLU if act is SiLU (Shazeer 2020). Parameters 3 * M * F (+ 2 F + M).
 

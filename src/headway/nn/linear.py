@@ -16,8 +16,8 @@ from headway.nn.weights import Weight
 
 
 class Linear(Keeps, nn.Linear):
-    """x W^T (+ b), plus its active adapters: the only product with weights in the library, besides that of routers
-    (`headway.nn.experts`).
+    """The product x W^T (+ b), plus its active adapters: the only product with weights in the library, besides that of
+    routers (`headway.nn.experts`).
 
         y = leave(W enter(x) + sum of adapters) + b        enter, leave: communication with the ranks that share the
         layer

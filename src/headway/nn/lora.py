@@ -55,7 +55,7 @@ _rows: ContextVar[Mapping[str, Tensor]] = ContextVar("rows of adapters", default
 
 @contextmanager
 def only_rows(rows: Mapping[str, Tensor]) -> Iterator[None]:
-    """While open, adds each of these adapters only to some rows of a packed step: `rows` has its name and a mask,
+    """While open, adds each of these adapters only to some rows of a packed step: `rows` maps its name to a mask,
     bool [T, 1]."""
     token = _rows.set(rows)
     try:

@@ -122,8 +122,8 @@ class Mixer(ABC):
 
 @dataclass(frozen=True)
 class SoftmaxMixer(Mixer):
-    """softmax(score(scale * q k^T)) v over the pattern: `attend`. Rotates queries and keys, and values if the scheme
-    says so; its cache holds keys and values. `first_head` is as in `attend_keys`."""
+    """Softmax attention, softmax(score(scale * q k^T)) v over the pattern: `attend`. Rotates queries and keys, and
+    values if the scheme says so; its cache holds keys and values. `first_head` is as in `attend_keys`."""
 
     pattern: Pattern
     scale: float | None = None

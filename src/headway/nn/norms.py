@@ -19,7 +19,8 @@ QK_NORMS: tuple[str, ...] = get_args(QKNorm)
 
 
 class LayerNorm(nn.LayerNorm):
-    """(x - mean(x)) / sqrt(var(x) + eps) * (offset + w) (+ b), over the last axis. (Ba et al. 2016.)
+    """Layer normalization, (x - mean(x)) / sqrt(var(x) + eps) * (offset + w) (+ b), over the last axis. (Ba et al.
+    2016.)
 
     Args:
         width, eps, bias, weight: as in `RMSNorm`; without w there is no b, either.
@@ -45,7 +46,8 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * (offset + w) (+ b), over the last axis. (Zhang and Sennrich 2019, equation 4.)
+    """RMS normalization, x / sqrt(mean(x^2) + eps) * (offset + w) (+ b), over the last axis. (Zhang and Sennrich 2019,
+    equation 4.)
 
     Computed in float32 (float64 for float64 inputs) and cast back before the gain is applied, as the LLaMA code of
     `transformers` does: `headway.nn.fused.normed`. With an offset it is cast back after the gain, which is float32 at

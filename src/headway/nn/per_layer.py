@@ -15,9 +15,9 @@ from headway.tokens import Tokens
 
 
 class PerLayerEmbedding(nn.Module):
-    """p = (norm(x W / sqrt(M)) + sqrt(P) E'[ids]) / sqrt(2), L vectors of size P for each token, with x the input of
-    the first layer (Gemma 3n and 4 in `transformers`). If the vocabulary is larger than V, ids from V on use the row of
-    id 0.
+    """The per-layer embeddings p = (norm(x W / sqrt(M)) + sqrt(P) E'[ids]) / sqrt(2), L vectors of size P for each
+    token, with x the input of the first layer (Gemma 3n and 4 in `transformers`). If the vocabulary is larger than V,
+    ids from V on use the row of id 0.
 
     Parameters: embed_tokens [V, L P], proj [L P, M], norm [P]."""
 
@@ -40,7 +40,7 @@ class PerLayerEmbedding(nn.Module):
 
 
 class PerLayerInput(nn.Module):
-    """norm((act(x Wg) * p) Wp): the term that a block adds to x, from a token's embedding p for its layer.
+    """The term norm((act(x Wg) * p) Wp) that a block adds to x, from a token's embedding p for its layer.
 
     Parameters: gate [P, M], proj [M, P], norm [M]."""
 

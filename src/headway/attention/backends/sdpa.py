@@ -57,7 +57,7 @@ def forward(call: Call, lse: bool = True) -> Partial:
 
 def repeat(call: Call, lse: bool) -> Repeated | None:
     """Returns a function that repeats a call without gradient and logsumexp on other tensors, building its mask only
-    once; None for other calls."""
+    once. Returns None if the logsumexp is needed, for form "chunk", and for masks of more than `SMALL_MASK` pairs."""
     shape, pairs = form(call, call.keys[0]), call.q.shape[2] * call.keys[0].k.shape[2]
     return (
         None
@@ -117,8 +117,8 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
 
 
 def _mark_once(grad_inputs: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]) -> None:
-    """Backward hook: where torch made the gradients of the inputs raise an error of its own if differentiated,
-    raises this package's error instead."""
+    """Runs in the backward: if the gradients of the inputs have a node of torch that raises when they are
+    differentiated, makes it raise this package's error first."""
     for node in {t.grad_fn for t in grad_inputs if t is not None and t.grad_fn is not None}:
         if node.name() == "torch::autograd::NotImplemented":
             node.register_prehook(_refuse)

@@ -24,8 +24,8 @@ FORMS = ("kernel", "chunked", "parallel", "recurrent")
 
 
 class DeltaResult(NamedTuple):
-    """out [B, H, T, E] in the dtype of the values, and the state [B, H, D, E] after the last token of each row,
-    float32 or float64."""
+    """The result out [B, H, T, E] in the dtype of the values, and the state [B, H, D, E] after the last token of
+    each row, float32 or float64."""
 
     out: Tensor
     state: Tensor

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 SIZE = {1: 64, 0: 16}
-"""Slots of a block, for a decay of the whole head (True) and of each channel (False), where a pair of slots has D
-numbers."""
+"""Slots of a block: at 1 for one decay of a whole head, at 0 for a decay of each channel, where a pair of slots has
+D numbers."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,7 +35,8 @@ class Block:
     whole: Tensor | None = None
 
     def allowed(self, s: Tensor) -> Tensor:
-        """Zeroes, in place, the products s [N, G C, C] of queries and keys with j > i or in different documents."""
+        """Sets to 0, in place, the products s [N, G C, C] of queries and keys with j > i or in different documents;
+        returns s."""
         n, _, c = s.shape
         by_head = s.view(n, -1, c, c)
         if self.same is None:
