@@ -50,8 +50,8 @@ def named(name: str) -> Backend:
 # -- the policy ----------------------------------------------------------------------------------------------
 
 FEW_PRODUCTS = 2**18
-"""Number of products of q and k (B H T S D) up to which torch's kernel is taken: an estimate that has not been
-measured yet (docs/log.md)."""
+"""Number of products of q and k (B H T S D) up to which torch's kernel is taken: an estimate, not a measured
+crossing (docs/log.md)."""
 
 MASK_PAIRS = 2**16
 """Number of query-key pairs of a row up to which torch's kernel with a mask is faster than planning blocks

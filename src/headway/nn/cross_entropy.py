@@ -210,16 +210,11 @@ def chunk_entropy(
     nats = F.nll_loss(log_p, targets, ignore_index=IGNORE_INDEX, reduction="sum")
     each = F.nll_loss(log_p, targets, ignore_index=IGNORE_INDEX, reduction="none")
     ignored = targets == IGNORE_INDEX
-    is_hit = (log_p.argmax(-1) == targets) & ~ignored if hits else None
+    hit = (log_p.argmax(-1) == targets) & ~ignored if hits else None
     if label_smoothing == 0:
-        return nats, nats, each, is_hit
+        return nats, nats, each, hit
     uniform = -log_p.sum(-1).masked_fill(ignored, 0.0)
-    return (
-        (1 - label_smoothing) * nats + uniform.sum() * (label_smoothing / log_p.shape[-1]),
-        nats,
-        each,
-        is_hit,
-    )
+    return (1 - label_smoothing) * nats + uniform.sum() * (label_smoothing / log_p.shape[-1]), nats, each, hit
 
 
 def _checked(targets: Tensor, vocab: int) -> tuple[Tensor, int]:

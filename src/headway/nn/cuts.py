@@ -85,15 +85,13 @@ def patterns_without(layers: Sequence[MixingLayer], cuts: Sequence[Cut]) -> Mapp
                     f"{cut}: a {type(layer).__name__} has no pairs of queries and keys to take out; name a layer of "
                     "attention"
                 )
-            heads, remaining = layer.heads.query_heads, _left(cut)
+            heads, kept = layer.heads.query_heads, _left(cut)
             if cut.head is not None and not 0 <= cut.head < heads:
                 raise ConfigError(f"{cut}: there is no head {cut.head} among 0..{heads - 1}")
             pattern = patterns.get(layer, layer.pattern)
             if cut.head is not None:
                 each = pattern.heads if len(pattern.heads) > 1 else pattern.heads * heads
-                patterns[layer] = PerHead(
-                    *(p & remaining if i == cut.head else p for i, p in enumerate(each))
-                )
+                patterns[layer] = PerHead(*(p & kept if i == cut.head else p for i, p in enumerate(each)))
             else:
-                patterns[layer] = pattern & remaining
+                patterns[layer] = pattern & kept
     return patterns

@@ -19,8 +19,7 @@ class Linear(Keeps, nn.Linear):
     """The product x W^T (+ b), plus its active adapters: the only product with weights in the library, besides that of
     routers (`headway.nn.experts`).
 
-        y = leave(W enter(x) + sum of adapters) + b        enter, leave: communication with the ranks that share the
-        layer
+        y = leave(W enter(x) + sum of adapters) + b        enter, leave: messages between the ranks that share the layer
 
     Variants are attributes, so that all can be combined:
 

@@ -82,10 +82,7 @@ class LinearAttended:
         similarity, share = (q[0, kv, place, slots] @ k[0, kv].T for q, k in ((at.q, at.k), (at.zq, at.zk)))
         if at.causal:
             later = torch.arange(at.k.shape[2], device=slots.device) > slots.unsqueeze(1)
-            similarity, share = (
-                similarity.masked_fill(later, 0.0),
-                share.masked_fill(later, 0.0),
-            )
+            similarity, share = similarity.masked_fill(later, 0.0), share.masked_fill(later, 0.0)
         total = share.sum(-1, keepdim=True)
         return similarity / (total.clamp_min(self.call.linear.eps) if self.call.guarded else total)
 

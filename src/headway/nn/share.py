@@ -14,7 +14,7 @@ class Share:
     """A rank's part of a linear layer x W^T + b, W [O, I].
 
     axis 0: rows of W and b, which compute the outputs of the rank's heads, hidden units or ids. The gradient of x is
-    summed over ranks; `joined` layers gather all outputs.
+            summed over ranks; `joined` layers gather all outputs.
     axis 1: columns of W, for the inputs that the rank has. The outputs are summed over ranks, and b is added once.
     """
 
