@@ -1,4 +1,4 @@
-"""Attention: declared by a pattern, computed by the best backend that can."""
+"""Attention that is declared by a pattern and computed by the backend best suited to the call."""
 
 from headway.attention.attend import attend, attend_keys, attention_weights
 from headway.attention.backends.base import Backend, Capabilities, Gradients, Status

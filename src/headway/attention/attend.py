@@ -1,4 +1,4 @@
-"""Attention calls: the one place where patterns, heads, scores, keys and kernels meet.
+"""Entry points of attention, where patterns, heads, scores, keys and kernels come together.
 
 Legend: B rows, H query heads, K kv heads, T queries, S keys, D per head of q and k, Dv of v.
 """
@@ -44,34 +44,35 @@ def attend(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
-    """softmax(score(scale * q k^T), over the keys that `pattern` allows) v.  [B, H, T, Dv]
+    """Returns softmax(score(scale * q k^T)) v over the keys that `pattern` allows, [B, H, T, Dv].
 
     Args:
         q: [B, H, T, D];  k: [B, K, S, D];  v: [B, K, S, Dv], with H a multiple of K.
         pattern: which keys each query may see.
-        q_tokens, k_tokens: the tokens in the slots of either side. Without them both sides are numbered
-            from 0, and T must equal S unless the pattern is Full.
-        keep: bool [B|1, H|1, T, S], True where a pair may be seen, besides the pattern (dense and sdpa only).
-        score: steps applied to the scaled scores in order.
-        sink_logit: [H], one more score of each query head, whose value is 0: weights sum up to less than 1
-            (`Partial.with_sink`). No step of `score` changes it, and no dropout drops it.
-        scale: D ** -0.5 unless given.
-        dropout: probability with which a weight is dropped; keep bits depend on `seed` and the place only.
-        seed: for dropout; drawn from torch's generator when not given.
-        backend: "auto", or a name of `BACKENDS`: "native", "sdpa", "banded", "dense", "diagonal", "chunks", "flex",
-            "triton"; a named one runs or fails.
-        k_scale, v_scale: of k and v that are int8, float32 [B, K, S]: they stand for k_scale k and v_scale v, and
-            have no gradient. "native" reads them as they are, others the numbers that they stand for, in q's dtype.
+        q_tokens, k_tokens: the tokens in the slots of each side. If both are absent, both sides are numbered from 0,
+            and T must equal S unless the pattern is Full.
+        keep: bool [B|1, H|1, T|1, S|1], True where a pair may be seen; restricts the pattern further (dense and sdpa
+            only).
+        score: steps that are applied to the scaled scores, in order.
+        sink_logit: [H], one additional score for each query head, whose value is 0: the weights then sum to less than 1
+            (`Partial.with_sink`). It is changed by no step of `score` and never dropped by dropout.
+        scale: factor on q k^T, D ** -0.5 by default.
+        dropout: probability of dropping a weight; which weights are kept depends only on `seed` and their place.
+        seed: seed of dropout; drawn from torch's generator if None.
+        backend: "auto", or a name in `BACKENDS`: "native", "sdpa", "banded", "dense", "diagonal", "chunks", "flex",
+            "triton"; a named backend runs or fails, without a fallback.
+        k_scale, v_scale: float32 [B, K, S], the scales of int8 k and v, which stand for k_scale * k and v_scale * v and
+            have no gradient. "native" reads the int8 tensors; other backends get them dequantized to q's dtype.
 
-    Where the heads of a token lie side by side in q, the CPU's kernels leave them so in the result, which is then not
-    contiguous, as torch's own. A query that may see nothing gives 0 and passes no gradient. What no query sees
-    does not matter.
+    If the heads of a token are adjacent in the memory of q, as projections leave them, the CPU kernels return the
+    result in the same layout, which is not contiguous; torch's own kernel does the same. A query that may see nothing
+    gets 0 and passes no gradient. Keys that no query sees have no effect, whatever they hold.
 
     Raises:
-        PatternError: shapes, tokens or masks that do not fit together.
-        BackendError: a named backend that cannot run the call, with the reason.
+        PatternError: if shapes, tokens or masks do not fit together.
+        BackendError: if a named backend cannot run the call, with the reason.
 
-    (Vaswani et al. 2017, section 3.2.1; shapes as torch.nn.functional.scaled_dot_product_attention.)
+    (Vaswani et al. 2017, section 3.2.1; shapes as in torch.nn.functional.scaled_dot_product_attention.)
     """
     q_tokens, k_tokens = numbered("attend", q, k, pattern, q_tokens, k_tokens)
     return attend_keys(
@@ -106,16 +107,23 @@ def attend_keys(
     lse: bool = True,
     first_head: int = 0,
 ) -> Partial:
-    """Attention over several disjoint sets of keys, merged, with its logsumexp; `attend` wraps it.
+    """Computes attention over several disjoint sets of keys, merged, with its logsumexp; `attend` wraps it.
 
     Returns Partial(out [B, H, T, Dv], lse [B, H, T]), differentiable in both parts. Arguments as in `attend`; S counts
-    the keys of all sets. `lse=False`: only `out` is wanted; lse may then be NaN, and backends that return none may run.
-    `first_head` is the number of the first query head, where these are some of a layer's: dropout depends on it.
+    the keys of all sets. With `lse=False` only `out` is wanted: lse may then be NaN, and backends that return none may
+    run. `first_head` is the number of the first query head in its layer, if these are only some of the layer's heads:
+    dropout depends on it.
     """
     if sink_logit is not None:
         check_sink_logit("attend", sink_logit, q)
-        how: dict[str, Any] = {"keep": keep, "score": score, "scale": scale, "dropout": dropout, "seed": seed}
-        part = attend_keys(q, q_tokens, keys, pattern, **how, backend=backend, first_head=first_head)
+        options: dict[str, Any] = {
+            "keep": keep,
+            "score": score,
+            "scale": scale,
+            "dropout": dropout,
+            "seed": seed,
+        }
+        part = attend_keys(q, q_tokens, keys, pattern, **options, backend=backend, first_head=first_head)
         return part.with_sink(sink_logit.unsqueeze(1))
     steps, key = steps_of(score), None
     if not steps and dropout == 0 and keep is None:
@@ -128,7 +136,7 @@ def attend_keys(
         call = replace(call, head_ids=torch.arange(first_head, first_head + q.shape[1], device=q.device))
     if len(call.pattern.heads) == 1:
         return select.run(call, backend, lse, key)
-    return by_pattern(call, lambda some: select.run(some, backend, lse))
+    return by_pattern(call, lambda subcall: select.run(subcall, backend, lse))
 
 
 def attention_weights(
@@ -143,7 +151,8 @@ def attention_weights(
     sink_logit: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """The weights themselves, [B, H, T, S]: dense, for looking. A row that sees nothing is all 0."""
+    """Returns the attention weights [B, H, T, S] as a dense tensor, for inspection. A row that sees nothing is all
+    0."""
     q_tokens, k_tokens = numbered("attend", q, k, pattern, q_tokens, k_tokens)
     if sink_logit is not None:
         check_sink_logit("attention_weights", sink_logit, q)
@@ -155,7 +164,8 @@ def attention_weights(
 def numbered(
     what: str, q: Tensor, k: Tensor, pattern: Pattern, q_tokens: Tokens | None, k_tokens: Tokens | None
 ) -> tuple[Tokens, Tokens]:
-    """Tokens numbered from 0 on both sides where none are given to `what`."""
+    """Returns the tokens of both sides, numbered from 0 if absent. Raises PatternError, which begins with `what`, if
+    they cannot be inferred."""
     check_axes(what, q, k)
     check_pattern(what, pattern)
     if q_tokens is None and k_tokens is None and q.shape[2] != k.shape[2] and pattern != _FULL:
@@ -170,7 +180,7 @@ def numbered(
 
 
 def _from_zero(t: Tensor) -> Tokens:
-    """The slots of t, numbered."""
+    """Returns tokens numbered from 0 for the slots of t."""
     if type(t) is Tensor and t.is_cpu and not torch.compiler.is_compiling():
         return _numbers(t.shape[2])
     return Tokens.range(t.shape[2], device=t.device)
@@ -183,7 +193,7 @@ def _numbers(count: int) -> Tokens:
 
 
 def by_pattern(call: Call, run: Callable[[Call], Partial]) -> Partial:
-    """Runs the call once per distinct pattern: heads that share a pattern run together."""
+    """Runs the call once for each distinct pattern: heads that share a pattern run together."""
     if len(call.pattern.heads) == 1:
         return run(call)
     device, group = call.q.device, call.heads.group
@@ -192,7 +202,7 @@ def by_pattern(call: Call, run: Callable[[Call], Partial]) -> Partial:
     for heads, pattern in runs:
         ids, kv = torch.tensor(heads, device=device), sorted({h // group for h in heads})
         keep = call.keep
-        some = replace(
+        subcall = replace(
             call,
             q=_take(call.q, heads),
             keys=tuple(part.map(partial(_take, heads=kv)) for part in call.keys),
@@ -202,15 +212,16 @@ def by_pattern(call: Call, run: Callable[[Call], Partial]) -> Partial:
             keep=keep if keep is None or keep.shape[1] == 1 else _take(keep, heads),
             head_ids=ids if call.head_ids is None else call.head_ids[ids],
         )
-        parts.append(run(some))
+        parts.append(run(subcall))
+    # runs of heads [0, 2] and [1]: order is [0, 2, 1], and the result of head 1 is at place inverse[1] = 2
     order = [h for heads, _ in runs for h in heads]
-    back = sorted(range(len(order)), key=order.__getitem__)
+    inverse = sorted(range(len(order)), key=order.__getitem__)
     out, sums = torch.cat([p.out for p in parts], 1), torch.cat([p.lse for p in parts], 1)
-    return Partial(_take(out, back), _take(sums, back))
+    return Partial(_take(out, inverse), _take(sums, inverse))
 
 
 def _take(t: Tensor, heads: Sequence[int]) -> Tensor:
-    """These heads of t [B, H, ...], in this order: a view where they lie a regular step apart, else a copy."""
+    """Returns these heads of t [B, H, ...], in this order: a view if they are evenly spaced, else a copy."""
     first, last = heads[0], heads[-1]
     step = heads[1] - first if len(heads) > 1 else 1
     if step > 0 and [*heads] == [*range(first, last + 1, step)]:
@@ -219,7 +230,8 @@ def _take(t: Tensor, heads: Sequence[int]) -> Tensor:
 
 
 def _alike(patterns: Sequence[Pattern], group: int) -> list[tuple[list[int], Pattern]]:
-    """Heads by pattern; heads of one run take equally many of each kv head, so that they stay grouped.
+    """Groups the heads by pattern. A run has equally many heads of each kv head that it reads, so that they stay
+    grouped.
 
     With group 2 and patterns A A A B of 4 heads: A runs for heads [0, 1], A for [2], B for [3].
     """

@@ -1,7 +1,7 @@
-"""The one autograd function around a whole plan, for backends that have a backward.
+"""The single autograd function around a whole plan, for backends with a backward of their own.
 
-The backward needs only the final (out, lse) of the merged result: every block's gradient is independent of
-the others, and both parts of the partial are differentiable.
+Its backward needs only the final (out, lse) of the merged result: the gradient of each block is independent of the
+others, and both parts of the partial are differentiable.
 """
 
 from dataclasses import replace
@@ -18,12 +18,12 @@ from headway.partial import Partial
 
 
 def run(backend: Backend, call: Call, lse: bool) -> Partial:
-    """The partial of `call` by a backend that can run it; differentiable in both parts, once where the backend has its
-    own backward."""
-    rounded = not backend.capabilities.int8 and any(part.is_int8 for part in call.keys)
-    if rounded or not backend.capabilities.stores:
+    """Returns the partial of `call` from a backend that can run it. It is differentiable in both parts, only once if
+    the backend has a backward of its own."""
+    dequantizes = not backend.capabilities.int8 and any(part.is_int8 for part in call.keys)
+    if dequantizes or not backend.capabilities.stores:
         call = call.gathered()
-    if rounded:  # only the keys of a store that are attended to
+    if dequantizes:  # after gathering: of a store, only the keys that are read are dequantized
         call = call.dequantized()
     if backend.operator is not None and torch.compiler.is_compiling():
         return backend.operator(call)
@@ -35,10 +35,12 @@ def run(backend: Backend, call: Call, lse: bool) -> Partial:
 
 
 def gradients(backend: Backend, call: Call, merged: Partial, d_out: Tensor, d_lse: Tensor) -> Gradients:
-    """The gradients that the one set of keys of `call` contributes, where a result was merged from several sets.
+    """Returns the gradients that the single key set of `call` contributes to a result that was merged from several
+    sets.
 
-    A backend's own backward needs the merged (out, lse) alone. For the others, with w = exp(lse_i - lse), the partial
-    of this set is given the gradients w dOut and w (rowsum(dOut * (out_i - out)) + dlse) of the merge.
+    A backward of the backend needs only the merged (out, lse). Without one, torch differentiates the partial (out_i,
+    lse_i) of this set. With w = exp(lse_i - lse), the merge passes it the gradients w dOut and w (rowsum(dOut * (out_i
+    - out)) + dlse).
     """
     if backend.backward is not None:
         return backend.backward(call, merged.out, merged.lse, d_out, d_lse)
@@ -46,8 +48,8 @@ def gradients(backend: Backend, call: Call, merged: Partial, d_out: Tensor, d_ls
     tensors = (call.q, keys.k, keys.v, *call.parameters)
     q, k, v, *parameters = leaves = [t.detach().requires_grad_() for t in tensors]
     with torch.enable_grad():
-        on = replace(call, q=q, keys=(KeyValues(k, v, keys.tokens),))
-        part = backend.forward(on.with_parameters(parameters), True)
+        leaf_call = replace(call, q=q, keys=(KeyValues(k, v, keys.tokens),))
+        part = backend.forward(leaf_call.with_parameters(parameters), True)
     weight = torch.exp(part.lse.detach() - merged.lse).masked_fill(part.lse == float("-inf"), 0.0)
     d = weight.unsqueeze(-1) * d_out
     d_sum = (d * (part.out.detach() - merged.out)).sum(-1) + weight * d_lse
@@ -56,7 +58,7 @@ def gradients(backend: Backend, call: Call, merged: Partial, d_out: Tensor, d_ls
 
 
 def no_second_derivative(backend: str) -> BackendError:
-    """The error that names the backend which ran, and the one that could."""
+    """Returns the error about second derivatives, which names the backend that ran and the one that supports them."""
     return BackendError(
         f'second derivatives of attention: only backend="dense" has them, this call ran on {backend!r}; '
         'pass backend="dense" to it'
@@ -66,11 +68,11 @@ def no_second_derivative(backend: str) -> BackendError:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, backend: Backend, call: Call, q: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        """`tensors`: every k, every v, and those of the scores."""
-        part, none = backend.forward(call, True), q.new_empty(0)
-        # Holds no q, keys and values: autograd alone keeps those.
-        keys = tuple(KeyValues(none, none, side.tokens) for side in call.keys)
-        ctx.backend, ctx.call = backend, replace(call, q=none, keys=keys)
+        """Runs the backend's forward. `tensors` are all k, then all v, then the tensors of the scores."""
+        part, empty = backend.forward(call, True), q.new_empty(0)
+        # The saved call holds no q, k and v: only autograd keeps them alive, and checks that they were not modified.
+        keys = tuple(KeyValues(empty, empty, side.tokens) for side in call.keys)
+        ctx.backend, ctx.call = backend, replace(call, q=empty, keys=keys)
         ctx.save_for_backward(q, part.out, part.lse, *tensors)
         return part.out, part.lse
 
@@ -85,7 +87,7 @@ class _Attention(torch.autograd.Function):
         count = len(call.keys)
         sets = zip(tensors[:count], tensors[count : 2 * count], call.keys, strict=True)
         keys = tuple(KeyValues(k, v, side.tokens) for k, v, side in sets)
-        whole = replace(call, q=q, keys=keys).with_parameters(tensors[2 * count :])
-        result = backend.backward(whole, out, lse, *grads)
+        full_call = replace(call, q=q, keys=keys).with_parameters(tensors[2 * count :])
+        result = backend.backward(full_call, out, lse, *grads)
         pairs = zip([result.q, *result.k, *result.v, *result.parameters], [q, *tensors], strict=True)
         return None, None, *(g.to(t.dtype) if t.requires_grad else None for g, t in pairs)

@@ -22,10 +22,9 @@ from headway.tokens import Tokens
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """Arguments of `attend_keys` after checking; `pattern` is one for all of these heads.
+    """The arguments of `attend_keys` after checking; backends get one `pattern` for all heads of a call.
 
-    `head_ids` are the numbers of these query heads in the whole call (dropout is keyed by them); `slots` says
-    at which global key slot each set begins.
+    `head_ids` are the numbers of these query heads in the whole call, by which dropout is keyed.
     """
 
     q: Tensor
@@ -46,7 +45,7 @@ class Call:
 
     @property
     def work_dtype(self) -> torch.dtype:
-        """float64 for float64 inputs, else float32: what scores, lse and sums are computed in."""
+        """The dtype of scores, lse and sums: float64 for float64 inputs, else float32."""
         return torch.float64 if self.q.dtype == torch.float64 else torch.float32
 
     @property
@@ -57,13 +56,13 @@ class Call:
         return any(t.requires_grad for t in tensors)
 
     def dequantized(self) -> "Call":
-        """The same call with int8 keys and values as the numbers that they stand for, in the dtype of q."""
+        """Returns the same call with int8 keys and values dequantized to the dtype of q."""
         if not any(part.is_int8 for part in self.keys):
             return self
         return replace(self, keys=tuple(part.dequantized(self.q.dtype) for part in self.keys))
 
     def gathered(self) -> "Call":
-        """The same call with keys that are in a store side by side."""
+        """Returns the same call with keys that are in a store gathered into contiguous tensors."""
         return replace(self, keys=tuple(part.gathered() for part in self.keys))
 
     @property
@@ -72,50 +71,53 @@ class Call:
         return list(accumulate((part.tokens.count for part in self.keys[:-1]), initial=0))
 
     def clean_queries(self) -> Tensor:
-        """q with its empty slots set to 0: a masked weight of 0 times NaN would be NaN in the gradient of k."""
+        """Returns q with its empty slots set to 0: their weights are 0, but 0 times NaN would be NaN in the gradient
+        of k."""
         if self.q_tokens.start is not None:
             return self.q
         return self.q.masked_fill(~self.q_tokens.valid[:, None, :, None], 0.0)
 
     def grouped(self, t: Tensor) -> Tensor:
-        """[B, H, T, ...] -> [B, K, G, T, ...]: query head h reads kv head h // G; no copy."""
+        """Splits query heads by kv head, [B, H, T, ...] -> [B, K, G, T, ...]: query head h reads kv head h // G; no
+        copy."""
         return split(t, 1, self.heads.kv_heads, self.heads.group)
 
     def with_parameters(self, values: Sequence[Tensor]) -> "Call":
-        """The same call with the tensors of its scores replaced, in the order of `parameters`."""
-        rest = iter(values)
-        pairs = [(step, tuple(islice(rest, len(step.parameters)))) for step in self.score]
+        """Returns the same call with the tensors of its scores replaced, in the order of `parameters`."""
+        remaining = iter(values)
+        pairs = [(step, tuple(islice(remaining, len(step.parameters)))) for step in self.score]
         return replace(self, score=tuple(step.with_parameters(tensors) for step, tensors in pairs))
 
     def scored(self, s: Tensor, q: Tensor, at_q: Tokens, at_k: Tokens) -> Tensor:
-        """Scaled scores [B, H, T, S] after all steps of `score`."""
+        """Returns the scaled scores [B, H, T, S] after all steps of `score`."""
         for step in self.score:
             s = step.apply(s, q, at_q, at_k, self.scale)
         return s
 
     def dropped(self, at_q: Tensor, at_k: Tensor, dtype: torch.dtype) -> Tensor:
-        """Factors [B, H, t, s] of attention dropout for query slots [B|1, t] and global key slots [B|1, s]."""
+        """Returns the factors [B, H, t, s] of attention dropout for query slots [B|1, t] and global key slots [B|1,
+        s]."""
         device = self.q.device
         ids = torch.arange(self.q.shape[1], device=device) if self.head_ids is None else self.head_ids
         rows = torch.arange(self.q.shape[0], device=device)
         return keep_scale(self.seed, self.dropout, rows, ids, at_q, at_k, dtype)
 
     def seen(self, number: int) -> tuple[Tensor, Tensor]:
-        """(mask [B|1, H|1, T, S], unseen [B|1, K|1, S, 1]) of a key set: which keys each query sees, and those that
-        none does, which do not matter, NaN included."""
-        part, first = self.keys[number], self.slots[number]
+        """Returns (mask [B|1, H|1, T, S], unseen [B|1, K|1, S, 1]) of a key set: which keys each query sees, and
+        which keys no query sees, whose contents must have no effect, even if they are NaN."""
+        part, begin = self.keys[number], self.slots[number]
         mask = visible(self.pattern, self.q_tokens, part.tokens)
         if self.keep is not None:
             broadcast = self.keep.shape[-1] == 1
-            mask = mask & (self.keep if broadcast else self.keep[..., first : first + part.tokens.count])
-        some = mask.any(-2)
-        if some.shape[1] > 1:
-            some = some.unflatten(1, (self.heads.kv_heads, -1)).any(2)
-        return mask, ~some.unsqueeze(-1)
+            mask = mask & (self.keep if broadcast else self.keep[..., begin : begin + part.tokens.count])
+        is_seen = mask.any(-2)
+        if is_seen.shape[1] > 1:
+            is_seen = is_seen.unflatten(1, (self.heads.kv_heads, -1)).any(2)
+        return mask, ~is_seen.unsqueeze(-1)
 
 
 def split(t: Tensor, axis: int, outer: int, inner: int) -> Tensor:
-    """One axis as two: `Tensor.unflatten`, typed; always a view."""
+    """Splits one axis into two: `Tensor.unflatten` with a type; always a view."""
     result: Tensor = t.unflatten(axis, (outer, inner))
     return result
 
@@ -131,7 +133,8 @@ def validate(
     dropout: float,
     seed: int | None,
 ) -> Call:
-    """The call, or an error that says what was given and what is needed."""
+    """Returns the checked call with all defaults filled in. Raises PatternError, which says what was given and what
+    is needed."""
     check_pattern("attend", pattern)
     if not keys:
         raise PatternError("attend_keys: at least one set of KeyValues is needed (it may hold no keys)")
@@ -165,7 +168,7 @@ def validate(
 
 
 def check_pattern(what: str, pattern: object) -> None:
-    """PatternError for what is no pattern, and what to give instead."""
+    """Raises PatternError if `pattern` is no pattern; the message says what to give instead."""
     if isinstance(pattern, Pattern):
         return
     if isinstance(pattern, type) and issubclass(pattern, Pattern):
@@ -183,7 +186,7 @@ def check_pattern(what: str, pattern: object) -> None:
 
 
 def check_sink_logit(what: str, logit: object, q: Tensor) -> None:
-    """PatternError for what is not one number for each query head."""
+    """Raises PatternError unless `logit` has one number for each query head."""
     got = f"a {type(logit).__name__}"
     if isinstance(logit, Tensor):
         if logit.is_floating_point() and logit.shape == q.shape[1:2] and logit.device == q.device:
@@ -195,7 +198,7 @@ def check_sink_logit(what: str, logit: object, q: Tensor) -> None:
 
 
 def check_axes(what: str, *tensors: Tensor) -> None:
-    """PatternError for what is no tensor [batch, heads, slots, width]."""
+    """Raises PatternError unless every argument is a tensor [batch, heads, slots, width]."""
     for t in tensors:
         if not isinstance(t, Tensor):
             raise PatternError(
@@ -208,7 +211,7 @@ def check_axes(what: str, *tensors: Tensor) -> None:
 
 
 def check_sides(what: str, q: Tensor, q_tokens: Tokens, keys: Sequence[KeyValues]) -> Heads:
-    """The heads of a call, or a PatternError for tensors and tokens that do not fit together."""
+    """Returns the heads of a call. Raises PatternError if tensors and tokens do not fit together."""
     check_axes(what, q, *(t for part in keys for t in (part.k, part.v)))
     _check_type(what, q, q, False)
     for part in keys:
@@ -232,8 +235,8 @@ def _check_type(what: str, q: Tensor, t: Tensor, int8: bool) -> None:
     if int8 and t.dtype != torch.int8:
         raise PatternError(f"{what}: k_scale and v_scale are of int8 keys and values, got {t.dtype}")
     if not (int8 or t.is_floating_point()):
-        more = "; int8 keys and values come with k_scale and v_scale" if t.dtype == torch.int8 else ""
-        raise PatternError(f"{what}: q, k and v must be floating point, got {t.dtype}{more}")
+        hint = "; int8 keys and values come with k_scale and v_scale" if t.dtype == torch.int8 else ""
+        raise PatternError(f"{what}: q, k and v must be floating point, got {t.dtype}{hint}")
     if (t.dtype != q.dtype and not int8) or t.device != q.device:
         raise PatternError(
             f"{what}: q, k and v must share dtype and device; got {q.dtype} on {q.device} "
@@ -256,7 +259,7 @@ def _check_shapes(what: str, q: Tensor, part: KeyValues, first: KeyValues) -> No
 
 
 def _check_scales(q: Tensor, part: KeyValues) -> None:
-    """Either none, or one for the keys and one for the values."""
+    """Raises PatternError unless there are no scales, or one tensor each for keys and values."""
     if len(part.scales) == 1:
         raise PatternError(
             "attend: k_scale and v_scale are given both or neither: keys and values are both int8"

@@ -1,8 +1,9 @@
-"""Calls that repeat: when a model decodes, its layers make one call after the other that differ in numbers only.
+"""A cache of repeated calls: when a model decodes, its layers make one call after the other that differ only in
+numbers.
 
-Validation, choice and layout follow from shapes, strides, types, tokens and pattern. A call in which all of
-these are as they were goes straight to the kernels: when a long context has just passed through the processor's caches,
-looking at everything again takes as long as reading megabytes of keys.
+Validation, choice of the backend and memory layout follow from shapes, strides, dtypes, tokens and pattern. If all of
+these are unchanged, a call goes straight to the kernels: after a long context has passed through the processor's
+caches, repeating the checks would take as long as reading megabytes of keys.
 """
 
 from collections.abc import Hashable, Sequence
@@ -18,10 +19,10 @@ from headway.patterns import Pattern
 from headway.tokens import Tokens
 
 KEPT = 64
-"""Calls remembered at a time."""
+"""Number of calls that are remembered at a time."""
 
 FEW = 4
-"""Queries up to which a call is remembered by token objects that have no static key: those of a decode step."""
+"""Most queries for which tokens without a static key are identified by their object: those of a decoding step."""
 
 _known: dict[Hashable, Repeated] = {}
 
@@ -35,7 +36,8 @@ def key(
     backend: str,
     lse: bool,
 ) -> Hashable | None:
-    """All that decides how a call without scores, masks and dropout is computed; None where more than that does."""
+    """Returns a key of everything that decides how a call without scores, mask and dropout is computed; None if more
+    than that decides."""
     if torch.compiler.is_compiling() or len(keys) != 1 or not isinstance(pattern, Pattern):
         return None
     part = keys[0]
@@ -52,14 +54,15 @@ def key(
 
 
 def _plain(t: Tensor) -> bool:
-    """A tensor on the CPU without gradient whose rows the kernels read where they are."""
+    """Returns whether t is a CPU tensor without gradient whose rows the kernels can read in place."""
     if type(t) is not Tensor or not t.is_cpu or 0 in t.shape or (t.requires_grad and torch.is_grad_enabled()):
         return False
     return t.stride(-1) == 1 if t.dim() == 4 else t.is_contiguous()
 
 
 def _side(tokens: Tokens, few: bool) -> Hashable | None:
-    """A key that identifies the tokens: their start and count, or, for few queries, the object and its versions."""
+    """Returns a key that identifies the tokens: their start and count or, for few queries, the object and its
+    versions; None if neither does."""
     rows = tokens.index.shape[0], tokens.position is None or tokens.position.shape[0]
     if tokens.static_key is not None:
         return tokens.static_key, rows
@@ -68,12 +71,13 @@ def _side(tokens: Tokens, few: bool) -> Hashable | None:
 
 
 def known(call_key: Hashable | None) -> Repeated | None:
-    """The function that repeats calls of this key; None if none was remembered."""
+    """Returns the function that repeats calls of this key, or None if none is remembered."""
     return None if call_key is None else _known.get(call_key)
 
 
 def remember(call_key: Hashable, backend: Backend, call: Call, lse: bool) -> Repeated | None:
-    """Remembers how the backend repeats calls of this key, and returns it; None where it cannot."""
+    """Remembers how the backend repeats calls of this key, and returns that function; None if the backend cannot
+    repeat them."""
     if backend.repeat is None:
         return None
     as_is = backend.capabilities.int8
@@ -87,5 +91,5 @@ def remember(call_key: Hashable, backend: Backend, call: Call, lse: bool) -> Rep
 
 
 def forget() -> None:
-    """Forgets every call: what would be chosen has changed."""
+    """Forgets every call, because the choice of backend has changed."""
     _known.clear()

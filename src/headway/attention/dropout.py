@@ -1,8 +1,8 @@
-"""Attention dropout whose keep bit is a pure function of where it falls.
+"""Attention dropout whose keep bit is a pure function of its place.
 
-keep(seed, b, h, t, s) depends on the batch row, the query head, the query slot and the global key slot, and on
-nothing else: not on tiling, not on how keys are split into sets. So dropped attention still merges, and the
-backward recomputes the bits instead of storing them.
+keep(seed, b, h, t, s) depends only on the batch row, the query head, the query slot and the global key slot, and on
+neither tiling nor the split of keys into sets. Therefore attention with dropout still merges, and the backward
+recomputes the bits instead of storing them.
 """
 
 import torch
@@ -12,7 +12,7 @@ _MASK = 0xFFFFFFFF
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A bijection of 32-bit words with good avalanche ("lowbias32", C. Wellons, hash-prospector), in int64."""
+    """Applies a bijection of 32-bit words with good avalanche ("lowbias32", C. Wellons, hash-prospector), in int64."""
     x = x ^ (x >> 16)
     x = (x * 0x7FEB352D) & _MASK
     x = x ^ (x >> 15)
@@ -29,7 +29,7 @@ def keep_scale(
     keys: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    """The factor of each weight: 1 / (1 - p) where it is kept, 0 where dropped; [B, H, T, S].
+    """Returns the factor of each weight: 1 / (1 - p) if it is kept, 0 if it is dropped; [B, H, T, S].
 
     The arguments `rows` [B], `heads` [H], `queries` [B|1, T] and `keys` [B|1, S] are int64 coordinates.
     """

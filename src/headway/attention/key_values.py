@@ -12,14 +12,14 @@ from headway.tokens import Tokens
 
 @dataclass(frozen=True, eq=False)
 class KeyValues:
-    """k [B, K, S, D], v [B, K, S, Dv] and the S slots' `tokens`.
+    """Keys k [B, K, S, D] and values v [B, K, S, Dv], with the `tokens` of their S slots.
 
-    Training tensors, cache contents, pages, encoder memory: all of them are KeyValues; attention over several
-    disjoint KeyValues is merged. Where k and v are int8 they stand for k_scale k and v_scale v, with a scale per slot
+    Training tensors, cache contents, pages and encoder memory are all KeyValues; attention over several disjoint
+    KeyValues is merged. If k and v are int8, they stand for k_scale * k and v_scale * v, with one scale for each slot
     and kv head: float32 [B, K, S].
 
-    Where the keys are some of those in a store, `slots` [1, N] says in which slot of k and v each of the N `tokens` is:
-    int32, and any slot where there is no token (index -1).
+    If the keys are a selection from a store, `slots` [1, N], int32, has the slot of k and v of each of the N `tokens`;
+    an empty place (index -1) has any valid slot.
     """
 
     k: Tensor
@@ -31,7 +31,7 @@ class KeyValues:
 
     @property
     def count(self) -> int:
-        """Keys, S or N."""
+        """Number of keys: S, or N in a store."""
         return self.tokens.count if self.slots is not None else self.k.shape[2]
 
     @property
@@ -40,49 +40,49 @@ class KeyValues:
 
     @property
     def scales(self) -> tuple[Tensor, ...]:
-        """(k_scale, v_scale), or nothing."""
+        """(k_scale, v_scale), or nothing if absent."""
         return tuple(t for t in (self.k_scale, self.v_scale) if t is not None)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """(k, v), and the scales where there are any."""
+        """(k, v), followed by the scales, if there are any."""
         return self.k, self.v, *self.scales
 
     def map(self, change: Callable[[Tensor], Tensor], tokens: Tokens | None = None) -> "KeyValues":
-        """The same with rows, heads or, unless they are in a store, slots (dimensions 0 to 2) of every tensor changed
-        alike."""
+        """Applies `change` to every tensor, which may change rows, heads or, unless they are in a store, slots
+        (dimensions 0 to 2) of all tensors alike."""
         k, v, *scales = map(change, self.tensors)
         tokens = self.tokens if tokens is None else tokens
         k_scale, v_scale = scales or (None, None)
         return KeyValues(k, v, tokens, k_scale, v_scale, self.slots)
 
     def gathered(self) -> "KeyValues":
-        """The keys side by side, where they are in a store; itself where they are not."""
+        """Returns the keys gathered from their store, or self if they are in none."""
         if self.slots is None:
             return self
         k, v, *scales = (t.index_select(2, self.slots[0]) for t in self.tensors)
         return KeyValues(k, v, self.tokens, *scales)
 
     def slice(self, begin: int, end: int) -> "KeyValues":
-        """The slots begin..end-1."""
+        """Returns the slots begin..end-1."""
         kv = self.gathered()
         return kv.map(lambda t: t[:, :, begin:end], self.tokens.slice(begin, end))
 
     @staticmethod
     def cat(parts: "Sequence[KeyValues]") -> "KeyValues":
-        """Sets of the same kind side by side, as one."""
+        """Concatenates sets of the same kind along their slots."""
         if len(parts) == 1:
             return parts[0]
         k, v, *scales = (torch.cat(same, 2) for same in zip(*(p.tensors for p in parts), strict=True))
         return KeyValues(k, v, Tokens.cat([p.tokens for p in parts]), *scales)
 
     def quantized(self) -> "KeyValues":
-        """The same in int8, rounded (`headway.quantization`)."""
+        """Returns the same keys and values rounded to int8 (`headway.quantization`)."""
         (k, k_scale), (v, v_scale) = quantize(self.k), quantize(self.v)
         return KeyValues(k, v, self.tokens, k_scale, v_scale)
 
     def dequantized(self, dtype: torch.dtype) -> "KeyValues":
-        """The numbers that int8 stands for, in `dtype`; itself where it is not int8."""
+        """Returns keys and values dequantized to `dtype`, or self if they are not int8."""
         if self.k_scale is None or self.v_scale is None:
             return self
         kv = self.gathered()

@@ -1,5 +1,5 @@
-"""Slots in an order in which blocks of them are alike, and plans: which blocks of which query tile are to be computed,
-found without looking at pairs. Every backend that skips blocks begins here.
+"""Slots sorted so that the tokens of a block are alike, and plans: which key blocks each query tile computes, found
+without looking at pairs. Every backend that skips blocks starts here.
 
 Legend: B rows, N slots, D per head.
 """
@@ -16,15 +16,16 @@ from headway.tokens import Tokens, take_slots
 
 _BLOCK = 16
 AT_ONCE = 2**15
-"""Pairs of tiles up to which all are judged at once; sooner done than blocks of them first (docs/log.md)."""
+"""Most pairs of tiles that are all judged at once, which is then faster than judging blocks of them first
+(docs/log.md)."""
 
 
 class BlockOrder:
-    """One side in block order, and how to get there and back: global tokens together, residue classes of a dilation
-    together, padding last."""
+    """The slots of one side in block order, with the mappings there and back: global tokens first, then tokens by
+    residue class of the dilation, padding last."""
 
     def __init__(self, tokens: Tokens, step: int) -> None:
-        """`step`: the dilation whose residue classes are to lie together."""
+        """Sorts the slots; `step` is the dilation, whose residue classes are each made contiguous."""
         self.order = _order(tokens, step)
         self.tokens = tokens if self.order is None else tokens.gather(self.order)
 
@@ -36,21 +37,23 @@ class BlockOrder:
         return torch.arange(self.tokens.count, device=self.tokens.device).unsqueeze(0)
 
     def take(self, t: Tensor) -> Tensor:
-        """[B, heads, N, D] in block order."""
+        """Returns t [B, heads, N, D] in block order."""
         return t if self.order is None else take_slots(t, self.order)
 
     def give_back(self, t: Tensor) -> Tensor:
-        """[B, heads, N, D] in the original order of slots."""
+        """Returns t [B, heads, N, D], given in block order, in the original order of slots."""
         return t if self.order is None else take_slots(t, self.order.argsort(1))
 
 
 def _order(tokens: Tokens, step: int) -> Tensor | None:
-    """Slots sorted by (empty, not global, residue, document, index), [B|1, N]; None if they are already."""
+    """Returns the slots sorted by (empty, not global, residue, document, index), [B|1, N]; None if they are sorted
+    already."""
     if tokens.static_key is not None and step == 1:
         return None
     index, document = tokens.index, tokens.documents
     if not index.numel():
         return None
+    # one integer for lexicographic order, most significant field first: key * size + field, 0 <= field < size
     key = (~tokens.valid).long() * 2 + (~tokens.globals).long()
     key = key * step + index % step
     key = key * (int(document.max()) + 2) + document + 1
@@ -61,7 +64,7 @@ def _order(tokens: Tokens, step: int) -> Tensor | None:
 
 
 class Entry(NamedTuple):
-    """Key slots begin..end-1 for a query tile; `full` when every pair is visible, else the mask is evaluated."""
+    """Key slots begin..end-1 for a query tile; `full` if every pair is visible, otherwise the mask is evaluated."""
 
     begin: int
     end: int
@@ -70,10 +73,10 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Entries per query tile of `tile` slots: disjoint, and together they cover every visible pair.
+    """Entries for each query tile of `tile` slots: disjoint, and together they cover every visible pair.
 
-    One plan serves all rows of the batch: an interval is there if any row needs it, and full if it is in
-    every row; a plan of rows `apart` has query tiles for each of them, row after row. Query tile t has runs
+    One plan serves all rows of the batch: an interval is included if any row needs it, and full if it is in every row.
+    A plan of rows `apart` instead has query tiles for each row, one row after the other. Query tile t has the runs
     first[t] .. first[t + 1] - 1 of `begin`, `end` and `full`, in order.
     """
 
@@ -84,7 +87,7 @@ class Plan:
     full: list[int]
 
     def row(self, tile: int) -> list[Entry]:
-        """The entries of one query tile."""
+        """Returns the entries of one query tile."""
         runs = range(self.first[tile], self.first[tile + 1])
         return [Entry(self.begin[r], self.end[r], bool(self.full[r])) for r in runs]
 
@@ -92,12 +95,12 @@ class Plan:
 def plan(
     pattern: Pattern, q: Tokens, k: Tokens, tile: int = 128, k_tile: int = 64, *, apart: bool = False
 ) -> Plan:
-    """The plan of one call for a pattern that all its heads share (take `PerHead` apart first); `apart` gives the
-    plans of the rows one after another, as if each were planned alone.
+    """Returns the plan of one call for a pattern that all its heads share (`PerHead` must be split first); `apart`
+    returns the plans of the rows one after another, as if each were planned alone.
 
-    Where tiles are many, blocks of 16 x 16 are judged first and only the undecided ones are looked at closely, so
-    the work grows with the number of blocks on the edge of the pattern, not with T x S. Tiles are described
-    once each; pairs of them come about by broadcasting.
+    If there are many tiles, blocks of 16 x 16 tiles are judged first and only the undecided ones are looked at closely,
+    so that the work grows with the number of blocks on the edge of the pattern, not with T x S. Each tile is described
+    once; pairs of tiles are formed by broadcasting.
     """
     assert len(pattern.heads) == 1, "plan takes one pattern; take PerHead apart first"
     rows, tiles = max(q.rows, k.rows), -(-q.count // tile)
@@ -109,13 +112,14 @@ def plan(
 
 
 def _all_runs(pattern: Pattern, at_q: Extent, at_k: Extent, rows: int, apart: bool) -> Tensor:
-    """Runs (query tile, first key tile, end, full) [4, R], from every pair of tiles."""
+    """Returns runs (query tile, first key tile, end, full) [4, R], from every pair of tiles."""
     row, i, begin, end, full = _runs(*_judged(pattern, at_q, at_k, rows, apart))
     return torch.stack((row * at_q.lo.shape[1] + i, begin, end, full))
 
 
 def _edge_runs(pattern: Pattern, at_q: Extent, at_k: Extent, rows: int, apart: bool) -> Tensor:
-    """The same from blocks of tiles, and from the pairs of tiles of those on the edge; in no order."""
+    """Returns the same runs, unordered, from whole blocks of tiles and from the pairs of tiles of the undecided
+    blocks."""
     tiles = at_q.lo.shape[1]
     fine_q, fine_k = at_q.grouped(_BLOCK), at_k.grouped(_BLOCK)
     some, every = _judged(pattern, fine_q.joined(), fine_k.joined(), rows, apart)
@@ -139,14 +143,15 @@ def _edge_runs(pattern: Pattern, at_q: Extent, at_k: Extent, rows: int, apart: b
     first = block_k[block] * _BLOCK
     narrow = torch.stack(((row * blocks + block_q)[block] * _BLOCK + line, first + begin, first + end, full))
     runs = torch.cat((wide.flatten(1), narrow), 1)
-    # What lies past the last tile of a row (`Extent.grouped` repeats it) is dropped.
+    # `Extent.grouped` fills the last block by repeating the last tile of a row: these query tiles are dropped.
     padded = max(1, blocks * _BLOCK)
     row, i = runs[0] // padded, runs[0] % padded
     return torch.stack((row * tiles + i, *runs[1:]))[:, i < tiles]
 
 
 def _judged(pattern: Pattern, at_q: Extent, at_k: Extent, rows: int, apart: bool) -> tuple[Tensor, Tensor]:
-    """(may some pair be visible, are all) for every pair of tiles, [rows|1, query tiles, key tiles]."""
+    """Returns, for every pair of tiles, whether some pair of tokens may be visible and whether all are, each
+    [rows|1, query tiles, key tiles]."""
     possible, certain = judge_pairs(pattern, at_q, at_k)
     if not apart:
         return _together(possible, certain)
@@ -155,14 +160,18 @@ def _judged(pattern: Pattern, at_q: Extent, at_k: Extent, rows: int, apart: bool
 
 
 def _together(possible: Tensor, certain: Tensor) -> tuple[Tensor, Tensor]:
-    """Judgements of every row [B, ...] as one for all rows [1, ...]: possible in some row, certain in every row."""
+    """Combines judgements of each row, [B, ...], into one for all rows, [1, ...]: possible in some row, certain in
+    every row."""
     some = possible.any(0, keepdim=True)
     return some, certain.all(0, keepdim=True) & some
 
 
 def _runs(some: Tensor, every: Tensor) -> tuple[Tensor, ...]:
-    """The stretches along the last axis that are alike: (place on the other axes, begin, end, full), [R] each. With
-    some 0 1 1 1 and every 0 0 1 1: (begin 1, end 2, full 0) and (begin 2, end 4, full 1)."""
+    """Returns the maximal runs of equal judgement along the last axis: (place on the other axes, begin, end, full), [R]
+    each.
+
+    With some 0 1 1 1 and every 0 0 1 1: (begin 1, end 2, full 0) and (begin 2, end 4, full 1)."""
+    # 0: nothing visible, 1: some, 2: all; a run begins where this changes to 1 or 2, and ends where it changes next
     kind = torch.nn.functional.pad(some.byte() + every.byte(), (1, 1))
     change = kind[..., 1:] != kind[..., :-1]
     where = (change[..., :-1] & some).nonzero().unbind(1)
@@ -171,7 +180,8 @@ def _runs(some: Tensor, every: Tensor) -> tuple[Tensor, ...]:
 
 
 def _joined(runs: Tensor, tile: int, tiles: int, width: int, count: int) -> Plan:
-    """The plan of runs (query tile, first key tile, end, full) [4, R]; neighbours that are alike are joined."""
+    """Returns the plan of runs (query tile, first key tile, end, full) [4, R]; adjacent runs that are both full or
+    both partial are joined."""
     i, begin, end, full = runs[:, torch.argsort(runs[0] * (-(-count // width) + 1) + runs[1])]
     new = torch.ones_like(i, dtype=torch.bool)
     new[1:] = (i[1:] != i[:-1]) | (begin[1:] != end[:-1]) | (full[1:] != full[:-1])

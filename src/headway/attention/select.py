@@ -1,4 +1,4 @@
-"""Which backend runs a call, and why: the registry, and the policy of `auto`."""
+"""The choice of the backend of a call, with its reasons: the registry, and the policy of "auto"."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -32,8 +32,8 @@ BACKENDS = {b.name: b for b in (DENSE, SDPA, NATIVE, BANDED, DIAGONAL, CHUNKS, F
 
 
 def register(backend: Backend, rule: "Rule | None" = None) -> None:
-    """Makes a backend known by its name; with a rule, "auto" asks for it before all others. BackendError for a name
-    that is taken."""
+    """Registers a backend under its name; with a rule, "auto" tries it before all others. Raises BackendError if the
+    name is taken."""
     if backend.name in (AUTO, *BACKENDS):
         raise BackendError(f"register: there is a backend {backend.name!r} already; give yours another name")
     BACKENDS[backend.name] = backend
@@ -42,7 +42,7 @@ def register(backend: Backend, rule: "Rule | None" = None) -> None:
 
 
 def named(name: str) -> Backend:
-    """The backend of this name. BackendError where there is none."""
+    """Returns the backend of this name. Raises BackendError if there is none."""
     check_known(name, BACKENDS, "unknown backend", are=f"known: {AUTO},", error=BackendError)
     return BACKENDS[name]
 
@@ -50,21 +50,23 @@ def named(name: str) -> Backend:
 # -- the policy ----------------------------------------------------------------------------------------------
 
 FEW_PRODUCTS = 2**18
-"""Products of q and k (B H T S D) up to which torch's kernel is taken: an estimate, to be measured (docs/log.md)."""
+"""Number of products of q and k (B H T S D) up to which torch's kernel is taken: an estimate, not a measured
+crossing (docs/log.md)."""
 
 MASK_PAIRS = 2**16
-"""Pairs of a row up to which torch's kernel with a mask is quicker than planning blocks (docs/log.md)."""
+"""Number of query-key pairs of a row up to which torch's kernel with a mask is faster than planning blocks
+(docs/log.md)."""
 
 DENSE_SCORES = 2**20
-"""Score elements up to which the whole matrix at once is quicker than planning blocks."""
+"""Number of scores up to which computing the whole matrix at once is faster than planning blocks."""
 
 
 class Situation:
-    """The input of the policy: a call, whether its logsumexp is needed, where it would run, and its size.
+    """The input of the policy: a call, whether its logsumexp is needed, the device it would run on, and its size.
 
-    pairs       queries times keys of a row, T S
+    pairs       query-key pairs of a row, T S
     scores      elements of the whole score matrix, B H T S
-    products    of q and k, B H T S D
+    products    multiplications in q k^T, B H T S D
     """
 
     def __init__(self, call: Call, lse: bool, device: str | None = None) -> None:
@@ -77,18 +79,18 @@ class Situation:
 
     @property
     def forms(self) -> str:
-        """The form in which torch's kernel would take each key set."""
+        """The form in which torch's kernel would take each key set (`sdpa.form`)."""
         return " + ".join(form(self.call, part) for part in self.call.keys)
 
     def unsupported_reason(self, backend: Backend) -> str | None:
-        """Why a backend cannot run the call here; None if it can."""
+        """Returns why a backend cannot run the call here, or None if it can."""
         return backend.unsupported_reason(self.call, self.lse, self.device)
 
 
 def _few_products(at: Situation) -> str | None:
     few = not torch.compiler.is_compiling() and at.products <= FEW_PRODUCTS
     if any(part.slots is not None for part in at.call.keys):
-        return None  # of requests side by side; torch's kernel would carry NaN from one to the others, as 0 * NaN
+        return None  # a store of many requests; torch's kernel would carry NaN from one to the others, as 0 * NaN
     return f"torch's kernel is sooner done with {at.products} products" if few else None
 
 
@@ -110,8 +112,8 @@ def _many_scores(at: Situation) -> str | None:
 
 @dataclass(frozen=True)
 class Rule:
-    """A row of the policy: on these devices "auto" takes the backend, because of `why`, unless it cannot run the call
-    or there is an objection to it."""
+    """A row of the policy: on these devices "auto" takes the backend, because of `why`, unless the backend cannot
+    run the call or there is an objection to it."""
 
     backend: Backend
     why: str
@@ -133,18 +135,19 @@ POLICY = [
     Rule(BANDED, "blocks outside the pattern are skipped, memory is linear"),
     Rule(DENSE, "only the full score matrix can do it"),
 ]
-"""What "auto" asks, in order: the first rule whose backend can run the call, without objection, decides."""
+"""The policy of "auto", in order: the first rule whose backend can run the call, without an objection, decides."""
 
 
 def pick(call: Call, lse: bool) -> Backend:
-    """The backend that "auto" takes for a call whose heads share one pattern; `choose` says why."""
+    """Returns the backend that "auto" takes for a call whose heads share one pattern; `choose` says why."""
     at = Situation(call, lse)
     rules = (rule for rule in POLICY if at.device in rule.devices and rule.objection(at) is None)
     return next(rule.backend for rule in rules if at.unsupported_reason(rule.backend) is None)
 
 
 def select(call: Call, backend: str, lse: bool) -> Backend:
-    """The backend of a call: the one that is named, or BackendError where it cannot run it; for "auto" a chosen one."""
+    """Returns the backend of a call: the named one, or for "auto" the one that `pick` chooses. Raises BackendError
+    if the named one cannot run it."""
     if backend == AUTO:
         return pick(call, lse)
     chosen = named(backend)
@@ -157,8 +160,8 @@ def select(call: Call, backend: str, lse: bool) -> Backend:
 
 
 def run(call: Call, backend: str, lse: bool, key: Hashable | None = None) -> Partial:
-    """Runs one call on `backend` (the chosen one for "auto"); never on another than was asked for. Calls of its `key`
-    are then repeated without being looked at."""
+    """Runs one call on `backend`, or on the chosen one for "auto"; never falls back to another backend. Later calls
+    of the same `key` are repeated without further checks."""
     chosen = select(call, backend, lse)
     repeated = None if key is None else call_cache.remember(key, chosen, call, lse)
     return autograd.run(chosen, call, lse) if repeated is None else repeated(call.q, call.keys[0])
@@ -181,18 +184,19 @@ def choose(
     paged: bool = False,
     device: str = "cpu",
 ) -> Choice:
-    """Which backend `auto` takes for calls of these shapes, and why; nothing is computed.
+    """Returns which backend "auto" takes for calls of these shapes, and why; nothing is computed.
 
-    `queries` follow `keys - queries` earlier ones unless `start` says where they begin. `paged` says that
-    the keys lie in pages of a cache. `device` is "cpu" or "cuda".
-    Patterns of `PerHead` run one by one; the choice is for the first of them.
+    `queries` are the last of the `keys` tokens, unless `start` says where they begin. `paged` says that the keys are in
+    pages of a cache. `device` is "cpu" or "cuda". The patterns of a `PerHead` run one by one; the choice is for the
+    first of them.
     """
     check_known(device, BOTH, "choose: there is no device", error=BackendError)
     layout = Heads.of(heads, kv_heads)
     start = keys - queries if start is None else start
     q = torch.empty(batch, heads, queries, head_dim, dtype=dtype, device="meta", requires_grad=gradient)
     k = torch.empty(batch, layout.kv_heads, keys, head_dim, dtype=dtype, device="meta")
-    stand_in = "meta" if opaque(pattern) is None else None  # then no token is looked at, of however many
+    # On the meta device no token is looked at, however many there are.
+    stand_in = "meta" if opaque(pattern) is None else None
     slots = torch.empty(1, keys, dtype=torch.int32, device="meta") if paged else None
     part = KeyValues(k, k, Tokens.range(keys, device=stand_in), slots=slots)
     q_tokens = Tokens.range(queries, start, stand_in)

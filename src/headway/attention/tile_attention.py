@@ -1,4 +1,4 @@
-"""Attention of a tile of queries over blocks of keys, forward and backward: the step of every blocked backend.
+"""Attention of a tile of queries over blocks of keys, forward and backward: the inner step of every blocked backend.
 
 Legend: B rows, K kv heads, G group, t queries, s keys of the block, D per head, Dv of v.
 """
@@ -15,7 +15,8 @@ from headway.tokens import Tokens
 
 
 def finite(t: Tensor) -> bool:
-    """No NaN or infinity: their sum would not be a number (an overflow of the sum only costs a copy)."""
+    """Returns whether t has neither NaN nor infinity, judged by its sum (if a finite sum overflows, that only costs
+    a copy)."""
     return not t.numel() or bool(t.sum().isfinite())
 
 
@@ -32,7 +33,8 @@ class QueryTile:
 class KeyBlock:
     """A block of keys: k [B, K, s, D], v [B, K, s, Dv] in the work dtype, tokens, global slots [B|1, s].
 
-    `mask` bool [B|1, 1, t, s] is None when every pair is visible. `finite` says that k and v hold numbers only.
+    `mask` bool [B|1, 1, t, s] is None if every pair is visible. `finite` says that k and v have neither NaN nor
+    infinity.
     """
 
     k: Tensor
@@ -43,7 +45,7 @@ class KeyBlock:
     finite: bool
 
     def clean(self) -> tuple[Tensor, Tensor]:
-        """k and v, with what no query of the block sees set to 0 where it may be NaN or infinite."""
+        """Returns k and v; what no query of the block sees is set to 0 if it may be NaN or infinite."""
         if self.mask is None or self.finite:
             return self.k, self.v
         unseen = ~self.mask.any(-2).unsqueeze(-1)
@@ -51,7 +53,7 @@ class KeyBlock:
 
 
 def _scores(call: Call, at: QueryTile, q: Tensor, k: Tensor, block: KeyBlock) -> Tensor:
-    """Scores [B, H, t, s] of q [B, K, G, t, D] and k [B, K, s, D], all steps applied, -inf where masked."""
+    """Returns the scores [B, H, t, s] of q [B, K, G, t, D] and k [B, K, s, D] after all steps, -inf where masked."""
     s = _rows(q) @ k.transpose(-1, -2) * call.scale
     s = s.unflatten(2, (call.heads.group, -1)).flatten(1, 2)
     s = call.scored(s, q.flatten(1, 2), at.tokens, block.tokens)
@@ -59,14 +61,15 @@ def _scores(call: Call, at: QueryTile, q: Tensor, k: Tensor, block: KeyBlock) ->
 
 
 def _rows(x: Tensor) -> Tensor:
-    """[B, K, G, t, D] -> [B, K, G * t, D]: the query heads of a kv head as rows of one product."""
+    """Joins the query heads of a kv head as rows of one product, [B, K, G, t, D] -> [B, K, G * t, D]."""
     return x.flatten(2, 3)
 
 
 def tile_forward(call: Call, at: QueryTile, blocks: Sequence[KeyBlock]) -> Partial:
-    """Partial (out [B, H, t, Dv] in the work dtype, lse [B, H, t]) over disjoint blocks of keys."""
+    """Returns the partial (out [B, H, t, Dv] in the work dtype, lse [B, H, t]) over disjoint blocks of keys."""
     batch, kv, group, t, _ = at.q.shape
     dtype = at.q.dtype
+    # online softmax: sums are relative to exp(top), the largest score so far, and shrink when a block raises it
     top = at.q.new_full((batch, kv * group, t), float("-inf"))
     total = torch.zeros_like(top)
     out = at.q.new_zeros(batch, kv, group * t, call.keys[0].v.shape[-1])
@@ -87,7 +90,7 @@ def tile_forward(call: Call, at: QueryTile, blocks: Sequence[KeyBlock]) -> Parti
 
 
 def _as_rows(x: Tensor, kv: int) -> Tensor:
-    """[B, H, t] -> [B, K, G * t, 1]."""
+    """Reshapes [B, H, t] to [B, K, G * t, 1]."""
     return split(x, 1, kv, -1).flatten(2, 3).unsqueeze(-1)
 
 
@@ -115,10 +118,11 @@ class ResultGradient:
 def tile_backward(
     call: Call, at: QueryTile, block: KeyBlock, result: ResultGradient
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor | None, ...]]:
-    """Gradients of one block: dq [B, K, G, t, D], dk [B, K, s, D], dv [B, K, s, Dv], and of the scores' tensors.
+    """Returns the gradients of one block: dq [B, K, G, t, D], dk [B, K, s, D], dv [B, K, s, Dv], and those of the
+    scores' tensors.
 
-    P = exp(S - lse),  dP = dOut V^T (times the dropout factors),  dS = P * (dP - delta): with the final lse
-    and delta every block is independent of the others.
+    P = exp(S - lse),  dP = dOut V^T (times the dropout factors),  dS = P * (dP - delta): with the final lse and delta,
+    every block is independent of the others.
     """
     kv, group, t = at.q.shape[1:4]
     k, v = block.clean()
@@ -140,8 +144,8 @@ def tile_backward(
     ds = p * (dp - result.delta.unsqueeze(-1))
     if call.score:
         inputs = [q_leaf, k_leaf, *(leaf for leaf in leaves if leaf.requires_grad)]
-        dq, dk, *rest = torch.autograd.grad(s, inputs, ds, allow_unused=True)
-        remaining = iter(rest)
+        dq, dk, *d_leaves = torch.autograd.grad(s, inputs, ds, allow_unused=True)
+        remaining = iter(d_leaves)
         grads = tuple(next(remaining) if p.requires_grad else None for p in parameters)
         return dq, dk, dv, grads
     rows = ds.unflatten(1, (kv, group)).flatten(2, 3)

@@ -1,12 +1,12 @@
-"""Adapters on a model: made, attached, several at once, merged and unmerged.
+"""Adapters of a model: creating, attaching, combining, merging and unmerging them.
 
     adapter = Adapter.fresh(model, Lora(rank=8, alpha=16))    # of every linear layer of the blocks
-    attach(model, adapter, "mine")                            # all else is frozen
+    attach(model, adapter, "mine")                            # all other parameters are frozen
     set_active(model, ["mine"])                               # several may be attached; the active ones add up
-    detach(model, "mine")                                     # gone
+    detach(model, "mine")                                     # removed
     merge(model), unmerge(model)                              # into the weights, and out of them bit for bit
 
-Legend: I numbers in, O numbers out, R rank.
+Legend: I inputs, O outputs, R rank.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ class Adapter:
     """One adapter, separate from a model.
 
     Attributes:
-        layers: how each is adapted, by the layer's name in the model.
+        layers: how each layer is adapted, by the layer's name in the model.
         tensors: LAYER.lora_A.weight [R, I], LAYER.lora_B.weight [O, R] and, with magnitudes,
             LAYER.lora_magnitude_vector [O].
     """
@@ -36,9 +36,10 @@ class Adapter:
 
     @staticmethod
     def fresh(model: nn.Module, lora: Lora, targets: Sequence[str] = (), seed: int = 0) -> "Adapter":
-        """A new adapter, which adds nothing yet: A evenly from +-1 / sqrt(I), drawn by `seed`; B = 0; m = |W|.
+        """Returns a new adapter, which does not change the model yet: A uniform in +-1 / sqrt(I), drawn from `seed`; B
+        = 0; m = |W|.
 
-        `targets` are the last parts of names of layers ("q_proj", ...), all linear layers of the blocks unless given.
+        `targets` are the last parts of layer names ("q_proj", ...), by default all linear layers of the blocks.
         Raises ConfigError for an unknown one."""
         generator, tensors = torch.Generator("cpu").manual_seed(seed), {}
         layers = target_layers(model, targets)
@@ -46,20 +47,20 @@ class Adapter:
             weight, bound = layer.kept, layer.in_features**-0.5
             a = torch.empty(lora.rank, layer.in_features, device="cpu")
             a.uniform_(-bound, bound, generator=generator)
-            wide = torch.promote_types(weight.dtype, torch.float32)
-            tensors[f"{name}.lora_A.weight"] = a.to(weight.device, wide)
+            dtype = torch.promote_types(weight.dtype, torch.float32)
+            tensors[f"{name}.lora_A.weight"] = a.to(weight.device, dtype)
             tensors[f"{name}.lora_B.weight"] = torch.zeros(
-                layer.out_features, lora.rank, device=weight.device, dtype=wide
+                layer.out_features, lora.rank, device=weight.device, dtype=dtype
             )
             if lora.magnitude:
-                norm = torch.linalg.vector_norm(weight.dequantize().detach(), dim=1, dtype=wide)
+                norm = torch.linalg.vector_norm(weight.dequantize().detach(), dim=1, dtype=dtype)
                 tensors[f"{name}.lora_magnitude_vector"] = norm
         return Adapter(dict.fromkeys(layers, lora), tensors)
 
     @staticmethod
     def of(model: nn.Module, name: str, state: Mapping[str, Tensor] | None = None) -> "Adapter":
-        """The adapter attached to `model` as `name`, with tensors of a `state` dict of the model, the current ones
-        unless given. Raises ConfigError where there is none."""
+        """Returns the adapter attached to `model` as `name`, with its tensors taken from `state`, a state dict of
+        the model (by default the current one). Raises ConfigError if there is no adapter of this name."""
         layers: dict[str, Lora] = {}
         tensors: dict[str, Tensor] = {}
         state = model.state_dict() if state is None else state
@@ -76,7 +77,7 @@ class Adapter:
         return Adapter(layers, tensors)
 
     def part(self, layer: str, device: torch.device, dtype: torch.dtype) -> LowRank:
-        """A copy of its part for one layer."""
+        """Returns a copy of this adapter's part for one layer."""
         leaves = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
         values = [self.tensors[name] for leaf in leaves if (name := f"{layer}.{leaf}") in self.tensors]
         a, b, *m = (value.to(device, dtype, copy=True) for value in values)
@@ -84,7 +85,7 @@ class Adapter:
 
 
 def block_linears(model: nn.Module) -> dict[str, Linear]:
-    """Every linear layer of the blocks by its name, adapted or not; neither embeddings nor the output layer."""
+    """Returns every linear layer of the blocks by its name, adapted or not; neither embeddings nor the output layer."""
     layers: dict[str, Linear] = {}
     for name, block in model.named_modules():
         if isinstance(block, Block):
@@ -93,32 +94,33 @@ def block_linears(model: nn.Module) -> dict[str, Linear]:
 
 
 def target_layers(model: nn.Module, targets: Sequence[str] = ()) -> dict[str, Linear]:
-    """The layers of the blocks whose names end with one of `targets`, all unless given. Raises ConfigError for a target
-    that is no layer."""
-    every = block_linears(model)
-    known = sorted({name.rpartition(".")[2] for name in every})
+    """Returns the layers of the blocks whose names end with one of `targets`, or all if there are no targets. Raises
+    ConfigError for a target that is no layer."""
+    layers = block_linears(model)
+    known = sorted({name.rpartition(".")[2] for name in layers})
     for target in targets:
         check_known(target, known, "adapters: the blocks have no linear layer")
-    return {name: m for name, m in every.items() if not targets or name.rpartition(".")[2] in targets}
+    return {name: m for name, m in layers.items() if not targets or name.rpartition(".")[2] in targets}
 
 
 def attach(
     model: nn.Module, adapter: Adapter, name: str = "default", *, dtype: torch.dtype | None = None
 ) -> None:
-    """Put an adapter on `model`, in place, and make it active; all parameters but those of adapters are frozen.
+    """Attaches an adapter to `model`, in place, and makes it active; all parameters except those of adapters are
+    frozen.
 
-    `dtype` is that of the adapter's numbers, the layers' own unless given. Raises ConfigError for a name that is taken
-    or cannot be one, for layers that the model does not have, and where adapters are merged."""
+    `dtype` is the dtype of the adapter's parameters, by default that of the layer's weight. Raises ConfigError for a
+    name that is taken or invalid, for layers that the model does not have, and if adapters are merged."""
     if not name or "." in name or name in adapter_names(model):
         what = "there already" if name in adapter_names(model) else "no name: it is empty, or has a dot"
         raise ConfigError(f"attach: the adapter {name!r} is {what}; give it another name")
-    every = block_linears(model)
-    if unknown := sorted(adapter.layers.keys() - every.keys()):
-        raise ConfigError(f"attach: the model has no layer {unknown[0]}{did_you_mean(unknown[0], every)}")
+    layers = block_linears(model)
+    if unknown := sorted(adapter.layers.keys() - layers.keys()):
+        raise ConfigError(f"attach: the model has no layer {unknown[0]}{did_you_mean(unknown[0], layers)}")
     _check_unmerged(model)
     model.requires_grad_(False)
     for place in adapter.layers:
-        layer = every[place]
+        layer = layers[place]
         weight = layer.kept
         layer.adapters[name] = adapter.part(place, weight.device, dtype or weight.dtype).train(layer.training)
         layer.active = (*layer.active, name)
@@ -127,7 +129,7 @@ def attach(
 
 
 def detach(model: nn.Module, name: str) -> None:
-    """Take an adapter off `model`, in place. Raises ConfigError for an unknown name, and where adapters are merged."""
+    """Removes an adapter from `model`, in place. Raises ConfigError for an unknown name, and if adapters are merged."""
     _check_attached(model, name)
     _check_unmerged(model)
     for _, layer in [*adapted(model)]:
@@ -136,28 +138,28 @@ def detach(model: nn.Module, name: str) -> None:
 
 
 def adapted(model: nn.Module) -> Iterator[tuple[str, Linear]]:
-    """The layers that have adapters, by their names."""
+    """Yields (name, layer) for each layer that has adapters."""
     return ((name, layer) for name, layer in linears(model).items() if len(layer.adapters))
 
 
 def adapter_names(model: nn.Module) -> list[str]:
-    """The names of the attached adapters, in the order of attaching."""
+    """Returns the names of the attached adapters, in the order of attaching."""
     return list(dict.fromkeys(name for _, layer in adapted(model) for name in layer.adapters))
 
 
 def beside(model: nn.Module) -> list[str]:
-    """The names of the adapters whose products are added to those of layers: active, and not merged."""
+    """Returns the names of the adapters that are computed beside the layers: active, and not merged."""
     return list(dict.fromkeys(name for _, layer in adapted(model) for name in layer.beside))
 
 
 def named_adapter_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The trained parameters of an adapted model, by name."""
+    """Yields (name, parameter) for all attached adapters: the trained parameters of an adapted model."""
     for place, layer in adapted(model):
         yield from layer.adapters.named_parameters(f"{place}.adapters")
 
 
 def set_active(model: nn.Module, active: Sequence[str]) -> None:
-    """Sets which adapters are added, none for an empty list. Raises ConfigError for an unknown name, and where adapters
+    """Sets which adapters are added, none for an empty list. Raises ConfigError for an unknown name, and if adapters
     are merged."""
     for name in active:
         _check_attached(model, name)
@@ -167,8 +169,8 @@ def set_active(model: nn.Module, active: Sequence[str]) -> None:
 
 
 def merge(model: nn.Module) -> None:
-    """Put the active adapters into the weights; the original weights are kept, too. Raises ConfigError for quantized
-    weights."""
+    """Merges the active adapters into the weights; the original weights are kept, too. Raises ConfigError for
+    quantized weights."""
     for place, layer in adapted(model):
         if reason := layer.kept.merge_reason():
             raise ConfigError(
@@ -179,7 +181,7 @@ def merge(model: nn.Module) -> None:
 
 
 def unmerge(model: nn.Module) -> None:
-    """Put back the weights that `merge` kept: the very bits."""
+    """Restores the original weights that `merge` kept, bit for bit."""
     for _, layer in adapted(model):
         layer.unmerge()
 

@@ -1,4 +1,4 @@
-"""Several residual streams, of which each layer computes one (AltUp), and a low rank beside attention (LAuReL).
+"""Several residual streams, of which each layer computes one (AltUp), and a low-rank branch beside attention (LAuReL).
 
 Legend: B rows, T tokens, S streams, M width of a stream, R rank.
 """
@@ -15,15 +15,15 @@ from headway.nn.linear import Linear
 from headway.nn.scale import scaled
 
 LEAST = 1e-5
-"""The smallest mean square that a stream is scaled by."""
+"""Lower bound of the mean square that a stream is divided by."""
 
 
 @dataclass(frozen=True)
 class AltUp:
-    """Alternating updates: a stream of S times the width, of which a layer computes one part and predicts the others
-    (Baykal et al. 2023, "Alternating Updates for Efficient Transformers", section 3; Gemma 3n).
+    """Alternating updates: a residual stream of S times the width, of which a layer computes one part and predicts the
+    others (Baykal et al. 2023, "Alternating Updates for Efficient Transformers", section 3; Gemma 3n).
 
-    streams: S.   clip: in training, the largest size of a coefficient."""
+    streams: S.   clip: in training, the largest absolute value of a coefficient."""
 
     streams: int = 4
     clip: float = 120.0
@@ -54,34 +54,35 @@ class AlternatingUpdates(nn.Module):
         self.router_norm = norm()
 
     def predict(self, x_BTSM: Tensor) -> Tensor:
-        """[B, T, S, M] -> [B, T, S, M]."""
+        """Predicts all streams before the layer: [B, T, S, M] -> [B, T, S, M]."""
         a = self._coefficients(self.prediction_coefs, x_BTSM[..., 0, :])
         predicted: Tensor = x_BTSM + a.unflatten(-1, (self.altup.streams, -1)) @ x_BTSM
         return predicted
 
     def correct(self, predicted: Tensor, y_BTM: Tensor) -> Tensor:
-        """Predicted streams [B, T, S, M] and the output of the layer [B, T, M] -> [B, T, S, M]."""
+        """Corrects the predicted streams [B, T, S, M] by the output of the layer [B, T, M]; returns [B, T, S, M]."""
         b = self._coefficients(self.correction_coefs, y_BTM) + 1.0
         return predicted + b[..., None] * (y_BTM - predicted[..., 0, :])[..., None, :]
 
     def add_to_others(self, x_BTSM: Tensor, added: Callable[[Tensor], Tensor]) -> Tensor:
-        """x_1, and the other streams with added(scale x_1) [B, T, M] more."""
+        """Returns the streams with added(scale x_1) [B, T, M] added to all of them but the first."""
         first = x_BTSM[..., :1, :].clone()  # a view would keep all streams for the backward
         more = added(first[..., 0, :] * self.correct_output_scale)
         return torch.cat((first, x_BTSM[..., 1:, :] + more[..., None, :]), -2)
 
     def _coefficients(self, matrix: Tensor, z_BTM: Tensor) -> Tensor:
-        """[N, S] and [B, T, M] -> [B, T, N]. These matrices stay as they are where others are quantized or adapted."""
+        """Returns the product of the router's output with `matrix` [N, S], for z [B, T, M]: [B, T, N]. These
+        matrices stay unchanged when linear layers are quantized or adapted."""
         routed = self.modality_router(self.router_norm(z_BTM) * self.width**-1.0)
-        wide = torch.promote_types(z_BTM.dtype, torch.float32)
+        dtype = torch.promote_types(z_BTM.dtype, torch.float32)
         matrix = matrix.clamp(-self.altup.clip, self.altup.clip) if self.training else matrix
-        routed = routed.to(wide).tanh().to(z_BTM.dtype)
+        routed = routed.to(dtype).tanh().to(z_BTM.dtype)
         return torch.sum(routed[..., None, :] * matrix, -1)
 
 
 class Streams(nn.Module):
-    """From embeddings to the streams of `AltUp`, and from these to last states: products of M x M, scaled to the mean
-    square of the first stream.
+    """Maps embeddings to the streams of `AltUp`, and these to the last hidden states, by products of M x M that are
+    scaled to the mean square of the first stream.
 
         x_1 = x,   x_i = |x| U_i x / |U_i x|            into
         x = (x_1 + sum of |x_1| V_i x_i / |V_i x_i|) / S        out
@@ -95,25 +96,25 @@ class Streams(nn.Module):
         )
 
     def split(self, x_BTM: Tensor) -> Tensor:
-        """[B, T, M] -> [B, T, S M], the streams side by side."""
+        """Returns the streams of the embeddings, concatenated: [B, T, M] -> [B, T, S M]."""
         return torch.cat((x_BTM, *(_as_large(layer(x_BTM), x_BTM) for layer in self.into)), -1)
 
     def join(self, x: Tensor) -> Tensor:
-        """[B, T, S M] -> [B, T, M]."""
+        """Returns the last hidden states of the streams: [B, T, S M] -> [B, T, M]."""
         first, *others = x.chunk(len(self.out) + 1, -1)
         pairs = zip(self.out, others, strict=True)
         return torch.stack((first, *(_as_large(layer(other), first) for layer, other in pairs))).mean(0)
 
 
 def _as_large(y: Tensor, x: Tensor) -> Tensor:
-    """y times a number for each token, so that its mean square is that of x."""
+    """Returns y with each token scaled to the mean square of x."""
     target, square = (z.square().mean(-1, keepdim=True) for z in (x, y))
     return y * (target.sqrt() / square.clamp(min=LEAST).sqrt())
 
 
 class LaurelProduct(nn.Module):
-    """x + norm(x L R), a low rank beside a sub-layer (Menghani et al. 2024, "LAuReL: Learned Augmented Residual Layer",
-    section 2.2; Gemma 3n).
+    """A low-rank branch beside a sub-layer, x + norm(x L R) (Menghani et al. 2024, "LAuReL: Learned Augmented Residual
+    Layer", section 2.2; Gemma 3n).
 
     Parameters under the names of Hugging Face: linear_left [R, M], linear_right [M, R], post_laurel_norm [M]."""
 
@@ -124,7 +125,7 @@ class LaurelProduct(nn.Module):
         self.post_laurel_norm = norm()
 
     def join(self, x_BTM: Tensor, y_BTM: Tensor, normed: Tensor) -> tuple[Tensor, Tensor]:
-        """A residual stream x, the output y of attention, and its input `normed` -> two parts of the stream, whose sum
+        """Joins a residual stream x, the output y of attention and its input `normed`. Returns two terms whose sum
         is (x + y + normed + norm(normed L R)) / sqrt(2)."""
         beside: Tensor = normed + self.post_laurel_norm(self.linear_right(self.linear_left(normed)))
         return scaled(x_BTM, 2**-0.5), scaled(y_BTM + beside, 2**-0.5)

@@ -18,8 +18,8 @@ class Attention(AttentionLayer):
     """Softmax attention over a declared pattern: `attend` between the projections of `AttentionLayer`.
 
     Args:
-        pattern: which keys each query may see;  scale, backend: as in `attend`; scale is D^-0.5 unless given.
-        sink_logit: a trained one for each query head, `sink_logit` [H], 0 at the start (`attend`).
+        pattern: which keys each query may see;  scale, backend: as in `attend`; scale is D^-0.5 by default.
+        sink_logit: whether there is a trained sink logit for each query head, `sink_logit` [H], initially 0 (`attend`).
         others: as in `AttentionLayer`.
 
     (Vaswani et al. 2017, section 3.2.2.)

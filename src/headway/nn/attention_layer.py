@@ -1,7 +1,6 @@
-"""The base of all attention layers: projections around a mixer.
+"""The base class of all attention layers: projections around a mixer.
 
-Legend: B rows, T queries, S keys, M width of the model, H query heads, K kv heads, D per query and key, E per
-value.
+Legend: B rows, T queries, S keys, M width of the model, H query heads, K kv heads, D per query and key, E per value.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,48 +28,47 @@ from headway.tokens import SlotSelection, Tokens
 
 
 class AttentionLayer(MixingLayer):
-    """Projections to queries, keys and values and back, around a mixer of values: MHA, GQA or MQA by `kv_heads`.
+    """Projections to queries, keys and values and back, around a mixer: MHA, GQA or MQA, depending on `kv_heads`.
 
-        q, k, v = x Wq, x Wk, x Wv               per head; then, where asked for:
+        q, k, v = x Wq, x Wk, x Wv               per head; then, if configured:
         q, k    = norm(q), norm(k)               one gain of size D for all heads (Qwen3), or over all heads (OLMo 2)
-        v       = norm(v)                        every head's, made by `v_norm` (Gemma 4)
+        v       = norm(v)                        of each head, made by `v_norm` (Gemma 4)
         y       = mixer(q, k, v, positions)
         y       = y * act(x Wg)                  a gate for each head, or for each of its E channels
         y       = y Wo
 
-    Parameters: q_proj [H D, M], k_proj [K D, M], v_proj [K E, M], o_proj [M, H E], without biases unless
-    asked for; with qk_norm, gains q_norm and k_norm [D], or [H D] and [K D]; with a gate, g_proj [H, M] or [H E, M],
-    without bias; what is trained of positions and scores. A mixer with projections for global tokens adds
-    q_global_proj, k_global_proj and v_global_proj, of the shapes and with the biases of the first three. The pattern
-    changes none of them.
+    Parameters: q_proj [H D, M], k_proj [K D, M], v_proj [K E, M], o_proj [M, H E], by default without biases; with
+    qk_norm, gains q_norm and k_norm [D], or [H D] and [K D]; with a gate, g_proj [H, M] or [H E, M], without bias; and
+    the trained parameters of positions and scores. A mixer with projections for global tokens adds q_global_proj,
+    k_global_proj and v_global_proj, of the same shapes as the first three and with biases if those have them. The
+    pattern changes none of these parameters.
 
     Args:
-        mixer: computes a query's result from keys and values.
+        mixer: computes the result of a query from keys and values.
         width: M.
-        heads, kv_heads: H and K; K = H unless given, and must divide it.
-        head_dim, value_dim: D (M / H unless given) and E (D unless given).
-        positions: schemes that mark queries and keys, or scores, act here; the others elsewhere.
-        qkv_bias, out_bias: biases of the projections.
-        qk_norm: norms on queries and keys, made by `norm` of a width: "head" on every one, "all" on those of a token's
-            heads together, "rotated" on every one behind its rotation.
-        v_norm: makes the norm of values of their size.
-        tied_values: values are the keys, x Wk, before their norm and rotation; there is no v_proj (Gemma
-            4's "K = V").
-        kv_from: an earlier layer, whose keys and values this one attends to in place of its own (`shared` of
-            `forward`); it has no k_proj, v_proj or norms of theirs, and kv_heads and head_dim of that one (Sun et al.
-            2024, "You Only Cache Once"; Gemma 3n).
-        score: as in `attend`. Tensors of a score are part of the module: trained when they are an `nn.Parameter`,
-            moved and saved with it in any case.
-        gate: "head" or "channel": attention's output is multiplied by a gate of the layer's input, one for each head
-            or one for each channel of a head (Qiu et al. 2025, "Gated Attention for Large Language Models").
+        heads, kv_heads: H and K; K must divide H, and is H by default.
+        head_dim, value_dim: D (by default M / H) and E (by default D).
+        positions: schemes that mark queries and keys, or scores, act here; the others act elsewhere.
+        qkv_bias, out_bias: whether the projections have biases.
+        qk_norm: norms on queries and keys, made by `norm` of a width: "head" on each head, "all" on all heads of a
+            token together, "rotated" on each head after its rotation.
+        v_norm: makes the norm of each head's values.
+        tied_values: values are the keys, x Wk, before their norm and rotation; there is no v_proj (Gemma 4's "K = V").
+        kv_from: an earlier layer whose keys and values this layer attends to instead of its own (`shared` of
+            `forward`); this layer has no k_proj, no v_proj and no norms of them, and must have the same kv_heads,
+            head_dim and value_dim (Sun et al. 2024, "You Only Cache Once"; Gemma 3n).
+        score: as in `attend`. Tensors of a score are part of the module: trained if they are an `nn.Parameter`, moved
+            and saved with it in any case.
+        gate: "head" or "channel": attention's output is multiplied by a gate computed from the layer's input, one for
+            each head or one for each channel of a head (Qiu et al. 2025, "Gated Attention for Large Language Models").
         gate_act: "sigmoid" (Qwen3-Next), or "softplus" (Laguna).
         dropout: probability for attention weights, after the softmax; only in training mode.
         output_dropout: probability for the output, after Wo; only in training mode.
 
     Raises:
-        HeadwayError: kv_from for a layer of other kv_heads or head_dim, or with v_norm or tied_values; tied_values for
-            E other than D; K does not divide H; D is odd and positions rotate; M is not a multiple of H and no
-            head_dim is given; something that the mixer cannot do.
+        HeadwayError: for kv_from with other kv_heads, head_dim or value_dim, or with v_norm or tied_values; for
+            tied_values if E differs from D; if K does not divide H; if D is odd and positions rotate; if M is not a
+            multiple of H and head_dim is None; for anything the mixer does not support.
     """
 
     rotary: RotaryEmbedding
@@ -123,7 +121,8 @@ class AttentionLayer(MixingLayer):
         self.rotary = RotaryEmbedding(positions, d)
         self.q_proj = Linear(width, heads * d, bias=qkv_bias)
         check_keys(self, kv_from, tied_values, v_norm is not None)
-        self.__dict__["kv_from"] = kv_from  # not as a child, whose parameters would be this layer's, too
+        # Set past nn.Module, which would register the other layer as a child, and its parameters as this layer's.
+        self.__dict__["kv_from"] = kv_from
         own_keys, own_values = kv_from is None, kv_from is None and not tied_values
         self.k_proj = Linear(width, shared * d, bias=qkv_bias) if own_keys else None
         self.v_proj = Linear(width, shared * e, bias=qkv_bias) if own_values else None
@@ -171,23 +170,25 @@ class AttentionLayer(MixingLayer):
         record: Record | None = None,
         shared: SharedKeys | None = None,
     ) -> Tensor:
-        """[B, T, M] -> [B, T, M], or [B, N, M] of N selected slots.
+        """Computes the layer: [B, T, M] -> [B, T, M], or [B, N, M] for N selected slots.
 
         Args:
             x_BTM: the input of queries, and of keys and values unless `memory` is given.
-            tokens: of x, with a cache those of its `begin`; without them rows are numbered from 0.
-            cache: the past, a layer of a `PagedCache`; the tokens of its step are added, and see both.
-            memory: [B, S, M], the input of keys and values: cross-attention (pattern `Full`, or global
-                tokens; no positions, no cache). Or `keys(memory)`, which are the same at every step.
-            memory_tokens: of memory; all of it unless given.
-            rotation: `rotary(...)` of these tokens, when several layers share it.
-            score: steps that several layers share, before this layer's own.
+            tokens: the tokens of x; with a cache, those of its `begin`; by default rows are numbered from 0.
+            cache: the past, as one layer of a `PagedCache`; the tokens of the step are added to it, and queries see
+                both.
+            memory: [B, S, M], the input of keys and values: cross-attention (pattern `Full`, or global tokens; no
+                positions, no cache). Or `keys(memory)`, which can be reused at every step.
+            memory_tokens: the tokens of memory; by default every slot is one.
+            rotation: `rotary(...)` of these tokens, computed once for several layers.
+            score: steps that several layers share, applied before this layer's own.
             context: the rows that x is this rank's shard of, with their tokens; queries see the keys of all ranks.
-            selected: the slots whose results are computed; keys and values are of all. Without memory.
-            record: gets the inputs of attention, and may replace the pattern.
-            shared: layers whose keys and values other layers' `kv_from` attend to; this layer adds its own where it
-                is one of them.
-        Raises ConfigError for what does not fit, and for what the mixer cannot do, with the reason.
+            selected: the slots whose results are computed; keys and values are those of all slots. Not with memory.
+            record: receives the inputs of attention, and may replace the pattern.
+            shared: layers whose keys and values other layers attend to by `kv_from`; if this layer is one of them, it
+                stores its keys and values here.
+        Raises ConfigError if arguments do not fit together, and for anything the mixer does not support, with the
+        reason.
         """
         name = type(self).__name__
         if x_BTM.dim() != 3 or x_BTM.shape[-1] != self.width:
@@ -227,15 +228,16 @@ class AttentionLayer(MixingLayer):
     def projected(
         self, x: Tensor, names: str = "qkv", of_global: bool = False, rotation: Rotation | None = None
     ) -> list[Tensor]:
-        """Projects x [B, T, M], by name: q [B, H, T, D] and k [B, K, T, D], normed, and rotated by `rotation`, and v
-        [B, K, T, E], sharing work between the products; `of_global`: by the projections of global tokens."""
+        """Returns the projections of x [B, T, M] named by `names`, sharing work between the products: q [B, H, T, D]
+        and k [B, K, T, D], normed and rotated by `rotation`, and v [B, K, T, E]. With `of_global`, by the
+        projections of global tokens."""
         layers = {n: getattr(self, f"{n}_global_proj" if of_global else f"{n}_proj") for n in names}
         norms = {"q": self.q_norm, "k": self.k_norm}
         late = norms if self.qk_norm == "rotated" else {}
         first = {"v": self.v_norm} if late else {**norms, "v": self.v_norm}
         present = {n: layer for n, layer in layers.items() if layer is not None}
         outputs = dict(zip(present, products(x, [*present.values()]), strict=True))
-        outputs = {n: outputs[n if n in outputs else "k"] for n in names}  # tied values
+        outputs = {n: outputs[n if n in outputs else "k"] for n in names}  # tied values are keys
         heads = [
             split_heads(y, self.value_dim if n == "v" else self.head_dim, first.get(n))
             for n, y in outputs.items()
@@ -244,7 +246,7 @@ class AttentionLayer(MixingLayer):
         return [normed_heads(y, late.get(n)) for n, y in zip(names, heads, strict=True)]
 
     def keys(self, memory: Tensor, memory_tokens: Tokens | None = None) -> KeyValues:
-        """Keys and values of an encoder's states [B, S, M], computed once for all steps of a decoder."""
+        """Returns keys and values of an encoder's states [B, S, M], to be computed once for all steps of a decoder."""
         if memory.dim() != 3 or memory.shape[-1] != self.width:
             raise ConfigError(
                 f"{type(self).__name__}: memory must be [batch, keys, {self.width}], got {list(memory.shape)}"

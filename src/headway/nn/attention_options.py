@@ -35,8 +35,8 @@ class AttentionOptions(TypedDict, total=False):
 
 
 def check_keys(layer: Any, kv_from: Any, tied_values: bool, v_norm: bool) -> None:
-    """Raises ConfigError unless an `AttentionLayer` can have the keys and values of `kv_from`, if that is given, and
-    values that are the keys (`tied_values`)."""
+    """Raises ConfigError unless an `AttentionLayer` can use the keys and values of the layer `kv_from`, if given,
+    and keys as values (`tied_values`)."""
     name = type(layer).__name__
     if tied_values and layer.value_dim != layer.head_dim:
         raise ConfigError(

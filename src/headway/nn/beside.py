@@ -1,4 +1,4 @@
-"""Attention and another mixer of the same tokens, side by side in one layer.
+"""Attention and a layer with a state, run on the same tokens in parallel within one layer.
 
 Legend: B rows, T tokens, N selected slots, M width.
 """
@@ -16,13 +16,14 @@ from headway.nn.scale import scaled
 
 
 class AttentionBeside(Attention):
-    """a attention(x) + b beside(x), with factors (a, b): `Attention`, and a layer that has a state of the past.
+    """`Attention` in parallel with a layer that has a state of the past: a attention(x) + b beside(x), with factors
+    (a, b).
 
-    Its cache keeps keys and values, and the state in `LayerCache.beside`. (Falcon-H1, 2025, section 2.1.)
+    Its cache holds keys and values, and the state in `LayerCache.beside`. (Falcon-H1, 2025, section 2.1.)
 
     Args:
         beside: the other layer, of the same width.
-        factors: of the outputs of the two.
+        factors: the factors a and b on the two outputs.
         others: as in `Attention`.
     """
 
@@ -33,9 +34,9 @@ class AttentionBeside(Attention):
         self.beside, self.factors = beside, factors
 
     def forward(self, x_BTM: Tensor, *, cache: LayerCache | None = None, **options: Any) -> Tensor:
-        """[B, T, M] -> [B, T, M], or [B, N, M] of N selected slots: arguments of `AttentionLayer.forward`. Raises
-        ConfigError for what the other layer cannot do, memory and tokens of other ranks, and for a cache without its
-        states."""
+        """Computes the layer: [B, T, M] -> [B, T, M], or [B, N, M] for N selected slots; arguments as in
+        `AttentionLayer.forward`. Raises ConfigError for what the other layer does not support (memory, and tokens of
+        other ranks), and for a cache without its states."""
         if options.get("memory") is not None:
             raise ConfigError("AttentionBeside: its other layer has a state of x alone; drop memory=")
         state = None if cache is None else cache.beside
@@ -43,7 +44,7 @@ class AttentionBeside(Attention):
             raise ConfigError(
                 "AttentionBeside: cache keeps keys and values, and no state beside them; use `make_cache` of the model"
             )
-        same = {name: options.get(name) for name in ("tokens", "selected", "context")}
-        other = scaled(self.beside(x_BTM, cache=state, **same), self.factors[1])
+        shared_options = {name: options.get(name) for name in ("tokens", "selected", "context")}
+        other = scaled(self.beside(x_BTM, cache=state, **shared_options), self.factors[1])
         attended = super().forward(x_BTM, cache=cache, **options)
         return scaled(attended, self.factors[0]) + other

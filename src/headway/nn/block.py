@@ -1,4 +1,4 @@
-"""One layer: attention, or another mixer of tokens, and feed-forward, each with its residual and its norm."""
+"""One block: attention, or another token mixer, and a feed-forward, each with its residual connection and its norm."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -27,19 +27,19 @@ from headway.tokens import SlotSelection, Tokens
 Order = Literal["pre", "post", "parallel", "joint", "sandwich", "output"]
 ORDERS: tuple[str, ...] = get_args(Order)
 BESIDE = ("parallel", "joint")
-"""Orders in which attention and feed-forward stand side by side."""
+"""Orders in which attention and feed-forward run in parallel."""
 CROSSED = ("pre", "post")
-"""Orders in which cross-attention stands between the two."""
+"""Orders that support cross-attention, between the two."""
 NORMS: Mapping[Order, tuple[tuple[str, ...], tuple[str, ...]]] = {
     **dict.fromkeys(("pre", "post", "parallel"), (("input",), ("post_attention",))),
     "joint": (("input",), ()),
     "sandwich": (("input", "post_attention"), ("pre_feedforward", "post_feedforward")),
     "output": (("post_attention",), ("post_feedforward",)),
 }
-"""The norms that attention and the feed-forward have in each order, by their names here without "_layernorm"."""
+"""The norms of attention and of the feed-forward in each order, by their names in `Block` without "_layernorm"."""
 Checkpointing = Literal["none", "block", "attention", "feed_forward"]
-"""What the backward recomputes from its input instead of keeping it: nothing, whole blocks, or in each block one of its
-parts."""
+"""What the backward recomputes instead of keeping its activations: nothing, whole blocks, or one of the two parts of
+each block."""
 CHECKPOINTING: tuple[str, ...] = get_args(Checkpointing)
 
 
@@ -53,28 +53,28 @@ class Block(nn.Module):
         sandwich   x + norm2(attn(norm1(x))),  then  x + norm4(mlp(norm3(x)))       (Gemma 2)
         output     x + norm2(attn(x)),  then  x + norm4(mlp(x))       (OLMo 2, section 3.2)
 
-    and behind either, where they are given, x + per_layer(x, p), and that times `layer_scalar` (Gemma 4). With `laurel`
-    the stream behind attention is that of `LaurelProduct.join`; with `altup` x is the first of several streams, which
-    lie side by side, and the output of `per_layer` is added to the others (Gemma 3n).
+    and after that, if configured, x + per_layer(x, p), and the result times `layer_scalar` (Gemma 4). With `laurel` the
+    residual stream after attention is that of `LaurelProduct.join`; with `altup` x is the first of several streams,
+    which are concatenated, and the output of `per_layer` is added to the others (Gemma 3n).
 
-    With `cross_attn`, x + cross(norm(x), memory) or norm(x + cross(x, memory)) stands between the two, as in
-    section 3.2.3 of Vaswani et al. Parameters are the same in "pre" and "post". They bear the names of Hugging
+    With `cross_attn`, x + cross(norm(x), memory) or norm(x + cross(x, memory)) is computed between the two, as in
+    section 3.2.3 of Vaswani et al. Parameters are the same in "pre" and "post". They have the names of Hugging
     Face's LLaMA and Gemma 2: input_layernorm (norm1), self_attn, cross_attn, cross_attention_layernorm,
     post_attention_layernorm (norm2), pre_feedforward_layernorm (norm3), mlp, post_feedforward_layernorm (norm4).
 
     Args:
-        self_attn, mlp: the two sub-layers, of which the first mixes tokens; without an mlp (None; not beside
-            attention) there are no norms of it either.
+        self_attn, mlp: the two sub-layers, of which the first mixes tokens. Without an mlp (None, not in orders
+            "parallel" and "joint") its norms are absent, too.
         norm: makes one norm; called once for each.
         order: one of the above.
         cross_attn: attention to an encoder's states, in order "pre" or "post".
         dropout: probability for the output of the feed-forward, in training mode; attention has its own.
-        residual_scale: factor on the sub-layers' outputs that are added to x.
-        first_norm: False leaves norm1 out.
+        residual_scale: factor on the sub-layers' outputs before they are added to x.
+        first_norm: False omits norm1.
         per_layer: adds a token's embedding for this layer.
-        layer_scalar: with a number that multiplies the output of the block: 1, or that of a checkpoint. No gradient
-            reaches it.
-        laurel: a low rank beside attention, in orders "pre" and "sandwich".
+        layer_scalar: whether the output of the block is multiplied by a number: 1, or that of a checkpoint. It gets no
+            gradient.
+        laurel: a low-rank branch beside attention, in orders "pre" and "sandwich".
         altup: how the streams are predicted and corrected.
     """
 
@@ -129,12 +129,12 @@ class Block(nn.Module):
 
     @property
     def before(self) -> nn.Module | None:
-        """The norm in front of the feed-forward, or in order "post" behind it."""
+        """The norm before the feed-forward, or in order "post" after it; None if absent."""
         return self.pre_feedforward_layernorm if self._norms_outputs else self.post_attention_layernorm
 
     @property
     def behind(self) -> tuple[nn.Module | None, nn.Module | None]:
-        """The norms on the outputs of attention and the feed-forward."""
+        """The norms on the outputs of attention and of the feed-forward; None if absent."""
         if not self._norms_outputs:
             return None, None
         return self.post_attention_layernorm, self.post_feedforward_layernorm
@@ -159,10 +159,12 @@ class Block(nn.Module):
         shared: SharedKeys | None = None,
         per_layer: Tensor | None = None,
     ) -> Tensor:
-        """[B, T, M] -> [B, T, M], or [B, N, M] of N selected slots; S M of S streams in place of M.
+        """Computes the block: [B, T, M] -> [B, T, M], or [B, N, M] for N selected slots; S M in place of M with S
+        streams.
 
-        `memory` is `cross_attn.keys(...)`, `per_layer` the input of `PerLayerInput`, [B, T, P], the others are those of
-        `AttentionLayer`. `checkpointing` concerns parts here: a whole block is checkpointed by its caller."""
+        `memory` is `cross_attn.keys(...)`, `per_layer` the input of `PerLayerInput`, [B, T, P]; the other arguments
+        are those of `AttentionLayer`. Of `checkpointing` only the parts are handled here: whole blocks are
+        checkpointed by the caller."""
         if (memory is None) != (self.cross_attn is None):
             what = "no memory" if memory is None else "memory, but has no cross_attn"
             raise ConfigError(f"Block: cross-attention and memory come together; this block is given {what}")
@@ -176,7 +178,7 @@ class Block(nn.Module):
         attend, feed = (partial(_part, checkpointing == part) for part in ("attention", "feed_forward"))
         options: dict[str, Any] = {"tokens": tokens, "cache": cache, "rotation": rotation, "score": score}
         options |= {"context": context, "selected": selected, "record": record}
-        options |= {} if shared is None else {"shared": shared}  # only layers that attend take it
+        options |= {} if shared is None else {"shared": shared}  # only attention layers have this argument
         streams = (
             None if self.altup is None else self.altup.predict(x_BTM.unflatten(-1, (-1, self.altup.width)))
         )
@@ -200,42 +202,42 @@ class Block(nn.Module):
         attend: Callable[..., Tensor],
         feed: Callable[..., Tensor],
     ) -> Tensor:
-        """The residual stream behind attention and feed-forward."""
+        """Returns the residual stream after attention and feed-forward."""
         selected, record = options["selected"], options["record"]
-        post, first, last = self.order == "post", self.input_layernorm, self.before
+        post, attn_norm, mlp_norm = self.order == "post", self.input_layernorm, self.before
         added = (partial(self._added, norm) for norm in self.behind)
         if self.order in BESIDE:
-            assert first is not None
-            normed, scale = first(x_BTM), self.residual_scale
+            assert attn_norm is not None
+            normed, scale = attn_norm(x_BTM), self.residual_scale
             attended = scaled(attend(self.self_attn, normed, **options), scale)
             if selected is not None:
                 x_BTM, normed, tokens = selected.take(x_BTM), selected.take(normed), selected.tokens
-            fed = feed(self._feed_forward, normed if last is None else last(x_BTM), tokens=tokens)
+            fed = feed(self._feed_forward, normed if mlp_norm is None else mlp_norm(x_BTM), tokens=tokens)
             return x_BTM + attended + scaled(fed, scale)
-        x = x_BTM if post or first is None else first(x_BTM)
+        x = x_BTM if post or attn_norm is None else attn_norm(x_BTM)
         y = next(added)(attend(self.self_attn, x, **options))
         if selected is not None:
             x_BTM, tokens = selected.take(x_BTM), selected.tokens
         if self.laurel is not None:
             x_BTM, y = self.laurel.join(x_BTM, y, x if selected is None else selected.take(x))
         if self.cross_attn is not None:
-            across = self.cross_attention_layernorm
-            x, x_BTM = self._join(x_BTM, y, first if post else across)
+            cross_norm = self.cross_attention_layernorm
+            x, x_BTM = self._join(x_BTM, y, attn_norm if post else cross_norm)
             y = attend(self.cross_attn, x, tokens=tokens, memory=memory, record=record)
             y = scaled(y, self.residual_scale)
-            first = across
+            attn_norm = cross_norm
         if self.mlp is None:
-            return self._join(x_BTM, y, first if post else None)[1]
-        x, x_BTM = self._join(x_BTM, y, first if post else last)
+            return self._join(x_BTM, y, attn_norm if post else None)[1]
+        x, x_BTM = self._join(x_BTM, y, attn_norm if post else mlp_norm)
         y = next(added)(feed(self._feed_forward, x, tokens=tokens))
-        return self._join(x_BTM, y, last if post else None)[1]
+        return self._join(x_BTM, y, mlp_norm if post else None)[1]
 
     def _added(self, norm: nn.Module | None, y: Tensor) -> Tensor:
-        """The output y of a sub-layer as it is added to the residual stream: normed and scaled."""
+        """Returns the output y of a sub-layer as it is added to the residual stream: normed and scaled."""
         return scaled(y if norm is None else norm(y), self.residual_scale)
 
     def _join(self, x: Tensor, y: Tensor, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
-        """Adds y to x; returns the input of the next sub-layer, and the residual stream: norm(x + y) and x + y; in
+        """Adds y to x. Returns the input of the next sub-layer and the residual stream: norm(x + y) and x + y; in
         order "post" norm(x + y) twice; without a norm x + y twice."""
         if norm is None:
             return (total := x + y), total
@@ -252,6 +254,6 @@ class Block(nn.Module):
 
 
 def _part(redo: bool, module: Callable[..., Tensor], x: Tensor, **options: Any) -> Tensor:
-    """module(x, **given); with `redo` x alone is kept for the backward, which computes the rest again."""
+    """Returns module(x, **options). With `redo` only x is kept for the backward, which computes the rest again."""
     y: Tensor = checkpoint(module, x, use_reentrant=False, **options) if redo else module(x, **options)
     return y

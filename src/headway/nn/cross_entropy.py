@@ -21,23 +21,24 @@ RowsEntropy = Callable[[Tensor, Tensor | None, Tensor, bool, Tensor | None], tup
 ChunkEntropy = Callable[
     [Tensor, Tensor, Callable[[Tensor], Tensor], float, bool], tuple[Tensor, Tensor, Tensor, Tensor | None]
 ]
-CHUNK_BYTES = 32 << 20  # of one chunk of fp32 logits
+CHUNK_BYTES = 32 << 20  # size of one chunk of fp32 logits
 
 
 def chunk_rows(vocab: int) -> int:
-    """Tokens whose fp32 logits fit in `CHUNK_BYTES`; at least 64, so that the product stays a matrix product."""
+    """Returns how many tokens have fp32 logits that fit in `CHUNK_BYTES`; at least 64, so that the product stays a
+    matrix product."""
     return max(64, CHUNK_BYTES // (4 * vocab))
 
 
 class Losses(NamedTuple):
     """Cross entropy of targets [...], in nats.
 
-    total   scalar, differentiable: what is minimised, summed over the targets that are not `IGNORE_INDEX`
-    nats    scalar, without gradient: the sum of -ln p(target), which is `total` where labels are not smoothed
-    tokens  how many targets are not ignored
+    total   scalar, differentiable: the loss to be minimised, summed over the targets that are not `IGNORE_INDEX`
+    nats    scalar, without gradient: the sum of -ln p(target), which equals `total` unless labels are smoothed
+    tokens  number of targets that are not ignored
     each    [...] -ln p(target), 0 where ignored
-    hits    [...] bool, whether the target is the most probable token (of equals the smallest id), False where
-            ignored; None unless asked for
+    hits    [...] bool, whether the target is the most probable token (the smallest id among equals), False where
+            ignored; None if not requested
     """
 
     total: Tensor
@@ -99,8 +100,8 @@ class _FusedCrossEntropy(torch.autograd.Function):
 def rows_entropy(
     logits: Tensor, bias: Tensor | None, targets: Tensor, gradient: bool, hits: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """-ln softmax(logits + bias)[target] of rows [N, V], 0 where ignored, and softmax - onehot where a `gradient` is
-    wanted, in place of the logits; `hits` [N] is filled where given."""
+    """Returns -ln softmax(logits + bias)[target] of rows [N, V], 0 where ignored, and, if `gradient`, softmax -
+    onehot, which overwrites the logits. `hits` [N] is filled in if given."""
     if native.runs(logits, bias):
         return native.cross_entropy(logits, bias, targets, gradient, hits), logits
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -128,18 +129,17 @@ def fused_cross_entropy(
     vocab: int | None = None,
     entropy: RowsEntropy = rows_entropy,
 ) -> Losses:
-    """-ln softmax(hidden @ weight.T + bias)[target], for an output layer that is one plain product.
+    """Returns -ln softmax(hidden @ weight.T + bias)[target], for an output layer that is one plain product.
 
-    The logits exist for `chunk_rows` tokens at a time, about 32 MiB of them; their gradient is formed
-    in the forward pass, while they are there, so the backward pass multiplies by one number (the idea of fused
-    linear cross entropy, Liger-Kernel). Logits are in the dtype of `hidden` times `weight`, the softmax in float32
-    (float64 for float64).
+    The logits exist for `chunk_rows` tokens at a time, about 32 MiB; their gradient is formed in the forward pass,
+    while they exist, so the backward pass only multiplies by one number (the idea of fused linear cross entropy,
+    Liger-Kernel). Logits have the dtype of `hidden` times `weight`; the softmax is in float32 (float64 for float64).
 
     Args:
         hidden: `[..., M]`, the last hidden states. weight: `[V, M]`, the output matrix, same dtype. bias: `[V]`.
         targets: `[...]` token ids; `IGNORE_INDEX` (-100) is not trained on.
         hits: whether to compute `Losses.hits`.
-        vocab, entropy: V and what `rows_entropy` does, where `weight` is one rank's rows of more.
+        vocab, entropy: V and a replacement of `rows_entropy`, if `weight` has only one rank's rows of the vocabulary.
     Returns `Losses`; `total` is differentiable once in `hidden`, `weight` and `bias`, `each` is not.
     Raises DataError for a target that is neither `IGNORE_INDEX` nor a token id.
     """
@@ -170,16 +170,17 @@ def chunked_cross_entropy(
     hits: bool = False,
     chunk: ChunkEntropy | None = None,
 ) -> Losses:
-    """`fused_cross_entropy` for any output layer, and with smoothed labels (Vaswani et al. 2017, section 5.4):
+    """Computes `fused_cross_entropy` for any output layer, also with smoothed labels (Vaswani et al. 2017, section
+    5.4):
 
         total = sum over targets of (1 - e) -ln p(target) + e mean over V of -ln p        e: `label_smoothing`
 
-    `logits` maps [rows, M] to [rows, V] and may be quantized or adapted. All chunks but the last compute their logits
-    once more in the backward pass, so that one chunk of them exists at a time; a call that fits one chunk computes
-    them once. The softmax is in float32 (float64 for float64). `total` and `each` are differentiable.
+    `logits` maps [rows, M] to [rows, V] and may be quantized or adapted. All chunks but the last recompute their logits
+    in the backward pass, so that only one chunk of them exists at a time; a call that fits one chunk computes them
+    once. The softmax is in float32 (float64 for float64). `total` and `each` are differentiable.
 
-    Args and errors as in `fused_cross_entropy`; `vocab` is V, and `chunk` takes the place of `chunk_entropy` where
-    `logits` makes one rank's part of them.
+    Args and errors as in `fused_cross_entropy`; `vocab` is V, and `chunk` replaces `chunk_entropy` if `logits` computes
+    only one rank's part of them.
     """
     flat, count = _checked(targets, vocab)
     x, step = hidden.reshape(len(flat), hidden.shape[-1]), chunk_rows(vocab)
@@ -203,27 +204,28 @@ def chunked_cross_entropy(
 def chunk_entropy(
     x: Tensor, targets: Tensor, logits: Callable[[Tensor], Tensor], label_smoothing: float, hits: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Total and nats of some rows, summed; nats of each; hits."""
+    """Returns total and nats of some rows, summed; the nats of each row; and the hits."""
     raw = logits(x)
     log_p = raw.to(torch.promote_types(raw.dtype, torch.float32)).log_softmax(-1)
     nats = F.nll_loss(log_p, targets, ignore_index=IGNORE_INDEX, reduction="sum")
     each = F.nll_loss(log_p, targets, ignore_index=IGNORE_INDEX, reduction="none")
     ignored = targets == IGNORE_INDEX
-    right = (log_p.argmax(-1) == targets) & ~ignored if hits else None
+    hit = (log_p.argmax(-1) == targets) & ~ignored if hits else None
     if label_smoothing == 0:
-        return nats, nats, each, right
-    even = -log_p.sum(-1).masked_fill(ignored, 0.0)
-    return (1 - label_smoothing) * nats + even.sum() * (label_smoothing / log_p.shape[-1]), nats, each, right
+        return nats, nats, each, hit
+    uniform = -log_p.sum(-1).masked_fill(ignored, 0.0)
+    return (1 - label_smoothing) * nats + uniform.sum() * (label_smoothing / log_p.shape[-1]), nats, each, hit
 
 
 def _checked(targets: Tensor, vocab: int) -> tuple[Tensor, int]:
-    """The targets side by side, and how many of them are not ignored."""
+    """Returns the flattened targets, and how many of them are not ignored. Raises DataError for a target outside the
+    vocabulary."""
     flat = targets.reshape(-1)
     trained = flat != IGNORE_INDEX
-    outside = trained & ((flat < 0) | (flat >= vocab))
-    if bool(outside.any()):
+    is_outside = trained & ((flat < 0) | (flat >= vocab))
+    if bool(is_outside.any()):
         raise DataError(
-            f"target {int(flat[outside][0])} is not in 0..{vocab - 1}, the model's vocab, and not {IGNORE_INDEX} "
+            f"target {int(flat[is_outside][0])} is not in 0..{vocab - 1}, the model's vocab, and not {IGNORE_INDEX} "
             "(not trained on); were these ids made by another tokenizer?"
         )
     return flat, int(trained.sum())

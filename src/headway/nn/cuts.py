@@ -1,5 +1,5 @@
-"""Pairs of queries and keys that are taken out of attention: a head, an edge from one token to another, a span of the
-text."""
+"""Pairs of queries and keys that are removed from attention: those of a head, an edge from one token to another, or
+a span of the text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +20,10 @@ ALL: Span = (-1, FARTHEST)
 
 
 class Cut(NamedTuple):
-    """Pairs of a query and a key that a query head of a layer loses; None stands for all of them.
+    """Pairs of a query and a key that are removed from a query head of a layer; None stands for all layers, heads,
+    queries or keys.
 
-    layer, head: by their numbers.   queries, keys: (first, end) of the tokens, numbered from 0.
+    layer, head: numbers of the layer and the head.   queries, keys: (first, end) of the tokens, numbered from 0.
 
     >>> Cut(layer=3, head=1)                               # a head, which then adds nothing
     >>> Cut(layer=3, head=1, queries=(9, 10), keys=(4, 5)) # an edge
@@ -37,7 +38,7 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Outside(Pattern):
-    """Every pair but those of these queries with these keys; None stands for all of them."""
+    """Every pair except those of these queries with these keys; None stands for all of them."""
 
     queries: Span | None = None
     keys: Span | None = None
@@ -56,19 +57,20 @@ def _within(index: Tensor, span: Span | None) -> Tensor:
 
 
 def _any(tile: Extent, span: Span | None, every: bool) -> Tensor:
-    """Whether some token of a tile may be in the span, or every one is."""
+    """Returns whether some token of a tile may be in the span or, with `every`, whether all of them are."""
     first, end = span or ALL
     return (tile.lo >= first) & (tile.hi < end) if every else (tile.hi >= first) & (tile.lo < end)
 
 
 def _left(cut: Cut) -> Pattern:
-    """The pattern that a cut leaves; compiled kernels know the empty pattern, but no rectangles."""
+    """Returns the pattern that remains after a cut; compiled kernels have a primitive for the empty pattern, but
+    none for rectangles."""
     return Sink(0) if cut.queries is cut.keys is None else Outside(cut.queries, cut.keys)
 
 
 def patterns_without(layers: Sequence[MixingLayer], cuts: Sequence[Cut]) -> Mapping[MixingLayer, Pattern]:
-    """Returns the patterns of the layers that lose something. Raises ConfigError for a layer, head or span that does
-    not exist and for layers without pairs, PatternError for layers that take no other pattern than their own (linear
+    """Returns the new patterns of the layers that lose pairs. Raises ConfigError for a layer, head or span that does
+    not exist and for layers without pairs, PatternError for layers that support no pattern but their own (linear
     attention)."""
     patterns: dict[MixingLayer, Pattern] = {}
     for cut in cuts:
@@ -83,13 +85,13 @@ def patterns_without(layers: Sequence[MixingLayer], cuts: Sequence[Cut]) -> Mapp
                     f"{cut}: a {type(layer).__name__} has no pairs of queries and keys to take out; name a layer of "
                     "attention"
                 )
-            heads, left = layer.heads.query_heads, _left(cut)
+            heads, kept = layer.heads.query_heads, _left(cut)
             if cut.head is not None and not 0 <= cut.head < heads:
                 raise ConfigError(f"{cut}: there is no head {cut.head} among 0..{heads - 1}")
             pattern = patterns.get(layer, layer.pattern)
             if cut.head is not None:
                 each = pattern.heads if len(pattern.heads) > 1 else pattern.heads * heads
-                patterns[layer] = PerHead(*(p & left if i == cut.head else p for i, p in enumerate(each)))
+                patterns[layer] = PerHead(*(p & kept if i == cut.head else p for i, p in enumerate(each)))
             else:
-                patterns[layer] = pattern & left
+                patterns[layer] = pattern & kept
     return patterns

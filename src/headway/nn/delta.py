@@ -31,14 +31,14 @@ class DeltaPast(NamedTuple):
 
 
 class RuleLayer(StateLayer):
-    """A layer whose state `delta_attend` changes, of queries, keys and values behind convolutions; `parts` is the order
-    of their inputs side by side."""
+    """A layer whose state is updated by `delta_attend` with queries, keys and values that come from convolutions;
+    `parts` is the order in which their inputs are concatenated."""
 
     sizes: RuleSizes
     parts = "qkv"
 
     def state(self, dtype: torch.dtype) -> StateSpec:
-        """The two tensors of `DeltaPast`, in float32 or float64."""
+        """Returns the shapes and dtypes of the two tensors of `DeltaPast`, in float32 or float64."""
         sizes, kept = self.sizes, state_dtype(dtype)
         shapes = (sizes.heads, sizes.head_dim, sizes.value_size), (sizes.conv - 1, sum(sizes.channels))
         return StateSpec(sizes, tuple((shape, kept) for shape in shapes))
@@ -51,8 +51,8 @@ class RuleLayer(StateLayer):
         order: InOrder,
         past: Sequence[Tensor] | None,
     ) -> tuple[list[Convolved], Tensor | None, Tensor]:
-        """silu(conv(x) + bias) of each of `parts`, x [B, T, *], to be queries, keys and values by head; the state
-        before them; and the last inputs of the convolutions."""
+        """Prepares silu(conv(x) + bias) for each of `parts`, x [B, T, *]. Returns the convolutions of queries, keys
+        and values, to be read by head; the state before these tokens; and the last inputs of the convolutions."""
         mixed, before = [order.known(x) for x in mixed], self.sizes.conv - 1
         state, tails = None, [None] * 3
         if past is not None:
@@ -71,20 +71,20 @@ class GatedDelta(RuleLayer):
     """The gated delta rule with short convolutions.
 
         q, k, v = silu(conv(x Wq)), silu(conv(x Wk)), silu(conv(x Wv))       over W tokens, channel by channel
-        beta    = sigmoid(x Wb), times `beta_scale`                          of each head
-        ln a    = - e^rate softplus(x Wa + bias)                             of each head, or each channel of its keys
+        beta    = sigmoid(x Wb), times `beta_scale`                          for each head
+        ln a    = - e^rate softplus(x Wa + bias)                             for each head, or each channel of its keys
         o       = delta_attend(q / |q|, k / |k|, v, ln a, beta)
         y       = (norm(o) * gate(x Wg)) Wo                                  norm: over E, one gain for all heads
 
     Parameters: q_proj, k_proj [K D, M], v_proj [H E, M], q_conv, k_conv [K D, W], v_conv [H E, W], beta_proj [H, M],
     decay_proj [H or H D, M], log_rate [H], decay_bias [H or H D], gate_proj [H E, M], norm [E], o_proj [M, H E]; with
-    `delta.rank` r decay_proj and gate_proj stand behind decay_down and gate_down [r, M]. No biases, and no positions:
-    the state has the order.
+    `delta.rank` r, decay_proj [H or H D, r] and gate_proj [H E, r] follow decay_down and gate_down [r, M]. Projections
+    have no biases. There are no positions, because the state depends on the order of tokens.
 
     Args:
         width: M.
         delta: sizes and gates.
-        norm_eps: of the norm, unless `delta` has its own.
+        norm_eps: epsilon of the norm, unless `delta` has its own.
         output_dropout: probability for the output, in training mode.
 
     (Yang, Kautz and Hatamizadeh 2024, "Gated Delta Networks", figure 1; Kimi Linear, 2025, section 4.)
@@ -114,12 +114,12 @@ class GatedDelta(RuleLayer):
         self.initialize_()
 
     def initialize_(self, generator: torch.Generator | None = None) -> None:
-        """The convolution uniform within W^-0.5, rates uniform in [0.01, 16], the decays' biases and the gains 1, as in
-        transformers' Qwen3-Next."""
-        wide = self.delta.conv**-0.5
+        """Initializes, in place: convolutions uniform within W^-0.5, rates uniform in [0.01, 16], the biases of
+        decays and the gains 1, as in transformers' Qwen3-Next."""
+        bound = self.delta.conv**-0.5
         with torch.no_grad():
             for conv in self._convs:
-                conv.copy_(drawn(conv.shape, -wide, wide, generator))
+                conv.copy_(drawn(conv.shape, -bound, bound, generator))
             self.log_rate.copy_(drawn(self.log_rate.shape, 0.01, 16, generator).log_())
             nn.init.ones_(self.decay_bias)
             assert self.norm.weight is not None
@@ -130,19 +130,19 @@ class GatedDelta(RuleLayer):
         return self.q_conv, self.k_conv, self.v_conv
 
     def inputs(self, x: Tensor) -> list[Tensor]:
-        """Queries, keys, values, and the inputs of betas, decays and gates."""
-        first = [self.q_proj, self.k_proj, self.v_proj, self.beta_proj]
+        """Returns the projections to queries, keys and values, and those for betas, decays and gates."""
+        layers = [self.q_proj, self.k_proj, self.v_proj, self.beta_proj]
         if self.decay_down is None or self.gate_down is None:
-            *qkv, beta, decay, gate = products(x, [*first, self.decay_proj, self.gate_proj])
+            *qkv, beta, decay, gate = products(x, [*layers, self.decay_proj, self.gate_proj])
         else:
-            *qkv, beta, low, lower = products(x, [*first, self.decay_down, self.gate_down])
+            *qkv, beta, low, lower = products(x, [*layers, self.decay_down, self.gate_down])
             decay, gate = self.decay_proj(low), self.gate_proj(lower)
         return [*qkv, beta, decay, gate]
 
     def mix(
         self, inputs: Sequence[Tensor], order: InOrder, past: Sequence[Tensor] | None
     ) -> tuple[Tensor, DeltaPast]:
-        """The gated norm of the output of the rule, [B, T, H E]."""
+        """Returns the gated norm of the rule's output, [B, T, H E], and the state after these tokens."""
         *mixed, beta, decay, gate = inputs
         sources, state, tail = self.convolved(mixed, self._convs, [None] * 3, order, past)
         beta = scaled(beta.sigmoid(), self.delta.beta_scale)
@@ -155,7 +155,7 @@ class GatedDelta(RuleLayer):
         return out, DeltaPast(rule.state, tail)
 
     def _log_decay(self, raw: Tensor) -> Tensor:
-        """[B, H, T] or [B, H, T, D], float32 or float64."""
+        """Returns ln a as [B, H, T] or [B, H, T, D], float32 or float64."""
         work = torch.float64 if raw.dtype == torch.float64 else torch.float32
         rate = F.softplus(raw.to(work) + self.decay_bias.to(work))
         by_head = rate.unflatten(2, (self.delta.heads, -1)).transpose(1, 2)

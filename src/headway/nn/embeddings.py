@@ -1,4 +1,4 @@
-"""From token ids to vectors, and positions that are added to them.
+"""Embeddings of token ids, and of positions that are added to them.
 
 Legend: B rows, T slots, M width of the model.
 """
@@ -14,27 +14,27 @@ from headway.tokens import Tokens
 
 
 class TokenEmbedding(Keeps, nn.Embedding):
-    """Row `id` of a trained table of `vocab` rows, which may be kept in fewer bits. Ids of empty slots are not looked
-    at. Where ranks `share` the rows, each has those of its ids, and the result is the sum over ranks, of which one is
-    not 0."""
+    """A trained table with one row for each of `vocab` ids, which may be quantized. The ids of empty slots are
+    ignored. If ranks `share` the rows, each looks up the ids that it has, and the result is the sum over ranks, of
+    which only one is not 0."""
 
     empty: Tensor
     share: Share | None = None
 
     def forward(self, ids: Tensor, tokens: Tokens | None = None) -> Tensor:
-        """ids [B, T] -> [B, T, M].
+        """Looks up the rows of ids [B, T]: [B, T, M].
 
-        Raises DataError when the id of a token is not in 0..vocab-1, or `ids` are not whole numbers [B, T].
+        Raises DataError if the id of a token is not in 0..vocab-1, or if `ids` are not whole numbers [B, T].
         """
         return self.rows(self.checked(ids, tokens))
 
     @property
     def vocab(self) -> int:
-        """The number of ids."""
+        """Number of ids."""
         return self.num_embeddings * (1 if self.share is None else self.share.tensor.exchange.ranks)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """The rows of ids that are all in the vocab."""
+        """Returns the rows of ids, which must all be in the vocabulary."""
         if self.share is None:
             return self._own_rows(ids)
         at, here = placed(ids, self.share.part(self.vocab))
@@ -44,14 +44,15 @@ class TokenEmbedding(Keeps, nn.Embedding):
         return super().forward(at) if self._form is None else self.kept.rows(at).to(self.like.dtype)
 
     def divide(self, share: Share) -> None:
-        """Keep only a rank's rows, in place."""
+        """Keeps only a rank's rows, in place."""
         local = share.part(self.num_embeddings)
         self.keep(self.kept.part(0, local))
         self.num_embeddings, self.share = len(local), share
 
     @property
     def like(self) -> Tensor:
-        """A tensor of the dtype and device of rows: the table itself, or an empty one where that is in fewer bits."""
+        """A tensor with the dtype and device of the rows: the table itself, or an empty tensor if the table is
+        quantized."""
         return self.empty if self.weight is None else self.weight
 
     def vacate(self) -> None:
@@ -61,7 +62,7 @@ class TokenEmbedding(Keeps, nn.Embedding):
         super().vacate()
 
     def checked(self, ids: Tensor, tokens: Tokens | None) -> Tensor:
-        """The ids, 0 in empty slots; errors as in `forward`."""
+        """Returns the ids with 0 in empty slots; raises as `forward` does."""
         check_ids(ids)
         if tokens is not None and tokens.start is None:
             ids = torch.where(tokens.valid, ids, 0)
@@ -83,7 +84,7 @@ class TokenEmbedding(Keeps, nn.Embedding):
 
 
 def check_ids(ids: Tensor) -> None:
-    """DataError unless `ids` are whole numbers [B, T]."""
+    """Raises DataError unless `ids` are whole numbers [B, T]."""
     if ids.dim() != 2 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise DataError(
             f"token ids must be whole numbers [batch, tokens], got {ids.dtype} {list(ids.shape)}"
@@ -92,7 +93,7 @@ def check_ids(ids: Tensor) -> None:
 
 
 class PositionEmbedding(nn.Module):
-    """Marks of positions that a scheme adds to embeddings: rows of a trained table (`Learned`), fixed ones
+    """Position vectors that a scheme adds to embeddings: rows of a trained table (`Learned`), fixed vectors
     (`Sinusoidal`), or nothing."""
 
     def __init__(self, positions: PositionScheme, width: int) -> None:
@@ -102,7 +103,7 @@ class PositionEmbedding(nn.Module):
         self.weight = nn.Parameter(nn.init.normal_(torch.empty(rows, width), 0, 0.02)) if rows else None
 
     def forward(self, x_BTM: Tensor, tokens: Tokens) -> Tensor:
-        """x + marks of `tokens.positions`; positions of empty slots are not looked at."""
+        """Returns x plus the vectors of `tokens.positions`; positions of empty slots are ignored."""
         if self.positions.marks != "embeddings":
             return x_BTM
         at = torch.where(tokens.valid, tokens.positions, 0)

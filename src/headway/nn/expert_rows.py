@@ -1,8 +1,9 @@
-"""The rows of all experts of a layer in one pass, forward and backward, where a model is trained in float32 on a CPU.
+"""The rows of all experts of a layer in one pass, forward and backward, for training in float32 on a CPU.
 
 The input, hidden layer and output of an expert stay in the processor's cache: rows are gathered for one expert after
-the other, and its output is added to the result at once. Of K rows for each token only the outputs of gate and up are
-kept for the backward; rows sorted by expert are never a tensor (`docs/log.md` says what that saves).
+the other, and its output is added to the result at once. Of the K expert rows of each token only the outputs of gate
+and up are kept for the backward; a tensor of all rows sorted by expert never exists (`docs/log.md` says what that
+saves).
 
 Legend: R rows (tokens), M width of the model, E experts, K of them for each row, F width of an expert's hidden layer.
 """
@@ -22,20 +23,21 @@ from headway.nn.weights.base import needs_gradient
 from headway.nn.weights.plain import Plain
 
 MATRICES = 3
-"""The matrices of an expert: gate and up [F, M], down [M, F]."""
+"""The number of matrices of an expert: gate and up [F, M], down [M, F]."""
 
 
 def expert_rows(
     experts: Iterable[nn.Module], x: Tensor, weights: Tensor, order: Tensor, counts: Tensor
 ) -> Tensor | None:
-    """y [R, M] with y[r] = sum over the experts e of row r of weight * down_e(act(gate_e x[r]) * up_e x[r]).
+    """Returns y [R, M] with y[r] = sum over the experts e of row r of weight * down_e(act(gate_e x[r]) * up_e x[r]).
 
-    None where no gradients are recorded, and where this would not compute the same as the experts: other dtypes and
-    devices, autocast, adapters, weights in other forms, biases, hooks, dropout, activations without a kernel, no gate.
+    Returns None if no gradients are recorded, and if this would not compute the same as the experts: for other dtypes
+    and devices, autocast, adapters, other forms of weights, biases, hooks, dropout, activations without a kernel, no
+    gate.
 
-    x [R, M]; `weights` [R, K]; `order` sorts the R K pairs of row and expert by their experts: the pair order[i] is of
-    row order[i] // K; `counts` [E]: how many pairs each expert has. The outputs of its experts are added to a row in
-    the order of their numbers. An expert without rows has gradients of 0."""
+    x [R, M]; `weights` [R, K]; `order` sorts the R K pairs of row and expert by expert: pair order[i] belongs to row
+    order[i] // K; `counts` [E]: the number of pairs of each expert. The outputs of a row's experts are added in the
+    order of the experts' numbers. An expert without rows gets gradients of 0."""
     if not rows.runs(x) or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
         return None
     acts: set[str] = set()
@@ -52,7 +54,7 @@ def expert_rows(
 
 
 def _matrices(expert: FeedForward) -> list[Tensor] | None:
-    """Gate, up and down, where they are all that the expert is."""
+    """Returns gate, up and down of an expert, or None if it computes anything beyond them."""
     layers = [expert.gate_proj, expert.up_proj, expert.down_proj]
     if expert.act_fn is not None or expert.act not in interface.ACTIVATIONS:
         return None
@@ -73,7 +75,7 @@ def _matrices(expert: FeedForward) -> list[Tensor] | None:
 def plain_expert_rows(
     act: str, counts: Sequence[int], order: Tensor, x: Tensor, weights: Tensor, *matrices: Tensor
 ) -> Tensor:
-    """`expert_rows` in torch's operations."""
+    """Computes `expert_rows` in torch's operations."""
     y = torch.zeros_like(x)
     for _, pairs, (gate, up, down) in _experts(counts, order, matrices):
         row = pairs // weights.shape[1]
@@ -98,7 +100,7 @@ def _experts(
 class _ExpertRows(torch.autograd.Function):
     """With g = Wg x, u = Wu x, h = act(g) u and y = w Wd h, given dy:
 
-    dh = Wd^T dy          (of w = 1)      dw = dh . h
+    dh = Wd^T dy          (for w = 1)     dw = dh . h
     dg, du = those of h, given w dh       dx = Wg^T dg + Wu^T du
     dWd = dy (w h)^T      dWg = dg x^T    dWu = du x^T"""
 
@@ -111,8 +113,8 @@ class _ExpertRows(torch.autograd.Function):
         for at, pairs, (gate, up, down) in _experts(counts, order, matrices):
             if len(pairs):
                 row = pairs // each
-                of_expert = x.index_select(0, row)
-                gates[at], ups[at] = forward_product(of_expert, gate), forward_product(of_expert, up)
+                x_expert = x.index_select(0, row)
+                gates[at], ups[at] = forward_product(x_expert, gate), forward_product(x_expert, up)
                 hidden = rows.gate(act, gates[at], ups[at]).mul_(w[pairs, None])
                 y.index_add_(0, row, forward_product(hidden, down))
         ctx.save_for_backward(order, x, weights, gates, ups, *matrices)
@@ -123,7 +125,7 @@ class _ExpertRows(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         (dy,) = grads
         order, x, weights, gates, ups, *matrices = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradient will be differentiated itself
+        if torch.is_grad_enabled():  # the gradient itself will be differentiated
             return (
                 None,
                 None,
@@ -142,13 +144,13 @@ class _ExpertRows(torch.autograd.Function):
                 ]
                 continue
             row, by = pairs // each, w[pairs, None]
-            of_expert, dy_of = x.index_select(0, row), dy.index_select(0, row)
+            x_expert, dy_of = x.index_select(0, row), dy.index_select(0, row)
             dh, h = input_product(dy_of, down), torch.empty_like(gates[at])
             dg, du = rows.gate_backward(ctx.act, dh * by, gates[at], ups[at], h)
             assert du is not None
             dw[pairs] = torch.linalg.vecdot(dh, h)
             dx.index_add_(0, row, input_product(dg, gate).add_(input_product(du, up)))
-            sides = ((dg, of_expert), (du, of_expert), (dy_of, h.mul_(by)))
+            sides = ((dg, x_expert), (du, x_expert), (dy_of, h.mul_(by)))
             d_matrices += [
                 weight_product(a, b) if want else None for (a, b), want in zip(sides, needed, strict=True)
             ]

@@ -1,4 +1,4 @@
-"""Mixtures of experts in place of a feed-forward: of many, a router chooses a few for each token.
+"""Mixtures of experts in place of a feed-forward: a router chooses a few of many experts for each token.
 
 Legend: R rows (tokens), M width of the model, E experts, K of them for each row, F width of an expert's hidden layer.
 """
@@ -21,7 +21,7 @@ from headway.tokens import Tokens
 
 RouterScore = Literal["softmax", "sigmoid"]
 TINY = 1e-20
-"""The least divisor of weights: sigmoids may all be 0."""
+"""Lower bound of the sum that weights are divided by, because sigmoids may all be 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,26 +29,26 @@ class Experts:
     """The experts of a layer, and how they are chosen for a row x:
 
         s = score(x Wr + b)                                       E numbers: one softmax, or the sigmoid of each
-        chosen = the `top` with the largest s + c                 c [E] chooses, and has no part in what follows
+        chosen = the `top` with the largest s + c                 c [E] affects the choice only, not the weights
         y = sum of w_e expert_e(x) over the chosen + shared(x)    w = `scale` s, or `scale` s / (sum of s of the chosen
                                                                   + `sum_eps`)
 
     (Shazeer et al. 2017, section 2.1; Jiang et al. 2024, "Mixtral of Experts", section 2.1; with c: DeepSeek-AI 2024,
-    "DeepSeek-V3", section 2.1.2.) A softmax over the scores of the chosen alone (gpt-oss, Granite) is a `normalized`
-    one over all.
+    "DeepSeek-V3", section 2.1.2.) A softmax over the scores of the chosen experts alone (gpt-oss, Granite) equals a
+    `normalized` one over all.
 
     Attributes:
         count: E. top: K.
-        hidden: F; 0 is that of the model's dense layers (`ModelSpec.hidden`).
-        shared: width of the hidden layer of an expert that all rows have; several are one of their widths together. 0
-            is none.
-        shared_gate: the shared one's output times sigmoid(x Ws) (Qwen2-MoE).
-        score: "softmax" or "sigmoid". normalized: the weights of the chosen add up to `scale`.
+        hidden: F; 0 stands for that of the model's dense layers (`ModelSpec.hidden`).
+        shared: width of the hidden layer of a shared expert, which all rows pass through; several are equal to one of
+            their total width. 0 means none.
+        shared_gate: whether the output of the shared expert is multiplied by sigmoid(x Ws) (Qwen2-MoE).
+        score: "softmax" or "sigmoid". normalized: whether the weights of the chosen experts sum to `scale`.
         router_bias: whether there is a b. choice_bias: whether there is a c.
-        groups, top_groups: the chosen are of the `top_groups` of so many equal groups of neighbours whose best two
-            s + c add up to most.
+        groups, top_groups: experts are chosen only from the best `top_groups` of `groups` equal groups of consecutive
+            experts; a group is ranked by the sum of its two largest s + c.
         scale: factor on the weights.
-        sum_eps: of `normalized` weights, in front of `scale`.
+        sum_eps: added to the sum that `normalized` weights are divided by, before `scale`.
         aux_loss_coef, z_loss_coef: factors on the losses that training adds (`headway.nn.router_losses`); 0 adds none.
     """
 
@@ -72,13 +72,13 @@ class Experts:
         for name in ("count", "top", "hidden", "shared", "groups", "top_groups"):
             check_whole(f"Experts: {name}", getattr(self, name), 0 if name in ("hidden", "shared") else 1)
         check_known(self.score, get_args(RouterScore), "Experts: there is no score")
-        each = self.count // self.groups
+        size = self.count // self.groups
         wrong = {
             f"groups={self.groups} do not divide {self.count} experts into groups of two or more": (
-                self.groups > 1 and (self.count % self.groups > 0 or each < 2)
+                self.groups > 1 and (self.count % self.groups > 0 or size < 2)
             ),
             f"top_groups={self.top_groups} of {self.groups} groups": self.top_groups > self.groups,
-            f"top={self.top} of {self.top_groups * each} experts": self.top > self.top_groups * each,
+            f"top={self.top} of {self.top_groups * size} experts": self.top > self.top_groups * size,
             "shared_gate is of a shared expert, and shared=0 is none": self.shared_gate and not self.shared,
             f"scale must be a number above 0, got {self.scale!r}": not 0 < self.scale < math.inf,
             **{
@@ -94,12 +94,12 @@ class Experts:
 
     @property
     def units(self) -> int:
-        """Hidden units that a row passes through."""
+        """Number of hidden units that a row passes through."""
         return self.top * self.hidden + self.shared
 
 
 class Routed(NamedTuple):
-    """The output of a router for the rows of a layer: logits [R, E], and which rows are tokens [R], None where all
+    """The output of a router for the rows of a layer: logits [R, E], and which rows are tokens [R], or None if all
     are."""
 
     experts: Experts
@@ -109,10 +109,10 @@ class Routed(NamedTuple):
 
 class Router(nn.Linear):
     """Chooses the experts of each row, and their weights. Computed in float32 or wider, whatever the dtype of its
-    matrix [E, M] is: a rounded score may choose another expert.
+    matrix [E, M], because a rounded score may choose another expert.
 
-    `e_score_correction_bias` is c, float32 in models of every dtype. No gradient reaches it, and training leaves it as
-    it is. Outputs with gradients are appended to `heard` where that is a list."""
+    `e_score_correction_bias` is c, float32 in models of every dtype. It gets no gradient, and training leaves it
+    unchanged. If `heard` is a list, outputs with gradients are appended to it."""
 
     e_score_correction_bias: Tensor | None
     heard: list[Routed] | None
@@ -124,11 +124,12 @@ class Router(nn.Linear):
         self.register_buffer("e_score_correction_bias", bias)
 
     def forward(self, x: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """[R, M] -> numbers of the experts, and their weights, both [R, K], the largest s + c first."""
-        how, wide = self.how, torch.promote_types(x.dtype, torch.float32)
+        """Returns the numbers of the chosen experts of x [R, M], and their weights, both [R, K], in descending order
+        of s + c."""
+        how, dtype = self.how, torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
-            bias = None if self.bias is None else self.bias.to(wide)
-            logits = F.linear(x.to(wide), self.weight.to(wide), bias)
+            bias = None if self.bias is None else self.bias.to(dtype)
+            logits = F.linear(x.to(dtype), self.weight.to(dtype), bias)
         if self.heard is not None and torch.is_grad_enabled():
             self.heard.append(Routed(how, logits, real))
         scores = logits.softmax(-1) if how.score == "softmax" else logits.sigmoid()
@@ -138,8 +139,8 @@ class Router(nn.Linear):
         if how.groups > 1:
             grouped = choice.unflatten(-1, (how.groups, -1))
             best = grouped.topk(2).values.sum(-1).topk(how.top_groups).indices
-            others = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
-            choice = grouped.masked_fill(others[..., None], -math.inf).flatten(-2)
+            is_rejected = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
+            choice = grouped.masked_fill(is_rejected[..., None], -math.inf).flatten(-2)
         chosen = choice.topk(how.top).indices
         weights = scores.gather(-1, chosen)
         if how.normalized:
@@ -159,14 +160,14 @@ class Router(nn.Linear):
 
 
 class MixtureOfExperts(nn.Module):
-    """`Experts` as a layer: feed-forwards (`FeedForward`, whose arguments the others are) behind a `Router`.
+    """`Experts` as a layer: feed-forwards behind a `Router`. Arguments other than `experts` are those of `FeedForward`.
 
-    Rows are sorted by their experts, and each expert that was chosen runs once, on its rows: one row reads the weights
-    of K experts alone. The outputs of a row's experts are added up in the order of their scores, and in training in
-    float32 of their numbers (`headway.nn.expert_rows`), whatever other rows there are. Where gradients are recorded,
-    experts without rows run, too, on none: their gradient is 0.
+    Rows are sorted by expert, and each chosen expert runs once, on all of its rows: for a single row only the weights
+    of K experts are read. The outputs of a row's experts are summed in the order of their scores (in float32 training
+    in the order of their numbers, `headway.nn.expert_rows`), so that the sum does not depend on the other rows. If
+    gradients are recorded, experts without rows run on empty inputs, too, so that their gradient is 0.
 
-    Parameters bear the names that most families have: gate (the router), experts.N, shared_expert, shared_expert_gate.
+    Parameters have the names that most families use: gate (the router), experts.N, shared_expert, shared_expert_gate.
     """
 
     def __init__(
@@ -193,7 +194,7 @@ class MixtureOfExperts(nn.Module):
         self.ranks: ExpertParallel | None = None
 
     def divide(self, ranks: ExpertParallel) -> range:
-        """Keeps only the experts of a rank, which then exchanges rows with the others; returns their numbers."""
+        """Keeps only the experts of a rank, which then exchanges rows with the other ranks; returns their numbers."""
         local = ranks.share(len(self.experts))
         for i in {*range(len(self.experts))} - {*local}:
             self.experts[i] = nn.Identity()
@@ -201,7 +202,8 @@ class MixtureOfExperts(nn.Module):
         return local
 
     def forward(self, x: Tensor, tokens: Tokens | None = None) -> Tensor:
-        """[..., M] -> [..., M]; `tokens` of x [B, T, M] say which rows are tokens, for the losses of routers."""
+        """Computes the layer, [..., M] -> [..., M]. For router losses, the `tokens` of x [B, T, M] say which rows
+        are tokens."""
         rows = x.reshape(-1, x.shape[-1])
         listens = tokens is not None and self.gate.heard is not None
         real = tokens.valid.expand(x.shape[:-1]).flatten() if tokens is not None and listens else None
@@ -217,7 +219,7 @@ class MixtureOfExperts(nn.Module):
         return y.view(x.shape)
 
     def _routed(self, rows: Tensor, real: Tensor | None = None) -> Tensor:
-        """The sum of the outputs of the chosen experts for each row."""
+        """Returns the weighted sum of the outputs of the chosen experts, for each row."""
         chosen, weights = self.gate(rows, real)
         order = chosen.flatten().argsort(stable=True)
         back = order.argsort()
@@ -227,11 +229,11 @@ class MixtureOfExperts(nn.Module):
         xs: Tensor = _Reordered.apply(rows, order, back)  # type: ignore[no-untyped-call]
         ranks = self.ranks
         ys = self._each(xs, counts.tolist()) if ranks is None else ranks.apply(xs, counts, self._each)
-        each: Tensor = _Reordered.apply(ys, back, order)  # type: ignore[no-untyped-call]
-        return torch.bmm(weights[:, None].to(each.dtype), each.view(*chosen.shape, rows.shape[-1]))[:, 0]
+        outs: Tensor = _Reordered.apply(ys, back, order)  # type: ignore[no-untyped-call]
+        return torch.bmm(weights[:, None].to(outs.dtype), outs.view(*chosen.shape, rows.shape[-1]))[:, 0]
 
     def _each(self, rows: Tensor, counts: list[int]) -> Tensor:
-        """The outputs of the experts of this rank on the rows of each, side by side."""
+        """Returns the outputs of this rank's experts, each applied to its own rows, concatenated."""
         local = [expert for expert in self.experts if not isinstance(expert, nn.Identity)]
         every = torch.is_grad_enabled() or not len(rows)
         parts = zip(local, rows.split(counts), strict=True)
@@ -239,8 +241,8 @@ class MixtureOfExperts(nn.Module):
 
 
 class _Reordered(torch.autograd.Function):
-    """Rows x [R, N] in another order: row i of the result [K R, N] is row order[i] // K of x; `back` is the inverse of
-    `order`. The gradient is gathered, and not scattered: its sums have one order."""
+    """Rows x [R, N] in another order: row i of the result [K R, N] is row order[i] // K of x; `back` is the inverse
+    of `order`. The gradient is gathered, not scattered, so that its sums have a fixed order."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The feed-forward, which transforms each token by itself.
+"""The feed-forward network, which transforms each token separately.
 
 Legend: M width of the model, F width of the hidden layer.
 """
@@ -20,20 +20,20 @@ from headway.nn.share import dropped
 from headway.nn.weights.base import needs_gradient
 
 CHUNK = 512
-"""Tokens whose hidden layers are computed at a time where nothing is kept of them: they stay in the CPU's cache, and in
-memory that is mapped already (`docs/log.md`)."""
+"""Most tokens whose hidden layers are computed at a time if they are not kept for a backward: they then stay in the
+CPU's cache, and in memory that is already mapped (`docs/log.md`)."""
 
 
 def swish(x: Tensor, beta: float = 1.0) -> Tensor:
-    """x * sigmoid(beta * x): x / 2 at beta = 0, SiLU at 1, towards ReLU for large beta. (Ramachandran et al.
+    """Returns x * sigmoid(beta * x): x / 2 at beta = 0, SiLU at 1, towards ReLU for large beta. (Ramachandran et al.
     2017.)"""
     return x * torch.sigmoid(beta * x)
 
 
 class XIELU(nn.Module):
-    """p x^2 + x / 2 above 0, and n (e^min(x, -1e-6) - 1 - x) + x / 2 elsewhere, of trained p = softplus(alpha_p) and
-    n = 1/2 + softplus(alpha_n), both 0.8 at first. (Huang and Schlag 2024, "Deriving Activation Functions Using
-    Integration", section 3.)"""
+    """The activation p x^2 + x / 2 above 0, and n (e^min(x, -1e-6) - 1 - x) + x / 2 elsewhere, with trained p =
+    softplus(alpha_p) and n = 1/2 + softplus(alpha_n), both initially 0.8. (Huang and Schlag 2024, "Deriving
+    Activation Functions Using Integration", section 3.)"""
 
     start: Mapping[str, float] = {"alpha_p": math.log(math.expm1(0.8)), "alpha_n": math.log(math.expm1(0.3))}
 
@@ -42,7 +42,7 @@ class XIELU(nn.Module):
         self.alpha_p, self.alpha_n = (nn.Parameter(torch.full((1,), value)) for value in self.start.values())
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., F] -> [..., F]."""
+        """Applies the activation: [..., F] -> [..., F]."""
         above = softplus(self.alpha_p) * x * x
         below = (0.5 + softplus(self.alpha_n)) * (torch.expm1(x.clamp(max=-1e-6)) - x)
         return torch.where(x > 0, above, below) + 0.5 * x
@@ -53,20 +53,22 @@ TRAINED: Mapping[str, type[XIELU]] = {"xielu": XIELU}
 
 
 def named_activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The function of that name. Raises ConfigError for a name that is not in `ACTIVATIONS`."""
+    """Returns the activation of that name. Raises ConfigError for a name that is not in `ACTIVATIONS`."""
     check_known(name, ACTIVATIONS, "there is no activation")
     return ACTIVATIONS[name]
 
 
 class FeedForward(nn.Module):
-    """down(act(up(x))): the two layers of Vaswani et al. 2017, section 3.3. Parameters 2 * M * F (+ F + M).
+    """The feed-forward down(act(up(x))): the two layers of Vaswani et al. 2017, section 3.3.
+    Parameters 2 * M * F (+ F + M).
 
-    With `gated`, down(act(gate(x)) * up(x)): SwiGLU where act is SiLU (Shazeer 2020). Parameters 3 * M * F (+ 2 F + M).
+    With `gated`, down(act(gate(x)) * up(x)): SwiGLU if act is SiLU (Shazeer 2020). Parameters 3 * M * F (+ 2 F + M).
 
-    `activation`: a name in `ACTIVATIONS` or `TRAINED`, "relu" unless given, "silu" with a gate. `dropout`: probability
-    for the input of down, in training. `scales`: factors on the outputs of down and gate (Falcon-H1). `sparsity`: the
-    share of hidden units that are 0 where gates are normally distributed: act is given relu(g - mean(g) - z std(g)) of
-    the F gates g of a token, with z the normal quantile of that share (Gemma 3n); 0 leaves them as they are."""
+    `activation`: a name in `ACTIVATIONS` or `TRAINED`, by default "relu", or "silu" with a gate. `dropout`:
+    probability for the input of down, in training. `scales`: factors on the outputs of down and gate (Falcon-H1).
+    `sparsity`: the share of hidden units that would be 0 if gates were normally distributed: act is given relu(g -
+    mean(g) - z std(g)) for the F gates g of a token, with z the normal quantile of that share (Gemma 3n); 0 leaves
+    the gates unchanged."""
 
     def __init__(
         self,
@@ -92,15 +94,15 @@ class FeedForward(nn.Module):
         self.down_proj = Linear(hidden, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., M] -> [..., M]."""
+        """Transforms each token: [..., M] -> [..., M]."""
         if x.numel() <= CHUNK * x.shape[-1] or self._keeps(x):
             return self._transform(x)
         chunks = x.reshape(-1, x.shape[-1]).split(CHUNK)
         return torch.cat([self._transform(chunk) for chunk in chunks]).view(*x.shape[:-1], -1)
 
     def _keeps(self, x: Tensor) -> bool:
-        """Whether all hidden layers are computed at once: for the backward, without the native kernels, and for weights
-        that are unpacked, so that they are unpacked only once."""
+        """Returns whether all hidden layers are computed at once: for a backward, without the native kernels, and
+        for weights that each product unpacks, so that they are unpacked only once."""
         if self.training or self.down_proj.kept.unpacks or not rows.runs(x):
             return True
         return needs_gradient(x, *self.parameters())
@@ -118,7 +120,7 @@ class FeedForward(nn.Module):
 
 
 def _largest(gates: Tensor, sparsity: float) -> Tensor:
-    """relu(gates - mean - z std), with Phi(z) = sparsity; the gates themselves for 0."""
+    """Returns relu(gates - mean - z std), with Phi(z) = sparsity; the gates themselves if sparsity is 0."""
     if not sparsity:
         return gates
     std, mean = torch.std_mean(gates, -1, unbiased=False, keepdim=True)

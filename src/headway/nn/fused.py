@@ -1,9 +1,9 @@
 """Norms, gates and rotations in one pass each, forward and backward.
 
-Every function runs the native kernels (`headway.native.rows`) on plain float32 and bf16 tensors of one dtype on the
-CPU, and its formula in torch's operations, `plain_...`, everywhere else: other devices and dtypes, under
-torch.compile and torch.func, and for second derivatives. Statistics and products are float32, results are rounded
-where the formula in torch's operations rounds.
+Every function runs the native kernels (`headway.native.rows`) on plain float32 and bf16 CPU tensors of one dtype, and
+its formula in torch's operations, `plain_...`, in all other cases: on other devices and dtypes, under torch.compile and
+torch.func, and for second derivatives. Statistics and products are in float32; results are rounded where the formula in
+torch's operations rounds.
 
 Legend: M width of a row, B rows, H heads, T tokens, D per head, d <= D rotated numbers.
 """
@@ -22,6 +22,7 @@ from headway.positions import tables
 
 Norm = Literal["rms", "layer"]
 LIMIT = 7.0
+"""The value at which "clamped_swiglu" clamps gate and up."""
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
@@ -31,20 +32,20 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "clamped_swiglu": lambda x: (x := x.clamp(max=LIMIT)) * torch.sigmoid(1.702 * x),
 }
-"""Activations by the names that Hugging Face configs use, and gpt-oss's, which has none there; "relu2" is max(x, 0)^2
-(So et al. 2021, section 3)."""
+"""Activations by the names that Hugging Face configs use, and "clamped_swiglu", the unnamed one of gpt-oss; "relu2"
+is max(x, 0)^2 (So et al. 2021, section 3)."""
 UPS: Mapping[str, Callable[[Tensor], Tensor]] = {"clamped_swiglu": lambda up: up.clamp(-LIMIT, LIMIT) + 1}
-"""Factors of some activations instead of up itself: (up + 1) in gpt-oss, with up clamped."""
+"""The factors that some activations multiply by instead of up: up + 1 in gpt-oss, with up clamped."""
 
 
 def normed(kind: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """The norm over the last axis, [..., M]:
+    """Normalizes the last axis, [..., M]:
 
         rms     x / sqrt(mean(x^2) + eps) * weight (+ bias)                 (Zhang and Sennrich 2019, equation 4)
         layer   (x - mean(x)) / sqrt(var(x) + eps) * weight (+ bias)        (Ba et al. 2016)
 
-    In "rms" what is multiplied by the weight is rounded to the dtype of x, and the result has the promoted dtype of x
-    and weight."""
+    In "rms" the factor of the weight is rounded to the dtype of x, and the result has the promoted dtype of x and
+    weight."""
     if not (_takes_norm(x, weight, bias) and rows.runs(x, weight, bias)):
         return _plain_norm(kind, x, weight, bias, eps)
     if not needs_gradient(x, weight, bias):
@@ -56,20 +57,20 @@ def normed(kind: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | None, ep
 def add_norm(
     kind: Norm, x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """norm(x + y), and x + y, for tensors of one shape."""
+    """Returns norm(x + y) and x + y, for tensors of one shape."""
     if not (x.shape == y.shape and _takes_norm(x, weight, bias) and rows.runs(x, y, weight, bias)):
         total = x + y
         return normed(kind, total, weight, bias, eps), total
     if not needs_gradient(x, y, weight, bias):
         result = rows.norm(kind, x, y, weight, bias, eps)
         return result.y, result.sum
-    both: tuple[Tensor, Tensor] = _Norm.apply(kind, eps, x, y, weight, bias)  # type: ignore[no-untyped-call]
-    return both
+    results: tuple[Tensor, Tensor] = _Norm.apply(kind, eps, x, y, weight, bias)  # type: ignore[no-untyped-call]
+    return results
 
 
 def gated(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
-    """act(gate) * up, or act(gate) where there is no up; `act` is a name in `ACTIVATIONS`. Only gate and up are kept
-    for the backward. (Shazeer 2020.)"""
+    """Returns act(gate) * up, or act(gate) without an up; `act` is a name in `ACTIVATIONS`. The backward keeps only
+    gate and up. (Shazeer 2020.)"""
     one_shape = up is not None and up.shape == gate.shape
     alone = up is None and act != "relu"  # ReLU's backward needs only its result
     if act in UPS:
@@ -84,8 +85,8 @@ def gated(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
 
 
 def gated_norm(gate: Tensor, x: Tensor, weight: Tensor | None, eps: float, act: str) -> Tensor:
-    """gated(gate, normed("rms", x, weight, None, eps), act), with x by heads [..., H, D] and the gate [..., H D], of
-    which the backward keeps these two alone where the kernels run."""
+    """Returns gated(gate, normed("rms", x, weight, None, eps), act), with x by heads [..., H, D] and the gate [...,
+    H D]. If the kernels run, the backward keeps only these two."""
     kernels = act in interface.ACTIVATIONS and rows.runs(gate, x, weight) and _takes_norm(x, weight)
     if not (kernels and needs_gradient(gate, x, weight)):
         return gated(gate, normed("rms", x, weight, None, eps).flatten(-2), act)
@@ -94,8 +95,8 @@ def gated_norm(gate: Tensor, x: Tensor, weight: Tensor | None, eps: float, act: 
 
 
 def rotate(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, pairing: str | Tensor) -> list[Tensor]:
-    """`headway.positions.tables.rotate` of up to three tensors (queries, keys, values). No gradient goes to cos and
-    sin."""
+    """Applies `headway.positions.tables.rotate` to up to three tensors (queries, keys, values). cos and sin get no
+    gradient."""
     if not (rows.runs(*xs) and rows.rotates(xs, cos, sin)):
         return [tables.rotate(x, cos, sin, pairing) for x in xs]
     cos, sin = cos.float(), sin.float()
@@ -105,7 +106,7 @@ def rotate(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, pairing: str | Tensor
 
 
 def plain_rms_norm(x: Tensor, weight: Tensor | None, eps: float, bias: Tensor | None = None) -> Tensor:
-    """The RMSNorm in torch's operations: bit for bit what the LLaMA code of `transformers` does."""
+    """Computes the RMSNorm in torch's operations, bit for bit as the LLaMA code of `transformers` does."""
     wide = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     y = wide.to(x.dtype) if weight is None else weight * wide.to(x.dtype)
@@ -113,7 +114,7 @@ def plain_rms_norm(x: Tensor, weight: Tensor | None, eps: float, bias: Tensor | 
 
 
 def plain_gated(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
-    """`gated` in torch's operations."""
+    """Computes `gated` in torch's operations."""
     y = ACTIVATIONS[act](gate)
     return y if up is None else y * (UPS[act](up) if act in UPS else up)
 
@@ -125,7 +126,7 @@ def _plain_norm(kind: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | Non
 
 
 def _takes_norm(x: Tensor, *vectors: Tensor | None) -> bool:
-    """Whether weight and bias have a number for each column: torch broadcasts others, or raises."""
+    """Returns whether weight and bias have one number for each column; torch broadcasts other shapes, or raises."""
     return all(v is None or v.shape == x.shape[-1:] for v in vectors)
 
 
@@ -228,7 +229,8 @@ class _Rotate(torch.autograd.Function):
 def again(
     run: Callable[..., Tensor], inputs: tuple[Tensor | None, ...], dy: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of `run(*inputs)` through its own graph, so that they can be differentiated themselves."""
+    """Returns the gradients of `run(*inputs)`, computed in a graph of their own so that they can be differentiated
+    again."""
     trained = [t for t in inputs if t is not None and t.requires_grad]
     grads = iter(torch.autograd.grad(run(*inputs), trained, dy, create_graph=True))
     return tuple(next(grads) if t is not None and t.requires_grad else None for t in inputs)

@@ -16,7 +16,7 @@ from headway.nn.fused import ACTIVATIONS, gated
 Gate = Literal["head", "channel"]
 GATES: tuple[str, ...] = get_args(Gate)
 GATE_ACTS: Mapping[str, Callable[[Tensor], Tensor]] = {"sigmoid": torch.sigmoid, "softplus": softplus}
-"""Functions of a gate before it multiplies."""
+"""The functions that a gate goes through before it multiplies."""
 
 
 def check_gate(what: str, gate: str | None, act: str) -> None:
@@ -27,8 +27,8 @@ def check_gate(what: str, gate: str | None, act: str) -> None:
 
 
 def gated_heads(gate: Tensor, heads: Tensor, act: str) -> Tensor:
-    """act(gate) * heads, for heads side by side [..., H E] and a gate for each of them, [..., H], or for each of their
-    channels, [..., H E]."""
+    """Returns act(gate) * heads, for concatenated heads [..., H E] and a gate for each head, [..., H], or for each
+    channel, [..., H E]."""
     if gate.shape == heads.shape and act in ACTIVATIONS:
         return gated(gate, heads, act)
     factor = GATE_ACTS[act](gate).unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""Layers whose matrix is kept in one of the forms of `headway.nn.weights`."""
+"""Layers whose matrix is stored in one of the forms of `headway.nn.weights`."""
 
 from collections import Counter
 from typing import Any
@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from headway.nn.weights import Plain, Weight
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+"""The integer dtype in which floats of each size, in bytes, are stored."""
 
 
 class Keeps(nn.Module):
-    """A layer with a matrix `weight`: plain weights are that parameter; other forms are buffers, frozen.
+    """A layer with a matrix `weight`: plain weights are that parameter; other forms are frozen and stored as buffers.
 
     Attributes:
-        kept: the matrix; `keep` puts another in its place.
+        kept: the matrix; `keep` replaces it.
     """
 
     weight: Tensor
@@ -24,14 +25,14 @@ class Keeps(nn.Module):
 
     @property
     def kept(self) -> Weight:
-        """The matrix, as it is kept."""
+        """The matrix, in its current form."""
         if self._form is None:
             return Plain(self.weight)
         buffers = {name: getattr(self, name).view(dtype) for name, dtype in self._dtypes.items()}
         return self._form.with_tensors(buffers)
 
     def keep(self, weight: Weight) -> None:
-        """Replace the matrix by a weight."""
+        """Replaces the matrix by `weight`, which may have another form."""
         for name in self._dtypes:
             del self._buffers[name]
         if isinstance(weight, Plain):
@@ -49,22 +50,22 @@ class Keeps(nn.Module):
             self.register_buffer(name, bits, persistent=not weight.exact)
 
     def vacate(self) -> None:
-        """Give up plain weights, where another form is to be kept."""
+        """Gives up the plain weights, before another form is stored."""
         self.register_parameter("weight", None)
 
     @property
     def coded(self) -> bool:
-        """Whether its state dict has other tensors than `weight`."""
+        """Whether its state dict has other tensors instead of `weight`."""
         return self._form is not None and not self._form.exact
 
     @property
     def matrix(self) -> Tensor:
-        """The matrix, dequantized where it is kept in another form."""
+        """The matrix, dequantized if it has another form than plain."""
         return self.kept.dequantize()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the matrix as it is kept."""
+        """Bytes of the matrix in its current form."""
         return self.kept.nbytes
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -74,7 +75,7 @@ class Keeps(nn.Module):
 
 
 def kept_as(model: nn.Module) -> str:
-    """Describes how the weights of a model are kept, for reports: "14 layers in int4, else float32"."""
+    """Describes, for reports, in which forms the weights of a model are stored: "14 layers in int4, else float32"."""
     layers = (m for m in model.modules() if isinstance(m, Keeps) and m._form is not None)
     counts = Counter(layer.kept.name for layer in layers).most_common()
     parts = [f"{count} layer{'s' * (count > 1)} in {name}" for name, count in counts]

@@ -1,6 +1,6 @@
-"""The product with weights: `Linear`, in any form of its weights, with adapters beside it, whole or shared by ranks.
+"""The product with weights: `Linear`, with any form of weights, with adapters added to it, whole or shared by ranks.
 
-Legend: I numbers in, O numbers out; M width of the states, V vocab.
+Legend: I inputs, O outputs; M width of the states, V vocab.
 """
 
 from collections.abc import Sequence
@@ -16,19 +16,19 @@ from headway.nn.weights import Weight
 
 
 class Linear(Keeps, nn.Linear):
-    """x W^T (+ b), plus its active adapters: the only product with weights in the library, beside that of routers
-    (`headway.nn.experts`).
+    """The product x W^T (+ b), plus its active adapters: the only product with weights in the library, besides that of
+    routers (`headway.nn.experts`).
 
-        y = leave(W enter(x) + sum of adapters) + b        enter, leave: messages to the ranks that share the layer
+        y = leave(W enter(x) + sum of adapters) + b        enter, leave: messages between the ranks that share the layer
 
-    Variants are fields, so that all can be combined:
+    Variants are attributes, so that all can be combined:
 
     Attributes:
         kept: W, in one of the forms of `headway.nn.weights.WEIGHTS` (`Keeps`).
-        adapters: by their names; active: names of those that are added, in this order.
-        share: which part of the layer this rank has; None where it has all.
-        embedding: whose table is W, where the layer is tied to one.
-        is_output: whether its rows are those of a vocab.
+        adapters: by name; active: names of those that are added, in this order.
+        share: the part of the layer that this rank has; None if it has all of it.
+        embedding: the embedding whose table is W, if the layer is tied to one.
+        is_output: whether its rows are those of a vocabulary.
     """
 
     embedding: TokenEmbedding | None
@@ -39,17 +39,19 @@ class Linear(Keeps, nn.Linear):
         self.active: tuple[str, ...] = ()
         self.share: Share | None = None
         self.is_output = False
-        self.__dict__["embedding"] = None  # not as a child, whose parameters would be this layer's, too
+        # Set past nn.Module, which would register the embedding as a child, and its parameters as this layer's.
+        self.__dict__["embedding"] = None
         self._unmerged: Tensor | None = None  # W, while the adapters are merged into it
 
     @classmethod
     def output(
         cls, width: int, vocab: int, *, bias: bool = False, tied_to: TokenEmbedding | None = None
     ) -> "Linear":
-        """x U^T (+ b), with U [V, M] a matrix of its own, or the table of an embedding that it is tied to.
+        """Returns the layer x U^T (+ b), where U [V, M] is a matrix of its own, or the table of an embedding that it is
+        tied to.
 
-        (Press and Wolf 2017; Vaswani et al. 2017, section 3.4.) The table stays a parameter of the embedding alone:
-        tied and without bias the layer has no parameters."""
+        (Press and Wolf 2017; Vaswani et al. 2017, section 3.4.) The table remains a parameter of the embedding
+        alone: a tied layer without bias has no parameters."""
         layer = cls(width, vocab, bias)
         layer.is_output = True
         if tied_to is not None:
@@ -59,63 +61,63 @@ class Linear(Keeps, nn.Linear):
 
     @property
     def kept(self) -> Weight:
-        """W, as it is kept."""
+        """W, in its current form."""
         return super().kept if self.embedding is None or self._form is not None else self.embedding.kept
 
     def keep(self, weight: Weight) -> None:
-        """Replace W by a weight."""
+        """Replaces W by `weight`."""
         self.out_features, self.in_features = weight.shape
         super().keep(weight)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of W as it is kept; 0 where it is that of an embedding."""
+        """Bytes of W in its current form; 0 if it is the table of an embedding."""
         return 0 if self.embedding is not None and self._form is None else self.kept.nbytes
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., I] -> [..., O]."""
+        """Computes the product and its adapters: [..., I] -> [..., O]."""
         if self.share is None and not self.active:  # the usual case: each Python call counts in small models
             return self.kept.product(x, self.bias)
         return self.leave(self.local(self.enter(x)))
 
     def enter(self, x: Tensor) -> Tensor:
-        """The input of `local` for x."""
+        """Returns the input of `local` for x."""
         return x if self.share is None else self.share.enter(x)
 
     def local(self, x: Tensor) -> Tensor:
-        """The part of the layer that needs no message to other ranks."""
+        """Computes the part of the layer that needs no communication with other ranks."""
         return self._adapted(x, self.kept, None)
 
     def leave(self, y: Tensor) -> Tensor:
-        """The output of the layer, from that of `local`."""
+        """Returns the output of the layer, given that of `local`."""
         if self.share is None:
             return y
         y = self.share.leave(y)
         return y if self.bias is None or not self.share.axis else y + self.bias
 
     def _adapted(self, x: Tensor, weight: Weight, product: Tensor | None) -> Tensor:
-        """`local`; `product` is x W^T + `local_bias` where that is known already."""
+        """Computes `local`, with `product` = x W^T + `local_bias` if that is known already."""
         bias = self.local_bias
         y = weight.product(x, bias) if product is None else product
-        parts = self.beside
-        plain = y if bias is None or not any(part.lora.magnitude for part in parts.values()) else y - bias
-        return sum((in_its_rows(name, part(x, weight, plain)) for name, part in parts.items()), start=y)
+        adapters = self.beside
+        plain = y if bias is None or not any(part.lora.magnitude for part in adapters.values()) else y - bias
+        return sum((in_its_rows(name, part(x, weight, plain)) for name, part in adapters.items()), start=y)
 
     @property
     def beside(self) -> dict[str, LowRank]:
-        """The adapters whose products are added to the layer's own, by their names."""
+        """The adapters whose outputs are added to the layer's own, by name."""
         if not self.active or self.merged:
             return {}
         return {name: cast(LowRank, self.adapters[name]) for name in self.active}
 
     @property
     def local_bias(self) -> Tensor | None:
-        """The bias in `local`: none where outputs are summed over ranks first."""
+        """The bias that `local` adds: None if outputs are summed over ranks first."""
         return None if self.share is not None and self.share.axis else self.bias
 
     def divide(self, share: Share) -> None:
-        """Keep only a rank's part of the weight, the bias and the adapters, in place. Raises ConfigError where ranks do
-        not divide the layer; the weight has no `part_reason`."""
+        """Keeps only a rank's part of the weight, the bias and the adapters, in place. Raises ConfigError if the
+        ranks cannot divide the layer; the weight must have no `part_reason`."""
         rows = share.part(self.in_features if share.axis else self.out_features)
         if self.embedding is None:
             self.keep(self.kept.part(share.axis, rows))
@@ -129,22 +131,22 @@ class Linear(Keeps, nn.Linear):
 
     @property
     def merged(self) -> bool:
-        """Whether the adapters are in the weight."""
+        """Whether the adapters are merged into the weight."""
         return self._unmerged is not None
 
     def merge(self) -> None:
-        """Put the active adapters into the weight; the original is kept, too."""
+        """Merges the active adapters into the weight; the original is kept, too."""
         if self._unmerged is None:
             self._unmerged = self.weight.data
             self.weight.data = merged_weight(self._unmerged, [self.adapters[name] for name in self.active])
 
     def unmerge(self) -> None:
-        """Put back the weight, to the bit."""
+        """Restores the original weight, bit for bit."""
         if self._unmerged is not None:
             self.weight.data, self._unmerged = self._unmerged, None
 
     def extra_repr(self) -> str:
-        """Sizes, the form of the weight, adapters."""
+        """Returns sizes, the form of the weight, and adapters."""
         tied = ", tied" if self.embedding is not None else ""
         form = "" if self._form is None else f", {self.kept.extra_repr()}"
         active = f", active={', '.join(self.active)}" if self.active else ""
@@ -152,8 +154,8 @@ class Linear(Keeps, nn.Linear):
 
 
 def products(x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
-    """layer(x) of each layer. x enters once where ranks share the layers, and forms of one kind share work: int8 and
-    int4 round x once."""
+    """Returns layer(x) for each layer. If ranks share the layers, x is communicated once; weights of the same form
+    share work: int8 and int4 round x once."""
     hooked = any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
     if hooked and layers[0].share is None:
         return [layer(x) for layer in layers]
@@ -171,5 +173,5 @@ def products(x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
 
 
 def linears(model: nn.Module) -> dict[str, Linear]:
-    """Every `Linear` by its name."""
+    """Returns every `Linear` of a model by its name."""
     return {name: m for name, m in model.named_modules() if isinstance(m, Linear)}

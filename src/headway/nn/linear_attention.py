@@ -1,6 +1,6 @@
-"""The layer of linear attention, and its mixer: sums over keys in place of a softmax.
+"""The layer of linear attention, and its mixer: sums over keys instead of a softmax.
 
-Legend: B rows, T tokens, R texts of a step, M width, H query heads, K kv heads, D per query and key, E per value.
+Legend: B rows, T tokens, R sequences of a step, M width, H query heads, K kv heads, D per query and key, E per value.
 """
 
 from collections.abc import Sequence
@@ -34,8 +34,8 @@ from headway.tokens import Tokens
 
 @dataclass(frozen=True)
 class LinearMixer(Mixer):
-    """The sums of linear attention in place of a softmax: `linear_attend`. Positions rotate features, not queries and
-    keys: `linear.rotary` says where. Its cache keeps the sums.
+    """The sums of linear attention instead of a softmax: `linear_attend`. Positions rotate features instead of queries
+    and keys, where `linear.rotary` says. Its cache holds the sums.
 
     Raises PatternError for a pattern other than Causal() and Full(), and for an unknown form.
     """
@@ -51,7 +51,8 @@ class LinearMixer(Mixer):
     def check(
         self, positions: PositionScheme, score: Sequence[Score], dropout: float, qk_norm: QKNorm = "none"
     ) -> None:
-        """There are no weights that scores or dropout could act on, and not all rotations fit all features."""
+        """Raises HeadwayError for scores and dropout, because there are no weights that they could act on, and for
+        rotations that do not suit the features."""
         super().check(positions, score, dropout, qk_norm)
         forbid_weights(score, dropout)
         forbid_weights(positions.scores(1, 2, True), 0.0)
@@ -97,7 +98,8 @@ class LinearMixer(Mixer):
     def _by_rows(
         self, layer: Projections, packed: Sequence[Tensor], cache: PagedStates, tokens: Tokens
     ) -> Tensor:
-        """The texts of a step of a `PagedCache`, which are packed, a row for each: a row has one sum."""
+        """Unpacks the sequences of a step of a `PagedCache` into rows, because each row has one sum, and packs their
+        results."""
         rows = cache.cache.step_of(tokens).rows
         q, k, v = (t[0][:, rows.at].transpose(0, 1) for t in packed)  # [R, H, T', D]
         rotation = layer.rotary(rows.tokens, q.dtype)
@@ -128,8 +130,8 @@ class LinearMixer(Mixer):
 
 
 class LinearAttention(AttentionLayer):
-    """Attention in time linear in the length, with the projections of `Attention`, so that its state dict fits: see
-    `LinearMixer`.
+    """Attention in time linear in the length, with the projections of `Attention`, so that state dicts are
+    interchangeable: see `LinearMixer`.
 
     Args:
         linear: the similarity;  pattern: Causal() or Full();  form: as in `linear_attend`.
@@ -151,7 +153,7 @@ class LinearAttention(AttentionLayer):
         self.linear = linear
 
     def state(self, dtype: torch.dtype) -> StateSpec:
-        """`LinearState`, in float32 or float64."""
+        """Returns the shapes and dtypes of `LinearState`, in float32 or float64."""
         heads, features, kept = self.heads.kv_heads, self.linear.features(self.head_dim), state_dtype(dtype)
         sums = ((heads, features, self.value_dim), kept), ((heads, features), kept), ((), torch.int64)
         return StateSpec(self.linear, sums)

@@ -1,6 +1,7 @@
-"""A low-rank product beside a frozen one (LoRA: Hu et al. 2022, section 4.1), with magnitudes (DoRA: Liu et al. 2024).
+"""A low-rank product added to a frozen one (LoRA: Hu et al. 2022, section 4.1), with magnitudes (DoRA: Liu et al.
+2024).
 
-Legend: I numbers in, O numbers out, R rank.
+Legend: I inputs, O outputs, R rank.
 """
 
 import math
@@ -25,9 +26,9 @@ class Lora:
     Attributes:
         rank: R.
         alpha: the scale s is alpha / R, or
-        stabilized: alpha / sqrt(R) (rsLoRA: Kalajdzievski 2023).
-        magnitude: a trained length for every row of the weight (DoRA: Liu et al. 2024, section 4).
-        dropout: of the adapter's input, in training mode.
+        stabilized: alpha / sqrt(R) if this is set (rsLoRA: Kalajdzievski 2023).
+        magnitude: whether each row of the weight has a trained length (DoRA: Liu et al. 2024, section 4).
+        dropout: probability for the adapter's input, in training mode.
     """
 
     rank: int = 16
@@ -45,7 +46,7 @@ class Lora:
 
     @property
     def scale(self) -> float:
-        """s."""
+        """The scale s."""
         return self.alpha / (math.sqrt(self.rank) if self.stabilized else self.rank)
 
 
@@ -54,7 +55,8 @@ _rows: ContextVar[Mapping[str, Tensor]] = ContextVar("rows of adapters", default
 
 @contextmanager
 def only_rows(rows: Mapping[str, Tensor]) -> Iterator[None]:
-    """While open, each of these adapters is added to some rows of a packed step alone: by its name, bool [T, 1]."""
+    """While open, adds each of these adapters only to some rows of a packed step: `rows` maps its name to a mask,
+    bool [T, 1]."""
     token = _rows.set(rows)
     try:
         yield
@@ -68,11 +70,11 @@ class LowRank(nn.Module):
         LoRA   s (x A^T) B^T                                              A [R, I], B [O, R]
         DoRA   g (x W^T + s (x A^T) B^T) - x W^T,  g = m / |W + s B A|    m [O], a norm for each row
 
-    B A is never made. The norm is a constant in the backward pass, as in section 4.3 of Liu et al.; its square is
-    |W|^2 + 2 s (W A^T) . B + s^2 (B A A^T) . B, row by row.
+    B A is never materialized. The norm is a constant in the backward pass, as in section 4.3 of Liu et al.; its square
+    is |W|^2 + 2 s (W A^T) . B + s^2 (B A A^T) . B, row by row.
 
-    `share`: the part of a layer that ranks share. Where columns are cut, a rank has columns of A, and all of B and m,
-    whose gradients are summed over ranks; where rows are cut, rows of B and m, and all of A.
+    `share`: the part of the layer that this rank has. If columns are divided, a rank has columns of A, and all of B and
+    m, whose gradients are summed over ranks; if rows are divided, rows of B and m, and all of A.
     """
 
     def __init__(
@@ -85,8 +87,8 @@ class LowRank(nn.Module):
         self.lora_magnitude_vector = None if magnitude is None else nn.Parameter(magnitude)
 
     def forward(self, x: Tensor, weight: Weight, product: Tensor) -> Tensor:
-        """[..., I] -> [..., O], in the dtype of `product`, which is x W^T; computed in the dtype of A without
-        autocast."""
+        """Returns the term for x, [..., I] -> [..., O], in the dtype of `product`, which is x W^T; computed in the
+        dtype of A, unless autocast is enabled."""
         inputs = x if torch.is_autocast_enabled(x.device.type) else x.to(self.lora_A.dtype)
         drops = self.training and self.lora.dropout > 0
         inputs = dropped(inputs, self.lora.dropout, self.share) if drops else inputs
@@ -97,13 +99,13 @@ class LowRank(nn.Module):
         return low.to(product.dtype)
 
     def over_inputs(self, squares: Tensor) -> Tensor:
-        """Sums of squares over all inputs of a row, from `squares` over this rank's."""
+        """Returns the sums of squares over all inputs of each row, given `squares` over this rank's inputs."""
         if self.share is not None and self.share.axis:
             return self.share.tensor.exchange.sum(squares)
         return squares
 
     def gain(self, weight: Weight) -> Tensor:
-        """g [O]."""
+        """Returns g [O]."""
         assert self.lora_magnitude_vector is not None
         with torch.no_grad():
             w, s = weight.dequantize(), self.lora.scale
@@ -116,7 +118,7 @@ class LowRank(nn.Module):
         return torch.div(self.lora_magnitude_vector, norm)
 
     def part(self, share: Share) -> "LowRank":
-        """A rank's part of it, beside its part of the layer."""
+        """Returns a rank's part of the adapter, for its part of the layer."""
         a, b, m = self.lora_A, self.lora_B, self.lora_magnitude_vector
         if share.axis:
             a = part_of(a, 1, share.part(a.shape[1]))
@@ -127,7 +129,7 @@ class LowRank(nn.Module):
 
     @torch.no_grad()
     def merged(self, w: Tensor) -> Tensor:
-        """The weight [O, I] that computes both at once: W + s B A, with rows of length m in DoRA."""
+        """Returns the weight [O, I] that computes both at once: W + s B A, in DoRA with rows of length m."""
         w = w + self.lora.scale * (self.lora_B.to(w.dtype) @ self.lora_A.to(w.dtype))
         if self.lora_magnitude_vector is None:
             return w
@@ -137,13 +139,15 @@ class LowRank(nn.Module):
 
 
 def in_its_rows(name: str, y: Tensor) -> Tensor:
-    """The term y of an adapter, [..., T, O], in the rows that it is added to (`only_rows`), and 0 in others."""
+    """Returns the term y of an adapter, [..., T, O], in the rows that it is added to (`only_rows`), and 0 in the
+    others."""
     rows = _rows.get().get(name)
     return y if rows is None else y.masked_fill(~rows, 0)
 
 
 def merged_weight(w: Tensor, adapters: Sequence[nn.Module]) -> Tensor:
-    """W + the sum of the changes by each adapter alone, computed in float32 or wider and rounded once to W's dtype."""
+    """Returns W + the sum of the changes by each adapter alone, computed in float32 or wider and rounded once to W's
+    dtype."""
     wide = w.to(torch.promote_types(w.dtype, torch.float32))
     parts = [adapter for adapter in adapters if isinstance(adapter, LowRank)]
     if len(parts) == 1:

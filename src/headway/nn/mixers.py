@@ -1,7 +1,7 @@
-"""Mixers of attention layers: from keys and values to a query's result.
+"""Mixers of attention layers: they compute a query's result from keys and values.
 
-Each mixer checks in one place what it cannot do: with positions, scores and dropout when its layer is made (`check`),
-with caches and memory when it is called.
+Each mixer checks in one place what it does not support: positions, scores and dropout when its layer is created
+(`check`), caches and memory when it is called.
 
 Legend: B rows, T tokens, N global tokens of the row that has most, M width, H query heads, K kv heads, D per query and
 key, E per value.
@@ -33,27 +33,30 @@ from headway.tokens import SlotSelection, Tokens
 
 
 class MixingLayer(nn.Module):
-    """A layer that a `Block` mixes tokens with, called as `AttentionLayer.forward` is without memory.
+    """A layer that mixes tokens in a `Block`, called as `AttentionLayer.forward` is without memory.
 
-    rotary: the rotations of its positions; None where it has none.
+    rotary: the rotations of its positions; None if it has none.
     """
 
     rotary: RotaryEmbedding | None
 
     def state(self, dtype: torch.dtype) -> StateSpec | None:
-        """The state in its cache for each text, beside keys in `dtype`; None is keys and values."""
+        """Returns the state that its cache holds for each sequence, if keys are in `dtype`; None stands for keys and
+        values."""
         return None
 
     def initialize_(self, generator: torch.Generator | None = None) -> None:
-        """Fills parameters, in place, that need other values than those of `headway.models.build.initialize_`."""
+        """Initializes, in place, the parameters that need other values than those of
+        `headway.models.build.initialize_`."""
 
 
 SharedKeys = dict[Any, KeyValues | None]
-"""Layers whose keys and values later layers attend to, too, and these once they are computed."""
+"""Layers whose keys and values later layers attend to, too, with these keys and values once they are computed."""
 
 
 class Call(NamedTuple):
-    """The arguments of a layer beside x, as in `AttentionLayer.forward`; `rotation` where positions rotate."""
+    """The arguments of a layer besides x, as in `AttentionLayer.forward`; `rotation` is None if positions do not
+    rotate."""
 
     tokens: Tokens
     cache: LayerCache | None
@@ -67,7 +70,7 @@ class Call(NamedTuple):
 
 
 class Projections(Protocol):
-    """The part of its layer that a mixer sees: see `AttentionLayer`."""
+    """The part of its layer that a mixer uses: see `AttentionLayer`."""
 
     dropout: float
     training: bool
@@ -84,12 +87,12 @@ class Projections(Protocol):
 
 
 class Mixer(ABC):
-    """From the inputs of a layer to each query's mean of values, heads not yet joined.
+    """Computes each query's mean of values from the inputs of a layer; heads are not concatenated yet.
 
     pattern              which keys each query may see
-    global_projections   whether it asks for a second set of projections
-    rotates_queries      whether it rotates queries and keys first: these can be normed, and queries be multiplied by
-                         a factor of their position
+    global_projections   whether it needs a second set of projections
+    rotates_queries      whether it rotates queries and keys first, so that these can be normed and queries multiplied
+                         by a factor of their position
     """
 
     pattern: Pattern
@@ -99,7 +102,7 @@ class Mixer(ABC):
     def check(
         self, positions: PositionScheme, score: Sequence[Score], dropout: float, qk_norm: QKNorm = "none"
     ) -> None:
-        """Raises HeadwayError for a layer whose positions, scores, dropout of weights or norms it cannot have."""
+        """Raises HeadwayError for positions, scores, dropout of weights or norms that the mixer does not support."""
         if qk_norm == "rotated" and (positions.length_dependent or not self.rotates_queries):
             raise ConfigError(
                 f'{type(self).__name__}: qk_norm="rotated" is for softmax attention with one set of projections, whose '
@@ -113,14 +116,14 @@ class Mixer(ABC):
 
     @abstractmethod
     def attend(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
-        """[B, H, T, E]: attention to `call.memory`, without positions, or where there is none to the tokens of x; of N
-        `call.selected` slots alone, [B, H, N, E], where they are given."""
+        """Returns the results [B, H, T, E] of attention to `call.memory`, without positions, or if that is None to
+        the tokens of x; with N `call.selected` slots only theirs, [B, H, N, E]."""
 
 
 @dataclass(frozen=True)
 class SoftmaxMixer(Mixer):
-    """softmax(score(scale * q k^T)) v over the pattern: `attend`. Rotates queries and keys, and values where the scheme
-    says so; its cache keeps keys and values. `first_head` is as in `attend_keys`."""
+    """Softmax attention, softmax(score(scale * q k^T)) v over the pattern: `attend`. Rotates queries and keys, and
+    values if the scheme says so; its cache holds keys and values. `first_head` is as in `attend_keys`."""
 
     pattern: Pattern
     scale: float | None = None
@@ -141,7 +144,7 @@ class SoftmaxMixer(Mixer):
                 f"Attention: cache must keep keys and values, and a {type(cache).__name__} keeps none; give a layer of "
                 "PagedCache(spec, patterns)"
             )
-        # Where frequencies move with the row's length, caches keep keys as they are: they are rotated when read.
+        # If frequencies depend on the row's length, the cache holds unrotated keys, which are rotated when read.
         rotate_late = cache is not None and rotation is not None and layer.rotary.positions.length_dependent
         q_BHTD, k_BKTD, v_BKTE = layer.projected(x_BTM, rotation=None if rotate_late else rotation)
         if rotate_late:
@@ -157,7 +160,7 @@ class SoftmaxMixer(Mixer):
         return self._of_slots(layer, q_BHTD, keys, call)
 
     def _attend_shared(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
-        """`attend` to the keys and values of an earlier layer in this call, its past included."""
+        """Attends to the keys and values that an earlier layer used in this forward pass, including its cached past."""
         keys = None if call.shared is None or layer.kv_from is None else call.shared.get(layer.kv_from)
         if keys is None:
             raise ConfigError(
@@ -168,7 +171,7 @@ class SoftmaxMixer(Mixer):
         return self._of_slots(layer, q_BHTD, keys, call)
 
     def _of_slots(self, layer: Projections, q_BHTD: Tensor, keys: KeyValues, call: Call) -> Tensor:
-        """The results of queries, of the selected slots alone where there are such."""
+        """Returns the results of the queries, only of the selected slots if there are any."""
         self.keep(layer, q_BHTD, keys, call)
         if call.selected is None:
             return self.softmax(layer, q_BHTD, keys, call)
@@ -179,25 +182,27 @@ class SoftmaxMixer(Mixer):
         )
 
     def _numbers_slots(self, layer: Projections, call: Call) -> bool:
-        """Whether a query's result depends on its slot, or the backend takes no other queries than the slots of the
-        keys."""
+        """Returns whether a query's result depends on its slot, or the backend requires queries to be the slots of
+        the keys."""
         steps = (*call.score, *layer.score.steps)
         backend = BACKENDS.get(self.backend)
-        apart = backend is None or backend.capabilities.any_queries
-        return not apart or (layer.training and layer.dropout > 0) or any(step.by_slot for step in steps)
+        any_queries = backend is None or backend.capabilities.any_queries
+        return (
+            not any_queries or (layer.training and layer.dropout > 0) or any(step.by_slot for step in steps)
+        )
 
     def keep(self, layer: Projections, q: Tensor, keys: KeyValues, call: Call) -> None:
         """Adds the inputs of `softmax` to the record of the call, if there is one."""
         if call.record is not None:
             score = (*call.score, *layer.score())
-            seen = q, call.tokens, keys, self.pattern, score, self.scale, layer.sink_logit
-            call.record.add(layer, SoftmaxAttended(*seen))
+            inputs = q, call.tokens, keys, self.pattern, score, self.scale, layer.sink_logit
+            call.record.add(layer, SoftmaxAttended(*inputs))
 
     def softmax(self, layer: Projections, q: Tensor, keys: KeyValues, call: Call) -> Tensor:
-        """`attend` with the scores and the dropout of a layer."""
+        """Calls `attend_keys` with the scores and the dropout of a layer."""
         score = (*call.score, *(layer.score() if layer.score.steps else ()))
         dropout = layer.dropout if layer.training else 0.0
-        how: dict[str, Any] = {
+        options: dict[str, Any] = {
             "score": score,
             "sink_logit": layer.sink_logit,
             "scale": self.scale,
@@ -205,10 +210,10 @@ class SoftmaxMixer(Mixer):
             "backend": self.backend,
         }
         if call.context is not None:
-            part = call.context.attend(q, keys.k, keys.v, self.pattern, **how)
+            part = call.context.attend(q, keys.k, keys.v, self.pattern, **options)
             return part.out.to(q.dtype)
-        how |= {"first_head": self.first_head, "lse": False}
-        return attend_keys(q, call.tokens, [keys], self.pattern, **how).out
+        options |= {"first_head": self.first_head, "lse": False}
+        return attend_keys(q, call.tokens, [keys], self.pattern, **options).out
 
 
 @dataclass(frozen=True)
@@ -218,9 +223,9 @@ class GlobalMixer(SoftmaxMixer):
         local query    attend(x Wq, x Wk, x Wv, pattern)             pattern says whether it sees global keys
         global query   attend(x Wq', x Wk', x Wv', Full())
 
-    (Beltagy et al. 2020, section 3.1, "Linear Projections for Global Attention".) That is a choice of rows, not
-    a merge: no query mixes the two sets. A local query reads global keys by its own projections, as in the
-    published code. There is no cache, which keeps one key per token, and no memory.
+    (Beltagy et al. 2020, section 3.1, "Linear Projections for Global Attention".) The result of each query comes from
+    one of the two sets, so nothing is merged. A local query reads global keys by its own projections, as in the
+    published code. It supports no cache, which holds one key per token, and no memory.
     """
 
     global_projections = True
@@ -256,8 +261,8 @@ class GlobalMixer(SoftmaxMixer):
             q_BHND, k_BKTD = at_queries.apply(q_BHND), rotation.apply(k_BKTD)
             v_BKTE = rotation.apply(v_BKTE) if rotation.rotates_values else v_BKTE
         keys, index = KeyValues(k_BKTD, v_BKTE, tokens), at_BN[:, None, :, None]
-        every = replace(self.local, pattern=Full())
-        every.keep(layer, q_BHND, keys, call._replace(tokens=chosen))
+        global_mixer = replace(self.local, pattern=Full())
+        global_mixer.keep(layer, q_BHND, keys, call._replace(tokens=chosen))
         backend = BACKENDS.get(self.backend)
         if backend is not None and not backend.capabilities.any_queries:
             q = q_BHND.new_zeros(*q_BHND.shape[:2], tokens.count, q_BHND.shape[3])
@@ -265,7 +270,7 @@ class GlobalMixer(SoftmaxMixer):
             out = replace(self.local, pattern=GlobalQueries()).softmax(layer, q, keys, call)
             out_BHNE = out.gather(2, index.expand(-1, out.shape[1], -1, out.shape[3]))
         else:
-            out_BHNE = every.softmax(layer, q_BHND, keys, call._replace(tokens=chosen))
+            out_BHNE = global_mixer.softmax(layer, q_BHND, keys, call._replace(tokens=chosen))
         index = index.expand(out_BHNE.shape)
         valid = chosen.valid[:, None, :, None]
         return out_BHTE.scatter(2, index, torch.where(valid, out_BHNE, out_BHTE.gather(2, index)))
@@ -279,8 +284,8 @@ class GlobalMixer(SoftmaxMixer):
 
 
 def _global_slots(tokens: Tokens, rows: int) -> tuple[Tensor, Tokens]:
-    """Returns slots [B, N] of the global tokens, row by row, and their tokens; a row with fewer than N ends in empty
-    tokens on slots that are not global."""
+    """Returns the slots [B, N] of the global tokens, row by row, and their tokens; a row with fewer than N ends with
+    empty tokens, whose slots are not global."""
     assert tokens.is_global is not None
     is_global = (tokens.is_global & tokens.valid).expand(rows, -1)
     most = int(is_global.sum(1).max())

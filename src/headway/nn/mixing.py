@@ -1,6 +1,6 @@
 """Layers that mix tokens by a state of the past.
 
-Legend: B rows, T tokens, N selected slots, R texts of a step, M width.
+Legend: B rows, T tokens, N selected slots, R sequences of a step, M width.
 """
 
 from collections.abc import Sequence
@@ -23,16 +23,17 @@ from headway.tokens import SlotSelection, Tokens, take_slots
 
 
 def drawn(shape: Sequence[int], low: float, high: float, generator: torch.Generator | None = None) -> Tensor:
-    """Numbers that are uniform in [low, high], float32 on the CPU, so that a seed gives the same on every device."""
+    """Returns numbers drawn uniformly from [low, high], in float32 on the CPU, so that a seed gives the same on
+    every device."""
     fresh = torch.empty(tuple(shape), dtype=torch.float32, device="cpu")
     return nn.init.uniform_(fresh, low, high, generator=generator)
 
 
 class InOrder(NamedTuple):
-    """Slots by document and index, empty ones last.
+    """Slots sorted by document and index, empty ones last.
 
-    slots: [B|1, T], which slot comes first, second, ...; None where they lie so.   tokens: in this order.
-    valid: bool [B|1, T], in this order; None where all are.   begins: as in `short_convolution`.
+    slots: [B|1, T], which slot comes first, second, ...; None if they are sorted already.   tokens: in this order.
+    valid: bool [B|1, T], in this order; None if all slots are tokens.   begins: as in `short_convolution`.
     """
 
     slots: Tensor | None
@@ -41,28 +42,29 @@ class InOrder(NamedTuple):
     begins: Tensor | None
 
     def known(self, x: Tensor) -> Tensor:
-        """x [B, T, C] with 0 in empty slots."""
+        """Returns x [B, T, C] with 0 in empty slots."""
         return x if self.valid is None else x.masked_fill(~self.valid.unsqueeze(-1), 0.0)
 
     def tail(self, x: Tensor, past: Tensor | None, count: int) -> Tensor:
-        """The last `count` tokens of each row of past and x [B, T, C], [B, count, C]; zeros where there are fewer."""
+        """Returns the last `count` tokens of each row of past and x [B, T, C], [B, count, C]; zeros if there are
+        fewer."""
         rows, slots, channels = x.shape
         past = x.new_zeros(rows, count, channels) if past is None else past
         if self.valid is None:  # 2 of x [1, 2, 3]: [2, 3]; 2 of past [8, 9] and x [1]: [9, 1]
             last = x[:, max(slots - count, 0) :]
             return torch.cat((past[:, last.shape[1] :], last), 1)
-        every = torch.cat((past, x), 1)
+        past_and_x = torch.cat((past, x), 1)
         at = self.valid.sum(1, keepdim=True) + torch.arange(count, device=x.device)
-        return every.gather(1, at.expand(rows, -1).unsqueeze(-1).expand(-1, -1, channels))
+        return past_and_x.gather(1, at.expand(rows, -1).unsqueeze(-1).expand(-1, -1, channels))
 
 
 class StateLayer(MixingLayer):
-    """A layer whose past is a state of one size: projections of its input, a mix of them in the order of tokens, and a
-    projection of that, `o_proj`. There are no positions: the state has the order.
+    """A layer whose past is a state of fixed size: projections of its input, a mix of them in the order of tokens, and
+    an output projection, `o_proj`. There are no positions, because the state depends on the order of tokens.
 
     Args:
         width: M.
-        of: the value that describes it.
+        of: the value that describes the layer.
         output_dropout: probability for the output, in training mode.
     """
 
@@ -74,14 +76,14 @@ class StateLayer(MixingLayer):
         self.drop_output = nn.Dropout(output_dropout)
 
     def inputs(self, x: Tensor) -> Sequence[Tensor]:
-        """The projections of each token by itself, each [B, T, *]."""
+        """Returns the projections of each token, each [B, T, *]."""
         raise NotImplementedError
 
     def mix(
         self, inputs: Sequence[Tensor], order: InOrder, past: Sequence[Tensor] | None
     ) -> tuple[Tensor, Sequence[Tensor]]:
-        """Inputs in order, and the state before them (None for none) -> the input of `o_proj` [B, T, *], and the state
-        after the last token of each row."""
+        """Mixes the projections, in order, with the state before them (None if there is none). Returns the input of
+        `o_proj` [B, T, *], and the state after the last token of each row."""
         raise NotImplementedError
 
     def forward(
@@ -96,9 +98,10 @@ class StateLayer(MixingLayer):
         selected: SlotSelection | None = None,
         record: Record | None = None,
     ) -> Tensor:
-        """[B, T, M] -> [B, T, M], or [B, N, M] of N selected slots. Documents know nothing of one another, and empty
-        slots give 0. Arguments as in `AttentionLayer.forward`; raises ConfigError for what it does not have: rotations,
-        scores, tokens of other ranks, weights to record, and for another cache."""
+        """Computes the layer: [B, T, M] -> [B, T, M], or [B, N, M] for N selected slots. Documents do not affect one
+        another, and empty slots get 0, or the bias of `o_proj` if it has one. Arguments as in
+        `AttentionLayer.forward`. Raises ConfigError for what is not supported (rotations, scores, tokens of other
+        ranks, weights to record), and for a cache of another kind."""
         name = type(self).__name__
         wrong = {
             "rotation is given, but nothing is rotated": rotation is not None,
@@ -122,10 +125,11 @@ class StateLayer(MixingLayer):
     def after(
         self, x_BTM: Tensor, past: Any | None, *, tokens: Tokens | None = None
     ) -> tuple[Tensor, Sequence[Tensor]]:
-        """`forward` of rows that go on behind `past` (one document per row), and the past of the tokens to come.
+        """Computes `forward` for rows that continue `past` (one document per row); returns the outputs and the past for
+        the next tokens.
 
-        However a row is cut, the results are those of the whole row. Raises ConfigError for another width, and for
-        packed documents behind a past."""
+        However a row is split, the results are those of the whole row. Raises ConfigError for another width, and for
+        packed documents after a past."""
         out, state = self._mixed(x_BTM, past, tokens)
         return self.o_proj(out), state
 
@@ -144,7 +148,8 @@ class StateLayer(MixingLayer):
         return (out if order.slots is None else take_slots(out, order.slots.argsort(1), 1)), state
 
     def _by_rows(self, x: Tensor, cache: LayerCache, tokens: Tokens | None) -> Tensor:
-        """The texts of a step of a `PagedCache`, which are packed, a row for each: a row has one state."""
+        """Unpacks the sequences of a step of a `PagedCache` into rows, because each row has one state, and packs
+        their results."""
         self._check(x)
         name = type(self).__name__
         if not isinstance(cache, PagedStates) or cache.state.of != self.of:
@@ -177,8 +182,8 @@ def _in_order(name: str, tokens: Tokens | None, x: Tensor) -> InOrder:
         )
     if tokens.count == 0 or (tokens.start is not None and tokens.document is None):
         return InOrder(None, tokens, None, None)
-    valid, last = tokens.valid, torch.iinfo(torch.int64).max
-    place = torch.where(valid, tokens.documents * (tokens.index.max() + 1) + tokens.index, last)
+    valid, largest = tokens.valid, torch.iinfo(torch.int64).max
+    place = torch.where(valid, tokens.documents * (tokens.index.max() + 1) + tokens.index, largest)
     slots = None
     if bool((place[:, 1:] < place[:, :-1]).any()):
         slots = place.argsort(dim=1, stable=True)

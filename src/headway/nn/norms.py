@@ -1,4 +1,4 @@
-"""Normalisation over the features of one token.
+"""Normalization over the features of one token.
 
 Legend: M width of the model.
 """
@@ -19,7 +19,8 @@ QK_NORMS: tuple[str, ...] = get_args(QKNorm)
 
 
 class LayerNorm(nn.LayerNorm):
-    """(x - mean(x)) / sqrt(var(x) + eps) * (offset + w) (+ b), over the last axis. (Ba et al. 2016.)
+    """Layer normalization, (x - mean(x)) / sqrt(var(x) + eps) * (offset + w) (+ b), over the last axis. (Ba et al.
+    2016.)
 
     Args:
         width, eps, bias, weight: as in `RMSNorm`; without w there is no b, either.
@@ -35,7 +36,7 @@ class LayerNorm(nn.LayerNorm):
             nn.init.constant_(self.weight, 1.0 - offset)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., M] -> [..., M]."""
+        """Applies the norm: [..., M] -> [..., M]."""
         return nn.functional.layer_norm(x, [self.width], self.gain, self.bias, self.eps)
 
     @property
@@ -45,22 +46,23 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * (offset + w) (+ b), over the last axis. (Zhang and Sennrich 2019, equation 4.)
+    """RMS normalization, x / sqrt(mean(x^2) + eps) * (offset + w) (+ b), over the last axis. (Zhang and Sennrich 2019,
+    equation 4.)
 
     Computed in float32 (float64 for float64 inputs) and cast back before the gain is applied, as the LLaMA code of
-    `transformers` does: `headway.nn.fused.normed`. With an offset it is cast back behind the gain, which is float32 at
-    least, as in the Gemma code: 1 + w holds fewer bits of w. Invariant to rescaling of x (up to eps), not to
+    `transformers` does: `headway.nn.fused.normed`. With an offset it is cast back after the gain, which is float32 at
+    least, as in the Gemma code, because 1 + w holds fewer bits of w. Invariant to rescaling of x (up to eps), not to
     re-centring.
 
     Args:
         width: M, the size of the last axis.
         eps: added to the mean square.
         bias: adds a trained b, which LLaMA does not have.
-        offset: added to w, which is 1 - offset at first: 1 in Gemma.
-        weight: False leaves out w (OLMo, nanochat).
+        offset: added to w, which is initially 1 - offset: 1 in Gemma.
+        weight: False omits w (OLMo, nanochat).
 
     Attributes:
-        share: which part of the last axis this rank has, where ranks share it.
+        share: the part of the last axis that this rank has, if ranks share it.
     """
 
     share: Share | None = None
@@ -74,7 +76,7 @@ class RMSNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., M] -> [..., M], in the promoted dtype of x and the weight."""
+        """Applies the norm: [..., M] -> [..., M], in the promoted dtype of x and the weight."""
         if self.share is not None:
             return self._shared(x, self.share.tensor)
         gain = self.gain
@@ -92,14 +94,15 @@ class RMSNorm(nn.Module):
         return self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)) + self.offset
 
     def divide(self, share: Share) -> None:
-        """Keep only a rank's part of the weight, in place; the norm has no bias."""
+        """Keeps only a rank's part of the weight, in place; the norm must have no bias."""
         assert self.bias is None
         part = share.part(self.width)
         self.weight = None if self.weight is None else part_of(self.weight, 0, part)
         self.width, self.share = len(part), share
 
     def _shared(self, x: Tensor, tensor: TensorParallel) -> Tensor:
-        """The norm of this rank's part: the mean square is that of all ranks' parts, and so is its gradient."""
+        """Applies the norm to this rank's part, with the mean square over the parts of all ranks, whose gradient is
+        summed over them, too."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         squares = tensor.enter(tensor.leave(wide.pow(2).sum(-1, keepdim=True)))
         wide = wide * torch.rsqrt(squares / (x.shape[-1] * tensor.exchange.ranks) + self.eps)
@@ -125,33 +128,34 @@ KINDS: Mapping[type[nn.Module], Norm] = {RMSNorm: "rms", LayerNorm: "layer"}
 def make_norm(
     kind: Norm, width: int, eps: float, bias: bool, offset: float = 0.0, weight: bool = True
 ) -> RMSNorm | LayerNorm:
-    """`RMSNorm` ("rms") or `LayerNorm` ("layer")."""
+    """Returns an `RMSNorm` ("rms") or a `LayerNorm` ("layer")."""
     if kind == "rms":
         return RMSNorm(width, eps, bias, offset, weight)
     return LayerNorm(width, eps, bias, offset, weight)
 
 
 def normed_sum(norm: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """norm(x + y), and x + y: in one pass where `norm` is one of the above and has no hooks."""
+    """Returns norm(x + y) and x + y, in one pass if `norm` is one of `KINDS` and has no hooks."""
     if type(norm) in KINDS and not (norm._forward_hooks or norm._forward_pre_hooks):
         assert isinstance(norm, RMSNorm | LayerNorm)
         gain, kind = norm.gain, KINDS[type(norm)]
-        if gain is None or not norm.offset or gain.dtype == x.dtype:  # otherwise it is rounded after the gain
+        if gain is None or not norm.offset or gain.dtype == x.dtype:  # else: rounded after the gain
             return add_norm(kind, x, y, gain, norm.bias, norm.eps)
     total = x + y
     return norm(total), total
 
 
 def gated_heads(norm: RMSNorm, x: Tensor, gate: Tensor, act: str) -> Tensor:
-    """act(gate) * norm(x), with x by heads [..., H, D], and gate and result [..., H D]: the backward keeps x and gate
-    alone, unless the norm has hooks."""
+    """Returns act(gate) * norm(x), with x by heads [..., H, D], and gate and result [..., H D]. The backward keeps
+    only x and gate, unless the norm has hooks."""
     if norm._forward_hooks or norm._forward_pre_hooks:
         return gated(gate, norm(x).flatten(-2), act)
     return gated_norm(gate, x, norm.gain, norm.eps, act)
 
 
 def split_heads(x: Tensor, size: int, norm: RMSNorm | LayerNorm | None = None) -> Tensor:
-    """[B, T, heads * size] -> [B, heads, T, size], normed: each head, or all together where the norm is so wide."""
+    """Splits [B, T, heads * size] into heads [B, heads, T, size], normed: each head separately, or all together if
+    the norm is that wide."""
     together = norm is not None and norm.width != size
     x = norm(x) if norm is not None and together else x
     x = x.view(x.shape[0], x.shape[1], x.shape[2] // size, size)
@@ -159,7 +163,7 @@ def split_heads(x: Tensor, size: int, norm: RMSNorm | LayerNorm | None = None) -
 
 
 def normed_heads(x: Tensor, norm: nn.Module | None) -> Tensor:
-    """norm(x) of heads [B, H, T, D], of which a token's lie side by side in memory, so that none is copied."""
+    """Returns norm(x) of heads [B, H, T, D]; no copy is made if the heads of a token are adjacent in memory."""
     if norm is None:
         return x
     y: Tensor = norm(x.transpose(1, 2)).transpose(1, 2)

@@ -1,6 +1,6 @@
 """Losses of an output layer, without ever holding all logits.
 
-Where ranks share the vocabulary, each makes the logits of its ids: of the softmax, ranks merge the logarithm of their
+If ranks share the vocabulary, each computes the logits of its ids; for the softmax, ranks merge the logarithms of their
 sums of exponentials, as `Partial` does (Shoeybi et al. 2019, section 3).
 
 Legend: N targets, M width of the states, V vocab, R ranks.
@@ -28,6 +28,7 @@ from headway.nn.share import Share, placed
 from headway.nn.weights import Plain
 
 SPARSE = 0.25
+"""If more than this share of the targets is ignored, the output layer is computed for the others only."""
 
 
 def output_cross_entropy(
@@ -40,30 +41,31 @@ def output_cross_entropy(
     cap: float | None = None,
     hits: bool = False,
 ) -> Losses:
-    """-ln softmax(layer(x))[target] of x [..., M] and targets [...], without ever holding all logits; with a `cap` c
-    that of c tanh(layer(x) / c).
+    """Returns -ln softmax(layer(x))[target] for x [..., M] and targets [...], without ever holding all logits; with a
+    `cap` c, the logits are c tanh(layer(x) / c).
 
-    `fused_cross_entropy` of a `Linear` with plain weights; for others, with a cap, and with a `label_smoothing`, 0
-    included, `chunked_cross_entropy`, whose losses per target are differentiable. Raises DataError for a target that is
-    not in the vocab. Where more than `SPARSE` of the targets are ignored, the layer is computed for the rest alone."""
+    Uses `fused_cross_entropy` for a `Linear` with plain weights; for other layers, with a cap, and with a
+    `label_smoothing`, also if that is 0, `chunked_cross_entropy`, whose losses per target are differentiable. Raises
+    DataError for a target that is not in the vocabulary. If more than `SPARSE` of the targets are ignored, the layer
+    is computed only for the others."""
     trained = targets != IGNORE_INDEX
     if 0 < int(trained.sum()) < (1 - SPARSE) * targets.numel():
         losses = _cross_entropy(layer, *trained_rows(x, targets), vocab, label_smoothing, cap, hits)
         each = losses.each.new_zeros(targets.shape).masked_scatter(trained, losses.each)
-        right = None if losses.hits is None else trained.masked_scatter(trained, losses.hits)
-        return losses._replace(each=each, hits=right)
+        is_hit = None if losses.hits is None else trained.masked_scatter(trained, losses.hits)
+        return losses._replace(each=each, hits=is_hit)
     return _cross_entropy(layer, x, targets, vocab, label_smoothing, cap, hits)
 
 
 def trained_rows(x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows [N, M] of x [..., M] whose targets are not ignored, and these targets [N]; behind them rows of zeros,
-    with ignored targets, where kernels are compiled for each N (`headway.nn.products`)."""
+    """Returns the rows [N, M] of x [..., M] whose targets are not ignored, and these targets [N]. If kernels are
+    compiled for each N (`headway.nn.products`), rows of zeros with ignored targets are appended."""
     trained = targets != IGNORE_INDEX
     rows, targets = x[trained], targets[trained]
-    more = added_rows(rows)
+    padding = added_rows(rows)
     return (
-        (F.pad(rows, (0, 0, 0, more)), F.pad(targets, (0, more), value=IGNORE_INDEX))
-        if more
+        (F.pad(rows, (0, 0, 0, padding)), F.pad(targets, (0, padding), value=IGNORE_INDEX))
+        if padding
         else (rows, targets)
     )
 
@@ -83,18 +85,18 @@ def _cross_entropy(
         )
     if cap is not None and label_smoothing is None:
         label_smoothing = 0.0
-    how: dict[str, Any] = {"hits": hits}
+    options: dict[str, Any] = {"hits": hits}
     if layer.share is not None:
         # For each target a rank sends two numbers, three with hits or smoothed labels; x's gradient is summed once.
         x, entropy = layer.enter(x), VocabEntropy(layer.share, vocab)
         if label_smoothing is None:
-            how |= {"vocab": vocab, "entropy": entropy.rows}
+            options |= {"vocab": vocab, "entropy": entropy.rows}
         else:
-            how |= {"chunk": entropy.chunk}
+            options |= {"chunk": entropy.chunk}
     if label_smoothing is None:
-        return fused_cross_entropy(x, layer.matrix, targets, bias=layer.bias, **how)
+        return fused_cross_entropy(x, layer.matrix, targets, bias=layer.bias, **options)
     logits = _capped(layer if layer.share is None else layer.local, cap)
-    return chunked_cross_entropy(x, targets, logits, vocab, label_smoothing=label_smoothing, **how)
+    return chunked_cross_entropy(x, targets, logits, vocab, label_smoothing=label_smoothing, **options)
 
 
 def _capped(layer: Callable[[Tensor], Tensor], cap: float | None) -> Callable[[Tensor], Tensor]:
@@ -103,10 +105,10 @@ def _capped(layer: Callable[[Tensor], Tensor], cap: float | None) -> Callable[[T
 
 @dataclass(frozen=True)
 class VocabEntropy:
-    """Cross entropy where this rank makes the logits of its ids alone.
+    """Cross entropy if this rank computes only the logits of its own ids.
 
     Attributes:
-        share: of the output layer.
+        share: the share of the output layer that this rank has.
         vocab: V.
     """
 
@@ -121,8 +123,8 @@ class VocabEntropy:
     def rows(
         self, logits: Tensor, bias: Tensor | None, targets: Tensor, gradient: bool, hits: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """`rows_entropy` of this rank's logits [N, V / R]: its kernels run as if the largest logit were the target;
-        then rows are scaled to the sum over all ranks, and the real targets put in."""
+        """Computes `rows_entropy` from this rank's logits [N, V / R]: the kernels run as if the largest logit were
+        the target; then rows are rescaled to the sum over all ranks, and the actual targets are inserted."""
         keep = targets != IGNORE_INDEX
         at, mine = placed(targets.clamp_min(0), self.ids)
         mine &= keep
@@ -132,10 +134,12 @@ class VocabEntropy:
         best = best.to(exact)
         target = biased.gather(1, at[:, None]).to(exact)
         del biased
-        behind, d_logits = rows_entropy(
+        # With the largest logit as the target, the loss is lse_local - best, and only column best_at of the gradient
+        # is not the plain softmax.
+        above_best, d_logits = rows_entropy(
             logits, bias, best_at[:, 0].masked_fill(~keep, IGNORE_INDEX), gradient, None
         )
-        lse_local = best + behind[:, None]
+        lse_local = best + above_best[:, None]
         sent = [lse_local, target.masked_fill(~mine[:, None], 0.0)]
         if hits is not None:
             sent += [best, (best_at + self.ids.start).to(exact)]
@@ -162,7 +166,7 @@ class VocabEntropy:
         label_smoothing: float,
         hits: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """`chunk_entropy` of this rank's logits."""
+        """Computes `chunk_entropy` from this rank's logits."""
         raw = logits(x)
         raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
         ignored = targets == IGNORE_INDEX
@@ -172,14 +176,14 @@ class VocabEntropy:
             sent = torch.stack((best, (best_at + self.ids.start).to(best.dtype)))
             every = torch.stack(self.share.tensor.exchange.gather(sent))
             largest, first = every[:, 0].max(0).values, every[:, 0].argmax(0, keepdim=True)
-            right = (every[:, 1].gather(0, first)[0] == targets) & ~ignored if hits else None
+            is_hit = (every[:, 1].gather(0, first)[0] == targets) & ~ignored if hits else None
         target = raw.gather(1, at[:, None])[:, 0].masked_fill(~mine, 0.0)
         sums = [(raw - largest[:, None]).exp().sum(-1), target, *([raw.sum(-1)] if label_smoothing else [])]
-        exp_sum, target, *of_all = self.share.tensor.leave(torch.stack(sums)).unbind()
+        exp_sum, target, *logit_sums = self.share.tensor.leave(torch.stack(sums)).unbind()
         lse = largest + exp_sum.log()
         each = (lse - target).masked_fill(ignored, 0.0)
         nats = each.sum()
-        if not of_all:
-            return nats, nats, each, right
-        even = (self.vocab * lse - of_all[0]).masked_fill(ignored, 0.0).sum()
-        return (1 - label_smoothing) * nats + even * (label_smoothing / self.vocab), nats, each, right
+        if not logit_sums:
+            return nats, nats, each, is_hit
+        uniform = (self.vocab * lse - logit_sums[0]).masked_fill(ignored, 0.0).sum()
+        return (1 - label_smoothing) * nats + uniform * (label_smoothing / self.vocab), nats, each, is_hit

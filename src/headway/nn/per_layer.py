@@ -1,4 +1,4 @@
-"""Embeddings of a token for each layer, beside the embedding that the first layer gets.
+"""Embeddings of a token for each layer, in addition to the embedding that the first layer gets.
 
 Legend: B rows, T tokens, M width of the model, L layers, P columns for each layer.
 """
@@ -15,8 +15,9 @@ from headway.tokens import Tokens
 
 
 class PerLayerEmbedding(nn.Module):
-    """p = (norm(x W / sqrt(M)) + sqrt(P) E'[ids]) / sqrt(2), L vectors of size P for each token, with x the input of
-    the first layer (Gemma 3n and 4 in `transformers`). Ids from V on, where the vocab is larger, use the row of id 0.
+    """The per-layer embeddings p = (norm(x W / sqrt(M)) + sqrt(P) E'[ids]) / sqrt(2), L vectors of size P for each
+    token, with x the input of the first layer (Gemma 3n and 4 in `transformers`). If the vocabulary is larger than V,
+    ids from V on use the row of id 0.
 
     Parameters: embed_tokens [V, L P], proj [L P, M], norm [P]."""
 
@@ -30,16 +31,16 @@ class PerLayerEmbedding(nn.Module):
         self.norm = norm(columns)
 
     def forward(self, ids: Tensor, tokens: Tokens, x_BTM: Tensor) -> Tensor:
-        """ids [B, T] and x [B, T, M] -> [B, T, L, P]."""
-        known = ids.where(ids < self.embed_tokens.vocab, 0)
-        of_token = scaled(self.embed_tokens(known, tokens), self.columns**0.5)
+        """Returns the embeddings of ids [B, T] with x [B, T, M]: [B, T, L, P]."""
+        known_ids = ids.where(ids < self.embed_tokens.vocab, 0)
+        of_token = scaled(self.embed_tokens(known_ids, tokens), self.columns**0.5)
         of_x = scaled(self.proj(x_BTM), self.width**-0.5)
         p, embedded = (y.unflatten(-1, (-1, self.columns)) for y in (of_x, of_token))
         return scaled(self.norm(p) + embedded, 2**-0.5)
 
 
 class PerLayerInput(nn.Module):
-    """norm((act(x Wg) * p) Wp): the term that a block adds to x, from a token's embedding p for its layer.
+    """The term norm((act(x Wg) * p) Wp) that a block adds to x, from a token's embedding p for its layer.
 
     Parameters: gate [P, M], proj [M, P], norm [M]."""
 
@@ -51,6 +52,6 @@ class PerLayerInput(nn.Module):
         self.norm = norm()
 
     def forward(self, x_BTM: Tensor, p_BTP: Tensor) -> Tensor:
-        """[B, T, M] and [B, T, P] -> [B, T, M]."""
+        """Returns the term for x [B, T, M] and p [B, T, P]: [B, T, M]."""
         y: Tensor = self.norm(self.proj(self.act(self.gate(x_BTM)) * p_BTP))
         return y

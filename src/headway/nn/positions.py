@@ -1,4 +1,4 @@
-"""Positions within a layer: rotations of queries and keys, and steps on scores."""
+"""Positions within a layer: rotations of queries and keys, and score steps."""
 
 from collections.abc import Sequence
 
@@ -19,9 +19,9 @@ class RotaryEmbedding(nn.Module):
         rotation = rotary(tokens, x.dtype)        q, k = rotation.apply(q), rotation.apply(k)
         if rotation.rotates_values: v = rotation.apply(v)
 
-    The trained parameter is `frequency_offset`, float32 by default, 0 at the start: it is added to the frequencies of a
+    The trained parameter is `frequency_offset`, float32 by default, initially 0: it is added to the frequencies of a
     `Rotary(trainable=True)`, [d/2] radians per position; or to the numbers below the diagonal of A of a
-    `SpecialOrthogonal`, [d (d - 1) / 2], row by row. A fresh module therefore rotates exactly as the scheme does, in
+    `SpecialOrthogonal`, [d (d - 1) / 2], row by row. A new module therefore rotates exactly as the scheme does, in
     every dtype. Other schemes have no parameters, and nothing in the state dict.
 
     Args:
@@ -45,8 +45,8 @@ class RotaryEmbedding(nn.Module):
 
     @property
     def frequencies(self) -> Tensor:
-        """Radians per position of each pair now, float64 [d/2]. Raises ConfigError where they depend on lengths, or
-        nothing rotates."""
+        """Current radians per position of each pair, float64 [d/2]. Raises ConfigError if they depend on lengths, or
+        if nothing rotates."""
         return self.positions.trained_frequencies(self.head_dim, self.frequency_offset)
 
     def forward(
@@ -56,11 +56,12 @@ class RotaryEmbedding(nn.Module):
         length: Tensor | None = None,
         whole: Tokens | None = None,
     ) -> Rotation | None:
-        """The rotation of these tokens for queries and keys (values too, if it says so) of `dtype`.
+        """Returns the rotation of these tokens for queries and keys (values too, if the scheme says so) of `dtype`;
+        None if nothing rotates.
 
-        Where frequencies depend on the length, it is that of each token's own row (or packed document), or the one
-        that is given, [B|1, T]; `whole` are the tokens of whole rows, where these are a shard of them. Positions of
-        empty slots are not looked at."""
+        If frequencies depend on the length, it is that of each token's own row (or packed document), or `length`
+        [B|1, T], if given; `whole` are the tokens of whole rows, if these are only a shard of them. Positions of
+        empty slots are ignored."""
         if not self.rotates:
             return None
         at = torch.where(tokens.valid, tokens.positions, 0)
@@ -73,10 +74,11 @@ class RotaryEmbedding(nn.Module):
 
 
 def rotated(rotation: Rotation, *xs: Tensor) -> list[Tensor]:
-    """Queries, keys and values [B, heads, T, D], as many as are given, by the native kernels in one pass where
-    possible: `rotation.apply` of each, of values where it says so; queries times its `query_factor`."""
+    """Rotates queries, keys and values [B, heads, T, D], as many as are given, with the native kernels in one pass
+    if possible: applies `rotation.apply` to each, to values only if the rotation says so, and multiplies queries by
+    its `query_factor`."""
     count = 3 if rotation.rotates_values else 2
-    xs, rest = xs[:count], xs[count:]
+    xs, unrotated = xs[:count], xs[count:]
     if type(rotation) is not RotaryTable or rotation.cos.requires_grad or not rows.runs(*xs):
         ys = [rotation.apply(x) for x in xs]
     else:
@@ -85,15 +87,15 @@ def rotated(rotation: Rotation, *xs: Tensor) -> list[Tensor]:
         ys = rotate(xs, rotation.cos, rotation.sin, rotation.pairing)
     if rotation.query_factor is not None:
         ys[0] = ys[0] * rotation.query_factor[..., None, :, None].to(ys[0].dtype)
-    return [*ys, *rest]
+    return [*ys, *unrotated]
 
 
 def token_lengths(tokens: Tokens, whole: Tokens | None = None) -> Tensor:
-    """Returns how many tokens the row (or the packed document) of each slot has up to here: int64 [B|1, T], or [B|1, 1]
-    where each row is one document.
+    """Returns the length so far of the row (or of the packed document) of each slot: int64 [B|1, T], or [B|1, 1] if
+    each row is one document.
 
-    That is the largest index of the document plus one, so a chunk that continues a cache counts the past. `whole` are
-    the tokens of whole rows, where these are a shard of them."""
+    That is the largest index of the document plus one, so a chunk that continues a cache counts the past. `whole`
+    are the tokens of whole rows, if these are only a shard of them."""
     whole = tokens if whole is None else whole
     index = whole.index
     if tokens.document is None:
@@ -106,8 +108,8 @@ def token_lengths(tokens: Tokens, whole: Tokens | None = None) -> Tensor:
 
 
 class Scores(nn.Module):
-    """Score steps whose tensors are part of the module: trained when they are an `nn.Parameter`, moved and saved
-    with it in any case. Tensor j of step i is named `i_j`."""
+    """Score steps whose tensors are part of the module: trained if they are an `nn.Parameter`, moved and saved with
+    it in any case. Tensor j of step i is named `i_j`."""
 
     def __init__(self, steps: Sequence[Score] = ()) -> None:
         super().__init__()
@@ -119,7 +121,8 @@ class Scores(nn.Module):
                 self.register_buffer(name, tensor)
 
     def forward(self) -> tuple[Score, ...]:
-        """The steps on the tensors that are registered here, wherever the module has been moved to."""
+        """Returns the score steps with their tensors taken from this module's parameters and buffers, and so on its
+        current device."""
         return tuple(
             step.with_parameters(tuple(getattr(self, f"{i}_{j}") for j in range(len(step.parameters))))
             for i, step in enumerate(self.steps)

@@ -1,7 +1,8 @@
-"""Intermediate values of a stack, for inspection: the states between its layers, and the inputs of each attention
-layer.
+"""Intermediate values of a stack, for inspection: the hidden states between its layers, and the inputs of each
+attention layer.
 
-Legend: B rows, H query heads, K kv heads, T queries, N of them, S keys, M width, D per query and key, E per value.
+Legend: B rows, H query heads, K kv heads, T queries, N selected queries, S keys, M width, D per query and key, E per
+value.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from headway.tokens import SlotSelection, Tokens
 class SoftmaxAttended:
     """The inputs of `attend_keys` in one layer: queries q [B, H, T, D] and `keys`, normed and rotated.
 
-    Weights of row 0 are computed when they are asked for; `tokens` are those of the queries."""
+    The weights of row 0 are computed on request; `tokens` are those of the queries."""
 
     q: Tensor
     tokens: Tokens
@@ -33,43 +34,44 @@ class SoftmaxAttended:
     sink_logit: Tensor | None = None
 
     def weights(self, slots: Tensor, head: int) -> Tensor:
-        """The weights of N queries, by slot: [N, S], float32 (float64 for float64 states)."""
-        q, tokens, pattern, how = self._call(slots, head)
+        """Returns the weights of the queries in N slots: [N, S], float32 (float64 for float64 states)."""
+        q, tokens, pattern, options = self._call(slots, head)
         k = self.keys.k[:1, self._shared(head)]
-        return attention_weights(q, k, pattern, q_tokens=tokens, k_tokens=self.keys.tokens, **how)[0, 0]
+        return attention_weights(q, k, pattern, q_tokens=tokens, k_tokens=self.keys.tokens, **options)[0, 0]
 
     def values(self, head: int) -> Tensor:
-        """The values that the weights of a query head multiply: [S, E]."""
+        """Returns the values that the weights of a query head multiply: [S, E]."""
         return self.keys.v[0, self._shared(head)][0]
 
     def result(self, slots: Tensor, head: int) -> Tensor:
-        """The layer's own results for N queries, from kernels that keep no weights: [N, E]."""
-        q, tokens, pattern, how = self._call(slots, head)
+        """Returns the layer's own results for the queries in N slots, from kernels that keep no weights: [N, E]."""
+        q, tokens, pattern, options = self._call(slots, head)
         keys = self.keys.map(lambda t: t[:1, self._shared(head)])
-        return attend_keys(q, tokens, [keys], pattern, **how, lse=False).out[0, 0]
+        return attend_keys(q, tokens, [keys], pattern, **options, lse=False).out[0, 0]
 
     def _call(self, slots: Tensor, head: int) -> tuple[Tensor, Tokens, Pattern, dict[str, Any]]:
-        """The queries [1, 1, N, D] of some slots and a head, their tokens, what they see, and how scores are made."""
-        some, of_head = SlotSelection.of(self.tokens, slots.unsqueeze(0)), slots.new_tensor([head])
+        """Returns the queries [1, 1, N, D] of some slots and a head, their tokens, their pattern, and the options
+        that scores depend on."""
+        selection, of_head = SlotSelection.of(self.tokens, slots.unsqueeze(0)), slots.new_tensor([head])
         patterns = self.pattern.heads
         pattern = patterns[head] if len(patterns) > 1 else patterns[0]
-        how: dict[str, Any] = {
+        options: dict[str, Any] = {
             "score": [step.select_heads(of_head) for step in self.score],
             "scale": self.scale,
             "sink_logit": None if self.sink_logit is None else self.sink_logit[of_head],
         }
-        return some.take(self.q[:1, head : head + 1], 2), some.tokens, pattern, how
+        return selection.take(self.q[:1, head : head + 1], 2), selection.tokens, pattern, options
 
     def _shared(self, head: int) -> slice:
-        """The kv head that a query head reads."""
+        """Returns the kv head that a query head reads, as a slice."""
         kv = head // (self.q.shape[1] // self.keys.k.shape[1])
         return slice(kv, kv + 1)
 
 
 @dataclass(frozen=True, eq=False)
 class LinearAttended:
-    """The inputs of linear attention in one layer, as features of queries and keys: its weights, which may be negative,
-    are sim(q_i, k_j) / sum_j sim(q_i, k_j)."""
+    """The inputs of linear attention in one layer, as features of queries and keys. Its weights, which may be
+    negative, are sim(q_i, k_j) / sum_j sim(q_i, k_j)."""
 
     call: Prepared
     tokens: Tokens
@@ -100,8 +102,8 @@ class Record:
 
     layers: the attention layers whose inputs are kept.
     states: the input of each layer, [B, T, M], and the last states.
-    attended: the inputs of attention by layer; where a query is in several, its last one counts.
-    patterns: patterns of these layers that replace their own.
+    attended: the inputs of attention, by layer; if a query occurs in several of them, its last one counts.
+    patterns: patterns that replace those of these layers.
     """
 
     layers: Sequence[object] = ()

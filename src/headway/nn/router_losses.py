@@ -1,4 +1,4 @@
-"""Losses of training that keep a router from giving all tokens to the same experts, and its scores small.
+"""Training losses that keep a router from sending all tokens to the same experts, and its logits small.
 
 Legend: R rows (tokens) that count, of all layers together, E experts, K of them for each row.
 """
@@ -16,10 +16,10 @@ LOSSES = ("router_aux_loss", "router_z_loss")
 
 
 class RouterLosses(NamedTuple):
-    """The terms that a pass adds to the loss of each of its targets, and each term by name, without coefficients.
+    """The terms that a forward pass adds to the loss, and each loss by name, without coefficients.
 
-    total   scalar, differentiable: each loss times its coefficient
-    each    those of `LOSSES` that a layer asks for
+    total   scalar, differentiable: the sum of each loss times its coefficient
+    each    the losses of `LOSSES` that some layer has a coefficient for
     """
 
     total: Tensor
@@ -28,7 +28,7 @@ class RouterLosses(NamedTuple):
 
 @contextmanager
 def routing_of(model: nn.Module) -> Iterator[list[Routed]]:
-    """While open, collects the outputs with gradients of the routers that have a coefficient, pass after pass."""
+    """While open, collects the outputs with gradients of all routers that have a coefficient, pass after pass."""
     routed: list[Routed] = []
     layers = [m for m in model.modules() if isinstance(m, MixtureOfExperts)]
     routers = [m.gate for m in layers if m.gate.how.aux_loss_coef or m.gate.how.z_loss_coef]
@@ -42,24 +42,27 @@ def routing_of(model: nn.Module) -> Iterator[list[Routed]]:
 
 
 def router_losses(routed: Sequence[Routed]) -> RouterLosses:
-    """The losses of the outputs of routers, logits x [R, E] of all layers together:
+    """Returns the losses of router outputs, with logits x [R, E] of all layers together:
 
         p = softmax(x)
-        aux = E sum over e of f_e P_e      f_e: how many of the K largest p of a row are e, P_e: p_e, as means over rows
+        aux = E sum over e of f_e P_e      f_e: how many of the K largest p of a row are e, P_e: p_e, both means over
+        rows
         z   = mean over rows of (ln sum over e of exp x_e)^2
 
-    aux is K where all experts have the same share. The choice f has no gradient. Whatever a router's own score,
-    bias and groups are, p is a softmax, as it is in `transformers`. Layers of other numbers of experts, or of other
-    coefficients, have losses of their own, which are added up.
+    aux is K if all experts have the same share. The choice f has no gradient. p is a softmax whatever the router's own
+    score, bias and groups are, as in `transformers`. Layers with another number of experts, or other coefficients, have
+    separate losses, which are added.
 
     (Fedus et al. 2022, "Switch Transformers", equations 4 to 6; Zoph et al. 2022, "ST-MoE", equation 5.)"""
     kinds: dict[tuple[int, int, float, float], list[Routed]] = {}
     for r in routed:
-        how = r.experts
-        kinds.setdefault((how.count, how.top, how.aux_loss_coef, how.z_loss_coef), []).append(r)
+        experts = r.experts
+        kinds.setdefault((experts.count, experts.top, experts.aux_loss_coef, experts.z_loss_coef), []).append(
+            r
+        )
     total, each = torch.zeros(()), dict[str, float]()
-    for (count, top, *coefs), some in kinds.items():
-        logits = torch.cat([r.logits if r.real is None else r.logits[r.real] for r in some])
+    for (count, top, *coefs), group in kinds.items():
+        logits = torch.cat([r.logits if r.real is None else r.logits[r.real] for r in group])
         losses = (_balance(logits, count, top), logits.logsumexp(-1).square().mean())
         for name, coef, loss in zip(LOSSES, coefs, losses, strict=True):
             if coef:

@@ -1,6 +1,6 @@
 """The layer of a gated short convolution.
 
-Legend: B rows, T tokens, M width, W tokens that are seen.
+Legend: B rows, T tokens, M width, W tokens in the window.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from headway.nn.mixing import InOrder, StateLayer, drawn
 class ShortConv:
     """A gated convolution over a few tokens (`ShortConvolution`).
 
-    conv: tokens that it sees, W.   bias: of the convolution and of both projections.
+    conv: number of tokens in its window, W.   bias: whether the convolution and both projections have biases.
 
     Raises ConfigError for a conv below 1.
     """
@@ -39,7 +39,7 @@ class ShortConvolution(StateLayer):
         y       = (c * conv(b * u)) Wo                over W tokens
 
     Parameters: in_proj [3 M, M] of b, c and u, conv [M, W], o_proj [M, M]; with biases conv_bias [M] and those of the
-    projections. No positions: the convolution has the order of the last W tokens.
+    projections. There are no positions, because the convolution depends on the order of the last W tokens.
 
     Args:
         width: M.
@@ -59,26 +59,26 @@ class ShortConvolution(StateLayer):
         self.initialize_()
 
     def initialize_(self, generator: torch.Generator | None = None) -> None:
-        """The convolution uniform within W^-0.5, its bias 0."""
-        wide = self.short.conv**-0.5
+        """Initializes, in place: the convolution uniform within W^-0.5, its bias 0."""
+        bound = self.short.conv**-0.5
         with torch.no_grad():
-            self.conv.copy_(drawn(self.conv.shape, -wide, wide, generator))
+            self.conv.copy_(drawn(self.conv.shape, -bound, bound, generator))
             if self.conv_bias is not None:
                 nn.init.zeros_(self.conv_bias)
 
     def state(self, dtype: torch.dtype) -> StateSpec:
-        """The last inputs of the convolution [W - 1, M], in float32 or float64."""
+        """Returns the shape and dtype of the last inputs of the convolution [W - 1, M], in float32 or float64."""
         return StateSpec(self.short, (((self.short.conv - 1, self.width), state_dtype(dtype)),))
 
     def inputs(self, x: Tensor) -> list[Tensor]:
-        """b * u and c."""
+        """Returns b * u and c."""
         b, c, u = self.in_proj(x).chunk(3, -1)
         return [b * u, c]
 
     def mix(
         self, inputs: Sequence[Tensor], order: InOrder, past: Sequence[Tensor] | None
     ) -> tuple[Tensor, list[Tensor]]:
-        """c * conv(b * u), [B, T, M]."""
+        """Returns c * conv(b * u), [B, T, M], and the last inputs of the convolution."""
         x, c = inputs
         x = order.known(x)
         tail = None if past is None else past[0].to(x.dtype)

@@ -1,4 +1,4 @@
-"""The layer of state-space duality: a short convolution, steps, a state that is added to, a gate, and a norm.
+"""The layer of state-space duality: a short convolution, steps, a state that tokens add to, a gate, and a norm.
 
 Legend: B rows, T tokens, M width, K key heads, H value heads, D per key, E per value, W tokens of a convolution, C
 channels of values, keys and queries.
@@ -28,20 +28,20 @@ class SSD(RuleLayer):
     """State-space duality, the layer of Mamba-2.
 
         v, k, q = silu(conv(x Wm) + b)                                       over W tokens, channel by channel
-        step    = max(softplus(x Ws + bias), least_step)                     of each head
+        step    = max(softplus(x Ws + bias), least_step)                     for each head
         ln a    = - e^rate step
         o       = delta_attend(q, k, v, ln a, step, scale=1, erases=False) + skip v
         y       = norm(o * silu(x Wg)) Wo                  norm: over the values of each key head, with gains of its own
 
-    In the paper's names v, k, q are x, B, C; skip is D. Parameters: gate_proj [H E, M], mixed_proj [C, M], step_proj
-    [H, M], conv [C, W], conv_bias [C], log_rate, step_bias and skip [H], norm [H E], o_proj [M, H E], with biases where
-    `ssd.bias`. The outputs of the first three matrices are multiplied by `ssd.factors`; without `ssd.norm` there is no
-    norm. No positions: the state has the order.
+    v, k, q are x, B, C in the paper; skip is D. Parameters: gate_proj [H E, M], mixed_proj [C, M], step_proj [H, M],
+    conv [C, W], conv_bias [C], log_rate, step_bias and skip [H], norm [H E], o_proj [M, H E]; projections have biases
+    if `ssd.bias`. The outputs of the first three matrices are multiplied by `ssd.factors`; without `ssd.norm` there is
+    no norm. There are no positions, because the state depends on the order of tokens.
 
     Args:
         width: M.
         ssd: sizes, and which biases there are.
-        norm_eps: of the norm.
+        norm_eps: epsilon of the norm.
         output_dropout: probability for the output, in training mode.
 
     (Dao and Gu 2024, "Transformers are SSMs", sections 5 and 7, figure 6.)
@@ -66,13 +66,14 @@ class SSD(RuleLayer):
         self.initialize_()
 
     def initialize_(self, generator: torch.Generator | None = None) -> None:
-        """The convolution uniform within W^-0.5 and its bias 0, rates uniform in [1, 16], steps in [0.001, 0.1] with
-        uniform logarithms, skip and gains 1, as in the authors' code."""
-        wide, heads = self.ssd.conv**-0.5, self.skip.shape
+        """Initializes, in place: the convolution uniform within W^-0.5 and its bias 0, rates uniform in [1, 16],
+        steps in [0.001, 0.1] with uniform logarithms, skip and gains 1, as in the authors' code."""
+        bound, heads = self.ssd.conv**-0.5, self.skip.shape
         with torch.no_grad():
-            self.conv.copy_(drawn(self.conv.shape, -wide, wide, generator))
+            self.conv.copy_(drawn(self.conv.shape, -bound, bound, generator))
             self.log_rate.copy_(drawn(heads, 1, 16, generator).log_())
             low, high = map(math.log, STEPS)
+            # softplus(step_bias) = step: softplus(b) = ln(1 + e^b), so b = ln(e^step - 1)
             self.step_bias.copy_(drawn(heads, low, high, generator).exp_().expm1_().log_())
             for ones in (self.skip, None if self.norm is None else self.norm.weight):
                 if ones is not None:
@@ -81,20 +82,20 @@ class SSD(RuleLayer):
                 nn.init.zeros_(self.conv_bias)
 
     def inputs(self, x: Tensor) -> list[Tensor]:
-        """Values, keys and queries side by side, and the inputs of steps and gates."""
+        """Returns values, keys and queries, concatenated, and the projections for steps and gates."""
         return products(x, [self.mixed_proj, self.step_proj, self.gate_proj])
 
     def mix(
         self, inputs: Sequence[Tensor], order: InOrder, past: Sequence[Tensor] | None
     ) -> tuple[Tensor, DeltaPast]:
-        """The norm of the gated output of the rule, [B, T, H E]."""
+        """Returns the norm of the gated output of the rule, [B, T, H E], and the state after these tokens."""
         mixed, step, gate = inputs
         of_gate, *of_mixed, of_step = self.ssd.factors
         step, gate = scaled(step, of_step), scaled(gate, of_gate)
-        wide, bias = self.ssd.channels[::-1], self.conv_bias  # values, keys, queries
-        biases = [None] * 3 if bias is None else bias.split(wide)
-        vkq = [scaled(part, factor) for part, factor in zip(mixed.split(wide, -1), of_mixed, strict=True)]
-        parts = vkq, self.conv.split(wide), biases
+        sizes, bias = self.ssd.channels[::-1], self.conv_bias  # values, keys, queries
+        biases = [None] * 3 if bias is None else bias.split(sizes)
+        vkq = [scaled(part, factor) for part, factor in zip(mixed.split(sizes, -1), of_mixed, strict=True)]
+        parts = vkq, self.conv.split(sizes), biases
         sources, state, tail = self.convolved(*parts, order, past)
         q, k, v = (source.by_head() for source in sources)
         work = state_dtype(step.dtype)

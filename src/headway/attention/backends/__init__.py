@@ -1,1 +1,1 @@
-"""One file or folder per backend."""
+"""Attention backends, one file or folder for each."""

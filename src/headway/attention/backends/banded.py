@@ -1,6 +1,6 @@
 """Backend `banded`: any pattern in blocks, in memory linear in the length, with a backward; plain torch.
 
-Slots are first put in an order in which blocks are alike (`BlockOrder`), then the plan says which blocks are
+Slots are first sorted so that the tokens of a block are alike (`BlockOrder`); the plan then says which blocks are
 computed. (The role of "chunks" in Beltagy et al. 2020, section 3.2, for every pattern and without its factor of two in
 memory.)
 """
@@ -27,10 +27,12 @@ from headway.patterns.program import TokensMemo
 from headway.tokens import Tokens
 
 WIDEST = 2048
+"""Most keys of a block; longer entries of the plan are split."""
 
 
 def tile_of(pattern: Pattern) -> int:
-    """Queries per tile: small for narrow windows (less is computed in vain), large for wide patterns."""
+    """Returns the number of queries of a tile: few for narrow windows, so that less is computed in vain, many for
+    wide patterns."""
     before, after = pattern.reach
     if before is None or after is None:
         return 256
@@ -39,7 +41,7 @@ def tile_of(pattern: Pattern) -> int:
 
 
 def _order(pattern: Pattern, q: Tokens, k: Tokens) -> tuple[BlockOrder, BlockOrder, Plan]:
-    """Both sides in block order, and which blocks are computed."""
+    """Returns the queries and keys in block order, and the plan of which blocks are computed."""
     queries, keys = BlockOrder(q, pattern.dilation), BlockOrder(k, pattern.dilation)
     return queries, keys, plan(pattern, queries.tokens, keys.tokens, tile_of(pattern))
 
@@ -48,7 +50,7 @@ _ordered = TokensMemo(_order)
 
 
 class _Blocks:
-    """A call in block order, with its plans."""
+    """The tensors of a call in block order, with one plan for each key set."""
 
     def __init__(self, call: Call) -> None:
         ordered = [_ordered(call.pattern, call.q_tokens, part.tokens) for part in call.keys]
@@ -63,7 +65,7 @@ class _Blocks:
         self.k_slots = [at.slots + first for at, first in zip(self.keys, call.slots, strict=True)]
 
     def tiles(self) -> Iterator[tuple[int, slice, QueryTile]]:
-        """(number, places, queries) of every query tile."""
+        """Yields (number, places, queries) for each query tile."""
         count = self.call.q.shape[2]
         for number, begin in enumerate(range(0, count, self.tile)):
             at = slice(begin, min(begin + self.tile, count))
@@ -71,7 +73,7 @@ class _Blocks:
             yield number, at, QueryTile(q, self.queries.tokens.slice(at.start, at.stop), self.q_slots[:, at])
 
     def blocks(self, number: int, queries: QueryTile) -> Iterator[tuple[int, slice, KeyBlock]]:
-        """(key set, places, block) of every entry of a query tile; wide entries in several pieces."""
+        """Yields (key set, places, block) for each entry of a query tile; long entries come in several pieces."""
         for i, order in enumerate(self.keys):
             for entry in self.plans[i].row(number):
                 for begin in range(entry.begin, entry.end, WIDEST):
@@ -83,7 +85,7 @@ class _Blocks:
 
 
 def forward(call: Call, lse: bool = True) -> Partial:
-    """The partial over all key sets, tile by tile."""
+    """Returns the partial over all key sets, computed tile by tile."""
     blocks = _Blocks(call)
     batch, heads, count, _ = call.q.shape
     out = call.q.new_zeros(batch, heads, count, call.keys[0].v.shape[-1])
@@ -95,7 +97,7 @@ def forward(call: Call, lse: bool = True) -> Partial:
 
 
 def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor) -> Gradients:
-    """Gradients in the work dtype, block by block."""
+    """Returns the gradients in the work dtype, computed block by block."""
     blocks, dtype = _Blocks(call), call.work_dtype
     order = blocks.queries
     out, d_out = order.take(out), order.take(d_out)
@@ -107,11 +109,11 @@ def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor)
     for number, at, queries in blocks.tiles():
         result = ResultGradient.of(call, *(t[:, :, at] for t in (out, lse, d_out, d_lse)))
         for i, places, block in blocks.blocks(number, queries):
-            gq, gk, gv, rest = tile_backward(call, queries, block, result)
+            gq, gk, gv, g_scores = tile_backward(call, queries, block, result)
             dq[:, :, :, at] += gq
             dk[i][:, :, places] += gk
             dv[i][:, :, places] += gv
-            for total, grad in zip(parameters, rest, strict=True):
+            for total, grad in zip(parameters, g_scores, strict=True):
                 if grad is not None:
                     total += grad
     k, v = ([o.give_back(g) for o, g in zip(blocks.keys, grads, strict=True)] for grads in (dk, dv))

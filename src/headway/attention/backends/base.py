@@ -1,4 +1,4 @@
-"""A backend: its name, its capabilities as data, and the functions that compute."""
+"""The description of a backend: its name, its capabilities as data, and the functions that compute."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,20 +19,20 @@ CPU, CUDA, BOTH = ("cpu",), ("cuda",), ("cpu", "cuda")
 class Capabilities:
     """The features of a call that a backend supports.
 
-    devices         on which it runs
-    dtypes          of q; None: any
+    devices         devices on which it runs
+    dtypes          dtypes of q; None for any
     gradient        devices on which it can be differentiated
     lse             devices on which it returns a logsumexp
-    lse_gradient    the logsumexp can be differentiated, too
-    any_pattern     it runs patterns with a leaf that has no primitive (patterns/program.py)
-    any_queries     queries need not be the slots of the keys
-    dropout         of weights, keyed by place
-    scores          steps on the scores; `slot_scores`: those that are tied to slots, too
-    keep            a mask of the call's own
-    value_width     values that are not as wide as keys
-    int8            it reads int8 keys and values as they are; others are given the numbers that they stand for
-    stores          it reads keys where they lie in a store (`KeyValues.slots`); others are given them side by side
-    stores_scores   it builds the whole score matrix
+    lse_gradient    whether the logsumexp can be differentiated, too
+    any_pattern     whether it runs patterns with a leaf that has no primitive (patterns/program.py)
+    any_queries     whether queries may be other tokens than those in the slots of the keys
+    dropout         whether it has dropout of weights, keyed by their place
+    scores          whether it applies steps to the scores; `slot_scores`: also those that are tied to slots
+    keep            whether it takes an additional mask, `keep`
+    value_width     whether values may have another width than keys
+    int8            whether it reads int8 keys and values; other backends get them dequantized
+    stores          whether it reads keys in place in a store (`KeyValues.slots`); other backends get them gathered
+    stores_scores   whether it builds the whole score matrix
     """
 
     devices: tuple[str, ...] = BOTH
@@ -52,7 +52,8 @@ class Capabilities:
     stores_scores: bool = False
 
     def unsupported_reason(self, call: Call, lse: bool, device: str) -> str | None:
-        """The first thing that the call needs on `device` and that is not supported; None if there is none."""
+        """Returns the first feature that the call needs and that is not supported on `device`, as a reason; None if
+        all are supported."""
         lse, grad = lse or len(call.keys) > 1, call.needs_grad
         leaf = None if self.any_pattern else opaque(call.pattern)
         wide = any(part.k.shape[-1] != part.v.shape[-1] for part in call.keys)
@@ -82,7 +83,7 @@ class Capabilities:
 
 
 def first_failed(*checks: tuple[object, str]) -> str | None:
-    """The reason of the first (failed, reason) that failed; None if none did."""
+    """Returns the reason of the first pair (failed, reason) whose check failed, or None."""
     return next((reason for failed, reason in checks if failed), None)
 
 
@@ -100,7 +101,7 @@ class Gradients(NamedTuple):
 
 
 class Status(NamedTuple):
-    """Whether a backend can be used on this machine, and a line that describes it or says what is missing."""
+    """Whether a backend can be used on this machine, and one line that describes it or says what is missing."""
 
     usable: bool
     what: str
@@ -115,17 +116,18 @@ Repeated = Callable[[Tensor, KeyValues], Partial]
 class Backend:
     """One way to compute a call.
 
-    name            by which it is asked for
+    name            the name that calls select it by
     about           one line for `headway doctor`
-    forward         (call, lse) -> the partial of a call that it can run; without `lse` that of one key set may be NaN
-    backward        (call, out, lse, d_out, d_lse) -> its gradients, from the final out and lse, where `autograd` drives
-                    it; without one, torch differentiates `forward`
-    capabilities    what it can do, as data
-    limits          (call, device) -> what else stands in the way, or None
-    repeat          (call, lse) -> (q, keys) -> the partial of the same call on other tensors, or None where that is not
-                    known; it holds no tensor of the call
-    operator        the call as an operator of torch with a backward of its own, for graphs that are traced
-    status          whether it can be used on this machine; by default it can
+    forward         (call, lse) -> the partial of a supported call; without `lse`, the lse of a single key set may be
+                    NaN
+    backward        (call, out, lse, d_out, d_lse) -> the gradients, from the final out and lse, as `autograd` calls it;
+                    if None, torch differentiates `forward`
+    capabilities    the features it supports, as data
+    limits          (call, device) -> any other reason why it cannot run the call, or None
+    repeat          (call, lse) -> a function (q, keys) -> the partial of the same call on other tensors, which holds no
+                    tensor of the call; or None if calls of this kind cannot be repeated
+    operator        runs the call as a torch operator with its own backward, for graphs that are traced
+    status          whether it can be used on this machine; if None, it can
     """
 
     name: str
@@ -139,5 +141,5 @@ class Backend:
     status: Callable[[], Status] | None = None
 
     def unsupported_reason(self, call: Call, lse: bool, device: str) -> str | None:
-        """Why it cannot run this call on `device` (`lse`: the logsumexp is asked for); None if it can."""
+        """Returns why it cannot run this call on `device`, or None if it can. `lse`: the logsumexp is needed."""
         return self.capabilities.unsupported_reason(call, lse, device) or self.limits(call, device)

@@ -1,4 +1,5 @@
-"""Backend `dense`: the specification. Full scores, any device and dtype, differentiable as often as you like."""
+"""Backend `dense`: the specification. Builds the full score matrix, on any device and dtype, with derivatives of any
+order."""
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from headway.partial import Partial, merge_all
 
 
 def forward(call: Call, lse: bool = True) -> Partial:
-    """Partial over all key sets; scores and sums in float32 (float64 for float64 inputs)."""
+    """Returns the partial over all key sets; scores and sums are in float32 (float64 for float64 inputs)."""
     return merge_all([_one(call, number) for number in range(len(call.keys))])
 
 
@@ -24,9 +25,9 @@ def _one(call: Call, number: int) -> Partial:
     top = top.masked_fill(top == float("-inf"), 0.0)
     p = torch.exp(scores - top)
     total = p.sum(-1, keepdim=True)
-    some = total > 0
-    safe = torch.where(some, total, 1.0)
-    lse = torch.where(some, torch.log(safe) + top, float("-inf")).squeeze(-1)
+    nonempty = total > 0
+    safe = torch.where(nonempty, total, 1.0)
+    lse = torch.where(nonempty, torch.log(safe) + top, float("-inf")).squeeze(-1)
     p = p / safe
     if call.dropout:
         p = p * call.dropped(_arange(call.q, 2), _arange(part.k, 2) + slot, dtype)
@@ -36,8 +37,8 @@ def _one(call: Call, number: int) -> Partial:
 
 
 def weights(call: Call, sink_logit: Tensor | None = None) -> Tensor:
-    """Attention weights [B, H, T, S] of one key set, before dropout; a row that sees nothing is all 0. A sink's logits
-    [H] are one more column, whose weights are left out."""
+    """Returns the attention weights [B, H, T, S] of one key set, before dropout; a row that sees nothing is all 0.
+    The sink logits [H] are one more column of the softmax, which is left out of the result."""
     scores, _ = _scores(call, 0)
     if sink_logit is not None:
         column = sink_logit.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
@@ -46,7 +47,7 @@ def weights(call: Call, sink_logit: Tensor | None = None) -> Tensor:
 
 
 def _scores(call: Call, number: int) -> tuple[Tensor, Tensor]:
-    """Scores [B, H, T, S] with -inf where masked, and the keys [B|1, K|1, S, 1] that no query sees."""
+    """Returns the scores [B, H, T, S], -inf where masked, and which keys no query sees, [B|1, K|1, S, 1]."""
     part, dtype = call.keys[number], call.work_dtype
     mask, unseen = call.seen(number)
     k = part.k.to(dtype).masked_fill(unseen, 0.0)

@@ -1,7 +1,7 @@
-"""Backend `diagonal`: one product per diagonal, storing only what is not zero. Small, slow, for comparison.
+"""Backend `diagonal`: one product for each diagonal, storing only nonzero weights. Small, slow, for comparison.
 
-(The "loop" implementation of Beltagy et al. 2020, section 3.2.) Pinned keys (sinks, global tokens) are columns
-and global queries rows, computed as blocks; the three sets of pairs are disjoint and are merged.
+(The "loop" implementation of Beltagy et al. 2020, section 3.2.) Pinned keys (sinks, global tokens) are columns and
+global queries are rows, both computed as blocks; the three sets of pairs are disjoint and are merged.
 
 Legend: B rows, K kv heads, G group, T slots, D per head, Dv of v.
 """
@@ -21,11 +21,11 @@ from headway.patterns.program import kinds, sinks, without
 from headway.tokens import Tokens
 
 PINNED = (Kind.SINK, Kind.GLOBAL_KEYS, Kind.GLOBAL_QUERIES)
-"""Primitives of columns and rows."""
+"""Primitives whose pairs are whole columns or rows."""
 
 
 def limits(call: Call, device: str) -> str | None:
-    """Why the diagonals of this call are not diagonals of its pattern; None if they are."""
+    """Returns why the diagonals of this call's slots are not those of its pattern's indices, or None if they are."""
     if len(call.keys) > 1:
         return "it takes one set of keys"
     q, k = call.q_tokens, call.keys[0].tokens
@@ -36,7 +36,8 @@ def limits(call: Call, device: str) -> str | None:
 
 
 def _diagonal(tokens: Tokens) -> bool:
-    """Whether any two tokens of a document lie as many slots apart as their indices: index - slot is one number."""
+    """Returns whether any two tokens of a document are as many slots apart as their indices are, so that index -
+    slot is constant."""
     if tokens.static_key is not None or tokens.count < 2:
         return True
     shift = tokens.index - torch.arange(tokens.count, device=tokens.device)
@@ -48,7 +49,7 @@ def _diagonal(tokens: Tokens) -> bool:
 
 
 class _Parts:
-    """The pairs of a call, taken apart: diagonals, columns of pinned keys, rows of global queries."""
+    """The pairs of a call in three sets: diagonals, columns of pinned keys, and rows of global queries."""
 
     def __init__(self, call: Call) -> None:
         (part,) = call.keys
@@ -68,13 +69,13 @@ class _Parts:
         self.band = {d: mask for d, mask in masks.items() if bool(mask.any())}
 
     def span(self, d: int) -> tuple[slice, slice]:
-        """Query and key slots of diagonal d: k = q + d."""
+        """Returns the query slots and the key slots of diagonal d, where k = q + d."""
         count = self.call.q.shape[2]
         low, high = max(0, -d), min(count, count - d)
         return slice(low, high), slice(low + d, high + d)
 
     def _mask(self, d: int) -> Tensor:
-        """bool [B, 1, 1, n]: the visible pairs of diagonal d that are in no column and no row."""
+        """Returns which pairs of diagonal d are visible and in no column or row, bool [B, 1, 1, n]."""
         at_q, at_k = self.span(d)
         rows = self.call.q.shape[0]
         q = self.call.q_tokens.expand(rows).slice(at_q.start, at_q.stop)
@@ -83,13 +84,14 @@ class _Parts:
         return (pairs & ~self.rows[:, at_q] & ~self.columns[:, at_k])[:, None, None]
 
     def products(self, d: int) -> Tensor:
-        """Scaled scores [B, K, G, n] of diagonal d."""
+        """Returns the scaled scores [B, K, G, n] of diagonal d."""
         at_q, at_k = self.span(d)
         s = (self.q[:, :, :, at_q] * self.k[:, :, None, at_k]).sum(-1) * self.call.scale
         return s.masked_fill(~self.band[d], float("-inf"))
 
     def blocks(self) -> Iterator[tuple[QueryTile, KeyBlock]]:
-        """Columns against all queries, and rows against all other keys; both over all slots, masked."""
+        """Yields the columns with all queries, then the rows with all other keys; both span all slots and are
+        masked."""
         q_tokens = self.call.q_tokens
         if not bool(self.columns.any() | self.rows.any()):
             return
@@ -103,12 +105,12 @@ class _Parts:
 
 
 def _single(tokens: Tokens) -> Tokens:
-    """Each slot as a row of its own: [B, n] -> [B * n, 1]."""
+    """Makes each slot a row of its own: [B, n] -> [B * n, 1]."""
     return tokens.map(lambda t: t.reshape(-1, 1))
 
 
 def forward(call: Call, lse: bool = True) -> Partial:
-    """The partial of band, columns and rows, merged."""
+    """Returns the merged partial of band, columns and rows."""
     parts = _Parts(call)
     batch, kv, group, count, _ = parts.q.shape
     scores = parts.q.new_full((batch, kv, group, count, max(len(parts.band), 1)), float("-inf"))
@@ -121,12 +123,12 @@ def forward(call: Call, lse: bool = True) -> Partial:
         at_q, at_k = parts.span(d)
         out[:, :, :, at_q] += weight[:, :, :, at_q, column, None] * parts.v[:, :, None, at_k]
     near = Partial(out.flatten(1, 2), sums.flatten(1, 2))
-    whole = merge_all([near, *(tile_forward(call, at, [keys]) for at, keys in parts.blocks())])
-    return Partial(whole.out.to(call.q.dtype), whole.lse)
+    merged = merge_all([near, *(tile_forward(call, at, [keys]) for at, keys in parts.blocks())])
+    return Partial(merged.out.to(call.q.dtype), merged.lse)
 
 
 def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor) -> Gradients:
-    """Gradients of q, k and v in the work dtype, set of pairs by set of pairs."""
+    """Returns the gradients of q, k and v in the work dtype, summed over the three sets of pairs."""
     parts = _Parts(call)
     result = ResultGradient.of(call, out, lse, d_out, d_lse)
     group = parts.q.shape[2]

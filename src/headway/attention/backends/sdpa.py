@@ -1,8 +1,8 @@
-"""Backend `sdpa`: torch's fused kernels, for the forms that they support.
+"""Backend `sdpa`: torch's fused kernels, for the masks that they support.
 
-A key set is lowered to one of four forms: "full" (no mask), "causal" (queries and keys are the same slots),
-"chunk" (a causal chunk after a past: the past is full, the chunk causal, the two are merged) and "mask" (any
-other pattern, as a dense boolean mask of T x S: correct, and paid for in full).
+A key set is lowered to one of four forms: "full" (no mask), "causal" (queries and keys are the same slots), "chunk"
+(queries that continue a past: full attention to the past and causal attention among themselves, merged) and "mask" (any
+other pattern, as a dense boolean mask of T x S: correct, but at full cost).
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ from headway.patterns import Causal, Full
 from headway.patterns.program import simplified
 
 SMALL_MASK = 2**16
-"""Pairs of a mask that is kept for calls that repeat."""
+"""Most pairs of a mask that is kept for repeated calls."""
 
 
 def form(call: Call, part: KeyValues) -> str:
-    """How this key set is lowered: "full", "causal", "chunk" or "mask"."""
+    """Returns the form to which this key set is lowered: "full", "causal", "chunk" or "mask"."""
     q, k = call.q_tokens, part.tokens
     masked = call.keep is not None or any(s.by_slot for s in call.score)
     if masked or q.start is None or k.start is None or not q.document is k.document is None or not q.count:
@@ -40,12 +40,13 @@ def form(call: Call, part: KeyValues) -> str:
 
 
 def limits(call: Call, device: str) -> str | None:
-    """Why torch's kernels cannot run this call; None if they can."""
+    """Returns why torch's kernels cannot run this call, or None if they can."""
     return "a causal mask with a scale of 0 or less gives NaN there" if call.scale <= 0 else None
 
 
 def forward(call: Call, lse: bool = True) -> Partial:
-    """Partial over all key sets. Without `lse`, that of one key set is NaN and torch's autograd applies."""
+    """Returns the partial over all key sets. Without `lse`, the lse of a single key set is NaN, and torch
+    differentiates it."""
     if lse or len(call.keys) > 1:
         return merge_all([p for number in range(len(call.keys)) for p in _partials(call, number)])
     shape = form(call, call.keys[0])
@@ -55,7 +56,8 @@ def forward(call: Call, lse: bool = True) -> Partial:
 
 
 def repeat(call: Call, lse: bool) -> Repeated | None:
-    """A call without gradient and logsumexp, on other tensors: its mask, if it takes one, is made once."""
+    """Returns a function that repeats a call without gradient and logsumexp on other tensors, building its mask only
+    once. Returns None if the logsumexp is needed, for form "chunk", and for masks of more than `SMALL_MASK` pairs."""
     shape, pairs = form(call, call.keys[0]), call.q.shape[2] * call.keys[0].k.shape[2]
     return (
         None
@@ -65,7 +67,7 @@ def repeat(call: Call, lse: bool) -> Repeated | None:
 
 
 def _prepared(call: Call, shape: str) -> Repeated:
-    """The function that computes the result over one key set, without its lse."""
+    """Returns the function that computes the result over one key set, without its lse."""
     seen = None if shape in ("full", "causal") else _Seen.of(call, 0)
     causal, scale = shape == "causal", call.scale
     return lambda q, keys: _without_lse(_output(q, keys, scale, causal, seen))
@@ -76,8 +78,8 @@ def _without_lse(out: Tensor) -> Partial:
 
 
 class _Seen(NamedTuple):
-    """A mask without empty rows [B|1, H|1, T, S], the slots that no query sees [B|1, K|1, S, 1], and which queries see
-    none [B|1, H|1, T, 1]."""
+    """A mask [B|1, H|1, T, S] in which queries that see nothing see everything, the slots that no query sees, [B|1,
+    K|1, S, 1], and the queries that see nothing, [B|1, H|1, T, 1]."""
 
     mask: Tensor
     unseen: Tensor
@@ -91,7 +93,7 @@ class _Seen(NamedTuple):
 
 
 def _output(q: Tensor, part: KeyValues, scale: float, causal: bool, seen: _Seen | None) -> Tensor:
-    """The result alone; without `seen` every key is, or under `causal` every one up to the query's own."""
+    """Returns the result alone. Without `seen`, queries see every key, or with `causal` those up to their own."""
     k, v, group = part.k, part.v, q.shape[1] // part.k.shape[1]
     if seen is None:
         if group > 1 and not causal and q.shape[2] <= 16:
@@ -106,7 +108,8 @@ def _output(q: Tensor, part: KeyValues, scale: float, causal: bool, seen: _Seen 
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
-    """torch's `scaled_dot_product_attention`, whose kernels have no second derivatives and then say so in our words."""
+    """Calls torch's `scaled_dot_product_attention`. Its kernels have no second derivatives; asking for them raises
+    this package's error."""
     out = F.scaled_dot_product_attention(q, k, v, **how)
     if out.grad_fn is not None and not torch.compiler.is_compiling():
         out.grad_fn.register_hook(_mark_once)
@@ -114,7 +117,8 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
 
 
 def _mark_once(grad_inputs: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]) -> None:
-    """Hook of a backward: where torch put an error behind the gradients of the inputs, ours is raised before it."""
+    """Runs in the backward: if the gradients of the inputs have a node of torch that raises when they are
+    differentiated, makes it raise this package's error first."""
     for node in {t.grad_fn for t in grad_inputs if t is not None and t.grad_fn is not None}:
         if node.name() == "torch::autograd::NotImplemented":
             node.register_prehook(_refuse)
@@ -139,14 +143,16 @@ def _partials(call: Call, number: int) -> list[Partial]:
     mask, unseen, blind = _Seen.of(call, number)
     k, v = k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0)
     additive = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill_(~mask, float("-inf"))
-    both = _flash(q, k, v, call.scale, mask=additive)
-    return [Partial(both.out.masked_fill(blind, 0.0), both.lse.masked_fill(blind.squeeze(-1), float("-inf")))]
+    masked = _flash(q, k, v, call.scale, mask=additive)
+    return [
+        Partial(masked.out.masked_fill(blind, 0.0), masked.lse.masked_fill(blind.squeeze(-1), float("-inf")))
+    ]
 
 
 def _flash(
     q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False, mask: Tensor | None = None
 ) -> Partial:
-    """torch's CPU kernel, called by its own name because only that returns the logsumexp (natural log)."""
+    """Calls torch's CPU kernel directly, because only this operator returns the logsumexp (natural log)."""
     op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     out, lse = op(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
     return Partial(out, lse.to(torch.float64 if q.dtype == torch.float64 else torch.float32))

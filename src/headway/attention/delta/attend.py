@@ -24,8 +24,8 @@ FORMS = ("kernel", "chunked", "parallel", "recurrent")
 
 
 class DeltaResult(NamedTuple):
-    """out [B, H, T, E] in the dtype of the values; state [B, H, D, E] after the last token of each row, float32 or
-    float64."""
+    """The result out [B, H, T, E] in the dtype of the values, and the state [B, H, D, E] after the last token of
+    each row, float32 or float64."""
 
     out: Tensor
     state: Tensor
@@ -33,20 +33,21 @@ class DeltaResult(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DeltaTransition:
-    """The map that tokens apply to any state before them: S -> decay S + update.
+    """The map S -> decay S + update that a run of tokens applies to any state before them.
 
         decay    product of (I - beta_t k_t k_t^T) diag(a_t), the last token's first      [B, H, D, D]
-        update   the state that they leave where none was before                          [B, H, D, E]
+        update   the state after these tokens if the state before them is 0               [B, H, D, E]
 
-    Runs of tokens compose, exactly and in any grouping (`then`), so that parts of a row can be computed apart. float32,
-    or float64 where keys are.
+    Transitions of consecutive runs compose, exactly and in any grouping (`then`), so that parts of a row can be
+    computed separately. float32, or float64 for float64 keys.
     """
 
     decay: Tensor
     update: Tensor
 
     def then(self, later: "DeltaTransition") -> "DeltaTransition":
-        """The transition of these tokens, then the `later` ones. Raises PatternError for transitions of other sizes."""
+        """Returns the transition of these tokens followed by the `later` ones. Raises PatternError if the sizes
+        differ."""
         if self.update.shape != later.update.shape or self.decay.dtype != later.decay.dtype:
             raise PatternError(
                 f"DeltaTransition: updates of [batch, heads, D, E] = {[*self.update.shape]} in {self.update.dtype} and "
@@ -55,7 +56,7 @@ class DeltaTransition:
         return DeltaTransition(later.decay @ self.decay, later.apply(self.update))
 
     def apply(self, state: Tensor) -> Tensor:
-        """The state after these tokens, of the state [B, H, D, E] before them."""
+        """Returns the state after these tokens, given the state [B, H, D, E] before them."""
         return self.decay @ state + self.update
 
 
@@ -74,38 +75,39 @@ def delta_attend(
     form: str = "auto",
     sources: Sequence[Convolved] = (),
 ) -> DeltaResult:
-    """The result of queries on a state that each token corrects:
+    """Returns what queries read from a state that each token corrects:
 
         S_t = diag(a_t) S_(t-1) + beta_t k_t (v_t - k_t^T diag(a_t) S_(t-1))^T,      o_t = scale S_t^T q_t
 
-    (Yang et al. 2024, "Gated Delta Networks", equation 10; with a decay per channel: Kimi Linear, 2025, equation 1), or
-    of one that it adds to, S_t = diag(a_t) S_(t-1) + beta_t k_t v_t^T, unless it `erases` (Dao and Gu 2024,
-    "Transformers are SSMs", section 7: k, v, q and beta are their B, x, C and step; with a decay per channel: Yang et
-    al. 2023, "Gated Linear Attention", section 4).
+    (Yang et al. 2024, "Gated Delta Networks", equation 10; with a decay per channel: Kimi Linear, 2025, equation 1),
+    or, without `erases`, from one that each token only adds to, S_t = diag(a_t) S_(t-1) + beta_t k_t v_t^T (Dao and Gu
+    2024, "Transformers are SSMs", section 7: k, v, q and beta are their B, x, C and step; with a decay per channel:
+    Yang et al. 2023, "Gated Linear Attention", section 4).
 
     Args:
         q, k: [B, K, T, D];  v: [B, H, T, E]; key head i serves value heads i H/K .. (i+1) H/K - 1.
-        log_decay: ln a_t <= 0 and finite: of each head [B, H, T], or of each channel of its keys [B, H, T, D].
-        beta: how much is corrected, [B, H, T]; with keys of length 1 in [0, 1] (to 2: eigenvalues to -1).
-        tokens: the tokens in the slots; numbered from 0 unless given. A document begins without a state, and empty
-            slots change nothing and read 0.
-        past: the state [B, H, D, E] before the first document of each row; zeros unless given.
-        scale: factor on queries; D^-0.5 unless given.
-        unit_eps: q and k are first divided by sqrt(x.x + unit_eps) where it is given.
-        erases: whether what the state predicts of a value is taken from it.
-        form: "kernel" (the kernels of a CPU: float32 or bf16; memory linear in T with the backward too), "chunked" (by
+        log_decay: ln a_t <= 0 and finite: for each head [B, H, T], or for each channel of its keys [B, H, T, D].
+        beta: strength of the correction, [B, H, T]; in [0, 1] for keys of length 1 (up to 2: eigenvalues down to -1).
+        tokens: the tokens in the slots, by default numbered from 0. A document begins with a state of 0; empty slots
+            change nothing and their result is 0.
+        past: the state [B, H, D, E] before the first document of each row, by default 0.
+        scale: factor on the queries, by default D^-0.5.
+        unit_eps: if given, q and k are first divided by sqrt(x.x + unit_eps).
+        erases: whether the state's prediction of a value is subtracted from it.
+        form: "kernel" (the CPU kernels: float32 or bf16; memory linear in T, also with the backward), "chunked" (in
             blocks of slots: linear time), "parallel" (one block: all products), "recurrent" (token by token: the
-            definition); "auto" takes "kernel" where it runs, "recurrent" for one token, else "chunked".
-        sources: what q, k and v are the results of, where they are. The backward of "kernel" then convolves once more,
-            and keeps the inputs, which the convolutions keep anyway, rather than q, k and v (unless slots are empty or
-            out of order).
+            definition); "auto" takes "kernel" where it runs, otherwise "recurrent" for one token and "chunked" for
+            more.
+        sources: the convolutions that q, k and v are the results of, if they are. The backward of "kernel" then repeats
+            the convolutions and keeps their inputs, which the convolutions keep anyway, instead of q, k and v (unless
+            slots are empty or out of order).
 
-    Computed in float32 (float64 for float64 inputs) and rounded once; in "kernel" numbers below 2^-126 count as 0. All
-    forms have all derivatives; those of "kernel" beyond the first are those of "chunked".
+    Computed in float32 (float64 for float64 inputs) and rounded once; "kernel" treats numbers below 2^-126 as 0. All
+    forms have derivatives of any order; those of "kernel" beyond the first are those of "chunked".
 
     Raises:
-        PatternError: shapes, dtypes, devices or tokens that do not fit together; an unknown form.
-        BackendError: form="kernel" where the kernels do not run.
+        PatternError: if shapes, dtypes, devices or tokens do not fit together, or the form is unknown.
+        BackendError: if form="kernel" and the kernels cannot run the call.
     """
     check_known(form, ("auto", *FORMS), "delta_attend: there is no form", error=PatternError)
     heads, tokens = _check(q, k, v, log_decay, beta, tokens, past)
@@ -115,8 +117,8 @@ def delta_attend(
     if form == "auto":
         form = "recurrent" if reason and q.shape[2] == 1 else "chunked" if reason else "kernel"
     order = order_of(tokens)
-    wide = log_decay if log_decay.dim() == 4 else log_decay.unsqueeze(-1)
-    inputs = [order.arrange(order.zeroed(t)) for t in (q, k, v, wide, beta.unsqueeze(-1))]
+    decays = log_decay if log_decay.dim() == 4 else log_decay.unsqueeze(-1)
+    inputs = [order.arrange(order.zeroed(t)) for t in (q, k, v, decays, beta.unsqueeze(-1))]
     work = torch.float64 if q.dtype == torch.float64 else torch.float32
     if past is None:  # expanded from one number, so that the backward keeps little
         past = q.new_zeros(1, dtype=work).expand(*v.shape[:2], q.shape[3], v.shape[3])
@@ -143,28 +145,30 @@ def delta_transition(
     erases: bool = True,
     form: str = "auto",
 ) -> DeltaTransition:
-    """The transition that these tokens apply to any state before them, one document per row. Arguments as in
-    `delta_attend`; raises PatternError for packed documents."""
+    """Returns the transition that these tokens apply to any state before them, with one document per row. Arguments
+    as in `delta_attend`. Raises PatternError for packed documents."""
     if tokens is not None and order_of(tokens).documents is not None:
         raise PatternError(
             "delta_transition: it is of one document per row, but these tokens are of several (packed); give each "
             "document its own row: Tokens.from_lengths instead of Tokens.packed"
         )
-    rows, heads, _, wide = v.shape
+    rows, heads, _, value_dim = v.shape
     dim = k.shape[3]
+    # Columns of a state do not interact: from the past [0, I] and the values [v, 0], the first E columns become the
+    # update, and the last D columns decay I.
     values = torch.cat((v, v.new_zeros(*v.shape[:3], dim)), 3)
     work = torch.float64 if v.dtype == torch.float64 else torch.float32
-    nothing = v.new_zeros(rows, heads, dim, wide, dtype=work)
+    zeros = v.new_zeros(rows, heads, dim, value_dim, dtype=work)
     identity = torch.eye(dim, dtype=work, device=v.device).expand(rows, heads, dim, dim)
-    past = torch.cat((nothing, identity), 3)
-    how: dict[str, Any] = {"tokens": tokens, "unit_eps": unit_eps, "erases": erases, "form": form}
-    state = delta_attend(k, k, values, log_decay, beta, past=past, **how).state
-    update, decay = state.split((wide, dim), 3)
+    past = torch.cat((zeros, identity), 3)
+    options: dict[str, Any] = {"tokens": tokens, "unit_eps": unit_eps, "erases": erases, "form": form}
+    state = delta_attend(k, k, values, log_decay, beta, past=past, **options).state
+    update, decay = state.split((value_dim, dim), 3)
     return DeltaTransition(decay, update)
 
 
 class _Run(NamedTuple):
-    """A call in torch's operations, of inputs in order."""
+    """A call in torch's operations, for inputs in the order of their tokens."""
 
     form: str
     group: int
@@ -174,9 +178,9 @@ class _Run(NamedTuple):
     erases: bool
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """The `DeltaResult` of q, k, v, log_decay [B, H, T, G], beta [B, H, T, 1] and past."""
+        """Computes `DeltaResult` from q, k, v, log_decay [B, H, T, G], beta [B, H, T, 1] and past."""
         q, k, v = inputs[:3]
-        rows, heads, count, wide = v.shape
+        rows, heads, count, value_dim = v.shape
         q, k, values, log_decay, beta, state = (t.to(inputs[5].dtype) for t in inputs)
         if self.unit_eps is not None:
             q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + self.unit_eps) for x in (q, k))
@@ -190,7 +194,7 @@ class _Run(NamedTuple):
             out, state = recurrent(call)
         else:
             out, state = chunked(call, max(count, 1) if self.form == "parallel" else None)
-        return out.view(rows, heads, count, wide).to(v.dtype), state.view(rows, heads, -1, wide)
+        return out.view(rows, heads, count, value_dim).to(v.dtype), state.view(rows, heads, -1, value_dim)
 
 
 class _Native(torch.autograd.Function):
@@ -207,11 +211,11 @@ class _Native(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor | None, d_state: Tensor | None) -> tuple[Any, ...]:
         if d_out is None and d_state is None:
             return (None,) * 8
-        saved, run = ctx.saved_tensors, ctx.run  # asked for once, as checkpoints want it
-        others, qkv = saved[:3], saved[3:]
+        saved, run = ctx.saved_tensors, ctx.run  # accessed only once, as activation checkpointing requires
+        gates_and_past, qkv = saved[:3], saved[3:]
         if ctx.heads:
             qkv = [Convolved(heads, *qkv[5 * i : 5 * i + 5]).by_head() for i, heads in enumerate(ctx.heads)]
-        inputs = (*qkv, *others)
+        inputs = (*qkv, *gates_and_past)
         if torch.is_grad_enabled():
             leaves = [t for t in inputs if t.requires_grad]
             results = run._replace(form="chunked")(*inputs)
@@ -221,12 +225,12 @@ class _Native(torch.autograd.Function):
             return None, None, *(next(grads) if t.requires_grad else None for t in inputs)
         q, k, v, log_decay, beta, past = inputs
         options = run.begins, run.scale, run.unit_eps, run.erases
-        over = bool(ctx.heads)  # q, k and v are nobody else's
+        over = bool(ctx.heads)  # q, k and v were computed here: the kernels may overwrite them
         return None, None, *native.backward(q, k, v, log_decay, beta, past, *options, d_out, d_state, over)
 
 
 def _begins(order: Order) -> Tensor | None:
-    """True where a later document of a row begins, bool [B|1, T]; None where there is one document."""
+    """Returns where a later document of a row begins, bool [B|1, T]; None if each row is one document."""
     if order.documents is None:
         return None
     before, after = order.documents[:, :-1], order.documents[:, 1:]
@@ -242,18 +246,18 @@ def _check(
     tokens: Tokens | None,
     past: Tensor | None,
 ) -> tuple[Heads, Tokens]:
-    """The heads and tokens of a call, or a PatternError for what does not fit."""
+    """Returns the heads and tokens of a call. Raises PatternError if its arguments do not fit together."""
     check_axes("delta_attend", q, k, v)
     heads = Heads.of(v.shape[1], k.shape[1])
     work = torch.float64 if q.dtype == torch.float64 else torch.float32
-    (rows, h, count, wide), dim = v.shape, k.shape[3]
+    (rows, h, count, value_dim), dim = v.shape, k.shape[3]
     of_head = (rows, h, count)
     expected = {
         "q": (q, (k.shape,)),
         "k": (k, ((rows, k.shape[1], count, dim),)),
         "log_decay": (log_decay, (of_head, (*of_head, dim))),
         "beta": (beta, (of_head,)),
-        **({} if past is None else {"past": (past, ((rows, h, dim, wide),))}),
+        **({} if past is None else {"past": (past, ((rows, h, dim, value_dim),))}),
     }
     for name, (t, shapes) in expected.items():
         if tuple(t.shape) not in [tuple(shape) for shape in shapes]:

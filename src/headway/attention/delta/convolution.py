@@ -1,6 +1,6 @@
 """Short causal convolutions, channel by channel, within documents.
 
-Legend: B rows, T slots, C channels, W tokens that are seen.
+Legend: B rows, T slots, C channels, W tokens in the window.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -22,16 +22,16 @@ def short_convolution(
     past: Tensor | None = None,
     act: Literal["none", "silu"] = "none",
 ) -> Tensor:
-    """y_t = act(sum over w < W of weight[:, W - 1 - w] x_(t - w) + bias), channel by channel, within the document of t:
-    [B, T, C].
+    """Returns y_t = act(sum over w < W of weight[:, W - 1 - w] x_(t - w) + bias), channel by channel, within the
+    document of t: [B, T, C].
 
     Args:
         x: [B, T, C], slots in the order of their tokens;  weight: [C, W];  bias: [C].
-        begins: bool [B|1, T], where another document begins than that of the slot before; nowhere unless given.
-        past: [B, W - 1, C], what stands before the first slot; zeros unless given.
-        act: what is done to the sums, which are rounded to the dtype of x before.
+        begins: bool [B|1, T], True where a slot begins another document than that of the slot before; nowhere if None.
+        past: [B, W - 1, C], the inputs before the first slot, by default 0.
+        act: the activation on the sums, which are first rounded to the dtype of x.
 
-    Raises PatternError for shapes that do not fit together. (Gu and Dao 2023, section 3.4; Yang et al. 2024.)
+    Raises PatternError if shapes do not fit together. (Gu and Dao 2023, section 3.4; Yang et al. 2024.)
     """
     (batch, count, channels), before = x.shape, weight.shape[1] - 1
     if weight.shape[0] != channels or (past is not None and tuple(past.shape) != (batch, before, channels)):
@@ -48,7 +48,7 @@ def short_convolution(
 
 
 class Convolved(NamedTuple):
-    """What `short_convolution` with silu makes of these arguments, by head."""
+    """The arguments of `short_convolution` with silu, whose result is recomputed when needed, split into heads."""
 
     heads: int
     x: Tensor
@@ -58,7 +58,7 @@ class Convolved(NamedTuple):
     past: Tensor | None
 
     def by_head(self) -> Tensor:
-        """[B, heads, T, C / heads]."""
+        """Computes the convolution, split into heads: [B, heads, T, C / heads]."""
         x, weight, bias, begins, past = self[1:]
         y = short_convolution(x, weight, bias, begins=begins, past=past, act="silu")
         heads: Tensor = y.unflatten(2, (self.heads, -1))
@@ -68,12 +68,12 @@ class Convolved(NamedTuple):
 def _plain(
     x: Tensor, weight: Tensor, bias: Tensor | None, past: Tensor | None, begins: Tensor | None, act: str
 ) -> Tensor:
-    """The same in torch's operations."""
+    """Computes `short_convolution` in torch's operations."""
     (batch, count, channels), before = x.shape, weight.shape[1] - 1
     past = x.new_zeros(batch, before, channels) if past is None else past
     if begins is None:
         y = _convolved(torch.cat((past, x), 1), weight, bias)
-    else:  # each document behind W - 1 zeros of its own
+    else:  # W - 1 zeros before each document: W = 2 and documents a b | c give past a b 0 c, read back at a, b and c
         rank = begins.cumsum(1)
         place = (torch.arange(count, device=x.device) + before * (rank + 1)).expand(batch, -1).unsqueeze(-1)
         room = count + before * (int(rank.max()) + 1)
@@ -110,5 +110,5 @@ class _Native(torch.autograd.Function):
         inputs = x, weight, bias, past
         leaves = [t for t in inputs if t is not None and t.requires_grad]
         y = _plain(x, weight, bias, past, begins, ctx.act)
-        again = iter(torch.autograd.grad(y, leaves, grads[0], create_graph=True))
-        return *(next(again) if t is not None and t.requires_grad else None for t in inputs), None, None
+        grads_x = iter(torch.autograd.grad(y, leaves, grads[0], create_graph=True))
+        return *(next(grads_x) if t is not None and t.requires_grad else None for t in inputs), None, None

@@ -1,6 +1,6 @@
-"""Two ways of computing the gated delta rule in torch's operations: token by token, and by blocks of tokens.
+"""The gated delta rule in torch's operations, in two ways: token by token, and by blocks of tokens.
 
-Legend: N rows times heads, T slots, C of a block, D per key, E per value, G channels of a decay: 1 or D.
+Legend: N rows times heads, T slots, C slots of a block, D per key, E per value, G channels of a decay: 1 or D.
 """
 
 from dataclasses import dataclass
@@ -9,20 +9,21 @@ import torch
 from torch import Tensor
 
 SIZE = {1: 64, 0: 16}
-"""Slots of a block: for a decay of a head, and of each channel, whose pairs of slots have D numbers each."""
+"""Slots of a block: at 1 for one decay of a whole head, at 0 for a decay of each channel, where a pair of slots has
+D numbers."""
 
 
 @dataclass(frozen=True, eq=False)
 class DeltaInputs:
-    """The inputs of a form, in order, with zeros in empty slots.
+    """The inputs of a form, in the order of tokens, with zeros in empty slots.
 
-    q, k        queries, with their scale, and keys       [N, T, D]
+    q, k        queries, already scaled, and keys          [N, T, D]
     v           values                                     [N, T, E]
     log_decay   ln a_t <= 0; 0 in empty slots               [N, T, G]
     beta        0 in empty slots                             [N, T, 1]
-    begins      where another document begins, whose tokens know no state; nowhere when None     bool [N|1, T]
+    begins      where another document begins, whose state is reset to 0; None if nowhere        bool [N|1, T]
     state       before the first token                       [N, D, E]
-    erases      whether what the state predicts is taken from v
+    erases      whether the state's prediction is subtracted from v
     """
 
     q: Tensor
@@ -39,11 +40,11 @@ Result = tuple[Tensor, Tensor]
 
 
 def recurrent(at: DeltaInputs) -> Result:
-    """The results of the queries [N, T, E], and the state after the last token [N, D, E], by the definition:
+    """Returns the results of the queries [N, T, E], and the state after the last token [N, D, E], by the definition:
 
     S_t = diag(a_t) S_(t-1) + beta_t k_t (v_t - k_t^T diag(a_t) S_(t-1)),        o_t = q_t^T S_t
 
-    without what is in the brackets behind v_t unless it `erases`.
+    Without `erases`, the term subtracted from v_t is left out.
     """
     state, out = at.state, []
     decay = at.log_decay.exp().unsqueeze(-1)
@@ -58,10 +59,10 @@ def recurrent(at: DeltaInputs) -> Result:
 
 
 def chunked(at: DeltaInputs, size: int | None = None) -> Result:
-    """The same in blocks of `size` slots, in O(T) time; of one block it is the parallel form.
+    """Returns the same in blocks of `size` slots, in O(T) time; with a single block it is the parallel form.
 
-    With c_i the sum of log decays up to slot i of a block, S the state before it and u_i = beta_i (v_i - what the state
-    predicts), which is a triangular system (the UT transform; Yang et al. 2024, sections 3.2 and 3.3):
+    With c_i the sum of log decays up to slot i of a block, S the state before it and u_i = beta_i (v_i - the state's
+    prediction), a triangular system is solved (the UT transform; Yang et al. 2024, sections 3.2 and 3.3):
 
         u_i = beta_i (v_i - (k_i e^(c_i))^T S) - sum_(j < i) beta_i (sum_d k_id k_jd e^(c_id - c_jd)) u_j
         o_i = (q_i e^(c_i))^T S + sum_(j <= i) (sum_d q_id k_jd e^(c_id - c_jd)) u_j
@@ -88,7 +89,7 @@ def _block(at: DeltaInputs) -> Result:
         c = at.log_decay.cumsum(1)
         head = tail = whole = None
     else:
-        document = at.begins.cumsum(1)  # 0: that of the state
+        document = at.begins.cumsum(1)  # 0: the document that the state before the block belongs to
         earlier = earlier & (document[:, :, None] == document[:, None, :])
         c = earlier.to(q.dtype) @ at.log_decay
         head, tail = (document[..., None] == end for end in (0, document[:, -1, None, None]))
@@ -110,5 +111,5 @@ def _block(at: DeltaInputs) -> Result:
 
 
 def _power(x: Tensor, seen: Tensor | None) -> Tensor:
-    """e^x where it is seen, 0 elsewhere."""
+    """Returns e^x where `seen`, 0 elsewhere."""
     return torch.exp(x if seen is None else x.masked_fill(~seen, -torch.inf))

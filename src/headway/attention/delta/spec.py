@@ -13,13 +13,13 @@ ORDERS = ("pre", "output")
 
 @dataclass(frozen=True, kw_only=True)
 class RuleSizes:
-    """Sizes of a layer whose state is changed by `delta_attend`.
+    """Sizes of a layer whose state is updated by `delta_attend`.
 
-    heads, key_heads      heads of values, H, and of queries and keys, K, which must divide H
-    head_dim, value_dim   D of a query or key, and E of a value (D unless given)
-    conv                  tokens that the convolution of queries, keys and values sees, W; 1 is a factor
+    heads, key_heads      value heads, H, and heads of queries and keys, K, which must divide H
+    head_dim, value_dim   width of a query or key, D, and of a value, E (by default D)
+    conv                  tokens in the window of the convolution of queries, keys and values, W; with 1 it is a factor
 
-    Raises ConfigError for sizes below 1, and heads that do not divide.
+    Raises ConfigError for sizes below 1, and if key_heads does not divide heads.
     """
 
     heads: int
@@ -39,18 +39,18 @@ class RuleSizes:
 
     @property
     def value_size(self) -> int:
-        """E."""
+        """E, the width of a value."""
         return self.head_dim if self.value_dim is None else self.value_dim
 
     @property
     def channels(self) -> tuple[int, int, int]:
-        """Numbers of a token's queries, keys and values."""
+        """Numbers of channels of a token's queries, keys and values."""
         keys = self.key_heads * self.head_dim
         return keys, keys, self.heads * self.value_size
 
     @property
     def decays(self) -> int:
-        """Decays of a token."""
+        """Number of decays of a token."""
         return self.heads
 
 
@@ -60,14 +60,16 @@ class DeltaSpec(RuleSizes):
 
     decay                 "head": one decay for each head (Gated DeltaNet, Qwen3-Next); "channel": one for each channel
                           of a head's keys (Kimi's KDA)
-    gate                  of the output: "silu" or "sigmoid"
-    rank                  of the projections of decays and gates, which are then products of two; None is one matrix
+    gate                  activation of the output gate, "silu" or "sigmoid"
+    rank                  rank of the projections of decays and gates, which are then products of two matrices; None for
+                          one full matrix
     beta_scale            factor on betas: with 2 they are in (0, 2), and eigenvalues of a state's transition in (-1, 1)
                           (Grazzi et al. 2024, "Unlocking State-Tracking in Linear RNNs", section 4)
-    norm_eps              of the norm of the output; the model's unless given
-    order                 of norms in its layers, "pre" or "output" (`headway.nn.Block`); the model's unless given
+    norm_eps              epsilon of the norm of the output, by default the model's
+    order                 order of the norms in its blocks, "pre" or "output" (`headway.nn.Block`), by default the
+                          model's
 
-    Raises ConfigError as `RuleSizes` does, and for unknown names.
+    Raises ConfigError as `RuleSizes` does, and for unknown names or numbers out of range.
     """
 
     decay: str = "head"
@@ -101,12 +103,13 @@ class SSDSpec(RuleSizes):
     its state size, and E the width of a head, and
 
     conv_bias    whether the convolution has a bias
-    bias         whether the projections have
-    norm         whether what is read is normed behind its gate
-    least_step   steps are no shorter (Nemotron-H)
-    factors      of what the gate, values, keys, queries and steps are made of, biases included (Falcon-H1)
+    bias         whether the projections have biases
+    norm         whether the gated output is normed
+    least_step   lower bound of the steps (Nemotron-H)
+    factors      factors on the projections that gate, values, keys, queries and steps are computed from, biases
+                 included (Falcon-H1)
 
-    Raises ConfigError as `RuleSizes` does, and for a step below 0 and factors that are not five above 0.
+    Raises ConfigError as `RuleSizes` does, for a step below 0, and unless there are five factors above 0.
     """
 
     conv_bias: bool = True

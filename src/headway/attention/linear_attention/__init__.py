@@ -1,4 +1,4 @@
-"""Linear attention: sums over the keys in place of weights for every pair."""
+"""Linear attention: sums over the keys instead of weights of all pairs."""
 
 from headway.attention.linear_attention.algorithms import FORMS
 from headway.attention.linear_attention.attend import (

@@ -1,4 +1,4 @@
-"""Slots in order, and two ways to the same numerators and denominators.
+"""Slots in order, and two ways to compute the same numerators and denominators.
 
 Legend: B rows, N slots, K kv heads, G query heads per kv head, T queries, S keys, F features, E per value.
 """
@@ -14,18 +14,20 @@ from headway.attention.linear_attention.state import LinearState
 from headway.tokens import Tokens, take_slots
 
 SIZE = 64
-"""Slots of a block of the chunked form. Any number gives the same; docs/linear.md says how this one was found."""
+"""Slots of a block of the chunked form. It does not change the result; docs/linear.md says how this value was found."""
 
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """The order of a row's slots in which each document is one run with rising indices, as a running sum needs. Fields
-    are None wherever nothing need be done. Slots of documents 1 0 1 are put in order 1 0 2: documents 0 1 1.
+    """The order of a row's slots in which each document is one run with rising indices, as a running sum needs. A field
+    is None if nothing needs to be done for it.
 
-    slots       the slot that comes first, second, ...; they lie in order when None.  int64 [B|1, N]
-    documents   of each slot, in that order; empty slots bear that of the slot before. One document when None.
-                                                                                      int64 [B|1, N]
-    valid       which slots hold a token, in the order of the row itself; all when None.  bool [B|1, N]
+    Slots of documents 1 0 1 are put in order 1 0 2: documents 0 1 1.
+
+    slots       the slot that comes first, second, ...; None if they are in order.        int64 [B|1, N]
+    documents   the document of each slot, in that order, where an empty slot has that of the slot before it; None if
+                there is one document.  int64 [B|1, N]
+    valid       which slots hold a token, in the order of the row itself; None if all do.  bool [B|1, N]
     """
 
     slots: Tensor | None = None
@@ -33,20 +35,21 @@ class Order:
     valid: Tensor | None = None
 
     def arrange(self, t: Tensor) -> Tensor:
-        """t [B, H, N, ...] with its slots in this order."""
+        """Returns t [B, H, N, ...] with its slots in this order."""
         return t if self.slots is None else take_slots(t, self.slots)
 
     def restore(self, t: Tensor) -> Tensor:
-        """t [B, H, N, ...], in this order, with its slots where they were."""
+        """Returns t [B, H, N, ...], given in this order, with its slots in the order of the row."""
         return t if self.slots is None else take_slots(t, self.slots.argsort(1))
 
     def zeroed(self, t: Tensor) -> Tensor:
-        """t [B, H, N, ...], in the row's own order, with exact zeros (and zero gradients) in empty slots."""
+        """Returns t [B, H, N, ...], in the order of the row, with exact zeros (and zero gradients) in empty slots."""
         return t if self.valid is None else t.masked_fill(~self.valid[:, None, :, None], 0.0)
 
 
 def order_of(tokens: Tokens, *, alone: bool = True) -> Order:
-    """The order of these tokens. Unless they are `alone`, documents are compared with those of other tokens."""
+    """Returns the order of these tokens. Unless `alone`, the documents will be compared with those of other tokens,
+    and so are kept even if each row has only one."""
     if tokens.count == 0 or (tokens.start is not None and (alone or tokens.document is None)):
         return Order()
     valid = tokens.valid
@@ -72,10 +75,10 @@ class Sums:
     """The terms of the sums, in order (`Order`), with zeros in empty slots.
 
     q, zq           features for numerator and denominator     [B, K, G, T, F]
-    k, zk           of keys, 0 in empty slots                     [B, K, S, F]
+    k, zk           the same of keys, 0 in empty slots            [B, K, S, F]
     v               values, 0 in empty slots                      [B, K, S, E]
-    q_documents, k_documents   [B|1, T] and [B|1, S]; None, both, where there is one document
-    past            what came before all of these (causal)
+    q_documents, k_documents   [B|1, T] and [B|1, S]; both None if there is one document
+    past            the state before all of these tokens (causal)
     causal          whether query i sees keys 0..i of its document, or all of it
     """
 
@@ -94,8 +97,9 @@ Result = tuple[Tensor, Tensor]
 
 
 def parallel(at: Sums) -> Result:
-    """All products of queries and keys: the specification. O(T S) time and memory; all derivatives. Of one query after
-    a past it is the step of a recurrence: q S + (q . k) v (Katharopoulos et al. 2020, equations 16 to 20)."""
+    """Computes all products of queries and keys: the specification. O(T S) time and memory; derivatives of any
+    order. For one query after a past it is a step of the recurrence: q S + (q . k) v (Katharopoulos et al. 2020,
+    equations 16 to 20)."""
     weights, den = products(at)
     num = weights @ at.v.unsqueeze(2)
     if at.past is not None:
@@ -105,7 +109,7 @@ def parallel(at: Sums) -> Result:
 
 
 def products(at: Sums) -> Result:
-    """(q_i . k_j [B, K, G, T, S], 0 where it is not seen; sum_j zq_i . zk_j [B, K, G, T])."""
+    """Returns (q_i . k_j [B, K, G, T, S], 0 where j is not seen; sum_j zq_i . zk_j [B, K, G, T])."""
     q, z = (a @ b.mT.unsqueeze(2) for a, b in ((at.q, at.k), (at.zq, at.zk)))
     if at.causal:
         q, z = q.tril(), z.tril()
@@ -116,24 +120,24 @@ def products(at: Sums) -> Result:
 
 
 def chunked(at: Sums, size: int = SIZE) -> Result:
-    """O(T F E) time, O(T) memory also with the backward.
+    """Computes the sums in O(T F E) time and O(T) memory, also with the backward.
 
-    Causal: block by block, products inside a block and sums over what came before it (`scan`); in blocks of one slot it
-    is the recurrence. Bidirectional: one state for each document, read by all its queries."""
+    Causal: block by block, with products inside a block and sums over what came before it (`scan`); in blocks of one
+    slot it is the recurrence. Bidirectional: one state for each document, read by all its queries."""
     return _running(at, size) if at.causal else _whole(at)
 
 
 def _running(at: Sums, size: int) -> Result:
     b, kv_heads, group, count, features = at.q.shape
-    n, wide = b * kv_heads, at.v.shape[-1]
-    past = at.past or LinearState.empty(b, kv_heads, features, wide, at.v.dtype, at.v.device)
+    n, value_dim = b * kv_heads, at.v.shape[-1]
+    past = at.past or LinearState.empty(b, kv_heads, features, value_dim, at.v.dtype, at.v.device)
     documents = at.k_documents
     if documents is not None and documents.shape[0] > 1:
         documents = documents.repeat_interleave(kv_heads, 0)
     q, k, v, zq, zk = (t.flatten(0, 1) for t in (at.q, at.k, at.v, at.zq, at.zk))
-    kv, z = past.kv.reshape(n, features, wide), past.k.reshape(n, features)
+    kv, z = past.kv.reshape(n, features, value_dim), past.k.reshape(n, features)
     num, den = scan(q, k, v, zq, zk, documents, kv, z, size)
-    return num.view(b, kv_heads, group, count, wide), den.view(b, kv_heads, group, count)
+    return num.view(b, kv_heads, group, count, value_dim), den.view(b, kv_heads, group, count)
 
 
 def _whole(at: Sums) -> Result:
@@ -141,9 +145,9 @@ def _whole(at: Sums) -> Result:
         return _read(at.q, at.zq, at.k.mT @ at.v, at.zk.sum(2))
     rows = max(at.q_documents.shape[0], at.k_documents.shape[0])
     queries, keys = (t.expand(rows, -1) for t in (at.q_documents, at.k_documents))
-    every = (at.q, at.zq, at.k, at.zk, at.v)
-    each = [every] if rows == 1 else list(zip(*(t.split(1) for t in every), strict=True))
-    parts = [_by_document(queries[b], keys[b], *each[b]) for b in range(rows)]
+    tensors = (at.q, at.zq, at.k, at.zk, at.v)
+    by_row = [tensors] if rows == 1 else list(zip(*(t.split(1) for t in tensors), strict=True))
+    parts = [_by_document(queries[b], keys[b], *by_row[b]) for b in range(rows)]
     num, den = (torch.cat(list(same)) for same in zip(*parts, strict=True))
     return num, den
 
@@ -151,7 +155,7 @@ def _whole(at: Sums) -> Result:
 def _by_document(
     queries: Tensor, keys: Tensor, q: Tensor, zq: Tensor, k: Tensor, zk: Tensor, v: Tensor
 ) -> Result:
-    """The same for documents [T] and [S] that are runs of slots, alike in every row."""
+    """Computes the bidirectional sums of documents [T] and [S] that are runs of slots, the same in every row."""
     names, counts = _runs(keys)
     states = {
         name: (a.mT @ c, z.sum(2))
@@ -176,7 +180,7 @@ def _runs(documents: Tensor) -> tuple[list[int], list[int]]:
 
 
 def _read(q: Tensor, zq: Tensor, kv: Tensor, z: Tensor) -> Result:
-    """Numerators and denominators of queries [B, K, G, T, F] from sums kv [B, K, F, E] and z [B, K, F]."""
+    """Returns numerators and denominators of queries [B, K, G, T, F] from sums kv [B, K, F, E] and z [B, K, F]."""
     return q @ kv.unsqueeze(2), (zq @ z[:, :, None, :, None]).squeeze(-1)
 
 

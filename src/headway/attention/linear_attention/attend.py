@@ -40,27 +40,27 @@ def linear_attend(
     score: Score | Sequence[Score] = (),
     dropout: float = 0.0,
 ) -> Tensor:
-    """sum_j sim(q_i, k_j) v_j / sum_j sim(q_i, k_j) over the keys that are seen: [B, H, T, E].
+    """Returns sum_j sim(q_i, k_j) v_j / sum_j sim(q_i, k_j) over the keys that query i sees: [B, H, T, E].
 
     Args:
         q: [B, H, T, D];  k: [B, K, S, D];  v: [B, K, S, E], with H a multiple of K.
         linear: the similarity, and where `rotation` acts.
         pattern: Full() or Causal(). Documents never see each other, and empty slots neither see nor are seen.
-        q_tokens, k_tokens: the tokens in the slots of either side; numbered from 0 unless given. Causal
-            queries and keys are the same tokens, in any order of slots.
-        rotation: turns features by position (`RotaryTable` of these tokens); it must keep lengths for "cosine".
+        q_tokens, k_tokens: the tokens in the slots of each side, by default numbered from 0. Causal queries and keys
+            are the same tokens, in any order of slots.
+        rotation: turns features by position (`RotaryTable` of these tokens); it must preserve lengths for "cosine".
         past: the state of earlier keys of each row (`linear_state`, `LinearAttentionCache`), for Causal() without
-            documents; it has no gradient.
-        form: "parallel" (all products: the specification), "chunked" (linear time; memory linear in T with the
-            backward too), or "auto" (`choose_form`).
-        score, dropout: there are no weights that these could act on: an error.
+            packed documents; it has no gradient.
+        form: "parallel" (all products: the specification), "chunked" (linear time; memory linear in T, also with the
+            backward), or "auto" (`choose_form`).
+        score, dropout: raise an error, because there are no weights that these could act on.
 
-    Computed in float32 (float64 for float64 inputs) and rounded once. A query that may see nothing gives 0 and
-    passes no gradient. What no query sees does not matter.
+    Computed in float32 (float64 for float64 inputs) and rounded once. A query that may see nothing gets 0 and passes no
+    gradient. Keys that no query sees have no effect.
 
     Raises:
-        PatternError: another pattern, scores or dropout; shapes, tokens, rotation or past that do not fit.
-        BackendError: second derivatives of "chunked".
+        PatternError: for another pattern, scores or dropout, and if shapes, tokens, rotation or past do not fit.
+        BackendError: for second derivatives of causal "chunked".
 
     (Katharopoulos et al. 2020; Su et al. 2021, section 3.3, for the rotation.)
     """
@@ -76,7 +76,7 @@ def linear_state(
     tokens: Tokens | None = None,
     rotation: Rotation | None = None,
 ) -> LinearState:
-    """The sums over keys [B, K, S, D] and values [B, K, S, E], one document per row. Arguments as in
+    """Returns the sums over keys [B, K, S, D] and values [B, K, S, E], one document per row. Arguments as in
     `linear_attend`; raises PatternError for packed documents."""
     return prepare(k, k, v, linear, _CAUSAL, tokens, tokens, rotation).state()
 
@@ -91,8 +91,8 @@ def linear_weights(
     k_tokens: Tokens | None = None,
     rotation: Rotation | None = None,
 ) -> Tensor:
-    """The factor of each value, [B, H, T, S]: quadratic, for looking. Rows are a distribution where
-    `linear.is_distribution`, or without a rotation; otherwise they may be negative and sum to anything."""
+    """Returns the factor of each value, [B, H, T, S]: quadratic, for inspection. Rows are distributions if
+    `linear.is_distribution` or if there is no rotation; otherwise they may be negative and sum to anything."""
     call = prepare(q, k, k, linear, pattern, q_tokens, k_tokens, rotation)
     with exactly(q):
         weights, den = products(call.sums(None))
@@ -107,7 +107,7 @@ def check_form(form: str) -> None:
 def choose_form(
     pattern: Pattern, queries: int, keys: int, features: int, value_dim: int, group: int = 1
 ) -> Choice:
-    """The form that "auto" takes, by the floating-point operations of one kv head:
+    """Returns the form that "auto" takes, the one with fewer floating-point operations for one kv head:
 
         parallel    2 G T S (F + E)
         chunked     2 G T C (F + E) + 2 (G T + S) F E      causal: products in blocks, and the sums
@@ -132,12 +132,12 @@ def choose_form(
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A call with its features computed, in the order of its slots.
+    """A call whose features are computed, with its slots in order.
 
     given       the terms of the sums, without a past
     keys        the tokens of the keys
     guarded     whether the denominator is at least `linear.eps`
-    dtype       of the result
+    dtype       dtype of the result
     """
 
     linear: LinearAttentionSpec
@@ -149,7 +149,7 @@ class Prepared:
     dtype: torch.dtype
 
     def attend(self, past: LinearState | None = None, form: str = "auto") -> Tensor:
-        """The result [B, H, T, E]; `past` and `form` as in `linear_attend`."""
+        """Returns the result [B, H, T, E]; `past` and `form` as in `linear_attend`."""
         at = self.given
         check_form(form)
         if form == "auto":
@@ -160,7 +160,7 @@ class Prepared:
         return out.to(self.dtype)
 
     def sums(self, past: LinearState | None) -> Sums:
-        """The input of a form: the terms of the sums, with the past."""
+        """Returns the input of a form: the terms of the sums, with the past."""
         at = self.given
         if past is None:
             return at
@@ -173,7 +173,7 @@ class Prepared:
         return replace(at, past=past)
 
     def state(self) -> LinearState:
-        """The sums over all keys, one document per row."""
+        """Returns the sums over all keys, one document per row."""
         at = self.given
         if self.k_order.documents is not None:
             raise PatternError(
@@ -189,7 +189,7 @@ class Prepared:
             return LinearState(at.k.mT @ at.v, at.zk.sum(2), count)
 
     def divided(self, num: Tensor, den: Tensor) -> Tensor:
-        """num / den as heads [B, H, T, E], slots where they were, 0 for empty ones."""
+        """Returns num / den as heads [B, H, T, E], with slots in the order of the row and 0 in empty ones."""
         valid = self.q_order.valid
         if self.guarded:
             den = den.clamp_min(self.linear.eps)
@@ -237,11 +237,11 @@ def prepare(
 
 
 def exactly(t: Tensor) -> AbstractContextManager[Any]:
-    """No autocast: the sums over all keys grow, and 8 bits do not hold them."""
+    """Returns a context without autocast: the sums over all keys grow, and the 8 bits of bf16 do not hold them."""
     return nullcontext() if t.is_meta else torch.autocast(t.device.type, enabled=False)
 
 
 def _once(change: Callable[[Tensor], Tensor], a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Both changed, and still one tensor where they were one."""
+    """Applies `change` to both tensors, only once if they are the same tensor."""
     changed = change(a)
     return changed, changed if b is a else change(b)

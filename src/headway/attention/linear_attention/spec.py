@@ -21,7 +21,7 @@ FEATURES: dict[str, Callable[[Tensor], Tensor]] = {
     "exp": torch.exp,
     "softmax": lambda x: torch.softmax(x, -1),
 }
-"""phi by name; every one is >= 0.
+"""The feature maps phi, by name; all are >= 0.
 
 "elu+1"     elu(x) + 1 > 0 (Katharopoulos et al. 2020, equation 7)
 "relu"      max(x, 0)
@@ -31,12 +31,13 @@ FEATURES: dict[str, Callable[[Tensor], Tensor]] = {
 """
 
 COSINE = "cosine"
-"""(1, x / |x|): the product of two is 1 + their cosine, in [0, 2]; a zero vector has cosine 0 with everything."""
+"""The features (1, x / |x|), of which the product of two is 1 + their cosine, in [0, 2]; a zero vector has cosine 0
+with everything."""
 
 TOKENS = "softmax over tokens"
-"""Keys: each feature's softmax over all keys of the document (Shen et al. 2018, section 3.3; Su, "Does attention
-need a softmax?", 2020). Later keys change earlier ones, so it is bidirectional. With "softmax" on the queries every
-denominator is 1."""
+"""A feature map of keys: the softmax of each feature over all keys of the document (Shen et al. 2018, section 3.3;
+Su, "Does attention need a softmax?", 2020). Later keys change earlier ones, so it is bidirectional only. With
+"softmax" on the queries every denominator is 1."""
 
 ROTARY = ("numerator", "both", "none")
 
@@ -48,26 +49,26 @@ class LinearAttentionSpec:
         out_i = sum_j sim(q_i, k_j) v_j / sum_j sim(q_i, k_j)         sim(q, k) = phi(q) . phi'(k) >= 0
               = phi(q_i) . (sum_j phi'(k_j) v_j^T) / (phi(q_i) . sum_j phi'(k_j))
 
-    (Katharopoulos et al. 2020, equations 3 to 5.) There is no scale: whatever multiplies a query's features
-    stands in numerator and denominator.
+    (Katharopoulos et al. 2020, equations 3 to 5.) There is no scale: a factor on a query's features cancels between
+    numerator and denominator.
 
     feature        phi by name, see `FEATURES`; "cosine" is sim = 1 + q/|q| . k/|k|
-    key_feature    phi'; `feature` unless given. "softmax over tokens" is for keys only
-    rotary         where a rotation R acts, when one is given:
-                   "numerator"   on the numerator's features, the denominator stays (Su et al. 2021, equation 19):
-                                 shift-invariant and bounded by the positive denominator, but weights may be
-                                 negative and need not sum to 1
-                   "both"        in numerator and denominator. With "cosine" this is its own way, because R keeps
-                                 lengths: weights stay >= 0 and sum to 1. With other features it is UNSAFE, and kept
-                                 to show that: the denominator may be negative or 0, nothing guards it, and the
-                                 result may be of any size
-                   "none"        nowhere: to be given a rotation is an error
-                   Unless given: "both" for "cosine", "numerator" for the others
-    eps            the denominator is max(sum, eps), so that a query all of whose products are 0 gives 0 and rows
-                   whose sum is larger are exact; not in the unsafe case
+    key_feature    phi', by default `feature`. "softmax over tokens" is for keys only
+    rotary         where a rotation R acts, if one is given:
+                   "numerator"   on the numerator's features only (Su et al. 2021, equation 19): shift-invariant and
+                                 bounded by the positive denominator, but weights may be negative and need not sum
+                                 to 1
+                   "both"        in numerator and denominator. This suits "cosine", because R preserves lengths:
+                                 weights stay >= 0 and sum to 1. With other features it is UNSAFE, and supported only
+                                 to demonstrate that: the denominator may be negative or 0, nothing guards it, and
+                                 the result may be of any size
+                   "none"        nowhere: passing a rotation is an error
+                   By default "both" for "cosine", "numerator" for the others
+    eps            the denominator is max(sum, eps), so that a query whose products are all 0 gets 0, and rows with a
+                   larger sum are exact; not applied in the unsafe case
 
-    Raises ConfigError for an unknown name, for "cosine" on one side only or with "numerator" (which would give up
-    the distribution that it is there for), and for an eps that is not positive.
+    Raises ConfigError for an unknown name, for "cosine" on one side only or with "numerator" (its weights would no
+    longer be a distribution), and for an eps that is not positive.
     """
 
     feature: str = "elu+1"
@@ -107,21 +108,21 @@ class LinearAttentionSpec:
 
     @property
     def is_distribution(self) -> bool:
-        """Whether weights are >= 0 and sum to 1 with a rotation too (without one they always do)."""
+        """Whether weights are >= 0 and sum to 1 also with a rotation (without one they always do)."""
         return self.is_cosine or self.rotary == "none"
 
     @property
     def is_safe(self) -> bool:
-        """Whether the denominator is a sum of products that are >= 0."""
+        """Whether the denominator is a sum of products that are all >= 0."""
         return self.is_cosine or self.rotary != "both"
 
     @property
     def is_causal(self) -> bool:
-        """Whether a key's features are known when the key is: all but "softmax over tokens"."""
+        """Whether the features of a key depend on no later key: true of all but "softmax over tokens"."""
         return self.key_feature != TOKENS
 
     def features(self, head_dim: int) -> int:
-        """F for heads of D: D, and one more for the 1 of "cosine"."""
+        """Returns F for heads of width D: D, plus one for the 1 of "cosine"."""
         return head_dim + self.is_cosine
 
     def __str__(self) -> str:
@@ -132,13 +133,13 @@ class LinearAttentionSpec:
 def marked(
     x: Tensor, feature: str, rotary: str, rotation: Rotation | None, tokens: Tokens
 ) -> tuple[Tensor, Tensor]:
-    """Features of queries or keys [B, H, T, D] for (numerator, denominator), each [B, H, T, F]; the same tensor
-    where both see the same."""
+    """Returns the features of queries or keys [B, H, T, D] for (numerator, denominator), each [B, H, T, F]; the same
+    tensor if both are equal."""
     if feature == COSINE:
         unit = F.normalize(x, dim=-1)
         unit = unit if rotation is None else rotation.apply(unit)
-        both = torch.cat((torch.ones_like(unit[..., :1]), unit), -1)
-        return both, both
+        features = torch.cat((torch.ones_like(unit[..., :1]), unit), -1)
+        return features, features
     plain = over_tokens(x, tokens) if feature == TOKENS else FEATURES[feature](x)
     if rotation is None:
         return plain, plain
@@ -147,14 +148,14 @@ def marked(
 
 
 def over_tokens(k: Tensor, tokens: Tokens) -> Tensor:
-    """e^k over its sum over the keys of the same document, feature by feature: [B, K, S, D]."""
+    """Returns e^k over its sum over the keys of the same document, feature by feature: [B, K, S, D]."""
     documents = torch.where(tokens.valid, tokens.documents, -1)
     names, number = documents.unique(return_inverse=True)
     at = number[:, None, :, None].expand(k.shape)
     shape = (*k.shape[:2], len(names), k.shape[3])
-    known = tokens.valid[:, None, :, None]
+    is_token = tokens.valid[:, None, :, None]
     most = k.new_full(shape, -torch.inf).scatter_reduce(
-        2, at, k.detach().masked_fill(~known, -torch.inf), "amax"
+        2, at, k.detach().masked_fill(~is_token, -torch.inf), "amax"
     )
-    powers = torch.exp(k - most.nan_to_num(neginf=0.0).gather(2, at)) * known
+    powers = torch.exp(k - most.nan_to_num(neginf=0.0).gather(2, at)) * is_token
     return powers / k.new_zeros(shape).scatter_add(2, at, powers).clamp_min(1).gather(2, at)

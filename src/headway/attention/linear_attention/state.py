@@ -1,4 +1,4 @@
-"""The sums that stand for a set of keys.
+"""The sums that replace a set of keys.
 
 Legend: B rows, K kv heads, F features, E per value.
 """
@@ -13,13 +13,14 @@ from headway.errors import CacheError
 
 @dataclass(frozen=True, eq=False)
 class LinearState:
-    """All that linear attention keeps of a set of keys, whatever its size: sums, so states of disjoint sets add.
+    """Everything that linear attention keeps of a set of keys, whatever its size. These are sums, so states of disjoint
+    sets add.
 
         kv      sum_j phi(k_j) v_j^T, of the numerator's features          [B, K, F, E]
         k       sum_j phi(k_j), of the denominator's                        [B, K, F]
-        count   how many keys there are                              int64 [B]
+        count   number of keys                                       int64 [B]
 
-    float32, or float64 where keys are. The empty set is all zeros. With "softmax over tokens" features depend on the
+    float32, or float64 for float64 keys. The empty set is all zeros. With "softmax over tokens" features depend on the
     whole set, and states do not add. (Katharopoulos et al. 2020, equations 18 and 19.)
     """
 
@@ -36,7 +37,7 @@ class LinearState:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> "LinearState":
-        """The state of no keys, which changes nothing when it is merged."""
+        """Returns the state of no keys, which is neutral under `merge`."""
         return LinearState(
             torch.zeros(batch, kv_heads, features, value_dim, dtype=dtype, device=device),
             torch.zeros(batch, kv_heads, features, dtype=dtype, device=device),
@@ -44,7 +45,8 @@ class LinearState:
         )
 
     def merge(self, other: "LinearState") -> "LinearState":
-        """The state of both sets together; they must be disjoint. Raises CacheError for states of other sizes."""
+        """Returns the state of both sets together, which must be disjoint. Raises CacheError if sizes, dtypes or
+        devices differ."""
         if self.kv.shape != other.kv.shape or self.kv.dtype != other.kv.dtype or self.device != other.device:
             (b, k, f, e), (b2, k2, f2, e2) = self.kv.shape, other.kv.shape
             raise CacheError(
@@ -64,5 +66,5 @@ class LinearState:
 
     @property
     def nbytes(self) -> int:
-        """B K F (E + 1) numbers, and the counts."""
+        """Bytes of B K F (E + 1) numbers and of the counts."""
         return sum(t.nbytes for t in self.tensors)

@@ -26,7 +26,7 @@ NO_WEIGHTS = (
     "(Su et al. 2021, section 3.3), and later ones act on the state: decay by distance (RetNet), which is not here, "
     "and the gated delta rule (headway.nn.GatedDelta); use positions=Rotary(...), or softmax attention"
 )
-"""Why steps on scores and dropout of weights are refused."""
+"""Why score steps and dropout of weights are refused."""
 
 
 def forbid_weights(score: Score | Sequence[Score], dropout: float) -> None:
@@ -62,7 +62,8 @@ def check_call(
     k_tokens: Tokens | None,
     rotation: Rotation | None,
 ) -> tuple[Heads, Tokens, Tokens]:
-    """The heads and the tokens of both sides (one value where they are the same), or an error."""
+    """Returns the heads and the tokens of both sides (one object if they are the same). Raises PatternError if the
+    arguments do not fit."""
     check_pattern(linear, pattern)
     q_tokens, k_tokens = numbered("linear attention", q, k, pattern, q_tokens, k_tokens)
     heads = check_sides("linear attention", q, q_tokens, [KeyValues(k, v, k_tokens)])
@@ -86,7 +87,7 @@ def check_call(
 
 
 def _alike(a: Tokens, b: Tokens) -> bool:
-    """Whether both are the same tokens in the same slots."""
+    """Returns whether both are the same tokens in the same slots."""
     if a is b or (a.start is not None and a.start == b.start and a.count == b.count):
         return True
     if a.count != b.count:
@@ -95,7 +96,7 @@ def _alike(a: Tokens, b: Tokens) -> bool:
 
 
 def check_past(past: LinearState, k: Tensor, v: Tensor) -> None:
-    """Raises PatternError unless the state is of keys k [B, K, S, F] and values v like these, without gradient."""
+    """Raises PatternError unless the state fits keys k [B, K, S, F] and values v, and has no gradient."""
     want = (k.shape[0], k.shape[1], k.shape[3], v.shape[3])
     if tuple(past.kv.shape) != want or past.kv.dtype != k.dtype or past.device != k.device:
         raise PatternError(

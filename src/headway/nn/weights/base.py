@@ -16,16 +16,18 @@ from headway.native.linear import Matrix
 
 
 class Weight(ABC):
-    """A matrix W [O, I] as a `Linear` keeps it: a value, whose tensors the layer registers.
+    """A matrix W [O, I] in the form in which a `Linear` stores it: a value, whose tensors the layer registers.
 
-    A form is a subclass and a row of `WEIGHTS`. It defines how it is packed, the tensors it is kept as, and the numbers
-    these stand for; products, gradients of inputs, and the state dict follow. Override `fast_product` where there is a
-    faster one, `part` where ranks may share it, and `native` where the kernels of decoding steps read it.
+    A form is a subclass and a row of `WEIGHTS`. It defines how plain weights are packed, which tensors are stored, and
+    which numbers these represent; products, gradients of inputs, and the state dict follow from that. Override
+    `fast_product` if there is a faster one, `part` if ranks may share the matrix, and `native` if the kernels of
+    decoding steps read it.
 
     Attributes:
-        name: the row of `WEIGHTS`.
-        exact: whether plain weights were packed to the bit: a state dict then holds these, under the name `weight`.
-        unpacks: whether a product of many rows unpacks the matrix, so that all rows are best taken at once.
+        name: the key in `WEIGHTS`.
+        exact: whether packing plain weights is lossless: a state dict then holds the plain weights, under the name
+            `weight`.
+        unpacks: whether a product of many rows unpacks the matrix, so that all rows are best multiplied at once.
     """
 
     name: ClassVar[str]
@@ -35,7 +37,7 @@ class Weight(ABC):
     @classmethod
     @abstractmethod
     def pack(cls, w: Tensor) -> Self:
-        """The form of plain weights [O, I]."""
+        """Returns plain weights [O, I] in this form."""
 
     @property
     @abstractmethod
@@ -44,19 +46,19 @@ class Weight(ABC):
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors it is kept as, by name. A `Linear` registers them as buffers that no cast changes."""
+        """Returns the stored tensors, by name. A `Linear` registers them as buffers that no cast changes."""
 
     @abstractmethod
     def with_tensors(self, tensors: dict[str, Tensor]) -> Self:
-        """The same form with other tensors, of the names of `tensors`."""
+        """Returns the same form with other tensors, under the names of `tensors`."""
 
     @abstractmethod
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """W [O, I], rounded once to `dtype`; in the dtype of its numbers unless given."""
+        """Returns W [O, I], rounded once to `dtype`, by default the dtype of its numbers."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of `dequantize`: float32 for numbers that are kept in fewer bits."""
+        """The dtype of `dequantize`: float32 for quantized weights."""
         return torch.float32
 
     @property
@@ -66,58 +68,59 @@ class Weight(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are kept."""
+        """Bytes of the stored tensors."""
         return sum(t.nbytes for t in self.tensors().values())
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x W^T (+ b): [..., I] -> [..., O]. Gradients reach x and b, and no frozen W."""
+        """Returns x W^T (+ b): [..., I] -> [..., O]. Gradients reach x and b, but not a frozen W."""
         if needs_gradient(x, bias):
             y: Tensor = _FrozenProduct.apply(x, self)  # type: ignore[no-untyped-call]
             return y if bias is None else y + bias
         return self.fast_product(x, bias)
 
     def fast_product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """`product` where neither x nor the bias needs a gradient."""
+        """Computes `product` if neither x nor the bias needs a gradient."""
         return F.linear(x, self.dequantize(x.dtype), bias)
 
     def side_by_side(
         self, x: Tensor, weights: "Sequence[Weight]", biases: Sequence[Tensor | None]
     ) -> list[Tensor]:
-        """The products of one x with several weights, of which this is the first."""
+        """Returns the products of one x with several weights, of which this is the first."""
         return [w.product(x, bias) for w, bias in zip(weights, biases, strict=True)]
 
     def rows(self, at: Tensor) -> Tensor:
-        """Rows [..., I] of these numbers, as an embedding looks them up, in the dtype of `dequantize`."""
+        """Looks up rows [..., I], as an embedding does, in the dtype of `dequantize`."""
         return F.embedding(at, self.dequantize())
 
     def part_reason(self, axis: int, rows: range) -> str | None:
-        """Why it cannot be cut to these rows (axis 0) or columns (axis 1); None if it can."""
+        """Returns why the matrix cannot be reduced to these rows (axis 0) or columns (axis 1), or None if it can."""
         return f"has weights in {self.name}, of which there are no parts; use plain weights"
 
     def part(self, axis: int, rows: range) -> Self:
-        """Some rows (axis 0) or columns (axis 1), the same numbers, where there is no `part_reason`."""
+        """Returns some rows (axis 0) or columns (axis 1), with the same numbers, provided that there is no
+        `part_reason`."""
         raise AssertionError(self.part_reason(axis, rows))
 
     def native(self) -> Matrix | str:
-        """The matrix that the kernels of a decoding step read, or the reason why they cannot."""
+        """Returns the matrix that the kernels of a decoding step read, or the reason why they cannot."""
         return f"the kernels read no weights in {self.name}"
 
     def merge_reason(self) -> str | None:
-        """Why an adapter cannot be merged into it; None if it can."""
+        """Returns why an adapter cannot be merged into it, or None if it can."""
         return f"has weights in {self.name}, which would be rounded again"
 
     def extra_repr(self) -> str:
-        """Its part of a layer's repr."""
+        """Returns its part of a layer's repr."""
         return f"{self.name}, {8 * self.nbytes / (self.shape[0] * self.shape[1]):.2f} bits a weight"
 
 
 def needs_gradient(*tensors: Tensor | None) -> bool:
-    """Whether a gradient is to reach one of these."""
+    """Returns whether any of these tensors needs a gradient."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 class _FrozenProduct(torch.autograd.Function):
-    """x W^T, with W dequantized in the forward pass and once more in the backward pass, and kept in neither."""
+    """x W^T, with W dequantized in the forward pass and again in the backward pass, and kept in neither."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Weight) -> Tensor:

@@ -1,4 +1,4 @@
-"""Weights of 4 to 6 bits in blocks of 256 inputs, as files of llama.cpp hold them: K-quants."""
+"""Weights of 4 to 6 bits in blocks of 256 inputs, as in llama.cpp's files: K-quants."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -13,8 +13,8 @@ from headway.nn.weights.rounded import Packed
 
 @dataclass(frozen=True, eq=False)
 class BlockQuantized(Packed):
-    """W' [O, I] = (d s) code - (dmin t), or (d s) (code - 32), as `headway.block_quantization` says; I is a multiple of
-    256. Products are those of `Packed`, with exact sums of 32 inputs, of 16 where codes have 6 bits."""
+    """W' [O, I] = (d s) code - (dmin t), or (d s) (code - 32), as defined in `headway.block_quantization`; I is a
+    multiple of 256. Products are those of `Packed`, with exact sums over 32 inputs, or over 16 if codes have 6 bits."""
 
     bits: ClassVar[int]
     group: ClassVar[int] = BLOCK
@@ -22,7 +22,8 @@ class BlockQuantized(Packed):
 
     @classmethod
     def pack(cls, w: Tensor) -> Self:
-        """See `Weight`: the nearest codes (`quantize_blocks`). Raises BackendError where rows are not whole blocks."""
+        """See `Weight`: takes the nearest codes (`quantize_blocks`). Raises BackendError if rows are not whole
+        blocks."""
         if w.shape[1] % BLOCK:
             raise BackendError(
                 f"{cls.name} has blocks of {BLOCK} inputs, and rows of {w.shape[1]} are no multiple"
@@ -39,18 +40,18 @@ class BlockQuantized(Packed):
 
 
 class Q4K(BlockQuantized):
-    """Codes of 4 bits, and least numbers: 4.62 bits a weight."""
+    """Codes of 4 bits, with minimums: 4.62 bits a weight."""
 
     name, bits = "q4_K", 4
 
 
 class Q5K(BlockQuantized):
-    """Codes of 5 bits, and least numbers: 5.62 bits a weight."""
+    """Codes of 5 bits, with minimums: 5.62 bits a weight."""
 
     name, bits = "q5_K", 5
 
 
 class Q6K(BlockQuantized):
-    """Codes of 6 bits around 0: 6.56 bits a weight."""
+    """Signed codes of 6 bits: 6.56 bits a weight."""
 
     name, bits = "q6_K", 6

@@ -1,4 +1,4 @@
-"""bf16 weights in 70 % of their bytes, to the bit."""
+"""bf16 weights compressed losslessly, to 70 % of their bytes."""
 
 import threading
 from dataclasses import dataclass
@@ -13,13 +13,14 @@ from headway.native.linear import MOST_ROWS, Matrix, linear, unsupported_reason
 from headway.nn.weights.base import Weight
 
 AT_ONCE = 1 << 25
-"""Weights that are unpacked at a time."""
+"""Number of weights that are unpacked at a time."""
 
 _kept = threading.local()
 
 
 def _scratch(size: int) -> Tensor:
-    """Memory for so many bf16 numbers or more, a thread's for all its calls: new pages cost more than unpacking."""
+    """Returns memory for at least `size` bf16 numbers, reused by all calls of a thread, since new pages cost more
+    than unpacking."""
     scratch: Tensor | None = getattr(_kept, "scratch", None)
     if scratch is None or len(scratch) < size:
         scratch = _kept.scratch = torch.empty(size, dtype=torch.bfloat16)
@@ -30,8 +31,8 @@ def _scratch(size: int) -> Tensor:
 class CompressedWeight(Weight):
     """`headway.native.compressed.Compressed`: the same numbers as plain bf16 weights.
 
-    up to 64 rows, float32 or bf16 on a CPU   by the kernels: the results of plain weights, to the bit
-    else                                      by torch, W unpacked block by block
+    up to 64 rows, float32 or bf16 on a CPU   by the kernels, with the results of plain weights, bit for bit
+    otherwise                                 by torch, with W unpacked block by block
     """
 
     name: ClassVar[str] = "compressed"

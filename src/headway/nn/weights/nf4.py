@@ -1,9 +1,9 @@
 """NF4: weights in 4 bits, and their scales in 8 (Dettmers et al. 2023, "QLoRA", section 3).
 
-    w  ~  NF4[code] * scale                        a scale for each block of 64 numbers in a row: the largest |w|
-    scale  ~  offset + DYNAMIC[code] * largest     offset: the mean of all scales; a largest for each 256 of them
+    w  ~  NF4[code] * scale                        one scale for each block of 64 consecutive numbers: the largest |w|
+    scale  ~  offset + DYNAMIC[code] * largest     offset: the mean of all scales; one `largest` for each 256 scales
 
-Codes, scales and order are those of bitsandbytes (`quantize_4bit`, blocks of 64, nf4, compress_statistics): 0.516
+Codes, scales and their order are those of bitsandbytes (`quantize_4bit`, blocks of 64, nf4, compress_statistics): 0.516
 bytes a weight.
 """
 
@@ -26,14 +26,14 @@ VALUES = (
     *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941),
     *(0.7229568362236023, 1.0),
 )
-"""Quantiles of the normal distribution, 0 among them (Dettmers et al. 2023, appendix E)."""
-TINY = 1e-38  # a block of zeros has no scale to divide by
+"""Quantiles of the normal distribution, including 0 (Dettmers et al. 2023, appendix E)."""
+TINY = 1e-38  # divisor for a block of zeros, whose scale is 0
 
 
 @lru_cache
 def dynamic_map() -> Tensor:
-    """The 256 values of an 8-bit number whose exponent takes as many bits as it needs (Dettmers et al. 2022, "8-bit
-    Optimizers via Block-wise Quantization", section 1.3), in rising order."""
+    """Returns the 256 values of an 8-bit number whose exponent takes as many bits as it needs (Dettmers et al. 2022,
+    "8-bit Optimizers via Block-wise Quantization", section 1.3), in ascending order."""
     values = [0.0, 1.0]
     for exponent in range(7):
         edges = torch.linspace(0.1, 1, 2**exponent + 1)
@@ -46,17 +46,16 @@ def dynamic_map() -> Tensor:
 class Nf4(Weight):
     """A matrix [O, I] of codes and scales.
 
-        up to 64 rows, float32 or bf16 on a CPU   by the kernels, where I is a multiple of 64
-        else, and where gradients are asked for   by torch, the matrix dequantized for each product
+        up to 64 rows, float32 or bf16 on a CPU   by the kernels, if I is a multiple of 64
+        otherwise, and if gradients are needed    by torch, with the matrix dequantized for each product
 
-    Either way weights are `dequantize(x.dtype)`, to the bit, and x is not rounded.
+    In either case the weights are `dequantize(x.dtype)`, bit for bit, and x is not rounded.
 
-
-        codes   uint8 [ceil(O I / 2)], two numbers each, the first in the high bits
-        scales  uint8, one for each block of 64, in `dynamic_map`; largest: float32, one for each 256 of them
+        codes   uint8 [ceil(O I / 2)], two numbers in each, the first in the high bits
+        scales  uint8, an index into `dynamic_map` for each block of 64; largest: float32, one for each 256 scales
         offset  float32 scalar
-        first   of a part of a matrix: the number of its first block in the whole
-        row     blocks of a row of the whole matrix, where there is a part of it
+        first   for a part of a matrix: the number of its first block in the whole matrix
+        row     for a part of a matrix: the number of blocks in a row of the whole matrix
     """
 
     name: ClassVar[str] = "nf4"
@@ -70,7 +69,7 @@ class Nf4(Weight):
 
     @classmethod
     def pack(cls, w: Tensor) -> Self:
-        """See `Weight`: the nearest codes."""
+        """See `Weight`: takes the nearest codes."""
         ratios, scale = _blocks(w.detach().reshape(-1).float(), BLOCK)
         nibbles = _nearest(ratios.flatten()[: w.numel()], torch.tensor(VALUES, device=w.device))
         nibbles = F.pad(nibbles, (0, w.numel() % 2), value=VALUES.index(0.0))
@@ -85,7 +84,8 @@ class Nf4(Weight):
         return self.size
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `Weight`. Where rows are whole blocks, codes and scales lie by rows, which are cut."""
+        """See `Weight`. If rows are whole blocks, codes and scales have one row for each of them, so that rows can
+        be taken."""
         rows = (self.size[0], -1) if self.size[1] % BLOCK == 0 else (-1,)
         sizes = torch.cat((self.largest, self.offset[None]))
         return {"codes": self.codes.view(rows), "scales": self.scales.view(rows), "sizes": sizes}
@@ -98,18 +98,19 @@ class Nf4(Weight):
         )
 
     def scale(self) -> Tensor:
-        """One for each block, float32."""
+        """Returns the scale of each block, float32."""
         values = dynamic_map().to(self.scales.device)[self.scales.flatten().int()]
         if self.row is None:
             largest = self.largest.repeat_interleave(SCALES)[: len(values)]
         else:
+            # scales share a `largest` by their block numbers in the whole matrix: first + i row + j for block (i, j)
             rows, columns = self.size[0], self.size[1] // BLOCK
             at = self.first + torch.arange(rows)[:, None] * self.row + torch.arange(columns)
             largest = self.largest[at.flatten().to(values.device) // SCALES]
         return values * largest + self.offset
 
     def part_reason(self, axis: int, rows: range) -> str | None:
-        """See `Weight`. Rows and columns are whole blocks."""
+        """See `Weight`. Rows and columns must be whole blocks."""
         columns = len(rows) if axis else self.size[1]
         if self.row is None and self.size[1] % BLOCK == columns % BLOCK == 0:
             return None
@@ -119,13 +120,13 @@ class Nf4(Weight):
         )
 
     def part(self, axis: int, rows: range) -> Self:
-        """See `Weight`: of a whole matrix, to the bit."""
+        """See `Weight`: part of a whole matrix, bit for bit."""
         outputs, inputs = self.size
 
         def cut(flat: Tensor) -> Tensor:
             by_row = flat.view(outputs, -1)
-            each = 1 if axis == 0 else inputs // by_row.shape[1]
-            part = by_row.narrow(axis, rows.start // each, len(rows) // each)
+            inputs_each = 1 if axis == 0 else inputs // by_row.shape[1]
+            part = by_row.narrow(axis, rows.start // inputs_each, len(rows) // inputs_each)
             return part.clone(memory_format=torch.contiguous_format)
 
         blocks = inputs // BLOCK
@@ -134,7 +135,7 @@ class Nf4(Weight):
         return type(self)(cut(self.codes), cut(self.scales), self.largest, self.offset, size, first, blocks)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """See `Weight`: the product in float32, rounded to `dtype`."""
+        """See `Weight`: computed in float32 and rounded to `dtype`."""
         count = self.size[0] * self.size[1]
         # a byte is looked up as the pair of numbers that it holds
         values = torch.tensor(VALUES, device=self.codes.device)
@@ -147,7 +148,7 @@ class Nf4(Weight):
         return flat.view(self.size).to(dtype or torch.float32)
 
     def fast_product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """See `Weight`: of a few rows, by the kernels where they can."""
+        """See `Weight`: products of a few rows run on the kernels if possible."""
         if 0 < x.numel() <= MOST_ROWS * self.size[1] and unsupported_reason(x, []) is None:
             matrix = self.native()
             if not isinstance(matrix, str):
@@ -155,7 +156,7 @@ class Nf4(Weight):
         return super().fast_product(x, bias)
 
     def native(self) -> Matrix | str:
-        """See `Weight`: its own tensors. Rows are whole blocks."""
+        """See `Weight`: its own tensors, if rows are whole blocks."""
         if self.size[1] % BLOCK:
             return f"the kernels read nf4 in rows of whole blocks of {BLOCK}, not of {self.size[1]} inputs"
         codes, scales = (t.view(self.size[0], -1) for t in (self.codes, self.scales))
@@ -170,18 +171,20 @@ def _values() -> Tensor:
 
 
 def nf4_bytes(numbers: int) -> int:
-    """Bytes of a matrix of so many numbers: codes, a scale for each 64, a largest for each 256 of them, an offset."""
+    """Returns the bytes of a matrix with this many numbers: codes, a scale for each 64, a `largest` for each 256
+    scales, an offset."""
     scales = -(-numbers // BLOCK)
     return -(-numbers // 2) + scales + 4 * -(-scales // SCALES) + 4
 
 
 def _blocks(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """(x / the largest |x| of its block [blocks, size], those largest): the last block is filled up with zeros."""
+    """Returns (x / the largest |x| of its block [blocks, size], and these largest); the last block is padded with
+    zeros."""
     blocks = F.pad(x, (0, -len(x) % size)).view(-1, size)
     largest = blocks.abs().amax(1)
     return (blocks * (1 / largest.clamp_min(TINY))[:, None]).clamp(-1, 1), largest
 
 
 def _nearest(x: Tensor, values: Tensor) -> Tensor:
-    """Index of the nearest of the rising `values`, uint8."""
+    """Returns the index of the nearest of the ascending `values`, uint8."""
     return torch.bucketize(x, (values[:-1] + values[1:]) / 2, out_int32=True).to(torch.uint8)

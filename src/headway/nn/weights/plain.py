@@ -1,4 +1,4 @@
-"""Weights as they are trained: a float tensor."""
+"""Weights as they are trained: a floating-point tensor."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -13,7 +13,7 @@ from headway.nn.weights.base import Weight
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Plain(Weight):
-    """W itself, the parameter `weight` of its layer. Gradients reach it."""
+    """W itself, the parameter `weight` of its layer, which gets gradients."""
 
     name: ClassVar[str] = "plain"
     exact: ClassVar[bool] = True

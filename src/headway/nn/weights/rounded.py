@@ -1,4 +1,4 @@
-"""Weights of 8 or 4 bits, as the kernels read them.
+"""Weights of 8 or 4 bits, in the layout that the kernels read.
 
 Legend: O outputs, I inputs.
 """
@@ -19,21 +19,21 @@ from headway.nn.weights.base import Weight, needs_gradient
 from headway.quantization import quantize_clipped
 
 AT_ONCE = 1 << 22
-"""Weights that are dequantized at a time."""
+"""Number of weights that are dequantized at a time."""
 
 
 @dataclass(frozen=True, eq=False)
 class Packed(Weight):
-    """Weights W' [O, I] of few bits in panels of the kernels.
+    """Quantized weights W' [O, I] in panels of the kernels.
 
-        float32, bf16 on a CPU   x' W'^T by the kernels: x' is x in 8 bits, in groups of 32 inputs; sums of a group are
-                                 integers, and exact
-        else, or no kernels      x W'^T in the dtype of x, W' dequantized block by block and rounded to that dtype
-        gradients of x           x W'^T likewise, W' dequantized again in the backward pass
+        float32, bf16 on a CPU   x' W'^T by the kernels: x' is x in 8 bits, in groups of 32 inputs; the sum of a group
+                                 is an exact integer
+        otherwise                x W'^T in the dtype of x, with W' dequantized block by block and rounded to that dtype
+        gradients of x           x W'^T likewise, with W' dequantized again in the backward pass
 
-    With m the largest |x| of a group, |x - x'| <= m / 254, and y is off by the sum over groups of m / 254 sum |w'| at
-    most; independent roundings make a variance of the sum over groups of (m / 440)^2 sum w'^2. A row's results do not
-    depend on how many rows there are."""
+    With m the largest |x| of a group, |x - x'| <= m / 254, so the error of y is at most the sum over groups of m /
+    254 sum |w'|; if roundings are independent, its variance is the sum over groups of (m / 440)^2 sum w'^2. The
+    result of a row does not depend on how many rows there are."""
 
     panels: Panels | BlockPanels
 
@@ -68,10 +68,11 @@ class Packed(Weight):
     @property
     @abstractmethod
     def group(self) -> int:
-        """Inputs that are not cut apart: those that share a scale, or that the kernels round together."""
+        """Number of inputs that must stay together when columns are divided: those that share a scale, or that the
+        kernels round together."""
 
     def part_reason(self, axis: int, rows: range) -> str | None:
-        """See `Weight`. Columns are whole groups."""
+        """See `Weight`. Columns must be whole groups."""
         group = self.group
         if axis == 0 or (rows.start % group == 0 and len(rows) % group == 0):
             return None
@@ -92,14 +93,14 @@ class Packed(Weight):
 
 @dataclass(frozen=True, eq=False)
 class Rounded(Packed):
-    """W' = scale (code - zero), in `headway.native.panels.Panels`: products as `Packed` says."""
+    """W' = scale (code - zero), in `headway.native.panels.Panels`, with the products of `Packed`."""
 
     bits: ClassVar[int]
     panels: Panels
 
     @classmethod
     def pack(cls, w: Tensor) -> Self:
-        """See `Weight`: the nearest codes, with a scale for each 32 inputs of an output (`quantize_clipped`)."""
+        """See `Weight`: takes the nearest codes, with a scale for each 32 inputs of an output (`quantize_clipped`)."""
         return cls(Panels.pack(quantize_clipped(w, cls.bits, GROUP)))
 
     def tensors(self) -> dict[str, Tensor]:
@@ -134,7 +135,7 @@ class Int4(Rounded):
 
 
 def dequantized_linear(x: Tensor, panels: Panels | BlockPanels, bias: Tensor | None) -> Tensor:
-    """x W'^T (+ b) in the dtype of x, whose numbers are not rounded; W' is made block by block."""
+    """Returns x W'^T (+ b) in the dtype of x, without rounding x; W' is dequantized block by block."""
     rows = x.reshape(-1, x.shape[-1])
     out = x.new_empty(len(rows), panels.outputs)
     step = max(1, AT_ONCE // (PANEL * panels.inputs))

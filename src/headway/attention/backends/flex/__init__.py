@@ -1,1 +1,1 @@
-"""Backend `flex`: FlexAttention on CUDA."""
+"""Backend `flex`: torch's FlexAttention on CUDA."""

@@ -1,10 +1,10 @@
-"""Backend `flex`: torch's FlexAttention from the same pattern, with a block mask found without looking at pairs.
+"""Backend `flex`: torch's FlexAttention on the same patterns, with a block mask that is found without looking at pairs.
 
-Slots are put in block order (`BlockOrder`), tiles of 128 x 128 are judged from the extents of their tokens, and
-the kernel is given the list of tiles that every pair of is visible in, the list of those that some pair is, and a
-predicate on pairs for the latter. On CUDA torch compiles one kernel for every form of call. Elsewhere the same
-graph runs unfused, for tests: forward only. (Dong et al. 2024, "Flex Attention: A Programming Model for
-Generating Optimized Attention Kernels".)
+Slots are sorted into block order (`BlockOrder`), and tiles of 128 x 128 are judged by the extents of their tokens. The
+kernel gets the list of tiles in which every pair is visible, the list of those in which some pairs are, and a predicate
+on pairs for the latter. On CUDA torch compiles one kernel for each form of call. On other devices the same graph runs
+unfused, for tests, forward only. (Dong et al. 2024, "Flex Attention: A Programming Model for Generating Optimized
+Attention Kernels".)
 
 Legend: B rows, H query heads, T queries, S keys, D per head of q and k, Dv of v; b, h, m, n a row, a query head, a
 query and a key in block order.
@@ -32,11 +32,11 @@ from headway.patterns.program import TokensMemo, simplified
 from headway.tokens import Tokens
 
 BLOCK = 128
-"""Slots of a tile on either side: the block size of torch's kernels."""
+"""Slots of a tile on each side: the block size of torch's kernels."""
 
 
 def limits(call: Call, device: str) -> str | None:
-    """Why this call cannot run on `device`; None if it can."""
+    """Returns why this call cannot run on `device`, or None if it can."""
     widths = {call.q.shape[-1], *(part.v.shape[-1] for part in call.keys)}
     odd = ", ".join(type(step).__name__ for step in call.score if not isinstance(step, SCORES))
     double, fits = call.q.dtype == torch.float64, min(widths) >= 16 and max(widths) <= 256
@@ -51,7 +51,8 @@ def limits(call: Call, device: str) -> str | None:
 
 
 def forward(call: Call, lse: bool = True) -> Partial:
-    """Partial over all key sets, differentiable on CUDA. Without `lse`, that of one key set is NaN."""
+    """Returns the partial over all key sets, differentiable on CUDA. Without `lse`, the lse of a single key set is
+    NaN."""
     return merge_all([_one(call, part, lse or len(call.keys) > 1) for part in call.keys])
 
 
@@ -71,12 +72,14 @@ def _one(call: Call, part: KeyValues, with_lse: bool) -> Partial:
 
 
 def block_mask(pattern: Pattern, q: Tokens, k: Tokens, gradient: bool = True) -> BlockMask:
-    """FlexAttention's mask of tokens that stand in block order: [B|1, 1, T, S] as lists of tiles per query tile.
+    """Returns FlexAttention's mask for tokens in block order, [B|1, 1, T, S], as lists of key tiles for each query
+    tile.
 
-    The work grows with tiles, T S / 128^2. `gradient` adds the lists per key tile that the backward reads.
+    The work grows with the number of tiles, T S / 128^2. `gradient` adds the lists of query tiles for each key tile,
+    which the backward reads.
     """
     possible, certain = classify(pattern, q, k, BLOCK, BLOCK)
-    # All but a short last tile, whose missing slots only the predicate keeps out.
+    # A short last tile is never certain: only the predicate keeps out the slots it lacks.
     whole_q, whole_k = (
         torch.arange(BLOCK, t.count + BLOCK, BLOCK, device=t.device) <= t.count for t in (q, k)
     )
@@ -94,7 +97,10 @@ def block_mask(pattern: Pattern, q: Tokens, k: Tokens, gradient: bool = True) ->
 
 
 def _lists(tiles: Tensor) -> tuple[Tensor, Tensor]:
-    """bool [B, rows, columns] -> (how many, which first) int32 [B, 1, rows], [B, 1, rows, columns]."""
+    """Returns FlexAttention's lists of the True tiles [B, rows, columns]: how many each row has, int32 [B, 1, rows],
+    and the columns of each row, those of True tiles first, int32 [B, 1, rows, columns].
+
+    A row 0 1 0 1 has count 2 and columns 1 3 0 2."""
     order = tiles.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
     return tiles.sum(-1, dtype=torch.int32).unsqueeze(1), order.to(torch.int32).unsqueeze(1)
 
@@ -102,7 +108,7 @@ def _lists(tiles: Tensor) -> tuple[Tensor, Tensor]:
 def _order(
     pattern: Pattern, q: Tokens, k: Tokens, gradient: bool
 ) -> tuple[BlockOrder, BlockOrder, BlockMask]:
-    """Both sides in block order, and the mask of these slots."""
+    """Returns queries and keys in block order, and the block mask of these slots."""
     at_q, at_k = (BlockOrder(tokens, pattern.dilation) for tokens in (q, k))
     return at_q, at_k, block_mask(pattern, at_q.tokens, at_k.tokens, gradient)
 
@@ -111,7 +117,7 @@ _ordered = TokensMemo(_order)
 
 
 def _clean_keys(pattern: Pattern, call: Call, part: KeyValues) -> tuple[Tensor, Tensor]:
-    """k and v, with the slots that no query sees set to 0 where any slot holds NaN or infinity."""
+    """Returns k and v, with the slots that no query sees set to 0 if any slot holds NaN or infinity."""
     if finite(part.k.detach()) and finite(part.v.detach()):
         return part.k, part.v
     q, k = call.q_tokens, part.tokens
@@ -127,15 +133,16 @@ def _attend(
     q: Tensor, k: Tensor, v: Tensor, mod: Any, mask: BlockMask, scale: float, with_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     gqa = q.shape[1] != k.shape[1]
-    how: dict[str, Any] = {"score_mod": mod, "block_mask": mask, "scale": scale, "enable_gqa": gqa}
+    options: dict[str, Any] = {"score_mod": mod, "block_mask": mask, "scale": scale, "enable_gqa": gqa}
     if not with_lse:
-        return flex_attention(q, k, v, **how), None
-    out, aux = flex_attention(q, k, v, **how, return_aux=AuxRequest(lse=True))
+        return flex_attention(q, k, v, **options), None
+    out, aux = flex_attention(q, k, v, **options, return_aux=AuxRequest(lse=True))
     return out, aux.lse
 
 
 def _form(call: Call, part: KeyValues, pattern: Pattern, mask: BlockMask, with_lse: bool) -> Hashable:
-    """The key of one compiled kernel; T and S are torch's to guard (fixed at first, symbols once they vary)."""
+    """Returns the cache key of a compiled kernel. T and S are not part of it: torch guards them (fixed at first,
+    symbolic once they vary)."""
     sides = tuple(Slots.form(t) for t in (call.q_tokens, part.tokens))
     steps = tuple(
         (type(s), *(v.shape if isinstance(v, Tensor) else v for v in vars(s).values())) for s in call.score
@@ -149,11 +156,11 @@ _numbers = count()
 
 @lru_cache(maxsize=256)
 def _compiled(form: Hashable, fused: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """The kernel for calls of one form, with a code object of its own.
+    """Returns the kernel for calls of one form, compiled from a code object of its own.
 
-    torch counts recompilations per code object and, past its limit, would run the unfused T x S form without a
-    word: hence one object a form, and `fullgraph`, which makes that an error. It records which lengths vary by the
-    name of the code: hence a name a form.
+    torch counts recompilations for each code object and, past its limit, silently runs the unfused T x S form. Hence
+    one code object for each form, and `fullgraph`, which turns that fallback into an error. torch also records by the
+    code's name which lengths vary: hence one name for each form.
     """
     code = _attend.__code__.replace(co_name=f"flex_{next(_numbers)}")
     copy = FunctionType(code, _attend.__globals__)

@@ -1,4 +1,4 @@
-"""Patterns and scores as FlexAttention takes them: functions of one pair, given by its place.
+"""Patterns and scores in the form that FlexAttention takes: functions of one pair, given its place.
 
 Legend: b, h, m, n a row, a query head, a query and a key in block order, each a scalar tensor; H query heads, T
 queries, D per head.
@@ -19,18 +19,19 @@ from headway.scores import ALiBi, RelativeBias, RelativeKey, Score, SoftCap, che
 from headway.tokens import Tokens
 
 Read = Callable[[Tensor, Tensor], Tensor]
-"""(b, slot) -> a field of the slot's token: its index, position, document or mark."""
+"""(b, slot) -> one field of the slot's token: its index, position, document or global mark."""
 
 Mask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(b, h, m, n) -> may the query see the key?"""
+"""(b, h, m, n) -> whether the query may see the key."""
 
 Mod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(score, b, h, m, n) -> score."""
+"""(score, b, h, m, n) -> the changed score."""
 
 
 @dataclass(frozen=True, eq=False)
 class Slots:
-    """One side's tokens, to be read slot by slot; None where all slots are of one document, or none is global."""
+    """The tokens of one side, read slot by slot. `document` is None if each row is one document, `is_global` if no
+    token is global."""
 
     index: Read
     position: Read
@@ -48,7 +49,7 @@ class Slots:
         )
 
     def tile(self, b: Tensor, slot: Tensor, step: int) -> Extent:
-        """The extent of one slot; residues modulo `step`."""
+        """Returns the extent of a single slot, with residues modulo `step`."""
         index = self.index(b, slot)
         document: Any = 0 if self.document is None else self.document(b, slot)
         is_global: Any = False if self.is_global is None else self.is_global(b, slot)
@@ -58,7 +59,7 @@ class Slots:
 
     @staticmethod
     def form(tokens: Tokens) -> tuple[object, ...]:
-        """The traits of a side that a compiled kernel depends on: sides of one form share a kernel."""
+        """Returns the traits of a side that a compiled kernel depends on: sides of equal form share a kernel."""
         fields = (tokens.document, tokens.is_global, tokens.position)
         return tokens.start is None, tokens.start == 0, tokens.rows > 1, *(f is None for f in fields)
 
@@ -68,7 +69,7 @@ def _slot(b: Tensor, slot: Tensor) -> Tensor:
 
 
 def _read(values: Tensor) -> Read:
-    """values [B|1, N], integers or bools, as a function of the place."""
+    """Returns a function (b, slot) that looks up values [B|1, N], integers or bools."""
     table = (values if values.dtype == torch.bool else values.to(torch.int32)).contiguous()
     if table.shape[0] > 1:
         return lambda b, slot: table[b, slot]
@@ -80,7 +81,8 @@ def _read(values: Tensor) -> Read:
 
 
 def mask_mod(pattern: Pattern, q: Slots, k: Slots) -> Mask:
-    """`visible` for one pair: judged as two tiles of one slot each, leaf by leaf, since dilations differ."""
+    """Returns the predicate of `visible` for one pair. The pair is judged as two tiles of one slot each, separately
+    for each leaf, since dilations differ."""
 
     def seen(b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
         def certain(leaf: Pattern) -> Tensor:
@@ -100,11 +102,12 @@ def mask_mod(pattern: Pattern, q: Slots, k: Slots) -> Mask:
 
 
 SCORES = (SoftCap, ALiBi, RelativeBias, RelativeKey)
-"""Steps that are functions of the score and the place of its pair, with tables made before."""
+"""Score steps that depend only on the score and the place of its pair, given tables computed beforehand."""
 
 
 def score_mod(call: Call, q: Tensor, at_q: Slots, at_k: Slots) -> Mod:
-    """The steps of `call.score`, in order; q [B, H, T, D] in block order. Tables get their gradients."""
+    """Returns one function that applies the steps of `call.score` in order; q [B, H, T, D] is in block order. Tables
+    get gradients."""
     steps = [_step(step, call, q, at_q, at_k) for step in call.score]
 
     def mod(score: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:

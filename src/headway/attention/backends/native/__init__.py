@@ -1,1 +1,1 @@
-"""Backend `native`: our own kernels for CPUs."""
+"""Backend `native`: this package's C++ kernels for CPUs."""

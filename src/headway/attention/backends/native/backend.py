@@ -1,4 +1,4 @@
-"""Backend `native`: any pattern of primitives on a CPU, through our own kernels."""
+"""Backend `native`: any pattern of primitives on a CPU, with this package's C++ kernels."""
 
 from headway.attention.backends.base import Backend, Status
 from headway.attention.backends.native import kernels, torch_op
@@ -7,7 +7,7 @@ from headway.native import loader
 
 
 def status() -> Status:
-    """The level and the file of the library, or why there is none and what that costs."""
+    """Returns the level and the file of the loaded library, or why there is none and what that costs."""
     try:
         result = loader.search()
     except BackendError as error:

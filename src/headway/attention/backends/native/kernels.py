@@ -1,7 +1,7 @@
-"""The native kernels (src/headway/native/csrc) on a call: their limits, forward, backward, and repeated calls.
+"""Attention calls on the native kernels (src/headway/native/csrc): limits, forward, backward, and repeated calls.
 
-The same plan as `banded`; here it is handed over as arrays, with the pattern as a small program for the pairs of
-blocks on its edge, and nothing is copied: the kernels read tensors by their strides and slots by their order.
+The plan is that of `banded`, passed as arrays, together with the pattern as a small program for the pairs of blocks
+that are only partly visible. Nothing is copied: the kernels read tensors by their strides, and slots through an order.
 """
 
 import ctypes
@@ -33,11 +33,11 @@ CAPABILITIES = Capabilities(
 
 
 KINDS: dict[type[Score], int] = {SoftCap: c.SOFT_CAP, RelativeBias: c.DISTANCE, ALiBi: c.SLOPE}
-"""Scores that the kernels know, and their numbers there."""
+"""Score steps that the kernels know, with their numbers in the C interface."""
 
 
 def limits(call: Call, device: str = "cpu") -> str | None:
-    """Why the kernels cannot run this call; None if they can."""
+    """Returns why the kernels cannot run this call, or None if they can."""
     widths = call.q.shape[-1], call.keys[0].v.shape[-1]
     if max(widths) > c.WIDEST or not min(widths):
         return f"its kernels take heads of 1 to {c.WIDEST}"
@@ -65,12 +65,12 @@ def _score_limit(score: Score, call: Call) -> str | None:
 
 
 def forward(call: Call, lse: bool = True) -> Partial:
-    """The partial over all key sets, each in one call of the kernels, merged."""
+    """Returns the merged partial of all key sets, each computed in one call of the kernels."""
     return merge_all([_forward(call, number) for number in range(len(call.keys))])
 
 
 def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor) -> Gradients:
-    """Gradients in the dtypes of q, k and v; those of the scores' tables in float32."""
+    """Returns the gradients in the dtypes of q, k and v; those of the scores' tables in float32."""
     out, d_out = (_contiguous_rows(t.to(call.q.dtype)) for t in (out, d_out))
     lse, d_lse = lse.float().contiguous(), d_lse.float().contiguous()
     q, k, v, tables = zip(
@@ -81,8 +81,9 @@ def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor)
 
 
 def empty_out(q: Tensor, width: int, sets: int = 1) -> Tensor:
-    """An empty result [B, H, T, width] over `sets` key sets. Where the heads of a token lie together in q, as
-    projections leave them, so they do in the result of one set: what follows needs no copy."""
+    """Returns an uninitialized result [B, H, T, width]. If the heads of a token are adjacent in q, as projections
+    leave them, and there is only one key set, they are adjacent in the result, so that the output projection needs
+    no copy."""
     rows, heads, count, _ = q.shape
     if sets == 1 and heads > 1 and count > 1 and q.stride(1) < q.stride(2):
         return q.new_empty(rows, count, heads, width).transpose(1, 2)
@@ -90,14 +91,13 @@ def empty_out(q: Tensor, width: int, sets: int = 1) -> Tensor:
 
 
 class Arguments:
-    """One key set of a call as the structure `struct` of the C interface, to which the caller adds where results go,
-    with everything that must live as long as it. With `gradient`, there is room for the gradients of the scores'
-    tables, by distance."""
+    """The structure `struct` of the C interface for one key set of a call, with everything that must live as long as
+    it. The caller adds where results go. `gradient` allocates the gradients of the scores' tables, by distance."""
 
     def __init__(self, call: Call, number: int, gradient: bool = False) -> None:
         part = call.keys[number]
         q, k, v = (_contiguous_rows(t) for t in (call.q, part.k, part.v))
-        at = plan_arrays(call.pattern, call.q_tokens, part.tokens, part.slots is not None)
+        arrays = plan_arrays(call.pattern, call.q_tokens, part.tokens, part.slots is not None)
         values = [_values(score, q.shape[1]) for score in call.score]
         learned = [gradient and bool(score.parameters) for score in call.score]
         self.gradients = [
@@ -113,7 +113,7 @@ class Arguments:
         )
         ids = None if call.head_ids is None else call.head_ids.long().contiguous()
         k_scale, v_scale = (None if t is None else t.contiguous() for t in (part.k_scale, part.v_scale))
-        self.plan, self.tensors = at, (q, k, v, ids, k_scale, v_scale, *values)
+        self.plan, self.tensors = arrays, (q, k, v, ids, k_scale, v_scale, *values)
         self.struct = c.CallStruct(
             threads=threads(),
             batch=q.shape[0],
@@ -131,11 +131,11 @@ class Arguments:
             scale_batch=0 if k_scale is None else k_scale.stride(0),
             scale_head=0 if k_scale is None else k_scale.stride(1),
             scale=call.scale,
-            queries=at.queries,
-            keys=at.keys,
-            plan=at.plan,
-            program=ctypes.addressof(at.program),
-            instructions=len(at.program) // 4,
+            queries=arrays.queries,
+            keys=arrays.keys,
+            plan=arrays.plan,
+            program=ctypes.addressof(arrays.program),
+            instructions=len(arrays.program) // 4,
             scores=scores,
             score_count=len(values),
             dropout=call.dropout,
@@ -152,12 +152,13 @@ def _address(t: Tensor | None) -> int | None:
 
 
 def _contiguous_rows(t: Tensor) -> Tensor:
-    """The tensor itself where its last dimension is contiguous."""
+    """Returns the tensor itself if its last dimension is contiguous, else a contiguous copy."""
     return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
 
 
 def _values(score: Score, heads: int) -> Tensor:
-    """A score's numbers for the kernels: a constant, one for each head, or one for each head and distance."""
+    """Returns the numbers of a score for the kernels: a constant, one for each head, or one for each head and
+    distance."""
     if isinstance(score, RelativeBias):
         return score.table.detach().float()[score.buckets()].t().contiguous()
     return _constants(score, heads)
@@ -199,14 +200,14 @@ def _backward(
 
 
 def _table_gradient(score: Score, by_distance: Tensor) -> Tensor:
-    """The gradient of a table, from those of the distances that each of its buckets stands for."""
+    """Returns the gradient of a table, summed over the distances that each of its buckets stands for."""
     assert isinstance(score, RelativeBias)
     total = torch.zeros_like(score.table, dtype=torch.float32)
     return total.index_add_(0, score.buckets(), by_distance.t())
 
 
 def repeat(call: Call, lse: bool = True) -> Repeated:
-    """The forward over one set of keys, for tensors that lie as the call's do: only addresses change."""
+    """Returns a forward over one key set for other tensors of the same layout: only addresses change."""
     arguments, width = Arguments(call, 0), call.keys[0].v.shape[-1]
     arguments.struct.out = c.TensorStruct.of(empty_out(call.q, width))
     arguments.tensors = ()

@@ -1,4 +1,5 @@
-"""The tokens, plan and program of a call, as arrays of the C interface: all that the kernels read beside tensors."""
+"""The tokens, plan and program of a call as arrays of the C interface: everything the kernels read besides the
+tensors."""
 
 import ctypes
 from array import array
@@ -17,10 +18,10 @@ from headway.patterns.program import TokensMemo, lower
 from headway.tokens import Tokens
 
 FAR = 2**30
-"""Indices stay below it, so that differences of two fit into 32 bits; a window that reaches further has no end."""
+"""Limit of indices, so that the difference of two fits into 32 bits; a window that reaches further is unbounded."""
 
 FEW = 16
-"""Queries up to which keys are taken in the order in which they lie: sorting them costs more than it saves."""
+"""Most queries for which keys are read in the order of their slots: sorting them would cost more than it saves."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +36,8 @@ class PlanArrays:
 
 
 def _build(pattern: Pattern, q: Tokens, k: Tokens, in_order: bool) -> PlanArrays:
-    """The arrays of one key set; `in_order` leaves its keys in the order in which they lie. BackendError for indices of
-    2^30 or more."""
+    """Builds the arrays of one key set; with `in_order` its keys keep the order of their slots. Raises BackendError
+    for indices of 2^30 or more."""
     arrays: list[object] = []
 
     def tensor(t: Tensor | None, dtype: torch.dtype = torch.int32) -> int | None:
@@ -80,9 +81,13 @@ def _build(pattern: Pattern, q: Tokens, k: Tokens, in_order: bool) -> PlanArrays
         -(-q.count // c.TILE),
         c.TILE,
     )
-    code = program(pattern)
+    instructions = program(pattern)
     return PlanArrays(
-        side(q, at_q.order), side(k, k_order), runs, (ctypes.c_int32 * len(code))(*code), tuple(arrays)
+        side(q, at_q.order),
+        side(k, k_order),
+        runs,
+        (ctypes.c_int32 * len(instructions))(*instructions),
+        tuple(arrays),
     )
 
 
@@ -90,13 +95,13 @@ plan_arrays = TokensMemo(_build)
 
 
 def _small_documents(q: Tokens, k: Tokens) -> tuple[Tokens, Tokens]:
-    """The same tokens with documents whose numbers fit into 32 bits."""
+    """Returns the same tokens, with document numbers that fit into 32 bits."""
     sides = [t for t in (q, k) if t.document is not None and t.document.numel()]
     if all(int(t.document.abs().max()) < FAR for t in sides if t.document is not None):
         return q, k
     rows = max(q.rows, k.rows)
-    both = torch.cat((q.documents.expand(rows, -1), k.documents.expand(rows, -1)), 1)
-    small = both.unique(return_inverse=True)[1].view_as(both).split((q.count, k.count), 1)
+    documents = torch.cat((q.documents.expand(rows, -1), k.documents.expand(rows, -1)), 1)
+    small = documents.unique(return_inverse=True)[1].view_as(documents).split((q.count, k.count), 1)
     q, k = (
         Tokens(t.index.expand(rows, -1), d, None if t.is_global is None else t.is_global.expand(rows, -1))
         for t, d in zip((q, k), small, strict=True)
@@ -105,7 +110,7 @@ def _small_documents(q: Tokens, k: Tokens) -> tuple[Tokens, Tokens]:
 
 
 def program(pattern: Pattern) -> list[int]:
-    """The program of a pattern for the kernels' stack machine, four numbers an instruction."""
+    """Returns the program of a pattern for the stack machine of the kernels, four numbers for each instruction."""
     return [number for item in lower(pattern) for number in _instruction(item)]
 
 

@@ -1,8 +1,8 @@
-"""Native attention as an operator of torch: `headway::attend` and `headway::attend_backward`.
+"""Native attention as torch operators: `headway::attend` and `headway::attend_backward`.
 
-`torch.compile`, `torch.export` and fake tensors see one operator with a shape rule and a backward; what it computes
-is what `native` computes. Its arguments are tensors, numbers and texts: the text of the pattern of standard leaves is
-parsed once a process, and the plan is made inside.
+`torch.compile`, `torch.export` and fake tensors see one operator with a shape rule and a backward; it computes what
+`native` computes. Its arguments are tensors, numbers and strings: the pattern, of standard leaves, is passed as text,
+which is parsed once in a process, and the plan is made inside the operator.
 
 Legend: B rows, H query heads, K kv heads, T queries, S keys, D per head, Dv of v.
 """
@@ -28,7 +28,7 @@ from headway.patterns.program import mapped, standard
 from headway.scores import ALiBi, RelativeBias, Score, SoftCap
 from headway.tokens import Tokens
 
-# What torch.compiler.assume_constant_result does; that would import torch's compiler, which takes a second.
+# The effect of torch.compiler.assume_constant_result, which would import torch's compiler, and that takes a second.
 for _known in (library, why_missing):
     vars(_known)["_dynamo_marked_constant"] = True
 
@@ -36,10 +36,11 @@ for _known in (library, why_missing):
 class OpArguments(NamedTuple):
     """The arguments of the operator, in the order of its schema.
 
-    scales      of key sets in int8, two each
-    tokens      the arrays of queries and of each key set (`_arrays`)
-    known       two numbers for each: its start (or -1), and which arrays there are, as bits
-    scores      the steps on the scores, as text; `tables`: their tensors
+    scales      scales of the int8 key sets, two for each
+    tokens      the arrays of the queries and of each key set (`_arrays`)
+    known       two numbers for the queries and for each key set: the start (or -1), and which arrays are present, as
+                bits
+    scores      the score steps, as text; `tables`: their tensors
     """
 
     q: Tensor
@@ -64,13 +65,13 @@ _SCHEMA = (
 
 
 def run(call: Call) -> Partial:
-    """The partial of `call` by the operator; differentiable once in both parts."""
+    """Returns the partial of `call` from the operator; differentiable once, in both parts."""
     out, lse = torch.ops.headway.attend(*arguments(call))
     return Partial(out, lse)
 
 
 def arguments(call: Call) -> OpArguments:
-    """The arguments of the operator for a call."""
+    """Returns the arguments of the operator for a call."""
     sides = [_arrays(tokens) for tokens in (call.q_tokens, *(part.tokens for part in call.keys))]
     return OpArguments(
         call.q,
@@ -90,8 +91,10 @@ def arguments(call: Call) -> OpArguments:
 
 
 def _arrays(side: Tokens) -> tuple[int, int, list[Tensor]]:
-    """One side as (start or -1, bits of those of index, document, is_global and position that there are, these): with
-    a start no index is needed. Bits 0b0011: index and document."""
+    """Returns one side as (start or -1, bits, arrays): bit i is set if array i of index, document, is_global and
+    position is present. With a start, the index is not needed, unless there are global tokens.
+
+    Bits 0b0011: index and document."""
     start = -1 if side.start is None else side.start
     index = None if start >= 0 and side.is_global is None else side.index
     fields = (index, side.document, side.is_global, side.position)
@@ -100,14 +103,14 @@ def _arrays(side: Tokens) -> tuple[int, int, list[Tensor]]:
 
 
 def _side(count: int, start: int, which: int, arrays: list[Tensor]) -> Tokens:
-    """The tokens that `_arrays` took apart; their arrays are taken from the front of `arrays`."""
+    """Restores the tokens that `_arrays` took apart, removing their arrays from the front of `arrays`."""
     index, document, is_global, position = (arrays.pop(0) if which >> i & 1 else None for i in range(4))
     index = Tokens.range(count, start).index if index is None else index
     return Tokens(index, document, is_global, position, None if start < 0 else start)
 
 
 def _text(step: Score) -> str:
-    """A step as text, without its table."""
+    """Returns a step as text, without its table."""
     if isinstance(step, SoftCap):
         return f"SoftCap {step.cap}"
     if isinstance(step, ALiBi):
@@ -120,7 +123,7 @@ _pattern = lru_cache(maxsize=512)(parse)
 
 
 def _step(text: str, tables: list[Tensor]) -> Score:
-    """The step of a text; a table is taken from the front of `tables`."""
+    """Parses the text of a step; its table is removed from the front of `tables`."""
     name, *numbers = text.split()
     if name == "SoftCap":
         return SoftCap(float(numbers[0]))
@@ -130,10 +133,10 @@ def _step(text: str, tables: list[Tensor]) -> Score:
 
 
 def _call(args: OpArguments) -> Call:
-    """The call that the arguments of the operator describe. BackendError where the kernels cannot run it."""
-    q, k, known, rest = args.q, args.k, args.known, list(args.tokens)
+    """Restores the call from the arguments of the operator. Raises BackendError if the kernels cannot run it."""
+    q, k, known, arrays = args.q, args.k, args.known, list(args.tokens)
     counts = [q.shape[2], *(t.shape[2] for t in k)]
-    sides = [_side(*side, rest) for side in zip(counts, known[::2], known[1::2], strict=True)]
+    sides = [_side(*side, arrays) for side in zip(counts, known[::2], known[1::2], strict=True)]
     of_int8 = iter(args.scales)
     keys = tuple(
         KeyValues(*part, *islice(of_int8, 2 * (part[0].dtype == torch.int8)))
@@ -142,8 +145,8 @@ def _call(args: OpArguments) -> Call:
     tables = list(args.tables)
     score = tuple(_step(text, tables) for text in args.scores.split(", ") if text)
     heads, pattern = Heads.of(q.shape[1], k[0].shape[1]), _pattern(args.pattern)
-    more = (args.dropout, args.seed, args.head_ids)
-    call = Call(q, sides[0], keys, pattern, heads, args.scale, score, None, *more)
+    options = (args.dropout, args.seed, args.head_ids)
+    call = Call(q, sides[0], keys, pattern, heads, args.scale, score, None, *options)
     reason = kernels.CAPABILITIES.unsupported_reason(call, True, "cpu") or kernels.limits(call)
     if reason is not None:
         raise BackendError(f"headway::attend cannot run this call: {reason}")
@@ -183,29 +186,29 @@ def _(out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, *args: Any) -> lis
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    at = OpArguments(*inputs)
-    tensors: dict[str, Any] = {"k": at.k, "v": at.v, "tokens": at.tokens, "tables": at.tables}
-    ctx.save_for_backward(*output, at.q, at.head_ids, *chain(*tensors.values()))
-    ctx.counts = {name: len(some) for name, some in tensors.items()}
-    none: dict[str, Any] = dict.fromkeys(("q", "head_ids", *tensors))
-    ctx.plain = at._replace(**none, scales=[])
+    args = OpArguments(*inputs)
+    tensors: dict[str, Any] = {"k": args.k, "v": args.v, "tokens": args.tokens, "tables": args.tables}
+    ctx.save_for_backward(*output, args.q, args.head_ids, *chain(*tensors.values()))
+    ctx.counts = {name: len(sequence) for name, sequence in tensors.items()}
+    absent: dict[str, Any] = dict.fromkeys(("q", "head_ids", *tensors))
+    ctx.plain = args._replace(**absent, scales=[])
 
 
 def _backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Any, ...]:
-    out, lse, q, head_ids, *rest = ctx.saved_tensors
-    tensors = _pieces(rest, ctx.counts)
-    at = ctx.plain._replace(q=q, head_ids=head_ids, **tensors)
-    dq, *grads = torch.ops.headway.attend_backward(out, lse, d_out, d_lse, *at)
+    out, lse, q, head_ids, *saved = ctx.saved_tensors
+    tensors = _pieces(saved, ctx.counts)
+    args = ctx.plain._replace(q=q, head_ids=head_ids, **tensors)
+    dq, *grads = torch.ops.headway.attend_backward(out, lse, d_out, d_lse, *args)
     pieces = _pieces(grads, {name: n for name, n in ctx.counts.items() if name != "tokens"})
-    none: list[Any] = [None]
-    tokens = none * ctx.counts["tokens"]
-    return OpArguments(*none * len(at))._replace(q=dq, scales=[], tokens=tokens, **pieces)
+    absent: list[Any] = [None]
+    tokens = absent * ctx.counts["tokens"]
+    return OpArguments(*absent * len(args))._replace(q=dq, scales=[], tokens=tokens, **pieces)
 
 
 def _pieces(items: Sequence[Tensor], counts: dict[str, int]) -> dict[str, Any]:
-    """The items in consecutive lists of so many each."""
-    left = iter(items)
-    return {name: list(islice(left, count)) for name, count in counts.items()}
+    """Splits the items into consecutive lists, named and sized by `counts`."""
+    remaining = iter(items)
+    return {name: list(islice(remaining, count)) for name, count in counts.items()}
 
 
 def _no_second(ctx: Any, *grads: Tensor) -> None:

@@ -1,1 +1,1 @@
-"""Backend `triton`: split decoding on CUDA."""
+"""Backend `triton`: split-KV decoding on CUDA."""

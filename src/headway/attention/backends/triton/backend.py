@@ -1,9 +1,10 @@
-"""Backend `triton`: a few queries against many keys, the keys split into chunks and merged (CUDA, forward only).
+"""Backend `triton`: a few queries against many keys, with the keys split into chunks whose results are merged (CUDA,
+forward only).
 
-One program takes one chunk of the keys for all query heads of a kv head, so that every key is read once, whatever
-the group; the pattern is evaluated on the tokens of its slots, and slots that nobody sees are not read. The chunks
-are disjoint key sets: they are merged as any others are. (Dao et al. 2023, "Flash-Decoding for long-context
-inference"; the merge is `Partial.merge`.) Keys in pages are read where they lie.
+One program processes one chunk of the keys for all query heads of a kv head, so that every key is read once, whatever
+the group; the pattern is evaluated on the tokens of the slots, and slots that no query sees are not read. The chunks
+are disjoint key sets and are merged like any others. (Dao et al. 2023, "Flash-Decoding for long-context inference"; the
+merge is `Partial.merge`.) Keys in pages of a cache are read in place.
 
 Legend: B rows, H query heads, G group, T queries, S keys, D per head of q and k, Dv of v.
 """
@@ -24,11 +25,11 @@ from headway.patterns.program import simplified, terms
 from headway.tokens import Tokens
 
 QUERIES = 16
-"""The most queries of a call: beyond them the keys are no longer the cost."""
+"""Most queries of a call: beyond them, reading the keys no longer dominates the cost."""
 
 
 def limits(call: Call, device: str) -> str | None:
-    """Why this call cannot run here; None if it can."""
+    """Returns why this call cannot run here, or None if it can."""
     count, width = call.q.shape[2:]
     widest = max(width, *(part.v.shape[-1] for part in call.keys))
     return first_failed(
@@ -40,12 +41,12 @@ def limits(call: Call, device: str) -> str | None:
 
 @cache
 def has_triton() -> bool:
-    """Whether the package is installed; it is imported only when a kernel runs."""
+    """Returns whether Triton is installed; it is imported only when a kernel runs."""
     return find_spec("triton") is not None
 
 
 def forward(call: Call, lse: bool = True, chunk: int | None = None) -> Partial:
-    """Partial over all key sets; `chunk` keys a program (chosen to fill the device when not given)."""
+    """Returns the partial over all key sets; each program takes `chunk` keys, by default as many as fill the device."""
     return merge_all([part for keys in call.keys for part in _chunks(call, keys, chunk)])
 
 
@@ -54,17 +55,18 @@ def _chunks(call: Call, part: KeyValues, chunk: int | None) -> list[Partial]:
     if not (call.q.numel() and part.count):
         return [Partial.empty_like(call.q.new_zeros(*call.q.shape[:-1], part.v.shape[-1]))]
     pattern = simplified(call.pattern, call.q_tokens, part.tokens)
-    marks, keys = Marks.of(call.q_tokens, part.tokens), 64 if call.q.element_size() == 2 else 32
+    marks, block = Marks.of(call.q_tokens, part.tokens), 64 if call.q.element_size() == 2 else 32
     if chunk is None:
         chunk = _share(part, call.q.device)
-    chunk = -(-chunk // keys) * keys
-    out, lse = launch(call.q, part, marks, terms(pattern), call.scale, chunk, keys)
+    chunk = -(-chunk // block) * block
+    out, lse = launch(call.q, part, marks, terms(pattern), call.scale, chunk, block)
     merged = merge_all([Partial(o, s) for o, s in zip(out, lse, strict=True)])
     return [Partial(merged.out.to(call.q.dtype), merged.lse)]
 
 
 def _share(part: KeyValues, device: torch.device) -> int:
-    """Keys of a chunk such that there are about two programs for each of the device's processors."""
+    """Returns the number of keys of a chunk such that there are about two programs for each multiprocessor of the
+    device."""
     processors = (
         torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
     )
@@ -74,10 +76,11 @@ def _share(part: KeyValues, device: torch.device) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Marks:
-    """The token fields of either side that the kernel reads: int32 [rows, slots], one row where it serves all.
+    """The token fields of both sides that the kernel reads: int32 [rows, slots], with a single row if it serves the
+    whole batch.
 
-    A side's tensors have equally many rows. Where there are no documents, or no global tokens, the index stands
-    in and is not read.
+    The tensors of one side have equally many rows. If there are no documents or no global tokens, the index takes their
+    place and is not read.
     """
 
     pointers: tuple[Tensor, ...]

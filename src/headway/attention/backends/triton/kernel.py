@@ -1,6 +1,6 @@
 """The Triton kernel of the backend: one chunk of the keys for all query heads of a kv head.
 
-Imported only where it runs: it needs Triton. With TRITON_INTERPRET=1 set before the import it runs on a CPU, in
+Imported only when it runs, since it needs Triton. If TRITON_INTERPRET=1 is set before the import it runs on a CPU, in
 Triton's interpreter, for tests.
 
 Legend: B rows, H query heads, K kv heads, G group, T queries, S keys, D per head of q and k, Dv of v, C chunks.
@@ -21,7 +21,8 @@ from headway.patterns.primitives import Kind
 from headway.patterns.program import Terms
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Triton's interpreter multiplies the bits of bfloat16: there products are taken in float32."""
+"""Whether Triton's interpreter runs, which multiplies the bits of bfloat16 as integers: products are then in
+float32."""
 
 _FULL = tl.constexpr(int(Kind.FULL))
 _CAUSAL = tl.constexpr(int(Kind.CAUSAL))
@@ -33,7 +34,7 @@ _GLOBAL_KEYS = tl.constexpr(int(Kind.GLOBAL_KEYS))
 
 @triton.jit
 def _leaf(kind: tl.constexpr, first: tl.constexpr, last: tl.constexpr, step: tl.constexpr, qi, ki, qg, kg):
-    """One leaf for every pair, [R, N]."""
+    """Returns which pairs one leaf of the pattern allows, [R, N]."""
     seen = (qi >= 0) & (ki >= 0)
     if kind == _CAUSAL:
         seen = seen & (ki <= qi)
@@ -53,9 +54,10 @@ def _leaf(kind: tl.constexpr, first: tl.constexpr, last: tl.constexpr, step: tl.
 
 @triton.jit
 def _allowed(TERMS: tl.constexpr, qi, ki, qg, kg):
-    """The pattern for every pair, [R, N]: some term holds; a term is leaves that all hold. qi [R, 1], ki [1, N].
+    """Returns which pairs the pattern allows, [R, N]: those of any term, where a term is a conjunction of leaves. qi
+    [R, 1], ki [1, N].
 
-    TERMS has five numbers a leaf, the fifth of which says that its term ends.
+    TERMS has five numbers for each leaf, of which the fifth says whether it is the last of its term.
     """
     seen = (qi < -1) & (ki < -1)
     term = (qi >= 0) & (ki >= 0)
@@ -113,10 +115,10 @@ def _chunk(
     KEYS: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """out [C, B, H, T, Dv] and lse [C, B, H, T], float32: the partial over keys CHUNK c .. CHUNK (c + 1) - 1.
+    """Writes out [C, B, H, T, Dv] and lse [C, B, H, T], float32: the partial over keys CHUNK c .. CHUNK (c + 1) - 1.
 
-    A program takes ROWS of the G T query rows of one kv head. Key slots that none of them sees are not loaded. Where
-    keys are STORED, that of token n is in slot order[n].
+    A program takes ROWS of the G T query rows of one kv head. Key slots that none of them sees are not loaded. If keys
+    are STORED, the key of token n is in slot order[n].
     """
     b = tl.program_id(0) // KV
     kv = tl.program_id(0) % KV
@@ -199,7 +201,8 @@ def _chunk(
 def launch(
     q: Tensor, part: KeyValues, marks: Marks, terms: Terms, scale: float, chunk: int, keys: int
 ) -> tuple[Tensor, Tensor]:
-    """(out [C, B, H, T, Dv], lse [C, B, H, T]), float32, of chunks of `chunk` keys, `keys` at a time."""
+    """Runs the kernel on chunks of `chunk` keys, `keys` at a time; returns (out [C, B, H, T, Dv], lse [C, B, H, T]),
+    float32."""
     batch, heads, count, width = q.shape
     k, v, order = part.k, part.v, part.slots
     kv_heads, slots, value = k.shape[1], part.count, v.shape[-1]
