@@ -43,6 +43,23 @@ def reason(*score: Score, pattern: Pattern = CAUSAL, at: Tokens | None = None, *
     return NATIVE.unsupported_reason(call, False, "cpu")
 
 
+def test_gradients_of_queries_read_keys_where_the_store_has_them(kernels: None) -> None:
+    slots = torch.tensor([[9, 2, 5, 7, 0]], dtype=torch.int32)
+    store = torch.full((1, 2, 12, 8), torch.nan)
+    store[:, :, slots[0].long()] = torch.randn(1, 2, 5, 8)
+    whole = store[:, :, slots[0].long()]
+    at, gradients = Tokens.range(5), []
+    for keys in (KeyValues(store, store, at, slots=slots), KeyValues(whole, whole, at)):
+        q = torch.ones(1, 4, 5, 8, requires_grad=True)
+        attend_keys(q, at, [keys], CAUSAL, backend="native").out.square().sum().backward()
+        gradients.append(q.grad)
+    assert torch.equal(*gradients)
+    assert torch.equal(KeyValues.cat([KeyValues(store, store, at, slots=slots)] * 2).k[:, :, 5:], whole)
+    assert torch.equal(
+        KeyValues(store, store, at, slots=slots).quantized().k, KeyValues(whole, whole, at).quantized().k
+    )
+
+
 def test_obstacles_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, there=True)
     assert reason() is reason(SoftCap(3.0), ALiBi(), RelativeBias(torch.ones(32, 4))) is None

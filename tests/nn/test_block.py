@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from headway.errors import ConfigError
 from headway.nn import Attention, Block, FeedForward, LayerNorm, RMSNorm
+from headway.nn.altup import AlternatingUpdates, AltUp, LaurelProduct
 from headway.nn.block import ORDERS
 
 
@@ -111,6 +112,18 @@ def test_the_first_norm_is_left_out() -> None:
     assert torch.equal(block(X), x + block.mlp(block.post_attention_layernorm(x)))
     with pytest.raises(ConfigError, match="order 'output' has no norm in front of attention alone"):
         Block(*sizes, "output", first_norm=False)
+
+
+def test_parts_that_an_order_would_not_use_are_refused() -> None:
+    sizes, norm = (Attention(16, 4), FeedForward(16, 24)), partial(RMSNorm, 16)
+    laurel = LaurelProduct(16, 4, norm)
+    with pytest.raises(
+        ConfigError, match='laurel is beside attention in order "pre" or "sandwich", got \'parallel\''
+    ):
+        Block(*sizes, norm, "parallel", laurel=laurel)
+    altup = AlternatingUpdates(AltUp(2), 16, norm)
+    with pytest.raises(ConfigError, match="altup corrects several streams, and has no layer_scalar"):
+        Block(*sizes, norm, altup=altup, layer_scalar=True)
 
 
 def test_the_residual_passes_through_pre_norm_alone() -> None:

@@ -153,7 +153,7 @@ def attention_weights(
 ) -> Tensor:
     """Returns the attention weights [B, H, T, S] as a dense tensor, for inspection. A row that sees nothing is all
     0."""
-    q_tokens, k_tokens = numbered("attend", q, k, pattern, q_tokens, k_tokens)
+    q_tokens, k_tokens = numbered("attention_weights", q, k, pattern, q_tokens, k_tokens)
     if sink_logit is not None:
         check_sink_logit("attention_weights", sink_logit, q)
     keys = [KeyValues(k, k, k_tokens)]

@@ -21,7 +21,7 @@ def run(backend: Backend, call: Call, lse: bool) -> Partial:
     """Returns the partial of `call` from a backend that can run it. It is differentiable in both parts, only once if
     the backend has a backward of its own."""
     dequantizes = not backend.capabilities.int8 and any(part.is_int8 for part in call.keys)
-    if dequantizes or not backend.capabilities.stores:
+    if dequantizes or call.needs_grad or not backend.capabilities.stores:
         call = call.gathered()
     if dequantizes:  # after gathering: of a store, only the keys that are read are dequantized
         call = call.dequantized()

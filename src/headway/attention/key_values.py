@@ -73,12 +73,14 @@ class KeyValues:
         """Concatenates sets of the same kind along their slots."""
         if len(parts) == 1:
             return parts[0]
-        k, v, *scales = (torch.cat(same, 2) for same in zip(*(p.tensors for p in parts), strict=True))
+        gathered = [part.gathered().tensors for part in parts]
+        k, v, *scales = (torch.cat(same, 2) for same in zip(*gathered, strict=True))
         return KeyValues(k, v, Tokens.cat([p.tokens for p in parts]), *scales)
 
     def quantized(self) -> "KeyValues":
         """Returns the same keys and values rounded to int8 (`headway.quantization`)."""
-        (k, k_scale), (v, v_scale) = quantize(self.k), quantize(self.v)
+        kv = self.gathered()
+        (k, k_scale), (v, v_scale) = quantize(kv.k), quantize(kv.v)
         return KeyValues(k, v, self.tokens, k_scale, v_scale)
 
     def dequantized(self, dtype: torch.dtype) -> "KeyValues":

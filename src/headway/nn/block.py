@@ -108,6 +108,14 @@ class Block(nn.Module):
             raise ConfigError(
                 f"Block: order {order!r} has no norm in front of attention alone to be left out"
             )
+        if laurel is not None and order not in ("pre", "sandwich"):
+            raise ConfigError(
+                f'Block: laurel is beside attention in order "pre" or "sandwich", got {order!r}'
+            )
+        if altup is not None and layer_scalar:
+            raise ConfigError(
+                "Block: altup corrects several streams, and has no layer_scalar; leave one of them out"
+            )
         of_attention, of_mlp = NORMS[order]
         names = {*of_attention[not first_norm :], *(() if mlp is None else of_mlp)}
 

@@ -77,17 +77,22 @@ class LinearAttended:
     tokens: Tokens
 
     def weights(self, slots: Tensor, head: int) -> Tensor:
-        at = self.call.given
+        at, q_slots, k_slots = self.call.given, self.call.q_order.slots, self.call.k_order.slots
         kv, place = divmod(head, at.q.shape[2])
-        similarity, share = (q[0, kv, place, slots] @ k[0, kv].T for q, k in ((at.q, at.k), (at.zq, at.zk)))
+        rows = slots if q_slots is None else q_slots[0].argsort()[slots]  # where the sums have these slots
+        similarity, share = (q[0, kv, place, rows] @ k[0, kv].T for q, k in ((at.q, at.k), (at.zq, at.zk)))
+        hidden = torch.zeros_like(share, dtype=torch.bool)
         if at.causal:
-            later = torch.arange(at.k.shape[2], device=slots.device) > slots.unsqueeze(1)
-            similarity, share = similarity.masked_fill(later, 0.0), share.masked_fill(later, 0.0)
+            hidden |= torch.arange(at.k.shape[2], device=slots.device) > rows.unsqueeze(1)
+        if at.q_documents is not None and at.k_documents is not None:
+            hidden |= at.q_documents[0, rows].unsqueeze(1) != at.k_documents[0]
+        similarity, share = similarity.masked_fill(hidden, 0.0), share.masked_fill(hidden, 0.0)
         total = share.sum(-1, keepdim=True)
-        return similarity / (total.clamp_min(self.call.linear.eps) if self.call.guarded else total)
+        weights = similarity / (total.clamp_min(self.call.linear.eps) if self.call.guarded else total)
+        return weights if k_slots is None else weights[:, k_slots[0].argsort()]
 
     def values(self, head: int) -> Tensor:
-        return self.call.given.v[0, head // self.call.given.q.shape[2]]
+        return self.call.k_order.restore(self.call.given.v)[0, head // self.call.given.q.shape[2]]
 
     def result(self, slots: Tensor, head: int) -> Tensor:
         return self.call.attend(None)[0, head, slots]
