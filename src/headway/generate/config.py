@@ -44,11 +44,12 @@ class Beams:
     """Settings of a beam search.
 
     width: unfinished hypotheses of a prompt that continue after each step, and finished ones that are kept. 1 is
-        greedy. length_penalty: the exponent a in score = log p / length^a. 0 ranks by probability; larger values favour
-        long texts. early_stopping: once `width` hypotheses have finished, stop at once (True), or when the best
-        unfinished hypothesis could not improve on the worst of them: if it ended now (False: a heuristic for
-        length_penalty > 0, where longer texts may still score higher), or at the length that favours it most ("never":
-        exact). n_best: number of hypotheses to return, at most `width`.
+        greedy.
+    length_penalty: the exponent a in score = log p / length^a. 0 ranks by probability; larger values favour long texts.
+    early_stopping: once `width` hypotheses have finished, stop at once (True), or when the best unfinished hypothesis
+        could not improve on the worst of them: if it ended now (False: a heuristic for length_penalty > 0, where longer
+        texts may still score higher), or at the length that favours it most ("never": exact).
+    n_best: number of hypotheses to return, at most `width`.
     with_greedy: also follow the greedy hypothesis after it leaves the beams, so that the result never scores below
         greedy decoding. False is the plain algorithm, which may miss it.
 
@@ -88,36 +89,40 @@ class GenerationConfig:
     """All settings of a generation except the model and the prompts. Each request may have its own, except for
     `session_options`, which all requests of a call share.
 
-    max_new_tokens: maximum number of new tokens; None is 128, or what remains of the context if that is less. sampling,
-        seed: how tokens are chosen; equal configs, seed and request number give equal text.
+    max_new_tokens: maximum number of new tokens; None is 128, or what remains of the context if that is less.
+    sampling, seed: how tokens are chosen; equal configs, seed and request number give equal text.
     beams: search for the hypotheses of the highest score instead of sampling; see `Beams`.
     eos: ids that end a text (they are not part of the text).
-    stop: strings, or one, that end a text (they are not part of it), also if they are split across tokens. bias: values
-        added to the logits of ids.   forbidden: ids that are never chosen.
+    stop: strings, or one, that end a text (they are not part of it), also if they are split across tokens.
+    bias: values added to the logits of ids.   forbidden: ids that are never chosen.
     min_new_tokens: number of first tokens that cannot be EOS.
     no_repeat_ngram: no sequence of n tokens occurs twice in prompt and text (0: no limit).
     forced_first, forced_last: this id is the first new token, or the last one if `max_new_tokens` is reached; its log
-        probability is then 0, since it is certain. prefix: these ids are the first new tokens, after `forced_first`;
-        certain, too.
+        probability under these settings is 0, since it is certain.
+    prefix: these ids are the first new tokens, after `forced_first`; certain, too.
     grammar: the grammar that new tokens follow; the text ends where nothing can follow. Texts with the same grammar
-        object share the cost of computing its states. shown: ids of control tokens that appear in the text; others are
-        omitted.
+        object share the cost of computing its states.
+    shown: ids of control tokens that appear in the text; others are omitted.
     log_probs: return ln p(token | all before it) of each new token under the model's own distribution, before all
         settings above;  top_log_probs: also of this many most likely tokens at its place;  prompt_log_probs: also for
-        the prompt, which is then read in full, ignoring the prefix cache. drawn_log_probs: return instead the log
-        probabilities of the distribution that tokens are drawn from, after all of these settings; -inf for a token that
-        is never drawn. adapters: names of the active adapters to add; None is all of them. Requests of one batch may
-        have different adapters, or none ([]). beyond_context: allow more tokens than the model was trained on.
+        the prompt, which is then read in full, ignoring the prefix cache.
+    drawn_log_probs: return instead the log probabilities of the distribution that tokens are drawn from, after all of
+        these settings; -inf for a token that is never drawn.
+    adapters: names of the active adapters to add; None is all of them. Requests of one batch may have different
+        adapters, or none ([]).
+    beyond_context: allow more tokens than the model was trained on.
     prefix_cache: reuse the keys and values of prefixes that earlier texts of the same engine have stored
         (`LanguageModel`, a batch). Sums are then computed in another order, so that the text may differ from that of a
-        first call where two tokens are about equally likely. cache_salt: prefixes are shared only between requests with
-        the same salt, so that nobody else can tell from timing what was requested. use_cache: False recomputes every
-        step from the whole sequence: slow, the same text. For checking. kv_cache_dtype: what the KV cache stores:
-        "auto" (keys and values as the model computes them) or "int8" (rounded: a quarter of float32, half of bfloat16,
-        and nearly the same text). prefill_chunk: prompts are read in chunks of this many tokens (less memory); None
-        reads them at once. exact: the logits of a text are bitwise equal however and with whatever else it is read:
-        alone, in any batch, in chunks, from the prefix cache, after preemption, with drafts. Prompts are then read by
-        the decoding kernels, more slowly, and models that these do not support are refused.
+        first call where two tokens are about equally likely.
+    cache_salt: prefixes are shared only between requests with the same salt, so that nobody else can tell from timing
+        what was requested.
+    use_cache: False recomputes every step from the whole sequence: slow, the same text. For checking.
+    kv_cache_dtype: what the KV cache stores: "auto" (keys and values as the model computes them) or "int8" (rounded: a
+        quarter of float32, half of bfloat16, and nearly the same text).
+    prefill_chunk: prompts are read in chunks of this many tokens (less memory); None reads them at once.
+    exact: the logits of a text are bitwise equal however and with whatever else it is read: alone, in any batch, in
+        chunks, from the prefix cache, after preemption, with drafts. Prompts are then read by the decoding kernels,
+        more slowly, and models that these do not support are refused.
     """
 
     max_new_tokens: int | None = None
