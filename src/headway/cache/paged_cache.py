@@ -26,8 +26,7 @@ from headway.tokens import Tokens
 
 
 class LayerCache:
-    """The cache of a layer: in `tensors` a page is `size` places of dimension `axis`. `beside`: that of a parallel
-    mixer."""
+    """The cache of a layer: in `tensors` a page is `size` places of axis `axis`. `beside`: that of a parallel mixer."""
 
     axis, size = 0, 1
     beside: "LayerCache | None" = None
@@ -274,8 +273,7 @@ class PagedCache:
         return self.step
 
     def copy(self, copies: Sequence[Copy]) -> None:
-        """Copies pages in every layer of their class, all at once: a copied page may also be the target of another
-        copy."""
+        """Copies pages in every layer of their class, all at once, since a copied page may also be a target."""
         for of in {copy.of for copy in copies}:
             pairs = [(copy.old, copy.new) for copy in copies if copy.of == of]
             self._grow(of, 1 + max(new for _, new in pairs))
