@@ -182,7 +182,7 @@ def _read_byte_level(
     tokens_by_id = {i: token for i, token in enumerate(tokens) if not _is_padding(i, token, kinds[i])}
     added = [i for i in tokens_by_id if kinds[i] in (CONTROL, UNKNOWN, USER_DEFINED)]
     count = len(tokens_by_id) - len(added)
-    behind = added == [*range(count, len(tokens_by_id))]  # where they fall when they are added
+    behind = added == [*range(count, len(tokens_by_id))]  # the ids that added tokens get by default
     vocab = {token: i for i, token in tokens_by_id.items() if not behind or i < count}
     pairs = pairs_of(metadata.get(f"{GGML}merges", ()))
     if odd := next((pair for pair in pairs if not vocab.keys() >= {*pair, "".join(pair)}), None):

@@ -108,11 +108,8 @@ def _rule_of(backend: Backend) -> str:
     matches."""
     whole = backend.model.ignore_merges
     for name, rule in RULES.items():
-        components, rule_components = (
-            (backend.pre_tokenizer, backend.normalizer),
-            (rule.split(False), rule.normalizer),
-        )
-        if whole == rule.whole and [*map(_flat, components)] == [*map(_flat, rule_components)]:
+        steps, known = (backend.pre_tokenizer, backend.normalizer), (rule.split(False), rule.normalizer)
+        if whole == rule.whole and [*map(_flat, steps)] == [*map(_flat, known)]:
             return name
     raise DataError(
         f"this tokenizer splits text by a rule that GGUF has no name for here; known are {', '.join(RULES)}"

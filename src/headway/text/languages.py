@@ -67,11 +67,11 @@ def in_language(template: Template, languages: Mapping[str, int], language: str)
 def check_pair(languages: Mapping[str, int], config: Mapping[str, Any]) -> tuple[str, str]:
     """Returns the source and target languages of a tokenizer's configuration. Raises DataError if one is missing, or
     not among `languages`."""
-    examples = ", ".join([*languages][:4]) + (", ..." if len(languages) > 4 else "")
+    names = ", ".join([*languages][:4]) + (", ..." if len(languages) > 4 else "")
     for key, side in zip(KEYS, ("source", "target"), strict=True):
         if config.get(key) is None:
             raise DataError(
-                f"this model translates between {len(languages)} languages ({examples}), and the {side} language is not "
+                f"this model translates between {len(languages)} languages ({names}), and the {side} language is not "
                 f"said: give {side}_language (--{side}-language), or write {key} into tokenizer_config.json"
             )
         check_known(config[key], languages, f"this tokenizer has no {side} language", error=DataError)

@@ -122,10 +122,8 @@ class MarianTokenizer:
     def decode(self, ids: Sequence[int], *, side: str = "target", special: bool = False) -> str:
         """Returns the text of ids; special tokens give text, followed by a space, only if `special`."""
         check_known(side, SIDES, "a Marian tokenizer has no side", error=DataError)
-        runs, names = (
-            [""],
-            set(self._names.values()),
-        )  # texts of other pieces and of special tokens, alternating
+        # texts of other pieces and of special tokens, alternating
+        runs, names = [""], set(self._names.values())
         for i in ids:
             piece = self._pieces[side].get(i)
             if piece is None:

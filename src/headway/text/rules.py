@@ -35,8 +35,8 @@ DEEPSEEK_V3 = (
 
 
 def split_by(*patterns: str) -> pre_tokenizers.PreTokenizer:
-    """Returns a pre-tokenizer that splits off each match of the first pattern, then applies the next patterns in
-    between."""
+    """Returns a pre-tokenizer that splits text by each pattern in turn, every match a piece of its own, and then into
+    bytes."""
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
     return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 

@@ -130,8 +130,8 @@ class Tokenizer(Vocabulary):
 
         `bos`: begin with the template's tokens (BOS, [CLS]), once; False adds nothing before.
         `eos`: end with the template's tokens (EOS, [SEP]); None is as `bos`; False leaves the end open, for a text that
-        a model is to continue. `special`: whether the text of a special token becomes that token; by default it stays
-        plain text.
+        a model is to continue.
+        `special`: whether the text of a special token becomes that token; by default it stays plain text.
         """
         entry = text if pair is None else (text, pair)
         return self.encode_batch([entry], bos=bos, eos=eos, special=special)[0]
