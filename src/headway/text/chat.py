@@ -107,15 +107,15 @@ class ChatTemplate:
         )
 
     def _rendered(self, messages: Sequence[Message], until: float, **variables: Any) -> str:
-        pieces, written = [], 0
+        pieces, total = [], 0
         try:
             context = {"tools": None, "documents": None, **variables, "messages": [*map(_readable, messages)]}
             for piece in self._template.generate(context):
                 pieces.append(piece)
-                written += len(piece)
-                if written > MOST_CHARACTERS or monotonic() > until:
+                total += len(piece)
+                if total > MOST_CHARACTERS or monotonic() > until:
                     raise _TooLong(
-                        f"chat template: it wrote {written:,} characters, of {len(messages)} messages, and may write at "
+                        f"chat template: it wrote {total:,} characters, of {len(messages)} messages, and may write at "
                         f"most {MOST_CHARACTERS:,} in {MOST_SECONDS:g} seconds; give it less"
                     )
             return "".join(pieces)
