@@ -46,8 +46,8 @@ def gemm_peak(dtype: torch.dtype = torch.float32) -> float:
         seconds = _best(lambda a=a: a @ a, repeats=6 if n <= 512 else 3)  # type: ignore[misc]
         if seconds > 0.05:
             break
-    more = _best(lambda: a @ a, repeats=max(2, int(MEASURE_SECONDS / seconds)))
-    return 2.0 * n**3 / min(seconds, more)
+    best = _best(lambda: a @ a, repeats=max(2, int(MEASURE_SECONDS / seconds)))
+    return 2.0 * n**3 / min(seconds, best)
 
 
 @cache
@@ -70,6 +70,7 @@ def large_pages(tensors: Iterable[Tensor]) -> None:
         return
     madvise = ctypes.CDLL(None).madvise
     for t in tensors:
+        # whole large pages inside the tensor: the beginning is rounded up, the end down
         begin, end = (
             -(-t.data_ptr() // LARGE_PAGE) * LARGE_PAGE,
             (t.data_ptr() + t.nbytes) // LARGE_PAGE * LARGE_PAGE,
@@ -109,14 +110,14 @@ def memory_total() -> int:
 def memory_available() -> int:
     """Returns the bytes that can be allocated now without swapping: the machine's, or what its control group leaves if
     less."""
-    free = _kilobytes(MEMORY, "MemAvailable") or memory_total()
+    available = _kilobytes(MEMORY, "MemAvailable") or memory_total()
     limit = _group("memory.max", "memory.limit_in_bytes")
     used = _group("memory.current", "memory.usage_in_bytes")
     if limit is not None and used is not None:
         # the group's usage includes page cache, which the kernel reclaims on demand
         stat = next((values for folder in GROUPS if (values := fields(folder / "memory.stat"))), {})
-        free = min(free, max(0, limit - used + int(stat.get("inactive_file", 0))))
-    return free
+        available = min(available, max(0, limit - used + int(stat.get("inactive_file", 0))))
+    return available
 
 
 def peak_rss() -> int:

@@ -90,7 +90,7 @@ class Confusion:
 
         per_class = []
         for i, (label, row) in enumerate(zip(self.labels, self.counts, strict=True)):
-            right, actual, predicted = row[i], sum(row), sum(other[i] for other in self.counts)
+            right, actual, predicted = row[i], sum(row), sum(counts[i] for counts in self.counts)
             scores = share(right, predicted), share(right, actual), share(2 * right, actual + predicted)
             per_class.append(ClassScores(label, *scores, actual))
         return tuple(per_class)

@@ -64,7 +64,7 @@ def merge_all(parts: Sequence[Partial]) -> Partial:
         return parts[0]
     lse = torch.stack([p.lse for p in parts])
     top = lse.amax(0).detach()
-    top = torch.where(top == float("-inf"), torch.zeros_like(top), top)
+    top = torch.where(top == float("-inf"), torch.zeros_like(top), top)  # an empty row: -inf - -inf is NaN
     weight = torch.exp(lse - top)
     total = weight.sum(0)
     nonempty = total > 0

@@ -156,12 +156,12 @@ def quantize_clipped(weight: Tensor, bits: int, group: int | None = None) -> Qua
 
 
 def _clipped(weight: Tensor, bits: int, group: int | None) -> QuantizedMatrix:
-    first = quantize_weights(weight, bits, group)
-    size = first.group
-    best = torch.full_like(first.scale, torch.inf)
-    scale = first.scale
+    unclipped = quantize_weights(weight, bits, group)
+    size = unclipped.group
+    best = torch.full_like(unclipped.scale, torch.inf)
+    scale = unclipped.scale
     for clip in CLIPS:
-        tried = (clip * first.scale).bfloat16().to(scale.dtype)
+        tried = (clip * unclipped.scale).bfloat16().to(scale.dtype)
         gap = round_weights(weight, tried, None, bits, size).dequantize(scale.dtype) - weight.to(scale.dtype)
         error = torch.nn.functional.pad(gap.square_(), (0, -gap.shape[1] % size))
         error = error.view(*scale.shape, size).sum(2)

@@ -110,10 +110,10 @@ def duration(seconds: float) -> str:
         return f"{seconds / 1e-9:.3g} ns"
     units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
     large = next(i for i, (_, size_of) in enumerate(units) if round(seconds) >= size_of)
-    (name, first), (other, second) = units[large : large + 2]
-    whole = round(seconds / second)
-    return f"{whole * second // first} {name}" + (
-        f" {rest} {other}" if (rest := whole % (first // second)) else ""
+    (large_unit, large_size), (small_unit, small_size) = units[large : large + 2]
+    whole = round(seconds / small_size)
+    return f"{whole * small_size // large_size} {large_unit}" + (
+        f" {rest} {small_unit}" if (rest := whole % (large_size // small_size)) else ""
     )
 
 
@@ -130,6 +130,6 @@ def described(value: Any) -> tuple[str, dict[str, str]]:
     """Returns a docstring without its field lines "name: help", and the help of each name.
 
     Continuation lines of a field are indented."""
-    about, *rest = re.split(r"^(\w+): ", inspect.cleandoc(value.__doc__ or ""), flags=re.MULTILINE)
-    texts = (" ".join(text.split()) for text in rest[1::2])
-    return about.strip(), dict(zip(rest[::2], texts, strict=True))
+    about, *sections = re.split(r"^(\w+): ", inspect.cleandoc(value.__doc__ or ""), flags=re.MULTILINE)
+    texts = (" ".join(text.split()) for text in sections[1::2])
+    return about.strip(), dict(zip(sections[::2], texts, strict=True))

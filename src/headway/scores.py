@@ -149,14 +149,15 @@ class RelativeBias(Score):
 
     def __post_init__(self) -> None:
         rows = self.table.shape[0]
-        alone = rows // (4 if self.bidirectional else 2)
-        if not 0 < alone < self.max_distance:
+        exact = rows // (4 if self.bidirectional else 2)
+        if not 0 < exact < self.max_distance:
             raise PatternError(
-                f"RelativeBias: max_distance={self.max_distance} is not beyond the {alone} distances of a direction "
+                f"RelativeBias: max_distance={self.max_distance} is not beyond the {exact} distances of a direction "
                 f"that have one of the {rows} buckets to themselves (at least 1): give more of the one or the other"
             )
 
     def bucket(self, away: Tensor) -> Tensor:
+        """Returns the bucket of each distance k - q, int64 of the same shape."""
         buckets = self.table.shape[0]
         offset = torch.zeros_like(away)
         if self.bidirectional:

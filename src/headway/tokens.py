@@ -65,9 +65,9 @@ class Tokens:
             raise PatternError(f"Tokens.from_lengths: lengths are whole numbers, got {values.tolist()}")
         count = values.long()
         check_known(side, ("left", "right"), "Tokens.from_lengths: there is no side", error=PatternError)
-        most = int(count.max())
-        total = most if total is None else total
-        if int(count.min()) < 0 or most > total:
+        longest = int(count.max())
+        total = longest if total is None else total
+        if int(count.min()) < 0 or longest > total:
             raise PatternError(f"Tokens.from_lengths: lengths must lie in 0..{total}, got {count.tolist()}")
         slot = torch.arange(total, device=count.device).unsqueeze(0)
         index = slot - (total - count).unsqueeze(1) if side == "left" else slot.expand(len(count), total)
@@ -238,14 +238,15 @@ class Tokens:
         assert parts, "Tokens.cat needs at least one part"
         if len(parts) == 1:
             return parts[0]
-        rows = max(p.rows for p in parts)
+        rows = max(part.rows for part in parts)
         joined = {
-            name: torch.cat([getattr(p, filled).expand(rows, -1) for p in parts], 1)
+            name: torch.cat([getattr(part, filled).expand(rows, -1) for part in parts], 1)
             for name, filled in _FILLED.items()
-            if any(getattr(p, name) is not None for p in parts)
+            if any(getattr(part, name) is not None for part in parts)
         }
         contiguous = all(
-            p.start is not None and p.start + p.count == after.start for p, after in pairwise(parts)
+            part.start is not None and part.start + part.count == following.start
+            for part, following in pairwise(parts)
         )
         return Tokens(**joined, start=parts[0].start if contiguous else None)
 

@@ -46,8 +46,8 @@ class Packed:
         # B = T = 2, one empty slot: at [0, 1, 3] -> packed [0, 1, 0, 2]
         packed = self.at.new_zeros(len(slots) * count)
         packed[self.at] = torch.arange(len(self.at), device=self.at.device)
-        first = count * torch.arange(len(slots), device=self.at.device)
-        return packed[slots + first.unsqueeze(1)].view(1, -1)
+        row_starts = count * torch.arange(len(slots), device=self.at.device)
+        return packed[slots + row_starts.unsqueeze(1)].view(1, -1)
 
     def side_by_side(self, keys: KeyValues) -> KeyValues:
         """Packs the keys [B, K, S, D] of each row's source into one row, as documents: [1, K, B S, D]."""
@@ -145,17 +145,17 @@ class BatchCache:
             raise CacheError(f"next_tokens: a chunk has 0 slots or more, got {count}")
         if side not in ("left", "right"):
             raise CacheError(f'next_tokens: side is "left" or "right", got {side!r}')
-        seen = self.lengths
+        row_lengths = self.lengths
         numbers = lengths.tolist() if isinstance(lengths, Tensor) else lengths
-        counts = (count,) * len(seen) if numbers is None else tuple(numbers)
-        if len(counts) != len(seen) or any(not 0 <= n <= count for n in counts):
+        counts = (count,) * len(row_lengths) if numbers is None else tuple(numbers)
+        if len(counts) != len(row_lengths) or any(not 0 <= n <= count for n in counts):
             raise CacheError(
-                f"next_tokens: lengths must be {len(seen)} numbers in 0..{count}, one per row, "
+                f"next_tokens: lengths must be {len(row_lengths)} numbers in 0..{count}, one per row, "
                 f"got {list(counts)}"
             )
-        if len(set(seen)) == 1 and set(counts) == {count}:
-            return Tokens.range(count, start=seen[0], device=self.device)
-        size, begin = (torch.tensor(n, device=self.device).view(-1, 1) for n in (counts, seen))
+        if len(set(row_lengths)) == 1 and set(counts) == {count}:
+            return Tokens.range(count, start=row_lengths[0], device=self.device)
+        size, begin = (torch.tensor(n, device=self.device).view(-1, 1) for n in (counts, row_lengths))
         rank = torch.arange(count, device=self.device) - (count - size if side == "left" else 0)
         return Tokens(torch.where((rank >= 0) & (rank < size), begin + rank, -1))
 
@@ -217,7 +217,7 @@ class BatchCache:
         at = expanded.valid.flatten().nonzero()[:, 0]
         return Packed(tokens, rows, at), counts, marks
 
-    # -- forgetting and copying ------------------------------------------------------------------------
+    # -- trimming and copying --------------------------------------------------------------------------
 
     def trim(self, n: int | Sequence[int] | Tensor) -> None:
         """Discards the last n tokens of every row, or n[b] of row b.
@@ -238,10 +238,10 @@ class BatchCache:
 
     def fork(self) -> "BatchCache":
         """Returns an independent copy; pages are shared until one of the two writes to them."""
-        other = BatchCache(self.pages, 0)
-        other.tables += map(self.pages.pool.fork, self.tables)
-        other._is_broken = self._is_broken
-        return other
+        copy = BatchCache(self.pages, 0)
+        copy.tables += map(self.pages.pool.fork, self.tables)
+        copy._is_broken = self._is_broken
+        return copy
 
     def reorder(self, rows: Sequence[int] | Tensor) -> None:
         """Makes row i what row rows[i] was; the number of rows may change. Raises CacheError for a row that does not

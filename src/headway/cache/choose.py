@@ -49,8 +49,8 @@ def choose_cache(pattern: Pattern) -> Choice:
 def pattern_facts(pattern: Pattern, tokens: Tokens, layers: int) -> dict[str, Any]:
     """Returns the properties of a pattern over these tokens, in JSON's types; the receptive field is that of up to
     `layers` layers."""
-    none = Choice("none", "a query sees later keys, so nothing can be decoded token by token")
-    cache = choose_cache(pattern) if pattern.is_causal else none
+    no_cache = Choice("none", "a query sees later keys, so nothing can be decoded token by token")
+    cache = choose_cache(pattern) if pattern.is_causal else no_cache
     count, heads = tokens.count, len(pattern.heads)
     allowed = pairs(pattern, count, tokens=tokens)
     before, after = pattern.reach
@@ -74,12 +74,12 @@ def _field(pattern: Pattern, tokens: Tokens, layers: int) -> list[dict[str, int]
     pairs.
 
     Stops when a further layer adds none."""
-    seen = visible(pattern, tokens, tokens)[0].any(0)
-    reached = seen.new_zeros(tokens.count)
+    attended = visible(pattern, tokens, tokens)[0].any(0)
+    reached = attended.new_zeros(tokens.count)
     reached[-1] = True
     rows: list[dict[str, int]] = []
     for layer in range(1, layers + 1):
-        reached = reached | seen[reached].any(0)  # the residual stream carries a token to itself
+        reached = reached | attended[reached].any(0)  # the residual stream carries a token to itself
         count = int(reached.sum())
         if rows and rows[-1]["tokens"] == count:
             break

@@ -48,8 +48,8 @@ class LayerCache:
         """Makes room for this many pages."""
         with torch.inference_mode(False):
             new = self.empty(pages)
-            for old, more in zip(self.tensors, new, strict=True):
-                more.narrow(self.axis, 0, old.shape[self.axis]).copy_(old)
+            for old, enlarged in zip(self.tensors, new, strict=True):
+                enlarged.narrow(self.axis, 0, old.shape[self.axis]).copy_(old)
         self.tensors = new
 
     def copy(self, old: Tensor, new: Tensor) -> None:
@@ -208,7 +208,7 @@ class PagedCache:
     def __getitem__(self, layer: int) -> LayerCache:
         return self.layers[layer]
 
-    # -- texts -----------------------------------------------------------------------------------------
+    # -- sequences -------------------------------------------------------------------------------------
 
     def open(self, ids: Sequence[int] = (), root: Hashable = ()) -> PageTable:
         """Opens a sequence; see `PagePool.open`."""

@@ -128,9 +128,9 @@ class PagePool:
         numbers = table.pages[of]
         if self.classes[of].state:
             return int(not numbers or self._is_shared(of, numbers[0]))
-        new = -(-(len(table) + count) // PAGE) - len(numbers)
+        count_new = -(-(len(table) + count) // PAGE) - len(numbers)
         appends = len(table) % PAGE != 0 and count > 0
-        return new + int(appends and self._is_shared(of, numbers[-1]))
+        return count_new + int(appends and self._is_shared(of, numbers[-1]))
 
     def _is_shared(self, of: int, page: int | None) -> bool:
         """Returns whether other sequences may read a page, so that it must not be written to."""
@@ -174,7 +174,7 @@ class PagePool:
                 table.version += 1
         table.ids += new
         table.room = -(-len(table) // PAGE) * PAGE
-        if copies:  # else no page has lost its last user
+        if copies:  # without copies no page has lost its last user
             self._bound()
         return copies
 
@@ -213,13 +213,13 @@ class PagePool:
             raise CacheError(f"PagePool: a text of {len(table)} tokens cannot take back {count}")
         if not count:
             return
-        last = -(-length // PAGE)
+        kept_pages = -(-length // PAGE)
         for kind, numbers in zip(self.classes, table.pages, strict=True):
             if kind.state:
                 raise CacheError(
                     "PagePool: a state of all tokens cannot take one back; fork the text before it"
                 )
-            if any(numbers[p] is None and sees(kind.retention, p, length) for p in range(last)):
+            if any(numbers[p] is None and sees(kind.retention, p, length) for p in range(kept_pages)):
                 raise CacheError(
                     f"PagePool: a text of {len(table)} tokens cannot take back {count}: layers that keep the last "
                     f"{kind.retention.reach} have released what the tokens before them see; give slack={count}"

@@ -39,15 +39,15 @@ def expand_beams(logits: Tensor, searches: "Sequence[BeamSearch]") -> None:
     values, ids = _largest(log_probs, count)
     rows = zip(ids.tolist(), values.tolist(), strict=True)
     options = [[(i, value) for i, value in zip(*row, strict=True) if value > float("-inf")] for row in rows]
-    first = 0
+    begin = 0
     for search in searches:
-        choice, end = None, first + len(search.beams)
+        choice, end = None, begin + len(search.beams)
         if search.greedy is not None:
-            at = first + search.beams.index(search.greedy)
+            at = begin + search.beams.index(search.greedy)
             token = int(constrain(wide[at : at + 1], texts[at : at + 1], config).argmax())
             choice = token, float(log_probs[at, token])
-        search.advance(options[first:end], choice)
-        first = end
+        search.advance(options[begin:end], choice)
+        begin = end
 
 
 def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:

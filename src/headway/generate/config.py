@@ -183,15 +183,15 @@ class GenerationConfig:
         names: object = () if self.adapters is None else self.adapters
         is_list = isinstance(names, Sequence) and not isinstance(names, str)
         are_names = is_list and all(isinstance(name, str) for name in names)
-        wrong: dict[str, object] = {}  # the error's text, and whether it applies
+        faults: dict[str, object] = {}  # error messages, and whether they apply
         if not self.use_cache:
-            wrong |= {
+            faults |= {
                 f"prefill_chunk needs the cache: {whole_text} at once": self.prefill_chunk,
                 f"kv_cache_dtype={dtype!r} says what the cache stores, but use_cache is False": is_rounded,
                 f"prefix_cache needs the cache: {whole_text}": self.prefix_cache,
                 "exact needs the cache: its kernels read what is new of a text, never all of it": self.exact,
             }
-        wrong |= {
+        faults |= {
             f"adapters is a list of names, got {self.adapters!r}; write a single name as [name]": not are_names,
             f"eos is a list of token ids, got {self.eos!r}; write a single id as [id]": not eos_are_ids,
             f"min_new_tokens is {self.min_new_tokens}, but max_new_tokens {self.max_new_tokens}": (
@@ -205,10 +205,10 @@ class GenerationConfig:
         }
         for name in ("top_log_probs", "prompt_log_probs", "drawn_log_probs"):
             key = f"{name}={getattr(self, name)} is about log_probs, which were not asked for; ask for both"
-            wrong[key] = getattr(self, name) and not self.log_probs
+            faults[key] = getattr(self, name) and not self.log_probs
         if beams is not None:
             draws = self.sampling != penalties_alone or self.seed != 0
-            wrong |= {
+            faults |= {
                 f"beams: a beam search draws nothing, but {self.sampling} and seed={self.seed} were given; leave "
                 "out temperature, top_k, top_p, min_p and seed, or the beams": draws,
                 "beams: the hypotheses of a beam search have the log_probs that they are ranked by; leave out "
@@ -216,7 +216,7 @@ class GenerationConfig:
                 f"beams: a beam search ends texts by eos alone, but stop strings {[*self.stop]} were given; "
                 "leave out either": self.stop,
             }
-        for message, is_wrong in wrong.items():
+        for message, is_wrong in faults.items():
             if is_wrong:
                 raise ConfigError(message)
         StopScanner(self.stop)

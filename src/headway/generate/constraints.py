@@ -114,8 +114,8 @@ def forced_token(text: Text, config: GenerationConfig) -> int | None:
     """Returns the only token that may come next; None if it is not forced."""
     if config.forced_last is not None and len(text.ids) == text.request.max_new_tokens - 1:
         return config.forced_last
-    first = [*(() if config.forced_first is None else (config.forced_first,)), *config.prefix]
-    return first[len(text.ids)] if len(text.ids) < len(first) else None
+    forced = [*(() if config.forced_first is None else (config.forced_first,)), *config.prefix]
+    return forced[len(text.ids)] if len(text.ids) < len(forced) else None
 
 
 def banned_tokens(text: Text, config: GenerationConfig) -> set[int]:

@@ -54,7 +54,7 @@ class Engine:
         self.running: list[Job] = []
         self._added: list[Job] = []
         self._cancelled: list[Job] = []
-        self._concerned: list[Job] = []  # what fails when something is raised
+        self._concerned: list[Job] = []  # the jobs that fail if the model raises
         self._turn = threading.Condition()
         self._reading, self._steps = False, 0
 
@@ -107,22 +107,22 @@ class Engine:
 
         Raises the error of a request that failed. Requests that have not ended then, or when the generator is closed,
         are cancelled."""
-        waiting, live = deque(jobs), list[Job]()
+        waiting, unfinished = deque(jobs), list[Job]()
         try:
             while True:
-                live = [job for job in live if not job.ended]
-                while waiting and (most is None or len(live) < most):
+                unfinished = [job for job in unfinished if not job.ended]
+                while waiting and (most is None or len(unfinished) < most):
                     self.add(waiting[0])
-                    live.append(waiting.popleft())
-                if not all(job.ended for job in live):
+                    unfinished.append(waiting.popleft())
+                if not all(job.ended for job in unfinished):
                     self.step()
                 elif not waiting:
                     return
-                if failed := next((job.error for job in live if job.error is not None), None):
+                if failed := next((job.error for job in unfinished if job.error is not None), None):
                     raise failed
                 yield
         finally:
-            for job in live:
+            for job in unfinished:
                 if not job.ended:
                     self.cancel(job)
 
@@ -130,7 +130,7 @@ class Engine:
         """Returns the most bytes that the pages of a request may take."""
         pool, new, beams = self.reader.cache.pool, request.max_new_tokens, request.config.beams
         need = pool.most(len(request.prompt) + new, self.step_tokens)
-        # each beam has new tokens of its own, and a page that it shares no longer
+        # each beam has its own new tokens, and its own copy of a page that it shared
         return need if beams is None else need + beams.width * pool.most(new + PAGE, 1)
 
     # -- a step ----------------------------------------------------------------------------------------
@@ -144,8 +144,8 @@ class Engine:
         (KeyboardInterrupt), and errors that concern no request, are raised in the calling thread."""
         with self._turn:
             if self._reading:
-                before = self._steps
-                self._turn.wait_for(lambda: self._steps != before)
+                step_count = self._steps
+                self._turn.wait_for(lambda: self._steps != step_count)
                 return
             self._reading = True
         try:
@@ -179,19 +179,19 @@ class Engine:
         adapters = [piece.job.request.config.adapters for piece in pieces]
         logits = self.reader.read(chunks, [piece.wanted for piece in pieces], sources, adapters)
         written: list[tuple[Job, range]] = []
-        ended, first = list[Job](), 0
+        ended, begin = list[Job](), 0
         for piece in pieces:
             if piece.told:
-                piece.job.tell(logits[first : first + piece.told])
-                first += piece.told
+                piece.job.tell(logits[begin : begin + piece.told])
+                begin += piece.told
             count = len(piece.wanted) - piece.told
             if not piece.job.goes_on:
                 ended.append(piece.job)
             elif count and written and written[-1][0] is piece.job:
-                written[-1] = piece.job, range(written[-1][1].start, first + count)
+                written[-1] = piece.job, range(written[-1][1].start, begin + count)
             elif count:
-                written.append((piece.job, range(first, first + count)))
-            first += count
+                written.append((piece.job, range(begin, begin + count)))
+            begin += count
         live, ahead = written, 0  # `ahead` tokens of each draft have been accepted
         while live:
             advance(logits, [(job, rows[ahead : ahead + len(job.texts)]) for job, rows in live])
@@ -212,7 +212,7 @@ class Engine:
                 text.table = self.reader.open(text.tokens, config.adapters, shares, config.cache_salt)
                 job.stored = job.stored if job.count else len(text.table)
             if pool.available is not None and self.running:
-                texts = [text for each in (*self.running, job) for text in each.texts]
+                texts = [text for admitted in (*self.running, job) for text in admitted.texts]
                 spare = sum(kind.nbytes for kind in pool.classes) * (len(texts) - len(job.texts))
                 if sum(self._missing(text, len(text.rest)) for text in texts) + spare > pool.available:
                     self._release(job)
@@ -220,10 +220,10 @@ class Engine:
             self.waiting.popleft()
             self.running.append(job)
             taken.append(job)
-        if self.reader.sources is not None and (new := [job for job in taken if job.source is None]):
-            self._concerned = new
-            tables = self.reader.sources.read([job.request.source or [] for job in new])
-            for job, table in zip(new, tables, strict=True):
+        if self.reader.sources is not None and (new_jobs := [job for job in taken if job.source is None]):
+            self._concerned = new_jobs
+            tables = self.reader.sources.read([job.request.source or [] for job in new_jobs])
+            for job, table in zip(new_jobs, tables, strict=True):
                 job.source = table
 
     def _missing(self, text: Text, count: int) -> int:
@@ -249,23 +249,23 @@ class Engine:
             self.speculation.propose([job for job in ready if job.count and isinstance(job, SampledText)])
         while True:
             beside = self.step_tokens if self.beside is None else max(self.beside, len(ready))
-            left = min(beside, self.step_tokens) if ready else self.step_tokens
+            tokens_left = min(beside, self.step_tokens) if ready else self.step_tokens
             pieces, told = [], MOST_TOLD
             for job in ready:
                 wanted = range(1 + len(job.draft))
                 for text in job.texts:
-                    last = (text.ids or job.request.prompt)[-1]
-                    pieces.append(Piece(job, text, [last, *job.draft], wanted))
+                    last_token = (text.ids or job.request.prompt)[-1]
+                    pieces.append(Piece(job, text, [last_token, *job.draft], wanted))
             for job in self.running if len(ready) < len(self.running) else []:
                 for text in [] if job.is_ready else job.texts:
-                    piece = piece_of(job, text, left, told, self.reader.cache.pool.has_states)
+                    piece = piece_of(job, text, tokens_left, told, self.reader.cache.pool.has_states)
                     if piece.ids:
                         pieces.append(piece)
-                        left, told = left - len(piece.ids), told - piece.told
-            room = self.reader.cache.pool.available
-            if room is None or not self.reader.use_cache or len(self.running) == 1:
+                        tokens_left, told = tokens_left - len(piece.ids), told - piece.told
+            available = self.reader.cache.pool.available
+            if available is None or not self.reader.use_cache or len(self.running) == 1:
                 return pieces
-            if sum(self._missing(piece.text, len(piece.ids)) for piece in pieces) <= room:
+            if sum(self._missing(piece.text, len(piece.ids)) for piece in pieces) <= available:
                 return pieces
             self._preempt()
             ready = [job for job in ready if job in self.running]

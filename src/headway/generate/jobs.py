@@ -35,16 +35,16 @@ def piece_of(job: Job, text: Text, most: int, told: int, has_states: bool) -> Pi
 
     States of recurrent layers can be kept for the prefix cache at multiples of 64 only, so that chunks end there if the
     model has such layers."""
-    rest = text.rest
+    unread = text.rest
     # the last tokens of several sequences of a request are read together
-    ids = rest[: min(most, told if job.untold else most, len(rest) - (len(job.texts) > 1))]
+    ids = unread[: min(most, told if job.untold else most, len(unread) - (len(job.texts) > 1))]
     if has_states and text.table is not None:
         begin, end = len(text.table), len(text.table) + len(ids)
-        at = (end - (end == len(text.tokens))) // PAGE * PAGE  # begin 0, end 100 of 200: at 64
+        at = (end - (end == len(text.tokens))) // PAGE * PAGE  # begin 0, end 100 of 200: the chunk ends at 64
         ids = ids[: at - begin] if at > begin else ids
-    later = max(0, len(rest) - len(ids) - 1)  # tokens left to later pieces
+    later = max(0, len(unread) - len(ids) - 1)  # tokens left to later pieces
     count = max(0, job.untold - later)
-    is_last = len(ids) == len(rest)
+    is_last = len(ids) == len(unread)
     return Piece(job, text, ids, range(len(ids) - is_last - count, len(ids)), count)
 
 

@@ -169,7 +169,7 @@ class Reader:
                 return logits[0]
             memory = None if self.sources is None else self.sources.memory(sources)
             needed = None if rows else slots
-            with only_rows(rows):  # of all tokens, in every layer
+            with only_rows(rows):  # masks of all tokens, so that every layer computes all of them
                 states = self.model.hidden(ids, tokens=tokens, cache=cache, memory=memory, slots=needed)[0]
             return self.model.logits(states[at] if rows else states)
 

@@ -87,14 +87,14 @@ def make_requests(
         raise ConfigError(
             f"config: {len(configs)} of them for {count} prompts; give one for all, or one for each"
         )
-    if any(other.session_options != configs[0].session_options for other in configs):
+    if any(request_config.session_options != configs[0].session_options for request_config in configs):
         raise ConfigError(
             "config: use_cache, kv_cache_dtype, prefill_chunk and exact are of the whole call; "
             "give all its prompts the same"
         )
-    for other in {id(other): other for other in configs}.values():
+    for request_config in {id(request_config): request_config for request_config in configs}.values():
         for name in ("bias", "forbidden", "prefix", "forced_first", "forced_last"):
-            value = getattr(other, name)
+            value = getattr(request_config, name)
             for token in [value] if name.startswith("forced") else value:
                 if token is not None and not 0 <= token < spec.vocab:
                     raise ConfigError(

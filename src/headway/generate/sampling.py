@@ -45,8 +45,8 @@ def top_p(logits: Tensor, p: float) -> Tensor:
     """Keeps the fewest most likely tokens whose probabilities sum to `p` or more (Holtzman et al. 2020)."""
     ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
     probabilities = ordered.softmax(-1, dtype=torch.float64)
-    before = probabilities.cumsum(-1) - probabilities
-    drop = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, ids, before >= p)
+    mass_before = probabilities.cumsum(-1) - probabilities
+    drop = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, ids, mass_before >= p)
     return logits.masked_fill(drop, float("-inf"))
 
 
@@ -67,8 +67,9 @@ class Sampling:
     temperature: logits are divided by it; 0 is greedy.  top_k: 0 is no filter.  top_p: 1 is no filter.
     min_p: 0 is no filter.  repetition_penalty: over prompt and text; 1 is none; also applies to greedy decoding.
     frequency_penalty, presence_penalty: over the text alone, for each occurrence of a token and once for its presence;
-        0 is none; they also apply to greedy decoding. Raises ConfigError, naming the setting, for values outside their
-        range.
+        0 is none; they also apply to greedy decoding.
+
+    Raises ConfigError, naming the setting, for values outside their range.
     """
 
     temperature: float = 0.0
@@ -139,8 +140,8 @@ def draw(logits: Tensor, noise: Sequence[float]) -> Tensor:
     thresholds = torch.tensor(list(noise), dtype=torch.float64, device=logits.device).unsqueeze(1) * total
     # the last token with nonzero probability is the first whose cumulative sum is the total
     # probabilities .2 .5 .3 0: cumulative .2 .7 1 1, last 2; noise .2 draws token 1, the first above it
-    last = torch.searchsorted(cumulative, total)
-    return torch.minimum(torch.searchsorted(cumulative, thresholds, right=True), last).squeeze(1)
+    last_likely = torch.searchsorted(cumulative, total)
+    return torch.minimum(torch.searchsorted(cumulative, thresholds, right=True), last_likely).squeeze(1)
 
 
 def broken_rows(logits: Tensor) -> list[int]:

@@ -88,6 +88,7 @@ def _scored(model: Decoder, rows: list[list[int]], begins: list[int]) -> tuple[T
     lengths = [len(row) - 1 for row in rows]
     slots, device = torch.arange(ids.shape[1]), model.model.like.device
     first, count = (torch.tensor(values).unsqueeze(1) for values in (begins, lengths))
+    # slot t predicts token t + 1: a continuation from token 3 on is scored at slots 2, 3, ...
     scored = (slots >= first - 1) & (slots < count)
     targets = torch.where(scored, targets, IGNORE_INDEX)[scored].to(device)
     with evaluating(model):

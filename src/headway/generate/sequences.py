@@ -84,8 +84,8 @@ class SampledText(Text, Job):
         self.drafted = self.accepted = 0
         tells = request.config.prompt_log_probs
         self._told = [ToldToken(request.prompt[0], None, ())] if tells else []
-        none = Delta(request.number, None, "", "length", 0.0, prompt=tuple(self._told))
-        self.deltas = [] if request.max_new_tokens or self.untold else [none]
+        empty_delta = Delta(request.number, None, "", "length", 0.0, prompt=tuple(self._told))
+        self.deltas = [] if request.max_new_tokens or self.untold else [empty_delta]
         self._tokenizer = tokenizer
         self._decoder: StreamDecoder | None = None
         if isinstance(tokenizer, Tokenizer) and request.source is None:
@@ -154,8 +154,8 @@ def decoded(request: Request, ids: Sequence[int], tokenizer: AnyTokenizer | None
     text_ids = [i for i in ids if i not in request.config.eos]
     if isinstance(tokenizer, MarianTokenizer):
         return tokenizer.decode(text_ids)
-    before = request.prompt if request.source is None else []
-    return tokenizer.decode(text_ids, after=before, special=request.config.shown)
+    context = request.prompt if request.source is None else []
+    return tokenizer.decode(text_ids, after=context, special=request.config.shown)
 
 
 def log_probs_of(

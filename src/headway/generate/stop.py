@@ -43,5 +43,5 @@ class StopScanner:
 
 def begun(text: str, marks: Sequence[str]) -> int:
     """Returns the length of the longest suffix of `text` that one of the marks begins with (not the whole mark)."""
-    # "ab</" and the mark "</s>": 2
+    # text "ab</", mark "</s>": 2, since "</" may become the mark
     return max((n for mark in marks for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)

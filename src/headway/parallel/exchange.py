@@ -49,8 +49,8 @@ class Exchange(ABC):
 
     def sum(self, local: Tensor) -> Tensor:
         """Returns the sum over ranks, added in their order: bitwise equal on all of them."""
-        first, *remaining = self.gather(local)
-        total = first.clone()
+        first_part, *remaining = self.gather(local)
+        total = first_part.clone()
         for part in remaining:
             total += part
         return total

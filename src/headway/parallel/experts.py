@@ -43,6 +43,7 @@ class ExpertParallel:
         `run(rows, counts)` applies this rank's own experts to the rows of all ranks. Ranks without rows must call this,
         too."""
         ranks = self.exchange.ranks
+        # routed[r, e]: rows that rank r sends to this rank's expert e
         routed = torch.stack(
             [
                 counts_there.view(ranks, -1)[self.exchange.rank]

@@ -82,11 +82,11 @@ def choose_layout(patterns: Sequence[Pattern], tokens: Tokens, ranks: int) -> tu
     zigzag_layout = (
         ShardLayout.zigzag(tokens.count, ranks) if tokens.count >= 2 * ranks else contiguous_layout
     )
-    (work, read), (even_work, even_read) = (
+    (pairs, keys), (zigzag_pairs, zigzag_keys) = (
         _cost(layout, patterns, tokens) for layout in (contiguous_layout, zigzag_layout)
     )
-    contiguous, zigzag = _sentence(work, read), _sentence(even_work, even_read)
-    if max(even_work) * GAIN < max(work):
+    contiguous, zigzag = _sentence(pairs, keys), _sentence(zigzag_pairs, zigzag_keys)
+    if max(zigzag_pairs) * GAIN < max(pairs):
         return zigzag_layout, Choice("zigzag", zigzag, rejected=(("contiguous", contiguous),))
     return contiguous_layout, Choice("contiguous", contiguous, rejected=(("zigzag", zigzag),))
 
@@ -95,9 +95,9 @@ def _cost(layout: ShardLayout, patterns: Sequence[Pattern], tokens: Tokens) -> t
     """Returns the pairs that each rank computes, over all layers for a mean head, and the keys that are read from other
     ranks."""
     plans, ranks = head_plans(patterns, layout.shards(tokens)), range(layout.ranks)
-    work = [sum(plan.pairs(rank) * layers / heads for plan, layers, heads in plans) for rank in ranks]
+    pairs = [sum(plan.pairs(rank) * layers / heads for plan, layers, heads in plans) for rank in ranks]
     read = sum(layers / heads * sum(map(plan.keys_read, ranks)) for plan, layers, heads in plans)
-    return work, round(read)
+    return pairs, round(read)
 
 
 def head_plans(patterns: Sequence[Pattern], shards: Sequence[Tokens]) -> list[tuple[ContextPlan, int, int]]:

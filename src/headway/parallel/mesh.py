@@ -30,10 +30,10 @@ class Mesh:
 
     def __post_init__(self) -> None:
         if self.expert > 1 and self.fsdp * self.tp > 1:
-            other = "fsdp" if self.fsdp > 1 else "tp"
+            axis = "fsdp" if self.fsdp > 1 else "tp"
             raise ConfigError(
-                f"mesh {self}: processes cannot share whole experts (expert) and parts of all weights ({other}) yet; "
-                f"leave out expert or {other}"
+                f"mesh {self}: processes cannot share whole experts (expert) and parts of all weights ({axis}) yet; "
+                f"leave out expert or {axis}"
             )
 
     @staticmethod
@@ -86,7 +86,7 @@ class Mesh:
         """Returns the number of a process along each axis."""
         places = {}
         for axis, size in reversed(vars(self).items()):
-            rank, places[axis] = divmod(rank, size)
+            rank, places[axis] = divmod(rank, size)  # dp=2,tp=4: rank 6 has tp 2, then dp 1
         return Mesh(**places)
 
     def groups(self, *axes: str) -> list[list[int]]:

@@ -63,9 +63,10 @@ class ContextPlan:
         for count in tiles:
             at = range(begin, begin + count)
             possible, _ = judge_pairs(pattern, extents.map(partial(_columns, at=at)), extents)
+            # possible [B, tiles of this rank's queries, tiles of all keys]
             pairs = (possible.sum(0) * _columns(size[None], at).T).sum(0) * size
-            seen = possible.any(0).any(0)
-            split = zip(shards, seen.split(tiles), pairs.split(tiles), strict=True)
+            attended = possible.any(0).any(0)
+            split = zip(shards, attended.split(tiles), pairs.split(tiles), strict=True)
             reads.append(tuple(_read(shard, needed, tile_pairs, tile) for shard, needed, tile_pairs in split))
             begin += count
         return ContextPlan(tuple(reads))
@@ -109,9 +110,9 @@ class ContextPlan:
 
 def _padded(tokens: Tokens, tile: int) -> Tokens:
     """Returns the tokens padded with empty slots to a multiple of a tile."""
-    short = -tokens.count % tile
-    empty = torch.full((1, short), -1, device=tokens.device)
-    return Tokens.cat([tokens, Tokens(empty)]) if short else tokens
+    missing = -tokens.count % tile
+    empty = torch.full((1, missing), -1, device=tokens.device)
+    return Tokens.cat([tokens, Tokens(empty)]) if missing else tokens
 
 
 def _columns(t: Tensor, at: range) -> Tensor:

@@ -102,7 +102,7 @@ class Parallel:
         or by a group that shares heads."""
         all_items, workers = list(items), self.mesh.ranks // self.mesh.tp
         local = all_items[self.rank // self.mesh.tp :: workers]
-        if self.in_step:
+        if self.in_step:  # all processes must run equally many forwards: the first item is repeated
             local += all_items[:1] * (-(-len(all_items) // workers) - len(local))
         with self.named():
             results = list(run(local))

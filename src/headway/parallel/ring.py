@@ -43,9 +43,9 @@ class _Ring:
     """
 
     def __init__(self, call: Call, plan: ContextPlan, exchange: Exchange, backend: str) -> None:
-        none = call.q.new_empty(0)
+        empty = call.q.new_empty(0)
         self.tokens, self.differentiable = call.keys[0].tokens, call.needs_grad
-        self.call = replace(call, q=none, keys=())
+        self.call = replace(call, q=empty, keys=())
         self.plan, self.exchange, self.backend = plan, exchange, backend
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *parameters: Tensor) -> Partial:

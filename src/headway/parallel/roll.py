@@ -66,13 +66,13 @@ class Roll:
     def wait(self, key: str) -> None:
         """Waits until the main process has written `key`, however long that takes. Raises RankError if it is
         missing."""
-        before, since = "", time.monotonic()
+        last_beat, since = "", time.monotonic()
         try:
             while not self.store.check([key]):
                 time.sleep(0.05)
-                now = self._get("beat", 0)
-                if now != before:
-                    before, since = now, time.monotonic()
+                beat = self._get("beat", 0)
+                if beat != last_beat:
+                    last_beat, since = beat, time.monotonic()
                 if (time.monotonic() - since > LOST or self._get("left", 0)) and (gone := self._absent()):
                     raise RankError("; ".join(gone))
         except RuntimeError as error:
@@ -82,21 +82,19 @@ class Roll:
         """Returns the error to raise after a message among all failed with `error`: a RankError that names the missing
         processes, or `error` if none is missing."""
         try:
-            absent = self._absent()
+            reasons = self._absent()
         except RuntimeError:
-            absent = [
+            reasons = [
                 self._gone
                 or f"rank 0, or who started the run, is gone: its store does not answer (asked by rank {self.rank})"
             ]
-        return RankError("; ".join(absent)) if absent else error
+        return RankError("; ".join(reasons)) if reasons else error
 
     def _absent(self) -> list[str]:
         """Returns the other processes that are missing, each with the reason."""
         others = [rank for rank in range(self.ranks) if rank != self.rank]
         beats = {rank: self._get("beat", rank) for rank in others}
-        for _ in range(
-            round(SILENCE / BEAT)
-        ):  # not by the clock: this process itself may be stopped meanwhile
+        for _ in range(round(SILENCE / BEAT)):  # no clock: this process itself may be stopped meanwhile
             if self._gone:
                 return [self._gone]
             time.sleep(BEAT)

@@ -44,9 +44,9 @@ class Divided(Generic[M]):
         state = whole(own_state(self.model), self.model, here=here)
         if not here:
             return None
-        plain = copy.deepcopy(self._form, {id(b): b for b in self._form.buffers()})
-        plain.load_state_dict(state, assign=True)
-        return plain
+        module = copy.deepcopy(self._form, {id(b): b for b in self._form.buffers()})
+        module.load_state_dict(state, assign=True)
+        return module
 
 
 def shard_weights(
@@ -151,7 +151,7 @@ def own_parts(tensors: Mapping[str, Tensor], parallel: Parallel) -> dict[str, Pa
 
 
 def _planner(tensors: Mapping[str, Tensor]) -> "DefaultSavePlanner":
-    # takes a while, which few runs need
+    # imported here, since the import is slow and few runs need it
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
     planner = DefaultSavePlanner(flatten_state_dict=False)

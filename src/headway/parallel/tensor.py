@@ -148,6 +148,7 @@ class Shards:
         from torch.distributed.device_mesh import DeviceMesh
 
         outer = self._mesh
+        # fsdp=2,tp=2 on rank 1: outer [0, 1], inner [1, 3], ranks [[0, 2], [1, 3]]
         ranks = outer.mesh[:, None] + inner.mesh - dist.get_rank()
         return DeviceMesh.from_group(
             [outer.get_group(), inner.get_group()], "cpu", ranks, mesh_dim_names=("tp", "fsdp")

@@ -91,5 +91,6 @@ def to_pairing(
     source = torch.arange(head_dim)
     for old, new in zip(coordinate_pairs(frm, dims), coordinate_pairs(to, dims), strict=True):
         source[new[0]], source[new[1]] = old
+    # adjacent (0, 1), (2, 3) to halves (0, 2), (1, 3): source [0, 2, 1, 3]
     index = (torch.arange(heads)[:, None] * head_dim + source).flatten()
     return x.index_select(dim, index.to(x.device))

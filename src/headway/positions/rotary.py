@@ -181,7 +181,7 @@ class Rotary(PositionScheme):
         return self.scaling.frequencies(self.theta, dims, length)
 
     def check_head_dim(self, head_dim: int) -> None:
-        with torch.device("cpu"):  # numbers, also where a model is built on the device "meta"
+        with torch.device("cpu"):  # values are needed, even if a model is built on the device "meta"
             self.frequencies(head_dim)
 
     def trained_numbers(self, head_dim: int) -> int:

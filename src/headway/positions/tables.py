@@ -48,15 +48,16 @@ class RotaryTable(Rotation):
     ) -> "RotaryTable":
         """Returns the table for cosines and sines [.., T, d/2] of each pair."""
         if pairing == "adjacent":
-            twice, signed = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
-            return RotaryTable(twice, signed, "adjacent", rotates_values)
-        twice, signed = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+            repeated, signed = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
+            return RotaryTable(repeated, signed, "adjacent", rotates_values)
+        repeated, signed = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         if pairing == "halves":
-            return RotaryTable(twice, signed, "halves", rotates_values)
+            return RotaryTable(repeated, signed, "halves", rotates_values)
+        # pairs (0, 3), (2, 1): order [[0, 2], [3, 1]], pair_index [0, 3, 1, 2], partners [3, 2, 1, 0]
         order = torch.tensor(coordinate_pairs(pairing, dims), device=cos.device).T
         pair_index, partner = order.flatten().argsort(), order.flip(0).flatten()
         return RotaryTable(
-            twice[..., pair_index], signed[..., pair_index], partner[pair_index], rotates_values
+            repeated[..., pair_index], signed[..., pair_index], partner[pair_index], rotates_values
         )
 
     @property
@@ -105,10 +106,10 @@ class MatrixTable(Rotation):
 
     def apply(self, x_BHTD: Tensor) -> Tensor:
         _check(x_BHTD, self.matrix.shape[:-2], self.dims)
-        rotated, rest = x_BHTD[..., : self.dims], x_BHTD[..., self.dims :]
+        rotated, unrotated = x_BHTD[..., : self.dims], x_BHTD[..., self.dims :]
         out = torch.einsum("...tij,...htj->...hti", self.matrix, rotated.to(self.matrix.dtype))
         out = out.to(x_BHTD.dtype)
-        return out if rest.shape[-1] == 0 else _joined(out, rest)
+        return out if unrotated.shape[-1] == 0 else _joined(out, unrotated)
 
 
 def _joined(rotated: Tensor, rest: Tensor) -> Tensor:

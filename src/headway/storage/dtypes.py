@@ -46,11 +46,11 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def check_dtypes(dtypes: Mapping[str, torch.dtype], path: Path) -> None:
     """Raises CheckpointError if some weights are not plain floating-point numbers (quantized weights)."""
-    odd = {name: dtype for name, dtype in dtypes.items() if dtype not in USABLE}
-    if odd:
-        name, dtype = next(iter(odd.items()))
+    unusable = {name: dtype for name, dtype in dtypes.items() if dtype not in USABLE}
+    if unusable:
+        name, dtype = next(iter(unusable.items()))
         raise CheckpointError(
-            f"{path}: {len(odd)} of {len(dtypes)} tensors are not float64, float32, bfloat16 or float16 "
+            f"{path}: {len(unusable)} of {len(dtypes)} tensors are not float64, float32, bfloat16 or float16 "
             f"({name} is {dtype_name(dtype)}): quantized weights are read where config.json has a quantization_config "
             "that says how; get the unquantized checkpoint"
         )

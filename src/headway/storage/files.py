@@ -123,14 +123,14 @@ def _swap(temporary: Path, path: Path) -> None:
         _discard(aside)
         return
     disk.remove(aside)
-    if disk.exchange(temporary, path):
+    if disk.exchange(temporary, path):  # the old folder is now `temporary`, which the caller removes
         try:
             disk.sync(path.parent)
         except OSError:
             disk.exchange(temporary, path)
             raise
         return
-    disk.replace(path, aside)
+    disk.replace(path, aside)  # until the next rename there is no `path`: `current_folder` returns `aside`
     try:
         disk.replace(temporary, path)
         disk.sync(path.parent)
@@ -173,9 +173,9 @@ def _aside(path: Path) -> Path:
 
 def _sweep(path: Path) -> None:
     """Removes the temporary files that dead processes of this machine left beside `path`."""
-    ours = re.compile(rf"\..+\.partial-{re.escape(socket.gethostname())}-(\d+)-[0-9a-f]{{8}}")
+    temporary_name = re.compile(rf"\..+\.partial-{re.escape(socket.gethostname())}-(\d+)-[0-9a-f]{{8}}")
     for entry in path.parent.iterdir():
-        match = ours.fullmatch(entry.name)
+        match = temporary_name.fullmatch(entry.name)
         if match is not None and int(match[1]) != os.getpid() and not _alive(int(match[1])):
             disk.remove(entry)
 

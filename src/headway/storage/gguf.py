@@ -180,14 +180,14 @@ class _Reader:
 
     def array(self, name: str) -> "array[Any] | list[str]":
         kind, count = self.number("I", f"the kind of {name}"), self.number("Q", f"the length of {name}")
-        least = 8 if kind == STRING else struct.calcsize("<" + NUMBERS.get(kind, "B"))
+        item_bytes = 8 if kind == STRING else struct.calcsize("<" + NUMBERS.get(kind, "B"))
         if kind != STRING and kind not in NUMBERS:
             self.damaged(f"{name} is an array of kind {kind}, which is unknown or unsupported")
-        if count > (self.end - self.at) // least:
+        if count > (self.end - self.at) // item_bytes:
             self.damaged(f"{name} claims {count:,} items, which do not fit into its {self.size:,} bytes")
         if kind == STRING:
             return [self.string(f"item {i} of {name}") for i in range(count)]
-        return array(NUMBERS[kind], self.raw(count * least, name))
+        return array(NUMBERS[kind], self.raw(count * item_bytes, name))
 
     def alignment(self, metadata: Mapping[str, Value]) -> int:
         value = metadata.get(ALIGNMENT, USUAL_ALIGNMENT)
@@ -224,7 +224,7 @@ class _Reader:
         self, table: list[tuple[str, tuple[int, ...], BlockType, int]], alignment: int
     ) -> dict[str, Packed]:
         """Returns the tensors with their places in the file, which must follow each other without gaps."""
-        begin = -(-self.at // alignment) * alignment  # the next multiple: 96 for byte 70 and 32
+        begin = -(-self.at // alignment) * alignment  # the next multiple: byte 70, alignment 32 gives 96
         tensors: dict[str, Packed] = {}
         next_offset = end = 0
         for name, shape, kind, offset in table:

@@ -165,7 +165,7 @@ def _to_q8_0(x: Tensor) -> Tensor:
     ratio = x * _inverse(d)
     magnitude = ratio.abs()
     whole = magnitude.floor()
-    q = ratio.sign() * (whole + (2 * (magnitude - whole)).floor())
+    q = ratio.sign() * (whole + (2 * (magnitude - whole)).floor())  # 2.5: 2 + floor(2 * 0.5) = 3
     return torch.cat((_bytes(d), q.to(torch.int8).view(torch.uint8)), 1)
 
 

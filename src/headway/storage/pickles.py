@@ -43,15 +43,15 @@ def read_pickle(path: Path) -> dict[str, Entry]:
     """
     with open_regular(path) as file:
         size = file.seek(0, 2)
-    plain = _plain_archive(path)
-    tensors = _tensors(path, "meta" if plain else "cpu")
+    mappable = _plain_archive(path)
+    tensors = _tensors(path, "meta" if mappable else "cpu")
     if not all(_lies_in_file(value) for value in tensors.values()):
-        tensors, plain = _tensors(path, "cpu"), False
+        tensors, mappable = _tensors(path, "cpu"), False
     entries = {}
     for name, value in tensors.items():
         shape = tuple(value.shape)
         check_form(path, name, shape)
-        if not plain:
+        if not mappable:
             entries[name] = Entry(shape, value.dtype, path, 0, value)
             continue
         storage: Any = value.untyped_storage()
@@ -75,8 +75,8 @@ def _tensors(path: Path, device: str) -> dict[str, Tensor]:
             value = value[wrapper]
     if not isinstance(value, dict) or not value:
         raise CheckpointError(f"{path} holds a {type(value).__name__}, not a dict of named tensors")
-    if odd := [str(name) for name, item in value.items() if not isinstance(item, Tensor)]:
-        raise CheckpointError(f"{path} holds entries that are not tensors: {', '.join(odd[:8])}")
+    if others := [str(name) for name, item in value.items() if not isinstance(item, Tensor)]:
+        raise CheckpointError(f"{path} holds entries that are not tensors: {', '.join(others[:8])}")
     return {str(name): item.detach() for name, item in value.items()}
 
 
@@ -99,5 +99,5 @@ def _plain_archive(path: Path) -> bool:
 
 
 def _lies_in_file(value: Tensor) -> bool:
-    known = getattr(value.untyped_storage(), "_checkpoint_offset", None) is not None
-    return known and value.layout == torch.strided and value.is_contiguous()
+    has_offset = getattr(value.untyped_storage(), "_checkpoint_offset", None) is not None
+    return has_offset and value.layout == torch.strided and value.is_contiguous()

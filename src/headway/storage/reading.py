@@ -36,8 +36,8 @@ def open_regular(path: Path) -> BinaryIO:
     if stat.S_ISREG(mode):
         return open(descriptor, "rb", buffering=0)
     os.close(descriptor)
-    what = os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "it is not a regular file"
-    raise CheckpointError(f"cannot read {path}: {what}")
+    fault = os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "it is not a regular file"
+    raise CheckpointError(f"cannot read {path}: {fault}")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -116,8 +116,8 @@ def naming(path: Path, but: tuple[type[HeadwayError], ...] = ()) -> Iterator[Non
         if str(path) in str(error):
             raise
         text = str(error).removeprefix(f"{path.name}: ")
-        more = f" ... ({len(text) - LONGEST_TEXT:,} more characters)" if len(text) > LONGEST_TEXT else ""
-        raise type(error)(f"{path}: {text[:LONGEST_TEXT]}{more}") from error
+        ending = f" ... ({len(text) - LONGEST_TEXT:,} more characters)" if len(text) > LONGEST_TEXT else ""
+        raise type(error)(f"{path}: {text[:LONGEST_TEXT]}{ending}") from error
 
 
 def refuse_impostor(path: Path, head: bytes, expected: str) -> None:

@@ -135,13 +135,13 @@ def _span(path: Path, name: str, entry: Any) -> tuple[Form, int, int]:
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         _damaged(path, f"{name[:80]!r} must have dtype, shape and data_offsets, and has {str(entry)[:80]}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    for what, numbers in (("shape", shape), ("data_offsets", offsets)):
-        whole = isinstance(numbers, list) and all(type(n) is int and 0 <= n < LARGEST for n in numbers)
-        if not whole or (what == "data_offsets" and len(numbers) != 2):
-            expected = "two whole numbers" if what == "data_offsets" else "whole numbers"
+    for key, numbers in (("shape", shape), ("data_offsets", offsets)):
+        valid = isinstance(numbers, list) and all(type(n) is int and 0 <= n < LARGEST for n in numbers)
+        if not valid or (key == "data_offsets" and len(numbers) != 2):
+            expected = "two whole numbers" if key == "data_offsets" else "whole numbers"
             _damaged(
                 path,
-                f"{what} of {name[:80]!r} must be {expected} from 0 to below 2^63, got {str(numbers)[:80]}",
+                f"{key} of {name[:80]!r} must be {expected} from 0 to below 2^63, got {str(numbers)[:80]}",
             )
     check_known(
         str(dtype)[:80], DTYPES, f"{path}: tensor {name[:80]!r}: there is no dtype", error=CheckpointError
@@ -161,12 +161,12 @@ def write_safetensors(
 
     Equal tensors in equal order give an identical file. The widest dtypes come first, so that every value is aligned.
     """
-    known, names = lazy(tensors).forms, {dtype: name for name, dtype in DTYPES.items()}
-    order = sorted(known, key=lambda name: -known[name].dtype.itemsize)
+    forms, names = lazy(tensors).forms, {dtype: name for name, dtype in DTYPES.items()}
+    order = sorted(forms, key=lambda name: -forms[name].dtype.itemsize)
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     begin = 0
     for name in order:
-        form = known[name]
+        form = forms[name]
         if form.dtype not in names:
             raise CheckpointError(
                 f"tensor {name} has dtype {form.dtype}, which safetensors files do not hold"

@@ -163,8 +163,8 @@ def _overlap(boxes: Sequence[Box]) -> bool:
         return len(boxes) > 1
     open_: list[Box] = []
     for box in sorted(boxes, key=lambda box: box.at[axis]):
-        open_ = [other for other in open_ if other.slices[axis].stop > box.at[axis]]
-        if any(box.within(other.slices) is not None for other in open_):
+        open_ = [earlier for earlier in open_ if earlier.slices[axis].stop > box.at[axis]]
+        if any(box.within(earlier.slices) is not None for earlier in open_):
             return True
         open_.append(box)
     return False

@@ -133,14 +133,14 @@ def write_tensors(
     if shard_bytes <= 0:
         raise CheckpointError(f"the largest shard must be a positive number of bytes, got {shard_bytes}")
     shards: list[list[str]] = [[]]
-    room = shard_bytes
+    bytes_left = shard_bytes
     for name, form in lazy(tensors).forms.items():
         nbytes = form.nbytes
-        if shards[-1] and nbytes > room:
+        if shards[-1] and nbytes > bytes_left:
             shards.append([])
-            room = shard_bytes
+            bytes_left = shard_bytes
         shards[-1].append(name)
-        room -= nbytes
+        bytes_left -= nbytes
     if len(shards) == 1:
         write_safetensors(folder / SINGLE, tensors, metadata)
         return
@@ -208,13 +208,13 @@ def _open_shards(index: Path, allow_pickle: bool) -> Tensors:
             f"{_some([f[:80] for f in missing])}; the download or copy is incomplete"
         )
     parts = {f: _open_file(folder / f, allow_pickle) for f in files}
-    absent = [f"{name} (in {f})" for name, f in listed.items() if name not in parts[f].forms]
-    extra = [f"{n} (in {f})" for f, part in parts.items() for n in part.forms if listed.get(n) != f]
-    if absent or extra:
+    missing_tensors = [f"{name} (in {f})" for name, f in listed.items() if name not in parts[f].forms]
+    unlisted = [f"{n} (in {f})" for f, part in parts.items() for n in part.forms if listed.get(n) != f]
+    if missing_tensors or unlisted:
         raise CheckpointError(
             f"{index} and its shards disagree: they belong to different saves"
-            + (f"; listed but not there: {_some(absent)}" if absent else "")
-            + (f"; there but not listed: {_some(extra)}" if extra else "")
+            + (f"; listed but not there: {_some(missing_tensors)}" if missing_tensors else "")
+            + (f"; there but not listed: {_some(unlisted)}" if unlisted else "")
         )
     return Tensors({name: parts[f].forms[name] for name, f in listed.items()})
 

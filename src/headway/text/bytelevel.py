@@ -190,9 +190,9 @@ def llama3_specials() -> list[str]:
 
     Llama 3.1 gives six of the reserved ones other names, with the same ids for those that Llama 3 uses.
     """
-    first = ["<|begin_of_text|>", "<|end_of_text|>", *(f"<|reserved_special_token_{i}|>" for i in range(4))]
-    first += ["<|start_header_id|>", "<|end_header_id|>", "<|reserved_special_token_4|>", "<|eot_id|>"]
-    return first + [f"<|reserved_special_token_{i}|>" for i in range(5, 256 - 5)]
+    names = ["<|begin_of_text|>", "<|end_of_text|>", *(f"<|reserved_special_token_{i}|>" for i in range(4))]
+    names += ["<|start_header_id|>", "<|end_header_id|>", "<|reserved_special_token_4|>", "<|eot_id|>"]
+    return names + [f"<|reserved_special_token_{i}|>" for i in range(5, 256 - 5)]
 
 
 def build_ranks(ranks: list[bytes], specials: list[str]) -> Backend:

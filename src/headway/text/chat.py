@@ -195,10 +195,10 @@ def one_template(named: Mapping[str, str]) -> str:
     else "tool_use" if there are tools, else "default". The tags {%+, +%} keep whitespace at their ends."""
     if named.keys() == {"default"}:
         return named["default"]
-    usual, text = {"tool_use": "tools is defined and tools is not none", "default": "true"}, ""
+    conditions, text = {"tool_use": "tools is defined and tools is not none", "default": "true"}, ""
     for name in sorted(named, key=lambda name: (name == "default", name)):
         condition = f"chat_template == {json.dumps(name, ensure_ascii=False)}"
-        condition += f" or chat_template is not defined and {usual[name]}" if name in usual else ""
+        condition += f" or chat_template is not defined and {conditions[name]}" if name in conditions else ""
         text += f"{{%+ {'elif' if text else 'if'} {condition} +%}}{re.sub(LAST_LINE_END, '', named[name])}"
     refusal = f"chat_template names none of this tokenizer's templates: {', '.join(sorted(named))}"
     return f"{text}{{%+ else %}}{{{{ raise_exception({json.dumps(refusal, ensure_ascii=False)}) }}}}{{% endif %}}"

@@ -94,6 +94,7 @@ class ControlTokens:
         head, tail = ids(continues, False), ids(False, goes_on)
         first = next(i for i, token in enumerate(head) if token in self._real)
         tail_length = next(i for i, token in enumerate(reversed(tail)) if token in self._real)
+        # the text before the first control token continues, that behind the last is open; between them `whole` holds
         return head[:first] + whole[controls[0] : controls[-1] + 1] + tail[len(tail) - tail_length :]
 
     def _edge(self, continues: bool, goes_on: bool) -> Backend:

@@ -123,8 +123,8 @@ def _by_vocabulary(spec: Pieces, file: Path, config: Mapping[str, Any]) -> Piece
 def _alone(spec: Pieces, pieces: list[str], scores: list[float], kinds: list[int]) -> Pieces:
     """Returns these pieces, which split text as `spec` does, without a template of their own."""
     mask = "<mask>" if "<mask>" in pieces else None
-    more: dict[str, Any] = {"unk": pieces.index("<unk>"), "bos": None, "eos": None, "absorbing": mask}
-    return replace(spec, pieces=pieces, scores=scores, kinds=kinds, **more)
+    changes: dict[str, Any] = {"unk": pieces.index("<unk>"), "bos": None, "eos": None, "absorbing": mask}
+    return replace(spec, pieces=pieces, scores=scores, kinds=kinds, **changes)
 
 
 def _kind(name: str) -> int:

@@ -125,8 +125,8 @@ def _kind(config: dict[str, Any], model: dict[str, Any]) -> str:
     `tokenizer_config.json`, else the model type in `config.json`; "" without either."""
     for name in (config.get("tokenizer_class"), model.get("tokenizer_class"), model.get("model_type")):
         if name and name not in ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend"):
-            plain = str(name).removesuffix("Fast").removesuffix("Tokenizer")
-            return "".join(c for c in plain.lower() if c.isalnum())
+            short_name = str(name).removesuffix("Fast").removesuffix("Tokenizer")
+            return "".join(c for c in short_name.lower() if c.isalnum())
     return ""
 
 
@@ -135,7 +135,7 @@ def _json(file: Path, config: dict[str, Any], kind: str) -> tuple[Backend, Names
         backend = Backend.from_file(str(file))
     except (
         BaseException
-    ) as error:  # the library raises bare Exception, and where its Rust panics what is none
+    ) as error:  # the library raises bare Exception, and a panic in its Rust code is no Exception
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         raise DataError(f"{file}: not a tokenizer.json of the tokenizers library: {error}") from None
@@ -214,5 +214,5 @@ def _mark_language(backend: Backend, kind: str, config: dict[str, Any]) -> None:
 
 
 def _known(backend: Backend, value: Any) -> str | None:
-    first = value[0] if isinstance(value, list) and value else value
-    return backend.id_to_token(first) if is_id(first) else None
+    token = value[0] if isinstance(value, list) and value else value
+    return backend.id_to_token(token) if is_id(token) else None

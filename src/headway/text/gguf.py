@@ -185,9 +185,9 @@ def _read_byte_level(
     behind = added == [*range(count, len(tokens_by_id))]  # the ids that added tokens get by default
     vocab = {token: i for i, token in tokens_by_id.items() if not behind or i < count}
     pairs = pairs_of(metadata.get(f"{GGML}merges", ()))
-    if odd := next((pair for pair in pairs if not vocab.keys() >= {*pair, "".join(pair)}), None):
+    if wrong_pair := next((pair for pair in pairs if not vocab.keys() >= {*pair, "".join(pair)}), None):
         raise DataError(
-            f"{GGML}merges has {' '.join(odd)[:80]!r}, and its parts and what it makes are not all tokens"
+            f"{GGML}merges has {' '.join(wrong_pair)[:80]!r}, and its parts and what it makes are not all tokens"
         )
     backend = Backend(models.BPE(vocab, pairs, ignore_merges=rule.whole))
     put_rule(backend, rule)

@@ -96,6 +96,7 @@ def _scores(tokens: list[str], merges: list[tuple[str, str]]) -> list[float]:
     last = {piece: i for i, piece in enumerate(pieces)}
     scores: dict[str, float] = {}
     end = place = -1
+    # pieces x y x z: x and y alternate and share 0, z has -1
     for i, piece in enumerate(pieces):
         place += i > end
         end = max(end, last[piece])

@@ -146,8 +146,8 @@ def fill(parts: Sequence[Part], encodings: Sequence[Encoding]) -> Encoded:
 
 def roles(backend: Backend) -> dict[str, int]:
     """Returns the ids of cls and sep if the post-processor is BERT's or RoBERTa's, which name them."""
-    named = [state for state in steps_of(backend.post_processor) if "cls" in state]
-    return {role: int(named[-1][role][1]) for role in ("cls", "sep")} if named else {}
+    states = [state for state in steps_of(backend.post_processor) if "cls" in state]
+    return {role: int(states[-1][role][1]) for role in ("cls", "sep")} if states else {}
 
 
 def _read(state: dict[str, Any]) -> Template | None:

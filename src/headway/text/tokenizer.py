@@ -92,7 +92,7 @@ class Tokenizer(Vocabulary):
         typed = {k: {"__type": "AddedToken", **v} if isinstance(v, dict) else v for k, v in names.items()}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **self.config, **typed}
         config.pop("chat_template", None)
-        if self.template != Template.of(self.backend):  # that of another language
+        if self.template != Template.of(self.backend):  # `between` changed it
             self.backend.post_processor = self.template.processor(self.backend)
         texts = {
             "tokenizer.json": self.backend.to_str(pretty=True),

@@ -30,7 +30,7 @@ from headway.text.wordpiece import HAN
 BOS, EOS = "<|begin|>", "<|end|>"
 SPECIALS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 RESERVED = [*SPECIALS.values(), *(f"<0x{byte:02X}>" for byte in range(256))]
-# No word crosses from Chinese into another script, into punctuation or over a space before a word.
+# No word crosses from Chinese into another script, into punctuation, or beyond a space before a word.
 LEAST, LONGEST = 3, 4
 CUT = r"\p{Han}+| ?[^\s\p{Han}\p{P}\p{S}]+| ?[\p{P}\p{S}]|\s"
 

@@ -49,8 +49,10 @@ class Vocabulary:
             backend, [str(backend.id_to_token(i)) for i in dict.fromkeys(named) if i not in controls]
         )
         self.backend, self.bos, self.eos = backend, bos, eos
-        usual = {role: map(backend.token_to_id, names) for role, names in ROLES.items()}
-        by_role = {role: next((i for i in ids if i in self.special_ids), None) for role, ids in usual.items()}
+        usual_ids = {role: map(backend.token_to_id, names) for role, names in ROLES.items()}
+        by_role = {
+            role: next((i for i in ids if i in self.special_ids), None) for role, ids in usual_ids.items()
+        }
         self.cls, self.sep, self.mask, self.pad, self.unk = ({**by_role, **special}[role] for role in ROLES)
 
     @cached_property
@@ -226,9 +228,10 @@ class ByteTable:
 
 def byte_level_alphabet() -> dict[str, int]:
     """Returns the byte of each of GPT-2's printable characters for bytes."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in set(plain)]
-    return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(others)}
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    unprintable = [b for b in range(256) if b not in set(printable)]
+    # a space, byte 0x20, is the 33rd unprintable one: chr(256 + 32)
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(unprintable)}
 
 
 def byte_table(backend: Backend) -> ByteTable | None:

@@ -14,7 +14,7 @@ from headway.text.tokenizer_config import decoded, need_tokens, token_names
 from headway.text.vocabulary import add_controls
 
 NAMES = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
-# Models whose vocab.txt is cut by rules other than BERT's.
+# Models whose vocab.txt is split by rules other than BERT's.
 OTHERS = {"mpnet", "funnel", "bertjapanese", "bertweet", "phobert", "herbert", "splinter", "cpm", "markuplm"}
 HAN = r"[\u3400-\u4dbf\u4e00-\u9fff]"
 
