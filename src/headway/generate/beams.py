@@ -156,7 +156,8 @@ class BeamSearch(Job):
         return Hypothesis(tuple(beam.ids), beam.log_probs, self.how.score(beam.total, len(beam.ids)), reason)
 
     def _is_done(self, best: _Beam) -> bool:
-        """Returns whether no unfinished hypothesis, of which `best` is the best, can enter the result any more."""
+        """Returns whether the search may stop, as `early_stopping` defines it; `best` is the best unfinished
+        hypothesis."""
         if len(self.finished) < self.how.width:
             return False
         if self.how.early_stopping is True:

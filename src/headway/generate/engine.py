@@ -278,8 +278,7 @@ class Engine:
         self.waiting.appendleft(job)
 
     def _settle(self, written: Sequence[Job]) -> None:
-        """Ends a step: discards rejected draft tokens, stores the new tokens of each request, and removes requests that
-        have ended."""
+        """Ends a step: discards rejected draft tokens, stores the new tokens, and removes requests that have ended."""
         if self.speculation is not None:
             for job in written:
                 if (table := job.texts[0].table) is not None:

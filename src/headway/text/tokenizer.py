@@ -272,8 +272,8 @@ class Tokenizer(Vocabulary):
         """Returns the same tokenizer for translation from one language into another; the token of `source` is put
         around texts.
 
-        A language that is not given is that of the configuration (src_lang, tgt_lang). Raises DataError if neither says
-        it, or if it is not among `languages`."""
+        Languages that are not given are those of the configuration (src_lang, tgt_lang). Raises DataError if one is
+        missing there too, or not among `languages`."""
         tokenizer, pairs = copy(self), zip(KEYS, (source, target), strict=True)
         tokenizer.config = {**self.config, **{key: name for key, name in pairs if name is not None}}
         first, _ = check_pair(self.languages, tokenizer.config)
