@@ -135,7 +135,7 @@ def _unpacked(raw: Tensor, bits: int, *, minimum: bool) -> Tensor:
     """Unpacks blocks of d, then m if `minimum`, then the codes' fifth bits h in 4 bytes if `bits` is 5, then q[0:16 |
     16:32]:
 
-    x = d (q + 16 h) + m, without m  x = d (q + 16 h - 16), or d (q - 8) for 4 bits
+    x = d (q + 16 h) + m, without m (Q5_0 only)  x = d (q + 16 h - 16)
     """
     d, q = half(raw[:, :2]).float(), nibbles(raw[:, -16:], 16)
     if bits == 5:
