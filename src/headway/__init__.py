@@ -1,8 +1,8 @@
-"""headway: Transformer models whose attention is declared.
+"""headway: Transformer models with declared attention.
 
-Say what each token may see (a pattern), how heads share keys, how positions are marked; the same
-declaration is trained, cached, decoded, converted, drawn and costed. Names are looked up on first use:
-importing the package imports no torch.
+Declare what each token may attend to (a pattern), how query heads share keys and values, and how positions are encoded;
+the same declaration is trained, cached, decoded, converted, drawn and costed. Names are resolved on first use, so that
+importing the package does not import torch.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""`python -m headway` is the command line."""
+"""Runs the command line: `python -m headway`."""
 
 from headway.cli import main
 

@@ -1,4 +1,4 @@
-"""Choices are values with reasons: backend, cache, dtype and plan each return one."""
+"""Choices with their reasons: the choice of a backend, a cache, a dtype or a plan returns one."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ class Choice:
     """A choice and its reason.
 
     Attributes:
-        what: the name of what was chosen ("sdpa", "ring").
+        what: name of what was chosen ("sdpa", "ring").
         why: one clause that gives the reason.
-        flops: floating-point operations that it will spend, where known (a multiply-add counts as two).
-        bytes: bytes that it will hold or move, where known; `why` says which.
-        rejected: pairs (name, reason) of what was not chosen.
+        flops: expected floating-point operations, if known (a multiply-add counts as two).
+        bytes: bytes that will be held or moved, if known; `why` says which.
+        rejected: pairs (name, reason) of the rejected alternatives.
     """
 
     what: str
@@ -22,5 +22,5 @@ class Choice:
     rejected: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
-        rest = "".join(f"; not {name}: {reason}" for name, reason in self.rejected)
-        return f"{self.what}: {self.why}{rest}"
+        rejected = "".join(f"; not {name}: {reason}" for name, reason in self.rejected)
+        return f"{self.what}: {self.why}{rejected}"

@@ -1,7 +1,7 @@
-"""torch's own attention function, by its signature and with its meaning, on headway's engine.
+"""torch's scaled_dot_product_attention, with its signature and its semantics, computed by headway's attention.
 
-This is the one place besides `headway.classic` where a causal mask is aligned to the top left, where masks are
-tensors, and where additive masks exist.
+Only this module and `headway.classic` align a causal mask to the top left, take masks as tensors and support additive
+masks.
 """
 
 import math
@@ -27,30 +27,29 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """softmax(query key^T * scale + mask) value, as `torch.nn.functional.scaled_dot_product_attention`.
+    """Returns softmax(query key^T * scale + mask) value, as `torch.nn.functional.scaled_dot_product_attention` does.
 
-    query [..., H, T, D], key [..., K, S, D], value [..., K, S, Dv] -> [..., H, T, Dv]; leading axes, as many as
-    there are, broadcast; K = H unless `enable_gqa`, then K divides H.
+    query [..., H, T, D], key [..., K, S, D], value [..., K, S, Dv] -> [..., H, T, Dv]; any number of leading axes,
+    which broadcast; K = H unless `enable_gqa`, then K divides H.
 
     Args:
-        attn_mask: broadcasts to [..., H, T, S]. bool: True where a key is seen. Floating point: added to the
-            scaled product (-inf hides); it receives a gradient when it asks for one.
-        dropout_p: always applied, as torch does; which weights drop differs from torch's choice.
-        is_causal: query slot i sees key slots 0 .. i, also when T != S (aligned to the top left).
+        attn_mask: broadcasts to [..., H, T, S]. bool: True if the query may attend to the key. Floating point: added to
+            the scaled product (-inf masks); it receives a gradient if it requires one.
+        dropout_p: always applied, as in torch; the dropped weights differ from torch's.
+        is_causal: query slot i attends to key slots 0 .. i, also if T != S (aligned to the top left).
         scale: D ** -0.5 unless given.
 
-    Differs from torch in two points: a query that sees nothing is 0 on every path, and what no query sees does
-    not matter, NaN included. float16 on a CPU is computed in float32 and rounded back.
+    Two differences from torch: the output of a query that attends to nothing is 0 on every path, and keys and values
+    that no query attends to have no influence, even if they are NaN. float16 on a CPU is computed in float32 and
+    rounded back.
 
-    Raises: what torch raises for the same wrong input, in torch's words.
+    Raises: the error that torch raises for the same invalid input.
     """
     query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
     if not _plain(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa):
         if dropout_p < 0:
             raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {dropout_p}")
-        with (
-            torch.no_grad()
-        ):  # torch's function on shapes and dtypes alone: wrong input raises torch's own error
+        with torch.no_grad():  # torch's function on meta tensors: invalid input raises torch's own error
             q, k, v = (t.detach().to("meta") for t in (query, key, value))
             m = None if attn_mask is None else attn_mask.detach().to("meta")
             F.scaled_dot_product_attention(
@@ -93,7 +92,9 @@ def scaled_dot_product_attention(
 def _plain(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool, gqa: bool
 ) -> bool:
-    """True for what is surely right: four axes, nothing broadcast but the mask. The rest is left to torch."""
+    """Returns whether the arguments are certainly valid: four axes, and nothing but the mask broadcasts.
+
+    All other calls are checked by torch itself."""
     q, k, v = query.shape, key.shape, value.shape
     if not (len(q) == len(k) == len(v) == 4) or k[1] == 0:
         return False
@@ -118,7 +119,9 @@ def _mask_fits(mask: Tensor, dtype: torch.dtype, pairs: tuple[int, ...]) -> bool
 def _autocast(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Under `torch.autocast` torch's function runs in the lower precision; float64 and bool stay."""
+    """Returns the tensors in autocast's dtype if `torch.autocast` is enabled, as torch's function casts them.
+
+    float64 and bool tensors are unchanged."""
     device = query.device.type
     if not torch.is_autocast_enabled(device):
         return query, key, value, mask
@@ -135,18 +138,18 @@ def _heads(t: Tensor) -> int:
 
 
 def _repeated(t: Tensor, kv_heads: int) -> Tensor:
-    """Key and value heads that differ in number (torch allows it) as equally many."""
+    """Repeats the heads of a key or value to `kv_heads`: torch allows different numbers of key and value heads."""
     return t if _heads(t) in (1, kv_heads) else t.repeat_interleave(kv_heads // _heads(t), -3)
 
 
 def _rows(t: Tensor, batch: torch.Size, heads: int) -> Tensor:
-    """[..., heads or 1, N, D] -> [rows, heads, N, D], a view where that is possible."""
+    """Reshapes [..., heads or 1, N, D] to [rows, heads, N, D], as a view if possible."""
     tail = t.shape[-2:]
     return t.expand(*batch, heads, *tail).reshape(math.prod(batch), heads, *tail)
 
 
 def _mask_rows(mask: Tensor, batch: torch.Size) -> Tensor:
-    """A mask as [rows or 1, H or 1, T or 1, S or 1]."""
+    """Reshapes a mask to [rows or 1, H or 1, T or 1, S or 1]."""
     if mask.dim() < 3:
         mask = mask.reshape(1, *(1,) * (2 - mask.dim()), *mask.shape)
     if math.prod(mask.shape[:-3]) == 1:

@@ -1,4 +1,4 @@
-"""Errors that users can cause: each says what was asked, what was given, and what to do."""
+"""Errors that users can cause. Each message says what was requested, what was given, and what to do."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -7,23 +7,23 @@ from pathlib import Path
 
 
 class HeadwayError(ValueError):
-    """Base of all errors that are meant for users."""
+    """Base class of all errors that are meant for users."""
 
 
 class PatternError(HeadwayError):
-    """A pattern, token description or score that cannot be."""
+    """An impossible pattern, token description or score."""
 
 
 class BackendError(HeadwayError):
-    """A kernel was asked for something that it cannot do."""
+    """A request that a kernel cannot fulfil."""
 
 
 class BuildError(HeadwayError):
-    """The native kernels could not be compiled."""
+    """A failed compilation of the native kernels."""
 
 
 class CacheError(HeadwayError):
-    """A cache was asked to hold or to forget what it cannot."""
+    """A request to store, or to discard, what a cache cannot."""
 
 
 class ConfigError(HeadwayError):
@@ -31,29 +31,29 @@ class ConfigError(HeadwayError):
 
 
 class CheckpointError(HeadwayError):
-    """A checkpoint that is broken, incomplete, unsafe or not what its config says."""
+    """A checkpoint that is broken, incomplete, unsafe or inconsistent with its config."""
 
 
 class DataError(HeadwayError):
-    """Text or token files that cannot be read as what they claim to be."""
+    """Text or token files that are not in the format they claim."""
 
 
 class HubError(HeadwayError):
-    """A file or model that the Hugging Face Hub does not give, or does not take."""
+    """A file or model that the Hugging Face Hub does not provide or does not accept."""
 
 
 class EndpointError(HeadwayError):
-    """A server that refuses, does not answer, or answers with something else."""
+    """A server that refuses, does not answer, or returns an unexpected response."""
 
 
 class RankError(HeadwayError):
-    """Another process of a run died, stopped or hangs."""
+    """Another process of a distributed run that died, stopped or hangs."""
 
 
 @contextmanager
 def as_error(error: type[HeadwayError], what: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Errors of these kinds that are raised inside (ours, unless one is named) as `error`, with `what` before their
-    words."""
+    """Re-raises exceptions of `kinds` (HeadwayError unless given) from the body as `error`, its message prefixed by
+    `what`."""
     caught = kinds or (HeadwayError,)
     try:
         yield
@@ -62,14 +62,14 @@ def as_error(error: type[HeadwayError], what: str, *kinds: type[Exception]) -> I
 
 
 def listed(names: Sequence[str]) -> str:
-    """`a, b and c`."""
+    """Returns "a, b and c"."""
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`' (did you mean "rms_norm_eps"?)'` when a known name is close to `name`, else the empty string."""
-    close = get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f' (did you mean "{close[0]}"?)' if close else ""
+    """Returns `' (did you mean "rms_norm_eps"?)'` if a known name is close to `name`, else the empty string."""
+    matches = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f' (did you mean "{matches[0]}"?)' if matches else ""
 
 
 def check_known(
@@ -81,18 +81,18 @@ def check_known(
     error: type[HeadwayError] = ConfigError,
     hint: Callable[[str, Iterable[str]], str] = did_you_mean,
 ) -> None:
-    """Raise `error` for a name that is not known: "`what` 'name' (did you mean ..?); there are a, b"."""
+    """Raises `error` if `name` is not in `known`: "`what` 'name' (did you mean ..?); `are` a, b"."""
     names = [*known]
     if name not in names:
         raise error(f"{what} {name!r}{hint(str(name), names)}; {are} {', '.join(names) or 'none'}")
 
 
 def near_file(path: Path) -> str:
-    """`did_you_mean` for the name of what should be at a path: among what stands beside it."""
+    """Returns `did_you_mean` for the file name of a path, among the files in its directory."""
     return did_you_mean(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
 
 
 def check_whole(what: str, value: object, least: int = 1, error: type[HeadwayError] = ConfigError) -> None:
-    """Raises `error` unless a value is a whole number of at least `least`; True is none."""
+    """Raises `error` unless `value` is an integer of at least `least`; a bool is not an integer here."""
     if type(value) is not int or value < least:
         raise error(f"{what} must be a whole number of at least {least}, got {value!r}")

@@ -1,4 +1,4 @@
-"""The fonts of pictures, by language. matplotlib is imported where it is asked."""
+"""Fonts of plots, by language. matplotlib is imported only when needed."""
 
 from functools import cache
 from importlib.util import find_spec
@@ -12,10 +12,11 @@ CHINESE = ("Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "WenQuanYi 
 
 @cache
 def fonts(language: str) -> tuple[str, ...]:
-    """The families that text in a language is set in: matplotlib's own, and for Chinese one that has its characters, of
-    the system, or the one that the package zhplot ships (Noto Sans SC, under the Open Font License).
+    """Returns the font families for text in a language: matplotlib's default and, for Chinese, one with Chinese
+    characters.
 
-    Raises ConfigError where there is none."""
+    The Chinese family is an installed one, or the one shipped in the package zhplot (Noto Sans SC, under the Open Font
+    License). Raises ConfigError if there is none."""
     default = ("DejaVu Sans",)
     if language != "zh":
         return default

@@ -1,7 +1,7 @@
-"""The CPU and the memory of this machine, measured where a data sheet could only promise. Imports torch only.
+"""Properties of this machine's CPU and memory, measured instead of taken from data sheets. Imports torch only.
 
-Measurements run once a process, take a fraction of a second and are cached: they are the roofs against
-which reports state their shares. A busy machine measures low; nothing here corrects for that.
+Measurements run once per process, take a fraction of a second and are cached: they are the roofline limits that reports
+relate their rates to. A busy machine measures low; nothing here corrects for that.
 """
 
 import ctypes
@@ -28,15 +28,15 @@ MULTIPLIES = {
     torch.bfloat16: {"avx512_bf16", "amx_bf16", "bf16"},
     torch.float16: {"avx512_fp16", "amx_fp16", "asimdhp"},
 }
-"""The instruction sets that multiply numbers of 16 bits."""
+"""CPU flags of the instruction sets that multiply 16-bit floating-point numbers, by dtype."""
 
 
 @cache
 def gemm_peak(dtype: torch.dtype = torch.float32) -> float:
-    """The best rate of torch's matrix product on this CPU at the present thread count, in FLOP/s (2 n^3 per
+    """Returns the peak rate of torch's matrix product on this CPU at the current thread count, in FLOP/s (2 n^3 per
     product).
 
-    Raises BackendError for a dtype that torch cannot multiply."""
+    Raises BackendError if `dtype` is not a floating-point dtype."""
     if not dtype.is_floating_point:
         raise BackendError(
             f"gemm_peak measures floating-point products, not {dtype}; ask for float32 or bfloat16"
@@ -46,30 +46,31 @@ def gemm_peak(dtype: torch.dtype = torch.float32) -> float:
         seconds = _best(lambda a=a: a @ a, repeats=6 if n <= 512 else 3)  # type: ignore[misc]
         if seconds > 0.05:
             break
-    more = _best(lambda: a @ a, repeats=max(2, int(MEASURE_SECONDS / seconds)))
-    return 2.0 * n**3 / min(seconds, more)
+    best = _best(lambda: a @ a, repeats=max(2, int(MEASURE_SECONDS / seconds)))
+    return 2.0 * n**3 / min(seconds, best)
 
 
 @cache
 def read_bandwidth() -> float:
-    """The best rate at which a sum reads memory at the present thread count, in bytes/s.
+    """Returns the peak rate at which a sum reads memory at the current thread count, in bytes/s.
 
-    The array is several times any cache, or an eighth of the available memory where that is less."""
+    The array is 256 MiB, several times the size of any cache, or an eighth of the available memory if that is less."""
     count = min(64 << 20, memory_available() // 8 // 4)
     x = torch.ones(max(count, 1 << 20), dtype=torch.float32)
     return x.numel() * x.element_size() / _best(x.sum, repeats=8)
 
 
 def large_pages(tensors: Iterable[Tensor]) -> None:
-    """Asks the system for pages of 2 MB for the memory of tensors on the CPU, of which nothing has been written yet.
+    """Asks the system to back CPU tensors that nothing has been written to yet by huge pages of 2 MB.
 
-    Memory that is read once from end to end, as weights are in decoding, then comes up to a half faster. A hint:
-    where the system has no such pages, or none are free, nothing changes."""
+    Memory that is read once from end to end, like weights in decoding, is then read up to a half faster. This is a
+    hint: if the system has no huge pages, or none are free, nothing changes."""
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     if advice is None:
         return
     madvise = ctypes.CDLL(None).madvise
     for t in tensors:
+        # whole large pages inside the tensor: the beginning is rounded up, the end down
         begin, end = (
             -(-t.data_ptr() // LARGE_PAGE) * LARGE_PAGE,
             (t.data_ptr() + t.nbytes) // LARGE_PAGE * LARGE_PAGE,
@@ -79,10 +80,11 @@ def large_pages(tensors: Iterable[Tensor]) -> None:
 
 
 def keep_freed_memory() -> bool:
-    """Has this process keep the memory that it frees, for what it allocates next, instead of giving it back to the
-    system: a step of training then takes no page faults, which are 3 to 7 % of its time. A setting of glibc's malloc
-    (`mallopt`, its thresholds for mmap and trim out of reach and heaps of threads grown by 64 MiB); elsewhere nothing
-    changes, and the result is False."""
+    """Makes this process keep freed memory for later allocations instead of returning it to the system.
+
+    A training step then takes no page faults, which are 3 to 7 % of its time. Sets glibc's malloc (`mallopt`: the mmap
+    and trim thresholds out of reach, thread heaps grown by 64 MiB). Returns False, and changes nothing, without
+    `mallopt`."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
@@ -99,42 +101,44 @@ def _best(run: Callable[[], Tensor], repeats: int) -> float:
 
 
 def memory_total() -> int:
-    """Bytes of memory that this process may count on: the machine's, or its control group's limit if less."""
+    """Returns the bytes of memory that this process may use: the machine's, or its control group's limit if less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _group("memory.max", "memory.limit_in_bytes")
     return min(total, limit) if limit is not None else total
 
 
 def memory_available() -> int:
-    """Bytes that can be allocated now without swapping: the machine's, or what its control group leaves if
+    """Returns the bytes that can be allocated now without swapping: the machine's, or what its control group leaves if
     less."""
-    free = _kilobytes(MEMORY, "MemAvailable") or memory_total()
+    available = _kilobytes(MEMORY, "MemAvailable") or memory_total()
     limit = _group("memory.max", "memory.limit_in_bytes")
     used = _group("memory.current", "memory.usage_in_bytes")
     if limit is not None and used is not None:
-        # page cache is counted as used, and given back when asked for
+        # the group's usage includes page cache, which the kernel reclaims on demand
         stat = next((values for folder in GROUPS if (values := fields(folder / "memory.stat"))), {})
-        free = min(free, max(0, limit - used + int(stat.get("inactive_file", 0))))
-    return free
+        available = min(available, max(0, limit - used + int(stat.get("inactive_file", 0))))
+    return available
 
 
 def peak_rss() -> int:
-    """The peak resident memory of this process, in bytes.
+    """Returns the peak resident memory of this process, in bytes.
 
-    On Linux from /proc: getrusage inherits the peak of the process that started this one.
+    On Linux it is read from /proc: getrusage inherits the peak of the process that started this one.
     """
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return _kilobytes(STATUS, "VmHWM") or (peak if sys.platform == "darwin" else peak * 1024)
 
 
 def multiplies(dtype: torch.dtype) -> bool:
-    """Whether this CPU multiplies bfloat16, or float16, in hardware. Without it bfloat16 saves memory and costs time,
-    and a product of float16 is hundreds of times slower than one of bfloat16."""
+    """Returns whether this CPU multiplies bfloat16 (or float16) in hardware.
+
+    Without it bfloat16 saves memory but costs time, and a float16 product is hundreds of times slower than a bfloat16
+    one."""
     return bool(cpu_flags() & MULTIPLIES[dtype])
 
 
 def cores() -> int:
-    """CPUs that this process may run on."""
+    """Returns the number of CPUs that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -144,7 +148,7 @@ def _kilobytes(path: Path, name: str) -> int | None:
 
 
 def _group(v2: str, v1: str) -> int | None:
-    """A number of bytes of the control group, by its name in either version; None where it is "max" or absent."""
+    """Returns a byte count of the control group, by its cgroup v2 and v1 file names; None if it is "max" or absent."""
     for folder, name in zip(GROUPS, (v2, v1), strict=True):
         text = read(folder / name).strip()
         if text.isdigit():

@@ -7,11 +7,11 @@ from headway.errors import HeadwayError
 
 @dataclass(frozen=True)
 class Heads:
-    """`kv_heads` key/value heads, each read by `group` query heads: H = K * G.
+    """`kv_heads` key/value heads, each shared by `group` query heads: H = K * G.
 
-    Query head h reads kv head h // group. MHA is group = 1, MQA is kv_heads = 1, GQA lies between
-    (Ainslie et al. 2023, section 2.2; their G, the number of groups, is our `kv_heads`). Written as a product
-    there is no layout that does not divide.
+    Query head h reads kv head h // group. MHA is group = 1, MQA is kv_heads = 1, GQA lies between (Ainslie et al. 2023,
+    section 2.2; their G, the number of groups, is `kv_heads` here). Since H is written as a product, every layout
+    divides evenly.
     """
 
     kv_heads: int
@@ -25,7 +25,7 @@ class Heads:
 
     @staticmethod
     def of(query_heads: int, kv_heads: int | None = None) -> "Heads":
-        """The layout of `query_heads` query heads over `kv_heads` (as many, when not given)."""
+        """Returns the layout of `query_heads` query heads over `kv_heads` (by default as many)."""
         kv_heads = query_heads if kv_heads is None else kv_heads
         if query_heads < 1 or kv_heads < 1 or query_heads % kv_heads:
             divisors = [d for d in range(1, query_heads + 1) if query_heads % d == 0]
@@ -41,7 +41,7 @@ class Heads:
 
     @property
     def kind(self) -> str:
-        """ "MHA", "GQA" or "MQA"."""
+        """The kind of attention: "MHA", "GQA" or "MQA"."""
         if self.group == 1:
             return "MHA"
         return "MQA" if self.kv_heads == 1 else "GQA"

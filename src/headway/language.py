@@ -1,6 +1,7 @@
-"""The language of what people read: English, or Chinese. A table has a text in Chinese by its English; where a program
-reads, and in names of commands, settings and measures, there is no other than English. Imports no more than the
-standard library and our errors."""
+"""The language of what people read: English or Chinese.
+
+A table maps English texts to Chinese ones. What programs read, and the names of commands, settings and metrics, are
+always English. Imports only the standard library and headway's errors."""
 
 import os
 import re
@@ -12,27 +13,29 @@ LANGUAGES = ("en", "zh")
 
 
 def check_language(language: str, where: str) -> str:
-    """The language, if it is one of `LANGUAGES`. Raises ConfigError for another."""
+    """Returns the language if it is one of `LANGUAGES`. Raises ConfigError otherwise."""
     if language not in LANGUAGES:
         raise ConfigError(f"{where}: languages are {', '.join(LANGUAGES)}; got {language!r}")
     return language
 
 
 def language_of_environment(environment: Mapping[str, str] = os.environ) -> str:
-    """The language of LC_ALL, LC_MESSAGES or LANG, the first that is set (POSIX, section 8.2): "zh_CN.UTF-8" is "zh";
-    English for every language without a table."""
+    """Returns the language of the first of LC_ALL, LC_MESSAGES and LANG that is set (POSIX, section 8.2).
+
+    "zh_CN.UTF-8" is "zh"; every language without a table is English."""
     locale = next((x for name in ("LC_ALL", "LC_MESSAGES", "LANG") if (x := environment.get(name))), "")
     return "zh" if re.match(r"zh($|[_.@-])", locale) else "en"
 
 
 class Translation:
-    """Texts by their English. A key with {} is of texts that vary there, and what stands there is translated too:
+    """Translated texts by their English source. A key with {} is a template whose matched parts are translated too:
 
     >>> say = Translation({"{} of {} heads": "{1} 个头中的 {0} 个", "none": "零"})
     >>> say("none of 8 heads")
     '8 个头中的 零 个'
 
-    A text that the table lacks is returned as it is, line by line; so is everything where the table is empty."""
+    Texts that the table lacks are translated line by line; lines that it lacks are returned unchanged, as is everything
+    if the table is empty."""
 
     def __init__(self, table: Mapping[str, str]) -> None:
         self.table = table
@@ -44,7 +47,7 @@ class Translation:
         }
 
     def __call__(self, text: str) -> str:
-        """The text in this language."""
+        """Returns the text in this language."""
         if text in self.table:
             return self.table[text]
         if "\n" in text:
@@ -55,5 +58,5 @@ class Translation:
         return text
 
     def fill(self, template: str, **values: object) -> str:
-        """A template of names, {name}, in this language, and the values in their places."""
+        """Translates a template with named fields, {name}, and fills in the values."""
         return self(template).format(**values)

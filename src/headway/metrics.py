@@ -1,7 +1,7 @@
-"""Measures of predictions of classes, tags, answers and similarities. Shares are in 0..1.
+"""Metrics for predictions of classes, tags, answers and similarities. Shares are in 0..1.
 
-Pure functions of Python's own values. Their tests compare them with scikit-learn and scipy, and with the rules of
-conlleval and of the scripts of SQuAD and CMRC, written again.
+Pure functions of Python's own values. Their tests compare them with scikit-learn and scipy, and with reimplementations
+of conlleval and of the evaluation scripts of SQuAD and CMRC.
 """
 
 import math
@@ -22,13 +22,13 @@ _CMRC_PIECES = re.compile(CHINESE.pattern + rf"|(?:(?!{CHINESE.pattern})\w)+|[^\
 
 
 def accuracy(targets: Sequence[Hashable], predictions: Sequence[Hashable]) -> float:
-    """Share of the predictions that are right: of one class each, of the classes of all tokens, of triplets."""
+    """Returns the share of correct predictions: one class each, the classes of all tokens, or triplets."""
     _check(targets, predictions)
     return sum(a == b for a, b in zip(targets, predictions, strict=True)) / len(targets)
 
 
 def macro_f1(targets: Sequence[Hashable], predictions: Sequence[Hashable]) -> float:
-    """Mean over the classes of targets and predictions of
+    """Returns the mean over all classes of targets and predictions of
 
     F1 = 2 TP / (2 TP + FP + FN)
     """
@@ -40,23 +40,25 @@ def macro_f1(targets: Sequence[Hashable], predictions: Sequence[Hashable]) -> fl
 
 
 def matthews(targets: Sequence[Hashable], predictions: Sequence[Hashable]) -> float:
-    """Matthews' correlation of K classes, in -1..1; 0 where all are of one class, on either side.
+    """Returns Matthews' correlation of K classes, in -1..1; 0 if all targets, or all predictions, are of one class.
 
         (c s - sum_k p_k t_k) / sqrt((s^2 - sum_k p_k^2) (s^2 - sum_k t_k^2))
 
-    s predictions, c right ones, p_k times class k is predicted, t_k times the target (Gorodkin 2004, equation 8)."""
+    There are s predictions, c of them correct; class k is predicted p_k times and is the target t_k times (Gorodkin
+    2004, equation 8)."""
     _check(targets, predictions)
     actual, predicted, s = Counter(targets), Counter(predictions), len(targets)
     c = sum(a == b for a, b in zip(targets, predictions, strict=True))
-    within = sum(n * n for n in predicted.values()), sum(n * n for n in actual.values())
-    spread = math.sqrt((s * s - within[0]) * (s * s - within[1]))
+    same_class = sum(n * n for n in predicted.values()), sum(n * n for n in actual.values())
+    spread = math.sqrt((s * s - same_class[0]) * (s * s - same_class[1]))
     return (c * s - sum(predicted[k] * n for k, n in actual.items())) / spread if spread else 0.0
 
 
 @dataclass(frozen=True)
 class ClassScores:
-    """Scores of one class: precision TP / (TP + FP), recall TP / (TP + FN), f1 2 TP / (2 TP + FP + FN),
-    each 0 where nothing is counted; `count` is TP + FN."""
+    """Scores of one class: precision TP / (TP + FP), recall TP / (TP + FN), f1 2 TP / (2 TP + FP + FN).
+
+    Each is 0 if its denominator is; `count` is TP + FN."""
 
     label: str
     precision: float
@@ -67,17 +69,17 @@ class ClassScores:
 
 @dataclass(frozen=True)
 class Confusion:
-    """The confusion matrix: `counts[target][predicted]`, both in the order of `labels`."""
+    """A confusion matrix: `counts[target][predicted]`, both in the order of `labels`."""
 
     labels: tuple[str, ...]
     counts: tuple[tuple[int, ...], ...]
 
     @staticmethod
     def of(labels: Sequence[str], targets: Sequence[int], predictions: Sequence[int]) -> "Confusion":
-        """The confusion of predictions, by the numbers of their labels."""
+        """Returns the confusion matrix of predictions; targets and predictions are indices of `labels`."""
         _check(targets, predictions)
-        both, numbers = Counter(zip(targets, predictions, strict=True)), range(len(labels))
-        return Confusion(tuple(labels), tuple(tuple(both[a, b] for b in numbers) for a in numbers))
+        pairs, classes = Counter(zip(targets, predictions, strict=True)), range(len(labels))
+        return Confusion(tuple(labels), tuple(tuple(pairs[a, b] for b in classes) for a in classes))
 
     @property
     def classes(self) -> tuple[ClassScores, ...]:
@@ -88,16 +90,17 @@ class Confusion:
 
         per_class = []
         for i, (label, row) in enumerate(zip(self.labels, self.counts, strict=True)):
-            right, actual, predicted = row[i], sum(row), sum(other[i] for other in self.counts)
+            right, actual, predicted = row[i], sum(row), sum(counts[i] for counts in self.counts)
             scores = share(right, predicted), share(right, actual), share(2 * right, actual + predicted)
             per_class.append(ClassScores(label, *scores, actual))
         return tuple(per_class)
 
 
 def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """The entities that BIO tags mark, as (label, first, behind the last). "B-" begins a stretch, "I-" goes on with one
-    of its label and else begins one; "O" is outside (Ramshaw and Marcus 1995, section 3; CoNLL's conlleval). Tags
-    without a prefix go on with their neighbours of the same name."""
+    """Returns the entities that BIO tags mark, as (label, first, end), end exclusive.
+
+    "B-" begins an entity, "I-" continues one of the same label or else begins one; "O" is outside (Ramshaw and Marcus
+    1995, section 3; CoNLL's conlleval). Adjacent equal tags without a prefix are one entity."""
     spans: list[tuple[str, int, int]] = []
     open_label = "O"
     for i, tag in enumerate(tags):
@@ -112,37 +115,46 @@ def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def entity_f1(targets: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]) -> float:
-    """F1 of the entities of texts, by their BIO tags: right is one whose label, beginning and end are right
-    (Tjong Kim Sang and De Meulder 2003, section 2.4; what seqeval gives). 1 where there is none on either side."""
+    """Returns the F1 of the entities of all sequences, by their BIO tags; 1 if there are none on either side.
+
+    An entity is correct if its label, beginning and end are (Tjong Kim Sang and De Meulder 2003, section 2.4; the same
+    value as seqeval's)."""
     _check(targets, predictions)
     actual, predicted = (
-        {(i, *e) for i, tags in enumerate(texts) for e in entities(tags)} for texts in (targets, predictions)
+        {(i, *e) for i, tags in enumerate(sequences) for e in entities(tags)}
+        for sequences in (targets, predictions)
     )
     return 2 * len(actual & predicted) / (len(actual) + len(predicted)) if actual or predicted else 1.0
 
 
 def squad_exact(answers: Sequence[str], prediction: str) -> float:
-    """1 where the answer is one of `answers`, normalised: lower case, no punctuation, no articles, single spaces
-    (Rajpurkar et al. 2016, section 6.1). No `answers`: the right answer is none, which is written ""."""
+    """Returns 1 if the normalized prediction is one of the normalized `answers`, else 0.
+
+    Normalization: lower case, no punctuation, no articles, single spaces (Rajpurkar et al. 2016, section 6.1). Without
+    `answers` the question has no answer, and the correct prediction is ""."""
     return float(_squad(prediction) in map(_squad, answers or [""]))
 
 
 def squad_f1(answers: Sequence[str], prediction: str) -> float:
-    """F1 of the answer's normalised words as a bag, of the nearest of `answers` (Rajpurkar et al. 2016, section 6.1;
-    Rajpurkar et al. 2018 where one of them is empty: whether both are)."""
+    """Returns the F1 of the prediction's normalized words as a bag, against the best match among `answers`.
+
+    (Rajpurkar et al. 2016, section 6.1. If either side is empty: 1 if both are, else 0, as in Rajpurkar et al.
+    2018.)"""
     return max(_bag_f1(_squad(answer).split(), _squad(prediction).split()) for answer in answers or [""])
 
 
 def cmrc_exact(answers: Sequence[str], prediction: str) -> float:
-    """1 where the answer is one of `answers`, in lower case and without CMRC's punctuation (Cui et al. 2019, section
-    4.1). No `answers`: as in `squad_exact`."""
+    """Returns 1 if the prediction is one of `answers`, both in lower case and without CMRC's punctuation, else 0.
+
+    (Cui et al. 2019, section 4.1.) Without `answers` the correct prediction is "", as in `squad_exact`."""
     return float(_cmrc(prediction) in map(_cmrc, answers or [""]))
 
 
 def cmrc_f1(answers: Sequence[str], prediction: str) -> float:
-    """F1 of the longest run that the answer shares with one of `answers`, in Chinese characters and in words of other
-    scripts, of the nearest of them (Cui et al. 2019, section 4.1, and their script; it splits other scripts by nltk,
-    here words and punctuation are apart)."""
+    """Returns the F1 of the longest common substring with an answer, against the best match among `answers`.
+
+    Lengths are counted in Chinese characters and in words of other scripts (Cui et al. 2019, section 4.1, and their
+    script; it splits other scripts by nltk, here words and punctuation are separated)."""
     return max(
         _run_f1(*(_CMRC_PIECES.findall(_cmrc(text)) for text in (a, prediction))) for a in answers or [""]
     )
@@ -152,13 +164,14 @@ Measure = Callable[[Sequence[str], str], float]
 
 
 def answer_measures(answers: Sequence[str]) -> tuple[Measure, Measure]:
-    """(exact match, F1) for data with these answers: CMRC's where one has a Chinese character, else SQuAD's."""
+    """Returns (exact match, F1) for these answers: CMRC's if any has a Chinese character, else SQuAD's."""
     return (cmrc_exact, cmrc_f1) if any(map(CHINESE.search, answers)) else (squad_exact, squad_f1)
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:
-    """Pearson's correlation of the ranks; equal values share the mean of their ranks (Spearman 1904). NaN where all
-    of one side are equal."""
+    """Returns Pearson's correlation of the ranks; equal values share their mean rank (Spearman 1904).
+
+    NaN if all values of one side are equal."""
     _check(a, b)
     try:
         return statistics.correlation(_ranks(a), _ranks(b))
@@ -192,5 +205,5 @@ def _run_f1(targets: Sequence[str], predictions: Sequence[str]) -> float:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    order = sorted(values)
-    return [(bisect_left(order, value) + 1 + bisect_right(order, value)) / 2 for value in values]
+    ordered = sorted(values)
+    return [(bisect_left(ordered, value) + 1 + bisect_right(ordered, value)) / 2 for value in values]

@@ -1,5 +1,6 @@
-"""Which processor this is, as the operating system tells it. Imports the standard library only: the installation asks
-too."""
+"""The processor's name, vendor and instruction sets, as the operating system reports them.
+
+Imports only the standard library, because the installation uses it too."""
 
 import ctypes
 import os
@@ -13,8 +14,10 @@ CPU = Path("/proc/cpuinfo")
 
 @cache
 def cpu_name() -> str:
-    """The processor's name as the system gives it; its family and model too where the name has no numbers, as in
-    virtual machines ("AMD EPYC, family 25 model 17" is another generation than family 26)."""
+    """Returns the processor's name as the system reports it, with family and model if the name has no digits.
+
+    Virtual machines report names without digits: "AMD EPYC, family 25 model 17" is another generation than family
+    26."""
     cpu = fields(CPU)
     name = cpu.get("model name") or platform.processor() or platform.machine()
     if any(c.isdigit() for c in name) or not {"cpu family", "model"} <= cpu.keys():
@@ -23,7 +26,7 @@ def cpu_name() -> str:
 
 
 def cpu_vendor() -> str:
-    """The processor's vendor ("GenuineIntel") as the system names it; empty where it does not."""
+    """Returns the processor's vendor ("GenuineIntel") as the system reports it; empty if it does not."""
     return fields(CPU).get("vendor_id", "")
 
 
@@ -37,26 +40,29 @@ APPLE = {
     "FEAT_I8MM": "i8mm",
     "FEAT_BF16": "bf16",
 }
-"""macOS's names of instruction sets, behind "hw.optional.arm." or "hw.optional.": Linux's names."""
+"""Linux's names of instruction sets, by macOS's names (prefixed there by "hw.optional.arm." or "hw.optional.")."""
 
 
 @cache
 def cpu_flags() -> frozenset[str]:
-    """The instruction sets that the system names ("avx2", "avx512_bf16", on ARM "bf16"), as Linux does; empty where it
-    names none."""
+    """Returns the instruction sets that the system reports, by Linux's names ("avx2", "avx512_bf16", on ARM "bf16").
+
+    Empty if it reports none."""
     if sys.platform == "darwin" and platform.machine() == "arm64":
-        named = {name for name in APPLE if sysctl(f"hw.optional.arm.{name}") or sysctl(f"hw.optional.{name}")}
-        return frozenset(APPLE[name] for name in named)
+        present = {
+            name for name in APPLE if sysctl(f"hw.optional.arm.{name}") or sysctl(f"hw.optional.{name}")
+        }
+        return frozenset(APPLE[name] for name in present)
     cpu = fields(CPU)
     return frozenset((cpu.get("flags") or cpu.get("Features", "")).split())
 
 
 @cache
 def tiles_refused() -> str:
-    """Why the operating system does not let this process use the tile registers of AMX; "" where it does.
+    """Returns why this process may not use the AMX tile registers; "" if it may.
 
-    Linux keeps their state, 8 KiB a thread, for a process that has asked for it: this asks, for all threads and for
-    processes that are forked. https://docs.kernel.org/arch/x86/xstate.html"""
+    Linux saves their state, 8 KiB per thread, only for processes that request it: this function makes the request,
+    which covers all threads and forked processes. https://docs.kernel.org/arch/x86/xstate.html"""
     arch_prctl, request, tile_data = 158, 0x1023, 18  # SYS_, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return (
@@ -69,7 +75,7 @@ def tiles_refused() -> str:
 
 
 def sysctl(name: str) -> int:
-    """A number that macOS knows by this name; 0 where it knows none. Not run on such a machine yet."""
+    """Returns macOS's integer value of this name; 0 if there is none. Not run on such a machine yet."""
     value, size = ctypes.c_int64(), ctypes.c_size_t(8)
     libc = ctypes.CDLL(None)
     failed = libc.sysctlbyname(
@@ -86,7 +92,7 @@ def read(path: Path) -> str:
 
 
 def fields(path: Path) -> dict[str, str]:
-    """The first value of each key in lines such as "key : value" or "key value"."""
+    """Returns the first value of each key in a file with lines such as "key : value" or "key value"."""
     values: dict[str, str] = {}
     for line in read(path).splitlines():
         key, _, value = line.partition(":" if ":" in line else " ")

@@ -1,5 +1,6 @@
-"""Numbers as text: aligned tables, units, values in JSON's own types; and what a docstring says of names. Imports no
-more than the standard library and our errors."""
+"""Formatting of reports: aligned tables, units, JSON values, and the field descriptions in docstrings.
+
+Imports only the standard library and headway's errors."""
 
 import inspect
 import math
@@ -16,12 +17,12 @@ _SIZE = re.compile(r"(\d{1,18})\s*(?:([KMGT])(I?))?B?", re.IGNORECASE)
 
 
 def no_pictures() -> str | None:
-    """Why pictures cannot be drawn here, and what to do about it; None where they can."""
+    """Returns why plots cannot be drawn here, and the remedy; None if they can."""
     return None if find_spec("matplotlib") else 'matplotlib is not installed; pip install "headway[plots]"'
 
 
 def plain(value: Any) -> Any:
-    """`value` in JSON's own types."""
+    """Returns `value` converted to JSON's types; NaN and infinities become None."""
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value))
     if isinstance(value, Mapping):
@@ -36,7 +37,7 @@ def plain(value: Any) -> Any:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], indent: str = "  ") -> str:
-    """Columns aligned for a terminal: numbers to the right, words to the left, four significant digits."""
+    """Returns rows aligned for a terminal: numbers to the right, words to the left, four significant digits."""
     body = [[cell(item) for item in row] for row in rows]
     numeric = [all(_is_number(row[i]) for row in body) for i in range(len(columns))]
     widths = [max([width(columns[i]), *(width(row[i]) for row in body)]) for i in range(len(columns))]
@@ -49,18 +50,18 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], indent: str 
 
 
 def width(text: str) -> int:
-    """Columns of a terminal that a text takes: a character of Chinese takes two (Unicode, annex 11)."""
+    """Returns the number of terminal columns of a text: a Chinese character takes two (Unicode, annex 11)."""
     return sum(2 if east_asian_width(character) in "WF" else 1 for character in text)
 
 
 def padded(text: str, columns: int, *, right: bool = False) -> str:
-    """The text with spaces behind it, or with `right` before it, until it takes so many columns."""
+    """Returns the text padded with spaces to `columns` terminal columns, on its right, or with `right` on its left."""
     spaces = " " * (columns - width(text))
     return spaces + text if right else text + spaces
 
 
 def cell(value: object) -> str:
-    """One value as text: 4 significant digits for floats, thousands separated by a space."""
+    """Returns a value as text: 4 significant digits for floats, thousands of integers separated by a space."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -81,7 +82,7 @@ def _is_number(text: str) -> bool:
 
 
 def size(count: float) -> str:
-    """Bytes with a unit: 512 B, 1.50 KiB, 3.25 GiB."""
+    """Returns a byte count with a unit: 512 B, 1.50 KiB, 3.25 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
@@ -90,8 +91,9 @@ def size(count: float) -> str:
 
 
 def bytes_of(text: str, what: str) -> int:
-    """The inverse of `size`: bytes of `500MB` (powers of 1000), `24GiB` (of 1024) or a plain number, not 0. Raises
-    ConfigError for other text, which is that of `what`."""
+    """Returns the bytes of `500MB` (powers of 1000), `24GiB` (of 1024) or a plain number, which must not be 0.
+
+    Raises ConfigError, naming `what`, for any other text."""
     match = _SIZE.fullmatch(text.strip())
     if match is None or int(match[1]) == 0:
         raise ConfigError(f"{what} {text}: must be a number of bytes, or one such as 500MB, 4GB or 24GiB")
@@ -100,7 +102,7 @@ def bytes_of(text: str, what: str) -> int:
 
 
 def duration(seconds: float) -> str:
-    """Two units at most: 35.0 ms, 4.20 s, 12 min 5 s, 3 h 51 min, 2 d 4 h."""
+    """Returns a duration with at most two units: 35.0 ms, 4.20 s, 12 min 5 s, 3 h 51 min, 2 d 4 h."""
     for unit, size_of in (("s", 1.0), ("ms", 1e-3), ("\u00b5s", 1e-6)):
         if seconds >= size_of and seconds < 59.995:
             return f"{seconds / size_of:.3g} {unit}"
@@ -108,15 +110,15 @@ def duration(seconds: float) -> str:
         return f"{seconds / 1e-9:.3g} ns"
     units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
     large = next(i for i, (_, size_of) in enumerate(units) if round(seconds) >= size_of)
-    (name, first), (other, second) = units[large : large + 2]
-    whole = round(seconds / second)
-    return f"{whole * second // first} {name}" + (
-        f" {rest} {other}" if (rest := whole % (first // second)) else ""
+    (large_unit, large_size), (small_unit, small_size) = units[large : large + 2]
+    whole = round(seconds / small_size)
+    return f"{whole * small_size // large_size} {large_unit}" + (
+        f" {rest} {small_unit}" if (rest := whole % (large_size // small_size)) else ""
     )
 
 
 def operations(count: float) -> str:
-    """FLOP with a prefix: 512 FLOP, 3.25 GFLOP, 2.80 PFLOP."""
+    """Returns a FLOP count with a prefix: 512 FLOP, 3.25 GFLOP, 2.80 PFLOP."""
     for prefix in ("", "k", "M", "G", "T", "P"):
         if abs(count) < 999.5:
             return f"{count:.3g} {prefix}FLOP"
@@ -125,7 +127,9 @@ def operations(count: float) -> str:
 
 
 def described(value: Any) -> tuple[str, dict[str, str]]:
-    """A docstring without its lines "name: help", and the help of each name; lines that go on are indented."""
-    about, *rest = re.split(r"^(\w+): ", inspect.cleandoc(value.__doc__ or ""), flags=re.MULTILINE)
-    texts = (" ".join(text.split()) for text in rest[1::2])
-    return about.strip(), dict(zip(rest[::2], texts, strict=True))
+    """Returns a docstring without its field lines "name: help", and the help of each name.
+
+    Continuation lines of a field are indented."""
+    about, *sections = re.split(r"^(\w+): ", inspect.cleandoc(value.__doc__ or ""), flags=re.MULTILINE)
+    texts = (" ".join(text.split()) for text in sections[1::2])
+    return about.strip(), dict(zip(sections[::2], texts, strict=True))

@@ -1,4 +1,4 @@
-"""Steps that change a scaled score before the softmax; lse is taken afterwards.
+"""Score modifications: steps that change the scaled scores before the softmax; lse is computed after them.
 
 Legend: B rows, H query heads, T queries, S keys, D per head.
 """
@@ -17,15 +17,15 @@ from headway.tokens import Tokens
 
 
 def distance(q: Tokens, k: Tokens) -> Tensor:
-    """k.position - q.position for every pair: int64 [B|1, T, S]."""
+    """Returns k.position - q.position for every pair: int64 [B|1, T, S]."""
     return k.positions.unsqueeze(-2) - q.positions.unsqueeze(-1)
 
 
 class Score(ABC):
     """One step of the list `score=` of `attend`; steps are applied in order.
 
-    `by_slot` says that the step is tied to the slots of this very call (a bias tensor), so only backends that see all
-    T x S at once can take it; `learned` names the field of the tensor that may need a gradient.
+    `by_slot` is True if the step depends on the slots of one call (a bias tensor), so that only backends that compute
+    all T x S scores at once support it; `learned` names the field with the tensor that may need a gradient.
     """
 
     by_slot = False
@@ -33,11 +33,11 @@ class Score(ABC):
 
     @abstractmethod
     def apply(self, score: Tensor, q: Tensor, at_q: Tokens, at_k: Tokens, scale: float) -> Tensor:
-        """score [B, H, T, S] (already scaled) and q [B, H, T, D] -> score, differentiable in all tensors."""
+        """Maps scores [B, H, T, S] (already scaled) and q [B, H, T, D] to new scores, differentiably in all tensors."""
 
     @property
     def heads(self) -> int | None:
-        """The number of query heads that it has numbers for; None for any."""
+        """The number of query heads that the step has values for; None for any."""
         return None
 
     @property
@@ -46,29 +46,29 @@ class Score(ABC):
         return () if self.learned is None else (getattr(self, self.learned),)
 
     def with_parameters(self, values: tuple[Tensor, ...]) -> "Score":
-        """The same step on other tensors."""
+        """Returns the same step with other tensors for its `parameters`."""
         assert len(values) == len(self.parameters)
         return replace(self, **{str(self.learned): values[0]}) if values else self  # type: ignore[type-var]
 
     def select_heads(self, heads: Tensor) -> "Score":
-        """The step for these query heads only, in that order."""
+        """Returns the step for these query heads only, in that order."""
         return self
 
 
 def wrong_heads(step: Score, heads: int) -> str | None:
-    """Why a step cannot act on so many query heads: it has numbers for others; None if it can."""
+    """Returns why a step cannot be applied to `heads` query heads; None if it can."""
     right = step.heads in (None, heads)
     return None if right else f"{type(step).__name__} is for {step.heads} heads, the call has {heads}"
 
 
 def check_heads(step: Score, heads: int) -> None:
-    """PatternError where a step has numbers for another number of query heads."""
+    """Raises PatternError if a step has values for another number of query heads."""
     if reason := wrong_heads(step, heads):
         raise PatternError(reason)
 
 
 def steps_of(score: Score | Sequence[Score]) -> tuple[Score, ...]:
-    """The steps given as `score=`, one or several in order, as a tuple."""
+    """Returns the value of `score=`, one step or several, as a tuple. Raises PatternError for anything else."""
     if isinstance(score, Score):
         return (score,)
     steps = tuple(score) if isinstance(score, Sequence) else (score,)
@@ -98,14 +98,15 @@ class SoftCap(Score):
 class ALiBi(Score):
     """score - slope_h * |distance|. (Press et al. 2021, "Train short, test long", section 3.)
 
-    Without `slopes`, head h of H (a power of two) has 2^(-8 (h + 1) / H); for other H the published rule:
-    the slopes of the next smaller power of two, then every second one of twice that power.
+    Without `slopes`, head h of H (a power of two) has 2^(-8 (h + 1) / H); for any other H the published rule applies:
+    the slopes of the next smaller power of two, then every second slope of twice that power.
     """
 
     slopes: tuple[float, ...] | None = None
 
     def of_heads(self, heads: int) -> tuple[float, ...]:
-        """The slope of each of the query heads of a call."""
+        """Returns the slopes of a call with `heads` query heads. Raises PatternError if the step has slopes for another
+        number."""
         check_heads(self, heads)
         return alibi_slopes(heads) if self.slopes is None else self.slopes
 
@@ -124,7 +125,7 @@ class ALiBi(Score):
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:
-    """The slopes of `ALiBi` for a number of heads: 1/16, 1/256 and 1/4 for 3."""
+    """Returns the default slopes of `ALiBi` for a number of heads: 1/16, 1/256 and 1/4 for 3."""
     power = 2 ** int(math.log2(heads))
     slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
     extra = [2 ** (-4 * (h + 1) / power) for h in range(0, 2 * (heads - power), 2)]
@@ -135,7 +136,7 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
 class RelativeBias(Score):
     """score + table[bucket(distance), h]; table [buckets, H]. (T5: Raffel et al. 2019, section 2.1.)
 
-    Half of the buckets (of each direction, when `bidirectional`) hold one distance each, the others grow
+    Half of the buckets (of each direction, if `bidirectional`) hold one distance each; the widths of the others grow
     logarithmically up to `max_distance`, as in the T5 code.
 
     Raises PatternError unless `max_distance` is beyond the distances that have a bucket of their own.
@@ -148,14 +149,15 @@ class RelativeBias(Score):
 
     def __post_init__(self) -> None:
         rows = self.table.shape[0]
-        alone = rows // (4 if self.bidirectional else 2)
-        if not 0 < alone < self.max_distance:
+        exact = rows // (4 if self.bidirectional else 2)
+        if not 0 < exact < self.max_distance:
             raise PatternError(
-                f"RelativeBias: max_distance={self.max_distance} is not beyond the {alone} distances of a direction "
+                f"RelativeBias: max_distance={self.max_distance} is not beyond the {exact} distances of a direction "
                 f"that have one of the {rows} buckets to themselves (at least 1): give more of the one or the other"
             )
 
     def bucket(self, away: Tensor) -> Tensor:
+        """Returns the bucket of each distance k - q, int64 of the same shape."""
         buckets = self.table.shape[0]
         offset = torch.zeros_like(away)
         if self.bidirectional:
@@ -170,8 +172,8 @@ class RelativeBias(Score):
         return offset + torch.where(away < exact, away, far)
 
     def buckets(self) -> Tensor:
-        """The bucket of each distance from -max_distance to max_distance, which stand for all: those beyond share the
-        last ones."""
+        """Returns the buckets of the distances -max_distance .. max_distance; all distances beyond share the last
+        ones."""
         far = self.max_distance
         return self.bucket(torch.arange(-far, far + 1, device=self.table.device))
 
@@ -192,7 +194,7 @@ class RelativeBias(Score):
 class RelativeKey(Score):
     """score + scale * q . table[clip(distance)]; table [2 * clip + 1, D]. (Shaw et al. 2018, equation 5.)
 
-    `fixed`: the table is a constant, and no parameter of what uses it."""
+    `fixed`: the table is a constant, not a trainable parameter."""
 
     table: Tensor
     fixed: bool = False
@@ -205,7 +207,8 @@ class RelativeKey(Score):
         return score + products.gather(-1, at.unsqueeze(1).expand(score.shape))
 
     def clip(self, width: int) -> int:
-        """The largest distance with a row of its own. PatternError for a table that is not for queries so wide."""
+        """Returns the largest distance with a row of its own. Raises PatternError if the table does not fit queries of
+        `width`."""
         rows, columns = self.table.shape
         if rows % 2 == 0 or columns != width:
             raise PatternError(
@@ -220,7 +223,7 @@ class RelativeKey(Score):
 
 @dataclass(frozen=True, eq=False)
 class Bias(Score):
-    """score + tensor, broadcast to [B, H, T, S]; tied to the slots of one call."""
+    """score + tensor, which broadcasts to [B, H, T, S]; it is tied to the slots of one call."""
 
     tensor: Tensor
     by_slot = True

@@ -9,19 +9,19 @@ from torch import Tensor
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
-    """sum_i a_i b_i: [..., D], [..., D] -> [...]."""
+    """Returns sum_i a_i b_i: [..., D], [..., D] -> [...]."""
     return (_wide(a) * _wide(b)).sum(-1).to(torch.promote_types(a.dtype, b.dtype))
 
 
 def l2_norm(x: Tensor) -> Tensor:
-    """sqrt(sum_i x_i^2): [..., D] -> [...]. At the zero vector it is 0, with gradient 0."""
+    """Returns sqrt(sum_i x_i^2): [..., D] -> [...]. The zero vector gives 0, with gradient 0."""
     size = _size(wide := _wide(x))
     norm: Tensor = torch.linalg.vector_norm(wide / size, dim=-1) * size.squeeze(-1)
     return norm.to(x.dtype)
 
 
 def normalize(x: Tensor) -> Tensor:
-    """x / |x|: [..., D] -> [..., D] of length 1. The zero vector, which has no direction, stays 0, with
+    """Returns x / |x|: [..., D] -> [..., D] of length 1. The zero vector, which has no direction, stays 0, with
     gradient 0.
     """
     wide = _wide(x)
@@ -32,7 +32,7 @@ def normalize(x: Tensor) -> Tensor:
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """a . b / (|a| |b|), the cosine of their angle: [..., D], [..., D] -> [...]. 0 where either is the zero
+    """Returns a . b / (|a| |b|), the cosine of their angle: [..., D], [..., D] -> [...]. 0 if either is the zero
     vector.
     """
     return dot(normalize(_wide(a)), normalize(_wide(b))).to(torch.promote_types(a.dtype, b.dtype))
@@ -43,6 +43,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _size(x: Tensor) -> Tensor:
-    """The largest |x_i| [..., 1], a constant: divided by it, squares neither overflow nor vanish."""
+    """Returns the largest |x_i| [..., 1], a constant for autograd: scaled by it, squares neither overflow nor
+    underflow."""
     size = x.detach().abs().amax(-1, keepdim=True)
     return torch.where(size == 0, 1.0, size)

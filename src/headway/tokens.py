@@ -1,4 +1,4 @@
-"""The facts about each slot of a row: everything about attention that depends on data.
+"""Per-slot metadata of an attention call: everything about attention that depends on the data.
 
 Legend: B rows, N slots.
 """
@@ -19,14 +19,14 @@ class Tokens:
 
     Attributes:
         index: order within the document, from 0; -1 marks an empty slot.  int64 [B|1, N]
-        document: which document of a packed row; None means one document per row.  int64 [B|1, N]
+        document: number of the document in a packed row; None means one document per row.  int64 [B|1, N]
         is_global: Longformer's global tokens, per example; None means none.  bool [B|1, N]
-        position: what angles and embeddings are computed from; None means `index`.  int64 [B|1, N]
-        start: when not None, it is known without looking at data that every row is start, start+1, ..., in
-            one document, with no empty slot. Fast kernels are chosen from it.
+        position: what rotations and position embeddings are computed from; None means `index`.  int64 [B|1, N]
+        start: not None if it is known without reading data that every row is start, start+1, ..., in one document,
+            without empty slots. Fast kernels are chosen by it.
 
-    Law: documents never see each other, and nothing sees or is an empty slot. (document, index) is unique in
-    a row. One row stands for all rows of a batch (B = 1 broadcasts).
+    Invariant: documents never attend to each other, and no query or key is an empty slot. (document, index) is unique
+    in a row. One row stands for all rows of a batch (B = 1 broadcasts).
     """
 
     index: Tensor
@@ -49,14 +49,15 @@ class Tokens:
 
     @staticmethod
     def range(count: int, start: int = 0, device: torch.device | str | None = None) -> "Tokens":
-        """`count` tokens of one document, numbered from `start`; one row that stands for the batch."""
+        """Returns `count` tokens of one document, numbered from `start`; one row that stands for the batch."""
         return Tokens(torch.arange(start, start + count, device=device).unsqueeze(0), start=start)
 
     @staticmethod
     def from_lengths(
         lengths: Sequence[int] | Tensor, total: int | None = None, side: str = "right"
     ) -> "Tokens":
-        """Row b has `lengths[b]` tokens; the slots up to `total` are empty, on the right or left `side`."""
+        """Returns tokens with `lengths[b]` tokens in row b; the other slots up to `total` are empty, on the given
+        `side`."""
         values = torch.as_tensor(lengths)
         if values.dim() != 1 or values.numel() == 0:
             raise PatternError(f"Tokens.from_lengths: one length per row, got shape {tuple(values.shape)}")
@@ -64,9 +65,9 @@ class Tokens:
             raise PatternError(f"Tokens.from_lengths: lengths are whole numbers, got {values.tolist()}")
         count = values.long()
         check_known(side, ("left", "right"), "Tokens.from_lengths: there is no side", error=PatternError)
-        most = int(count.max())
-        total = most if total is None else total
-        if int(count.min()) < 0 or most > total:
+        longest = int(count.max())
+        total = longest if total is None else total
+        if int(count.min()) < 0 or longest > total:
             raise PatternError(f"Tokens.from_lengths: lengths must lie in 0..{total}, got {count.tolist()}")
         slot = torch.arange(total, device=count.device).unsqueeze(0)
         index = slot - (total - count).unsqueeze(1) if side == "left" else slot.expand(len(count), total)
@@ -76,7 +77,7 @@ class Tokens:
 
     @staticmethod
     def from_attention_mask(mask: Tensor) -> "Tokens":
-        """From the ecosystem's mask [B, N]: 1 (True) is a token, 0 (False) padding, anywhere in the row."""
+        """Returns tokens for a padding mask [B, N]: 1 (True) is a token, 0 (False) padding, anywhere in the row."""
         if mask.dim() != 2:
             raise PatternError(
                 "Tokens.from_attention_mask: a mask of shape [batch, slots] is needed, "
@@ -97,7 +98,8 @@ class Tokens:
         total: int | None = None,
         device: torch.device | str | None = None,
     ) -> "Tokens":
-        """Documents side by side: `lengths` of one row, or one list of lengths per row; the rest is empty."""
+        """Returns packed documents: `lengths` of one row, or a list of lengths per row; slots up to `total` are
+        empty."""
         rows = _by_row(lengths)
         if not rows or any(n < 0 for row in rows for n in row):
             raise PatternError(f"Tokens.packed: lengths of documents must be 0 or more, got {lengths!r}")
@@ -112,16 +114,18 @@ class Tokens:
                 index[b, at : at + n] = torch.arange(n)
                 document[b, at : at + n] = d
                 at += n
-        alone = all(row and row[0] == total for row in rows)
-        return Tokens(index.to(device), None if alone else document.to(device), start=0 if alone else None)
+        is_single = all(row and row[0] == total for row in rows)
+        return Tokens(
+            index.to(device), None if is_single else document.to(device), start=0 if is_single else None
+        )
 
-    # -- the same tokens with more said ---------------------------------------------------------------------
+    # -- the same tokens with other attributes -------------------------------------------------------------
 
     def with_global(self, which: Sequence[int] | Sequence[Sequence[int]] | Tensor) -> "Tokens":
-        """Marks global tokens: a bool mask [B|1, N] over slots, indices for all rows, or a list per row.
+        """Marks global tokens: a bool mask [B|1, N] over slots, indices for all rows, or a list of indices per row.
 
-        Indices are token indices (0 is the first token of the document wherever padding is). An index that a
-        row does not have is an error; a mask that marks an empty slot is one, too.
+        Indices are token indices (0 is the document's first token, wherever the padding is). Raises PatternError for an
+        index that a row does not have, and for a mask that marks an empty slot.
         """
         if isinstance(which, Tensor):
             if which.dtype != torch.bool or which.dim() != 2:
@@ -147,7 +151,7 @@ class Tokens:
         return replace(self, is_global=mask)
 
     def with_position(self, position: Tensor) -> "Tokens":
-        """The same tokens at these positions [B|1, N] (RoBERTa's offset, `position_ids`, tree drafts)."""
+        """Returns the same tokens at these positions [B|1, N] (RoBERTa's offset, `position_ids`, tree drafts)."""
         if position.dim() != 2 or position.is_floating_point():
             raise PatternError(
                 f"Tokens.with_position: integer positions [rows, slots] are needed, got {position.dtype} "
@@ -155,7 +159,7 @@ class Tokens:
             )
         return replace(self, position=position)
 
-    # -- what is known -------------------------------------------------------------------------------------
+    # -- properties ----------------------------------------------------------------------------------------
 
     @property
     def rows(self) -> int:
@@ -164,7 +168,7 @@ class Tokens:
 
     @property
     def count(self) -> int:
-        """Slots per row, N."""
+        """The number of slots per row, N."""
         return self.index.shape[1]
 
     @property
@@ -173,21 +177,23 @@ class Tokens:
 
     @property
     def static_key(self) -> tuple[int, int] | None:
-        """(start, count) where these say all that a pattern reads: one document, no empty slot, no global token. What
-        follows from two sides that have one may be remembered by it. None where data must be looked at."""
+        """(start, count) if they determine all that a pattern reads: one document, no empty slots, no global tokens.
+
+        Results that depend on two sides with such keys may be cached by them. None if the data must be read."""
         if self.start is None or self.document is not None or self.is_global is not None:
             return None
         return self.start, self.index.shape[1]
 
     @property
     def versions(self) -> tuple[int, ...] | None:
-        """How often each tensor that a pattern reads was changed in place; None where torch does not count."""
+        """How often each tensor that a pattern reads was changed in place; None if torch does not count (inference
+        tensors)."""
         tensors = [t for t in (self.index, self.document, self.is_global) if t is not None]
         return None if any(t.is_inference() for t in tensors) else tuple(t._version for t in tensors)
 
     @property
     def valid(self) -> Tensor:
-        """bool [B|1, N]: False where the slot is empty."""
+        """bool [B|1, N]: False if the slot is empty."""
         return self.index >= 0
 
     @property
@@ -205,22 +211,22 @@ class Tokens:
     # -- slots ---------------------------------------------------------------------------------------------
 
     def slice(self, begin: int, end: int) -> "Tokens":
-        """Slots begin..end-1."""
+        """Returns slots begin..end-1."""
         start = None if self.start is None else self.start + begin
         return self.map(lambda t: t[:, begin:end], start)
 
     def gather(self, slots: Tensor) -> "Tokens":
-        """The slots `slots` [B|1, M] of each row, in that order."""
+        """Returns the slots `slots` [B|1, M] of each row, in that order."""
         rows = max(self.rows, slots.shape[0])
         at = slots.expand(rows, -1)
         return self.map(lambda t: t.expand(rows, -1).gather(1, at), None)
 
     def expand(self, rows: int) -> "Tokens":
-        """One row written out as `rows` rows (views); no change when there are as many already."""
+        """Expands one row to `rows` rows (views); unchanged if there are as many already."""
         return self.map(lambda t: t.expand(rows, -1), self.start)
 
     def select_rows(self, rows: Tensor) -> "Tokens":
-        """The given rows [R], in that order (a row that stood for all stays one row)."""
+        """Returns the rows `rows` [R], in that order (a row that stood for all stays one row)."""
         return self.map(lambda t: t if t.shape[0] == 1 else t.index_select(0, rows), self.start)
 
     def to(self, device: torch.device | str) -> "Tokens":
@@ -228,21 +234,24 @@ class Tokens:
 
     @staticmethod
     def cat(parts: "Sequence[Tokens]") -> "Tokens":
-        """Slots of several descriptions side by side."""
+        """Concatenates the slots of several `Tokens`."""
         assert parts, "Tokens.cat needs at least one part"
         if len(parts) == 1:
             return parts[0]
-        rows = max(p.rows for p in parts)
+        rows = max(part.rows for part in parts)
         joined = {
-            name: torch.cat([getattr(p, filled).expand(rows, -1) for p in parts], 1)
+            name: torch.cat([getattr(part, filled).expand(rows, -1) for part in parts], 1)
             for name, filled in _FILLED.items()
-            if any(getattr(p, name) is not None for p in parts)
+            if any(getattr(part, name) is not None for part in parts)
         }
-        follow = all(p.start is not None and p.start + p.count == after.start for p, after in pairwise(parts))
-        return Tokens(**joined, start=parts[0].start if follow else None)
+        contiguous = all(
+            part.start is not None and part.start + part.count == following.start
+            for part, following in pairwise(parts)
+        )
+        return Tokens(**joined, start=parts[0].start if contiguous else None)
 
     def map(self, change: Callable[[Tensor], Tensor], start: int | None = None) -> "Tokens":
-        """Every field changed alike; `start` says whether the result is known to be start, start+1, ..."""
+        """Applies `change` to every field; pass `start` if the result is known to be start, start+1, ..."""
         fields = (self.index, self.document, self.is_global, self.position)
         index, document, is_global, position = (None if t is None else change(t) for t in fields)
         assert index is not None
@@ -250,7 +259,7 @@ class Tokens:
 
 
 def take_slots(x: Tensor, slots: Tensor, dim: int = 2) -> Tensor:
-    """x with the slots `slots` [B|1, M] along `dim`, in that order; rows are along dim 0."""
+    """Returns x at the slots `slots` [B|1, M] along `dim`, in that order; rows are along dim 0."""
     shape, size = [1] * x.dim(), list(x.shape)
     shape[0], shape[dim] = slots.shape
     size[dim] = slots.shape[1]
@@ -258,7 +267,7 @@ def take_slots(x: Tensor, slots: Tensor, dim: int = 2) -> Tensor:
 
 
 _FILLED = {"index": "index", "document": "documents", "is_global": "globals", "position": "positions"}
-"""The fields of every slot, and the properties that give them where they are None."""
+"""The fields with one value per slot, and the properties that replace them if they are None."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,18 +279,18 @@ class SlotSelection:
 
     @staticmethod
     def of(tokens: Tokens, at: Tensor) -> "SlotSelection":
-        """The slots `at` of rows of `tokens`; of neighbours that are the same in all rows, `start` stays known."""
+        """Selects the slots `at` of each row; if they are the same contiguous run in all rows, `start` stays known."""
         first, count = int(at[0, 0]) if at.numel() else 0, at.shape[1]
-        run = torch.arange(first, first + count, device=at.device)
-        same = bool((at == run).all())
+        contiguous = torch.arange(first, first + count, device=at.device)
+        same = bool((at == contiguous).all())
         return SlotSelection(at, tokens.slice(first, first + count) if same else tokens.gather(at))
 
     def take(self, x: Tensor, dim: int = 1) -> Tensor:
-        """The same slots of x, which has all of them along `dim`, and rows along dim 0."""
+        """Returns x at these slots along `dim`; x has all slots there, and rows along dim 0."""
         return take_slots(x, self.at, dim)
 
 
 def _by_row(numbers: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
-    """Numbers of one row, or of several, row by row."""
+    """Returns numbers as a list per row, given those of one row or of several."""
     rows = [[n] if isinstance(n, int) else list(n) for n in numbers]
     return [list(chain(*rows))] if all(isinstance(n, int) for n in numbers) else rows

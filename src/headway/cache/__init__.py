@@ -1,4 +1,5 @@
-"""Caches of past keys and values, in pages that are released when no later query sees them; or states of one size."""
+"""KV caches in pages that are released once no later query can attend to them, and caches of fixed-size recurrent
+states."""
 
 from headway.cache.batch_cache import BatchCache
 from headway.cache.choose import choose_cache, pattern_facts

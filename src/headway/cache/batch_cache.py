@@ -1,4 +1,4 @@
-"""The cache of a batch whose rows are decoded together, by hand.
+"""The cache of a batch whose rows are decoded together by calling the model directly, without an engine.
 
 Legend: B rows, T slots of a chunk, N tokens of it, S slots of a source, M width, K kv heads, D per key.
 """
@@ -21,9 +21,9 @@ from headway.tokens import Tokens
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """The N tokens of a chunk [B, T], side by side in one row, without its empty slots.
+    """The N tokens of a chunk [B, T], packed side by side into one row, without its empty slots.
 
-    tokens: [1, N]; those of row `rows[d]` are document d.   at: [N], where they are among all B T slots.
+    tokens: [1, N]; those of row `rows[d]` are document d.   at: [N], their indices among all B T slots.
     """
 
     tokens: Tokens
@@ -31,25 +31,26 @@ class Packed:
     at: Tensor
 
     def take(self, x: Tensor) -> Tensor:
-        """[B, T, ...] -> [1, N, ...]"""
+        """Packs [B, T, ...] -> [1, N, ...]."""
         return x.flatten(0, 1)[self.at].unsqueeze(0)
 
     def put(self, x: Tensor, batch: int, count: int) -> Tensor:
-        """[1, N, M] -> [B, T, M], 0 in empty slots."""
+        """Unpacks [1, N, M] -> [B, T, M], with 0 in empty slots."""
         if len(self.at) < batch * count:
             x = x.new_zeros(batch * count, x.shape[2]).index_copy(0, self.at, x[0])
         return x.view(batch, count, x.shape[-1])
 
     def slots(self, slots: Tensor, count: int) -> Tensor:
-        """Maps slots [B, n] of rows of T = `count` to the packed row, [1, B n]; empty ones map anywhere."""
+        """Maps slots [B, n] of rows of T = `count` to slots of the packed row, [1, B n]; empty slots map to arbitrary
+        ones."""
         # B = T = 2, one empty slot: at [0, 1, 3] -> packed [0, 1, 0, 2]
         packed = self.at.new_zeros(len(slots) * count)
         packed[self.at] = torch.arange(len(self.at), device=self.at.device)
-        first = count * torch.arange(len(slots), device=self.at.device)
-        return packed[slots + first.unsqueeze(1)].view(1, -1)
+        row_starts = count * torch.arange(len(slots), device=self.at.device)
+        return packed[slots + row_starts.unsqueeze(1)].view(1, -1)
 
     def side_by_side(self, keys: KeyValues) -> KeyValues:
-        """Keys [B, K, S, D] of the sources of rows, as documents of one row: [1, K, B S, D]."""
+        """Packs the keys [B, K, S, D] of each row's source into one row, as documents: [1, K, B S, D]."""
         rows = torch.tensor(self.rows, device=keys.k.device)
         k, v = (t[rows].transpose(0, 1).flatten(1, 2).unsqueeze(0) for t in (keys.k, keys.v))
         tokens = keys.tokens.expand(len(keys.k)).select_rows(rows)
@@ -60,20 +61,21 @@ class Packed:
 
 
 class BatchCache:
-    """The past of B rows, in all layers of a decoder: each row is a text in the pages of a `PagedCache`.
+    """The KV cache of B rows, in all layers of a decoder: each row is a sequence in the pages of a `PagedCache`.
 
         cache = model.make_cache(2)
         logits = model(ids, cache=cache)                 # [2, T, V]: the next T tokens of both rows
         logits = model(ids, tokens=cache.next_tokens(4, [4, 2]), cache=cache)     # padding behind the second row's two
 
-    Law: however rows are cut into chunks, with padding anywhere, the logits are those of one full forward over each.
-    A token that is marked global when it comes (`Tokens.with_global`) stays so. Caches hold no gradients.
+    Invariant: however rows are split into chunks, with padding anywhere, the logits are those of one full forward over
+    each row. A token that is marked global when it is stored (`Tokens.with_global`) stays global. Caches hold no
+    gradients.
 
     Args:
-        pages: where keys and values, or states, are stored; of this cache and its forks alone.
-        batch: rows, B.
+        pages: where keys and values, or states, are stored; used by this cache and its forks alone.
+        batch: number of rows, B.
 
-    Raises CacheError for less than 0 rows.
+    Raises CacheError for a negative number of rows.
     """
 
     def __init__(self, pages: PagedCache, batch: int) -> None:
@@ -91,7 +93,7 @@ class BatchCache:
 
     @property
     def batch(self) -> int:
-        """Rows, B."""
+        """Number of rows, B."""
         return len(self.tables)
 
     @property
@@ -101,12 +103,12 @@ class BatchCache:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens that each row has seen (and not forgotten)."""
+        """Number of tokens of each row (without those that were trimmed)."""
         return tuple(map(len, self.tables))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the pages that rows use, in all layers; of a page that several share, once."""
+        """Bytes of the pages that rows use, in all layers; a page that several rows share counts once."""
         return sum(
             kind.nbytes * len({page for table in self.tables for page in table.pages[of]} - {None})
             for of, kind in enumerate(self.pages.pool.classes)
@@ -114,42 +116,46 @@ class BatchCache:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Slots of the pages in use, of the row that has most, for each layer; 64 for a layer of states."""
-        held = [[sum(page is not None for page in pages) for pages in table.pages] for table in self.tables]
+        """For each layer, the slots of the pages that the row with the most pages uses; 64 for a layer of states."""
+        counts_of_rows = [
+            [sum(page is not None for page in pages) for pages in table.pages] for table in self.tables
+        ]
         layers = self.pages.layers
-        # layers beside others come last
-        main = layers[: len(layers) - sum(layer.beside is not None for layer in layers)]
-        return tuple(PAGE * max((counts[layer.of] for counts in held), default=0) for layer in main)
+        # the caches of parallel mixers (`beside`) come last
+        main_layers = layers[: len(layers) - sum(layer.beside is not None for layer in layers)]
+        return tuple(
+            PAGE * max((counts[layer.of] for counts in counts_of_rows), default=0) for layer in main_layers
+        )
 
     def next_tokens(
         self, count: int, lengths: Sequence[int] | Tensor | None = None, side: str = "right"
     ) -> Tokens:
-        """The tokens of the next chunk, numbered from where each row ended.
+        """Returns the tokens of the next chunk, numbered from where each row ended.
 
         Args:
             count: slots of the chunk, T.
-            lengths: how many of them are tokens, per row [B]; all unless given.
-            side: where the padding of shorter rows stands, "right" or "left".
+            lengths: number of tokens per row [B], the other slots are padding; T unless given.
+            side: on which side shorter rows are padded, "right" or "left".
         Returns:
-            Tokens [B|1, T]; with `start` when all rows go on from one index without padding.
+            Tokens [B|1, T]; with `start` if all rows continue from the same index without padding.
         Raises:
-            CacheError: numbers that do not fit.
+            CacheError: for numbers that do not fit.
         """
         if count < 0:
             raise CacheError(f"next_tokens: a chunk has 0 slots or more, got {count}")
         if side not in ("left", "right"):
             raise CacheError(f'next_tokens: side is "left" or "right", got {side!r}')
-        seen = self.lengths
+        row_lengths = self.lengths
         numbers = lengths.tolist() if isinstance(lengths, Tensor) else lengths
-        counts = (count,) * len(seen) if numbers is None else tuple(numbers)
-        if len(counts) != len(seen) or any(not 0 <= n <= count for n in counts):
+        counts = (count,) * len(row_lengths) if numbers is None else tuple(numbers)
+        if len(counts) != len(row_lengths) or any(not 0 <= n <= count for n in counts):
             raise CacheError(
-                f"next_tokens: lengths must be {len(seen)} numbers in 0..{count}, one per row, "
+                f"next_tokens: lengths must be {len(row_lengths)} numbers in 0..{count}, one per row, "
                 f"got {list(counts)}"
             )
-        if len(set(seen)) == 1 and set(counts) == {count}:
-            return Tokens.range(count, start=seen[0], device=self.device)
-        size, begin = (torch.tensor(n, device=self.device).view(-1, 1) for n in (counts, seen))
+        if len(set(row_lengths)) == 1 and set(counts) == {count}:
+            return Tokens.range(count, start=row_lengths[0], device=self.device)
+        size, begin = (torch.tensor(n, device=self.device).view(-1, 1) for n in (counts, row_lengths))
         rank = torch.arange(count, device=self.device) - (count - size if side == "left" else 0)
         return Tokens(torch.where((rank >= 0) & (rank < size), begin + rank, -1))
 
@@ -157,8 +163,10 @@ class BatchCache:
 
     @contextmanager
     def step(self, tokens: Tokens) -> Iterator[Packed]:
-        """While open, layers store the tokens [B|1, T] of a chunk, packed. Raises CacheError, and changes nothing,
-        unless each row's indices go on where it ended, one by one; and after a step that was broken off."""
+        """While open, layers store the tokens [B|1, T] of a chunk, which are yielded packed.
+
+        Raises CacheError, and changes nothing, unless each row's indices continue where it ended, without gaps; and
+        after a step that was aborted."""
         if self._is_broken:
             raise CacheError(
                 "BatchCache: a forward pass was broken off, so layers have not seen the same tokens; start with a new "
@@ -174,7 +182,8 @@ class BatchCache:
         self._is_broken = False
 
     def _read(self, tokens: Tokens) -> tuple[Packed, list[int], dict[int, set[int]]]:
-        """Returns the packed tokens of a chunk, how many each row with tokens has, and which of a row are global."""
+        """Returns the packed tokens of a chunk, the number of tokens of each row with tokens, and the global tokens of
+        rows that have some."""
         if tokens.device != self.device:
             raise CacheError(
                 f"BatchCache: the tokens are on {tokens.device}, the cache is on {self.device}; "
@@ -190,8 +199,8 @@ class BatchCache:
                 "BatchCache: a row is one text, and a token's position is its index; give tokens without documents "
                 "and positions: next_tokens"
             )
-        every = tokens.expand(self.batch)
-        index_BT, global_BT = every.index.cpu(), every.globals.cpu()
+        expanded = tokens.expand(self.batch)
+        index_BT, global_BT = expanded.index.cpu(), expanded.globals.cpu()
         rows, counts, marks = [], [], {}
         for row, seen in enumerate(self.lengths):
             index = index_BT[row][index_BT[row] >= 0].tolist()
@@ -205,16 +214,16 @@ class BatchCache:
                 counts.append(len(index))
             if marked := {*index_BT[row][global_BT[row]].tolist()} - {-1}:
                 marks[row] = marked
-        at = every.valid.flatten().nonzero()[:, 0]
+        at = expanded.valid.flatten().nonzero()[:, 0]
         return Packed(tokens, rows, at), counts, marks
 
-    # -- forgetting and copying ------------------------------------------------------------------------
+    # -- trimming and copying --------------------------------------------------------------------------
 
     def trim(self, n: int | Sequence[int] | Tensor) -> None:
-        """Forgets the last n tokens of every row, or n[b] of row b.
+        """Discards the last n tokens of every row, or n[b] of row b.
 
-        Raises CacheError, and changes nothing, where a row has seen fewer, where what the tokens before them see is no
-        longer held (`slack`), and for states, out of which no token can be taken."""
+        Raises CacheError, and changes nothing, if a row has fewer, if keys that the tokens before them attend to have
+        been released (`slack`), and for states, from which no token can be removed."""
         numbers = n.tolist() if isinstance(n, Tensor) else n
         counts = numbers if isinstance(numbers, Sequence) else [numbers] * self.batch
         if len(counts) != self.batch or not all(isinstance(count, int) for count in counts):
@@ -228,15 +237,15 @@ class BatchCache:
             pool.trim(table, count)
 
     def fork(self) -> "BatchCache":
-        """An independent copy; pages are shared until one of both writes to them."""
-        other = BatchCache(self.pages, 0)
-        other.tables += map(self.pages.pool.fork, self.tables)
-        other._is_broken = self._is_broken
-        return other
+        """Returns an independent copy; pages are shared until one of the two writes to them."""
+        copy = BatchCache(self.pages, 0)
+        copy.tables += map(self.pages.pool.fork, self.tables)
+        copy._is_broken = self._is_broken
+        return copy
 
     def reorder(self, rows: Sequence[int] | Tensor) -> None:
-        """Row i becomes what row rows[i] was; there may be more or fewer rows. Raises CacheError for a row that is not
-        there."""
+        """Makes row i what row rows[i] was; the number of rows may change. Raises CacheError for a row that does not
+        exist."""
         numbers = rows.tolist() if isinstance(rows, Tensor) else list(rows)
         if any(row not in range(self.batch) for row in numbers):
             raise CacheError(f"BatchCache.reorder: rows are numbers in 0..{self.batch - 1}, got {numbers}")

@@ -1,6 +1,7 @@
-"""Takes the prefix pages that a cache keeps out of it, and puts them into another cache of the same model.
+"""Moves the prefix pages that a cache keeps into another cache of the same model.
 
-Keys are hashes of the tokens under a root (`headway.cache.page_table`), so that a page is found by what it holds.
+Keys of pages are hashes of their tokens under a root (`headway.cache.page_table`), so that a page is found by its
+content.
 """
 
 from __future__ import annotations
@@ -15,21 +16,24 @@ from headway.errors import CacheError
 
 
 class Kept(NamedTuple):
-    """The keys of each class's pages, the least recently used first, and each layer's tensors of these pages."""
+    """The keys of each class's pages, least recently used first, and each layer's tensors of these pages."""
 
     keys: Sequence[Sequence[bytes]]
     tensors: Sequence[Sequence[Tensor]]
 
 
 def take_kept(cache: PagedCache) -> Kept:
-    """The pages that a cache keeps, in its own tensors, which steps change. Raises CacheError while one is in use."""
+    """Returns the pages that a cache keeps as prefixes. Their tensors are the cache's own, which later steps change.
+
+    Raises CacheError while a page is in use."""
     cache.compact()
     keys = [[pages.key[page] for page in pages.idle] for pages in cache.pool.stored]
     return Kept(keys, [layer.tensors for layer in cache.layers])
 
 
 def put_kept(cache: PagedCache, kept: Kept) -> None:
-    """Puts `kept` into an empty cache. Raises CacheError for one that holds pages, and for other layers' tensors."""
+    """Puts `kept` into an empty cache. Raises CacheError if the cache holds pages, or if the tensors fit other
+    layers."""
     pool, counts = cache.pool, [len(keys) for keys in kept.keys]
     if pool.held:
         raise CacheError(
@@ -39,8 +43,8 @@ def put_kept(cache: PagedCache, kept: Kept) -> None:
     if len(counts) != len(pool.classes) or expected != [_forms(tensors) for tensors in kept.tensors]:
         raise CacheError("pages that were kept are of other layers than this model's; start without them")
     cache.put([[t.to(cache.device) for t in tensors] for tensors in kept.tensors], counts)
-    for pages, keys in zip(pool.stored, kept.keys, strict=True):
-        pages.adopt(keys)
+    for class_pages, keys in zip(pool.stored, kept.keys, strict=True):
+        class_pages.adopt(keys)
 
 
 def _forms(tensors: Sequence[Tensor]) -> list[tuple[object, ...]]:

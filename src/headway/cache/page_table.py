@@ -1,7 +1,8 @@
-"""Page tables: the pages of one text, and those of one class of layers, which the pool (`headway.cache.pages`) manages.
+"""Page tables: the pages of one sequence, and the pages of one class of layers, which the pool (`headway.cache.pages`)
+manages.
 
-Keys and values of layers that retain the same tokens lie in pages of 64 slots: token i of a text is in slot i % 64 of
-page i // 64 of its table. This module holds page numbers only, no tensors.
+Keys and values of layers that retain the same tokens lie in pages of 64 slots: token i of a sequence is in slot i % 64
+of page i // 64 of its table. This module holds page numbers only, no tensors.
 """
 
 from collections import OrderedDict
@@ -13,17 +14,18 @@ from typing import NamedTuple
 from headway.patterns import Retention
 
 PAGE = 64
-"""Slots of a page: a page is one block of keys of the kernels, so that a block belongs to one text."""
+"""Slots per page. A page is one key block of the kernels, so that every key block belongs to a single sequence."""
 CHECKPOINT = 2048
-"""Distance in tokens of the lengths at which classes that forget keep the pages that a prefix of that length needs."""
+"""Every this many tokens of a sequence, classes that release keys keep the pages that a prefix of that length needs."""
 
 
 @dataclass(frozen=True)
 class PageClass:
     """Layers that share page numbers.
 
-    retention: which past tokens they keep.   nbytes: of a page, in all of the layers.   state: they keep, instead of
-    tokens, one state of the whole text, which is their only page.
+    retention: which past tokens they keep.   nbytes: bytes of a page, in all of these layers.   state: they keep one
+        state of the whole sequence instead of tokens; it is their only page.   slack: tokens that can always be
+        trimmed.
     """
 
     retention: Retention
@@ -32,14 +34,14 @@ class PageClass:
     slack: int = 0
 
     def kept(self, page: int, length: int, marked: Collection[int] = ()) -> bool:
-        """Whether a text of `length` tokens, of which those in `marked` are global, may still be asked for a token of
-        this page, up to `slack` tokens back."""
+        """Returns whether a sequence of `length` tokens may still need this page: for a later query, after trimming at
+        most `slack` tokens, or because it holds one of the global tokens in `marked`."""
         return sees(self.retention, page, length - self.slack) or (
             self.retention.globals and any(i // PAGE == page for i in marked)
         )
 
     def held(self, length: int) -> int:
-        """How many pages a text of `length` tokens holds, none of which is global."""
+        """Returns how many pages a sequence of `length` tokens without global tokens holds."""
         pages = -(-length // PAGE)  # rounded up: 65 tokens are 2 pages
         if self.state:
             return 1
@@ -47,7 +49,8 @@ class PageClass:
         return pages - first + min(first, -(-self.retention.sinks // PAGE))
 
     def most(self, length: int, step: int) -> int:
-        """The most pages that a text holds until it has `length` tokens, of which a step reads `step` at most."""
+        """Returns the most pages that a sequence holds until it has `length` tokens, if a step reads at most `step` of
+        them."""
         reach, pages = self.retention.reach, -(-length // PAGE)
         if self.state:
             return 1
@@ -56,24 +59,25 @@ class PageClass:
         return min(pages, -(-self.retention.sinks // PAGE) + -(-(reach + self.slack + step) // PAGE) + 1)
 
     def needed(self, length: int) -> list[int]:
-        """The pages that the query after `length` tokens, a multiple of 64, may see."""
+        """Returns the pages that the query after `length` tokens, a multiple of 64, may attend to."""
         return [p for p in range(length // PAGE) if sees(self.retention, p, length)]
 
     def checkpoints(self, page: int, marks: set[int]) -> list[int]:
-        """The lengths, multiples of 2048 and those in `marks`, whose next query may need this page, forgotten later."""
-        # page 31 ends at 2048: with reach 100, lengths 2048 .. 2147 need it
+        """Returns the prefix lengths to keep for reuse, multiples of 2048 and `marks`, whose next query may need this
+        page."""
+        # page 31 ends at token 2048: with reach 100, prefixes of 2048 .. 2147 tokens need it
         begin, end = (page + 1) * PAGE, (page + 1) * PAGE + (self.retention.reach or 0)
         regular = range(-(-begin // CHECKPOINT) * CHECKPOINT, end, CHECKPOINT)
         return [*regular, *(mark for mark in marks if begin <= mark < end)]
 
 
 def sees(retention: Retention, page: int, length: int) -> bool:
-    """Whether the query after `length` tokens may see a token of this page."""
+    """Returns whether the query after `length` tokens may attend to a token of this page."""
     return page * PAGE < retention.sinks or (page + 1) * PAGE > retention.first(length)
 
 
 class Copy(NamedTuple):
-    """Page `old` of a class is to be copied to page `new`, before anything is written."""
+    """An order to copy page `old` of class `of` to page `new`, before anything is written to it."""
 
     of: int
     old: int
@@ -81,15 +85,15 @@ class Copy(NamedTuple):
 
 
 class Pages:
-    """The pages of one class."""
+    """The pages of one class: which are free, how many sequences use each, and which prefixes they hold."""
 
     def __init__(self) -> None:
         self.free: list[int] = []
         self.users: list[int] = []
-        self.key: dict[int, bytes] = {}  # of pages that hold a prefix
+        self.key: dict[int, bytes] = {}  # keys of the pages that can be shared as prefixes
         self.page: dict[bytes, int] = {}
         self.idle: OrderedDict[int, int] = OrderedDict()
-        """Pages with a key and without users, and when each lost its last user, in that order."""
+        """Pages with a key and without users, and the time when each was last used, in that order."""
 
     def take(self) -> int:
         if self.free:
@@ -105,7 +109,8 @@ class Pages:
         self.idle.pop(page, None)
 
     def drop(self, page: int, now: int, keep: bool = True) -> None:
-        """Removes one user. A page without users stays idle where it holds a prefix, unless `keep` is False."""
+        """Removes one user. A page without users stays idle if it has a key, unless `keep` is False; else it is
+        freed."""
         self.users[page] -= 1
         if self.users[page]:
             return
@@ -121,20 +126,22 @@ class Pages:
             del self.page[key]
 
     def publish(self, page: int, key: bytes) -> None:
-        """Makes a page findable by its key, unless another page of the same tokens already is."""
+        """Makes a page findable by its key, unless it has one or another page with the same tokens is findable
+        already."""
         if key not in self.page and page not in self.key:
             self.key[page], self.page[key] = key, page
 
     def fate(self, kind: PageClass, table: "PageTable", page: int) -> str:
-        """See `PagePool.fates`."""
+        """Returns the state of a sequence's page; see `PagePool.fates`."""
         stored = self.page.get(table.key(page))
         if stored is not None:
             return ("kept", "used", "shared")[min(sum(self.users[stored : stored + 1]), 2)]
         return "gone" if kind.state or kind.kept(page, len(table)) else "released"
 
     def hold(self, kind: PageClass, table: "PageTable", count: int) -> bool:
-        """Whether the class holds what the query after `count` pages of a text may see; with an unbounded reach the
-        caller has checked that all of them are held."""
+        """Returns whether the class holds what the query after the first `count` pages of a sequence may attend to.
+
+        With an unbounded reach the caller has checked already that all of them are held."""
         if kind.state:
             return table.key(count - 1) in self.page
         return kind.retention.reach is None or all(
@@ -149,23 +156,23 @@ class Pages:
             self.idle.move_to_end(page)
 
     def evict(self) -> None:
-        """Frees the idle page that was used longest ago."""
+        """Frees the least recently used idle page."""
         page, _ = self.idle.popitem(last=False)
         self.forget(page)
         self.free.append(page)
 
     def compact(self) -> list[int]:
-        """Numbers the idle pages anew, 0, 1, ..., and returns their old numbers. None may be in use."""
+        """Renumbers the idle pages 0, 1, ..., and returns their old numbers. No page may be in use."""
         old = list(self.idle)
-        number = {page: new for new, page in enumerate(old)}
-        self.idle = OrderedDict((number[page], since) for page, since in self.idle.items())
-        self.key = {number[page]: key for page, key in self.key.items()}
+        new_number = {page: new for new, page in enumerate(old)}
+        self.idle = OrderedDict((new_number[page], since) for page, since in self.idle.items())
+        self.key = {new_number[page]: key for page, key in self.key.items()}
         self.page = {key: page for page, key in self.key.items()}
         self.free, self.users = [], [0] * len(old)
         return old
 
     def adopt(self, keys: Sequence[bytes]) -> None:
-        """Holds only idle pages 0, 1, ... of these keys, the least recently used first."""
+        """Replaces all pages by idle pages 0, 1, ... with these keys, the least recently used first."""
         self.free, self.users = [], [0] * len(keys)
         self.key = dict(enumerate(keys))
         self.page = {key: page for page, key in self.key.items()}
@@ -173,22 +180,25 @@ class Pages:
 
     @property
     def held(self) -> int:
-        """Pages that are not free."""
+        """Number of pages that are not free."""
         return len(self.users) - len(self.free)
 
 
 def root_key(root: Hashable) -> bytes:
-    """Hashes what else keys depend on, adapters for example: the start of a text's chain of keys."""
+    """Returns a hash of what keys and values depend on besides the tokens, such as adapters: the root of a sequence's
+    keys."""
     return blake2b(repr(root).encode(), digest_size=16).digest()
 
 
 @dataclass(eq=False)
 class PageTable:
-    """The pages of one text.
+    """The pages of one sequence.
 
-    ids: its tokens that are stored, or are about to be.   pages: of each class, page numbers, None where one was
-    released; of a class of states its only page.   keys: of its full pages, chained.   marks: lengths at which a prefix
-    is worth keeping in classes that forget, multiples of 64.   globals: the tokens that are global, by their indices.
+    ids: its tokens that are stored, or are about to be.
+    pages: its page numbers in each class, None if a page was released; a class of states has one page.
+    keys: keys of its full pages, chained.
+    marks: prefix lengths, multiples of 64, that are worth keeping in classes that release keys.
+    globals: indices of its global tokens.
     """
 
     root: bytes
@@ -201,13 +211,13 @@ class PageTable:
     version: int = 0
     """Changes whenever `pages` does."""
     room: int = 0
-    """Up to so many tokens its pages are allocated and not shared; a lower bound."""
+    """Up to this many tokens its pages are allocated and not shared; a lower bound."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def key(self, page: int) -> bytes:
-        """The key of a full page: a hash of all tokens up to its end, under the root."""
+        """Returns the key of a full page: a hash of the root and all tokens up to the page's end."""
         # key(1) = H(tokens 64 .. 127, key=key(0)), key(0) = H(tokens 0 .. 63, key=root)
         while len(self.keys) <= page:
             at = len(self.keys) * PAGE

@@ -1,11 +1,11 @@
-"""Keys, values and states of all layers of a model in pages, for texts that come and go.
+"""Keys, values and states of all layers of a model in pages, for sequences that come and go.
 
-    table = cache.open(ids)                               as much of a text as is stored already
-    tokens = cache.begin([(table, ids), ...])             the next tokens of some texts, as documents of one packed row
+    table = cache.open(ids)                               a sequence, as much of it as is stored already
+    tokens = cache.begin([(table, ids), ...])             the next tokens of sequences, as documents of a packed row
     model(..., tokens=tokens, cache=cache)                every layer stores its keys, and returns what to attend to
     cache.end()
 
-Legend: T tokens of the step, N keys, R texts of the step, K kv heads, S slots, D per key, E per value.
+Legend: T tokens of the step, N keys, R sequences of the step, K kv heads, S slots, D per key, E per value.
 """
 
 from collections.abc import Hashable, Sequence
@@ -26,7 +26,7 @@ from headway.tokens import Tokens
 
 
 class LayerCache:
-    """The cache of a layer: `tensors`, a page being `size` places of dimension `axis`; `beside`, one more such."""
+    """The cache of a layer: in `tensors` a page is `size` places of axis `axis`. `beside`: that of a parallel mixer."""
 
     axis, size = 0, 1
     beside: "LayerCache | None" = None
@@ -36,7 +36,7 @@ class LayerCache:
         self.tensors = self.empty(0)
 
     def empty(self, pages: int) -> tuple[Tensor, ...]:
-        """Tensors for so many empty pages; none for a layer that stores nothing itself."""
+        """Returns tensors for this many empty pages; none for a layer that stores nothing itself."""
         return ()
 
     @property
@@ -45,20 +45,20 @@ class LayerCache:
         return sum(t.nbytes for t in self.empty(1))
 
     def grow(self, pages: int) -> None:
-        """Room for so many pages."""
+        """Makes room for this many pages."""
         with torch.inference_mode(False):
             new = self.empty(pages)
-            for old, more in zip(self.tensors, new, strict=True):
-                more.narrow(self.axis, 0, old.shape[self.axis]).copy_(old)
+            for old, enlarged in zip(self.tensors, new, strict=True):
+                enlarged.narrow(self.axis, 0, old.shape[self.axis]).copy_(old)
         self.tensors = new
 
     def copy(self, old: Tensor, new: Tensor) -> None:
-        """Pages `new` become what pages `old` were."""
+        """Copies pages `old` to pages `new`."""
         for pages in self._by_page():
             pages.index_copy_(self.axis, new, pages.index_select(self.axis, old))
 
     def take(self, pages: Tensor) -> None:
-        """Room for these pages alone, as pages 0, 1, ..."""
+        """Keeps these pages alone, as pages 0, 1, ..."""
         with torch.inference_mode(False):
             self.tensors = tuple(
                 t.index_select(self.axis, pages).flatten(self.axis, self.axis + 1) for t in self._by_page()
@@ -69,8 +69,8 @@ class LayerCache:
 
 
 class PagedLayer(LayerCache):
-    """The keys and values of one layer: k [1, K, S, D] and v [1, K, S, E], page p in the slots 64 p .. 64 p + 63; in
-    int8 also their scales, float32 [1, K, S] (`headway.quantization`). `dtype` is that of what is stored."""
+    """The keys and values of one layer: k [1, K, S, D] and v [1, K, S, E], page p in slots 64 p .. 64 p + 63; in int8
+    also their scales, float32 [1, K, S] (`headway.quantization`). `dtype` is that of the stored tensors."""
 
     axis, size = 2, PAGE
 
@@ -79,7 +79,7 @@ class PagedLayer(LayerCache):
         return self.spec.dtype
 
     def empty(self, pages: int) -> tuple[Tensor, ...]:
-        """Uninitialized: memory that nobody has written to takes none on a CPU."""
+        """Returns uninitialized tensors: on a CPU, untouched memory takes no space."""
         spec, device = self.spec, self.spec.device
         shape = 1, spec.kv_heads, pages * PAGE
         k, v = (
@@ -89,8 +89,8 @@ class PagedLayer(LayerCache):
         return (k, v, *scales)
 
     def update(self, k: Tensor, v: Tensor, tokens: Tokens) -> KeyValues:
-        """Stores the keys [1, K, T, D] and values [1, K, T, E] of the tokens of the step, and returns what their
-        queries attend to. Raises CacheError for other tokens than those of `PagedCache.begin`."""
+        """Stores keys [1, K, T, D] and values [1, K, T, E] of the step's tokens, and returns what their queries attend
+        to. Raises CacheError for tokens that are not those of `PagedCache.begin`."""
         step = self.cache.step_of(tokens)
         if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
             raise no_gradient("keys or values")
@@ -104,28 +104,28 @@ class PagedLayer(LayerCache):
 
 
 class PagedStates(LayerCache):
-    """The states that one layer stores in place of keys and values, one text's state in each page: `StateSpec`."""
+    """The states that one layer stores in place of keys and values, one sequence's state in each page: `StateSpec`."""
 
     def __init__(self, cache: "PagedCache", of: int, spec: CacheSpec, state: StateSpec) -> None:
         self.state = state
         super().__init__(cache, of, spec)
 
     def empty(self, pages: int) -> tuple[Tensor, ...]:
-        """States of no tokens."""
+        """Returns the initial states, zeros."""
         return tuple(
             torch.zeros(pages, *shape, dtype=dtype, device=self.spec.device)
             for shape, dtype in self.state.tensors
         )
 
     def read(self) -> list[Tensor]:
-        """The states before the step of its texts, each [R, ...], row by row (`PagedStep.rows`)."""
+        """Returns the states of the step's sequences before it, each [R, ...], in their order (`PagedStep.rows`)."""
         step = self.cache.step
         assert step is not None
         states = [t[step.states[self.of]] for t in self.tensors]
         begun = torch.tensor([start > 0 for start in step.starts], device=self.cache.device)
         if begun.all():
             return states
-        # a page may have been another text's
+        # a new sequence starts from zeros: its page may hold the state of an earlier one
         return [t.where(begun.view(-1, *[1] * (t.dim() - 1)), 0) for t in states]
 
     def write(self, states: Sequence[Tensor]) -> None:
@@ -139,17 +139,17 @@ class PagedStates(LayerCache):
 
 
 class PagedCache:
-    """The cache of texts that come and go, in all layers of a decoder.
+    """The cache of sequences that come and go, in all layers of a decoder.
 
     Args:
-        spec: what a layer stores, or each of them, on one device and in one dtype; None for one that attends to the
-            keys of another.
-        patterns: of the layers. Layers whose patterns retain the same tokens share page tables.
-        states: of each layer what it keeps in place of keys and values, None where it keeps those; all do unless given.
+        spec: one for all layers, or one per layer, on one device and in one dtype; None for a layer that attends to
+            another layer's keys.
+        patterns: those of the layers. Layers whose patterns retain the same tokens share page tables.
+        states: for each layer its state, None if it keeps keys and values; unless given, all do.
         budget, keep: as in `PagePool`; without either nothing is kept.
-        slack: tokens that can always be taken back.
+        slack: number of tokens that can always be trimmed.
 
-    Raises CacheError for a pattern whose queries see later tokens, and for torch.int8 where no layer keeps keys.
+    Raises CacheError for a pattern that is not causal, and for torch.int8 if no layer keeps keys.
     """
 
     batch = 1
@@ -177,12 +177,12 @@ class PagedCache:
                 "small at any length, so give the dtype of the keys"
             )
         retentions = [p.retention if state is None else None for p, state in zip(patterns, each, strict=True)]
-        kinds = list(dict.fromkeys(retentions))
+        classes = list(dict.fromkeys(retentions))
         self.layers: list[LayerCache] = [
             PagedStates(self, of, layer_spec or first, state)
             if state is not None
             else (LayerCache if layer_spec is None else PagedLayer)(self, of, layer_spec or first)
-            for of, layer_spec, state in zip(map(kinds.index, retentions), specs, each, strict=True)
+            for of, layer_spec, state in zip(map(classes.index, retentions), specs, each, strict=True)
         ]
         self.pool = PagePool(
             [
@@ -192,12 +192,12 @@ class PagedCache:
                     state=retention is None,
                     slack=slack,
                 )
-                for of, retention in enumerate(kinds)
+                for of, retention in enumerate(classes)
             ],
             budget,
             keep=0 if budget is None and keep is None else keep,
         )
-        self._capacity = [0] * len(kinds)
+        self._capacity = [0] * len(classes)
         self.step: PagedStep | None = None
         self.copied = 0
         """Pages that were copied so far."""
@@ -208,30 +208,29 @@ class PagedCache:
     def __getitem__(self, layer: int) -> LayerCache:
         return self.layers[layer]
 
-    # -- texts -----------------------------------------------------------------------------------------
+    # -- sequences -------------------------------------------------------------------------------------
 
     def open(self, ids: Sequence[int] = (), root: Hashable = ()) -> PageTable:
-        """See `PagePool.open`."""
+        """Opens a sequence; see `PagePool.open`."""
         return self.pool.open(ids, root)
 
     def shrink(self) -> None:
-        """Gives memory back, where no text is open and there is room for more than twice of what is to be kept."""
+        """Frees memory if no sequence is open and more than twice what is to be kept is allocated."""
         pool = self.pool
-        room = sum(kind.nbytes * count for kind, count in zip(pool.classes, self._capacity, strict=True))
+        allocated = sum(kind.nbytes * count for kind, count in zip(pool.classes, self._capacity, strict=True))
         bound = pool.budget if pool.keep is None else 2 * pool.keep
-        if pool.held <= pool.idle and bound is not None and room > bound:
+        if pool.held <= pool.idle and bound is not None and allocated > bound:
             self.compact()
 
     def compact(self) -> None:
-        """Shrinks to the kept pages alone, in the order in which they were used. Raises CacheError while a page is
-        in use."""
+        """Shrinks to the kept pages, in order of last use. Raises CacheError while a page is in use."""
         numbers = self.pool.compact()
         for layer in self.layers:
             layer.take(torch.tensor(numbers[layer.of], dtype=torch.int64, device=self.device))
         self._capacity = [len(pages) for pages in numbers]
 
     def put(self, tensors: Sequence[Sequence[Tensor]], counts: Sequence[int]) -> None:
-        """Sets the tensors of all layers, which have so many pages of each class."""
+        """Sets the tensors of all layers; `counts` are their pages of each class."""
         for layer, new in zip(self.layers, tensors, strict=True):
             layer.tensors = tuple(new)
         self._capacity = list(counts)
@@ -239,8 +238,8 @@ class PagedCache:
     # -- steps -----------------------------------------------------------------------------------------
 
     def begin(self, chunks: Sequence[Chunk]) -> Tokens:
-        """The tokens [1, T] of a step in which each of these texts goes on with one id or more: documents 0, 1, ... of
-        one packed row. Raises CacheError, and changes nothing, where there is no room."""
+        """Begins a step in which each of these sequences continues with one id or more, and returns its tokens [1, T]:
+        documents 0, 1, ... of one packed row. Raises CacheError, and changes nothing, if there is no room."""
         available = self.pool.available
         if (
             available is not None
@@ -251,30 +250,30 @@ class PagedCache:
                 f"{self.pool.budget} are left; end some of the texts, or give a larger budget"
             )
         self.copy([copy for table, ids in chunks for copy in self.pool.extend(table, ids)])
-        with torch.inference_mode(False):  # what follows from such tokens is remembered (`TokensMemo`)
+        with torch.inference_mode(False):  # results for such tokens are cached (`TokensMemo`)
             self.step = PagedStep(self.pool.classes, self.device, chunks)
         for of in range(len(self._capacity)):
             self._grow(of, self.pool.taken(of))
         return self.step.tokens
 
     def end(self) -> None:
-        """The step has been computed: what it stored can be found by texts that begin alike."""
+        """Ends the computed step: later sequences with the same prefix can find what it stored."""
         assert self.step is not None, "begin() comes before end()"
         for table in self.step.tables:
             self.pool.settle(table)
         if self.pool.has_states:
-            for table in self.step.tables:  # one by one: what is given up for room may be taken again
+            for table in self.step.tables:  # one by one: an evicted page may be taken by the next
                 self.copy(self.pool.snapshot(table))
         self.step = None
 
     def step_of(self, tokens: Tokens) -> PagedStep:
-        """The step whose tokens these are. Raises CacheError where there is none."""
+        """Returns the step whose tokens these are. Raises CacheError if there is none."""
         if self.step is None or self.step.tokens is not tokens:
             raise CacheError("PagedCache: a model is given the tokens of begin(), and no others")
         return self.step
 
     def copy(self, copies: Sequence[Copy]) -> None:
-        """Copies pages in every layer of their class, all at once: a page that is copied may become another's copy."""
+        """Copies pages in every layer of their class, all at once, since a copied page may also be a target."""
         for of in {copy.of for copy in copies}:
             pairs = [(copy.old, copy.new) for copy in copies if copy.of == of]
             self._grow(of, 1 + max(new for _, new in pairs))
@@ -285,7 +284,7 @@ class PagedCache:
         self.copied += len(copies)
 
     def _grow(self, of: int, pages: int) -> None:
-        """Room for so many pages of a class: twice as much as before where there is too little."""
+        """Makes room for this many pages of a class, at least doubling it if there is too little."""
         if pages > self._capacity[of]:
             self._capacity[of] = max(pages, 2 * self._capacity[of])
             for layer in self.layers:

@@ -1,6 +1,7 @@
-"""One step over texts in pages, shared by all layers of a model: its tokens, their places, and what they attend to.
+"""One step over sequences in pages, shared by all layers of a model: its tokens, their slots, and the keys it attends
+to.
 
-Legend: T tokens of the step, N keys, R texts of the step.
+Legend: T tokens of the step, N keys, R sequences of the step.
 """
 
 from collections.abc import Sequence
@@ -15,12 +16,12 @@ from headway.cache.page_table import PAGE, PageClass, PageTable
 from headway.tokens import Tokens
 
 Chunk = tuple[PageTable, Sequence[int]]
-"""A text and the ids that it goes on with."""
+"""A sequence and the ids that it continues with."""
 
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Keys of the texts of a step: their tokens [1, N], and the slots [1, N] that they lie in, int32."""
+    """Keys of the sequences of a step: their tokens [1, N], and the slots [1, N] that they lie in, int32."""
 
     tokens: Tokens
     slots: Tensor
@@ -28,8 +29,8 @@ class Places:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The tokens of a step, a row for each text: `at` [R, T'] where they are in the packed row, tokens [R, T'], and
-    `back` [T], where those of the packed row are among all R T'."""
+    """The tokens of a step, padded to one row per sequence: `at` [R, T'], their indices in the packed row; tokens [R,
+    T']; `back` [T], the indices of the packed tokens among all R T'."""
 
     at: Tensor
     tokens: Tokens
@@ -61,12 +62,12 @@ class PagedStep:
 
     @cached_property
     def in_place(self) -> Tensor:
-        """The slots [1, T] of the step's own keys as they are given."""
+        """The slots [1, T] of the step's own keys in the order in which they are passed: 0, 1, ..."""
         return torch.arange(self.tokens.count, dtype=torch.int32, device=self.device).unsqueeze(0)
 
     @cached_property
     def writes(self) -> list[Tensor]:
-        """The slots [T] of the tokens, for each class; empty for a class of states."""
+        """The slots [T] to which the tokens are written, for each class; empty for a class of states."""
         return [
             torch.tensor(
                 []
@@ -84,35 +85,35 @@ class PagedStep:
 
     @cached_property
     def runs(self) -> list[Tensor | slice]:
-        """`writes`, with a slice, which is copied eight times as fast, where slots follow each other."""
+        """`writes`, on the CPU with a slice in place of consecutive slots, which is copied eight times as fast."""
         return [_run(slots) if slots.is_cpu else slots for slots in self.writes]
 
     @cached_property
     def states(self) -> list[Tensor]:
-        """The page [R] of each text, for each class of states; empty for other classes."""
+        """The page [R] of each sequence's state, for each class of states; empty for other classes."""
         return [
             torch.tensor([page_of(table, of, 0) for table in self.tables if kind.state], dtype=torch.int64)
             for of, kind in enumerate(self.classes)
         ]
 
     def places(self, of: int) -> Places:
-        """The keys that layers of a class attend to: all that is kept of the texts, page by page."""
+        """Returns the keys that layers of a class attend to: all that is kept of the sequences, page by page."""
         if of not in self._places:
             self._places[of] = places(self.tables, of, self.device)
         return self._places[of]
 
     @cached_property
     def rows(self) -> Rows:
-        """See `Rows`."""
+        """The tokens of the step, one row per sequence; see `Rows`."""
         # counts [2, 1]: at [[0, 1], [2, 2]], valid [[1, 1], [1, 0]], back [0, 1, 2]
         longest, device = max(self.counts, default=0), self.device
-        rank = torch.arange(longest, device=device)
+        offset = torch.arange(longest, device=device)
         count, start = (
             torch.tensor(n, dtype=torch.int64, device=device).unsqueeze(1) for n in (self.counts, self.starts)
         )
-        at = (count.cumsum(0) - count + rank).clamp_max(sum(self.counts) - 1)
-        valid = rank < count
-        return Rows(at, Tokens(torch.where(valid, start + rank, -1)), valid.flatten().nonzero()[:, 0])
+        at = (count.cumsum(0) - count + offset).clamp_max(sum(self.counts) - 1)
+        valid = offset < count
+        return Rows(at, Tokens(torch.where(valid, start + offset, -1)), valid.flatten().nonzero()[:, 0])
 
 
 def _run(slots: Tensor) -> Tensor | slice:
@@ -121,15 +122,15 @@ def _run(slots: Tensor) -> Tensor | slice:
 
 
 def places(tables: Sequence[PageTable], of: int, device: torch.device) -> Places:
-    """The places of the keys that a class keeps of texts, as documents 0, 1, ..."""
-    held = [
+    """Returns the tokens and slots of the keys that class `of` keeps of sequences, as documents 0, 1, ..."""
+    held_pages = [
         (page, number * PAGE, d, len(table))
         for d, table in enumerate(tables)
         for number, page in enumerate(table.pages[of])
         if page is not None
     ]
     with torch.inference_mode(False):  # as in PagedCache.begin
-        page, first, document, length = torch.tensor(held, dtype=torch.int64).view(-1, 4).T.unsqueeze(2)
+        page, first, document, length = torch.tensor(held_pages, dtype=torch.int64).view(-1, 4).T.unsqueeze(2)
         slot = torch.arange(PAGE)
         index = first + slot
         index = torch.where(index < length, index, -1).view(1, -1).to(device)
@@ -140,7 +141,7 @@ def places(tables: Sequence[PageTable], of: int, device: torch.device) -> Places
 
 
 def marked(tables: Sequence[PageTable], index: Tensor, document: Tensor) -> Tensor | None:
-    """Which tokens of texts 0, 1, ... are global, bool [1, N]; None where texts have no such tokens."""
+    """Returns which tokens of sequences 0, 1, ... are global, bool [1, N]; None if no sequence has global tokens."""
     if not any(table.globals for table in tables):
         return None
     flags = torch.zeros_like(index, dtype=torch.bool)
@@ -150,7 +151,7 @@ def marked(tables: Sequence[PageTable], index: Tensor, document: Tensor) -> Tens
 
 
 def stored_keys(tensors: Sequence[Tensor], places: Places) -> KeyValues:
-    """The keys and values at these places of a layer's tensors."""
+    """Returns the keys and values at these places, from a layer's tensors."""
     k, v, *scales = tensors
     k_scale, v_scale = scales or (None, None)
     return KeyValues(k, v, places.tokens, k_scale, v_scale, places.slots)

@@ -1,7 +1,8 @@
-"""The pool of pages: which hold which tokens, their references, and prefixes that are kept for texts to come.
+"""The page pool: reference counts of pages, and the prefixes that are kept for later sequences (the prefix cache).
 
-Pages are appended to and released, and never overwritten while somebody may read them; a text that is forked, or begins
-as another did, shares pages by reference (`headway.cache.page_table`). Page numbers only, no tensors.
+Pages are appended to and released, and never overwritten while another sequence may read them; a forked sequence, or
+one that begins with a stored prefix, shares pages by reference (`headway.cache.page_table`). This module holds page
+numbers only, no tensors.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -11,15 +12,15 @@ from headway.errors import CacheError
 
 
 class PagePool:
-    """Pages of all classes of a model, within a budget of bytes.
+    """Pages of all layer classes of a model, within a budget of bytes.
 
-    A text has a `PageTable` from `open` to `close`; between them, `extend` makes room for its next tokens, `settle`
-    follows when they are computed, `trim` takes some back, `fork` doubles it.
+    A sequence has a `PageTable` from `open` to `close`; in between, `extend` makes room for its next tokens, `settle`
+    is called when they are computed, `trim` discards some, `fork` copies it.
 
     Args:
-        classes: of layers.
-        budget: bytes of pages that are in use or kept for prefixes; None is no bound.
-        keep: bytes of pages that stay for prefixes when nobody uses them; None is what the budget leaves.
+        classes: the classes of layers.
+        budget: most bytes of pages that are in use or kept as prefixes; None is no bound.
+        keep: most bytes of unused pages that stay as prefixes; None is all that the budget leaves.
 
     Attributes:
         stored: the pages of each class.
@@ -39,10 +40,11 @@ class PagePool:
         self._now = 0
 
     def open(self, ids: Sequence[int] = (), root: Hashable = ()) -> PageTable:
-        """A table of a text that begins with `ids`: as many of them are stored already as its `len` says, the longest
-        prefix of which every class holds what later queries see. At least one of the ids is left to be computed.
+        """Returns the page table of a sequence that begins with `ids`. Its `len` is the length of the longest stored
+        prefix: one of which every class holds what later queries attend to, and that leaves at least one of the ids to
+        be computed.
 
-        root: whatever else the keys depend on (adapter, dtype); texts of another root share nothing."""
+        root: everything else that keys depend on (adapter, dtype); only sequences with equal roots share pages."""
         table = PageTable(root_key(root), list(ids), [[] for _ in self.classes])
         length = self._hit(table)
         count = length // PAGE
@@ -57,20 +59,21 @@ class PagePool:
                     pages.share(page)
             numbers += shared
         del table.ids[length:], table.keys[count:]
-        table.marks.add(length)  # it stays for the next one
+        table.marks.add(length)  # the prefix is kept for later sequences
         return table
 
     def fates(self, ids: Sequence[int], root: Hashable = ()) -> list[list[str]]:
-        """The fates of the full pages of a text, for each class: "shared" and "used" by several open texts and by
-        one, "kept" for those to come, "released" where no later token sees them, or "gone". Any thread may ask."""
+        """Returns the states of the full pages of a sequence, for each class: "shared" or "used" if several open
+        sequences use it or one does, "kept" if it is idle, "released" if no later token attends to it, else "gone". Any
+        thread may call this."""
         table = PageTable(root_key(root), list(ids), [])
-        each = range(len(ids) // PAGE)
+        numbers = range(len(ids) // PAGE)
         pairs = list(zip(self.classes, self.stored, strict=True))
-        return [[pages.fate(kind, table, page) for page in each] for kind, pages in pairs]
+        return [[pages.fate(kind, table, page) for page in numbers] for kind, pages in pairs]
 
     def _hit(self, table: PageTable) -> int:
-        """The longest prefix, in tokens, that all classes hold: a length L at which every class has every page that the
-        query after L tokens may see, and a class of states has the state."""
+        """Returns the longest prefix, in tokens, that all classes hold: a length L for which every class has all pages
+        that the query after L tokens may attend to, or the state."""
         count = max(len(table.ids) - 1, 0) // PAGE
         pairs = list(zip(self.classes, self.stored, strict=True))
         for kind, pages in pairs:
@@ -81,7 +84,7 @@ class PagePool:
         return count * PAGE
 
     def fork(self, table: PageTable) -> PageTable:
-        """Another text that begins as this one does; the pages are shared."""
+        """Returns a new sequence with the same tokens, which shares the pages."""
         self._check(table)
         table.room = 0
         for pages, numbers in zip(self.stored, table.pages, strict=True):
@@ -98,10 +101,10 @@ class PagePool:
         )
 
     def close(self, table: PageTable) -> None:
-        """The text has ended; the pages of its prefixes stay as long as there is room."""
+        """Ends a sequence; the pages of its prefixes stay as long as there is room."""
         self._check(table)
         for pages, numbers in zip(self.stored, table.pages, strict=True):
-            for page in reversed(numbers):  # they are taken again in their order
+            for page in reversed(numbers):  # the free list is a stack: they are taken again in their order
                 if page is not None:
                     pages.drop(page, self._now)
         for key in reversed(table.keys):  # the ends of a chain are evicted before their beginnings
@@ -112,37 +115,39 @@ class PagePool:
         self._bound()
 
     def most(self, length: int, step: int) -> int:
-        """Bytes of the most pages that a text of up to `length` tokens holds, of which a step reads `step` at most."""
+        """Returns the most bytes of pages that a sequence of up to `length` tokens holds, if a step reads at most
+        `step` of them."""
         return sum(kind.nbytes * kind.most(length, step) for kind in self.classes)
 
     def missing(self, table: PageTable, count: int) -> int:
-        """Bytes of the pages that `count` more tokens of a text would take."""
+        """Returns the bytes of pages that `count` more tokens of a sequence would take."""
         return sum(kind.nbytes * self._wanted(i, table, count) for i, kind in enumerate(self.classes))
 
     def _wanted(self, of: int, table: PageTable, count: int) -> int:
+        """Returns how many pages of a class `count` more tokens take, including the copy of a shared last page."""
         numbers = table.pages[of]
         if self.classes[of].state:
             return int(not numbers or self._is_shared(of, numbers[0]))
-        new = -(-(len(table) + count) // PAGE) - len(numbers)
-        partial = len(table) % PAGE != 0 and count > 0
-        return new + int(partial and self._is_shared(of, numbers[-1]))
+        count_new = -(-(len(table) + count) // PAGE) - len(numbers)
+        appends = len(table) % PAGE != 0 and count > 0
+        return count_new + int(appends and self._is_shared(of, numbers[-1]))
 
     def _is_shared(self, of: int, page: int | None) -> bool:
-        """Whether others may read a page, so that it must not be written to."""
+        """Returns whether other sequences may read a page, so that it must not be written to."""
         assert page is not None
         return self.stored[of].users[page] > 1 or page in self.stored[of].key
 
     @property
     def available(self) -> int | None:
-        """Bytes that can be taken; None is no bound."""
+        """Bytes that can be allocated, idle pages included; None is no bound."""
         if self.budget is None:
             return None
         return self.budget - self.held + self.idle
 
     def extend(self, table: PageTable, ids: Iterable[int]) -> list[Copy]:
-        """Makes room for the next tokens of a text and returns what must be copied before they are stored.
+        """Makes room for the next tokens of a sequence and returns the copies to make before they are stored.
 
-        Raises CacheError, and changes nothing, where the budget has no room for them."""
+        Raises CacheError, and changes nothing, if the budget has no room for them."""
         self._check(table)
         new = list(ids)
         if not new or len(table.ids) + len(new) <= table.room:
@@ -169,23 +174,23 @@ class PagePool:
                 table.version += 1
         table.ids += new
         table.room = -(-len(table) // PAGE) * PAGE
-        if copies:  # else no page has lost its last user
+        if copies:  # without copies no page has lost its last user
             self._bound()
         return copies
 
     def _take(self, of: int) -> int:
-        """A page of a class. Where the budget is full, idle ones are given up, the least recently used first."""
+        """Takes a page of a class. If the budget is full, idle pages are evicted, the least recently used first."""
         if self.budget is not None:
             while self.held + self.classes[of].nbytes > self.budget and self.idle:
                 self._evict()
         return self.stored[of].take()
 
     def _evict(self) -> None:
-        """Gives up the page that nobody has used for the longest time."""
+        """Evicts the least recently used page of all classes."""
         min((pages for pages in self.stored if pages.idle), key=lambda p: next(iter(p.idle.values()))).evict()
 
     def _bound(self) -> None:
-        """Gives up idle pages beyond the bytes to be kept."""
+        """Evicts idle pages until those that remain take at most `keep` bytes."""
         while self.keep is not None and self.idle > self.keep:
             self._evict()
 
@@ -196,32 +201,32 @@ class PagePool:
 
     @property
     def idle(self) -> int:
-        """Bytes of pages that are kept, and nobody uses."""
+        """Bytes of pages that are kept and that no sequence uses."""
         return sum(kind.nbytes * len(p.idle) for kind, p in zip(self.classes, self.stored, strict=True))
 
     def check_trim(self, table: PageTable, count: int) -> None:
-        """Raises CacheError where the last `count` tokens cannot be taken back: for a class of states, for more than
-        are there, and where what the tokens before them need is no longer held (`slack`)."""
+        """Raises CacheError if the last `count` tokens cannot be discarded: for a class of states, for more tokens than
+        there are, and if keys that the tokens before them attend to have been released (`slack`)."""
         self._check(table)
         length = len(table) - count
         if not 0 <= length <= len(table):
             raise CacheError(f"PagePool: a text of {len(table)} tokens cannot take back {count}")
         if not count:
             return
-        last = -(-length // PAGE)
+        kept_pages = -(-length // PAGE)
         for kind, numbers in zip(self.classes, table.pages, strict=True):
             if kind.state:
                 raise CacheError(
                     "PagePool: a state of all tokens cannot take one back; fork the text before it"
                 )
-            if any(numbers[p] is None and sees(kind.retention, p, length) for p in range(last)):
+            if any(numbers[p] is None and sees(kind.retention, p, length) for p in range(kept_pages)):
                 raise CacheError(
                     f"PagePool: a text of {len(table)} tokens cannot take back {count}: layers that keep the last "
                     f"{kind.retention.reach} have released what the tokens before them see; give slack={count}"
                 )
 
     def trim(self, table: PageTable, count: int) -> None:
-        """Takes back the last `count` tokens. Raises CacheError, and changes nothing, as `check_trim` does."""
+        """Discards the last `count` tokens. Raises CacheError, and changes nothing, as `check_trim` does."""
         self.check_trim(table, count)
         length, last = len(table) - count, -(-(len(table) - count) // PAGE)
         table.room = 0
@@ -235,8 +240,8 @@ class PagePool:
         self._bound()
 
     def settle(self, table: PageTable) -> None:
-        """The tokens of a text are stored: full pages can be found by others, and those that no later query of the
-        text sees are released."""
+        """Marks the tokens as stored: full pages become findable by other sequences, and pages that no later query of
+        this one attends to are released."""
         self._check(table)
         for p in range(len(table.keys), len(table) // PAGE):
             key = table.key(p)
@@ -257,8 +262,8 @@ class PagePool:
                     self._bound()
 
     def snapshot(self, table: PageTable) -> list[Copy]:
-        """Keeps the states of a text whose length is a multiple of 64 for prefixes to come, where there is room, and
-        returns what is to be copied."""
+        """Keeps the states of a sequence whose length is a multiple of 64 as a prefix, if there is room, and returns
+        the copies to make."""
         self._check(table)
         copies: list[Copy] = []
         if self.keep == 0 or len(table.ids) % PAGE:
@@ -266,8 +271,8 @@ class PagePool:
         for i, (kind, pages, numbers) in enumerate(zip(self.classes, self.stored, table.pages, strict=True)):
             if not (kind.state and table.ids):
                 continue
-            key, left = table.key(len(table) // PAGE - 1), self.available
-            if key in pages.page or (left is not None and kind.nbytes > left):
+            key, available = table.key(len(table) // PAGE - 1), self.available
+            if key in pages.page or (available is not None and kind.nbytes > available):
                 continue
             state, page = numbers[0], self._take(i)
             assert state is not None
@@ -278,8 +283,8 @@ class PagePool:
         return copies
 
     def compact(self) -> list[list[int]]:
-        """Numbers the kept pages anew, from 0 on, and returns their old numbers, of each class. Raises CacheError while
-        a page is in use."""
+        """Renumbers the kept pages from 0 on, and returns their old numbers for each class. Raises CacheError while a
+        page is in use."""
         if self.held > self.idle:
             raise CacheError("PagePool: pages that are in use keep their numbers; close the texts")
         return [pages.compact() for pages in self.stored]
@@ -289,5 +294,5 @@ class PagePool:
             raise CacheError("PagePool: the text is closed; open it again")
 
     def taken(self, of: int) -> int:
-        """Pages of a class that were ever taken: all of their numbers are below it."""
+        """Returns an upper bound of a class's page numbers: the number of pages that it ever had at once."""
         return len(self.stored[of].users)

@@ -16,13 +16,13 @@ class CacheSpec:
     """Shape, dtype and device of what the cache of one layer stores.
 
     Attributes:
-        kv_heads: heads that keys and values have, K; several query heads may share one.
+        kv_heads: number of key/value heads, K; several query heads may share one.
         head_dim: size of a key, D.
         value_dim: size of a value, E; D unless given.
-        dtype, device: of what is stored. torch.int8 accepts keys of any floating-point dtype and rounds them,
-            with a float32 scale per token and kv head (`headway.quantization`).
+        dtype, device: of the stored tensors. torch.int8 accepts keys of any floating-point dtype and rounds them, with
+            a float32 scale per token and kv head (`headway.quantization`).
 
-    Raises CacheError for sizes that are not positive, and for dtypes that store no keys.
+    Raises CacheError for sizes that are not positive, and for dtypes that cannot store keys.
     """
 
     kv_heads: int
@@ -43,17 +43,17 @@ class CacheSpec:
 
     @property
     def value_size(self) -> int:
-        """E."""
+        """Size of a value, E."""
         return self.head_dim if self.value_dim is None else self.value_dim
 
 
 @dataclass(frozen=True)
 class StateSpec:
-    """The state that a layer keeps of a text in place of keys and values: tensors of one size at any length, zeros
-    before the first token.
+    """The recurrent state that a layer keeps of a sequence in place of keys and values: tensors whose size does not
+    depend on the length, zeros before the first token.
 
-    of: what defines their meaning, such as a `LinearAttentionSpec`; a cache fits layers of an equal one.
-    tensors: shape and dtype of each.
+    of: what defines their meaning, such as a `LinearAttentionSpec`; a cache fits layers with an equal one.
+    tensors: shape and dtype of each tensor.
     """
 
     of: object
@@ -61,16 +61,16 @@ class StateSpec:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a text."""
+        """Bytes of one sequence's state."""
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.tensors)
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of states beside keys of `dtype`: float32, or float64 for float64."""
+    """Returns the dtype of states beside keys of `dtype`: float32, or float64 for float64."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def kv_dtype(name: str) -> torch.dtype | None:
-    """The dtype of that name in `KV_DTYPES`, None for the model's own. Raises ConfigError for an unknown name."""
+    """Returns the dtype of a name in `KV_DTYPES`, None for the model's own. Raises ConfigError for an unknown name."""
     check_known(name, KV_DTYPES, "kv_cache_dtype: there is no")
     return KV_DTYPES[name]

@@ -1,6 +1,6 @@
-"""Keys and values of one text, copied out of pages in token order: any of its tokens is computed anew over them, alone.
+"""A copy of one sequence's keys and values in token order: any of its tokens can be recomputed over them, in isolation.
 
-Legend: T tokens of a step, S of the text, K kv heads, D per key, E per value.
+Legend: T tokens of a step, S of the sequence, K kv heads, D per key, E per value.
 """
 
 from collections.abc import Hashable, Sequence
@@ -17,22 +17,23 @@ from headway.tokens import Tokens
 
 
 class ComputedAgain(PagedStep):
-    """A step that computes some tokens of a text anew, by their numbers [T], over those of its keys that are `held`."""
+    """A step that recomputes some tokens of a sequence, by their indices [T], attending to those of its keys that are
+    `held`."""
 
     def __init__(self, numbers: Tensor, held: Sequence[Tensor]) -> None:
         self.tokens, self.tables, self.is_fresh = Tokens(numbers.unsqueeze(0)), [], False
         self.runs = [numbers for _ in held]
         slots = torch.arange(len(held[0]), device=numbers.device)
         order = slots.int().unsqueeze(0)
-        indices = (torch.where(mask, slots, -1).unsqueeze(0) for mask in held)
-        self._places = {of: Places(Tokens(index), order) for of, index in enumerate(indices)}
+        key_indices = (torch.where(mask, slots, -1).unsqueeze(0) for mask in held)
+        self._places = {of: Places(Tokens(index), order) for of, index in enumerate(key_indices)}
 
 
 @dataclass(eq=False)
 class StoredText:
-    """A copy of a text's keys and values, k [1, K, S, D] and v [1, K, S, E] in each layer, zeros where there are none.
+    """A copy of a sequence's keys and values, k [1, K, S, D] and v [1, K, S, E] in each layer; zeros for missing keys.
 
-    cache: is given to the model with the tokens of `begin`.   held: which keys are there, bool [S] for each class.
+    cache: pass it to the model with the tokens of `begin`.   held: which keys are present, bool [S] for each class.
     """
 
     cache: PagedCache
@@ -40,8 +41,8 @@ class StoredText:
 
     @staticmethod
     def of(cache: PagedCache, ids: Sequence[int], root: Hashable = ()) -> "StoredText | None":
-        """Copies what pages of a cache hold of a text under `root`; None where that is nothing, as for layers that
-        keep sums."""
+        """Copies what the pages of a cache hold of a sequence under `root`; None if a class holds none of its pages, or
+        holds states."""
         table, count, replica = PageTable(root_key(root), list(ids), []), len(ids), copy(cache)
         replica.layers, held = [copy(layer) for layer in cache.layers], list[Tensor]()
         for of, (kind, pages) in enumerate(zip(cache.pool.classes, cache.pool.stored, strict=True)):
@@ -49,34 +50,43 @@ class StoredText:
             pairs = [(number, pages.page[key]) for number, key in enumerate(keys) if key in pages.page]
             if kind.state or not pairs:
                 return None
-            places = torch.tensor(pairs, device=cache.device).T.unsqueeze(2) * PAGE
-            at, stored = (places + torch.arange(PAGE, device=cache.device)).flatten(1)
-            held.append(torch.zeros(count, dtype=torch.bool, device=cache.device).index_fill_(0, at, True))
+            slots = torch.tensor(pairs, device=cache.device).T.unsqueeze(2) * PAGE
+            positions, stored = (slots + torch.arange(PAGE, device=cache.device)).flatten(1)
+            held.append(
+                torch.zeros(count, dtype=torch.bool, device=cache.device).index_fill_(0, positions, True)
+            )
             for layer in replica.layers:
                 if layer.of == of:
                     layer.cache = replica
                     layer.tensors = tuple(
-                        t.new_zeros(*t.shape[:2], count, *t.shape[3:]).index_copy_(2, at, t[:, :, stored])
+                        t.new_zeros(*t.shape[:2], count, *t.shape[3:]).index_copy_(
+                            2, positions, t[:, :, stored]
+                        )
                         for t in layer.tensors
                     )
         return StoredText(replica, held)
 
     @property
     def end(self) -> int:
-        """The token behind the last one whose keys all layers hold."""
+        """One more than the index of the last token whose keys all layers hold."""
         return 1 + min(int(mask.nonzero().max()) for mask in self.held)
 
     def sees(self, numbers: Sequence[int]) -> bool:
-        """Whether all that these tokens attend to is held in every layer, or among them."""
-        at = torch.tensor([*numbers], device=self.cache.device)
+        """Returns whether all keys that these tokens attend to are held in every layer, or belong to these tokens
+        themselves."""
+        indices = torch.tensor([*numbers], device=self.cache.device)
         for kind, held in zip(self.cache.pool.classes, self.held, strict=True):
-            known, kept = held.index_fill(0, at, True), kind.retention
-            if not all(known[kept.first(n) : n].all() and known[: min(n, kept.sinks)].all() for n in numbers):
+            known, retention = held.index_fill(0, indices, True), kind.retention
+            if not all(
+                known[retention.first(n) : n].all() and known[: min(n, retention.sinks)].all()
+                for n in numbers
+            ):
                 return False
         return True
 
     def begin(self, numbers: Sequence[int]) -> Tokens:
-        """The tokens of a step that computes these again, in ascending order; what they store is held from then on."""
+        """Returns the tokens of a step that recomputes these tokens, in ascending order; their keys are held from then
+        on."""
         with torch.inference_mode(False):  # as in PagedCache.begin
             at = torch.tensor([*numbers], device=self.cache.device)
             for mask in self.held:

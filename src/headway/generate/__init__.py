@@ -1,5 +1,5 @@
-"""From prompts to text: sampling, beam search, stop strings; one engine, batched and streamed. How probable given texts
-are."""
+"""Text generation: sampling, beam search and stop strings in one engine, batched and streamed; probabilities of given
+texts."""
 
 from headway.generate.config import Beams, GenerationConfig
 from headway.generate.drafts import Draft, ModelDraft, NgramDraft

@@ -18,37 +18,42 @@ LARGEST_LENGTH_PENALTY = 10  # lengths to this power are still finite
 
 
 class Grammar(Protocol):
-    """The place of a text in a grammar, a function of its new tokens; before the first, the grammar itself. V is the
-    vocabulary."""
+    """The state of a sequence in a grammar, a function of its new tokens; before the first, the grammar itself.
+
+    V is the vocabulary."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more can follow, an EOS apart."""
+        """Whether nothing but an EOS can follow."""
 
     def allowed(self) -> Tensor:
-        """The tokens that may come next: bool [V], on the CPU. An EOS is one of them where the text may end; none
-        are where the grammar has become too large to tell."""
+        """Returns which tokens may come next: bool [V], on the CPU.
+
+        EOS is allowed where the text may end. No token is allowed if the grammar has become too large to compute
+        them."""
 
     def advance(self, token: int) -> None:
-        """Moves on by one token, which was allowed."""
+        """Advances by one token, which must be allowed."""
 
     def copy(self) -> "Grammar":
-        """The same place, for another text."""
+        """Returns an independent copy of this state, for another sequence."""
 
 
 @dataclass(frozen=True)
 class Beams:
-    """A beam search.
+    """Settings of a beam search.
 
-    width: unfinished texts of a prompt that continue after each step, and finished ones that are kept. 1 is greedy.
-    length_penalty: the exponent a in score = log p / length^a. 0 ranks by probability; more favours long texts.
-    early_stopping: when `width` texts have finished, stop at once (True), or when the best unfinished text could
-        not improve on the worst of them: if it ended now (False: a heuristic for length_penalty > 0, where longer
-        texts may still score higher), or at whichever length serves it best ("never": certain).
-    n_best: hypotheses that are returned, at most `width`.
-    with_greedy: follow the greedy text as well when it leaves the beams, so that no score is below greedy's. False
-        is the plain algorithm, which may miss it.
-    Raises ConfigError for values outside their range, naming them.
+    width: unfinished hypotheses of a prompt that continue after each step, and finished ones that are kept. 1 is
+        greedy.
+    length_penalty: the exponent a in score = log p / length^a. 0 ranks by probability; larger values favour long texts.
+    early_stopping: once `width` hypotheses have finished, stop at once (True), or when the best unfinished hypothesis
+        could not improve on the worst of them: if it ended now (False: a heuristic for length_penalty > 0, where longer
+        texts may still score higher), or at the length that favours it most ("never": exact).
+    n_best: number of hypotheses to return, at most `width`.
+    with_greedy: also follow the greedy hypothesis after it leaves the beams, so that the result never scores below
+        greedy decoding. False is the plain algorithm, which may miss it.
+
+    Raises ConfigError, naming the setting, for values outside their range.
     """
 
     width: int = 4
@@ -75,45 +80,49 @@ class Beams:
             raise ConfigError(f'beams: early_stopping is True, False or "never", got {self.early_stopping!r}')
 
     def score(self, log_prob: float, length: int) -> float:
-        """The score of `length` tokens whose log probabilities sum to `log_prob`; 0 for no tokens."""
+        """Returns the score of `length` tokens whose log probabilities sum to `log_prob`; 0 for no tokens."""
         return log_prob / length**self.length_penalty if length else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationConfig:
-    """Everything about a generation but model and prompts. Every request may have its own, but for the last line of
-    fields, which all requests of a call share.
+    """All settings of a generation except the model and the prompts. Each request may have its own, except for
+    `session_options`, which all requests of a call share.
 
-    max_new_tokens: at most so many; None is 128, or what remains of the context if that is less.
+    max_new_tokens: maximum number of new tokens; None is 128, or what remains of the context if that is less.
     sampling, seed: how tokens are chosen; equal configs, seed and request number give equal text.
-    beams: search for the texts of the highest score instead of sampling; see `Beams`.
-    eos: ids that end a text (and are not part of it).
-    stop: strings that end a text, or one (and are not part of it), also when they are split across tokens.
-    bias: what is added to the logits of ids.   forbidden: ids that are never taken.
-    min_new_tokens: no EOS among so many first tokens.
-    no_repeat_ngram: no n tokens in a row occur twice in prompt and text (0: they may).
-    forced_first, forced_last: this id is the first new token, or the last one when `max_new_tokens` is reached; it
-        is certain then, so that its log probability is 0.
-    prefix: these ids are the first new tokens, behind `forced_first`; certain, too.
-    grammar: what new text follows; where nothing can follow, the text ends. Texts of one grammar share what it costs.
-    shown: ids of control tokens that are part of the text; others give none.
-    log_probs: tell of each new token ln p(token | all before it) under the model's own distribution, whatever the
-        settings above make of it;  top_log_probs: and of so many of the likeliest tokens in its place;
-        prompt_log_probs: and the same of the prompt, which is read whole then, whatever is stored of it.
-        drawn_log_probs: instead, those that new tokens are drawn with, behind all of these settings; -inf is never.
-    adapters: names of those that are added, of all that are active; None is all of them. Texts of one batch may have
-        adapters of their own, or none ([]).
+    beams: search for the hypotheses of the highest score instead of sampling; see `Beams`.
+    eos: ids that end a text (they are not part of the text).
+    stop: strings, or one, that end a text (they are not part of it), also if they are split across tokens.
+    bias: values added to the logits of ids.   forbidden: ids that are never chosen.
+    min_new_tokens: number of first tokens that cannot be EOS.
+    no_repeat_ngram: no sequence of n tokens occurs twice in prompt and text (0: no limit).
+    forced_first, forced_last: this id is the first new token, or the last one if `max_new_tokens` is reached; its log
+        probability under these settings is 0, since it is certain.
+    prefix: these ids are the first new tokens, after `forced_first`; certain, too.
+    grammar: the grammar that new tokens follow; the text ends where nothing can follow. Texts with the same grammar
+        object share the cost of computing its states.
+    shown: ids of control tokens that appear in the text; others are omitted.
+    log_probs: return ln p(token | all before it) of each new token under the model's own distribution, before all
+        settings above;  top_log_probs: also of this many most likely tokens at its place;  prompt_log_probs: also for
+        the prompt, which is then read in full, ignoring the prefix cache.
+    drawn_log_probs: return instead the log probabilities of the distribution that tokens are drawn from, after all of
+        these settings; -inf for a token that is never drawn.
+    adapters: names of the active adapters to add; None is all of them. Requests of one batch may have different
+        adapters, or none ([]).
     beyond_context: allow more tokens than the model was trained on.
-    prefix_cache: read only what no earlier text of the same engine has stored (`LanguageModel`, a batch). Sums are made
-        in another order then, so that a text may be another than that of a first call where two tokens are as likely.
-    cache_salt: texts of another salt share nothing that is stored, so that none can tell by its time what others asked.
-    use_cache: False computes every step from the whole text: slow, the same text. For checking.
-    kv_cache_dtype: what the cache stores: "auto" (keys and values as the model makes them) or "int8" (rounded: a
+    prefix_cache: reuse the keys and values of prefixes that earlier texts of the same engine have stored
+        (`LanguageModel`, a batch). Sums are then computed in another order, so that the text may differ from that of a
+        first call where two tokens are about equally likely.
+    cache_salt: prefixes are shared only between requests with the same salt, so that nobody else can tell from timing
+        what was requested.
+    use_cache: False recomputes every step from the whole sequence: slow, the same text. For checking.
+    kv_cache_dtype: what the KV cache stores: "auto" (keys and values as the model computes them) or "int8" (rounded: a
         quarter of float32, half of bfloat16, and nearly the same text).
-    prefill_chunk: prompts are read in chunks of so many tokens (less memory); None reads them at once.
-    exact: the logits of a text are the same bits whatever is read beside it and however it is read: alone, in any
-        batch, in pieces, from what is stored, sent back to wait, drafted. Prompts are read by the kernels of decoding
-        then, more slowly, and models that these do not compute are refused.
+    prefill_chunk: prompts are read in chunks of this many tokens (less memory); None reads them at once.
+    exact: the logits of a text are bitwise equal however and with whatever else it is read: alone, in any batch, in
+        chunks, from the prefix cache, after preemption, with drafts. Prompts are then read by the decoding kernels,
+        more slowly, and models that these do not support are refused.
     """
 
     max_new_tokens: int | None = None
@@ -146,12 +155,12 @@ class GenerationConfig:
 
     @cached_property
     def constrains(self) -> bool:
-        """Whether some texts have tokens that must or may not come next, beside those that are always forbidden."""
+        """Whether tokens may be forced or banned at some steps, besides those that are always forbidden."""
         return self.is_forced or bool(self.no_repeat_ngram or self.min_new_tokens)
 
     @property
     def is_forced(self) -> bool:
-        """Whether some tokens are certain."""
+        """Whether some tokens are forced."""
         return self.forced_first is not None or self.forced_last is not None or bool(self.prefix)
 
     def __post_init__(self) -> None:
@@ -164,25 +173,25 @@ class GenerationConfig:
             object.__setattr__(self, "stop", (self.stop,))
         if not isinstance(self.stop, Collection):
             raise ConfigError(f"stop is a string or a list of strings, got {self.stop!r}")
-        for token, more in self.bias.items():
-            if not more <= LARGEST_BIAS:
-                raise ConfigError(f"bias: at most {LARGEST_BIAS} may be added, got {more} for id {token}")
-        beams, plain = self.beams, self.sampling.penalties
+        for token, bias in self.bias.items():
+            if not bias <= LARGEST_BIAS:
+                raise ConfigError(f"bias: at most {LARGEST_BIAS} may be added, got {bias} for id {token}")
+        beams, penalties_alone = self.beams, self.sampling.penalties
         dtype, whole_text = self.kv_cache_dtype, "without it every step reads the whole text"
         is_rounded, is_search = kv_dtype(dtype) is not None, beams is None or isinstance(beams, Beams)
         eos_are_ids = isinstance(self.eos, Collection) and all(type(i) is int for i in self.eos)
         names: object = () if self.adapters is None else self.adapters
         is_list = isinstance(names, Sequence) and not isinstance(names, str)
         are_names = is_list and all(isinstance(name, str) for name in names)
-        wrong: dict[str, object] = {}  # the error's text, and whether it applies
+        faults: dict[str, object] = {}  # error messages, and whether they apply
         if not self.use_cache:
-            wrong |= {
+            faults |= {
                 f"prefill_chunk needs the cache: {whole_text} at once": self.prefill_chunk,
                 f"kv_cache_dtype={dtype!r} says what the cache stores, but use_cache is False": is_rounded,
                 f"prefix_cache needs the cache: {whole_text}": self.prefix_cache,
                 "exact needs the cache: its kernels read what is new of a text, never all of it": self.exact,
             }
-        wrong |= {
+        faults |= {
             f"adapters is a list of names, got {self.adapters!r}; write a single name as [name]": not are_names,
             f"eos is a list of token ids, got {self.eos!r}; write a single id as [id]": not eos_are_ids,
             f"min_new_tokens is {self.min_new_tokens}, but max_new_tokens {self.max_new_tokens}": (
@@ -196,10 +205,10 @@ class GenerationConfig:
         }
         for name in ("top_log_probs", "prompt_log_probs", "drawn_log_probs"):
             key = f"{name}={getattr(self, name)} is about log_probs, which were not asked for; ask for both"
-            wrong[key] = getattr(self, name) and not self.log_probs
+            faults[key] = getattr(self, name) and not self.log_probs
         if beams is not None:
-            draws = self.sampling != plain or self.seed != 0
-            wrong |= {
+            draws = self.sampling != penalties_alone or self.seed != 0
+            faults |= {
                 f"beams: a beam search draws nothing, but {self.sampling} and seed={self.seed} were given; leave "
                 "out temperature, top_k, top_p, min_p and seed, or the beams": draws,
                 "beams: the hypotheses of a beam search have the log_probs that they are ranked by; leave out "
@@ -207,7 +216,7 @@ class GenerationConfig:
                 f"beams: a beam search ends texts by eos alone, but stop strings {[*self.stop]} were given; "
                 "leave out either": self.stop,
             }
-        for message, is_wrong in wrong.items():
+        for message, is_wrong in faults.items():
             if is_wrong:
                 raise ConfigError(message)
         StopScanner(self.stop)

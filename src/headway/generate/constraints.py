@@ -1,7 +1,7 @@
 """Constraints on the next token: which ids may come, and changes of their logits, in this order.
 
-    repetition penalty -> penalties of counts -> bias -> forbidden -> grammar -> no repeated n-gram -> no early end
-    -> forced first tokens and last one
+    repetition penalty -> frequency and presence penalties -> bias -> forbidden -> grammar -> no repeated n-gram
+    -> no early end -> forced first tokens and last one
 
 Legend: R rows, V vocab.
 """
@@ -21,7 +21,7 @@ from headway.generate.sampling import penalize_counts, penalize_repetition
 
 @dataclass(eq=False)
 class Text:
-    """A text that grows: its request, its new tokens, and the table of its pages; None while it waits."""
+    """A growing sequence: its request, its new tokens, and its page table, which is None while the request waits."""
 
     request: Request
     ids: list[int]
@@ -31,7 +31,7 @@ class Text:
 
     @property
     def tokens(self) -> list[int]:
-        """All tokens, those of the prompt first."""
+        """All tokens: the prompt, then the new ones."""
         return [*self.request.prompt, *self.ids]
 
     @property
@@ -41,12 +41,12 @@ class Text:
 
     @property
     def is_read(self) -> bool:
-        """Whether it has been read up to its last token."""
+        """Whether all tokens but the last have been read."""
         length = len(self.request.prompt) + len(self.ids)
         return self.table is not None and len(self.table.ids) == length - 1
 
     def seen(self, like: Tensor) -> Tensor:
-        """Which tokens stand in prompt and text: bool [V], on the device of `like` [V]."""
+        """Returns which tokens occur in prompt and text: bool [V], on the device of `like` [V]."""
         if self._seen is None:
             self._seen = torch.zeros_like(like, dtype=torch.bool)
             self._seen[torch.tensor(self.tokens, device=like.device)] = True
@@ -54,13 +54,13 @@ class Text:
 
     @property
     def state(self) -> Grammar | None:
-        """Its place in the grammar of its request, if that has one."""
+        """Its state in the grammar of its request; None without a grammar."""
         if self._state is None and (grammar := self.request.config.grammar) is not None:
             self._state = grammar.copy()
         return self._state
 
     def append(self, token: int) -> None:
-        """Adds one token."""
+        """Adds one new token."""
         if self.state is not None:
             self.state.advance(token)
         self.ids.append(token)
@@ -68,29 +68,30 @@ class Text:
             self._seen[token] = True
 
     def copy(self) -> "Text":
-        """An independent copy without pages."""
+        """Returns an independent copy without pages."""
         return Text(self.request, [*self.ids], _state=None if self._state is None else self._state.copy())
 
 
 def constrain(values: Tensor, texts: Sequence[Text], config: GenerationConfig) -> Tensor:
-    """Logits or log probabilities [R, V] of the next token -> the same, -inf where `config` lets a token not be taken.
+    """Applies the constraints to logits or log probabilities [R, V] of the next token; tokens that `config` excludes
+    get -inf.
 
-    The order is that of `transformers`; numbers that are changed are not made to sum to 1 again. The argument is not
-    changed; it is returned itself where nothing constrains."""
+    The order is that of `transformers`; changed log probabilities are not renormalized. The argument is not modified;
+    it is returned itself if nothing constrains."""
     sampling = config.sampling
     if (penalty := sampling.repetition_penalty) != 1:
         values = penalize_repetition(values, penalty, torch.stack([text.seen(values[0]) for text in texts]))
-    each, once = sampling.frequency_penalty, sampling.presence_penalty
-    if each or once:
-        pairs = zip(values, texts, strict=True)
-        values = torch.stack([penalize_counts(row, text.ids, each, once) for row, text in pairs])
+    frequency, presence = sampling.frequency_penalty, sampling.presence_penalty
+    if frequency or presence:
+        rows = zip(values, texts, strict=True)
+        values = torch.stack([penalize_counts(row, text.ids, frequency, presence) for row, text in rows])
     if config.bias:
-        at = _index(tuple(config.bias), values.shape[-1], values.device)
+        bias_ids = _index(tuple(config.bias), values.shape[-1], values.device)
         bias = values.new_tensor([*config.bias.values()])
-        values = values.index_add(-1, at, bias.expand(len(values), -1))
+        values = values.index_add(-1, bias_ids, bias.expand(len(values), -1))
     if config.forbidden:
-        never = _index(tuple(config.forbidden), values.shape[-1], values.device)
-        values = values.index_fill(-1, never, float("-inf"))
+        forbidden = _index(tuple(config.forbidden), values.shape[-1], values.device)
+        values = values.index_fill(-1, forbidden, float("-inf"))
     if config.grammar is not None:
         allowed = torch.stack([text.state.allowed() for text in texts if text.state is not None])
         values = values.masked_fill(~allowed.to(values.device), float("-inf"))
@@ -100,30 +101,30 @@ def constrain(values: Tensor, texts: Sequence[Text], config: GenerationConfig) -
     banned = [banned_tokens(text, config) for text in texts]
     if any(token is not None for token in forced) or any(banned):
         values = values.clone()
-        for row, token, taken in zip(values, forced, banned, strict=True):
+        for row, token, excluded in zip(values, forced, banned, strict=True):
             if token is not None:
                 row.fill_(float("-inf"))
                 row[token] = 0.0
-            elif ids := [i for i in sorted(taken) if 0 <= i < values.shape[-1]]:
+            elif ids := [i for i in sorted(excluded) if 0 <= i < values.shape[-1]]:
                 row[torch.tensor(ids, device=values.device)] = float("-inf")
     return values
 
 
 def forced_token(text: Text, config: GenerationConfig) -> int | None:
-    """The only token that may come next, if there is but one."""
+    """Returns the only token that may come next; None if it is not forced."""
     if config.forced_last is not None and len(text.ids) == text.request.max_new_tokens - 1:
         return config.forced_last
-    first = [*(() if config.forced_first is None else (config.forced_first,)), *config.prefix]
-    return first[len(text.ids)] if len(text.ids) < len(first) else None
+    forced = [*(() if config.forced_first is None else (config.forced_first,)), *config.prefix]
+    return forced[len(text.ids)] if len(text.ids) < len(forced) else None
 
 
 def banned_tokens(text: Text, config: GenerationConfig) -> set[int]:
-    """Tokens that may not come next, beside those that are always forbidden."""
+    """Returns tokens that may not come next, besides those that are always forbidden."""
     banned: set[int] = set()
     n = config.no_repeat_ngram
     if n and n <= len(past := text.tokens):
         end = past[len(past) - n + 1 :]
-        # n = 3, past 5 6 7 5 6: the end 5 6 occurred before 7, which is banned
+        # n = 3, past 5 6 7 5 6: the last two tokens, 5 6, occurred before 7, so that 7 is banned
         banned |= {past[i + n - 1] for i in range(len(past) - n + 1) if past[i : i + n - 1] == end}
     if len(text.ids) < config.min_new_tokens:
         banned.update(config.eos)
@@ -132,6 +133,6 @@ def banned_tokens(text: Text, config: GenerationConfig) -> set[int]:
 
 @lru_cache(maxsize=16)
 def _index(ids: tuple[int, ...], vocab: int, device: torch.device) -> Tensor:
-    """The ids of the vocab as an index."""
+    """Returns the ids that are inside the vocabulary as an index tensor."""
     with torch.inference_mode(False):
         return torch.tensor([i for i in ids if 0 <= i < vocab], dtype=torch.int64, device=device)

@@ -1,19 +1,18 @@
-"""Drafts: guesses at the next tokens of a text, cheap enough that the model only has to confirm them; and speculative
-decoding, a step of which reads the guesses as well, and keeps those that the model chooses.
+"""Speculative decoding: drafts guess the next tokens of a sequence cheaply, and one step of the model verifies them.
 
-Two drafts: what followed the same words earlier in the text (`NgramDraft`), and what a smaller model would say
-(`ModelDraft`).
+Two kinds of drafts: what followed the same tokens earlier in the sequence (`NgramDraft`), and what a smaller model
+chooses (`ModelDraft`).
 
-A text of n new tokens gets the token
+A sequence of n new tokens gets the token
 
     x_n = choose(logits(prompt, x_0 ... x_{n-1}); uniform(seed, request, n))
 
-which is a function of its logits and of a number that belongs to its place. So nothing is drawn to accept or refuse a
-draft d_n ... d_{n+k-1}: one call of the model gives the logits after x_{n-1}, d_n, ..., d_{n+k-1}; the first of them
-choose x_n as ever, those after d_n choose x_{n+1} if d_n = x_n, and so on until a token differs. The text is the one
-without drafts, at any temperature and whatever the draft, but for the rounding of products of several rows. (Leviathan
-et al. 2023, "Fast Inference from Transformers via Speculative Decoding", draw anew instead: their text has the same
-distribution, but is another text.)
+which is a function of its logits and of a random number tied to its place. So no further randomness is needed to accept
+or reject a draft d_n ... d_{n+k-1}: one call of the model gives the logits after x_{n-1}, d_n, ..., d_{n+k-1}; the
+first of them choose x_n as without drafts, those after d_n choose x_{n+1} if d_n = x_n, and so on until a token
+differs. The text equals the one without drafts, at any temperature and for any draft, except for the rounding of
+products with several rows. (Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", sample
+again instead: their text has the same distribution, but is a different text.)
 
 Legend: R rows, V vocab.
 """
@@ -36,12 +35,15 @@ MOST_CREDIT = 16.0
 PAID_BY_ACCEPTED = 4.0
 EARNED = 1 / 128
 Propose = Callable[[Sequence[Text], Sequence[int]], list[list[int]]]
-"""At most counts[i] ids that may follow texts[i], of the texts that are being written: any at all, none included."""
+"""Returns at most counts[i] draft ids for texts[i], the sequences being generated; any ids are valid, and so is
+none."""
 
 
 class Draft:
-    """How tokens are guessed: at most `tokens` at a time, as `propose` says, or `open` where it keeps something of
-    texts. Raises ConfigError unless 1 <= tokens."""
+    """How draft tokens are guessed: at most `tokens` at a time, by `propose`, or by the result of `open` for a draft
+    with state per engine.
+
+    Raises ConfigError unless 1 <= tokens."""
 
     tokens: int
 
@@ -49,25 +51,25 @@ class Draft:
         check_whole("draft: tokens, proposed at a time,", self.tokens)
 
     def check(self, model: Decoder, requests: Sequence[Request]) -> None:
-        """Raises ConfigError where it cannot guess for these texts of `model`."""
+        """Raises ConfigError if the draft cannot serve these requests of `model`."""
 
     def open(self) -> Propose:
-        """Returns what guesses for the texts of an engine."""
+        """Returns the function that guesses for one engine."""
         return self.propose
 
     def propose(self, texts: Sequence[Text], counts: Sequence[int]) -> list[list[int]]:
-        """At most counts[i] ids that may follow texts[i], of texts that grow together, come and go."""
+        """Returns at most counts[i] draft ids for texts[i]; the set of sequences changes from call to call."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class NgramDraft(Draft):
-    """Prompt look-up: what followed when the last words of the row, prompt and text, occurred before.
+    """Prompt lookup: proposes what followed the last tokens where they occurred earlier in prompt and text.
 
-    The longest suffix of `most` to `least` ids that occurred earlier, at its most recent occurrence, says what comes
-    next: up to `tokens` ids, on to the end of the row and from that occurrence on again. (Saxena 2023, "Prompt Lookup
-    Decoding"; `prompt_lookup_num_tokens` and `max_matching_ngram_size` of `transformers`, which takes the first
-    occurrence.) Raises ConfigError unless 1 <= least <= most and 1 <= tokens.
+    The longest suffix of `most` to `least` ids that occurred earlier, at its most recent occurrence, determines the
+    draft: up to `tokens` ids after that occurrence, continuing cyclically from there at the end of the sequence.
+    (Saxena 2023, "Prompt Lookup Decoding"; `prompt_lookup_num_tokens` and `max_matching_ngram_size` of `transformers`,
+    which takes the first occurrence.) Raises ConfigError unless 1 <= least <= most and 1 <= tokens.
     """
 
     tokens: int = 8
@@ -88,11 +90,11 @@ class NgramDraft(Draft):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDraft(Draft):
-    """The tokens that a smaller model of the same vocabulary would choose, by the settings of each request and with its
-    noise, so that both models choose alike where their probabilities are alike.
+    """Drafts by a smaller model of the same vocabulary, sampled with each request's settings and random numbers.
 
-    It reads texts into a cache of its own, one for each engine. Raises ConfigError for what is not a decoder, for one
-    that ranks share, and unless 1 <= tokens.
+    With the same random numbers both models choose the same tokens where their probabilities are similar. The draft
+    model has a KV cache of its own for each engine. Raises ConfigError for a model that is not a decoder or is sharded
+    across ranks, and unless 1 <= tokens.
     """
 
     model: Decoder
@@ -127,7 +129,7 @@ class ModelDraft(Draft):
 
 
 def check_trims(model: Decoder, name: str) -> None:
-    """Raises ConfigError for a model whose cache cannot take back tokens that were guessed wrong."""
+    """Raises ConfigError for a model whose cache cannot discard rejected draft tokens."""
     if names := state_kinds(model.spec):
         raise ConfigError(
             f"draft: {name} has layers of {names}, whose cache is a state that no token can be taken out of again; "
@@ -136,11 +138,11 @@ def check_trims(model: Decoder, name: str) -> None:
 
 
 def continuation(ids: Sequence[int], least: int, most: int, count: int) -> list[int]:
-    """`count` ids that followed the longest suffix of `ids`, of `most` to `least`, where it occurred last before; none
-    where none occurred.
+    """Returns `count` ids that followed the most recent earlier occurrence of the longest suffix of `ids`, of `most` to
+    `least` ids; none if no suffix occurred earlier.
 
-    After 5 6 7 5 6 come 7 5 6 7 5 ..., as if the row went on in circles."""
-    row = "".join(map(chr, ids))  # one character an id, for `rfind`
+    After 5 6 7 5 6 come 7 5 6 7 5 ..., continuing cyclically at the end of `ids`."""
+    row = "".join(map(chr, ids))  # one character per id, for `rfind`
     for n in range(min(most, len(ids) - 1), least - 1, -1):
         begin = row.rfind(row[-n:], 0, -1) + n
         if begin >= n:
@@ -151,8 +153,8 @@ def continuation(ids: Sequence[int], least: int, most: int, count: int) -> list[
 def _guess(
     reader: Reader, tables: dict[Text, PageTable], texts: Sequence[Text], counts: Sequence[int]
 ) -> list[list[int]]:
-    """The drafts of `ModelDraft`; pages hold what was read of each text, guesses included, until it is no longer among
-    the texts."""
+    """Returns the drafts of `ModelDraft`. `tables` keep what was read of each sequence, drafts included, until it is no
+    longer among `texts`."""
     for text in tables.keys() - {*texts}:
         reader.cache.pool.close(tables.pop(text))
     live = [i for i, count in enumerate(counts) if count > 0]
@@ -177,34 +179,35 @@ def _guess(
 
 
 def _unread(reader: Reader, tables: dict[Text, PageTable], text: Text) -> list[int]:
-    """The tokens of a text that are to be read: those behind what was read of it already and still stands."""
+    """Discards what was read of a sequence beyond its agreement with its tokens, and returns the tokens to read
+    next."""
     ids = text.tokens
     if text not in tables:
         tables[text] = reader.cache.pool.open()
     table = tables[text]
-    agreed = next((n for n, (a, b) in enumerate(zip(table.ids, ids, strict=False)) if a != b), len(table))
-    reader.trim(table, len(table) - min(agreed, len(ids) - 1))
+    matching = next((n for n, (a, b) in enumerate(zip(table.ids, ids, strict=False)) if a != b), len(table))
+    reader.trim(table, len(table) - min(matching, len(ids) - 1))
     return ids[len(table) :]
 
 
 class Speculation:
-    """The drafts of a run: how many tokens they propose, and what comes of them.
+    """The drafting of an engine: how many tokens are proposed, depending on how many were accepted.
 
-    The run has a credit c of tokens, at first and at most MOST_CREDIT. A step asks for drafts of
+    It has a credit c of tokens, initially and at most MOST_CREDIT. A step requests drafts of
 
         min(draft.tokens, floor(c))
 
     tokens, and then c changes by (means over the rows of the step)
 
-        + PAID_BY_ACCEPTED * accepted - drafted      where something was drafted
-        + EARNED                                     else
+        + PAID_BY_ACCEPTED * accepted - drafted      if something was drafted
+        + EARNED                                     otherwise
 
-    so that of all tokens of a row, in a run of s steps without drafts,
+    so that over all tokens of a row, in a run with s steps without drafts,
 
         drafted <= MOST_CREDIT + PAID_BY_ACCEPTED * accepted + EARNED * s
 
-    Where drafts come true they are as long as they may be, and where they do not, a token is tried once in 128 steps.
-    A pure function of what was accepted: no time is measured.
+    While drafts are accepted they have the full length; while they are rejected, one token is tried every 128 steps.
+    The policy depends only on what was accepted: no time is measured.
     """
 
     def __init__(self, draft: Draft) -> None:
@@ -212,9 +215,9 @@ class Speculation:
         self._propose = draft.open()
 
     def propose(self, texts: Sequence[SampledText]) -> None:
-        """Proposes the tokens that are read behind the last token of each text."""
+        """Gives each sequence the draft tokens that are read after its last token."""
         count = min(self.tokens, int(self.credit))
-        # The last token of a text is chosen, not read, so that a draft ends before it.
+        # The last token of a text is chosen but never read, so a draft ends before it.
         counts = [min(count, text.request.max_new_tokens - len(text.ids) - 1) for text in texts]
         drafts = self._propose(texts, counts) if any(counts) else [[] for _ in texts]
         for text, draft in zip(texts, drafts, strict=True):
@@ -222,7 +225,7 @@ class Speculation:
             text.expect(draft[: next(ends, None)])  # nothing follows an EOS
 
     def settle(self, texts: Sequence[Job]) -> None:
-        """Learns from what came of the drafts of a step."""
+        """Updates the credit by how many draft tokens of a step were accepted."""
         if not texts:
             return
         drafted, accepted = sum(len(text.draft) for text in texts), sum(text.right for text in texts)
@@ -231,7 +234,7 @@ class Speculation:
 
 
 def check_draft(model: Decoder, requests: Sequence[Request]) -> None:
-    """Raises ConfigError for a model or requests that take no drafts."""
+    """Raises ConfigError for a model or requests that do not support drafts."""
     check_trims(model, "the model")
     if any(scheme.length_dependent for scheme in model.spec.layer_positions):
         raise ConfigError(

@@ -1,11 +1,11 @@
-"""Requests that are generated together, and come and go as they like.
+"""Continuous batching: an engine that generates for requests which are added and end at any time.
 
-Any thread may add requests and step: one of them reads for all, the others wait for the end of its step.
+Any thread may add requests and call `step`: one of them runs the step, the others wait for its end.
 
-A step reads one packed row: the last token of every text that is being written (and what a draft expects behind it),
-and pieces of prompts that wait. A text is a page table, so that nothing is copied when another one ends, or when a beam
-forks. Row i of a batch is what row i is alone: positions and masks belong to the text, noise to (seed, request, step),
-and settings to the request.
+A step reads one packed row: the last token of every sequence being decoded (and its draft tokens), and chunks of
+waiting prompts. A sequence is a page table, so that nothing is copied when another one ends or when a beam forks. Each
+request of a batch gets what it would get alone: positions and masks belong to the sequence, random numbers to (seed,
+request, step), and settings to the request.
 
 Legend: N rows of logits, V vocab.
 """
@@ -24,9 +24,9 @@ from headway.generate.requests import Request
 from headway.generate.sequences import Job, SampledText
 
 STEP_TOKENS = 4096
-"""Tokens of prompts that a step reads, unless told otherwise."""
+"""Prompt tokens that a step reads at most, unless `step_tokens` is given."""
 MOST_TOLD = 256
-"""Tokens of prompts whose log-probabilities a step computes: a row of logits each."""
+"""Prompt tokens whose log probabilities a step computes at most: each needs a row of logits."""
 
 
 class Engine:
@@ -34,9 +34,9 @@ class Engine:
 
     Args:
         reader: of a decoder, or of an encoder-decoder, whose requests have sources.
-        step_tokens: tokens of prompts that a step reads at most.
-        beside: the same for steps in which texts are written, whose next tokens wait for the prompts of others: so many
-            tokens, or one for each text where these are more; `step_tokens` unless given.
+        step_tokens: prompt tokens that a step reads at most.
+        beside: the same for steps that also decode, whose new tokens wait for the prompts of other requests: this many
+            tokens, or one for each decoding request if that is more; `step_tokens` unless given.
         draft: guesses tokens (`headway.generate.drafts`).
     """
 
@@ -54,14 +54,15 @@ class Engine:
         self.running: list[Job] = []
         self._added: list[Job] = []
         self._cancelled: list[Job] = []
-        self._concerned: list[Job] = []  # what fails when something is raised
+        self._concerned: list[Job] = []  # the jobs that fail if the model raises
         self._turn = threading.Condition()
         self._reading, self._steps = False, 0
 
     # -- requests --------------------------------------------------------------------------------------
 
     def add(self, job: Job) -> None:
-        """Adds a request behind those that wait. Raises ConfigError for one that can never fit into the budget."""
+        """Queues a request. Raises ConfigError for one that can never fit into the budget, or whose adapters are not
+        available."""
         request = job.request
         if request.max_new_tokens < 1 and not job.untold:
             job.texts = []
@@ -79,13 +80,14 @@ class Engine:
             self._take_in()
 
     def cancel(self, job: Job) -> None:
-        """Ends a request, if it is there; its pages are free at once, or when the step that reads them has ended."""
+        """Ends a request, if it has not ended; its pages are freed at once, or after the step that reads them."""
         with self._turn:
             self._cancelled.append(job)
             self._take_in()
 
     def _take_in(self) -> None:
-        """Takes in what other threads added and cancelled; while a step is read, only the step changes anything."""
+        """Applies what other threads added and cancelled, unless a step is running, which alone may change the queues
+        then."""
         if self._reading:
             return
         self.waiting += self._added
@@ -96,52 +98,54 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether the engine has no requests."""
         return not (self.waiting or self.running or self._added)
 
     def run(self, jobs: Sequence[Job], most: int | None = None) -> Iterator[None]:
         """Adds these requests, `most` of them at a time (all unless given), and steps until they have ended; yields
-        after every step. Raises what one of them failed by; those that have not ended then, or when the caller goes on
-        with something else, are cancelled."""
-        waiting, live = deque(jobs), list[Job]()
+        after every step.
+
+        Raises the error of a request that failed. Requests that have not ended then, or when the generator is closed,
+        are cancelled."""
+        waiting, unfinished = deque(jobs), list[Job]()
         try:
             while True:
-                live = [job for job in live if not job.ended]
-                while waiting and (most is None or len(live) < most):
+                unfinished = [job for job in unfinished if not job.ended]
+                while waiting and (most is None or len(unfinished) < most):
                     self.add(waiting[0])
-                    live.append(waiting.popleft())
-                if not all(job.ended for job in live):
+                    unfinished.append(waiting.popleft())
+                if not all(job.ended for job in unfinished):
                     self.step()
                 elif not waiting:
                     return
-                if failed := next((job.error for job in live if job.error is not None), None):
+                if failed := next((job.error for job in unfinished if job.error is not None), None):
                     raise failed
                 yield
         finally:
-            for job in live:
+            for job in unfinished:
                 if not job.ended:
                     self.cancel(job)
 
     def most(self, request: Request) -> int:
-        """Bytes that the pages of a request may take."""
+        """Returns the most bytes that the pages of a request may take."""
         pool, new, beams = self.reader.cache.pool, request.max_new_tokens, request.config.beams
         need = pool.most(len(request.prompt) + new, self.step_tokens)
-        # each beam has new tokens of its own, and a page that it shares no longer
+        # each beam has its own new tokens, and its own copy of a page that it shared
         return need if beams is None else need + beams.width * pool.most(new + PAGE, 1)
 
     # -- a step ----------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Reads the next tokens of all texts, or as many as fit, and chooses those that follow. While another thread
-        steps, it waits for the end of that step instead.
+        """Reads the next tokens of all sequences, or as many as fit, and chooses those that follow. If another thread
+        is stepping, waits for the end of that step instead.
 
-        A text fails alone (`error`) where its logits are no numbers or its constraints leave no token to choose; what
-        the model raises fails the texts that it was about to read, and no others. What interrupts the step, or concerns
-        none of them, is raised in its thread."""
+        A request fails alone (`error`) if its logits are not finite or its constraints exclude every token; an
+        exception of the model fails the requests that it was about to read, and no others. Interrupts of the step
+        (KeyboardInterrupt), and errors that concern no request, are raised in the calling thread."""
         with self._turn:
             if self._reading:
-                before = self._steps
-                self._turn.wait_for(lambda: self._steps != before)
+                step_count = self._steps
+                self._turn.wait_for(lambda: self._steps != step_count)
                 return
             self._reading = True
         try:
@@ -149,7 +153,7 @@ class Engine:
                 self._step()
         except BaseException as error:
             failure: BaseException = error
-            if not isinstance(error, Exception):  # it was meant for this thread alone
+            if not isinstance(error, Exception):  # an interrupt, meant for this thread alone
                 failure = HeadwayError(f"the step was interrupted ({type(error).__name__}); ask again")
             concerned = [job for job in self._concerned if job in self.running]
             for job in concerned:
@@ -175,40 +179,40 @@ class Engine:
         adapters = [piece.job.request.config.adapters for piece in pieces]
         logits = self.reader.read(chunks, [piece.wanted for piece in pieces], sources, adapters)
         written: list[tuple[Job, range]] = []
-        ended, first = list[Job](), 0
+        ended, begin = list[Job](), 0
         for piece in pieces:
             if piece.told:
-                piece.job.tell(logits[first : first + piece.told])
-                first += piece.told
+                piece.job.tell(logits[begin : begin + piece.told])
+                begin += piece.told
             count = len(piece.wanted) - piece.told
             if not piece.job.goes_on:
                 ended.append(piece.job)
             elif count and written and written[-1][0] is piece.job:
-                written[-1] = piece.job, range(written[-1][1].start, first + count)
+                written[-1] = piece.job, range(written[-1][1].start, begin + count)
             elif count:
-                written.append((piece.job, range(first, first + count)))
-            first += count
-        now, ahead = written, 0  # so many tokens of each draft have come true
-        while now:
-            advance(logits, [(job, rows[ahead : ahead + len(job.texts)]) for job, rows in now])
-            now = [(job, rows) for job, rows in now if job.follows and job.goes_on]
+                written.append((piece.job, range(begin, begin + count)))
+            begin += count
+        live, ahead = written, 0  # `ahead` tokens of each draft have been accepted
+        while live:
+            advance(logits, [(job, rows[ahead : ahead + len(job.texts)]) for job, rows in live])
+            live = [(job, rows) for job, rows in live if job.follows and job.goes_on]
             ahead += 1
         self._settle([*(job for job, _ in written), *ended])
 
     def _admit(self) -> None:
-        """Takes waiting requests in, the first come first, while there is room for their prompts and a page more for
-        each text that is being written."""
+        """Admits waiting requests in order of arrival, while there is room for their prompts and for one more page of
+        each sequence being decoded."""
         pool, taken = self.reader.cache.pool, []
         while self.waiting:
             job = self.waiting[0]
             config = job.request.config
-            # where it asks for what others stored, and where it was sent back and has stored it itself
+            # if it asks for what others stored, or was preempted and has stored its prefix itself
             shares = job.count > 0 or (config.prefix_cache and not job.untold)
             for text in job.texts:
                 text.table = self.reader.open(text.tokens, config.adapters, shares, config.cache_salt)
                 job.stored = job.stored if job.count else len(text.table)
             if pool.available is not None and self.running:
-                texts = [text for each in (*self.running, job) for text in each.texts]
+                texts = [text for admitted in (*self.running, job) for text in admitted.texts]
                 spare = sum(kind.nbytes for kind in pool.classes) * (len(texts) - len(job.texts))
                 if sum(self._missing(text, len(text.rest)) for text in texts) + spare > pool.available:
                     self._release(job)
@@ -216,64 +220,65 @@ class Engine:
             self.waiting.popleft()
             self.running.append(job)
             taken.append(job)
-        if self.reader.sources is not None and (new := [job for job in taken if job.source is None]):
-            self._concerned = new
-            tables = self.reader.sources.read([job.request.source or [] for job in new])
-            for job, table in zip(new, tables, strict=True):
+        if self.reader.sources is not None and (new_jobs := [job for job in taken if job.source is None]):
+            self._concerned = new_jobs
+            tables = self.reader.sources.read([job.request.source or [] for job in new_jobs])
+            for job, table in zip(new_jobs, tables, strict=True):
                 job.source = table
 
     def _missing(self, text: Text, count: int) -> int:
-        """Bytes of pages that `count` more tokens of a text take."""
+        """Returns the bytes of pages that `count` more tokens of a sequence take."""
         return 0 if text.table is None else self.reader.cache.pool.missing(text.table, count)
 
     def _release(self, job: Job) -> None:
-        """Releases the pages of a job's texts."""
+        """Releases the pages of a job's sequences."""
         for text in job.texts:
             if text.table is not None:
                 self.reader.cache.pool.close(text.table)
                 text.table = None
 
     def _pieces(self) -> list[Piece]:
-        """The pieces that the step reads: the last token and the draft of texts that are written, and of prompts up to
-        `step_tokens` (`beside`) together. Where pages have no room, the youngest request goes back to wait."""
+        """Returns the pieces that the step reads: the last token and the draft of each sequence being decoded, and
+        chunks of prompts of up to `step_tokens` (or `beside`) tokens together.
+
+        Preempts the youngest requests until their pages have room."""
         ready = self._concerned = [job for job in self.running if job.is_ready]
-        # texts that begin alike stand side by side, where the kernels read their common pages once
+        # sequences with a common prefix are adjacent, so that the kernels read its pages once
         ready.sort(key=lambda job: [] if (table := job.texts[0].table) is None else table.keys)
         if self.speculation is not None:
             self.speculation.propose([job for job in ready if job.count and isinstance(job, SampledText)])
         while True:
             beside = self.step_tokens if self.beside is None else max(self.beside, len(ready))
-            left = min(beside, self.step_tokens) if ready else self.step_tokens
+            tokens_left = min(beside, self.step_tokens) if ready else self.step_tokens
             pieces, told = [], MOST_TOLD
             for job in ready:
                 wanted = range(1 + len(job.draft))
                 for text in job.texts:
-                    last = (text.ids or job.request.prompt)[-1]
-                    pieces.append(Piece(job, text, [last, *job.draft], wanted))
+                    last_token = (text.ids or job.request.prompt)[-1]
+                    pieces.append(Piece(job, text, [last_token, *job.draft], wanted))
             for job in self.running if len(ready) < len(self.running) else []:
                 for text in [] if job.is_ready else job.texts:
-                    piece = piece_of(job, text, left, told, self.reader.cache.pool.has_states)
+                    piece = piece_of(job, text, tokens_left, told, self.reader.cache.pool.has_states)
                     if piece.ids:
                         pieces.append(piece)
-                        left, told = left - len(piece.ids), told - piece.told
-            room = self.reader.cache.pool.available
-            if room is None or not self.reader.use_cache or len(self.running) == 1:
+                        tokens_left, told = tokens_left - len(piece.ids), told - piece.told
+            available = self.reader.cache.pool.available
+            if available is None or not self.reader.use_cache or len(self.running) == 1:
                 return pieces
-            if sum(self._missing(piece.text, len(piece.ids)) for piece in pieces) <= room:
+            if sum(self._missing(piece.text, len(piece.ids)) for piece in pieces) <= available:
                 return pieces
             self._preempt()
             ready = [job for job in ready if job in self.running]
 
     def _preempt(self) -> None:
-        """Sends the youngest request back to the head of those that wait."""
+        """Moves the youngest request back to the head of the waiting queue and releases its pages."""
         job = self.running.pop()
         job.draft = []
         self._release(job)
         self.waiting.appendleft(job)
 
     def _settle(self, written: Sequence[Job]) -> None:
-        """Ends a step: tokens that were read ahead and not chosen are taken back, texts go on with their new tokens,
-        and those that have ended are removed."""
+        """Ends a step: discards rejected draft tokens, stores the new tokens, and removes requests that have ended."""
         if self.speculation is not None:
             for job in written:
                 if (table := job.texts[0].table) is not None:
@@ -287,7 +292,7 @@ class Engine:
                 self.running.remove(job)
 
     def _end(self, job: Job) -> None:
-        """Ends a job, and releases all that it holds."""
+        """Ends a job and releases all that it holds."""
         self._release(job)
         job.texts = []
         if job.source is not None and self.reader.sources is not None:

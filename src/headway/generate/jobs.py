@@ -1,4 +1,4 @@
-"""The pieces of requests that a step of the engine reads, and the choice of their next tokens.
+"""The pieces of requests that a step of the engine reads, and the choice of the next tokens.
 
 Legend: N rows of logits, V vocab.
 """
@@ -19,8 +19,9 @@ from headway.generate.sequences import Job, SampledText, choose_tokens, log_prob
 
 
 class Piece(NamedTuple):
-    """A part of a step: ids that one of a job's texts goes on with, and which of them have logits that are wanted. The
-    first `told` of these give probabilities of the prompt."""
+    """The tokens of one sequence that a step reads, and the range of them whose logits are wanted.
+
+    The first `told` of the wanted logits give log probabilities of the prompt."""
 
     job: Job
     text: Text
@@ -30,33 +31,37 @@ class Piece(NamedTuple):
 
 
 def piece_of(job: Job, text: Text, most: int, told: int, has_states: bool) -> Piece:
-    """The next tokens of a text's prompt: up to `most`, and up to `told` of which probabilities are told. Sums can be
-    kept for prefixes to come at multiples of 64 alone, so that pieces end there where layers have sums."""
-    rest = text.rest
-    # the last tokens of several texts of a request are read together
-    ids = rest[: min(most, told if job.untold else most, len(rest) - (len(job.texts) > 1))]
+    """Returns the next chunk of a sequence's prompt: at most `most` tokens, of which `told` may give log probabilities.
+
+    States of recurrent layers can be kept for the prefix cache at multiples of 64 only, so that chunks end there if the
+    model has such layers."""
+    unread = text.rest
+    # the last tokens of several sequences of a request are read together
+    ids = unread[: min(most, told if job.untold else most, len(unread) - (len(job.texts) > 1))]
     if has_states and text.table is not None:
         begin, end = len(text.table), len(text.table) + len(ids)
-        at = (end - (end == len(text.tokens))) // PAGE * PAGE  # begin 0, end 100 of 200: at 64
+        at = (end - (end == len(text.tokens))) // PAGE * PAGE  # begin 0, end 100 of 200: the chunk ends at 64
         ids = ids[: at - begin] if at > begin else ids
-    behind = max(0, len(rest) - len(ids) - 1)  # left to later pieces
-    count = max(0, job.untold - behind)
-    is_last = len(ids) == len(rest)
+    later = max(0, len(unread) - len(ids) - 1)  # tokens left to later pieces
+    count = max(0, job.untold - later)
+    is_last = len(ids) == len(unread)
     return Piece(job, text, ids, range(len(ids) - is_last - count, len(ids)), count)
 
 
 def advance(logits: Tensor, live: Sequence[tuple[Job, range]]) -> None:
-    """Chooses a token for each text, from its rows of the logits [N, V]; searches of one config are advanced together.
-    A text whose logits are no numbers, or whose constraints leave no token to choose, ends with the error."""
+    """Chooses a token for each request, from its rows of the logits [N, V]; searches with the same config advance
+    together.
+
+    A request whose logits are not finite, or whose constraints exclude every token, ends with an error."""
     if broken := broken_rows(_rows(logits, live)):
-        of_row = [text for text, rows in live for _ in rows]
-        for text in {of_row[row] for row in broken}:
+        jobs = [text for text, rows in live for _ in rows]
+        for text in {jobs[row] for row in broken}:
             text.fail(no_numbers(text.request.number, text.count))
         live = [(text, rows) for text, rows in live if text.error is None]
     searches = [(text, rows) for text, rows in live if isinstance(text, BeamSearch)]
     for group in by_config([text.request for text, _ in searches]):
-        some = [searches[i] for i in group]
-        expand_beams(_rows(logits, some), [text for text, _ in some])
+        members = [searches[i] for i in group]
+        expand_beams(_rows(logits, members), [text for text, _ in members])
     sampled = [(text, rows) for text, rows in live if isinstance(text, SampledText)]
     chosen = choose_tokens(_rows(logits, sampled), [text for text, _ in sampled])
     for (text, rows), token in zip(sampled, chosen, strict=True):
@@ -72,6 +77,6 @@ def advance(logits: Tensor, live: Sequence[tuple[Job, range]]) -> None:
 
 
 def _rows(logits: Tensor, live: Sequence[tuple[Job, range]]) -> Tensor:
-    """The rows of these texts among the logits [N, V]."""
+    """Returns the rows of these requests from the logits [N, V]."""
     rows = [row for _, rows in live for row in rows]
     return logits if rows == [*range(len(logits))] else logits[rows]

@@ -1,7 +1,7 @@
 """Generation by a decoder, as a list or as a stream.
 
-An engine writes the texts of a call: the one that a caller keeps open, or one of its own. Calls of several threads that
-have an open one are read together, and what their texts stored is found by those that begin as they did.
+An engine generates the texts of a call: one that the caller keeps open, or a new one. Calls of several threads that use
+the same open engine are batched together, and share the prefixes that earlier calls stored.
 """
 
 import threading
@@ -30,20 +30,20 @@ from headway.text import Tokenizer
 
 AnyModel = Decoder | EncoderDecoder
 SHARE = 16
-"""A 16th of the machine's memory is kept for prefixes, unless told otherwise."""
+"""Divisor of the machine's memory: a 16th is kept for prefixes unless `keep` is given."""
 SAMPLES = 8
 """Numbers of each weight that `weights_of` reads."""
 
 
 class OpenEngine:
-    """Writes texts with one engine for all calls, as long as the model computes what it did (`weights_of`).
+    """One engine for all calls, as long as the model computes the same (`weights_of`).
 
-    Any thread may call. Calls of another model, or with other `session_options`, than the one before open another
-    engine, and those with a draft have engines of their own.
+    Any thread may call. A call with another model or other `session_options` than the call before opens a new engine;
+    calls with a draft have engines of their own.
 
     Args:
-        keep: bytes of keys and values that stay for texts that begin as earlier ones did (`prefix_cache`); a 16th of
-            the machine's memory unless given. It may hold twice as much.
+        keep: bytes of keys and values that stay as prefixes for later texts (`prefix_cache`); a 16th of the machine's
+            memory unless given. The cache may allocate twice as much.
     """
 
     def __init__(self, keep: int | None = None) -> None:
@@ -55,27 +55,28 @@ class OpenEngine:
     def run(
         self, model: AnyModel, jobs: Sequence[Job], draft: Draft | None = None, most: int | None = None
     ) -> Iterator[None]:
-        """As `Engine.run`."""
+        """Runs jobs as `Engine.run` does, in the open engine, or with a draft in one of their own."""
         config = jobs[0].request.config
         engine = self.engine(model, config) if draft is None else self._make(model, config, draft)
         return engine.run(jobs, most)
 
     def engine(self, model: AnyModel, config: GenerationConfig) -> Engine:
-        """The open engine; a new one where that does not fit."""
-        of = tuple(config.session_options.items()), weights_of(model)
+        """Returns the open engine, after replacing it if it does not fit the model and config."""
+        key = tuple(config.session_options.items()), weights_of(model)
         with self._lock:
-            if self._engine is None or self._of != of:
-                self._engine, self._of = self._make(model, config), of
+            if self._engine is None or self._of != key:
+                self._engine, self._of = self._make(model, config), key
             return self._engine
 
     def _make(self, model: AnyModel, config: GenerationConfig, draft: Draft | None = None) -> Engine:
-        """An engine for requests of this config; one with a draft serves a single call, and keeps nothing."""
+        """Returns a new engine for requests of this config; one with a draft serves a single call and keeps no
+        prefixes."""
         dtype, keep = kv_dtype(config.kv_cache_dtype), self.keep if draft is None else 0
-        how = {"use_cache": config.use_cache, "kv_dtype": dtype, "keep": keep, "exact": config.exact}
-        return Engine(reader_of(model, **how), step_tokens=config.prefill_chunk, draft=draft)
+        options = {"use_cache": config.use_cache, "kv_dtype": dtype, "keep": keep, "exact": config.exact}
+        return Engine(reader_of(model, **options), step_tokens=config.prefill_chunk, draft=draft)
 
     def close(self) -> None:
-        """Gives its memory back, when the calls that run have ended. A later call opens it again."""
+        """Drops the engine, whose memory is freed when the running calls have ended. A later call opens a new one."""
         with self._lock:
             self._engine = self._of = None
 
@@ -84,9 +85,10 @@ class OpenEngine:
 
 
 def weights_of(model: nn.Module) -> Hashable:
-    """A key that tells whether a model computes what it did before: its tensors, how often torch changed them, some
-    numbers of each (what is written by way of `.data` or from outside of torch is not counted), its adapters and its
-    hooks."""
+    """Returns a key that changes when the model's computation changes.
+
+    It holds the tensors' addresses, shapes and versions, a few numbers of each (a change by `.data` or from outside of
+    torch has no version), the active adapters and the hooks."""
     parts: list[Hashable] = []
     samples: list[Tensor] = []
     for module in model.modules():
@@ -111,15 +113,15 @@ def stream(
     draft: Draft | None = None,
     engine: OpenEngine | None = None,
 ) -> Iterator[Delta]:
-    """Generates for all prompts together, one Delta per new token, as they come.
+    """Generates for all prompts together; yields one Delta per new token, as soon as it is chosen.
 
-    `config` is one for all, or one for each prompt. `requests` number the prompts (0, 1, ... unless given): the
-    number decides a prompt's noise. `draft` guesses tokens, which saves steps where it is right and changes no text
-    (`headway.generate.drafts`). `engine` is one of the model that is open; a new one unless given. Arguments are
-    validated when this is called, before the first delta is asked for.
+    `config` is one for all prompts, or one for each. `requests` numbers the prompts (0, 1, ... unless given): the
+    number determines a prompt's random numbers. `draft` guesses tokens, which saves steps when it is right and changes
+    no text (`headway.generate.drafts`). `engine` is an open engine of the model; a new one unless given. Arguments are
+    validated when this is called, before the first delta is requested.
 
-    Raises DataError for prompts that are no prompts, ConfigError for settings that cannot be; HeadwayError naming the
-    step when the model returns logits that are no numbers.
+    Raises DataError for invalid prompts, ConfigError for impossible settings; HeadwayError, naming the step, if the
+    model returns logits that are not finite.
     """
     checked = _requests(model, prompts, config, tokenizer, requests, draft)
     if any(request.config.beams is not None for request in checked):
@@ -149,10 +151,10 @@ def generate(
     draft: Draft | None = None,
     engine: OpenEngine | None = None,
 ) -> list[Generation]:
-    """One Generation per prompt, in their order: `stream`, collected, or the result of a search with beams.
+    """Returns one Generation per prompt, in their order: `stream`, collected, or the result of a beam search.
 
-    Arguments and errors as in `stream`. `batch_size`: at most so many prompts at once (all unless given); it does
-    not change any text.
+    Arguments and errors as in `stream`. `batch_size`: at most this many prompts at once (all unless given); it does not
+    change any text.
     """
     checked = _requests(model, prompts, config, tokenizer, requests, draft)
     return complete(model, checked, tokenizer, batch_size=batch_size, draft=draft, engine=engine)
@@ -167,7 +169,7 @@ def complete(
     draft: Draft | None = None,
     engine: OpenEngine | None = None,
 ) -> list[Generation]:
-    """One Generation per request, in their order, `batch_size` at a time."""
+    """Returns one Generation per request, in their order; at most `batch_size` requests run at a time."""
     if batch_size is not None:
         check_whole("batch_size", batch_size)
     begun, jobs = time.perf_counter(), list[SampledText | BeamSearch]()
@@ -186,7 +188,7 @@ def complete(
 
 
 def collect(deltas: Sequence[Delta], prompt_tokens: int) -> Generation:
-    """All deltas of one request as one value."""
+    """Returns all deltas of one request as one Generation."""
     last = deltas[-1]
     assert last.finish_reason is not None
     ids = [d.token for d in deltas if d.token is not None]

@@ -1,11 +1,11 @@
-"""Engines of a model whose layers are shared by ranks: rank 0 schedules, and tells the others what it reads.
+"""Engines of a model sharded across ranks: rank 0 schedules, and the other ranks repeat its calls.
 
     texts = led(model, lambda: generate(model, prompts))        on every rank; None on all but the first
 
-On rank 0 engines run as they always do. Each call of their readers that changes what is stored (a text that begins,
-forks or ends, the tokens of a step) is told to the other ranks, which make the same call with pages of their own heads.
-Which pages a call takes follows from the calls before it, so that page numbers are equal on all ranks. Logits come
-together on each, and rank 0 chooses tokens from them.
+On rank 0 engines run as usual. Each call of their readers that changes what is stored (opening, forking or closing a
+sequence, reading the tokens of a step) is sent to the other ranks, which make the same call with pages of their own
+heads. The pages that a call takes depend only on the calls before it, so that page numbers are equal on all ranks. The
+logits are gathered on every rank, and rank 0 chooses tokens from them.
 """
 
 import pickle
@@ -33,19 +33,19 @@ TOLD = (
     *("open", "read", "trim", "end", "cache.shrink", "cache.pool.fork", "cache.pool.close"),
     *("sources.read", "sources.close"),
 )
-"""The calls of a reader that change what is stored; all of an engine go by these."""
+"""The calls of a reader that change what is stored; an engine uses no others."""
 T = TypeVar("T")
 _leaders: "WeakKeyDictionary[nn.Module, Leader]" = WeakKeyDictionary()
 
 
 def led(model: Decoder | EncoderDecoder, body: Callable[[], T], *, beat: float = 60.0) -> T | None:
-    """Calls `body` on rank 0 and returns its result; None on the other ranks of a model that is shared (`shard`), which
-    read with it until `body` ends. A model that is not shared is read by this process alone.
+    """Calls `body` on rank 0 and returns its result. The other ranks of a sharded model (`shard`) serve its reads until
+    it ends, and return None. A model that is not sharded is read by this process alone.
 
-    In `body` whatever generates by an engine may be called, from any thread; the forward of the model itself may not,
-    since all ranks have to make it. `beat`: after so many seconds without a step rank 0 tells that it is still there;
-    less than the others wait for a message (`joined(patience=)`). Raises what `body` raises, ConfigError for a model
-    that is led already."""
+    In `body` any generation by an engine may be called, from any thread, but not the model's own forward, which all
+    ranks have to call. `beat`: after this many seconds without a step rank 0 sends a sign of life; it must be less than
+    the time that the others wait for a message (`joined(patience=)`). Raises what `body` raises, and ConfigError if the
+    model is led already."""
     shards = shards_of(model)
     if shards is None:
         return body()
@@ -63,23 +63,23 @@ def led(model: Decoder | EncoderDecoder, body: Callable[[], T], *, beat: float =
 
 
 def reader_of(model: Decoder | EncoderDecoder, **how: Any) -> Reader:
-    """`Reader(model, **how)`; of a model that is led, one whose calls the other ranks are told."""
+    """Returns `Reader(model, **how)`; if the model is led, a reader whose calls are sent to the other ranks."""
     return Reader(model, **how) if model not in _leaders else _leaders[model].reader(**how)
 
 
 class Leader:
-    """Rank 0 of a model: collects the calls of its readers for the other ranks, and numbers tables and readers."""
+    """Rank 0 of a model: collects the calls of its readers for the other ranks, and numbers page tables and readers."""
 
     def __init__(self, model: Decoder | EncoderDecoder, exchange: Exchange) -> None:
         self.model, self.exchange = model, exchange
         self._numbers: WeakKeyDictionary[object, int] = WeakKeyDictionary()
         self._next = count()
         self._calls: list[bytes] = []
-        self._gone: deque[int] = deque()  # readers that are used no longer
+        self._gone: deque[int] = deque()  # numbers of readers that were garbage-collected
         self._lock, self._inside = threading.RLock(), False
 
     def reader(self, **how: Any) -> Reader:
-        """A reader whose calls the other ranks are sent."""
+        """Returns a reader whose calls are sent to the other ranks."""
         reader: Reader = self._tell(None, "", Reader)(self.model, **how)
         finalize(reader, self._gone.append, self._numbers[reader])
         for path in TOLD:
@@ -89,13 +89,13 @@ class Leader:
         return reader
 
     def _tell(self, number: int | None, path: str, act: Callable[..., T]) -> Callable[..., T]:
-        """Wraps `act` so that the other ranks make the same call; calls are sent when a step is read."""
+        """Wraps `act` so that the other ranks make the same call; collected calls are sent with each read."""
 
         def told(*args: Any, **named: Any) -> T:
             with self._lock:
-                if self._inside:  # a call that another one makes
+                if self._inside:  # a nested call: the other ranks make it within the outer one
                     return act(*args, **named)
-                file = BytesIO()  # of the call as it is now
+                file = BytesIO()  # packed now: the call may change its arguments
                 _Packer(file, self.model, self._numbers).dump((number, path, args, named))
                 self._calls.append(file.getvalue())
                 if path.endswith("read"):
@@ -121,7 +121,7 @@ class Leader:
 
     @contextmanager
     def beating(self, seconds: float) -> "Iterator[Leader]":
-        """Tells the others now and then that there is nothing to do, and at last that this is the end."""
+        """Sends empty messages at this interval while open, and a final one on exit."""
         ended = threading.Event()
 
         def beat() -> None:
@@ -136,13 +136,14 @@ class Leader:
         finally:
             ended.set()
             thread.join()
-            with self._lock:  # a thread of the body may be reading yet
+            with self._lock:  # a thread of the body may still be reading
                 self._send(ends=True)
 
 
 def _follow(model: Decoder | EncoderDecoder, exchange: Exchange) -> None:
-    """Makes the calls of rank 0 until it ends. What it raises there is raised here, too: rank 0 knows what follows."""
-    things: dict[int, Any] = {}
+    """Repeats the calls of rank 0 until it ends. HeadwayErrors are ignored, since rank 0 raises the same and handles
+    them."""
+    objects: dict[int, Any] = {}
     numbers, ends = count(), False
     while not ends:
         size = torch.zeros(1, dtype=torch.int64)
@@ -151,26 +152,26 @@ def _follow(model: Decoder | EncoderDecoder, exchange: Exchange) -> None:
         exchange.start(None, 0, message, 0)()
         calls, gone, ends = pickle.loads(message.numpy().tobytes())
         for call in calls:
-            number, path, args, named = _Unpacker(BytesIO(call), model, things).load()
+            number, path, args, kwargs = _Unpacker(BytesIO(call), model, objects).load()
             try:
-                result = (Reader if number is None else attrgetter(path)(things[number]))(*args, **named)
+                result = (Reader if number is None else attrgetter(path)(objects[number]))(*args, **kwargs)
             except HeadwayError:
                 continue
-            things.update({next(numbers): made for made in _made(result)})
+            objects.update({next(numbers): made for made in _made(result)})
             if path.endswith("close"):
-                things = {n: thing for n, thing in things.items() if thing is not args[0]}
+                objects = {n: item for n, item in objects.items() if item is not args[0]}
         for number in gone:
-            del things[number]
+            del objects[number]
 
 
 def _made(result: object) -> list[Any]:
-    """The tables and readers among what a call returns, which are known by numbers from then on."""
+    """Returns the page tables and readers in a call's result, which are referred to by number afterwards."""
     results = result if isinstance(result, list) else [result]
     return [item for item in results if isinstance(item, PageTable | Reader)]
 
 
 class _Packer(pickle.Pickler):
-    """Writes a table as its number, and the model as -1."""
+    """Pickles a page table as its number, and the model as -1."""
 
     def __init__(self, file: BytesIO, model: nn.Module, numbers: Mapping[object, int]) -> None:
         super().__init__(file)

@@ -1,4 +1,4 @@
-"""A model and the pages of the texts that it reads: the next tokens of some texts in, logits out.
+"""A model and the page tables of the sequences that it reads: the next tokens of some sequences in, logits out.
 
 Legend: T tokens of a step, N slots whose logits are wanted, V vocab.
 """
@@ -31,7 +31,7 @@ Names = Sequence[str] | None
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """While open, the model is in evaluation mode and nothing is recorded for gradients."""
+    """Puts the model in evaluation mode and disables gradients while open."""
     trained = [part for part in model.modules() if part.training] if model.training else []
     try:
         model.eval() if trained else None
@@ -43,21 +43,22 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 class Reader:
-    """Reads texts with a decoder, or the targets of an encoder-decoder.
+    """Reads sequences with a decoder, or the targets of an encoder-decoder.
 
-        logits = reader.read([(table, ids), ...], [slots of which logits are wanted, ...])
-        reader.cache.end()
+        logits = reader.read([(table, ids), ...], [slots whose logits are wanted, ...])
+        reader.end()
 
-    A step of few tokens is one native call where the kernels can run the model: `steps` says whether, and why.
+    A step of few tokens is one native call if the kernels support the model: `steps` says whether they do, and why.
 
     Args:
-        model: in evaluation mode during the calls only, so that a model in training can be sampled from.
-        use_cache: False computes every step from the whole text.
-        kv_dtype: what the cache stores; the weights' dtype unless given.
+        model: switched to evaluation mode only during the calls, so that a model can be sampled from during training.
+        use_cache: False recomputes every step from the whole sequence.
+        kv_dtype: dtype of what the cache stores; the weights' dtype unless given.
         budget, keep, slack: as in `PagedCache`.
+        exact: as in `GenerationConfig`.
 
-    Raises ConfigError for a budget where positions depend on the length of a text: what such a text has stored depends
-    on how it came to its length, so that it can neither be sent back to wait nor begin with what others stored.
+    Raises ConfigError for a budget if positions depend on the length of a sequence: what it has stored then depends on
+    how it reached its length, so that it can be neither preempted nor started from a stored prefix.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Reader:
     ) -> None:
         self.model, self.use_cache, self.exact = model, use_cache, exact
         of_length = any(scheme.length_dependent for scheme in model.spec.layer_positions)
-        # what a text stores depends, too, on its source and, at some positions, on its length
+        # stored keys also depend on the source and, with some position schemes, on the length
         self.shares_prefixes = not of_length and isinstance(model, Decoder)
         if budget is not None and of_length:
             raise ConfigError(
@@ -87,8 +88,8 @@ class Reader:
         self.renew()
 
     def renew(self) -> None:
-        """Reads with the adapters that are added now. What is stored stays. Raises ConfigError where it is to be exact,
-        and cannot."""
+        """Rebuilds the step for the adapters that are active now. What is stored stays. Raises ConfigError if the step
+        must be exact and cannot be."""
         self.adapters = beside(self.model)
         for name in ("_step", "native", "steps"):
             self.__dict__.pop(name, None)
@@ -100,24 +101,25 @@ class Reader:
 
     @cached_property
     def _step(self) -> tuple[DecodeStep | None, Choice]:
-        """The native step, and the choice of what computes steps of few tokens: a prompt alone needs none."""
+        """The native step, and the choice of what computes steps of few tokens; made lazily, since reading prompts
+        alone needs neither."""
         if not self.use_cache:
             return None, Choice("modules", "no cache is used")
         memory = None if self.sources is None else self.sources.cache
         native, steps = choose_step(self.model, self.cache, memory, self.exact)
-        # elsewhere there are no native steps, and `exact` says it in its error
+        # other devices have no native steps, and for `exact` the error of `renew` gives the reason
         if native is None and self.device.type == "cpu" and not self.exact:
             say_once(steps.why)
         return native, steps
 
     @cached_property
     def native(self) -> DecodeStep | None:
-        """A step as one call of the kernels; None where they do not take the model."""
+        """A step as one call of the kernels; None if they do not support the model."""
         return self._step[0]
 
     @cached_property
     def steps(self) -> Choice:
-        """The choice of what computes steps of few tokens, "native" calls or "modules", and why."""
+        """The choice of what computes steps of few tokens, "native" calls or "modules", with its reason."""
         return self._step[1]
 
     def read(
@@ -127,21 +129,26 @@ class Reader:
         sources: Sequence[PageTable] = (),
         adapters: Sequence[Names] = (),
     ) -> Tensor:
-        """Logits [N, V] of the tokens that follow the wanted ones of each chunk, which are numbered from 0.
+        """Returns logits [N, V] of the tokens that follow the wanted tokens of each chunk, which are numbered from 0
+        within it.
 
-        Each text goes on with its ids; `sources` are those of the texts, of an encoder-decoder, `adapters` the names of
-        those that are added for each text (None: all). What it stored is settled by `cache.end()`. Raises CacheError,
-        and changes nothing, where pages have no room."""
+        Each chunk continues its sequence. `sources` are those of the sequences, for an encoder-decoder; `adapters` are
+        the names of the adapters to add for each sequence (None: all). `end` settles what was stored. Raises
+        CacheError, and changes nothing, if the pages have no room."""
         if self.use_cache:
-            tokens, texts, begins = self.cache.begin(chunks), [ids for _, ids in chunks], [0] * len(chunks)
-        else:  # all tokens of the texts
+            tokens, sequences, begins = (
+                self.cache.begin(chunks),
+                [ids for _, ids in chunks],
+                [0] * len(chunks),
+            )
+        else:  # all tokens of the sequences
             begins = [len(table) for table, _ in chunks]
             for table, new in chunks:
                 table.ids += new
-            texts = [table.ids for table, _ in chunks]
-            tokens = Tokens.packed([len(text) for text in texts], device=self.device)
-        lengths = [len(text) for text in texts]
-        ids = torch.tensor([[i for text in texts for i in text]], device=self.device)
+            sequences = [table.ids for table, _ in chunks]
+            tokens = Tokens.packed([len(sequence) for sequence in sequences], device=self.device)
+        lengths = [len(sequence) for sequence in sequences]
+        ids = torch.tensor([[i for sequence in sequences for i in sequence]], device=self.device)
         firsts = map(add, accumulate(lengths[:-1], initial=0), begins)
         # chunks of 3 and 2 ids, wanted [[2], [0, 1]]: at [2, 3, 4]
         at = [first + slot for first, slots in zip(firsts, wanted, strict=True) for slot in slots]
@@ -151,7 +158,9 @@ class Reader:
             if native is not None and not self.exact and tokens.count > native.most_rows:
                 native = None
             if native is not None and not (rows and native.lowered.has_magnitudes):
-                of_tokens = [table for table, text in zip(sources, texts, strict=False) for _ in text]
+                of_tokens = [
+                    table for table, sequence in zip(sources, sequences, strict=False) for _ in sequence
+                ]
                 return native.read(ids, tokens, at, of_tokens, rows)
             cache = self.cache if self.use_cache else None
             slots = torch.tensor([at], dtype=torch.int64, device=self.device)
@@ -160,12 +169,15 @@ class Reader:
                 return logits[0]
             memory = None if self.sources is None else self.sources.memory(sources)
             needed = None if rows else slots
-            with only_rows(rows):  # of all tokens, in every layer
+            with only_rows(rows):  # masks of all tokens, so that every layer computes all of them
                 states = self.model.hidden(ids, tokens=tokens, cache=cache, memory=memory, slots=needed)[0]
             return self.model.logits(states[at] if rows else states)
 
     def _rows_of(self, adapters: Sequence[Names], counts: Sequence[int]) -> dict[str, Tensor]:
-        """The tokens of texts, so many of each, to which each adapter is added, bool [T, 1]; {} where that is all."""
+        """Returns which of the tokens each adapter is added to, bool [T, 1]; {} if all adapters are added to all
+        tokens.
+
+        `counts`: tokens of each sequence."""
         if adapters.count(None) == len(adapters):
             return {}
         of_tokens = [names for names, n in zip(adapters, counts, strict=True) for _ in range(n)]
@@ -175,7 +187,7 @@ class Reader:
         }
 
     def trim(self, table: PageTable, count: int) -> None:
-        """Takes back the last tokens of a text. Raises CacheError as `PagePool.trim`."""
+        """Discards the last `count` tokens of a sequence. Raises CacheError as `PagePool.trim` does."""
         if self.use_cache:
             self.cache.pool.trim(table, count)
         else:
@@ -184,28 +196,30 @@ class Reader:
     def open(
         self, ids: Sequence[int], adapters: Names = None, shares: bool = True, salt: str = ""
     ) -> PageTable:
-        """Pages for a text that begins with these ids. Where it `shares`, as much of it as others with the same
-        adapters (None: all) and the same salt have stored need not be read."""
+        """Returns a page table for a sequence that begins with these ids.
+
+        If `shares`, it starts with the longest prefix stored by sequences with the same adapters (None: all) and the
+        same salt."""
         root = self._root(adapters, salt)
         table = self.cache.open(ids if shares and self.shares_prefixes and self.use_cache else (), root)
         table.marks |= {len(ids) // PAGE * PAGE, (len(ids) - 1) // PAGE * PAGE}
         return table
 
     def fates(self, ids: Sequence[int], adapters: Names = None, salt: str = "") -> list[list[str]]:
-        """The fates of the pages of a text (`PagePool.fates`) with these adapters and this salt."""
+        """Returns the state of a sequence's pages (`PagePool.fates`) under these adapters and this salt."""
         return self.cache.pool.fates(ids, self._root(adapters, salt))
 
     def stored(self, ids: Sequence[int], adapters: Names = None, salt: str = "") -> StoredText | None:
-        """A copy of what pages hold of a text (`StoredText.of`) with these adapters and this salt; None where what they
-        hold depends on more."""
+        """Returns a copy of the stored keys and values of a sequence (`StoredText.of`) under these adapters and this
+        salt; None if they also depend on its length or its source."""
         return StoredText.of(self.cache, ids, self._root(adapters, salt)) if self.shares_prefixes else None
 
     def _root(self, adapters: Names, salt: str) -> tuple[str, ...]:
         return salt, *(name for name in self.adapters if adapters is None or name in adapters)
 
     def check_adapters(self, adapters: Names) -> None:
-        """Raises ConfigError for adapters that are not added to the model's layers; where there is a source, which is
-        read for all texts alike; and where they are added to some rows by modules, which are not exact."""
+        """Raises ConfigError for adapters that are not active in the model's layers; for an encoder-decoder, whose
+        source is read with the same adapters for all; and if adding them to some rows only would not be exact."""
         if adapters is None:
             return
         if self.sources is not None:
@@ -230,15 +244,15 @@ class Reader:
 
 
 class Sources:
-    """Keys and values of sources, to which the decoder of an encoder-decoder attends, computed once; each source alone
-    where they are to be exact."""
+    """Cross-attention keys and values of an encoder-decoder's sources, computed once; if `exact`, each source is
+    encoded alone."""
 
     def __init__(self, model: EncoderDecoder, exact: bool = False) -> None:
         self.model, self.exact = model, exact
         self.cache = PagedCache(cache_specs(model.stack), [Causal()] * model.spec.layers)
 
     def read(self, sources: Sequence[Sequence[int]]) -> list[PageTable]:
-        """The pages of new sources, encoded together, side by side."""
+        """Returns the page tables of new sources, which are encoded together in one packed row."""
         if self.exact and len(sources) > 1:
             return [table for source in sources for table in self.read([source])]
         lengths = [len(ids) for ids in sources]
@@ -247,14 +261,14 @@ class Sources:
             memory = self.model.encode(ids, tokens=Tokens.packed(lengths, device=self.cache.device))
             tables = [self.cache.pool.open(root=object()) for _ in sources]
             tokens = self.cache.begin(list(zip(tables, sources, strict=True)))
-            for layer, keys in zip(self.cache.layers, self.model.memory_keys(memory), strict=True):
+            for layer, memory_keys in zip(self.cache.layers, self.model.memory_keys(memory), strict=True):
                 assert isinstance(layer, PagedLayer)
-                layer.update(keys.k, keys.v, tokens)
+                layer.update(memory_keys.k, memory_keys.v, tokens)
             self.cache.end()
         return tables
 
     def memory(self, tables: Sequence[PageTable]) -> list[KeyValues]:
-        """The sources of texts, as documents 0, 1, ..., for every layer."""
+        """Returns the keys and values of the sources, as documents 0, 1, ..., for every layer."""
         at = places(tables, 0, self.cache.device)
         layers = (layer for layer in self.cache.layers if isinstance(layer, PagedLayer))
         return [stored_keys(layer.tensors, at) for layer in layers]

@@ -16,11 +16,11 @@ USUAL_NEW_TOKENS = 128
 class Request:
     """One text to generate.
 
-    number: what its noise is keyed by, and its name in errors.
-    prompt: ids that the decoder reads first; its new tokens follow them.
-    config: its own settings.
-    max_new_tokens: how many new tokens it gets at most.
-    source: ids that the encoder reads, where there is one.
+    number: key of its random numbers, and its name in errors.
+    prompt: ids that the decoder reads first; the new tokens follow them.
+    config: its settings.
+    max_new_tokens: maximum number of new tokens.
+    source: ids that the encoder reads; None for a decoder.
     """
 
     number: int
@@ -31,12 +31,13 @@ class Request:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens that were given: those of the source where there is one."""
+        """Number of input tokens: those of the source if there is one, else those of the prompt."""
         return len(self.prompt if self.source is None else self.source)
 
 
 def check_prompts(prompts: Sequence[Sequence[int] | Tensor], vocab: int) -> list[list[int]]:
-    """The prompts as lists of ids; DataError names the first that is empty or has an id outside the vocab."""
+    """Returns the prompts as lists of ids. Raises DataError for the first that is empty or has an id outside the
+    vocabulary."""
     if isinstance(prompts, (str, bytes)) or prompts is None:
         raise DataError(f"prompts are lists of token ids, got {type(prompts).__name__}")
     if len(prompts) == 0:
@@ -69,11 +70,11 @@ def make_requests(
     numbers: Sequence[int] | None = None,
     sources: Sequence[list[int]] | None = None,
 ) -> list[Request]:
-    """A request for each prompt (`check_prompts`), or for each source where the prompt is what targets begin with.
+    """Returns a request for each checked prompt (`check_prompts`), or for each source; prompts are then what targets
+    begin with.
 
-    `config` is one for all, or one for each. Raises ConfigError for numbers or configs that are not as many, numbers
-    that repeat, ids outside the vocabulary, a context that is too short, and configs that differ in what the requests
-    of a call share."""
+    `config` is one for all, or one for each. Raises ConfigError for numbers or configs of another count, repeated
+    numbers, ids outside the vocabulary, a context that is too short, and configs that differ in `session_options`."""
     count = len(prompts)
     numbers = list(range(count)) if numbers is None else list(numbers)
     if len(numbers) != count:
@@ -86,26 +87,28 @@ def make_requests(
         raise ConfigError(
             f"config: {len(configs)} of them for {count} prompts; give one for all, or one for each"
         )
-    if any(other.session_options != configs[0].session_options for other in configs):
+    if any(request_config.session_options != configs[0].session_options for request_config in configs):
         raise ConfigError(
             "config: use_cache, kv_cache_dtype, prefill_chunk and exact are of the whole call; "
             "give all its prompts the same"
         )
-    for other in {id(other): other for other in configs}.values():
+    for request_config in {id(request_config): request_config for request_config in configs}.values():
         for name in ("bias", "forbidden", "prefix", "forced_first", "forced_last"):
-            value = getattr(other, name)
+            value = getattr(request_config, name)
             for token in [value] if name.startswith("forced") else value:
                 if token is not None and not 0 <= token < spec.vocab:
                     raise ConfigError(
                         f"{name}: token id {token} is outside the model's vocabulary of {spec.vocab}"
                     )
-    most = [_max_new_tokens(i, *pair, spec) for i, pair in enumerate(zip(prompts, configs, strict=True))]
-    read: Sequence[list[int] | None] = [None] * count if sources is None else sources
-    return [Request(*fields) for fields in zip(numbers, prompts, configs, most, read, strict=True)]
+    limits = [_max_new_tokens(i, *pair, spec) for i, pair in enumerate(zip(prompts, configs, strict=True))]
+    encoder_inputs: Sequence[list[int] | None] = [None] * count if sources is None else sources
+    return [
+        Request(*fields) for fields in zip(numbers, prompts, configs, limits, encoder_inputs, strict=True)
+    ]
 
 
 def by_config(requests: Sequence[Request]) -> list[list[int]]:
-    """The places of the requests that have one config, config by config."""
+    """Returns the indices of the requests, grouped by config (the same object)."""
     groups: dict[int, list[int]] = {}
     for i, request in enumerate(requests):
         groups.setdefault(id(request.config), []).append(i)
@@ -113,25 +116,26 @@ def by_config(requests: Sequence[Request]) -> list[list[int]]:
 
 
 def context_limit(spec: ModelSpec, config: GenerationConfig) -> int | None:
-    """The longest row that may be read, in tokens; None is no limit."""
+    """Returns the length of the longest sequence that may be read, in tokens; None is no limit."""
     hard = spec.context_limit
     return hard if config.beyond_context else min(spec.trained_context, hard or spec.trained_context)
 
 
 def _max_new_tokens(i: int, prompt: list[int], config: GenerationConfig, spec: ModelSpec) -> int:
-    """How many new tokens prompt i may get; ConfigError when the context is too short for what is asked."""
+    """Returns the maximum number of new tokens of prompt i. Raises ConfigError if the context is too short for the
+    requested number."""
     limit, requested = context_limit(spec, config), config.max_new_tokens
-    rest = None if limit is None else limit - len(prompt)
-    need = requested or 0
-    if rest is not None and (rest < need or rest < 0):
+    remaining = None if limit is None else limit - len(prompt)
+    needed = requested or 0
+    if remaining is not None and (remaining < needed or remaining < 0):
         hard = limit == spec.context_limit
-        what = "can take" if hard else "was trained on"
-        more = "" if hard else ", or beyond_context=True (--beyond-context) to go on all the same"
-        fewer = f"at most {rest} new tokens" if rest > 0 else "a shorter prompt"
+        limit_kind = "can take" if hard else "was trained on"
+        beyond = "" if hard else ", or beyond_context=True (--beyond-context) to go on all the same"
+        remedy = f"at most {remaining} new tokens" if remaining > 0 else "a shorter prompt"
         raise ConfigError(
-            f"prompt {i} has {len(prompt)} tokens, {need} more were asked for: {len(prompt) + need} in all, but "
-            f"this model {what} {limit}; ask for {fewer}{more}"
+            f"prompt {i} has {len(prompt)} tokens, {needed} more were asked for: {len(prompt) + needed} in all, but "
+            f"this model {limit_kind} {limit}; ask for {remedy}{beyond}"
         )
     if requested is not None:
         return requested
-    return USUAL_NEW_TOKENS if rest is None else min(USUAL_NEW_TOKENS, rest)
+    return USUAL_NEW_TOKENS if remaining is None else min(USUAL_NEW_TOKENS, remaining)

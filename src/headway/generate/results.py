@@ -5,11 +5,12 @@ from typing import Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "eos"]
 TopLogProbs = tuple[tuple[int, float], ...]
-"""The likeliest tokens in a place and their log probabilities, the likeliest first."""
+"""The most likely tokens at a place and their log probabilities, the most likely first."""
 
 
 class ToldToken(NamedTuple):
-    """A token of a prompt, ln p of it after all before it (None for the first), and the likeliest in its place."""
+    """A token of the prompt, its ln p given all before it (None for the first), and the most likely tokens at its
+    place."""
 
     token: int
     log_prob: float | None
@@ -22,9 +23,9 @@ class Delta(NamedTuple):
     text: what became certain with it (possibly nothing; whole characters; never part of a stop string).
     finish_reason: "eos", "stop" (a stop string, or the end of a grammar) or "length" with the last delta of a request,
         else None.
-    seconds: since the call began.   token: None only in the single delta of a request that gets no token.
-    drafted, accepted: as in `Generation`, so far.   log_prob, top_log_probs: of this token.   prompt: in the
-    first delta, the tokens of the prompt, where they are told.
+    seconds: time since the request was made.   token: None only in the single delta of a request without new tokens.
+    drafted, accepted: as in `Generation`, so far.   log_prob, top_log_probs: of this token.
+    prompt: in the first delta, the tokens of the prompt, if their log probabilities were requested.
     """
 
     request: int
@@ -43,8 +44,8 @@ class Delta(NamedTuple):
 class Hypothesis:
     """A finished text of a beam search.
 
-    ids: all new tokens, an EOS included.   log_probs: of each of them, after what `constrain` changes.
-    score: their sum / (number of ids) ** length_penalty; what hypotheses are ranked by.
+    ids: all new tokens, including EOS.   log_probs: log probability of each, after the changes of `constrain`.
+    score: their sum / (number of ids) ** length_penalty, by which hypotheses are ranked.
     text: without EOS ("" without a tokenizer).
     """
 
@@ -59,15 +60,14 @@ class Hypothesis:
 class Generation:
     """The result of one request.
 
-    ids: all new tokens, an EOS included.   text: without EOS and stop string ("" without a tokenizer).
-    seconds_to_first_token: None when there is no token, and for a beam search, where none is certain before the
-        end.
-    hypotheses: of a beam search, the best first; this text is the first of them. Else none.
+    ids: all new tokens, including EOS.   text: without EOS and stop string ("" without a tokenizer).
+    seconds_to_first_token: None if there is no token, and for a beam search, where no token is certain before the end.
+    hypotheses: of a beam search, the best first, which is also this result's text. Else empty.
     drafted, accepted: how many tokens drafts proposed, and how many of those became part of the text.
-    log_probs: where they were asked for, ln p of each of `ids` after all before it under the model's own distribution,
-        before temperature, filters, penalties and constraints: those of `score`.
-    top_log_probs: and of the likeliest tokens in each place.   prompt: the same of the tokens of the prompt. They are
-        empty unless asked for.
+    log_probs: if requested, ln p of each of `ids` given all before it under the model's own distribution, before
+        temperature, filters, penalties and constraints, as `score` computes it (with `drawn_log_probs`, after them).
+    top_log_probs: of the most likely tokens at each place.   prompt: the same for the tokens of the prompt. Both are
+        empty unless requested.
     """
 
     request: int
@@ -91,7 +91,7 @@ class Generation:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """New tokens after the first, per second of decoding; None for fewer than two."""
+        """New tokens after the first, per second of decoding; None for fewer than two tokens."""
         if self.seconds_to_first_token is None or len(self.ids) < 2:
             return None
         return (len(self.ids) - 1) / max(self.seconds - self.seconds_to_first_token, 1e-9)

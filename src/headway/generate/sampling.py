@@ -1,11 +1,11 @@
-"""Drawing of the next token, in a fixed order, after the constraints (the repetition penalty first):
+"""Sampling of the next token, in a fixed order, after the constraints (the repetition penalty first):
 
     temperature -> top-k -> top-p -> min-p -> draw
 
 Legend: R rows, V vocab.
 
-The draw inverts the cumulative distribution at one uniform number, which is a pure function of (seed,
-request, step). So the text of a request does not depend on what else is in the batch, and no generator has a state.
+The draw inverts the cumulative distribution at one uniform number, which is a pure function of (seed, request, step).
+So the text of a request does not depend on the rest of the batch, and no generator has a state.
 """
 
 import math
@@ -20,44 +20,44 @@ from headway.errors import ConfigError, HeadwayError
 
 
 def penalize_repetition(logits: Tensor, penalty: float, seen: Tensor) -> Tensor:
-    """Logits of tokens that are `seen`, bool [R, V]: l / penalty where l > 0, l * penalty elsewhere (Keskar et al.
-    2019, CTRL, as Hugging Face does it). 1 changes nothing."""
+    """Penalizes logits of tokens that are `seen`, bool [R, V]: l / penalty if l > 0, else l * penalty (Keskar et al.
+    2019, CTRL, as in Hugging Face's code). 1 changes nothing."""
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 def penalize_counts(logits: Tensor, ids: Sequence[int], each: float, once: float) -> Tensor:
-    """Logits [V] of tokens that stand in a text: less `each` for every time, and `once` for the first (OpenAI's
+    """Subtracts from the logits [V] of each token in `ids`: `each` per occurrence, and `once` in total (OpenAI's
     frequency and presence penalties)."""
     tokens, counts = torch.tensor(ids, dtype=torch.int64, device=logits.device).unique(return_counts=True)
     return logits.index_add(0, tokens, -(counts.to(logits.dtype) * each + once))
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:
-    """The `k` largest logits stay, exactly k of them: of equals, those with the smaller id."""
+    """Keeps the `k` largest logits, exactly k of them: ties go to smaller ids. The others become -inf."""
     k = min(k, logits.shape[-1])
-    least = logits.topk(k, -1).values[..., -1:]
-    above, equal = logits > least, logits == least
+    kth = logits.topk(k, -1).values[..., -1:]
+    above, equal = logits > kth, logits == kth
     keep = above | (equal & (equal.cumsum(-1) <= k - above.sum(-1, keepdim=True)))
     return logits.masked_fill(~keep, float("-inf"))
 
 
 def top_p(logits: Tensor, p: float) -> Tensor:
-    """The fewest most likely tokens whose probabilities sum to `p` or more stay (Holtzman et al. 2020)."""
-    ordered, at = logits.sort(dim=-1, descending=True, stable=True)
+    """Keeps the fewest most likely tokens whose probabilities sum to `p` or more (Holtzman et al. 2020)."""
+    ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
     probabilities = ordered.softmax(-1, dtype=torch.float64)
-    before = probabilities.cumsum(-1) - probabilities
-    drop = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, at, before >= p)
+    mass_before = probabilities.cumsum(-1) - probabilities
+    drop = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, ids, mass_before >= p)
     return logits.masked_fill(drop, float("-inf"))
 
 
 def min_p(logits: Tensor, p: float) -> Tensor:
-    """Tokens at least `p` times as likely as the most likely one stay (Nguyen et al. 2024)."""
+    """Keeps the tokens that are at least `p` times as likely as the most likely one (Nguyen et al. 2024)."""
     log_ratio = logits - logits.amax(-1, keepdim=True)
     return logits.masked_fill(log_ratio < torch.tensor(p).log(), float("-inf"))
 
 
 LEAST = 1e-10
-"""The least temperature and penalty: divided by less, logits would not be numbers any longer."""
+"""The smallest positive temperature and repetition penalty: dividing logits by less would overflow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +65,11 @@ class Sampling:
     """How tokens are chosen. The default is greedy: the most likely token, of equals the smallest id.
 
     temperature: logits are divided by it; 0 is greedy.  top_k: 0 is no filter.  top_p: 1 is no filter.
-    min_p: 0 is no filter.  repetition_penalty: over prompt and text; 1 is none; greedy obeys it, too.
-    frequency_penalty, presence_penalty: over the text alone, for each time that a token stands in it and for the first;
-        0 is none; greedy obeys them, too.
-    Raises ConfigError for values outside their range, naming them.
+    min_p: 0 is no filter.  repetition_penalty: over prompt and text; 1 is none; also applies to greedy decoding.
+    frequency_penalty, presence_penalty: over the text alone, for each occurrence of a token and once for its presence;
+        0 is none; they also apply to greedy decoding.
+
+    Raises ConfigError, naming the setting, for values outside their range.
     """
 
     temperature: float = 0.0
@@ -80,7 +81,7 @@ class Sampling:
     presence_penalty: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, good, allowed in (
+        for name, valid, allowed in (
             (
                 "temperature",
                 self.temperature == 0 or self.temperature >= LEAST,
@@ -94,12 +95,12 @@ class Sampling:
             ("presence_penalty", abs(self.presence_penalty) <= 2, "-2 to 2 (0 is none)"),
         ):
             value = getattr(self, name)
-            if not good or value != value or abs(value) == float("inf"):
+            if not valid or value != value or abs(value) == float("inf"):
                 raise ConfigError(f"{name} must be {allowed}, got {value}")
 
     @property
     def penalties(self) -> "Sampling":
-        """Greedy, with the same penalties: what a search of beams obeys, too."""
+        """Greedy sampling with the same penalties, which a beam search applies too."""
         return Sampling(**{name: getattr(self, name) for name in vars(self) if name.endswith("penalty")})
 
     @property
@@ -107,7 +108,7 @@ class Sampling:
         return self.temperature == 0
 
     def filter(self, logits: Tensor) -> Tensor:
-        """Logits [R, V] after all steps before the draw, -inf where nothing is drawn from."""
+        """Returns the logits [R, V] after all steps before the draw; -inf for tokens that are never drawn."""
         if self.greedy:
             return logits
         if self.temperature != 1:
@@ -119,11 +120,11 @@ class Sampling:
         return min_p(logits, self.min_p) if self.min_p else logits
 
     def choose(self, logits: Tensor, noise: Sequence[float]) -> Tensor:
-        """The next token of each row.
+        """Returns the next token of each row.
 
         Args:
             logits: finite or -inf, [R, V].
-            noise: one uniform number in [0, 1) per row (see `uniform`).
+            noise: one uniform number in [0, 1) per row (see `uniform`); may be empty if greedy.
         Returns:
             ids [R], int64, on the device of the logits.
         """
@@ -132,24 +133,24 @@ class Sampling:
 
 
 def draw(logits: Tensor, noise: Sequence[float]) -> Tensor:
-    """Token i with probability softmax(logits)_i when noise is uniform: the first i whose cumulative
-    probability exceeds it. A token of probability 0 is never drawn."""
+    """Draws token i with probability softmax(logits)_i if `noise` is uniform: the first i whose cumulative probability
+    exceeds it. A token of probability 0 is never drawn."""
     cumulative = logits.softmax(-1, dtype=torch.float64).cumsum(-1)
     total = cumulative[:, -1:].contiguous()
-    at = torch.tensor(list(noise), dtype=torch.float64, device=logits.device).unsqueeze(1) * total
-    # the last token with weight is where the total is first reached
+    thresholds = torch.tensor(list(noise), dtype=torch.float64, device=logits.device).unsqueeze(1) * total
+    # the last token with nonzero probability is the first whose cumulative sum is the total
     # probabilities .2 .5 .3 0: cumulative .2 .7 1 1, last 2; noise .2 draws token 1, the first above it
-    last = torch.searchsorted(cumulative, total)
-    return torch.minimum(torch.searchsorted(cumulative, at, right=True), last).squeeze(1)
+    last_likely = torch.searchsorted(cumulative, total)
+    return torch.minimum(torch.searchsorted(cumulative, thresholds, right=True), last_likely).squeeze(1)
 
 
 def broken_rows(logits: Tensor) -> list[int]:
-    """The rows of logits [R, V] whose largest is NaN or infinity."""
+    """Returns the rows of logits [R, V] whose maximum is NaN or infinite."""
     return [row for row, largest in enumerate(logits.amax(-1).tolist()) if not math.isfinite(largest)]
 
 
 def no_numbers(request: int, step: int, model: str = "the model") -> HeadwayError:
-    """The error for such a row."""
+    """Returns the error for a row of logits that are not finite."""
     return HeadwayError(
         f"{model}'s logits for request {request} at step {step} are not numbers (NaN or "
         "infinity): its weights are broken, or the dtype overflows (try --dtype float32)"
@@ -157,5 +158,5 @@ def no_numbers(request: int, step: int, model: str = "the model") -> HeadwayErro
 
 
 def uniform(seed: int, request: int, step: int) -> float:
-    """A number in [0, 1) that is a pure function of its arguments (53 bits)."""
+    """Returns a number in [0, 1) that is a pure function of its arguments (53 random bits)."""
     return (keyed(seed, request, step) >> 11) * 2.0**-53  # the upper 53 of 64 bits: 1 << 63 gives 0.5

@@ -1,6 +1,6 @@
 """Probabilities of given continuations under a decoder: for multiple choice, reranking and perplexity.
 
-Legend: B rows, T slots, N tokens that are scored.
+Legend: B rows, T slots, N scored tokens.
 """
 
 import math
@@ -27,8 +27,8 @@ class Score:
     """A continuation and its probability.
 
     log_prob: ln p(continuation | context), the sum of `log_probs`.
-    ids, log_probs: its tokens, and of each ln p(token | context and the tokens before it).
-    is_greedy: whether each token is the most probable one, so that greedy generation would give them.
+    ids, log_probs: its tokens, and ln p(token | context and the tokens before it) of each.
+    is_greedy: whether each token is the most probable one, so that greedy generation would give the continuation.
     """
 
     log_prob: float
@@ -44,13 +44,13 @@ class Score:
 def score(
     model: Decoder, pairs: Sequence[Pair], *, batch_size: int = 32, beyond_context: bool = False
 ) -> list[Score]:
-    """The `Score` of each (context, continuation), both token ids, in their order.
+    """Returns the `Score` of each (context, continuation), both token ids, in their order.
 
-    Pairs are read together, `batch_size` at once, the longest first; that changes no result by more than the rounding
-    of the model's products. No logits but those of a chunk of scored tokens exist at a time.
+    Pairs are read in batches of `batch_size`, the longest first; batching changes results only by the rounding of the
+    model's products. Logits are computed for a chunk of scored tokens at a time.
 
     Raises DataError for a context or a continuation that is empty or has an id outside the vocabulary, ConfigError for
-    a pair that the context has no room for (its last token need not be read: of n tokens, n - 1 slots).
+    a pair that does not fit into the context (its last token need not be read: n tokens take n - 1 slots).
     """
     check_whole("batch_size", batch_size)
     if any(len(continuation) == 0 for _, continuation in pairs):
@@ -72,8 +72,8 @@ def score(
             )
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     scores: dict[int, Score] = {}
-    for at in range(0, len(rows), batch_size):
-        batch = order[at : at + batch_size]
+    for begin in range(0, len(rows), batch_size):
+        batch = order[begin : begin + batch_size]
         log_probs, hits = _scored(model, [rows[i] for i in batch], [len(contexts[i]) for i in batch])
         sizes = [len(targets[i]) for i in batch]
         for i, values, greedy in zip(batch, log_probs.split(sizes), hits.split(sizes), strict=True):
@@ -82,11 +82,13 @@ def score(
 
 
 def _scored(model: Decoder, rows: list[list[int]], begins: list[int]) -> tuple[Tensor, Tensor]:
-    """ln p of the tokens of each row from its place in `begins` on, row after row [N], and whether they are greedy."""
+    """Returns ln p of the tokens of each row from its place in `begins` on, concatenated [N], and whether each is
+    greedy."""
     ids, targets = padded([row[:-1] for row in rows]), padded([row[1:] for row in rows])
     lengths = [len(row) - 1 for row in rows]
     slots, device = torch.arange(ids.shape[1]), model.model.like.device
     first, count = (torch.tensor(values).unsqueeze(1) for values in (begins, lengths))
+    # slot t predicts token t + 1: a continuation from token 3 on is scored at slots 2, 3, ...
     scored = (slots >= first - 1) & (slots < count)
     targets = torch.where(scored, targets, IGNORE_INDEX)[scored].to(device)
     with evaluating(model):
@@ -97,12 +99,12 @@ def _scored(model: Decoder, rows: list[list[int]], begins: list[int]) -> tuple[T
 
 
 def rolling_windows(ids: Sequence[int], prefix: int, length: int) -> list[Pair]:
-    """(context, continuation) pairs that score every one of `ids` once, in windows of `length` slots.
+    """Returns (context, continuation) pairs that score each of `ids` exactly once, in windows of `length` slots.
 
-    The first window begins with `prefix`; each further one scores as many tokens as are left, at most `length`, and
-    looks back on what else fits: at least one token. As lm-evaluation-harness has them (`get_rolling_token_windows`
-    with a context of 1)."""
-    # 5 ids in windows of 2: ([prefix], [0, 1]), ([1], [2, 3]), ([2, 3], [4]), each by its place in ids
+    The first window begins with `prefix`; each further window scores the next tokens, at most `length`, and its context
+    is as many of the preceding tokens as fit: at least one. The same windows as lm-evaluation-harness's
+    (`get_rolling_token_windows` with a context of 1)."""
+    # 5 ids in windows of 2, by their indices: ([prefix], [0, 1]), ([1], [2, 3]), ([2, 3], [4])
     first = min(length, len(ids))
     if length < 1:
         raise ConfigError(f"a window must have 1 slot or more, got {length}")

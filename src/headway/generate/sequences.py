@@ -1,4 +1,4 @@
-"""Requests in progress, whose texts grow by one chosen token a step.
+"""Requests in progress, whose sequences grow by one chosen token per step.
 
 Legend: R rows, V vocab.
 """
@@ -22,15 +22,16 @@ AnyTokenizer = Tokenizer | MarianTokenizer
 
 
 class Job:
-    """A request in an engine, and the texts that are written for it: one, or the several of a beam search.
+    """A request in an engine, and the sequences that are generated for it: one, or several in a beam search.
 
-    texts: as they are stored; none when an engine is done with them.   goes_on: whether another token is to follow.
-    count: new tokens so far.   stored: tokens of its prompt that others had stored.
-    source: the pages of its source, of an encoder-decoder.
-    error: why it ended without having come to its end; None where nothing failed.
-    deltas: what each step added, where that is certain before its end.
-    draft: what was expected to follow and has been read ahead of it.   right: how much of it came, from its first token
-    on.   follows: whether the last token came as it was expected.
+    texts: its sequences, as they are stored; empty once the engine has finished it.
+    goes_on: whether another token will follow.   count: number of new tokens so far.
+    stored: number of prompt tokens that were found in the prefix cache.
+    source: page table of its source, for an encoder-decoder.
+    error: why it failed; None unless it did.
+    deltas: what each step added, unless that is uncertain before the end (beams).
+    draft: draft tokens that the current step reads.   right: how many of them, from the first, were accepted.
+    follows: whether the last chosen token equals its draft token.
     """
 
     def __init__(self, request: Request, texts: Sequence[Text]) -> None:
@@ -44,36 +45,36 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Whether an engine is done with it."""
+        """Whether the engine has finished it."""
         return not self.texts
 
     @property
     def untold(self) -> int:
-        """Tokens of its prompt whose probabilities are still to be told."""
+        """Number of prompt tokens whose log probabilities are still to be computed."""
         return 0
 
     def tell(self, logits: Tensor) -> None:
-        """Takes the logits [N, V] that tell of the next tokens of its prompt."""
+        """Takes logits [N, V] for the prompt's next tokens that have no log probabilities yet."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether each of its texts has been read up to its last token."""
+        """Whether each of its sequences has been read up to its last token."""
         return all(text.is_read for text in self.texts)
 
     def fail(self, error: BaseException) -> None:
-        """Ends it with this error."""
+        """Ends the job with this error."""
         self.goes_on, self.error = False, error
 
     def store(self, pool: PagePool) -> None:
-        """Makes its texts those that go on from what has been read."""
+        """Updates its sequences and their pages after a step, to those that continue."""
 
 
 class SampledText(Text, Job):
-    """One request that is sampled (or greedy). A continuation of a prompt is decoded token by token, a text for a
-    source at its end.
+    """A request with one sampled (or greedy) sequence. A decoder's text is decoded token by token, a translation at its
+    end.
 
-    deltas: one without a token where it gets none.   begun: when it was asked for, by
-    `time.perf_counter`.   drafted, accepted: as in `Generation`, so far.
+    deltas: as in `Job`; a single one without a token if `max_new_tokens` is 0.
+    begun: when it was created, by `time.perf_counter`.   drafted, accepted: as in `Generation`, so far.
     """
 
     def __init__(self, request: Request, tokenizer: AnyTokenizer | None) -> None:
@@ -83,8 +84,8 @@ class SampledText(Text, Job):
         self.drafted = self.accepted = 0
         tells = request.config.prompt_log_probs
         self._told = [ToldToken(request.prompt[0], None, ())] if tells else []
-        none = Delta(request.number, None, "", "length", 0.0, prompt=tuple(self._told))
-        self.deltas = [] if request.max_new_tokens or self.untold else [none]
+        empty_delta = Delta(request.number, None, "", "length", 0.0, prompt=tuple(self._told))
+        self.deltas = [] if request.max_new_tokens or self.untold else [empty_delta]
         self._tokenizer = tokenizer
         self._decoder: StreamDecoder | None = None
         if isinstance(tokenizer, Tokenizer) and request.source is None:
@@ -93,7 +94,7 @@ class SampledText(Text, Job):
 
     @property
     def stopped_by(self) -> str | None:
-        """The stop string that ended it; None where none did."""
+        """The stop string that ended the text; None if none did."""
         return self._scanner.hit
 
     @property
@@ -112,13 +113,14 @@ class SampledText(Text, Job):
             self.deltas.append(Delta(request.number, None, "", "length", seconds, prompt=tuple(self._told)))
 
     def expect(self, draft: list[int]) -> None:
-        """Takes a draft: tokens that are read ahead, behind its last one."""
+        """Takes draft tokens, which the next step reads after the last token."""
         self.draft, self.right, self.drafted = draft, 0, self.drafted + len(draft)
 
     def advance(
         self, token: int, seconds: float, log_prob: float | None = None, top: TopLogProbs = ()
     ) -> None:
-        """Adds the token that was chosen `seconds` after the text was asked for, and its probability if it is told."""
+        """Adds a token that was chosen `seconds` after the request was created, and its log probabilities if they were
+        requested."""
         self.follows = self.draft[self.right : self.right + 1] == [token]
         self.right, self.accepted = self.right + self.follows, self.accepted + self.follows
         self.append(token)
@@ -130,7 +132,7 @@ class SampledText(Text, Job):
         self.deltas.append(Delta(number, token, text, reason, seconds, *counts, log_prob, top, prompt))
 
     def _shown(self, token: int) -> tuple[str, FinishReason | None]:
-        """The text that became certain, and why the request ends if it does."""
+        """Returns the text that became certain, and the finish reason if the request ends."""
         eos, length = token in self.request.config.eos, len(self.ids) == self.request.max_new_tokens
         complete = self.state is not None and self.state.ended
         reason: FinishReason | None = "eos" if eos else "stop" if complete else "length" if length else None
@@ -145,21 +147,23 @@ class SampledText(Text, Job):
 
 
 def decoded(request: Request, ids: Sequence[int], tokenizer: AnyTokenizer | None) -> str:
-    """The text of new ids, without EOS: by itself where there is a source, else behind the prompt."""
+    """Returns the text of new ids, without EOS; decoded on its own if there is a source, else as a continuation of the
+    prompt."""
     if tokenizer is None:
         return ""
     text_ids = [i for i in ids if i not in request.config.eos]
     if isinstance(tokenizer, MarianTokenizer):
         return tokenizer.decode(text_ids)
-    before = request.prompt if request.source is None else []
-    return tokenizer.decode(text_ids, after=before, special=request.config.shown)
+    context = request.prompt if request.source is None else []
+    return tokenizer.decode(text_ids, after=context, special=request.config.shown)
 
 
 def log_probs_of(
     logits: Tensor, tokens: Sequence[int], config: GenerationConfig
 ) -> list[tuple[int, float, TopLogProbs]]:
-    """Each token with its ln p under its row of the logits [N, V] as they are, in float32 or float64, and those of the
-    likeliest tokens, as many as are asked for."""
+    """Returns each token with its ln p under its row of the logits [N, V], and the `top_log_probs` most likely tokens.
+
+    Computed in float32, or float64 for float64 logits."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     values = wide.log_softmax(-1)
     top = values.topk(min(config.top_log_probs, values.shape[-1]), dim=-1)
@@ -170,9 +174,10 @@ def log_probs_of(
 
 
 def choose_tokens(logits: Tensor, texts: Sequence[Text]) -> list[int | None]:
-    """The next token of each text, from logits [R, V]; None where constraints leave none.
+    """Returns the next token of each sequence, from logits [R, V]; None if its constraints exclude every token.
 
-    A pure function of a text's own logits, tokens and request: its noise is `uniform(seed, request, step)`."""
+    A pure function of a sequence's own logits, tokens and request: its random number is `uniform(seed, request,
+    step)`."""
     chosen: list[int | None] = [None] * len(texts)
     for places in by_config([text.request for text in texts]):
         group, config = [texts[i] for i in places], texts[places[0]].request.config
@@ -181,7 +186,7 @@ def choose_tokens(logits: Tensor, texts: Sequence[Text]) -> list[int | None]:
         seed, drawn = config.seed, [] if config.sampling.greedy else group
         noise = [uniform(seed, text.request.number, len(text.ids)) for text in drawn]
         tokens = config.sampling.choose(values, noise).tolist()
-        free = [True] * len(group) if values is rows else (values.amax(-1) > float("-inf")).tolist()
-        for place, token, able in zip(places, tokens, free, strict=True):
-            chosen[place] = token if able else None
+        choosable = [True] * len(group) if values is rows else (values.amax(-1) > float("-inf")).tolist()
+        for place, token, possible in zip(places, tokens, choosable, strict=True):
+            chosen[place] = token if possible else None
     return chosen

@@ -1,4 +1,4 @@
-"""Stop strings in a stream of text, wherever the pieces are cut."""
+"""Detection of stop strings in a stream of text, however it is split into pieces."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,9 @@ from headway.errors import ConfigError
 class StopScanner:
     """Passes text on until a stop string is complete.
 
-    Law: what comes out of any way to cut a text into pieces is the text up to the stop string that is
-    complete first (of those that end together, the longest), or all of it. Text that may still become a stop
-    string is held back, so nothing of a stop string is ever passed on.
+    Invariant: however a text is split into pieces, the output is the text up to the stop string that is completed first
+    (of those that end at the same place, the longest), or the whole text. Text that may still become a stop string is
+    held back, so that no part of a stop string is ever passed on.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -22,7 +22,7 @@ class StopScanner:
         self._held = ""
 
     def push(self, text: str) -> str:
-        """The text that may be shown now; when a stop string is complete `hit` names it."""
+        """Returns the text that may be shown now; `hit` is set when a stop string is complete."""
         if self.hit is not None:
             return ""
         self._held += text
@@ -36,12 +36,12 @@ class StopScanner:
         return shown
 
     def flush(self) -> str:
-        """Returns what was held back, when no more text comes."""
+        """Returns the text that was held back; call it at the end of the text."""
         shown, self._held = self._held, ""
         return shown
 
 
 def begun(text: str, marks: Sequence[str]) -> int:
-    """How many characters at the end of a text may become one of the marks: the longest end that one begins with."""
-    # "ab</" and the mark "</s>": 2
+    """Returns the length of the longest suffix of `text` that one of the marks begins with (not the whole mark)."""
+    # text "ab</", mark "</s>": 2, since "</" may become the mark
     return max((n for mark in marks for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)

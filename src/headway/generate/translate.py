@@ -1,7 +1,7 @@
-"""One text for another: generation by an encoder-decoder.
+"""Sequence-to-sequence generation by an encoder-decoder.
 
-An engine of an encoder-decoder writes the targets (`headway.generate.engine`); generation_config.json says what targets
-begin and end with.
+An engine of an encoder-decoder generates the targets (`headway.generate.engine`); generation_config.json defines what
+targets begin and end with.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,24 +31,24 @@ def translate(
     batch_size: int | None = None,
     engine: OpenEngine | None = None,
 ) -> list[Generation]:
-    """One Generation per source, in their order; `prompt_tokens` are the source's.
+    """Returns one Generation per source, in their order; `prompt_tokens` counts the source's tokens.
 
-    Greedy unless `config` says otherwise (`sampling`, or `beams`, whose `n_best` are the `hypotheses`).
+    Greedy unless `config` says otherwise (`sampling`, or `beams`, whose `n_best` results are the `hypotheses`).
 
     Args:
-        sources: ids, with all that the encoder is to see (an EOS, where it was trained with one).
-        config: of the targets; stop strings and prefill_chunk do not exist here.
-        generation: the content of generation_config.json. Where `config` says nothing, it decides:
-            decoder_start_token_id (one id, required: what targets begin with), eos_token_id, forced_bos_token_id and
-            forced_eos_token_id (`forced_first` and `forced_last` of `GenerationConfig`), pad_token_id and bad_words_ids
-            of one id each, which are never chosen.
-        prefixes: of each source, ids that its target begins with and then goes on from.
-        tokenizer: gives the targets' text; without one there is none.
-        requests: numbers of the sources, which decide their noise; 0, 1, ... unless given.
-        batch_size: at most so many sources at once (all unless given); it does not change any text.
-        engine: one of the model that is open; a new one unless given.
-    Raises DataError for sources that are none, ConfigError for settings that cannot be and for a source or target that
-    is longer than the model takes; HeadwayError naming the step when its logits are no numbers.
+        sources: complete encoder inputs as ids (with EOS, if the model was trained with one).
+        config: settings of the targets; stop strings and prefill_chunk are not supported.
+        generation: the content of generation_config.json, used for what `config` leaves open: decoder_start_token_id
+            (one id, required: what targets begin with), eos_token_id, forced_bos_token_id and forced_eos_token_id
+            (`forced_first` and `forced_last` of `GenerationConfig`), pad_token_id and bad_words_ids of one id each,
+            which are never chosen.
+        prefixes: for each source, ids that its target begins with.
+        tokenizer: decodes the targets' text; without one there is no text.
+        requests: numbers of the sources, which determine their random numbers; 0, 1, ... unless given.
+        batch_size: at most this many sources at once (all unless given); it does not change any text.
+        engine: an open engine of the model; a new one unless given.
+    Raises DataError for invalid sources, ConfigError for impossible settings and for a source or target that is longer
+    than the model supports; HeadwayError, naming the step, if the logits are not finite.
     """
     encoder = model.spec.encoder
     assert encoder is not None
@@ -63,19 +63,19 @@ def translate(
             )
     if prefixes is not None and len(prefixes) != len(ids):
         raise DataError(f"translate: {len(prefixes)} prefixes for {len(ids)} sources; give one for each")
-    each: GenerationConfig | list[GenerationConfig] = config
+    configs: GenerationConfig | list[GenerationConfig] = config
     if prefixes is not None:
-        each = [replace(config, prefix=tuple(prefix)) for prefix in prefixes]
-    checked = make_requests([[start]] * len(ids), each, model.spec, numbers=requests, sources=ids)
+        configs = [replace(config, prefix=tuple(prefix)) for prefix in prefixes]
+    checked = make_requests([[start]] * len(ids), configs, model.spec, numbers=requests, sources=ids)
     return complete(model, checked, tokenizer, batch_size=batch_size, engine=engine)
 
 
 def completed(
     config: GenerationConfig, generation: Mapping[str, Any], spec: ModelSpec
 ) -> tuple[int, GenerationConfig]:
-    """The id that targets begin with, and the config completed from generation_config.json."""
-    for name, other in (("stop", ()), ("prefill_chunk", None)):
-        if getattr(config, name) != other:
+    """Returns the id that targets begin with, and the config completed from generation_config.json."""
+    for name, default in (("stop", ()), ("prefill_chunk", None)):
+        if getattr(config, name) != default:
             raise ConfigError(
                 f"translate: {name}={getattr(config, name)!r} has no effect on an encoder-decoder; leave it out"
             )
@@ -104,7 +104,7 @@ def completed(
 
 
 def _or_else(value: int | None, generation: Mapping[str, Any], key: str, spec: ModelSpec) -> int | None:
-    """The value, or the id of a key where it is None."""
+    """Returns the value, or if it is None the id that generation_config.json has for a key."""
     ids = _ids(generation, key, spec) if value is None else (value,)
     if len(ids) > 1:
         raise ConfigError(f"translate: {key} lists {list(ids)}, and one id can be forced; say which")
@@ -112,7 +112,7 @@ def _or_else(value: int | None, generation: Mapping[str, Any], key: str, spec: M
 
 
 def _ids(generation: Mapping[str, Any], key: str, spec: ModelSpec) -> tuple[int, ...]:
-    """The id or ids of a key; () where it is absent."""
+    """Returns the id or ids of a key of generation_config.json; () if it is absent."""
     value = generation.get(key)
     ids = () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
     for i in ids:

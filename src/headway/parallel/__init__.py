@@ -1,5 +1,6 @@
-"""The processes of a run, and how they share its work: rows by context parallel for declared patterns, by the law that
-partials merge; heads and hidden units by tensor parallel; experts by expert parallel."""
+"""The processes of a distributed run, and how they share its work: context parallelism shards the tokens of rows for
+declared patterns (partial attention results merge exactly), tensor parallelism shards heads and hidden units, expert
+parallelism shards experts."""
 
 from headway.parallel.context import ContextParallel
 from headway.parallel.exchange import DistributedExchange, Exchange

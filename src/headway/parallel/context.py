@@ -1,4 +1,4 @@
-"""Context parallel: an argument of models, for rows whose tokens are sharded over ranks."""
+"""Context parallelism: an argument of models for rows whose tokens are sharded across ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,11 +22,11 @@ from headway.tokens import Tokens
 
 @dataclass(frozen=True, eq=False)
 class ContextParallel:
-    """Rows whose tokens are sharded over the ranks of an exchange.
+    """Rows whose tokens are sharded across the ranks of an exchange.
 
-    Attention over the keys of all ranks is the merge of its partials over each rank's (docs/algebra.md), so every rank
-    computes its own queries, as if it had the rows alone. Positions and patterns are those of the whole rows, because
-    tokens say them. The loss and every gradient of a parameter are sums over ranks.
+    Attention over the keys of all ranks is the merge of the partials over each rank's keys (docs/algebra.md), so every
+    rank computes its own queries, as if it had whole rows. Positions and patterns are those of the whole rows, because
+    they are given by the tokens. The loss and the gradient of every parameter are sums over ranks.
 
         context = ContextParallel(tokens, layout, DistributedExchange())
         losses = model(context.take(ids), context=context, targets=context.take(targets))
@@ -34,9 +34,9 @@ class ContextParallel:
     Args:
         whole: the tokens of the whole rows; every rank has them.
         layout: which slots each rank has.
-        exchange: how keys get to other ranks.
+        exchange: how keys are sent to other ranks.
 
-    Raises ConfigError for a layout of other rows, or for another number of ranks.
+    Raises ConfigError for a layout of rows of another length, or of another number of ranks.
     """
 
     whole: Tokens
@@ -62,8 +62,9 @@ class ContextParallel:
         return self.shards[self.exchange.rank]
 
     def own(self, tokens: Tokens | None, *beside: object) -> Tokens:
-        """The tokens of this rank, which a call may repeat. ConfigError for others, and for a cache or an encoder's
-        states `beside` them."""
+        """Returns the tokens of this rank, which a caller may also pass as `tokens`.
+
+        Raises ConfigError for any other tokens, and if a cache or encoder states are passed as well (`beside`)."""
         if any(value is not None for value in beside):
             raise ConfigError(
                 "context parallel has no cache and no encoder's states: it shards the rows of a forward over ranks; "
@@ -74,11 +75,11 @@ class ContextParallel:
         return self.tokens
 
     def take(self, t: Tensor, dim: int = 1) -> Tensor:
-        """This rank's slots of a tensor that has those of whole rows along `dim`."""
+        """Returns this rank's slots of a tensor that has those of whole rows along `dim`."""
         return self.layout.take(t, self.exchange.rank, dim)
 
     def plan(self, pattern: Pattern) -> ContextPlan:
-        """Hops, bytes and work under a pattern that all heads share."""
+        """Returns the plan (hops, bytes and work) of a pattern that all heads share."""
         if pattern not in self._plans:
             self._plans[pattern] = ContextPlan.of(pattern, self.shards)
         return self._plans[pattern]
@@ -96,21 +97,23 @@ class ContextParallel:
         dropout: float = 0.0,
         backend: str = "auto",
     ) -> Partial:
-        """`attend_keys` of this rank's q [B, H, T, D] over the keys of all ranks, of which k [B, K, T, D] and
-        v [B, K, T, E] are this rank's. Arguments as there; all ranks call it alike.
+        """Computes `attend_keys` of this rank's q [B, H, T, D] over the keys of all ranks.
 
-        out [B, H, T, E] and lse [B, H, T] are float32 for every dtype of q but float64, and differentiable.
+        k [B, K, T, D] and v [B, K, T, E] are this rank's keys and values. Arguments as in `attend_keys`; all ranks must
+        pass equal ones. out [B, H, T, E] and lse [B, H, T] are float32 for every dtype of q except float64, and
+        differentiable.
 
         Raises:
-            ConfigError: dropout of weights, or scores tied to slots, both of which one process would number otherwise.
+            ConfigError: for attention dropout, and for scores tied to slots, since both depend on the numbering of
+            slots in one process.
             PatternError, BackendError: as `attend_keys`.
         """
         steps = steps_of(score)
         tied = [type(step).__name__ for step in steps if step.by_slot]
         if dropout or tied:
-            what = f"dropout={dropout} of attention weights" if dropout else f"the score {tied[0]}"
+            setting = f"dropout={dropout} of attention weights" if dropout else f"the score {tied[0]}"
             raise ConfigError(
-                f"context parallel: {what} is tied to the slots of one process; "
+                f"context parallel: {setting} is tied to the slots of one process; "
                 + ("set attention_dropout=0" if dropout else "use a score that is computed from positions")
             )
         local = KeyValues(k, v, self.tokens)

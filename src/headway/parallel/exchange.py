@@ -1,4 +1,4 @@
-"""Sending tensors from rank to rank."""
+"""Sending tensors between ranks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -9,22 +9,22 @@ from torch import Tensor
 
 
 class Exchange(ABC):
-    """Messages among `ranks`; all ranks ask for the same exchanges in the same order."""
+    """Messages among `ranks` processes; all ranks must request the same exchanges in the same order."""
 
     rank: int
     ranks: int
 
     @abstractmethod
     def start(self, sent: Tensor | None, to: int, received: Tensor | None, source: int) -> Callable[[], None]:
-        """Begins to send `sent` to a rank and to fill `received` from another, each where it is not None. Returns
-        a function that waits for both. Tensors are contiguous."""
+        """Begins to send `sent` to one rank and to fill `received` from another; either may be None. Returns a function
+        that waits for both. Tensors must be contiguous."""
 
     def peers(self, hop: int) -> tuple[int, int]:
-        """To whom this rank sends in a hop, and from whom it receives."""
+        """Returns the ranks that this rank sends to and receives from in a hop."""
         return (self.rank + hop) % self.ranks, (self.rank - hop) % self.ranks
 
     def gather(self, local: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, of one shape, in the order of ranks."""
+        """Returns the tensors of all ranks, which must have the same shape, in the order of ranks."""
         local = local.contiguous()
         gathered = [local if rank == self.rank else torch.empty_like(local) for rank in range(self.ranks)]
         for hop in range(1, self.ranks):
@@ -33,28 +33,31 @@ class Exchange(ABC):
         return gathered
 
     def all_to_all(self, local: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        """The rows that ranks send to this one, `received` of each, in the order of ranks. Of `local` it sends
-        `sent` rows to each, in that order; any of these counts may be 0."""
+        """Sends `sent[r]` rows of `local`, in order, to each rank r, and returns the rows received, `received[r]` from
+        each, in the order of ranks. Any of these counts may be 0."""
         parts = [*local.contiguous().split(sent)]
         arrived = [local.new_empty(count, *local.shape[1:]) for count in received]
         arrived[self.rank] = parts[self.rank]
         for hop in range(1, self.ranks):
             to, source = self.peers(hop)
-            outgoing, room = parts[to] if sent[to] else None, arrived[source] if received[source] else None
-            self.start(outgoing, to, room, source)()
+            outgoing, incoming = (
+                parts[to] if sent[to] else None,
+                arrived[source] if received[source] else None,
+            )
+            self.start(outgoing, to, incoming, source)()
         return torch.cat(arrived)
 
     def sum(self, local: Tensor) -> Tensor:
-        """The sum over ranks, in their order: the same bits on all of them."""
-        first, *others = self.gather(local)
-        total = first.clone()
-        for other in others:
-            total += other
+        """Returns the sum over ranks, added in their order: bitwise equal on all of them."""
+        first_part, *remaining = self.gather(local)
+        total = first_part.clone()
+        for part in remaining:
+            total += part
         return total
 
 
 class DistributedExchange(Exchange):
-    """Over a process group of torch.distributed (gloo, NCCL); the default group unless one is given."""
+    """An exchange over a process group of torch.distributed (gloo, NCCL); the default group unless one is given."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
@@ -63,8 +66,8 @@ class DistributedExchange(Exchange):
     def start(self, sent: Tensor | None, to: int, received: Tensor | None, source: int) -> Callable[[], None]:
         transfers = [(dist.isend, sent, to), (dist.irecv, received, source)]
         messages = [
-            dist.P2POp(how, t, group=self.group, group_peer=peer)
-            for how, t, peer in transfers
+            dist.P2POp(operation, t, group=self.group, group_peer=peer)
+            for operation, t, peer in transfers
             if t is not None
         ]
         works = dist.batch_isend_irecv(messages) if messages else []
@@ -72,18 +75,18 @@ class DistributedExchange(Exchange):
         def wait() -> None:
             for work in works:
                 work.wait()
-            messages.clear()  # until here they keep the sent tensors alive
+            messages.clear()  # until now they kept the sent tensors alive
 
         return wait
 
     def all_to_all(self, local: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        """The same by one collective operation."""
+        """Does the same with one collective operation."""
         arrived = local.new_empty(sum(received), *local.shape[1:])
         dist.all_to_all_single(arrived, local.contiguous(), received, sent, group=self.group)
         return arrived
 
     def sum(self, local: Tensor) -> Tensor:
-        """The same by a ring, which adds each part of the tensor up on one rank."""
+        """Does the same with all_reduce, which adds up each part of the tensor on one rank."""
         total = local.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=self.group)
         return total

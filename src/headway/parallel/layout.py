@@ -1,4 +1,4 @@
-"""Which slots of a row each rank has, and which layout is chosen for the patterns of a model."""
+"""Which slots of a row each rank has, and the choice of a layout for the patterns of a model."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,24 +14,26 @@ from headway.patterns import Pattern
 from headway.tokens import Tokens
 
 GAIN = 1.1
-"""Factor by which the busiest rank must compute less for the zig-zag, which sends more under windows, to be chosen."""
+"""Factor by which the zig-zag layout, which sends more keys under windows, must reduce the busiest rank's work to be
+chosen."""
 
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """`runs[r]`: the slots (begin, end) of a row of `count` that rank r has, in its order. Every slot has one rank."""
+    """`runs[r]`: the slots (begin, end) of a row of `count` slots that rank r has, in its order. Every slot belongs to
+    one rank."""
 
     count: int
     runs: tuple[tuple[tuple[int, int], ...], ...]
 
     @staticmethod
     def contiguous(count: int, ranks: int) -> "ShardLayout":
-        """Rank r has chunk r of R. Windows then reach into neighbours alone."""
+        """Gives rank r chunk r of R. Windows then reach into neighbouring ranks only."""
         return _of_chunks(count, [[r] for r in range(ranks)])
 
     @staticmethod
     def zigzag(count: int, ranks: int) -> "ShardLayout":
-        """Rank r has chunks r and 2 R - 1 - r of 2 R. Under Causal() every rank then computes equally many pairs.
+        """Gives rank r chunks r and 2 R - 1 - r of 2 R. Under Causal() every rank then computes equally many pairs.
         (Grattafiori et al. 2024, "The Llama 3 herd of models", section 3.3.2.)"""
         return _of_chunks(count, [[r, 2 * ranks - 1 - r] for r in range(ranks)])
 
@@ -40,11 +42,11 @@ class ShardLayout:
         return len(self.runs)
 
     def take(self, t: Tensor, rank: int, dim: int = 1) -> Tensor:
-        """The slots of a rank, of a tensor that has all of them along `dim`."""
+        """Returns the slots of a rank, of a tensor that has all of them along `dim`."""
         return torch.cat([t.narrow(dim, begin, end - begin) for begin, end in self.runs[rank]], dim)
 
     def join(self, parts: Sequence[Tensor], dim: int = 1) -> Tensor:
-        """Joins the parts that `take` cut, given rank after rank, in the order of slots."""
+        """Joins the parts that `take` returns, given in the order of ranks, in the order of slots."""
         pieces = [
             (begin, piece)
             for part, runs in zip(parts, self.runs, strict=True)
@@ -53,7 +55,7 @@ class ShardLayout:
         return torch.cat([piece for _, piece in sorted(pieces, key=lambda pair: pair[0])], dim)
 
     def shards(self, tokens: Tokens) -> tuple[Tokens, ...]:
-        """The tokens of each rank."""
+        """Returns the tokens of each rank."""
         if tokens.count != self.count:
             raise ConfigError(
                 f"ShardLayout: rows of {self.count} slots, but tokens describe {tokens.count}; "
@@ -74,27 +76,33 @@ def _of_chunks(count: int, owned: Sequence[Sequence[int]]) -> ShardLayout:
 
 
 def choose_layout(patterns: Sequence[Pattern], tokens: Tokens, ranks: int) -> tuple[ShardLayout, Choice]:
-    """The layout of these rows for layers of these patterns, and why: contiguous, unless the zig-zag takes work from
-    the busiest rank."""
-    plain = ShardLayout.contiguous(tokens.count, ranks)
-    even = ShardLayout.zigzag(tokens.count, ranks) if tokens.count >= 2 * ranks else plain
-    (work, read), (even_work, even_read) = (_cost(layout, patterns, tokens) for layout in (plain, even))
-    contiguous, zigzag = _sentence(work, read), _sentence(even_work, even_read)
-    if max(even_work) * GAIN < max(work):
-        return even, Choice("zigzag", zigzag, rejected=(("contiguous", contiguous),))
-    return plain, Choice("contiguous", contiguous, rejected=(("zigzag", zigzag),))
+    """Returns the layout of these rows for layers of these patterns, and why: contiguous, unless the zig-zag reduces
+    the busiest rank's work."""
+    contiguous_layout = ShardLayout.contiguous(tokens.count, ranks)
+    zigzag_layout = (
+        ShardLayout.zigzag(tokens.count, ranks) if tokens.count >= 2 * ranks else contiguous_layout
+    )
+    (pairs, keys), (zigzag_pairs, zigzag_keys) = (
+        _cost(layout, patterns, tokens) for layout in (contiguous_layout, zigzag_layout)
+    )
+    contiguous, zigzag = _sentence(pairs, keys), _sentence(zigzag_pairs, zigzag_keys)
+    if max(zigzag_pairs) * GAIN < max(pairs):
+        return zigzag_layout, Choice("zigzag", zigzag, rejected=(("contiguous", contiguous),))
+    return contiguous_layout, Choice("contiguous", contiguous, rejected=(("zigzag", zigzag),))
 
 
 def _cost(layout: ShardLayout, patterns: Sequence[Pattern], tokens: Tokens) -> tuple[list[float], int]:
-    """Pairs that each rank computes in all layers and a mean head, and keys that are read from other ranks."""
+    """Returns the pairs that each rank computes, over all layers for a mean head, and the keys that are read from other
+    ranks."""
     plans, ranks = head_plans(patterns, layout.shards(tokens)), range(layout.ranks)
-    work = [sum(plan.pairs(rank) * layers / heads for plan, layers, heads in plans) for rank in ranks]
+    pairs = [sum(plan.pairs(rank) * layers / heads for plan, layers, heads in plans) for rank in ranks]
     read = sum(layers / heads * sum(map(plan.keys_read, ranks)) for plan, layers, heads in plans)
-    return work, round(read)
+    return pairs, round(read)
 
 
 def head_plans(patterns: Sequence[Pattern], shards: Sequence[Tokens]) -> list[tuple[ContextPlan, int, int]]:
-    """The plan of every pattern of a head; in how many layers it is, and among how many patterns of heads there."""
+    """Returns the plan of every head's pattern, the number of layers that have it, and the number of head patterns
+    there."""
     return [
         (ContextPlan.of(head, shards), layers, len(pattern.heads))
         for pattern, layers in Counter(patterns).items()

@@ -8,18 +8,18 @@ from headway.errors import ConfigError, listed
 
 @dataclass(frozen=True)
 class Mesh:
-    """Processes numbered along five axes, the last fastest: place (d, f, e, c, t) has rank
+    """Processes numbered along five axes, the last fastest: the process at (d, f, e, c, t) has rank
     (((d fsdp + f) expert + e) cp + c) tp + t.
 
     Attributes:
-        dp: data parallel: processes that share the micro batches of a step.
-        fsdp: fully sharded data parallel: these share micro batches, too, and have a part of every weight each.
-        expert: expert parallel: these share micro batches, too, and have experts of their own in each layer
-            (`ExpertParallel`); not beside fsdp or tp.
+        dp: data parallel: processes that share the micro-batches of a step.
+        fsdp: fully sharded data parallel: these also share micro-batches, and each has a part of every weight.
+        expert: expert parallel: these also share micro-batches, and each has experts of its own in every layer
+            (`ExpertParallel`); cannot be combined with fsdp or tp.
         cp: context parallel: processes that share the tokens of each row (`ContextParallel`).
         tp: tensor parallel: processes that share the heads and the hidden units of each layer.
 
-    Raises ConfigError for axes that do not go together.
+    Raises ConfigError for axes that cannot be combined.
     """
 
     dp: int = 1
@@ -30,17 +30,17 @@ class Mesh:
 
     def __post_init__(self) -> None:
         if self.expert > 1 and self.fsdp * self.tp > 1:
-            other = "fsdp" if self.fsdp > 1 else "tp"
+            axis = "fsdp" if self.fsdp > 1 else "tp"
             raise ConfigError(
-                f"mesh {self}: processes cannot share whole experts (expert) and parts of all weights ({other}) yet; "
-                f"leave out expert or {other}"
+                f"mesh {self}: processes cannot share whole experts (expert) and parts of all weights ({axis}) yet; "
+                f"leave out expert or {axis}"
             )
 
     @staticmethod
     def of(text: str | None, ranks: int) -> "Mesh":
-        """`dp=2,cp=4` for 8 processes; all of them data parallel where nothing is asked for.
+        """Returns the mesh of `dp=2,cp=4` for 8 processes; None makes all of them data parallel.
 
-        Raises ConfigError for another number of processes than there are, and for a text that is no mesh."""
+        Raises ConfigError for a mesh of another number of processes than `ranks`, and for a text that is not a mesh."""
         if text is None:
             return Mesh(dp=ranks)
         mesh = Mesh.read(text)
@@ -53,7 +53,8 @@ class Mesh:
 
     @staticmethod
     def read(text: str) -> "Mesh":
-        """`dp=2,cp=4`, for as many processes as that is. Raises ConfigError for a text that is no mesh."""
+        """Returns the mesh that a text such as `dp=2,cp=4` describes. Raises ConfigError for a text that is not a
+        mesh."""
         axes = [field.name for field in fields(Mesh)]
         sizes: dict[str, int] = {}
         for part in text.split(","):
@@ -68,35 +69,35 @@ class Mesh:
 
     @property
     def ranks(self) -> int:
-        """The number of processes."""
+        """Number of processes."""
         return self.batches * self.cp * self.tp
 
     @property
     def batches(self) -> int:
-        """The number of processes that share the micro batches of a step."""
+        """Number of processes, or groups of them, that share the micro-batches of a step."""
         return self.dp * self.fsdp * self.expert
 
     def share(self, rank: int, count: int) -> range:
-        """The numbers of a process's micro batches, or rows, out of `count`: each once over the axes dp, fsdp and
-        expert. With dp=2, the first process has 0, 2 and 4 of 5."""
+        """Returns the indices of a process's micro-batches, or rows, out of `count`: each is assigned once over the
+        axes dp, fsdp and expert. With dp=2, the first process has 0, 2 and 4 of 5."""
         return range(rank // (self.cp * self.tp), count, self.batches)
 
     def place(self, rank: int) -> "Mesh":
-        """The number of a process along each axis."""
+        """Returns the number of a process along each axis."""
         places = {}
         for axis, size in reversed(vars(self).items()):
-            rank, places[axis] = divmod(rank, size)
+            rank, places[axis] = divmod(rank, size)  # dp=2,tp=4: rank 6 has tp 2, then dp 1
         return Mesh(**places)
 
     def groups(self, *axes: str) -> list[list[int]]:
-        """The processes that differ in their places along these axes alone, group after group."""
-        together: dict[tuple[int, ...], list[int]] = {}
+        """Returns the groups of processes whose places differ along these axes alone."""
+        groups: dict[tuple[int, ...], list[int]] = {}
         sizes = vars(self)
         for rank, place in enumerate(product(*map(range, sizes.values()))):
-            others = tuple(p for p, axis in zip(place, sizes, strict=True) if axis not in axes)
-            together.setdefault(others, []).append(rank)
-        return list(together.values())
+            key = tuple(p for p, axis in zip(place, sizes, strict=True) if axis not in axes)
+            groups.setdefault(key, []).append(rank)
+        return list(groups.values())
 
     def __str__(self) -> str:
-        """The axes that have more than one process."""
+        """Returns the axes that have more than one process."""
         return ",".join(f"{axis}={size}" for axis, size in vars(self).items() if size > 1) or "dp=1"

@@ -1,4 +1,4 @@
-"""The processes of a run: the work of each, and the messages among them."""
+"""The processes of a distributed run: the work of each, and the messages among them."""
 
 import itertools
 import os
@@ -26,16 +26,18 @@ _runs = itertools.count()
 
 
 class Parallel:
-    """One of the processes of a run, which all ask for the same messages in the same order.
+    """One of the processes of a run, all of which must request the same messages in the same order.
 
     Attributes:
-        mesh: how they share the work. rank: this one's number; 0 is the main one, which prints and writes.
+        mesh: how the processes share the work. rank: this one's number; rank 0 is the main process, which prints and
+            writes.
         place: its number along each axis of the mesh.
-        exchange: among the processes that share the tokens of a row with this one; None where none does.
-        tensor: among those that share the heads and hidden units of each layer with it; None where none does.
-        experts: among those that share its experts with it; None where none does.
+        exchange: among the processes that share the tokens of a row with this one; None without context parallelism.
+        tensor: among those that share the heads and hidden units of each layer with it; None without tensor
+            parallelism.
+        experts: among those that share its experts with it; None without expert parallelism.
 
-    Raises RankError, at a message, when another process died, stopped or hangs: which one.
+    Raises RankError, at a message, if another process died, stopped or hangs, naming it.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class Parallel:
 
     @property
     def in_step(self) -> bool:
-        """Whether a forward sends messages to processes with other rows, so that all make as many."""
+        """Whether a forward sends messages to processes with other rows, so that all must run equally many forwards."""
         return self.mesh.fsdp * self.mesh.expert > 1
 
     @property
@@ -63,11 +65,12 @@ class Parallel:
         return self.rank == 0
 
     def share(self, items: Sequence[T]) -> list[tuple[int, T]]:
-        """This process's items of a step, with their numbers, each once over the processes that share them."""
+        """Returns this process's items of a step with their indices; each item is assigned to one of the processes (or
+        groups) that share micro-batches."""
         return [(i, items[i]) for i in self.mesh.share(self.rank, len(items))]
 
     def gather(self, value: T) -> list[T]:
-        """The values of all processes, in the order of ranks."""
+        """Returns the values of all processes, in the order of ranks."""
         if self._roll is None:
             return [value]
         values: list[T] = [value] * self.mesh.ranks
@@ -75,40 +78,42 @@ class Parallel:
         return values
 
     def gather_parts(self, value: T) -> list[T]:
-        """The values of the processes that have tokens of their own: one from each group that shares heads."""
+        """Returns one value from each group of processes that share heads (tensor parallel)."""
         return self.gather(value)[:: self.mesh.tp]
 
     def agree(self, value: T) -> T:
-        """The main process's value."""
+        """Returns the main process's value."""
         return self.gather(value)[0]
 
     def add_up(self, tensors: Iterable[Tensor], *axes: str) -> None:
-        """Every tensor becomes its sum over the processes along these axes, which have the same part of each weight,
-        with the same bits in all of them."""
+        """Replaces every tensor by its sum over the processes along these axes, which have the same part of each
+        weight; the result is bitwise equal in all of them."""
         if any(getattr(self.mesh, axis) > 1 for axis in axes):
             group = self.group(*axes)
             self._in_buckets(tensors, lambda flat: dist.all_reduce(flat, group=group))
 
     @torch.no_grad()
     def take_from_main(self, tensors: Iterable[Tensor]) -> None:
-        """Every tensor becomes the main process's."""
+        """Replaces every tensor by the main process's."""
         self._in_buckets(tensors, lambda flat: dist.broadcast(flat, 0))
 
     def map(self, run: Callable[[Sequence[T]], Iterable[R]], items: Iterable[T]) -> list[R]:
-        """`run` of all items, each computed by one process, or by those that share heads; the results, in order, are in
-        all of them."""
-        every, number = list(items), self.mesh.ranks // self.mesh.tp
-        local = every[self.rank // self.mesh.tp :: number]
-        if self.in_step:
-            local += every[:1] * (-(-len(every) // number) - len(local))
+        """Returns the results of `run` for all items, in order, in all processes; each item is computed by one process,
+        or by a group that shares heads."""
+        all_items, workers = list(items), self.mesh.ranks // self.mesh.tp
+        local = all_items[self.rank // self.mesh.tp :: workers]
+        if self.in_step:  # all processes must run equally many forwards: the first item is repeated
+            local += all_items[:1] * (-(-len(all_items) // workers) - len(local))
         with self.named():
             results = list(run(local))
         parts = self.gather_parts(results)
-        return [parts[i % number][i // number] for i in range(len(every))]
+        return [parts[i % workers][i // workers] for i in range(len(all_items))]
 
     def group(self, *axes: str) -> dist.ProcessGroup:
-        """The processes that differ from this one in their places along these axes alone. Every process asks for it;
-        the first time all groups are made, in their order, and each keeps its own."""
+        """Returns the process group of those whose places differ from this one's along these axes alone.
+
+        Every process must request it; on the first request all groups of these axes are created, in order, and each
+        process keeps its own."""
         axes = tuple(axis for axis in axes if getattr(self.mesh, axis) > 1)
         if axes not in self._groups:
             with self.named():
@@ -118,7 +123,7 @@ class Parallel:
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
-        """The main process goes through the body alone, however long it takes; then the others, side by side."""
+        """Runs the body in the main process alone, however long it takes; then in the others, concurrently."""
         if self._roll is None:
             yield
             return
@@ -144,7 +149,7 @@ class Parallel:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """While open, a message that fails is a RankError, which names the process that is missing."""
+        """Turns a RuntimeError of a message into a RankError that names the missing process, if one is missing."""
         try:
             yield
         except RuntimeError as error:
@@ -157,38 +162,38 @@ ALONE = Parallel()
 
 
 def count_ranks() -> int:
-    """The number of processes of the run that this one belongs to (`joined`)."""
+    """Returns the number of processes of the run that this one belongs to (`joined`)."""
     return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
 
 
 @contextmanager
 def joined(mesh: str | None = None, *, patience: float = 600.0) -> Iterator[Parallel]:
-    """The processes that torchrun (or whoever sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT) started, or those of
-    torch.distributed where it is initialized already; else this process alone.
+    """Joins the processes that torchrun (or whoever sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT) started, or
+    those of torch.distributed if it is initialized already; else yields this process alone.
 
     Args:
         mesh: how they share the work (`Mesh.of`).
         patience: seconds that they wait for each other.
 
-    Messages go by gloo, and by NCCL between GPUs. Raises ConfigError for a mesh of another number of processes,
-    RankError where they do not find each other.
+    Messages use gloo, and NCCL between GPUs. Raises ConfigError for a mesh of another number of processes, RankError if
+    the processes do not find each other.
     """
     existing, ranks = dist.is_initialized(), count_ranks()
-    shape = Mesh.of(mesh, ranks)
+    process_mesh = Mesh.of(mesh, ranks)
     if ranks == 1:
         yield ALONE
         return
     if not existing:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-        alone = f"the {ranks} processes of the run did not find each other"
-        with as_error(RankError, alone, RuntimeError, ValueError):
+        fault = f"the {ranks} processes of the run did not find each other"
+        with as_error(RankError, fault, RuntimeError, ValueError):
             dist.init_process_group(backend, timeout=timedelta(seconds=patience))
     store = dist.distributed_c10d.PrefixStore(
         f"headway/{next(_runs)}", dist.distributed_c10d._get_default_store()
     )
     roll = Roll(store, dist.get_rank(), ranks)
     try:
-        yield Parallel(shape, roll, timedelta(seconds=patience))
+        yield Parallel(process_mesh, roll, timedelta(seconds=patience))
     except BaseException as error:
         roll.leave(f"{FOLLOWED if isinstance(error, RankError) else ''}{type(error).__name__}: {error}")
         raise
@@ -201,7 +206,8 @@ def joined(mesh: str | None = None, *, patience: float = 600.0) -> Iterator[Para
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Neighbours of one dtype and device, up to `BUCKET_BYTES` together, or one."""
+    """Yields lists of consecutive tensors of one dtype and device, of at most `BUCKET_BYTES` together, or of a single
+    tensor."""
     for _, alike in itertools.groupby(tensors, lambda t: (t.dtype, t.device)):
         bucket: list[Tensor] = []
         for t in alike:

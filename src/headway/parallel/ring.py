@@ -1,4 +1,4 @@
-"""Attention of one rank over its own keys and those that it reads from others, forward and backward.
+"""Attention of one rank over its own keys and those that it reads from other ranks, forward and backward.
 
 Legend: B rows, H query heads, K kv heads, T queries, S keys, D per head of q and k, E of v.
 """
@@ -21,10 +21,11 @@ from headway.partial import Partial
 
 
 def run(call: Call, plan: ContextPlan, exchange: Exchange, backend: str) -> Partial:
-    """The partial of this rank's queries over the keys of all ranks; `call` has this rank's keys, its one set.
+    """Returns the partial of this rank's queries over the keys of all ranks; `call` has this rank's keys as its only
+    set.
 
-    out and lse are float32 (float64 for float64 inputs), whatever q is: sets are computed and merged in it, and the
-    caller rounds. Every rank must call it, and every rank must run its backward.
+    out and lse are float32 (float64 for float64 inputs), whatever the dtype of q: the partials are computed and merged
+    in it, and the caller rounds. Every rank must call this, and every rank must run its backward.
     """
     ring = _Ring(call, plan, exchange, backend)
     (local,) = call.keys
@@ -36,19 +37,19 @@ def run(call: Call, plan: ContextPlan, exchange: Exchange, backend: str) -> Part
 
 
 class _Ring:
-    """A call without its tensors, which autograd alone holds, and how it gets at the others' keys.
+    """A call without its tensors, which autograd alone holds, and the access to the other ranks' keys.
 
-    The next hop's keys travel while those of the last are used.
+    The keys of the next hop are sent while those of the last hop are used.
     """
 
     def __init__(self, call: Call, plan: ContextPlan, exchange: Exchange, backend: str) -> None:
-        none = call.q.new_empty(0)
+        empty = call.q.new_empty(0)
         self.tokens, self.differentiable = call.keys[0].tokens, call.needs_grad
-        self.call = replace(call, q=none, keys=())
+        self.call = replace(call, q=empty, keys=())
         self.plan, self.exchange, self.backend = plan, exchange, backend
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *parameters: Tensor) -> Partial:
-        """The partials over own keys, then over those of each hop, merged."""
+        """Returns the merged partials over this rank's own keys and those of each hop."""
         merged: Partial | None = None
         for _, keys in self._travel(k, v):
             if keys is not None:
@@ -68,7 +69,8 @@ class _Ring:
         v: Tensor,
         *parameters: Tensor,
     ) -> Gradients:
-        """The same hops; the gradients of keys and values travel home, and are added there in the order of hops."""
+        """Repeats the hops; the gradients of keys and values are sent to their owners, which add them up in the order
+        of hops."""
         dtype = merged.lse.dtype
         widths = k.shape[3], v.shape[3]
         dq, d_keys = (
@@ -93,7 +95,7 @@ class _Ring:
         return Gradients(dq, [dk], [dv], sums)
 
     def _over(self, q: Tensor, keys: KeyValues, parameters: Sequence[Tensor]) -> Call:
-        """The call on one set of keys, in the dtype of partials."""
+        """Returns the call on one set of keys, in the dtype of partials."""
         dtype = torch.promote_types(q.dtype, torch.float32)
         q = q.detach().to(dtype).requires_grad_(self.differentiable)
         keys = keys.map(lambda t: t.to(dtype))
@@ -104,17 +106,17 @@ class _Ring:
         with torch.set_grad_enabled(self.differentiable):
             return select(call, self.backend, True)
 
-    # -- what travels ------------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------------------
 
     def _travel(self, k: Tensor, v: Tensor) -> Iterator[tuple[int, KeyValues | None]]:
-        """(hop, the keys read in it, if any), from hop 0, the rank's own keys."""
-        at = 0
+        """Yields (hop, keys read in it or None), beginning with hop 0, the rank's own keys."""
+        hop_of_keys = 0
         arrived: KeyValues | None = KeyValues(k, v, self.tokens)
         for hop in self.plan.hops:
             arrive = self._fetch(hop, k, v)
-            yield at, arrived
-            at, arrived = hop, arrive()
-        yield at, arrived
+            yield hop_of_keys, arrived
+            hop_of_keys, arrived = hop, arrive()
+        yield hop_of_keys, arrived
 
     def _fetch(self, hop: int, k: Tensor, v: Tensor) -> Callable[[], KeyValues | None]:
         rank = self.exchange.rank
@@ -122,21 +124,21 @@ class _Ring:
         slots, read = self.plan.reads[reader][rank].slots, self.plan.reads[rank][owner]
         sent = torch.cat((k[:, :, slots], v[:, :, slots]), -1) if slots.numel() else None
         widths = k.shape[3], v.shape[3]
-        room = k.new_empty(*k.shape[:2], read.count, sum(widths)) if read.count else None
-        wait = self.exchange.start(sent, reader, room, owner)
+        incoming = k.new_empty(*k.shape[:2], read.count, sum(widths)) if read.count else None
+        wait = self.exchange.start(sent, reader, incoming, owner)
 
         def arrive() -> KeyValues | None:
             wait()
-            if room is None:
+            if incoming is None:
                 return None
-            keys, values = room.split(widths, -1)
+            keys, values = incoming.split(widths, -1)
             return KeyValues(keys, values, read.tokens)
 
         return arrive
 
     def _send_home(self, hop: int, d_read: Tensor | None, total: Tensor) -> Callable[[], None]:
-        """Gradients of the keys and values that this rank read in a hop, to their owner; returns a function that adds
-        those of its own keys that others read to `total`."""
+        """Sends the gradients of the keys and values that this rank read in a hop to their owner; returns a function
+        that adds those that arrive for its own keys to `total`."""
         rank = self.exchange.rank
         reader, owner = self.exchange.peers(hop)
         slots = self.plan.reads[reader][rank].slots
@@ -144,13 +146,13 @@ class _Ring:
             assert d_read is not None
             total += d_read
             return lambda: None
-        room = total.new_empty(*total.shape[:2], len(slots), total.shape[3]) if len(slots) else None
-        wait = self.exchange.start(d_read, owner, room, reader)
+        incoming = total.new_empty(*total.shape[:2], len(slots), total.shape[3]) if len(slots) else None
+        wait = self.exchange.start(d_read, owner, incoming, reader)
 
         def arrive() -> None:
             wait()
-            if room is not None:
-                total[:, :, slots] += room
+            if incoming is not None:
+                total[:, :, slots] += incoming
 
         return arrive
 

@@ -1,4 +1,4 @@
-"""Which process of a run is missing, and since when."""
+"""Detection of processes of a run that died, stopped or hang."""
 
 import itertools
 import os
@@ -12,22 +12,22 @@ import torch.distributed as dist
 from headway.errors import RankError
 
 BEAT, SILENCE, LOST = 0.5, 4.0, 60.0
-"""Seconds between two signs of life; without one, until a process is named when a message failed; until the main one
-is given up where none did, which may be a busy machine."""
+"""Seconds between two heartbeats; without a heartbeat, until a process is reported missing after a message failed;
+until the main process is given up while waiting for it, which is longer since the machine may just be busy."""
 FOLLOWED = "-"
 """Prefix of the reason of a process that stopped because another one was missing."""
 GONE = "absent"
-"""The store's key that says who is gone, once a process has noticed."""
+"""The store's key for the description of the missing processes, once a process has noticed."""
 
 
 class Roll:
-    """The list of a run's processes in the store that they share: who each is, how many messages it has come to, a sign
-    of life twice a second, and why it left.
+    """The register of a run's processes in their shared store: for each its identity, the number of messages it has
+    reached, a heartbeat twice a second, and why it left.
 
-    A killed process sends no heartbeat. One that hangs does, but does not come to the messages that the
-    others wait at. A process that notices that one is gone tells the others: those that wait for each other in turn
-    find out so late that the store may be gone, too. Raises RankError, at the beginning, where one of them is gone
-    before all have signed.
+    A killed process sends no heartbeat. One that hangs does, but does not reach the messages that the others wait at. A
+    process that notices that another one is missing records it for the others: processes that wait for each other in a
+    chain notice so late that the store may be gone, too. Raises RankError on creation if a process is missing before
+    all have registered.
     """
 
     def __init__(self, store: dist.distributed_c10d.Store, rank: int, ranks: int) -> None:
@@ -42,12 +42,12 @@ class Roll:
             raise self.missing(error) from error
 
     def come(self) -> None:
-        """Called before each message among all processes: counts that this one has come to it."""
+        """Counts a message that this process has reached; call it before each message among all processes."""
         self.number += 1
         self._set("at", str(self.number))
 
     def leave(self, why: str | None) -> None:
-        """Leaves the run, for the reason `why`: None where the run is whole."""
+        """Leaves the run for the reason `why`; None if it succeeded."""
         self._over.set()
         self._thread.join(SILENCE)
         if why is not None:
@@ -55,8 +55,8 @@ class Roll:
                 self._set("left", why)
 
     def linger(self) -> None:
-        """Called when connections are closed: where it left for a reason, rank 0, which may hold the store, stays until
-        the others have read it, or are gone."""
+        """Waits when connections are closed after a failure: rank 0, which may hold the store, stays until the others
+        have left, or for at most 8 seconds."""
         until = time.monotonic() + 2 * SILENCE
         with suppress(RuntimeError):
             if self.rank == 0 and self._get("left", 0):
@@ -64,50 +64,52 @@ class Roll:
                     time.sleep(0.05)
 
     def wait(self, key: str) -> None:
-        """Waits until the main process has written `key`, however long that takes. Raises RankError when it is gone."""
-        before, since = "", time.monotonic()
+        """Waits until the main process has written `key`, however long that takes. Raises RankError if it is
+        missing."""
+        last_beat, since = "", time.monotonic()
         try:
             while not self.store.check([key]):
                 time.sleep(0.05)
-                now = self._get("beat", 0)
-                if now != before:
-                    before, since = now, time.monotonic()
+                beat = self._get("beat", 0)
+                if beat != last_beat:
+                    last_beat, since = beat, time.monotonic()
                 if (time.monotonic() - since > LOST or self._get("left", 0)) and (gone := self._absent()):
                     raise RankError("; ".join(gone))
         except RuntimeError as error:
             raise self.missing(error) from error
 
     def missing(self, error: RuntimeError) -> Exception:
-        """The error to raise when a message among all failed with `error`: who is missing, or else `error`."""
+        """Returns the error to raise after a message among all failed with `error`: a RankError that names the missing
+        processes, or `error` if none is missing."""
         try:
-            absent = self._absent()
+            reasons = self._absent()
         except RuntimeError:
-            absent = [
+            reasons = [
                 self._gone
                 or f"rank 0, or who started the run, is gone: its store does not answer (asked by rank {self.rank})"
             ]
-        return RankError("; ".join(absent)) if absent else error
+        return RankError("; ".join(reasons)) if reasons else error
 
     def _absent(self) -> list[str]:
-        """The other processes that are missing, each with the reason."""
+        """Returns the other processes that are missing, each with the reason."""
         others = [rank for rank in range(self.ranks) if rank != self.rank]
-        before = {rank: self._get("beat", rank) for rank in others}
-        for _ in range(round(SILENCE / BEAT)):  # time in which this process itself was stopped does not count
+        beats = {rank: self._get("beat", rank) for rank in others}
+        for _ in range(round(SILENCE / BEAT)):  # no clock: this process itself may be stopped meanwhile
             if self._gone:
                 return [self._gone]
             time.sleep(BEAT)
         gone, late, followed = list[str](), list[str](), list[str]()
         for rank in others:
             why = self._get("left", rank)
-            named = f"rank {rank} ({self._get('who', rank) or 'which never came'})"
+            name = f"rank {rank} ({self._get('who', rank) or 'which never came'})"
             if why:
                 by_itself = not why.startswith(FOLLOWED)
-                (gone if by_itself else followed).append(f"{named} stopped: {why.removeprefix(FOLLOWED)}")
-            elif self._get("beat", rank) == before[rank]:
-                gone.append(f"{named} is gone: it was killed, or its host is; its heartbeat stopped")
+                (gone if by_itself else followed).append(f"{name} stopped: {why.removeprefix(FOLLOWED)}")
+            elif self._get("beat", rank) == beats[rank]:
+                gone.append(f"{name} is gone: it was killed, or its host is; its heartbeat stopped")
             elif int(self._get("at", rank) or 0) < self.number:
                 late.append(
-                    f"{named} hangs: it lives, but did not come to where rank {self.rank} waited for it"
+                    f"{name} hangs: it lives, but did not come to where rank {self.rank} waited for it"
                 )
         if gone and not self._gone:
             self.store.set(GONE, "; ".join(gone))

@@ -1,8 +1,8 @@
-"""Weights of which each process has a part: fully sharded data parallel by torch's `fully_shard` (Zhao et al. 2023).
+"""Fully sharded data parallelism by torch's `fully_shard` (Zhao et al. 2023): each process has a part of every weight.
 
-Every parameter is cut along its first axis; of a layer that is shared by tensor parallel, each rank's own part is. The
-parameters of a unit (a block, or all that lie in none) are gathered when its forward begins and again for its backward,
-and dropped behind each; gradients are added up and cut at once.
+Every parameter is split along its first axis; of a layer that is sharded by tensor parallelism, each rank's own part
+is. The parameters of a unit (a block, or all that are in none) are gathered when its forward begins and again for its
+backward, and freed after each; gradients are reduced and scattered at once.
 """
 
 import copy
@@ -29,55 +29,55 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Divided(Generic[M]):
-    """A module of whose parameters this process keeps a part, and the means to make it whole.
+    """A module with sharded parameters, and the means to gather it.
 
     Args:
-        model: as a whole, before it is cut in place.
+        model: the whole module, before its parameters are sharded in place.
     """
 
     def __init__(self, model: M) -> None:
         self.model, self._form = model, _form(model)
 
     def whole(self, *, here: bool = True) -> M | None:
-        """A plain module with the weights of all parts; every process must call it. None where it is not wanted
-        `here`."""
+        """Returns a plain module with the gathered weights, or None unless it is wanted `here`; every process must call
+        it."""
         state = whole(own_state(self.model), self.model, here=here)
         if not here:
             return None
-        plain = copy.deepcopy(self._form, {id(b): b for b in self._form.buffers()})
-        plain.load_state_dict(state, assign=True)
-        return plain
+        module = copy.deepcopy(self._form, {id(b): b for b in self._form.buffers()})
+        module.load_state_dict(state, assign=True)
+        return module
 
 
 def shard_weights(
     model: nn.Module, units: Iterable[nn.Module], mesh: DeviceMesh, dtype: torch.dtype = torch.float32
 ) -> None:
-    """Leave of every parameter of `model` this process's part, in place.
+    """Shards the parameters of `model` in place, so that each process keeps a part of every one.
 
     Args:
         model: with the same weights in every process of `mesh`.
-        units: modules of it that are gathered one at a time, those within others before them.
-        mesh: the processes that have a part of every weight each.
-        dtype: of the weights that are gathered, where it is not float32; gradients are added up in float32.
+        units: its modules that are gathered one at a time, inner ones before those that contain them.
+        mesh: the processes that share the weights.
+        dtype: of the gathered weights; gradients are summed in float32.
 
     Gradients are summed over the processes of `mesh`, never averaged.
     """
     narrow = dtype != torch.float32
     policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
-    how: dict[str, Any] = {"mesh": mesh, "mp_policy": policy if narrow else MixedPrecisionPolicy()}
+    options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy if narrow else MixedPrecisionPolicy()}
     for unit in units:
-        fully_shard(unit, **how)
-    fully_shard(model, **how)
-    # losses of each target are a view of their chunks, and nobody writes into them
+        fully_shard(unit, **options)
+    fully_shard(model, **options)
+    # the per-target losses are views of their chunks, which nothing writes to
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     for unit in model.modules():
         if isinstance(unit, FSDPModule):
             unit.set_gradient_divide_factor(1.0)
-            unit.set_force_sum_reduction_for_comms(True)  # gloo has no product before the sum
+            unit.set_force_sum_reduction_for_comms(True)  # gloo has no sum with a factor applied first
 
 
 def _form(model: M) -> M:
-    """A copy of a module without the memory of its state dict; other buffers are the same."""
+    """Returns a copy of a module with the tensors of its state dict on the device meta; other buffers are shared."""
     state = model.state_dict(keep_vars=True)
     in_state = {id(value) for value in state.values()}
     memo = {id(b): torch.empty_like(b, device="meta") if id(b) in in_state else b for b in model.buffers()}
@@ -87,15 +87,16 @@ def _form(model: M) -> M:
 
 
 def own_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict of a module, in its memory; a part of a parameter is a DTensor, however it was cut."""
+    """Returns the state dict of a module without copying; sharded parameters are DTensors, whether by FSDP or tensor
+    parallelism."""
     shards: Shards | None = getattr(model, "shards", None)
     state = model.state_dict()
     return state if shards is None else {name: shards.placed(name, value) for name, value in state.items()}
 
 
 def whole(tensors: Mapping[str, Tensor], model: nn.Module, *, here: bool = True) -> dict[str, Tensor]:
-    """The tensors of all parts of a model; every process must call it. None of them where they are not wanted
-    `here`."""
+    """Returns the gathered tensors of a sharded model; empty unless they are wanted `here`. Every process must call
+    it."""
     state, shards = {}, getattr(model, "shards", None)
     tensors = tensors if shards is None else shards.with_others(tensors)
     for name, value in tensors.items():
@@ -107,7 +108,8 @@ def whole(tensors: Mapping[str, Tensor], model: nn.Module, *, here: bool = True)
 
 @torch.no_grad()
 def _full(value: DTensor) -> Tensor:
-    """The whole tensor, gathered along one axis after the other, the last first: torch warns of both at once."""
+    """Returns the whole tensor, gathered along one mesh axis after another, the last first: torch warns if both are at
+    once."""
     placements = [*value.placements]
     for axis in reversed(range(len(placements))):
         placements[axis] = Replicate()
@@ -116,13 +118,13 @@ def _full(value: DTensor) -> Tensor:
 
 
 def own_part(value: Tensor) -> Tensor:
-    """The memory of a tensor that this process has; all of it where it is not sharded."""
+    """Returns the part of a tensor that this process holds; all of it if it is not sharded."""
     return value.to_local() if isinstance(value, DTensor) else value
 
 
 @torch.no_grad()
 def fill(target: Tensor, tensors: Mapping[str, Tensor], name: str) -> None:
-    """Copy a named tensor, which every process has, into one that may be sharded."""
+    """Copies a named tensor, which every process has, into one that may be sharded."""
     if isinstance(target, DTensor):
         part = local_parts({name: target})[name]
         part.value.copy_(lazy(tensors).part(name, part.slices))
@@ -130,25 +132,26 @@ def fill(target: Tensor, tensors: Mapping[str, Tensor], name: str) -> None:
         lazy(tensors).copy_into(name, target)
 
 
-# The part of a state that this process has, and the one that it writes: as torch.distributed.checkpoint plans it.
+# The parts of a state that this process holds, and those that it writes, as torch.distributed.checkpoint plans them.
 
 
 def local_parts(tensors: Mapping[str, Tensor]) -> dict[str, Part]:
-    """The tensors of this process: of a DTensor its box, which is not copied, and others as they are."""
+    """Returns the parts that this process holds: the box of a DTensor, which is not copied; other tensors as they
+    are."""
     planner = _planner(tensors)
     return _parts(planner, planner.create_local_plan())
 
 
 def own_parts(tensors: Mapping[str, Tensor], parallel: Parallel) -> dict[str, Part]:
-    """The parts that this process writes of tensors that all have together: each box is written by one of those that
-    have it, the one that writes least. A message among all."""
+    """Returns the parts of the processes' tensors that this process writes: each box is written by one of the processes
+    that hold it, the one that writes least. All processes must call it."""
     planner = _planner(tensors)
     plans = parallel.gather(planner.create_local_plan())
     return _parts(planner, planner.create_global_plan(plans)[0][parallel.rank])
 
 
 def _planner(tensors: Mapping[str, Tensor]) -> "DefaultSavePlanner":
-    # takes a while, which few runs need
+    # imported here, since the import is slow and few runs need it
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
     planner = DefaultSavePlanner(flatten_state_dict=False)

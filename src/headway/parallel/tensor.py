@@ -1,8 +1,8 @@
-"""Layers whose heads and hidden units are shared by ranks: the sums on the way in and out, and who has which part.
+"""Tensor parallelism: layers whose heads and hidden units are sharded across ranks.
 
-Each rank computes its own heads and hidden units for all tokens, as if the layer had no others. The layer's
-output to the residual stream is a sum over ranks, and so is the gradient of its input (Shoeybi et al. 2019,
-"Megatron-LM", section 3).
+Each rank computes its own heads and hidden units for all tokens, as if the layer had no others. The layer's output to
+the residual stream is a sum over ranks, and so is the gradient of its input (Shoeybi et al. 2019, "Megatron-LM",
+section 3).
 """
 
 from collections.abc import Mapping
@@ -22,23 +22,24 @@ if TYPE_CHECKING:
 
 
 def share(count: int, what: str, ranks: int, rank: int, axis: str = "tp") -> range:
-    """A rank's heads, units or experts, out of `count`. Raises ConfigError where ranks do not divide them."""
+    """Returns the indices of a rank's heads, units or experts, out of `count`. Raises ConfigError if `ranks` does not
+    divide it."""
     if count % ranks:
-        name = "tensor" if axis == "tp" else axis
+        kind = "tensor" if axis == "tp" else axis
         raise ConfigError(
-            f"{name} parallel: {count} {what} cannot be shared evenly by {ranks} processes; {axis} must divide {count}"
+            f"{kind} parallel: {count} {what} cannot be shared evenly by {ranks} processes; {axis} must divide {count}"
         )
-    each = count // ranks
-    return range(rank * each, (rank + 1) * each)
+    size = count // ranks
+    return range(rank * size, (rank + 1) * size)
 
 
 class TensorParallel:
     """The ranks that share layers.
 
         h = enter(x)               x, whose gradient is the sum of those of all ranks
-        y = leave(own(h))          the sum of the outputs of all ranks, whose gradient is each one's
+        y = leave(own(h))          the sum of the outputs of all ranks, whose gradient each rank gets unchanged
 
-    Both are linear, and each is the other's adjoint. `x` is the same on all ranks, and so is `y`, bit for bit; so is
+    Both are linear, and each is the adjoint of the other. `x` is bitwise equal on all ranks, and so are `y` and
     `join(part)`.
     """
 
@@ -46,22 +47,23 @@ class TensorParallel:
         self.exchange = exchange
 
     def enter(self, x: Tensor) -> Tensor:
-        """x; in the backward the sum over ranks."""
+        """Returns x; the backward sums the gradient over ranks."""
         y: Tensor = _Sum.apply(x, self.exchange, False)  # type: ignore[no-untyped-call]
         return y
 
     def leave(self, x: Tensor) -> Tensor:
-        """The sum of x over ranks; the gradient stays as it is."""
+        """Returns the sum of x over ranks; the backward passes the gradient unchanged."""
         y: Tensor = _Sum.apply(x, self.exchange, True)  # type: ignore[no-untyped-call]
         return y
 
     def join(self, x: Tensor) -> Tensor:
-        """The ranks' parts [..., N / ranks] joined to [..., N]; in the backward each has its part."""
+        """Joins the ranks' parts [..., N / ranks] to [..., N]; the backward gives each rank its part of the
+        gradient."""
         y: Tensor = _Join.apply(x, self.exchange)  # type: ignore[no-untyped-call]
         return y
 
     def share(self, count: int, what: str) -> range:
-        """`share` of this rank."""
+        """Returns `share` for this rank."""
         return share(count, what, self.exchange.ranks, self.exchange.rank)
 
     def __deepcopy__(self, memo: object) -> "TensorParallel":
@@ -74,12 +76,11 @@ class Shards:
 
     Attributes:
         tensor: the ranks.
-        axes: by parameter of which each rank has a part: the axis that is cut, into equal parts in the order of
-            ranks.
-        summed: parameters that ranks have as a whole, but whose gradient on each is of its own heads alone: it is to
-            be summed over ranks. The gradient of all others is the same on all ranks.
-        owned: parameters that this rank alone has, whole (experts); with the names of those in their place on
-            each rank, in the order of ranks.
+        axes: the axis along which each sharded parameter is split, into equal parts in the order of ranks.
+        summed: parameters that every rank has as a whole, but whose gradient on each rank covers its own heads alone,
+            so that it must be summed over ranks. The gradients of all others are the same on all ranks.
+        owned: parameters that this rank alone has, whole (experts); with the names of their counterparts on each rank,
+            in the order of ranks.
     """
 
     tensor: TensorParallel
@@ -89,27 +90,33 @@ class Shards:
 
     @cached_property
     def elsewhere(self) -> frozenset[str]:
-        """Parameters that other ranks alone have."""
+        """Names of the parameters that only other ranks have."""
         return frozenset(name for names in self.owned.values() for name in names) - self.owned.keys()
 
     def is_part(self, name: str) -> bool:
-        """Whether other ranks have something else in the place of a parameter, or another part of it."""
+        """Returns whether other ranks have another part of a parameter, or another parameter in its place."""
         return name in self.axes or name in self.owned
 
     @torch.no_grad()
     def with_others(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """These tensors, by parameters or `PARAMETER/what`, and those that other ranks alone have. All call it."""
+        """Returns these tensors and those of other ranks' own parameters, by names `PARAMETER` or `PARAMETER/what`.
+
+        All ranks must call it."""
         result = dict(tensors)
         for name, local in tensors.items():
-            parameter, slash, what = name.partition("/")
+            parameter, slash, suffix = name.partition("/")
             names = self.owned.get(parameter, ())
             parts = self.tensor.exchange.gather(local) if names else []
-            result |= {f"{other}{slash}{what}": part for other, part in zip(names, parts, strict=True)}
+            result |= {
+                f"{counterpart}{slash}{suffix}": part for counterpart, part in zip(names, parts, strict=True)
+            }
         return result
 
     def placed(self, name: str, local: Tensor) -> Tensor:
-        """A tensor of the shape of a parameter (its moments, say) as a DTensor, in the memory of this rank's part; as
-        it is where ranks have all of it. Ranks are processes. A part may be cut again, by the axis fsdp."""
+        """Returns a tensor of a parameter's shape (its moments, say) as a DTensor that holds this rank's part, without
+        copying.
+
+        Unchanged if all ranks have the whole parameter. The part may be split again along the axis fsdp."""
         from torch.distributed.tensor import DTensor, Shard
 
         if name not in self.axes or not local.dim():
@@ -137,10 +144,11 @@ class Shards:
         return DeviceMesh.from_group(self.tensor.exchange.group, "cpu")
 
     def _mesh_beside(self, inner: "DeviceMesh") -> "DeviceMesh":
-        """A mesh of two axes, this one first: ranks are numbered evenly along each (`Mesh`)."""
+        """Returns a mesh of two axes, tensor parallel first: ranks are numbered evenly along each (`Mesh`)."""
         from torch.distributed.device_mesh import DeviceMesh
 
         outer = self._mesh
+        # fsdp=2,tp=2 on rank 1: outer [0, 1], inner [1, 3], ranks [[0, 2], [1, 3]]
         ranks = outer.mesh[:, None] + inner.mesh - dist.get_rank()
         return DeviceMesh.from_group(
             [outer.get_group(), inner.get_group()], "cpu", ranks, mesh_dim_names=("tp", "fsdp")
@@ -148,7 +156,7 @@ class Shards:
 
     @torch.no_grad()
     def add_up(self, gradients: Mapping[str, Tensor]) -> None:
-        """Make the gradients that are to be summed over ranks their sum, in place; all ranks call it alike."""
+        """Sums the gradients of the parameters in `summed` over ranks, in place; all ranks must call it alike."""
         for name, gradient in gradients.items():
             if name in self.summed:
                 gradient.copy_(self.tensor.exchange.sum(gradient))
@@ -158,7 +166,7 @@ class Shards:
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over ranks, forward or backward; nothing in the other direction."""
+    """The sum over ranks in the forward or the backward; the identity in the other."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, exchange: Exchange, forward: bool) -> Tensor:

@@ -1,4 +1,5 @@
-"""Position schemes: marks on queries, keys, scores or embeddings, as values and pure functions of positions."""
+"""Position schemes: how positions act on embeddings, queries and keys, or scores, as values and pure functions of
+positions."""
 
 from headway.positions.biases import LinearBias, Relative, T5Bias
 from headway.positions.layers import PerLayer, in_pairing, rotations

@@ -1,4 +1,4 @@
-"""Schemes that mark scores: by the distance of key and query, with a step of `headway.scores`."""
+"""Schemes that act on scores: by the distance between key and query, with a step of `headway.scores`."""
 
 from dataclasses import dataclass
 
@@ -12,18 +12,17 @@ from headway.scores import ALiBi, RelativeBias, RelativeKey, Score, alibi_slopes
 
 @dataclass(frozen=True)
 class Relative(PositionScheme):
-    """Each distance has a vector, added to the key where it meets the query. (Shaw et al. 2018, equation 4.)
+    """A vector per distance, added to the key in its product with the query. (Shaw et al. 2018, equation 4.)
 
         e_ij = scale * q_i . (k_j + a[clip(j - i)])        clip to -clip .. clip
 
-    clip         the largest distance that differs from larger ones; 2 clip + 1 vectors of D numbers, for all
-                 heads
-    sinusoidal   the vectors are fixed sinusoids (NEZHA: Wei et al. 2019, functional relative encoding): the
-                 row of a distance is position distance + clip of `Sinusoidal`, as in NEZHA's published code;
-                 its paper takes the distance itself, which rotates each pair of columns by one fixed angle
+    clip         the largest distance with a vector of its own; 2 clip + 1 vectors of D numbers, for all heads
+    sinusoidal   the vectors are fixed sinusoids (NEZHA: Wei et al. 2019, functional relative encoding): the row of a
+                 distance is position distance + clip of `Sinusoidal`, as in NEZHA's published code; its paper takes the
+                 distance itself, which rotates each pair of columns by one fixed angle
 
-    Each layer has its own vectors. Both papers add such vectors to the values, too; that half is not here
-    (without it Shaw et al. 2018, section 4.3, translate as well).
+    Each layer has its own vectors. Both papers also add such vectors to the values; that half is not implemented
+    (translation works as well without it: Shaw et al. 2018, section 4.3).
     """
 
     clip: int
@@ -38,22 +37,21 @@ class Relative(PositionScheme):
         rows = 2 * self.clip + 1
         if not self.sinusoidal:
             return (RelativeKey(_fresh(rows, head_dim)),)
-        # on the CPU whatever torch's default is: "meta" would have no numbers
+        # on the CPU, whatever torch's default device is: tensors on "meta" have no values
         fixed = Sinusoidal().embedding(torch.arange(rows, device="cpu"), head_dim)
         return (RelativeKey(fixed, fixed=True),)
 
     def saved_bytes(self, q: Tensor, k: Tensor, scores_stored: bool) -> int:
-        """Each query's products with all vectors, and which of them each pair reads."""
+        """Returns the bytes of each query's products with all vectors, and of the indices by which pairs read them."""
         products = q[..., 0].nbytes * (2 * self.clip + 1)
         return scores_stored * (products + 8 * q.shape[2] ** 2)
 
 
 @dataclass(frozen=True)
 class T5Bias(PositionScheme):
-    """Each bucket of distances and each head has a trained number, added to scores. (Raffel et al. 2019,
-    section 2.1.)
+    """A trained number per bucket of distances and head, added to scores. (Raffel et al. 2019, section 2.1.)
 
-    buckets        rows of the table; half of them for each direction where attention goes both ways
+    buckets        rows of the table; half of them for each direction if attention is bidirectional
     max_distance   from here on all distances are in the last bucket
 
     One table serves all layers.
@@ -71,13 +69,13 @@ class T5Bias(PositionScheme):
         return (RelativeBias(_fresh(self.buckets, heads), bidirectional, self.max_distance),)
 
     def saved_bytes(self, q: Tensor, k: Tensor, scores_stored: bool) -> int:
-        """The bucket of each pair."""
+        """Returns the bytes of the bucket index of each pair."""
         return scores_stored * 8 * q.shape[2] ** 2
 
 
 @dataclass(frozen=True)
 class LinearBias(PositionScheme):
-    """ALiBi: scores fall linearly with distance, by a slope of each head. (Press et al. 2021, section 3.)
+    """ALiBi: scores decrease linearly with distance, by a slope of each head. (Press et al. 2021, section 3.)
 
     slopes   one for each query head; the published ones (`headway.scores.alibi_slopes`) unless given
 

@@ -1,4 +1,4 @@
-"""Schemes layer by layer."""
+"""Position schemes that differ by layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,28 +12,27 @@ from headway.scores import Score
 
 @dataclass(frozen=True)
 class PerLayer(PositionScheme):
-    """A scheme for each layer, repeated cyclically: layer i has number i modulo their count.
+    """A scheme for each layer, repeated cyclically: layer i has the scheme with index i modulo their number.
 
         PerLayer((Rotary(pairing="halves"), *(NoPositions(),) * 11))     rotary in the first of 12 layers
         PerLayer((Rotary(pairing="halves"), NoPositions()))              in every other layer
 
-    Layers without positions still see the order that earlier layers wrote into the stream.
+    Layers without positions still get the order information that earlier layers wrote into the residual stream.
 
-    Raises ConfigError for no scheme at all; for one that acts on embeddings (once, before any layer); for
-    layers of which some rotate queries and keys and others mark scores: a model asks once where its positions
-    act.
+    Raises ConfigError without any scheme; for a scheme that acts on embeddings (once, before any layer); and if some
+    layers rotate queries and keys and others change scores: all layers of a model must act in the same place.
     """
 
     schemes: tuple[PositionScheme, ...]
 
     @staticmethod
     def of(schemes: Sequence[PositionScheme]) -> PositionScheme:
-        """The shortest equal value for as many layers: one scheme where all have it, else the shortest list that,
-        repeated, begins so. Schemes a b a b a are PerLayer((a, b))."""
-        short = next(
+        """Returns the shortest equal value for as many layers: the scheme itself if all are the same, else the shortest
+        list whose repetition begins with these schemes. Schemes a b a b a are PerLayer((a, b))."""
+        period = next(
             n for n in range(1, len(schemes) + 1) if all(s == schemes[i % n] for i, s in enumerate(schemes))
         )
-        return schemes[0] if short == 1 else PerLayer(tuple(schemes[:short]))
+        return schemes[0] if period == 1 else PerLayer(tuple(schemes[:period]))
 
     def __post_init__(self) -> None:
         schemes: object = self.schemes
@@ -95,13 +94,13 @@ class PerLayer(PositionScheme):
 
 
 def rotations(positions: PositionScheme) -> tuple[Rotary, ...]:
-    """The rotary schemes of the layers, each once; none where no layer is rotated so."""
+    """Returns the distinct rotary schemes of the layers; empty if no layer has one."""
     schemes = positions.schemes if isinstance(positions, PerLayer) else (positions,)
     return tuple(dict.fromkeys(scheme for scheme in schemes if isinstance(scheme, Rotary)))
 
 
 def in_pairing(positions: PositionScheme, pairing: Pairing) -> PositionScheme:
-    """The same with every rotary scheme in a pairing. Raises ConfigError as `Rotary.with_pairing` does."""
+    """Returns the scheme with every rotary scheme in a pairing. Raises ConfigError as `Rotary.with_pairing` does."""
     if isinstance(positions, PerLayer):
         return PerLayer(tuple(in_pairing(scheme, pairing) for scheme in positions.schemes))
     return positions.with_pairing(pairing) if isinstance(positions, Rotary) else positions

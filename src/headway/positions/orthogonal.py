@@ -1,4 +1,4 @@
-"""Rotary embedding with one whole rotation in place of one for each pair."""
+"""Rotary embedding with one full rotation matrix in place of a rotation of each pair."""
 
 from dataclasses import dataclass
 
@@ -16,17 +16,17 @@ RADIX = 64
 
 @dataclass(frozen=True)
 class SpecialOrthogonal(PositionScheme):
-    """Queries and keys are rotated by the powers R_m = R_1^m of one trained R_1 in SO(d).
+    """Rotates queries and keys by the powers R_m = R_1^m of one trained R_1 in SO(d).
 
         R_m = exp(m A),  A^T = -A [d, d]            R_m^T R_n = R_(n-m),  R_m^T R_m = I
 
-    The exponential reaches every R_1, and A is trained freely below its diagonal (`nn.RotaryEmbedding`), from where R_m
-    equals `start`. One A serves all layers and heads.
+    The exponential reaches every R_1, and A is trained without constraints below its diagonal (`nn.RotaryEmbedding`),
+    starting where R_m equals `start`. One A serves all layers and heads.
 
-    start   where training starts: a `Rotary`, which also says d and whether values are rotated
+    start   where training starts: a `Rotary`, which also defines d and whether values are rotated
 
-    Every A is Q F Q^T with an orthogonal Q and F of the form that `Rotary` has, so with W_q and W_k multiplied
-    by Q^T it is a rotary of other frequencies: beyond those, it adds nothing that the projections could not learn.
+    Every A is Q F Q^T with an orthogonal Q and an F of the form of `Rotary`, so with W_q and W_k multiplied by Q^T it
+    is a rotary embedding with other frequencies: beyond those, it adds nothing that the projections could not learn.
 
     Raises ConfigError for a start that is trained itself or has a scaling.
     """
@@ -42,24 +42,25 @@ class SpecialOrthogonal(PositionScheme):
             )
 
     def rotated_dims(self, head_dim: int) -> int:
-        """d for heads of `head_dim`. Raises ConfigError when it is odd, or does not fit."""
+        """Returns d for heads of `head_dim`. Raises ConfigError if it is odd, or does not fit."""
         return self.start.rotated_dims(head_dim)
 
     def check_head_dim(self, head_dim: int) -> None:
         self.rotated_dims(head_dim)
 
     def trained_numbers(self, head_dim: int) -> int:
-        """The numbers below the diagonal of A, row by row."""
+        """Returns the number of entries below the diagonal of A, which are trained in row-major order."""
         dims = self.rotated_dims(head_dim)
         return dims * (dims - 1) // 2
 
     def trained_frequencies(self, head_dim: int, offset: Tensor | None = None) -> Tensor:
-        """The d/2 angles of R_1, largest first."""
+        """Returns the d/2 angles of R_1, largest first."""
         angles: Tensor = torch.linalg.eigvalsh(1j * self.generator(head_dim, offset))
         return angles.flip(0)[: len(angles) // 2]
 
     def saved_bytes(self, q: Tensor, k: Tensor, scores_stored: bool) -> int:
-        """The vectors; a matrix for each position, the two float64 ones that it is the product of, and their powers."""
+        """Returns the bytes of the vectors; of a matrix for each position and its two float64 factors; and of the
+        powers."""
         dims = self.rotated_dims(q.shape[3])
         matrices = (q.shape[2] * (q.itemsize + 16) + 7 * RADIX * 8) * dims**2
         return q[..., :dims].nbytes + k[..., :dims].nbytes + matrices
@@ -72,7 +73,8 @@ class SpecialOrthogonal(PositionScheme):
         length: Tensor | None = None,
         offset: Tensor | None = None,
     ) -> MatrixTable:
-        """R_p of `position`: float64 until it is rounded once, to float32, or float64 for that `dtype`."""
+        """Returns R_p for each p of `position`: computed in float64 and rounded once, to float32 (not if `dtype` is
+        float64)."""
         if position.dim() not in (1, 2):
             raise ConfigError(
                 f"SpecialOrthogonal: positions must be [T] or [B, T], got shape {tuple(position.shape)}"
@@ -82,8 +84,8 @@ class SpecialOrthogonal(PositionScheme):
         return MatrixTable(matrices, self.rotated_dims(head_dim), self.start.values)
 
     def generator(self, head_dim: int, offset: Tensor | None = None) -> Tensor:
-        """A [d, d] float64: that of `start`, whose R_m is exp(m A), plus the trained `offset` [d (d - 1) / 2] below its
-        diagonal. Raises ConfigError for an offset of another length."""
+        """Returns A [d, d] in float64: that of `start`, whose R_m is exp(m A), plus the trained `offset` [d (d - 1) /
+        2] below its diagonal. Raises ConfigError for an offset of another length."""
         a, b = torch.tensor(coordinate_pairs(self.start.pairing, self.rotated_dims(head_dim))).T
         frequencies = self.start.frequencies(head_dim)
         generator = frequencies.new_zeros(2 * len(a), 2 * len(a))
@@ -98,37 +100,37 @@ class SpecialOrthogonal(PositionScheme):
             )
         generator = generator.to(offset.device)
         row, column = torch.tril_indices(len(generator), len(generator), -1, device=offset.device)
-        below = torch.zeros_like(generator).index_put((row, column), offset.to(generator.dtype))
-        return generator + below - below.mT
+        lower = torch.zeros_like(generator).index_put((row, column), offset.to(generator.dtype))
+        return generator + lower - lower.mT
 
 
 def rotation_matrices(generator: Tensor, position: Tensor) -> Tensor:
-    """exp(p A) for every p of `position` [...]: [..., d, d] float64, differentiable in the skew-symmetric A.
+    """Returns exp(p A) for every p of `position` [...]: [..., d, d] float64, differentiable in the skew-symmetric A.
 
-    exp is taken once; p = 64 a + b (130: a = 2, b = 2), and powers 64 a and b are products of squares. Angles err by
-    a few p 2^-52 (p f_i in float64: by p 2^-53), and matrices are orthogonal to rounding at any p. Raises
-    ConfigError for positions that are no integers.
+    exp is computed once; p = 64 a + b (130: a = 2, b = 2), and the powers 64 a and b are products of squares. Angles
+    have errors of a few p 2^-52 (p f_i in float64: of p 2^-53), and matrices are orthogonal to rounding at any p.
+    Raises ConfigError for positions that are not integers.
     """
     check_integers(position, "SpecialOrthogonal")
-    first = whole = torch.linalg.matrix_exp(generator.to(torch.float64))
+    step = large_step = torch.linalg.matrix_exp(generator.to(torch.float64))
     for _ in range(RADIX.bit_length() - 1):
-        whole = _square(whole)
+        large_step = _square(large_step)
     high, at_high = (position // RADIX).unique(return_inverse=True)
     low, at_low = (position % RADIX).unique(return_inverse=True)
-    return _powers(whole, high)[at_high] @ _powers(first, low)[at_low]
+    return _powers(large_step, high)[at_high] @ _powers(step, low)[at_low]
 
 
 def _powers(matrix: Tensor, exponent: Tensor) -> Tensor:
-    """matrix^n for integers n [N] of either sign: [N, d, d]."""
+    """Returns matrix^n for integers n [N] of either sign: [N, d, d]."""
     out = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device).repeat(len(exponent), 1, 1)
-    size = exponent.abs()
-    for bit in range(int(size.max()).bit_length() if len(size) else 0):
-        out = torch.where((size >> bit & 1).bool()[:, None, None], out @ matrix, out)
+    magnitude = exponent.abs()
+    for bit in range(int(magnitude.max()).bit_length() if len(magnitude) else 0):
+        out = torch.where((magnitude >> bit & 1).bool()[:, None, None], out @ matrix, out)
         matrix = _square(matrix)
     return torch.where((exponent < 0)[:, None, None], out.mT, out)
 
 
 def _square(matrix: Tensor) -> Tensor:
-    """matrix^2, and a Newton step back to the orthogonal matrices, from which repeated squares would drift."""
+    """Returns matrix^2 after a Newton step towards the orthogonal matrices, from which repeated squares would drift."""
     square = matrix @ matrix
     return 1.5 * square - 0.5 * square @ (square.mT @ square)

@@ -1,7 +1,7 @@
 """Pairings: which two coordinates are rotated together, and conversion between such choices.
 
-The choice does not change what a model can express (any pairing gives the same scores once the rows of the
-query and key projections are permuted to match), but a checkpoint read with the wrong one is fluent nonsense.
+The choice does not change what a model can express (any pairing gives the same scores once the rows of the query and
+key projections are permuted to match), but a checkpoint that is read with the wrong one produces fluent nonsense.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ pairs        any partition of 0..d-1 into ordered pairs; pair i is rotated with 
 
 
 def checked_pairing(pairing: object) -> Pairing:
-    """`pairing` in hashable form. Raises ConfigError when it is no pairing."""
+    """Returns `pairing` in hashable form. Raises ConfigError for anything else."""
     names = ("adjacent", "halves")
     if isinstance(pairing, str):
         check_known(pairing, names, "rotary pairing: beside pairs, there is no")
@@ -42,9 +42,10 @@ def checked_pairing(pairing: object) -> Pairing:
 
 
 def coordinate_pairs(pairing: Pairing, dims: int) -> tuple[tuple[int, int], ...]:
-    """The pairs that are rotated together among the first `dims` coordinates, in the order of their frequencies.
+    """Returns the pairs that are rotated together among the first `dims` coordinates, in the order of their
+    frequencies.
 
-    Raises ConfigError when `dims` is odd or does not fit explicit pairs.
+    Raises ConfigError if `dims` is odd or does not fit explicit pairs.
     """
     if dims < 2 or dims % 2:
         raise ConfigError(
@@ -66,16 +67,16 @@ def coordinate_pairs(pairing: Pairing, dims: int) -> tuple[tuple[int, int], ...]
 def to_pairing(
     x: Tensor, *, heads: int, head_dim: int, frm: Pairing, to: Pairing, dims: int | None = None, dim: int = 0
 ) -> Tensor:
-    """`x`, whose axis `dim` lives in the head basis of pairing `frm`, written in the basis of pairing `to`.
+    """Converts `x`, whose axis `dim` is in the head basis of pairing `frm`, to the basis of pairing `to`.
 
-    heads      head count *of this tensor*: query heads for W_q, key/value heads for W_k, 1 for a per-head
-    norm gain
+    heads      number of heads *of this tensor*: query heads for W_q, key/value heads for W_k, 1 for a per-head norm
+               gain
     head_dim   D; axis `dim` must be heads * head_dim long
     dims       rotated prefix of D (partial rotary); the coordinates behind it stay where they are
 
-    Weights [H*D, M], biases [H*D], norm gains [D], adapter outputs [H*D, r], per-channel scales: same call;
-    for a weight stored [M, H*D], dim=1. Values and output projections do not live in this basis. A
-    permutation: exact, undone by exchanging `frm` and `to`. Raises ConfigError when the sizes do not fit.
+    Weights [H*D, M], biases [H*D], norm gains [D], adapter outputs [H*D, r], per-channel scales: the same call; for a
+    weight stored as [M, H*D], dim=1. Values and output projections are not in this basis. The conversion is a
+    permutation: exact, and undone by exchanging `frm` and `to`. Raises ConfigError if the sizes do not fit.
     """
     dims = head_dim if dims is None else dims
     if not -x.dim() <= dim < x.dim():
@@ -90,5 +91,6 @@ def to_pairing(
     source = torch.arange(head_dim)
     for old, new in zip(coordinate_pairs(frm, dims), coordinate_pairs(to, dims), strict=True):
         source[new[0]], source[new[1]] = old
+    # adjacent (0, 1), (2, 3) to halves (0, 2), (1, 3): source [0, 2, 1, 3]
     index = (torch.arange(heads)[:, None] * head_dim + source).flatten()
     return x.index_select(dim, index.to(x.device))

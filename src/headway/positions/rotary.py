@@ -41,30 +41,30 @@ _OF_X: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Rotary(PositionScheme):
-    """Pair i of a query or key at position p is rotated by the angle p * f_i; their product then depends on
-    the difference of positions only: (R_m q)^T (R_n k) = q^T R_(n-m) k.
+    """Rotates pair i of a query or key at position p by the angle p * f_i; their product then depends on the difference
+    of positions only: (R_m q)^T (R_n k) = q^T R_(n-m) k.
 
         (a, b) -> amplitude * (a cos(p f_i) - b sin(p f_i),  b cos(p f_i) + a sin(p f_i))
-        f_i = theta^(-2i/d),  0 <= i < d/2, unless `schedule` says else
+        f_i = theta^(-2i/d),  0 <= i < d/2, unless `schedule` defines others
 
     theta      base of the frequencies, >= 1
-    pairing    which coordinates are (a, b): "adjacent", "halves" or explicit pairs. Required: nothing in a
+    pairing    which coordinates are (a, b): "adjacent", "halves" or explicit pairs. Required, since nothing in a
                checkpoint's numbers reveals it
     dims       d: only the first `dims` of D are rotated (partial rotary); None = all of D
     scaling    rule that changes the frequencies for longer contexts, and their `amplitude`
     schedule   the frequencies, by the name of a rule or as d/2 numbers (`Schedule`); theta is that of "powers"
-    trainable  whether the frequencies are trained, from the schedule on; each layer has its own (`nn.RotaryEmbedding`)
-    values     whether values are rotated, too, each by its own position (RoFormer's `rotary_value`); outputs are
-               not rotated back, so they depend on absolute positions
-    query_growth   (b, n): rotated queries at position p are times 1 + b ln(1 + floor(p / n)) (Llama 4); None: they
-               are not
+    trainable  whether the frequencies are trained, starting from the schedule; each layer has its own
+               (`nn.RotaryEmbedding`)
+    values     whether values are rotated, too, each by its own position (RoFormer's `rotary_value`); outputs are not
+               rotated back, so they depend on absolute positions
+    query_growth   (b, n): rotated queries at position p are multiplied by 1 + b ln(1 + floor(p / n)) (Llama 4); None:
+                   no factor
 
-    Raises ConfigError for what cannot be: a theta, or a scaling, of another schedule than "powers"; trained
-    frequencies under a scaling; rotated values under a scaling with an amplitude, or that depends on lengths.
+    Raises ConfigError for impossible combinations: a theta, or a scaling, with a schedule other than "powers"; trained
+    frequencies with a scaling; rotated values with a scaling that has an amplitude or depends on lengths.
 
-    Angles are float64 (positions are exact to 2^53, negative ones included); cosines and sines are rounded
-    once, to float32, or float64 for float64 inputs. Half-precision inputs are rotated in float32 and rounded
-    once.
+    Angles are float64 (positions are exact to 2^53, negative ones included); cosines and sines are rounded once, to
+    float32, or float64 for float64 inputs. Half-precision inputs are rotated in float32 and rounded once.
     """
 
     theta: float = 10000.0
@@ -128,14 +128,12 @@ class Rotary(PositionScheme):
 
     @property
     def length_dependent(self) -> bool:
-        """Whether frequencies depend on a row's length: caches then hold keys that are not yet rotated."""
+        """Whether frequencies depend on a row's length: caches then hold keys that are not rotated yet."""
         return self.scaling is not None and self.scaling.length_dependent
 
     @property
     def amplitude(self) -> float:
-        """Factor on rotated queries and keys, so its square is on their scores; 1 without a scaling that says
-        else.
-        """
+        """Factor on rotated queries and keys, hence its square on their scores; 1 unless a scaling defines another."""
         return 1.0 if self.scaling is None else self.scaling.amplitude
 
     @property
@@ -143,9 +141,9 @@ class Rotary(PositionScheme):
         return self.query_growth is not None
 
     def with_pairing(self, pairing: Pairing) -> "Rotary":
-        """The same rotation in another basis; query and key weights need `to_pairing` to match.
+        """Returns the same rotation in another basis; query and key weights need `to_pairing` to match.
 
-        Raises ConfigError where values are rotated: they and W_o live in that basis, too.
+        Raises ConfigError if values are rotated: they and W_o are in that basis, too.
         """
         if self.values and checked_pairing(pairing) != self.pairing:
             raise ConfigError(
@@ -155,7 +153,7 @@ class Rotary(PositionScheme):
         return replace(self, pairing=pairing)
 
     def rotated_dims(self, head_dim: int) -> int:
-        """d for heads of `head_dim`. Raises ConfigError when it is odd, or does not fit."""
+        """Returns d for heads of `head_dim`. Raises ConfigError if it is odd, or does not fit."""
         dims = head_dim if self.dims is None else self.dims
         if dims % 2:
             raise ConfigError(
@@ -170,10 +168,10 @@ class Rotary(PositionScheme):
         return dims
 
     def frequencies(self, head_dim: int, length: int | Tensor | None = None) -> Tensor:
-        """Radians per position of each pair, float64: [d/2], or [..., d/2] for a `length` of shape [...].
+        """Returns the radians per position of each pair, float64: [d/2], or [..., d/2] for a `length` of shape [...].
 
-        `length` (tokens in the row) matters only where `length_dependent`; None asks for rows within the
-        trained context. Where they are trained, these are those that training starts from.
+        `length` (tokens in the row) matters only if `length_dependent`; None means rows within the trained context.
+        Trained frequencies are given as at the start of training.
         """
         dims = self.rotated_dims(head_dim)
         length = torch.tensor(length) if isinstance(length, int) else length
@@ -183,11 +181,11 @@ class Rotary(PositionScheme):
         return self.scaling.frequencies(self.theta, dims, length)
 
     def check_head_dim(self, head_dim: int) -> None:
-        with torch.device("cpu"):  # numbers, also where a model is built on the device "meta"
+        with torch.device("cpu"):  # values are needed, even if a model is built on the device "meta"
             self.frequencies(head_dim)
 
     def trained_numbers(self, head_dim: int) -> int:
-        """One offset for each frequency, where `trainable`."""
+        """Returns one offset per frequency if `trainable`, else 0."""
         return self.rotated_dims(head_dim) // 2 if self.trainable else 0
 
     def trained_frequencies(self, head_dim: int, offset: Tensor | None = None) -> Tensor:
@@ -197,7 +195,8 @@ class Rotary(PositionScheme):
         return start if offset is None else start.to(offset.device) + offset
 
     def saved_bytes(self, q: Tensor, k: Tensor, scores_stored: bool) -> int:
-        """Each coordinate and its partner, and angles, cosines and sines."""
+        """Returns the bytes of each coordinate and its partner, and of angles, cosines and sines, if frequencies are
+        trained."""
         dims = self.rotated_dims(q.shape[3])
         rotated = 2 * (q[..., :dims].nbytes + k[..., :dims].nbytes)
         return self.trainable * (rotated + q.shape[2] * dims * (4 + 2 * q.itemsize))
@@ -210,7 +209,8 @@ class Rotary(PositionScheme):
         length: int | Tensor | None = None,
         offset: Tensor | None = None,
     ) -> RotaryTable:
-        """Cosines and sines of `position`; `length` as in `rotate`, `offset` [d/2] where `trainable`, else an error."""
+        """Returns the cosines and sines of `position`; `length` as in `rotate`. Raises ConfigError unless `offset`
+        [d/2] is given exactly if `trainable`."""
         if position.dim() not in (1, 2):
             raise ConfigError(f"Rotary: positions must be [T] or [B, T], got shape {tuple(position.shape)}")
         if self.length_dependent:
@@ -247,19 +247,18 @@ class Rotary(PositionScheme):
         length: int | Tensor | None = None,
         offset: Tensor | None = None,
     ) -> Tensor:
-        """`x_BHTD`, queries or keys, rotated by their positions; same dtype.
+        """Returns `x_BHTD`, queries or keys, rotated by their positions; same dtype.
 
         position_BT   integers, [T] or [B or 1, T]
-        length        [B] or a number: tokens in each row; [B or 1, T]: in each token's document, where
-                      documents are packed. Required where `length_dependent`; the result is
-                      the same for every length elsewhere
-        offset        [d/2], the trained offsets of the frequencies, where `trainable`
+        length        [B] or a number: tokens in each row; [B or 1, T]: in each token's document, if documents are
+                      packed. Required if `length_dependent`; otherwise it has no effect
+        offset        [d/2], the trained offsets of the frequencies, if `trainable`
         """
         return self.rotation(position_BT, x_BHTD.shape[-1], x_BHTD.dtype, length, offset).apply(x_BHTD)
 
 
 def _checked_schedule(schedule: object) -> Schedule:
-    """`schedule` in hashable form. Raises ConfigError when it is no schedule."""
+    """Returns `schedule` in hashable form. Raises ConfigError for anything else."""
     names = ("powers", *_OF_X)
     if isinstance(schedule, str):
         check_known(schedule, names, "Rotary: beside the frequencies themselves, there is no schedule")
@@ -272,7 +271,7 @@ def _checked_schedule(schedule: object) -> Schedule:
 
 
 def _scheduled(schedule: Schedule, theta: float, dims: int, device: torch.device | None = None) -> Tensor:
-    """Radians per position of each pair, float64 [dims/2]. Raises ConfigError for another number of
+    """Returns the radians per position of each pair, float64 [dims/2]. Raises ConfigError for another number of
     frequencies.
     """
     if schedule == "powers":

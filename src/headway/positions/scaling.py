@@ -1,9 +1,8 @@
 """Rotary scalings: how trained frequencies are changed for longer contexts.
 
-The numbers equal those of `transformers` 5.23 (`modeling_rope_utils.ROPE_INIT_FUNCTIONS`), which is the
-test's oracle; they are computed in float64 here, in float32 there. `docs/positions.md` lists where its
-behaviour is odd. Throughout, f_i = theta^(-2i/d), i = 0 .. d/2 - 1, d rotated dimensions, `trained_context`
-in tokens.
+The numbers equal those of `transformers` 5.23 (`modeling_rope_utils.ROPE_INIT_FUNCTIONS`), which is the test's oracle;
+they are computed in float64 here, in float32 there. `docs/positions.md` lists where its behaviour is odd. Throughout,
+f_i = theta^(-2i/d), i = 0 .. d/2 - 1, d rotated dimensions, `trained_context` in tokens.
 """
 
 import math
@@ -18,12 +17,12 @@ from headway.positions.schemes import powers
 
 
 class Scaling:
-    """A frozen, hashable rule that gives frequencies from (theta, d) and, when `length_dependent`, a row's length."""
+    """A frozen, hashable rule that gives frequencies from (theta, d) and, if `length_dependent`, a row's length."""
 
     length_dependent: ClassVar[bool]
 
     def __post_init__(self) -> None:
-        """Validates the fields that are numbers, and lists of them; lengths are integers, the others become floats."""
+        """Validates the numeric fields and lists of numbers; lengths are integers, all others become floats."""
         owner = type(self).__name__
         for name, value in vars(self).items():
             if name == "trained_context":
@@ -45,9 +44,9 @@ class Scaling:
         return 1.0
 
     def frequencies(self, theta: float, dims: int, length: Tensor | None = None) -> Tensor:
-        """Radians per position, float64: [dims/2], or [..., dims/2] for a `length` of [...].
+        """Returns the radians per position, float64: [dims/2], or [..., dims/2] for a `length` of shape [...].
 
-        Without a length, a length-dependent rule answers for rows within the trained context.
+        Without a length, a length-dependent rule returns those of rows within the trained context.
         """
         raise NotImplementedError
 
@@ -65,8 +64,9 @@ class LinearScaling(Scaling):
 
 @dataclass(frozen=True)
 class Proportional(Scaling):
-    """f_i / factor for i < floor(partial_rotary_factor d / 2), and 0 for the other pairs, which do not turn: a share of
-    each head is rotated, by the frequencies of all of it (Gemma 4's layers that see all)."""
+    """f_i / factor for i < floor(partial_rotary_factor d / 2), and 0 for the other pairs, which are not rotated: a
+    share of each head is rotated, with frequencies computed for the whole head (the full-attention layers of Gemma
+    4)."""
 
     partial_rotary_factor: float = 1.0
     factor: float = 1.0
@@ -80,15 +80,14 @@ class Proportional(Scaling):
             )
 
     def frequencies(self, theta: float, dims: int, length: Tensor | None = None) -> Tensor:
-        every = powers(theta, dims, _device(length)) / self.factor
-        every[int(self.partial_rotary_factor * dims // 2) :] = 0.0
-        return every
+        frequencies = powers(theta, dims, _device(length)) / self.factor
+        frequencies[int(self.partial_rotary_factor * dims // 2) :] = 0.0
+        return frequencies
 
 
 @dataclass(frozen=True)
 class DynamicNTK(Scaling):
-    """The base grows with the row's own length L once it passes the trained context (bloc97 and emozilla,
-    2023):
+    """The base grows with the row's own length L once it exceeds the trained context (bloc97 and emozilla, 2023):
 
     theta' = theta * (factor * max(L, trained_context) / trained_context - (factor - 1))^(d / (d - 2))
     """
@@ -113,15 +112,15 @@ class DynamicNTK(Scaling):
 
 @dataclass(frozen=True)
 class YaRN(Scaling):
-    """Interpolate slow pairs, keep fast ones, ramp between (Peng et al. 2023, section 3.2).
+    """Interpolates slow pairs, keeps fast ones, and ramps between them (Peng et al. 2023, section 3.2).
 
         f'_i = (1 - g_i) * f_i + g_i * f_i / factor      g_i = clamp((i - low) / (high - low), 0, 1)
         low, high = the i whose pair makes beta_fast, beta_slow full rotations within the trained context
-                    (rounded outwards when `truncate`), held to [0, d - 1]
+                    (rounded outwards if `truncate`), limited to [0, d - 1]
         amplitude = attention_factor, else m(mscale) / m(mscale_all_dim), else m(1)
         m(s) = 0.1 s ln(factor) + 1
 
-    `mscale` and `mscale_all_dim` come together (DeepSeek) and exclude `attention_factor`.
+    `mscale` and `mscale_all_dim` must be given together (DeepSeek) and exclude `attention_factor`.
     """
 
     factor: float
@@ -174,7 +173,7 @@ class YaRN(Scaling):
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, dims - 1)
-        # transformers widens an empty ramp by this much; so does every checkpoint trained with it
+        # transformers widens an empty ramp by this much, and checkpoints were trained with it
         high = high + 0.001 if low == high else high
         base = powers(theta, dims, _device(length))
         pair = torch.arange(dims // 2, dtype=base.dtype, device=base.device)

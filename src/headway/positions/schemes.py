@@ -1,4 +1,4 @@
-"""The base of position schemes, and the schemes that mark nothing or embeddings."""
+"""The base class of position schemes, and the schemes that act on nothing or on embeddings."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,21 +14,21 @@ Marks = Literal["nothing", "embeddings", "queries and keys", "scores"]
 
 
 class PositionScheme:
-    """The way a model marks its tokens with their positions. A frozen, hashable value without tensors or parameters.
+    """How a model encodes the positions of its tokens. A frozen, hashable value without tensors or parameters.
 
-    marks              where it acts: "nothing"; "embeddings" (added once, before the first layer); "queries and
-                       keys" (rotated in every attention layer, before the scores); "scores" (steps of attention)
-    shared             whether all layers use one set of steps, or each has its own
-    length_dependent   whether the length of a row changes how its tokens are marked
+    marks              what it acts on: "nothing"; "embeddings" (added once, before the first layer); "queries and keys"
+                       (rotated in every attention layer, before the scores); "scores" (steps of attention)
+    shared             whether all layers use the same steps, or each has its own
+    length_dependent   whether the length of a row changes how its tokens are encoded
     amplitude          factor on rotated queries and keys
-    grows              whether rotated queries are multiplied by a factor of their position, too
-    limit              how many positions there are; None is no limit
+    grows              whether rotated queries are also multiplied by a factor that depends on their position
+    limit              number of positions; None is no limit
     rows               rows of a trained table that is added to the embeddings; 0 is none
 
-    A scheme is one file: a subclass says `marks` and overrides the methods that go with it.
+    A scheme is one file: a subclass defines `marks` and overrides the corresponding methods.
 
-        "embeddings"         `row` where `rows` is above 0, else `embedding`
-        "queries and keys"   `rotation`; `trained_numbers` where some of it is trained
+        "embeddings"         `row` if `rows` is above 0, else `embedding`
+        "queries and keys"   `rotation`; `trained_numbers` if some of it is trained
         "scores"             `scores`
     """
 
@@ -61,36 +61,36 @@ class PositionScheme:
         return 0
 
     def check_head_dim(self, head_dim: int) -> None:
-        """Raises ConfigError where heads of `head_dim` cannot be marked."""
+        """Raises ConfigError if the scheme cannot be applied to heads of `head_dim`."""
 
     def at(self, layer: int) -> "PositionScheme":
-        """The scheme that acts in layer 0, 1, ...: this one, unless layers have their own (`PerLayer`)."""
+        """Returns the scheme that acts in layer 0, 1, ...: this one, unless layers have their own (`PerLayer`)."""
         return self
 
     def expand(self, layers: int) -> "tuple[PositionScheme, ...]":
-        """`at` for each of so many layers. Raises ConfigError where schemes by layer do not fit them."""
+        """Returns `at` for each of `layers` layers. Raises ConfigError if per-layer schemes do not fit that number."""
         return tuple(self.at(layer) for layer in range(layers))
 
     def scores(self, heads: int, head_dim: int, bidirectional: bool) -> tuple[Score, ...]:
-        """Fresh steps for the scores of attention, their trained tables `nn.Parameter`; () unless it marks
+        """Returns new steps for the scores of attention, with trained tables as `nn.Parameter`; () unless it acts on
         scores.
 
         heads           query heads
         head_dim        D, of queries and keys
-        bidirectional   whether queries also see later keys
+        bidirectional   whether queries also attend to later keys
         """
         return ()
 
     def row(self, position: Tensor) -> Tensor:
-        """Rows of the trained table that are added at these positions (integers)."""
+        """Returns the rows of the trained table that are added at these positions (integers)."""
         raise NotImplementedError(f"{self} has no trained table")
 
     def embedding(self, position: Tensor, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The vectors that are added to embeddings at [..., T] positions (integers): [..., T, width]."""
+        """Returns the vectors that are added to embeddings at [..., T] positions (integers): [..., T, width]."""
         raise NotImplementedError(f"{self} adds nothing to embeddings")
 
     def trained_numbers(self, head_dim: int) -> int:
-        """The number of trained numbers of the rotation: the size of `offset`, which starts at 0."""
+        """Returns the number of trained numbers of the rotation: the size of `offset`, which starts at 0."""
         return 0
 
     def rotation(
@@ -101,32 +101,33 @@ class PositionScheme:
         length: Tensor | None = None,
         offset: Tensor | None = None,
     ) -> Rotation:
-        """The rotation of queries and keys at these positions.
+        """Returns the rotation of queries and keys at these positions.
 
-        position   [T], or [B or 1, T]: every row its own
+        position   [T], or [B or 1, T]: positions of each row
         dtype      of queries and keys
-        length     tokens of the row (or document) of each position, where `length_dependent`
-        offset     the trained numbers, [trained_numbers(head_dim)], where there are any; gradients reach them
+        length     tokens of the row (or document) of each position, if `length_dependent`
+        offset     the trained numbers, [trained_numbers(head_dim)], if there are any; they receive gradients
         """
         raise NotImplementedError(f"{self} rotates nothing")
 
     def saved_bytes(self, q: Tensor, k: Tensor, scores_stored: bool) -> int:
-        """Bytes that one layer keeps of the scheme for the backward: the input of a trained rotation, and where scores
-        are stored the input of each step on them.
+        """Returns the bytes that one layer saves for the backward of the scheme: the input of a trained rotation, and
+        if scores are stored the input of each step on them.
 
         q, k   shapes, and the dtype of the rotation's numbers (tensors on "meta"): [B, H, T, D], [B, K, T, D]
         """
         return 0
 
     def trained_frequencies(self, head_dim: int, offset: Tensor | None = None) -> Tensor:
-        """Radians per position of each pair, float64 [d/2], with their trained offsets. Raises ConfigError where they
-        depend on lengths, or nothing rotates."""
+        """Returns the radians per position of each pair, float64 [d/2], including their trained offsets. Raises
+        ConfigError if they depend on lengths, or nothing is rotated."""
         raise ConfigError(f"{self} has no one set of frequencies")
 
 
 @dataclass(frozen=True)
 class NoPositions(PositionScheme):
-    """No marks at all. Attention is then equivariant to permutations, but for what its pattern reveals."""
+    """No position encoding. Attention is then equivariant to permutations, except for the order that its pattern
+    reveals."""
 
     marks = "nothing"
 
@@ -137,14 +138,13 @@ class Sinusoidal(PositionScheme):
 
         PE(p, 2i) = sin(p / theta^(2i/M))        PE(p, 2i + 1) = cos(p / theta^(2i/M))        0 <= i < M/2
 
-    theta     as above
-    pairing   where a sine's cosine stands: "adjacent" as above; "halves" has all sines before all cosines, i and
+    theta     the base, as above
+    pairing   the place of each sine's cosine: "adjacent" as above; "halves" has all sines before all cosines, at i and
               i + M/2 (Marian)
-    closed    the slowest pair turns by 1 / theta: theta^(2i/(M - 2)) above (tensor2tensor, fairseq)
+    closed    the slowest pair rotates by 1 / theta: theta^(2i/(M - 2)) above (tensor2tensor, fairseq)
     first     the row of the first token; p + first above (fairseq's 2)
 
-    Row p + k is one fixed linear map of row p, whatever p is: a rotation of each (sin, cos) pair by k /
-    theta^(2i/M).
+    Row p + k is one fixed linear map of row p, whatever p is: a rotation of each (sin, cos) pair by k / theta^(2i/M).
     """
 
     theta: float = 10000.0
@@ -159,9 +159,9 @@ class Sinusoidal(PositionScheme):
         check_whole("Sinusoidal: first", self.first, 0)
 
     def embedding(self, position: Tensor, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The rows to add: [..., T] positions (integers) give [..., T, width] in `dtype`; angles are float64.
+        """Returns the rows to add: [..., T] positions (integers) give [..., T, width] in `dtype`; angles are float64.
 
-        Raises ConfigError for an odd width, and where `closed` for one pair alone.
+        Raises ConfigError for an odd width, and if `closed` for a single pair.
         """
         if width < 2 * (1 + self.closed) or width % 2:
             raise ConfigError(
@@ -179,10 +179,10 @@ class Sinusoidal(PositionScheme):
 class Learned(PositionScheme):
     """A trained table added to the embeddings; position p reads row p + offset of its size + offset rows.
 
-    size     how many positions there are: 0 <= p < size
+    size     number of positions: 0 <= p < size
     offset   rows before position 0 that no token reads (RoBERTa's two: 512 positions, 514 rows)
 
-    This is the description; the table itself is a parameter of the model.
+    This is only the description; the table itself is a parameter of the model.
     """
 
     size: int
@@ -204,7 +204,8 @@ class Learned(PositionScheme):
         return self.size + self.offset
 
     def row(self, position: Tensor) -> Tensor:
-        """Table rows of these positions. Raises ConfigError when one lies outside 0..size-1, or is no integer."""
+        """Returns the table rows of these positions. Raises ConfigError if one lies outside 0..size-1, or is not an
+        integer."""
         check_integers(position, "Learned")
         if position.numel():
             low, high = int(position.min()), int(position.max())
@@ -217,13 +218,13 @@ class Learned(PositionScheme):
 
 
 def check_integers(position: Tensor, owner: str) -> None:
-    """ConfigError unless positions are integers."""
+    """Raises ConfigError unless positions are integers."""
     if position.is_floating_point() or position.is_complex() or position.dtype == torch.bool:
         raise ConfigError(f"{owner}: positions must be integers, got {position.dtype}; keep them torch.long")
 
 
 def checked_theta(theta: float, owner: str) -> float:
-    """`theta` as a float. Raises ConfigError unless it is a finite number >= 1."""
+    """Returns `theta` as a float. Raises ConfigError unless it is a finite number >= 1."""
     if isinstance(theta, bool) or not isinstance(theta, int | float) or not 1 <= theta < float("inf"):
         raise ConfigError(f"{owner}: theta must be a finite number >= 1, got {theta!r}")
     return float(theta)
@@ -232,16 +233,14 @@ def checked_theta(theta: float, owner: str) -> float:
 def powers(
     theta: float, dims: int, device: torch.device | str | None = None, *, over: int | None = None
 ) -> Tensor:
-    """theta^(-2i/over) for i = 0 .. dims/2 - 1, in float64; `over` is dims unless given."""
-    last = dims if over is None else over
-    exponent = torch.arange(0, dims, 2, dtype=torch.float64, device=device) / -last
+    """Returns theta^(-2i/over) for i = 0 .. dims/2 - 1, in float64; `over` is dims unless given."""
+    divisor = dims if over is None else over
+    exponent = torch.arange(0, dims, 2, dtype=torch.float64, device=device) / -divisor
     return torch.pow(theta, exponent)
 
 
 def exact_positions(position: Tensor) -> Tensor:
-    """Positions in float64 (exact to 2^53). Raises ConfigError for half precision, where 257 is already 256
-    or 258.
-    """
+    """Returns positions in float64 (exact to 2^53). Raises ConfigError for half precision, where 257 is rounded."""
     if (
         position.dtype in (torch.float16, torch.bfloat16)
         or position.is_complex()

@@ -1,4 +1,4 @@
-"""Tables that rotate queries and keys: the numbers of one set of positions, made once and applied in every layer.
+"""Tables that rotate queries and keys: computed once for one set of positions and applied in every layer.
 
 Axes: B batch, H heads, T tokens, D per head, d <= D rotated dims.
 """
@@ -14,24 +14,26 @@ from headway.positions.pairing import Pairing, coordinate_pairs
 
 
 class Rotation(ABC):
-    """Rotates queries and keys, and values where `rotates_values`, at the positions that it was made for; queries are
-    to be multiplied by `query_factor`, [T] or [B or 1, T], where there is one."""
+    """Rotates queries and keys, and values if `rotates_values`, at the positions that it was made for.
+
+    Queries must also be multiplied by `query_factor`, [T] or [B or 1, T], unless it is None."""
 
     rotates_values: bool
     query_factor: Tensor | None = None
 
     @abstractmethod
     def apply(self, x_BHTD: Tensor) -> Tensor:
-        """Rotated queries, keys or values [B, H, T, D]; same dtype, computed in the table's precision or better."""
+        """Returns rotated queries, keys or values [B, H, T, D]; same dtype, computed in the table's precision or
+        better."""
 
 
 @dataclass(frozen=True, eq=False)
 class RotaryTable(Rotation):
-    """Cosines and sines of one set of positions, amplitude included, laid out by coordinate, for `rotate`.
+    """Cosines and sines of one set of positions, amplitude included, one per coordinate, as `rotate` takes them.
 
     cos, sin   [T, d] or [B or 1, T, d]; the sine is negated for the first coordinate of each pair
     pairing    "halves", "adjacent", or the index of each coordinate's partner, int64 [d]
-    rotates_values   whether values are rotated with it, too
+    rotates_values   whether values are rotated, too
     """
 
     cos: Tensor
@@ -44,24 +46,27 @@ class RotaryTable(Rotation):
     def of(
         cos: Tensor, sin: Tensor, pairing: Pairing, dims: int, rotates_values: bool = False
     ) -> "RotaryTable":
-        """The table of cosines and sines [.., T, d/2] of each pair."""
+        """Returns the table for cosines and sines [.., T, d/2] of each pair."""
         if pairing == "adjacent":
-            twice, signed = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
-            return RotaryTable(twice, signed, "adjacent", rotates_values)
-        twice, signed = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+            repeated, signed = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
+            return RotaryTable(repeated, signed, "adjacent", rotates_values)
+        repeated, signed = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         if pairing == "halves":
-            return RotaryTable(twice, signed, "halves", rotates_values)
+            return RotaryTable(repeated, signed, "halves", rotates_values)
+        # pairs (0, 3), (2, 1): order [[0, 2], [3, 1]], pair_index [0, 3, 1, 2], partners [3, 2, 1, 0]
         order = torch.tensor(coordinate_pairs(pairing, dims), device=cos.device).T
-        at, partner = order.flatten().argsort(), order.flip(0).flatten()
-        return RotaryTable(twice[..., at], signed[..., at], partner[at], rotates_values)
+        pair_index, partner = order.flatten().argsort(), order.flip(0).flatten()
+        return RotaryTable(
+            repeated[..., pair_index], signed[..., pair_index], partner[pair_index], rotates_values
+        )
 
     @property
     def dims(self) -> int:
-        """d."""
+        """Number of rotated coordinates, d."""
         return self.cos.shape[-1]
 
     def check(self, x_BHTD: Tensor) -> None:
-        """ConfigError unless these can be rotated: of other positions, or with fewer than d numbers."""
+        """Raises ConfigError for a tensor with another number of positions, or with fewer than d coordinates."""
         _check(x_BHTD, self.cos.shape[:-1], self.dims)
 
     def apply(self, x_BHTD: Tensor) -> Tensor:
@@ -70,8 +75,10 @@ class RotaryTable(Rotation):
 
 
 def rotate(x_BHTD: Tensor, cos: Tensor, sin: Tensor, pairing: str | Tensor) -> Tensor:
-    """x cos + partner(x) sin on the first d numbers of each head, the others as they are; computed in the dtype of cos,
-    and rounded once to that of x. Angles and pairing as in `RotaryTable`. (Su et al. 2021, section 3.4.2.)"""
+    """Returns x cos + partner(x) sin for the first d coordinates of each head, and the others unchanged.
+
+    Computed in the dtype of cos, and rounded once to that of x. Angles and pairing as in `RotaryTable`. (Su et al.
+    2021, section 3.4.2.)"""
     cos, sin, size = cos.unsqueeze(-3), sin.unsqueeze(-3), cos.shape[-1]
     part = x_BHTD[..., :size].to(cos.dtype)
     if isinstance(pairing, Tensor):
@@ -86,11 +93,11 @@ def rotate(x_BHTD: Tensor, cos: Tensor, sin: Tensor, pairing: str | Tensor) -> T
 
 @dataclass(frozen=True, eq=False)
 class MatrixTable(Rotation):
-    """A whole matrix for each of one set of positions.
+    """A full rotation matrix for each of one set of positions.
 
     matrix         [T, d, d] or [B or 1, T, d, d]
-    dims           d: coordinates behind it stay as they are
-    rotates_values   whether values are rotated with it, too
+    dims           d: later coordinates are unchanged
+    rotates_values   whether values are rotated, too
     """
 
     matrix: Tensor
@@ -99,14 +106,15 @@ class MatrixTable(Rotation):
 
     def apply(self, x_BHTD: Tensor) -> Tensor:
         _check(x_BHTD, self.matrix.shape[:-2], self.dims)
-        rotated, rest = x_BHTD[..., : self.dims], x_BHTD[..., self.dims :]
+        rotated, unrotated = x_BHTD[..., : self.dims], x_BHTD[..., self.dims :]
         out = torch.einsum("...tij,...htj->...hti", self.matrix, rotated.to(self.matrix.dtype))
         out = out.to(x_BHTD.dtype)
-        return out if rest.shape[-1] == 0 else _joined(out, rest)
+        return out if unrotated.shape[-1] == 0 else _joined(out, unrotated)
 
 
 def _joined(rotated: Tensor, rest: Tensor) -> Tensor:
-    """[B, H, T, D], with the heads of a token side by side in memory, as projections lay them out."""
+    """Concatenates the coordinates to [B, H, T, D], with a token's heads contiguous in memory, as projections lay them
+    out."""
     return torch.cat((rotated.transpose(1, 2), rest.transpose(1, 2)), -1).transpose(1, 2)
 
 

@@ -1,4 +1,4 @@
-"""Files of lines that one process at a time appends to, and that a dying one leaves whole but for its last line."""
+"""Files of lines that one process at a time appends to; if it dies, all lines but the last are complete."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from headway.errors import ConfigError
 
 
 def open_lines(path: Path, in_use: str) -> IO[bytes]:
-    """A file, made where there is none, at the beginning of its lines; a last one without its end is cut off.
+    """Opens a file of lines at its beginning for reading and appending, and locks it; an incomplete last line is cut
+    off.
 
-    Raises ConfigError, with the words `in_use`, where another process has it."""
+    The file is created if absent. Raises ConfigError with the message `in_use` if another process has locked it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("ab+")
     try:

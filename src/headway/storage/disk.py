@@ -1,4 +1,4 @@
-"""Every operating-system call that a save makes, one function each: what can fail is listed here."""
+"""Every operating-system call of a save, one function each: these are the calls that can fail."""
 
 import ctypes
 import errno
@@ -11,35 +11,35 @@ Buffer = bytes | bytearray | memoryview
 
 
 class NewFile:
-    """A file that did not exist yet, open for writing."""
+    """A newly created file, open for writing. Raises FileExistsError if the path exists."""
 
     def __init__(self, path: Path) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         self.path, self._descriptor = path, os.open(path, flags, 0o666)
 
     def write(self, data: Buffer) -> None:
-        """Append all of `data`."""
+        """Appends all of `data`."""
         view = memoryview(data).cast("B")
         done = 0
         while done < len(view):
             done += os.write(self._descriptor, view[done : done + (1 << 30)])
 
     def sync(self) -> None:
-        """fsync: the bytes are on the device when this returns."""
+        """Calls fsync: when it returns, the data is on the device."""
         os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """close: some file systems report a failed write only here."""
+        """Closes the file: some file systems report a failed write only here."""
         os.close(self._descriptor)
 
 
 def make_folder(path: Path) -> None:
-    """mkdir; the parents must exist."""
+    """Creates a folder; its parent must exist."""
     os.mkdir(path)
 
 
 def sync(path: Path) -> None:
-    """fsync a file or folder. Folders: where the system can open them (not on Windows)."""
+    """Calls fsync on a file or folder; folders only if the system can open them (not on Windows)."""
     if path.is_dir() and os.name == "nt":
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -50,12 +50,12 @@ def sync(path: Path) -> None:
 
 
 def replace(source: Path, target: Path) -> None:
-    """Rename; an existing file `target` is replaced in one step."""
+    """Renames `source` to `target` atomically; an existing file `target` is replaced."""
     os.replace(source, target)
 
 
 def exchange(source: Path, target: Path) -> bool:
-    """Swap two existing paths in one step. False where the system or the file system cannot."""
+    """Swaps two existing paths atomically. Returns False if the system or the file system does not support it."""
     if not sys.platform.startswith("linux"):
         return False
     libc = ctypes.CDLL(None, use_errno=True)
@@ -72,7 +72,7 @@ def exchange(source: Path, target: Path) -> bool:
 
 
 def link(source: Path, target: Path) -> None:
-    """A second name for the same file (its open handles stay valid); a copy where links cannot be made."""
+    """Makes a hard link, whose open handles stay valid; a copy if links are not supported."""
     try:
         os.link(source, target)
     except OSError:
@@ -80,12 +80,12 @@ def link(source: Path, target: Path) -> None:
 
 
 def free(path: Path) -> int:
-    """Bytes that this user may still write on the disk of an existing path."""
+    """Returns the bytes that this user may still write on the disk of an existing path."""
     return shutil.disk_usage(path).free
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a whole folder, if it is there."""
+    """Removes a file or a folder with its content; does nothing if it is absent."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -1,12 +1,12 @@
-"""Which dtype a model runs in, chosen from what its file holds, with the reason.
+"""The choice of the dtype that a model runs in, from the dtypes in its file, with the reason.
 
 One rule, for `headway.load` and for every command that runs a model or counts its bytes (generate, eval, plan, ...):
 
-    --dtype (dtype=)    what is asked for, by one of the names in `DTYPES`; else
-    its file            that of the weights; the narrowest that holds all of a mix; float32 for float16 on a CPU
-    no file             a size of the catalog, or a family: bfloat16
+    --dtype (dtype=)    the requested dtype, by a name in `DTYPES`; else
+    its file            the dtype of the weights; the narrowest that holds all of a mix; float32 for float16 on a CPU
+    no file             for a size of the catalog, or a model family: bfloat16
 
-Training has a rule of its own (`headway.train.microbatch_pool.choose_precision`): float32 is what is kept.
+Training has its own rule (`headway.train.microbatch_pool.choose_precision`): weights are kept in float32.
 """
 
 from collections import Counter
@@ -30,7 +30,8 @@ DTYPES = {
 
 
 def named_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """The dtype of that name; None for None and "auto", which is that of the file. Raises ConfigError for another."""
+    """Returns the dtype of a name; None for None and "auto", which mean the file's. Raises ConfigError for an unknown
+    name."""
     if dtype is None or dtype == "auto" or isinstance(dtype, torch.dtype):
         return None if isinstance(dtype, str) else dtype
     name = dtype.removeprefix("torch.")
@@ -39,17 +40,17 @@ def named_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """`bfloat16` for torch.bfloat16, as config.json spells it."""
+    """Returns `bfloat16` for torch.bfloat16, the spelling of config.json."""
     return str(dtype).removeprefix("torch.")
 
 
 def check_dtypes(dtypes: Mapping[str, torch.dtype], path: Path) -> None:
-    """Raise CheckpointError for weights that are not plain floating point numbers (quantized ones)."""
-    odd = {name: dtype for name, dtype in dtypes.items() if dtype not in USABLE}
-    if odd:
-        name, dtype = next(iter(odd.items()))
+    """Raises CheckpointError if some weights are not plain floating-point numbers (quantized weights)."""
+    unusable = {name: dtype for name, dtype in dtypes.items() if dtype not in USABLE}
+    if unusable:
+        name, dtype = next(iter(unusable.items()))
         raise CheckpointError(
-            f"{path}: {len(odd)} of {len(dtypes)} tensors are not float64, float32, bfloat16 or float16 "
+            f"{path}: {len(unusable)} of {len(dtypes)} tensors are not float64, float32, bfloat16 or float16 "
             f"({name} is {dtype_name(dtype)}): quantized weights are read where config.json has a quantization_config "
             "that says how; get the unquantized checkpoint"
         )
@@ -58,8 +59,9 @@ def check_dtypes(dtypes: Mapping[str, torch.dtype], path: Path) -> None:
 def choose_dtype(
     stored: Mapping[str, torch.dtype], device: torch.device, requested: torch.dtype | None = None
 ) -> tuple[torch.dtype, Choice]:
-    """The dtype to run in: what was asked for, else the stored one; a mix becomes the narrowest dtype that
-    holds every stored number exactly; float16 becomes float32 on a CPU."""
+    """Returns the dtype to run in: the requested one, else the stored one.
+
+    A mix becomes the narrowest dtype that holds every stored number exactly; float16 becomes float32 on a CPU."""
     counts = Counter(stored.values())
     mix = ", ".join(f"{n} tensors {dtype_name(d)}" for d, n in counts.most_common())
     slow = "float16 matrix products are several hundred times slower than bfloat16 ones on most CPUs"

@@ -1,13 +1,13 @@
-"""Atomic files and folders. What reads them, and names what is no such file, is `reading`.
+"""Atomic writing of files and folders. Reading, and errors for files of another kind, are in `reading`.
 
-    atomic_write(path, data)                  # data: bytes, str, or a function that is given `put(bytes)`
+    atomic_write(path, data)                  # data: bytes, str, or a function that is called with `put(bytes)`
     with atomic_folder(path) as folder: ...   # fill `folder`; on success it *is* `path`, else nothing changed
     current_folder(path)                      # the folder with the last complete save of `path`
 
-Order of a save: write a temporary sibling, fsync every file and folder in it, rename, fsync the parent. At
-every moment `current_folder(path)` is either the whole previous folder or the whole new one. A folder that
-replaces another is swapped in one step where the system can (Linux `renameat2`); elsewhere by two renames,
-and a process that dies between the two leaves the previous folder as `.NAME.previous`, which
+Order of a save: write a temporary sibling, fsync every file and folder in it, rename, fsync the parent. At every moment
+`current_folder(path)` is either the whole previous folder or the whole new one. A folder that replaces another is
+swapped in one step if the system can (Linux `renameat2`); otherwise by two renames, and a process that dies between the
+two leaves the previous folder as `.NAME.previous`, which
 `current_folder` finds. A single file is replaced by one rename.
 """
 
@@ -31,11 +31,11 @@ Writer = Callable[[Put], None]
 def atomic_write(
     path: str | Path, data: disk.Buffer | str | Writer, *, check: Callable[[Path], object] = lambda path: None
 ) -> None:
-    """Write one file so that `path` has either its previous content or all of `data`, whatever fails.
+    """Writes one file so that `path` has either its previous content or all of `data`, whatever fails.
 
     `data` is bytes, text (UTF-8), or a function that is called with `put`, which takes each piece of bytes. `check` is
-    called with the finished file before it takes its name; if it raises, `path` stays as it was.
-    Raises CheckpointError for an error of the system (disk full, no permission), naming it.
+    called with the finished file before it is renamed to `path`; if it raises, `path` stays as it was. Raises
+    CheckpointError, naming the cause, for an error of the system (disk full, no permission).
     """
     path = Path(os.path.realpath(path))
     temporary = _sibling(path)
@@ -52,13 +52,13 @@ def atomic_write(
 
 @contextmanager
 def atomic_folder(path: str | Path, *, keep: Callable[[str], bool] = lambda name: False) -> Iterator[Path]:
-    """Fill a new folder; when the block ends without an exception it replaces `path` as a whole, in one step.
+    """Replaces `path` by a new folder as a whole, in one step, when the block ends without an exception.
 
-    Yields the temporary sibling to write into, by any means; every
-    file and folder in it is fsynced at the end. An existing `path` is replaced and then removed; its entries
-    whose name satisfies `keep(name)` and which the block did not write are carried over (hard links, so that
-    open handles to them stay valid). Left-overs of dead processes of this machine are removed; parents are
-    made. An OSError becomes a CheckpointError that names what failed.
+    Yields the temporary sibling, which may be written to by any means; every file and folder in it is fsynced at the
+    end. An existing `path` is replaced and then removed; those of its entries whose name satisfies `keep(name)` and
+    that the block did not write are carried over (as hard links, so that open handles to them stay valid). Temporary
+    folders that dead processes of this machine left are removed; parents are created. An OSError becomes a
+    CheckpointError that names what failed.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_dir():
@@ -82,16 +82,16 @@ def atomic_folder(path: str | Path, *, keep: Callable[[str], bool] = lambda name
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder: it loses its name as a whole, in one step, before what is in it goes.
+    """Removes a folder atomically: it is renamed before its content is deleted.
 
-    What a process that is killed leaves then is removed by the next `atomic_folder` beside it."""
+    If the process is killed in between, the next `atomic_folder` in the same parent removes the rest."""
     temporary = _sibling(path)
     disk.replace(path, temporary)
     disk.remove(temporary)
 
 
 def write_file(path: Path, data: disk.Buffer | str | Writer) -> None:
-    """Write a file that does not exist yet and fsync it: for use inside `atomic_folder`."""
+    """Writes a file that does not exist yet and fsyncs it; meant for the body of `atomic_folder`."""
     file = disk.NewFile(path)
     try:
         if callable(data):
@@ -104,14 +104,14 @@ def write_file(path: Path, data: disk.Buffer | str | Writer) -> None:
 
 
 def current_folder(path: str | Path) -> Path:
-    """`path`, or the previous folder that a save moved aside before its process was killed."""
+    """Returns `path`, or the previous folder that a save moved aside before its process was killed."""
     path = Path(os.path.realpath(path))
     aside = _aside(path)
     return aside if not path.exists() and aside.exists() else path
 
 
 def json_text(value: dict[str, Any] | list[Any]) -> str:
-    """A JSON object or array as text: keys in the order given, two spaces, a newline at the end, no NaN."""
+    """Returns a JSON object or array as text: keys in the given order, two spaces, a newline at the end, no NaN."""
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -123,14 +123,14 @@ def _swap(temporary: Path, path: Path) -> None:
         _discard(aside)
         return
     disk.remove(aside)
-    if disk.exchange(temporary, path):
+    if disk.exchange(temporary, path):  # the old folder is now `temporary`, which the caller removes
         try:
             disk.sync(path.parent)
         except OSError:
             disk.exchange(temporary, path)
             raise
         return
-    disk.replace(path, aside)
+    disk.replace(path, aside)  # until the next rename there is no `path`: `current_folder` returns `aside`
     try:
         disk.replace(temporary, path)
         disk.sync(path.parent)
@@ -172,10 +172,10 @@ def _aside(path: Path) -> Path:
 
 
 def _sweep(path: Path) -> None:
-    """Remove what dead processes of this machine left beside `path`."""
-    ours = re.compile(rf"\..+\.partial-{re.escape(socket.gethostname())}-(\d+)-[0-9a-f]{{8}}")
+    """Removes the temporary files that dead processes of this machine left beside `path`."""
+    temporary_name = re.compile(rf"\..+\.partial-{re.escape(socket.gethostname())}-(\d+)-[0-9a-f]{{8}}")
     for entry in path.parent.iterdir():
-        match = ours.fullmatch(entry.name)
+        match = temporary_name.fullmatch(entry.name)
         if match is not None and int(match[1]) != os.getpid() and not _alive(int(match[1])):
             disk.remove(entry)
 
@@ -189,7 +189,7 @@ def _alive(process: int) -> bool:
 
 
 def _discard(temporary: Path) -> None:
-    with suppress(OSError):  # the save's own outcome matters more, and the next save sweeps it up
+    with suppress(OSError):  # the save's own outcome matters more, and the next save removes it
         disk.remove(temporary)
 
 

@@ -1,4 +1,4 @@
-"""GGUF files: header, metadata and tensor table, checked before a value is read.
+"""GGUF files: header, metadata and tensor table, validated before any tensor value is read.
 
     4 bytes     "GGUF"
     u32         version: 2 or 3
@@ -8,9 +8,9 @@
     padding     to a multiple of general.alignment (32 unless given)
     values      in the order of the table, each padded to the alignment
 
-A string is u64 bytes and UTF-8; an array is u32 kind, u64 items and the items. Numbers are little-endian.
-(ggml-org/ggml, docs/gguf.md.) Memory is bounded by the length of header and metadata, which is bounded by `LONGEST`,
-whatever the file claims.
+A string is a u64 length in bytes and UTF-8; an array is u32 kind, u64 number of items and the items. Numbers are
+little-endian. (ggml-org/ggml, docs/gguf.md.) Memory is bounded by the length of header and metadata, which is at most
+`LONGEST`, whatever the file claims.
 """
 
 import mmap
@@ -29,7 +29,7 @@ from headway.storage.safetensors import Entry, check_form
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 LONGEST = 256 << 20
-"""Bytes of the longest header, metadata and tensor table that are read: room for vocabularies of millions."""
+"""Most bytes of header, metadata and tensor table that are read: room for vocabularies of millions of tokens."""
 ALIGNMENT = "general.alignment"
 USUAL_ALIGNMENT, LARGEST_ALIGNMENT = 32, 1 << 20
 MOST_AXES = 4
@@ -47,20 +47,20 @@ NUMBERS: Mapping[int, str] = {
     11: "q",
     12: "d",
 }
-"""Kind of a value -> its code in `struct` and `array`."""
+"""Format codes of `struct` and `array`, by the kind of a value."""
 COUNTS = struct.Struct("<QQ")
 
 Value: TypeAlias = "bool | int | float | str | array[Any] | list[str]"
-"""The value of a key; an array of truth values is one of 0 and 1."""
+"""The value of a key; an array of booleans is an array of 0 and 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packed(Entry):
-    """One tensor in the table of a file: its bytes as an `Entry` (the rows of blocks as uint8), and what they mean.
+    """One tensor in the table of a file: its bytes as an `Entry` (blocked rows as uint8), and how to interpret them.
 
     Attributes:
         type: how the numbers are stored.
-        numbers: shape of the numbers, the slowest first.
+        numbers: shape of the numbers, the slowest axis first.
     """
 
     type: BlockType
@@ -73,7 +73,7 @@ class Packed(Entry):
 
 @dataclass(frozen=True)
 class GGUF:
-    """A file that was read: its keys and its tensors, both in the order of the file."""
+    """The keys and tensor table of a GGUF file, both in the order of the file."""
 
     path: Path
     metadata: Mapping[str, Value]
@@ -81,7 +81,7 @@ class GGUF:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is a file that begins as GGUF files do."""
+    """Returns whether a path is a file that begins with GGUF's magic bytes."""
     if not path.is_file():
         return False
     with open_regular(path) as file:
@@ -89,11 +89,11 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_gguf(path: str | Path) -> GGUF:
-    """The metadata and the table of a file; no value of a tensor is read.
+    """Returns the metadata and the tensor table of a file; no tensor value is read.
 
-    Raises CheckpointError, naming file and fault, for what is no GGUF file of version 2 or 3 or not whole: truncated,
-    counts and lengths beyond its end, kinds and types that are unknown or unsupported, strings that are not UTF-8,
-    names that are there twice, tensors that overlap, leave gaps or end outside of the file."""
+    Raises CheckpointError, naming file and fault, for a file that is not GGUF version 2 or 3 or is damaged: truncated,
+    counts and lengths beyond its end, unknown or unsupported kinds and types, strings that are not UTF-8, repeated
+    names, tensors that overlap, leave gaps or end outside of the file."""
     path = Path(path)
     with open_regular(path) as file:
         size = file.seek(0, 2)
@@ -105,7 +105,7 @@ def read_gguf(path: str | Path) -> GGUF:
 
 
 class _Reader:
-    """The bytes of a file, read one after the other; `end` is where header and table must have ended."""
+    """A sequential reader of a file's bytes; `end` is the limit of header and table."""
 
     def __init__(self, path: Path, data: mmap.mmap, end: int, size: int) -> None:
         self.path, self.data, self.end, self.size, self.at = path, data, end, size, 0
@@ -117,18 +117,18 @@ class _Reader:
             )
         version = self.number("I", "the version")
         if version not in VERSIONS:
-            other = (
+            hint = (
                 " (its bytes are those of a big-endian machine)" if version & 0xFFFF == 0 and version else ""
             )
             raise CheckpointError(
-                f"{self.path}: GGUF version {version}{other} is unsupported; supported are versions 2 and 3, "
+                f"{self.path}: GGUF version {version}{hint} is unsupported; supported are versions 2 and 3, "
                 "little-endian: convert the model again"
             )
         tensors, keys = COUNTS.unpack(self.raw(COUNTS.size, "the counts"))
-        # a key takes 13 bytes and more, a tensor 32
-        for count, least, what in ((keys, 13, "keys"), (tensors, 32, "tensors")):
-            if count > (self.end - self.at) // least:
-                self.damaged(f"it claims {count:,} {what}, which do not fit into its {self.size:,} bytes")
+        # a key takes at least 13 bytes, a tensor at least 32
+        for count, smallest, kind in ((keys, 13, "keys"), (tensors, 32, "tensors")):
+            if count > (self.end - self.at) // smallest:
+                self.damaged(f"it claims {count:,} {kind}, which do not fit into its {self.size:,} bytes")
         metadata: dict[str, Value] = {}
         for _ in range(keys):
             name = self.name("a key")
@@ -180,14 +180,14 @@ class _Reader:
 
     def array(self, name: str) -> "array[Any] | list[str]":
         kind, count = self.number("I", f"the kind of {name}"), self.number("Q", f"the length of {name}")
-        least = 8 if kind == STRING else struct.calcsize("<" + NUMBERS.get(kind, "B"))
+        item_bytes = 8 if kind == STRING else struct.calcsize("<" + NUMBERS.get(kind, "B"))
         if kind != STRING and kind not in NUMBERS:
             self.damaged(f"{name} is an array of kind {kind}, which is unknown or unsupported")
-        if count > (self.end - self.at) // least:
+        if count > (self.end - self.at) // item_bytes:
             self.damaged(f"{name} claims {count:,} items, which do not fit into its {self.size:,} bytes")
         if kind == STRING:
             return [self.string(f"item {i} of {name}") for i in range(count)]
-        return array(NUMBERS[kind], self.raw(count * least, name))
+        return array(NUMBERS[kind], self.raw(count * item_bytes, name))
 
     def alignment(self, metadata: Mapping[str, Value]) -> int:
         value = metadata.get(ALIGNMENT, USUAL_ALIGNMENT)
@@ -207,12 +207,12 @@ class _Reader:
         check_form(self.path, name, sizes)
         if number not in BY_NUMBER:
             known = ", ".join(kind.name for kind in BY_NUMBER.values())
-            what = (
+            unknown = (
                 f"{UNSUPPORTED[number]}, which is unsupported"
                 if number in UNSUPPORTED
                 else f"{number}, which is unknown"
             )
-            raise CheckpointError(f"{self.path}: tensor {name} is of type {what}; supported are {known}")
+            raise CheckpointError(f"{self.path}: tensor {name} is of type {unknown}; supported are {known}")
         kind = BY_NUMBER[number]
         if 0 in sizes or sizes[0] % kind.block:
             self.damaged(
@@ -223,26 +223,28 @@ class _Reader:
     def placed(
         self, table: list[tuple[str, tuple[int, ...], BlockType, int]], alignment: int
     ) -> dict[str, Packed]:
-        """The tensors at their places in the file, which follow each other without gaps."""
-        begin = -(-self.at // alignment) * alignment  # the next multiple: 96 for byte 70 and 32
+        """Returns the tensors with their places in the file, which must follow each other without gaps."""
+        begin = -(-self.at // alignment) * alignment  # the next multiple: byte 70, alignment 32 gives 96
         tensors: dict[str, Packed] = {}
-        due = end = 0
+        next_offset = end = 0
         for name, shape, kind, offset in table:
             if name in tensors:
                 self.damaged(f"the tensor {name} is there twice")
-            if offset != due:
-                self.damaged(f"tensor {name} is at byte {offset:,} of the values, and should be at {due:,}")
+            if offset != next_offset:
+                self.damaged(
+                    f"tensor {name} is at byte {offset:,} of the values, and should be at {next_offset:,}"
+                )
             raw = (*shape[:-1], shape[-1] // kind.block * kind.nbytes // kind.dtype.itemsize)
-            tensors[name] = Packed(raw, kind.dtype, self.path, begin + due, type=kind, numbers=shape)
-            end = due + tensors[name].nbytes
-            due = -(-end // alignment) * alignment
+            tensors[name] = Packed(raw, kind.dtype, self.path, begin + next_offset, type=kind, numbers=shape)
+            end = next_offset + tensors[name].nbytes
+            next_offset = -(-end // alignment) * alignment
         if table and begin + end > self.size:
             raise CheckpointError(
                 f"{self.path} is truncated: it has {self.size:,} of {begin + end:,} bytes; the download or copy was "
                 "cut, repeat it"
             )
-        if self.size > begin + due:
-            self.damaged(f"{self.size - begin - due:,} bytes follow the last tensor")
+        if self.size > begin + next_offset:
+            self.damaged(f"{self.size - begin - next_offset:,} bytes follow the last tensor")
         return tensors
 
     def damaged(self, fault: str) -> NoReturn:

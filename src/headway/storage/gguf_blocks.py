@@ -1,9 +1,9 @@
-"""The types of GGUF's tensors: how their numbers are packed into blocks, and what they are.
+"""GGUF's tensor types: how numbers are packed into blocks, and the conversion both ways.
 
-Rows are cut into blocks of 32 numbers, or of 256 ("K"), each with its own scale d (float16), some with a minimum m. In
-the layouts below, and in `headway.storage.gguf_k_blocks`, bytes stand from left to right. `q[a:b]` is a byte for each
-of the numbers a to b - 1; `q[a:b | c:d]` is a byte for two, the first in its low half. Products and sums are rounded to
-float32 one by one, in the order given. (ggml-org/llama.cpp, ggml/src/ggml-common.h and ggml-quants.c;
+Rows are split into blocks of 32 numbers, or of 256 ("K"), each with its own scale d (float16), some with a minimum m.
+In the layouts below, and in `headway.storage.gguf_k_blocks`, bytes are listed from left to right. `q[a:b]` is one byte
+for each of the numbers a to b - 1; `q[a:b | c:d]` is one byte for two numbers, the first in its low half. Every product
+and sum is rounded to float32, in the order given. (ggml-org/llama.cpp, ggml/src/ggml-common.h and ggml-quants.c;
 gguf-py/gguf/quants.py.)
 """
 
@@ -23,20 +23,22 @@ SMALL = 32
 FP4 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 BITS = {"Q4_K": 4, "Q5_K": 5, "Q6_K": 6}
 CODED: Mapping[str, str] = {"Q8_0": "int8", "Q4_0": "int4", "Q4_K": "q4_K", "Q5_K": "q5_K", "Q6_K": "q6_K"}
-"""Types whose codes products may take, and the form of weights that holds them (`headway.nn.weights.WEIGHTS`)."""
+"""Types whose codes the kernels can multiply directly, and the weight format that holds them
+(`headway.nn.weights.WEIGHTS`)."""
 
 
 @dataclass(frozen=True)
 class BlockType:
-    """One type of a tensor.
+    """One type of GGUF tensors.
 
     Attributes:
         name: as llama.cpp prints it.
-        number: in the file (`ggml_type`).
-        block, nbytes: numbers of a block, and its bytes.
-        dtype: of what is mapped: the numbers themselves, or uint8 where they are packed.
-        unpack: uint8 [blocks, nbytes] -> float32 [blocks, block]; None where nothing is packed.
-        pack: float32 [blocks, block] -> uint8 [blocks, nbytes]; None where it is only read.
+        number: its number in the file (`ggml_type`).
+        block, nbytes: numbers per block, and bytes per block.
+        dtype: dtype of the mapped data: the numbers themselves, or uint8 if they are packed.
+        unpack: uint8 [blocks, nbytes] -> float32 [blocks, block]; None if numbers are not packed.
+        pack: float32 [blocks, block] -> uint8 [blocks, nbytes]; None if numbers are not packed, or the type is
+            read-only.
     """
 
     name: str
@@ -49,23 +51,24 @@ class BlockType:
 
     @property
     def given_as(self) -> torch.dtype:
-        """The dtype that holds its numbers exactly."""
+        """The dtype of the unpacked numbers, which holds them exactly."""
         return self.dtype if self.unpack is None else torch.float32
 
 
 def dequantize(raw: Tensor, kind: BlockType) -> Tensor:
-    """The numbers [..., N] of rows of blocks, uint8 [..., N / block * nbytes], in float32; numbers that are not packed
-    stay as they are."""
+    """Returns the numbers [..., N] of rows of blocks, uint8 [..., N / block * nbytes], in float32; numbers that are not
+    packed are returned unchanged."""
     if kind.unpack is None:
         return raw
     return kind.unpack(raw.reshape(-1, kind.nbytes)).view(*raw.shape[:-1], -1)
 
 
 def quantize(values: Tensor, kind: BlockType) -> Tensor:
-    """Rows of numbers [..., N] as blocks, uint8 [..., N / block * nbytes]; in the type's dtype where it packs nothing.
+    """Packs rows of numbers [..., N] into blocks, uint8 [..., N / block * nbytes]; unpacked types only convert the
+    dtype.
 
-    Raises CheckpointError for a type that is read only, for rows that are no multiples of its block, and for an
-    infinity or NaN, which no block holds."""
+    Raises CheckpointError for a read-only type, for rows that are not a multiple of its block, and for an infinity or
+    NaN, which no block can hold."""
     if kind.unpack is None:
         return values.to(kind.dtype)
     if kind.pack is None:
@@ -80,8 +83,9 @@ def quantize(values: Tensor, kind: BlockType) -> Tensor:
 
 
 def codes(raw: Tensor, kind: BlockType) -> CodedMatrix:
-    """A matrix of a type in `CODED`, uint8 [O, bytes], with its codes unpacked and its scales as they are: its numbers
-    are those of `dequantize`, and products may take the codes. Raises CheckpointError for another type."""
+    """Returns a matrix of a type in `CODED`, given as uint8 [O, bytes], with unpacked codes and unchanged scales.
+
+    Its numbers are those of `dequantize`. Raises CheckpointError for any other type."""
     if kind.name not in CODED:
         raise CheckpointError(f"{kind.name} has no codes that products take; {', '.join(CODED)} have")
     if kind.block == BLOCK:
@@ -90,18 +94,18 @@ def codes(raw: Tensor, kind: BlockType) -> CodedMatrix:
 
 
 def _small_codes(raw: Tensor, bits: int) -> QuantizedMatrix:
-    """Q8_0: d, int8 q[0:32]:  x = q d
-    Q4_0: d, q[0:16 | 16:32]:  x = d (q - 8)"""
+    """Unpacks Q8_0: d, int8 q[0:32]:  x = q d
+    and Q4_0: d, q[0:16 | 16:32]:  x = d (q - 8)."""
     blocks = raw.reshape(-1, 2 + SMALL * bits // 8)
-    # codes count from 0: int8 -128 is 0, 127 is 255
+    # codes are unsigned, with zero point 128: int8 -128 is code 0, 127 is code 255
     q = blocks[:, 2:] ^ 0x80 if bits == 8 else nibbles(blocks[:, 2:], 16)
     scale = half(blocks[:, :2]).view(raw.shape[0], -1)
     return QuantizedMatrix(q.reshape(raw.shape[0], -1), scale, None, bits, SMALL)
 
 
 def block_type(matrix: CodedMatrix) -> BlockType | None:
-    """The type whose blocks hold a matrix's codes as they are; None for codes with zeros of their own, and for rows and
-    groups that are no multiples of 32."""
+    """Returns the type whose blocks can hold a matrix's codes unchanged; None if it has zero points, or if its rows or
+    groups are not multiples of 32."""
     if isinstance(matrix, BlockMatrix):
         return next(kind for kind in TYPES if BITS.get(kind.name) == matrix.bits)
     if matrix.zero is not None or matrix.codes.shape[1] % SMALL or matrix.group % SMALL:
@@ -110,9 +114,9 @@ def block_type(matrix: CodedMatrix) -> BlockType | None:
 
 
 def blocks(matrix: CodedMatrix) -> Tensor:
-    """The inverse of `codes`, for a matrix that has a `block_type`: uint8 [O, bytes], its scales rounded to float16.
+    """Packs a matrix that has a `block_type`, the inverse of `codes`: uint8 [O, bytes], with scales rounded to float16.
 
-    Raises CheckpointError for a scale that float16 does not hold."""
+    Raises CheckpointError for a scale beyond float16's range."""
     if isinstance(matrix, BlockMatrix):
         return to_blocks(matrix)
     outputs, inputs = matrix.codes.shape
@@ -128,9 +132,10 @@ def blocks(matrix: CodedMatrix) -> Tensor:
 
 
 def _unpacked(raw: Tensor, bits: int, *, minimum: bool) -> Tensor:
-    """d, m where there is one, fifth bits h of q in 4 bytes where codes have 5, q[0:16 | 16:32]:
+    """Unpacks blocks of d, then m if `minimum`, then the codes' fifth bits h in 4 bytes if `bits` is 5, then q[0:16 |
+    16:32]:
 
-    x = d (q + 16 h) + m, without m  x = d (q + 16 h - 16)
+    x = d (q + 16 h) + m, without m (Q5_0 only)  x = d (q + 16 h - 16)
     """
     d, q = half(raw[:, :2]).float(), nibbles(raw[:, -16:], 16)
     if bits == 5:
@@ -139,8 +144,8 @@ def _unpacked(raw: Tensor, bits: int, *, minimum: bool) -> Tensor:
 
 
 def _mxfp4(raw: Tensor) -> Tensor:
-    """e, q[0:16 | 16:32], a sign in bit 3 and one of `FP4`, the doubles of E2M1, in bits 0 to 2:  x = q 2^(e - 128).
-    (OCP Microscaling Formats 1.0, 2023, section 5.3.)"""
+    """Unpacks e, q[0:16 | 16:32], where q has a sign in bit 3 and an index of `FP4`, twice the values of E2M1, in bits
+    0 to 2: x = FP4[q] 2^(e - 128). (OCP Microscaling Formats 1.0, 2023, section 5.3.)"""
     e = raw[:, :1].int()  # bits of 2^(e - 128): exponent field e - 1; 2^-128 and 2^-127 are subnormal
     power = torch.where(e < 2, 1 << 21 << e, (e - 1) << 23).view(torch.float32)
     return torch.tensor([*FP4, *(0.0 - q for q in FP4)])[nibbles(raw[:, 1:], 16).long()] * power
@@ -155,18 +160,18 @@ def _bytes(d: Tensor) -> Tensor:
 
 
 def _to_q8_0(x: Tensor) -> Tensor:
-    """d = max |x| / 127, q = x / d rounded to the nearest, halves away from 0."""
+    """Packs with d = max |x| / 127 and q = x / d, rounded to nearest, halves away from 0."""
     d = x.abs().amax(1, keepdim=True) / 127
     ratio = x * _inverse(d)
-    size = ratio.abs()
-    whole = size.floor()
-    q = ratio.sign() * (whole + (2 * (size - whole)).floor())
+    magnitude = ratio.abs()
+    whole = magnitude.floor()
+    q = ratio.sign() * (whole + (2 * (magnitude - whole)).floor())  # 2.5: 2 + floor(2 * 0.5) = 3
     return torch.cat((_bytes(d), q.to(torch.int8).view(torch.uint8)), 1)
 
 
 def _to_q4_0(x: Tensor) -> Tensor:
-    """d = -x / 8 of the x that is largest in size (the first of several), q = x / d + 8 rounded to the nearest, at most
-    15."""
+    """Packs with d = -x / 8 for the x of largest magnitude (the first if tied) and q = x / d + 8, rounded to nearest,
+    at most 15."""
     d = x.gather(1, x.abs().argmax(1, keepdim=True)) / -8
     q = (x * _inverse(d) + 8.5).trunc().clamp(0, 15).to(torch.uint8)
     return torch.cat((_bytes(d), q[:, :16] | q[:, 16:] << 4), 1)
@@ -229,4 +234,4 @@ UNSUPPORTED: Mapping[int, str] = {
     35: "TQ2_0",
     40: "NVFP4",
 }
-"""Types that are known and not read."""
+"""Names of known types that cannot be read, by number."""

@@ -1,11 +1,12 @@
-"""GGUF's blocks of 256 numbers ("K") as `BlockMatrix`, and back; layouts as in `headway.storage.gguf_blocks`.
+"""GGUF's blocks of 256 numbers ("K") as `BlockMatrix`, and back; layouts are written as in
+`headway.storage.gguf_blocks`.
 
     Q4_K    d, dmin, 12 bytes of s and t, then four times q[0:32 | 32:64]
-    Q5_K    d, dmin, 12 bytes of s and t, 32 bytes whose bit i is the fifth bit of part i, then as in Q4_K
-    Q6_K    twice q[0:64 | 64:128] (low 4 bits), twice 32 bytes whose bits 2 i, 2 i + 1 are the high bits of part i of
-            four, int8 s of 16 parts, d
+    Q5_K    d, dmin, 12 bytes of s and t, 32 bytes whose bit i is the fifth bit of sub-block i, then as in Q4_K
+    Q6_K    twice q[0:64 | 64:128] (low 4 bits), twice 32 bytes whose bits 2 i, 2 i + 1 are the high bits of run i of
+            four (of 32 numbers each), int8 s of 16 sub-blocks, d
 
-s and t of eight parts are 6 bits each, in bytes a b c of 4 each:
+s and t of the eight sub-blocks are 6 bits each, packed in bytes a, b, c of 4 each:
 
     s[0:4] = a & 63    s[4:8] = c & 15 | a >> 6 << 4    t[0:4] = b & 63    t[4:8] = c >> 4 | b >> 6 << 4
 """
@@ -20,23 +21,25 @@ NBYTES = {4: 144, 5: 176, 6: 210}
 
 
 def half(raw: Tensor) -> Tensor:
-    """Bytes [blocks, 2] as float16 [blocks, 1]."""
+    """Returns bytes [blocks, 2] as float16 [blocks, 1]."""
     return raw.clone().view(torch.float16)
 
 
 def bits_of(raw: Tensor, part: int, shifts: range, mask: int) -> Tensor:
-    """Bits of bytes [blocks, n], `part` bytes at a time, each part once a shift: [blocks, n / part * shifts, part]."""
-    each = raw.reshape(len(raw), -1, 1, part) >> torch.tensor([*shifts], dtype=torch.uint8).view(-1, 1)
-    return (each & mask).flatten(1, 2)
+    """Extracts bits of bytes [blocks, n], taken `part` bytes at a time, each part once per shift: [blocks, n / part *
+    shifts, part]."""
+    shifted = raw.reshape(len(raw), -1, 1, part) >> torch.tensor([*shifts], dtype=torch.uint8).view(-1, 1)
+    return (shifted & mask).flatten(1, 2)
 
 
 def nibbles(raw: Tensor, part: int) -> Tensor:
-    """Low and then high halves of bytes, of each `part` of them: [blocks, 2 n]. Of 0x21 0x43, part 2: 1 3 2 4."""
+    """Returns the low and then the high halves of every `part` bytes: [blocks, 2 n]. 0x21 0x43 with part 2 gives 1 3 2
+    4."""
     return bits_of(raw, part, range(0, 8, 4), 0x0F).flatten(1)
 
 
 def from_blocks(raw: Tensor, bits: int) -> BlockMatrix:
-    """Rows of blocks, uint8 [O, I / 256 * bytes], as codes and scales."""
+    """Unpacks rows of blocks, uint8 [O, I / 256 * bytes], into codes and scales."""
     blocks, rows = raw.reshape(-1, NBYTES[bits]), raw.shape[0]
 
     def of_rows(t: Tensor) -> Tensor:
@@ -57,7 +60,7 @@ def from_blocks(raw: Tensor, bits: int) -> BlockMatrix:
 
 
 def to_blocks(matrix: BlockMatrix) -> Tensor:
-    """The inverse: uint8 [O, I / 256 * bytes]."""
+    """Packs a matrix into rows of blocks, uint8 [O, I / 256 * bytes]: the inverse of `from_blocks`."""
     q = matrix.codes.view(-1, BLOCK)
     d = matrix.d.reshape(-1, 1).view(torch.uint8)
     if matrix.low is None or matrix.dmin is None:
@@ -73,7 +76,7 @@ def to_blocks(matrix: BlockMatrix) -> Tensor:
 
 
 def _together(q: Tensor, part: int, bits: int) -> Tensor:
-    """The inverse of `bits_of`: numbers of so many bits, as many parts in a byte as it holds."""
+    """Packs codes of `bits` bits, several parts into the bytes of one: the inverse of `bits_of`."""
     parts = q.view(len(q), -1, 8 // bits, part)
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8).view(-1, 1)
     return (parts << shifts).sum(2, dtype=torch.uint8).flatten(1)

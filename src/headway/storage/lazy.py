@@ -1,9 +1,9 @@
-"""Named tensors whose shapes are known before their values are made: read from disk, merged, turned or cast
-one at a time, so that nothing needs a second copy of a checkpoint.
+"""Lazy named tensors: shapes and dtypes are known, values are read, converted or merged one at a time on access, so
+that nothing needs a second copy of a checkpoint.
 
     lazy(state).forms                         # {name: Form(shape, dtype)}, of any mapping, without reading a value
-    lazy(state).copy_into(name, target)       # target.copy_(state[name]), by the smallest detour
-    changed(state, change)                    # {name: change(name, value)}, when asked for
+    lazy(state).copy_into(name, target)       # target.copy_(state[name]), with as little memory as possible
+    changed(state, change)                    # {name: change(name, value)}, computed on access
 """
 
 from abc import abstractmethod
@@ -22,7 +22,7 @@ from headway.errors import CheckpointError, did_you_mean
 
 @dataclass(frozen=True)
 class Form:
-    """Shape and dtype of a tensor that is not read yet."""
+    """Shape and dtype of a tensor whose value is not read yet."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -34,7 +34,7 @@ class Form:
 
 
 class LazyTensors(Mapping[str, Tensor]):
-    """A mapping that makes a tensor when asked for it, and keeps none.
+    """A mapping that makes a tensor on access and keeps none.
 
     Attributes:
         forms: shape and dtype by name, in order.
@@ -50,14 +50,14 @@ class LazyTensors(Mapping[str, Tensor]):
 
     @abstractmethod
     def copy_into(self, name: str, target: Tensor) -> None:
-        """Copy one value into `target` (of its shape, any dtype). Raises CheckpointError for an unknown name."""
+        """Copies one value into `target` (of its shape, any dtype). Raises CheckpointError for an unknown name."""
 
     def part(self, name: str, box: tuple[slice, ...]) -> Tensor:
-        """`self[name][box]`, by the smallest detour. Raises CheckpointError for an unknown name."""
+        """Returns `self[name][box]`, reading no more than needed. Raises CheckpointError for an unknown name."""
         return self[name][box]
 
     def renamed(self, names: Mapping[str, str]) -> "LazyTensors":
-        """The same values under other names: {new name: name here}. Names that are not listed are left out."""
+        """Returns the same values under other names, {new name: old name}, without the names that are not listed."""
         return Made(
             {new: self.forms[old] for new, old in names.items()},
             lambda name: self[names[name]],
@@ -66,7 +66,7 @@ class LazyTensors(Mapping[str, Tensor]):
         )
 
     def check_name(self, name: str) -> None:
-        """Raise CheckpointError, with the nearest name, for a name that is not here."""
+        """Raises CheckpointError, with the nearest known name, for an unknown name."""
         if name not in self.forms:
             raise CheckpointError(f"there is no tensor {name!r}{did_you_mean(name, self.forms)}")
 
@@ -74,7 +74,7 @@ class LazyTensors(Mapping[str, Tensor]):
         return name in self.forms
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of that name; `default` where there is none."""
+        """Returns the value of a name, or `default` if it is unknown."""
         return default if name not in self.forms else self[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -90,8 +90,8 @@ class LazyTensors(Mapping[str, Tensor]):
 
 
 class Made(LazyTensors):
-    """Values from `make(name)`, called every time that one is asked for; `copy(name, target)` is `copy_into`, and
-    `part(name, box)` is `part`, where these take less than a value."""
+    """Values made by `make(name)` on every access; `copy(name, target)` and `part(name, box)` implement `copy_into` and
+    `part` if these need less than a whole value."""
 
     def __init__(
         self,
@@ -132,8 +132,10 @@ def compare(
     more: Sequence[str] = (),
     tip: str = "",
 ) -> None:
-    """Raise CheckpointError that lists, below the `fault`, what is missing of `expected` (names and shapes), unexpected
-    (`spare`), of another shape, and `more`; `says` is what gave the shapes, `tip` the end."""
+    """Raises CheckpointError if the tensors differ from the `expected` ones (names and shapes).
+
+    Below `fault` it lists missing names, unexpected ones (`spare`), other shapes, and `more`; `says` names the source
+    of the expected shapes, and `tip` ends the message."""
     spare = sorted(spare)
     lines = [f"missing: {name}{_nearest(name, spare)}" for name in expected if name not in forms]
     lines += [f"unexpected: {name}{did_you_mean(name, expected)}" for name in spare]
@@ -144,10 +146,10 @@ def compare(
     ]
     lines += more
     if lines:
-        last = [f"... and {len(lines) - 20} more"] if len(lines) > 20 else []
+        ellipsis = [f"... and {len(lines) - 20} more"] if len(lines) > 20 else []
         raise CheckpointError(
             f"{path}: {fault} ({len(lines)} difference{'s' * (len(lines) > 1)}): one of the two is incomplete, or "
-            "another model's\n  " + "\n  ".join([*lines[:20], *last]) + tip
+            "another model's\n  " + "\n  ".join([*lines[:20], *ellipsis]) + tip
         )
 
 
@@ -156,7 +158,7 @@ def _nearest(name: str, names: Sequence[str]) -> str:
 
 
 def lazy(state: Mapping[str, Tensor]) -> LazyTensors:
-    """Any mapping as `LazyTensors`, without reading a value."""
+    """Returns any mapping as `LazyTensors`, without reading a value of a lazy one."""
     if isinstance(state, LazyTensors):
         return state
     return Made({name: Form(tuple(t.shape), t.dtype) for name, t in state.items()}, state.__getitem__)
@@ -167,9 +169,9 @@ def changed(
     change: Callable[[str, Tensor], Tensor],
     shape: Callable[[str, Form], Form] = lambda name, form: form,
 ) -> LazyTensors:
-    """Every value through `change(name, value)`, when asked for.
+    """Returns every value mapped by `change(name, value)`, on access.
 
-    `shape(name, form)` is the form that `change` gives it, unless it keeps it.
+    `shape(name, form)` is the form of the changed value; unless given, the form stays.
     """
     forms = {name: shape(name, form) for name, form in lazy(state).forms.items()}
     return Made(forms, lambda name: change(name, state[name]))
@@ -181,8 +183,9 @@ def with_values(
     make: Callable[[str], Tensor],
     own_part: Callable[[str, tuple[slice, ...]], Tensor] | None = None,
 ) -> LazyTensors:
-    """The same values, and those of the names in `known`, which are not taken from `state` but made when asked for;
-    `own_part` is `part` of these, where that takes less than a value."""
+    """Returns the same values, with those of the names in `known` replaced or added by `make(name)`, on access.
+
+    `own_part` is `part` for these, if it needs less than a whole value."""
     tensors, parts = lazy(state), own_part or (lambda name, box: make(name)[box])
 
     def copy(name: str, target: Tensor) -> None:
@@ -200,10 +203,10 @@ def with_values(
 
 
 def with_zeros(state: Mapping[str, Tensor], absent: Mapping[str, Form]) -> LazyTensors:
-    """The same values, and zeros of the forms `absent`."""
+    """Returns the same values, and zeros of the forms in `absent`."""
     return with_values(state, absent, lambda name: torch.zeros(absent[name].shape, dtype=absent[name].dtype))
 
 
 def cast(state: Mapping[str, Tensor], dtype: torch.dtype) -> Mapping[str, Tensor]:
-    """Every value in `dtype`."""
+    """Returns every value in `dtype`."""
     return changed(state, lambda name, value: value.to(dtype), lambda name, form: Form(form.shape, dtype))

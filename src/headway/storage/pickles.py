@@ -1,8 +1,8 @@
-"""Pickles of torch.save, read only when asked for, only as tensors, and mapped like any other file.
+"""Pickles of torch.save, read only on request, as tensors only, and memory-mapped like any other file.
 
-The archive is a zip file of uncompressed records; unpickling it on the device "meta" gives every shape and the
-place of every storage without reading one, so its values are mapped later. Archives of torch
-before 1.6 are not zip files and are read whole.
+The archive is a zip file of uncompressed records. Unpickling it on the device "meta" gives every shape and the offset
+of every storage without reading the values, which are mapped later. Archives of torch before 1.6 are not zip files and
+are read as a whole.
 """
 
 import zipfile
@@ -20,7 +20,7 @@ _WRAPPERS = ("state_dict", "model")
 
 
 def looks_pickled(path: Path) -> bool:
-    """Whether a file begins as a zip archive or as a raw pickle of protocol 2 to 5."""
+    """Returns whether a file begins as a zip archive or as a raw pickle of protocol 2 to 5."""
     with open_regular(path) as file:
         head = file.read(9)
     protocol = head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05"
@@ -28,7 +28,7 @@ def looks_pickled(path: Path) -> bool:
 
 
 def pickle_refused(path: Path) -> CheckpointError:
-    """The error for a pickle where pickles are not allowed."""
+    """Returns the error for a pickle if pickles are not allowed."""
     return CheckpointError(
         f"{path} is a pickle (torch.save), not a safetensors file, and opening it can run code. If you trust "
         "where it comes from, pass allow_pickle=True (--allow-pickle): it is then read with weights_only"
@@ -36,22 +36,22 @@ def pickle_refused(path: Path) -> CheckpointError:
 
 
 def read_pickle(path: Path) -> dict[str, Entry]:
-    """The tensors of a pickled dict (or of its "state_dict" or "model").
+    """Returns the tensors of a pickled dict (or of its "state_dict" or "model").
 
-    Raises CheckpointError for an archive that is broken or compressed, whatever is not a dict of tensors, and
+    Raises CheckpointError for an archive that is broken or compressed, for anything but a dict of tensors, and for
     tensors that reach beyond the file.
     """
     with open_regular(path) as file:
         size = file.seek(0, 2)
-    plain = _plain_archive(path)
-    tensors = _tensors(path, "meta" if plain else "cpu")
+    mappable = _plain_archive(path)
+    tensors = _tensors(path, "meta" if mappable else "cpu")
     if not all(_lies_in_file(value) for value in tensors.values()):
-        tensors, plain = _tensors(path, "cpu"), False
+        tensors, mappable = _tensors(path, "cpu"), False
     entries = {}
     for name, value in tensors.items():
         shape = tuple(value.shape)
         check_form(path, name, shape)
-        if not plain:
+        if not mappable:
             entries[name] = Entry(shape, value.dtype, path, 0, value)
             continue
         storage: Any = value.untyped_storage()
@@ -65,7 +65,7 @@ def read_pickle(path: Path) -> dict[str, Entry]:
 
 def _tensors(path: Path, device: str) -> dict[str, Tensor]:
     try:
-        with open_regular(path) as file:  # a file, not a name: torch.load looks at the suffix of a name
+        with open_regular(path) as file:  # an open file: given a name, torch.load interprets its suffix
             value = torch.load(file, map_location=device, weights_only=True)
     except Exception as error:  # torch raises many types for a bad archive
         first = (str(error).splitlines() or [type(error).__name__])[0]
@@ -75,13 +75,13 @@ def _tensors(path: Path, device: str) -> dict[str, Tensor]:
             value = value[wrapper]
     if not isinstance(value, dict) or not value:
         raise CheckpointError(f"{path} holds a {type(value).__name__}, not a dict of named tensors")
-    if odd := [str(name) for name, item in value.items() if not isinstance(item, Tensor)]:
-        raise CheckpointError(f"{path} holds entries that are not tensors: {', '.join(odd[:8])}")
+    if others := [str(name) for name, item in value.items() if not isinstance(item, Tensor)]:
+        raise CheckpointError(f"{path} holds entries that are not tensors: {', '.join(others[:8])}")
     return {str(name): item.detach() for name, item in value.items()}
 
 
 def _plain_archive(path: Path) -> bool:
-    """Whether a file is a zip archive whose storages can be mapped."""
+    """Returns whether a file is a zip archive whose storages can be mapped."""
     with open_regular(path) as file:
         if not file.read(4).startswith(b"PK\x03\x04"):
             return False
@@ -99,5 +99,5 @@ def _plain_archive(path: Path) -> bool:
 
 
 def _lies_in_file(value: Tensor) -> bool:
-    known = getattr(value.untyped_storage(), "_checkpoint_offset", None) is not None
-    return known and value.layout == torch.strided and value.is_contiguous()
+    has_offset = getattr(value.untyped_storage(), "_checkpoint_offset", None) is not None
+    return has_offset and value.layout == torch.strided and value.is_contiguous()

@@ -1,6 +1,6 @@
-"""Files that are read as what they claim to be, and named when they are something else; memory is bounded.
+"""Reading of files with bounded memory, and errors that name what a file is instead of what was expected.
 
-open_regular(path)      # a file for reading: no pipe is waited for
+open_regular(path)      # opens a regular file: never blocks on a pipe
 read_json(path)         # one JSON object, strictly; read_json_array(path): one array
 with naming(path): ...  # errors raised inside name the file
 """
@@ -24,8 +24,10 @@ LONGEST_TEXT = 3000
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """A file for reading, unbuffered. Raises CheckpointError for what is not there, may not be read, or is no
-    regular file (a folder, a pipe, a socket, a device): those are not waited for."""
+    """Opens a file for reading, unbuffered, without blocking.
+
+    Raises CheckpointError for a path that does not exist, may not be read, or is not a regular file (a folder, a pipe,
+    a socket, a device)."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError) as error:
@@ -34,26 +36,28 @@ def open_regular(path: Path) -> BinaryIO:
     if stat.S_ISREG(mode):
         return open(descriptor, "rb", buffering=0)
     os.close(descriptor)
-    what = os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "it is not a regular file"
-    raise CheckpointError(f"cannot read {path}: {what}")
+    fault = os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "it is not a regular file"
+    raise CheckpointError(f"cannot read {path}: {fault}")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """One JSON object of at most `LONGEST_JSON` bytes. CheckpointError names the file and what it is instead (empty,
-    LFS pointer, HTML, too long, not UTF-8), or its fault (a key that is there twice, a number that is none)."""
+    """Returns one JSON object of at most `LONGEST_JSON` bytes.
+
+    Raises CheckpointError, naming the file and what it is instead (empty, LFS pointer, HTML, too long, not UTF-8), or
+    its fault (a repeated key, a number that is NaN or infinite)."""
     value: dict[str, Any] = _read(path, dict)
     return value
 
 
 def read_json_array(path: Path) -> list[Any]:
-    """One JSON array, as `read_json` reads an object."""
+    """Returns one JSON array, read like the object of `read_json`."""
     value: list[Any] = _read(path, list)
     return value
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
-    """One JSON object from UTF-8. Raises ValueError, also for NaN, infinities and numbers beyond them, for a
-    key that is there twice in an object, and for more than `DEEPEST` levels."""
+    """Returns one JSON object from UTF-8. Raises ValueError, also for NaN, infinities and numbers beyond them, for a
+    key that is repeated in an object, and for more than `DEEPEST` levels."""
     value = _parsed(raw)
     if not isinstance(value, dict):
         raise ValueError(f"it {_not_of(dict, value)}")
@@ -101,8 +105,9 @@ def _parsed(raw: bytes) -> Any:
 
 @contextmanager
 def naming(path: Path, but: tuple[type[HeadwayError], ...] = ()) -> Iterator[None]:
-    """Put the file's name before a HeadwayError that is raised inside and does not name it, and bound its length; those
-    of the kinds `but` name a file already."""
+    """Prefixes the file's path to HeadwayErrors raised inside that lack it, and bounds their length.
+
+    Errors of the kinds `but`, which name a file already, pass unchanged."""
     try:
         yield
     except but:
@@ -111,12 +116,12 @@ def naming(path: Path, but: tuple[type[HeadwayError], ...] = ()) -> Iterator[Non
         if str(path) in str(error):
             raise
         text = str(error).removeprefix(f"{path.name}: ")
-        more = f" ... ({len(text) - LONGEST_TEXT:,} more characters)" if len(text) > LONGEST_TEXT else ""
-        raise type(error)(f"{path}: {text[:LONGEST_TEXT]}{more}") from error
+        ending = f" ... ({len(text) - LONGEST_TEXT:,} more characters)" if len(text) > LONGEST_TEXT else ""
+        raise type(error)(f"{path}: {text[:LONGEST_TEXT]}{ending}") from error
 
 
 def refuse_impostor(path: Path, head: bytes, expected: str) -> None:
-    """Raise CheckpointError when the first bytes show an empty file, a git-lfs pointer or an HTML page."""
+    """Raises CheckpointError if the first bytes show an empty file, a git-lfs pointer or an HTML page."""
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if not head:
         cause = "it is empty (0 bytes): the download or copy failed; fetch it again"
@@ -146,14 +151,14 @@ def _finite(digits: str) -> float:
 def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        left = Counter(name for name, _ in pairs)
-        twice = next(name for name, count in left.items() if count > 1)
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
         raise ValueError(f"the key {twice[:80]!r} is there twice")
     return value
 
 
 def _levels(value: Any) -> int:
-    """How deep objects and lists are nested."""
+    """Returns how deep objects and arrays are nested."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     below = (_levels(item) for item in inner if isinstance(item, dict | list))
     return 1 + max(below, default=0)

@@ -1,12 +1,12 @@
-"""Safetensors files: headers, checked to the last byte before a value is read; and whole files, written tensor by
-tensor.
+"""Safetensors files: the header is validated against the file's size before a value is read; files are written tensor
+by tensor.
 
     8 bytes    N, little-endian
     N bytes    JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ..., "__metadata__": {...}}
     values     one after another, without gaps
 
-(huggingface/safetensors, README, "Format".) Memory is bounded by the length of the header, which is bounded by
-`LONGEST`, whatever the file claims.
+(huggingface/safetensors, README, "Format".) Memory is bounded by the length of the header, which is at most `LONGEST`,
+whatever the file claims.
 """
 
 import json
@@ -28,7 +28,7 @@ from headway.storage.lazy import Form, lazy
 from headway.storage.reading import open_regular, parse_json, refuse_impostor
 
 LONGEST = 32 << 20
-"""Bytes of the longest header that is read: room for about 200,000 tensors."""
+"""Most bytes of a header that is read: room for about 200,000 tensors."""
 LARGEST = 2**63
 AXES = 64
 LONGEST_NAME = 500
@@ -50,9 +50,9 @@ DTYPES: Mapping[str, torch.dtype] = {
 
 @dataclass(frozen=True)
 class Entry(Form):
-    """One tensor in the header of a file: its form, and where its values begin, in row-major order.
+    """One tensor in the header of a file: its form, and the offset of its values, in row-major order.
 
-    `value` is the tensor itself, of the rare file that cannot be mapped."""
+    `value` is the tensor itself, for the rare file that cannot be mapped."""
 
     file: Path
     at: int
@@ -60,16 +60,16 @@ class Entry(Form):
 
     @property
     def stored_as(self) -> str:
-        """How its numbers are stored, for a report."""
+        """How its numbers are stored, for reports."""
         return dtype_name(self.dtype)
 
 
 def read_described(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
-    """The tensors of a safetensors file, in the order of its header, and the header's metadata.
+    """Returns the tensors of a safetensors file, in the order of its header, and the header's metadata.
 
-    Raises CheckpointError, naming file and fault, for a file that is no safetensors file, is cut off or too
-    long, or whose header is too long, not JSON, names a tensor twice, or gives spans that leave gaps, overlap
-    or do not fit their shapes.
+    Raises CheckpointError, naming file and fault, for a file that is not a safetensors file, is truncated or too long,
+    or whose header is too long, not JSON, names a tensor twice, or gives spans that leave gaps, overlap or do not fit
+    their shapes.
     """
     with open_regular(path) as file:
         size = file.seek(0, 2)
@@ -93,26 +93,26 @@ def read_described(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         _damaged(path, "__metadata__ must map names to text")
     spans = {name: _span(path, name, entry) for name, entry in header.items()}
-    at = 0
+    expected_begin = 0
     for name, (form, begin, end) in sorted(spans.items(), key=lambda item: item[1][1:]):
-        if begin != at or end - begin != form.nbytes:
-            what = (
+        if begin != expected_begin or end - begin != form.nbytes:
+            fault = (
                 "does not fit its shape"
-                if begin == at
+                if begin == expected_begin
                 else "leaves a gap"
-                if begin > at
+                if begin > expected_begin
                 else "overlaps another"
             )
-            _damaged(path, f"the span of {name}, {begin:,} to {end:,}, {what}")
-        at = end
-    promised = 8 + length + at
-    if size < promised:
+            _damaged(path, f"the span of {name}, {begin:,} to {end:,}, {fault}")
+        expected_begin = end
+    expected_size = 8 + length + expected_begin
+    if size < expected_size:
         raise CheckpointError(
-            f"{path} is truncated: it has {size:,} of {promised:,} bytes; "
+            f"{path} is truncated: it has {size:,} of {expected_size:,} bytes; "
             "the download or copy was cut, repeat it"
         )
-    if size > promised:
-        raise CheckpointError(f"{path} is damaged: {size - promised:,} bytes follow the last tensor")
+    if size > expected_size:
+        raise CheckpointError(f"{path} is damaged: {size - expected_size:,} bytes follow the last tensor")
     entries = {
         name: Entry(form.shape, form.dtype, path, 8 + length + begin)
         for name, (form, begin, _) in spans.items()
@@ -121,8 +121,7 @@ def read_described(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
 
 
 def check_form(path: Path, name: str, shape: tuple[int, ...]) -> None:
-    """Raise CheckpointError for a name that is too long or cannot be printed, and a shape that no tensor can
-    have."""
+    """Raises CheckpointError for a name that is too long or not printable, and for an impossible shape."""
     if not name.isprintable() or len(name) > LONGEST_NAME:
         fault = f"there is a tensor named {name[:80]!r}, {len(name):,} characters that cannot all be printed"
     elif len(shape) > AXES or prod(max(n, 1) for n in shape) * 8 >= LARGEST:
@@ -136,13 +135,13 @@ def _span(path: Path, name: str, entry: Any) -> tuple[Form, int, int]:
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         _damaged(path, f"{name[:80]!r} must have dtype, shape and data_offsets, and has {str(entry)[:80]}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    for what, numbers in (("shape", shape), ("data_offsets", offsets)):
-        whole = isinstance(numbers, list) and all(type(n) is int and 0 <= n < LARGEST for n in numbers)
-        if not whole or (what == "data_offsets" and len(numbers) != 2):
-            expected = "two whole numbers" if what == "data_offsets" else "whole numbers"
+    for key, numbers in (("shape", shape), ("data_offsets", offsets)):
+        valid = isinstance(numbers, list) and all(type(n) is int and 0 <= n < LARGEST for n in numbers)
+        if not valid or (key == "data_offsets" and len(numbers) != 2):
+            expected = "two whole numbers" if key == "data_offsets" else "whole numbers"
             _damaged(
                 path,
-                f"{what} of {name[:80]!r} must be {expected} from 0 to below 2^63, got {str(numbers)[:80]}",
+                f"{key} of {name[:80]!r} must be {expected} from 0 to below 2^63, got {str(numbers)[:80]}",
             )
     check_known(
         str(dtype)[:80], DTYPES, f"{path}: tensor {name[:80]!r}: there is no dtype", error=CheckpointError
@@ -158,25 +157,23 @@ def _damaged(path: Path, fault: str) -> NoReturn:
 def write_safetensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write one safetensors file that does not exist yet, tensor by tensor (no second copy of all of them
-    in memory).
+    """Writes a new safetensors file tensor by tensor, without a second copy of all tensors in memory.
 
-    Equal tensors in equal order give an identical file. The widest dtypes come first, so that every value
-    is aligned.
+    Equal tensors in equal order give an identical file. The widest dtypes come first, so that every value is aligned.
     """
-    known, names = lazy(tensors).forms, {dtype: name for name, dtype in DTYPES.items()}
-    order = sorted(known, key=lambda name: -known[name].dtype.itemsize)
+    forms, names = lazy(tensors).forms, {dtype: name for name, dtype in DTYPES.items()}
+    order = sorted(forms, key=lambda name: -forms[name].dtype.itemsize)
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
-    at = 0
+    begin = 0
     for name in order:
-        form = known[name]
+        form = forms[name]
         if form.dtype not in names:
             raise CheckpointError(
                 f"tensor {name} has dtype {form.dtype}, which safetensors files do not hold"
             )
-        end = at + form.nbytes
-        header[name] = {"dtype": names[form.dtype], "shape": list(form.shape), "data_offsets": [at, end]}
-        at = end
+        end = begin + form.nbytes
+        header[name] = {"dtype": names[form.dtype], "shape": list(form.shape), "data_offsets": [begin, end]}
+        begin = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
 

@@ -1,15 +1,15 @@
-"""Tensors in shards: each process of several writes its parts into a file of its own, in the safetensors files of
-torch.distributed.checkpoint (`HuggingFaceStorageWriter(save_distributed=True)`), so that no pickle is involved.
+"""Sharded saves: each of several processes writes its parts of the tensors into a file of its own, in the safetensors
+format of torch.distributed.checkpoint (`HuggingFaceStorageWriter(save_distributed=True)`), without pickles.
 
-    model-shard-00001-of-00002.safetensors      of each tensor one box, or nothing; in the header, by its name,
-        DCP_SHARDING_INFO  {"saved_offsets": [512, 0], "shape": [1024, 256]}: where the box begins in what whole
+    model-shard-00001-of-00002.safetensors      at most one box of each tensor; the header's metadata has by name
+        DCP_SHARDING_INFO  {"saved_offsets": [512, 0], "shape": [1024, 256]}: the box's offset, and the whole's shape
 
     write_shard(folder, "model", 0, 2, {"weight": Part(value, at=(0, 0), shape=(1024, 256))})
     find_shards(folder, "model")      # the files; all of them or CheckpointError
-    read_shards(files)                # {"weight": Whole}: shape, dtype, and where its boxes are
+    read_shards(files)                # {"weight": Whole}: shape, dtype, and the places of its boxes
 
-torch reads such a folder, too (`HuggingFaceStorageReader`), which fills what no box covers with nothing; here it is an
-error. The key "shape" is ours.
+torch can read such a folder, too (`HuggingFaceStorageReader`), but leaves what no box covers uninitialized; here that
+is an error. The key "shape" is an extension of headway.
 """
 
 import json
@@ -32,7 +32,7 @@ Slices = tuple[slice, ...]
 
 
 class Part(NamedTuple):
-    """A box of a tensor: its values, where it begins in the whole, and the shape of the whole."""
+    """A box of a tensor: its values, its offset in the whole tensor, and the shape of the whole."""
 
     value: Tensor
     at: Place
@@ -46,7 +46,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Box:
-    """A box of a tensor in a file: where it begins in the whole, and where its values are."""
+    """A box of a tensor in a file: its offset in the whole tensor, and the file entry with its values."""
 
     at: Place
     entry: Entry
@@ -57,25 +57,25 @@ class Box:
         return _slices(self.at, self.entry.shape)
 
     def within(self, other: Slices) -> tuple[Slices, Slices] | None:
-        """The numbers that this box and another share, as slices of the other and of this one; None: no number."""
+        """Returns the intersection with another box, as slices of the other and of this one; None if it is empty."""
         pairs = list(zip(self.slices, other, strict=True))
-        both = [slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in pairs]
-        if any(s.start >= s.stop for s in both):
+        shared = [slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in pairs]
+        if any(s.start >= s.stop for s in shared):
             return None
-        sizes = [s.stop - s.start for s in both]
-        here = _slices([s.start - b.start for s, (_, b) in zip(both, pairs, strict=True)], sizes)
-        return here, _slices([s.start - a.start for s, (a, _) in zip(both, pairs, strict=True)], sizes)
+        sizes = [s.stop - s.start for s in shared]
+        here = _slices([s.start - b.start for s, (_, b) in zip(shared, pairs, strict=True)], sizes)
+        return here, _slices([s.start - a.start for s, (a, _) in zip(shared, pairs, strict=True)], sizes)
 
 
 @dataclass(frozen=True)
 class Whole(Entry):
-    """A tensor in boxes that cover it, each number once; `file` is the first box's."""
+    """A tensor in boxes that cover each of its numbers exactly once; `file` is the first box's."""
 
     boxes: tuple[Box, ...] = ()
 
 
 def write_shard(folder: Path, what: str, number: int, count: int, parts: Mapping[str, Part]) -> None:
-    """Write the shard `number` of `count`, from 0, of the tensors called `what` ("model", "optimizer")."""
+    """Writes shard `number` of `count`, from 0, of the tensors called `what` ("model", "optimizer")."""
     info = {name: {AT: [*part.at], "shape": [*part.shape]} for name, part in parts.items()}
     file = folder / f"{what}-shard-{number + 1:05d}-of-{count:05d}.safetensors"
     metadata = {INFO: json.dumps(info), "DCP_VERSION": "1.0"}
@@ -83,9 +83,9 @@ def write_shard(folder: Path, what: str, number: int, count: int, parts: Mapping
 
 
 def find_shards(folder: Path, what: str) -> list[Path]:
-    """The shards of the tensors called `what`, in their order; none where there is none.
+    """Returns the shard files of the tensors called `what`, in order; empty if there are none.
 
-    Raises CheckpointError where some of them are missing, and for those of different saves."""
+    Raises CheckpointError if some of them are missing, or if they belong to different saves."""
     pattern = re.compile(rf"{re.escape(what)}-shard-(\d+)-of-(\d+)\.safetensors")
     shards = {file: match for file in sorted(folder.iterdir()) if (match := pattern.fullmatch(file.name))}
     if not shards:
@@ -101,10 +101,10 @@ def find_shards(folder: Path, what: str) -> list[Path]:
 
 
 def read_shards(files: Sequence[Path]) -> dict[str, Entry]:
-    """The tensors in these shards: shapes, and where their boxes are; no value is read.
+    """Returns the tensors in these shards: shapes, and the places of their boxes; no value is read.
 
     Raises CheckpointError, naming the file, for what `read_described` refuses, for boxes that do not fit their tensor,
-    and for a tensor of which they hold a number twice or not at all."""
+    and for a tensor whose boxes overlap or do not cover it."""
     boxes: dict[str, list[Box]] = {}
     shapes: dict[str, Place] = {}
     for file in files:
@@ -112,17 +112,21 @@ def read_shards(files: Sequence[Path]) -> dict[str, Entry]:
         info = _info(file, metadata, entries)
         for name, entry in entries.items():
             at, shape = info[name]
-            seen = boxes.setdefault(name, [])
-            if shapes.setdefault(name, shape) != shape or any(entry.dtype != b.entry.dtype for b in seen[:1]):
-                raise CheckpointError(f"{file} and {seen[0].entry.file.name} disagree on the form of {name}")
-            seen.append(Box(at, entry))
-    return {name: _whole(name, shapes[name], seen) for name, seen in boxes.items()}
+            tensor_boxes = boxes.setdefault(name, [])
+            if shapes.setdefault(name, shape) != shape or any(
+                entry.dtype != b.entry.dtype for b in tensor_boxes[:1]
+            ):
+                raise CheckpointError(
+                    f"{file} and {tensor_boxes[0].entry.file.name} disagree on the form of {name}"
+                )
+            tensor_boxes.append(Box(at, entry))
+    return {name: _whole(name, shapes[name], tensor_boxes) for name, tensor_boxes in boxes.items()}
 
 
 def _info(
     file: Path, metadata: Mapping[str, str], entries: Mapping[str, Entry]
 ) -> dict[str, tuple[Place, Place]]:
-    """For each tensor in a shard: where its box begins, and the shape of the whole."""
+    """Returns for each tensor in a shard the offset of its box and the shape of the whole."""
     fault = f"{file} is no shard: its header does not say where its tensors belong"
     with as_error(CheckpointError, fault, ValueError, KeyError, TypeError):
         listed = parse_json(metadata.get(INFO, "").encode())
@@ -152,15 +156,15 @@ def _whole(name: str, shape: Place, boxes: Sequence[Box]) -> Entry:
 
 
 def _overlap(boxes: Sequence[Box]) -> bool:
-    """Whether two boxes have a number in common: along the axis that is cut most, each is compared with those that it
-    begins within."""
+    """Returns whether two boxes overlap. Sorted along the axis with the most distinct offsets, each box is compared
+    with those that still extend beyond its beginning."""
     axis = max(range(len(boxes[0].at)), key=lambda d: len({box.at[d] for box in boxes}), default=None)
     if axis is None:
         return len(boxes) > 1
     open_: list[Box] = []
     for box in sorted(boxes, key=lambda box: box.at[axis]):
-        open_ = [other for other in open_ if other.slices[axis].stop > box.at[axis]]
-        if any(box.within(other.slices) is not None for other in open_):
+        open_ = [earlier for earlier in open_ if earlier.slices[axis].stop > box.at[axis]]
+        if any(box.within(earlier.slices) is not None for earlier in open_):
             return True
         open_.append(box)
     return False

@@ -1,9 +1,9 @@
-"""Tensors on disk: safetensors files, shards with an index, and (when asked for) torch pickles; read lazily.
+"""Tensors on disk: safetensors files, shards with an index, and (on request) torch pickles; read lazily.
 
-    tensors = open_tensors(folder_or_file)      # a Mapping: names and shapes known, values read when asked
+    tensors = open_tensors(folder_or_file)      # a Mapping: names and shapes are known, values are read on access
 
-The header of every file is checked against the size of the file before a value is read, so a truncated
-file, a git-lfs pointer, an HTML page or a pickle is named as what it is.
+The header of every file is checked against the size of the file before a value is read, so that the error for a
+truncated file, a git-lfs pointer, an HTML page or a pickle names it as such.
 """
 
 import mmap
@@ -29,8 +29,8 @@ PIECE = 16 << 20
 
 
 class Tensors(LazyTensors):
-    """Named tensors of one checkpoint. Names, shapes and dtypes are known; a value is mapped from disk when
-    asked for, and shares no memory with what others write."""
+    """Named tensors of one checkpoint. Names, shapes and dtypes are known; a value is memory-mapped on access, and
+    writing to it does not change the file."""
 
     forms: Mapping[str, Entry]
 
@@ -54,7 +54,7 @@ class Tensors(LazyTensors):
         return _flat(values, entry, entry.at, entry.nbytes).view(entry.shape)
 
     def part(self, name: str, box: tuple[slice, ...]) -> Tensor:
-        """See `LazyTensors`; a box has a beginning and an end along each axis."""
+        """Returns `self[name][box]`; each slice of the box must have a start and a stop."""
         self.check_name(name)
         entry = self.forms[name]
         if not isinstance(entry, Whole):
@@ -67,7 +67,7 @@ class Tensors(LazyTensors):
         return value
 
     def copy_into(self, name: str, target: Tensor) -> None:
-        """Copy one value into `target`, in pieces that are mapped one after the other: the file takes up no memory."""
+        """Copies one value into `target`, mapping piece by piece, so that the file takes up no memory."""
         self.check_name(name)
         entry = self.forms[name]
         assert tuple(target.shape) == entry.shape, (name, target.shape, entry.shape)
@@ -87,8 +87,7 @@ class Tensors(LazyTensors):
             flat[start : start + len(piece)].copy_(piece)
 
     def renamed(self, names: Mapping[str, str]) -> "Tensors":
-        """The same values under other names: {new name: name here}. Names that are not listed are left
-        out."""
+        """Returns the same values under other names, {new name: old name}, without the names that are not listed."""
         return Tensors({new: self.forms[old] for new, old in names.items()})
 
     @property
@@ -98,11 +97,11 @@ class Tensors(LazyTensors):
 
 
 def open_tensors(path: str | Path, *, allow_pickle: bool = False) -> Tensors:
-    """The tensors of a folder or of one file (`.safetensors`, an index, or a pickle when `allow_pickle`).
+    """Opens the tensors of a folder or of one file (`.safetensors`, an index, or a pickle if `allow_pickle`).
 
-    Raises CheckpointError for a file that is missing, truncated, empty, a git-lfs pointer, an HTML page or
-    a pickle; for an index that names a missing file or disagrees with its shards; and for a folder with no
-    weights, or two sets. A folder may hold links to files elsewhere; its index names files of the folder only.
+    Raises CheckpointError for a file that is missing, truncated, empty, a git-lfs pointer, an HTML page or a pickle;
+    for an index that names a missing file or disagrees with its shards; and for a folder with no weights, or two sets.
+    A folder may hold links to files elsewhere; its index may name files of the folder only.
     """
     path = Path(path)
     if not path.exists():
@@ -117,7 +116,7 @@ def open_tensors(path: str | Path, *, allow_pickle: bool = False) -> Tensors:
 
 
 def open_shards(folder: Path, what: str) -> Tensors | None:
-    """The tensors called `what` in the shards of a folder (`headway.storage.shards`); None where it has none."""
+    """Opens the tensors called `what` in the shards of a folder (`headway.storage.shards`); None if it has none."""
     files = find_shards(folder, what)
     if files and what == MODEL and any((folder / name).exists() for name in (SINGLE, INDEX)):
         raise CheckpointError(
@@ -129,20 +128,19 @@ def open_shards(folder: Path, what: str) -> Tensors | None:
 def write_tensors(
     folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write into a folder being filled (see `atomic_folder`): one file, or shards of at most `shard_bytes`
-    each and their index. A tensor larger than `shard_bytes` gets a shard of its own. The names keep their
-    order."""
+    """Writes into a folder that is being filled (see `atomic_folder`): one file, or shards of at most `shard_bytes`
+    each and their index. A tensor larger than `shard_bytes` gets a shard of its own. The names keep their order."""
     if shard_bytes <= 0:
         raise CheckpointError(f"the largest shard must be a positive number of bytes, got {shard_bytes}")
     shards: list[list[str]] = [[]]
-    room = shard_bytes
+    bytes_left = shard_bytes
     for name, form in lazy(tensors).forms.items():
         nbytes = form.nbytes
-        if shards[-1] and nbytes > room:
+        if shards[-1] and nbytes > bytes_left:
             shards.append([])
-            room = shard_bytes
+            bytes_left = shard_bytes
         shards[-1].append(name)
-        room -= nbytes
+        bytes_left -= nbytes
     if len(shards) == 1:
         write_safetensors(folder / SINGLE, tensors, metadata)
         return
@@ -210,19 +208,19 @@ def _open_shards(index: Path, allow_pickle: bool) -> Tensors:
             f"{_some([f[:80] for f in missing])}; the download or copy is incomplete"
         )
     parts = {f: _open_file(folder / f, allow_pickle) for f in files}
-    absent = [f"{name} (in {f})" for name, f in listed.items() if name not in parts[f].forms]
-    extra = [f"{n} (in {f})" for f, part in parts.items() for n in part.forms if listed.get(n) != f]
-    if absent or extra:
+    missing_tensors = [f"{name} (in {f})" for name, f in listed.items() if name not in parts[f].forms]
+    unlisted = [f"{n} (in {f})" for f, part in parts.items() for n in part.forms if listed.get(n) != f]
+    if missing_tensors or unlisted:
         raise CheckpointError(
             f"{index} and its shards disagree: they belong to different saves"
-            + (f"; listed but not there: {_some(absent)}" if absent else "")
-            + (f"; there but not listed: {_some(extra)}" if extra else "")
+            + (f"; listed but not there: {_some(missing_tensors)}" if missing_tensors else "")
+            + (f"; there but not listed: {_some(unlisted)}" if unlisted else "")
         )
     return Tensors({name: parts[f].forms[name] for name, f in listed.items()})
 
 
 def _map(path: Path, at: int, length: int) -> mmap.mmap:
-    """`length` bytes (0: all) of a file from `at`; what is written to them stays in this process."""
+    """Maps `length` bytes (0: all) of a file from offset `at`; writes to the mapping stay in this process."""
     with open_regular(path) as file:
         if file.seek(0, 2) < max(at + length, 1):
             raise _cut(path)
@@ -230,7 +228,7 @@ def _map(path: Path, at: int, length: int) -> mmap.mmap:
 
 
 def _flat(values: mmap.mmap, entry: Entry, at: int, nbytes: int) -> Tensor:
-    """The numbers from byte `at`, in one row; copied only where they are not aligned."""
+    """Returns the numbers from byte `at` as one row; copied only if they are not aligned."""
     if at % entry.dtype.itemsize:
         return torch.frombuffer(bytearray(values[at : at + nbytes]), dtype=entry.dtype)
     return torch.frombuffer(values, dtype=entry.dtype, count=nbytes // entry.dtype.itemsize, offset=at)

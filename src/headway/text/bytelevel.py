@@ -34,10 +34,10 @@ class Style:
     """How one kind of tokenizer treats text.
 
     Attributes:
-        kinds: model types and tokenizer classes of this style, in lower case without signs.
+        kinds: model types and tokenizer classes of this style, in lower case without punctuation.
         special: special tokens by role, unless a config names others.
         rule: the name of its rule in `rules.RULES`.
-        template: <s> a </s> and <s> a </s></s> b </s> (RoBERTa's); the others have none.
+        template: whether it has RoBERTa's template, <s> a </s> and <s> a </s></s> b </s>; the others have none.
     """
 
     kinds: frozenset[str]
@@ -65,14 +65,14 @@ STYLES = (
 
 
 def put_rule(backend: Backend, rule: Rule, space: bool = False) -> None:
-    """Has a tokenizer split text by a rule, and join bytes again."""
+    """Sets the rule by which a tokenizer splits text, and the byte-level decoder."""
     if rule.normalizer is not None:
         backend.normalizer = rule.normalizer
     backend.pre_tokenizer, backend.decoder = rule.split(space), decoders.ByteLevel()
 
 
 def style_of(kind: str, vocabulary: Mapping[str, int], path: Path) -> Style:
-    """The style of a model type or tokenizer class; where neither is given, RoBERTa's if its special tokens are in the
+    """Returns the style of a model type or tokenizer class; without either, RoBERTa's if its special tokens are in the
     vocabulary, else GPT-2's. Raises DataError for a kind whose text is split by other rules."""
     if not kind:
         return WITH_TEMPLATE if all(name in vocabulary for name in ROBERTA.values()) else PLAIN
@@ -87,7 +87,7 @@ def style_of(kind: str, vocabulary: Mapping[str, int], path: Path) -> Style:
 
 
 def read_vocabulary(path: Path) -> dict[str, int]:
-    """Piece -> id. Raises DataError for what is no such object, and for an id that is there twice."""
+    """Returns piece -> id. Raises DataError for any other content, and for a repeated id."""
     pieces = read_json(path)
     if not pieces or not all(map(is_id, pieces.values())):
         raise DataError(
@@ -102,8 +102,8 @@ def read_vocabulary(path: Path) -> dict[str, int]:
 
 
 def read_merges(path: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
-    """The pairs, most important first. Raises DataError, with the line, for what is no pair of pieces and for pieces
-    that the vocabulary lacks."""
+    """Returns the pairs, most important first. Raises DataError, with the line, for a line that is not a pair of pieces
+    and for pieces that the vocabulary lacks."""
     lines = decoded(path).replace("\r\n", "\n").split("\n")
     merges = []
     for number, line in enumerate(lines, 1):
@@ -125,16 +125,16 @@ def read_merges(path: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, st
 
 
 MERGES = {"encoder.json": "vocab.bpe"}
-"""Where the merges of a vocabulary are, unless in merges.txt."""
+"""The file names of merges, by that of the vocabulary; merges.txt for all others."""
 
 
 def merges_of(vocabulary: Path) -> Path:
-    """The file of the merges beside a file of pieces."""
+    """Returns the path of the merges that belong to a vocabulary file."""
     return vocabulary.with_name(MERGES.get(vocabulary.name, "merges.txt"))
 
 
 def read(file: Path, config: Mapping[str, Any], kind: str) -> tuple[Backend, dict[str, str | None]]:
-    """The `tokenizers` form of pieces and the merges beside them, and its special tokens by role."""
+    """Returns the `tokenizers` form of a vocabulary and its merges, and its special tokens by role."""
     merges = merges_of(file)
     if not merges.is_file():
         raise DataError(f"{file}: {merges.name}, with the rules that make its pieces, is not in the folder")
@@ -163,8 +163,8 @@ def read(file: Path, config: Mapping[str, Any], kind: str) -> tuple[Backend, dic
 
 
 def read_ranks(path: Path) -> list[bytes]:
-    """tiktoken's file: "BASE64 RANK" a line, ranks from 0 in order. Raises DataError with the line that is not so,
-    and where one of the 256 bytes has no rank."""
+    """Reads tiktoken's file: "BASE64 RANK" per line, ranks from 0 in order. Raises DataError with the first malformed
+    line, and if one of the 256 bytes has no rank."""
     ranks: list[bytes] = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
@@ -186,20 +186,20 @@ def read_ranks(path: Path) -> list[bytes]:
 
 
 def llama3_specials() -> list[str]:
-    """Llama 3's 256 control tokens, which follow its ranks in this order (meta-llama/llama3, tokenizer.py).
+    """Returns Llama 3's 256 control tokens, which follow its ranks in this order (meta-llama/llama3, tokenizer.py).
 
     Llama 3.1 gives six of the reserved ones other names, with the same ids for those that Llama 3 uses.
     """
-    first = ["<|begin_of_text|>", "<|end_of_text|>", *(f"<|reserved_special_token_{i}|>" for i in range(4))]
-    first += ["<|start_header_id|>", "<|end_header_id|>", "<|reserved_special_token_4|>", "<|eot_id|>"]
-    return first + [f"<|reserved_special_token_{i}|>" for i in range(5, 256 - 5)]
+    names = ["<|begin_of_text|>", "<|end_of_text|>", *(f"<|reserved_special_token_{i}|>" for i in range(4))]
+    names += ["<|start_header_id|>", "<|end_header_id|>", "<|reserved_special_token_4|>", "<|eot_id|>"]
+    return names + [f"<|reserved_special_token_{i}|>" for i in range(5, 256 - 5)]
 
 
 def build_ranks(ranks: list[bytes], specials: list[str]) -> Backend:
-    """Llama 3's tokenizer: each text begins with the first of `specials`.
+    """Returns Llama 3's tokenizer: each text begins with the first of `specials`.
 
-    tiktoken merges the adjacent pair whose joint token has the least rank: every cut of every token in two, least
-    rank first; a piece of text that is a token as a whole is taken as it is.
+    tiktoken merges the adjacent pair whose joint token has the least rank: the merges are all splits of every token in
+    two, least rank first; a piece of text that is a token as a whole is taken as it is.
     """
     of_byte = {byte: char for char, byte in byte_level_alphabet().items()}
     names = ["".join(map(of_byte.__getitem__, token)) for token in ranks]

@@ -1,4 +1,4 @@
-"""Chat templates: from messages to the text, and the ids, that a model was trained on."""
+"""Chat templates: from messages to the text and ids of a model's training format."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from headway.errors import DataError, did_you_mean
 
 Message = Mapping[str, Any]
 MOST_CHARACTERS, MOST_SECONDS = 1 << 24, 5.0
-"""Bounds of a rendered conversation: its characters, and the seconds that rendering may take."""
+"""Bounds on rendering a conversation: characters of the text, and seconds."""
 _FOLDER = files("headway.text") / "templates"
 BUILT_IN = "alpaca", "chatml", "command-r", "llama2", "llama3", "vicuna"
 REASONING = "reasoning_content", "thinking", "reasoning"
@@ -28,8 +28,9 @@ REASONING = "reasoning_content", "thinking", "reasoning"
 
 
 class _Generation(Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's words for training: its body, between two
-    variables that are empty unless marks are asked for."""
+    """The tag `{% generation %}...{% endgeneration %}`, which marks the assistant's answers for training.
+
+    Its body is output between two variables, which are empty unless marks are requested."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -48,7 +49,7 @@ LAST_LINE_END = r"(\r\n|\r|\n)\Z"  # the line end that Jinja strips from the end
 
 
 class _TooLong(DataError):
-    """A template wrote too much, or took too long."""
+    """The error for a template that wrote too much, or took too long."""
 
 
 def _raise(message: str) -> NoReturn:
@@ -56,9 +57,9 @@ def _raise(message: str) -> NoReturn:
 
 
 class ChatTemplate:
-    """A Jinja chat template, as Hugging Face folders carry it, run in a sandbox.
+    """A Jinja chat template, as Hugging Face folders contain it, run in a sandbox.
 
-    `name`: what errors call it; by default its first line. `marked`: whether it marks answers ({% generation %})."""
+    `name`: its name in errors; by default its first line. `marked`: whether it marks answers ({% generation %})."""
 
     def __init__(self, source: str, name: str | None = None) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -81,7 +82,7 @@ class ChatTemplate:
 
     @staticmethod
     def find(source: str | Path) -> "ChatTemplate":
-        """A template that is built in (`BUILT_IN`), the text of one, or a file of it."""
+        """Returns a built-in template (`BUILT_IN`) by name, or one from Jinja text or a file."""
         if source in BUILT_IN:
             return ChatTemplate((_FOLDER / f"{source}.jinja").read_text(encoding="utf-8"), str(source))
         if "{{" in str(source) or "{%" in str(source):
@@ -96,24 +97,25 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
-        """The text of a conversation.  `variables` are what the template may ask for (bos_token, tools, ...).
+        """Returns the text of a conversation. `variables` are what the template may use (bos_token, tools, ...).
 
-        Raises DataError when the template refuses them, with its own words, and when it writes too much, or too long.
+        Raises DataError with the template's own message if it refuses them, and if it writes too much or takes too
+        long.
         """
         return self._rendered(
             messages, monotonic() + MOST_SECONDS, add_generation_prompt=add_generation_prompt, **variables
         )
 
     def _rendered(self, messages: Sequence[Message], until: float, **variables: Any) -> str:
-        pieces, size = [], 0
+        pieces, total = [], 0
         try:
             context = {"tools": None, "documents": None, **variables, "messages": [*map(_readable, messages)]}
             for piece in self._template.generate(context):
                 pieces.append(piece)
-                size += len(piece)
-                if size > MOST_CHARACTERS or monotonic() > until:
+                total += len(piece)
+                if total > MOST_CHARACTERS or monotonic() > until:
                     raise _TooLong(
-                        f"chat template: it wrote {size:,} characters, of {len(messages)} messages, and may write at "
+                        f"chat template: it wrote {total:,} characters, of {len(messages)} messages, and may write at "
                         f"most {MOST_CHARACTERS:,} in {MOST_SECONDS:g} seconds; give it less"
                     )
             return "".join(pieces)
@@ -130,17 +132,18 @@ class ChatTemplate:
         strict: bool = True,
         **variables: Any,
     ) -> list[str]:
-        """The rendering, cut where answers begin and end: every second piece (1, 3, ..) is an answer.
+        """Returns the rendering split where answers begin and end: every second piece (1, 3, ..) is an answer.
 
-        An answer is what stands between generation marks of the template, one or several in a row. Without, answer i is
-        render(messages[:i+1]) without render(messages[:i], add_generation_prompt=True). Where that is no prefix,
-        nothing says what a model would have generated: DataError with `strict`, else one piece.
+        An answer is the text between generation marks of the template; answers with nothing between them are one.
+        Without marks, answer i is render(messages[:i+1]) without its prefix render(messages[:i],
+        add_generation_prompt=True). If that is not a prefix, it is unknown what a model would have generated: raises
+        DataError if `strict`, else returns one piece.
         """
 
         until = monotonic() + MOST_SECONDS
 
-        def rendered(some: Sequence[Message], **more: Any) -> str:
-            return self._rendered(some, until, **variables, **more)
+        def rendered(prefix: Sequence[Message], **options: Any) -> str:
+            return self._rendered(prefix, until, **variables, **options)
 
         if self.marked:
             text = rendered(messages, add_generation_prompt=add_generation_prompt, **self._marks)
@@ -180,29 +183,29 @@ class ChatTemplate:
 
 
 def _readable(message: Message) -> dict[str, Any]:
-    """A message as templates read it (transformers, `apply_chat_template`): without keys that are null, with its
-    reasoning as "reasoning_content", and as "thinking", which gpt-oss and LFM2.5 read."""
+    """Returns a message in the form that templates expect (transformers, `apply_chat_template`): without keys that are
+    null, and with its reasoning as "reasoning_content" and as "thinking", which gpt-oss and LFM2.5 read."""
     read = {key: value for key, value in message.items() if value is not None}
     reasoning = next((read[key] for key in REASONING if key in read), None)
     return read if reasoning is None else {"thinking": reasoning, **read, "reasoning_content": reasoning}
 
 
 def one_template(named: Mapping[str, str]) -> str:
-    """Templates by name as one that chooses among them as transformers does: that of the variable `chat_template`, else
-    "tool_use" where there are tools, else "default". None of their ends is trimmed: {%+, +%}."""
+    """Combines named templates into one that chooses among them as transformers does: by the variable `chat_template`,
+    else "tool_use" if there are tools, else "default". The tags {%+, +%} keep whitespace at their ends."""
     if named.keys() == {"default"}:
         return named["default"]
-    usual, text = {"tool_use": "tools is defined and tools is not none", "default": "true"}, ""
+    conditions, text = {"tool_use": "tools is defined and tools is not none", "default": "true"}, ""
     for name in sorted(named, key=lambda name: (name == "default", name)):
         condition = f"chat_template == {json.dumps(name, ensure_ascii=False)}"
-        condition += f" or chat_template is not defined and {usual[name]}" if name in usual else ""
+        condition += f" or chat_template is not defined and {conditions[name]}" if name in conditions else ""
         text += f"{{%+ {'elif' if text else 'if'} {condition} +%}}{re.sub(LAST_LINE_END, '', named[name])}"
     refusal = f"chat_template names none of this tokenizer's templates: {', '.join(sorted(named))}"
     return f"{text}{{%+ else %}}{{{{ raise_exception({json.dumps(refusal, ensure_ascii=False)}) }}}}{{% endif %}}"
 
 
 def _joined(pieces: Sequence[str]) -> list[str]:
-    """Answers with nothing between them are one: a template may mark an answer and what ends it apart."""
+    """Joins answers with nothing between them: a template may mark an answer and its end separately."""
     joined = [*pieces[:2]]
     for between, answer in zip(pieces[2:-1:2], pieces[3::2], strict=True):
         if between:
@@ -213,7 +216,8 @@ def _joined(pieces: Sequence[str]) -> list[str]:
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Messages are a non-empty list of mappings with "role" and "content"; names the first that is not."""
+    """Raises DataError unless messages are a non-empty list of mappings with "role" and "content", naming the first
+    that is not one."""
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
         raise DataError(
             'a chat is a list of messages like {"role": "user", "content": "..."}, '

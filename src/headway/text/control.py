@@ -1,4 +1,4 @@
-"""Ids of what a chat template wrote, in which control tokens are the template's alone."""
+"""Encodes rendered conversations so that control tokens can come from the chat template only."""
 
 import json
 import re
@@ -13,13 +13,13 @@ from headway.text.sentencepiece import OUTER_SPACES
 
 
 class ControlTokens:
-    """Control tokens of a conversation come from its template, never from a message.
+    """Encodes conversations whose control tokens come from the chat template, never from a message.
 
     A message's text may contain what looks like a control token, and the template decides the order of everything. So
     the first character of each such place in a message is replaced by an unguessable escape ("</s>" becomes
-    "KEY3c;/s>", where 3c is "<" in hexadecimal); after rendering, what still matches a control token was written by
-    the template and becomes a stand-in token of a private copy of the tokenizer, in which real control tokens are
-    plain text.
+    "KEY3c;/s>", where 3c is "<" in hexadecimal). After rendering, everything that still matches a control token was
+    written by the template; it is replaced by a stand-in token of a private copy of the tokenizer, in which the real
+    control tokens are plain text.
 
     `specials`: the control tokens, name -> id.
     """
@@ -42,7 +42,7 @@ class ControlTokens:
         self._edges: dict[tuple[bool, bool], Backend] = {}
 
     def cover(self, value: Any) -> Any:
-        """The same messages, in which no string holds a control token."""
+        """Returns the same value (messages, say) with control tokens escaped in all of its strings."""
         if isinstance(value, str):
             places = re.finditer(f"(?={self._controls.pattern})", value) if self._ids else ()
             for at in sorted((m.start() for m in places), reverse=True):
@@ -53,29 +53,33 @@ class ControlTokens:
         return [self.cover(v) for v in value] if isinstance(value, (list, tuple)) else value
 
     def encode(self, pieces: Sequence[str], *, goes_on: bool = False) -> list[list[int]]:
-        """Ids of each of the consecutive pieces of what the template made of covered messages; every second is an
-        answer, and `goes_on` says that another will follow. A token never straddles two pieces.
+        """Returns the ids of consecutive pieces of what the template wrote for covered messages; every second piece is
+        an answer.
 
-        Where text goes on with text, the tokenizer puts no space of its own between, and takes none away. Behind a
-        control token a piece is encoded as the whole would be. What stands before an answer does not depend on it.
+        `goes_on`: an answer will follow the last piece. No token straddles two pieces. Where text continues with text,
+        the tokenizer adds no space of its own between them, and removes none. After a control token a piece is encoded
+        as it would be in the whole text. The ids before an answer do not depend on the answer.
         """
-        stood_in = self._controls.sub
-        texts = [stood_in(lambda m: f"{self._key}#{self._ids[m[0]]};", piece) for piece in pieces]
-        rows, last = [], None
+        substitute = self._controls.sub
+        texts = [substitute(lambda m: f"{self._key}#{self._ids[m[0]]};", piece) for piece in pieces]
+        rows, last_control = [], None
         for k, text in enumerate(texts):
             end = re.search(rf"{self._key}#\d+;\Z", text)
-            behind = next((t for t in texts[k + 1 :] if t), "")
+            following = next((t for t in texts[k + 1 :] if t), "")
             answered = k % 2 == 0 and (k + 1 < len(texts) or goes_on)
-            open_end = not end and (answered or (behind != "" and not behind.startswith(f"{self._key}#")))
+            open_end = not end and (
+                answered or (following != "" and not following.startswith(f"{self._key}#"))
+            )
             text = re.sub(rf"{self._key}([0-9a-f]+);", lambda m: chr(int(m[1], 16)), text)
-            row = self._encoded(f"{last or ''}{text}", last == "", open_end)
-            rows.append([self._real.get(i, i) for i in (row[1:] if last else row)])
+            row = self._encoded(f"{last_control or ''}{text}", last_control == "", open_end)
+            rows.append([self._real.get(i, i) for i in (row[1:] if last_control else row)])
             if text:
-                last = end[0] if end else ""
+                last_control = end[0] if end else ""
         return rows
 
     def _encoded(self, text: str, continues: bool, goes_on: bool) -> list[int]:
-        """`continues`: other text stands right before; `goes_on`: and right behind."""
+        """Returns the ids of a text. `continues`: other text stands directly before it; `goes_on`: directly after
+        it."""
 
         def ids(before: bool, behind: bool) -> list[int]:
             tokens: list[int] = self._edge(before, behind).encode(text, add_special_tokens=False).ids
@@ -89,11 +93,12 @@ class ControlTokens:
             return ids(continues, goes_on)
         head, tail = ids(continues, False), ids(False, goes_on)
         first = next(i for i, token in enumerate(head) if token in self._real)
-        rest = next(i for i, token in enumerate(reversed(tail)) if token in self._real)
-        return head[:first] + whole[controls[0] : controls[-1] + 1] + tail[len(tail) - rest :]
+        tail_length = next(i for i, token in enumerate(reversed(tail)) if token in self._real)
+        # the text before the first control token continues, that behind the last is open; between them `whole` holds
+        return head[:first] + whole[controls[0] : controls[-1] + 1] + tail[len(tail) - tail_length :]
 
     def _edge(self, continues: bool, goes_on: bool) -> Backend:
-        """The tokenizer, for a text that is part of a longer one."""
+        """Returns the tokenizer for a text with other text before (`continues`) or after it (`goes_on`)."""
         if (continues, goes_on) not in self._edges:
             steps = {key: self._settings[key] for key in ("normalizer", "pre_tokenizer")}
             changed = {key: _inside(step, continues, goes_on) for key, step in steps.items()}
@@ -106,7 +111,8 @@ class ControlTokens:
 
 
 def _inside(step: Any, continues: bool, goes_on: bool) -> Any:
-    """A normaliser or pre-tokenizer that adds and takes away no space where a text continues another, or goes on."""
+    """Returns a normalizer or pre-tokenizer that neither adds nor removes spaces where a text is continued; None if
+    nothing is left."""
     match step:
         case {"type": "Prepend"} if continues:
             return None

@@ -1,5 +1,5 @@
-"""SentencePiece models whose pieces are numbered anew: fairseq puts its own control tokens in front, and the additions
-of a model behind."""
+"""SentencePiece models with renumbered pieces: fairseq puts its own control tokens in front, and models add further
+tokens at the end."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -23,9 +23,11 @@ LOWEST = -100.0
 
 
 class Numbering(NamedTuple):
-    """How a model numbers the pieces of its file: `before`, the pieces from the `first` on, `behind`; the template that
-    texts are put into, given the ids of <s> and </s> (None: none here; translators have one by language); and special
-    tokens by role."""
+    """How a model numbers the pieces of its file: `before`, then the file's pieces from index `first` on, then
+    `behind`.
+
+    `template` makes the template of texts from the piece -> id table (None: none here; translators have one by
+    language); `roles` are the special tokens by role."""
 
     before: tuple[str, ...]
     first: int
@@ -35,13 +37,13 @@ class Numbering(NamedTuple):
 
 
 def _roberta(ids: Mapping[str, int]) -> Template:
-    """<s> a </s>, and <s> a </s> </s> b </s>."""
+    """Returns the template <s> a </s>, and <s> a </s> </s> b </s>."""
     cls, sep = Part(ids["<s>"], None, 0), Part(ids["</s>"], None, 0)
     return Template((cls, A, sep), (cls, A, sep, sep, B._replace(type=0), sep))
 
 
 def _ended(ids: Mapping[str, int]) -> Template:
-    """a </s>, and a b </s>."""
+    """Returns the template a </s>, and a b </s>."""
     end = Part(ids["</s>"], None, 0)
     return Template((*BARE.single, end), (*BARE.pair, end))
 
@@ -55,39 +57,40 @@ NUMBERINGS: Mapping[str, Numbering] = {
         PEGASUS, 2, (), _ended, {role: bytelevel.ROBERTA[role] for role in ("eos", "unk", "pad")}
     ),
 }
-"""By the kind of tokenizer."""
+"""Numberings by the kind of tokenizer."""
 
 
 def read(file: Path, kind: str, config: Mapping[str, Any]) -> tuple[Backend, dict[str, str | None]]:
-    """The tokenizer of a kind in `NUMBERINGS`, or of M2M100, from its SentencePiece file, and special tokens by role.
+    """Returns the tokenizer of a kind in `NUMBERINGS`, or of M2M100, from its SentencePiece file, and special tokens by
+    role.
 
-    Raises DataError for a file that is none of that kind."""
-    spec, how = sentencepiece.read_model(file), NUMBERINGS.get(kind, Numbering(FAIRSEQ, 3))
-    pieces = _numbered(spec, how, file) if kind in NUMBERINGS else _by_vocabulary(spec, file, config)
+    Raises DataError for a file that is not of that kind."""
+    spec, numbering = sentencepiece.read_model(file), NUMBERINGS.get(kind, Numbering(FAIRSEQ, 3))
+    pieces = _numbered(spec, numbering, file) if kind in NUMBERINGS else _by_vocabulary(spec, file, config)
     backend = sentencepiece.build(pieces)
     ids = {piece: i for i, piece in enumerate(pieces.pieces)}
-    if how.template is not None:
-        backend.post_processor = how.template(ids).processor(backend)
-    return backend, {role: name for role, name in how.roles.items() if name in ids}
+    if numbering.template is not None:
+        backend.post_processor = numbering.template(ids).processor(backend)
+    return backend, {role: name for role, name in numbering.roles.items() if name in ids}
 
 
 def _numbered(spec: Pieces, how: Numbering, file: Path) -> Pieces:
-    """The pieces in the order of a model."""
-    rest = range(how.first, len(spec.pieces))
-    names = (*how.before, *(spec.pieces[i] for i in rest), *how.behind)
+    """Returns the pieces in the order of a model's ids."""
+    kept = range(how.first, len(spec.pieces))
+    names = (*how.before, *(spec.pieces[i] for i in kept), *how.behind)
     if "<unk>" not in names or spec.pieces[: how.first].count("<unk>") != how.before.count("<unk>"):
         raise DataError(
             f"{file}: its first {how.first} pieces are {', '.join(map(repr, spec.pieces[: how.first]))}, which are not "
             "those of a model of this kind; tokenizer_class in tokenizer_config.json says which it is"
         )
-    scores = [*(0.0 for _ in how.before), *(spec.scores[i] for i in rest), *(0.0 for _ in how.behind)]
-    kinds = [*map(_kind, how.before), *(spec.kinds[i] for i in rest), *map(_kind, how.behind)]
+    scores = [*(0.0 for _ in how.before), *(spec.scores[i] for i in kept), *(0.0 for _ in how.behind)]
+    kinds = [*map(_kind, how.before), *(spec.kinds[i] for i in kept), *map(_kind, how.behind)]
     return _alone(spec, [*names], scores, kinds)
 
 
 def _by_vocabulary(spec: Pieces, file: Path, config: Mapping[str, Any]) -> Pieces:
-    """M2M100's pieces, whose ids are those of vocab.json, with a token for each language behind. What vocab.json has
-    beyond the file's pieces is never made of text."""
+    """Returns M2M100's pieces, whose ids are those of vocab.json, with a token for each language at the end. Entries of
+    vocab.json that are not pieces of the file are never matched in text."""
     source = file.with_name("vocab.json")
     if not source.is_file():
         raise DataError(
@@ -99,13 +102,13 @@ def _by_vocabulary(spec: Pieces, file: Path, config: Mapping[str, Any]) -> Piece
     known = dict(zip(spec.pieces, zip(spec.scores, spec.kinds, strict=True), strict=True))
     absent = [piece for piece, (_, kind) in known.items() if kind == NORMAL and piece not in vocabulary]
     if absent or [vocabulary[name] for name in names] != [*range(len(names))]:
-        what = (
+        mismatch = (
             f"lacks {len(absent)} of its pieces, such as {absent[0]!r}"
             if absent
             else "has gaps between its ids"
         )
         raise DataError(
-            f"{file}: vocab.json {what}; the two files are of different models, or one is damaged"
+            f"{file}: vocab.json {mismatch}; the two files are of different models, or one is damaged"
         )
     codes = config.get("language_codes", "m2m100")
     tables = {"m2m100": M2M100, "wmt21": WMT21}
@@ -118,10 +121,10 @@ def _by_vocabulary(spec: Pieces, file: Path, config: Mapping[str, Any]) -> Piece
 
 
 def _alone(spec: Pieces, pieces: list[str], scores: list[float], kinds: list[int]) -> Pieces:
-    """These pieces, cut as in `spec`, without a template of their own."""
+    """Returns these pieces, which split text as `spec` does, without a template of their own."""
     mask = "<mask>" if "<mask>" in pieces else None
-    more: dict[str, Any] = {"unk": pieces.index("<unk>"), "bos": None, "eos": None, "absorbing": mask}
-    return replace(spec, pieces=pieces, scores=scores, kinds=kinds, **more)
+    changes: dict[str, Any] = {"unk": pieces.index("<unk>"), "bos": None, "eos": None, "absorbing": mask}
+    return replace(spec, pieces=pieces, scores=scores, kinds=kinds, **changes)
 
 
 def _kind(name: str) -> int:

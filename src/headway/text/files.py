@@ -1,4 +1,4 @@
-"""The files of a tokenizer in Hugging Face folders."""
+"""Finds and reads the files of a tokenizer in Hugging Face folders."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -45,8 +45,8 @@ Found = tuple[Path, Backend, dict[str, Any]]
 
 
 def find(path: Path) -> Found:
-    """The file with the vocabulary of a folder, or the file itself; what it holds; and what `Tokenizer` takes besides.
-    The other files of its folder are read, too."""
+    """Returns the file with the vocabulary of a folder (or `path` itself if it is a file), its `tokenizers` form, and
+    further arguments of `Tokenizer`, taken also from the other files of the folder."""
     if not path.exists():
         raise DataError(f"{path}: no such file or folder; a tokenizer was to be read from it")
     if path.is_file():
@@ -64,7 +64,8 @@ def find(path: Path) -> Found:
 
 
 def first_file(folder: Path) -> Path | None:
-    """The file that a folder's tokenizer is read from, or a GGUF file that holds one itself; None without one."""
+    """Returns the file that a folder's tokenizer is read from, or a GGUF file itself if it holds one; None without
+    one."""
     if folder.is_file():
         return folder if is_gguf(folder) and gguf.has_tokenizer(read_gguf(folder).metadata) else None
     pieces = [name for name, reader in READERS.items() if reader is bytelevel.read]
@@ -80,7 +81,7 @@ def _read(file: Path, folder: Path) -> Found:
     with file.open("rb") as opened:
         refuse_impostor(file, opened.read(512), "a tokenizer")
     reader = READERS.get(file.name) or BY_SUFFIX.get(file.suffix) or _json
-    alone = reader is _llama2c  # such a file is no part of the folder's model
+    alone = reader is _llama2c  # such a file does not belong to the folder's model
     config = {} if alone else read_config(folder / "tokenizer_config.json")
     declared = {} if alone else {**read_config(folder / "special_tokens_map.json"), **config}
     model = {} if alone else read_json(folder / "config.json")
@@ -120,12 +121,12 @@ def _read(file: Path, folder: Path) -> Found:
 
 
 def _kind(config: dict[str, Any], model: dict[str, Any]) -> str:
-    """The kind of tokenizer that a folder names, in lower case without signs: the class in `tokenizer_config.json`,
-    else the model type in `config.json`; "" without either."""
+    """Returns the kind of tokenizer that a folder names, in lower case without punctuation: the class in
+    `tokenizer_config.json`, else the model type in `config.json`; "" without either."""
     for name in (config.get("tokenizer_class"), model.get("tokenizer_class"), model.get("model_type")):
         if name and name not in ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend"):
-            plain = str(name).removesuffix("Fast").removesuffix("Tokenizer")
-            return "".join(c for c in plain.lower() if c.isalnum())
+            short_name = str(name).removesuffix("Fast").removesuffix("Tokenizer")
+            return "".join(c for c in short_name.lower() if c.isalnum())
     return ""
 
 
@@ -134,7 +135,7 @@ def _json(file: Path, config: dict[str, Any], kind: str) -> tuple[Backend, Names
         backend = Backend.from_file(str(file))
     except (
         BaseException
-    ) as error:  # the library raises bare Exception, and where its Rust panics what is none
+    ) as error:  # the library raises bare Exception, and a panic in its Rust code is no Exception
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         raise DataError(f"{file}: not a tokenizer.json of the tokenizers library: {error}") from None
@@ -177,7 +178,8 @@ READERS: dict[str, Callable[[Path, dict[str, Any], str], tuple[Backend, Names]]]
     "encoder.json": bytelevel.read,
 }
 BY_SUFFIX = {".model": _sentencepiece, ".bin": _llama2c, ".txt": wordpiece.read}
-"""By name, or else by suffix: (file, tokenizer_config.json, kind) -> its `tokenizers` form, special tokens by role."""
+"""Readers by file name, or else by suffix: (file, tokenizer_config.json, kind) -> `tokenizers` form, special tokens by
+role."""
 
 
 def _add_declared(
@@ -196,14 +198,14 @@ def _add_declared(
                 f"{file}: the folder puts the added token {name!r} at id {i}, but it falls on "
                 f"{backend.token_to_id(name)}: the vocabulary is not the one that it was added to"
             )
-    more = declared.get("additional_special_tokens") or declared.get("extra_special_tokens") or []
-    for token in more if isinstance(more, list) else []:
+    named = declared.get("additional_special_tokens") or declared.get("extra_special_tokens") or []
+    for token in named if isinstance(named, list) else []:
         if backend.token_to_id(content(token)) is None:
             add_controls(backend, [content(token)])
 
 
 def _mark_language(backend: Backend, kind: str, config: dict[str, Any]) -> None:
-    """Gives a translator's texts the template of their language, whatever the file has, as transformers does."""
+    """Gives a translation model's texts the template of their language, whatever the file has, as transformers does."""
     added = backend.get_added_tokens_decoder()
     languages = language_ids({token.content: i for i, token in added.items() if token.special})
     eos = backend.token_to_id(content(config.get("eos_token") or "</s>"))
@@ -212,5 +214,5 @@ def _mark_language(backend: Backend, kind: str, config: dict[str, Any]) -> None:
 
 
 def _known(backend: Backend, value: Any) -> str | None:
-    first = value[0] if isinstance(value, list) and value else value
-    return backend.id_to_token(first) if is_id(first) else None
+    token = value[0] if isinstance(value, list) and value else value
+    return backend.id_to_token(token) if is_id(token) else None

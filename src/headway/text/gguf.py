@@ -1,11 +1,12 @@
-"""The tokenizer in GGUF's metadata: SentencePiece's pieces with scores ("llama"; "t5": unigram) or merges ("gemma4"),
-byte-level BPE with merges ("gpt2"), and BERT's words ("bert", where words begin with a mark, not what goes on).
+"""Reads the tokenizer in GGUF's metadata: SentencePiece's pieces with scores ("llama"; "t5": unigram) or merges
+("gemma4"), byte-level BPE with merges ("gpt2"), and BERT's pieces ("bert", where a mark begins words instead of
+continuations).
 
     tokenizer.ggml.tokens       texts, by id
     tokenizer.ggml.token_type   SentencePiece's types: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte
-    tokenizer.ggml.scores       of "llama" and "t5"
-    tokenizer.ggml.merges       "left right", of "gpt2" and "gemma4"
-    tokenizer.ggml.pre          by which rule "gpt2" splits a text first: `rules.RULES`
+    tokenizer.ggml.scores       for "llama" and "t5"
+    tokenizer.ggml.merges       "left right", for "gpt2" and "gemma4"
+    tokenizer.ggml.pre          the rule by which "gpt2" splits a text first: `rules.RULES`
     tokenizer.ggml.add_bos_token, add_eos_token, add_space_prefix, bos_token_id, eos_token_id, ...
     tokenizer.chat_template, and tokenizer.chat_template.NAME
 
@@ -34,15 +35,15 @@ GGML = "tokenizer.ggml."
 MODEL, TEMPLATE = f"{GGML}model", "tokenizer.chat_template"
 PIECES, UNIGRAMS, MERGED, BYTE_LEVEL, WORDS = "llama", "t5", "gemma4", "gpt2", "bert"
 NONE = ("none", "no_vocab")
-"""Kinds of a file without a tokenizer."""
+"""Values of the model key in a file without a tokenizer."""
 ROLES = {"unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask", "cls": "cls"}
-"""Special tokens by role, and the beginning of their key."""
+"""Names of special tokens in GGUF's keys, by role."""
 
 
 def read(metadata: Mapping[str, Any], file: Path) -> tuple[Backend, dict[str, Any]]:
-    """The tokenizer of a file in its `tokenizers` form, and what `Tokenizer` takes besides.
+    """Returns the `tokenizers` form of a file's tokenizer, and further arguments of `Tokenizer`.
 
-    Raises DataError, naming the key, for a kind or a rule that is unknown, and for lists that do not fit together."""
+    Raises DataError, naming the key, for an unknown kind or rule, and for lists that do not fit together."""
     kind = metadata.get(MODEL)
     if not has_tokenizer(metadata):
         raise DataError(f"{file}: this file has no tokenizer ({MODEL} is {kind!r}); give one from elsewhere")
@@ -81,12 +82,12 @@ def read(metadata: Mapping[str, Any], file: Path) -> tuple[Backend, dict[str, An
 
 
 def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
-    """Whether a file holds a tokenizer, of whatever kind."""
+    """Returns whether a file holds a tokenizer, of whatever kind."""
     return metadata.get(MODEL) is not None and metadata[MODEL] not in NONE
 
 
 def _tokens(metadata: Mapping[str, Any]) -> tuple[list[str], list[int]]:
-    """Texts and types by id, without the padding at the end."""
+    """Returns texts and types by id, without the padding at the end."""
     tokens, kinds = metadata.get(f"{GGML}tokens"), metadata.get(f"{GGML}token_type")
     if not isinstance(tokens, list) or not all(isinstance(token, str) and token for token in tokens):
         raise DataError(f"{GGML}tokens must be a list of texts, none of them empty, got {str(tokens)[:80]}")
@@ -161,7 +162,7 @@ def _read_words(
 
 
 def _flags(metadata: Mapping[str, Any], **usual: bool) -> dict[str, bool]:
-    """Keys that are true or false, with their defaults where a file has none."""
+    """Returns boolean keys, with their defaults if a file lacks them."""
     flags = {name: metadata.get(f"{GGML}{name}", value) for name, value in usual.items()}
     if not all(isinstance(value, bool) for value in flags.values()):
         raise DataError(f"{' and '.join(f'{GGML}{name}' for name in flags)} must be true or false")
@@ -178,15 +179,15 @@ def _read_byte_level(
         )
     check_known(str(name)[:80], RULES, f"{GGML}pre is no known rule to split text by:", error=DataError)
     rule = RULES[str(name)]
-    used = {i: token for i, token in enumerate(tokens) if not _is_padding(i, token, kinds[i])}
-    added = [i for i in used if kinds[i] in (CONTROL, UNKNOWN, USER_DEFINED)]
-    count = len(used) - len(added)
-    behind = added == [*range(count, len(used))]  # where they fall when they are added
-    vocab = {token: i for i, token in used.items() if not behind or i < count}
+    tokens_by_id = {i: token for i, token in enumerate(tokens) if not _is_padding(i, token, kinds[i])}
+    added = [i for i in tokens_by_id if kinds[i] in (CONTROL, UNKNOWN, USER_DEFINED)]
+    count = len(tokens_by_id) - len(added)
+    behind = added == [*range(count, len(tokens_by_id))]  # the ids that added tokens get by default
+    vocab = {token: i for i, token in tokens_by_id.items() if not behind or i < count}
     pairs = pairs_of(metadata.get(f"{GGML}merges", ()))
-    if odd := next((pair for pair in pairs if not vocab.keys() >= {*pair, "".join(pair)}), None):
+    if wrong_pair := next((pair for pair in pairs if not vocab.keys() >= {*pair, "".join(pair)}), None):
         raise DataError(
-            f"{GGML}merges has {' '.join(odd)[:80]!r}, and its parts and what it makes are not all tokens"
+            f"{GGML}merges has {' '.join(wrong_pair)[:80]!r}, and its parts and what it makes are not all tokens"
         )
     backend = Backend(models.BPE(vocab, pairs, ignore_merges=rule.whole))
     put_rule(backend, rule)
@@ -199,11 +200,11 @@ def _read_byte_level(
 
 
 def pairs_of(merges: Iterable[Any]) -> list[tuple[str, str]]:
-    """Merges as pairs, given as texts with a space between or as lists. Raises DataError for what is no pair."""
+    """Returns merges as pairs, given as texts separated by a space or as lists. Raises DataError for anything else."""
     pairs = []
     for merge in merges:
-        left, *others = merge.split(" ") if isinstance(merge, str) else merge
-        if len(others) != 1:
+        left, *rights = merge.split(" ") if isinstance(merge, str) else merge
+        if len(rights) != 1:
             raise DataError(f"a merge is two tokens with a space between, and one is {str(merge)[:80]!r}")
-        pairs.append((left, others[0]))
+        pairs.append((left, rights[0]))
     return pairs

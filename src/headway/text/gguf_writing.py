@@ -1,4 +1,4 @@
-"""A tokenizer as the keys of a GGUF file (`headway.text.gguf` reads them), where they say exactly what it is."""
+"""Writes a tokenizer as the keys of a GGUF file (`headway.text.gguf` reads them), if they can express it exactly."""
 
 import json
 from pathlib import Path
@@ -24,10 +24,11 @@ MODEL_FLAGS = (
 
 
 def write(vocabulary: Vocabulary, template: Template, chat_template: str | None, rows: int) -> dict[str, Any]:
-    """The keys of a tokenizer for a model whose embedding has `rows` rows; `read` of them is the same tokenizer.
+    """Returns the GGUF keys of a tokenizer for a model whose embedding has `rows` rows; `read` of them is the same
+    tokenizer.
 
-    Raises DataError, naming what GGUF has no key for: tokenizers that are no BPE, other rules to split or normalize
-    text, tokens that take spaces around them, templates that add other tokens than BOS and EOS."""
+    Raises DataError, naming what GGUF has no key for: tokenizers that are not BPE, other rules to split or normalize
+    text, tokens that absorb spaces around them, templates that add other tokens than BOS and EOS."""
     backend = vocabulary.backend
     vocabulary.require_fits(rows)
     byte_level = [step["type"] for step in steps_of(backend.decoder)] == ["ByteLevel"]
@@ -60,8 +61,8 @@ def write(vocabulary: Vocabulary, template: Template, chat_template: str | None,
         )
     if chat_template is not None:
         metadata[TEMPLATE] = chat_template
-    ours, theirs = _essence(backend), _essence(read(metadata, Path("the file"))[0])
-    if lost := [part for part in ours if ours[part] != theirs[part]]:
+    original, reread = _essence(backend), _essence(read(metadata, Path("the file"))[0])
+    if lost := [part for part in original if original[part] != reread[part]]:
         raise DataError(
             f"GGUF cannot express this tokenizer's {', '.join(lost)}: give another file of the same tokenizer, such as "
             "SentencePiece's (--tokenizer FOLDER/tokenizer.model), or convert a copy of the folder without a tokenizer"
@@ -70,7 +71,7 @@ def write(vocabulary: Vocabulary, template: Template, chat_template: str | None,
 
 
 def _listed(vocabulary: Vocabulary, rows: int, byte_level: bool) -> tuple[list[str], list[int]]:
-    """Texts and types of as many ids."""
+    """Returns the texts and types of `rows` ids."""
     names = {i: name for name, i in vocabulary.backend.get_vocab(with_added_tokens=True).items()}
     added = {i: token.special for i, token in vocabulary.backend.get_added_tokens_decoder().items()}
 
@@ -87,12 +88,15 @@ def _listed(vocabulary: Vocabulary, rows: int, byte_level: bool) -> tuple[list[s
 
 
 def _scores(tokens: list[str], merges: list[tuple[str, str]]) -> list[float]:
-    """SentencePiece merges what scores best: minus the place of the merges that make a piece, and one score for pieces
-    whose merges alternate, as those of equal score do."""
+    """Returns scores by which SentencePiece, which merges the best-scoring pair first, makes the same merges.
+
+    A piece's score is minus the rank of its merges; pieces whose merges alternate in the list share one score, since
+    merges of equal score alternate by position."""
     pieces = ["".join(pair) for pair in merges]
     last = {piece: i for i, piece in enumerate(pieces)}
     scores: dict[str, float] = {}
     end = place = -1
+    # pieces x y x z: x and y alternate and share 0, z has -1
     for i, piece in enumerate(pieces):
         place += i > end
         end = max(end, last[piece])
@@ -101,11 +105,12 @@ def _scores(tokens: list[str], merges: list[tuple[str, str]]) -> list[float]:
 
 
 def _rule_of(backend: Backend) -> str:
-    """The name of the rule by which a byte-level tokenizer splits text. Raises DataError where none is it."""
+    """Returns the name of the rule by which a byte-level tokenizer splits text. Raises DataError if no known rule
+    matches."""
     whole = backend.model.ignore_merges
     for name, rule in RULES.items():
-        ours, theirs = (backend.pre_tokenizer, backend.normalizer), (rule.split(False), rule.normalizer)
-        if whole == rule.whole and [*map(_flat, ours)] == [*map(_flat, theirs)]:
+        steps, known = (backend.pre_tokenizer, backend.normalizer), (rule.split(False), rule.normalizer)
+        if whole == rule.whole and [*map(_flat, steps)] == [*map(_flat, known)]:
             return name
     raise DataError(
         f"this tokenizer splits text by a rule that GGUF has no name for here; known are {', '.join(RULES)}"
@@ -113,14 +118,15 @@ def _rule_of(backend: Backend) -> str:
 
 
 def _flat(component: Any) -> list[dict[str, Any]]:
-    """The steps of a normalizer or pre-tokenizer, without what changes offsets alone."""
+    """Returns the steps of a normalizer or pre-tokenizer, without settings that only change offsets."""
     state = None if component is None else json.loads(component.__getstate__())
     steps = [] if state is None else state.get("normalizers", state.get("pretokenizers", [state]))
     return [{key: value for key, value in step.items() if key != "trim_offsets"} for step in steps]
 
 
 def _essence(backend: Backend) -> dict[str, Any]:
-    """The parts of a tokenizer that decide the ids of a text; merges that make the same piece count as one."""
+    """Returns the parts of a tokenizer that determine the ids of a text; consecutive merges into the same piece are
+    unordered."""
     state = json.loads(backend.to_str())
     model, flat = state["model"], _flat(backend.normalizer)
     added = {token["content"]: token for token in state["added_tokens"]}

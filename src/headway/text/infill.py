@@ -1,6 +1,6 @@
-"""Text between two texts: the tokens by which models are asked to fill a gap.
+"""Fill in the middle: prompts that ask a model for the text between a prefix and a suffix.
 
-<|fim_prefix|> before <|fim_suffix|> behind <|fim_middle|> what is asked for
+<|fim_prefix|> before <|fim_suffix|> behind <|fim_middle|> requested text
 (Bavarian et al. 2022, "Efficient Training of Language Models to Fill in the Middle".)
 """
 
@@ -19,16 +19,16 @@ MARKS = (
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),
     ("<PRE>", "<SUF>", "<MID>"),
 )
-"""By family: the tokens before the prefix, the suffix and the gap."""
+"""By model family: the tokens before the prefix, the suffix and the middle."""
 FORMS = (*((a, BEFORE, b, BEHIND, c) for a, b, c in MARKS), ("[SUFFIX]", BEHIND, "[PREFIX]", BEFORE))
 FILE = "<|file_sep|>"
-"""The token before another file, where the vocabulary has it."""
+"""The token before another file, if the vocabulary has it."""
 
 
 def infill(
     tokenizer: Tokenizer, before: str, behind: str, files: Sequence[tuple[str, str]] = ()
 ) -> list[int]:
-    """Ids that ask for the text between two others, after other files (name, text). Raises DataError where the
+    """Returns the ids that request the text between two others, after other files (name, text). Raises DataError if the
     vocabulary has no tokens for that."""
     vocabulary = tokenizer.backend.get_vocab(with_added_tokens=True)
     texts = {BEFORE: before, BEHIND: behind}

@@ -1,10 +1,10 @@
-"""Translators of many languages: control tokens that name a language stand around what is read, and begin what is
-written.
+"""Multilingual translation models: control tokens name the languages; they are put around the source and begin the
+target.
 
                        source                 target
     mBART              text </s> en_XX        begins with ro_RO, which is its decoder_start_token_id
-    mBART-50, NLLB     en_XX text </s>        the first token that is chosen is ro_RO (forced_bos_token_id)
-    M2M100             __en__ text </s>       and so is __ro__
+    mBART-50, NLLB     en_XX text </s>        the first generated token is ro_RO (forced_bos_token_id)
+    M2M100             __en__ text </s>       the same, with __ro__
 
 (Liu et al. 2020; Tang et al. 2020; NLLB team 2022; Fan et al. 2020.)
 """
@@ -28,21 +28,23 @@ WMT21 = "en ha is ja cs ru zh de".split()  # noqa: SIM905
 """Languages in the order of their ids."""
 CODE = re.compile(r"__([a-z]{2,3})__|[a-z]{2}_[A-Z]{2}|[a-z]{3}_[A-Z][a-z]{3}")
 BEHIND: Mapping[str, bool] = {"mbart": True, "mbart50": False, "m2m100": False, "nllb": False}
-"""Kind of tokenizer -> whether a source ends with the language, behind </s>, or begins with it."""
+"""Whether a source ends with the language, behind </s>, or begins with it, by kind of tokenizer."""
 KEYS = ("src_lang", "tgt_lang")
-"""Keys of tokenizer_config.json."""
+"""The keys for source and target language in tokenizer_config.json."""
 
 
 def language_ids(controls: Mapping[str, int]) -> dict[str, int]:
-    """The languages that control tokens name, in the order of their ids, which are the values: "en_XX", "eng_Latn",
-    "en" of __en__."""
+    """Returns the languages that control tokens name and their ids, in the order of ids: "en_XX", "eng_Latn", "en" for
+    __en__."""
     matches = ((CODE.fullmatch(name), i) for name, i in sorted(controls.items(), key=lambda item: item[1]))
     return {code[1] or code[0]: i for code, i in matches if code is not None}
 
 
 def source_template(kind: str, languages: Mapping[str, int], eos: int, config: Mapping[str, Any]) -> Template:
-    """The template that a kind of tokenizer in `BEHIND` puts around a source, of the language that its configuration
-    says, or of the first. NLLB's older folders say `legacy_behaviour` where the language ends it."""
+    """Returns the template that a kind of tokenizer in `BEHIND` puts around a source in the configured language, or the
+    first.
+
+    NLLB's older folders set `legacy_behaviour` if the language ends the source."""
     end, code = (
         Part(eos, None, 0),
         Part(languages.get(str(config.get(KEYS[0])), min(languages.values())), None, 0),
@@ -53,23 +55,23 @@ def source_template(kind: str, languages: Mapping[str, int], eos: int, config: M
 
 
 def in_language(template: Template, languages: Mapping[str, int], language: str) -> Template:
-    """A template with the token of `language` where it has that of another."""
-    every, new = {*languages.values()}, languages[language]
+    """Returns a template with its language tokens replaced by that of `language`."""
+    language_tokens, token = {*languages.values()}, languages[language]
     single, pair = (
-        tuple(part._replace(token=new) if part.token in every else part for part in parts)
+        tuple(part._replace(token=token) if part.token in language_tokens else part for part in parts)
         for parts in (template.single, template.pair)
     )
     return Template(single, pair)
 
 
 def check_pair(languages: Mapping[str, int], config: Mapping[str, Any]) -> tuple[str, str]:
-    """The languages of source and target in a tokenizer's configuration. Raises DataError where one is not said, or is
-    none of its languages."""
-    some = ", ".join([*languages][:4]) + (", ..." if len(languages) > 4 else "")
+    """Returns the source and target languages of a tokenizer's configuration. Raises DataError if one is missing, or
+    not among `languages`."""
+    names = ", ".join([*languages][:4]) + (", ..." if len(languages) > 4 else "")
     for key, side in zip(KEYS, ("source", "target"), strict=True):
         if config.get(key) is None:
             raise DataError(
-                f"this model translates between {len(languages)} languages ({some}), and the {side} language is not "
+                f"this model translates between {len(languages)} languages ({names}), and the {side} language is not "
                 f"said: give {side}_language (--{side}-language), or write {key} into tokenizer_config.json"
             )
         check_known(config[key], languages, f"this tokenizer has no {side} language", error=DataError)

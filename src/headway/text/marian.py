@@ -1,4 +1,4 @@
-"""Marian's tokenizer of two sides: `source.spm`, `target.spm`, and the `vocab.json` that both are looked up in."""
+"""Marian's tokenizer of two sides: `source.spm`, `target.spm`, and their shared `vocab.json`."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -19,16 +19,16 @@ SIDES = ("source", "target")
 
 
 class MarianTokenizer:
-    """Text of either language to ids of one model, and ids back to text (Marian; OPUS-MT's folders).
+    """Converts text of either language to ids of one model, and ids to text (Marian; OPUS-MT's folders).
 
-    A side's SentencePiece model cuts the text into pieces, which are looked up in `vocab.json`; pieces that are not in
-    it are <unk>. EOS ends every text, nothing begins it: a decoder starts from the id that its config names, <pad>.
-    A text may begin with a target language that the vocabulary has, as ">>fra<<": that is one token.
-    With `target_vocab.json` (`separate_vocabs`) the target side has a vocabulary of its own.
+    A side's SentencePiece model splits the text into pieces, which are looked up in `vocab.json`; pieces that are not
+    in it are <unk>. EOS ends every text, nothing begins it: a decoder starts from the id that its config names, <pad>.
+    A text may begin with a target language that the vocabulary has, such as ">>fra<<": that is one token. With
+    `target_vocab.json` (`separate_vocabs`) the target side has its own vocabulary.
     """
 
     bos = None
-    """Nothing begins a text."""
+    """None: no token begins a text."""
 
     def __init__(
         self,
@@ -38,8 +38,8 @@ class MarianTokenizer:
         config: dict[str, Any] | None = None,
         where: str | Path = "marian",
     ) -> None:
-        """`spm`: the bytes of each side's SentencePiece file; `vocabularies`: piece -> id of each side. Raises
-        DataError when one cannot be read, or lacks <unk>, </s> or <pad>."""
+        """`spm`: the bytes of each side's SentencePiece file; `vocabularies`: piece -> id for each side. Raises
+        DataError if one cannot be read, or lacks <unk>, </s> or <pad>."""
         self._spm, self._vocabularies = dict(spm), dict(vocabularies)
         self.config = dict(config or {})
         roles = {"unk": "<unk>", "eos": "</s>", "pad": "<pad>"}
@@ -57,7 +57,7 @@ class MarianTokenizer:
 
     @staticmethod
     def load(folder: str | Path) -> "MarianTokenizer":
-        """From a folder with `source.spm`, `target.spm` and `vocab.json`."""
+        """Loads a tokenizer from a folder with `source.spm`, `target.spm` and `vocab.json`."""
         folder = Path(folder)
         if not folder.is_dir():
             raise DataError(f"{folder}: no such folder; a Marian tokenizer was to be read from it")
@@ -95,17 +95,17 @@ class MarianTokenizer:
         return 1 + max(max(vocabulary.values()) for vocabulary in self._vocabularies.values())
 
     def require_fits(self, embedding_rows: int) -> None:
-        """Raises CheckpointError when an id would fall outside an embedding of that many rows."""
+        """Raises CheckpointError if an id lies outside an embedding of `embedding_rows` rows."""
         require_rows(self.vocab_size, embedding_rows)
 
     def encode(self, text: str, *, side: str = "source", eos: bool = True) -> list[int]:
-        """Ids of a text of one side: "source", which is translated, or "target", the translation."""
+        """Returns the ids of a text of one side: "source", which is translated, or "target", the translation."""
         return self.encode_batch([text], side=side, eos=eos)[0]
 
     def encode_batch(
         self, texts: Sequence[str], *, side: str = "source", eos: bool = True
     ) -> list[list[int]]:
-        """`encode` of each text."""
+        """Returns `encode` of each text."""
         check_known(side, SIDES, "a Marian tokenizer has no side", error=DataError)
         for i, text in enumerate(texts):
             if not isinstance(text, str):
@@ -120,9 +120,10 @@ class MarianTokenizer:
         ]
 
     def decode(self, ids: Sequence[int], *, side: str = "target", special: bool = False) -> str:
-        """The text of ids; special tokens give text, with a space after it, only if `special`."""
+        """Returns the text of ids; special tokens give text, followed by a space, only if `special`."""
         check_known(side, SIDES, "a Marian tokenizer has no side", error=DataError)
-        runs, names = [""], set(self._names.values())  # text of special tokens and of other pieces by turns
+        # texts of other pieces and of special tokens, alternating
+        runs, names = [""], set(self._names.values())
         for i in ids:
             piece = self._pieces[side].get(i)
             if piece is None:
@@ -150,12 +151,13 @@ def _backend(data: bytes, name: str) -> Backend:
 
 
 def _pieces(cut: Encoding, text: str) -> list[str]:
-    """The pieces of a cut text; one that the SentencePiece model lacks is kept as it is: `vocab.json` may have it."""
+    """Returns the pieces of a split text; one that the SentencePiece model lacks keeps its text: `vocab.json` may have
+    it."""
     places = zip(cut.tokens, cut.offsets, strict=True)
     return [text[start:end] if piece == "<unk>" else piece for piece, (start, end) in places]
 
 
 def _language(text: str) -> tuple[list[str], str]:
-    """A language code before a text, and the text: ">>fra<< Hello" is ">>fra<<" and " Hello"."""
+    """Returns a language code before a text, and the text: ">>fra<< Hello" gives ">>fra<<" and " Hello"."""
     end = text.find("<<") if text.startswith(">>") else -1
     return ([text[: end + 2]], text[end + 2 :]) if end != -1 else ([], text)

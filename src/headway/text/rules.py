@@ -1,4 +1,4 @@
-"""How byte-level tokenizers split a text before they merge it, by the names of these rules in GGUF.
+"""How byte-level tokenizers split a text before BPE merges it, by the names of these rules in GGUF.
 
 The patterns are those of the tokenizers' own files, as ggml-org/llama.cpp, src/llama-vocab.cpp, quotes them.
 """
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from tokenizers import Regex, normalizers, pre_tokenizers
 
-# Words with their leading space, numbers by three digits, punctuation, line ends; runs of spaces stay whole but for
-# the last one (Llama 3's rule, from its tokenizer.py). Qwen2's differs in that every digit is apart.
+# Words with their leading space, numbers in groups of three digits, punctuation, line ends; runs of spaces stay whole
+# except for the last space (Llama 3's rule, from its tokenizer.py). Qwen2's differs in that every digit is separate.
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 SPLIT = (
     rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+"
@@ -17,13 +17,13 @@ SPLIT = (
 )
 SPLIT_DIGITS = SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 SPLIT_MARKS = SPLIT_DIGITS.replace(r"]?\p{L}+", r"]?[\p{L}\p{M}]+").replace(r"\s\p{L}\p", r"\s\p{L}\p{M}\p")
-"""Qwen 3.5's, whose combining marks belong to their letters."""
+"""Qwen 3.5's rule, in which combining marks belong to their letters."""
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 SPLIT_CASE = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{CONTRACTIONS}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""GPT-4o's: words begin where small letters end."""
+"""GPT-4o's rule: a capital letter after small letters begins a new word."""
 GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 HAN, LINE = "[一-龥ࠀ-一가-퟿]+", "[\r\n]"
 DEEPSEEK_V3 = (
@@ -35,13 +35,14 @@ DEEPSEEK_V3 = (
 
 
 def split_by(*patterns: str) -> pre_tokenizers.PreTokenizer:
-    """Each match of a pattern is merged by itself, and what is between by the patterns that follow."""
+    """Returns a pre-tokenizer that splits text by each pattern in turn, every match a piece of its own, and then into
+    bytes."""
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
     return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def digits_apart(space: bool) -> pre_tokenizers.PreTokenizer:
-    """GPT-2's rule, with every digit apart; `space`: texts begin with one."""
+    """Returns GPT-2's rule with every digit separate; `space`: texts begin with a space."""
     return pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=space)]
     )
@@ -53,9 +54,9 @@ class Rule:
 
     Attributes:
         split: makes the pre-tokenizer; its argument is whether a text begins with a space.
-        normalizer: of the text, if any.
-        whole: a part that is a token is taken as it is.
-        bos: texts begin with BOS, unless a GGUF file says otherwise.
+        normalizer: normalizer of the text, if any.
+        whole: whether a part that is a token as a whole is taken without merging.
+        bos: whether texts begin with BOS, unless a GGUF file says otherwise.
     """
 
     split: Callable[[bool], pre_tokenizers.PreTokenizer]
@@ -94,4 +95,4 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _by(*DEEPSEEK_V3)),
     **dict.fromkeys(("bloom", "gpt3-finnish", "poro-chat"), _by(r" ?[^(\s|.,!?…。，、।۔،)]+")),
 }
-"""By their names in GGUF's tokenizer.ggml.pre; of equal ones the first is written."""
+"""Rules by their names in GGUF's tokenizer.ggml.pre; of equal rules the first name is written."""

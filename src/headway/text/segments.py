@@ -1,8 +1,8 @@
-"""A conversation as ids, and which of them are trained.
+"""Conversations as ids, with labels for the tokens that are trained.
 
-Labels are made while the conversation is rendered, never found in its text. Each piece of the rendering, an answer or
-what is between two, is encoded on its own, as generation does: the ids before an answer are those that
-`Tokenizer.render_chat` gives for the messages before it, and the last that is trained is one that generation stops at.
+Labels are made while the conversation is rendered, never searched in its text. Each piece of the rendering, an answer
+or the text between two, is encoded on its own, as in generation: the ids before an answer are those that
+`Tokenizer.render_chat` gives for the messages before it, and the last trained id is one at which generation stops.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,11 +19,11 @@ class Segments:
     """A conversation.
 
     ids          token ids
-    turns        as which answer (1, 2, ..) each is trained; 0 where it is not
-    answers      how many its template wrote
-    unmarked     messages of the assistant that its template did not mark as an answer
-    otherwise    answers that begin otherwise than the template's generation prompt ends, so that generation reads other
-                 ids before them (Qwen 3 writes an empty <think> block there)
+    turns        the number (1, 2, ..) of the answer that each token is trained for; 0 if it is not trained
+    answers      number of answers that the template wrote
+    unmarked     number of the assistant's messages that the template did not mark as an answer
+    otherwise    number of answers that begin differently from the template's generation prompt, so that generation
+                 reads other ids before them (Qwen 3 writes an empty <think> block there)
     """
 
     ids: Sequence[int]
@@ -41,15 +41,15 @@ def chat_segments(
     train_on: Literal["all", "last"] = "all",
     **variables: Any,
 ) -> Segments:
-    """Segments of a conversation through the tokenizer's chat template.
+    """Returns the segments of a conversation rendered by the tokenizer's chat template.
 
     Args:
         stop: ids at which generation stops. An answer is trained up to the last of them; what the template writes
             behind it (a line end) is not.
         train_on: all answers, or the last; never those of a message with `"weight": 0`.
-        variables: what the template may ask for (tools).
-    Raises DataError when the template cannot tell answers (`ChatTemplate.pieces`), and for an answer that does not end
-    with a stop token.
+        variables: what the template may use (tools).
+    Raises DataError if the template does not identify answers (`ChatTemplate.pieces`), and for an answer that does not
+    end with a stop token.
     """
     pieces = tokenizer.chat_pieces(messages, **variables)
     replies = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
@@ -83,9 +83,10 @@ def chat_segments(
 def completion_segments(
     tokenizer: Tokenizer, prompt: str, completion: str, stop: Collection[int]
 ) -> Segments:
-    """Segments of a text and how it goes on, without a template: BOS if the tokenizer begins texts so, EOS at the end.
+    """Returns the segments of a prompt and its completion, without a template: BOS if the tokenizer begins texts with
+    it, EOS at the end.
 
-    Raises DataError for a tokenizer without EOS, or when it is not in `stop`."""
+    Raises DataError for a tokenizer without EOS, or if EOS is not in `stop`."""
     answer = tokenizer.encode_pieces([tokenizer.escape(prompt), tokenizer.escape(completion)])[1]
     before, ids = tokenizer.encode(prompt, eos=False), [*answer, tokenizer.need("eos")]
     _end(tokenizer, ids, stop)
@@ -93,10 +94,11 @@ def completion_segments(
 
 
 def _end(tokenizer: Tokenizer, ids: Sequence[int], stop: Collection[int]) -> int:
-    """The index behind the last stop token of an answer, where only white space may follow."""
+    """Returns the index behind the last stop token of an answer, which only white space may follow. Raises DataError
+    otherwise."""
     end = max((i + 1 for i, token in enumerate(ids) if token in stop), default=0)
-    rest = ids[end:]
-    if end and not tokenizer.decode(rest, special=True).strip():
+    remaining = ids[end:]
+    if end and not tokenizer.decode(remaining, special=True).strip():
         return end
     names = ", ".join(sorted(repr(tokenizer.token(i)) for i in stop)) or "none"
     last = f"ends with {tokenizer.token(ids[-1])!r}" if ids else "is empty"
@@ -107,7 +109,8 @@ def _end(tokenizer: Tokenizer, ids: Sequence[int], stop: Collection[int]) -> int
 
 
 def _prompt(tokenizer: Tokenizer, messages: Sequence[Message], variables: dict[str, Any]) -> list[str] | None:
-    """The pieces that generation reads before an answer; None where the template refuses to write them."""
+    """Returns the pieces that generation reads before an answer; None if there are no messages or the template refuses
+    them."""
     if not messages:
         return None
     try:

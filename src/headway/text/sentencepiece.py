@@ -1,7 +1,7 @@
-"""SentencePiece's `tokenizer.model` or `spiece.model` and llama2.c's `tokenizer.bin`, in the `tokenizers` library.
+"""SentencePiece's `tokenizer.model` or `spiece.model` and llama2.c's `tokenizer.bin`, as `tokenizers` backends.
 
-Both are lists of scored pieces. The `.model` file is a protocol buffer (sentencepiece_model.proto, ModelProto);
-the few fields that matter are read here, so that neither `sentencepiece` nor `protobuf` is needed.
+Both are lists of scored pieces. The `.model` file is a protocol buffer (sentencepiece_model.proto, ModelProto); the few
+fields that matter are parsed here, so that neither `sentencepiece` nor `protobuf` is needed.
 """
 
 import re
@@ -27,7 +27,7 @@ FIXED = {1: "<d", 5: "<f"}  # numbers of 64 and 32 bits, by wire type
 
 @dataclass(frozen=True)
 class Pieces:
-    """Scored pieces with what decides how text is cut: everything that `tokenizers` needs."""
+    """Scored pieces and the settings that determine how text is split: everything that `tokenizers` needs."""
 
     pieces: list[str]
     scores: list[float]
@@ -41,9 +41,9 @@ class Pieces:
     squeeze_spaces: bool = False
     charsmap: bytes = field(default=b"", repr=False)
     absorbing: str | None = None
-    """A control token that takes the space in front of it (<mask>)."""
+    """A control token that absorbs the space before it (<mask>)."""
     merges: list[tuple[str, str]] | None = field(default=None, repr=False)
-    """The merges of BPE, where they do not follow from the scores."""
+    """The merges of BPE, if they do not follow from the scores."""
 
     @property
     def names(self) -> dict[str, str | None]:
@@ -52,12 +52,12 @@ class Pieces:
         return {role: self.pieces[i] for role, i in ids.items() if i is not None}
 
     def of_kind(self, *kinds: int) -> list[str]:
-        """The pieces of these kinds, in order."""
+        """Returns the pieces of these kinds, in order."""
         return [piece for piece, kind in zip(self.pieces, self.kinds, strict=True) if kind in kinds]
 
 
 def read_model(path: Path, data: bytes | None = None) -> Pieces:
-    """The pieces of a SentencePiece `.model` file (BPE or unigram), or of its bytes."""
+    """Returns the pieces of a SentencePiece `.model` file (BPE or unigram), or of its bytes."""
     rows: list[tuple[str, float, int]] = []
     trainer: dict[int, int] = {}
     normalizer: dict[int, int] = {}
@@ -99,7 +99,8 @@ def read_model(path: Path, data: bytes | None = None) -> Pieces:
 
 
 def read_llama2c(path: Path) -> Pieces:
-    """The pieces of a llama2.c tokenizer file: int32 longest, then (float32 score, int32 length, bytes) each."""
+    """Returns the pieces of a llama2.c tokenizer file: int32 longest, then (float32 score, int32 length, bytes)
+    each."""
     data = path.read_bytes()
     pieces: list[str] = []
     scores: list[float] = []
@@ -122,11 +123,11 @@ def read_llama2c(path: Path) -> Pieces:
 
 
 def build(spec: Pieces, *, sentinels: int = 0) -> Backend:
-    """The same cutting of text, in the `tokenizers` library.
+    """Returns the `tokenizers` backend that splits text in the same way.
 
-    A text begins with BOS; where the model has none (T5), it ends with EOS instead. `sentinels`: T5's
-    <extra_id_0>, <extra_id_1>, ... which follow the pieces, the first at the highest id (Raffel et al. 2020,
-    section 3.1.4; google-research/text-to-text-transfer-transformer, vocabularies).
+    A text begins with BOS; if the model has none (T5), it ends with EOS instead. `sentinels`: T5's <extra_id_0>,
+    <extra_id_1>, ... which follow the pieces, the first at the highest id (Raffel et al. 2020, section 3.1.4;
+    google-research/text-to-text-transfer-transformer, vocabularies).
     """
     ids = {piece: i for i, piece in enumerate(spec.pieces)}
     if len(ids) != len(spec.pieces):
@@ -168,8 +169,8 @@ def build(spec: Pieces, *, sentinels: int = 0) -> Backend:
 
 
 def digits(score: float) -> float:
-    """A score with the 9 digits that identify a float32: JSON readers give these back exactly, so that a saved
-    tokenizer is the same one."""
+    """Rounds a score to the 9 digits that identify a float32: JSON readers reproduce these exactly, so that a saved
+    tokenizer is the same after loading."""
     return float(f"{score:.9g}")
 
 
@@ -182,15 +183,15 @@ def _normalizer(spec: Pieces) -> normalizers.Normalizer:
 
 
 def breaker(controls: Sequence[str]) -> pre_tokenizers.PreTokenizer:
-    """Cuts after the first character of what reads like one of `controls`: the best path through a unigram
-    vocabulary could otherwise make control tokens of a user's text."""
+    """Returns a pre-tokenizer that splits after the first character of text that looks like one of `controls`:
+    otherwise the best path through a unigram vocabulary could turn a user's text into control tokens."""
     places = [f"{re.escape(p[0])}(?={re.escape(p[1:])})" for p in controls if len(p) > 1]
     return pre_tokenizers.Split(Regex("|".join(places) or r"(?!)"), "merged_with_previous")
 
 
 def _merges(spec: Pieces, ids: dict[str, int]) -> list[tuple[str, str]]:
-    """SentencePiece merges the adjacent pair whose joint piece scores best: every cut of every piece in two
-    pieces, best score first. Control, unknown and byte pieces are never made of text."""
+    """Returns every split of every piece into two pieces, best score first: SentencePiece merges the adjacent pair
+    whose joint piece scores best. Control, unknown and byte pieces are never made of text."""
     usable = set(spec.of_kind(NORMAL, USER_DEFINED))
     pairs = [
         (-score, ids[piece[:cut]], ids[piece[cut:]], piece[:cut], piece[cut:])
@@ -203,7 +204,7 @@ def _merges(spec: Pieces, ids: dict[str, int]) -> list[tuple[str, str]]:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | float | bytes]]:
-    """(field number, value) of one protocol buffer message: varints, 32 and 64 bit numbers, bytes."""
+    """Yields (field number, value) of a protocol buffer message: varints, 32- and 64-bit numbers, bytes."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
@@ -225,7 +226,8 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | float | bytes]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at `at`, 7 bits a byte, the lowest first, and where it ends: AC 02 is 0x2C | 2 << 7 = 300."""
+    """Returns the varint at `at`, 7 bits per byte, the lowest first, and where it ends: AC 02 is 0x2C | 2 << 7 =
+    300."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -238,6 +240,6 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def looks_like_tiktoken(path: Path) -> bool:
-    """Whether a file holds base64 ranks, which Llama 3 ships under the name `tokenizer.model`."""
+    """Returns whether a file holds base64 ranks, which Llama 3 ships under the name `tokenizer.model`."""
     with path.open("rb") as file:
         return re.match(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n", file.read(200)) is not None

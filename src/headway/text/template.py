@@ -13,10 +13,10 @@ from headway.text.vocabulary import steps_of
 
 @dataclass(frozen=True)
 class Encoded:
-    """A text, or two, as a model reads them; one entry a token in each list.
+    """One or two texts as a model reads them; each list has one entry per token.
 
     ids: token ids, those of the template included.
-    token_types: 0 for the first text and what belongs to it, 1 for the second where the template has types (BERT).
+    token_types: 0 for the first text and its template tokens, 1 for the second if the template has types (BERT).
     offsets: (start, end) in characters of the token's own text, end excluded; None for tokens of the template.
     texts: 0 or 1, the text that a token is from; None for tokens of the template.
     """
@@ -28,7 +28,7 @@ class Encoded:
 
     @staticmethod
     def of(ids: list[int]) -> "Encoded":
-        """One text of which only the ids are known."""
+        """Returns the encoding of one text of which only the ids are known."""
         return Encoded(ids, [0] * len(ids), [None] * len(ids), [0] * len(ids))
 
 
@@ -52,7 +52,7 @@ class Template:
 
     @staticmethod
     def of(backend: Backend) -> "Template":
-        """The template of a tokenizer's post-processor. Raises DataError for two templates in a row."""
+        """Returns the template of a tokenizer's post-processor. Raises DataError if two post-processors add tokens."""
         templates = [t for t in map(_read, steps_of(backend.post_processor)) if t is not None]
         if len(templates) > 1:
             raise DataError("this tokenizer.json has two post-processors that add tokens; one is expected")
@@ -60,7 +60,7 @@ class Template:
 
     @staticmethod
     def bert(cls: int, sep: int) -> "Template":
-        """[CLS] a [SEP], and [CLS] a [SEP] b [SEP] with token type 1 from b on."""
+        """Returns [CLS] a [SEP], and [CLS] a [SEP] b [SEP] with token type 1 from b on."""
         first, end = Part(cls, None, 0), Part(sep, None, 0)
         return Template((first, A, end), (first, A, end, B, end._replace(type=1)))
 
@@ -75,7 +75,7 @@ class Template:
         return _tokens(self.single[_slots(self.single)[-1] + 1 :])
 
     def beginning(self, bos: int, begins: bool) -> "Template":
-        """The same with each text begun by `bos`, or by nothing."""
+        """Returns the same template with `bos` before each text, or without it."""
         if begins == (self.prefix[:1] == (bos,)):
             return self
         if not begins:
@@ -85,7 +85,7 @@ class Template:
         return Template((mark, *self.single), (mark, *self.pair[:second], between, *self.pair[second:]))
 
     def ending(self, eos: int, ends: bool) -> "Template":
-        """The same with each text ended by `eos`, or by nothing."""
+        """Returns the same template with `eos` after each text, or without it."""
         if ends == (self.suffix[-1:] == (eos,)):
             return self
         if not ends:
@@ -100,7 +100,7 @@ class Template:
         return Template(single, pair)
 
     def processor(self, backend: Backend) -> processors.TemplateProcessing:
-        """The same as a post-processor of the `tokenizers` library."""
+        """Returns the template as a post-processor of the `tokenizers` library."""
         name = {
             p.token: str(backend.id_to_token(p.token))
             for p in (*self.single, *self.pair)
@@ -114,8 +114,8 @@ class Template:
         return processors.TemplateProcessing(single=single, pair=pair, special_tokens=tokens)
 
     def parts(self, texts: Sequence[Sequence[int]], *, bos: bool, eos: bool) -> list[Part]:
-        """The parts around `texts`; without `bos` nothing is before the first, without `eos` nothing after the
-        last. A token that a text begins with already is not put before it again."""
+        """Returns the parts around `texts`; without `bos` nothing precedes the first, without `eos` nothing follows the
+        last. A token that the first text begins with already is not put before it again."""
         parts = self.single if len(texts) == 1 else self.pair
         places = _slots(parts)
         first, last = (0 if bos else places[0]), (len(parts) if eos else places[-1] + 1)
@@ -126,11 +126,11 @@ class Template:
 
 
 BARE = Template((A,), (A, B._replace(type=0)))
-"""Nothing around a text, and two texts of one token type."""
+"""A template that adds no tokens; two texts have the same token type."""
 
 
 def fill(parts: Sequence[Part], encodings: Sequence[Encoding]) -> Encoded:
-    """The parts with each place taken by its text."""
+    """Fills the texts' encodings into their places in the parts."""
     encoded = Encoded([], [], [], [])
     for token, text, kind in parts:
         encoding = None if text is None else encodings[text]
@@ -145,9 +145,9 @@ def fill(parts: Sequence[Part], encodings: Sequence[Encoding]) -> Encoded:
 
 
 def roles(backend: Backend) -> dict[str, int]:
-    """cls and sep where the post-processor is BERT's or RoBERTa's, which name them."""
-    named = [state for state in steps_of(backend.post_processor) if "cls" in state]
-    return {role: int(named[-1][role][1]) for role in ("cls", "sep")} if named else {}
+    """Returns the ids of cls and sep if the post-processor is BERT's or RoBERTa's, which name them."""
+    states = [state for state in steps_of(backend.post_processor) if "cls" in state]
+    return {role: int(states[-1][role][1]) for role in ("cls", "sep")} if states else {}
 
 
 def _read(state: dict[str, Any]) -> Template | None:

@@ -1,4 +1,4 @@
-"""One tokenizer for training, command line and server: text to ids, messages to ids, ids to text."""
+"""The tokenizer for training, command line and server: text to ids, messages to ids, ids to text."""
 
 import re
 import secrets
@@ -29,15 +29,15 @@ Text = str | tuple[str, str]  # one text, or a pair
 
 
 class Tokenizer(Vocabulary):
-    """A `tokenizers.Tokenizer` with three promises of its own.
+    """A `tokenizers.Tokenizer` with three additional guarantees.
 
-    - BOS is at the beginning exactly once, where the tokenizer begins texts with it.
-    - The text of a special token inside a user's text (`"</s>"`) is text: it becomes a control token only
-      when `special=True` is asked for, or when a chat template (not a message) wrote it.
-    - Decoding is a homomorphism: decoding token by token gives what decoding all at once gives.
+    - BOS is at the beginning exactly once, if the tokenizer begins texts with it.
+    - The text of a special token inside a user's text (`"</s>"`) is plain text: it becomes a control token only
+      with `special=True`, or if a chat template (not a message) wrote it.
+    - Decoding is a homomorphism: decoding token by token gives the same text as decoding all at once.
 
-    `bos`, `eos`, `cls`, `sep`, `mask`, `pad`, `unk` are ids, or None where the tokenizer has no such token.
-    `template` is what it puts around a text and between two.
+    `bos`, `eos`, `cls`, `sep`, `mask`, `pad`, `unk` are ids, or None if the tokenizer has no such token. `template`
+    holds the tokens that it puts around a text and between two.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class Tokenizer(Vocabulary):
         chat_template: str | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        """`special`: ids by role (cls, sep, mask, pad, unk); a role that is absent takes the special token with its
-        usual name, if there is one. `begins_with_bos`, `ends_with_eos`: overrule the post-processor."""
+        """`special`: ids by role (cls, sep, mask, pad, unk); an absent role takes the special token with its usual
+        name, if there is one. `begins_with_bos`, `ends_with_eos`: override the post-processor."""
         backend.no_truncation()
         backend.no_padding()
         super().__init__(backend, bos=bos, eos=eos, special={**roles(backend), **(special or {})})
@@ -65,7 +65,7 @@ class Tokenizer(Vocabulary):
         if ends_with_eos is not None and self.eos is not None:
             template = template.ending(self.eos, ends_with_eos)
         if template != Template.of(backend):
-            backend.post_processor = template.processor(backend)  # so that it is saved, too
+            backend.post_processor = template.processor(backend)  # `save` writes the backend
         self.template = template
         self.begins_with_bos = self.bos is not None and template.prefix[:1] == (self.bos,)
         self.config = dict(config or {})
@@ -73,9 +73,10 @@ class Tokenizer(Vocabulary):
 
     @staticmethod
     def load(path: str | Path) -> "Tokenizer":
-        """From a Hugging Face folder or one file of it: `tokenizer.json`, SentencePiece's `tokenizer.model` or
-        `spiece.model`, Llama 3's `tokenizer.model` (tiktoken), llama2.c's `tokenizer.bin`, BERT's `vocab.txt`,
-        `vocab.json` with `merges.txt`; or from a GGUF file. Raises DataError, with the file, for what is none of them.
+        """Loads a tokenizer from a Hugging Face folder or one file of it: `tokenizer.json`, SentencePiece's
+        `tokenizer.model` or `spiece.model`, Llama 3's `tokenizer.model` (tiktoken), llama2.c's `tokenizer.bin`, BERT's
+        `vocab.txt`, `vocab.json` with `merges.txt`; or from a GGUF file. Raises DataError, naming the file, for any
+        other content.
         """
         file, backend, arguments = files.find(Path(path))
         with naming(file):
@@ -91,7 +92,7 @@ class Tokenizer(Vocabulary):
         typed = {k: {"__type": "AddedToken", **v} if isinstance(v, dict) else v for k, v in names.items()}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **self.config, **typed}
         config.pop("chat_template", None)
-        if self.template != Template.of(self.backend):  # that of another language
+        if self.template != Template.of(self.backend):  # `between` changed it
             self.backend.post_processor = self.template.processor(self.backend)
         texts = {
             "tokenizer.json": self.backend.to_str(pretty=True),
@@ -104,13 +105,13 @@ class Tokenizer(Vocabulary):
             atomic_write(folder / name, text)
 
     def gguf_metadata(self, rows: int) -> dict[str, Any]:
-        """The keys of a GGUF file for a model whose embedding has `rows` rows. Raises DataError for what it has no key
-        for."""
+        """Returns the keys of a GGUF file for a model whose embedding has `rows` rows. Raises DataError for what GGUF
+        cannot express."""
         source = None if self.chat_template is None else self.chat_template.source
         return write(self, self.template, source, rows)
 
     def _described(self, token: int) -> str | dict[str, Any]:
-        """A special token's name, or an object where it absorbs a space next to it (RoBERTa's mask)."""
+        """Returns a special token's name, or an object if it absorbs a space next to it (RoBERTa's mask)."""
         added = self.backend.get_added_tokens_decoder()[token]
         if not (added.lstrip or added.rstrip):
             return self.token(token)
@@ -125,12 +126,12 @@ class Tokenizer(Vocabulary):
         eos: bool | None = None,
         special: bool = False,
     ) -> list[int]:
-        """Ids of `text`, or of `text` and `pair`, within this tokenizer's template.
+        """Returns the ids of `text`, or of `text` and `pair`, within this tokenizer's template.
 
-        `bos`: begin with the template's tokens (BOS, [CLS]), once; False puts nothing before.
+        `bos`: begin with the template's tokens (BOS, [CLS]), once; False adds nothing before.
         `eos`: end with the template's tokens (EOS, [SEP]); None is as `bos`; False leaves the end open, for a text that
         a model is to continue.
-        `special`: the text of a special token becomes that token. The default keeps a user's text text.
+        `special`: whether the text of a special token becomes that token; by default it stays plain text.
         """
         entry = text if pair is None else (text, pair)
         return self.encode_batch([entry], bos=bos, eos=eos, special=special)[0]
@@ -138,7 +139,7 @@ class Tokenizer(Vocabulary):
     def encode_batch(
         self, texts: Sequence[Text], *, bos: bool = True, eos: bool | None = None, special: bool = False
     ) -> list[list[int]]:
-        """`encode` of each text or pair, on all cores."""
+        """Returns `encode` of each text or pair, computed on all cores."""
         rows = []
         for encodings in self._groups(texts, special, offsets=False):
             ids = [list(encoding.ids) for encoding in encodings]
@@ -150,8 +151,8 @@ class Tokenizer(Vocabulary):
         return rows
 
     def inputs(self, texts: Sequence[Text], *, special: bool = False) -> list[Encoded]:
-        """The encoding of each text or pair for a model, with token types and with each token's place in its text (for
-        answers, for tags)."""
+        """Returns the encoding of each text or pair for a model, with token types and with each token's offsets in its
+        text (for answers and tags)."""
         rows = []
         for encodings in self._groups(texts, special, offsets=True):
             rows.append(fill(self.template.parts([e.ids for e in encodings], bos=True, eos=True), encodings))
@@ -159,7 +160,7 @@ class Tokenizer(Vocabulary):
         return rows
 
     def _groups(self, texts: Sequence[Text], special: bool, *, offsets: bool) -> Iterator[list[Encoding]]:
-        """The encodings of each text or pair, without a template."""
+        """Returns an iterator over the encodings of each text or pair, without a template."""
         pairs = [text if isinstance(text, tuple) else (text,) for text in texts]
         for i, group in enumerate(pairs):
             for text in group:
@@ -190,13 +191,13 @@ class Tokenizer(Vocabulary):
         continue_final_message: bool = False,
         **variables: Any,
     ) -> list[int]:
-        """Ids of a conversation, through the tokenizer's chat template; without a string in between. An answer follows
-        (`add_generation_prompt`, unless given), or the last message goes on (`continue_final_message`): what the
-        template writes behind its text is left out then.
+        """Returns the ids of a conversation, through the tokenizer's chat template. Either an answer follows
+        (`add_generation_prompt`, the default), or the last message is to be continued (`continue_final_message`): what
+        the template writes behind its text is then left out.
 
-        Control tokens come from the template alone: `"</s>"` inside a message stays five characters. BOS is
-        what the template writes, and no token straddles the begin or the end of an answer, so training and generation
-        see the same ids. Raises DataError for both of these, and as `chat_pieces`.
+        Control tokens come from the template alone: `"</s>"` inside a message stays four characters. BOS is what the
+        template writes, and no token straddles the beginning or the end of an answer, so training and generation see
+        the same ids. Raises DataError if both options are given, and as `chat_pieces`.
         """
         if continue_final_message and add_generation_prompt:
             raise DataError(
@@ -227,8 +228,8 @@ class Tokenizer(Vocabulary):
         strict: bool = True,
         **variables: Any,
     ) -> list[str]:
-        """The text that the chat template writes, cut where answers begin and end (`ChatTemplate.pieces`), for
-        `encode_pieces`: control tokens inside of messages are escaped."""
+        """Returns the text that the chat template writes, split where answers begin and end (`ChatTemplate.pieces`),
+        for `encode_pieces`: control tokens inside messages are escaped. Raises DataError without a chat template."""
         if self.chat_template is None:
             raise DataError(
                 "this tokenizer has no chat template (neither chat_template.jinja nor chat_template in "
@@ -245,37 +246,39 @@ class Tokenizer(Vocabulary):
         )
 
     def encode_pieces(self, pieces: Sequence[str], *, goes_on: bool = False) -> list[list[int]]:
-        """Ids of each of the pieces of a conversation; `goes_on`: text will follow behind the last."""
+        """Returns the ids of each piece of a conversation; `goes_on`: text will follow the last piece."""
         rows = self._shield.encode(pieces, goes_on=goes_on)
         self._warn_two_bos([i for ids in rows[:2] for i in ids])
         return rows
 
     def escape(self, text: str) -> str:
-        """A piece that is text alone, whatever control tokens it seems to hold."""
+        """Returns the text as a piece in which everything that looks like a control token is escaped to plain text."""
         return str(self._shield.cover(text))
 
     def with_chat_template(self, source: str | Path) -> "Tokenizer":
-        """The same tokenizer with another chat template: the name of one that is built in (alpaca, chatml, llama2,
-        vicuna), the Jinja text of one, or a file of it."""
-        other = copy(self)
-        other.chat_template = ChatTemplate.find(source)
-        return other
+        """Returns the same tokenizer with another chat template: the name of a built-in one
+        (`headway.text.chat.BUILT_IN`), Jinja text, or a file of it."""
+        tokenizer = copy(self)
+        tokenizer.chat_template = ChatTemplate.find(source)
+        return tokenizer
 
     @cached_property
     def languages(self) -> Mapping[str, int]:
-        """Ids of the control tokens that name languages (mBART, M2M100, NLLB), by their names: "en_XX", "en" of __en__,
+        """Ids of the control tokens that name languages (mBART, M2M100, NLLB), by name: "en_XX", "en" for __en__,
         "eng_Latn"."""
         return language_ids({self.token(i): i for i in self.special_ids})
 
     def between(self, source: str | None = None, target: str | None = None) -> "Tokenizer":
-        """The same tokenizer for texts of one language that are translated into another: `source` stands around every
-        text. What is not given is what its configuration says (src_lang, tgt_lang). Raises DataError for a language
-        that is not said, or is none of `languages`."""
-        other, named = copy(self), zip(KEYS, (source, target), strict=True)
-        other.config = {**self.config, **{key: name for key, name in named if name is not None}}
-        first, _ = check_pair(self.languages, other.config)
-        other.template = in_language(self.template, self.languages, first)
-        return other
+        """Returns the same tokenizer for translation from one language into another; the token of `source` is put
+        around texts.
+
+        Languages that are not given are those of the configuration (src_lang, tgt_lang). Raises DataError if one is
+        missing there too, or not among `languages`."""
+        tokenizer, pairs = copy(self), zip(KEYS, (source, target), strict=True)
+        tokenizer.config = {**self.config, **{key: name for key, name in pairs if name is not None}}
+        first, _ = check_pair(self.languages, tokenizer.config)
+        tokenizer.template = in_language(self.template, self.languages, first)
+        return tokenizer
 
     def _warn_two_bos(self, ids: list[int]) -> None:
         if self.bos is not None and ids[:2] == [self.bos, self.bos]:

@@ -13,17 +13,17 @@ from headway.text.chat import ChatTemplate, one_template
 from headway.text.vocabulary import LARGEST_ID
 
 CLASSLESS = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-"""The configuration of a tokenizer that lies whole in its tokenizer.json."""
+"""The configuration of a tokenizer that its tokenizer.json defines completely."""
 LONGEST = 256 << 20
-"""Bytes of a file of text."""
+"""Most bytes of a text file that are read."""
 MOST_SENTINELS = 10_000
 MORE_TEMPLATES = "additional_chat_templates"
-"""The folder of chat templates with names, such as tool_use.jinja."""
+"""The folder of named chat templates, such as tool_use.jinja."""
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 
 def is_id(value: Any) -> bool:
-    """Whether it can be a token's id."""
+    """Returns whether a value can be a token id."""
     return type(value) is int and 0 <= value < LARGEST_ID
 
 
@@ -85,12 +85,12 @@ KEYS: Mapping[str, Rule] = {
 
 
 def content(value: Any) -> str:
-    """The text of a token that a config gives as a string or as an object."""
+    """Returns the text of a token that a config gives as a string or as an object."""
     return str(value["content"] if isinstance(value, dict) else value)
 
 
 def token_names(config: Mapping[str, Any], usual: Mapping[str, str]) -> dict[str, str | None]:
-    """The special tokens by role, by a config or else the usual ones; None where the config has null."""
+    """Returns the special tokens by role, from a config or else the usual ones; None if the config has null."""
     values = {role: config.get(f"{role}_token", name) for role, name in usual.items()}
     return {role: None if value is None else content(value) for role, value in values.items()}
 
@@ -98,7 +98,8 @@ def token_names(config: Mapping[str, Any], usual: Mapping[str, str]) -> dict[str
 def need_tokens(
     names: Mapping[str, str | None], roles: Iterable[str], pieces: Mapping[str, int], file: Path
 ) -> list[int]:
-    """The ids of the special tokens of these roles. Raises DataError for one that is not a piece of the file."""
+    """Returns the ids of the special tokens of these roles. Raises DataError for one that is not a piece of the
+    file."""
     for role in roles:
         if names[role] not in pieces:
             raise DataError(
@@ -109,8 +110,8 @@ def need_tokens(
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; {} when there is no such file. Raises CheckpointError for what is none, DataError for
-    text in it that UTF-8 cannot encode."""
+    """Returns the object in a JSON file; {} if the file is absent. Raises CheckpointError for any other content,
+    DataError for text in it that UTF-8 cannot encode."""
     value = reading.read_json(file) if file.is_file() else {}
     with as_error(DataError, f"{file}: a text in it has a lone surrogate", UnicodeEncodeError):
         json.dumps(value, ensure_ascii=False).encode()
@@ -118,8 +119,8 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """`read_json` of tokenizer_config.json or special_tokens_map.json. Raises DataError for a key of another type than
-    it is read as."""
+    """Returns `read_json` of tokenizer_config.json or special_tokens_map.json. Raises DataError for a value of the
+    wrong type."""
     value = read_json(file)
     for key, (fits, expected) in KEYS.items():
         if key in value and not fits(value[key]):
@@ -128,7 +129,7 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def read_added(file: Path) -> dict[str, int]:
-    """The ids of added_tokens.json, {} when there is no such file."""
+    """Returns the ids in added_tokens.json; {} if the file is absent. Raises DataError for an invalid id."""
     value = read_json(file)
     for name, i in value.items():
         if not is_id(i):
@@ -137,14 +138,14 @@ def read_added(file: Path) -> dict[str, int]:
 
 
 def read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The chat templates of a folder as one (`one_template`), from files of their own or from tokenizer_config.json;
-    None without any. Raises DataError, with the file, for one that is none."""
+    """Returns the chat templates of a folder as one (`one_template`), from files of their own or from
+    tokenizer_config.json; None without any. Raises DataError, naming the file, for an invalid template."""
     files = [folder / "chat_template.jinja", *sorted((folder / MORE_TEMPLATES).glob("*.jinja"))]
-    listed = config.get("chat_template")
-    if not isinstance(listed, list):
-        listed = [] if listed is None else [{"name": "default", "template": listed}]
+    configured = config.get("chat_template")
+    if not isinstance(configured, list):
+        configured = [] if configured is None else [{"name": "default", "template": configured}]
     file = folder / "tokenizer_config.json"
-    sources = {each["name"]: (file, each["template"]) for each in listed}
+    sources = {entry["name"]: (file, entry["template"]) for entry in configured}
     if present := [file for file in files if file.is_file()]:
         sources = {"default" if file is files[0] else file.stem: (file, decoded(file)) for file in present}
     for file, source in sources.values():
@@ -154,7 +155,7 @@ def read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def decoded(file: Path) -> str:
-    """A file's text. Raises DataError for what is not UTF-8, and for what is longer than any such file."""
+    """Returns a file's text. Raises DataError for text that is not UTF-8, and for a file longer than `LONGEST`."""
     size = file.stat().st_size
     if size > LONGEST:
         raise DataError(f"{file} has {size:,} bytes, and at most {LONGEST:,} are read: is it another file?")
@@ -168,8 +169,8 @@ def decoded(file: Path) -> str:
 
 @contextmanager
 def naming(file: Path) -> Iterator[None]:
-    """Put the file's name before an error that is raised inside and does not name it: ours, or one of the `tokenizers`
-    library, which raises many types for what it refuses."""
+    """Prefixes the file's name to errors that are raised inside and lack it: headway's, and those of the `tokenizers`
+    library, which raises many types."""
     with reading.naming(file):
         try:
             yield
@@ -181,6 +182,6 @@ def naming(file: Path) -> Iterator[None]:
 
 
 def short(value: Any) -> str:
-    """A value in at most 80 characters."""
+    """Returns the repr of a value in at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,10 +1,10 @@
-"""Training of tokenizers: a byte-level BPE, and Chinese by characters and by words.
+"""Training of tokenizers: byte-level BPE, and Chinese tokenizers by characters and by words.
 
-Chinese: the same text is fewer tokens when words are tokens. A text is cut into the words whose probabilities have the
-greatest product, words being independent of each other: a unigram model, solved by a dynamic program over the places of
-the text (Kudo 2018, section 3.2; jieba without its hidden Markov model is the same with a dictionary's frequencies).
-Words that are not in the vocabulary fall to characters, and characters that are not in it to UTF-8 bytes, so every text
-comes back exactly.
+Chinese text takes fewer tokens if words are tokens. A text is split into the words whose probabilities have the
+greatest product, assuming that words are independent: a unigram model, solved by dynamic programming over the positions
+of the text (Kudo 2018, section 3.2; jieba without its hidden Markov model does the same with a dictionary's
+frequencies). Words that are not in the vocabulary fall back to characters, and characters that are not in it to UTF-8
+bytes, so that every text is decoded exactly.
 """
 
 import math
@@ -30,19 +30,19 @@ from headway.text.wordpiece import HAN
 BOS, EOS = "<|begin|>", "<|end|>"
 SPECIALS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 RESERVED = [*SPECIALS.values(), *(f"<0x{byte:02X}>" for byte in range(256))]
-# No word crosses from Chinese into another script, into punctuation or over a space before a word.
+# No word crosses from Chinese into another script, into punctuation, or beyond a space before a word.
 LEAST, LONGEST = 3, 4
 CUT = r"\p{Han}+| ?[^\s\p{Han}\p{P}\p{S}]+| ?[\p{P}\p{S}]|\s"
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, *, special_tokens: Sequence[str] = ()) -> Tokenizer:
-    """A byte-level BPE of `vocab_size` ids: BOS 0, EOS 1, `special_tokens`, 256 bytes, then merges.
+    """Trains a byte-level BPE of `vocab_size` ids: BOS 0, EOS 1, `special_tokens`, 256 bytes, then merges.
 
-    Every string can be encoded and comes back exactly (there is no unknown token). The result is a function of
-    the multiset of texts: neither their order nor the number of threads changes it. `texts` is read once, so
-    it may be a generator over a corpus larger than memory (word counts are kept, not the text).
-    Raises ConfigError when `vocab_size` has no room for the special tokens and the 256 bytes; warns when the
-    texts are too few to fill it.
+    Every string can be encoded and is decoded exactly (there is no unknown token). The result is a function of the
+    multiset of texts: neither their order nor the number of threads changes it. `texts` is read once, so it may be a
+    generator over a corpus larger than memory (word counts are kept, not the text).
+    Raises ConfigError if `vocab_size` has no room for the special tokens and the 256 bytes; warns if the texts are too
+    few to fill it.
     """
     reserved = [BOS, EOS, *special_tokens]
     if len(set(reserved)) != len(reserved):
@@ -68,11 +68,11 @@ def train_bpe(texts: Iterable[str], vocab_size: int, *, special_tokens: Sequence
 
 
 def train_characters(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A tokenizer whose tokens are the most frequent characters of `texts`.
+    """Trains a tokenizer whose tokens are the most frequent characters of `texts`.
 
-    Ids: [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4, 256 bytes, then characters, the most frequent first (of equals
-    the smaller code point). Template: [CLS] a [SEP] b [SEP].
-    Raises ConfigError when `vocab_size` has no room for a character.
+    Ids: [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4, 256 bytes, then characters, the most frequent first (ties by code
+    point). Template: [CLS] a [SEP] b [SEP].
+    Raises ConfigError if `vocab_size` has no room for a character.
     """
     room = _room("train_characters", vocab_size)
     counts = Counter(character for text in texts for character in text)
@@ -82,29 +82,29 @@ def train_characters(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 def train_words(
     texts: Iterable[str], vocab_size: int, *, dictionary: Mapping[str, int] | None = None
 ) -> Tokenizer:
-    """A tokenizer whose tokens are words and characters of `texts`; ids and template as in `train_characters`.
+    """Trains a tokenizer whose tokens are words and characters of `texts`; ids and template as in `train_characters`.
 
-    All characters are kept while there is room, the most frequent first; words have what is left, those that are found
-    most often, with their counts in `texts` as frequencies. With a `dictionary` (word -> how often it occurs anywhere)
-    the texts are cut by it, as jieba cuts them for RoFormer and WoBERT. Without one, words are
-    found in the texts: from all frequent runs of 2 to 4 Chinese characters, and whole words of other scripts, the
-    texts are cut and the counts taken anew, fewer words being kept each time (expectation maximisation with the best
-    cut in place of the expectation).
+    All characters are kept while there is room, the most frequent first; the remaining ids go to the most frequent
+    words, with their counts in `texts` as frequencies. With a `dictionary` (word -> number of occurrences anywhere) the
+    texts are split by it, as jieba splits them for RoFormer and WoBERT. Without one, words are found in the texts:
+    starting from all frequent runs of 2 to 4 Chinese characters and whole words of other scripts, the texts are split
+    and words recounted repeatedly, keeping fewer words each time (expectation maximisation with the best split in place
+    of the expectation).
 
     The result is a function of the multiset of texts. Memory grows with the number of different stretches of text
     between punctuation, not with the number of texts.
-    Raises ConfigError when `vocab_size` has no room for a character, or the dictionary is empty.
+    Raises ConfigError if `vocab_size` has no room for a character, or the dictionary is empty.
     """
     room = _room("train_words", vocab_size)
     if dictionary is not None and not dictionary:
         raise ConfigError("train_words: the dictionary is empty; give words with their frequencies, or None")
     cut = pre_tokenizers.Split(Regex(CUT), "isolated").pre_tokenize_str
     stretches = Counter(stretch for text in texts for stretch, _ in cut(text))
-    every: Counter[str] = Counter()
+    character_counts: Counter[str] = Counter()
     for stretch, n in stretches.items():
         for character in stretch:
-            every[character] += n
-    singles = _most(every, room)
+            character_counts[character] += n
+    singles = _most(character_counts, room)
     room -= len(singles)
     words = _seeds(stretches) if dictionary is None else {w: n for w, n in dictionary.items() if len(w) > 1}
     for share in (4, 2, 1, 1) if dictionary is None else (1,):
@@ -129,8 +129,8 @@ def _most(counts: Mapping[str, int], room: int) -> dict[str, int]:
 
 
 def _seeds(stretches: Mapping[str, int]) -> dict[str, int]:
-    """Runs of 2 to LONGEST Chinese characters and words of other scripts that occur LEAST times or more. A run can be
-    that frequent only if the runs that it consists of are."""
+    """Returns the runs of 2 to LONGEST Chinese characters and the words of other scripts that occur LEAST times or
+    more. A run can be that frequent only if its sub-runs are."""
     chinese = {s: n for s, n in stretches.items() if re.match(HAN, s)}
     words = {s: n for s, n in stretches.items() if s not in chinese and n >= LEAST and len(s) > 1}
     shorter: Mapping[str, int] | None = None
@@ -147,7 +147,7 @@ def _seeds(stretches: Mapping[str, int]) -> dict[str, int]:
 
 
 def _count(stretches: Mapping[str, int], weights: Mapping[str, int]) -> Counter[str]:
-    """How often each piece is in the best cuts of the stretches."""
+    """Returns how often each piece occurs in the best splits of the stretches."""
     backend = _backend(weights)
     by_id: Counter[int] = Counter()
     todo = iter(stretches.items())

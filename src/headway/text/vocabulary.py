@@ -1,5 +1,4 @@
-"""The ids of a tokenizer: their names, special tokens by role, and the text that they give back, at once or one at a
-time."""
+"""The ids of a tokenizer: names, special tokens by role, and decoding, all at once or one token at a time."""
 
 import codecs
 import hashlib
@@ -20,7 +19,7 @@ ROLES = {"cls": ["[CLS]"], "sep": ["[SEP]"], "mask": ["[MASK]", "<mask>"], "pad"
           "unk": ["[UNK]", "<unk>"]}  # fmt: skip
 
 LARGEST_ID = 1 << 24
-"""Above any id: tables have a row for each one."""
+"""Upper bound of ids: tables have a row for each id."""
 SPACE = "\u2581"  # SentencePiece's visible space
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -31,8 +30,8 @@ class Vocabulary:
     def __init__(
         self, backend: Backend, *, bos: int | None, eos: int | None, special: Mapping[str, int]
     ) -> None:
-        """`special`: ids by role; a role that is absent takes the special token with its usual name, if there is one.
-        Raises DataError for a role or an id that is not known, and for ids so large that no table has a row for each.
+        """`special`: ids by role; an absent role takes the special token with its usual name, if there is one. Raises
+        DataError for unknown roles or ids, and for an id of `LARGEST_ID` or more.
         """
         largest = max(backend.get_vocab(with_added_tokens=True).values(), default=0)
         if largest >= LARGEST_ID:
@@ -50,8 +49,10 @@ class Vocabulary:
             backend, [str(backend.id_to_token(i)) for i in dict.fromkeys(named) if i not in controls]
         )
         self.backend, self.bos, self.eos = backend, bos, eos
-        usual = {role: map(backend.token_to_id, names) for role, names in ROLES.items()}
-        by_role = {role: next((i for i in ids if i in self.special_ids), None) for role, ids in usual.items()}
+        usual_ids = {role: map(backend.token_to_id, names) for role, names in ROLES.items()}
+        by_role = {
+            role: next((i for i in ids if i in self.special_ids), None) for role, ids in usual_ids.items()
+        }
         self.cls, self.sep, self.mask, self.pad, self.unk = ({**by_role, **special}[role] for role in ROLES)
 
     @cached_property
@@ -69,7 +70,7 @@ class Vocabulary:
         return frozenset(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
 
     def need(self, role: str) -> int:
-        """The id of the special token `role` (bos, eos, cls, sep, mask, pad, unk). Raises DataError when there is
+        """Returns the id of the special token `role` (bos, eos, cls, sep, mask, pad, unk). Raises DataError if there is
         none."""
         roles = ("bos", "eos", *ROLES)
         check_known(role, roles, "no special token is called", error=DataError)
@@ -83,69 +84,72 @@ class Vocabulary:
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """32 bytes that identify the tokenizer: sha256 of all that decides ids."""
+        """32 bytes that identify the tokenizer: SHA-256 of everything that determines ids."""
         return hashlib.sha256(self.backend.to_str().encode()).digest()
 
     def require_fits(self, embedding_rows: int) -> None:
-        """Raises CheckpointError when an id would fall outside an embedding of that many rows."""
+        """Raises CheckpointError if an id lies outside an embedding of `embedding_rows` rows."""
         require_rows(self.vocab_size, embedding_rows)
 
     def unused_ids(self, embedding_rows: int) -> list[int]:
-        """Rows of the embedding without a token (padding of the vocabulary): never to be sampled."""
+        """Returns the rows of the embedding without a token (padding of the vocabulary), which must never be
+        sampled."""
         return [i for i in range(embedding_rows) if i not in self._names]
 
     def decode(
         self, ids: Sequence[int], *, after: Sequence[int] = (), special: bool | Collection[int] = False
     ) -> str:
-        """Text of `ids`, which follow the ids `after` (a prompt). Special tokens give text only if `special`, or if
-        they are among it."""
+        """Returns the text of `ids`, which follow the ids `after` (a prompt). Special tokens give text only if
+        `special` is True or contains them."""
         if self.table is None:
-            first, rest = ([i for i in part if self.gives(i, special)] for part in (after, ids))
-            before = self.backend.decode(first, skip_special_tokens=False) if first else ""
-            return str(self.backend.decode([*first, *rest], skip_special_tokens=False)[len(before) :])
+            before_ids, shown_ids = ([i for i in part if self.gives(i, special)] for part in (after, ids))
+            before = self.backend.decode(before_ids, skip_special_tokens=False) if before_ids else ""
+            return str(
+                self.backend.decode([*before_ids, *shown_ids], skip_special_tokens=False)[len(before) :]
+            )
         stream = self.stream(after=after, special=special)
         return "".join([*map(stream.push, ids), stream.flush()])
 
     def stream(
         self, *, after: Sequence[int] = (), special: bool | Collection[int] = False
     ) -> "StreamDecoder":
-        """Decodes one token at a time; see StreamDecoder."""
+        """Returns a decoder for one token at a time; see StreamDecoder."""
         return StreamDecoder(self, after=after, special=special)
 
     def token(self, token: int) -> str:
-        """The name of an id; DataError when the tokenizer has no such id."""
+        """Returns the name of an id. Raises DataError for an unknown id."""
         if token not in self._names:
             raise DataError(f"token id {token} is not in the vocabulary of {self.vocab_size} tokens")
         return self._names[token]
 
     @cached_property
     def table(self) -> "ByteTable | None":
-        """The bytes of each token, of byte-level and SentencePiece tokenizers."""
+        """The bytes of each token, for byte-level and SentencePiece tokenizers; None for others."""
         return byte_table(self.backend)
 
     def gives(self, token: int, special: bool | Collection[int]) -> bool:
-        """Whether a token gives text: where it is special, if `special` says so, or names it. Raises DataError for an
-        id that is not there."""
+        """Returns whether a token gives text: a special token only if `special` is True or contains it. Raises
+        DataError for an unknown id."""
         self.token(token)
         shows = special if isinstance(special, bool) else token in special
         return shows or token not in self.special_ids
 
     def text_bytes(self, token: int, *, special: bool | Collection[int]) -> bytes | None:
-        """The bytes of a token's text; None where it gives no text. Raises DataError for an id that is not there."""
+        """Returns the bytes of a token's text; None if it gives no text. Raises DataError for an unknown id."""
         assert self.table is not None
         return self.table.bytes_of[token] if self.gives(token, special) else None
 
 
 class StreamDecoder:
-    """Text of a growing token sequence.
+    """Decodes a growing token sequence.
 
-    Law: `"".join(push(i) for i in ids) + flush() == tokenizer.decode(ids)`, and no delta ends inside a
+    Invariant: `"".join(push(i) for i in ids) + flush() == tokenizer.decode(ids)`, and no delta ends inside a
     character: bytes that may still become one are kept until the next tokens (or `flush`) decide.
 
-    `after`: tokens before the stream (a prompt). Nothing of them is emitted; they decide
-    whether a SentencePiece tokenizer's leading space belongs to the text.
-    `special`: show special tokens (BOS, EOS, chat markers) as text, or those among it; by default they contribute
-    nothing.
+    `after`: tokens before the stream (a prompt). They emit no text, but determine whether a SentencePiece tokenizer's
+    leading space belongs to the text.
+    `special`: show special tokens (BOS, EOS, chat markers) as text, all or those in the collection; by default they
+    contribute nothing.
     """
 
     def __init__(
@@ -157,12 +161,12 @@ class StreamDecoder:
         if self._table is not None:
             begun = any(tokenizer.text_bytes(i, special=special) for i in after)
             self._strips = self._table.strips_space and not begun
-        # window[:read] is already emitted; it stays because joining rules look at the token before
+        # window[:read] is already emitted; it stays because joining rules depend on the preceding token
         self._window = list(after)[-4:]
         self._read = len(self._window)
 
     def push(self, token: int) -> str:
-        """The text that becomes certain with this token; often empty, sometimes several characters."""
+        """Returns the text that becomes certain with this token; often empty, sometimes several characters."""
         if self._table is None:
             self._window.append(token)
             return self._advance(final=False)
@@ -172,7 +176,7 @@ class StreamDecoder:
         return self._utf8.decode(piece)
 
     def flush(self) -> str:
-        """The bytes that were kept and never became a character, as U+FFFD. The stream is then at its end."""
+        """Returns the kept bytes that never became a character, as U+FFFD; call it at the end of the stream."""
         return self._advance(final=True) if self._table is None else self._utf8.decode(b"", final=True)
 
     def _advance(self, *, final: bool) -> str:
@@ -186,7 +190,7 @@ class StreamDecoder:
 
 
 def require_rows(vocab_size: int, embedding_rows: int) -> None:
-    """See `Vocabulary.require_fits`."""
+    """Raises CheckpointError if a vocabulary is larger than the embedding; see `Vocabulary.require_fits`."""
     if vocab_size > embedding_rows:
         raise CheckpointError(
             f"the tokenizer has ids up to {vocab_size - 1} ({vocab_size} tokens) but the model's embedding has "
@@ -195,12 +199,12 @@ def require_rows(vocab_size: int, embedding_rows: int) -> None:
 
 
 def add_controls(backend: Backend, names: Iterable[str]) -> None:
-    """Make control tokens of these: never made of text unless that is asked for, no part of it when decoded."""
+    """Adds control tokens: they are matched in text only on request, and are omitted from decoded text."""
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
 
 
 def steps_of(component: Any) -> list[dict[str, Any]]:
-    """The steps of a tokenizer's decoder or post-processor, each as `tokenizer.json` has it."""
+    """Returns the steps of a tokenizer's decoder or post-processor, each as `tokenizer.json` has it."""
     state = {"processors": []} if component is None else json.loads(component.__getstate__())
     steps: list[dict[str, Any]] = state.get("decoders", state.get("processors", [state]))
     return steps
@@ -211,8 +215,8 @@ class ByteTable:
     """The bytes of each token.
 
     Decoding is `b"".join(bytes of the tokens).decode("utf-8", "replace")`: a homomorphism from token sequences to
-    bytes, so that decoding one token at a time equals decoding all at once, also for byte sequences that are not
-    UTF-8 and for characters whose bytes are in several tokens.
+    bytes, so that decoding one token at a time equals decoding all at once, also for byte sequences that are not UTF-8
+    and for characters whose bytes are in several tokens.
 
     bytes_of[id] is what token `id` contributes; `strips_space`: one leading space of the
     whole text is an artefact of the tokenizer and is removed.
@@ -223,14 +227,15 @@ class ByteTable:
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's printable character for each byte, inverted: character -> byte."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in set(plain)]
-    return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(others)}
+    """Returns the byte of each of GPT-2's printable characters for bytes."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    unprintable = [b for b in range(256) if b not in set(printable)]
+    # a space, byte 0x20, is the 33rd unprintable one: chr(256 + 32)
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(unprintable)}
 
 
 def byte_table(backend: Backend) -> ByteTable | None:
-    """The table of a tokenizer with a byte-level, byte-fallback or SentencePiece decoder; None for other kinds
+    """Returns the table of a tokenizer with a byte-level, byte-fallback or SentencePiece decoder; None for other kinds
     (WordPiece)."""
     steps = steps_of(backend.decoder)
     kinds = [step["type"] for step in steps]
@@ -254,7 +259,7 @@ def byte_table(backend: Backend) -> ByteTable | None:
 
 
 def _strips_space(steps: list[dict[str, Any]], kinds: list[str]) -> bool | None:
-    """Whether a SentencePiece decoder strips a leading space; None for any other decoder."""
+    """Returns whether a SentencePiece decoder strips a leading space; None for any other decoder."""
     if kinds == ["Metaspace"] and steps[0]["replacement"] == SPACE:
         return bool(steps[0]["prepend_scheme"] != "never")
     if kinds not in (["Replace", "ByteFallback", "Fuse"], ["Replace", "ByteFallback", "Fuse", "Strip"]):

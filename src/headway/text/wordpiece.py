@@ -1,4 +1,4 @@
-"""BERT's `vocab.txt`: one WordPiece a line; vocabularies with words (RoFormer, WoBERT) are recognized."""
+"""BERT's `vocab.txt`: one WordPiece per line; vocabularies with Chinese words (RoFormer, WoBERT) are refused."""
 
 import re
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ from headway.text.tokenizer_config import decoded, need_tokens, token_names
 from headway.text.vocabulary import add_controls
 
 NAMES = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
-# Models whose vocab.txt is cut by rules other than BERT's.
+# Models whose vocab.txt is split by rules other than BERT's.
 OTHERS = {"mpnet", "funnel", "bertjapanese", "bertweet", "phobert", "herbert", "splinter", "cpm", "markuplm"}
 HAN = r"[\u3400-\u4dbf\u4e00-\u9fff]"
 
 
 def read_vocabulary(path: Path) -> dict[str, int]:
-    """Piece -> line number, from 0. Raises DataError for no pieces, for a piece on two lines and for what is not
-    UTF-8."""
+    """Returns piece -> line number, from 0. Raises DataError for a file without pieces, for a repeated piece and for
+    text that is not UTF-8."""
     lines = decoded(path).replace("\r\n", "\n").removesuffix("\n").split("\n")
     if not any(lines):
         raise DataError(f"{path}: no pieces; one is expected on each line")
@@ -39,10 +39,11 @@ def read_vocabulary(path: Path) -> dict[str, int]:
 def normalizer(
     vocabulary: Mapping[str, int], config: Mapping[str, Any], path: Path
 ) -> normalizers.Normalizer:
-    """How text is prepared before it is cut (BERT, section 3; google-research/bert, tokenization.py), by
-    `tokenizer_config.json`; where it has no rule for case, a vocabulary with capital letters keeps them, and one
-    without is lower-cased; without one for accents, they are stripped where letters are lowered. Each
-    Chinese character is a word of its own. Raises DataError for what cannot be done."""
+    """Returns the normalization before text is split (BERT, section 3; google-research/bert, tokenization.py).
+
+    It follows `tokenizer_config.json`. Without a setting for case, text is lower-cased unless the vocabulary has
+    capital letters; without one for accents, they are stripped if text is lower-cased. Each Chinese character is a word
+    of its own unless the config says otherwise. Raises DataError for unsupported settings and vocabularies."""
     if config.get("do_basic_tokenize") is False:
         raise DataError(
             f"{path}: do_basic_tokenize is false; text that is not cut into words is not supported"
@@ -66,8 +67,9 @@ def normalizer(
 
 
 def read(file: Path, config: Mapping[str, Any], kind: str) -> tuple[Backend, dict[str, str | None]]:
-    """The `tokenizers` form of a `vocab.txt`, with BERT's template, and its special tokens by role. Raises DataError
-    for a `kind` of other rules, and when a special token that is needed is not a piece."""
+    """Returns the `tokenizers` form of a `vocab.txt`, with BERT's template, and its special tokens by role.
+
+    Raises DataError for a `kind` with other rules, and if a required special token is not a piece."""
     if kind in OTHERS:
         raise DataError(
             f"{file}: a vocab.txt of kind {kind!r} is cut by rules other than BERT's; the tokenizer.json of the same "
@@ -80,7 +82,7 @@ def read(file: Path, config: Mapping[str, Any], kind: str) -> tuple[Backend, dic
 def build(
     vocabulary: Mapping[str, int], names: Mapping[str, str | None], config: Mapping[str, Any], file: Path
 ) -> Backend:
-    """The `tokenizers` form of a vocabulary and the names of its special tokens by role, with the keys that
+    """Returns the `tokenizers` form of a vocabulary, given the names of its special tokens by role and the config that
     `normalizer` reads; raises as `read`."""
     prepare = normalizer(vocabulary, config, file)
     _, cls, sep = need_tokens(names, ("unk", "cls", "sep"), vocabulary, file)
