@@ -65,14 +65,14 @@ internal. Commands and their options are another surface (`headway --help`), as 
 """
 FURTHER = """# Internal names
 
-These are documented and tested, and `headway-lab` uses them, but a minor version may rename them, which CHANGELOG.md says.
+These are documented and tested, and `headway-lab` uses them. A minor version may rename them; CHANGELOG.md then says so.
 Stable names of `headway` are not repeated.
 """
 
 
 def names_of(name: str) -> list[str]:
-    """Returns the public names of a module: `__all__`, or the functions and classes that it defines; without stable names
-    of `headway` that it has, too."""
+    """Returns the public names of a module, `__all__` or the functions and classes that it defines, without those that
+    are stable names of `headway`."""
     module = importlib.import_module(name)
     names = getattr(module, "__all__", None)
     if names is None:

@@ -1,7 +1,6 @@
 """The surface is frozen: names, commands, and what importing them costs. To grow it, decide so here."""
 
 import ast
-import importlib
 import json
 import subprocess
 import sys

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headway.cache import BatchCache, CacheSpec, PagedCache, StateSpec, choose_cache
+from headway.cache import PAGE, BatchCache, CacheSpec, PagedCache, StateSpec, choose_cache
 from headway.errors import CacheError
 from headway.patterns import Causal, Full, GlobalKeys, PerHead, Sink, Window
 
@@ -26,3 +26,16 @@ def test_the_choice_and_its_reasons() -> None:
         CacheSpec(kv_heads=1, head_dim=1), [Causal()], [StateSpec("sums", (((1,), torch.float32),))]
     )
     assert BatchCache(states, 1).slots == (0,)
+
+
+def test_a_step_without_room_changes_nothing() -> None:
+    spec, pattern = CacheSpec(kv_heads=1, head_dim=1), Window.last(9) | (Causal() & GlobalKeys())
+    cache = BatchCache(PagedCache(spec, [pattern], budget=2 * PAGE * 8), 1)
+    ids = torch.arange(3 * PAGE)[None]
+    marked = cache.next_tokens(3 * PAGE).with_global(ids % 5 == 0)
+    with pytest.raises(CacheError, match="a step of 1 texts takes"), cache.step(marked):
+        pass
+    assert (cache.lengths, cache.tables[0].globals) == ((0,), set())
+    with cache.step(cache.next_tokens(4)):
+        pass
+    assert cache.lengths == (4,)

@@ -17,7 +17,6 @@ from headway.attention.linear_attention import (
 )
 from headway.attention.linear_attention.algorithms import chunked
 from headway.errors import BackendError
-from headway.nn.record import LinearAttended
 from headway.patterns import Causal, Full, Pattern
 from headway.tokens import Tokens
 from tests.linear_attention.oracle import sees, table, tensors, weights
@@ -89,20 +88,6 @@ def test_row_78_row_80_row_81_the_quadratic_form_is_the_double_loop(
     assert torch.allclose(got, want, rtol=0, atol=1e-12)
     out = linear_attend(q, k, v, linear, pattern, form="parallel", **given_)  # type: ignore[arg-type]
     assert torch.allclose(out, want @ v.repeat_interleave(2, 1), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("linear", LINEARS[:4], ids=str)
-@pytest.mark.parametrize("pattern", [Causal(), Full()], ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_recorded_weights_give_the_result(layout: str, pattern: Pattern, linear: LinearAttentionSpec) -> None:
-    tokens, (q, k, v) = LAYOUTS[layout], tensors(3, N)
-    rotation = None if linear.rotary == "none" else table(tokens.index.clamp_min(0), 6)
-    attended = LinearAttended(prepare(q, k, v, linear, pattern, tokens, tokens, rotation), tokens)
-    slots = tokens.index[0].ge(0).nonzero()[:, 0].flip(0)
-    for head in range(4 if len(slots) else 0):
-        weights_NS, result = attended.weights(slots, head), attended.result(slots, head)
-        assert torch.allclose(weights_NS @ attended.values(head), result, rtol=0, atol=1e-12)
-        assert not weights_NS[:, tokens.index[0] < 0].any()
 
 
 @pytest.mark.parametrize("linear", LINEARS, ids=str)

@@ -173,10 +173,17 @@ class BatchCache:
                 "cache, or fork() before a pass that may fail"
             )
         packed, counts, marks = self._read(tokens)
+        before = {row: set(self.tables[row].globals) for row in marks}
         for row, marked in marks.items():
             self.tables[row].globals |= marked
         chunks = [(self.tables[row], [0] * n) for row, n in zip(packed.rows, counts, strict=True)]
-        begun, self._is_broken = self.pages.begin(chunks), True
+        try:
+            begun = self.pages.begin(chunks)
+        except CacheError:
+            for row, marked in before.items():
+                self.tables[row].globals = marked
+            raise
+        self._is_broken = True
         yield replace(packed, tokens=begun)
         self.pages.end()
         self._is_broken = False
