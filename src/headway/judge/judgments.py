@@ -230,12 +230,12 @@ def _answered(questions: Sequence[Question], a: Answers, b: Answers) -> Iterator
 def _value(kind: Kind, side: Side, text: str) -> str | float | None:
     """Returns the verdict in the last double brackets of a judgment, or in the last single ones if there are none."""
     pattern = _KINDS[kind][2]
-    verdicts = re.findall(rf"\[\[({pattern})\]\]", text) or re.findall(rf"\[({pattern})\]", text)
-    if not verdicts:
+    places = re.findall(rf"\[\[({pattern})\]\]", text) or re.findall(rf"\[({pattern})\]", text)
+    if not places:
         return None
     if kind == "pairs":
-        return {"A": side, "B": "B" if side == "A" else "A", "C": "tie"}[verdicts[-1]]
-    return rating if 1 <= (rating := float(verdicts[-1])) <= 10 else None
+        return {"A": side, "B": "B" if side == "A" else "A", "C": "tie"}[places[-1]]
+    return rating if 1 <= (rating := float(places[-1])) <= 10 else None
 
 
 @cache
