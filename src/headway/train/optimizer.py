@@ -112,8 +112,8 @@ class Optimizer:
     def own(self, parallel: Parallel, shards: Shards | None = None) -> None:
         """Distributes the work of Muon's matrices over the processes (`OwnedMuon`); to be called before the first step.
 
-        Does nothing if there is one process, if the workers of each process share the matrices already, or if processes
-        have different experts. `shards`: the shards of the parameters, if ranks have parts of them (axis tp)."""
+        They stay as they are if there is one process, if the workers of each process share the matrices already, or if
+        processes have different experts. `shards`: which parameters ranks have parts of, or alone (axes tp, expert)."""
         self._shards = shards
         muons = [part for _, part in self._parts if isinstance(part, torch.optim.Muon)]
         if parallel.mesh.ranks == 1 or parallel.mesh.expert > 1 or len(muons) != 1:
