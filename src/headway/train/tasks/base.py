@@ -43,8 +43,7 @@ class StepStats:
     """Statistics of one optimizer step.
 
     loss_sum    sum of the loss over all micro-batches; count: number of their targets
-    grad_norm   norm of the gradient before clipping
-    lr          learning rate of the optimizer's first part
+    grad_norm   norm of the gradient before clipping; lr: learning rate of the optimizer's first part
     seconds     duration of the step
     extra       sums of `Sums.extra` over all micro-batches
     """
@@ -127,8 +126,7 @@ class Foreseen(NamedTuple):
 
     spec      spec of the model
     data      amount of training data by unit, {"records": 120}; counted if `exact`, else estimated
-    plan      rows and steps
-    context   maximum number of tokens of a row
+    plan      rows and steps; context: maximum number of tokens of a row
     workers   number of forward passes that run in parallel
     texts     number of token sequences in each row of the plan: 2 for a pair of answers
     """
