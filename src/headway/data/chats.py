@@ -183,9 +183,10 @@ def _shortened(
 def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
     """Packs examples into rows of `room` slots by best-fit decreasing; returns the indices of the examples in each row.
 
-    The longest example is placed first (of equals the first), each into the row where it leaves the fewest free slots
-    (of equals, the one that has had so many free slots for longest), or into a new row. A bit mask with one bit for
-    each number of free slots that some row has finds the row at once: a million examples take seconds.
+    Examples are placed from the longest to the shortest (of equals, the first), each into the row that it leaves with
+    the fewest free slots (of equals, the row that has had this number of free slots for longest), or into a new row. A
+    bit mask with one bit for each number of free slots that some row has finds that row without a search: a million
+    examples take seconds.
 
     Raises DataError for an example that is longer than a row.
     """

@@ -9,8 +9,7 @@
 | `hf://...` | a file or rows of the Hugging Face Hub: see `headway.data.hub` |
 
 Each file may be compressed (`x.txt.gz`). Text is UTF-8. A byte order mark at the very beginning is dropped; line ends
-are kept. NUL characters, bytes that are not UTF-8, lone surrogates and empty files raise DataError: such a file is not
-text.
+are kept. NUL characters, bytes that are not UTF-8, lone surrogates and empty files raise DataError.
 """
 
 import codecs
@@ -156,25 +155,25 @@ def _records(file: Path, key: str) -> Iterator[Piece]:
 
 def _whole(file: Path, piece: int) -> Iterator[Piece]:
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
-    held, line, offset, first = "", 1, 0, True
+    buffer, line, offset, first = "", 1, 0, True
     with opened(file) as source:
         for raw in chain(iter(lambda: source.read(piece), b""), [b""]):
             try:
-                held += decoder.decode(raw, final=not raw)
+                buffer += decoder.decode(raw, final=not raw)
             except UnicodeDecodeError as error:
                 near = f"near byte {offset + error.start}; is this text?"
                 where = near if raw else "at its end: the last character is cut off"
                 raise DataError(f"{file}: not UTF-8 {where}") from None
             offset += len(raw)
-            cut = _cut(held, 16 * piece) if len(held) > piece and raw else 0
+            cut = _cut(buffer, 16 * piece) if len(buffer) > piece and raw else 0
             if cut:
                 where = f"{file}:{line}"
-                yield Piece(checked(held[:cut], where), False, where)
-                line, held, first = line + held.count("\n", 0, cut), held[cut:], False
-    if first and not held:
+                yield Piece(checked(buffer[:cut], where), False, where)
+                line, buffer, first = line + buffer.count("\n", 0, cut), buffer[cut:], False
+    if first and not buffer:
         raise DataError(f"{file}: the file is empty")
     where = f"{file}:{line}"
-    yield Piece(checked(held, where), True, where)
+    yield Piece(checked(buffer, where), True, where)
 
 
 def _cut(text: str, most: int) -> int:

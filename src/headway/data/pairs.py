@@ -67,7 +67,7 @@ def batches(pairs: Pairs, batch_tokens: int, seed: int, epoch: int) -> list[list
     """
     drawn = Permutation(seed, epoch, len(pairs.sources))
     rows = sorted(map(drawn, range(drawn.size)), key=lambda i: (len(pairs.targets[i]), len(pairs.sources[i])))
-    lengths = [max(map(len, both)) for both in zip(pairs.sources, pairs.targets, strict=True)]
+    lengths = [max(map(len, pair)) for pair in zip(pairs.sources, pairs.targets, strict=True)]
     groups = in_slots(rows, lengths, batch_tokens)
     order = Permutation(seed + 1, epoch, len(groups))
     return [groups[order(i)] for i in range(len(groups))]
@@ -118,8 +118,8 @@ def encode_pairs(tokenizer: Tokenizer, sources: Sequence[str], targets: Sequence
         source, target = check_pair(tokenizer.languages, tokenizer.config)
         left, right = tokenizer.between(source), tokenizer.between(target)
     pairs = Pairs(left.encode_batch(sources), right.encode_batch(targets))
-    for i, both in enumerate(zip(pairs.sources, pairs.targets, strict=True)):
-        longest = max(map(len, both))
+    for i, pair in enumerate(zip(pairs.sources, pairs.targets, strict=True)):
+        longest = max(map(len, pair))
         if longest > context:
             raise DataError(
                 f"pair {i + 1} has {longest} tokens on one side, and context is {context}; raise it, or leave "

@@ -215,8 +215,8 @@ def _unknown(
 ) -> DataError:
     """Returns the error for a record of another kind, which names its kind and the accepted ones."""
     usable = [form for form in FORMS if {*form.kinds} & {*accepted}]
-    known = sorted({key for form in usable for key in form.keys})
-    hint = next((h for key in value if key not in known and (h := did_you_mean(key, known))), "")
+    known_keys = sorted({key for form in usable for key in form.keys})
+    hint = next((h for key in value if key not in known_keys and (h := did_you_mean(key, known_keys))), "")
     keys = "; ".join(", ".join(form.keys) for form in usable)
     names = " or ".join(kind.__name__ for kind in accepted)
     actual = " or ".join(sorted(kind.__name__ for kind in kinds)) or "of no known kind"

@@ -76,7 +76,7 @@ class TokenFile:
         }
 
     def __len__(self) -> int:
-        """Number of tokens in the file."""
+        """Returns the number of tokens in the file."""
         return len(self.tokens)
 
     @property

@@ -83,9 +83,9 @@ def checked(text: str, where: str) -> str:
         raise DataError(
             f"{where}: a NUL character{f', {line} lines further on' if line else ''}: is this text?"
         )
-    bad = next((c for c in text if 0xD800 <= ord(c) <= 0xDFFF), None) if not text.isascii() else None
-    if bad is not None:
-        raise DataError(f"{where}: a lone surrogate U+{ord(bad):04X}, which no UTF-8 text can hold")
+    surrogate = next((c for c in text if 0xD800 <= ord(c) <= 0xDFFF), None) if not text.isascii() else None
+    if surrogate is not None:
+        raise DataError(f"{where}: a lone surrogate U+{ord(surrogate):04X}, which no UTF-8 text can hold")
     return text
 
 

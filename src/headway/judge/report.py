@@ -58,7 +58,7 @@ class Pairs:
     length_correlation: float | None
 
     def text(self) -> str:
-        """As a table."""
+        """Returns the statistics as a table."""
         turns = self.wins + self.ties + self.losses
         rows = [
             ("A wins, ties, B wins (both orders agree on a win)", f"{self.wins}, {self.ties}, {self.losses}"),
@@ -92,7 +92,7 @@ class Ratings:
     unparsed: int
 
     def text(self) -> str:
-        """As a table."""
+        """Returns the statistics as a table."""
         rows = [
             ("turns", self.turns),
             ("mean rating of A", self.mean_a),

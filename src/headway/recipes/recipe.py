@@ -204,9 +204,9 @@ def _stage(
 
 def _check_known(key: str, tasks: Collection[str | None], where: str | Path) -> None:
     """Raises ConfigError for a setting that none of the tasks has."""
-    known = {key for task in tasks for key in settings_of(task).model_fields}
-    if key not in known:
+    names = {key for task in tasks for key in settings_of(task).model_fields}
+    if key not in names:
         named = ", ".join(sorted(task or "text" for task in tasks))
         raise ConfigError(
-            f"{where}: {key} is a setting of no stage{did_you_mean(key, known)}; their tasks: {named}"
+            f"{where}: {key} is a setting of no stage{did_you_mean(key, names)}; their tasks: {named}"
         )

@@ -97,8 +97,8 @@ def panels(claims: Sequence[Claim], stages: Sequence[Measured]) -> Iterator[Pane
         shown = [stage for stage in stages if stage.task in tasks]
         held_out = any(measure.startswith(("start_", "val_")) for _, measure in operands)
         measures = {BEFORE: f"start_{kind}", AFTER: f"val_{kind}"} if held_out else {AFTER: kind}
-        others = sorted({m for _, m in operands} - {*measures.values()}, key=lambda m: (len(m), m))
-        measures |= {_label(measure): measure for measure in others}
+        other_measures = sorted({m for _, m in operands} - {*measures.values()}, key=lambda m: (len(m), m))
+        measures |= {_label(measure): measure for measure in other_measures}
         marks = {
             label: {
                 s.stage: s.values[m] for s in shown if m in s.values and not (label == BEFORE and s.fresh)
@@ -237,18 +237,18 @@ class RecipeReport:
         if self.recipe.columns:
             return self.recipe.columns
         measured = dict.fromkeys(key for records in self.records for r in records for key in r["measures"])
-        others = [
+        further = [
             key for key in measured if key not in (*USUAL, *LAST, *INTERNAL) and not key.startswith("start_")
         ]
-        return tuple(key for key in (*USUAL, *others, *LAST) if key in measured)
+        return tuple(key for key in (*USUAL, *further, *LAST) if key in measured)
 
     def rows(self) -> tuple[list[str], list[list[str]]]:
         """Returns the table's column heads and cells; measures are mean ± standard deviation over the seeds."""
         published = list(dict.fromkeys(key for stage in self.recipe.stages for key in stage.published))
         say = translation(self.language)
         names = [say(key) if key in HEADS else key for key in published]
-        theirs = [say.fill("published {name}", name=name) for name in names]
-        head = [*map(say, HEADS), *self.columns, *theirs]
+        published_heads = [say.fill("published {name}", name=name) for name in names]
+        head = [*map(say, HEADS), *self.columns, *published_heads]
         body = []
         for stage, measured, record in zip(self.recipe.stages, self.measured, self.records[0], strict=True):
             origin = measured.task
@@ -256,8 +256,8 @@ class RecipeReport:
                 origin = say.fill("{task} from {stage}", task=measured.task, stage=stage.source)
             length, steps = record["run"]["settings"].get("context"), record["measures"]["steps"]
             values = [_spread(measured.values.get(key)) for key in self.columns]
-            others = [cell(stage.published.get(key)) for key in published]
-            body.append([stage.name, origin, cell(length), cell(steps), *values, *others])
+            published_cells = [cell(stage.published.get(key)) for key in published]
+            body.append([stage.name, origin, cell(length), cell(steps), *values, *published_cells])
         return head, body
 
     def text(self) -> str:

@@ -232,15 +232,15 @@ def changes(record: dict[str, Any], config: TrainConfig, path: Path) -> list[str
 
     Raises ConfigError for changed settings that a resumed run must keep, and for a checkpoint of another task."""
     now = config.model_dump(mode="json")
-    when = {name: extra(field)["on_resume"] for name, field in type(config).grouped().items()}
+    on_resume = {name: extra(field)["on_resume"] for name, field in type(config).grouped().items()}
     stored = moved_along(record["config"], now)
     if stored["task"] != now["task"]:
         raise ConfigError(
             f"cannot resume from {path}: it is a checkpoint of task {stored['task']}, and this run's is {now['task']}"
         )
-    changed = [name for name in when if stored.get(name) != now[name] and when[name] != "same bits"]
+    changed = [name for name in on_resume if stored.get(name) != now[name] and on_resume[name] != "same bits"]
     lines = {name: f"{name} was {stored.get(name)!r}, is {now[name]!r}" for name in changed}
-    refused = [lines[name] for name in changed if when[name] == "fixed"]
+    refused = [lines[name] for name in changed if on_resume[name] == "fixed"]
     if refused:
         raise ConfigError(
             f"cannot resume from {path}: {'; '.join(refused)}. Start a new run in another folder, or resume with the "

@@ -70,10 +70,10 @@ class Settings(BaseModel):
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         for name in cls.model_fields.keys() & cls.__annotations__.keys():
-            known = extra(cls.model_fields[name])
-            known["group"] = known["group"] or cls.group
-            known["on_resume"] = known["on_resume"] or (
-                "same bits" if known["group"] == "Output" else "fixed"
+            properties = extra(cls.model_fields[name])
+            properties["group"] = properties["group"] or cls.group
+            properties["on_resume"] = properties["on_resume"] or (
+                "same bits" if properties["group"] == "Output" else "fixed"
             )
         for name, text in described(cls)[1].items():
             cls.model_fields[name].description = text
@@ -93,8 +93,8 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        kinds: list[Any] = [kind for kind in type(self).__mro__ if "contradictions" in vars(kind)]
-        if problems := [problem for kind in kinds for problem in kind.contradictions(self)]:
+        classes: list[Any] = [class_ for class_ in type(self).__mro__ if "contradictions" in vars(class_)]
+        if problems := [problem for class_ in classes for problem in class_.contradictions(self)]:
             raise ValueError("; ".join(problems))
         return self
 

@@ -50,10 +50,10 @@ def read_config(
     task = merged.get("task")
     settings_class = settings_of(task)
     for key in merged:
-        if key not in settings_class.model_fields and (others := tasks_with(key)):
+        if key not in settings_class.model_fields and (other_tasks := tasks_with(key)):
             raise ConfigError(
-                f"{where}: {key} is a setting of task {listed(others)}, and this is "
-                f"{task or 'training on text'}; say task={others[0]} (--task {others[0]}), or leave {key} out"
+                f"{where}: {key} is a setting of task {listed(other_tasks)}, and this is "
+                f"{task or 'training on text'}; say task={other_tasks[0]} (--task {other_tasks[0]}), or leave {key} out"
             )
     known_defaults = {
         name: value for name, value in (defaults or {}).items() if name in settings_class.model_fields
@@ -134,13 +134,13 @@ def measuring_settings(name: str, spec: "ModelSpec", values: Mapping[str, Any]) 
         raise ConfigError(
             f"task {name} was asked for, but {reason}; leave --task out, or choose another model"
         )
-    known, limit = task.measured_by, spec.context_limit
-    for key in values if known else ():
-        check_known(key, known, f"eval measures no model of task {name} by", are="it does so by")
+    allowed, limit = task.measured_by, spec.context_limit
+    for key in values if allowed else ():
+        check_known(key, allowed, f"eval measures no model of task {name} by", are="it does so by")
     longest = min(spec.trained_context, limit or spec.trained_context)
     if issubclass(task.settings, PackedConfig):  # whose rows are as long as they may be
         longest = min(longest, LONGEST)
-    defaults = {"context": longest} if "context" in known else {}
+    defaults = {"context": longest} if "context" in allowed else {}
     merged: dict[str, Any] = {"task": name, **defaults, **values}
     length = merged.get("context")
     if limit is not None and isinstance(length, int) and length > limit:

@@ -62,8 +62,12 @@ class DryRun:
         if self.steps is not None:
             trained = self.steps * self.rows_per_step * spec.trained_context
             steps.append(("FLOPs of the run, at most", self.train_flops_per_token * trained))
-        held = {**self.memory, "together": sum(self.memory.values()), "available": self.memory_available}
-        memory = [(name, size(count)) for name, count in held.items()]
+        byte_counts = {
+            **self.memory,
+            "together": sum(self.memory.values()),
+            "available": self.memory_available,
+        }
+        memory = [(name, size(count)) for name, count in byte_counts.items()]
         parts = (("model", model), ("plan", steps), ("memory", memory))
         return "\n\n".join(table((name, ""), rows) for name, rows in parts)
 

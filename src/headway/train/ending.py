@@ -43,13 +43,13 @@ def choose_weights(state: State) -> str:
 def leave_model(out: Path, task: Task[Any], trained: Any, progress: Progress) -> str | None:
     """Saves the final model (`trained`, see `Saver.trained`) in the folder `out`; for a frozen model, the adapter in
     PEFT's format. Draws the curve; returns a remark if it cannot be drawn."""
-    how: dict[str, Any] = {"tokenizer": task.tokenizer, "generation": task.generation, "overwrite": True}
+    options: dict[str, Any] = {"tokenizer": task.tokenizer, "generation": task.generation, "overwrite": True}
     if task.base is None:
-        save_folder(out / FINAL, trained, **how)
+        save_folder(out / FINAL, trained, **options)
     else:
-        save_adapter(out / FINAL, trained, task.model.spec, base=task.base, **how)
-    if (why := no_pictures()) is not None:
-        return f"{CURVE} is not drawn: {why}"
+        save_adapter(out / FINAL, trained, task.model.spec, base=task.base, **options)
+    if (reason := no_pictures()) is not None:
+        return f"{CURVE} is not drawn: {reason}"
     parameters = cost.parameter_count(task.model.spec)
     title = f"{cell(parameters)} parameters, {cell(progress.trained_tokens)} trained {task.unit}s"
     draw_curve(read_metrics(out / METRICS), out / CURVE, title, task.unit)

@@ -93,15 +93,15 @@ class Evaluation:
     def record(self) -> dict[str, float | int]:
         """The entries for metrics.jsonl: the loss, for text also tokens, bits per byte and accuracy, and `metrics`."""
         names = ("loss", "tokens", "bits_per_byte", "accuracy") if self.positions else ("loss",)
-        known = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return {f"val_{name}": value for name, value in (known | {**self.metrics}).items()}
+        measures = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {f"val_{name}": value for name, value in (measures | {**self.metrics}).items()}
 
     def __str__(self) -> str:
         bits, accuracy = self.bits_per_byte, self.accuracy
         text = f"{bits:.4f} bits/byte" if bits is not None else f"loss {self.loss:.4f}"
         measured = {} if accuracy is None else {"accuracy": accuracy}
-        more = "".join(f", {name} {value:.4f}" for name, value in (measured | {**self.metrics}).items())
-        return f"{text}{more} over {self.tokens} {self.unit}s"
+        further = "".join(f", {name} {value:.4f}" for name, value in (measured | {**self.metrics}).items())
+        return f"{text}{further} over {self.tokens} {self.unit}s"
 
 
 @contextmanager
@@ -145,9 +145,9 @@ def evaluate(
     file = rows.file
     is_text = isinstance(rows, Rows)  # every token is predicted once, so that the loss can be stated per byte
     if isinstance(rows, Rows):
-        read = len(file) if limit is None else min(len(file), limit)
+        tokens_read = len(file) if limit is None else min(len(file), limit)
         rows = Rows(
-            file, max(1, min(rows.length, read))
+            file, max(1, min(rows.length, tokens_read))
         )  # slots after the last token would cost time and count nothing
     length = rows.length
     count = len(rows) if limit is None else min(len(rows), max(1, -(-limit // length)))
@@ -170,17 +170,17 @@ def evaluate(
     hit_counts = torch.zeros_like(counts)
     with evaluating(model) as clock:
         starts = range(0, count, per_batch)
-        for start, (positions, each, hits) in zip(starts, pool.map(run, starts), strict=True):
+        for start, (positions, losses, hits) in zip(starts, pool.map(run, starts), strict=True):
             progress(min(start + per_batch, count), count)
-            sums.index_add_(0, positions, each)
+            sums.index_add_(0, positions, losses)
             counts.index_add_(0, positions, torch.ones_like(positions))
             hit_counts.index_add_(0, positions, hits)
         seconds = clock()
     tokens = int(counts.sum())
     if not tokens:
-        why = "every document has a single token" if is_text else "none of so few is masked"
-        why += "" if limit is None else f", among the first {limit} tokens"
-        raise DataError(f"{file.path}: no token to predict: {why}")
+        reason = "every document has a single token" if is_text else "none of so few is masked"
+        reason += "" if limit is None else f", among the first {limit} tokens"
+        raise DataError(f"{file.path}: no token to predict: {reason}")
     share = (
         1.0 if limit is None or limit >= len(rows) * length else tokens / max(len(file) - file.documents, 1)
     )

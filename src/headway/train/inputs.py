@@ -228,12 +228,12 @@ def _layer_mixers(text: str, spec: ModelSpec) -> list[object]:
     """Parses mixers such as `delta; delta; delta; attention`, one per layer, to be repeated."""
     delta = DeltaSpec(heads=spec.heads, key_heads=spec.kv_heads, head_dim=spec.head_dim)
     ssd = SSDSpec(heads=2 * spec.heads, key_heads=1, head_dim=128, value_dim=spec.head_dim)  # as Mamba-2's
-    known: dict[str, object] = {"attention": Softmax(), "delta": delta, "ssd": ssd}
-    known |= {name: LinearAttentionSpec(name) for name in (*FEATURES, "cosine")}
+    mixers: dict[str, object] = {"attention": Softmax(), "delta": delta, "ssd": ssd}
+    mixers |= {name: LinearAttentionSpec(name) for name in (*FEATURES, "cosine")}
     names = [name.strip() for name in text.split(";")]
     for name in names:
-        check_known(name, known, "mixers: there is no")
-    return [known[name] for name in names]
+        check_known(name, mixers, "mixers: there is no")
+    return [mixers[name] for name in names]
 
 
 NAME = "default"
@@ -269,10 +269,10 @@ def trained_adapter(model: Model) -> Adapter:
 def restore_adapter(model: Model, tensors: Mapping[str, Tensor], path: Path) -> None:
     """Loads tensors into the adapter of a model. Raises CheckpointError if names or shapes differ from its own."""
     current = trained_adapter(model).tensors
-    ours, stored = (
+    expected, stored = (
         {name: form.shape for name, form in lazy(state).forms.items()} for state in (current, tensors)
     )
-    if wrong := sorted(n for n in ours.keys() | stored.keys() if ours.get(n) != stored.get(n)):
+    if wrong := sorted(n for n in expected.keys() | stored.keys() if expected.get(n) != stored.get(n)):
         raise CheckpointError(
             f"{path} holds another adapter than the settings make: {', '.join(wrong[:5])}; resume with its own settings"
         )

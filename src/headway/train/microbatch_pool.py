@@ -73,9 +73,9 @@ def choose_workers(config: RowsConfig, spec: ModelSpec, gradient: int) -> Choice
         return Choice("1", "the loss compares all rows of a step, which is one forward pass")
     workers, threads = config.workers, config.threads or torch.get_num_threads()
     micro_batches = -(-config.rows_per_step // (config.micro_batch or 1))
-    kinds = {kind: getattr(spec, kind) for kind in ("attention_dropout", "dropout", "activation_dropout")}
-    kinds["adapter_dropout"] = config.adapter_dropout
-    dropout = next((f"{kind.replace('_', ' ')} {p}" for kind, p in kinds.items() if p), None)
+    rates = {name: getattr(spec, name) for name in ("attention_dropout", "dropout", "activation_dropout")}
+    rates["adapter_dropout"] = config.adapter_dropout
+    dropout = next((f"{name.replace('_', ' ')} {p}" for name, p in rates.items() if p), None)
     if dropout is not None:
         if workers is not None and workers > 1:
             raise ConfigError(

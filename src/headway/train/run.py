@@ -156,8 +156,8 @@ class Run:
             with self.saver:
                 return self.all_steps()
         except (CheckpointError, OSError, RankError) as error:
-            kind = RankError if isinstance(error, RankError) else CheckpointError
-            raise kind(
+            error_class = RankError if isinstance(error, RankError) else CheckpointError
+            raise error_class(
                 f"{error}. {how_to_resume(self.out, self.state.progress.step, self.parallel.mesh.ranks)}"
             ) from error
 

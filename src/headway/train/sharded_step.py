@@ -78,16 +78,16 @@ class OwnedMuon(torch.optim.Muon):
         among = mesh.fsdp * mesh.tp  # number of processes that have parts of one matrix
         owners = owners_of([self._shape(p) for p in matrices], mesh.ranks)
         # with 2 replicas of 4 shards each, owner 6 is shard 6 % 4 = 2 of replica 6 // 4 = 1
-        mine = [i for i, owner in enumerate(owners) if owner // among == place.dp * mesh.cp + place.cp]
-        results, whole = [p.contiguous() for p in parts], dict[int, Tensor]()
+        local = [i for i, owner in enumerate(owners) if owner // among == place.dp * mesh.cp + place.cp]
+        results, wholes = [p.contiguous() for p in parts], dict[int, Tensor]()
         with parallel.named():
-            for i in mine:
+            for i in local:
                 gathered = self._gathered(matrices[i], results[i], owners[i] % among)
                 if gathered is not None:
-                    whole[i] = gathered
-            whole = {i: _zeropower_via_newtonschulz(x, *how) for i, x in whole.items()}
-            for i in mine:
-                results[i] = self._scattered(matrices[i], whole.get(i), results[i], owners[i] % among)
+                    wholes[i] = gathered
+            wholes = {i: _zeropower_via_newtonschulz(x, *how) for i, x in wholes.items()}
+            for i in local:
+                results[i] = self._scattered(matrices[i], wholes.get(i), results[i], owners[i] % among)
             for i, owner in enumerate(owners if mesh.dp * mesh.cp > 1 else ()):
                 bits, group = results[i].view(torch.uint8), parallel.group("dp", "cp")
                 dist.broadcast(bits, group=group, group_src=owner // among)
@@ -107,8 +107,8 @@ class OwnedMuon(torch.optim.Muon):
             if axis is not None:
                 sides[axis] = share(len(sides[axis]), "rows or columns", mesh.tp, tp)
             rows, columns = sides
-            each = -(-len(rows) // mesh.fsdp)
-            rows = rows[fsdp * each : (fsdp + 1) * each]
+            rows_each = -(-len(rows) // mesh.fsdp)
+            rows = rows[fsdp * rows_each : (fsdp + 1) * rows_each]
             boxes.append((slice(rows.start, rows.stop), slice(columns.start, columns.stop)))
         return boxes
 

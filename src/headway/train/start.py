@@ -125,8 +125,8 @@ def take_up(state: State, start: Path | None, say: Callable[[str], None]) -> Non
         say(f"going on from {start}: step {done}")
     elif config.moments is not None:
         moments, count = state_tensors(Path(config.moments), MOMENTS), len(state.optimizer.parameters)
-        taken = state.optimizer.load_state_tensors(moments, strict=False)
-        say(f"moments of {taken} of {count} parameters from {config.moments}; the others begin with zeros")
+        loaded = state.optimizer.load_state_tensors(moments, strict=False)
+        say(f"moments of {loaded} of {count} parameters from {config.moments}; the others begin with zeros")
 
 
 OF_MODELS = ("config.json", "adapter_config.json")

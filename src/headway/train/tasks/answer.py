@@ -67,11 +67,11 @@ class QuestionRows(HeadRows):
         self.parts = list[Window]()
         pairs = (((record.question, record.context), record.where) for record in records)
         split_texts = without_answer = 0
-        for i, whole in enumerate(encoded_whole(reading.tokenizer, pairs, config)):
-            parts = windows(whole, config.context, config.stride or -(-config.context // 4))
+        for i, encoding in enumerate(encoded_whole(reading.tokenizer, pairs, config)):
+            parts = windows(encoding, config.context, config.stride or -(-config.context // 4))
             split_texts += len(parts) > 1
             parts = parts[:1] if config.too_long == "cut" else parts
-            if whole.texts[0] is not None:
+            if encoding.texts[0] is not None:
                 raise DataError(
                     "windows without an answer are trained to say so at the token before the question ([CLS]), and "
                     "this tokenizer puts none there; take one with a template"

@@ -132,8 +132,8 @@ class AnswerRows(ChatRows, RecordRows):
 
         def run(indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
             batch, turns = self.batch(indices), self.turns(indices).flatten()
-            each = model(**batch.inputs, targets=batch.targets).each.flatten().double()
-            return turns.bincount(each * (turns > 0), 256), turns.bincount(minlength=256)
+            losses = model(**batch.inputs, targets=batch.targets).each.flatten().double()
+            return turns.bincount(losses * (turns > 0), 256), turns.bincount(minlength=256)
 
         parts, seconds = measured(model, run, cut(range(len(self)), size), pool)
         sums, counts = (torch.stack(part).sum(0)[1:] for part in zip(*parts, strict=True))

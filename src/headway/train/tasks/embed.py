@@ -71,11 +71,13 @@ class TripletRows(HeadRows):
     one_each = True
 
     def __init__(self, records: Sequence[Triplet | Labelled], config: EmbedConfig, reading: Reading) -> None:
-        self.spec, self.config, each = reading.spec, config, [_texts_of(record) for record in records]
-        wheres = {text: record.where for record, texts in zip(records, each, strict=True) for text in texts}
+        self.spec, self.config, record_texts = reading.spec, config, [_texts_of(record) for record in records]
+        wheres = {
+            text: record.where for record, texts in zip(records, record_texts, strict=True) for text in texts
+        }
         self.texts, self.remarks = encoded(reading.tokenizer, wheres.items(), config)
         number = {text: i for i, text in enumerate(wheres)}
-        self.records = [(number[a], number[p], number[n[0]] if n else NONE) for a, p, *n in each]
+        self.records = [(number[a], number[p], number[n[0]] if n else NONE) for a, p, *n in record_texts]
         self.degrees = [_degree(record) for record in records if isinstance(record, Labelled)]
         if self.degrees and len(self.degrees) < len(records):
             raise DataError("triplets and pairs with a degree are in one file; measure them apart")
@@ -106,8 +108,8 @@ class TripletRows(HeadRows):
         if self.config.loss == "margin":
             total = (self.config.margin - near + far)[known].clamp(min=0).sum()
         else:
-            others = vectors[torch.cat([positive, negative[known]])]
-            logits = vectors[anchor] @ others.T / self.config.temperature
+            candidates = vectors[torch.cat([positive, negative[known]])]
+            logits = vectors[anchor] @ candidates.T / self.config.temperature
             total = F.cross_entropy(logits, torch.arange(len(logits)), reduction="sum")
         hits = {"hits": int((near > far).sum())} if bool(known.all()) else {}
         return Sums(total, total.detach(), hits)

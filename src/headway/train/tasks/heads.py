@@ -122,8 +122,8 @@ class HeadRows(RecordRows):
         for indices, loss, n, predicted in parts:
             total, count = total + loss, count + n
             predictions.update(zip(indices, predicted, strict=True))
-        each = [predictions[i] for i in range(len(self))]
-        scores, confusion = self.scores(each), self.confusion(each)
+        in_order = [predictions[i] for i in range(len(self))]
+        scores, confusion = self.scores(in_order), self.confusion(in_order)
         return Evaluation(total, count, seconds=seconds, metrics=scores, unit=self.unit, confusion=confusion)
 
 

@@ -170,14 +170,14 @@ class TaggedRows(HeadRows):
         joined_words = [joined(record.words) for record in records]
         texts = [(text, record.where) for (text, _), record in zip(joined_words, records, strict=True)]
         split_texts = words_lost = 0
-        for i, whole in enumerate(encoded_whole(reading.tokenizer, texts, config)):
-            words = [None if at is None else joined_words[i][1][at[0]] for at in whole.offsets]
+        for i, encoding in enumerate(encoded_whole(reading.tokenizer, texts, config)):
+            words = [None if at is None else joined_words[i][1][at[0]] for at in encoding.offsets]
             begins = [word is not None and word != words[slot - 1] for slot, word in enumerate(words)]
             labels = [
                 IGNORE_INDEX if word is None else (numbers if first else later)[records[i].tags[word]]
                 for word, first in zip(words, begins, strict=True)
             ]
-            slots = pieces(whole, config.context)
+            slots = pieces(encoding, config.context)
             split_texts += len(slots) > 1
             for piece in slots[:1] if config.too_long == "cut" else slots:
                 first = [
@@ -185,7 +185,7 @@ class TaggedRows(HeadRows):
                     for to, at in enumerate(piece)
                     if begins[at] and (word := words[at]) is not None
                 ]
-                text = without_places(select(whole, piece))
+                text = without_places(select(encoding, piece))
                 self.parts.append(Piece(i, text, [labels[at] for at in piece], first))
                 words_lost -= len(first)
             words_lost += len(records[i].words)

@@ -123,11 +123,11 @@ class PairRows(RecordRows):
         chosen, rejected = log_p(model, batch).unbind(0)
         if self.loss == "dpo":
             reference_log_p = batch.reference.to(chosen)
-            each = dpo_loss(chosen, rejected, (reference_log_p[0], reference_log_p[1]), self.beta)
+            losses = dpo_loss(chosen, rejected, (reference_log_p[0], reference_log_p[1]), self.beta)
             margin = (chosen - reference_log_p[0]) - (rejected - reference_log_p[1])
         else:
             tokens = (batch.targets != IGNORE_INDEX).sum(1).to(chosen).view(2, -1)
-            each = orpo_loss(chosen, rejected, (tokens[0], tokens[1]), self.beta)
+            losses = orpo_loss(chosen, rejected, (tokens[0], tokens[1]), self.beta)
             margin = chosen / tokens[0] - rejected / tokens[1]
         sums = {
             "hits": (margin > 0).sum(),
@@ -136,7 +136,7 @@ class PairRows(RecordRows):
             "rejected": rejected.sum(),
         }
         extra = {name: float(value.detach()) for name, value in sums.items()}
-        return Sums(each.sum(), each.sum().detach(), extra)
+        return Sums(losses.sum(), losses.sum().detach(), extra)
 
     def evaluate(self, model: Decoder | Encoder, pool: MicrobatchPool = ALONE) -> Evaluation:
         """See `RecordRows`: the loss, and the measures of `means`."""

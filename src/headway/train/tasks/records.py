@@ -89,10 +89,10 @@ class RecordsTask(RowsTask):
         self.held_rows = None if held is None else self.rows(held, config, reading)
         self.begin(model, reading.tokenizer, rows)
         self.generation, self.unit, self.data = reading.generation, rows.unit, described(train)
-        both = {"training": rows, "held out": self.held_rows}
+        row_sets = {"training": rows, "held out": self.held_rows}
         notes = [
-            f"{what}: {line}"
-            for what, source in both.items()
+            f"{name}: {line}"
+            for name, source in row_sets.items()
             if source is not None
             for line in source.remarks
         ]

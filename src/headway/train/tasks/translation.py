@@ -176,14 +176,14 @@ class Translation(Task[EncoderDecoder]):
         sources, targets = read_pairs(config.source, config.target)
         size = sum(len(line.encode()) for line in chain(sources, targets))
         tokens = max(1, int(size / BYTES_PER_TOKEN))
-        each = max(1, tokens // (2 * len(sources)) + 1)  # and END
-        per_step = max(1, config.batch_tokens // each)
+        mean_length = max(1, tokens // (2 * len(sources)) + 1)  # and END
+        per_step = max(1, config.batch_tokens // mean_length)
         plan = Plan(
             config.seed, len(sources), per_step, config.steps * per_step, config.micro_batch or per_step
         )
         one_worker = Choice("1", "one forward pass after the other")
         data = {"training pairs": len(sources), "training tokens": tokens}
-        return Foreseen(self._spec(), data, False, plan, each, one_worker)
+        return Foreseen(self._spec(), data, False, plan, mean_length, one_worker)
 
     @property
     def held_steps(self) -> float:
