@@ -228,6 +228,7 @@ class ChatRows(RowSource):
 
     def __getitem__(self, i: int) -> PackedRow:
         parts = [self.examples[k] for k in self.rows[i]]
+        # ids u v a b, turns 0 0 1 1: reads u v a, targets - a b
         ids = np.concatenate([example.ids[:-1] for example in parts], dtype=np.int64)
         targets = [np.where(turns[1:] > 0, ids[1:], IGNORE_INDEX) for ids, turns, _ in parts]
         return PackedRow(

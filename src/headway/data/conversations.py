@@ -88,6 +88,7 @@ def preference(value: Mapping[str, Any]) -> tuple[Messages, Messages, Messages]:
     if they do not repeat it, the messages under a key of its own ("prompt", "messages", ...)."""
     chosen, rejected = (_answer(value, key) for key in ("chosen", "rejected"))
     prompt = _prompt(value)
+    # u1 a1 u2 | a2 and u1 a1 u2 | a3 share 3 messages; u1 | a1 u2 a2 and u1 | a1 a4 share 1: prompts end with no answer
     shared, shorter = 0, min(len(chosen), len(rejected))
     while shared < shorter and chosen[shared] == rejected[shared]:
         shared += 1

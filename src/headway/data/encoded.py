@@ -185,5 +185,6 @@ def _bare(text: str, start: int, end: int) -> tuple[int, int]:
 def _stretches(begins: Tensor, ends: Tensor, longest: int) -> Tensor:
     """Returns the scores [T, T] of spans from token i to token j; -inf if j < i or the span is too long."""
     count = len(begins)
+    # 3 tokens, longest 2: spans 0-0, 0-1, 1-1, 1-2, 2-2, the diagonal and longest - 1 others above it
     allowed = torch.ones(count, count, dtype=torch.bool, device=begins.device).triu().tril(longest - 1)
     return (begins.unsqueeze(1) + ends.unsqueeze(0)).masked_fill(~allowed, float("-inf"))

@@ -109,7 +109,7 @@ def _value(side: ast.expr, stages: Mapping[str, SimpleNamespace]) -> float:
     code = compile(ast.Expression(side), "<claim>", "eval")
     return float(
         eval(code, {"__builtins__": {}}, {**stages})
-    )  # of numbers, names and signs alone: `Claim.read`
+    )  # safe: `Claim.read` allows numbers, names and operators only
 
 
 def _beyond_spread(margins: Sequence[float]) -> bool:

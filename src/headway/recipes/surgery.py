@@ -124,6 +124,7 @@ def _pooled(tensors: dict[str, Tensor], spec: ModelSpec, kv_heads: int, *, fresh
         if not (any(part in key for part in KEY_VALUE) and counts_heads(spec, key)):
             pooled[key] = value
         elif not fresh:
+            # 4 heads of 8 rows to 2: [32, I] -> [2, 2, 8, I] -> sum over axis 1 -> [16, I]; scalars (step) are kept
             grouped = value.unflatten(0, (kv_heads, n, -1)) if value.dim() else value
             summed = grouped.sum(1).flatten(0, 1) if value.dim() else value
             pooled[key] = n * summed if key.endswith("/exp_avg_sq") else summed

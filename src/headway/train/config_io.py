@@ -138,7 +138,7 @@ def measuring_settings(name: str, spec: "ModelSpec", values: Mapping[str, Any]) 
     for key in values if allowed else ():
         check_known(key, allowed, f"eval measures no model of task {name} by", are="it does so by")
     longest = min(spec.trained_context, limit or spec.trained_context)
-    if issubclass(task.settings, PackedConfig):  # whose rows are as long as they may be
+    if issubclass(task.settings, PackedConfig):  # packed rows are always filled up to `context`
         longest = min(longest, LONGEST)
     defaults = {"context": longest} if "context" in allowed else {}
     merged: dict[str, Any] = {"task": name, **defaults, **values}

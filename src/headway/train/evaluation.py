@@ -156,7 +156,7 @@ def evaluate(
     @torch.no_grad()
     def run(start: int) -> tuple[Tensor, Tensor, Tensor]:
         inputs, targets = rows.batch(range(start, min(start + per_batch, count)))
-        if limit is not None:
+        if limit is not None:  # limit 100, rows of 32: in a batch from row 2 on, 100 - 64 = 36 targets count
             targets.view(-1)[max(0, limit - start * length) :] = IGNORE_INDEX
         output, trained = model(**inputs, targets=targets), targets != IGNORE_INDEX
         hits = trained if output.hits is None else output.hits

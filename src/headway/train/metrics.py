@@ -79,7 +79,7 @@ class Reporter:
         """Shows the progress after a step; `record` is its line of metrics.jsonl."""
         if self._bar is not None:
             done, total = record["step"], self.total
-            if total is None:  # a run by the clock fills its bar by the clock
+            if total is None:  # a run with a time limit fills its bar by time
                 done, total = record["seconds"], record["seconds"] + record["eta_s"]
             description = summary(record, short=True)
             with self._unread():
