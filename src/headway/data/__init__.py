@@ -1,4 +1,4 @@
-"""Text on disk to rows of tokens: reading, encoding, memory-mapped token files, packing, masking, order."""
+"""From text on disk to rows of tokens: reading, encoding, memory-mapped token files, packing, masking, shuffling."""
 
 from headway.data.corpus import Piece, encode_corpus, read_text, texts
 from headway.data.masking import Masking

@@ -1,7 +1,7 @@
-"""Conversations and completions as examples: ids and which of them are trained, with a report on all;
-and whole examples as rows: best-fit decreasing (Johnson 1973), a function of their lengths alone.
+"""Conversations and completions as training examples: token ids, which of them are trained, and a report on the data;
+and the packing of whole examples into rows by best-fit decreasing (Johnson 1973), which depends on lengths alone.
 
-What stands behind the last trained token of an example is not read: nothing is learned from it.
+Tokens after the last trained token of an example are dropped: nothing is learned from them.
 
 Legend: B rows, L slots of a row.
 """
@@ -28,7 +28,8 @@ NO_ANSWER, TOO_LONG = "no answer", "too long"
 
 
 class Example(NamedTuple):
-    """ids [n], of which answer (1, 2, ..) each is trained, 0 where it is not [n], and its `file:line`."""
+    """Token ids [n]; for each, the number (1, 2, ..) of the answer that it is trained in, 0 if it is not trained [n];
+    and the record's `file:line`."""
 
     ids: NDArray[np.int32]
     turns: NDArray[np.uint8]
@@ -37,13 +38,13 @@ class Example(NamedTuple):
 
 @dataclass
 class Report:
-    """The counts of records that were read, dropped and trained on.
+    """Counts of the records that were read, dropped and trained on.
 
-    read         records that were read
-    dropped      by reason
-    cut          examples of which a part was dropped, because they were too long
-    tokens       that are read; trained: those of answers
-    answers      that are trained or read; otherwise, unmarked: as in `headway.text.segments.Segments`
+    read         number of records read
+    dropped      number of records dropped, by reason
+    cut          number of examples that were shortened because they were too long
+    tokens       number of tokens of all examples; trained: how many of them are targets
+    answers      number of answers in all records; otherwise, unmarked: as in `headway.text.segments.Segments`
     """
 
     read: int = 0
@@ -56,7 +57,7 @@ class Report:
     unmarked: int = 0
 
     def lines(self) -> list[str]:
-        """The counts as sentences."""
+        """Returns the counts as sentences."""
         left = self.read - self.dropped.total()
         dropped = "".join(f", {count} dropped ({reason})" for reason, count in sorted(self.dropped.items()))
         sentences = [
@@ -76,7 +77,7 @@ class Report:
 
 
 class Examples(list[Example]):
-    """Examples, and the report on the records that they were made of."""
+    """A list of examples, with the report on the records that they were made from."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +85,7 @@ class Examples(list[Example]):
 
     @property
     def slots(self) -> list[int]:
-        """The slots that each example takes: its last token is predicted, and not read."""
+        """Number of slots of each example: one fewer than its tokens, since the last one is predicted but not read."""
         return [len(example.ids) - 1 for example in self]
 
     def add(self, ids: Sequence[int], turns: Sequence[int], where: str = "") -> None:
@@ -95,7 +96,7 @@ class Examples(list[Example]):
         self.report.trained += int((numbers > 0).sum())
 
     def digest(self) -> bytes:
-        """Bytes that tell these examples from others."""
+        """Returns the lengths, ids and turns of all examples as bytes, to be hashed."""
         return b"".join(
             part.tobytes()
             for example in self
@@ -112,13 +113,13 @@ def encode_examples(
     train_on: Literal["all", "last"] = "all",
     too_long: TooLong = "drop",
 ) -> Examples:
-    """The examples of records, for rows of `length` slots.
+    """Encodes records as examples for rows of `length` slots.
 
     too_long: drop leaves out an example that does not fit; drop_turns keeps as many whole rounds from its beginning as
-    fit; cut_left keeps its end; error raises.
+    fit; cut_left keeps its end; error raises DataError.
 
-    Raises DataError, with file and line, for a record that cannot be made into segments; where more than `SILENT` of
-    the examples have nothing to train; and where none is left.
+    Raises DataError, with file and line, for a record that cannot be encoded as segments; if more than `SILENT` of the
+    records have nothing to train; and if no example is left.
     """
     examples, silent = Examples(), ""
     report = examples.report
@@ -169,7 +170,7 @@ def _segments(
 def _shortened(
     ids: Sequence[int], turns: Sequence[int], length: int, too_long: TooLong
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """As much of an example as fits `length` slots; nothing where that has no whole answer."""
+    """Returns the part of an example that `too_long` keeps for `length` slots; nothing if the example is dropped."""
     if too_long == "cut_left":
         return ids[-length - 1 :], turns[-length - 1 :]
     if too_long == "drop_turns":
@@ -180,13 +181,14 @@ def _shortened(
 
 
 def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """The numbers of the examples in each row of `room` slots.
+    """Packs examples into rows of `room` slots by best-fit decreasing; returns the indices of the examples in each row.
 
-    The longest is placed first (of equals the first), each where it leaves the least room (of equals, where that room
-    has been longest), or in a row of its own. There is a bit for each room that some row has left, so that a place is
-    found at once: a million examples take seconds.
+    Examples are placed from the longest to the shortest (of equals, the first), each into the row that it leaves with
+    the fewest free slots (of equals, the row that has had this number of free slots for longest), or into a new row. A
+    bit mask with one bit for each number of free slots that some row has finds that row without a search: a million
+    examples take seconds.
 
-    Raises DataError for an example that no row holds.
+    Raises DataError for an example that is longer than a row.
     """
     rows: list[list[int]] = []
     with_room: list[deque[int]] = [deque() for _ in range(room + 1)]
@@ -211,10 +213,10 @@ def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
 
 
 class ChatRows(RowSource):
-    """Rows of whole examples side by side, which do not see each other: `len(rows)`, `rows.batch([..])`.
+    """Rows of whole examples, packed without attention between them: `len(rows)`, `rows.batch([..])`.
 
-    Trained tokens alone are targets. Rows have up to `length` slots, and a batch as many as its longest row. Without
-    `pack`, a row has one example.
+    Only trained tokens are targets. A row has up to `length` slots, and a batch is padded to its longest row. Without
+    `pack`, each row holds one example.
     """
 
     def __init__(self, examples: Examples, length: int, *, pack: bool = True) -> None:
@@ -226,6 +228,7 @@ class ChatRows(RowSource):
 
     def __getitem__(self, i: int) -> PackedRow:
         parts = [self.examples[k] for k in self.rows[i]]
+        # ids u v a b, turns 0 0 1 1: reads u v a, targets - a b
         ids = np.concatenate([example.ids[:-1] for example in parts], dtype=np.int64)
         targets = [np.where(turns[1:] > 0, ids[1:], IGNORE_INDEX) for ids, turns, _ in parts]
         return PackedRow(
@@ -233,16 +236,17 @@ class ChatRows(RowSource):
         )
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """The given rows."""
+        """Returns the batch of these rows, padded to the longest of them."""
         rows = [self[i] for i in indices]
         return batch_of(rows, max(len(row.ids) for row in rows))
 
     def turns(self, indices: Sequence[int]) -> Tensor:
-        """For each target of `batch(indices)` [B, L] the number of its answer in its conversation: 1, 2, ..; else 0."""
+        """Returns, for each target of `batch(indices)` [B, L], the number of its answer in the conversation: 1, 2, ..;
+        0 if the slot has no target."""
         parts = [[self.examples[i].turns[1:] for i in self.rows[row]] for row in indices]
         return padded([np.concatenate(row) for row in parts])
 
     @property
     def used(self) -> int:
-        """Slots that are not empty."""
+        """Number of slots that are not empty, over all rows."""
         return sum(self.examples.slots)

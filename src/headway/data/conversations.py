@@ -1,4 +1,6 @@
-"""Messages of a conversation, from the forms in which data sets write them. Callers add a record's place to errors."""
+"""Parsers for the conversation formats of data sets (OpenAI, ShareGPT, Alpaca, ...), which return chat messages.
+
+Their errors do not name the file and line of the record: callers add these."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,7 +11,7 @@ from headway.data.values import string
 from headway.errors import DataError, as_error, check_known
 from headway.text.chat import check_messages
 
-# ShareGPT's speakers, as LLaMA-Factory and FastChat write them.
+# ShareGPT's names of speakers, as LLaMA-Factory and FastChat write them, and the roles of chat messages.
 _ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system",
     "tool": "tool", "observation": "tool", "function_response": "tool",
@@ -17,7 +19,7 @@ _ROLES = {
 
 
 def messages(value: Mapping[str, Any], key: str = "messages") -> Messages:
-    """OpenAI's form: role and content."""
+    """Returns the messages of a record in OpenAI's format: role and content."""
     turns = value[key]
     turns = [turns] if isinstance(turns, dict) else turns
     with as_error(DataError, f'"{key}"'):
@@ -32,7 +34,8 @@ def messages(value: Mapping[str, Any], key: str = "messages") -> Messages:
 
 
 def sharegpt(value: Mapping[str, Any], key: str = "conversations") -> Messages:
-    """ShareGPT's form: from and value, with "system" beside. Calls of functions become `tool_calls`."""
+    """Returns the messages of a record in ShareGPT's format: turns with "from" and "value", and a "system" key beside
+    them. Function calls become `tool_calls`."""
     turns = value[key]
     turns = [turns] if isinstance(turns, dict) else turns
     if not isinstance(turns, list) or not turns:
@@ -54,8 +57,8 @@ def sharegpt(value: Mapping[str, Any], key: str = "conversations") -> Messages:
 
 
 def alpaca(value: Mapping[str, Any]) -> Messages:
-    """Alpaca's form; "history" holds earlier rounds. Templates that look at them find "instruction" and "input" in the
-    message of the user, whose content is both."""
+    """Returns the messages of a record in Alpaca's format; "history" holds earlier rounds. The content of the user's
+    message is instruction and input; both are also kept under their own keys, for chat templates that read them."""
     instruction, extra = _text(value, "instruction"), _text(value, "input")
     earlier = _system(value)
     history = value.get("history") or []
@@ -69,20 +72,23 @@ def alpaca(value: Mapping[str, Any]) -> Messages:
 
 
 def answered(value: Mapping[str, Any]) -> Messages:
-    """A question and its answer."""
+    """Returns the messages of a record with a question and its answer."""
     return _message("user", _text(value, "question")), _message("assistant", _text(value, "answer"))
 
 
 def completed(value: Mapping[str, Any]) -> Messages:
-    """A prompt and its completion, both of messages: what the prompt answers is not trained."""
+    """Returns the messages of a prompt and its completion, both lists of messages; the assistant's messages in the
+    prompt are not trained."""
     prompt, completion = messages(value, "prompt"), messages(value, "completion")
     return (*({**m, "weight": 0} if m["role"] == "assistant" else m for m in prompt), *completion)
 
 
 def preference(value: Mapping[str, Any]) -> tuple[Messages, Messages, Messages]:
-    """Prompt, chosen, rejected. Messages that both begin with are the prompt; so are those under a key of its own."""
+    """Returns the messages of prompt, chosen and rejected. The prompt is what chosen and rejected both begin with or,
+    if they do not repeat it, the messages under a key of its own ("prompt", "messages", ...)."""
     chosen, rejected = (_answer(value, key) for key in ("chosen", "rejected"))
     prompt = _prompt(value)
+    # u1 a1 u2 | a2 and u1 a1 u2 | a3 share 3 messages; u1 | a1 u2 a2 and u1 | a1 a4 share 1: prompts end with no answer
     shared, shorter = 0, min(len(chosen), len(rejected))
     while shared < shorter and chosen[shared] == rejected[shared]:
         shared += 1
@@ -99,7 +105,7 @@ def preference(value: Mapping[str, Any]) -> tuple[Messages, Messages, Messages]:
 
 
 def tools(value: Mapping[str, Any]) -> Sequence[Any] | None:
-    """Descriptions of functions: a list, or JSON of one."""
+    """Returns the descriptions of functions (tools), which are a list or the JSON of one; None if there are none."""
     descriptions = value.get("tools") or None
     if isinstance(descriptions, str):
         descriptions = _json(descriptions, '"tools"')

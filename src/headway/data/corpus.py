@@ -1,16 +1,15 @@
-"""Text files as a stream of documents, with errors that name the file and the line, and a corpus as a token file.
+"""Reading text files as a stream of documents, with errors that name file and line; and encoding them as a token file.
 
 | path | documents |
 |---|---|
-| `x.jsonl`, `x.json`, `x.csv`, `x.tsv` | one a record (`headway.data.values`): the string under its `key`, "text" |
-| `x.md`, `x.html`, `x.pdf`, ... | none: their source is not the text that one sees, so they are refused |
-| `x.txt`, and any other name | one |
-| a folder | the files below it that end in .txt, .jsonl (or .gz of these), in the order of their names |
-| `hf://...` | of the Hugging Face Hub: see `headway.data.hub` |
+| `x.jsonl`, `x.json`, `x.csv`, `x.tsv` | one per record (`headway.data.values`): the string under `key` ("text") |
+| `x.md`, `x.html`, `x.pdf`, ... | refused: their source differs from the text that a reader sees |
+| `x.txt`, and any other name | the whole file is one document |
+| a folder | the files below it that end in .txt or .jsonl (or .gz of these), sorted by path |
+| `hf://...` | a file or rows of the Hugging Face Hub: see `headway.data.hub` |
 
-Each may be compressed (`x.txt.gz`). Text is UTF-8. A byte order mark at the very beginning is dropped; line ends stay
-as they are. A NUL character, bytes that are not UTF-8, lone surrogates and empty files are errors: they say that
-something is not text.
+Each file may be compressed (`x.txt.gz`). Text is UTF-8. A byte order mark at the very beginning is dropped; line ends
+are kept. NUL characters, bytes that are not UTF-8, lone surrogates and empty files raise DataError.
 """
 
 import codecs
@@ -26,7 +25,7 @@ from headway.data.values import READERS, checked, opened, string, suffix, values
 from headway.errors import DataError, as_error, check_known, near_file
 from headway.text import Tokenizer
 
-PIECE = 1 << 16  # bytes of a long text that are handled at a time
+PIECE = 1 << 16  # bytes of a long file that are read at a time
 _BATCH_PIECES, _BATCH_CHARACTERS = 512, 1 << 20
 _SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
 _FORMATTED = {
@@ -38,7 +37,7 @@ _FORMATTED = {
 
 @dataclass(frozen=True)
 class Piece:
-    """Part of a document: `text`, whether the document ends with it, and where it is from (`file:line`)."""
+    """Part of a document: its `text`, whether it is the document's last part, and its place (`file:line`)."""
 
     text: str
     ends: bool
@@ -48,11 +47,11 @@ class Piece:
 def read_text(
     paths: str | Path | Iterable[str | Path | Piece], *, key: str = "text", piece: int = PIECE
 ) -> Iterator[Piece]:
-    """The documents of files and folders, in pieces of about `piece` bytes: memory does not grow with the
-    corpus. Pieces among `paths` are passed on.
+    """Yields the documents of files and folders, in pieces of about `piece` bytes, so that memory does not grow with
+    the corpus. Pieces among `paths` are passed on.
 
-    A long document is cut where a line ends and the next begins with something other than white space, so
-    that byte-level tokenizers give the same ids as for the whole.
+    A long document is cut at a line end whose next line does not begin with white space, so that byte-level tokenizers
+    give the same ids as for the whole document.
     """
     for path in [paths] if isinstance(paths, (str, Path)) else paths:
         if isinstance(path, Piece):
@@ -63,7 +62,7 @@ def read_text(
 
 
 def texts(paths: str | Path | Iterable[str | Path], *, key: str = "text") -> Iterator[str]:
-    """The same as plain strings (for training a tokenizer)."""
+    """Yields the pieces of `read_text` as plain strings, for training a tokenizer."""
     return (piece.text for piece in read_text(paths, key=key))
 
 
@@ -76,10 +75,12 @@ def encode_corpus(
     bos: bool = True,
     eos: bool = True,
 ) -> TokenFile:
-    """Reads `source` (files, folders, or pieces), writes the token file `path` and opens it.
+    """Encodes `source` (files, folders, or pieces) into the token file `path`, and opens it.
 
-    Each document begins with BOS (if `bos` and the tokenizer does so) and ends with EOS (if `eos` and it has
-    one). Memory does not grow with the corpus.
+    Each document begins with BOS if `bos` is set and the tokenizer begins texts with it, and ends with EOS if `eos` is
+    set and the tokenizer has one. Memory does not grow with the corpus.
+
+    Raises DataError if every document is empty, and as `read_text` and `TokenFileWriter`.
     """
     before = [tokenizer.bos] if bos and tokenizer.begins_with_bos and tokenizer.bos is not None else []
     after = [tokenizer.eos] if eos and tokenizer.eos is not None else []
@@ -98,16 +99,16 @@ def encode_corpus(
 
 
 def digest(source: str | Path) -> str:
-    """A hash that tells the text of a file or folder from another: over the names and bytes of its files; of an hf://
-    address, which names one text, over the address."""
+    """Returns a hash of the text of a file or folder, over the names and bytes of its files; of an hf:// address, whose
+    text is taken to be fixed, over the address itself."""
     state = hashlib.blake2b(digest_size=16)
     if is_remote(source):
         state.update(str(source).encode())
         return state.hexdigest()
     for file in _files(Path(source)):
         with file.open("rb") as content:
-            each = hashlib.file_digest(content, hashlib.blake2b).digest()
-        state.update(file.name.encode("utf-8", "surrogateescape") + b"\0" + each)
+            file_digest = hashlib.file_digest(content, hashlib.blake2b).digest()
+        state.update(file.name.encode("utf-8", "surrogateescape") + b"\0" + file_digest)
     return state.hexdigest()
 
 
@@ -142,7 +143,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _records(file: Path, key: str) -> Iterator[Piece]:
-    """A document for each record of a file, the string under `key`."""
+    """Yields the string under `key` of each record of a file as a document."""
     for where, value in values(file):
         if not isinstance(value, dict):
             raise DataError(f'{where}: an object with "{key}" is expected, got {type(value).__name__}')
@@ -154,29 +155,30 @@ def _records(file: Path, key: str) -> Iterator[Piece]:
 
 def _whole(file: Path, piece: int) -> Iterator[Piece]:
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
-    held, line, at, first = "", 1, 0, True
+    buffer, line, offset, first = "", 1, 0, True
     with opened(file) as source:
         for raw in chain(iter(lambda: source.read(piece), b""), [b""]):
             try:
-                held += decoder.decode(raw, final=not raw)
+                buffer += decoder.decode(raw, final=not raw)
             except UnicodeDecodeError as error:
-                near = f"near byte {at + error.start}; is this text?"
+                near = f"near byte {offset + error.start}; is this text?"
                 where = near if raw else "at its end: the last character is cut off"
                 raise DataError(f"{file}: not UTF-8 {where}") from None
-            at += len(raw)
-            cut = _cut(held, 16 * piece) if len(held) > piece and raw else 0
+            offset += len(raw)
+            cut = _cut(buffer, 16 * piece) if len(buffer) > piece and raw else 0
             if cut:
                 where = f"{file}:{line}"
-                yield Piece(checked(held[:cut], where), False, where)
-                line, held, first = line + held.count("\n", 0, cut), held[cut:], False
-    if first and not held:
+                yield Piece(checked(buffer[:cut], where), False, where)
+                line, buffer, first = line + buffer.count("\n", 0, cut), buffer[cut:], False
+    if first and not buffer:
         raise DataError(f"{file}: the file is empty")
     where = f"{file}:{line}"
-    yield Piece(checked(held, where), True, where)
+    yield Piece(checked(buffer, where), True, where)
 
 
 def _cut(text: str, most: int) -> int:
-    """The place to cut: after the last line end that a non-space follows; 0 when there is none (yet)."""
+    """Returns where to cut: after the last line end that is followed by something other than white space; 0 if there is
+    no such place yet, and the end of the text if it is longer than `most` characters."""
     end = len(text)
     while (end := text.rfind("\n", 0, end)) >= 0:
         if end + 1 < len(text) and not text[end + 1].isspace():

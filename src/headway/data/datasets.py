@@ -1,7 +1,7 @@
-"""The data of the shipped recipes: a table with a row for each file that they name, and what makes it.
+"""The data files of the shipped recipes: a table with one entry per file, and the function that prepares it.
 
-Nothing is downloaded: published sets are prepared from files that a reader has, under the licence of each, and English
-text, where no file is given, from what comes with Python.
+Nothing is downloaded: published data sets are prepared from files that the user has, under the licence of each. English
+text without a file is taken from Python's own help texts.
 """
 
 import json
@@ -18,12 +18,12 @@ from headway.storage.files import atomic_write
 
 @dataclass(frozen=True)
 class Dataset:
-    """One file of data.
+    """A data file that can be prepared.
 
     Attributes:
-        what: its content. files: those that it is made of, "" where it can be made without any. source: who published
-            them, and their name there. licence, size: of the files.
-        make: its text, piece by piece; or its records, of which each is a line of JSON.
+        what: its content. files: the published files that it is prepared from; "" if it can be prepared without any.
+        source: who published them, and under which name. licence, size: of the published files.
+        make: returns the pieces of its text, or its records, each of which becomes a line of JSON.
     """
 
     what: str
@@ -129,36 +129,36 @@ DATASETS: Mapping[str, Dataset] = {
         "the same, held out", "test.jsonl[.gz], test/*.json", *QMSUM, loaders.meetings
     ),
 }
-"""Data sets by the file name that recipes use."""
+"""Data sets, by the file name that recipes use."""
 
 
 def prepare(name: str, files: Files, out: Path) -> int:
-    """Writes a file of `DATASETS`, made of these files, and returns its bytes.
+    """Prepares the data set `name` of `DATASETS` from the published `files`, writes it to `out`, and returns its bytes.
 
-    Raises ConfigError for a name that is not there, for no files where some are needed, and for a file that is there
-    already; DataError for files of another kind, and where nothing comes out."""
+    Raises ConfigError for an unknown name, if files are needed and none are given, and if `out` exists; DataError for
+    files of another format, and if they hold no record."""
     check_known(name, DATASETS, "data: there is no set")
-    known = DATASETS[name]
-    if known.files and not files:
+    entry = DATASETS[name]
+    if entry.files and not files:
         raise ConfigError(
-            f"data {name}: is made of {known.files}; give these files: {known.source} ({known.licence}; {known.size})"
+            f"data {name}: is made of {entry.files}; give these files: {entry.source} ({entry.licence}; {entry.size})"
         )
     if out.exists():
         raise ConfigError(f"data {name}: {out} is there already; remove it, or give another --out")
-    pieces = known.make(files)
+    pieces = entry.make(files)
     text = "".join(x if isinstance(x, str) else f"{json.dumps(x, ensure_ascii=False)}\n" for x in pieces)
     if not text.strip():
         raise DataError(
-            f"data {name}: nothing was found in {', '.join(map(str, files))}; it is made of {known.files}"
+            f"data {name}: nothing was found in {', '.join(map(str, files))}; it is made of {entry.files}"
         )
     atomic_write(out, text)
     return len(text.encode())
 
 
 def made_by(path: Path) -> str:
-    """ "; `headway data NAME FILES` makes it ..." of a file that recipes name, else the empty string."""
+    """Returns "; `headway data NAME FILES` makes it ..." for a file of `DATASETS`, else the empty string."""
     if path.name not in DATASETS:
         return ""
-    known = DATASETS[path.name]
-    command = " ".join(filter(None, ("headway data", path.name, known.files)))
-    return f"; `{command}` makes it: {known.source} ({known.licence}; {known.size})"
+    entry = DATASETS[path.name]
+    command = " ".join(filter(None, ("headway data", path.name, entry.files)))
+    return f"; `{command}` makes it: {entry.source} ({entry.licence}; {entry.size})"

@@ -1,7 +1,7 @@
-"""Texts as an encoder reads them, cut to its context, cut into windows, and side by side; and results from its outputs:
-the stretches that it labels, and the one that answers a question.
+"""Encoded texts as inputs of an encoder (truncated, cut into windows, or packed), and results from its outputs:
+labelled spans, and the spans that answer a question.
 
-Legend: B rows, T slots or tokens of a window, N tokens of the context over all windows.
+Legend: B rows, T slots of a row or tokens of a window, N tokens of the context over all windows.
 """
 
 import math
@@ -25,10 +25,10 @@ from headway.tokens import Tokens
 def encoder_inputs(
     texts: Sequence[Encoded], spec: ModelSpec, device: torch.device | str = "cpu", *, packed: bool = False
 ) -> dict[str, Any]:
-    """The keyword arguments of `Encoder.forward` for texts, each a row that is padded on the right, or `packed` side by
-    side into one row: ids [B, T], tokens, and types [B, T] where the model has several.
+    """Returns the keyword arguments of `Encoder.forward` for texts, each in a row padded on the right, or all `packed`
+    into one row: ids [B, T], tokens, and types [B, T] if the model has several token types.
 
-    Where a pattern has global tokens, they are those of the head's task (`mark_global`)."""
+    If a pattern uses global tokens, the tokens that the head's task needs are marked global (`mark_global`)."""
     lengths = [len(text.ids) for text in texts]
     tokens = Tokens.packed(lengths) if packed else Tokens.from_lengths(lengths)
     if any(map(reads_globals, spec.patterns)):
@@ -45,41 +45,44 @@ def encoder_inputs(
 
 
 def shortened(text: Encoded, limit: int) -> Encoded:
-    """At most `limit` tokens: of the longer text its last token is dropped, until it fits (of two equally long ones,
-    the second's). The template stays."""
+    """Truncates a text or pair to `limit` tokens: the last token of the longer text is dropped (of two equally long
+    ones, the second's) until the pair fits. Tokens of the template are kept.
+
+    Raises ConfigError if the template alone has more than `limit` tokens."""
     slots = [[i for i, side in enumerate(text.texts) if side == t] for t in (0, 1)]
     over = len(text.ids) - limit
     if over > sum(map(len, slots)):
         raise ConfigError(
             f"the template alone has {len(text.ids) - sum(map(len, slots))} tokens, above {limit}"
         )
-    gone: set[int] = set()
+    dropped: set[int] = set()
     for _ in range(over):
-        gone.add((slots[0] if len(slots[0]) > len(slots[1]) else slots[1]).pop())
-    return select(text, [i for i in range(len(text.ids)) if i not in gone])
+        dropped.add((slots[0] if len(slots[0]) > len(slots[1]) else slots[1]).pop())
+    return select(text, [i for i in range(len(text.ids)) if i not in dropped])
 
 
 def without_places(text: Encoded) -> Encoded:
-    """The text without offsets, which take most of its memory."""
+    """Returns the text without offsets, which take most of its memory."""
     return replace(text, offsets=[])
 
 
 def select(text: Encoded, slots: Sequence[int]) -> Encoded:
-    """These slots of a text, in this order."""
+    """Returns the text made of these slots, in this order."""
     return Encoded(**{name: [column[i] for i in slots] for name, column in vars(text).items()})
 
 
 def pieces(
     text: Encoded, limit: int, *, of: Collection[int] = (0, 1), stride: int | None = None
 ) -> list[list[int]]:
-    """The slots of a text in rows of at most `limit`: its tokens of the texts `of` from every `stride`-th one on, until
-    their end is reached (by default each in one row), and the tokens before and behind them in every row. Raises
-    ConfigError where that leaves no room, and for a stride that leaves tokens out."""
+    """Returns the slots of a text cut into rows of at most `limit`: windows of the tokens of the texts `of`, one every
+    `stride` tokens (by default without overlap), each with the tokens before and after the texts `of` around it.
+
+    Raises ConfigError if these leave no room for a window, and for a stride that would skip tokens."""
     chosen = [i for i, side in enumerate(text.texts) if side in of]
-    every = range(len(text.ids))
-    if len(every) <= limit or not chosen:
-        return [[*every]]
-    before, after = every[: chosen[0]], every[chosen[-1] + 1 :]
+    slots = range(len(text.ids))
+    if len(slots) <= limit or not chosen:
+        return [[*slots]]
+    before, after = slots[: chosen[0]], slots[chosen[-1] + 1 :]
     room = limit - len(before) - len(after)
     if room < 1:
         raise ConfigError(
@@ -98,7 +101,8 @@ def pieces(
 
 
 def windows(pair: Encoded, limit: int, stride: int) -> list[Encoded]:
-    """`pieces` of the second text, the context, with the first, the question, whole in each."""
+    """Returns windows of a pair's second text (the context), each with the whole first text (the question): see
+    `pieces`. Raises DataError if the context has no tokens."""
     if 1 not in pair.texts:
         raise DataError("the context has no tokens: there is nothing to answer from")
     return [select(pair, slots) for slots in pieces(pair, limit, of=(1,), stride=stride)]
@@ -106,7 +110,7 @@ def windows(pair: Encoded, limit: int, stride: int) -> list[Encoded]:
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of a text with one label: text[start:end]. `probability`: the mean over its tokens."""
+    """A labelled span of a text: text[start:end]. `probability`: the mean of its tokens' probabilities."""
 
     label: str
     text: str
@@ -116,19 +120,19 @@ class Span:
 
 
 def spans(text: str, tokens: Iterable[tuple[str, float, tuple[int, int]]]) -> list[Span]:
-    """Joins the (label, probability, place) of a text's tokens into stretches (`headway.metrics.entities`)."""
-    read = list(tokens)
-    stretches = []
-    for label, first, behind in entities([name for name, _, _ in read]):
-        start, end = _bare(text, read[first][2][0], read[behind - 1][2][1])
-        mean = sum(p for _, p, _ in read[first:behind]) / (behind - first)
-        stretches.append(Span(label, text[start:end], start, end, mean))
-    return stretches
+    """Joins the (label, probability, offsets) of a text's tokens into labelled spans (`headway.metrics.entities`)."""
+    labelled = list(tokens)
+    joined = []
+    for label, first, behind in entities([name for name, _, _ in labelled]):
+        start, end = _bare(text, labelled[first][2][0], labelled[behind - 1][2][1])
+        mean = sum(p for _, p, _ in labelled[first:behind]) / (behind - first)
+        joined.append(Span(label, text[start:end], start, end, mean))
+    return joined
 
 
 @dataclass(frozen=True)
 class Answer:
-    """context[start:end], and how likely it is among all stretches of the context. No answer is the empty text at 0."""
+    """context[start:end], and its probability among all spans of the context. "No answer" is the empty text at 0."""
 
     text: str
     start: int
@@ -145,8 +149,8 @@ def best_answers(
     longest: int = 30,
     no_answer: float | None = None,
 ) -> list[Answer]:
-    """The likeliest stretches of a context, the best first, by the logits [T, 2] of beginning and end in each window;
-    `no_answer` as in `headway.api.Answerer.answer`."""
+    """Returns the `top_k` most probable spans of a context, best first, from the logits [T, 2] of start and end in each
+    window; spans have at most `longest` tokens. `no_answer` as in `headway.api.Answerer.answer`."""
     inside = [[i for i, side in enumerate(part.texts) if side == 1] for part in windows]
     logits_N2 = torch.cat([out[slots] for out, slots in zip(outputs, inside, strict=True)])
     if no_answer is not None:
@@ -174,12 +178,13 @@ def best_answers(
 
 
 def _bare(text: str, start: int, end: int) -> tuple[int, int]:
-    """The place without the white space that its first token begins with."""
+    """Returns the span without the white space that its first token begins with."""
     return end - len(text[start:end].lstrip()), end
 
 
 def _stretches(begins: Tensor, ends: Tensor, longest: int) -> Tensor:
-    """Scores [T, T] of stretches from i to j, -inf where j < i or the stretch is too long."""
+    """Returns the scores [T, T] of spans from token i to token j; -inf if j < i or the span is too long."""
     count = len(begins)
+    # 3 tokens, longest 2: spans 0-0, 0-1, 1-1, 1-2, 2-2, the diagonal and longest - 1 others above it
     allowed = torch.ones(count, count, dtype=torch.bool, device=begins.device).triu().tril(longest - 1)
     return (begins.unsqueeze(1) + ends.unsqueeze(0)).masked_fill(~allowed, float("-inf"))

@@ -1,14 +1,14 @@
-"""Data of the Hugging Face Hub as local files.
+"""Data sets of the Hugging Face Hub as local files.
 
-| address | what |
+| address | local file |
 |---|---|
-| `hf://owner/name[@revision]/path` | one file of a data set, as it is; the rows of a .parquet file as JSONL |
+| `hf://owner/name[@revision]/path` | the file of a data set, unchanged; of a .parquet file, its rows as JSONL |
 | `hf://owner/name[@revision][/config]:split` | the rows of a split, as JSONL |
-| either with `#column` | rows as {"text": ...}, from this column |
+| rows with `#column` | the rows as {"text": ...}, from this column |
 
-Rows are streamed once (by `datasets`), into a file beside what the Hub's library keeps (HF_HOME), and from there on
-they are a local file like any other: memory-mapped when it is encoded, in one order, so that a run resumes exactly. A
-stream that broke off goes on after the rows that it has, of the same commit.
+Rows are streamed once (by `datasets`) into a file under HF_HOME. From then on they are a local file like any other, in
+a fixed order, so that a run resumes exactly. An interrupted download continues after the rows that it has, from the
+same commit.
 """
 
 import json
@@ -30,11 +30,11 @@ _ADDRESS = re.compile(
 
 
 Address = re.Match[str]
-"""An address with its parts by name; see the table above."""
+"""A parsed address; its groups are the parts of the table above: id, revision, path, split, column."""
 
 
 def parse_address(text: str) -> Address:
-    """The address in a text. Raises DataError where it is none."""
+    """Parses an `hf://` address. Raises DataError if it is malformed."""
     match = _ADDRESS.fullmatch(text)
     has_rows = match is not None and (match["split"] or (match["path"] or "").endswith(".parquet"))
     if match is None or not (match["split"] or match["path"]) or (match["column"] and not has_rows):
@@ -46,21 +46,21 @@ def parse_address(text: str) -> Address:
 
 
 def file_name(address: Address) -> str:
-    """The file name of the rows, below the folder of the data set."""
+    """Returns the name of the JSONL file of an address's rows, below the folder of the data set."""
     parts = address.group("path", "split", "column")
     return ".".join(re.sub(r"[^\w.-]+", "-", part) for part in parts if part) + ".jsonl"
 
 
 def is_remote(source: str | Path) -> bool:
-    """Whether this is an `hf://` address."""
+    """Returns whether `source` is an `hf://` address."""
     return str(source).startswith(SCHEME)
 
 
 def local(source: str | Path) -> Path:
-    """The local file of an `hf://` address, fetched where it is not here yet; any other path as it is.
+    """Returns the local file of an `hf://` address, downloaded if necessary; any other path unchanged.
 
-    Raises HubError where the Hub does not give it, ConfigError for a package that is missing, DataError for a bad
-    address and for rows that JSON cannot hold."""
+    Raises HubError if the Hub does not provide it, ConfigError for a missing package, DataError for a malformed address
+    and for rows that JSON cannot represent."""
     if not is_remote(source):
         return Path(source)
     import huggingface_hub
@@ -90,7 +90,8 @@ def _file(address: Address, revision: str | None) -> Path:
 
 
 def _stream(address: Address, commit: str, target: Path) -> None:
-    """Appends the rows that `target` lacks to a file of this commit beside it, which becomes `target` in the end."""
+    """Downloads the rows of a commit into a hidden file beside `target`, continuing after the rows that it holds, and
+    renames it to `target` when it is complete."""
     partial = target.with_name(f".{target.name}.{commit}")
     with open_lines(partial, f"{address.string} is being fetched by another process; wait for it") as file:
         done = sum(1 for _ in file)
@@ -102,18 +103,18 @@ def _stream(address: Address, commit: str, target: Path) -> None:
 
 
 def _rows(address: Address, commit: str, done: int) -> Iterator[dict[str, Any]]:
-    """The rows of a split, or of a .parquet file, behind the first `done`."""
+    """Yields the rows of a split or of a .parquet file, without the first `done`."""
     if find_spec("datasets") is None:
         raise ConfigError(
             f'{address.string} needs datasets, which is not installed; pip install "headway[hub]"'
         )
     import datasets
 
-    where: dict[str, Any] = {"path": address["id"], "name": address["path"], "revision": commit}
+    options: dict[str, Any] = {"path": address["id"], "name": address["path"], "revision": commit}
     if address["split"] is None:
-        where = {"path": "parquet", "data_files": str(_file(address, commit))}
+        options = {"path": "parquet", "data_files": str(_file(address, commit))}
     with asking(address.string):
-        stream = datasets.load_dataset(**where, split=address["split"] or "train", streaming=True)
+        stream = datasets.load_dataset(**options, split=address["split"] or "train", streaming=True)
         yield from stream.skip(done) if done else stream
 
 

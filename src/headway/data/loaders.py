@@ -1,5 +1,6 @@
-"""Published sets, from the files that they are published in, as texts and as records that `headway.data` reads. Each
-function takes files, packed by gzip or not, and yields texts, piece by piece, or records."""
+"""Readers of published data sets, which turn their files into texts and records that `headway.data` reads.
+
+Each function takes files, which may be compressed with gzip, and yields pieces of text or records."""
 
 import gzip
 import json
@@ -25,20 +26,21 @@ REVIEWS = {"train": range(800), "dev": range(800, 900), "test": range(900, 1000)
 TURN, ROLES = re.compile(r"### (Human|Assistant):"), {"Human": "human", "Assistant": "gpt"}
 NOISE = re.compile(r"\{[^{}]*\}")  # {vocalsound}, {disfmarker}
 BROKEN = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, ElementTree.ParseError)
-"""Errors that a file of another format raises."""
+"""Errors raised by reading a file of another format."""
 STRETCH = 350
-"""Characters of a passage of a triplet: what rows of 512 tokens are to rows of 1024, in a quarter of the size."""
+"""Characters of each passage of a triplet: rows of 128 and of 256 tokens read different shares of it, as the published
+rows of 512 and of 1024 tokens do of a document, at a quarter of the size."""
 
 
 def text_of(path: Path) -> str:
-    """A file as text, unpacked. Raises DataError where it is neither UTF-8 nor gzip."""
+    """Returns the decompressed text of a file. Raises DataError if it is not UTF-8, or broken gzip."""
     with as_error(DataError, str(path), *BROKEN):
         raw = path.read_bytes()
         return (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
 
 
 def english(files: Files) -> Iterator[str]:
-    """The texts of the files; without files Python's own help texts, `pydoc_data.topics`."""
+    """Yields the texts of the files; without files, Python's own help texts (`pydoc_data.topics`)."""
     if files:
         return (f"{text_of(path)}\n" for path in files)
     with as_error(DataError, "Python's own help texts are not here; give text files", ImportError):
@@ -47,19 +49,20 @@ def english(files: Files) -> Iterator[str]:
 
 
 def text8(text: str) -> str:
-    """A text in a-z and single spaces (Mahoney 2006, "About the test data"): lower case, digits spelled out one by one,
-    all else a space, and of spaces in a row one. The published file has this form, and stays as it is."""
+    """Returns a text reduced to a-z and single spaces (Mahoney 2006, "About the test data"): lower case, digits spelled
+    out one by one, each run of other characters a space. The published file has this form already and is unchanged."""
     spelled = re.sub(r"\d", lambda digit: f" {DIGITS[digit[0]]} ", text.lower())
     return re.sub(r"[^a-z]+", " ", spelled)
 
 
 def letters(files: Files) -> Iterator[str]:
-    """`english` in the symbols of text8; the <unk> and @-@ of WikiText are left out."""
+    """Yields the texts of `english` in the symbols of text8, with WikiText's <unk> and @-@ replaced first."""
     return (text8(text.replace("<unk>", " ").replace("@-@", "-")) for text in english(files))
 
 
 def listed(files: Files, keys: Sequence[str]) -> Iterator[str]:
-    """A JSON list of records as it is, unpacked. Raises DataError for anything else, or records without the keys."""
+    """Yields each file's JSON list of records, unchanged. Raises DataError if it is not one, or a record lacks a key of
+    `keys`."""
     for path in files:
         with as_error(DataError, str(path), *BROKEN):
             records = json.loads(text_of(path))
@@ -69,8 +72,9 @@ def listed(files: Files, keys: Sequence[str]) -> Iterator[str]:
 
 
 def talks(files: Files) -> Iterator[Record]:
-    """Conversations in English, in ShareGPT's form, from lines of JSON whose `input` is "### Human: ... ### Assistant:
-    ... ### Assistant:" and whose `output` is what comes next; of those with one first message the longest."""
+    """Returns conversations in English, in ShareGPT's format, from lines of JSON whose `input` is "### Human: ...
+    ### Assistant: ... ### Assistant:" and whose `output` is the last answer. Of conversations with the same first
+    message, only the longest is kept."""
     longest: dict[str, list[tuple[str, str]]] = {}
     for path in files:
         with as_error(DataError, str(path), *BROKEN):
@@ -93,42 +97,43 @@ def talks(files: Files) -> Iterator[Record]:
 
 
 def _is_english(text: str) -> bool:
-    """Whether nearly all is ASCII, and 8 % of the words are among the commonest."""
+    """Returns whether at least 99 % of the characters are ASCII and 8 % of the words are common English ones."""
     words = re.findall(r"\w+", text.lower())
     common = sum(word in ("the", "of", "and", "to", "is", "a") for word in words)
     return sum(map(str.isascii, text)) >= 0.99 * len(text) and common >= 0.08 * len(words)
 
 
 def chapters(text: str) -> list[str]:
-    """The chapters of a novel: each from a line such as 第一回 on, without empty lines and spaces at line ends."""
+    """Returns the chapters of a novel, each from a line such as 第一回 on, without empty lines; lines are stripped."""
     begins = [match.start() for match in CHAPTER.finditer(text)]
     parts = [text[a:b] for a, b in zip(begins, [*begins[1:], len(text)], strict=True)] if begins else []
-    whole = ["\n".join(line.strip() for line in part.splitlines() if line.strip()) + "\n" for part in parts]
-    return [part for part in whole if len(part) > 200]  # a table of contents has lines of this form, too
+    cleaned = ["\n".join(line.strip() for line in part.splitlines() if line.strip()) + "\n" for part in parts]
+    return [part for part in cleaned if len(part) > 200]  # lines of a table of contents match, too
 
 
 def novels(files: Files) -> Iterator[Record]:
-    """The chapters of novels, a record each."""
+    """Yields a record for each chapter of the novels."""
     return ({"text": part} for path in files for part in chapters(text_of(path)))
 
 
 def triplets(parts: Sequence[str], length: int, seed: int = 0) -> Iterator[dict[str, str]]:
-    """Two stretches of each chapter that has them, wherever they do not overlap, and one of another chapter, as
-    CAIL2019-SCM has them (Xiao et al. 2019): A, B, C, and which of the two is more like A."""
+    """Yields triplets of passages of `length` characters in the form of CAIL2019-SCM (Xiao et al. 2019): A, B, C, and
+    the label of the one that is more like A. Two consecutive passages of a chapter are alike; the third is drawn from
+    another chapter."""
     rng = random.Random(seed)
-    long = [text for text in parts if len(text) >= 2 * length]
-    for number, text in enumerate(long):
+    long_chapters = [text for text in parts if len(text) >= 2 * length]
+    for number, text in enumerate(long_chapters):
         cuts = [text[at : at + length] for at in range(0, len(text) - length + 1, length)]
         for first, second in zip(cuts[::2], cuts[1::2], strict=False):
-            other = long[(number + rng.randrange(1, len(long))) % len(long)]
+            other = long_chapters[(number + rng.randrange(1, len(long_chapters))) % len(long_chapters)]
             at = rng.randrange(len(other) - length + 1)
-            far, label = other[at : at + length], rng.choice("BC")
-            near = {"B": second, "C": far} if label == "B" else {"B": far, "C": second}
-            yield {"A": first, **near, "label": label}
+            unlike, label = other[at : at + length], rng.choice("BC")
+            passages = {"B": second, "C": unlike} if label == "B" else {"B": unlike, "C": second}
+            yield {"A": first, **passages, "label": label}
 
 
 def ranked(files: Files) -> Iterable[str | Record]:
-    """The published file of triplets as it is; of novels, which stand in where it is not at hand, `triplets`."""
+    """Returns the published file of triplets unchanged; for novels, which can be used instead, their `triplets`."""
     texts = [text_of(path) for path in files]
     if any(text.lstrip().startswith("{") for text in texts):
         return texts
@@ -136,7 +141,8 @@ def ranked(files: Files) -> Iterable[str | Record]:
 
 
 def titles(files: Files) -> Iterator[str]:
-    """Text TAB label on each line, unpacked. Raises DataError for a line without a tab."""
+    """Yields the decompressed texts of files with text TAB label on each line. Raises DataError for a line without a
+    tab."""
     for path in files:
         text = text_of(path)
         for number, line in enumerate(text.splitlines(), 1):
@@ -146,7 +152,8 @@ def titles(files: Files) -> Iterator[str]:
 
 
 def reviews(files: Files, split: str) -> Iterator[Record]:
-    """The records of a split of the movie reviews (Pang and Lee 2004), which the numbers in the names of files say."""
+    """Yields the records of a split of the movie reviews (Pang and Lee 2004); the numbers in the file names decide the
+    split."""
     for path in files:
         with as_error(DataError, str(path), *BROKEN), zipfile.ZipFile(path) as archive:
             for name in sorted(archive.namelist()):
@@ -157,15 +164,16 @@ def reviews(files: Files, split: str) -> Iterator[Record]:
 
 
 def sampled(files: Files, count: int, seed: int = 0) -> Iterator[str]:
-    """`count` of the lines, every one as likely as another, in their order; all of them where there are fewer."""
-    whole = [line for path in files for line in text_of(path).splitlines(keepends=True)]
-    chosen = random.Random(seed).sample(range(len(whole)), min(count, len(whole)))
-    return (whole[i] for i in sorted(chosen))
+    """Returns `count` of the lines, drawn uniformly by `seed` and in their order; all lines if there are fewer."""
+    lines = [line for path in files for line in text_of(path).splitlines(keepends=True)]
+    chosen = random.Random(seed).sample(range(len(lines)), min(count, len(lines)))
+    return (lines[i] for i in sorted(chosen))
 
 
 def articles(files: Files) -> Iterator[Record]:
-    """Title and text of each article of the hyperpartisan news (Kiesel et al. 2019), without tags, and whether it is
-    hyperpartisan: "true" or "false". Raises DataError for other than two files: texts, and labels."""
+    """Yields title and text of each article of the hyperpartisan news (Kiesel et al. 2019), without tags, labelled
+    "true" or "false" (whether it is hyperpartisan). Raises DataError unless there are two files: articles and
+    labels."""
     if len(files) != 2:
         raise DataError(
             f"hyperpartisan news are two files, of articles and of their labels; got {len(files)}"
@@ -179,21 +187,22 @@ def articles(files: Files) -> Iterator[Record]:
 
 
 def meetings(files: Files) -> Iterator[Record]:
-    """The questions about the meetings of QMSum (Zhong et al. 2021): JSON, or one meeting on each line."""
+    """Returns the questions about the meetings of QMSum (Zhong et al. 2021), from files of JSON or JSONL with one
+    meeting per value."""
     return (question for path in files for _, meeting in values(path) for question in questions(meeting))
 
 
 def questions(meeting: Record) -> Iterator[Record]:
-    """The records of a meeting, in the form of SQuAD: the context is the whole meeting, one turn a line, and every turn
-    that bears on the question is an answer. Questions about a whole meeting have none and are left out."""
-    spoken = ((turn["speaker"], NOISE.sub(" ", turn["content"])) for turn in meeting["meeting_transcripts"])
-    turns = [" ".join(f"{speaker}: {text}".split()) for speaker, text in spoken]
+    """Yields the questions of a meeting in the form of SQuAD: the context is the whole meeting, one turn per line, and
+    each turn that is relevant to the question is an answer. Questions about the whole meeting are left out."""
+    cleaned = ((turn["speaker"], NOISE.sub(" ", turn["content"])) for turn in meeting["meeting_transcripts"])
+    turns = [" ".join(f"{speaker}: {text}".split()) for speaker, text in cleaned]
     starts = [0]
     for turn in turns:
         starts.append(starts[-1] + len(turn) + 1)
     for query in meeting["specific_query_list"]:
         spans = [range(int(first), int(last) + 1) for first, last in query["relevant_text_span"]]
-        numbers = sorted({i for span in spans for i in span if i < len(turns)})
-        answers = [{"text": turns[i], "answer_start": starts[i]} for i in numbers]
+        relevant = sorted({i for span in spans for i in span if i < len(turns)})
+        answers = [{"text": turns[i], "answer_start": starts[i]} for i in relevant]
         if answers:
             yield {"question": query["query"], "context": "\n".join(turns), "answers": answers}

@@ -1,4 +1,4 @@
-"""Tokens hidden for a model to find again: the masked language model's example (Devlin et al. 2019)."""
+"""Masking of tokens for masked language modelling (Devlin et al. 2019)."""
 
 # Legend: n tokens of a row, V size of the vocabulary.
 
@@ -22,20 +22,21 @@ UNSPACED = re.compile(
 
 
 Begins = Callable[[NDArray[np.int64]], NDArray[np.int64]]
-"""ids [n] -> for each token, the slot [n] where its word begins."""
+"""Function of ids [n] that returns, for each token, the slot [n] at which its word begins."""
 
 
 def word_begins(tokenizer: Tokenizer, ordinary: NDArray[np.int64]) -> Begins:
-    """Returns `Begins` of a tokenizer. A token, of the ids `ordinary`, goes on with the word before it when
+    """Returns the function that finds where words begin, for a tokenizer. A token of the ids `ordinary` continues the
+    word before it if
 
         WordPiece         it is written ##..
-        other tokenizers  it begins in the midst of a character, or it begins with a letter or digit and the token
-                          before it ends with one; where a script has no spaces (Chinese, Japanese, Thai) every
-                          token is a word of its own, as with RoFormer's and WoBERT's tokenizers
+        other tokenizers  it begins inside a character, or it begins with a letter or digit and the token before it
+                          ends with one; in scripts without spaces (Chinese, Japanese, Thai) every token is a word of
+                          its own, as with RoFormer's and WoBERT's tokenizers
 
-    Raises ConfigError for a tokenizer whose tokens tell neither words nor bytes."""
+    Raises ConfigError for a tokenizer whose tokens show neither bytes nor the continuation of words."""
     size = tokenizer.vocab_size
-    # per id: it always goes on, begins, ends with a letter
+    # for each id: whether it always continues a word, begins with a letter or digit, ends with one
     inside, begins, ends = (np.zeros(size, np.bool_) for _ in range(3))
     if tokenizer.table is not None:
         for i in ordinary.tolist():
@@ -55,6 +56,7 @@ def word_begins(tokenizer: Tokenizer, ordinary: NDArray[np.int64]) -> Begins:
         goes_on = inside[ids]
         goes_on[1:] |= begins[ids[1:]] & ends[ids[:-1]]
         goes_on[:1] = False
+        # words of 1, 3 and 1 tokens: goes_on 0 0 1 1 0, where() 0 1 0 0 4, running maximum 0 1 1 1 4
         return np.maximum.accumulate(np.where(goes_on, 0, np.arange(len(ids))))
 
     return first_of
@@ -62,20 +64,20 @@ def word_begins(tokenizer: Tokenizer, ordinary: NDArray[np.int64]) -> Begins:
 
 @dataclass(frozen=True, eq=False)
 class Masking:
-    """The tokens that are to be predicted, and those in their place (Devlin et al. 2019, section 3.1 and A.1).
+    """Chooses the tokens to predict and replaces them in the input (Devlin et al. 2019, section 3.1 and A.1).
 
-        chosen      each token by itself with probability `share`; with `words`, each word by itself, as a whole
-        of these    80 % become the mask, 10 % an ordinary token drawn uniformly, 10 % stay as they are
+        chosen      each token independently with probability `share`; with `words`, each word as a whole
+        of these    80 % become the mask token, 10 % an ordinary token drawn uniformly, 10 % are unchanged
 
-    Special tokens (those of the template, the unknown token) are never chosen. Every draw is a function of
-    (row's key, slot), so it does not matter which rows are beside a row, nor in what order rows are masked.
+    Special tokens (those of the template, the unknown token) are never chosen. Every draw is a function of (the row's
+    key, slot), so that it depends neither on the other rows of the batch nor on the order in which rows are masked.
 
     Attributes:
         mask: id of the mask token.
         special: bool [V]; ids that are never chosen.
-        ordinary: int64 [*]; ids that a random token is drawn from.
-        share: probability of a token (of a word, with `words`) to be chosen.
-        words: where words begin; None where tokens are chosen one by one.
+        ordinary: int64 [*]; ids from which random tokens are drawn.
+        share: probability that a token (with `words`, a word) is chosen.
+        words: function that finds where words begin (`word_begins`); None to choose single tokens.
     """
 
     mask: int
@@ -86,8 +88,8 @@ class Masking:
 
     @staticmethod
     def of(tokenizer: Tokenizer, *, share: float = SHARE, whole_words: bool = False) -> "Masking":
-        """Masking for a tokenizer. Raises DataError when it has no mask token, ConfigError for a share that is not in
-        (0, 1), and where whole words are wanted from a tokenizer that does not tell them."""
+        """Returns the masking for a tokenizer. Raises DataError if it has no mask token, ConfigError for a share
+        outside (0, 1), and as `word_begins` if `whole_words`."""
         if not 0.0 < share < 1.0:
             raise ConfigError(f"masking: the share of tokens to be found lies between 0 and 1, got {share}")
         mask = tokenizer.need("mask")
@@ -99,15 +101,15 @@ class Masking:
         return Masking(mask, special, ordinary, share, words)
 
     def __call__(self, ids: NDArray[np.int64], key: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """ids [n] -> the model's inputs [n], and its targets [n]: the id where chosen, else -100."""
+        """Masks ids [n]; returns the model's inputs [n] and targets [n]: the original id if chosen, else -100."""
         raw = np.random.Philox(key=key).random_raw(3 * len(ids)).reshape(3, -1)
         first, second, third = (raw >> np.uint64(11)) * 2.0**-53  # uniform in [0, 1)
         if self.words is not None:
             first = first[self.words(ids)]
         chosen = (first < self.share) & ~self.special[ids]
-        other = self.ordinary[(third * len(self.ordinary)).astype(np.int64)]
-        instead = np.where(second < MASKED, self.mask, np.where(second < MASKED + RANDOM, other, ids))
-        return np.where(chosen, instead, ids), np.where(chosen, ids, IGNORE_INDEX)
+        random_ids = self.ordinary[(third * len(self.ordinary)).astype(np.int64)]
+        replaced = np.where(second < MASKED, self.mask, np.where(second < MASKED + RANDOM, random_ids, ids))
+        return np.where(chosen, replaced, ids), np.where(chosen, ids, IGNORE_INDEX)
 
 
 def _letter(character: str) -> bool:

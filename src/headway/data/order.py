@@ -1,8 +1,8 @@
-"""The order of training rows: a pure function, so that resuming needs nothing but a step number.
+"""The shuffled order of training rows: a pure function of the step number, so that a run resumes without stored state.
 
-A Feistel network over 2b-bit numbers is a permutation whatever its round function; numbers that fall outside
-[0, n) are sent through again ("cycle walking", Black and Rogaway 2002), which leaves a permutation of [0, n).
-Nothing is stored: a corpus of any size is shuffled in constant memory, and any index is found at once.
+A Feistel network over 2b-bit numbers is a permutation whatever its round function is; numbers outside [0, n) are
+permuted again until they fall inside ("cycle walking", Black and Rogaway 2002), which gives a permutation of [0, n).
+Nothing is stored: a corpus of any size is shuffled in constant memory, and any index is computed directly.
 """
 
 from headway.errors import DataError
@@ -12,14 +12,14 @@ _MASK = (1 << 64) - 1
 
 
 def _mix(x: int) -> int:
-    """splitmix64's finaliser: 64 bits to 64 bits, each bit depending on all (Steele, Lea, Flood 2014)."""
+    """Mixes 64 bits by splitmix64's finaliser: each bit depends on all (Steele, Lea, Flood 2014)."""
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
     return x ^ (x >> 31)
 
 
 def keyed(*words: int) -> int:
-    """64 well-mixed bits that depend on all `words` and their order."""
+    """Returns 64 well-mixed bits that depend on all `words` and their order, as a seed."""
     state = 0x9E3779B97F4A7C15
     for word in words:
         state = _mix((state + (word & _MASK) * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & _MASK)
@@ -27,8 +27,8 @@ def keyed(*words: int) -> int:
 
 
 class Permutation:
-    """A permutation of range(size), drawn by (seed, epoch): `permutation(i)` is the row that is read as the i-th of the
-    epoch."""
+    """A random permutation of range(size) that depends on (seed, epoch): `permutation(i)` is the i-th row to read in
+    the epoch."""
 
     def __init__(self, seed: int, epoch: int, size: int) -> None:
         if size < 1 or epoch < 0:
@@ -41,7 +41,7 @@ class Permutation:
         if not 0 <= index < self.size:
             raise DataError(f"permutation: index {index} is outside the epoch's {self.size} rows")
         half, low = self._half, (1 << self._half) - 1
-        x = index  # size 5 has half = 2 bits, so x lies in [0, 16); from 5 on it goes through again
+        x = index  # size 5 has half = 2 bits, so that x lies in [0, 16); results from 5 on are permuted again
         while True:
             left, right = x >> half, x & low
             for key in self._keys:
@@ -52,9 +52,9 @@ class Permutation:
 
 
 def rows_from(seed: int, first: int, count: int, size: int) -> list[int]:
-    """The rows that are read as number first, first + 1, .. of a run over a corpus of `size` rows.
+    """Returns the `count` rows that a run over a corpus of `size` rows reads from its row number `first` on.
 
-    An epoch's last rows are followed by the next epoch's first: every row is read once per epoch."""
+    Each row is read once per epoch; the last rows of an epoch are followed by the first of the next."""
     rows: list[int] = []
     while len(rows) < count:
         epoch, index = divmod(first + len(rows), size)

@@ -1,4 +1,4 @@
-"""Sentences and their translations: read, encoded, and put into batches by length.
+"""Sentences and their translations: reading, encoding, and batching by length.
 
 Legend: B pairs of a batch, S source slots, T target slots.
 """
@@ -21,18 +21,18 @@ from headway.text import Tokenizer, train_bpe
 from headway.text.languages import check_pair
 from headway.tokens import Tokens
 
-START, END = 0, 1  # ids of `train_bpe`: a target begins with START; END ends either side
+START, END = 0, 1  # ids of `train_bpe`: decoder inputs begin with START; sources and targets end with END
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Ids of sentences and of their translations; END ends each."""
+    """Token ids of sentences and of their translations; each ends with END."""
 
     sources: Sequence[Sequence[int]]
     targets: Sequence[Sequence[int]]
 
     def described(self) -> dict[str, Any]:
-        """A description that tells these pairs from others, ids and order included."""
+        """Returns counts and a digest that identify these pairs, ids and order included."""
         digest = hashlib.blake2b(digest_size=8)
         for ids in chain(self.sources, self.targets):
             digest.update(array("q", [len(ids), *ids]).tobytes())
@@ -44,9 +44,10 @@ class Pairs:
         }
 
     def batch(self, rows: Sequence[int], **options: Any) -> Batch:
-        """The pairs `rows`, padded on the right; a target is read one slot late, behind START.
+        """Returns the pairs `rows` as a batch, padded on the right; the decoder reads the target shifted right by one,
+        after START.
 
-        Inputs are source [B, S], ids [B, T], their descriptions source_tokens and tokens, and `options`."""
+        Inputs are source [B, S], ids [B, T], the `Tokens` of both (source_tokens and tokens), and `options`."""
         sources, targets = [self.sources[i] for i in rows], [self.targets[i] for i in rows]
         inputs = {
             "source": padded(sources, END),
@@ -58,22 +59,23 @@ class Pairs:
 
 
 def batches(pairs: Pairs, batch_tokens: int, seed: int, epoch: int) -> list[list[int]]:
-    """Every pair once, beside pairs of its length; at most `batch_tokens` slots on either side, padding included.
+    """Returns the batches of an epoch: each pair once, among pairs of similar length, with at most `batch_tokens` slots
+    on either side, padding included.
 
-    A pure function of its arguments: the pairs in an order of their own (`Permutation`), sorted by length,
-    cut, and the batches in an order of their own again. The lengths alone say how many there are, so that every epoch
-    has as many.
+    A pure function of its arguments: the pairs are shuffled (`Permutation`), sorted by length and cut into batches,
+    whose order is shuffled again. The number of batches depends on the lengths only, so that all epochs have the same.
     """
     drawn = Permutation(seed, epoch, len(pairs.sources))
     rows = sorted(map(drawn, range(drawn.size)), key=lambda i: (len(pairs.targets[i]), len(pairs.sources[i])))
-    lengths = [max(map(len, both)) for both in zip(pairs.sources, pairs.targets, strict=True)]
+    lengths = [max(map(len, pair)) for pair in zip(pairs.sources, pairs.targets, strict=True)]
     groups = in_slots(rows, lengths, batch_tokens)
     order = Permutation(seed + 1, epoch, len(groups))
     return [groups[order(i)] for i in range(len(groups))]
 
 
 def joint_tokenizer(texts: Iterator[str], vocab: int) -> Tokenizer:
-    """A byte-level BPE of both languages: END ends a sentence, nothing begins it; padding is START, as in Marian."""
+    """Trains a byte-level BPE for both languages: sentences end with END and begin with no token; padding is START, as
+    in Marian."""
     trained = train_bpe(texts, vocab)
     return Tokenizer(
         trained.backend,
@@ -87,7 +89,8 @@ def joint_tokenizer(texts: Iterator[str], vocab: int) -> Tokenizer:
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """The lines of a UTF-8 file, .gz or not. Raises DataError for one that is empty or cannot be read."""
+    """Returns the lines of a UTF-8 file (or .gz of one), stripped. Raises DataError for an empty line, and for a file
+    that is empty or cannot be read."""
     sentences = []
     for where, line in lines(existing(local(path))):
         sentences.append(line.strip())
@@ -97,7 +100,7 @@ def read_lines(path: str | Path) -> list[str]:
 
 
 def read_pairs(source: str, target: str) -> tuple[list[str], list[str]]:
-    """The lines of both files. Raises DataError when they are not as many."""
+    """Returns the lines of both files. Raises DataError if their numbers differ."""
     left, right = read_lines(source), read_lines(target)
     if len(left) != len(right):
         raise DataError(
@@ -108,15 +111,15 @@ def read_pairs(source: str, target: str) -> tuple[list[str], list[str]]:
 
 
 def encode_pairs(tokenizer: Tokenizer, sources: Sequence[str], targets: Sequence[str], context: int) -> Pairs:
-    """The ids of both sides, each in its language where the tokenizer has several. Raises DataError for a pair with
-    more than `context` tokens on one side, and for a language that the tokenizer's configuration does not say."""
+    """Encodes both sides, each in its language if the tokenizer has several. Raises DataError for a pair with more than
+    `context` tokens on one side, and if the tokenizer's configuration does not name the languages."""
     left = right = tokenizer
     if tokenizer.languages:
         source, target = check_pair(tokenizer.languages, tokenizer.config)
         left, right = tokenizer.between(source), tokenizer.between(target)
     pairs = Pairs(left.encode_batch(sources), right.encode_batch(targets))
-    for i, both in enumerate(zip(pairs.sources, pairs.targets, strict=True)):
-        longest = max(map(len, both))
+    for i, pair in enumerate(zip(pairs.sources, pairs.targets, strict=True)):
+        longest = max(map(len, pair))
         if longest > context:
             raise DataError(
                 f"pair {i + 1} has {longest} tokens on one side, and context is {context}; raise it, or leave "

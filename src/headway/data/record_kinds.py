@@ -1,4 +1,4 @@
-"""The kinds of training records; `where` of each is `file:line`. `headway.data.records` reads them."""
+"""The kinds of training records, which `headway.data.records` reads."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,14 +9,15 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Record:
-    """One example of a data set."""
+    """One example of a data set; `where` is its `file:line`."""
 
     where: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True)
 class Chat(Record):
-    """Messages with role and content, as chat templates take them; an assistant's with `"weight": 0` is not trained.
+    """Messages with role and content, as chat templates take them; an assistant message with `"weight": 0` is not
+    trained.
 
     tools: descriptions of functions, for templates that show them."""
 
@@ -26,7 +27,7 @@ class Chat(Record):
 
 @dataclass(frozen=True)
 class Completion(Record):
-    """Text to be continued, and how."""
+    """A text and its continuation."""
 
     prompt: str
     completion: str
@@ -34,7 +35,7 @@ class Completion(Record):
 
 @dataclass(frozen=True)
 class Preference(Record):
-    """Messages, and two ways to go on."""
+    """Messages, and a preferred and a rejected continuation."""
 
     prompt: Messages
     chosen: Messages
@@ -43,7 +44,8 @@ class Preference(Record):
 
 @dataclass(frozen=True)
 class Labelled(Record):
-    """A text, or a pair, and its class; a number or a truth value is written as in JSON ("0", "true")."""
+    """A text or a pair of texts, and its class; a class that is a number or boolean is written as in JSON ("0",
+    "true")."""
 
     text: str
     pair: str | None
@@ -52,7 +54,7 @@ class Labelled(Record):
 
 @dataclass(frozen=True)
 class Tagged(Record):
-    """Words, and the tag of each."""
+    """The words of a text, and the tag of each."""
 
     words: Sequence[str]
     tags: Sequence[str]
@@ -60,7 +62,7 @@ class Tagged(Record):
 
 @dataclass(frozen=True)
 class Triplet(Record):
-    """A text, one that is like it, and (if known) one that is less so."""
+    """A text, a similar one, and (if known) a less similar one."""
 
     anchor: str
     positive: str
@@ -71,8 +73,8 @@ NOWHERE = -1
 
 
 class Answer(NamedTuple):
-    """Text that stands at character `start` of a context; at NOWHERE, if it is in other words than the context's: one
-    can be measured by it, and nothing is trained (CMRC)."""
+    """A text that begins at character `start` of a context. `start` is NOWHERE if the answer is worded differently from
+    the context (CMRC): it is then used in evaluation, and not trained."""
 
     text: str
     start: int
@@ -80,7 +82,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Question(Record):
-    """A question, a text, and the answers in it: none where it cannot be answered."""
+    """A question, a context, and the answers in it; no answers if the context does not answer the question."""
 
     question: str
     context: str

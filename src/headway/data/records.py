@@ -1,4 +1,4 @@
-"""Records of training data, each of one of a few kinds, which is found by its keys.
+"""Reading training records. The kind of a record is found by its keys:
 
 | kind | keys |
 |---|---|
@@ -12,8 +12,8 @@
 | `Triplet` | anchor or query, positive, with negative; A, B, C, label (CAIL2019-SCM) |
 | `Question` | question, context, answers (SQuAD) |
 
-`FORMS` is the table of these keys, and another way to write a kind is a row of it; other keys are left alone. Files are
-those of `headway.data.values`, and .txt: text TAB label on each line where labelled texts are asked for.
+`FORMS` is the table of these keys; to support another format of a kind, add a row. Other keys are ignored. Files are
+those of `headway.data.values`, and .txt with text TAB label on each line if labelled texts are accepted.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ def _names(value: Value, key: str) -> list[str]:
 
 
 def _name(value: Any, key: str = "label") -> str:
-    """A class or tag: a string, a whole number or a truth value."""
+    """Returns a class or tag as a string. Raises DataError unless it is a string, a whole number or a boolean."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (str, int)) and value != "":
@@ -63,7 +63,7 @@ def _name(value: Any, key: str = "label") -> str:
 
 
 def _labelled(value: Value, text: str, pairs: Sequence[str]) -> Labelled:
-    """A text and, under the first key that is there, another one."""
+    """Reads a labelled text and, under the first of the keys `pairs` that is present, the second text of a pair."""
     pair = next((string(value, key) for key in pairs if value.get(key) is not None), None)
     return Labelled(string(value, text), pair, _name(value["label"]))
 
@@ -81,7 +81,7 @@ def _triplet(value: Value, anchor: str) -> Triplet:
 
 
 def _cail(value: Value) -> Triplet:
-    """The label names the text that is more like A (Xiao et al. 2019, CAIL2019-SCM)."""
+    """Reads a triplet whose label names the text that is more like A (Xiao et al. 2019, CAIL2019-SCM)."""
     label = value["label"]
     if label not in ("B", "C"):
         raise DataError(f'"label" must be "B" or "C", the text that is more like A; got {label!r}')
@@ -129,7 +129,7 @@ def _completion(value: Value) -> Completion | Chat:
 
 
 class Form(NamedTuple):
-    """Keys that must be there, how such a record is read, and the kinds that it may be of."""
+    """A format of records: keys that must be present, the function that reads a record, and the kinds it returns."""
 
     keys: tuple[str, ...]
     read: Callable[[Value], Record]
@@ -137,11 +137,11 @@ class Form(NamedTuple):
 
 
 def _form(keys: str, read: Callable[..., Record], *kinds: type[Record], **how: Any) -> Form:
-    """The form of records that `read(value, **how)` reads."""
+    """Returns the form of records with these keys (separated by spaces), which `read(value, **how)` reads."""
     return Form(tuple(keys.split()), partial(read, **how), kinds)
 
 
-# The first form that has its keys and gives a kind that was asked for is taken: the more particular stands first.
+# The first form whose keys are present and whose kind is accepted is used: more specific forms stand first.
 FORMS: tuple[Form, ...] = (
     _form("chosen rejected", lambda value: Preference(*conversations.preference(value)), Preference),
     _form("messages", _chat, Chat, messages=conversations.messages),
@@ -166,10 +166,10 @@ FORMS: tuple[Form, ...] = (
 def read_records(
     path: str | Path, *kinds: type[Record], skipped: Callable[[DataError], None] | None = None
 ) -> Iterator[Record]:
-    """The records of a file, in its order; `kinds` are those that may be in it (none given: any).
+    """Yields the records of a file in order; `kinds` are the accepted ones (default: all).
 
-    `skipped` is called with the error of a record that cannot be read, and the record is left out; without it the
-    error is raised. Raises DataError with file and line, in any case for what is no JSON.
+    A record that cannot be read raises DataError with file and line or, if `skipped` is given, is left out and
+    `skipped` is called with the error. A file or line that cannot be parsed at all always raises DataError.
     """
     accepted = kinds or KINDS
     file = local(path)
@@ -213,10 +213,10 @@ def _record(value: Any, where: str, accepted: Sequence[type[Record]]) -> Record:
 def _unknown(
     value: Mapping[str, Any], where: str, accepted: Sequence[type[Record]], kinds: Sequence[type[Record]]
 ) -> DataError:
-    """The error for a record of another kind: what it is, and what was asked for."""
+    """Returns the error for a record of another kind, which names its kind and the accepted ones."""
     usable = [form for form in FORMS if {*form.kinds} & {*accepted}]
-    known = sorted({key for form in usable for key in form.keys})
-    hint = next((h for key in value if key not in known and (h := did_you_mean(key, known))), "")
+    known_keys = sorted({key for form in usable for key in form.keys})
+    hint = next((h for key in value if key not in known_keys and (h := did_you_mean(key, known_keys))), "")
     keys = "; ".join(", ".join(form.keys) for form in usable)
     names = " or ".join(kind.__name__ for kind in accepted)
     actual = " or ".join(sorted(kind.__name__ for kind in kinds)) or "of no known kind"
@@ -227,7 +227,7 @@ def _unknown(
 
 
 def _check_strings(value: Any, where: str) -> None:
-    """Every string is text that UTF-8 can hold."""
+    """Raises DataError for a string inside the value that UTF-8 cannot hold, or that has a NUL character."""
     if isinstance(value, str):
         values.checked(value, where)
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():

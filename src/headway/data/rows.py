@@ -1,11 +1,11 @@
-"""Rows of one length over a token file, and batches of them.
+"""Rows of a fixed length over a token file, and batches of them.
 
-For next tokens (`Rows`) a row is a stretch of the token stream: row i reads tokens [i*L, i*L + L) and is trained to say
-tokens [i*L + 1, i*L + L + 1). Every token but the first of each document is a target exactly once per epoch, none is
-dropped, and only the last row may have empty slots. Documents in a row do not see each other (`Tokens.packed`);
-the part of a document that falls into the next row begins anew there, at index 0.
+For next-token prediction (`Rows`) a row is a window of the token stream: row i reads tokens [i*L, i*L + L) and is
+trained to predict tokens [i*L + 1, i*L + L + 1). Every token but the first of each document is a target exactly once
+per epoch, none is dropped, and only the last row may have empty slots. Documents in a row do not attend to each other
+(`Tokens.packed`); the part of a document in the next row begins there at index 0, without its past.
 
-For encoders (`MaskedRows`) every stretch of text is within the tokenizer's template, [CLS] text [SEP].
+For encoders (`MaskedRows`) each part of a document is wrapped in the tokenizer's template, [CLS] text [SEP].
 """
 
 # Legend: B rows, L slots of a row.
@@ -29,18 +29,18 @@ from headway.errors import DataError
 from headway.nn import IGNORE_INDEX
 from headway.tokens import Tokens
 
-HELD_OUT = -1  # the draw of every evaluation: steps are numbered from 0
+HELD_OUT = -1  # the draw of all evaluations; training steps are numbered from 0
 
 
 class Batch(NamedTuple):
-    """Keyword arguments of a model's forward, and its targets [B, L], `IGNORE_INDEX` where nothing is trained."""
+    """Keyword arguments of a model's forward, and its targets [B, L], `IGNORE_INDEX` in slots without a target."""
 
     inputs: Mapping[str, Any]
     targets: Tensor
 
 
 class Span(NamedTuple):
-    """Tokens start..stop-1 of one document."""
+    """Tokens start..stop-1 of the document with this number."""
 
     document: int
     start: int
@@ -50,11 +50,11 @@ class Span(NamedTuple):
 def pack(
     lengths: Iterable[int], length: int, around: int = 0, *, alone: bool = False
 ) -> Iterator[list[Span]]:
-    """Rows of `length` tokens, filled with documents of the given lengths in their order.
+    """Yields rows of `length` tokens, filled with documents of the given lengths in their order.
 
-    Rows are full but for the last; a document that does not fit is split, and goes on in the next row. With `around`,
-    that many tokens of a template stand around each span ([CLS] .. [SEP] are 2), and a row may end with up to `around`
-    empty slots. `alone`: a row has one span.
+    All rows but the last are full: a document that does not fit is split and continues in the next row. `around` is the
+    number of template tokens around each span ([CLS] .. [SEP] are 2); a row may then end with up to `around` empty
+    slots. With `alone`, each row has one span.
     """
     _check_length(length, around)
     row: list[Span] = []
@@ -75,7 +75,7 @@ def pack(
 
 
 class PackedRow(NamedTuple):
-    """A row of n tokens: ids [n], targets [n] (-100 where nothing is predicted), lengths of its documents."""
+    """A row of n tokens: ids [n], targets [n] (-100 in slots without a target), and the lengths of its documents."""
 
     ids: NDArray[np.int64]
     targets: NDArray[np.int64]
@@ -83,18 +83,18 @@ class PackedRow(NamedTuple):
 
 
 class RowSource(ABC):
-    """Rows by number, `len(rows)` of them; random draws in them, if there are any, are a function of `draw`."""
+    """`len(rows)` rows, accessed by number; random choices in them, if any, are a function of `draw`."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     def drawn(self, draw: int) -> Self:
-        """The same rows as step `draw` reads them."""
+        """Returns the same rows with the random choices of step `draw`."""
         return self
 
     @abstractmethod
     def batch(self, indices: Sequence[int]) -> Any:
-        """The given rows: a `Batch`, or what the task's `count` and `loss` take."""
+        """Returns these rows as a `Batch`, or as the type of batch that the task's `count` and `loss` take."""
 
 
 class Rows(RowSource):
@@ -116,40 +116,42 @@ class Rows(RowSource):
         window = np.asarray(self.file.tokens[begin : begin + self.length + 1], dtype=np.int64)
         ids, targets = window[:-1], window[1:].copy()
         n = len(ids)
-        edges_of_row = np.array([begin, begin + n], np.uint64)  # the same dtype: else numpy copies all ends
+        # Searched values have the dtype of `ends`: otherwise numpy would convert, and so copy, the whole memory map.
+        edges_of_row = np.array([begin, begin + n], np.uint64)
         first, last = np.searchsorted(self.file.ends, edges_of_row, side="right")
         ends = np.asarray(self.file.ends[first:last], dtype=np.int64) - begin
+        # documents end at tokens 3 and 9 (exclusive), row of tokens 0..7: ends [3]; slot 2 would predict the first
+        # token of the next document and has no target; edges 0 3 8, lengths 3 and 5
         targets[ends - 1] = IGNORE_INDEX
         edges = [0, *ends[ends < n].tolist(), n]
         lengths = [b - a for a, b in pairwise(edges)]
         return PackedRow(ids, targets, lengths)
 
     def targets(self, limit: int | None = None) -> int:
-        """The number of predicted tokens for the first `limit` inputs: all but the last of each document have one."""
+        """Returns the number of targets of the first `limit` tokens: all but the last of each document have one."""
         tokens = len(self.file) if limit is None else min(limit, len(self.file))
         return tokens - int(np.searchsorted(self.file.ends, np.uint64(tokens), side="right"))
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """The given rows."""
+        """Returns the batch of these rows."""
         return batch_of([self[i] for i in indices], self.length)
 
 
 class MaskedRows(RowSource):
-    """Rows of `length` slots over a token file of plain text, with tokens to be found: `len(rows)`, `rows[i]`,
+    """Rows of `length` slots over a token file, with masked tokens to predict: `len(rows)`, `rows[i]`,
     `rows.batch([..])`.
 
-    A document that does not fit is cut, and each part has the template around it, so that the first token that a model
-    reads is always that of the template. The parts of a row do not see each other (`Tokens.packed`). The mask of row i
-    is a function of (seed, draw, i): another draw is another mask, an equal one the same, whatever else is in the
-    batch.
+    A document that does not fit is split, and each part is wrapped in the template, so that the first token of every
+    part is the template's. The parts in a row do not attend to each other (`Tokens.packed`). The mask of row i is a
+    function of (seed, draw, i), whatever else is in the batch.
 
     Args:
         file: ids without a template (`encode_corpus(..., bos=False, eos=False)`).
         length: slots of a row, those of the template included.
-        prefix: ids that the template puts before a text. suffix: and after it.
-        packed: parts of several documents side by side; False is one part a row, the rest of the row being empty.
-        global_first: the first token of each text, [CLS], is global.
-    Raises DataError for rows that have no room, and for a file whose documents have the template already.
+        prefix: ids that the template puts before a text. suffix: ids after it.
+        packed: whether a row holds parts of several documents; if not, it holds one, and its other slots are empty.
+        global_first: whether the first token of each part, [CLS], is global.
+    Raises DataError for rows too short for the template, and for a file whose documents have the template already.
     """
 
     def __init__(
@@ -186,26 +188,26 @@ class MaskedRows(RowSource):
     def __getitem__(self, i: int) -> PackedRow:
         if not 0 <= i < len(self):
             raise IndexError(f"row {i} of {len(self)}")
-        texts = [
+        spans = [
             self.file.tokens[begin:end] for begin, end in self._parts[self._first[i] : self._first[i + 1]]
         ]
-        parts = [np.concatenate([self.prefix, text, self.suffix], dtype=np.int64) for text in texts]
+        parts = [np.concatenate([self.prefix, text, self.suffix], dtype=np.int64) for text in spans]
         masked = self.masking(np.concatenate(parts), keyed(self.seed, self.draw, i))
         return PackedRow(*masked, [len(part) for part in parts])
 
     def drawn(self, draw: int) -> Self:
-        """The same rows with another mask."""
-        other = copy(self)
-        other.draw = draw
-        return other
+        """Returns the same rows with the masks of step `draw`."""
+        rows = copy(self)
+        rows.draw = draw
+        return rows
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """The given rows."""
+        """Returns the batch of these rows."""
         return batch_of([self[i] for i in indices], self.length, self.global_first)
 
 
 def batch_of(rows: Sequence[PackedRow], length: int, global_first: bool = False) -> Batch:
-    """Rows as one batch [B, L], with 0 in empty slots."""
+    """Returns rows as one batch [B, L], with id 0 in empty slots; the first token of each document may be global."""
     ids = torch.zeros(len(rows), length, dtype=torch.long)
     targets = torch.full_like(ids, IGNORE_INDEX)
     for b, row in enumerate(rows):
@@ -218,8 +220,8 @@ def batch_of(rows: Sequence[PackedRow], length: int, global_first: bool = False)
 
 
 def in_slots(rows: Iterable[int], lengths: Sequence[int], slots: int) -> list[list[int]]:
-    """The rows in their order, in batches of at most `slots` slots, padding to the longest of a batch included; a row
-    that is longer is alone."""
+    """Cuts rows, in their order, into batches of at most `slots` slots, padding to the longest row included; a longer
+    row is a batch of its own."""
     batches, longest = list[list[int]](), 0
     for i in rows:
         longest = max(longest, lengths[i])
@@ -231,7 +233,7 @@ def in_slots(rows: Iterable[int], lengths: Sequence[int], slots: int) -> list[li
 
 
 def padded(rows: Sequence[Sequence[int] | NDArray[np.int64]], filler: int = 0) -> Tensor:
-    """Lists of ids as [B, longest], filled on the right."""
+    """Returns lists of ids as a tensor [B, longest], padded on the right with `filler`."""
     return pad_sequence(
         [torch.tensor(row, dtype=torch.int64) for row in rows], batch_first=True, padding_value=filler
     )

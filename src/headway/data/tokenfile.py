@@ -1,10 +1,10 @@
-"""Token files: a corpus as ids on disk, read through a memory map.
+"""Token files: the token ids of a corpus on disk, read through a memory map.
 
     bytes 0..127      header (see _HEADER), little endian
-    then              count ids, uint16 when vocab <= 65536, else uint32
+    then              count ids, uint16 if vocab <= 65536, else uint32
     then, 8-aligned   documents x uint64: where each document ends (exclusive, in tokens)
 
-A file appears under its name only when it is complete.
+A file gets its name only when it is complete.
 """
 
 import os
@@ -29,13 +29,15 @@ _NO_TOKENIZER = bytes(32)
 
 
 class TokenFile:
-    """A corpus on disk. Opening it reads the header; ids are paged in as they are touched.
+    """A tokenized corpus on disk. Opening it reads the header only; ids are paged in as they are accessed.
 
     Attributes:
         tokens: all ids, document after document.  uint16 | uint32 [count]
         ends: where each document ends in `tokens`, exclusive.  uint64 [documents]
-        vocab: ids are below it.   text_bytes: UTF-8 bytes of the text that the ids stand for (0: unknown).
-        fingerprint: which tokenizer made them (`Tokenizer.fingerprint`; 32 zero bytes: unknown).
+        vocab: all ids are below it.   text_bytes: UTF-8 bytes of the encoded text (0: unknown).
+        fingerprint: of the tokenizer that made the ids (`Tokenizer.fingerprint`; 32 zero bytes: unknown).
+
+    Raises DataError for a file that is no token file, is truncated, or has another version.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -65,7 +67,7 @@ class TokenFile:
         self.ends = np.memmap(self.path, "<u8", mode="r", offset=at, shape=(documents,))
 
     def described(self) -> dict[str, Any]:
-        """A description that tells this file from another."""
+        """Returns the counts and the tokenizer's fingerprint, which identify this file's content."""
         return {
             "tokens": len(self),
             "documents": self.documents,
@@ -74,7 +76,7 @@ class TokenFile:
         }
 
     def __len__(self) -> int:
-        """Tokens in the file."""
+        """Returns the number of tokens in the file."""
         return len(self.tokens)
 
     @property
@@ -82,14 +84,14 @@ class TokenFile:
         return len(self.ends)
 
     def document(self, i: int) -> NDArray[Any]:
-        """The ids of document i (a view of the map)."""
+        """Returns the ids of document i (a view of the memory map)."""
         if not 0 <= i < self.documents:
             raise DataError(f"{self.path}: document {i} of {self.documents}")
         begin = int(self.ends[i - 1]) if i else 0
         return self.tokens[begin : int(self.ends[i])]
 
     def require_tokenizer(self, fingerprint: bytes) -> None:
-        """Raises DataError when the ids were made by another tokenizer."""
+        """Raises DataError if the ids were made by another tokenizer."""
         if self.fingerprint not in (fingerprint, _NO_TOKENIZER):
             raise DataError(
                 f"{self.path}: these tokens were made by another tokenizer ({self.fingerprint.hex()[:12]}) than the "
@@ -98,9 +100,9 @@ class TokenFile:
 
 
 class TokenFileWriter:
-    """Writes a token file, document by document, in constant memory.
+    """Writer of a token file, document by document, in constant memory.
 
-    Use as a context manager: the file takes its name when the block ends, and does not exist if it fails.
+    Use as a context manager: the file gets its name when the block ends, and is removed if the block fails.
     """
 
     def __init__(self, path: str | Path, vocab: int, *, fingerprint: bytes = _NO_TOKENIZER) -> None:
@@ -119,7 +121,7 @@ class TokenFileWriter:
         self._file.write(bytes(_ROOM))
 
     def extend(self, ids: Sequence[int] | NDArray[Any], *, text_bytes: int = 0) -> None:
-        """Adds ids to the current document; `text_bytes` is how much text they stand for."""
+        """Adds ids to the current document; `text_bytes` is the number of UTF-8 bytes of their text."""
         values = np.asarray(ids, dtype=np.int64)
         outside = values[(values < 0) | (values >= self.vocab)]
         if outside.size:
@@ -133,7 +135,7 @@ class TokenFileWriter:
         self.text_bytes += text_bytes
 
     def end_document(self) -> None:
-        """Ends the current document; one without ids leaves no trace."""
+        """Ends the current document; a document without ids is not recorded."""
         if self.count > self._last_end:
             self._ends.write(struct.pack("<Q", self.count))
             self._last_end = self.count
@@ -155,19 +157,19 @@ class TokenFileWriter:
         finally:
             self._temporary.unlink(missing_ok=True)
             for file in (self._file, self._ends):
-                with suppress(OSError):  # a full disk once more: what was not written is not missed
+                with suppress(OSError):  # the disk is full again: what was not written is not needed
                     file.close()
 
     @contextmanager
     def _naming(self) -> Iterator[None]:
-        """While open, an OSError becomes a DataError with the file's name."""
+        """Raises an OSError inside the block as DataError with the file's name."""
         try:
             yield
         except OSError as error:
             raise DataError(f"{self.path}: could not be written: {error.strerror or error}") from error
 
     def _finish(self) -> None:
-        """Ends the last document, writes the header and gives the file its name."""
+        """Ends the last document, writes the header, and renames the file to its final name."""
         self.end_document()
         if not self.count:
             raise DataError(f"{self.path}: no tokens; the corpus is empty")

@@ -1,13 +1,13 @@
-"""The values of data files, one by one, each with the place where it stands.
+"""Reading the values of data files one by one, each with its place in the file.
 
 | path | values |
 |---|---|
-| `x.jsonl` | one a line |
-| `x.json` | the elements of an array, which are numbered; SQuAD's object, a question each; lines of objects |
-| `x.csv`, `x.tsv` | a line each, as an object; the first line names its columns. CSV is quoted, TSV is not |
-| `x.conll` | a sentence each: a word a line, its tag in the last column, an empty line after the sentence |
+| `x.jsonl` | one per line |
+| `x.json` | the elements of an array; the questions of SQuAD's object; or one object per line |
+| `x.csv`, `x.tsv` | one object per line; the first line names the columns. CSV is quoted, TSV is not |
+| `x.conll` | one per sentence: one word per line, with its tag in the last column; an empty line ends the sentence |
 
-Each may be compressed (`x.json.gz`). Text is UTF-8. What cannot be read raises DataError with file and line.
+Each file may be compressed (`x.json.gz`). Text is UTF-8. What cannot be read raises DataError with file and line.
 """
 
 import csv
@@ -22,11 +22,13 @@ from typing import IO, Any
 
 from headway.errors import DataError, as_error, near_file
 
-Value = tuple[str, Any]  # its place, and the value
+Value = tuple[str, Any]  # (place in the file, value)
 
 
 def values(path: str | Path) -> Iterator[Value]:
-    """The values of a file, with `file:line` of each (within one JSON value the path to it)."""
+    """Yields the values of a file, each with its `file:line` (inside a JSON value, `file: path`).
+
+    Raises DataError for a file of another format, and for one without values."""
     file = existing(path)
     if suffix(file) not in READERS:
         raise DataError(
@@ -41,7 +43,7 @@ def values(path: str | Path) -> Iterator[Value]:
 
 
 def existing(path: str | Path) -> Path:
-    """The path of a file. Raises DataError where there is none."""
+    """Returns the path of an existing file. Raises DataError if there is none."""
     file = Path(path)
     if not file.is_file():
         kind = "a folder; records are read from files" if file.is_dir() else "no such file"
@@ -50,12 +52,12 @@ def existing(path: str | Path) -> Path:
 
 
 def suffix(file: Path) -> str:
-    """The suffix of the name without .gz: that of `x.json.gz` is .json."""
+    """Returns the suffix of a file name, ignoring .gz: that of `x.json.gz` is .json."""
     return Path(file.name.removesuffix(".gz")).suffix
 
 
 def string(value: Mapping[str, Any], key: str) -> str:
-    """The text under a key. Raises DataError where it is none; the caller adds the value's place to it."""
+    """Returns the string under a key. Raises DataError if it is no string; the caller adds the place of the value."""
     text = value[key]
     if not isinstance(text, str):
         raise DataError(f'"{key}" must be a string, got {type(text).__name__}')
@@ -64,7 +66,7 @@ def string(value: Mapping[str, Any], key: str) -> str:
 
 @contextmanager
 def opened(file: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
-    """The bytes of a file, unpacked. Raises DataError for an empty file, and for a broken gzip file."""
+    """Opens a file for reading decompressed bytes. Raises DataError for an empty file and for broken gzip data."""
     if file.stat().st_size == 0:
         raise DataError(f"{file}: the file is empty")
     with (
@@ -75,20 +77,20 @@ def opened(file: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
 
 
 def checked(text: str, where: str) -> str:
-    """Returns the text. Raises DataError for a NUL character and for lone surrogates."""
+    """Returns the text unchanged. Raises DataError for a NUL character and for lone surrogates."""
     if "\0" in text:
         line = text[: text.index("\0")].count("\n")
         raise DataError(
             f"{where}: a NUL character{f', {line} lines further on' if line else ''}: is this text?"
         )
-    bad = next((c for c in text if 0xD800 <= ord(c) <= 0xDFFF), None) if not text.isascii() else None
-    if bad is not None:
-        raise DataError(f"{where}: a lone surrogate U+{ord(bad):04X}, which no UTF-8 text can hold")
+    surrogate = next((c for c in text if 0xD800 <= ord(c) <= 0xDFFF), None) if not text.isascii() else None
+    if surrogate is not None:
+        raise DataError(f"{where}: a lone surrogate U+{ord(surrogate):04X}, which no UTF-8 text can hold")
     return text
 
 
 def lines(file: Path) -> Iterator[tuple[str, str]]:
-    """The lines of a file, without their ends, each with `file:line`."""
+    """Yields the lines of a file without line ends, each with its `file:line`."""
     with opened(file) as source:
         for number, raw in enumerate(source, 1):
             where = f"{file}:{number}"
@@ -140,7 +142,7 @@ def _json(file: Path) -> Iterator[Value]:
 
 
 def _squad(articles: list[Any], file: str) -> Iterator[Value]:
-    """The questions of SQuAD's object, each with its context; other objects' "data" as it is."""
+    """Yields the questions of SQuAD's articles, each with its context; elements that are no articles unchanged."""
     for a, article in enumerate(articles):
         where = f"{file}: data[{a}]"
         if not (isinstance(article, Mapping) and "paragraphs" in article):
@@ -181,7 +183,7 @@ def _table(file: Path) -> Iterator[Value]:
 
 
 def _conll(file: Path) -> Iterator[Value]:
-    """Sentences of CoNLL's form (Tjong Kim Sang and De Meulder 2003); -DOCSTART- lines are left out."""
+    """Yields sentences of CoNLL's format (Tjong Kim Sang and De Meulder 2003); -DOCSTART- lines are left out."""
     begin, rows = "", list[list[str]]()
     for where, line in chain(lines(file), [("", "")]):
         cells = line.split()
@@ -195,7 +197,7 @@ def _conll(file: Path) -> Iterator[Value]:
 
 
 def _decoded(text: str, file: Path, line: int = 1) -> Any:
-    """The JSON value of a text that begins in this line of a file."""
+    """Decodes a JSON text that begins at line `line` of a file. Raises DataError with the line of the error."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:

@@ -1,7 +1,7 @@
-"""Instructions as seeds, as the prompt shows them, and as a reply lists them.
+"""Seed tasks, the prompt that shows them, and the parsing and filtering of the instructions in a reply.
 
-The prompt, the form of the list and the filters are those of Stanford Alpaca (generate_instruction.py, Apache 2.0). One
-thing is added: an item without an output is rejected, too.
+The prompt, the format of the list and the filters are those of Stanford Alpaca (generate_instruction.py, Apache 2.0),
+except that an item without an output is rejected, too.
 """
 
 import re
@@ -28,7 +28,7 @@ _BETWEEN = re.compile(r"###|\n(?=\d+\.\s+Instruction:)")
 
 @dataclass(frozen=True)
 class Item:
-    """An instruction with its input ("" where it needs none) and its output: a record of Alpaca's form."""
+    """An instruction with its input ("" if it needs none) and its output: a record of Alpaca's format."""
 
     instruction: str
     input: str
@@ -37,7 +37,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Rejected:
-    """A rejected part of a reply: the text, or the item's fields, and why."""
+    """A rejected part of a reply: the reason, its text or instruction, and details of the reason."""
 
     reason: str
     text: str
@@ -45,8 +45,10 @@ class Rejected:
 
 
 def read_seeds(path: str | Path) -> list[Item]:
-    """Seed tasks: {"instruction": ..., "instances": [{"input": ..., "output": ...}]} (Wang et al.), the first instance
-    of each, or records of Alpaca's form. Raises DataError with file and line."""
+    """Reads seed tasks: {"instruction": ..., "instances": [{"input": ..., "output": ...}]} (Wang et al.; the first
+    instance of each), or records of Alpaca's format.
+
+    Raises DataError, with file and line, for another record."""
     return [_seed(value, where) for where, value in values(path)]
 
 
@@ -65,7 +67,7 @@ def _seed(value: Any, where: str) -> Item:
 
 
 def prompt(examples: Sequence[Item]) -> str:
-    """The request for more tasks after these."""
+    """Returns the request that shows these tasks and asks for more."""
     parts = [PROMPT]
     for number, item in enumerate(examples, 1):
         instruction = re.sub(r"\s+", " ", item.instruction).strip().rstrip(":")
@@ -75,9 +77,9 @@ def prompt(examples: Sequence[Item]) -> str:
 
 
 def parse(reply: Reply, first: int) -> list[Item | Rejected]:
-    """The items of a reply, in its order. A reply may go on after the prompt's last words ("4. Instruction:", `first`
-    being 4), or say them again. The last item of a reply that was cut off is rejected, and so is what has not the three
-    fields."""
+    """Returns the items of a reply, in order. A reply may continue after the prompt's last words ("4. Instruction:",
+    with `first` = 4) or repeat them. Rejects the last item of a truncated reply, parts without the three fields, and
+    `unsuitable` items."""
     if not reply.text.strip():
         return [Rejected("no text", "", f"finish_reason {reply.finish_reason}")]
     text = reply.text.strip().removeprefix("###")
@@ -103,12 +105,12 @@ def _parsed(text: str) -> Item | Rejected:
 
 
 def unsuitable(item: Item) -> tuple[str, str]:
-    """Why an item is filtered out, and by what; two empty texts where it is not."""
-    count, named = len(item.instruction.split()), _UNSUITABLE.search(item.instruction)
+    """Returns the reason for which an item is filtered out, and the detail that caused it; ("", "") if it is kept."""
+    count, match = len(item.instruction.split()), _UNSUITABLE.search(item.instruction)
     if not 3 < count <= 150:
         return ("too short" if count <= 3 else "too long"), f"{count} words"
-    if named:
-        return "unsuitable word", named[0]
+    if match:
+        return "unsuitable word", match[0]
     if item.instruction.startswith("Write a program"):
         return "a program", ""
     if item.instruction[0] in string.punctuation or not item.instruction[0].isascii():

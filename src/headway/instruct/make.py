@@ -1,8 +1,8 @@
-"""Rounds of requests, until there are enough instructions: a pure function of the settings and the replies. Near
-duplicates of other instructions are told by ROUGE-L (Lin 2004):
+"""Requests for instructions until there are enough: a pure function of the settings and the replies. Near duplicates of
+other instructions are detected by ROUGE-L (Lin 2004):
 
-rouge_l(x, y) = 2 L / (|x| + |y|), L the length of their longest common subsequence of words: the F-measure of recall
-L / |x| and precision L / |y|, as in rouge_score (of which Alpaca takes "rougeL", without stemmer).
+rouge_l(x, y) = 2 L / (|x| + |y|), where L is the length of their longest common subsequence of words: the F-measure of
+recall L / |x| and precision L / |y|, as in rouge_score (Alpaca uses its "rougeL", without stemmer).
 """
 
 import itertools
@@ -23,17 +23,18 @@ _WORD = re.compile(r"[^\W_]+")
 
 
 def words(text: str) -> list[str]:
-    """Runs of letters and digits in lower case. For ASCII, rouge_score's tokens; that one drops all other letters."""
+    """Returns the runs of letters and digits of a text, in lower case. On ASCII text these are rouge_score's tokens;
+    rouge_score drops all other letters."""
     return _WORD.findall(text.lower())
 
 
 def lcs_length(a: Sequence[str], b: Sequence[str]) -> int:
-    """Length of the longest common subsequence, a bit for each of `a` at once (Hyyrö 2004)."""
+    """Returns the length of the longest common subsequence, bit-parallel with one bit per word of `a` (Hyyrö 2004)."""
     places: dict[str, int] = {}
     for i, word in enumerate(a):
         places[word] = places.get(word, 0) | 1 << i
     full = (1 << len(a)) - 1
-    row = full  # a bit is 0 where the table of the plain algorithm grows by one
+    row = full  # bit i is 0 if the current row of the dynamic program's table increases by one at column i
     for word in b:
         # a = x y, b = y: row 11, hits 10, (101 | 001) & 11 = 01: one bit is 0, so the length is 1
         hits = row & places.get(word, 0)
@@ -42,15 +43,17 @@ def lcs_length(a: Sequence[str], b: Sequence[str]) -> int:
 
 
 def rouge_l(a: Sequence[str], b: Sequence[str]) -> float:
-    """ROUGE-L of two texts as words, 0..1; 0 where one of them has none."""
+    """Returns ROUGE-L of two lists of words, 0..1; 0 if one of them is empty."""
     return 2 * lcs_length(a, b) / (len(a) + len(b)) if a and b else 0.0
 
 
 class Neighbours:
-    """Texts, and which of them one more is a near-duplicate of.
+    """A set of texts, searched for near duplicates of another text by ROUGE-L.
 
-    A common subsequence has no more words than the two texts share, so that ROUGE-L is computed only where the shared
-    words alone could make it greater than `limit`; texts that share none are not even looked at.
+    A common subsequence has at most as many words as the two texts share. So ROUGE-L is computed only if the number of
+    shared words allows it to be greater than `limit`, and texts without shared words are never visited.
+
+    compared: number of pairs for which ROUGE-L was computed.
     """
 
     def __init__(self, limit: float) -> None:
@@ -65,8 +68,8 @@ class Neighbours:
         self.texts.append(list(text))
 
     def nearest(self, text: Sequence[str]) -> tuple[int, float] | None:
-        """The text whose ROUGE-L with this one is greatest, and that, if it is greater than `limit`; the first of
-        equals."""
+        """Returns the index of the text with the greatest ROUGE-L with this one (the first of equals), and that value;
+        None if no text has more than `limit`."""
         shared: Counter[int] = Counter()
         for word, count in Counter(text).items():
             for other, times in self._with.get(word, ()):
@@ -75,23 +78,25 @@ class Neighbours:
         for other in sorted(shared):
             if 2 * shared[other] > best * (len(text) + len(self.texts[other])):
                 self.compared += 1
-                near = rouge_l(text, self.texts[other])
-                if near > best:
-                    best, index = near, other
+                rouge = rouge_l(text, self.texts[other])
+                if rouge > best:
+                    best, index = rouge, other
         return None if index is None else (index, best)
 
 
 EXAMPLES = 3
 NEAR = 0.7
-PATIENCE = 20  # replies in a row that bring nothing
+PATIENCE = 20  # replies in a row without a new instruction, after which the run fails
 
 
 @dataclass(frozen=True)
 class Made:
     """The result of a run.
 
-    items: the instructions that were kept.   replies, sent: requests that it took, and those that were not replayed.
-    rejected: how many items, by reason.   out, rejects, transcript: where they are.
+    items: the instructions that were kept.
+    replies, sent: number of replies used, and how many of them were requested rather than replayed.
+    rejected: number of rejected items, by reason.
+    out, rejects, transcript: files of the instructions, of the rejected items, and of all replies.
     """
 
     items: list[Item] = field(repr=False)
@@ -104,7 +109,7 @@ class Made:
 
     @property
     def asked(self) -> int:
-        """Items that the replies had."""
+        """Number of items in the replies: kept and rejected."""
         return len(self.items) + sum(self.rejected.values())
 
 
@@ -120,16 +125,17 @@ def make_instructions(
     parallel: int = 1,
     say: Callable[[str], None] = lambda text: None,
 ) -> Made:
-    """Write `count` instructions to `out`, a JSONL file of Alpaca's records.
+    """Generates `count` instructions and writes them to `out`, a JSONL file of Alpaca's records.
 
-    Each request shows 3 of the seeds, drawn by (seed, round), and asks for the rest of a list of 20. What a reply lists
-    is kept unless a filter rejects it, or its ROUGE-L with a seed or with what was kept before is greater than 0.7
-    (`headway.instruct.make`). Beside `out` stand `out`.rejects.jsonl, with reasons, and `out`.transcript.jsonl,
-    with every reply: a run that is started again replays it and goes on, as if it had never been stopped, and a greater
-    `count` continues a smaller one. `parallel` requests are sent at once, which changes nothing that is made.
+    Each request shows 3 of the seeds, drawn by (seed, number of the request), and asks for the rest of a list of 20. An
+    item of the reply is kept unless a filter rejects it, or its ROUGE-L with a seed or a kept item is greater than 0.7
+    (`headway.instruct.make`). Rejected items are written to `out`.rejects.jsonl, with reasons, and all replies to
+    `out`.transcript.jsonl: a run that is started again replays them and continues as if it had never been interrupted,
+    and a run with a greater `count` continues a smaller one. `parallel` requests are sent at a time, which does not
+    change the result.
 
-    Raises DataError for fewer than 3 seeds, and after 20 replies in a row that brought nothing; else what the endpoint
-    raises. What was made until then is written.
+    Raises DataError for fewer than 3 seeds, and after 20 replies in a row without a new instruction; and what the
+    endpoint raises. What was generated until then is written.
     """
     if len(seeds) < EXAMPLES:
         raise DataError(
@@ -143,7 +149,7 @@ def make_instructions(
     texts = [item.instruction for item in seeds]
     kept: list[Item] = []
     refused: list[tuple[int, Rejected]] = []
-    number = barren = 0
+    number = without_new = 0
     with Transcript(transcript) as replies:
 
         def ask(i: int) -> Reply:
@@ -156,24 +162,24 @@ def make_instructions(
         rounds = (reply for chunk in chunks for reply in in_order(ask, chunk, parallel))
         try:
             while len(kept) < count:
-                reply, before = next(rounds), len(kept)
+                reply, kept_before = next(rounds), len(kept)
                 for parsed in parse(reply, EXAMPLES + 1):
                     if len(kept) == count:
                         break
                     tokens = [] if isinstance(parsed, Rejected) else words(parsed.instruction)
-                    near = pool.nearest(tokens)
+                    duplicate = pool.nearest(tokens)
                     if isinstance(parsed, Rejected):
                         refused.append((number, parsed))
-                    elif near is not None:
-                        detail = f"ROUGE-L {near[1]:.3f} with: {texts[near[0]]}"
+                    elif duplicate is not None:
+                        detail = f"ROUGE-L {duplicate[1]:.3f} with: {texts[duplicate[0]]}"
                         refused.append((number, Rejected("near-duplicate", parsed.instruction, detail)))
                     else:
                         kept.append(parsed)
                         texts.append(parsed.instruction)
                         pool.add(tokens)
-                number, barren = number + 1, 0 if len(kept) > before else barren + 1
-                say(f"reply {number}: {len(kept) - before} kept, {len(kept)} of {count}")
-                if barren == PATIENCE:
+                number, without_new = number + 1, 0 if len(kept) > kept_before else without_new + 1
+                say(f"reply {number}: {len(kept) - kept_before} kept, {len(kept)} of {count}")
+                if without_new == PATIENCE:
                     counts = ", ".join(f"{why} {n}" for why, n in _reasons(refused).items())
                     raise DataError(
                         f"{PATIENCE} replies in a row brought no new instruction (rejected so far: {counts}); look at "

@@ -1,4 +1,4 @@
-"""A model that compares and rates answers (Zheng et al. 2023), with its biases measured beside its verdicts."""
+"""LLM as a judge: a model that compares and rates answers (Zheng et al. 2023), with measures of its biases."""
 
 from headway.judge.judgments import Answers, Judgment, Question, ask, judgments, read_answers, read_questions
 from headway.judge.report import Interval, Pairs, Ratings, pairs_of, ratings_of

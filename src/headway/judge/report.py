@@ -1,6 +1,7 @@
-"""Statistics of verdicts and ratings, and how far the judge is to be trusted.
+"""Statistics of verdicts and ratings, and of the judge's biases.
 
-Intervals are percentiles of the bootstrap (Efron 1979) over questions, whose turns stay together.
+Confidence intervals are percentiles of the bootstrap (Efron 1979) over questions; the turns of a question are resampled
+together.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Interval:
-    """A number, and the bounds that 95 % of the resamples lie between; None where there is nothing to compute."""
+    """A number and the bounds of its 95 % bootstrap interval; all None if there are no data."""
 
     value: float | None
     low: float | None = None
@@ -30,16 +31,18 @@ class Interval:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Two sets of answers compared in both orders.
+    """Statistics of two sets of answers compared in both orders.
 
-    wins, ties, losses: of A. A win only where both orders agree on it; a tie otherwise.
-    win_rate: of A, with ties as half wins.
-    a_first, b_first: verdicts for A, ties and verdicts for B, by the order that they were shown in.
-    flips: turns whose verdict changed with the order.
-    unparsed: verdicts that were not found; their turns do not count.
-    first_shown, longer: share of verdicts for one of the two that went to the answer that stood first, or is longer.
-    length_correlation: Pearson's, of (length A - length B) / (length A + length B) with the turn's mean verdict
-        (1 for A, -1 for B).
+    wins, ties, losses: numbers of turns, from A's side. A win or loss needs the same verdict in both orders; all
+        others are ties.
+    win_rate: share of A's wins, with a tie as half a win.
+    a_first, b_first: numbers of verdicts for A, ties and verdicts for B, by the side that was shown first.
+    flips: number of turns whose verdict changed with the order.
+    unparsed: number of verdicts that were not found in the reply; their turns are not counted.
+    first_shown, longer: share of the verdicts other than ties that went to the answer shown first, or to the longer
+        one (of two of unequal length).
+    length_correlation: Pearson correlation of (length A - length B) / (length A + length B) with the turn's mean
+        verdict (1 for A, -1 for B).
     """
 
     wins: int
@@ -55,7 +58,7 @@ class Pairs:
     length_correlation: float | None
 
     def text(self) -> str:
-        """As a table."""
+        """Returns the statistics as a table."""
         turns = self.wins + self.ties + self.losses
         rows = [
             ("A wins, ties, B wins (both orders agree on a win)", f"{self.wins}, {self.ties}, {self.losses}"),
@@ -73,10 +76,12 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Ratings:
-    """Two sets of answers rated one by one.
+    """Statistics of two sets of answers that were rated one by one.
 
-    mean_a, mean_b: over the turns that both have a rating for.   ratio: mean A / mean B, each answer rated alone.
-    length_correlation: Pearson's, of an answer's length with its rating.   unparsed: ratings that were not found.
+    turns: number of turns for which both have a rating.
+    mean_a, mean_b: mean ratings over these turns.   ratio: mean_a / mean_b.
+    length_correlation: Pearson correlation of an answer's length with its rating.
+    unparsed: number of ratings that were not found in the reply.
     """
 
     turns: int
@@ -87,7 +92,7 @@ class Ratings:
     unparsed: int
 
     def text(self) -> str:
-        """As a table."""
+        """Returns the statistics as a table."""
         rows = [
             ("turns", self.turns),
             ("mean rating of A", self.mean_a),
@@ -100,19 +105,21 @@ class Ratings:
 
 
 def pairs_of(verdicts: Sequence[tuple[Judgment, Judgment]], *, seed: int = 0) -> Pairs:
-    """The statistics of verdicts in both orders."""
-    whole = [both for both in verdicts if all(verdict.value is not None for verdict in both)]
-    signs = np.array([[_sign(verdict) for verdict in both] for both in whole]).reshape(-1, 2)
+    """Computes the statistics of verdicts on pairs, each judged in both orders."""
+    complete = [both for both in verdicts if all(verdict.value is not None for verdict in both)]
+    signs = np.array([[_sign(verdict) for verdict in both] for both in complete]).reshape(-1, 2)
     agreed = np.where(signs[:, 0] == signs[:, 1], signs[:, 0], 0.0)
-    lengths = np.array([both[0].lengths for both in whole], dtype=np.float64).reshape(-1, 2)
-    decided = [verdict for both in whole for verdict in both if verdict.value != "tie"]
+    lengths = np.array([both[0].lengths for both in complete], dtype=np.float64).reshape(-1, 2)
+    decided = [verdict for both in complete for verdict in both if verdict.value != "tie"]
     uneven = [verdict for verdict in decided if verdict.lengths[0] != verdict.lengths[1]]
-    share = (lengths[:, 0] - lengths[:, 1]) / np.maximum(lengths.sum(1), 1)
+    longer_by = (lengths[:, 0] - lengths[:, 1]) / np.maximum(lengths.sum(1), 1)
     return Pairs(
         wins=int((agreed > 0).sum()),
         ties=int((agreed == 0).sum()),
         losses=int((agreed < 0).sum()),
-        win_rate=_interval([both[0].question for both in whole], [(agreed + 1) / 2], lambda mean: mean, seed),
+        win_rate=_interval(
+            [both[0].question for both in complete], [(agreed + 1) / 2], lambda mean: mean, seed
+        ),
         a_first=_counts(signs[:, 0]),
         b_first=_counts(signs[:, 1]),
         flips=int((signs[:, 0] != signs[:, 1]).sum()),
@@ -121,18 +128,20 @@ def pairs_of(verdicts: Sequence[tuple[Judgment, Judgment]], *, seed: int = 0) ->
         longer=_mean_of(
             [(verdict.value == "A") == (verdict.lengths[0] > verdict.lengths[1]) for verdict in uneven]
         ),
-        length_correlation=_correlation(share, signs.mean(1) if len(signs) else np.zeros(0)),
+        length_correlation=_correlation(longer_by, signs.mean(1) if len(signs) else np.zeros(0)),
     )
 
 
 def ratings_of(ratings: Sequence[tuple[Judgment, Judgment]], *, seed: int = 0) -> Ratings:
-    """The statistics of ratings."""
-    whole = [both for both in ratings if all(rating.value is not None for rating in both)]
-    scores = np.array([[rating.value for rating in both] for both in whole], dtype=np.float64).reshape(-1, 2)
-    lengths = np.array([both[0].lengths for both in whole], dtype=np.float64).reshape(-1, 2)
-    names = [both[0].question for both in whole]
+    """Computes the statistics of ratings, each of A's and of B's answer to a turn."""
+    complete = [both for both in ratings if all(rating.value is not None for rating in both)]
+    scores = np.array([[rating.value for rating in both] for both in complete], dtype=np.float64).reshape(
+        -1, 2
+    )
+    lengths = np.array([both[0].lengths for both in complete], dtype=np.float64).reshape(-1, 2)
+    names = [both[0].question for both in complete]
     return Ratings(
-        turns=len(whole),
+        turns=len(complete),
         mean_a=_mean_of(scores[:, 0]),
         mean_b=_mean_of(scores[:, 1]),
         ratio=_interval(names, [scores[:, 0], scores[:, 1]], lambda a, b: a / b, seed),
@@ -144,7 +153,9 @@ def ratings_of(ratings: Sequence[tuple[Judgment, Judgment]], *, seed: int = 0) -
 def _interval(
     names: Sequence[str], columns: Sequence[Array], statistic: Callable[..., Array], seed: int
 ) -> Interval:
-    """`statistic` of the columns' sums, and its percentiles where questions are drawn anew with replacement."""
+    """Returns `statistic` of the columns' means, and its percentiles when questions are resampled with replacement.
+
+    names: the question of each turn. columns: one value per turn."""
     if not names:
         return Interval(None)
     places = {name: i for i, name in enumerate(dict.fromkeys(names))}
@@ -173,7 +184,7 @@ def _mean_of(values: Sequence[bool] | Array) -> float | None:
 
 
 def _correlation(x: Array, y: Array) -> float | None:
-    """Pearson's; None where one of the two does not vary."""
+    """Returns Pearson's correlation; None if one of the two does not vary."""
     if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return None
     return float(np.corrcoef(x, y)[0, 1])

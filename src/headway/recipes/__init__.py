@@ -1,5 +1,6 @@
-"""Recipes: several runs in one file. Each begins with fresh weights or with those of an earlier one, changed by
-surgery where asked; the whole is repeated for seeds, and ends with one table and with claims that are seen or not."""
+"""Recipes: several training runs described in one file. Each stage begins with fresh weights or with the model of an
+earlier stage, optionally changed by surgery. All stages are repeated for each seed; the result is a table, and verdicts
+on the claims of the recipe."""
 
 from headway.recipes.recipe import Recipe, Stage, read_recipe
 from headway.recipes.report import RecipeReport

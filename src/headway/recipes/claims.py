@@ -1,4 +1,4 @@
-"""The claims of a recipe: comparisons of the measures of its stages, and the verdict over the seeds."""
+"""The claims of a recipe: comparisons between the measures of its stages, and their verdicts over the seeds."""
 
 import ast
 import math
@@ -11,9 +11,9 @@ from typing import Any
 from headway.errors import ConfigError, check_known
 
 Measures = Mapping[str, Mapping[str, Any]]
-"""stage -> name of a measure -> value, of one seed."""
+"""stage -> name of a measure -> value, for one seed."""
 FEWEST = 3
-"""Seeds that a verdict takes."""
+"""Number of seeds that a verdict needs."""
 SIGNS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 OR_EQUAL = (ast.LtE, ast.GtE)
 PARTS = (*SIGNS, ast.Compare, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.UnaryOp, ast.USub, ast.Load)
@@ -21,15 +21,15 @@ PARTS = (*SIGNS, ast.Compare, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, as
 
 @dataclass(frozen=True)
 class Claim:
-    """`text`, and the comparison that it stands or falls with, which Python evaluates. Measures are STAGE.MEASURE;
-    numbers, + - * / and parentheses may be used; a chain a < b < c means both."""
+    """A claim in words (`text`), and the comparison that decides it (`rule`), in Python's syntax. Operands are measures
+    (STAGE.MEASURE) and numbers, combined by + - * / and parentheses; a chain a < b < c means both comparisons."""
 
     text: str
     rule: str
 
     @staticmethod
     def read(text: str, rule: str, stages: Sequence[str]) -> "Claim":
-        """Raises ConfigError for a rule that is no comparison, or names a stage that is not there."""
+        """Parses a claim. Raises ConfigError for a rule that is no comparison, or that names an unknown stage."""
         claim = Claim(str(text), str(rule))
         tree = claim._tree()
         measured = [node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
@@ -46,14 +46,14 @@ class Claim:
         return claim
 
     def holds(self, measures: Measures) -> bool:
-        """Whether it holds for one seed. Raises ConfigError for a measure that a stage does not have."""
+        """Returns whether the claim holds for one seed. Raises ConfigError for a measure that a stage does not have."""
         signs = [type(sign) for sign in self._tree().ops]
         pairs = zip(self.margins(measures), signs, strict=True)
         return all(margin > 0 or (margin == 0 and sign in OR_EQUAL) for margin, sign in pairs)
 
     def margins(self, measures: Measures) -> list[float]:
-        """The margin by which each comparison of the chain holds, for one seed; below zero, it does not. a < b < c has
-        the margins b - a and c - b. Raises ConfigError for a measure that a stage does not have."""
+        """Returns the margin by which each comparison of the chain holds for one seed, negative if it does not: for
+        a < b < c, the margins b - a and c - b. Raises ConfigError for a measure that a stage does not have."""
         stages = {stage: SimpleNamespace(**_numbers(figures)) for stage, figures in measures.items()}
         tree = self._tree()
         try:
@@ -67,10 +67,14 @@ class Claim:
         return [(b - a) if rise else (a - b) for a, b, rise in zip(values, values[1:], rises, strict=False)]
 
     def verdict(self, seeds: Sequence[Measures]) -> str:
-        """`seen` where it holds for each seed, by margins beyond the seeds' spread: the mean of each is at least twice
-        its standard error, the standard deviation over the root of the number of seeds. Else `not seen at this size`,
-        or `within the spread of seeds` where it holds for each and by less. With the number of seeds for which it
-        holds; of fewer than `FEWEST`, how many they are and for how many of them it holds, which is no verdict."""
+        """Returns the verdict over the seeds, with the number of seeds for which the claim holds:
+
+            seen                         holds for each seed, and the mean of each margin is at least twice its standard
+                                         error (standard deviation / sqrt(number of seeds))
+            within the spread of seeds   holds for each seed, by smaller margins
+            not seen at this size        does not hold for each seed
+
+        For fewer than `FEWEST` seeds there is no verdict: returns for how many of them the claim holds."""
         count = sum(map(self.holds, seeds))
         if len(seeds) < FEWEST:
             how = ("it does not hold", "it holds in one", "it holds in both")[count]
@@ -83,7 +87,7 @@ class Claim:
 
     @property
     def operands(self) -> list[tuple[str, str]]:
-        """The measures that it compares, as (stage, measure)."""
+        """The measures that the rule uses, as (stage, measure)."""
         return [
             (node.value.id, node.attr.replace("_at_", "@"))
             for node in ast.walk(self._tree())
@@ -101,18 +105,19 @@ class Claim:
 
 
 def _value(side: ast.expr, stages: Mapping[str, SimpleNamespace]) -> float:
-    """The value of one side of a comparison."""
+    """Evaluates one side of a comparison."""
     code = compile(ast.Expression(side), "<claim>", "eval")
     return float(
         eval(code, {"__builtins__": {}}, {**stages})
-    )  # of numbers, names and signs alone: `Claim.read`
+    )  # safe: `Claim.read` allows numbers, names and operators only
 
 
 def _beyond_spread(margins: Sequence[float]) -> bool:
-    """0.1, 0.2 and 0.3 have the mean 0.2, the standard deviation 0.1 and the standard error 0.058: beyond it."""
+    """Returns whether the mean is at least twice its standard error. 0.1, 0.2 and 0.3 have the mean 0.2, the standard
+    deviation 0.1 and the standard error 0.058: true."""
     return fmean(margins) >= 2 * stdev(margins) / math.sqrt(len(margins))
 
 
 def _numbers(measures: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers among measures, by names that Python takes: val_accuracy@128 is val_accuracy_at_128."""
+    """Returns the numbers among measures, by names that Python can parse: val_accuracy@128 is val_accuracy_at_128."""
     return {name.replace("@", "_at_"): v for name, v in measures.items() if isinstance(v, int | float)}

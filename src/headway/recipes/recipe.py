@@ -1,25 +1,25 @@
 """A recipe's YAML file: settings of all stages, and the stages.
 
 out: runs/evolution
-depth: 4                      # settings of `headway train`: of every stage whose task has them ...
-seeds: [0, 1, 2]              # the whole for each of them, in OUT/seed-N
+depth: 4                      # settings of `headway train`, for every stage whose task has them ...
+seeds: [0, 1, 2]              # all stages are run for each seed, in OUT/seed-N
 stages:
   - name: llama
-    data: wikitext.txt        # ... and of this stage alone
+    data: wikitext.txt        # ... and settings of this stage alone
   - name: short
-    from: llama               # the stage whose model this one begins with; the one before unless given; null: none
+    from: llama               # the stage whose model this one begins with [default: the stage before]; null: none
     surgery: {gqa: {kv_heads: 2, pool: mean}}
-    moments: keep             # of the optimizer: keep, or zero
+    moments: keep             # optimizer state: keep that of `from`, or zero
     task: chat
-    published: {loss: 1.73}   # figures that the table shows next to ours
-    small: {steps: 2}         # with --small, instead
+    published: {loss: 1.73}   # published figures, shown in the table next to ours
+    small: {steps: 2}         # these settings replace others with --small
 claims:
   pooling the mean is better than nothing: short.val_loss < llama.val_loss
-columns: [val_loss]           # of the table
-decode: 512                   # measure the speed of decoding behind prompts of so many tokens
-test_source: test.en          # and of translators the BLEU of greedy translations of these sentences,
-test_target: test.de          # beside these
-small: {depth: 1, steps: 2}   # with --small, in every stage
+columns: [val_loss]           # measures in the table
+decode: 512                   # also measure the decoding speed of decoders after prompts of this many tokens
+test_source: test.en          # also measure the BLEU of translators: greedy translations of these sentences
+test_target: test.de          # against these references
+small: {depth: 1, steps: 2}   # settings of all stages with --small
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -39,9 +39,9 @@ Moments = Literal["keep", "zero"]
 RECIPE_KEYS = ("out", "seed", "seeds", "claims", "columns", "decode", "test_source", "test_target")
 STAGE_KEYS = ("name", "from", "surgery", "moments", "published", SMALL)
 OF_RECIPE = ("out", "seed", "seeds")
-"""Settings of all stages, never of one."""
+"""Settings of the whole recipe that no stage may have."""
 FIRST_ONLY = (*FROM_SCRATCH, "layers", "order", "model", "tokenizer", "units", "vocab")
-"""Settings of all stages that are for those with fresh weights: later ones have a model and its tokenizer."""
+"""Settings of all stages that only stages with fresh weights use: stages with a source take its model and tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Stage:
     """One run of a recipe.
 
     Attributes:
-        settings: of its run, without `out`, `seed`, and, with a source, `model`.
-        source: the stage whose trained model it begins with; None for a run of its own.
-        surgery: operations on that model before training, as (name, options), in their order.
-        moments: the state that the optimizer begins with; "keep" takes those of the source's last step.
-        published: figures of others, by column of the table.
+        settings: settings of the run, without `out`, `seed`, and, with a source, `model`.
+        source: name of the stage whose trained model it begins with; None for an independent run.
+        surgery: operations on that model before training, as (name, options), in order.
+        moments: initial state of the optimizer: "keep" takes that of the source's last step, "zero" a fresh one.
+        published: published figures, by column of the table.
     """
 
     name: str
@@ -66,7 +66,8 @@ class Stage:
     def config(
         self, out: Path, seed: int, model: Path | None = None, moments: Path | None = None
     ) -> TrainConfig:
-        """The settings of its run in the folder `out`. Raises ConfigError, with the stage's name."""
+        """Returns the settings of its run in the folder `out`. Raises ConfigError, with the stage's name, for invalid
+        ones."""
         values = {**self.settings, "out": str(out), "seed": seed}
         values |= {} if model is None else {"model": str(model)}
         values |= {} if moments is None else {"moments": str(moments)}
@@ -75,9 +76,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Stages in their order, for each seed; `columns` of the table are all measures unless given. With `decode`,
-    decoders are timed behind prompts of that length; with `tests`, a file of sentences and one of their translations,
-    translators have a BLEU."""
+    """Stages that are run in order for each seed.
+
+    columns: measures in the table; if empty, the usual ones and those of the tasks.
+    decode: length of the prompts after which the decoding speed of decoders is measured; None: it is not measured.
+    tests: files of sentences and their translations, for the BLEU of translators; None: it is not measured.
+    """
 
     out: Path
     stages: tuple[Stage, ...]
@@ -88,7 +92,7 @@ class Recipe:
     tests: tuple[Path, Path] | None = None
 
     def stage_folder(self, stage: Stage, seed: int) -> Path:
-        """The folder of one run of a stage."""
+        """Returns the folder of a stage's run for a seed."""
         return self.out / f"seed-{seed}" / f"{self.stages.index(stage) + 1}-{stage.name}"
 
 
@@ -100,13 +104,13 @@ def read_recipe(
     *,
     small: bool = False,
 ) -> Recipe:
-    """A recipe. Later ones win: `defaults` (the environment), the file's settings for all stages, a stage's own, with
-    `small` those under `small:` (of the recipe, then of the stage), `KEY=VALUE` and flags for all stages,
-    `STAGE.KEY=VALUE`.
+    """Reads a recipe. In order of increasing precedence, settings come from: `defaults` (the environment), the file's
+    settings for all stages, a stage's own, with `small` those under `small:` (of the recipe, then of the stage),
+    `KEY=VALUE` overrides and flags for all stages, `STAGE.KEY=VALUE` overrides.
 
-    Raises ConfigError for keys that are unknown to every stage or to a stage's task, names that are not unique, a
-    source that is no earlier stage, operations and claims that are not understood, `small` where the file has no such
-    settings: before anything is run."""
+    Raises ConfigError, before anything is run, for settings that no stage's task has, stage names that are not unique,
+    a source that is no earlier stage, unknown operations, malformed claims, and for `small` if the file has no settings
+    under that key."""
     values = {**(defaults or {}), **read_yaml(path)}
     entries = values.pop(STAGES, None)
     if not (isinstance(entries, list) and entries and all(isinstance(entry, dict) for entry in entries)):
@@ -125,18 +129,18 @@ def read_recipe(
             for_all[key] = value
     if small and not any(SMALL in part for part in (values, *entries)):
         raise ConfigError(f"--small needs settings under `{SMALL}:`, and {path} has none")
-    toy = values.pop(SMALL, {})
-    of_all = [values, dict(toy) if small else {}, for_all]  # later ones win
+    small_settings = values.pop(SMALL, {})
+    of_all = [values, dict(small_settings) if small else {}, for_all]  # later ones win
     recipe = {key: layer.pop(key) for layer in of_all for key in RECIPE_KEYS if key in layer}
-    one_seed, many = recipe.get("seed"), recipe.get("seeds")
-    if one_seed is not None and many is not None:
+    one_seed, seed_list = recipe.get("seed"), recipe.get("seeds")
+    if one_seed is not None and seed_list is not None:
         raise ConfigError(
-            f"{path}: seed {one_seed} and seeds {many} are given; give one of them (seeds=[{one_seed}])"
+            f"{path}: seed {one_seed} and seeds {seed_list} are given; give one of them (seeds=[{one_seed}])"
         )
-    seeds = tuple(many if many is not None else [one_seed or 0])
-    whole = {key: value for layer in of_all for key, value in layer.items()}
-    tasks = {whole.get("task"), *(entry.get("task", whole.get("task")) for entry in entries)}
-    for key in whole:
+    seeds = tuple(seed_list if seed_list is not None else [one_seed or 0])
+    merged = {key: value for layer in of_all for key, value in layer.items()}
+    tasks = {merged.get("task"), *(entry.get("task", merged.get("task")) for entry in entries)}
+    for key in merged:
         _check_known(key, tasks, path)
     stages: list[Stage] = []
     for entry, name in zip(entries, names, strict=True):
@@ -165,8 +169,8 @@ def _stage(
     earlier: Sequence[str],
     where: str,
 ) -> Stage:
-    """The stage of an entry; the settings of all stages and its own are layers, of which a later one wins, and of two
-    at one place its own."""
+    """Returns the stage of an entry. `of_all` and `of_one` are layers of settings of all stages and of this one, in
+    order of increasing precedence; at the same place, the stage's own layer wins."""
     source = entry.get("from", earlier[-1] if earlier and "model" not in entry else None)
     if source is not None:
         check_known(source, earlier, f"{where}: from names no earlier stage:")
@@ -178,31 +182,31 @@ def _stage(
             f"{where}: surgery and kept moments need the model of an earlier stage (from: NAME)"
         )
     stage_settings, _, for_one = of_one
-    in_toy_size = entry.get(SMALL, {})
-    mine = stage_settings.keys() | in_toy_size.keys() | for_one.keys()
-    if wrong := sorted(mine & {*OF_RECIPE, *(["model"] if source is not None else [])}):
+    small_settings = entry.get(SMALL, {})
+    keys = stage_settings.keys() | small_settings.keys() | for_one.keys()
+    if wrong := sorted(keys & {*OF_RECIPE, *(["model"] if source is not None else [])}):
         why = "belongs to the whole recipe" if wrong[0] in OF_RECIPE else f"is what {source} trains"
         raise ConfigError(f"{where}: {wrong[0]} {why}; leave it out")
     layers = [layer for both in zip(of_all, of_one, strict=True) for layer in both]
     task = next((layer["task"] for layer in reversed(layers) if "task" in layer), None)
-    known = settings_of(task).model_fields
-    for key in (*in_toy_size, *for_one):
+    fields = settings_of(task).model_fields
+    for key in (*small_settings, *for_one):
         _check_known(key, [task], where)
     settings = {
         key: value
         for layer in layers
         for key, value in layer.items()
-        if layer is stage_settings or (key in known and not (source is not None and key in FIRST_ONLY))
+        if layer is stage_settings or (key in fields and not (source is not None and key in FIRST_ONLY))
     }
     operations = tuple(check_surgery(surgery, where))
     return Stage(str(entry["name"]), settings, source, operations, moments, dict(entry.get("published", {})))
 
 
 def _check_known(key: str, tasks: Collection[str | None], where: str | Path) -> None:
-    """ConfigError for a setting that none of the tasks has."""
-    known = {key for task in tasks for key in settings_of(task).model_fields}
-    if key not in known:
+    """Raises ConfigError for a setting that none of the tasks has."""
+    names = {key for task in tasks for key in settings_of(task).model_fields}
+    if key not in names:
         named = ", ".join(sorted(task or "text" for task in tasks))
         raise ConfigError(
-            f"{where}: {key} is a setting of no stage{did_you_mean(key, known)}; their tasks: {named}"
+            f"{where}: {key} is a setting of no stage{did_you_mean(key, names)}; their tasks: {named}"
         )

@@ -1,5 +1,5 @@
-"""The results of a recipe: one row per stage, the spread over seeds, the verdicts on its claims, and a picture of the
-measures that these compare: a panel for each measure, a line for each stage."""
+"""The report of a recipe: a table with one row per stage and the spread over seeds, the verdicts on its claims, and a
+figure of the measures that the claims compare, with one panel per measure and one line per stage."""
 
 import math
 import re
@@ -23,9 +23,9 @@ HEADS = ("stage", "task", "length", "steps")
 BEFORE, AFTER = "before the stage", "after it"
 LESS = {"loss": ", nats: less is better", "bits_per_byte": ": less is better"}
 OTHERS = (ORANGE, GREEN, VIOLET, RED)
-"""Colours of values that are measured in another way: in rows of another length, of one turn."""
+"""Colours of values measured in other ways: in rows of another length, or for one turn."""
 PLACES = (0.25, -0.25, 0.13, -0.13)
-"""Places of these values, above and below the stage's own line."""
+"""Vertical offsets of these values from the stage's line."""
 STYLE: Any = {
     "text.color": INK,
     "axes.edgecolor": GREY,
@@ -42,8 +42,8 @@ STYLE: Any = {
 
 @cache
 def translation(language: str) -> Translation:
-    """The translation of verdicts, heads, labels, and claims of the shipped recipes. Claims are looked up in its
-    `table`: others' might look like one of its templates."""
+    """Returns the translation of verdicts, column heads, labels, and the claims of the shipped recipes. Claims are
+    looked up in its `table` only, since a user's claim might match one of its templates."""
     if language == "en":
         return Translation({})
     text = files("headway.recipes").joinpath(f"{language}.toml").read_text(encoding="utf-8")
@@ -52,8 +52,8 @@ def translation(language: str) -> Translation:
 
 @dataclass(frozen=True)
 class Measured:
-    """A stage as its row of the table says it. `values`: by measure, the mean over the seeds and its standard
-    deviation."""
+    """The measures of a stage over all seeds. `fresh`: whether it began with fresh weights. `values`: mean and standard
+    deviation over the seeds, by measure."""
 
     stage: str
     task: str
@@ -63,7 +63,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Panel:
-    """One measure of `stages` (name: label, from above), by how it was measured, and stage."""
+    """A panel of the figure, for one measure. `stages`: label of each stage, from top to bottom. `marks`: mean and
+    standard deviation, by how it was measured (before or after training, row length, turn) and by stage."""
 
     title: str
     stages: Mapping[str, str]
@@ -71,8 +72,8 @@ class Panel:
 
 
 def spread_of(values: Iterable[Any]) -> tuple[float, float] | None:
-    """Mean and standard deviation (n - 1; 0 of one value) of the numbers among them; None without any, NaN where one of
-    several is not finite."""
+    """Returns mean and standard deviation (with n - 1; 0 for equal values) of the numbers among the values; None if
+    there are none; mean NaN if they differ and one is not finite."""
     numbers = [v for v in values if isinstance(v, int | float)]
     if not numbers:
         return None
@@ -84,8 +85,8 @@ def spread_of(values: Iterable[Any]) -> tuple[float, float] | None:
 
 
 def panels(claims: Sequence[Claim], stages: Sequence[Measured]) -> Iterator[Panel]:
-    """A panel for each measure that `claims` compare: of all stages of a task that they name, the values after training
-    and, where it did not begin with fresh weights, before."""
+    """Yields a panel for each measure that the claims compare. It shows all stages of the tasks that these claims name,
+    with the values after training and, unless the stage began with fresh weights, before."""
     task = {stage.stage: stage.task for stage in stages}
     named: dict[str, list[tuple[str, str]]] = {}
     for claim in claims:
@@ -96,8 +97,8 @@ def panels(claims: Sequence[Claim], stages: Sequence[Measured]) -> Iterator[Pane
         shown = [stage for stage in stages if stage.task in tasks]
         held_out = any(measure.startswith(("start_", "val_")) for _, measure in operands)
         measures = {BEFORE: f"start_{kind}", AFTER: f"val_{kind}"} if held_out else {AFTER: kind}
-        others = sorted({m for _, m in operands} - {*measures.values()}, key=lambda m: (len(m), m))
-        measures |= {_label(measure): measure for measure in others}
+        other_measures = sorted({m for _, m in operands} - {*measures.values()}, key=lambda m: (len(m), m))
+        measures |= {_label(measure): measure for measure in other_measures}
         marks = {
             label: {
                 s.stage: s.values[m] for s in shown if m in s.values and not (label == BEFORE and s.fresh)
@@ -110,20 +111,21 @@ def panels(claims: Sequence[Claim], stages: Sequence[Measured]) -> Iterator[Pane
 
 
 def _kind(measure: str) -> str:
-    """`loss` of `val_loss`, `start_loss`, `val_loss@256` and `val_loss_turn_1`."""
+    """Returns the measure's name without prefix and suffix: `loss` for `val_loss`, `start_loss`, `val_loss@256` and
+    `val_loss_turn_1`."""
     return re.split(r"@|_turn_", measure.removeprefix("start_").removeprefix("val_"))[0]
 
 
 def _label(measure: str) -> str:
-    """The part of `val_loss@256` or `val_loss_turn_1` that sets it apart: "rows of 256", "turn 1"."""
+    """Returns a label for the suffix of a measure: "rows of 256" for `val_loss@256`, "turn 1" for `val_loss_turn_1`."""
     return re.split(r"(?=@)|_(?=turn_)", measure)[-1].replace("@", "rows of ").replace("_", " ")
 
 
 def draw_panels(drawn: Sequence[Panel], path: Path, language: str = "en") -> None:
-    """Draws panels side by side: stages downwards, each from before (hollow) to after (full), with the standard
-    deviation.
+    """Draws panels side by side. Stages are listed from top to bottom, each with a line from its value before training
+    (hollow) to that after (filled), and the standard deviations as error bars.
 
-    Raises ConfigError where no font has the characters of the language."""
+    Raises ConfigError if no font has the characters of the language."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -137,19 +139,19 @@ def draw_panels(drawn: Sequence[Panel], path: Path, language: str = "en") -> Non
 
 
 def draw_panel(axes: Any, panel: Panel, say: Translation) -> None:
-    """Draws one measure of all its stages, with labels in a language."""
-    place = {stage: i for i, stage in enumerate(panel.stages)}
+    """Draws a panel, with labels translated by `say`."""
+    row_of = {stage: i for i, stage in enumerate(panel.stages)}
     before, after = panel.marks.get(BEFORE, {}), panel.marks.get(AFTER, {})
     for stage in before.keys() & after.keys():
         ends = [before[stage][0], after[stage][0]]
-        axes.plot(ends, [place[stage]] * 2, color=GREY, linewidth=1, zorder=1)
+        axes.plot(ends, [row_of[stage]] * 2, color=GREY, linewidth=1, zorder=1)
     others = iter(zip(OTHERS, PLACES, strict=True))
-    for label, by in panel.marks.items():
-        colour, apart = {BEFORE: (GREY, 0.0), AFTER: (BLUE, 0.0)}.get(label) or next(others)
-        means, spreads = zip(*by.values(), strict=True)
+    for label, values in panel.marks.items():
+        colour, offset = {BEFORE: (GREY, 0.0), AFTER: (BLUE, 0.0)}.get(label) or next(others)
+        means, spreads = zip(*values.values(), strict=True)
         axes.errorbar(
             means,
-            [place[stage] + apart for stage in by],
+            [row_of[stage] + offset for stage in values],
             xerr=spreads if any(spreads) else None,
             fmt="o",
             markersize=6,
@@ -159,14 +161,14 @@ def draw_panel(axes: Any, panel: Panel, say: Translation) -> None:
             capsize=2,
             label=say(label),
         )
-    axes.set_yticks(range(len(place)), panel.stages.values())
-    axes.set_ylim(len(place) - 0.5, -0.5)
+    axes.set_yticks(range(len(row_of)), panel.stages.values())
+    axes.set_ylim(len(row_of) - 0.5, -0.5)
     axes.locator_params("x", nbins=6)
     axes.tick_params(axis="y", length=0)
     axes.set_title(say(panel.title))
     if len(panel.marks) > 1:
         axes.legend(
-            loc="upper center", bbox_to_anchor=(0.5, -0.35 / (0.3 * len(place) + 0.4)), ncols=3, fontsize=8
+            loc="upper center", bbox_to_anchor=(0.5, -0.35 / (0.3 * len(row_of) + 0.4)), ncols=3, fontsize=8
         )
 
 
@@ -185,11 +187,11 @@ INTERNAL = {
 
 @dataclass(frozen=True)
 class RecipeReport:
-    """The records of all stages, seed by seed.
+    """The results of all stages for all seeds.
 
     Attributes:
-        records: for each seed, for each stage: name, settings and measures.
-        language: of the table and of the sentences on claims; `verdicts` and JSON are English.
+        records: for each seed, for each stage: its name, settings and measures.
+        language: language of the table and of the sentences on claims; `verdicts` and JSON are in English.
     """
 
     recipe: Recipe
@@ -197,18 +199,18 @@ class RecipeReport:
     language: str = "en"
 
     def measures(self, index: int) -> dict[str, Mapping[str, Any]]:
-        """The measures of the seed number `index`, by stage."""
+        """Returns the measures of the `index`-th seed, by stage."""
         return {record["stage"]: record["measures"] for record in self.records[index]}
 
     @property
     def verdicts(self) -> list[tuple[str, str, str]]:
-        """Each claim: its words, its rule, and whether it was seen."""
+        """The claims as (text, rule, verdict)."""
         seeds = [self.measures(i) for i in range(len(self.records))]
         return [(claim.text, claim.rule, claim.verdict(seeds)) for claim in self.recipe.claims]
 
     @property
     def sentences(self) -> list[tuple[str, str]]:
-        """The verdict with its claim, and its rule."""
+        """The claims as (sentence with verdict and text, rule), in the report's language."""
         say = translation(self.language)
         return [
             (say.fill("{verdict}: {claim}", verdict=say(verdict), claim=say.table.get(text, text)), rule)
@@ -217,7 +219,7 @@ class RecipeReport:
 
     @property
     def measured(self) -> list[Measured]:
-        """Each stage with the means and standard deviations of its measures."""
+        """The stages, each with the means and standard deviations of its measures over the seeds."""
         stages = []
         for i, stage in enumerate(self.recipe.stages):
             by_seed = [records[i]["measures"] for records in self.records]
@@ -231,22 +233,22 @@ class RecipeReport:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The measures of the table: the recipe's, else the usual ones and what the tasks measured besides."""
+        """The measures in the table: the recipe's columns, else the usual ones and further measures of the tasks."""
         if self.recipe.columns:
             return self.recipe.columns
         measured = dict.fromkeys(key for records in self.records for r in records for key in r["measures"])
-        others = [
+        further = [
             key for key in measured if key not in (*USUAL, *LAST, *INTERNAL) and not key.startswith("start_")
         ]
-        return tuple(key for key in (*USUAL, *others, *LAST) if key in measured)
+        return tuple(key for key in (*USUAL, *further, *LAST) if key in measured)
 
     def rows(self) -> tuple[list[str], list[list[str]]]:
-        """The table's columns and cells: mean ± standard deviation over the seeds."""
+        """Returns the table's column heads and cells; measures are mean ± standard deviation over the seeds."""
         published = list(dict.fromkeys(key for stage in self.recipe.stages for key in stage.published))
         say = translation(self.language)
         names = [say(key) if key in HEADS else key for key in published]
-        theirs = [say.fill("published {name}", name=name) for name in names]
-        head = [*map(say, HEADS), *self.columns, *theirs]
+        published_heads = [say.fill("published {name}", name=name) for name in names]
+        head = [*map(say, HEADS), *self.columns, *published_heads]
         body = []
         for stage, measured, record in zip(self.recipe.stages, self.measured, self.records[0], strict=True):
             origin = measured.task
@@ -254,30 +256,30 @@ class RecipeReport:
                 origin = say.fill("{task} from {stage}", task=measured.task, stage=stage.source)
             length, steps = record["run"]["settings"].get("context"), record["measures"]["steps"]
             values = [_spread(measured.values.get(key)) for key in self.columns]
-            others = [cell(stage.published.get(key)) for key in published]
-            body.append([stage.name, origin, cell(length), cell(steps), *values, *others])
+            published_cells = [cell(stage.published.get(key)) for key in published]
+            body.append([stage.name, origin, cell(length), cell(steps), *values, *published_cells])
         return head, body
 
     def text(self) -> str:
-        """The table and the verdicts for a terminal."""
+        """Returns the table and the verdicts as text for a terminal."""
         lines = [table(*self.rows())]
         lines += [f"  {sentence}\n      {rule}" for sentence, rule in self.sentences]
         return "\n".join(lines)
 
     def markdown(self) -> str:
-        """The table and the verdicts as Markdown."""
+        """Returns the table and the verdicts as Markdown."""
         head, body = self.rows()
         lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body)]
         lines += ["", *(f"- {sentence} (`{rule}`)" for sentence, rule in self.sentences)]
         return "\n".join(lines) + "\n"
 
     def plain(self) -> dict[str, Any]:
-        """The report in JSON's own types."""
+        """Returns the report as values that JSON can represent."""
         claims = [{"claim": text, "rule": rule, "verdict": verdict} for text, rule, verdict in self.verdicts]
         return {"seeds": plain(self.recipe.seeds), "stages": plain(self.records), "claims": claims}
 
 
 def _spread(value: tuple[float, float] | None) -> str:
-    """`1.234 ± 0.005`: mean and standard deviation; one value as it is."""
+    """Returns mean and standard deviation as `1.234 ± 0.005`; without deviation, the mean alone."""
     mean, deviation = value or (None, 0.0)
     return f"{cell(mean)} ± {deviation:.2g}" if deviation else cell(mean)

@@ -1,4 +1,5 @@
-"""A recipe from its first stage to its table; every stage is a run of its own, and goes on where it was stopped."""
+"""Running a recipe, from its first stage to its report. Each stage is a training run of its own; an interrupted one is
+resumed."""
 
 import itertools
 import json
@@ -46,19 +47,20 @@ OF_THE_PLACE = {
     "keep_last",
     "report",
 }
-"""Settings that change none of a stage's measures, but for rounding."""
+"""Settings that do not change a stage's measures, except for rounding."""
 
 
 def run_recipe(recipe: Recipe, *, resume: str = "never", quiet: bool = False) -> RecipeReport:
-    """Run all stages for all seeds, and report; report.json, report.md and, where it has claims, report.png in the
-    recipe's folder keep it. Its language is that of the environment (`headway.language`), but for report.json.
+    """Runs all stages for all seeds, and returns the report, which is also written to the recipe's folder: report.json,
+    report.md and, if the recipe has claims, report.png. Its language is that of the environment (`headway.language`),
+    except for report.json.
 
-    resume: "never" (the folder must be empty) or "auto": stages that are done are kept, a stage that was stopped goes
-    on, bit for bit as `headway train` does. The folder may have moved as a whole, and the recipe may have more seeds or
-    fewer than before.
+    resume: "never" (the folder must be empty) or "auto": finished stages are kept, and an interrupted stage is resumed,
+    bit for bit as `headway train` does. The folder may have been moved as a whole, and the recipe may have more or
+    fewer seeds than before.
 
-    Raises what `train` does; ConfigError for another `resume`, for a folder that holds a recipe already or that another
-    one uses, and where a stage that is done had other settings."""
+    Raises what `train` does; ConfigError for another `resume`, for a folder that is not empty or is in use by another
+    run, for missing files, and if a finished stage had other settings."""
     check_known(resume, ("never", "auto"), "a recipe has no resume")
 
     def say(text: str) -> None:
@@ -80,21 +82,20 @@ def run_recipe(recipe: Recipe, *, resume: str = "never", quiet: bool = False) ->
         language = language_of_environment()
         report = RecipeReport(recipe, tuple(map(tuple, records)), language)
         atomic_write(recipe.out / f"{REPORT}.json", json.dumps(report.plain(), indent=1) + "\n")
-        pictured = list(panels(recipe.claims, report.measured))
-        if pictured and (why := no_pictures()) is not None:
+        drawn = list(panels(recipe.claims, report.measured))
+        if drawn and (why := no_pictures()) is not None:
             say(f"{REPORT}.png is not drawn: {why}")
-            pictured = []
-        if pictured:
-            draw_panels(pictured, recipe.out / f"{REPORT}.png", _with_a_font(language, say))
+            drawn = []
+        if drawn:
+            draw_panels(drawn, recipe.out / f"{REPORT}.png", _with_a_font(language, say))
         compared = translation(language)("what the claims compare")
-        picture = f"\n![{compared}]({REPORT}.png)\n" if pictured else ""
+        picture = f"\n![{compared}]({REPORT}.png)\n" if drawn else ""
         atomic_write(recipe.out / f"{REPORT}.md", report.markdown() + picture)
         return report
 
 
 def _with_a_font(language: str, say: Callable[[str], None]) -> str:
-    """The language that a picture is labelled in: this one, or English where no font has its characters, which is
-    said."""
+    """Returns the language of a figure's labels: this one, or English (with a remark) if no font has its characters."""
     try:
         fonts(language)
     except ConfigError as why:
@@ -104,7 +105,7 @@ def _with_a_font(language: str, say: Callable[[str], None]) -> str:
 
 
 def _check_files(recipe: Recipe) -> None:
-    """Raises ConfigError, before any stage is run, for all files that those which are not done name and lack."""
+    """Raises ConfigError for all missing files that the tests and the unfinished stages name."""
     missing: dict[str, dict[str, None]] = {}
     for test in recipe.tests or ():
         if not test.exists():
@@ -121,7 +122,7 @@ def _check_files(recipe: Recipe) -> None:
 def _stage(
     recipe: Recipe, stage: Stage, seed: int, *, say: Callable[[str], None], quiet: bool
 ) -> dict[str, Any]:
-    """Run one stage, or read the record that it left; returns its record."""
+    """Runs one stage, or reads the record of a finished one; returns its record."""
     folder, source = recipe.stage_folder(stage, seed), _source(recipe, stage)
     model = _begins_with(recipe, stage, seed)
     moments = folder / MOMENTS if stage.moments == "keep" else None
@@ -132,14 +133,14 @@ def _stage(
     }
     if (folder / DONE).exists():
         record = read_json(folder / DONE)
-        then = {**record["run"], "settings": moved_along(record["run"]["settings"], settings["settings"])}
-        if _compared(then) != _compared(settings):
+        done_run = {**record["run"], "settings": moved_along(record["run"]["settings"], settings["settings"])}
+        if _compared(done_run) != _compared(settings):
             raise ConfigError(
                 f"{folder} is done, with other settings than the recipe has now; choose another folder with --out"
             )
         return record
-    about = f"seed {seed}, " if len(recipe.seeds) > 1 else ""
-    say(f"--- {about}stage {recipe.stages.index(stage) + 1} of {len(recipe.stages)}: {stage.name}")
+    seed_prefix = f"seed {seed}, " if len(recipe.seeds) > 1 else ""
+    say(f"--- {seed_prefix}stage {recipe.stages.index(stage) + 1} of {len(recipe.stages)}: {stage.name}")
     if source is not None and not checkpoints(folder):
         before, base = recipe.stage_folder(source, seed), _begins_with(recipe, source, seed)
         if model == folder / START:
@@ -151,7 +152,7 @@ def _stage(
             last = checkpoints(before)[-1]
             write_safetensors(moments, moments_after(last, opened(before / FINAL, base).spec, stage.surgery))
     train(config, resume="auto", quiet=quiet)
-    task = read_record(checkpoints(folder)[-1])["config"]["task"]  # where it is the one that the model is for
+    task = read_record(checkpoints(folder)[-1])["config"]["task"]  # settings without a task: the model's
     record = {
         "stage": stage.name,
         "seed": seed,
@@ -168,7 +169,8 @@ def _source(recipe: Recipe, stage: Stage) -> Stage | None:
 
 
 def _begins_with(recipe: Recipe, stage: Stage, seed: int) -> Path | None:
-    """The folder of the model that a stage begins with; None where its own settings name it, or nothing does."""
+    """Returns the folder of the model that a stage with a source begins with: START in its own folder if surgery or a
+    merged adapter changes the source's model, else the source's. None without a source."""
     source = _source(recipe, stage)
     if source is None:
         return None
@@ -177,7 +179,7 @@ def _begins_with(recipe: Recipe, stage: Stage, seed: int) -> Path | None:
 
 
 def _compared(run: dict[str, Any]) -> dict[str, Any]:
-    """The part of a stage's record that must be the same in the recipe when it is done."""
+    """Returns the part of a stage's record that must not differ from the recipe when a finished stage is kept."""
     settings = run["settings"].items()
     return {**run, "settings": {name: value for name, value in settings if name not in OF_THE_PLACE}}
 
@@ -186,40 +188,40 @@ ROWS, NEW_TOKENS, TIMES = 8, 16, 5
 
 
 def measures(folder: Path, config: TrainConfig, recipe: Recipe) -> dict[str, Any]:
-    """The measures of a finished run: its last step's, the last held-out ones (`val_..`), those before the first step
-    (`start_..`), the median speed, and the model's size; of decoders, with `decode`, the speed behind such prompts; of
-    translators, with `tests`, their BLEU."""
+    """Returns the measures of a finished run: those of its last step, the last held-out ones (`val_..`), the held-out
+    ones before the first step (`start_..`), the median training speed, and the size of the model; for decoders, if the
+    recipe has `decode`, the decoding speed; for translators, if it has `tests`, their BLEU."""
     lines = read_metrics(folder / METRICS)
     steps = [line for line in lines if "loss" in line]
     last = steps[-1] if steps else {}
     names = ("loss", "accuracy", "bits_per_byte", "trained_tokens", "seconds")
-    result: dict[str, Any] = {"steps": last.get("step", 0)} | {n: last[n] for n in names if n in last}
+    values: dict[str, Any] = {"steps": last.get("step", 0)} | {n: last[n] for n in names if n in last}
     if steps:
-        result["tokens_per_s"] = statistics.median(line["tokens_per_s"] for line in steps)
+        values["tokens_per_s"] = statistics.median(line["tokens_per_s"] for line in steps)
     for line in lines:
-        held = {name: value for name, value in line.items() if name.startswith("val_")}
-        result |= held
+        held_out = {name: value for name, value in line.items() if name.startswith("val_")}
+        values |= held_out
         if line.get("step") == 0:
-            result |= {f"start_{name.removeprefix('val_')}": value for name, value in held.items()}
+            values |= {f"start_{name.removeprefix('val_')}": value for name, value in held_out.items()}
     spec, dtype = opened(folder / FINAL).spec, DTYPES[choose_precision(config.dtype).what]
-    result["parameters"] = cost.parameter_count(spec)
+    values["parameters"] = cost.parameter_count(spec)
     if spec.causal:
-        result["kv_bytes_per_token"] = cost.kv_bytes_per_token(spec, dtype)
+        values["kv_bytes_per_token"] = cost.kv_bytes_per_token(spec, dtype)
         if recipe.decode is not None and spec.encoder is None:
             model = headway.load(folder / FINAL, task="causal-lm", dtype=dtype).model
-            result["decode_tokens_per_s"] = decoding_speed(model, recipe.decode)
+            values["decode_tokens_per_s"] = decoding_speed(model, recipe.decode)
     if recipe.tests is not None and spec.encoder is not None:
         sentences, references = read_pairs(*map(str, recipe.tests))
         translator = headway.load(folder / FINAL, task="translation")
-        result["bleu"] = bleu(
+        values["bleu"] = bleu(
             [str(text) for text in translator.translate(sentences, beams=1)], references
         ).score
-    return result
+    return values
 
 
 def decoding_speed(model: Decoder, prompt: int) -> float:
-    """Tokens per second of `ROWS` texts together, greedily, behind prompts of `prompt` tokens: the median of `TIMES`
-    runs of `NEW_TOKENS` steps, without the prompt's time."""
+    """Returns the decoding speed in tokens per second of a batch of `ROWS` sequences, greedy, after prompts of `prompt`
+    tokens: the median of `TIMES` runs of `NEW_TOKENS` steps, without the time of the prompts."""
     noise = torch.Generator().manual_seed(0)
     prompts = torch.randint(model.spec.vocab, (ROWS, prompt), generator=noise).tolist()
 

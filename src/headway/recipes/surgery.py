@@ -1,4 +1,4 @@
-"""Changes of a stage to its model before training: operations of `headway surgery`, and changes of the spec alone."""
+"""Changes to a stage's model before training: operations of `headway surgery`, and changes of its spec alone."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -25,7 +25,7 @@ KEY_VALUE = (".k_proj.", ".v_proj.")
 
 
 def _context(spec: ModelSpec, state: State, tokens: int, method: str | None = None) -> Changed:
-    """Rows of `tokens` tokens: with `method` as `stretch_context`, else with the positions as they are."""
+    """Sets the trained context to `tokens`: by `stretch_context` with `method`, else with unchanged positions."""
     if method is None:
         return replace(spec, trained_context=tokens), dict(state)
     untyped: Any = method
@@ -33,7 +33,7 @@ def _context(spec: ModelSpec, state: State, tokens: int, method: str | None = No
 
 
 def _patterns(spec: ModelSpec, state: State, layers: str) -> Changed:
-    """Other patterns with the same weights: one per layer, repeated, separated by ';'."""
+    """Replaces the attention patterns (one per layer, separated by ';' and repeated); weights are unchanged."""
     return spec.with_patterns([parse(part) for part in layers.split(";")]), dict(state)
 
 
@@ -44,36 +44,37 @@ OPERATIONS: Mapping[str, tuple[Callable[..., Changed], tuple[str, ...]]] = {
     "longformer": (make_longformer, ("context", "window")),
     "patterns": (_patterns, ("layers",)),
 }
-"""name -> the pure function (spec, state, ..) -> (spec, state), and its options; a value that is no mapping is the
-first option's."""
+"""Name of an operation -> (pure function (spec, state, **options) -> (spec, state), names of its options). A value in
+the recipe that is no mapping is the first option's."""
 
 
 def check_surgery(operations: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The operations as (name, options). Raises ConfigError for anything else."""
+    """Yields the operations as (name, options). Raises ConfigError for unknown operations or options, and if the first
+    option is missing."""
     if not isinstance(operations, Mapping):
         raise ConfigError(f"{where}: surgery is a mapping of operations, got {operations!r}")
     for name, value in operations.items():
         check_known(name, OPERATIONS, f"{where}: there is no operation")
-        known = OPERATIONS[name][1]
-        options = dict(value) if isinstance(value, Mapping) else {known[0]: value}
+        names = OPERATIONS[name][1]
+        options = dict(value) if isinstance(value, Mapping) else {names[0]: value}
         for option in options:
-            check_known(option, known, f"{where}: {name} has no option")
-        if known[0] not in options:
-            raise ConfigError(f"{where}: {name} needs {known[0]}")
+            check_known(option, names, f"{where}: {name} has no option")
+        if names[0] not in options:
+            raise ConfigError(f"{where}: {name} needs {names[0]}")
         yield name, options
 
 
 def operated(spec: ModelSpec, state: State, operations: tuple[tuple[str, Any], ...]) -> Changed:
-    """The model after the operations, one after the other."""
-    changed = spec, dict(state)
+    """Applies the operations to a model, in order."""
+    model = spec, dict(state)
     for name, options in operations:
-        changed = OPERATIONS[name][0](*changed, **options)
-    return changed
+        model = OPERATIONS[name][0](*model, **options)
+    return model
 
 
 def opened(path: Path, base: Path | None = None) -> Folder:
-    """A trained model's folder; of an adapter, that of its base (in the folder `base`, or the one that the adapter
-    names) with the adapter in the weights."""
+    """Opens a trained model's folder. For an adapter, opens its base (the folder `base`, or the one that the adapter
+    names) with the adapter merged into the weights."""
     if not is_adapter(path):
         return load_folder(path)
     folder = with_adapters(load_folder(base or base_of(path)), [path])
@@ -84,28 +85,30 @@ def opened(path: Path, base: Path | None = None) -> Folder:
 def write_model(
     source: Path, target: Path, operations: tuple[tuple[str, Any], ...], base: Path | None = None
 ) -> list[str]:
-    """Write the model of `source`, operated on, at `target`; returns lines on the changes. `base` as in `opened`."""
+    """Writes the model of `source`, changed by the operations, to `target`; returns lines that describe the changes.
+    `base` as in `opened`."""
     folder = opened(source, base)
     spec, state = operated(folder.spec, folder.tensors, operations)
     change = Change(spec, state, tokenizer=TokenizerFiles(folder, spec.trained_context))
-    done = rewrite(
+    report = rewrite(
         folder, target, change, lambda path: Measured(), context=spec.trained_context, overwrite=True
     )
-    return [f"{name}: {before} -> {after}" for name, before, after in done.changed]
+    return [f"{name}: {before} -> {after}" for name, before, after in report.changed]
 
 
 def moments_after(
     checkpoint: Path, before: ModelSpec, operations: tuple[tuple[str, Any], ...]
 ) -> dict[str, Tensor]:
-    """The optimizer's state in a checkpoint, or in a file of it, for the model after the operations; before them it had
-    the spec `before`.
+    """Returns the optimizer state of a checkpoint (a folder, or its file), converted to the model after the operations.
+    `before` is the model's spec before them.
 
-    The gradient of a key/value head that n heads were pooled into is the sum of theirs. So is its mean over steps, and
-    its square is at most n times the sum of theirs (Cauchy-Schwarz), which is what the second moment becomes:
+    The gradient of a key/value head that n heads were pooled into is the sum of theirs, and so is the mean of gradients
+    over steps. The square of the sum is at most n times the sum of squares (Cauchy-Schwarz), which is used as the
+    second moment:
 
         m' = m_1 + ... + m_n        v' = n (v_1 + ... + v_n)
 
-    Moments of heads that were drawn anew are left out; a parameter whose moments are not here begins with zeros."""
+    Moments of heads with newly drawn weights are left out; parameters without moments begin with zeros."""
     tensors = dict(state_tensors(checkpoint, MOMENTS))
     for name, options in operations:
         if name == "gqa":
@@ -121,6 +124,7 @@ def _pooled(tensors: dict[str, Tensor], spec: ModelSpec, kv_heads: int, *, fresh
         if not (any(part in key for part in KEY_VALUE) and counts_heads(spec, key)):
             pooled[key] = value
         elif not fresh:
+            # 4 heads of 8 rows to 2: [32, I] -> [2, 2, 8, I] -> sum over axis 1 -> [16, I]; scalars (step) are kept
             grouped = value.unflatten(0, (kv_heads, n, -1)) if value.dim() else value
             summed = grouped.sum(1).flatten(0, 1) if value.dim() else value
             pooled[key] = n * summed if key.endswith("/exp_avg_sq") else summed

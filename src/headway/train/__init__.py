@@ -1,4 +1,4 @@
-"""Training of decoders and encoders on text: settings, loop, evaluation. Importing this imports no torch."""
+"""Training: settings, the training loop, tasks, evaluation. Importing this package does not import torch."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Results, callbacks and interruption of a run."""
+"""The result of a training run, its callbacks, and its interruption by signals."""
 
 import os
 import signal
@@ -18,16 +18,17 @@ from headway.train.evaluation import Evaluation, evaluating
 
 @dataclass(frozen=True)
 class TrainResult:
-    """The results of a run.
+    """The result of a training run.
 
     Attributes:
-        out: the run's folder. model: in it, a Hugging Face folder. metrics, curve: metrics.jsonl and its picture,
-            None where matplotlib, which draws it, is not installed.
-        steps, trained_tokens, seconds: of the whole run.
-        loss: of the last step, per `unit`. accuracy: of its predictions, None where that is not counted.
-        validation: of held-out data, after the last step.
-        next_command: what to type to use the model.
-        transformers: "loads it", or why it does not; None of an adapter.
+        out: the run's folder. model: the trained model in it, a Hugging Face folder. metrics: metrics.jsonl. curve: the
+            picture of it; None if matplotlib is not installed.
+        steps, trained_tokens, seconds: totals of the whole run.
+        loss: of the last step, per `unit`; None if no step was left to do. accuracy: of its predictions; None if not
+            counted.
+        validation: the evaluation on held-out data after the last step.
+        next_command: a command that uses the model.
+        transformers: whether transformers can load the model: "loads it", or why not; None for an adapter.
     """
 
     out: Path
@@ -47,12 +48,13 @@ class TrainResult:
 
 @dataclass(frozen=True)
 class CallbackContext:
-    """The state of a run that a callback may look at. `model` computes (in the run's dtype) and must be left as it is.
+    """The state of a run that is passed to a callback.
 
     Attributes:
-        step, seconds: those that are done. last: whether the run is at its end.
+        step, seconds: optimizer steps done, and seconds of training. last: whether this was the last step.
         record: the step's line of metrics.jsonl.
-        tokenizer: of the run.
+        model: the model in the run's dtype, which must not be changed.
+        tokenizer: the run's tokenizer.
         say: prints a remark on stderr.
     """
 
@@ -67,26 +69,27 @@ class CallbackContext:
 
 @dataclass(frozen=True)
 class Callback:
-    """Call `function(context)` between two steps: when `every_seconds` have gone by since the last call (or the start),
-    every `every_steps` steps, and after the last step."""
+    """A function that is called between steps: if `every_seconds` have passed since the last call (or the start), every
+    `every_steps` steps, and after the last step."""
 
     function: Callable[[CallbackContext], None]
     every_seconds: float | None = None
     every_steps: int | None = None
 
     def is_due(self, step: int, seconds: float) -> bool:
-        """Whether it is due after step `step`, `seconds` after the last call."""
+        """Returns whether it is due after step `step`, `seconds` after the last call."""
         by_clock = self.every_seconds is not None and seconds >= self.every_seconds
         return by_clock or (self.every_steps is not None and step % self.every_steps == 0)
 
     def call(self, context: CallbackContext) -> None:
-        """Calls the function in evaluation mode, without gradients; its draws leave the run's generator alone."""
+        """Calls the function with the model in evaluation mode, without gradients and with a forked random generator:
+        random numbers that it draws do not change the run."""
         with evaluating(context.model), torch.no_grad(), torch.random.fork_rng(devices=[]):
             self.function(context)
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM, after the state was saved in `checkpoint`."""
+    """Raised after Ctrl-C or SIGTERM, once the state has been saved in `checkpoint`."""
 
     def __init__(self, checkpoint: Path) -> None:
         super().__init__(str(checkpoint))
@@ -95,10 +98,11 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def stop_request(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """While open, the first Ctrl-C or SIGTERM is remembered (yields a function that says whether there was one: the
-    loop ends after its step); a second one raises KeyboardInterrupt at once. So is a terminal that is closed (SIGHUP),
-    unless `nohup` has it ignored; nothing is said then, for there is nobody to read it. Only in the main thread:
-    elsewhere Python takes no signals."""
+    """Handles signals while open: the first Ctrl-C, SIGTERM or SIGHUP is recorded, so that the loop can end after its
+    step; a second one raises KeyboardInterrupt at once. Yields a function that returns whether a signal has come.
+
+    SIGHUP means that the terminal was closed: output is then discarded. It is not handled if ignored (`nohup`). Does
+    nothing outside of the main thread, where Python cannot set signal handlers."""
     signals: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -110,19 +114,19 @@ def stop_request(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
         say("stopping after this step (once more to stop at once, without saving)")
 
     is_main = threading.current_thread() is threading.main_thread()
-    ends = [signal.SIGINT, signal.SIGTERM]
+    numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        ends.append(signal.SIGHUP)
-    before = {number: signal.signal(number, handle) for number in ends if is_main}
+        numbers.append(signal.SIGHUP)
+    old_handlers = {number: signal.signal(number, handle) for number in numbers if is_main}
     try:
         yield lambda: bool(signals)
     finally:
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)
 
 
 def _leave_terminal() -> None:
-    """Sends all output nowhere: writing to a terminal that is closed raises OSError."""
+    """Redirects stdout and stderr to /dev/null if they are terminals: writing to a closed terminal raises OSError."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for number in (1, 2):
         if os.isatty(number):

@@ -1,19 +1,19 @@
-"""A run's folder, the whole state of the run, to and from a `checkpoint-N` in it, and whether a run of other settings
-may resume from one.
+"""Checkpoints: the layout of a run's folder, saving and loading the whole state of a run as `checkpoint-N`, and whether
+a run with changed settings may resume from one.
 
     config.yaml      the settings
-    metrics.jsonl    a line for each step and each evaluation; loss.png: their picture
+    metrics.jsonl    one line per step and per evaluation; loss.png: a plot of them
     final/           the trained model
     checkpoint-N/    the state after N steps: a Hugging Face folder (config, fp32 weights, tokenizer) and
-      optimizer.safetensors   moments of every parameter
+      optimizer.safetensors   optimizer state of every parameter
       adapter.safetensors     the adapter of a frozen model, instead of config and weights
       training.json           progress, settings, and a description of the data
 
-In shards, weights and moments are `model-shard-00001-of-00002.safetensors` (or `adapter-shard-..`) and
-`optimizer-shard-..` instead, two of each process (`storage/shards.py`), and the config is of model_type "headway",
-since the names are those of the modules.
+In shards, weights and optimizer state are `model-shard-00001-of-00002.safetensors` (or `adapter-shard-..`) and
+`optimizer-shard-..` instead, one of each per process (`storage/shards.py`), and the config's model_type is "headway",
+since tensors have the names of the modules.
 
-A checkpoint is written as one: it is there as a whole or not at all.
+A checkpoint is published atomically: it exists as a whole or not at all.
 """
 
 import os
@@ -44,18 +44,21 @@ from headway.train.tasks.base import Task
 from headway.train.trainer import Progress
 
 MOMENTS, ADAPTER = "optimizer", "adapter"
-"""Names of the files of the optimizer's state and of the adapter, and of their shards."""
+"""Stems of the file names of the optimizer state and of the adapter, and of their shards."""
 CONFIG, FINAL = "config.yaml", "final"
 NAME = re.compile(r"checkpoint-\d+")
 
 
 @dataclass
 class State:
-    """A run's state: settings, what is trained, the optimizer, and how far it has come; and its machine, since bits
-    depend on it: CPU threads, workers, rows per pass (None: all of the step's), the version of torch, and processes:
-    those that add up a step, share experts, layers (tp) or rows (cp).
+    """The whole state of a run, which `save` and `load` write to a folder and read from it.
 
-    `save` and `load` are its way to a folder and back."""
+    Attributes:
+        config: the settings. task: holds the model and tokenizer. optimizer, progress: their current state.
+        machine: what the bits of the results depend on besides: CPU threads, workers, rows per forward pass (None: all
+            rows of the step), the version of torch, and the numbers of processes that add up the gradient and share
+            experts, layers (tp) or rows (cp).
+    """
 
     config: TrainConfig
     task: Task[Any]
@@ -65,7 +68,7 @@ class State:
 
     @property
     def record(self) -> str:
-        """The content of training.json."""
+        """The content of training.json, as text."""
         record = {
             "format": FORMAT,
             **asdict(self.progress),
@@ -77,7 +80,8 @@ class State:
         return json_text(record)
 
     def save(self, path: Path, trained: Any, moments: Mapping[str, Tensor]) -> None:
-        """Write the folder `path` in one atomic step: what is trained (`Saver.trained`) and moments, as a whole."""
+        """Writes the checkpoint `path` atomically, from whole (gathered) tensors: the model or adapter (`trained`, see
+        `Saver.trained`) and the optimizer state (`moments`)."""
 
         def add_state(folder: Path) -> None:
             write_safetensors(folder / f"{MOMENTS}.safetensors", moments)
@@ -101,22 +105,23 @@ class State:
 
     @property
     def trained(self) -> str:
-        """The name of the shards of weights."""
+        """Stem of the names of the shards of weights: of the model, or of the adapter beside a frozen model."""
         return MODEL if self.task.base is None else ADAPTER
 
     def shard(self, parallel: Parallel, *, copied: bool) -> Callable[[Path], None]:
-        """A function that writes this process's part of the state as it is now into a folder, the main one's with all
-        that is not in shards. `copied` to memory, it may be called while the run goes on. A message among all."""
+        """Returns a function that writes this process's shards of the current state into a folder; in the main process,
+        it also writes everything that is not sharded. If `copied`, the tensors are copied to memory now, and the
+        function may be called while training continues. Collective: all processes must call it."""
         task, moments = self.task, self.optimizer.state_tensors()
         weights = own_state(task.model) if task.base is None else dict(trained_adapter(task.model).tensors)
         parts = own_parts(weights | moments, parallel)
         if copied:
             parts = {n: p._replace(value=p.value.to("cpu", copy=True)) for n, p in parts.items()}
-        record, what, place = self.record, self.trained, (parallel.rank, parallel.mesh.ranks)
+        record, stem, numbers = self.record, self.trained, (parallel.rank, parallel.mesh.ranks)
 
         def write(folder: Path) -> None:
-            write_shard(folder, what, *place, {n: p for n, p in parts.items() if n in weights})
-            write_shard(folder, MOMENTS, *place, {n: p for n, p in parts.items() if n not in weights})
+            write_shard(folder, stem, *numbers, {n: p for n, p in parts.items() if n in weights})
+            write_shard(folder, MOMENTS, *numbers, {n: p for n, p in parts.items() if n not in weights})
             if parallel.is_main:
                 if task.base is None:
                     spec = own_config(task.model.spec)  # weights have the names of the module
@@ -128,10 +133,10 @@ class State:
         return write
 
     def load(self, path: Path) -> list[str]:
-        """Fill model, optimizer and progress from a checkpoint; returns remarks on settings and
-        machine that differ now.
+        """Loads model, optimizer and progress from a checkpoint; returns remarks on settings and machine that differ
+        from those of the checkpoint.
 
-        Raises CheckpointError for a broken checkpoint, ConfigError for settings or data that it does not fit.
+        Raises CheckpointError for a broken checkpoint, ConfigError for settings or data that do not match it.
         """
         record, data = read_record(path), self.task.data
         remarks = changes(record, self.config, path)
@@ -149,7 +154,7 @@ class State:
         return remarks
 
     def load_weights(self, path: Path, record: Mapping[str, Any]) -> None:
-        """Fill the model, or the adapter beside it, from a checkpoint whose training.json is `record`. Raises as
+        """Loads the model, or the adapter beside it, from a checkpoint whose training.json is `record`. Raises as
         `load`."""
         model = self.task.model
         if self.task.base is not None:
@@ -162,10 +167,10 @@ class State:
             restore_adapter(model, state_tensors(path, ADAPTER), path)
             return
         folder, local = load_folder(path), own_state(model)
-        # The folder has its patterns in their shortest form, the settings need not.
-        same = config_from_spec(folder.spec) == config_from_spec(model.spec)
+        # Compare configs, not specs: a config has patterns in their shortest form, a spec from settings need not.
+        same_config = config_from_spec(folder.spec) == config_from_spec(model.spec)
         elsewhere = () if model.shards is None else model.shards.elsewhere
-        if not same or {*local, *elsewhere} != folder.tensors.keys():
+        if not same_config or {*local, *elsewhere} != folder.tensors.keys():
             raise CheckpointError(
                 f"{path} holds another model than the settings make; resume with its own settings"
             )
@@ -174,7 +179,7 @@ class State:
 
 
 def state_tensors(place: Path, what: str) -> Tensors:
-    """The adapter (`ADAPTER`) or the optimizer's state (`MOMENTS`) in a checkpoint, or in the file `place`."""
+    """Opens the adapter (`ADAPTER`) or optimizer state (`MOMENTS`) of a checkpoint, or the tensors of a file."""
     if not place.is_dir():
         return open_tensors(place)
     shards = open_shards(place, what)
@@ -182,7 +187,8 @@ def state_tensors(place: Path, what: str) -> Tensors:
 
 
 def take_mean(model: torch.nn.Module, paths: Sequence[Path]) -> None:
-    """Fill a model with the mean of checkpoints, in float64, rounded once. (Vaswani et al. 2017, section 6.1.)"""
+    """Sets a model's weights to the mean of those of checkpoints, computed in float64 and rounded once (Vaswani et al.
+    2017, section 6.1)."""
     states = [load_folder(path).tensors for path in paths]
     for name, value in own_state(model).items():
         if value.is_floating_point():
@@ -190,13 +196,13 @@ def take_mean(model: torch.nn.Module, paths: Sequence[Path]) -> None:
 
 
 def checkpoints(out: Path) -> list[Path]:
-    """The training checkpoints of a run, oldest first; a half-written one is left out."""
+    """Returns the complete training checkpoints of a run, oldest first."""
     folders = (p for p in out.glob("checkpoint-*") if NAME.fullmatch(p.name))
     return sorted((p for p in folders if (current_folder(p) / STATE).exists()), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
-    """N of `checkpoint-N`."""
+    """Returns N of `checkpoint-N`."""
     return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
@@ -205,7 +211,7 @@ STATE = "training.json"
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """The content of training.json."""
+    """Reads a checkpoint's training.json. Raises CheckpointError if it is missing, incomplete or of another format."""
     if not (path / STATE).exists():
         raise CheckpointError(
             f"{path} is no training checkpoint: it has no {STATE}"
@@ -221,30 +227,31 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def changes(record: dict[str, Any], config: TrainConfig, path: Path) -> list[str]:
-    """Settings that change the bits of the steps that follow, with their values then and now.
+    """Returns a line for each setting that differs from the checkpoint's and changes the bits of the following steps,
+    with both values.
 
-    Raises ConfigError for differences that do not make sense, and for a checkpoint of another task."""
+    Raises ConfigError for changed settings that a resumed run must keep, and for a checkpoint of another task."""
     now = config.model_dump(mode="json")
-    when = {name: extra(field)["on_resume"] for name, field in type(config).grouped().items()}
-    then = moved_along(record["config"], now)
-    if then["task"] != now["task"]:
+    on_resume = {name: extra(field)["on_resume"] for name, field in type(config).grouped().items()}
+    stored = moved_along(record["config"], now)
+    if stored["task"] != now["task"]:
         raise ConfigError(
-            f"cannot resume from {path}: it is a checkpoint of task {then['task']}, and this run's is {now['task']}"
+            f"cannot resume from {path}: it is a checkpoint of task {stored['task']}, and this run's is {now['task']}"
         )
-    changed = [name for name in when if then.get(name) != now[name] and when[name] != "same bits"]
-    lines = {name: f"{name} was {then.get(name)!r}, is {now[name]!r}" for name in changed}
-    wrong = [lines[name] for name in changed if when[name] == "fixed"]
-    if wrong:
+    changed = [name for name in on_resume if stored.get(name) != now[name] and on_resume[name] != "same bits"]
+    lines = {name: f"{name} was {stored.get(name)!r}, is {now[name]!r}" for name in changed}
+    refused = [lines[name] for name in changed if on_resume[name] == "fixed"]
+    if refused:
         raise ConfigError(
-            f"cannot resume from {path}: {'; '.join(wrong)}. Start a new run in another folder, or resume with the "
+            f"cannot resume from {path}: {'; '.join(refused)}. Start a new run in another folder, or resume with the "
             "settings of the run (config.yaml in its folder)"
         )
     return list(lines.values())
 
 
 def moved_along(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a run whose folder has moved: a model or moments at the same place relative to the folder as those
-    of `now` are these."""
+    """Returns the settings `then` of a run whose folder may have been moved: if its model or moments have the same path
+    relative to the run's folder as those of `now`, the current path replaces the old one."""
 
     def beside(settings: Mapping[str, Any], name: str) -> str | None:
         return os.path.relpath(settings[name], settings["out"]) if settings.get(name) else None

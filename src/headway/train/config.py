@@ -1,9 +1,9 @@
-"""The settings of a training run: where its flags and the keys of its YAML file come from.
+"""The settings of a training run, which define the flags of `headway train` and the keys of its YAML file.
 
     config = TextConfig.of({"data": "text/", "steps": 1000}, where="run.yaml")   # ConfigError names key and file
 
-Each task has a class of settings (`headway.train.tasks`); this is what all of them have in common. Imports no torch, so
-that `headway train --help` answers at once.
+Each task has a settings class (`headway.train.tasks`); this module has what they share. It does not import torch, so
+that `headway train --help` starts fast.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -32,15 +32,17 @@ def setting(
     is_path: bool = False,
     **limits: Any,
 ) -> Any:
-    """A field of settings. Its text in `--help` and config.yaml is in the docstring of its class (`Settings`).
+    """Returns a field of a settings class. Its text in `--help` and config.yaml is in the docstring of the class
+    (`Settings`).
 
     Args:
-        group: the heading that they list it under; that of its class unless given.
-        on_resume: whether a run that goes on may have another value, and whether it then ends with the same bits.
-            "fixed" is for what decides weights, data, or the optimizer's state, and the default; in the group Output,
-            "same bits" is.
-        is_path: whether it names a file or folder that is read, or an hf:// address.
-        limits: as in `pydantic.Field`.
+        group: heading in `--help` and config.yaml [default: the group of the class].
+        unit: unit of its value, shown in `--help` and config.yaml.
+        on_resume: whether a resumed run may change the value: no ("fixed"; for what determines weights, data or
+            optimizer state), or yes, and it ends with the "same bits" or "other bits". The default is "fixed", and
+            "same bits" in the group Output.
+        is_path: whether the value is the path of a file or folder to read, or an hf:// address.
+        limits: constraints of the value, as in `pydantic.Field`.
     """
     extra: dict[str, Any] = {"group": group, "on_resume": on_resume, "is_path": is_path}
     extra |= {"unit": unit} if unit else {}
@@ -48,17 +50,17 @@ def setting(
 
 
 def extra(field: FieldInfo) -> dict[str, Any]:
-    """What `setting` adds to pydantic's properties of a field: group, on_resume, is_path, and unit where it has one."""
+    """Returns what `setting` adds to pydantic's properties of a field: group, on_resume, is_path, and unit if any."""
     assert isinstance(field.json_schema_extra, dict), "fields of settings are made by `setting`"
     return field.json_schema_extra
 
 
 class Settings(BaseModel):
-    """A group of settings, or several; an unknown key is an error. The docstring of a class has a line "name: text" for
-    each field that it declares, and for inherited ones that are something else here.
+    """Base class of settings; an unknown key is an error. The docstring of a subclass must have a line "name: text" for
+    each field that it declares, and for each inherited field with another meaning.
 
-    group    of the fields that a class declares
-    usual    defaults of inherited fields that differ here
+    group    default group of the fields that a class declares
+    usual    changed defaults of inherited fields
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
@@ -68,10 +70,10 @@ class Settings(BaseModel):
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         for name in cls.model_fields.keys() & cls.__annotations__.keys():
-            known = extra(cls.model_fields[name])
-            known["group"] = known["group"] or cls.group
-            known["on_resume"] = known["on_resume"] or (
-                "same bits" if known["group"] == "Output" else "fixed"
+            properties = extra(cls.model_fields[name])
+            properties["group"] = properties["group"] or cls.group
+            properties["on_resume"] = properties["on_resume"] or (
+                "same bits" if properties["group"] == "Output" else "fixed"
             )
         for name, text in described(cls)[1].items():
             cls.model_fields[name].description = text
@@ -81,34 +83,34 @@ class Settings(BaseModel):
             cls.model_rebuild(force=True)
 
     def contradictions(self) -> Iterable[str]:
-        """Contradictions of values that each are right by themselves: among the fields that a class declares, and no
-        others."""
+        """Returns descriptions of contradictions between values that are valid by themselves. Every class checks only
+        fields that it declares: those of its bases are checked by their own `contradictions`."""
         return ()
 
     def present(self, names: Iterable[str]) -> list[str]:
-        """The settings among `names` that have a value."""
+        """Returns the settings among `names` that have a value (neither None nor empty)."""
         return [name for name in names if getattr(self, name) not in (None, ())]
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        kinds: list[Any] = [kind for kind in type(self).__mro__ if "contradictions" in vars(kind)]
-        if problems := [problem for kind in kinds for problem in kind.contradictions(self)]:
+        classes: list[Any] = [class_ for class_ in type(self).__mro__ if "contradictions" in vars(class_)]
+        if problems := [problem for class_ in classes for problem in class_.contradictions(self)]:
             raise ValueError("; ".join(problems))
         return self
 
 
 class MachineSettings(Settings):
-    """The machine of a run, and how it computes.
+    """Settings of the machine, and of how a run computes.
 
-    dtype: number format of the matrix products; weights and optimizer stay fp32. auto: bf16 where the CPU has
-        it, else fp32. fp16 is refused on a CPU
-    gradient_checkpointing: what the backward pass computes again, from its input, instead of keeping it:
-        whole blocks, or in each block one of its parts
+    dtype: number format of the matrix products; weights and optimizer stay fp32. auto: bf16 if the CPU has
+        instructions for it, else fp32. fp16 is refused on a CPU
+    gradient_checkpointing: what the backward pass recomputes instead of keeping its activations: whole
+        blocks, or one part of each block
     backend: attention backend; fails rather than falls back
     threads: CPU threads [default: torch's]
-    mesh: how the processes of the run share its work: dp=N, micro batches of a step; fsdp=N, these and all
+    mesh: what the processes of the run share: dp=N, the micro batches of a step; fsdp=N, these and all
         weights; expert=N, these and the experts of each layer; tp=N, each layer; cp=N, the tokens of each row;
-        dp=2,cp=4 for 8 of them [default: dp, all of them]
+        dp=2,cp=4 for 8 processes [default: dp, with all processes]
     patience: how long processes wait for each other before the run ends
     seed: seed of weights, order of the data and dropout
     """
@@ -127,22 +129,21 @@ class MachineSettings(Settings):
 
 
 class OutputSettings(Settings):
-    """The output of a run: progress, evaluations, checkpoints.
+    """Settings of a run's output: progress, evaluations, checkpoints.
 
     out: folder of the run
     log_every: a progress line every N steps
     eval_every: evaluate every N steps [default: only at the end]
-    eval_at_start: evaluate before the first step, too
-    keep_best: the trained model is the one, of those that were evaluated, that is best on held-out data by
-        `best_by`; its checkpoint is kept; needs eval_every
-    best_by: measure of held-out data by which models are compared, as metrics.jsonl names it after val_:
-        loss, accuracy, f1, ...; less is better of losses and bits_per_byte, more of others
+    eval_at_start: also evaluate before the first step
+    keep_best: the trained model is the evaluated one that is best on held-out data by `best_by`; its
+        checkpoint is kept; needs eval_every
+    best_by: measure on held-out data by which models are compared, named as in metrics.jsonl after val_:
+        loss, accuracy, f1, ...; lower is better for losses and bits_per_byte, higher for others
     save_every: write a checkpoint every N steps [default: only at the end]
     keep_last: checkpoints to keep
-    checkpoints: form of a checkpoint: folder, a Hugging Face folder that one process writes; shards, a part
-        from each process. auto: shards where weights are sharded (mesh) or it is saved in the background,
-        else folder
-    save_in_background: copy what a checkpoint holds to memory, and train on while it is written (checkpoints:
+    checkpoints: format of checkpoints: folder, a Hugging Face folder that one process writes; shards, a part
+        from each process. auto: shards if weights are sharded (mesh) or saved in the background, else folder
+    save_in_background: copy a checkpoint's content to memory, and train on while it is written (checkpoints:
         shards)
     report: also send the lines of metrics.jsonl to tensorboard, wandb or trackio
     average: the trained model is the mean of the last N checkpoints (Vaswani et al. 2017, section 6.1); needs
@@ -166,17 +167,17 @@ class OutputSettings(Settings):
 
 
 class TrainConfig(MachineSettings, OutputSettings):
-    """Settings of one run. Every field says what it does and in which unit; an unknown key is an error.
+    """Settings that the runs of all tasks have. An unknown key is an error.
 
-    task: what is trained: causal-lm (the next token), masked-lm (hidden tokens), translation, chat,
-        preference, classify, tag, answer, embed, or MODULE:CLASS of your own; on text the one that the model is
-        for, unless it is given; `--task NAME --help` lists the settings of a task
-    max_seconds: end the run after so long
-    early_stopping_patience: end the run after N evaluations in a row that brought nothing better by
-        `best_by`; needs eval_every
+    task: what is trained: causal-lm (the next token), masked-lm (masked tokens), translation, chat,
+        preference, classify, tag, answer, embed, or MODULE:CLASS of your own; on text, the default is the
+        task of the model; `--task NAME --help` lists the settings of a task
+    max_seconds: end the run after this time
+    early_stopping_patience: end the run after N evaluations in a row without an improvement of `best_by`;
+        needs eval_every
     clip: largest norm of a step's gradient; inf for no clipping
-    moments: a checkpoint of another run, or its optimizer.safetensors, whose moments this one begins with
-        where names and shapes are the same [default: zeros]
+    moments: a checkpoint of another run, or its optimizer.safetensors, whose optimizer moments this run
+        begins with if names and shapes match [default: zeros]
     """
 
     task: str | None = setting(None, group="Task")
@@ -201,18 +202,18 @@ class TrainConfig(MachineSettings, OutputSettings):
 
     @property
     def watches(self) -> bool:
-        """Whether a run asks which of its models is the best (`headway.train.ending`)."""
+        """Whether the run compares its models by held-out data (`headway.train.ending`)."""
         return self.keep_best or self.early_stopping_patience is not None
 
     @property
     def paths(self) -> dict[str, str]:
-        """The files and folders that the settings name, and hf:// addresses, by setting."""
+        """Files, folders and hf:// addresses that the settings name, by setting."""
         names = [name for name, field in self.grouped().items() if extra(field)["is_path"]]
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def missing(self, made_by: Callable[[Path], str] = lambda path: "") -> list[str]:
-        """The files that the settings name and that are not there: a line each, which ends with `made_by` of a file
-        that has no like one near it."""
+        """Returns a line for each missing file that the settings name. It suggests a file with a similar name; if there
+        is none, it ends with `made_by(path)`."""
         return [
             f"{name} {value}: no such file or folder{near_file(Path(value)) or made_by(Path(value))}"
             for name, value in self.paths.items()
@@ -221,12 +222,13 @@ class TrainConfig(MachineSettings, OutputSettings):
 
     @field_serializer("clip", when_used="json")
     def _in_json(self, clip: float) -> float | str:
-        """JSON has no infinity."""
+        """Returns infinity as a string: JSON has none."""
         return clip if isfinite(clip) else str(clip)
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "the settings") -> Self:
-        """Validate a mapping. ConfigError lists every problem: the key, its value, what is asked for."""
+        """Validates a mapping of settings. Raises ConfigError that lists every problem: the key, its value, and what is
+        expected."""
         if not isinstance(values, Mapping):
             raise ConfigError(f"{where} must be a mapping of settings, not a {type(values).__name__}")
         try:
@@ -236,7 +238,7 @@ class TrainConfig(MachineSettings, OutputSettings):
 
     @classmethod
     def grouped(cls) -> dict[str, FieldInfo]:
-        """The fields in the order of their groups."""
+        """Returns the fields, in the order of their groups."""
         place = {group: i for i, group in enumerate(GROUPS)}
         groups = {name: extra(field)["group"] for name, field in cls.model_fields.items()}
         order = sorted(groups, key=lambda name: place.get(groups[name], len(GROUPS)))
@@ -244,12 +246,13 @@ class TrainConfig(MachineSettings, OutputSettings):
 
 
 def _at_home(value: Any) -> Any:
-    """`~/runs` as the shell means it: neither YAML nor `--out=~/runs` expands it, and a folder "~" is what is left."""
+    """Expands a leading ~/ as the shell does: neither YAML nor `--out=~/runs` does, and a folder named "~" would be
+    created."""
     return str(Path(value).expanduser()) if isinstance(value, str) and value.startswith("~/") else value
 
 
 def _explained(error: ValidationError, fields: Mapping[str, FieldInfo]) -> Iterable[str]:
-    """Pydantic's errors as text: the setting, its value, what is asked for."""
+    """Yields pydantic's errors as text: the setting, its value, and what is expected."""
     for item in error.errors():
         if not item["loc"]:
             yield item["msg"].removeprefix("Value error, ")

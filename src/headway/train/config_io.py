@@ -1,5 +1,5 @@
-"""Reading the settings of a run from a YAML file, `key=value` overrides and flags; writing them as YAML. And those by
-which a trained model is measured as its training measures held-out data: `headway eval MODEL --task TASK`."""
+"""Reading the settings of a run from a YAML file, `key=value` overrides and flags, and writing them as YAML; and the
+settings with which `headway eval MODEL --task TASK` measures a trained model as its training measures held-out data."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,8 +15,10 @@ from headway.train.tasks import find_task, settings_of, tasks_with
 if TYPE_CHECKING:
     from headway.models import ModelSpec
 
-STAGES, SMALL = "stages", "small"  # keys of a recipe's file, and of any file: not of settings
-SHIPPED = Path(__file__).parents[1] / "recipes" / "shipped"  # in a wheel, the project's recipes
+STAGES, SMALL = "stages", "small"  # keys that are no settings: of a recipe's file, and of any file
+SHIPPED = (
+    Path(__file__).parents[1] / "recipes" / "shipped"
+)  # the project's recipes; only wheels have this folder
 
 
 def read_config(
@@ -27,11 +29,12 @@ def read_config(
     *,
     small: bool = False,
 ) -> TrainConfig:
-    """`defaults` (the environment), a YAML file, with `small` the settings under its key `small`, `key=value`
-    overrides, flags: each may be absent, later ones win. `task` chooses the class of settings.
+    """Reads settings from these sources, each of which may be absent; later ones take precedence: `defaults` (the
+    environment), a YAML file, with `small` the settings under its key `small`, `key=value` overrides, flags. The
+    setting `task` selects the settings class.
 
-    Raises ConfigError for a file that is not a YAML mapping, a bad override, a setting that is given both as
-    an override and as a flag, a setting of another task, and everything that `TrainConfig.of` refuses.
+    Raises ConfigError for a file that is no YAML mapping, a malformed override, a setting that is given both as an
+    override and as a flag, a setting of another task, and as `TrainConfig.of`.
     """
     values = read_yaml(path) if path is not None else {}
     in_toy_size = values.pop(SMALL, None)
@@ -43,43 +46,47 @@ def read_config(
         raise ConfigError(f"{key} is given twice: as {key}=... and as a flag; give it once")
     sources = [str(path)] if path is not None else []
     sources += ["the command line"] if parsed or flags or not sources else []
-    together, where = values | parsed | dict(flags), " + ".join(sources)
-    task = together.get("task")
-    kind = settings_of(task)
-    for key in together:
-        if key not in kind.model_fields and (others := tasks_with(key)):
+    merged, where = values | parsed | dict(flags), " + ".join(sources)
+    task = merged.get("task")
+    settings_class = settings_of(task)
+    for key in merged:
+        if key not in settings_class.model_fields and (other_tasks := tasks_with(key)):
             raise ConfigError(
-                f"{where}: {key} is a setting of task {listed(others)}, and this is "
-                f"{task or 'training on text'}; say task={others[0]} (--task {others[0]}), or leave {key} out"
+                f"{where}: {key} is a setting of task {listed(other_tasks)}, and this is "
+                f"{task or 'training on text'}; say task={other_tasks[0]} (--task {other_tasks[0]}), or leave {key} out"
             )
-    usual = {name: value for name, value in (defaults or {}).items() if name in kind.model_fields}
-    return kind.of(usual | together, where)
+    known_defaults = {
+        name: value for name, value in (defaults or {}).items() if name in settings_class.model_fields
+    }
+    return settings_class.of(known_defaults | merged, where)
 
 
 def config_yaml(config: TrainConfig) -> str:
-    """The resolved settings as commented YAML, which `read_config` reads back."""
+    """Returns the resolved settings as commented YAML, which `read_config` can read."""
     lines: list[str] = []
     group = None
     for name, field in type(config).grouped().items():
-        about = extra(field)
-        if about["group"] != group:
-            group = about["group"]
+        properties = extra(field)
+        if properties["group"] != group:
+            group = properties["group"]
             lines += ["", f"# {group}"] if lines else [f"# {group}"]
         value = getattr(config, name)
         plain = list(value) if isinstance(value, tuple) else value
         text = yaml.safe_dump({name: plain}, allow_unicode=True, default_flow_style=True, width=10**6)
-        unit = f" [{about['unit']}]" if "unit" in about else ""
+        unit = f" [{properties['unit']}]" if "unit" in properties else ""
         lines.append(f"{text.strip()[1:-1]:<34}  # {field.description}{unit}")
     return "\n".join(lines) + "\n"
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML mapping of settings; ConfigError names the file, and the line where it is not YAML. `recipes/NAME.yaml`
-    is the one that the package brings where no such file is here."""
-    brought = SHIPPED / Path(path).name
-    ours = Path(path).parent == Path("recipes") and brought.exists() and not Path(path).exists()
+    """Reads a YAML mapping of settings. If there is no file `recipes/NAME.yaml` here, that path means the recipe which
+    is shipped with the package.
+
+    Raises ConfigError, which names the file, and the line if it is not YAML."""
+    shipped = SHIPPED / Path(path).name
+    use_shipped = Path(path).parent == Path("recipes") and shipped.exists() and not Path(path).exists()
     try:
-        text = (brought if ours else Path(path)).read_text(encoding="utf-8-sig")
+        text = (shipped if use_shipped else Path(path)).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"cannot read the settings {path}: {reason}") from None
@@ -95,7 +102,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
-    """`["lr=1e-3", "tied=false"]` as a mapping; values are read as YAML."""
+    """Parses overrides such as `["lr=1e-3", "tied=false"]` into a mapping; values are read as YAML.
+
+    Raises ConfigError for an override without key or `=`, and for a key that is given twice."""
     values: dict[str, Any] = {}
     for item in overrides:
         key, equals, text = item.partition("=")
@@ -107,7 +116,7 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
         try:
             values[key] = yaml.safe_load(text)
         except yaml.YAMLError:
-            values[key] = text  # such as a pattern, which need not be YAML
+            values[key] = text  # not YAML: for example a pattern
     return values
 
 
@@ -115,27 +124,27 @@ LONGEST = 2048
 
 
 def measuring_settings(name: str, spec: "ModelSpec", values: Mapping[str, Any]) -> TrainConfig:
-    """The settings by which a task measures a model of this spec: `values`, rows as long as those that it was
-    trained on unless they say another length (packed ones up to `LONGEST` tokens), and the usual ones.
+    """Returns the settings with which a task measures a model of this spec: `values`, and defaults for the others. The
+    default row length is the model's trained context, at most `LONGEST` tokens if rows are packed.
 
-    Raises ConfigError for a model that the task does not measure, for values that are about training alone, and as
-    `TrainConfig.of`."""
+    Raises ConfigError for a model that the task does not measure, for values that only matter in training, for rows
+    longer than the model can take, and as `TrainConfig.of`."""
     task = find_task(name)
     if (reason := task.unsupported(spec)) is not None:
         raise ConfigError(
             f"task {name} was asked for, but {reason}; leave --task out, or choose another model"
         )
-    known, limit = task.measured_by, spec.context_limit
-    for key in values if known else ():
-        check_known(key, known, f"eval measures no model of task {name} by", are="it does so by")
-    most = min(spec.trained_context, limit or spec.trained_context)
-    if issubclass(task.settings, PackedConfig):  # whose rows are as long as they may be
-        most = min(most, LONGEST)
-    usual = {"context": most} if "context" in known else {}
-    together: dict[str, Any] = {"task": name, **usual, **values}
-    length = together.get("context")
+    allowed, limit = task.measured_by, spec.context_limit
+    for key in values if allowed else ():
+        check_known(key, allowed, f"eval measures no model of task {name} by", are="it does so by")
+    longest = min(spec.trained_context, limit or spec.trained_context)
+    if issubclass(task.settings, PackedConfig):  # packed rows are always filled up to `context`
+        longest = min(longest, LONGEST)
+    defaults = {"context": longest} if "context" in allowed else {}
+    merged: dict[str, Any] = {"task": name, **defaults, **values}
+    length = merged.get("context")
     if limit is not None and isinstance(length, int) and length > limit:
         raise ConfigError(f"context {length} is more than the {limit} tokens that this model can take")
     if length is not None and "batch_tokens" in task.settings.model_fields:
-        together["batch_tokens"] = max(length, task.settings.model_fields["batch_tokens"].default)
-    return task.settings.of(together)
+        merged["batch_tokens"] = max(length, task.settings.model_fields["batch_tokens"].default)
+    return task.settings.of(merged)

@@ -1,4 +1,4 @@
-"""The work, time and memory of a run, before anything is done: `headway train --dry-run`."""
+"""The estimated work and memory of a run, without training: `headway train --dry-run`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from headway.train.start import checked
 
 @dataclass(frozen=True)
 class DryRun:
-    """A run on paper. `data` and `rows` are counted where `exact`, else estimated."""
+    """The plan of a run, with its costs. `data` and `rows` are counted if `exact`, else estimated."""
 
     spec: ModelSpec
     precision: Choice
@@ -39,8 +39,8 @@ class DryRun:
     memory_available: int
 
     def text(self) -> str:
-        """The tables for a terminal."""
-        spec, about = self.spec, "" if self.exact else "about "
+        """Returns the plan as tables for a terminal."""
+        spec, prefix = self.spec, "" if self.exact else "about "
         model: list[tuple[str, object]] = [
             ("family", spec.family),
             ("layers x width", f"{spec.layers} x {spec.width}"),
@@ -52,8 +52,8 @@ class DryRun:
             ("precision", str(self.precision)),
         ]
         steps: list[tuple[str, object]] = [
-            *((name, f"{about if 'tokens' in name else ''}{count}") for name, count in self.data.items()),
-            ("rows", f"{about}{self.rows}"),
+            *((name, f"{prefix if 'tokens' in name else ''}{count}") for name, count in self.data.items()),
+            ("rows", f"{prefix}{self.rows}"),
             ("rows per step", f"{self.rows_per_step} in {self.micro_batches} forward passes"),
             ("side by side", str(self.workers)),
             ("optimizer steps", "until the time is over" if self.steps is None else self.steps),
@@ -62,15 +62,22 @@ class DryRun:
         if self.steps is not None:
             trained = self.steps * self.rows_per_step * spec.trained_context
             steps.append(("FLOPs of the run, at most", self.train_flops_per_token * trained))
-        held = {**self.memory, "together": sum(self.memory.values()), "available": self.memory_available}
-        memory = [(name, size(count)) for name, count in held.items()]
+        byte_counts = {
+            **self.memory,
+            "together": sum(self.memory.values()),
+            "available": self.memory_available,
+        }
+        memory = [(name, size(count)) for name, count in byte_counts.items()]
         parts = (("model", model), ("plan", steps), ("memory", memory))
         return "\n\n".join(table((name, ""), rows) for name, rows in parts)
 
 
 def describe_run(config: TrainConfig) -> DryRun:
-    """Reads data as far as it must to count; trains and writes nothing. Raises ConfigError for settings that no run can
-    have and for a task of your own that does not say what it would do, DataError for data of the Hub."""
+    """Computes the plan and costs of a run. Reads only as much data as is needed for counting; trains and writes
+    nothing.
+
+    Raises ConfigError for invalid settings and for a task without `foresee`, DataError for data of the Hub, which would
+    have to be downloaded."""
     for name, value in config.paths.items():
         if is_remote(value):
             raise DataError(f"{name} {value}: a dry run fetches nothing; give a local file")
@@ -85,7 +92,7 @@ def describe_run(config: TrainConfig) -> DryRun:
             frozen = sum(cost.kept_bytes(spec, cost.Kept(dtype, config.base)).values())
         groups = parameter_groups(model)
     passes = -(-plan.rows_per_step // plan.micro_batch)
-    trains = cost.training_bytes(
+    training = cost.training_bytes(
         spec,
         foreseen.context,
         plan.micro_batch * foreseen.texts,
@@ -108,6 +115,6 @@ def describe_run(config: TrainConfig) -> DryRun:
         steps=plan.steps,
         train_flops_per_token=cost.train_flops(spec, foreseen.context),
         workers=foreseen.workers,
-        memory=({"frozen weights": frozen} if frozen else {}) | trains,
+        memory=({"frozen weights": frozen} if frozen else {}) | training,
         memory_available=memory_available(),
     )

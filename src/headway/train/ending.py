@@ -1,6 +1,5 @@
-"""The end of a run: when it comes, by the clock (so that what must still be done is done in time) or where nothing
-better does; which of its models is the best by what is measured on held-out data; its model, its picture, and
-its result."""
+"""The end of a run: when it ends (by a time limit, which includes the final evaluation and save, or by early stopping);
+which of its models is the best on held-out data; and its final model, curve and result."""
 
 import math
 import shlex
@@ -24,8 +23,8 @@ from headway.train.trainer import Progress
 
 
 def choose_weights(state: State) -> str:
-    """Give the model the weights that the settings ask for, from checkpoints of the run: the best, or the mean of the
-    last. Returns a sentence on them."""
+    """Sets the model to the weights that the settings ask for: those of the best checkpoint, or the mean of the last
+    ones. Returns a sentence that describes them."""
     config, progress, out = state.config, state.progress, Path(state.config.out)
     if config.keep_best:
         if progress.best is None:
@@ -42,15 +41,15 @@ def choose_weights(state: State) -> str:
 
 
 def leave_model(out: Path, task: Task[Any], trained: Any, progress: Progress) -> str | None:
-    """Save what is trained (`Saver.trained`) in the folder `out`, of a frozen model the adapter as PEFT keeps it, and
-    draw the curve; or say why it is not drawn."""
-    how: dict[str, Any] = {"tokenizer": task.tokenizer, "generation": task.generation, "overwrite": True}
+    """Saves the final model (`trained`, see `Saver.trained`) in the folder `out`; for a frozen model, the adapter in
+    PEFT's format. Draws the curve; returns a remark if it cannot be drawn."""
+    options: dict[str, Any] = {"tokenizer": task.tokenizer, "generation": task.generation, "overwrite": True}
     if task.base is None:
-        save_folder(out / FINAL, trained, **how)
+        save_folder(out / FINAL, trained, **options)
     else:
-        save_adapter(out / FINAL, trained, task.model.spec, base=task.base, **how)
-    if (why := no_pictures()) is not None:
-        return f"{CURVE} is not drawn: {why}"
+        save_adapter(out / FINAL, trained, task.model.spec, base=task.base, **options)
+    if (reason := no_pictures()) is not None:
+        return f"{CURVE} is not drawn: {reason}"
     parameters = cost.parameter_count(task.model.spec)
     title = f"{cell(parameters)} parameters, {cell(progress.trained_tokens)} trained {task.unit}s"
     draw_curve(read_metrics(out / METRICS), out / CURVE, title, task.unit)
@@ -60,11 +59,11 @@ def leave_model(out: Path, task: Task[Any], trained: Any, progress: Progress) ->
 def result(
     out: Path, task: Task[Any], progress: Progress, record: dict[str, Any], validation: Evaluation | None
 ) -> TrainResult:
-    """The result of the run. `record` is the last step's, empty where none was left to do."""
-    model = out / FINAL
+    """Returns the result of the run. `record` is the last step's line of metrics; empty if no step was left to do."""
+    folder = out / FINAL
     return TrainResult(
         out=out,
-        model=model,
+        model=folder,
         metrics=out / METRICS,
         curve=curve if (curve := out / CURVE).exists() else None,
         steps=progress.step,
@@ -72,36 +71,36 @@ def result(
         seconds=progress.seconds,
         loss=record.get("loss"),
         validation=validation,
-        next_command=task.next_command.format(model=shlex.quote(str(model))),
+        next_command=task.next_command.format(model=shlex.quote(str(folder))),
         accuracy=record.get("accuracy"),
         unit=task.unit,
-        transformers=None if task.base is not None else transformers_verdict(load_folder(model).spec),
+        transformers=None if task.base is not None else transformers_verdict(load_folder(folder).spec),
     )
 
 
 LESS_IS_BETTER = ("loss", "bits_per_byte")
-"""Beginnings of names of measures where less is better: loss, loss_turn_2, bits_per_byte@512. Else more is."""
+"""Prefixes of the measures of which lower is better: loss, loss_turn_2, bits_per_byte@512. Of others, higher is."""
 
 
 def count(config: TrainConfig, progress: Progress, evaluation: Evaluation | None) -> bool:
-    """Count an evaluation of the model after `progress.step` steps; returns whether it is better than all before. A
-    measure that is not a finite number is not.
+    """Records an evaluation of the model after `progress.step` steps in `progress`; returns whether it is better than
+    all before. A measure that is not finite is never better.
 
-    With losses 3, 2, 2, 4 the best is the second, and two evaluations in a row brought nothing better (`waited`).
+    Example: with losses 3, 2, 2, 4 the best is the second, and `waited` is 2 at the end.
 
-    Raises ConfigError where nothing is held out, and for a measure that the task does not have."""
-    known = (
+    Raises ConfigError if nothing is held out, and for a measure that the task does not have."""
+    measures = (
         {}
         if evaluation is None
         else {name.removeprefix("val_"): value for name, value in evaluation.record.items()}
     )
     name = config.best_by
-    if not known:
+    if not measures:
         raise ConfigError(
             "keep_best and early_stopping_patience compare models on held-out data; nothing is held out"
         )
-    check_known(name, known, "best_by: there is no measure", are="held-out data have")
-    value, best = known[name], progress.best
+    check_known(name, measures, "best_by: there is no measure", are="held-out data have")
+    value, best = measures[name], progress.best
     less = name.startswith(LESS_IS_BETTER)
     better = math.isfinite(value) and (best is None or (value < best if less else value > best))
     progress.evaluated, progress.waited = progress.step, 0 if better else progress.waited + 1
@@ -111,23 +110,26 @@ def count(config: TrainConfig, progress: Progress, evaluation: Evaluation | None
 
 
 def waited_enough(config: TrainConfig, progress: Progress) -> bool:
-    """Whether the run ends because nothing better has come for so long."""
+    """Returns whether early stopping ends the run: the last `early_stopping_patience` evaluations were no better."""
     patience = config.early_stopping_patience
     return patience is not None and progress.waited >= patience
 
 
 EVALUATION = 0.5
-"""Share of a step's time that evaluating as much data takes, at most: a third of its operations, and a margin."""
+"""Bound on the time of evaluating as much data as a step reads, as a share of the step's time: the forward pass is a
+third of its operations, and there is a margin."""
 SAVES = 4
-"""Saving at the end takes so many first checkpoints: moments are twice its weights, and the model is saved too."""
+"""Bound on the time of saving at the end, in units of the first checkpoint's: 1 for its weights, 2 for the optimizer
+state, which a new run's first checkpoint does not have, and 1 for the final model."""
 
 
 class Deadline:
-    """`limit` seconds for all steps, the last evaluation and the last checkpoint; None is no limit.
+    """A time limit, in seconds, for all steps, the last evaluation and the last save together; None is no limit. The
+    time needed after the last step is estimated as
 
-    behind = steps held out x (seconds of a step) / 2 + 4 (seconds of the first checkpoint)
+        behind = held_steps x (mean seconds of a step) / 2 + 4 (seconds of the first checkpoint)
 
-    held_steps    number of steps that read as much as is held out
+    held_steps    number of steps that read as much data as an evaluation of all held-out data
     """
 
     def __init__(self, limit: float | None, held_steps: float) -> None:
@@ -135,29 +137,30 @@ class Deadline:
         self.steps, self.step_seconds, self.save_seconds = 0, 0.0, 0.0
 
     def count(self, seconds: float) -> None:
-        """Counts a step that took so long."""
+        """Records the duration of a step."""
         self.steps, self.step_seconds = self.steps + 1, self.step_seconds + seconds
 
     @property
     def behind(self) -> float:
-        """Seconds that the run takes after its last step, as far as is known."""
+        """Estimated seconds of the evaluation and save after the last step."""
         return EVALUATION * self.held_steps * self.mean + SAVES * self.save_seconds
 
     @property
     def mean(self) -> float:
-        """Seconds of a step."""
+        """Mean seconds of a step; 0 before the first one."""
         return self.step_seconds / max(self.steps, 1)
 
     def is_over(self, seconds: float) -> bool:
-        """Whether no further step fits, `seconds` after the first began."""
+        """Returns whether the steps must end, `seconds` after the first began, so that the rest fits into the limit."""
         return self.limit is not None and seconds + self.behind >= self.limit
 
     def left(self, seconds: float) -> float:
-        """Seconds until the run is done."""
+        """Returns the seconds that are left of the limit, `seconds` after the first step began."""
         return math.inf if self.limit is None else max(0.0, self.limit - seconds)
 
     def scheduled(self, seconds: float) -> float:
-        """`seconds` on a clock that shows `limit` when the last step ends: what schedules go by."""
+        """Returns the time, in seconds, that the learning rate schedule is given: `seconds` scaled so that it reaches
+        `limit` when the last step ends, since the time `behind` it is no part of the schedule."""
         if self.limit is None:
             return seconds
         return self.limit * min(1.0, seconds / max(self.limit - self.behind, 1e-9))

@@ -1,4 +1,4 @@
-"""Held-out text: bits per byte, perplexity, loss and accuracy by position."""
+"""Evaluation on held-out text: bits per byte, perplexity, and loss and accuracy by position."""
 
 import math
 import time
@@ -22,8 +22,8 @@ LEAST_BUCKET = 16
 
 @dataclass(frozen=True)
 class Bucket:
-    """Mean loss of predictions that had `first`..`last` tokens of their own document before them in the row; `hits`
-    of them were right, None where that is not counted."""
+    """The predictions with `first`..`last` tokens of their document before them in the row: their number (`tokens`),
+    the sum of their losses (`nats`), and the number of correct ones (`hits`; None if not counted)."""
 
     first: int
     last: int
@@ -33,29 +33,30 @@ class Bucket:
 
     @property
     def loss(self) -> float | None:
-        """Nats per token; None where there is no token."""
+        """Nats per token; None if there is no token."""
         return self.nats / self.tokens if self.tokens else None
 
     @property
     def accuracy(self) -> float | None:
-        """Share of the tokens that the model finds most probable; None where that is not counted."""
+        """Share of the tokens that the model predicts correctly (as its most probable one); None if not counted."""
         return None if self.hits is None or not self.tokens else self.hits / self.tokens
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Loss on held-out data.
+    """Loss and further measures on held-out data.
 
     Attributes:
-        nats: sum of -ln p over all predicted tokens.
-        tokens: predicted tokens; of a text all but the first of each document, or those that are masked.
-        text_bytes: UTF-8 bytes of the text that they stand for; 0 when it is not known, and for masked tokens.
-        seconds: of computing.
-        positions: the same loss by the number of tokens of its document that stand before the predicted one.
-        hits: how many of them the model finds most probable; None where that is not counted.
+        nats: sum of the losses: of -ln p over all predicted tokens.
+        tokens: number of predicted tokens (or of what `unit` names); in a text, all but the first of each document, or
+            the masked ones.
+        text_bytes: UTF-8 bytes of the predicted text; 0 if unknown, and for masked tokens.
+        seconds: time of the computation.
+        positions: the same loss by the number of tokens of the same document before the predicted one.
+        hits: number of tokens that the model predicts correctly; None if not counted.
         metrics: further measures of the task by name, such as f1.
         unit: name of what is predicted.
-        confusion: the confusion matrix, where classes are predicted.
+        confusion: the confusion matrix, if classes are predicted; else None.
     """
 
     nats: float
@@ -70,42 +71,42 @@ class Evaluation:
 
     @property
     def loss(self) -> float:
-        """Nats per token, or per `unit`."""
+        """Mean loss in nats per token, or per `unit`."""
         return self.nats / max(self.tokens, 1)
 
     @property
     def perplexity(self) -> float:
-        """exp(loss): per token, so it depends on the tokenizer."""
+        """exp(loss), per token: it depends on the tokenizer."""
         return math.exp(min(self.loss, 700.0))
 
     @property
     def accuracy(self) -> float | None:
-        """Share of the predicted tokens that the model finds most probable; None where that is not counted."""
+        """Share of the tokens that the model predicts correctly; None if not counted."""
         return None if self.hits is None else self.hits / max(self.tokens, 1)
 
     @property
     def bits_per_byte(self) -> float | None:
-        """nats / ln 2 / UTF-8 bytes: comparable between tokenizers, and with compressors; None without a text."""
+        """nats / ln 2 / UTF-8 bytes: comparable between tokenizers, and with compressors; None if bytes are unknown."""
         return self.nats / math.log(2) / self.text_bytes if self.text_bytes else None
 
     @property
     def record(self) -> dict[str, float | int]:
-        """The line of metrics.jsonl: the loss, of a text also tokens, bits per byte and accuracy, and `metrics`."""
+        """The entries for metrics.jsonl: the loss, for text also tokens, bits per byte and accuracy, and `metrics`."""
         names = ("loss", "tokens", "bits_per_byte", "accuracy") if self.positions else ("loss",)
-        known = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return {f"val_{name}": value for name, value in (known | {**self.metrics}).items()}
+        measures = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {f"val_{name}": value for name, value in (measures | {**self.metrics}).items()}
 
     def __str__(self) -> str:
         bits, accuracy = self.bits_per_byte, self.accuracy
         text = f"{bits:.4f} bits/byte" if bits is not None else f"loss {self.loss:.4f}"
         measured = {} if accuracy is None else {"accuracy": accuracy}
-        more = "".join(f", {name} {value:.4f}" for name, value in (measured | {**self.metrics}).items())
-        return f"{text}{more} over {self.tokens} {self.unit}s"
+        further = "".join(f", {name} {value:.4f}" for name, value in (measured | {**self.metrics}).items())
+        return f"{text}{further} over {self.tokens} {self.unit}s"
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[Callable[[], float]]:
-    """While open, a model is in evaluation mode; yields a function that gives the seconds since then."""
+    """Puts a model into evaluation mode while open; yields a function that returns the seconds since then."""
     training, begin = model.training, time.perf_counter()
     model.eval()
     try:
@@ -117,8 +118,8 @@ def evaluating(model: nn.Module) -> Iterator[Callable[[], float]]:
 def measured(
     model: nn.Module, run: Callable[[T], R], batches: Iterable[T], pool: MicrobatchPool
 ) -> tuple[list[R], float]:
-    """The results of `run` for each batch, by a model in evaluation mode and without gradients, and the seconds that
-    this took; `pool` computes batches at the same time."""
+    """Calls `run` for each batch with the model in evaluation mode and without gradients; returns the results and the
+    seconds that this took. `pool` computes batches in parallel."""
     with evaluating(model) as clock:
         return list(pool.map(torch.no_grad()(run), batches)), clock()
 
@@ -131,23 +132,23 @@ def evaluate(
     pool: MicrobatchPool = ALONE,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
-    """Predict the targets of `rows`: every token but the first of each document (`Rows`), or those that are masked
-    (`MaskedRows`), under one mask for good.
+    """Evaluates a model on `rows`: on every token but the first of each document (`Rows`), or on the masked tokens
+    (`MaskedRows`), whose mask is always the same.
 
-    Rows do not overlap, so a prediction looks back on 1 to `rows.length` tokens: the number is an upper bound of
-    the loss with more context. With `limit`, only predictions from the first `limit` tokens count, and
-    the bytes are those of the whole file times the share of tokens. `pool` computes batches at the same time;
-    `progress(rows done, rows)` is called after each.
+    Rows do not overlap, so that a prediction sees 1 to `rows.length` tokens: the result is an upper bound of the loss
+    with more context. With `limit`, only predictions from the first `limit` tokens count, and the bytes are those of
+    the whole file times the share of predicted tokens. `pool` computes batches in parallel; `progress(rows done, rows)`
+    is called after each batch.
 
-    Raises DataError when no token can be predicted.
+    Raises DataError if there is no token to predict.
     """
     file = rows.file
     is_text = isinstance(rows, Rows)  # every token is predicted once, so that the loss can be stated per byte
     if isinstance(rows, Rows):
-        read = len(file) if limit is None else min(len(file), limit)
+        tokens_read = len(file) if limit is None else min(len(file), limit)
         rows = Rows(
-            file, max(1, min(rows.length, read))
-        )  # slots behind the last token cost time and count nothing
+            file, max(1, min(rows.length, tokens_read))
+        )  # slots after the last token would cost time and count nothing
     length = rows.length
     count = len(rows) if limit is None else min(len(rows), max(1, -(-limit // length)))
     per_batch = max(1, BATCH_TOKENS // length // pool.count)
@@ -155,7 +156,7 @@ def evaluate(
     @torch.no_grad()
     def run(start: int) -> tuple[Tensor, Tensor, Tensor]:
         inputs, targets = rows.batch(range(start, min(start + per_batch, count)))
-        if limit is not None:
+        if limit is not None:  # limit 100, rows of 32: in a batch from row 2 on, 100 - 64 = 36 targets count
             targets.view(-1)[max(0, limit - start * length) :] = IGNORE_INDEX
         output, trained = model(**inputs, targets=targets), targets != IGNORE_INDEX
         hits = trained if output.hits is None else output.hits
@@ -166,20 +167,20 @@ def evaluate(
         )
 
     sums, counts = torch.zeros(length, dtype=torch.float64), torch.zeros(length, dtype=torch.int64)
-    right = torch.zeros_like(counts)
+    hit_counts = torch.zeros_like(counts)
     with evaluating(model) as clock:
         starts = range(0, count, per_batch)
-        for start, (at, each, hits) in zip(starts, pool.map(run, starts), strict=True):
+        for start, (positions, losses, hits) in zip(starts, pool.map(run, starts), strict=True):
             progress(min(start + per_batch, count), count)
-            sums.index_add_(0, at, each)
-            counts.index_add_(0, at, torch.ones_like(at))
-            right.index_add_(0, at, hits)
+            sums.index_add_(0, positions, losses)
+            counts.index_add_(0, positions, torch.ones_like(positions))
+            hit_counts.index_add_(0, positions, hits)
         seconds = clock()
     tokens = int(counts.sum())
     if not tokens:
-        why = "every document has a single token" if is_text else "none of so few is masked"
-        why += "" if limit is None else f", among the first {limit} tokens"
-        raise DataError(f"{file.path}: no token to predict: {why}")
+        reason = "every document has a single token" if is_text else "none of so few is masked"
+        reason += "" if limit is None else f", among the first {limit} tokens"
+        raise DataError(f"{file.path}: no token to predict: {reason}")
     share = (
         1.0 if limit is None or limit >= len(rows) * length else tokens / max(len(file) - file.documents, 1)
     )
@@ -188,13 +189,13 @@ def evaluate(
         tokens,
         round(file.text_bytes * share) if is_text else 0,
         seconds,
-        _buckets(sums, counts, None if is_text else right),
-        None if is_text else int(right.sum()),
+        _buckets(sums, counts, None if is_text else hit_counts),
+        None if is_text else int(hit_counts.sum()),
     )
 
 
 def _buckets(sums: Tensor, counts: Tensor, right: Tensor | None) -> tuple[Bucket, ...]:
-    """Doubling ranges of positions: 0-15, 16-31, 32-63, ..."""
+    """Sums over doubling ranges of positions: 0-15, 16-31, 32-63, ..."""
     buckets, first, size = [], 0, LEAST_BUCKET
     while first < len(sums):
         stop = min(size, len(sums))

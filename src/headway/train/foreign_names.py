@@ -1,4 +1,4 @@
-"""The names that other trainers have for our settings."""
+"""Names that other trainers use for our settings."""
 
 from collections.abc import Mapping
 
@@ -37,11 +37,12 @@ ELSEWHERE = {
     "dtype": ("bf16",),
     "vocab": ("vocab_size",),
 }
-"""Names of theirs that no similarity of letters would lead to ours."""
+"""Our setting -> its names elsewhere, which are too different for a search by similarity."""
 
 
 def known_as(key: str, fields: Mapping[str, FieldInfo]) -> str:
-    """` (here it is "lr": ...)` for a foreign name, else the nearest of ours, else the empty string."""
+    """Returns a hint for an unknown setting: ` (here it is "lr": ...)` for a name used elsewhere, else the most similar
+    name of ours, else the empty string."""
     foreign = key.removeprefix("--").replace("-", "_")
     for ours, names in ELSEWHERE.items():
         if foreign in names and ours in fields:

@@ -1,4 +1,4 @@
-"""The inputs of training: tokenizer, spec and first weights, made or loaded, and an adapter beside these."""
+"""The inputs of a training run: tokenizer, model spec and initial weights, new or loaded, and a LoRA adapter."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -33,21 +33,27 @@ from headway.train.rows_config import RowsConfig
 TOKENS = ".tokens"
 VOCAB, DEPTH = 4096, 6
 FAMILY = dict.fromkeys(("masked-lm", "classify", "tag", "answer", "embed"), "roformer")
-"""Families of home-made models by task: for encoders one whose rows may be of any length; llama for other tasks."""
+"""Default families of models made from settings, by task: for encoders one without a limit on the length of rows. The
+default of other tasks is chosen in `make_spec`."""
 MASK, PAD = "[MASK]", "[PAD]"
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The model that the settings of a run name, opened once: its `folder`, None where weights are fresh. Where a model
-    is measured it is that model's, with the files of its adapters."""
+    """The settings of a run, and the model that they name, which is opened once.
+
+    Attributes:
+        config: the settings.
+        folder: the folder of that model; None if the run begins with fresh weights. If a trained model is measured, its
+            folder, with the files of its adapters.
+    """
 
     config: Any
     folder: Folder | None = None
 
     @staticmethod
     def of(config: TrainConfig) -> "Inputs":
-        """Opens the model that the settings name; one of the Hub is fetched first. Raises as `load_folder` does."""
+        """Opens the model that the settings name; one of the Hub is downloaded first. Raises as `load_folder` does."""
         model = getattr(config, "model", None)
         if model is None:
             return Inputs(config)
@@ -59,7 +65,7 @@ class Inputs:
 
     @cached_property
     def precision(self) -> Choice:
-        """See `choose_precision`."""
+        """The number format of matrix products, with the reason: see `choose_precision`."""
         return choose_precision(self.config.dtype)
 
     @property
@@ -69,26 +75,27 @@ class Inputs:
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of the settings, or of the model's folder; None where one is to be trained."""
+        """The tokenizer that the settings name, or that of the model's folder; None if one must be trained."""
         home = None if self.folder is None else self.folder.home or self.folder.path
         place = getattr(self.config, "tokenizer", None) or home
         return None if place is None else Tokenizer.load(place)
 
     def spec(self, vocab: int | None = None) -> ModelSpec:
-        """The spec of the first model of a run; `vocab` is for fresh weights, as the settings say unless given."""
+        """Returns the spec of the run's initial model. `vocab` is the vocabulary size of a model with fresh weights; by
+        default that of the settings."""
         if self.folder is not None:
             return self.folder.spec
-        if vocab is None:  # the catalog has vocabularies of its own
+        if vocab is None:  # a model of the catalog has its own vocabulary, which 1 never exceeds
             vocab = self.config.vocab or VOCAB if self.config.model is None else 1
         return make_spec(self.config, vocab)
 
     def find_tokenizer(
         self, start: Path | None, texts: Callable[[], Iterator[str]], *, masked: bool
     ) -> Tokenizer:
-        """`tokenizer`, that of the checkpoint `start`, or one that is trained on `texts()` and kept in the run's
-        folder; a BPE has a mask and a pad token, and ends its texts, if `masked`.
+        """Returns `tokenizer`, or that of the checkpoint `start`, or one that is trained on `texts()` and saved in the
+        run's folder. If `masked`, a trained BPE has a mask and a pad token, and ends texts with EOS.
 
-        Raises ConfigError where none is given and none can be trained."""
+        Raises ConfigError if none is given and none can be trained."""
         config = self.config
         if self.tokenizer is not None:
             return self.tokenizer
@@ -103,14 +110,14 @@ class Inputs:
                     f"{config.data} holds token ids; give the tokenizer that made them (tokenizer=FOLDER)"
                 )
             _trained_tokenizer(config, texts(), masked).save(home)
-        return Tokenizer.load(home)  # also where it is new: the one that a resumed run will have
+        return Tokenizer.load(home)  # also if it is new: it is then the very one that a resumed run loads
 
     def first_model(self, vocab: int, head: Head | None = None) -> tuple[Decoder | Encoder, list[str]]:
-        """The fp32 model that a run begins with, and remarks on it: a folder's weights, or fresh ones from `seed`. One
-        that an adapter is trained beside is in the number format of the products.
+        """Returns the fp32 model that a run begins with, and remarks on it: its weights are those of a folder, or drawn
+        by `seed`. A folder's model that gets an adapter is in the dtype of matrix products instead.
 
-        With `head` it has that one, for rows of `context` tokens at least, which its users may then give it. Of a
-        folder with another head, the layers below are taken; new weights are drawn from `seed`."""
+        With `head`, the model has this head, and its trained context is at least `context`. If the folder has another
+        head, only the layers below it are loaded, and the new head's weights are drawn by `seed`."""
         config, folder, remarks = self.config, self.folder, list[str]()
 
         def headed(spec: ModelSpec) -> ModelSpec:
@@ -135,11 +142,11 @@ class Inputs:
         return model, remarks
 
     def adapt(self, model: Model) -> Base | None:
-        """Freeze a model in `dtype`, in 4 bits where the settings say so, and put a fresh adapter in float32 on it.
-        None, and nothing is done, where the settings have no adapter.
+        """Freezes a model in `dtype` (in 4 bits if the settings say so), attaches a fresh float32 adapter, and returns
+        the description of the base model. Does nothing and returns None if the settings have no adapter.
 
-        Raises ConfigError for a model whose head would stay untrained, and for targets that it has not; CheckpointError
-        for those that its files have no name for."""
+        Raises ConfigError for a model with a head of its own, which would not be trained, and for adapter targets that
+        the model lacks; CheckpointError for targets that have no name in PEFT's files."""
         config, lora = self.config, lora_of(self.config)
         if lora is None:
             return None
@@ -172,7 +179,10 @@ def _trained_tokenizer(config: RowsConfig, texts: Iterator[str], masked: bool) -
 
 
 def make_spec(config: RowsConfig, vocab: int) -> ModelSpec:
-    """The spec of a run with fresh weights: from the catalog, or made by depth."""
+    """Returns the spec of a model with fresh weights: one of the catalog, or one made from depth and other settings.
+
+    Raises ConfigError for an unknown name, for a tokenizer larger than the catalog model's embedding, and for sizes or
+    patterns that are not valid."""
     if config.model is not None:
         if config.model.lower() not in catalog.names():
             raise ConfigError(
@@ -194,18 +204,20 @@ def make_spec(config: RowsConfig, vocab: int) -> ModelSpec:
         raise ConfigError(f"width {width} cannot be split into {heads} heads; give heads that divide it")
     sizes["head_dim"] = width // heads
     family = config.family or FAMILY.get(str(config.task))
-    known = FAMILIES.get(family or "")
-    sees_all = known is not None and known.defaults.get("causal") is False
+    named_family = FAMILIES.get(family or "")
+    sees_all = named_family is not None and named_family.defaults.get("causal") is False
     text = config.patterns or (None if sees_all else "Causal()")
     with as_error(ConfigError, "patterns"):
         patterns = (
             None if text is None else [parse(part) for part in text.split(";")]
         )  # one per layer, repeated
-    # transformers says "a window in some layers" in ministral's config only (plain llama has none).
+    # Of the configs of transformers, only ministral's can have windows in some layers; llama's cannot.
     family = family or ("llama" if set(patterns or ()) == {Causal()} else "ministral")
-    kind = FAMILIES.get(family, FAMILIES["llama"])  # an unknown one is refused by `of_depth`
-    sizes.setdefault("hidden", kind.hidden(width))
-    sizes.setdefault("kv_heads", kind.kv_heads(heads, next(g for g in (4, 2, 1) if heads % g == 0)))
+    family_defaults = FAMILIES.get(family, FAMILIES["llama"])  # `of_depth` raises for an unknown one
+    sizes.setdefault("hidden", family_defaults.hidden(width))
+    sizes.setdefault(
+        "kv_heads", family_defaults.kv_heads(heads, next(g for g in (4, 2, 1) if heads % g == 0))
+    )
     spec = ModelSpec.of_depth(depth, vocab, context=config.context, patterns=patterns, family=family, **sizes)
     if config.dropout is not None:
         spec = replace(spec, dropout=config.dropout, attention_dropout=config.dropout)
@@ -213,15 +225,15 @@ def make_spec(config: RowsConfig, vocab: int) -> ModelSpec:
 
 
 def _layer_mixers(text: str, spec: ModelSpec) -> list[object]:
-    """`delta; delta; delta; attention` as mixers, one per layer, to be repeated."""
+    """Parses mixers such as `delta; delta; delta; attention`, one per layer, to be repeated."""
     delta = DeltaSpec(heads=spec.heads, key_heads=spec.kv_heads, head_dim=spec.head_dim)
     ssd = SSDSpec(heads=2 * spec.heads, key_heads=1, head_dim=128, value_dim=spec.head_dim)  # as Mamba-2's
-    known: dict[str, object] = {"attention": Softmax(), "delta": delta, "ssd": ssd}
-    known |= {name: LinearAttentionSpec(name) for name in (*FEATURES, "cosine")}
+    mixers: dict[str, object] = {"attention": Softmax(), "delta": delta, "ssd": ssd}
+    mixers |= {name: LinearAttentionSpec(name) for name in (*FEATURES, "cosine")}
     names = [name.strip() for name in text.split(";")]
     for name in names:
-        check_known(name, known, "mixers: there is no")
-    return [known[name] for name in names]
+        check_known(name, mixers, "mixers: there is no")
+    return [mixers[name] for name in names]
 
 
 NAME = "default"
@@ -229,7 +241,7 @@ RANK, ALPHA = 16, 32.0
 
 
 def lora_of(config: RowsConfig) -> Lora | None:
-    """The settings of the adapter; None where the model itself is trained."""
+    """Returns the adapter that the settings describe; None if the model itself is trained."""
     if config.adapter is None:
         return None
     return Lora(
@@ -242,7 +254,7 @@ def lora_of(config: RowsConfig) -> Lora | None:
 
 
 def trained_parameters(config: RowsConfig, spec: ModelSpec) -> int:
-    """Numbers that a run trains."""
+    """Returns the number of trained parameters of a run."""
     lora = lora_of(config)
     if lora is None:
         return cost.parameter_count(spec)
@@ -250,17 +262,17 @@ def trained_parameters(config: RowsConfig, spec: ModelSpec) -> int:
 
 
 def trained_adapter(model: Model) -> Adapter:
-    """The one that `adapt` put on a model; a part of a tensor is a DTensor."""
+    """Returns the adapter that `adapt` attached to a model; its sharded tensors are DTensors."""
     return Adapter.of(model, NAME, own_state(model))
 
 
 def restore_adapter(model: Model, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Fill the adapter of a model. Raises CheckpointError for tensors that are not its own."""
+    """Loads tensors into the adapter of a model. Raises CheckpointError if names or shapes differ from its own."""
     current = trained_adapter(model).tensors
-    ours, stored = (
+    expected, stored = (
         {name: form.shape for name, form in lazy(state).forms.items()} for state in (current, tensors)
     )
-    if wrong := sorted(n for n in ours.keys() | stored.keys() if ours.get(n) != stored.get(n)):
+    if wrong := sorted(n for n in expected.keys() | stored.keys() if expected.get(n) != stored.get(n)):
         raise CheckpointError(
             f"{path} holds another adapter than the settings make: {', '.join(wrong[:5])}; resume with its own settings"
         )

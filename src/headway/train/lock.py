@@ -1,15 +1,15 @@
-"""One run in a folder at a time.
+"""A lock that lets only one run at a time use a folder.
 
-    with locked(Path("runs/mine")) as remark:     # ConfigError says who uses it
+    with locked(Path("runs/mine")) as remark:     # ConfigError names the process that uses it
         ...
 
-The lock is the kernel's (`flock`) on FOLDER/run.lock, whose content names its holder: process, host, since when. The
-kernel releases it when the process ends, however it ends, so that what a killed run leaves behind locks nothing.
+The lock is the kernel's (`flock`) on FOLDER/run.lock, whose content names its holder: process, host, and start time.
+The kernel releases it when the process ends, however it ends, so that a file left behind by a killed run locks nothing.
 
-On network file systems a lock excludes other hosts where it is passed on to the server (NFS since version 4, without
-the mount options `nolock` and `local_lock`). A lock file that names another host is therefore never taken over: whether
-its process lives cannot be seen from here. File systems without locks (ENOLCK, ENOTSUP, ENOSYS: NFS without lockd,
-Lustre without `-o flock`, some FUSE ones) keep no second run out; `remark` says so.
+On network file systems the lock excludes other hosts only if it is passed on to the server (NFS since version 4,
+without the mount options `nolock` and `local_lock`). A lock file that names another host is therefore never taken over:
+whether that process is alive cannot be seen from here. File systems without locks (ENOLCK, ENOTSUP, ENOSYS: NFS without
+lockd, Lustre without `-o flock`, some FUSE ones) cannot keep a second run out; `remark` says so.
 """
 
 import errno
@@ -31,9 +31,10 @@ UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 @contextmanager
 def locked(folder: Path) -> Iterator[str | None]:
-    """Keep `folder` for this process, and make it where there is none; one that is still empty in the end goes again.
+    """Locks `folder` for this process while open. Creates it if necessary; a created folder that is empty at the end is
+    removed.
 
-    Yields None, or a remark where the file system has no locks. Raises ConfigError when another run uses the folder."""
+    Yields None, or a remark if the file system has no locks. Raises ConfigError if another run uses the folder."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     path = folder / LOCK
     try:
@@ -53,14 +54,17 @@ def locked(folder: Path) -> Iterator[str | None]:
 
 
 def _acquire(path: Path) -> tuple[int, str | None]:
-    """A descriptor of the file that has the name `path`, locked; and a remark where it could not be."""
+    """Opens and locks the file `path`; returns its descriptor, and a remark if the file system has no locks.
+
+    The holder removes its file before it closes it. So a process may lock a file that has no name any more, while a
+    third one creates and locks a new file: a lock only counts if the locked file still has the name."""
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except FileNotFoundError:  # a folder went with the run that had made it
+        except FileNotFoundError:  # the run that had created the folder has just removed it
             continue
-        except FileExistsError:  # so it did between mkdir's two looks, or it is no folder
+        except FileExistsError:  # it was removed between mkdir's two checks, or it is no folder
             if path.parent.exists():
                 raise
             continue
@@ -83,7 +87,7 @@ def _acquire(path: Path) -> tuple[int, str | None]:
                 f"{path.parent} cannot be locked ({error.strerror}): this file system has no locks, so that nothing "
                 "keeps a second run out of this folder"
             )
-        os.close(descriptor)  # its holder removed it: another file may have the name now
+        os.close(descriptor)  # its holder has removed this file: another one may have the name now
 
 
 def _is_named(descriptor: int, path: Path) -> bool:
@@ -110,7 +114,7 @@ def _sign(descriptor: int, path: Path) -> None:
 def _holder(descriptor: int) -> dict[str, Any]:
     try:
         return dict(json.loads(os.pread(descriptor, 4096, 0)))
-    except (ValueError, TypeError):  # its process has only begun to write
+    except (ValueError, TypeError):  # its process has not finished writing
         return {}
 
 

@@ -1,9 +1,9 @@
-"""Computing micro batches: the number format, the threads, the weights.
+"""Computing micro-batches: the number format, the threads, and the weights.
 
-Micro batches run side by side: a few threads compute alone, instead of one that calls for help at every product.
+Micro-batches run in parallel, each on one thread, instead of one after the other with all threads in each operation.
 
-Torch's threads meet at the end of every operation. In a small model that is thousands of meetings a step, and when
-another process holds one of the cores, everybody waits for it every time. Workers meet once a step.
+Torch's threads synchronize at the end of every operation. In a small model that is thousands of times per step, and if
+another process uses one of the cores, all threads wait for that core every time. Workers synchronize once per step.
 """
 
 import copy
@@ -30,9 +30,10 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class MicrobatchPool:
-    """`count` threads, each with one CPU thread of torch; one worker is the caller itself, with all of torch's.
+    """A pool of `count` worker threads, in each of which torch uses one CPU thread. With a count of 1 the caller itself
+    computes, with all of torch's threads.
 
-    A context manager: while it is open with several workers, torch in the calling thread has one CPU thread too.
+    A context manager: while it is open with several workers, torch uses one CPU thread in the calling thread, too.
     """
 
     def __init__(self, count: int) -> None:
@@ -40,7 +41,7 @@ class MicrobatchPool:
         self._pool: ThreadPoolExecutor | None = None
 
     def map(self, run: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
-        """`run` of every item, results in the order of the items whoever is done first."""
+        """Calls `run` for every item; returns the results in the order of the items."""
         return map(run, items) if self._pool is None else self._pool.map(run, items)
 
     def __enter__(self) -> "MicrobatchPool":
@@ -61,18 +62,20 @@ ALONE = MicrobatchPool(1)
 
 
 def choose_workers(config: RowsConfig, spec: ModelSpec, gradient: int) -> Choice:
-    """The number of micro batches of a step that run side by side, as `what`. `gradient` is the bytes of one.
+    """Chooses the number of micro-batches of a step that run in parallel (`what` of the choice). `gradient` is the
+    number of bytes of the gradients that one worker holds.
 
-    As many as there are CPU threads, unless there are fewer micro batches, the gradients that all of them hold at
-    once would take more than a GiB, or dropout draws its seeds in the order of the micro batches.
+    As many as there are CPU threads or micro-batches, whichever is less; but 1 if the loss compares all rows of a step,
+    if dropout draws its seeds in the order of the micro-batches, if weights or experts are sharded, or if the gradients
+    of all workers would take more than a GiB. Raises ConfigError for several `workers` with dropout.
     """
     if config.in_one_pass:
         return Choice("1", "the loss compares all rows of a step, which is one forward pass")
     workers, threads = config.workers, config.threads or torch.get_num_threads()
     micro_batches = -(-config.rows_per_step // (config.micro_batch or 1))
-    kinds = {kind: getattr(spec, kind) for kind in ("attention_dropout", "dropout", "activation_dropout")}
-    kinds["adapter_dropout"] = config.adapter_dropout
-    dropout = next((f"{kind.replace('_', ' ')} {p}" for kind, p in kinds.items() if p), None)
+    rates = {name: getattr(spec, name) for name in ("attention_dropout", "dropout", "activation_dropout")}
+    rates["adapter_dropout"] = config.adapter_dropout
+    dropout = next((f"{name.replace('_', ' ')} {p}" for name, p in rates.items() if p), None)
     if dropout is not None:
         if workers is not None and workers > 1:
             raise ConfigError(
@@ -87,17 +90,17 @@ def choose_workers(config: RowsConfig, spec: ModelSpec, gradient: int) -> Choice
         return Choice("1", "sharded weights are gathered for one micro batch at a time")
     if mesh.expert > 1:
         return Choice("1", "rows are sent to their experts for one micro batch at a time")
-    held = threads * gradient
-    if threads > 1 and held > GRADIENT_BYTES:
-        return Choice("1", f"the gradients of {threads} workers would take {held / 2**30:.1f} GiB")
+    gradient_bytes = threads * gradient
+    if threads > 1 and gradient_bytes > GRADIENT_BYTES:
+        return Choice("1", f"the gradients of {threads} workers would take {gradient_bytes / 2**30:.1f} GiB")
     return Choice(str(min(threads, micro_batches)), "micro batches side by side, one CPU thread each")
 
 
 def choose_precision(dtype: str) -> Choice:
-    """The dtype of matrix products for `dtype`; `what` is "bf16" or "fp32".
+    """Chooses the dtype of matrix products for the setting `dtype`; `what` of the choice is "bf16" or "fp32".
 
-    Raises ConfigError for fp16: CPUs without native fp16 products are some 500 times slower in it than in
-    bf16, and its range needs loss scaling.
+    Raises ConfigError for fp16: CPUs without native fp16 products are some 500 times slower in it than in bf16, and its
+    range needs loss scaling.
     """
     if dtype == "fp16":
         raise ConfigError(
@@ -116,20 +119,20 @@ def choose_precision(dtype: str) -> Choice:
 
 
 class MasterWeights(Generic[M]):
-    """fp32 weights that are trained, and the modules that compute with them.
+    """fp32 master weights, and the modules that compute with them.
 
-    In fp32 the module that computes is the trained one; in bf16 it is a copy, which shares frozen weights. A copy
-    rather than autocast: under autocast every activation is cast on its way into every product and the residual stream
-    stays fp32, which costs more time than the products of a small model.
+    In fp32 the master module itself computes; in bf16 a copy does, which shares frozen weights. A copy is used rather
+    than autocast, under which every activation is cast before every product and the residual stream stays fp32: for a
+    small model, that takes more time than the products.
 
-    `replicas` share the weights that compute and have gradients of their own, so that as many micro batches can run
-    their `.backward()` at the same time. `collect` adds their gradients to the fp32 ones, in the order of the
-    replicas, so that the sum does not depend on which was done first.
+    The `replicas` share the weights that compute but have gradients of their own, so that as many micro-batches can run
+    `.backward()` in parallel. `collect` adds their gradients to the master's in the order of the replicas, so that the
+    sum does not depend on which finished first.
 
     Args:
-        master: the module that is trained. Its frozen parts should be in `dtype`: they are then held once.
-        dtype: of the weights that compute.
-        replicas: micro batches that run at the same time.
+        master: the module that is trained. Its frozen parts should be in `dtype`, so that they are held only once.
+        dtype: dtype of the weights that compute.
+        replicas: number of micro-batches that run in parallel.
     """
 
     def __init__(self, master: M, dtype: torch.dtype, replicas: int = 1) -> None:
@@ -138,7 +141,7 @@ class MasterWeights(Generic[M]):
         self.replicas = [self.compute, *(_copy(self.compute, lambda t: True) for _ in range(replicas - 1))]
 
     def collect(self) -> None:
-        """Add the gradients of the replicas to `.grad` of the fp32 weights, and drop them."""
+        """Adds the gradients of the replicas to `.grad` of the master weights, and frees them."""
         for replica in self.replicas:
             if replica is self.master:
                 continue  # its gradients are the master's
@@ -149,7 +152,7 @@ class MasterWeights(Generic[M]):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """After an optimizer step: the weights that compute take the new values."""
+        """Copies the master weights to those that compute; to be called after an optimizer step."""
         if self.compute is not self.master:
             for param, copied in zip(self.master.parameters(), self.compute.parameters(), strict=True):
                 if param.requires_grad:
@@ -157,13 +160,13 @@ class MasterWeights(Generic[M]):
 
 
 def _is_frozen(tensor: Tensor) -> bool:
-    """Whether a parameter is not trained, or a buffer has whole numbers."""
+    """Returns whether a parameter is not trained, or a buffer has an integer dtype."""
     return not (tensor.requires_grad if isinstance(tensor, nn.Parameter) else tensor.is_floating_point())
 
 
 def _copy(module: M, shares: Callable[[Tensor], bool]) -> M:
-    """A copy of a module with `.grad` of its own, of which parameters and buffers that it `shares` are the same
-    memory."""
+    """Returns a copy of a module with gradients of its own. Parameters and buffers for which `shares` returns true use
+    the same memory as the original's."""
     memo: dict[int, Tensor] = {id(b): b for b in module.buffers() if shares(b)}
     for p in filter(shares, module.parameters()):
         memo[id(p)] = nn.Parameter(p.detach(), requires_grad=p.requires_grad)

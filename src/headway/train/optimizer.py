@@ -1,4 +1,4 @@
-"""Parameter groups by structure, the optimizers over them, and their learning rate."""
+"""Parameter groups by the structure of the model, the optimizers over them, and the learning rate schedule."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,12 +19,12 @@ from headway.train.sharded_step import OwnedMuon, owners_of, plain_parts
 
 
 class Groups(NamedTuple):
-    """Every trainable parameter once, by what it is.
+    """The trainable parameters by name, each in one group.
 
     Attributes:
-        matrices: weights of linear layers (they mix features: decay, and Muon where asked for).
-        embeddings: rows that are looked up, and the output matrix, tied or not (no decay).
-        vectors: gains, biases and whatever else has fewer than two axes (no decay).
+        matrices: weights of linear layers (weight decay; Muon if chosen).
+        embeddings: embedding tables, and the output matrix, tied or not (no decay).
+        vectors: gains, biases and all other parameters with fewer than two axes (no decay).
     """
 
     matrices: dict[str, nn.Parameter]
@@ -33,12 +33,13 @@ class Groups(NamedTuple):
 
 
 def parameter_groups(model: nn.Module) -> Groups:
-    """Sort the trainable parameters by the structure of the model, not by names.
+    """Groups the trainable parameters by the structure of the model, not by their names.
 
-    A parameter of an `nn.Embedding`, and one that an embedding shares (a tied head), is an embedding, and so
-    is the last linear layer, whose rows are vocabulary entries as well when its width is the vocabulary's.
-    Otherwise two axes or more make a matrix, fewer a vector. Raises ConfigError for a model with packed weights, which
-    are not trained, and no adapter beside them.
+    The weight of an `nn.Embedding` is an embedding, also if it is shared (a tied head); so is the weight of an output
+    layer: one marked `is_output`, or a direct child of the model with as many outputs as an embedding has rows. Of the
+    others, parameters with two or more axes are matrices, the rest are vectors.
+
+    Raises ConfigError for a model with quantized weights, which cannot be trained, unless it has an adapter.
     """
     packed = {layer.kept.name for layer in linears(model).values() if layer.kept.name != "plain"}
     if packed and not adapter_names(model):
@@ -61,12 +62,12 @@ def parameter_groups(model: nn.Module) -> Groups:
 
 
 class Optimizer:
-    """Several of torch's optimizers behind one learning rate, and their state as named tensors.
+    """Several of torch's optimizers with one learning rate schedule, and their state as named tensors.
 
     Args:
-        parameters: every trainable parameter by its name.
-        parts: the peak learning rate of each optimizer, and the optimizer; together they hold all of `parameters`.
-        workers: what steps the parts side by side; one after the other unless given.
+        parameters: all trainable parameters by name.
+        parts: pairs of the peak learning rate and the optimizer; together the optimizers have all `parameters`.
+        workers: pool that steps the parts in parallel [default: one after the other].
     """
 
     def __init__(
@@ -80,14 +81,14 @@ class Optimizer:
 
     @staticmethod
     def of(groups: Groups, config: RowsConfig, workers: MicrobatchPool = ALONE) -> "Optimizer":
-        """AdamW over all groups, or Muon over the matrices and AdamW over the rest.
+        """Returns AdamW over all groups, or Muon over the matrices and AdamW over the rest.
 
-        AdamW: Loshchilov and Hutter 2019, decay decoupled, only for matrices. Muon: momentum of matrices,
-        orthogonalised by five Newton-Schulz steps (`torch.optim.Muon`), scaled by sqrt(max(1, rows/columns)).
+        AdamW: Loshchilov and Hutter 2019, with decoupled decay, for matrices only. Muon: the momentum of matrices,
+        orthogonalised by five Newton-Schulz steps (`torch.optim.Muon`) and scaled by sqrt(max(1, rows/columns)).
         """
-        rest = [*groups.embeddings.values(), *groups.vectors.values()]
+        others = [*groups.embeddings.values(), *groups.vectors.values()]
         matrices, decay = list(groups.matrices.values()), config.weight_decay
-        adam: list[dict[str, Any]] = [{"params": rest, "weight_decay": 0.0}]
+        adam: list[dict[str, Any]] = [{"params": others, "weight_decay": 0.0}]
         if config.optimizer == "adamw":
             adam.append({"params": matrices, "weight_decay": decay})
         adam = [group for group in adam if group["params"]]
@@ -103,33 +104,35 @@ class Optimizer:
 
     @staticmethod
     def single(model: nn.Module, optimizer: torch.optim.Optimizer) -> "Optimizer":
-        """One of torch's optimizers over all parameters of `model` that are trained; its peak learning rate is the one
-        it has."""
+        """Wraps one of torch's optimizers over all trainable parameters of `model`; its current learning rate is the
+        peak."""
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         return Optimizer(trained, [(optimizer.param_groups[0]["lr"], optimizer)])
 
     def own(self, parallel: Parallel, shards: Shards | None = None) -> None:
-        """Before the first step: processes share Muon's matrices (`OwnedMuon`), unless workers of each do, or experts
-        are not the same ones in all of them. `shards`: of the parameters, where ranks share these."""
+        """Distributes the work of Muon's matrices over the processes (`OwnedMuon`); to be called before the first step.
+
+        They stay as they are if there is one process, if the workers of each process share the matrices already, or if
+        processes have different experts. `shards`: which parameters ranks have parts of, or alone (axes tp, expert)."""
         self._shards = shards
         muons = [part for _, part in self._parts if isinstance(part, torch.optim.Muon)]
         if parallel.mesh.ranks == 1 or parallel.mesh.expert > 1 or len(muons) != 1:
             return
         muon = muons[0]
         (group,) = muon.param_groups
-        how = {name: value for name, value in group.items() if name not in ("params", "initial_lr")}
-        cut = {} if shards is None else shards.axes
-        axes: dict[Tensor, int] = {p: cut[name] for name, p in self.parameters.items() if name in cut}
-        owned = OwnedMuon(group["params"], parallel, axes, **how)
+        options = {name: value for name, value in group.items() if name not in ("params", "initial_lr")}
+        sharded = {} if shards is None else shards.axes
+        axes: dict[Tensor, int] = {p: sharded[name] for name, p in self.parameters.items() if name in sharded}
+        owned = OwnedMuon(group["params"], parallel, axes, **options)
         self._parts = [(rate, owned if part is muon else part) for rate, part in self._parts]
 
     @property
     def peak_lr(self) -> float:
-        """The peak learning rate of the first part."""
+        """Peak learning rate of the first part."""
         return self._parts[0][0]
 
     def step(self, factor: float) -> None:
-        """One step at `factor` times the peak learning rates; gradients are dropped afterwards."""
+        """Makes one step at `factor` times the peak learning rates, and frees the gradients."""
 
         def run(item: tuple[float, torch.optim.Optimizer]) -> None:
             peak, part = item
@@ -142,8 +145,8 @@ class Optimizer:
         list(self.workers.map(run, self._parts))
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """The optimizer's state as named tensors: `PARAMETER/exp_avg`, `PARAMETER/step`, ...; of sharded parameters
-        DTensors."""
+        """Returns the optimizer state as named tensors: `PARAMETER/exp_avg`, `PARAMETER/step`, ...; for sharded
+        parameters, DTensors."""
         names = {id(p): name for name, p in self.parameters.items()}
         return {
             f"{names[id(p)]}/{key}": self._placed(names[id(p)], value.detach())
@@ -153,10 +156,10 @@ class Optimizer:
         }
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor], *, strict: bool = True) -> int:
-        """The inverse of `state_tensors`, read one at a time; returns the number of parameters that have a state.
+        """Loads the tensors of `state_tensors`, one at a time; returns the number of parameters whose state was loaded.
 
-        Raises CheckpointError for what is missing, left over or misshapen. Unless `strict`, this may be another
-        optimizer's state: what does not fit is left out, and parameters without one begin with zeros."""
+        Raises CheckpointError for missing, unexpected or misshapen tensors. If not `strict`, the state may be that of
+        another optimizer: what does not fit is skipped, and parameters without a state begin with zeros."""
         states: dict[str, dict[str, Form]] = {}
         for key, form in lazy(tensors).forms.items():
             name, _, field = key.rpartition("/")
@@ -179,7 +182,7 @@ class Optimizer:
 
     @staticmethod
     def _fresh(p: nn.Parameter, kind: str) -> dict[str, Tensor]:
-        """The state that the first step would begin with."""
+        """Returns the state with which an optimizer of this kind begins its first step."""
         return {field: torch.zeros(()) if field == "step" else torch.zeros_like(p) for field in STATE[kind]}
 
     def _owner(self, name: str) -> torch.optim.Optimizer:
@@ -190,7 +193,7 @@ class Optimizer:
         return value if self._shards is None else self._shards.placed(name, value)
 
     def _misfit(self, name: str, state: Mapping[str, Form]) -> str | None:
-        """Why this is no state of a parameter; None where it is one."""
+        """Returns the reason why `state` cannot be the state of a parameter; None if it can."""
         if name not in self.parameters:
             return f"the optimizer's state is of {name!r}, but the model has no {name!r}"
         p, kind = self._placed(name, self.parameters[name].detach()), type(self._owner(name)).__name__
@@ -214,21 +217,23 @@ class Optimizer:
 
 
 def shares(matrices: Sequence[nn.Parameter], count: int) -> list[list[nn.Parameter]]:
-    """The matrices in at most `count` groups of about equal work; how they are grouped changes no bit."""
+    """Splits the matrices into at most `count` groups of about equal work. The grouping does not change any bit of the
+    results."""
     numbers = owners_of([p.shape for p in matrices], count)
     groups = [[p for p, number in zip(matrices, numbers, strict=True) if number == i] for i in range(count)]
     return [group for group in groups if group]
 
 
 def learning_rate(progress: float, *, warmup: float, floor: float) -> float:
-    """Factor of the peak learning rate: a linear warm-up, then a half cosine down to `floor`.
+    """Returns the factor of the peak learning rate: a linear warm-up, then a half cosine down to `floor`. With
+    p = progress and w = warmup:
 
         p < w:   p / w
         p >= w:  floor + (1 - floor) (1 + cos(pi (p - w) / (1 - w))) / 2
 
-    `progress` is the share of the run that is done when the step *ends*, in (0, 1]: (step + 1) / steps, or the
-    elapsed share of a time budget. So the first step of a run with a warm-up has a rate above 0, and the last
-    step has the floor. `warmup` and `floor` are shares too.
+    `progress` is the share of the run that is done when the step *ends*, in (0, 1]: (step + 1) / steps, or the elapsed
+    share of a time budget. So the first step of a run with a warm-up has a rate above 0, and the last step has the
+    floor. `warmup` is a share of the run, `floor` a share of the peak.
     """
     p = min(max(progress, 0.0), 1.0)
     if p < warmup or warmup == 1.0:

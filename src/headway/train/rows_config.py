@@ -1,5 +1,5 @@
-"""Settings of training on rows of tokens, whatever of them is predicted: model, batch, length, optimizer; and on
-text, next tokens or masked ones. Imports no torch."""
+"""Settings of training on rows of tokens, for all tasks (model, batch, length, optimizer), and of training on text, by
+next tokens or masked ones. Does not import torch."""
 
 from abc import abstractmethod
 from collections.abc import Iterable
@@ -9,15 +9,15 @@ from headway.train.config import Settings, TrainConfig, setting
 
 
 class DataSettings(Settings):
-    """Training data, and how text becomes tokens.
+    """Settings of the training data, and of how text is tokenized.
 
     data: training data: a file or a folder
     validation: held-out data, of the same kinds
-    validation_share: share of `data` that is held out when no `validation` is given: whole documents or
+    validation_share: share of `data` that is held out if no `validation` is given: whole documents or
         records, or the end of a single document
     tokenizer: tokenizer.json or its folder [default: the model folder's own, or one trained on `data`]
-    units: tokens of the tokenizer that is trained on `data` when there is none: a byte-level BPE, characters,
-        or words (of Chinese too) and characters [default: bpe]
+    units: tokens of the tokenizer that is trained on `data` if there is none: a byte-level BPE, characters,
+        or words (also of Chinese) and characters [default: bpe]
     vocab: size of the tokenizer that is trained [default: 4096]
     """
 
@@ -40,13 +40,13 @@ class DataSettings(Settings):
 
 
 class ModelSettings(Settings):
-    """The model that a run begins with.
+    """Settings of the model that a run begins with.
 
     model: a name of the catalog (fresh weights), or a Hugging Face folder or id to continue from [default: a
         model made by `depth`]
     family: family of the home-made model, one of those that `headway models` lists [default: llama, or
-        ministral where patterns differ from Causal(); roformer for tasks of encoders]
-    depth: the one dial of a home-made model: width and heads follow [default: 6]
+        ministral if patterns differ from Causal(); roformer for tasks of encoders]
+    depth: layers of the home-made model, from which width and heads follow [default: 6]
     width: width of the home-made model [default: from depth]
     heads: query heads [default: from width]
     kv_heads: heads of keys and values; heads/kv_heads query heads share one [default: heads / 4; heads in
@@ -83,9 +83,9 @@ class ModelSettings(Settings):
 
 
 class AdapterSettings(Settings):
-    """An adapter that is trained beside a model, which stays as it is.
+    """Settings of an adapter that is trained beside a frozen model.
 
-    adapter: train an adapter beside the model's weights, which stay as they are: lora, rslora (scale alpha /
+    adapter: train an adapter beside the model's weights, which are frozen: lora, rslora (scale alpha /
         sqrt(rank)), dora (with a magnitude for each row) [default: train the model itself]
     rank: rank of the adapter [default: 16]
     alpha: the adapter's scale is alpha / rank [default: 32]
@@ -113,7 +113,7 @@ class AdapterSettings(Settings):
 
 
 class OptimizerSettings(Settings):
-    """The optimizer, and its learning rates and decay.
+    """Settings of the optimizer: its learning rates and decay.
 
     optimizer: adamw, or muon: Muon for the matrices of the blocks and AdamW for the rest
     lr: peak learning rate of AdamW
@@ -138,7 +138,7 @@ class OptimizerSettings(Settings):
 
 
 class AdamSettings(Settings):
-    """Constants of Adam and AdamW.
+    """Settings of Adam and AdamW.
 
     beta1: Adam's decay of the mean of gradients
     beta2: Adam's decay of the mean of squares
@@ -165,7 +165,7 @@ class RowsConfig(DataSettings, ModelSettings, AdapterSettings, AdamSettings, Opt
     epochs: length of the run, as passes over the data [default: 1]
     max_seconds: length of the run by the clock; the schedule follows the elapsed share, so such a run
         resumes, but not bit for bit
-    workers: forward passes of a step that run side by side, with one CPU thread each; 1: one after the other,
+    workers: forward passes of a step that run in parallel, with one CPU thread each; 1: one after the other,
         with all threads [default: as many as threads, for models of up to some 100 M parameters]
     """
 
@@ -179,11 +179,11 @@ class RowsConfig(DataSettings, ModelSettings, AdapterSettings, AdamSettings, Opt
     @property
     @abstractmethod
     def rows_per_step(self) -> int:
-        """Rows of up to `context` tokens in one optimizer step."""
+        """Number of rows of up to `context` tokens in one optimizer step."""
 
     @property
     def in_one_pass(self) -> bool:
-        """Whether the loss compares all rows of a step, so that they cannot be cut into micro batches."""
+        """Whether the loss compares all rows of a step, so that they cannot be split into micro-batches."""
         return False
 
     def contradictions(self) -> Iterable[str]:
@@ -207,7 +207,7 @@ class RowsConfig(DataSettings, ModelSettings, AdapterSettings, AdamSettings, Opt
 
 
 class PackedConfig(RowsConfig):
-    """Settings of a run whose rows are full: texts side by side.
+    """Settings of a run whose rows are filled: with several texts side by side.
 
     batch_tokens: tokens of one optimizer step; whole rows, so it is rounded down to a multiple of `context`
     """
@@ -227,7 +227,7 @@ class PackedConfig(RowsConfig):
 
 
 class ExamplesConfig(RowsConfig):
-    """Settings of a run whose rows have a whole example each.
+    """Settings of a run whose rows have one whole example each.
 
     batch: examples of one optimizer step
     """
@@ -240,20 +240,20 @@ class ExamplesConfig(RowsConfig):
 
 
 class TextConfig(PackedConfig):
-    """Settings of a run on text. Of the tasks, the one that the model is for unless it is given.
+    """Settings of a run on text. The default task is the one that trains the model: causal-lm or masked-lm.
 
     data: training text: a text file, records with a "text" each (.jsonl, .json, .csv, .tsv), a folder of .txt
         and .jsonl files, a token file (.tokens) made by headway.data, or hf://OWNER/NAME/PATH or
         hf://OWNER/NAME:SPLIT#COLUMN of the Hub
-    cached_tokens: resume with the tokens that the run has encoded, though its `data` or `validation` has
+    cached_tokens: resume with the tokens that the run has encoded even if its `data` or `validation` has
         changed since, or is gone; else that is refused
     mask_share: share of the tokens that masked-lm hides [default: 0.15]
-    whole_words: masked-lm hides whole words, where the tokenizer tells them [default: no]
-    pack: masked-lm puts several short texts in a row, which do not see each other; no: one text a row
+    whole_words: masked-lm hides whole words, if the tokenizer has them [default: no]
+    pack: masked-lm puts several short texts in a row, which do not see each other; no: one text per row
         [default: yes]
     eval_tokens: evaluations between steps use the first N held-out tokens [default: all]; the first and the
         last use all
-    eval_contexts: lengths of rows that held-out text is measured in as well, after the last step (and by
+    eval_contexts: further row lengths in which held-out text is measured, after the last step (and by
         eval_at_start)
     sample_prompts: texts that are continued, or whose mask tokens are filled in, every `sample_every` steps
         and at the end

@@ -1,7 +1,7 @@
-"""A run in its folder: steps, and the work between them.
+"""A training run in its folder: the steps, and the work between them (evaluation, checkpoints, callbacks).
 
 result = train(TextConfig(data="text/", out="runs/mine", steps=1000))
-result = train(config, resume="auto")          # goes on; bit for bit the run that was never stopped
+result = train(config, resume="auto")          # resumes; bit for bit the run that was never interrupted
 """
 
 import math
@@ -46,24 +46,25 @@ def train(
     callbacks: Sequence[Callback] = (),
     quiet: bool = False,
 ) -> TrainResult:
-    """Train as `config` says, in the folder `config.out`.
+    """Trains as `config` describes, in the folder `config.out`.
 
     Args:
-        config: the settings; they are saved as config.yaml in the folder.
-        resume: "never" (the folder must hold no run), "auto" (resume from its last checkpoint, or begin), or the
-            path of a checkpoint. A resumed run ends with the very bits of one that was never stopped, at equal
-            settings, threads and torch; not where the clock drives the schedule (`max_seconds` in training on text).
-        callbacks: called between steps, e.g. to sample text.
-        quiet: no progress on stderr.
+        config: the settings, which are saved as config.yaml in the folder.
+        resume: "never" (the folder must hold no run), "auto" (resume from its last checkpoint, or begin), or the path
+            of a checkpoint. A resumed run ends with the same bits as one that was never interrupted, given the same
+            settings, threads and torch, unless the schedule follows the clock (`max_seconds` of tasks on rows).
+        callbacks: called between steps, for example to sample text.
+        quiet: print no progress on stderr.
 
-    Under torchrun (`headway.parallel.joined`) each process calls it alike, and they share the micro batches of each
-    step; the folder is one that all of them see. The main process says and writes, and calls the callbacks.
+    Under torchrun (`headway.parallel.joined`), every process makes the same call. They share the micro-batches of each
+    step; all must see the folder. Only the main process prints, writes metrics, and calls the callbacks.
 
     Raises:
-        ConfigError, DataError, CheckpointError: before anything is trained; a disk without room for what the run will
-        write is one reason. TrainingError: a loss or gradient that is not finite. CheckpointError: what could not be
-        written, and the checkpoint to resume from. Interrupted: Ctrl-C or SIGTERM, after the running step was finished
-        and saved. RankError: another process died, stopped or hangs; which one, and the checkpoint to resume from.
+        ConfigError, DataError, CheckpointError: before training, for invalid settings, data or checkpoints, and if the
+        disk has no room for what the run will write. TrainingError: the loss or a gradient is not finite.
+        CheckpointError: something could not be written; names the checkpoint to resume from. Interrupted: after Ctrl-C
+        or SIGTERM, when the current step is finished and saved. RankError: another process died, stopped or hangs;
+        names it, and the checkpoint to resume from.
     """
     task = checked(config, count_ranks())
     config, out, precision = task.config, Path(config.out), task.inputs.precision
@@ -71,10 +72,10 @@ def train(
         main = parallel.is_main
         with locked(out) if main else nullcontext() as remark, seeded(config.seed, config.threads):
             start = parallel.agree(where_to_begin(config, resume) if main else None)
-            if main and not quiet:  # a tokenizer may be trained, texts are encoded
-                what = vars(config).get("data") or vars(config).get("source") or "its data"
+            if main and not quiet:  # this may take long: a tokenizer may be trained, and texts are encoded
+                source = vars(config).get("data") or vars(config).get("source") or "its data"
                 print(
-                    f"{config.task}: preparing {what}, tokenizer and model ...", file=sys.stderr, flush=True
+                    f"{config.task}: preparing {source}, tokenizer and model ...", file=sys.stderr, flush=True
                 )
             with parallel.main_first(), made_inputs(out, start) if main else nullcontext():
                 task.prepare(start)
@@ -95,7 +96,7 @@ def train(
 
 
 class Run:
-    """One run of a task that is prepared, from the checkpoint `start` or from the beginning. Call `go`.
+    """A run of a prepared task, from the checkpoint `start` or from the beginning; `go` runs it.
 
     Raises what `State.load` does."""
 
@@ -133,14 +134,14 @@ class Run:
             self.state.optimizer,
             schedule=lambda step, seconds: task.schedule(step, self.deadline.scheduled(seconds)),
             clip=config.clip,
-            dtype=torch.float32 if parallel.mesh.fsdp > 1 else task.inputs.dtype,  # of gathered weights
+            dtype=torch.float32 if parallel.mesh.fsdp > 1 else task.inputs.dtype,  # fsdp casts itself
             pool=self.pool,
             progress=self.state.progress,
             seed=config.seed,
             parallel=parallel,
         )
-        usual = config.checkpoints == "auto" and (parallel.mesh.fsdp > 1 or config.save_in_background)
-        self.saver = Saver(self.state, parallel, divided, in_shards=usual or config.checkpoints == "shards")
+        auto = config.checkpoints == "auto" and (parallel.mesh.fsdp > 1 or config.save_in_background)
+        self.saver = Saver(self.state, parallel, divided, in_shards=auto or config.checkpoints == "shards")
         self.called = [self.trainer.began] * len(callbacks)
         self.validation: Evaluation | None = None
         if parallel.is_main:
@@ -149,26 +150,26 @@ class Run:
         self.log = MetricsLog(self.out / METRICS, after, writes=parallel.is_main)
 
     def go(self) -> TrainResult:
-        """Runs to the end. Raises Interrupted after a signal, when the running step is done and saved; CheckpointError
-        where something could not be written; RankError where another process is missing."""
+        """Runs to the end. Raises Interrupted after a signal, when the current step is finished and saved;
+        CheckpointError if something could not be written; RankError if another process is missing."""
         try:
             with self.saver:
                 return self.all_steps()
         except (CheckpointError, OSError, RankError) as error:
-            kind = RankError if isinstance(error, RankError) else CheckpointError
-            raise kind(
+            error_class = RankError if isinstance(error, RankError) else CheckpointError
+            raise error_class(
                 f"{error}. {how_to_resume(self.out, self.state.progress.step, self.parallel.mesh.ranks)}"
             ) from error
 
     def all_steps(self) -> TrainResult:
-        """Evaluation and checkpoint at the start, the steps, and both at the end."""
+        """Evaluates and saves at the start, makes all steps, and evaluates and saves at the end."""
         if self.start is None:
             with self.pool:
                 if self.config.eval_at_start:
                     self.measure(whole=True)
-                if self.config.watches:  # what it begins with may be the best, and shows what is measured
+                if self.config.watches:  # the initial model may be the best; an unknown measure fails now
                     self.compare()
-            self.save()  # shows, before any work is done, that saving works
+            self.save()  # fails early if saving does not work
         record: dict[str, Any] = {}
         with self.pool:
             with stop_request(self.say) as stop:
@@ -194,7 +195,7 @@ class Run:
             chooses = self.config.keep_best or self.config.average > 1
             if chooses:
                 self.save()
-                self.parallel.gather(None)  # all checkpoints are written
+                self.parallel.gather(None)  # wait until all processes have written
                 self.say(choose_weights(self.state))
                 self.trainer.weights.refresh()
             self.measure(whole=True)
@@ -204,14 +205,14 @@ class Run:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last step is done, nothing better has come for long, or the time is over."""
+        """Whether the run must end: the last step is done, early stopping ends it, or the time is over. Collective."""
         steps, progress = self.task.steps, self.state.progress
         if (steps is not None and progress.step >= steps) or waited_enough(self.config, progress):
             return True
         return self.parallel.agree(self.deadline.is_over(self.trainer.seconds))
 
     def record(self, stats: StepStats) -> dict[str, Any]:
-        """A step's line of metrics.jsonl."""
+        """Returns a step's line of metrics.jsonl."""
         progress, steps = self.state.progress, self.task.steps
         epoch = self.task.epoch(progress.step)
         by_steps = math.inf if steps is None else (steps - progress.step) * stats.seconds
@@ -233,8 +234,8 @@ class Run:
     def between_steps(
         self, record: dict[str, Any], last: bool, stop: Callable[[], bool], better: bool
     ) -> None:
-        """Does what is due between two steps, or after the last one; `stop()` says whether a signal has come, `better`
-        whether the model is the best so far."""
+        """Saves and calls callbacks, if due, between two steps or after the last one. `stop()` returns whether a signal
+        has come; `better`: the model is the best so far. Raises Interrupted after a signal in any process."""
         step, config = self.state.progress.step, self.config
         if not last:
             if (config.save_every and step % config.save_every == 0) or (better and config.keep_best):
@@ -246,7 +247,7 @@ class Run:
         self.call_back(record, last)
 
     def call_back(self, record: dict[str, Any], last: bool) -> None:
-        """Call the callbacks that are due."""
+        """Calls the callbacks that are due; of a sharded model, the weights are gathered for them."""
         now, step = time.monotonic(), self.state.progress.step
         due = [i for i, c in enumerate(self.callbacks) if last or c.is_due(step, now - self.called[i])]
         model = self.trainer.weights.compute
@@ -263,12 +264,12 @@ class Run:
             self.callbacks[i].call(context)
 
     def compare(self) -> bool:
-        """Evaluate between steps; returns whether the model is the best so far, where the settings ask for that."""
+        """Evaluates between steps; returns whether the model is the best so far (False if settings do not ask)."""
         evaluation = self.measure(whole=False)
         return self.config.watches and count(self.config, self.state.progress, evaluation)
 
     def measure(self, *, whole: bool) -> Evaluation | None:
-        """Evaluate on held-out data, if there is any."""
+        """Evaluates on held-out data, if there is any, prints and logs the result, and returns it."""
         pool = SharedPool(self.pool, self.parallel)
         evaluation = self.task.evaluate(self.trainer.weights.compute, pool, whole=whole)
         if evaluation is not None:
@@ -278,14 +279,14 @@ class Run:
         return evaluation
 
     def save(self, *, background: bool = False) -> Path:
-        """Write checkpoint-N, N being the steps done; then drop the oldest ones."""
+        """Writes checkpoint-N after N steps, and removes the oldest ones; returns its path."""
         begun = self.state.progress.seconds = self.trainer.seconds
         path = self.saver.save(background=background)
         self.deadline.save_seconds = self.deadline.save_seconds or self.trainer.seconds - begun
         return path
 
     def finish(self, record: dict[str, Any]) -> TrainResult:
-        """Save the trained model and draw the curve; every process has the result when that is done."""
+        """Saves the trained model and draws the curve; returns the result in every process when that is done."""
         task, progress, validation = self.task, self.state.progress, self.validation
         trained = self.saver.trained()
         if self.parallel.is_main:

@@ -1,8 +1,8 @@
-"""When a run's checkpoints are written, by whom, and when they have their names.
+"""Saving checkpoints: by one process as a Hugging Face folder or by all in shards, now or in the background.
 
-with Saver(state, parallel, in_shards=True) as saver:
-    saver.save(background=True)                          # a thread writes the copy in memory
-    saver.settle(parallel.gather(saver.outcome))         # between two steps: all have written, or not yet
+with Saver(state, parallel, divided, in_shards=True) as saver:
+    saver.save(background=True)                          # a thread writes a copy in memory
+    saver.settle(parallel.gather(saver.outcome))         # between steps: publishes the folder if all have written
     saver.wait()
 """
 
@@ -27,30 +27,32 @@ from headway.train.inputs import trained_adapter
 
 POLL = 0.02
 NICE = 10
-"""Niceness of a thread in the background: steps whose threads wait for each other are held up by whatever takes a
-core."""
+"""Niceness of a thread that writes in the background: threads of a step wait for each other, so that a step is delayed
+by anything that takes one of the cores."""
 
 
 class Saver:
-    """Saves a run's state as `checkpoint-N`, one at a time, and drops all but `keep_last`, and the best if it is kept.
+    """Saves a run's state as `checkpoint-N`, one at a time, and removes all but the last `keep_last` ones, and the best
+    one if the settings keep it.
 
-    A Hugging Face folder is written by the main process. Of a checkpoint in shards every process writes its part, in a
-    thread. The folder takes its name when all have reported that they have written (`settle`), which they do between
-    two steps or in `wait`; a save in flight when a run fails is dropped.
+    A Hugging Face folder is written by the main process. Of a checkpoint in shards, every process writes its part in a
+    thread; the folder gets its name when all processes have reported that they are done, between two steps (`settle`)
+    or in `wait`. A save in flight when the run fails is discarded.
     """
 
     def __init__(
         self, state: State, parallel: Parallel, divided: Divided[Any] | None, *, in_shards: bool
     ) -> None:
         self.state, self.parallel, self.divided, self.in_shards = state, parallel, divided, in_shards
-        self._path: Path | None = None  # of the save in flight
+        self._path: Path | None = None  # final path of the save in flight
         self._writer: Writer | None = None
-        self._folder = ExitStack()  # the main process's, which has no name yet
+        self._folder = ExitStack()  # in the main process: the temporary folder of the save in flight
 
     def save(self, *, background: bool = False) -> Path:
-        """Save the state as it is now, when the save before is done, in the background perhaps later; returns the path.
+        """Waits for the save before, and saves the current state; in the `background`, it is copied now and may be
+        written later (only in shards). Returns the path.
 
-        Raises CheckpointError for what could not be written, of this save or the one before."""
+        Raises CheckpointError if this save or the one before could not be written."""
         self.wait()
         path = Path(self.state.config.out) / f"checkpoint-{self.state.progress.step}"
         if self.in_shards:
@@ -68,8 +70,8 @@ class Saver:
         return path
 
     def trained(self) -> Any:
-        """The model with whole weights, or of a frozen one the `Adapter`; where processes have parts of them, in the
-        main one."""
+        """Returns the model with whole weights or, for a frozen model, its `Adapter`. If processes have parts of them,
+        they are gathered in the main one; all processes must call this."""
         state, here = self.state, self.parallel.is_main
         adapter = None if state.task.base is None else trained_adapter(state.task.model)
         if self.divided is None:
@@ -81,13 +83,14 @@ class Saver:
 
     @property
     def outcome(self) -> str | None:
-        """The outcome of this process's part of the save in flight: None while it is written, else its error or ""."""
+        """Outcome of this process's part of the save in flight: None while it is written, else the error or ""."""
         return "" if self._writer is None else self._writer.outcome
 
     def settle(self, outcomes: Sequence[str | None]) -> None:
-        """Given the `outcome` of every process: when all have written, the folder takes its name.
+        """Publishes the folder of the save in flight under its name if all processes have written, given the `outcome`
+        of each.
 
-        Raises CheckpointError, in all of them, where one could not write."""
+        Raises CheckpointError, in all processes, if one could not write."""
         if self._path is None or any(outcome is None for outcome in outcomes):
             return
         path, self._path, self._writer = self._path, None, None
@@ -98,7 +101,7 @@ class Saver:
             self._drop_old()
 
     def wait(self) -> None:
-        """Waits until no save is in flight. Processes ask each other repeatedly: it may take longer than `patience`."""
+        """Waits until no save is in flight. Polls with short messages: a save may take longer than `patience`."""
         while self._path is not None:
             self.settle(self.parallel.gather(self.outcome))
             time.sleep(0.0 if self._path is None else POLL)
@@ -110,12 +113,12 @@ class Saver:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._writer is not None and isinstance(error, Exception):
-            self._writer.join()  # before what it writes is removed
+            self._writer.join()  # before the folder that it writes to is removed
         self._folder.__exit__(kind, error, trace)
 
     def _begin(self, path: Path, *, copied: bool) -> None:
-        what = (self.state.trained, MOMENTS)
-        local = self._folder.enter_context(_complete(path, what)) if self.parallel.is_main else None
+        names = (self.state.trained, MOMENTS)
+        local = self._folder.enter_context(_complete(path, names)) if self.parallel.is_main else None
         folder = self.parallel.agree(local)
         assert folder is not None, "the main process has made it"
         write = self.state.shard(self.parallel, copied=copied)
@@ -130,25 +133,25 @@ class Saver:
 
 
 class Writer(threading.Thread):
-    """A thread that writes, behind the threads that compute where it is in the `background`, and the outcome."""
+    """A thread that calls `write`, with low priority if in the `background`, and keeps the outcome."""
 
     def __init__(self, write: Callable[[], None], *, background: bool) -> None:
-        super().__init__(daemon=True)  # a run that is ended at once waits for no disk
+        super().__init__(daemon=True)  # daemon: a run that is killed at once does not wait for the disk
         self._write, self._background = write, background
         self._error: Exception | None = None
 
     def run(self) -> None:
-        """Called by `start`."""
+        """Writes; called by `start` in the new thread."""
         try:
-            if self._background and sys.platform == "linux":  # elsewhere a process has one priority
+            if self._background and sys.platform == "linux":  # elsewhere priorities are per process
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
             self._write()
-        except Exception as error:  # whatever it is ends the run
+        except Exception as error:  # reported by `outcome`, which ends the run
             self._error = error
 
     @property
     def outcome(self) -> str | None:
-        """None while it writes; else the error, "" for none."""
+        """None while it is writing, else the error, "" if there was none."""
         if self.is_alive():
             return None
         return "" if self._error is None else f"{type(self._error).__name__}: {self._error}"
@@ -156,7 +159,7 @@ class Writer(threading.Thread):
 
 @contextmanager
 def _complete(path: Path, names: Sequence[str]) -> Iterator[Path]:
-    """`atomic_folder`, of which the shards of all processes must be there."""
+    """Opens an `atomic_folder`. Raises CheckpointError on closing if shards of a process are missing in it."""
     with atomic_folder(path) as folder:
         yield folder
         if any(open_shards(folder, what) is None for what in names):

@@ -1,5 +1,5 @@
-"""Steps of optimizers among processes: Muon, each of whose matrices is orthogonalised by one of them, its owner; and
-torch's optimizers on the parts of sharded parameters, with the bits of a step on whole ones.
+"""Optimizer steps with several processes: Muon, where each matrix is orthogonalised by one process, its owner; and
+torch's optimizers on shards of parameters, with the same bits as a step on whole parameters.
 
 Legend: O rows of a matrix, I its columns.
 """
@@ -24,18 +24,18 @@ from headway.parallel.tensor import share
 
 
 class OwnedMuon(torch.optim.Muon):
-    """`torch.optim.Muon`, bit for bit, of matrices that are whole or cut into rows, columns or both (Jordan et al.
-    2024).
+    """`torch.optim.Muon` (Jordan et al. 2024), bit for bit, for matrices that are whole or sharded by rows, by columns,
+    or both.
 
-    Momentum is kept as the matrices are. Its output [O, I] is gathered at the owner in bfloat16, in which it is
-    orthogonalised whole; its parts are sent back, and every process steps its own. Replicas share the matrices, and
-    send each other the results. Bits depend on the matrix alone, whoever owns it.
+    Momentum is sharded like its matrix. The Nesterov update [O, I] is gathered at the matrix's owner in bfloat16 and
+    orthogonalised there as a whole; its parts are scattered back, and every process updates its own part. Replicas
+    (axes dp and cp) divide the matrices among them and broadcast the results. Bits do not depend on who owns a matrix.
 
     Args:
         matrices: the same in every process, in the same order.
         parallel: the processes.
-        axes: by matrix that is shared by the axis tp: the axis that is cut.
-        options: those of `torch.optim.Muon`.
+        axes: for each matrix that is sharded by the axis tp, the axis that is split.
+        options: options of `torch.optim.Muon`.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class OwnedMuon(torch.optim.Muon):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """See `torch.optim.Muon`; every process steps at once. There is no closure."""
+        """Makes a step as `torch.optim.Muon` does. Collective: every process must call it. `closure` must be None."""
         assert closure is None
         (group,) = self.param_groups
         matrices = [p for p in group["params"] if p.grad is not None]
@@ -72,50 +72,53 @@ class OwnedMuon(torch.optim.Muon):
     def _orthogonal(
         self, matrices: Sequence[nn.Parameter], parts: Sequence[Tensor], how: tuple[Any, ...]
     ) -> list[Tensor]:
-        """This process's parts of the orthogonalised matrices, from its parts of the matrices."""
+        """Returns this process's parts of the orthogonalised updates, given its parts of the updates; `how` are the
+        arguments of torch's Newton-Schulz iteration."""
         parallel, mesh, place = self.parallel, self.parallel.mesh, self.parallel.place
-        among = mesh.fsdp * mesh.tp  # processes that have parts of a matrix
+        among = mesh.fsdp * mesh.tp  # number of processes that have parts of one matrix
         owners = owners_of([self._shape(p) for p in matrices], mesh.ranks)
-        mine = [i for i, owner in enumerate(owners) if owner // among == place.dp * mesh.cp + place.cp]
-        results, whole = [p.contiguous() for p in parts], dict[int, Tensor]()
+        # with 2 replicas of 4 shards each, owner 6 is shard 6 % 4 = 2 of replica 6 // 4 = 1
+        local = [i for i, owner in enumerate(owners) if owner // among == place.dp * mesh.cp + place.cp]
+        results, wholes = [p.contiguous() for p in parts], dict[int, Tensor]()
         with parallel.named():
-            for i in mine:
+            for i in local:
                 gathered = self._gathered(matrices[i], results[i], owners[i] % among)
                 if gathered is not None:
-                    whole[i] = gathered
-            whole = {i: _zeropower_via_newtonschulz(x, *how) for i, x in whole.items()}
-            for i in mine:
-                results[i] = self._scattered(matrices[i], whole.get(i), results[i], owners[i] % among)
+                    wholes[i] = gathered
+            wholes = {i: _zeropower_via_newtonschulz(x, *how) for i, x in wholes.items()}
+            for i in local:
+                results[i] = self._scattered(matrices[i], wholes.get(i), results[i], owners[i] % among)
             for i, owner in enumerate(owners if mesh.dp * mesh.cp > 1 else ()):
                 bits, group = results[i].view(torch.uint8), parallel.group("dp", "cp")
                 dist.broadcast(bits, group=group, group_src=owner // among)
         return results
 
     def _shape(self, p: nn.Parameter) -> tuple[int, ...]:
-        """The shape of the whole matrix."""
+        """Returns the shape of the whole matrix, not split by tp."""
         axis = self.axes.get(p)
         return tuple(size * (self.parallel.mesh.tp if i == axis else 1) for i, size in enumerate(p.shape))
 
     def _boxes(self, p: nn.Parameter) -> list[tuple[slice, slice]]:
-        """The places of the parts of a matrix in the whole, the largest first: those of the axis tp, each cut into rows
-        by the axis fsdp."""
+        """Returns the rows and columns of the whole matrix that each part covers, in the order of ranks of (fsdp, tp),
+        the largest part first: the matrix is split by the axis tp, and each part by rows by the axis fsdp."""
         mesh, axis, boxes = self.parallel.mesh, self.axes.get(p), []
         for fsdp, tp in product(range(mesh.fsdp), range(mesh.tp)):
             sides = [range(n) for n in self._shape(p)]
             if axis is not None:
                 sides[axis] = share(len(sides[axis]), "rows or columns", mesh.tp, tp)
             rows, columns = sides
-            each = -(-len(rows) // mesh.fsdp)
-            rows = rows[fsdp * each : (fsdp + 1) * each]
+            rows_each = -(-len(rows) // mesh.fsdp)
+            rows = rows[fsdp * rows_each : (fsdp + 1) * rows_each]
             boxes.append((slice(rows.start, rows.stop), slice(columns.start, columns.stop)))
         return boxes
 
     def _is_whole(self, p: nn.Parameter) -> bool:
-        """Whether every process has all of a matrix."""
+        """Returns whether every process has the whole of a matrix."""
         return self.parallel.mesh.fsdp == 1 and p not in self.axes
 
     def _gathered(self, p: nn.Parameter, part: Tensor, owner: int) -> Tensor | None:
-        """The whole of a matrix, for its owner; for all where all have it."""
+        """Gathers the parts of a matrix at its owner; returns the whole matrix, or None in other processes. If all have
+        the whole, returns it without communication."""
         if self._is_whole(p):
             return part
         place, boxes = self.parallel.place, self._boxes(p)
@@ -131,7 +134,7 @@ class OwnedMuon(torch.optim.Muon):
         return whole
 
     def _scattered(self, p: nn.Parameter, whole: Tensor | None, part: Tensor, owner: int) -> Tensor:
-        """This process's part of the whole of a matrix, which its owner has; as large as `part`."""
+        """Scatters the whole matrix from its owner; returns this process's part, in the shape of `part`."""
         if self._is_whole(p):
             assert whole is not None
             return whole.contiguous()
@@ -143,19 +146,20 @@ class OwnedMuon(torch.optim.Muon):
 
 
 def _padded(part: Tensor, boxes: Sequence[tuple[slice, slice]]) -> Tensor:
-    """A copy as large as the first box, as bytes."""
+    """Returns a copy of a part, padded to the size of the first (largest) box, as bytes."""
     rows, columns = boxes[0]
     numbers = (rows.stop - rows.start) * (columns.stop - columns.start)
     return torch.cat((part.flatten(), part.new_zeros(numbers - part.numel()))).view(torch.uint8)
 
 
 def _unpadded(sent: Tensor, like: Tensor) -> Tensor:
-    """The inverse of `_padded`, in the shape of `like`."""
+    """Inverts `_padded`; returns bfloat16 in the shape of `like`."""
     return sent.view(torch.bfloat16)[: like.numel()].view(like.shape)
 
 
 def owners_of(shapes: Sequence[Sequence[int]], count: int) -> list[int]:
-    """The owner of each matrix, one of `count` processes or workers, with about equal work each."""
+    """Assigns each matrix to one of `count` processes or workers, with about equal work for each: the largest matrix
+    first, to the one with the least work so far. Work is numel x the smaller side."""
     owners, load = [0] * len(shapes), [0] * count
     for i in sorted(range(len(shapes)), key=lambda i: -prod(shapes[i])):
         owners[i] = load.index(min(load))
@@ -164,11 +168,11 @@ def owners_of(shapes: Sequence[Sequence[int]], count: int) -> list[int]:
 
 
 LANES = 16
-"""float32 numbers in the longest vector register, and in a cache line."""
+"""Number of float32 values in the longest vector register, and in a cache line."""
 
 
 class _Part:
-    """One sharded parameter and its stand-in, a plain tensor in the memory of the part, or as large as the whole."""
+    """A sharded parameter and its stand-in: a plain tensor in the memory of the local shard, or of the whole shape."""
 
     def __init__(self, p: DTensor) -> None:
         self.p, local = p, p.to_local()
@@ -181,7 +185,7 @@ class _Part:
             self.stand_in.grad = self.plain(p.grad)
 
     def plain(self, value: Tensor) -> Tensor:
-        """A tensor like the parameter in the form of the stand-in; other tensors as they are."""
+        """Converts a tensor that is sharded like the parameter to the form of the stand-in; others are unchanged."""
         if not isinstance(value, DTensor):
             return value
         local = value.to_local().detach()
@@ -192,7 +196,7 @@ class _Part:
         return placed
 
     def sharded(self, value: Tensor) -> Tensor:
-        """The inverse of `plain`."""
+        """Inverts `plain`."""
         if value.shape != self.stand_in.shape:
             return value
         local = value if self.in_place else value[self.at].clone()
@@ -203,18 +207,18 @@ class _Part:
 
     @torch.no_grad()
     def take_back(self) -> None:
-        """The parameter takes the values of its stand-in."""
+        """Copies the values of the stand-in to the parameter, unless they share memory."""
         if not self.in_place:
             self.p.to_local().copy_(self.stand_in[self.at])
 
 
 @contextmanager
 def plain_parts(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """While open, the sharded parameters of an optimizer, their gradients and states are plain tensors.
+    """Replaces the sharded parameters of an optimizer, their gradients and states by plain tensors while open.
 
-    The last few numbers of a tensor are computed by other instructions than the rest, which is in whole vectors, and
-    may be rounded otherwise. So a part that is no multiple of `LANES` numbers, or is of a parameter that is none, is
-    stepped at its place in a tensor as large as the whole; these are biases and the like."""
+    The last elements of a tensor, which do not fill a vector register, are computed by other instructions than the rest
+    and may be rounded differently. So if the number of elements of a shard or of its parameter is no multiple of
+    `LANES` (biases and the like), the shard is stepped at its place in a tensor of the whole shape."""
     parts: list[tuple[list[Any], int, _Part]] = []
     for group in optimizer.param_groups:
         for i, p in enumerate(group["params"]):

@@ -1,4 +1,4 @@
-"""Sharing the steps and evaluations of a run among its processes."""
+"""Distributing the steps and evaluations of a run over its processes."""
 
 from collections.abc import Callable, Iterable
 from itertools import chain
@@ -22,7 +22,7 @@ from headway.train.tasks.base import Task
 
 
 class SharedPool(MicrobatchPool):
-    """A pool whose items are shared among processes: each computes its own on `pool`, and all have all results."""
+    """A pool that distributes items over processes: each computes its own ones on `pool`, and all get all results."""
 
     def __init__(self, pool: MicrobatchPool, parallel: Parallel) -> None:
         super().__init__(pool.count)
@@ -33,7 +33,9 @@ class SharedPool(MicrobatchPool):
 
 
 def own_batch(batch: Any, model: nn.Module, parallel: Parallel) -> Any:
-    """The slots of a micro batch that this process has (`ContextParallel`): all of them without context parallel."""
+    """Returns the slots of a micro-batch that this process computes under context parallelism; else the whole batch.
+
+    Raises ConfigError for a batch with inputs other than ids and tokens."""
     if parallel.exchange is None:
         return batch
     inputs = dict(batch.inputs)
@@ -49,10 +51,12 @@ def own_batch(batch: Any, model: nn.Module, parallel: Parallel) -> Any:
 
 
 def spread(task: Task[Any], parallel: Parallel) -> None:
-    """Share the micro batches of each step among processes, which begin with the weights of the main one.
+    """Prepares a task for several processes, which share the micro-batches of each step: checks it, and copies the
+    weights of the main process to all others.
 
-    Raises ConfigError where there are too few of them, where tokens of rows should be sharded that cannot be, and where
-    the processes have not read the same data."""
+    Raises ConfigError if a step has fewer micro-batches than there are processes to share them, if cp is used for a
+    task that is not `by_token`, for several `workers` unless dp is the only axis, and if processes have read different
+    data."""
     ranks = parallel.mesh.batches
     if parallel.mesh.ranks == 1:
         return
@@ -82,11 +86,11 @@ def spread(task: Task[Any], parallel: Parallel) -> None:
 
 
 def divide(task: Task[Any], parallel: Parallel, dtype: torch.dtype) -> Divided[Any] | None:
-    """Leave of a task's model this process's part of it: of all weights its part, on the axis fsdp; of layers its
-    heads and hidden units, on the axis tp; of experts its own, on the axis expert. Returns None where it has all.
-    Weights of `dtype` compute.
+    """Shards a task's model in place, so that this process keeps: its shard of all weights (axis fsdp), its heads and
+    hidden units of each layer (axis tp), its experts (axis expert). Returns the means to gather the model; None if it
+    is not sharded. Gathered weights are cast to `dtype`.
 
-    Raises ConfigError for a frozen model in 4 bits, of which there are no parts, and as `tensor_parallel.shard` and
+    Raises ConfigError for a frozen model in 4 bits, which cannot be sharded, and as `tensor_parallel.shard` and
     `shard_experts`."""
     model: nn.Module = task.model
     if parallel.mesh.fsdp * parallel.mesh.expert * parallel.mesh.tp == 1:
@@ -111,8 +115,8 @@ def _shard_units(model: nn.Module, parallel: Parallel, dtype: torch.dtype) -> No
     across = [m.cross_attn for m in blocks if m.cross_attn is not None]
     early = [m for attn in across for m in (attn.k_proj, attn.v_proj, attn.k_norm) if m is not None]
     mesh = DeviceMesh.from_group(parallel.group("fsdp"), "cpu")
-    shard_weights(model, [*early, *blocks], mesh, dtype)  # keys of memory are made before the blocks run
-    if parallel.tensor is not None:  # by `local`, since the memory enters once
+    shard_weights(model, [*early, *blocks], mesh, dtype)  # `early` runs before the blocks
+    if parallel.tensor is not None:  # these are called by `local`, which FSDP must know as a forward
         for attn in across:
             for proj in (attn.k_proj, attn.v_proj):
                 assert proj is not None
@@ -120,19 +124,19 @@ def _shard_units(model: nn.Module, parallel: Parallel, dtype: torch.dtype) -> No
 
 
 def added_up_by(task: Task[Any], parallel: Parallel) -> int:
-    """The number of processes whose sums a step's gradient is the sum of, so that its bits depend on it: 1 where they
-    are those of one process, since two micro batches of the same rows have one sum."""
+    """Returns the number of processes whose partial sums add up to a step's gradient, on which its bits depend. It
+    counts as 1 for at most two micro-batches of a fixed size: two numbers have one sum, whoever adds them."""
     ranks = parallel.mesh.ranks
     return 1 if task.micro_batch is not None and len(task.batches(0)) <= 2 else ranks
 
 
 def add_gradients(model: nn.Module, parallel: Parallel) -> None:
-    """Make `.grad` of every parameter its sum over the processes; None where no process has one."""
+    """Replaces `.grad` of every parameter by its sum over the processes; None if no process has a gradient for it."""
     if parallel.mesh.ranks == 1:
         return
     trained = [p for p in model.parameters() if p.requires_grad]
-    some = map(any, zip(*parallel.gather([p.grad is not None for p in trained]), strict=True))
-    for p, present in zip(trained, some, strict=True):
+    present_anywhere = map(any, zip(*parallel.gather([p.grad is not None for p in trained]), strict=True))
+    for p, present in zip(trained, present_anywhere, strict=True):
         if present and p.grad is None:
             p.grad = torch.zeros_like(p)
     grads = {name: own_part(p.grad) for name, p in model.named_parameters() if p.grad is not None}

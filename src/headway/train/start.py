@@ -1,5 +1,5 @@
-"""Before a run: the task of its settings, torch's seed and threads, room on the disk; where a run goes on, and the
-command for that."""
+"""The start of a run: its task, torch's seed and threads, disk space; the checkpoint to resume from, and the command
+that resumes a run."""
 
 import math
 import shlex
@@ -39,27 +39,27 @@ from headway.train.trackers import check_trackers
 
 
 def checked(config: TrainConfig, ranks: int) -> Task[Any]:
-    """The task of a run of so many processes, the one that the model is for unless the settings name one, after checks
-    of all that is known before data is read: files, backend, the packages of trackers, precision, mesh, model.
+    """Returns the task of a run of `ranks` processes (by default the text task that trains the model), after checking
+    all that is known before data is read: files, backend, packages of trackers, precision, mesh, model.
 
-    Raises ConfigError for what is missing, all files at once, for what does not fit, for settings of another task, and
-    for a model that nothing trains; BackendError for a backend that there is not."""
+    Raises ConfigError for missing files (all in one error), for settings that do not fit together or belong to another
+    task, and for a model that no task trains; BackendError for an unknown backend."""
     if missing := config.missing(made_by):
         raise ConfigError(f"{'; '.join(missing)}. Paths are relative to {Path.cwd()}")
     inputs = Inputs.of(config)
     of_model = config.task is None and isinstance(config, TextConfig)
     name = text_task_of(inputs.spec()) if of_model else str(config.task)
-    kind = find_task(name)
-    if not isinstance(config, kind.settings):
+    task_class = find_task(name)
+    if not isinstance(config, task_class.settings):
         raise ConfigError(
-            f"task {name} has settings of the class {kind.settings.__name__}, got {type(config).__name__}"
+            f"task {name} has settings of the class {task_class.settings.__name__}, got {type(config).__name__}"
         )
     if config.backend != AUTO:
         named(config.backend)
     check_trackers(config)
     if (mesh := Mesh.of(config.mesh, ranks)).expert > 1:
         check_experts(inputs.spec(), mesh.expert)
-    task = kind(replace(inputs, config=inputs.config.model_copy(update={"task": name})))
+    task = task_class(replace(inputs, config=inputs.config.model_copy(update={"task": name})))
     choose_precision(config.dtype)
     task.check_settings()
     return task
@@ -67,7 +67,8 @@ def checked(config: TrainConfig, ranks: int) -> Task[Any]:
 
 @contextmanager
 def seeded(seed: int, threads: int | None) -> Iterator[None]:
-    """While open, torch draws from `seed` (dropout by the step besides: `Trainer`) on `threads` CPU threads."""
+    """Seeds torch's random generator and sets its CPU threads while open; both are restored afterwards. Dropout is
+    seeded by `Trainer` for each step."""
     before = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -79,23 +80,25 @@ def seeded(seed: int, threads: int | None) -> Iterator[None]:
 
 
 def check_room(task: Task[Any]) -> None:
-    """Raise ConfigError where the disk has no room for the checkpoints of a run and for its model.
+    """Raises ConfigError if the disk has no room for the checkpoints of a run and for its final model.
 
-    A checkpoint has the weights in float32, and with AdamW two moments for each that is trained: 12 bytes, of an
-    adapter of its own numbers alone. The oldest of `keep_last` goes when the next one is there, and the
-    best may be kept besides."""
+    A checkpoint has the weights in float32 and, with AdamW, two moments for each trained weight: 12 bytes. With an
+    adapter, only the adapter's weights count. There is one checkpoint more than `keep_last`, since the oldest is
+    removed after the next one is written, and the best one may be kept besides."""
     config, weights = task.config, list(task.model.parameters())
     out = Path(config.out)
     trained = [p for p in weights if p.requires_grad]
-    model = sum(p.nbytes for p in (weights if task.base is None else trained))
-    each = model + 2 * sum(p.nbytes for p in trained)
+    model_bytes = sum(p.nbytes for p in (weights if task.base is None else trained))
+    each = model_bytes + 2 * sum(p.nbytes for p in trained)
     if config.save_every is None and not config.keep_best:
-        ever: float = 2
+        total: float = 2
     else:
-        often = min(every for every in (config.save_every, config.keep_best and config.eval_every) if every)
-        ever = math.inf if task.steps is None else 2 + task.steps // often
-    count = max(0, int(min(config.keep_last + 1 + config.keep_best, ever)) - len(checkpoints(out)))
-    needed, free = count * each + model, disk.free(out)
+        interval = min(
+            every for every in (config.save_every, config.keep_best and config.eval_every) if every
+        )
+        total = math.inf if task.steps is None else 2 + task.steps // interval
+    count = max(0, int(min(config.keep_last + 1 + config.keep_best, total)) - len(checkpoints(out)))
+    needed, free = count * each + model_bytes, disk.free(out)
     if needed > free:
         raise ConfigError(
             f"{out}: this run writes {size(needed)} ({count} checkpoints of {size(each)} and its model), and the disk "
@@ -105,9 +108,10 @@ def check_room(task: Task[Any]) -> None:
 
 
 def take_up(state: State, start: Path | None, say: Callable[[str], None]) -> None:
-    """Fill a run's state from the checkpoint `start`, or from the moments that its settings name, and say so.
+    """Loads a run's state from the checkpoint `start`, or its optimizer state from the `moments` of the settings, and
+    reports it by `say`.
 
-    Raises what `State.load` does, and ConfigError for a run that has done more steps than it is to have."""
+    Raises what `State.load` does, and ConfigError if the checkpoint has more steps than the run."""
     config, steps = state.config, state.task.steps
     if start is not None:
         for remark in state.load(start):
@@ -121,29 +125,31 @@ def take_up(state: State, start: Path | None, say: Callable[[str], None]) -> Non
         say(f"going on from {start}: step {done}")
     elif config.moments is not None:
         moments, count = state_tensors(Path(config.moments), MOMENTS), len(state.optimizer.parameters)
-        taken = state.optimizer.load_state_tensors(moments, strict=False)
-        say(f"moments of {taken} of {count} parameters from {config.moments}; the others begin with zeros")
+        loaded = state.optimizer.load_state_tensors(moments, strict=False)
+        say(f"moments of {loaded} of {count} parameters from {config.moments}; the others begin with zeros")
 
 
 OF_MODELS = ("config.json", "adapter_config.json")
 
 
 def resume_command(out: Path, ranks: int) -> str:
-    """The command that goes on with a run of so many processes."""
+    """Returns the command that resumes a run with this number of processes."""
     several = f"--processes {ranks} " if ranks > 1 else ""
     return f"headway train {several}--config {shlex.quote(str(out / CONFIG))} --resume auto"
 
 
 def how_to_resume(out: Path, step: int, ranks: int) -> str:
-    """The text on how to go on with a run of so many processes that stopped because something could not be written."""
+    """Returns a text on how to resume a run of `ranks` processes that stopped at `step` because of an error."""
     existing = checkpoints(out)
     how = f"resume from {existing[-1]}: {resume_command(out, ranks)}" if existing else "start again"
     return f"The run stopped at step {step}; when that is mended, {how}"
 
 
 def where_to_begin(config: TrainConfig, resume: str) -> Path | None:
-    """The checkpoint to resume from, None to begin; see `train`. ConfigError where histories would be mixed, and for
-    settings that the checkpoint does not fit."""
+    """Returns the checkpoint to resume from, None to begin; `resume` as in `train`.
+
+    Raises ConfigError if the folder holds another run, a model, or checkpoints that are later than the chosen one or
+    come from elsewhere, and for settings that do not match the checkpoint."""
     out = Path(config.out)
     existing = checkpoints(out)
     if (

@@ -1,4 +1,4 @@
-"""The text that a run trains on, and the text that is held out, as token files in its folder."""
+"""The training text and held-out text of a run, as token files in its folder."""
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -20,13 +20,15 @@ SOURCE = ".source"
 def prepare(
     inputs: Inputs, start: Path | None, *, in_template: bool
 ) -> tuple[Tokenizer, TokenFile, TokenFile | None, list[str]]:
-    """The tokenizer; the text that is trained on, and the text that is held out, None without one; remarks on
-    them. Load or train the tokenizer, and encode text into data/ of the run's folder. Files that are there are reused:
-    they have their names only when they are complete. A run that resumes from the checkpoint `start` has its tokenizer.
-    With `in_template`, each document begins and ends as the tokenizer says.
+    """Loads or trains the tokenizer, and encodes text into data/ of the run's folder; returns the tokenizer, the token
+    files of training text and of held-out text (None if nothing is held out), and remarks.
+
+    Existing token files are reused: they have their names only when they are complete. A run that resumes from the
+    checkpoint `start` uses its tokenizer. With `in_template`, each document begins and ends as the tokenizer's template
+    has it (BOS, EOS).
 
     Raises DataError and ConfigError for text and settings that do not fit together, and for text that has changed since
-    the run encoded it, unless `cached_tokens` says that this is meant.
+    the run encoded it, unless the setting `cached_tokens` allows this.
     """
     config, remarks = inputs.config, list[str]()
 
@@ -52,18 +54,18 @@ def prepare(
         tokens.require_tokenizer(tokenizer.fingerprint)
         return tokens
 
-    train = file("train", config.data, _pieces(config))
+    training = file("train", config.data, _pieces(config))
     validation = None
     if config.validation is not None:
         validation = file("validation", config.validation, read_text(config.validation))
     elif config.validation_share:
         validation = file("validation", config.data, _pieces(config, held_out=True))
-    return tokenizer, train, validation, remarks
+    return tokenizer, training, validation, remarks
 
 
 def _changed(source: str, tokens: Path, config: TextConfig) -> list[str]:
-    """Remarks on a text that has changed since the run encoded it. Raises ConfigError unless the settings
-    say that this is meant."""
+    """Returns remarks on a text that has changed since the run encoded it. Raises ConfigError unless the setting
+    `cached_tokens` allows it."""
     digest_file = tokens.with_suffix(SOURCE)
     gone = not (is_remote(source) or Path(source).exists())
     if not gone and digest(source) == digest_file.read_text():
@@ -79,8 +81,8 @@ def _changed(source: str, tokens: Path, config: TextConfig) -> list[str]:
 
 @contextmanager
 def made_inputs(folder: Path, start: Path | None) -> Iterator[None]:
-    """While open, a run that has no checkpoint to `start` from makes tokenizer and token files in its folder: those of
-    an earlier one that never came to its first checkpoint go first, and its own where it is refused."""
+    """Keeps the folder of a new run (no checkpoint to `start` from) clean while it prepares its inputs: the tokenizer
+    and token files of an earlier run that never wrote a checkpoint are removed first, and the new ones on an error."""
 
     def remove() -> None:
         for name in ("data", "tokenizer") if start is None else ():
@@ -95,7 +97,7 @@ def made_inputs(folder: Path, start: Path | None) -> Iterator[None]:
 
 
 def _pieces(config: TextConfig, *, held_out: bool = False) -> Iterator[Piece]:
-    """The documents of `data` that are trained on, or those that are held out."""
+    """Returns the documents of `data` that are trained on, or those that are held out."""
     if not config.validation_share:
         return read_text(config.data)
     share, seed = config.validation_share, config.seed
@@ -105,10 +107,11 @@ def _pieces(config: TextConfig, *, held_out: bool = False) -> Iterator[Piece]:
 def hold_out(
     read: Callable[[], Iterable[Piece]], share: float, seed: int, *, held_out: bool
 ) -> Iterator[Piece]:
-    """Split documents: `share` of them, at least one, drawn by `seed`, are held out; of a single document, its
-    end, cut at a line end.
+    """Yields the training part or the held-out part of documents. `share` of the documents, at least one, drawn by
+    `seed`, are held out; of a single document, its end, cut at a line end.
 
-    `read()` gives the pieces and is called twice, so that nothing is kept in memory.
+    `read()` returns the pieces; it is called twice, so that nothing is kept in memory. Raises DataError if the held-out
+    share of a single document is empty.
     """
     documents = size = 0
     for piece in read():
@@ -123,7 +126,7 @@ def hold_out(
                 yield piece
             number += piece.ends
         return
-    left, done = int(size * (1 - share)), False  # characters before the cut; whether it was made
+    left, done = int(size * (1 - share)), False  # characters that are left before the cut; whether it is done
     for piece in read():
         if done or len(piece.text) <= left:
             left -= len(piece.text)

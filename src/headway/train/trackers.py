@@ -1,7 +1,7 @@
-"""Sends the lines of metrics.jsonl to trackers: TensorBoard, Weights & Biases, Trackio.
+"""Sending the lines of metrics.jsonl to trackers: TensorBoard, Weights & Biases, Trackio.
 
-metrics.jsonl stays the truth. A resumed run sends the lines that a tracker lacks, and no line twice; a tracker that
-fails does not stop the run. Each is an extra of its own, and none asks questions.
+metrics.jsonl remains the reference. A resumed run sends the lines that a tracker lacks, and no line twice; a tracker
+that fails does not stop the run. Each is an optional dependency (an extra), and none prompts the user.
 """
 
 import json
@@ -22,14 +22,14 @@ from headway.train.config import TrainConfig
 
 Record = Mapping[str, Any]
 Write = Callable[[Record], None]
-"""Takes one line of metrics.jsonl."""
+"""Function that sends one line of metrics.jsonl."""
 PROJECT = "headway"
-TENSORBOARD = "tensorboard"  # the folder of its events, in that of the run
+TENSORBOARD = "tensorboard"  # folder of its event files, in the run's folder
 
 
 @contextmanager
 def tensorboard(config: TrainConfig, records: Sequence[Record]) -> Iterator[Write]:
-    """Event files in OUT/tensorboard, written anew from the lines that a run goes on after."""
+    """Opens new event files in OUT/tensorboard; older ones are removed, since the caller sends all `records` again."""
     from torch.utils.tensorboard import SummaryWriter
 
     folder = Path(config.out) / TENSORBOARD
@@ -45,10 +45,10 @@ def tensorboard(config: TrainConfig, records: Sequence[Record]) -> Iterator[Writ
 
 @contextmanager
 def remote(name: str, config: TrainConfig, records: Sequence[Record]) -> Iterator[Write]:
-    """Weights & Biases and Trackio, whose calls are the same: init, log, finish.
+    """Opens a run of Weights & Biases or Trackio, which have the same interface: init, log, finish.
 
-    OUT/NAME.json holds the run's name there and its last line that was sent. It is written before the line is sent, so
-    that a line is never sent twice; one that is being sent when the process is killed may be missing there."""
+    OUT/NAME.json holds the tracker's name of the run and the last line that was sent. It is written before the line is
+    sent, so that no line is sent twice; a line that is being sent when the process is killed may be missing there."""
     path = Path(config.out) / f"{name}.json"
     state = json.loads(path.read_text()) if path.exists() and records else {}
     run = state.get("run", f"{Path(config.out).name}-{secrets.token_hex(4)}")
@@ -85,8 +85,8 @@ TRACKERS: Mapping[str, Callable[[TrainConfig, Sequence[Record]], AbstractContext
 
 
 def check_trackers(config: TrainConfig) -> None:
-    """Raises ConfigError for a tracker whose package is missing, and for Weights & Biases without a key, for which it
-    would ask."""
+    """Raises ConfigError for a tracker whose package is missing, and for Weights & Biases without an API key, for which
+    it would prompt."""
     for name in config.report:
         if find_spec(name) is None:
             raise ConfigError(
@@ -105,15 +105,17 @@ def check_trackers(config: TrainConfig) -> None:
 
 @contextmanager
 def tracked(config: TrainConfig, records: Sequence[Record], say: Callable[[str], None]) -> Iterator[Write]:
-    """The trackers of a run, which goes on without one that fails: yields a function that sends all of them a line, if
-    it is of a step (the last line of a run repeats that of its step). They get the lines `records` first."""
+    """Opens the trackers of a run and sends them the lines `records`; yields a function that sends a line to all of
+    them. Lines without a step are not sent (the last line of a run repeats a measure of its last step).
+
+    A tracker that fails is dropped, with a remark by `say`, and the run continues."""
     opened: dict[str, tuple[Write, ExitStack]] = {}
     lines = [record for record in records if "step" in record]
 
     def attempt(name: str, act: Callable[[], object]) -> None:
         try:
             act()
-        except Exception as error:  # whatever it is, metrics.jsonl has the line
+        except Exception as error:  # whatever the error is, metrics.jsonl has the line
             opened.pop(name, None)
             say(
                 f"{name} takes no more of this run ({type(error).__name__}: {error}); a resumed one sends the rest"
@@ -140,7 +142,7 @@ def tracked(config: TrainConfig, records: Sequence[Record], say: Callable[[str],
 
 
 def numbers(record: Record) -> dict[str, float]:
-    """The numbers of a line, which trackers draw."""
+    """Returns the numbers of a line, without the step, for trackers to plot."""
     return {
         name: value
         for name, value in record.items()

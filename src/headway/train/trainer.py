@@ -1,4 +1,4 @@
-"""The one training loop's step, for every task: accumulation, clipping, the check for finite numbers, optimizer.
+"""The training step of all tasks: gradient accumulation, the check for finite values, clipping, and the optimizer.
 
     history = fit(objective, model, optimizer, steps=200)     # in memory: nothing is read or written
 
@@ -26,23 +26,24 @@ from headway.train.sharing import add_gradients, own_batch
 from headway.train.tasks.base import Objective, StepStats
 
 Schedule = Callable[[int, float], float]
-"""(step from 0, seconds of training) -> factor of the peak learning rates."""
+"""Function (step from 0, seconds of training) -> factor of the peak learning rates."""
 
 
 class TrainingError(HeadwayError):
-    """A run that cannot go on: a loss or gradient that is not a number."""
+    """Raised if the loss or a gradient is not finite."""
 
 
 @dataclass
 class Progress:
-    """Progress of a run. Its place in the data follows from `step`: the order is a pure function.
+    """The progress of a run. The position in the data follows from `step`, since the order is a pure function of it.
 
     Attributes:
-        step: optimizer steps that are done.
-        trained_tokens: targets that gradients came from.
-        seconds: spent in the loop, over all its processes.
-        best, best_step: the best measure on held-out data, None before there is one, and of the model after which step.
-        evaluated: the step after which models were compared last. waited: how often in a row it brought nothing better.
+        step: number of optimizer steps done.
+        trained_tokens: number of targets that were trained.
+        seconds: seconds spent in the loop, also before the run was resumed.
+        best, best_step: the best measure on held-out data (None before the first), and the step of that model.
+        evaluated: the step of the last comparison of models; -1 before the first.
+        waited: number of comparisons in a row that found nothing better.
     """
 
     step: int = 0
@@ -55,24 +56,24 @@ class Progress:
 
 
 class Trainer(Generic[M]):
-    """Steps an optimizer along the gradient of
+    """Makes optimizer steps with the gradient of
 
-        (sum of the losses of all micro batches of the step) / (number of their targets)
+        (sum of the losses of all micro-batches of the step) / (number of their targets)
 
-    however the step is cut into micro batches.
+    whatever the number of micro-batches is.
 
     Args:
-        objective: batches and their losses.
-        model: fp32, whose parameters `optimizer` steps. It is put into training mode.
-        schedule: of the optimizer's learning rates.
+        objective: provides the batches and their losses.
+        model: the fp32 model whose parameters `optimizer` has. It is put into training mode.
+        schedule: factor of the optimizer's peak learning rates.
         clip: largest norm of a step's gradient.
-        dtype: of the weights that compute (`MasterWeights`).
-        pool: runs micro batches at the same time; one after the other unless given.
-        progress: that of the steps before; none unless given.
-        seed: dropout of a micro batch is drawn by (seed, step, its number in the step), whoever computes it; from
-            torch's generator as it is, unless given.
-        parallel: the processes that share the micro batches of each step, and the tokens of their rows; this one alone
-            unless given.
+        dtype: dtype of the weights that compute (`MasterWeights`).
+        pool: computes micro-batches in parallel [default: one after the other].
+        progress: progress of earlier steps [default: none].
+        seed: the dropout of a micro-batch is seeded by (seed, step, its number in the step), whoever computes it
+            [default: dropout draws from torch's generator as it is].
+        parallel: the processes that share the micro-batches of each step, and the tokens of their rows [default: this
+            process alone].
     """
 
     def __init__(
@@ -99,13 +100,13 @@ class Trainer(Generic[M]):
 
     @property
     def seconds(self) -> float:
-        """Seconds of training, over all processes of the run."""
+        """Seconds of training, including those before the run was resumed."""
         return time.monotonic() - self.began
 
     def step(self) -> StepStats:
-        """One optimizer step; none is made for batches without a target.
+        """Makes one optimizer step; weights are not changed if the step's batches have no target.
 
-        Raises TrainingError, before weights are changed, for a loss or a gradient that is not finite."""
+        Raises TrainingError, before weights are changed, if the loss or a gradient is not finite."""
         begin, progress = time.monotonic(), self.progress
         batches = self.objective.batches(progress.step)
         seed = None if self.seed is None else keyed(self.seed, progress.step)
@@ -123,7 +124,7 @@ class Trainer(Generic[M]):
         return StepStats(loss_sum, count, norm, self.optimizer.peak_lr * factor, seconds, sums)
 
     def _clip(self, loss_sum: float) -> float:
-        """Check and clip the gradient; returns its norm before."""
+        """Clips the gradient; returns its norm before. Raises TrainingError if it or the loss is not finite."""
         named, step = dict(self.weights.master.named_parameters()), self.progress.step
         gradients = {name: p.grad for name, p in named.items() if p.grad is not None}
         local, shards = {name: own_part(g) for name, g in gradients.items()}, shards_of(self.weights.master)
@@ -133,11 +134,11 @@ class Trainer(Generic[M]):
         norm = float(total)
         if not (math.isfinite(loss_sum) and math.isfinite(norm)):
             what = "loss" if not math.isfinite(loss_sum) else "gradient"
-            bad = [name for name, grad in gradients.items() if not bool(torch.isfinite(grad).all())]
+            not_finite = [name for name, grad in gradients.items() if not bool(torch.isfinite(grad).all())]
             raise TrainingError(
                 f"step {step + 1}: the {what} is not finite (loss sum {loss_sum}, gradient norm {norm}); no step was "
                 f"made. It read {self.objective.where(step)}"
-                + (f"; not finite: {', '.join(bad[:5])}" if bad else "")
+                + (f"; not finite: {', '.join(not_finite[:5])}" if not_finite else "")
                 + ". A run that is resumed comes here again: look at this data, or start again with a lower learning "
                 "rate or a longer warm-up"
             )
@@ -156,18 +157,19 @@ def accumulate(
     seed: int | None = None,
     parallel: Parallel = ALONE,
 ) -> tuple[float, int, dict[str, float]]:
-    """Add the gradient of a step to `.grad` of the fp32 weights; returns the sum of its losses, targets, other sums.
+    """Adds the gradient of a step to `.grad` of the fp32 weights; returns the sum of the losses, the number of targets,
+    and the other sums, over all processes.
 
-    To the loss of each target that of the routers is added, over the tokens of its own micro batch (`router_losses`).
-    Gradients are added up in the order of the micro batches, whichever of them is done first; each process adds up
-    those of its own, and then the processes theirs, once. Batches without a target have no gradient. `seed` is of the
-    step's dropout."""
+    For each target, the router losses over the tokens of its micro-batch are added to the loss (`router_losses`).
+    Gradients are added up in the order of the micro-batches, whichever finishes first: each process adds up its own,
+    and then those of all processes are added once. If there is no target, there is no gradient. `seed` seeds the
+    dropout of the step."""
     local = [(i, own_batch(batch, weights.master, parallel), 1) for i, batch in parallel.share(batches)]
     count = sum(parallel.gather_parts(sum(objective.count(batch) for _, batch, _ in local)))
     if not count:
         return 0.0, 0, {}
     loss_sum, extra = 0.0, dict[str, float]()
-    if parallel.in_step:
+    if parallel.in_step:  # a process with fewer micro-batches repeats the first one with weight 0
         idle = -(-len(batches) // parallel.mesh.batches) - len(local)
         local += [(0, own_batch(batches[0], weights.master, parallel), 0)] * idle
 
@@ -186,7 +188,7 @@ def accumulate(
             (times * total / count).backward()
         return times * float(result.loss), sums if times else {}
 
-    for start in range(0, len(local), pool.count):  # no more gradients wait than there are replicas
+    for start in range(0, len(local), pool.count):  # each replica holds the gradients of one
         jobs = zip(weights.replicas, local[start : start + pool.count], strict=False)
         for loss, sums in pool.map(run, jobs):
             loss_sum += loss
@@ -195,8 +197,8 @@ def accumulate(
     add_gradients(weights.master, parallel)
     all_sums = dict[str, float]()
     losses, extras = zip(*parallel.gather_parts((loss_sum, extra)), strict=True)
-    for more in extras:
-        _add(all_sums, more)
+    for extra_ in extras:
+        _add(all_sums, extra_)
     return sum(losses), count, all_sums
 
 
@@ -214,7 +216,7 @@ def fit(
     schedule: Schedule = lambda step, seconds: 1.0,
     clip: float = math.inf,
 ) -> list[StepStats]:
-    """Train `model` in memory by the steps of `headway train`; returns their statistics. Nothing is read or written.
+    """Trains `model` in memory, with the steps of `headway train`; returns their statistics. No file is used.
 
         class Copy(Objective[Decoder]):                               # of random bytes [B, T]
             def __init__(self, seed):
@@ -230,34 +232,34 @@ def fit(
             optimizer = Optimizer.single(model, torch.optim.Adam(model.parameters(), 4e-3))
             curve = [stats.loss for stats in fit(Copy(seed), model, optimizer, steps=200, clip=1.0)]
 
-    `schedule` and `clip` are those of `Trainer`. Batches are asked for in the order of the steps, each once, so that an
-    objective may keep a generator instead. Dropout draws from torch's generator: fork it (`torch.random.fork_rng`)
-    and seed it where runs are to be equal.
+    `schedule` and `clip` are those of `Trainer`. `batches` is called once for each step, in order, so that an objective
+    may instead keep a generator. Dropout draws from torch's generator: fork it (`torch.random.fork_rng`) and seed it
+    for reproducible runs.
 
-    Raises TrainingError for a loss or a gradient that is not finite.
+    Raises TrainingError if the loss or a gradient is not finite.
     """
     trainer = Trainer(objective, model, optimizer, schedule=schedule, clip=clip)
     return [trainer.step() for _ in range(steps)]
 
 
 PIECE = 4096
-"""Numbers of a row that are summed at once: fewer than torch shares among threads."""
+"""Number of elements of a row that are summed at once: too few for torch to split the sum among threads."""
 SCRATCH = 1 << 17
-"""Numbers in float64 that are squared at once: they stay in the cache, in memory that a norm asks for once."""
+"""Number of float64 elements that are squared at once: they fit into the cache, in a buffer that is allocated once."""
 
 
 def gradient_norm(
     parts: Iterable[Tensor], parallel: Parallel = ALONE, wholes: Iterable[Tensor] = ()
 ) -> Tensor:
-    """The norm that gradients are clipped by.
+    """Returns the norm by which gradients are clipped:
 
-        |g| = sqrt(sum of g_i^2)            over all numbers of all parameters, in float64
+        |g| = sqrt(sum of g_i^2)            over all elements of all parameters, in float64
 
-    Each row of a parameter's first axis is summed by itself, and all of these sums are added exactly (`math.fsum`: one
-    rounding), so that the bits depend neither on how parameters are sharded, nor on the number of threads.
+    Each row of a parameter's first axis is summed separately, and all row sums are added exactly (`math.fsum`: a single
+    rounding), so that the bits depend neither on how parameters are sharded nor on the number of threads.
 
-    `parts` are this process's parts of the gradients, and the other processes of the axes fsdp, expert and tp have the
-    rest; `wholes` are those that all processes of the axes expert and tp have alike."""
+    `parts` are gradients of which the processes of the axes fsdp, expert and tp have different parts; `wholes` are
+    gradients that are the same in all processes of the axes expert and tp (and sharded by fsdp only)."""
     local, mesh = (_squares(parts), _squares(wholes)), parallel.mesh
     gathered = parallel.gather(local) if mesh.fsdp * mesh.expert * mesh.tp > 1 else [local]
     squares = [gathered[rank][0] for rank in mesh.groups("fsdp", "expert", "tp")[0]]
@@ -271,7 +273,7 @@ def _squares(gradients: Iterable[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def row_squares(x: Tensor) -> Tensor:
-    """The sum of squares of each row of the first axis, in float64, [rows]."""
+    """Returns the sum of squares of each row of the first axis, in float64, [rows]."""
     rows = x.flatten(1) if x.dim() > 1 else x.reshape(-1, 1)
     totals = torch.zeros(rows.shape[0], dtype=torch.float64)
     scratch = torch.empty(min(SCRATCH, rows.numel()), dtype=torch.float64)

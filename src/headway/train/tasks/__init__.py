@@ -1,6 +1,6 @@
-"""The table of tasks. A task is one class and one row here; one of your own is named MODULE:CLASS and needs no row.
+"""The table of tasks. A task is a class with an entry here; a task of your own is named MODULE:CLASS and needs none.
 
-Importing this imports no torch; finding a task does.
+Importing this package does not import torch; finding a task does.
 """
 
 from importlib import import_module
@@ -28,7 +28,7 @@ TASKS = {
 
 
 def find_task(name: str) -> "type[Task[Any]]":
-    """The task of a name of the table, or of MODULE:CLASS. Raises ConfigError when there is none."""
+    """Returns the task with a name of the table, or of MODULE:CLASS. Raises ConfigError if there is none."""
     if ":" not in name:
         check_known(name, (*TASKS, "MODULE:CLASS for one of your own"), "there is no task")
     module, _, attribute = TASKS.get(name, name).partition(":")
@@ -42,7 +42,7 @@ def find_task(name: str) -> "type[Task[Any]]":
 
 
 def text_task_of(spec: "ModelSpec") -> str:
-    """The task that trains a model of this spec on text alone. Raises ConfigError where nothing does."""
+    """Returns the task that trains a model of this spec on text alone. Raises ConfigError if none does."""
     tasks = {name: find_task(name) for name in TASKS}
     reasons = {name: task.unsupported(spec) for name, task in tasks.items() if task.settings is TextConfig}
     for name, reason in reasons.items():
@@ -53,16 +53,16 @@ def text_task_of(spec: "ModelSpec") -> str:
 
 
 def task_of(spec: "ModelSpec") -> str:
-    """The task that a model of this spec was trained for, as far as that shows: its own, or one on text. Raises as
-    `text_task_of`."""
+    """Returns the task that a model of this spec was trained for, as far as the spec shows: that of its head, else the
+    task that trains it on text. Raises as `text_task_of`."""
     return spec.task if spec.task in TASKS else text_task_of(spec)
 
 
 def settings_of(name: str | None) -> type[TrainConfig]:
-    """The settings of a task; those of training on text where None is given."""
+    """Returns the settings class of a task; for None, that of training on text."""
     return TextConfig if name is None else find_task(str(name)).settings
 
 
 def tasks_with(key: str) -> list[str]:
-    """The tasks of the table that have a setting of this name."""
+    """Returns the tasks of the table that have a setting of this name."""
     return [name for name in TASKS if key in find_task(name).settings.model_fields]

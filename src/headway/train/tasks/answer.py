@@ -1,4 +1,5 @@
-"""Where a text answers a question (Devlin et al. 2019, section 4.2; Beltagy et al. 2020, section 5).
+"""Extractive question answering: the span of a text that answers a question (Devlin et al. 2019, section 4.2; Beltagy
+et al. 2020, section 5).
 
 Legend: B rows of a batch, T slots.
 """
@@ -24,7 +25,7 @@ from headway.train.tasks.records import Reading
 
 
 class AnswerConfig(HeadConfig):
-    """Settings of a training to find answers.
+    """Settings of training to answer questions.
 
     batch: windows of one optimizer step
     stride: tokens from one window of a text to the next [default: a quarter of context]
@@ -40,8 +41,10 @@ class AnswerConfig(HeadConfig):
 
 
 class Window(NamedTuple):
-    """Part of a text with its question. question: number of the record. spans: (first, last) slots of its answers;
-    slot 0 ([CLS]) where it holds none."""
+    """A window: part of a text with its question.
+
+    question: index of the record. spans: (first, last) slots of its answers; (0, 0), the slot of [CLS], if the window
+    holds none."""
 
     question: int
     text: Encoded
@@ -49,13 +52,13 @@ class Window(NamedTuple):
 
 
 class QuestionRows(HeadRows):
-    """Windows of texts, and where the answer begins and ends in each.
+    """Windows of texts, with the start and end of the answers in each.
 
-        loss = (-log sum of p(begins at i) - log sum of p(ends at j)) / 2
+        loss = (-log sum over i of p(start = i) - log sum over j of p(end = j)) / 2
 
-    over the first tokens i and the last tokens j of the answers; p is a softmax over the row's tokens. With one answer
-    it is what `transformers` minimises; with several the loss of Clark and Gardner 2018, section 3.3, that Longformer's
-    TriviaQA was trained with."""
+    where i are the first tokens and j the last tokens of the answers, and p is a softmax over the row's tokens. With
+    one answer it is the loss of `transformers`; with several, that of Clark and Gardner 2018, section 3.3, with which
+    Longformer was trained on TriviaQA."""
 
     unit = "window"
 
@@ -63,30 +66,33 @@ class QuestionRows(HeadRows):
         self.records, self.spec, self.longest = records, reading.spec, config.longest
         self.parts = list[Window]()
         pairs = (((record.question, record.context), record.where) for record in records)
-        parted = lost = 0
-        for i, whole in enumerate(encoded_whole(reading.tokenizer, pairs, config)):
-            parts = windows(whole, config.context, config.stride or -(-config.context // 4))
-            parted += len(parts) > 1
+        split_texts = without_answer = 0
+        for i, encoding in enumerate(encoded_whole(reading.tokenizer, pairs, config)):
+            parts = windows(encoding, config.context, config.stride or -(-config.context // 4))
+            split_texts += len(parts) > 1
             parts = parts[:1] if config.too_long == "cut" else parts
-            if whole.texts[0] is not None:
+            if encoding.texts[0] is not None:
                 raise DataError(
                     "windows without an answer are trained to say so at the token before the question ([CLS]), and "
                     "this tokenizer puts none there; take one with a template"
                 )
             places = PLACES[config.occurrences](records[i])
             spans = [slots_of(part, places) for part in parts]
-            lost += bool(places) and not any(spans)
+            without_answer += bool(places) and not any(spans)
             encodings = parts if reading.scored else map(without_places, parts)
             self.parts += [Window(i, part, at or [(0, 0)]) for part, at in zip(encodings, spans, strict=True)]
         self.texts = [part.text for part in self.parts]
-        of, long = f"of {len(records)} questions have", f"texts of more than {config.context} tokens"
+        of_questions, long_texts = (
+            f"of {len(records)} questions have",
+            f"texts of more than {config.context} tokens",
+        )
         self.remarks = [
-            *([f"{parted} {of} {long}: {config.too_long}"] if parted else []),
-            *([f"{lost} {of} no answer in what is read"] if lost else []),
+            *([f"{split_texts} {of_questions} {long_texts}: {config.too_long}"] if split_texts else []),
+            *([f"{without_answer} {of_questions} no answer in what is read"] if without_answer else []),
         ]
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Targets are bool [B, T, 2]: whether a slot is right as a beginning, as an end."""
+        """Returns these windows as a batch. Targets are bool [B, T, 2]: whether answers start, or end, there."""
         parts, inputs = [self.parts[i] for i in indices], self.inputs(indices)
         targets = torch.zeros(*inputs["ids"].shape, 2, dtype=torch.bool)
         for row, part in enumerate(parts):
@@ -106,10 +112,10 @@ class QuestionRows(HeadRows):
         return [out[:count] for out, count in zip(outputs, counts, strict=True)]
 
     def scores(self, predictions: Sequence[Tensor]) -> dict[str, float]:
-        """Exact match and F1 of each question's best answer over its windows, with the measures of the data's language;
-        the share of them that have a character of a place that the data gives (`hit`), and how often a character that
-        is drawn from the text would be one (`guess`). Where some question has no answer, "none" is among the answers
-        (`no_answer` 0)."""
+        """Returns means over the questions, for the best answer over all windows of each: exact match and F1, as
+        defined for the data's language; `hit`, whether it overlaps an answer of the data (or both are empty); `guess`,
+        the probability that a character drawn from the text lies in an answer of the data. If some question has no
+        answer, "no answer" is among the candidates (with `no_answer` = 0)."""
         windows_of: dict[int, list[int]] = {}
         for i, part in enumerate(self.parts):
             windows_of.setdefault(part.question, []).append(i)
@@ -138,7 +144,7 @@ class QuestionRows(HeadRows):
 
 
 class Answer(HeadTask):
-    """The stretch of a text that answers a question."""
+    """The task of finding the span of a text that answers a question."""
 
     settings = AnswerConfig
     head_task = "answer"
@@ -161,7 +167,7 @@ class Answer(HeadTask):
 
 
 def given_spans(record: Question) -> list[tuple[int, int]]:
-    """(start, stop) of the characters of each answer that the data gives, without white space around it."""
+    """Returns (start, stop) in characters of each answer of the data that has a place, without surrounding spaces."""
     spans = []
     for answer in record.answers:
         if answer.start == NOWHERE:
@@ -172,8 +178,8 @@ def given_spans(record: Question) -> list[tuple[int, int]]:
 
 
 def occurrences(record: Question) -> list[tuple[int, int]]:
-    """(start, stop) of the answers that the data gives, and of all places where the text of one stands between borders
-    of words (of Chinese: anywhere)."""
+    """Returns (start, stop) in characters of the answers of the data, and of all further places where the text of an
+    answer occurs as whole words (Chinese text: anywhere)."""
     places = {*given_spans(record)}
     letter = rf"(?!{CHINESE.pattern})\w"
     for text in {answer.text.strip() for answer in record.answers} - {""}:
@@ -191,8 +197,8 @@ PLACES: Mapping[str, Callable[[Question], list[tuple[int, int]]]] = {
 
 
 def slots_of(text: Encoded, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(first, last) slot of each place that a window holds whole: of the tokens of the context that have a character of
-    it."""
+    """Returns (first, last) slot of each place (start, stop) that lies completely in a window: the first and last token
+    of the context that overlap it."""
     inside = [
         (i, at) for i, (at, side) in enumerate(zip(text.offsets, text.texts, strict=True)) if side == 1 and at
     ]

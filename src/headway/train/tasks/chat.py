@@ -1,5 +1,5 @@
-"""Answers of conversations: a model is trained on its answers, and on nothing else (Taori et al. 2023, Alpaca).
-And what all training on conversations needs: a tokenizer with a chat template, and the tokens that end an answer.
+"""Training on conversations: the model is trained on the assistant's answers only (Taori et al. 2023, Alpaca). Also the
+common parts of all training on conversations: a tokenizer with a chat template, and the tokens that end an answer.
 
 Legend: B rows of a batch, L slots.
 """
@@ -27,7 +27,7 @@ from headway.train.tasks.records import Reading, RecordRows, RecordsTask
 
 
 class ConversationConfig(RowsConfig):
-    """Settings of how a conversation is written.
+    """Settings of how conversations are written as tokens.
 
     template: chat template: alpaca, vicuna, chatml, llama2, or a Jinja file; it is saved with the model
         [default: the model's own]
@@ -38,7 +38,7 @@ class ConversationConfig(RowsConfig):
     stop: tuple[str, ...] = setting((), group="Data")
 
     def missing(self, made_by: Callable[[Path], str] = lambda path: "") -> list[str]:
-        """See `TrainConfig`; and a template that is not there."""
+        """See `TrainConfig`; also reports an unknown template."""
         missing = super().missing(made_by)
         try:
             if self.template is not None:
@@ -49,12 +49,12 @@ class ConversationConfig(RowsConfig):
 
 
 def message_texts(messages: Messages) -> Iterator[str]:
-    """The texts of messages; calls of functions, and parts of other kinds, have none."""
+    """Returns the texts of messages; function calls and content that is no plain string are left out."""
     return (m["content"] for m in messages if isinstance(m.get("content"), str))
 
 
 class ConversationTask(RecordsTask):
-    """Records of conversations: a tokenizer with a chat template, and tokens that end an answer."""
+    """Base class of tasks on conversations, which need a chat template and tokens that end an answer."""
 
     measured_by = (*RecordsTask.measured_by, "template", "stop")
     trains = "decoder"
@@ -62,10 +62,10 @@ class ConversationTask(RecordsTask):
     config: ConversationConfig
 
     def reading(self, records: Sequence[Record], tokenizer: Tokenizer, spec: ModelSpec) -> Reading:
-        """See `RecordsTask`: the tokenizer with the chat template of the settings, and ids that end an answer, which
-        the model's generation_config.json will have.
+        """See `RecordsTask`: with the chat template of the settings, and the ids that end an answer, which are also
+        written to the model's generation_config.json.
 
-        Raises ConfigError for conversations without a chat template, and as `stop_ids` does."""
+        Raises ConfigError for conversations without a chat template, and as `stop_ids`."""
         config, folder = self.config, self.inputs.folder
         if config.template is not None:
             tokenizer = tokenizer.with_chat_template(config.template)
@@ -81,13 +81,13 @@ class ConversationTask(RecordsTask):
 
 
 class ChatConfig(ConversationConfig, PackedConfig):
-    """Settings of training on conversations. The optimizer's are those of Stanford Alpaca; a model from scratch needs a
-    larger `lr`.
+    """Settings of training on conversations. The optimizer's defaults are those of Stanford Alpaca; a model from
+    scratch needs a larger `lr`.
 
     data: conversations or completions: .jsonl or .json (or .gz of them)
-    train_on: which answers of a conversation are trained; none with weight 0
+    train_on: which answers of a conversation are trained; never those with weight 0
     too_long: what becomes of an example of more than `context` tokens: drop leaves it out, drop_turns keeps
-        as many whole rounds from its beginning as fit, cut_left keeps its end; how many there are is said
+        as many whole rounds from its beginning as fit, cut_left keeps its end; their number is reported
     pack: several examples side by side in a row; they do not see each other
     """
 
@@ -108,7 +108,7 @@ class ChatConfig(ConversationConfig, PackedConfig):
 
 
 class AnswerRows(ChatRows, RecordRows):
-    """Conversations side by side in rows; the loss is that of the tokens of answers."""
+    """Rows of conversations, packed side by side; the loss is a sum over the tokens of answers."""
 
     unit = "answer token"
 
@@ -127,13 +127,13 @@ class AnswerRows(ChatRows, RecordRows):
         self.amount = {"training examples": len(examples), "training tokens": self.used}
 
     def evaluate(self, model: Any, pool: MicrobatchPool = ALONE) -> Evaluation:
-        """See `RecordRows`; by turn, where there are several."""
+        """See `RecordRows`; also the loss of each turn, if there are several."""
         size = max(1, BATCH_TOKENS // self.length // pool.count)
 
         def run(indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
             batch, turns = self.batch(indices), self.turns(indices).flatten()
-            each = model(**batch.inputs, targets=batch.targets).each.flatten().double()
-            return turns.bincount(each * (turns > 0), 256), turns.bincount(minlength=256)
+            losses = model(**batch.inputs, targets=batch.targets).each.flatten().double()
+            return turns.bincount(losses * (turns > 0), 256), turns.bincount(minlength=256)
 
         parts, seconds = measured(model, run, cut(range(len(self)), size), pool)
         sums, counts = (torch.stack(part).sum(0)[1:] for part in zip(*parts, strict=True))
@@ -143,7 +143,7 @@ class AnswerRows(ChatRows, RecordRows):
 
 
 class Chat(ConversationTask):
-    """The tokens of answers, each up to the token that ends it. Losses are in nats per such token."""
+    """Trains on the tokens of answers, up to the token that ends each. Losses are in nats per such token."""
 
     settings = ChatConfig
     by_token = True
@@ -173,9 +173,9 @@ class Chat(ConversationTask):
 
 
 def stop_ids(tokenizer: Tokenizer, names: Collection[str], generation: Mapping[str, Any]) -> list[int]:
-    """Ids that end an answer: the tokens `names`, or those of generation_config.json; and EOS.
+    """Returns the ids that end an answer: the tokens `names`, or else those of generation_config.json; and EOS.
 
-    Raises ConfigError for a name that is no control token, DataError where there is none at all."""
+    Raises ConfigError for a name that is no control token, DataError if there is no such id at all."""
     controls = {tokenizer.token(i): i for i in tokenizer.special_ids}
     if unknown := [name for name in names if name not in controls]:
         raise ConfigError(
@@ -183,8 +183,8 @@ def stop_ids(tokenizer: Tokenizer, names: Collection[str], generation: Mapping[s
             f"{', '.join(sorted(controls)[:20])}"
         )
     eos = generation.get("eos_token_id")
-    usual = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    ids = [controls[name] for name in names] if names else usual
+    default_ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    ids = [controls[name] for name in names] if names else default_ids
     ids = [*dict.fromkeys([*ids, *([] if tokenizer.eos is None else [tokenizer.eos])])]
     if not ids:
         raise DataError(

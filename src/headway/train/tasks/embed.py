@@ -1,4 +1,4 @@
-"""Vectors of texts that are near where the texts are alike (Reimers and Gurevych 2019, section 3).
+"""Training of text embeddings: similar texts get vectors with a high cosine (Reimers and Gurevych 2019, section 3).
 
 Legend: N records of a batch, M width.
 """
@@ -25,17 +25,17 @@ from headway.train.tasks.base import Sums
 from headway.train.tasks.heads import HeadRows, HeadTask, WholeConfig, encoded
 from headway.train.tasks.records import Reading
 
-NONE = -1  # in place of a negative that a record lacks
+NONE = -1  # index in place of a missing negative
 
 
 class EmbedConfig(WholeConfig):
-    """Settings of an embedder's training.
+    """Settings of training text embeddings.
 
-    loss: infonce: the positive of a text among all positives and negatives of the step; margin: the record's
-        own negative less like it than its positive, by `margin`
+    loss: infonce: find the positive of a text among all positives and negatives of the step; margin: the
+        record's own negative must be less similar than its positive, by `margin`
     temperature: of infonce: cosines are divided by it
     margin: of margin: a difference of cosines
-    pool: which states a text's vector is made of: the first token's, or the mean
+    pool: what a text's vector is computed from: the first token's state, or the mean of all
     """
 
     usual: ClassVar = {"task": "embed", "out": "runs/embed"}
@@ -57,44 +57,48 @@ class EmbedConfig(WholeConfig):
 
 
 class TripletRows(HeadRows):
-    """Texts that are alike, and ones that are less so; s(a, b) is the cosine of two texts' vectors.
+    """Triplets of texts (anchor, positive, negative), or pairs with a degree of similarity. With the cosine s(a, b) of
+    two texts' vectors, the losses are
 
         infonce   -log exp(s(a, p) / t) / sum over all positives and negatives x of the batch of exp(s(a, x) / t)
         margin    max(0, margin - s(a, p) + s(a, n))
 
     (van den Oord et al. 2018, equation 4; Schroff et al. 2015, equation 1, with cosines.)
 
-    texts: all of them. records: the numbers of (anchor, positive, negative) of each, NONE without a negative.
-    degrees: how alike anchor and positive are, where that is a number and the only thing that is known."""
+    texts: the different texts. records: indices in `texts` of each record's anchor, positive and negative; NONE for a
+    missing negative. degrees: the degree of similarity of each pair, if the records are pairs; else empty."""
 
     one_each = True
 
     def __init__(self, records: Sequence[Triplet | Labelled], config: EmbedConfig, reading: Reading) -> None:
-        self.spec, self.config, each = reading.spec, config, [_texts_of(record) for record in records]
-        wheres = {text: record.where for record, texts in zip(records, each, strict=True) for text in texts}
+        self.spec, self.config, record_texts = reading.spec, config, [_texts_of(record) for record in records]
+        wheres = {
+            text: record.where for record, texts in zip(records, record_texts, strict=True) for text in texts
+        }
         self.texts, self.remarks = encoded(reading.tokenizer, wheres.items(), config)
         number = {text: i for i, text in enumerate(wheres)}
-        self.records = [(number[a], number[p], number[n[0]] if n else NONE) for a, p, *n in each]
+        self.records = [(number[a], number[p], number[n[0]] if n else NONE) for a, p, *n in record_texts]
         self.degrees = [_degree(record) for record in records if isinstance(record, Labelled)]
         if self.degrees and len(self.degrees) < len(records):
             raise DataError("triplets and pairs with a degree are in one file; measure them apart")
 
     @cached_property
     def lengths(self) -> list[int]:
-        """The tokens of the longest text of each record."""
+        """Number of tokens of the longest text of each record."""
         return [max(len(self.texts[i].ids) for i in record if i != NONE) for record in self.records]
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Targets [N, 3] are the rows of anchor, positive and negative: all anchors, then positives, then negatives."""
+        """Returns the texts of these records as a batch: all anchors, then all positives, then all negatives. Targets
+        [N, 3] are the rows of each record's anchor, positive and negative."""
         records = [self.records[i] for i in indices]
-        order = [
+        placed = [
             (row, role) for role in range(3) for row, record in enumerate(records) if record[role] != NONE
         ]
         targets = torch.full((len(records), 3), NONE)
-        for place, (row, role) in enumerate(order):
-            targets[row, role] = place
+        for slot, (row, role) in enumerate(placed):
+            targets[row, role] = slot
         return Batch(
-            encoder_inputs([self.texts[records[row][role]] for row, role in order], self.spec), targets
+            encoder_inputs([self.texts[records[row][role]] for row, role in placed], self.spec), targets
         )
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sums:
@@ -104,8 +108,8 @@ class TripletRows(HeadRows):
         if self.config.loss == "margin":
             total = (self.config.margin - near + far)[known].clamp(min=0).sum()
         else:
-            others = vectors[torch.cat([positive, negative[known]])]
-            logits = vectors[anchor] @ others.T / self.config.temperature
+            candidates = vectors[torch.cat([positive, negative[known]])]
+            logits = vectors[anchor] @ candidates.T / self.config.temperature
             total = F.cross_entropy(logits, torch.arange(len(logits)), reduction="sum")
         hits = {"hits": int((near > far).sum())} if bool(known.all()) else {}
         return Sums(total, total.detach(), hits)
@@ -115,8 +119,8 @@ class TripletRows(HeadRows):
         return list(zip(near.tolist(), far.tolist(), strict=True))
 
     def scores(self, predictions: Sequence[tuple[float, float]]) -> dict[str, float]:
-        """Share of the records whose positive is nearer than their negative (of those that have one), or, of pairs with
-        numbers, their rank correlation with the cosines."""
+        """Returns the share of the records with a negative whose positive is nearer than it; for pairs with degrees,
+        Spearman's rank correlation of degrees and cosines."""
         if self.degrees:
             return {"spearman": spearman(self.degrees, [near for near, _ in predictions])}
         pairs = [pair for pair in predictions if not math.isnan(pair[1])]
@@ -124,14 +128,14 @@ class TripletRows(HeadRows):
 
 
 def cosines(outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The cosines [N] of anchor and positive, and of anchor and negative, NaN without one."""
+    """Returns the cosines [N] of anchor and positive, and of anchor and negative; NaN for a missing negative."""
     vectors, (anchor, positive, negative) = normalize(outputs), batch.targets.unbind(1)
     far = (vectors[anchor] * vectors[negative]).sum(-1)
     return (vectors[anchor] * vectors[positive]).sum(-1), far.masked_fill(negative == NONE, math.nan)
 
 
 class Embed(HeadTask):
-    """Vectors by which like texts are found."""
+    """The task of training text embeddings, by which similar texts are found."""
 
     settings = EmbedConfig
     config: EmbedConfig

@@ -1,4 +1,4 @@
-"""The class of a text or of a pair of texts (Devlin et al. 2019, section 4.1), and the label of each word (ibid., 5.3).
+"""Classification of a text or a pair of texts (Devlin et al. 2019, section 4.1), and tagging of words (ibid., 5.3).
 
 Legend: B rows of a batch, T slots, C labels.
 """
@@ -32,12 +32,12 @@ _HAN = re.compile(HAN)
 
 
 class ClassifyConfig(WholeConfig):
-    """Settings of a classifier's training.
+    """Settings of training a classifier.
 
-    labels: names of the classes in their order [default: the model's, where they do; else those of the data,
-        sorted]
-    pool: what the class is read from: the first token's state, as in BERT, or the mean over the tokens, from
-        which a model with little pre-training learns sooner
+    labels: names of the classes in their order [default: the model's, if they include the data's; else those
+        of the data, sorted]
+    pool: what the class is predicted from: the first token's state, as in BERT, or the mean over the tokens,
+        from which a model with little pre-training learns sooner
     """
 
     usual: ClassVar = {"task": "classify", "out": "runs/classify"}
@@ -46,7 +46,7 @@ class ClassifyConfig(WholeConfig):
 
 
 class LabelledRows(HeadRows):
-    """Texts and the number of the label of each [N].
+    """Rows of texts or pairs, with the index of the label of each as targets [B].
 
     loss = -log softmax(logits)[label]
     """
@@ -66,7 +66,7 @@ class LabelledRows(HeadRows):
         return Batch(self.inputs(indices), torch.tensor([self.labels[i] for i in indices]))
 
     def scores(self, predictions: Sequence[int]) -> dict[str, float]:
-        """Accuracy, macro F1 and Matthews' correlation."""
+        """Returns accuracy, macro F1 and Matthews' correlation."""
         measures = {"accuracy": accuracy, "f1": macro_f1, "matthews": matthews}
         return {name: measure(self.labels, predictions) for name, measure in measures.items()}
 
@@ -75,7 +75,7 @@ class LabelledRows(HeadRows):
 
 
 class Classify(HeadTask):
-    """One label of a text or a pair."""
+    """The task of predicting one label of a text or pair."""
 
     settings = ClassifyConfig
     config: ClassifyConfig
@@ -97,8 +97,10 @@ class Classify(HeadTask):
 
 
 def label_names(labels: Sequence[str], names: tuple[str, ...], head: Head, task: str) -> tuple[str, ...]:
-    """The names of the labels, in order: `names` where given, those of a `head` of the same task that has all `labels`,
-    or these, sorted (as numbers where they are)."""
+    """Returns the names of the labels in order: `names` if given; those of `head` if it is of the same task and has all
+    `labels` of the data; else these, sorted (numerically if all are numbers).
+
+    Raises ConfigError for duplicate names, DataError if the data has a single label."""
     present = set(labels)
     if names:
         if len(set(names)) < len(names):
@@ -116,8 +118,8 @@ def label_names(labels: Sequence[str], names: tuple[str, ...], head: Head, task:
 
 
 def label_numbers(spec: ModelSpec, labels: Iterable[tuple[str, str]]) -> dict[str, int]:
-    """The number of each label of a model. Raises DataError for the first of `labels`, each with its file and line,
-    that the model lacks."""
+    """Returns the index of each label of a model. Raises DataError for the first of `labels`, each with its file and
+    line, that the model lacks."""
     names = spec.head.labels
     for name, where in labels:
         if name not in names:
@@ -129,10 +131,10 @@ def label_numbers(spec: ModelSpec, labels: Iterable[tuple[str, str]]) -> dict[st
 
 
 class TagConfig(HeadConfig):
-    """Settings of a tagger's training.
+    """Settings of training a tagger.
 
-    labels: names of the tags in their order [default: the model's, where they do; else those of the data,
-        sorted]
+    labels: names of the tags in their order [default: the model's, if they include the data's; else those of
+        the data, sorted]
     """
 
     usual: ClassVar = {"task": "tag", "out": "runs/tag"}
@@ -140,8 +142,10 @@ class TagConfig(HeadConfig):
 
 
 class Piece(NamedTuple):
-    """Part of a text. record: its number. labels: of each token, by number, IGNORE_INDEX for the template's. first:
-    (slot, word) of each word that begins here."""
+    """Part of a text.
+
+    record: index of the text's record. labels: index of each token's label; IGNORE_INDEX for tokens of the template.
+    first: (slot, word) of each word that begins in this part."""
 
     record: int
     text: Encoded
@@ -154,8 +158,8 @@ class TaggedRows(HeadRows):
 
         loss = sum over the tokens of words of -log softmax(logits)[label]
 
-    Every token of a word is trained, since `Tagger.tag` asks each: the first says the word's tag, the others go on with
-    it ("I-" for "B-", where there is such a label)."""
+    All tokens of a word are trained, since `Tagger.tag` uses the predictions of all: the first token has the word's
+    tag, the others its continuation ("I-" for "B-", if there is such a label)."""
 
     unit = "token"
 
@@ -163,31 +167,36 @@ class TaggedRows(HeadRows):
         self.records, self.spec, self.parts = records, reading.spec, list[Piece]()
         numbers = label_numbers(self.spec, [(tag, record.where) for record in records for tag in record.tags])
         later = {name: numbers.get(f"I-{name.removeprefix('B-')}", i) for name, i in numbers.items()}
-        both = [joined(record.words) for record in records]
-        texts = [(text, record.where) for (text, _), record in zip(both, records, strict=True)]
-        parted = lost = 0
-        for i, whole in enumerate(encoded_whole(reading.tokenizer, texts, config)):
-            words = [None if at is None else both[i][1][at[0]] for at in whole.offsets]
+        joined_words = [joined(record.words) for record in records]
+        texts = [(text, record.where) for (text, _), record in zip(joined_words, records, strict=True)]
+        split_texts = words_lost = 0
+        for i, encoding in enumerate(encoded_whole(reading.tokenizer, texts, config)):
+            words = [None if at is None else joined_words[i][1][at[0]] for at in encoding.offsets]
             begins = [word is not None and word != words[slot - 1] for slot, word in enumerate(words)]
             labels = [
                 IGNORE_INDEX if word is None else (numbers if first else later)[records[i].tags[word]]
                 for word, first in zip(words, begins, strict=True)
             ]
-            slots = pieces(whole, config.context)
-            parted += len(slots) > 1
+            slots = pieces(encoding, config.context)
+            split_texts += len(slots) > 1
             for piece in slots[:1] if config.too_long == "cut" else slots:
                 first = [
                     (to, word)
                     for to, at in enumerate(piece)
                     if begins[at] and (word := words[at]) is not None
                 ]
-                text = without_places(select(whole, piece))
+                text = without_places(select(encoding, piece))
                 self.parts.append(Piece(i, text, [labels[at] for at in piece], first))
-                lost -= len(first)
-            lost += len(records[i].words)
+                words_lost -= len(first)
+            words_lost += len(records[i].words)
         self.texts = [part.text for part in self.parts]
-        long = f"{parted} of {len(records)} texts have more than {config.context} tokens: {config.too_long}"
-        self.remarks = [*([long] if parted else []), *([f"{lost} words are not read"] if lost else [])]
+        long = (
+            f"{split_texts} of {len(records)} texts have more than {config.context} tokens: {config.too_long}"
+        )
+        self.remarks = [
+            *([long] if split_texts else []),
+            *([f"{words_lost} words are not read"] if words_lost else []),
+        ]
 
     def batch(self, indices: Sequence[int]) -> Batch:
         targets = padded([self.parts[i].labels for i in indices], IGNORE_INDEX)
@@ -197,8 +206,8 @@ class TaggedRows(HeadRows):
         return int((batch.targets != IGNORE_INDEX).sum())
 
     def scores(self, predictions: Sequence[list[int]]) -> dict[str, float]:
-        """Accuracy over words, and F1 of the entities; a word has the tag of its first token. Words that are not read
-        are outside."""
+        """Returns accuracy over words, and F1 of entities. A word has the tag of its first token; words that were cut
+        off have the tag "O"."""
         predicted = [[OUTSIDE] * len(record.tags) for record in self.records]
         for part, labels in zip(self.parts, predictions, strict=True):
             for slot, word in part.first:
@@ -209,7 +218,7 @@ class TaggedRows(HeadRows):
 
 
 class Tag(HeadTask):
-    """One label of each word."""
+    """The task of predicting one label for each word."""
 
     settings = TagConfig
     config: TagConfig
@@ -228,8 +237,9 @@ class Tag(HeadTask):
 
 
 def joined(words: Sequence[str]) -> tuple[str, list[int]]:
-    """The words as a text, and for each character the number of its word. A space stands between two words, but for
-    two of Chinese; it belongs to the word behind it, as in byte-level tokens."""
+    """Joins words to a text; returns it, and for each character the index of its word. Words are separated by a space,
+    except between two Chinese ones; the space belongs to the word after it, as in byte-level tokens. For example,
+    ["a", "cat"] gives "a cat" and [0, 1, 1, 1, 1]."""
     parts, owner = list[str](), list[int]()
     for i, word in enumerate(words):
         if not word:

@@ -1,4 +1,4 @@
-"""A better and a worse answer: direct preference optimisation, and odds ratios without a reference model.
+"""Preference tuning on pairs of answers: direct preference optimisation (DPO), and ORPO, without a reference model.
 
 Legend: P pairs of a batch, N pairs of a run, T slots.
 """
@@ -39,9 +39,9 @@ class PreferenceConfig(ConversationConfig, ExamplesConfig):
     """Settings of preference tuning.
 
     data: records with prompt, chosen and rejected: .jsonl or .json, or .gz of them
-    loss: dpo: against what the model was before (Rafailov et al. 2023); orpo: next-token loss and odds ratio,
+    loss: dpo: relative to a reference model (Rafailov et al. 2023); orpo: next-token loss and odds ratio,
         without a reference (Hong et al. 2024)
-    reference: the reference of dpo, a model folder [default: the model as the run begins]
+    reference: folder of the reference model of dpo [default: the model at the beginning of the run]
     beta: weight of the preference: beta of dpo, lambda of orpo
     batch: pairs of one optimizer step
     """
@@ -58,7 +58,8 @@ class PreferenceConfig(ConversationConfig, ExamplesConfig):
 
 
 class PairBatch(NamedTuple):
-    """Chosen answers in rows 0..P-1, rejected ones in P..2P-1 [2P, T]; `reference` [2, P] log p of both."""
+    """A batch of pairs: chosen answers in rows 0..P-1, rejected ones in rows P..2P-1, [2P, T]; and `reference` [2, P],
+    the log probabilities of both under the reference model."""
 
     inputs: dict[str, Any]
     targets: Tensor
@@ -66,15 +67,15 @@ class PairBatch(NamedTuple):
 
 
 class PairRows(RecordRows):
-    """Pairs of conversations, and the `loss` that compares them, weighted by `beta`.
+    """Pairs of conversations, and the name `loss` and weight `beta` of the loss that compares them.
 
-    reference    log p of chosen and rejected under the reference [2, N]; zeros until it is computed"""
+    reference    log p of chosen and rejected answers under the reference model [2, N]; zeros until it is computed"""
 
     unit = "pair"
 
     def __init__(self, records: Sequence[Pair], config: PreferenceConfig, reading: Reading) -> None:
-        """Keeps pairs that fit the context. Raises DataError when none is left, ConfigError for a model that is
-        measured without the one that its training began with."""
+        """Encodes the pairs and keeps those that fit the context. Raises DataError if none is left, ConfigError if a
+        model is measured by dpo without the setting `reference`."""
         self.loss, self.beta, self.pairs = config.loss, config.beta, list[tuple[Segments, Segments]]()
         if reading.measured is not None and config.loss == "dpo" and config.reference is None:
             raise ConfigError(
@@ -108,7 +109,7 @@ class PairRows(RecordRows):
         return len(self.pairs)
 
     def batch(self, indices: Sequence[int]) -> PairBatch:
-        """The given pairs, padded to the longest of their rows."""
+        """Returns these pairs as a batch, padded to the longest of their rows."""
         rows = [self.pairs[i][side] for side in (0, 1) for i in indices]
         labels = [[i if t else IGNORE_INDEX for i, t in zip(row.ids, row.turns, strict=True)] for row in rows]
         tokens = Tokens.from_lengths([len(row.ids) - 1 for row in rows])
@@ -117,15 +118,16 @@ class PairRows(RecordRows):
         return PairBatch(inputs, targets, self.reference[:, list(indices)])
 
     def sums(self, model: Decoder | Encoder, batch: PairBatch) -> Sums:
-        """The loss of a batch; and how many pairs are ranked right, by how much, and log p of both answers."""
+        """Computes the loss of a batch, and sums over its pairs: of correct rankings (`hits`), of margins, and of log p
+        of both answers."""
         chosen, rejected = log_p(model, batch).unbind(0)
         if self.loss == "dpo":
-            known = batch.reference.to(chosen)
-            each = dpo_loss(chosen, rejected, (known[0], known[1]), self.beta)
-            margin = (chosen - known[0]) - (rejected - known[1])
+            reference_log_p = batch.reference.to(chosen)
+            losses = dpo_loss(chosen, rejected, (reference_log_p[0], reference_log_p[1]), self.beta)
+            margin = (chosen - reference_log_p[0]) - (rejected - reference_log_p[1])
         else:
             tokens = (batch.targets != IGNORE_INDEX).sum(1).to(chosen).view(2, -1)
-            each = orpo_loss(chosen, rejected, (tokens[0], tokens[1]), self.beta)
+            losses = orpo_loss(chosen, rejected, (tokens[0], tokens[1]), self.beta)
             margin = chosen / tokens[0] - rejected / tokens[1]
         sums = {
             "hits": (margin > 0).sum(),
@@ -134,10 +136,10 @@ class PairRows(RecordRows):
             "rejected": rejected.sum(),
         }
         extra = {name: float(value.detach()) for name, value in sums.items()}
-        return Sums(each.sum(), each.sum().detach(), extra)
+        return Sums(losses.sum(), losses.sum().detach(), extra)
 
     def evaluate(self, model: Decoder | Encoder, pool: MicrobatchPool = ALONE) -> Evaluation:
-        """See `RecordRows`: the loss, and what `means` has."""
+        """See `RecordRows`: the loss, and the measures of `means`."""
         total, sums = 0.0, dict[str, float]()
         parts, seconds = measured(
             model, lambda pairs: self.sums(model, self.batch(pairs)), cut(range(len(self)), AT_ONCE), pool
@@ -149,10 +151,10 @@ class PairRows(RecordRows):
 
 
 class PreferenceTuning(ConversationTask):
-    """Pairs of answers to one prompt; the last message of each is the answer.
+    """The task of training on pairs of answers to the same prompt; the last message of each is the answer.
 
-    Losses are per pair. The log probabilities of the reference are computed once, before the first step, and kept in
-    the run's folder: no second model is held in memory.
+    Losses are per pair. The log probabilities under the reference model are computed once, before the first step, and
+    kept in the run's folder, so that training holds no second model in memory.
     """
 
     settings = PreferenceConfig
@@ -181,11 +183,11 @@ class PreferenceTuning(ConversationTask):
             yield from message_texts([*record.prompt, *record.chosen, *record.rejected])
 
     def quality(self, stats: StepStats) -> dict[str, float | None]:
-        """See `RowsTask`: pairs ranked right, the mean margin, and mean log p of the answers."""
+        """See `RowsTask`: the share of pairs that are ranked correctly, the mean margin, and mean log p of answers."""
         return {**means(stats.extra, stats.count)}
 
     def count(self, batch: PairBatch) -> int:
-        """See `Objective`: pairs."""
+        """See `Objective`: the number of pairs."""
         return batch.reference.shape[1]
 
     def sums(self, model: Decoder | Encoder, batch: PairBatch) -> Sums:
@@ -193,15 +195,15 @@ class PreferenceTuning(ConversationTask):
 
 
 def log_p(model: Decoder | Encoder, batch: PairBatch) -> Tensor:
-    """log p of the answers [2, P], differentiable: the sum over their tokens."""
+    """Computes log p of the answers [2, P], summed over their tokens; differentiable."""
     output = model(**batch.inputs, targets=batch.targets, label_smoothing=0.0)
     total: Tensor = -output.each.sum(1).view(2, -1)
     return total
 
 
 def reference_model(folder: str, tokenizer: Tokenizer, dtype: torch.dtype, backend: str) -> Decoder:
-    """The model of a folder, as a reference. Raises ConfigError for one that is no decoder, DataError where it lacks
-    ids of the tokenizer."""
+    """Loads the model of a folder as a reference. Raises ConfigError if it is no decoder, DataError if it lacks ids of
+    the tokenizer."""
     model = build_model(load_folder(folder), dtype=dtype, backend=backend)
     if not isinstance(model, Decoder):
         raise ConfigError(f"reference {folder}: {model.spec.family} is no decoder")
@@ -210,14 +212,14 @@ def reference_model(folder: str, tokenizer: Tokenizer, dtype: torch.dtype, backe
 
 
 def reference(model: Decoder | Encoder, rows: PairRows) -> Tensor:
-    """log p of all pairs [2, N] under the model, in float32."""
-    every = cut(range(len(rows)), AT_ONCE)
-    parts, _ = measured(model, lambda part: log_p(model, rows.batch(part)), every, ALONE)
+    """Computes log p of all pairs [2, N] under the model, in float32."""
+    chunks = cut(range(len(rows)), AT_ONCE)
+    parts, _ = measured(model, lambda part: log_p(model, rows.batch(part)), chunks, ALONE)
     return torch.cat(parts, dim=1).float().contiguous()
 
 
 def kept_reference(model: Decoder | Encoder, rows: PairRows, file: Path) -> Tensor:
-    """`reference` from `file`, or computed and kept there."""
+    """Reads the result of `reference` from `file`, or computes and writes it."""
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         write_safetensors(file, {"log_p": reference(model, rows)})
@@ -225,6 +227,6 @@ def kept_reference(model: Decoder | Encoder, rows: PairRows, file: Path) -> Tens
 
 
 def means(sums: Mapping[str, float], count: int) -> dict[str, float]:
-    """The sums of `PairRows.sums`, per pair."""
+    """Returns the sums of `PairRows.sums` divided by the number of pairs; empty without pairs."""
     names = {"accuracy": "hits", "margin": "margin", "chosen_log_p": "chosen", "rejected_log_p": "rejected"}
     return {name: sums[key] / count for name, key in names.items()} if count else {}

@@ -1,5 +1,4 @@
-"""Common parts of training on records, whatever a model predicts of them: how they are read, held out or left out,
-measured."""
+"""Common parts of training on records, for all tasks: reading them, splitting off held-out ones, measuring."""
 
 import hashlib
 from abc import abstractmethod
@@ -23,14 +22,14 @@ from headway.train.tasks.rows import RowsTask
 
 
 class Reading(NamedTuple):
-    """The context in which records are read.
+    """The context in which records are turned into rows.
 
-    tokenizer   its ids are those of the model
-    spec        of the model
+    tokenizer   tokenizer of the model
+    spec        spec of the model
     stop        ids that end an answer of a conversation
-    generation  content of the model's generation_config.json; None where it has none
-    scored      whether the rows are to be scored, too: unless they are, without what only that needs
-    measured    the model that is measured, where none is trained
+    generation  content of the model's generation_config.json; None if it has none
+    scored      whether the rows will be evaluated; if not, data that only scores need is left out
+    measured    the model that is measured, if none is trained; else None
     """
 
     tokenizer: Tokenizer
@@ -42,11 +41,11 @@ class Reading(NamedTuple):
 
 
 class RecordRows(RowSource):
-    """A model's inputs and targets for records: rows that are measured.
+    """Rows of a model's inputs and targets for records, on which a model can be evaluated.
 
     Attributes:
-        unit: name of what the loss is a sum over. remarks: lines on records that were not taken as they are.
-        amount: how much there is to read, by its unit. one_each: whether each record is a row.
+        unit: name of what the loss is a sum over. remarks: lines on records that were shortened or left out.
+        amount: amount of data by unit, for a dry run. one_each: whether each record is exactly one row.
     """
 
     unit: ClassVar[str] = "record"
@@ -56,20 +55,20 @@ class RecordRows(RowSource):
 
     @abstractmethod
     def __init__(self, records: Sequence[Any], config: Any, reading: Reading) -> None:
-        """Raises DataError for a record that does not fit, with file and line."""
+        """Encodes the records. Raises DataError, with file and line, for a record that does not fit."""
 
     @abstractmethod
     def evaluate(self, model: Any, pool: MicrobatchPool = ALONE) -> Evaluation:
-        """Loss and scores of a model on all rows, in evaluation mode; `pool` computes batches at the same time."""
+        """Computes loss and scores of a model on all rows, in evaluation mode; `pool` computes batches in parallel."""
 
 
 class RecordsTask(RowsTask):
-    """Rows of records.
+    """Base class of tasks on rows of records.
 
     Attributes:
-        rows: class of a model's inputs. kinds: of the records that are read; measured: of those that are measured,
-            the same unless said. masked: whether a tokenizer that is trained has a mask token, and ends its texts.
-            head_task: of the models that it trains, where they have a head of its own.
+        rows: class of the rows. kinds: kinds of records to train on. measured: kinds of records to evaluate on; `kinds`
+            if empty. masked: whether a newly trained tokenizer has a mask token, and ends its texts with EOS.
+        head_task: the task of the head that it trains (`Head.task`); None if it has no head of its own.
     """
 
     rows: ClassVar[type[RecordRows]]
@@ -90,17 +89,17 @@ class RecordsTask(RowsTask):
         self.held_rows = None if held is None else self.rows(held, config, reading)
         self.begin(model, reading.tokenizer, rows)
         self.generation, self.unit, self.data = reading.generation, rows.unit, described(train)
-        both = {"training": rows, "held out": self.held_rows}
+        row_sets = {"training": rows, "held out": self.held_rows}
         notes = [
-            f"{what}: {line}"
-            for what, source in both.items()
+            f"{name}: {line}"
+            for name, source in row_sets.items()
             if source is not None
             for line in source.remarks
         ]
         self.remarks = [*remarks, *fresh, *notes]
 
     def foresee(self) -> Foreseen:
-        """See `Task`: exact where there is a tokenizer."""
+        """See `Task`: exact if there is a tokenizer, or if each record is a row."""
         tokenizer = self.inputs.tokenizer
         train, _, _ = split(self.config, self.kinds, self.measured or self.kinds)
         spec = self.inputs.spec(None if tokenizer is None else tokenizer.vocab_size)
@@ -115,20 +114,21 @@ class RecordsTask(RowsTask):
         return self.foreseen(spec, data, count, exact=exact)
 
     def estimated(self, records: Sequence[Any]) -> tuple[dict[str, int], int]:
-        """The amount that there is to read, and its rows, estimated before there is a tokenizer."""
+        """Returns the estimated amount of data by unit, and number of rows, without a tokenizer."""
         return {}, len(records)
 
     def head(self, records: Sequence[Any], spec: ModelSpec) -> Head | None:
-        """The head for these records on a model of this spec: its own where that does. None where it stays as it is."""
+        """Returns the head for these records on a model of this spec: the model's own if it fits. None if the task
+        keeps the model's head in any case."""
         return None
 
     @classmethod
     @abstractmethod
     def texts(cls, records: Sequence[Any]) -> Iterator[str]:
-        """All text of the records, for a tokenizer that is to be trained."""
+        """Returns all texts of the records, for training a tokenizer."""
 
     def reading(self, records: Sequence[Any], tokenizer: Tokenizer, spec: ModelSpec) -> Reading:
-        """The context in which these records are read."""
+        """Returns the context in which these records are turned into rows."""
         return Reading(tokenizer, spec)
 
     def measure(
@@ -147,7 +147,7 @@ class RecordsTask(RowsTask):
         return rows.evaluate(model, pool), [*remarks, *rows.remarks]
 
 
-BROKEN = 0.01  # share of the records that may be left out, because they cannot be read
+BROKEN = 0.01  # share of the records that may be left out because they cannot be read
 
 Kinds = tuple[type[Record], ...]
 
@@ -155,12 +155,13 @@ Kinds = tuple[type[Record], ...]
 def split(
     config: RowsConfig, kinds: Kinds, measured: Kinds
 ) -> tuple[list[Record], list[Record] | None, list[str]]:
-    """The records to train on, those that are held out (None without any), and remarks on them. `validation_share`
-    of them, at least one, are drawn by `seed`. Raises as `read_all` does."""
+    """Returns the records to train on, the held-out ones (None if none are), and remarks. Held-out records are those of
+    `validation`, or `validation_share` of `data`, at least one, drawn by `seed`. Raises as `read_all`, and DataError if
+    no record is left to train on."""
     train, remarks = read_all(config.data, kinds)
     if config.validation is not None:
-        held, more = read_all(config.validation, measured)
-        return train, held, remarks + more
+        held, more_remarks = read_all(config.validation, measured)
+        return train, held, remarks + more_remarks
     if not config.validation_share:
         return train, None, remarks
     count = max(1, round(config.validation_share * len(train)))
@@ -176,8 +177,9 @@ def split(
 def measured_records(
     config: RowsConfig, kinds: Kinds, limit: int | None = None
 ) -> tuple[list[Record], list[str]]:
-    """The records that a model is measured on: all of `data`, or with `validation_share` those that a run of these
-    settings holds out; of them `limit`, drawn whatever their order. And remarks on them. Raises as `split`."""
+    """Returns the records on which a model is measured, and remarks: all of `data`, or with `validation_share` those
+    that a run with these settings holds out. If `limit` is given, that many of them, drawn by a fixed seed. Raises as
+    `split`."""
     if config.validation_share:
         _, held, remarks = split(config, kinds, kinds)
         assert held is not None
@@ -189,13 +191,14 @@ def measured_records(
 
 
 def sample(count: int, limit: int | None) -> list[int]:
-    """`limit` numbers below `count` in their order, the same ones each time; all of them without a limit."""
+    """Returns `limit` different numbers below `count`, in ascending order, drawn by a fixed seed; all of them without a
+    limit."""
     return sorted(map(Permutation(0, 0, count), range(min(count, limit or count))))
 
 
 def read_all(path: str, kinds: Kinds) -> tuple[list[Record], list[str]]:
-    """The records of a file, and remarks on those that cannot be read and are left out: up to `BROKEN` of them.
-    Raises DataError where they are more, or none is left."""
+    """Reads the records of a file; returns them, and remarks on those that could not be read and were left out. Raises
+    DataError if these are more than the share `BROKEN`, or if no record is left."""
     broken: list[DataError] = []
     records = list(read_records(path, *kinds, skipped=broken.append))
     if len(broken) > BROKEN * (len(records) + len(broken)):
@@ -206,7 +209,7 @@ def read_all(path: str, kinds: Kinds) -> tuple[list[Record], list[str]]:
 
 
 def described(records: Sequence[Record]) -> Mapping[str, Any]:
-    """A description that tells these records from others, their order included, but not their places."""
+    """Returns a count and a digest that identify these records, their order included, but not their places in files."""
     digest = hashlib.blake2b(digest_size=8)
     for record in records:
         digest.update(repr(replace(record, where="")).encode("utf-8", "surrogatepass"))

@@ -1,4 +1,4 @@
-"""Common parts of training on rows of tokens, whatever of them is predicted: the order, the steps, the optimizer."""
+"""Common parts of training on rows of tokens, for all tasks: the order of rows, the steps, the optimizer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -20,11 +20,11 @@ from headway.train.tasks.base import Foreseen, MicroBatches, Plan, StepStats, Su
 
 
 class RowsTask(Task[Decoder | Encoder]):
-    """Steps over rows. A kind of it makes model and rows, hands them to `begin`, and measures.
+    """Base class of tasks on rows of tokens. A subclass creates model and rows, passes them to `begin`, and evaluates.
 
     Attributes:
-        config: the settings. train_rows: those to train on. plan: which of them each step reads. held_rows: those that
-            are held out, if any. most_texts: texts of a row, at most.
+        config: the settings. train_rows: rows to train on. plan: which of them each step reads. held_rows: held-out
+            rows; None if there are none. most_texts: maximum number of token sequences in a row.
     """
 
     measured_by: ClassVar[tuple[str, ...]] = ("data", "context", "validation_share", "seed")
@@ -38,7 +38,7 @@ class RowsTask(Task[Decoder | Encoder]):
         self.check(self.inputs.spec(), self.config.context)
 
     def check(self, spec: ModelSpec, context: int) -> None:
-        """ConfigError for a model that this does not train, and for settings that do not fit it."""
+        """Raises ConfigError for a model that this task does not train, and for settings that do not fit it."""
         config = self.config
         if (reason := self.unsupported(spec)) is not None:
             raise ConfigError(
@@ -58,20 +58,20 @@ class RowsTask(Task[Decoder | Encoder]):
             blank(spec, backend=config.backend)
 
     def foreseen(self, spec: ModelSpec, data: Mapping[str, int], rows: int, *, exact: bool) -> Foreseen:
-        """A run over so many rows, with the steps of the settings. See `Foreseen`."""
+        """Returns the work of a run over this number of rows, with the steps of the settings. See `Foreseen`."""
         self.check(spec, self.config.context)
         workers = self.choose_workers(spec)
         plan = Plan.of(self.config, max(1, rows), int(workers.what))
         return Foreseen(spec, data, exact, plan, self.config.context, workers, self.most_texts)
 
     def choose_workers(self, spec: ModelSpec) -> Choice:
-        """The number of micro batches of a step that run side by side."""
+        """Chooses the number of micro-batches of a step that run in parallel."""
         gradient = trained_parameters(self.config, spec) * self.inputs.dtype.itemsize
         return choose_workers(self.config, spec, gradient)
 
     def begin(self, model: Decoder | Encoder, tokenizer: Tokenizer, rows: RowSource) -> None:
-        """Plan the steps of `model` over `rows`, with an adapter where the settings ask for one. Raises DataError for a
-        tokenizer with ids that the model lacks."""
+        """Plans the steps of `model` over `rows`, and attaches an adapter if the settings have one. Raises DataError if
+        the tokenizer has ids that the model lacks."""
         config, dtype = self.config, self.inputs.dtype
         tokenizer.require_fits(model.spec.vocab)
         model.gradient_checkpointing = config.gradient_checkpointing
@@ -83,7 +83,7 @@ class RowsTask(Task[Decoder | Encoder]):
         self.flops, self.peak = cost.train_flops(model.spec, config.context), gemm_peak(dtype)
 
     def spread(self, ranks: int) -> None:
-        """See `Task`: where `micro_batch` is not given, the rows of a step are shared among all workers."""
+        """See `Task`: without the setting `micro_batch`, the workers of all processes divide the rows of a step."""
         plan = Plan.of(self.config, self.plan.rows, self.workers * ranks)
         self.plan, self.micro_batch, self.peak = plan, plan.micro_batch, self.peak * ranks
 
@@ -92,11 +92,11 @@ class RowsTask(Task[Decoder | Encoder]):
         return 0.0 if self.held_rows is None else len(self.held_rows) / self.config.rows_per_step
 
     def optimizer(self, pool: MicrobatchPool) -> Optimizer:
-        """See `Task`: AdamW, or Muon for the matrices."""
+        """See `Task`: AdamW, or Muon for the matrices and AdamW for the rest."""
         return Optimizer.of(parameter_groups(self.model), self.config, pool)
 
     def schedule(self, step: int, seconds: float) -> float:
-        """See `Task`: warm-up and cosine over the steps, or over the time where the clock ends the run."""
+        """See `Task`: warm-up and cosine over the steps, or over the time if a time limit ends the run."""
         share = (
             (step + 1) / self.steps if self.steps is not None else seconds / (self.config.max_seconds or 1)
         )
@@ -107,15 +107,15 @@ class RowsTask(Task[Decoder | Encoder]):
         return MicroBatches(rows.batch, self.plan.micro_batches(step))
 
     def evaluate(self, model: Decoder | Encoder, pool: MicrobatchPool, *, whole: bool) -> Evaluation | None:
-        """See `Objective`: all that is held out."""
+        """See `Objective`: always on all held-out rows."""
         return None if self.held_rows is None else self.held_rows.evaluate(model, pool)
 
     def sums(self, model: Decoder | Encoder, batch: Any) -> Sums:
-        """The summed loss of a batch."""
+        """Computes the summed loss of a batch."""
         return super().loss(model, batch)
 
     def loss(self, model: Decoder | Encoder, batch: Any) -> Sums:
-        """See `Objective`; and tokens that are read."""
+        """See `Objective`; adds the number of tokens that the model reads (`read`)."""
         sums, tokens = self.sums(model, batch), batch.inputs["tokens"]
         read = int(tokens.valid.expand(batch.inputs["ids"].shape).sum())
         return sums._replace(extra={**sums.extra, "read": read})
@@ -128,7 +128,7 @@ class RowsTask(Task[Decoder | Encoder]):
         return f"rows {rows} of {self.config.data}"
 
     def metrics(self, stats: StepStats) -> dict[str, Any]:
-        """See `Objective`: tokens that are read count as speed, whether they are predicted or not."""
+        """See `Objective`: speed is in tokens read, whether they are targets or not."""
         rate = stats.extra.get("read", 0) / stats.seconds
         return {
             **self.quality(stats),
@@ -138,6 +138,6 @@ class RowsTask(Task[Decoder | Encoder]):
         }
 
     def quality(self, stats: StepStats) -> dict[str, float | None]:
-        """Further measures of a step's predictions: the share that was right, where that is counted."""
+        """Returns measures of a step's predictions: the accuracy, if correct ones are counted."""
         hits = stats.extra.get("hits")
         return {} if hits is None else {"accuracy": hits / stats.count}

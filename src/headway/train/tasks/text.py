@@ -1,5 +1,5 @@
-"""Common parts of training on text, whichever of its tokens are predicted: every token from those before it, as
-decoders are trained, or hidden tokens from those on both sides, as encoders are pre-trained."""
+"""Training on text: of decoders to predict every token from those before it, and of encoders to predict masked tokens
+from those on both sides."""
 
 import math
 from abc import abstractmethod
@@ -27,14 +27,14 @@ from headway.train.texts import prepare
 
 
 class TextTask(RowsTask):
-    """Rows of tokens of a text. A kind of it says which models it trains, and which tokens of a row are predicted."""
+    """Base class of tasks on the tokens of a text. A subclass says which models it trains, and on which tokens."""
 
     settings = TextConfig
     measured_by = ("data", "context", "mask_share", "whole_words", "pack")
     by_token = True
     config: TextConfig
     in_template: ClassVar[bool]
-    """Whether the documents of the token file begin and end as the tokenizer's template says."""
+    """Whether the token file contains the template's tokens at the begin and end of each document."""
 
     def prepare(self, start: Path | None) -> None:
         config, spec = self.config, self.inputs.spec()
@@ -53,7 +53,7 @@ class TextTask(RowsTask):
             self.held_rows_of[length] = self.rows(validation, tokenizer, spec, length)
 
     def foresee(self) -> Foreseen:
-        """See `Task`: exact for token files."""
+        """See `Task`: exact for token files, else estimated from the size of the text."""
         config, tokenizer, path = self.config, self.inputs.tokenizer, Path(self.config.data)
         spec = self.inputs.spec(None if tokenizer is None else tokenizer.vocab_size)
         file = TokenFile(path) if path.suffix == TOKENS else None
@@ -70,27 +70,27 @@ class TextTask(RowsTask):
 
     @property
     def held_steps(self) -> float:
-        """See `Task`: rows of all lengths."""
-        others = sum(len(rows) * length for length, rows in self.held_rows_of.items())
-        return super().held_steps + others / self.config.context / self.config.rows_per_step
+        """See `Task`: counts the held-out rows of all lengths."""
+        further = sum(len(rows) * length for length, rows in self.held_rows_of.items())
+        return super().held_steps + further / self.config.context / self.config.rows_per_step
 
     @abstractmethod
     def rows(
         self, file: TokenFile, tokenizer: Tokenizer, spec: ModelSpec, length: int | None = None
     ) -> Rows | MaskedRows:
-        """Rows of `length` tokens of a token file, `context` unless given; as they are when held-out text is measured,
-        where something in them is drawn."""
+        """Returns the rows of a token file, of `length` tokens [default: `context`]; random choices in them, if any,
+        are those of held-out data (`HELD_OUT`)."""
 
     @abstractmethod
     def encoded_prompt(self, text: str) -> list[int]:
-        """Ids of one of the settings' sample prompts. Raises ConfigError for one that does not fit."""
+        """Returns the ids of a sample prompt. Raises ConfigError if it does not fit the context."""
 
     @abstractmethod
     def completed(self, model: Any, prompts: list[list[int]]) -> list[str]:
-        """The model's completion of each of these prompts, as text."""
+        """Returns the model's completion of each of these prompts, as text."""
 
     def callbacks(self) -> list[Callback]:
-        """See `Task`: the sample prompts are completed, which shows what is learned."""
+        """See `Task`: completes the sample prompts and prints the results."""
         prompts = [self.encoded_prompt(text) for text in self.config.sample_prompts]
 
         def sample(context: CallbackContext) -> None:
@@ -105,7 +105,8 @@ class TextTask(RowsTask):
         return f"rows {rows} of {self.file.path}"
 
     def evaluate(self, model: Decoder | Encoder, pool: MicrobatchPool, *, whole: bool) -> Evaluation | None:
-        """See `Objective`: between steps about the first `eval_tokens` tokens, and no other lengths of rows."""
+        """See `Objective`: between steps only on the first `eval_tokens` tokens, and without the further row lengths
+        of `eval_contexts`."""
         if self.held_rows is None:
             return None
         measured = evaluate(
@@ -114,14 +115,18 @@ class TextTask(RowsTask):
         measures: dict[str, float] = {}
         for length, rows in self.held_rows_of.items() if whole else ():
             other = evaluate(model, rows, pool=pool)
-            named = {"loss": other.loss, "bits_per_byte": other.bits_per_byte, "accuracy": other.accuracy}
+            named = {
+                "loss": other.loss,
+                "bits_per_byte": other.bits_per_byte,
+                "accuracy": other.accuracy,
+            }
             measures |= {f"{name}@{length}": value for name, value in named.items() if value is not None}
         return replace(measured, metrics=measures)
 
 
 class CausalLM(TextTask):
-    """The next token. Every token of a text but the first of each document is predicted once per epoch, so that its
-    loss can be stated in bits per byte."""
+    """The task of predicting the next token. Every token but the first of each document is predicted once per epoch, so
+    that the loss can be stated in bits per byte."""
 
     trains = "decoder"
     next_command = "headway generate {model} '...'"
@@ -148,7 +153,7 @@ class CausalLM(TextTask):
         return ids
 
     def completed(self, model: Any, prompts: list[list[int]]) -> list[str]:
-        """See `TextTask`: the greedy continuation, so that all that changes is the model."""
+        """See `TextTask`: the greedy continuation: without sampling, only the model changes between two calls."""
         eos = () if self.tokenizer.eos is None else (self.tokenizer.eos,)
         greedy, most = Sampling(temperature=0.0), self.config.sample_tokens
         settings = GenerationConfig(max_new_tokens=most, sampling=greedy, eos=eos)
@@ -156,7 +161,7 @@ class CausalLM(TextTask):
         return [f"|{continued.text}" for continued in generations]
 
     def quality(self, stats: StepStats) -> dict[str, float | None]:
-        """See `TextTask`: the loss times the average tokens per byte of the training text."""
+        """See `RowsTask`: bits per byte, from the loss and the mean number of bytes per token of the training text."""
         file = self.file
         bytes_per_token = file.text_bytes / max(1, len(file) - file.documents)
         known = stats.loss is not None and bytes_per_token
@@ -164,11 +169,11 @@ class CausalLM(TextTask):
 
 
 class MaskedLM(TextTask):
-    """Tokens that are masked (Devlin et al. 2019, section 3.1).
+    """The task of predicting masked tokens (Devlin et al. 2019, section 3.1).
 
-    Each step has masks of its own, drawn by (seed, step, row); held-out text has one for good, drawn by (seed, row).
-    Where global tokens have projections of their own, each text's first token ([CLS]) is global, as in classification
-    (Beltagy et al. 2020, section 3.1): without one these projections would never be trained.
+    Each step has new masks, drawn by (seed, step, row); held-out text always has the same, drawn by (seed, row). If the
+    model has separate projections for global tokens, each text's first token ([CLS]) is global, as in classification
+    (Beltagy et al. 2020, section 3.1): otherwise these projections would never be trained.
     """
 
     trains = "encoder"
@@ -207,7 +212,7 @@ class MaskedLM(TextTask):
         return ids
 
     def completed(self, model: Any, prompts: list[list[int]]) -> list[str]:
-        """See `TextTask`: each mask becomes the token that the model finds most probable there."""
+        """See `TextTask`: each mask is replaced by the most probable token."""
         mask, texts = self.tokenizer.need("mask"), []
         for row in map(torch.tensor, prompts):
             best = model(row[None])[0].argmax(-1)

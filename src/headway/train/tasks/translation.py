@@ -1,4 +1,4 @@
-"""A translator: the Transformer of 2017 on pairs of sentences (Vaswani et al. 2017, section 5)."""
+"""Training of translators: the Transformer of 2017 on pairs of sentences (Vaswani et al. 2017, section 5)."""
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
@@ -35,25 +35,25 @@ from headway.train.tasks.base import BYTES_PER_TOKEN, Foreseen, MicroBatches, Pl
 from headway.train.tasks.records import sample
 
 SIZES = ("layers", "width", "heads", "kv_heads", "hidden", "order", "dropout", "vocab")
-"""Settings of a model with fresh weights."""
+"""Settings that only a model with fresh weights has."""
 
 
 class TranslationConfig(AdamSettings, TrainConfig):
-    """Settings of a translator's training.
+    """Settings of training a translator.
 
     source: sentences to translate, one a line (.gz may be read)
     target: their translations, line by line
     validation_source: held-out sentences
     validation_target: their translations
     vocab: size of the byte-level BPE that both languages share
-    model: folder of a translator, trained here, that this run goes on with: its sizes, weights and tokenizer
+    model: folder of a translator, trained here, that this run continues from: its sizes, weights and tokenizer
     layers: layers of the encoder, and of the decoder
     width: width of the model
     heads: attention heads
-    kv_heads: heads of keys and values in the decoder; those of the encoder are no part of what a step of decoding
-        reads (Ainslie et al. 2023, section 2.2) [default: heads]
+    kv_heads: heads of keys and values in the decoder; a decoding step does not read those of the encoder's
+        self-attention (Ainslie et al. 2023, section 2.2) [default: heads]
     hidden: width of the feed-forward, 0 for none
-    order: where the norms stand (2017: post)
+    order: where the norms are, before (pre) or after (post, as in 2017) each sublayer
     dropout: dropout of every sublayer and of embeddings
     context: longest sentence, in tokens
     batch_tokens: slots of a step on either side, padding included
@@ -62,7 +62,7 @@ class TranslationConfig(AdamSettings, TrainConfig):
     steps: length of the run
     warmup: steps of linear warm-up
     lr_scale: factor on the rate of the schedule
-    label_smoothing: share of the target that all tokens share evenly
+    label_smoothing: share of the target distribution that is spread evenly over all tokens
     """
 
     usual: ClassVar = {
@@ -113,10 +113,11 @@ class TranslationConfig(AdamSettings, TrainConfig):
 
 
 class Translation(Task[EncoderDecoder]):
-    """Sentences and their translations, in batches of like length.
+    """The task of training a translator on sentences and their translations, in batches of similar length.
 
-    The schedule knows of no end, so that a run that `steps` or `max_seconds` ended goes on as if it had been longer.
-    Losses are in nats per target token, end of sentence included, and reported without smoothing."""
+    The schedule does not depend on the length of the run, so that a run that `steps` or `max_seconds` ended can be
+    resumed as if it had been longer from the start. Losses are in nats per target token, end of sentence included, and
+    reported without label smoothing."""
 
     settings = TranslationConfig
     config: TranslationConfig
@@ -152,12 +153,13 @@ class Translation(Task[EncoderDecoder]):
         self._spec()
 
     def _spec(self) -> ModelSpec:
-        """As far as it is known before there is a tokenizer."""
+        """Returns the spec, as far as it is known without a tokenizer: with the vocabulary size of the settings."""
         folder = self._folder()
         return translation_spec(self.config, self.config.vocab) if folder is None else folder.spec
 
     def _folder(self) -> Folder | None:
-        """Of the translator that the run goes on with. Raises ConfigError where it is none that is trained here."""
+        """Returns the folder of the translator that the run continues from; None for fresh weights. Raises ConfigError
+        if it is not a translator as this task trains them."""
         folder = self.inputs.folder
         if folder is None and self.config.model is not None:
             raise ConfigError(f"model {self.config.model}: no such folder; give that of a translator")
@@ -169,26 +171,26 @@ class Translation(Task[EncoderDecoder]):
         return folder
 
     def foresee(self) -> Foreseen:
-        """See `Task`: as if all pairs were of the mean length."""
+        """See `Task`: an estimate, as if all pairs had the mean length."""
         config = self.config
         sources, targets = read_pairs(config.source, config.target)
         size = sum(len(line.encode()) for line in chain(sources, targets))
         tokens = max(1, int(size / BYTES_PER_TOKEN))
-        each = max(1, tokens // (2 * len(sources)) + 1)  # and END
-        per_step = max(1, config.batch_tokens // each)
+        mean_length = max(1, tokens // (2 * len(sources)) + 1)  # and END
+        per_step = max(1, config.batch_tokens // mean_length)
         plan = Plan(
             config.seed, len(sources), per_step, config.steps * per_step, config.micro_batch or per_step
         )
-        alone = Choice("1", "one forward pass after the other")
+        one_worker = Choice("1", "one forward pass after the other")
         data = {"training pairs": len(sources), "training tokens": tokens}
-        return Foreseen(self._spec(), data, False, plan, each, alone)
+        return Foreseen(self._spec(), data, False, plan, mean_length, one_worker)
 
     @property
     def held_steps(self) -> float:
         return 0.0 if self.held is None else len(batches(self.held, self.config.batch_tokens, 0, 0))
 
     def optimizer(self, pool: MicrobatchPool) -> Optimizer:
-        """See `Task`: Adam, without decay."""
+        """See `Task`: Adam, without weight decay."""
         config = self.config
         betas = config.beta1, config.beta2
         adam = torch.optim.Adam(
@@ -216,7 +218,7 @@ class Translation(Task[EncoderDecoder]):
         return f"the pairs in lines {pairs} of {self.config.source} and {self.config.target}"
 
     def evaluate(self, model: EncoderDecoder, pool: MicrobatchPool, *, whole: bool) -> Evaluation | None:
-        """See `Objective`: without dropout and smoothing."""
+        """See `Objective`: without dropout and label smoothing."""
         return None if self.held is None else evaluate_pairs(model, self.held, self.config.batch_tokens, pool)
 
     def measure(
@@ -225,11 +227,11 @@ class Translation(Task[EncoderDecoder]):
         config, folder, tokenizer = self.config, self.inputs.folder, self.inputs.tokenizer
         assert folder is not None, "it is measured"
         assert tokenizer is not None
-        starts = _ends(folder)
-        if starts != (START, END):
+        ends = _ends(folder)
+        if ends != (START, END):
             raise ConfigError(
                 f"task {config.task} measures translators whose targets begin with {START} and end with {END}, as "
-                f"those that it trains; generation_config.json says {starts[0]} and {starts[1]}: `headway translate "
+                f"those that it trains; generation_config.json says {ends[0]} and {ends[1]}: `headway translate "
                 "--reference` measures this one by its translations"
             )
         lines = read_pairs(config.source, config.target)
@@ -238,20 +240,20 @@ class Translation(Task[EncoderDecoder]):
         return evaluate_pairs(model, pairs, config.batch_tokens, pool), []
 
     def _rows(self, step: int) -> list[int]:
-        """The pairs that step `step` reads."""
+        """Returns the pairs that step `step` reads."""
         epoch, index = divmod(step, self.steps_per_epoch)
         return self.rows_of_epoch(epoch)[index]
 
 
 def _ends(folder: Folder) -> tuple[object, object]:
-    """What targets begin and end with."""
+    """Returns the ids with which targets begin and end, from generation_config.json."""
     return folder.generation.get("decoder_start_token_id"), folder.generation.get("eos_token_id")
 
 
 def evaluate_pairs(
     model: EncoderDecoder, pairs: Pairs, batch_tokens: int, pool: MicrobatchPool
 ) -> Evaluation:
-    """Loss of a model on pairs, in evaluation mode; `pool` computes batches at the same time."""
+    """Computes the loss of a model on pairs, in evaluation mode; `pool` computes batches in parallel."""
 
     def run(rows: list[int]) -> tuple[float, int]:
         batch = pairs.batch(rows)
@@ -264,7 +266,7 @@ def evaluate_pairs(
 
 
 def inverse_sqrt(step: int, width: int, warmup: int) -> float:
-    """The learning rate of Vaswani et al. 2017, section 5.3, at `step` = 1, 2, ...:
+    """Returns the learning rate of Vaswani et al. 2017, section 5.3, at `step` = 1, 2, ...:
 
     width^-0.5 min(step^-0.5, step warmup^-1.5)
     """
@@ -272,8 +274,9 @@ def inverse_sqrt(step: int, width: int, warmup: int) -> float:
 
 
 def translation_spec(config: TranslationConfig, vocab: int) -> ModelSpec:
-    """The Transformer of 2017 at the sizes of `config`; one matrix is both embeddings and output layer (3.4). Sines
-    stand before cosines and the norms' epsilon is torch's, so that transformers' Marian computes the same."""
+    """Returns the spec of the Transformer of 2017 with the sizes of `config`. One matrix is used for both embeddings
+    and the output layer (section 3.4). Position embeddings have all sines before all cosines, and the norms' epsilon is
+    torch's default, so that Marian of transformers computes the same."""
     names = ("width", "layers", "heads", "hidden", "dropout", "order")
     size = {name: getattr(config, name) for name in names} | {
         "vocab": vocab,
