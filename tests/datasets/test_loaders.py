@@ -41,12 +41,13 @@ def test_reviews_are_split_by_their_numbers(tmp_path: Path) -> None:
 
 
 def test_a_sample_has_lines_of_the_file_in_their_order(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text("".join(f"{i}\n" for i in range(1000)))
-    found, again, other = ([*loaders.sampled([tmp_path / "a.jsonl"], 100, seed)] for seed in (0, 0, 1))
-    assert found == sorted({*found}, key=int)
-    assert len(found) == 100
-    assert 300 < sum(map(int, found)) / 100 < 700  # from everywhere
-    assert found == again != other
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"i": {i}}}\n' for i in range(1000)))
+    lines, again, other = ([*loaders.sampled([tmp_path / "a.jsonl"], 100, seed)] for seed in (0, 0, 1))
+    numbers = [json.loads(line)["i"] for line in lines]
+    assert numbers == sorted({*numbers})
+    assert len(numbers) == 100
+    assert 300 < sum(numbers) / 100 < 700  # from everywhere
+    assert lines == again != other
     assert len([*loaders.sampled([tmp_path / "a.jsonl"], 2000)]) == 1000
 
 
@@ -183,6 +184,29 @@ def test_talks_in_english_are_cut_into_turns_and_kept_once(tmp_path: Path) -> No
     path.write_text('{"input": "### Human: a"}')
     with pytest.raises(DataError, match=r"rows.jsonl"):
         list(loaders.talks([path]))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("alpaca.json", "[1, 2]", "must be a JSON list of records, each with"),
+        ("oasst.jsonl", "[1]", "list indices must be integers"),
+        ("qmsum-test.jsonl", '{"a": 1}', "is not a meeting of QMSum: 'meeting_transcripts'"),
+        ("imdb-test.jsonl", "no record", "line 1: Expecting value"),
+        ("imdb-test.jsonl", "[1]", "line 1: must be a JSON object, got"),
+        (
+            "triplets.jsonl",
+            f"第一回\n{'字' * 800}\n",
+            "two or more chapters of 700 characters, and 1 of 1 are as long",
+        ),
+    ],
+)
+def test_files_of_another_form_are_refused(name: str, text: str, message: str, tmp_path: Path) -> None:
+    source = tmp_path / "file.jsonl"
+    source.write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        prepare(name, [source], tmp_path / name)
+    assert not (tmp_path / name).exists()
 
 
 @pytest.mark.parametrize("name", ["text.txt", "text8.txt"])

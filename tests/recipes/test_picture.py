@@ -66,6 +66,15 @@ def test_a_spread_is_mean_and_standard_deviation(
     assert spread_of(values) == pytest.approx(expected, nan_ok=True)
 
 
+def test_more_row_lengths_than_colours_are_drawn(tmp_path: Path) -> None:
+    measures = {f"val_loss@{2**i}": (1.0, 0.0) for i in range(6)}
+    stage = Measured("base", "causal-lm", True, {"val_loss": (4.9, 0.1), **measures})
+    rule = " < ".join(f"base.{measure}" for measure in ("val_loss", *measures))
+    (panel,) = panels([Claim.read(rule, rule, ["base"])], [stage])
+    assert len(panel.marks) == 7
+    draw_panels([panel], tmp_path / "report.png")
+
+
 def test_it_is_drawn(tmp_path: Path) -> None:
     draw_panels(panels_of("long.val_loss@64 < chat.val_loss", "base.speed > 1"), tmp_path / "report.png")
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")

@@ -25,7 +25,9 @@ REVIEW = re.compile(r"(neg|pos)/cv(\d{3})_\w+\.txt$")
 REVIEWS = {"train": range(800), "dev": range(800, 900), "test": range(900, 1000)}
 TURN, ROLES = re.compile(r"### (Human|Assistant):"), {"Human": "human", "Assistant": "gpt"}
 NOISE = re.compile(r"\{[^{}]*\}")  # {vocalsound}, {disfmarker}
-BROKEN = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, ElementTree.ParseError)
+BROKEN = (
+    OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error, ElementTree.ParseError
+)  # fmt: skip
 """Errors raised by reading a file of another format."""
 STRETCH = 350
 """Characters of each passage of a triplet: rows of 128 and of 256 tokens read different shares of it, as the published
@@ -66,7 +68,10 @@ def listed(files: Files, keys: Sequence[str]) -> Iterator[str]:
     for path in files:
         with as_error(DataError, str(path), *BROKEN):
             records = json.loads(text_of(path))
-        if not isinstance(records, list) or not all(set(keys) <= {*record} for record in records):
+        records_fit = isinstance(records, list) and all(
+            isinstance(record, dict) and {*keys} <= record.keys() for record in records
+        )
+        if not records_fit:
             raise DataError(f"{path}: must be a JSON list of records, each with {', '.join(keys)}")
         yield json.dumps(records, ensure_ascii=False)
 
@@ -119,9 +124,14 @@ def novels(files: Files) -> Iterator[Record]:
 def triplets(parts: Sequence[str], length: int, seed: int = 0) -> Iterator[dict[str, str]]:
     """Yields triplets of passages of `length` characters in the form of CAIL2019-SCM (Xiao et al. 2019): A, B, C, and
     the label of the one that is more like A. Two consecutive passages of a chapter are alike; the third is drawn from
-    another chapter."""
+    another chapter. Raises DataError if fewer than two chapters are long enough."""
     rng = random.Random(seed)
     long_chapters = [text for text in parts if len(text) >= 2 * length]
+    if len(long_chapters) < 2:
+        raise DataError(
+            f"triplets are made of two or more chapters of {2 * length} characters, and {len(long_chapters)} "
+            f"of {len(parts)} are as long; give more novels"
+        )
     for number, text in enumerate(long_chapters):
         cuts = [text[at : at + length] for at in range(0, len(text) - length + 1, length)]
         for first, second in zip(cuts[::2], cuts[1::2], strict=False):
@@ -164,8 +174,16 @@ def reviews(files: Files, split: str) -> Iterator[Record]:
 
 
 def sampled(files: Files, count: int, seed: int = 0) -> Iterator[str]:
-    """Returns `count` of the lines, drawn uniformly by `seed` and in their order; all lines if there are fewer."""
-    lines = [line for path in files for line in text_of(path).splitlines(keepends=True)]
+    """Returns `count` of the records, one JSON object per line, drawn uniformly by `seed` and in their order; all if
+    there are fewer. Raises DataError for a line of another form."""
+    lines = []
+    for path in files:
+        for number, line in enumerate(text_of(path).splitlines(), 1):
+            with as_error(DataError, f"{path}, line {number}", ValueError):
+                record = json.loads(line)
+            if not isinstance(record, dict):
+                raise DataError(f"{path}, line {number}: must be a JSON object, got {line[:40]!r}")
+            lines.append(f"{line}\n")
     chosen = random.Random(seed).sample(range(len(lines)), min(count, len(lines)))
     return (lines[i] for i in sorted(chosen))
 
@@ -187,9 +205,13 @@ def articles(files: Files) -> Iterator[Record]:
 
 
 def meetings(files: Files) -> Iterator[Record]:
-    """Returns the questions about the meetings of QMSum (Zhong et al. 2021), from files of JSON or JSONL with one
-    meeting per value."""
-    return (question for path in files for _, meeting in values(path) for question in questions(meeting))
+    """Yields the questions about the meetings of QMSum (Zhong et al. 2021), from files of JSON or JSONL with one
+    meeting per value. Raises DataError for a value of another form."""
+    for path in files:
+        for place, meeting in values(path):
+            with as_error(DataError, f"{place}: is not a meeting of QMSum", *BROKEN):
+                of_meeting = [*questions(meeting)]
+            yield from of_meeting
 
 
 def questions(meeting: Record) -> Iterator[Record]:

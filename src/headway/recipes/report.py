@@ -7,8 +7,9 @@ import statistics
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache as cached
 from importlib.resources import files
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ STYLE: Any = {
 }
 
 
-@cache
+@cached
 def translation(language: str) -> Translation:
     """Returns the translation of verdicts, column heads, labels, and the claims of the shipped recipes. Claims are
     looked up in its `table` only, since a user's claim might match one of its templates."""
@@ -145,7 +146,7 @@ def draw_panel(axes: Any, panel: Panel, say: Translation) -> None:
     for stage in before.keys() & after.keys():
         ends = [before[stage][0], after[stage][0]]
         axes.plot(ends, [row_of[stage]] * 2, color=GREY, linewidth=1, zorder=1)
-    others = iter(zip(OTHERS, PLACES, strict=True))
+    others = zip(cycle(OTHERS), cycle(PLACES))  # the fifth has the first one's colour again
     for label, values in panel.marks.items():
         colour, offset = {BEFORE: (GREY, 0.0), AFTER: (BLUE, 0.0)}.get(label) or next(others)
         means, spreads = zip(*values.values(), strict=True)
