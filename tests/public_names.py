@@ -65,7 +65,7 @@ internal. Commands and their options are another surface (`headway --help`), as 
 """
 FURTHER = """# Internal names
 
-These are documented and tested, and `headway-lab` uses them. A minor version may rename them, as CHANGELOG.md says then.
+These are documented and tested, and `headway-lab` uses them. A minor version may rename them; see CHANGELOG.md.
 Stable names of `headway` are not repeated.
 """
 

@@ -133,9 +133,9 @@ def build(
     with `best`, only the best of them that the compiler supports. Returns the library files, best level first.
 
     Each file is replaced atomically, so that a process sees the old library or the new one. `force=False` keeps
-    libraries that were built from these sources and flags. Levels that the compiler is too old for are skipped with a
-    message. Raises BuildError with the compiler's last words if the sources do not compile, or if the compiler does not
-    support a level that `only` names without `best`."""
+    libraries that were built from these sources and flags; sanitized ones are always built. Levels that the compiler is
+    too old for are skipped with a message. Raises BuildError with the compiler's last words if the sources do not
+    compile, or if the compiler does not support a level that `only` names without `best`."""
     names, known = tuple(only), levels.known(machine)
     for level in names:
         check_known(level, known, f"{machine or platform.machine()} has no level", error=BuildError)
@@ -143,7 +143,7 @@ def build(
     stale: list[str] = []
     for level in (x for x in known if x in names or not names):
         must = level == "portable" or (level in names and not best)
-        if force or built_hash(out / file_name(level)) != source_hash(level, sources):
+        if force or sanitize or built_hash(out / file_name(level)) != source_hash(level, sources):
             if not _able(compiler(), level, must, say):
                 continue
             stale.append(level)

@@ -87,8 +87,8 @@ async def ask(port: int, body: dict[str, Any], start: float) -> Told:
                 record.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     finally:
         writer.close()
-    if not record.new:
-        raise ValueError("the answer was cut off before its usage")
+    if not (record.new and record.pieces):
+        raise ValueError("the answer was cut off before its text or its usage")
     return record
 
 

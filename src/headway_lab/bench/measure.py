@@ -110,8 +110,11 @@ def measured(
     bound = LIMITS[problem.bound](getattr(torch, dtype))
     row = summarized(blank, problem, interleave(problem.sides, bound.measure, effort), bound.name)
     if problem.peak is not None:
-        peaks = {side: problem.peak(side) / 2**20 for side in problem.sides}
-        row.extra.update(ours_mib=peaks.pop(OURS), peers_mib=peaks)
+        try:
+            peaks = {side: problem.peak(side) / 2**20 for side in problem.sides}
+            row.extra.update(ours_mib=peaks.pop(OURS), peers_mib=peaks)
+        except BackendError as reason:
+            row.notes.append(f"memory not measured: {reason}")
     if LLAMA_CPP in row.peers:
         row.machine[LLAMA_CPP] = system_info()
     return row

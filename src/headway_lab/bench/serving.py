@@ -130,7 +130,11 @@ def served(command: Command, file: Path, clients: int, context: int) -> Iterator
         yield port
     finally:
         process.terminate()
-        process.wait(30)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _is_there(port: int) -> bool:
