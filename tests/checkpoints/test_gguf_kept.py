@@ -95,8 +95,8 @@ def test_every_matrix_stays_codes_with_the_numbers_of_the_file(tmp_path: Path, s
 def test_it_is_the_function_of_the_file_but_for_inputs_in_8_bits(
     tmp_path: Path, spec: str, kind: str
 ) -> None:
-    """Logits, of whole rows and of native decoding steps, are off by less than 8 times what weights and states in bfloat16
-    change: with 8 bits for the largest of a group, numbers a quarter as large have 2 bits less."""
+    """Logits, of whole rows and of native decoding steps, are off by less than 8 times what weights and states in
+    bfloat16 change: with 8 bits for the largest of a group, numbers a quarter as large have 2 bits less."""
     path = file(tmp_path / "m.gguf", spec, kind)
     model, exact = load_model(path), load_model(path, dequantize=True)
     expected, actual = exact(IDS), model(IDS)
