@@ -173,9 +173,9 @@ def test_other_files_are_named(tmp_path):
         (b"anything else", "not a GGUF file"),
     ]:
         (tmp_path / "m.gguf").write_bytes(raw)
-        for read in (read_gguf, load_folder):
+        for reader in (read_gguf, load_folder):
             with pytest.raises(CheckpointError, match=message):
-                read(tmp_path / "m.gguf")
+                reader(tmp_path / "m.gguf")
     with pytest.raises(CheckpointError, match="cannot read"):
         read_gguf(tmp_path / "none.gguf")
 

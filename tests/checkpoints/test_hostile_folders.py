@@ -104,9 +104,9 @@ def test_what_is_no_regular_file_is_named_and_not_waited_for(folder, name, kind,
 
 def test_other_formats_do_not_wait_for_pipes_either(tmp_path):
     os.mkfifo(tmp_path / "m.bin")
-    for read in (llama2c.read, llama2c.looks_like, lambda path: open_tensors(path, allow_pickle=True)):
+    for reader in (llama2c.read, llama2c.looks_like, lambda path: open_tensors(path, allow_pickle=True)):
         with pytest.raises(CheckpointError, match=r"m\.bin: it is not a regular file"):
-            read(tmp_path / "m.bin")
+            reader(tmp_path / "m.bin")
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "generation_config.json"])
@@ -127,9 +127,9 @@ def test_a_file_that_became_shorter_is_named_instead_of_a_crash(folder):
     tensors = load_folder(folder).tensors
     os.truncate(folder / "model.safetensors", 2000)
     target = torch.empty(tensors.forms["lm_head.weight"].shape)
-    for read in (lambda: tensors["lm_head.weight"], lambda: tensors.copy_into("lm_head.weight", target)):
+    for reader in (lambda: tensors["lm_head.weight"], lambda: tensors.copy_into("lm_head.weight", target)):
         with pytest.raises(CheckpointError, match="has become shorter since it was opened"):
-            read()
+            reader()
 
 
 def test_an_empty_folder_and_a_file_are_named(tmp_path):

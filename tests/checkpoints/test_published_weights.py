@@ -54,10 +54,12 @@ def test_a_published_file_gives_the_text_and_logits_of_llama_cpp() -> None:
                 logits, rounded = (network(torch.tensor([ids]))[0, -1].float() for network in (model, coded))
                 theirs = log_probs(ids, vocab)
                 known = ~theirs.isnan()
-                cost, off = ((t - logits.log_softmax(-1))[known] for t in (rounded.log_softmax(-1), theirs))
+                cost, difference = (
+                    (t - logits.log_softmax(-1))[known] for t in (rounded.log_softmax(-1), theirs)
+                )
                 allowed = 3 * cost.abs().max()
                 assert known.sum() == 200
-                squares += torch.stack([off.square().mean(), cost.square().mean()])
+                squares += torch.stack([difference.square().mean(), cost.square().mean()])
                 top = logits.topk(2).values
                 if top[0] - top[1] > 2 * allowed:  # otherwise rounding may swap the two
                     assert int(theirs.nan_to_num(-torch.inf).argmax()) == int(logits.argmax())

@@ -107,8 +107,8 @@ def test_layers_that_a_folder_cannot_hold_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"gpt2.*\[in, out\].*cannot be kept"):
         save_folder(tmp_path / "m", quantized(ModelSpec.of("gpt2", **SIZE), "int8"))
     mixed = quantized(LLAMA, "int4")
-    whole = quantized(LLAMA, "int8")
-    mixed.model.layers[0] = whole.model.layers[0]
+    int8_model = quantized(LLAMA, "int8")
+    mixed.model.layers[0] = int8_model.model.layers[0]
     with pytest.raises(CheckpointError, match=r"quantized in different ways"):
         save_folder(tmp_path / "m", mixed)
 

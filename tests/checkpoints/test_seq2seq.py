@@ -138,8 +138,10 @@ def test_gradients_are_theirs(pair: Pair) -> None:
     roundings = (*pair.kernels, pair.nudged(4), pair.nudged(5))
     actual, references = gradients(pair.ours), [gradients(model) for model in roundings]
     distances, off_by = errors(actual, references[0]), errors(actual, expected)
-    theirs_off = [errors(grads, expected) for grads in references]
-    reference_errors = {key: max(by[key] for by in theirs_off) for key in expected}
+    errors_by_reference = [errors(grads, expected) for grads in references]
+    reference_errors = {
+        key: max(tensor_errors[key] for tensor_errors in errors_by_reference) for key in expected
+    }
     if pair.sharp:
         assert mean_square(off_by) <= 4 * mean_square(reference_errors)
         return

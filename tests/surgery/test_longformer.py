@@ -108,8 +108,8 @@ def test_global_projections_begin_as_copies_and_nothing_else_changes() -> None:
     for name in added:
         assert torch.equal(changed[name], state[name.replace("_global_proj", "_proj")])
         assert changed[name].data_ptr() != state[name.replace("_global_proj", "_proj")].data_ptr()
-    kept = state.keys() - {"model.embed_positions.weight"}
-    assert all(torch.equal(changed[name], state[name]) for name in kept)
+    unchanged = state.keys() - {"model.embed_positions.weight"}
+    assert all(torch.equal(changed[name], state[name]) for name in unchanged)
     assert (
         cost.parameter_count(new) == cost.parameter_count(spec) + 2 * 3 * (16 * 16 + 16) + (LONG - SHORT) * 16
     )
@@ -118,13 +118,13 @@ def test_global_projections_begin_as_copies_and_nothing_else_changes() -> None:
 def test_windows_by_layer_and_the_field_that_they_give() -> None:
     new, state = make_longformer(*make("roberta"), LONG, [4, 8])
     assert new.patterns == (Window.around(2) | Global(), Window.around(4) | Global())
-    row, other = ids(LONG, 1), ids(LONG, 1)
-    other[0, 50] = (row[0, 50] + 1) % VOCAB
-    before, after = outputs((new, state), row), outputs((new, state), other)
+    row, altered = ids(LONG, 1), ids(LONG, 1)
+    altered[0, 50] = (row[0, 50] + 1) % VOCAB
+    before, after = outputs((new, state), row), outputs((new, state), altered)
     reached = (before != after).any(-1)[0].nonzero().flatten().tolist()
     assert (reached[0], reached[-1]) == (50 - 6, 50 + 6)
     tokens = Tokens.range(LONG).with_global([0])
-    assert (outputs((new, state), row, tokens) != outputs((new, state), other, tokens)).any(-1).all()
+    assert (outputs((new, state), row, tokens) != outputs((new, state), altered, tokens)).any(-1).all()
 
 
 @pytest.mark.parametrize(
