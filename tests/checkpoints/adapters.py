@@ -1,4 +1,4 @@
-"""Small models with trained adapters, for tests of folders of adapters."""
+"""Small models with trained adapters, for the tests of adapter folders."""
 
 from typing import Any
 
@@ -17,14 +17,14 @@ KINDS = {
 }
 
 
-def small(family: str, **more: Any) -> Any:
-    return build(ModelSpec.of(family, **{**SIZE, **more}), seed=0).eval()
+def small(family: str, **fields: Any) -> Any:
+    return build(ModelSpec.of(family, **{**SIZE, **fields}), seed=0).eval()
 
 
 def trained(adapter: Adapter, seed: int = 1) -> Adapter:
-    """The same after some steps: no part of it is what it was."""
-    drawn = torch.Generator().manual_seed(seed)
-    noise = {name: torch.randn(value.shape, generator=drawn) for name, value in adapter.tensors.items()}
+    """Returns the adapter as after some training steps: every tensor has changed."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = {name: torch.randn(value.shape, generator=generator) for name, value in adapter.tensors.items()}
 
     def moved(name: str, value: Tensor) -> Tensor:
         return value * (1 + 0.3 * noise[name]) if "magnitude" in name else value + 0.1 * noise[name]

@@ -1,4 +1,4 @@
-"""Small whole folders to break: the families of LLaMA's form, encoders, decoders, pairs."""
+"""Small intact model folders for the fuzzer to break: Llama-like families, encoders, decoders, encoder-decoders."""
 
 import json
 from pathlib import Path
@@ -27,8 +27,8 @@ SIZE: dict[str, Any] = {"vocab": 11, "width": 8, "layers": 2, "heads": 2, "hidde
 
 
 def llama(root: Path) -> list[Path]:
-    """Every family of LLaMA's form with every scaling, one of model_type "headway", shards."""
-    made = []
+    """Saves every Llama-like family, with all rotary scalings; some in shards, one with model_type "headway"."""
+    folders = []
     for i, family in enumerate(LLAMAS * 2):
         patterns = (Window.last(3), Causal()) if family in ("qwen2", "ministral") else Causal()
         spec = ModelSpec.of(
@@ -36,10 +36,10 @@ def llama(root: Path) -> list[Path]:
             positions=Rotary(pairing="halves", scaling=SCALINGS[i % len(SCALINGS)]),
         )  # fmt: skip
         spec = spec if i != 9 else ModelSpec(**{**vars(spec), "positions": Rotary(pairing="adjacent")})
-        made.append(saved(root / f"{i}", spec, 600 if i % 3 == 0 else 10**9))
-        words = models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")])
-        (made[-1] / "tokenizer.json").write_text(Backend(words).to_str())
-    return made
+        folders.append(saved(root / f"{i}", spec, 600 if i % 3 == 0 else 10**9))
+        vocabulary = models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")])
+        (folders[-1] / "tokenizer.json").write_text(Backend(vocabulary).to_str())
+    return folders
 
 
 def saved(path: Path, spec: ModelSpec, shard_bytes: int = 10**9) -> Path:
@@ -100,7 +100,7 @@ T5: dict[str, Any] = {
     "relative_attention_num_buckets": 8, "relative_attention_max_distance": 16, "n_positions": 16,
 }  # fmt: skip
 Case = tuple[str, str, dict[str, Any]]
-"""Family, kind of head, config."""
+"""The family, the kind of head and the config."""
 ENCODERS: list[Case] = [
     *(("bert", task, BERT) for task in ("masked-lm", "states", "answer")),
     *(("bert", task, BERT | LABELS) for task in ("classify", "tag")),
@@ -163,49 +163,49 @@ PAIRS: list[Case] = [
 
 
 def keys_of(config: dict[str, Any]) -> list[str]:
-    """Keys that mean something to a family, whether they are in its config or not."""
+    """Returns the keys that mean something to the config's family, whether the config has them or not."""
     layout = LAYOUTS.get(config.get("model_type", ""))
-    of_all = ["rope_scaling", "rope_parameters", "rope_theta", "headway", "head_dim", "num_key_value_heads"]
+    common = ["rope_scaling", "rope_parameters", "rope_theta", "headway", "head_dim", "num_key_value_heads"]
     if layout is None:
-        return of_all
+        return common
     parts = (key for part in layout.parts for key in part.keys)
-    return [*parts, *layout.more, *layout.only, *layout.harmless, *of_all]
+    return [*parts, *layout.more, *layout.only, *layout.harmless, *common]
 
 
 def told(layout: Layout) -> dict[str, Any]:
-    """What is taken for keys that are absent."""
+    """Returns the values that the layout takes for absent keys."""
     return {key: value for key, value in layout.defaults.items() if value is not None}
 
 
 def foreign(root: Path, cases: list[Case]) -> list[Path]:
-    """One folder for each case; its config has every key that the family has a default for."""
-    made = []
+    """Saves a folder for each case; its config.json also has every key for which the family has a default."""
+    folders = []
     for i, (family, task, settings) in enumerate(cases):
         layout = LAYOUTS[family]
         name = next(name for name, kind in layout.architectures.items() if kind == task)
-        given = {**told(layout), **settings, "model_type": family, "architectures": [name]}
-        made.append(saved(root / f"{i}", layout.spec(given), 900 if i % 3 == 2 else 10**9))
-        file = made[-1] / "config.json"
-        file.write_text(json.dumps({**given, **json.loads(file.read_text())}))
-    return made
+        config = {**told(layout), **settings, "model_type": family, "architectures": [name]}
+        folders.append(saved(root / f"{i}", layout.spec(config), 900 if i % 3 == 2 else 10**9))
+        file = folders[-1] / "config.json"
+        file.write_text(json.dumps({**config, **json.loads(file.read_text())}))
+    return folders
 
 
 def encoders(root: Path) -> list[Path]:
-    """Every family of encoders with every kind of head; Longformer and Nezha as headway's own."""
-    own = ModelSpec.of("nezha", **SIZE).with_head(Head("embed", pool="mean"))
-    each = PerHead(Window.around(1), Window.around(2, step=2)) | Global()
-    dilated = ModelSpec.of("longformer", **SIZE, patterns=each, positions=NoPositions())
-    more = [saved(root / name, spec) for name, spec in (("nezha", own), ("dilated", dilated))]
-    return foreign(root, ENCODERS) + more
+    """Saves every encoder family with every kind of head; Longformer and Nezha in headway's own format."""
+    nezha = ModelSpec.of("nezha", **SIZE).with_head(Head("embed", pool="mean"))
+    patterns = PerHead(Window.around(1), Window.around(2, step=2)) | Global()
+    dilated = ModelSpec.of("longformer", **SIZE, patterns=patterns, positions=NoPositions())
+    native = [saved(root / name, spec) for name, spec in (("nezha", nezha), ("dilated", dilated))]
+    return foreign(root, ENCODERS) + native
 
 
 def decoders(root: Path) -> list[Path]:
-    """Every family of decoders that is not of LLaMA's form, and linear attention as headway's own."""
+    """Saves every decoder family that is not Llama-like, and linear attention in headway's own format."""
     linear = ModelSpec.of("llama", **SIZE, kv_heads=1).with_mixer(LinearAttentionSpec())
     return [*foreign(root, DECODERS), saved(root / "linear", linear)]
 
 
 def pairs(root: Path) -> list[Path]:
-    """Every family of encoder-decoders, and that of 2017 as headway's own."""
-    own = ModelSpec.of_pair("transformer", **SIZE, encoder={"layers": 1})
-    return [*foreign(root, PAIRS), saved(root / "2017", own)]
+    """Saves every encoder-decoder family, and the Transformer of 2017 in headway's own format."""
+    spec = ModelSpec.of_pair("transformer", **SIZE, encoder={"layers": 1})
+    return [*foreign(root, PAIRS), saved(root / "2017", spec)]

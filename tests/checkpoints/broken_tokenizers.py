@@ -1,4 +1,4 @@
-"""Small whole tokenizers of every kind that is read, in their files, to break."""
+"""Small intact tokenizers of every kind that headway reads, as files for the fuzzer to break."""
 
 import base64
 import json
@@ -27,7 +27,7 @@ def varint(value: int) -> bytes:
 
 
 def message(*fields: tuple[int, int | float | bytes]) -> bytes:
-    """A protocol buffer: whole numbers, float32 numbers, bytes."""
+    """Encodes a protocol buffer message: ints as varints, floats as float32, bytes with their length."""
     out = b""
     for number, value in fields:
         if isinstance(value, bytes):
@@ -40,25 +40,27 @@ def message(*fields: tuple[int, int | float | bytes]) -> bytes:
 
 
 def sentencepiece(kind: int, byte_fallback: bool = False) -> bytes:
-    """SentencePiece's `tokenizer.model` with <unk>, <s>, </s>, bytes where they are fallen back to, and WORDS."""
-    named = [("<unk>", UNKNOWN), ("<s>", CONTROL), ("</s>", CONTROL)]
-    named += [(f"<0x{b:02X}>", BYTE) for b in range(256)] if byte_fallback else []
-    named += [(word, NORMAL) for word in WORDS]
-    pieces = [(1, message((1, piece.encode()), (2, -float(i)), (3, k))) for i, (piece, k) in enumerate(named)]
+    """Returns SentencePiece's `tokenizer.model` with <unk>, <s>, </s>, byte pieces if `byte_fallback`, and WORDS."""
+    typed = [("<unk>", UNKNOWN), ("<s>", CONTROL), ("</s>", CONTROL)]
+    typed += [(f"<0x{b:02X}>", BYTE) for b in range(256)] if byte_fallback else []
+    typed += [(word, NORMAL) for word in WORDS]
+    pieces = [
+        (1, message((1, piece.encode()), (2, -float(i)), (3, code))) for i, (piece, code) in enumerate(typed)
+    ]
     trainer = message((3, kind), (35, int(byte_fallback)), (40, 0), (41, 1), (42, 2))
     return message(*pieces, (2, trainer), (3, message((3, 1), (4, 1))))
 
 
 def llama2c() -> bytes:
-    """llama2.c's `tokenizer.bin`."""
+    """Returns llama2.c's `tokenizer.bin`."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *WORDS]
     return struct.pack("<i", 6) + b"".join(
-        struct.pack("<fi", -float(i), len(p.encode())) + p.encode() for i, p in enumerate(pieces)
+        struct.pack("<fi", -float(i), len(piece.encode())) + piece.encode() for i, piece in enumerate(pieces)
     )
 
 
 def word_piece() -> Tokenizer:
-    backend = Backend(models.WordPiece({w: i for i, w in enumerate(BERT)}, unk_token="[UNK]"))
+    backend = Backend(models.WordPiece({word: i for i, word in enumerate(BERT)}, unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer()
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
@@ -67,13 +69,14 @@ def word_piece() -> Tokenizer:
 
 
 def tokenizers(root: Path) -> list[Path]:
-    """tokenizer.json of three kinds, vocab.txt, vocab.json with merges.txt, tokenizer.model of three kinds,
-    tokenizer.bin, and Marian's files, with the configs that stand beside them."""
+    """Writes folders with vocab.txt, vocab.json and merges.txt, tokenizer.model of three kinds, tokenizer.bin, Marian's
+    files, and tokenizer.json of three kinds, each with the configs that belong to it."""
     bytewise = {char: i for i, char in enumerate([*sorted(byte_level_alphabet()), "ab", "<|endoftext|>"])}
     roberta = {
-        n: i for i, n in enumerate(["<s>", "<pad>", "</s>", "<unk>", "<mask>", "a", "b", "ab", "\u0120"])
+        piece: i
+        for i, piece in enumerate(["<s>", "<pad>", "</s>", "<unk>", "<mask>", "a", "b", "ab", "\u0120"])
     }
-    marian = {n: i for i, n in enumerate(["</s>", "<unk>", ">>fra<<", *WORDS, "<pad>"])}
+    marian = {piece: i for i, piece in enumerate(["</s>", "<unk>", ">>fra<<", *WORDS, "<pad>"])}
     ranks = [bytes([b]) for b in range(256)] + [b"ab"]
     added = {"added_tokens_decoder": {"9": {"content": "<x>", "special": True, "lstrip": False}}}
     bpe, unigram = sentencepiece(BPE, byte_fallback=True), sentencepiece(UNIGRAM)
@@ -99,7 +102,7 @@ def tokenizers(root: Path) -> list[Path]:
             "spiece.model": unigram, "tokenizer_config.json": {"tokenizer_class": "T5Tokenizer", "extra_ids": 3},
         },
         "tiktoken": {
-            "tokenizer.model": b"".join(base64.b64encode(t) + b" %d\n" % i for i, t in enumerate(ranks)),
+            "tokenizer.model": b"".join(base64.b64encode(token) + b" %d\n" % i for i, token in enumerate(ranks)),
             "tokenizer_config.json": {"chat_template": [{"name": "default", "template": CHAT}]},
         },
         "llama2c": {"tokenizer.bin": llama2c()},
@@ -112,16 +115,16 @@ def tokenizers(root: Path) -> list[Path]:
             "tokenizer_config.json": {"separate_vocabs": True},
         },
     }  # fmt: skip
-    made = []
+    saved = []
     for name, files in folders.items():
         (root / name).mkdir(parents=True)
         for file, content in files.items():
             raw = content if isinstance(content, bytes) else json.dumps(content).encode()
             (root / name / file).write_bytes(raw)
-        made.append(root / name)
-    words = train_bpe(["the cat sat on the mat\n" * 3], 262, special_tokens=["<|user|>"])
-    kinds = {"byte level": words, "word piece": word_piece(), "spm": Tokenizer.load(root / "bpe")}
+        saved.append(root / name)
+    trained = train_bpe(["the cat sat on the mat\n" * 3], 262, special_tokens=["<|user|>"])
+    kinds = {"byte level": trained, "word piece": word_piece(), "spm": Tokenizer.load(root / "bpe")}
     for name, tokenizer in kinds.items():
         tokenizer.save(root / name)
-        made.append(root / name)
-    return made
+        saved.append(root / name)
+    return saved

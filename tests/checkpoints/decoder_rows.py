@@ -192,7 +192,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**QWEN3_5, "layer_types": ["full_attention", "linear_attention", "full_attention"],
          "linear_conv_kernel_dim": 3, "linear_num_value_heads": 2, "tie_word_embeddings": True},
     ),
-    # transformers writes convolutions of queries, keys and values in equal parts: only where they are equal is it right
+    # transformers saves the convolutions of queries, keys and values in equal parts: right only if they are equal
     "olmo hybrid": ("olmo_hybrid", {**LLAMA, "num_hidden_layers": 2, "linear_value_head_dim": 6, "rope_parameters": {
         "rope_type": "default", "rope_theta": None}}),
     "olmo hybrid, layers by name, rotated, betas to 1, biases, tied": (
@@ -255,4 +255,4 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "biogpt": ("biogpt", SIZES),
     "biogpt, embeddings not scaled": ("biogpt", {**SIZES, "scale_embedding": False}),
 }  # fmt: skip
-"""Name -> family, and config."""
+"""Maps the name of each case to its family and config."""

@@ -1,4 +1,4 @@
-"""Small sizes of decoders' configs, and groups of their switches."""
+"""Small sizes for decoder configs, and groups of their switches."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ SIZES: dict[str, Any] = {
     "num_hidden_layers": 3,
     "num_attention_heads": 6,
     "max_position_embeddings": 32,
-    "pad_token_id": None,  # whose row would get no gradient
+    "pad_token_id": None,  # the row of a padding token would get no gradient
 }
 LLAMA: dict[str, Any] = {**SIZES, "num_key_value_heads": 2, "rms_norm_eps": 1e-5}
 COHERE: dict[str, Any] = {**SIZES, "num_key_value_heads": 2, "logit_scale": 0.3}
@@ -40,7 +40,7 @@ XGLM: dict[str, Any] = {
     "max_position_embeddings": 32, "pad_token_id": None,
 }  # fmt: skip
 DECODES: dict[str, Any] = {**SIZES, "is_decoder": True}
-PAD = 2  # an id that is not in the texts: positions of RoBERTa count those of others
+PAD = 2  # an id that the inputs do not contain: RoBERTa's positions count only other ids
 UNPADDED: dict[str, Any] = {**DECODES, "pad_token_id": PAD, "max_position_embeddings": 32 + PAD + 1}
 LFM2 = {key: value for key, value in LLAMA.items() if key != "rms_norm_eps"}
 BIASED = {"attention_bias": True, "mlp_bias": True}

@@ -1,4 +1,4 @@
-"""The oracle of decoders that are not of LLaMA's form: transformers' models of small configs, with random weights.
+"""The oracle for decoders that are not Llama-like: transformers models of small configs with random weights.
 
 Weights have standard deviation 0.3: at 0.02 attention is nearly uniform and wrong angles, heads or masks hide.
 """
@@ -40,7 +40,7 @@ NEOX = {
 BLOOM = {"vocab_size": 61, "hidden_size": 48, "n_layer": 3, "n_head": 6}
 MPT = {"vocab_size": 61, "d_model": 48, "n_layers": 3, "n_heads": 6, "max_seq_len": 32}
 
-NORMED = {**STARCODER2, "head_dim": 8, "pad_token_id": None}  # whose row has a gradient, too
+NORMED = {**STARCODER2, "head_dim": 8, "pad_token_id": None}  # a padding token's row would get no gradient
 NO_HEAD_DIM = {key: value for key, value in NORMED.items() if key != "head_dim"}
 GEMMA2 = {**NORMED, "query_pre_attn_scalar": 24, "sliding_window": 5}
 FACTORS = {"embedding_multiplier": 12.0, "logits_scaling": 3.0, "residual_multiplier": 0.22}
@@ -167,17 +167,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **gemma3n_rows.CASES,
     **gemma4_rows.CASES,
 }
-CASES = {name: case for name, case in CASES.items() if case[0] in CONFIG_MAPPING}  # of the installed release
+CASES = {name: case for name, case in CASES.items() if case[0] in CONFIG_MAPPING}  # of this transformers
 IDS = torch.randint(0, 61, (2, 19), generator=torch.Generator().manual_seed(1))
 
 
 def kernel(config: Any) -> str:
-    """The attention of transformers to compare with: its "eager" of Falcon adds ALiBi twice."""
+    """Returns the attention implementation of transformers to compare with: Falcon's "eager" adds ALiBi twice."""
     return "sdpa" if getattr(config, "alibi", False) else "eager"
 
 
 def theirs(name: str, std: float = 0.3) -> Any:
-    """A transformers model of a case: every parameter normal (norm gains around 1), no dropout in effect."""
+    """Returns a case's transformers model in eval mode: every parameter is normal (norm gains around 1)."""
     family, settings = CASES[name]
     config = AutoConfig.for_model(family, **settings)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=kernel(config))
@@ -190,11 +190,11 @@ def theirs(name: str, std: float = 0.3) -> Any:
             offset = gemma or family.startswith(("qwen3_5", "qwen3_next"))
             gain = key.endswith("weight") and p.dim() == 1 and not offset
             p.copy_(torch.randn(p.shape, generator=g) * std + gain)
-        for key, b in model.named_buffers():
+        for key, buffer in model.named_buffers():
             if key.endswith(("e_score_correction_bias", "expert_bias")):
-                b.copy_(torch.randn(b.shape, generator=g) * std)
+                buffer.copy_(torch.randn(buffer.shape, generator=g) * std)
             if key.endswith("layer_scalar"):
-                b.copy_(1 + torch.randn(b.shape, generator=g) * std)
+                buffer.copy_(1 + torch.randn(buffer.shape, generator=g) * std)
     return model.eval()
 
 

@@ -1,4 +1,4 @@
-"""The oracle for encoders: transformers models with random weights, what they are given, and what both give."""
+"""The oracle for encoders: transformers models with random weights, inputs for both sides, and their outputs."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +57,7 @@ OWN: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("pad_token_id", "bos_token_id", "cls_token_id", "eos_token_id", "sep_token_id"), 0),
     },
 }
-"""What is other in a family's `SHAPE`."""
+"""Changes of `SHAPE`, by family."""
 DISTILBERT = {
     "hidden_size": "dim",
     "num_hidden_layers": "n_layers",
@@ -67,7 +67,7 @@ DISTILBERT = {
 
 
 def shape(family: str) -> dict[str, Any]:
-    """The sizes of a family's small model, under its keys."""
+    """Returns the sizes of a family's small model under the family's own keys."""
     names = DISTILBERT if family == "distilbert" else {}
     return {**{names.get(key, key): value for key, value in SHAPE.items()}, **OWN.get(family, {})}
 
@@ -88,53 +88,53 @@ class Case:
     @property
     def config(self) -> Any:
         labels = LABELS if self.task in ("classify", "tag") else {}
-        made = getattr(transformers, CLASSES[self.family] + "Config")
-        given = {**shape(self.family), **labels, **self.changes}
-        return made(**given, attn_implementation="eager")
+        config_class = getattr(transformers, CLASSES[self.family] + "Config")
+        settings = {**shape(self.family), **labels, **self.changes}
+        return config_class(**settings, attn_implementation="eager")
 
 
 def peer(case: Case) -> Any:
-    """Their model: every trained number normal with standard deviation 0.3, gains around 1."""
+    """Returns the transformers model: trained parameters are normal with standard deviation 0.3, gains around 1."""
     torch.manual_seed(0)
     model = case.theirs(case.config).eval()
-    draw = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.requires_grad:
                 is_gain = p.dim() == 1 and name.endswith("weight")
-                p.copy_(torch.randn(p.shape, generator=draw) * 0.3 + is_gain)
+                p.copy_(torch.randn(p.shape, generator=generator) * 0.3 + is_gain)
     return model
 
 
 def inputs(model: Any, side: str = "right") -> tuple[dict[str, Tensor], Tokens]:
-    """Two rows of unequal length, for them and for us."""
-    draw = torch.Generator().manual_seed(2)
+    """Returns two rows of unequal length: transformers' keyword arguments, and our tokens."""
+    generator = torch.Generator().manual_seed(2)
     shape, pad = (len(LENGTHS), max(LENGTHS)), model.config.pad_token_id or 0
     tokens = Tokens.from_lengths(list(LENGTHS), side=side)
-    ids = torch.where(tokens.valid, torch.randint(5, 61, shape, generator=draw), pad)
-    given = {"input_ids": ids, "attention_mask": tokens.valid.long()}
+    ids = torch.where(tokens.valid, torch.randint(5, 61, shape, generator=generator), pad)
+    batch = {"input_ids": ids, "attention_mask": tokens.valid.long()}
     if hasattr(model.config, "type_vocab_size"):
-        given["token_type_ids"] = torch.randint(0, model.config.type_vocab_size, shape, generator=draw)
-    return given, tokens
+        batch["token_type_ids"] = torch.randint(0, model.config.type_vocab_size, shape, generator=generator)
+    return batch, tokens
 
 
-def run(model: Encoder, given: dict[str, Tensor], tokens: Tokens) -> Tensor:
-    return model(given["input_ids"], tokens=tokens, types=given.get("token_type_ids"))  # type: ignore[no-any-return]
+def run(model: Encoder, batch: dict[str, Tensor], tokens: Tokens) -> Tensor:
+    return model(batch["input_ids"], tokens=tokens, types=batch.get("token_type_ids"))  # type: ignore[no-any-return]
 
 
-def output(theirs: Any) -> Tensor:
-    if "start_logits" in theirs:
-        return torch.stack((theirs.start_logits, theirs.end_logits), -1)
-    return theirs.logits if "logits" in theirs else theirs.last_hidden_state  # type: ignore[no-any-return]
+def output(outputs: Any) -> Tensor:
+    if "start_logits" in outputs:
+        return torch.stack((outputs.start_logits, outputs.end_logits), -1)
+    return outputs.logits if "logits" in outputs else outputs.last_hidden_state  # type: ignore[no-any-return]
 
 
 def seen(values: Tensor, tokens: Tokens) -> Tensor:
-    """What is said of tokens; of a row, where there is one answer for it."""
+    """Returns the values at valid tokens, or all of them if there is one per row."""
     return values[tokens.valid] if values.shape[:2] == tokens.valid.shape else values
 
 
 def off(ours: Tensor, theirs: Tensor) -> float:
-    """The largest difference, relative to the largest value of theirs."""
+    """Returns the largest difference, relative to the largest value of `theirs`."""
     return float((ours - theirs).detach().abs().max() / theirs.detach().abs().max())
 
 
@@ -146,7 +146,7 @@ def from_them(model: Any, path: Path) -> Encoder:
 
 
 def rewritten(path: Path, change: Any) -> Path:
-    """A folder whose tensors went through `change`."""
+    """Passes the tensors of a folder through `change`, and returns the folder."""
     file = path / "model.safetensors"
     save_file(change(load_file(file)), file, {"format": "pt"})
     return path

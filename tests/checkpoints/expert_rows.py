@@ -1,4 +1,4 @@
-"""Configs of mixtures of experts, each with the switches of its family."""
+"""Configs of mixture-of-experts models, each with the switches of its family."""
 
 from typing import Any
 
@@ -152,7 +152,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
          "num_dense_layers": 0, "tie_word_embeddings": False},
     ),
 }  # fmt: skip
-"""Name -> family, and config."""
+"""Maps the name of each case to its family and config."""
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise"),
     ("mixtral", {"num_experts": 5}, "num_local_experts"),
@@ -175,4 +175,4 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3_next", {"attention_bias": True}, "attention_bias"),
     ("lfm2_moe", {"layer_types": None}, '"layer_types" must be a list with one of full_attention, conv'),
 ]
-"""Family, change of the first of its configs above, what the error says."""
+"""The family, a change of the first of its configs above, and a pattern of the error."""

@@ -1,8 +1,8 @@
-"""Broken checkpoints by the thousand: a seed is a folder, mutated with its structure in mind, and loaded under a limit.
+"""Broken checkpoints by the thousand: each seed mutates a folder with its structure in mind and loads it under limits.
 
-    python -m tests.checkpoints.fuzz GROUP[,GROUP] FIRST COUNT   # prints, as JSON, the seeds that did not fail well
+    python -m tests.checkpoints.fuzz GROUP[,GROUP] FIRST COUNT   # prints the seeds that did not fail well, as JSON
 
-To fail well is to raise a HeadwayError that names the folder and a file of it, in bounded time, text and memory.
+To fail well is to raise a HeadwayError that names the folder and one of its files, in bounded time, memory and length.
 """
 
 import faulthandler
@@ -35,43 +35,43 @@ from tests.checkpoints.broken_tokenizers import tokenizers
 from tests.checkpoints.mutations import mutate_file
 
 SECONDS, MEMORY, TEXT = 5.0, 600 << 20, 6000
-"""Of processor time, of address space beyond what whole folders take, of characters."""
+"""Limits: seconds of CPU time, bytes of address space beyond what intact folders take, characters of the error."""
 SHARED = Path("/dev/shm")
-"""Memory as a file system, where there is one: nothing waits for a disk."""
+"""A file system in memory, used if it exists: nothing waits for a disk."""
 
 
 def load_whole(folder: Path) -> None:
-    """All that reading a model folder is: config, header, values, and an encoder for another purpose."""
-    read = load_folder(folder)
-    build_model(read)
+    """Does all that reading a model folder involves: config, header, values, and an encoder with another head."""
+    loaded = load_folder(folder)
+    build_model(loaded)
     inspect(folder)
     dict(open_tensors(folder))
-    if not read.spec.causal:
+    if not loaded.spec.causal:
         load_folder(folder, head=Head("states"))
 
 
 def load_tokenizer(folder: Path) -> None:
-    """A tokenizer, and a text through it and back."""
-    read = MarianTokenizer if (folder / "source.spm").exists() else Tokenizer
-    tokenizer = read.load(folder)
+    """Loads a tokenizer, and encodes and decodes with it."""
+    kind = MarianTokenizer if (folder / "source.spm").exists() else Tokenizer
+    tokenizer = kind.load(folder)
     tokenizer.encode("a cab </s> \U0001f642")
     tokenizer.decode([tokenizer.eos or 0])
 
 
 def load_meta(folder: Path) -> None:
-    """Meta's file, values and all."""
+    """Reads Meta's checkpoint with all its values."""
     dict(read_pickled(folder, allow_pickle=True).state())
 
 
 class Group(NamedTuple):
-    """Whole folders of one kind, and what reading one is."""
+    """How intact folders of one kind are made, and how one is read."""
 
     make: Callable[[Path], list[Path]]
     load: Callable[[Path], None]
 
 
 def meta(root: Path) -> list[Path]:
-    """Meta's consolidated.00.pth with its params.json."""
+    """Writes Meta's consolidated.00.pth with its params.json."""
     root.mkdir()
     g = torch.Generator().manual_seed(0)
     shapes = {
@@ -99,12 +99,12 @@ GROUPS = {
 
 
 def broken(group: str, source: Path, target: Path, r: random.Random) -> str:
-    """Make `target` a copy of a folder with one file broken; its name."""
+    """Makes `target` a copy of `source` with one file broken, and returns the name of that file."""
     shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(source, target, copy_function=os.link)  # a broken file is a new one
+    shutil.copytree(source, target, copy_function=os.link)  # the broken file will be a new one
     names = sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file())
-    often = ["config.json"] * 2 if (source / "model.safetensors").exists() else []
-    file = target / r.choice([*often, *names])
+    preferred = ["config.json"] * 2 if (source / "model.safetensors").exists() else []
+    file = target / r.choice([*preferred, *names])
     raw = file.read_bytes()
     file.unlink()
     if r.random() < 0.01:
@@ -118,19 +118,19 @@ def broken(group: str, source: Path, target: Path, r: random.Random) -> str:
 
 
 def mutate_named(tensors: dict, r: random.Random) -> dict:
-    """Named tensors with one of another name, shape or type."""
+    """Returns the tensors with one of another name, shape or type."""
     name = r.choice(list(tensors))
-    other = r.choice(("layers.999999.x.weight", "layers.7.attention.wq.weight", "\x00", name + "x", ""))
+    new_name = r.choice(("layers.999999.x.weight", "layers.7.attention.wq.weight", "\x00", name + "x", ""))
     changed = r.choice(
         (tensors[name].flatten(), tensors[name][:3], torch.ones(()), torch.ones(0, 8), 3, None)
     )
-    return {**tensors, **r.choice(({name: changed}, {other: tensors.pop(name)}))}
+    return {**tensors, **r.choice(({name: changed}, {new_name: tensors.pop(name)}))}
 
 
 def fault(
     group: str, seed: int, folders: list[Path], target: Path, seen: Counter[str] | None = None
 ) -> str | None:
-    """What is wrong with how one broken checkpoint fails; None where it fails well, or loads. `seen` counts both."""
+    """Returns what is wrong with how a broken checkpoint fails, None if it loads or fails well; `seen` counts both."""
     r = random.Random(seed)
     source = r.choice(folders)
     name = broken(group, source, target, r)
@@ -150,8 +150,8 @@ def fault(
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{type(error).__name__}: {str(error)[:200]} ({Path(where.filename).name}:{where.lineno}) of {name}"
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{type(error).__name__}: {str(error)[:200]} ({Path(frame.filename).name}:{frame.lineno}) of {name}"
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     return None
@@ -164,28 +164,28 @@ def too_long(number: int, frame: object) -> None:
 def main(
     groups: list[str], first: int, count: int
 ) -> dict[str, tuple[dict[str, int], list[tuple[int, str]]]]:
-    """By group: how many of the seeds from `first` loaded and were refused, and those that did not fail well, under a
-    limit of memory. Every seed is printed on stderr when it begins: the last one says what the process died of."""
+    """Returns, for each group, how many of the seeds from `first` loaded and were refused, and those that did not fail
+    well, under a memory limit. Prints each seed to stderr when it begins: the last one is what killed the process."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     faulthandler.enable()
     signal.signal(signal.SIGPROF, too_long)
-    said = {}
+    report = {}
     with tempfile.TemporaryDirectory(dir=SHARED if SHARED.exists() else None) as root:
         folders = {group: GROUPS[group].make(Path(root) / group) for group in groups}
-        for group, whole in folders.items():
-            for folder in whole:
+        for group, intact in folders.items():
+            for folder in intact:
                 GROUPS[group].load(folder)
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, resource.RLIM_INFINITY))
-        for group, whole in folders.items():
-            found, seen = [], Counter[str]()
+        for group, intact in folders.items():
+            faults, counts = [], Counter[str]()
             for seed in range(first, first + count):
                 print(group, seed, file=sys.stderr)
-                if (wrong := fault(group, seed, whole, Path(root) / "broken", seen)) is not None:
-                    found.append((seed, wrong))
-            said[group] = (dict(seen), found)
-    return said
+                if (problem := fault(group, seed, intact, Path(root) / "broken", counts)) is not None:
+                    faults.append((seed, problem))
+            report[group] = (dict(counts), faults)
+    return report
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Gemma 3n's text models of small odd sizes, as configs of transformers; widths of embeddings by layer as in
+"""Gemma 3n text models of small odd sizes, as transformers configs; for the widths of per-layer embeddings see
 `gemma4_rows`."""
 
 from typing import Any
@@ -24,5 +24,5 @@ _CASES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    name: ("gemma3n_text", {**SIZES, **more}) for name, more in _CASES.items()
+    name: ("gemma3n_text", {**SIZES, **changes}) for name, changes in _CASES.items()
 }

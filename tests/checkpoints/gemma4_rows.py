@@ -1,8 +1,8 @@
-"""Gemma 4's text models of small odd sizes, as configs of transformers.
+"""Gemma 4 text models of small odd sizes, as transformers configs.
 
-A norm follows gelu(gate) * p of the embeddings by layer, and where all gates of a token are negative it makes the
-rounding of gelu's tail as large as any number. Of 3 columns that is one token in 8: transformers is then 4e-5 from
-float64, and a bound of 1e-5 would measure that; of 16 columns it is one in 65,536 (published models have 256).
+A norm follows gelu(gate) * p of the per-layer embeddings. If all gates of a token are negative, it scales the rounding
+error of gelu's tail up to the size of other values. With 3 columns that is one token in 8: transformers is then 4e-5
+from float64, and a bound of 1e-5 would measure that; with 16 columns it is one in 65,536 (published models have 256).
 """
 
 from typing import Any
@@ -37,5 +37,5 @@ _CASES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    f"gemma4, {name}": ("gemma4_text", {**SIZES, **more}) for name, more in _CASES.items()
+    f"gemma4, {name}": ("gemma4_text", {**SIZES, **changes}) for name, changes in _CASES.items()
 }

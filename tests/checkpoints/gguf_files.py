@@ -1,4 +1,4 @@
-"""What the tests of GGUF share: small specs of each architecture, and weights that are not symmetric."""
+"""Shared by the GGUF tests: small specs of each architecture, and their weights with random norms and biases."""
 
 from dataclasses import replace
 
@@ -54,7 +54,9 @@ THREE_N = {
     **BASE,
     "layers": 22,
     "patterns": OFTEN,
-    "positions": PerLayer(tuple(Rotary(1e6 if p == Causal() else 1e4, pairing="halves") for p in OFTEN)),
+    "positions": PerLayer(
+        tuple(Rotary(1e6 if pattern == Causal() else 1e4, pairing="halves") for pattern in OFTEN)
+    ),
     "per_layer_embedding": 256,
     "mlp_sparsity": (*(0.95,) * 10, *(0.0,) * 12),
     "mixers": (*(Softmax(v_norm=True),) * 20, Softmax(kv_from=18), Softmax(kv_from=19)),
@@ -258,11 +260,13 @@ FACTORED = {
         logit_scale=0.5,
     )
 }
-"""Specs with factors that files have within the matrices."""
+"""Specs with factors that GGUF files fold into the matrices."""
 
 
 def weights(spec, dtype=torch.float32):
-    """Weights of a spec; norms and biases are random, too."""
+    """Returns weights of a spec; norms and biases are random, too."""
     g = torch.Generator().manual_seed(0)
     state = build(spec, seed=0).state_dict()
-    return {n: (v + 0.3 * torch.randn(v.shape, generator=g)).to(dtype) for n, v in state.items()}
+    return {
+        name: (value + 0.3 * torch.randn(value.shape, generator=g)).to(dtype) for name, value in state.items()
+    }

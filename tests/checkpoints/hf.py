@@ -27,8 +27,8 @@ def config_dict(family: str, **changes) -> dict:
 
 
 def peer(config: dict, std: float = 0.3, seed: int = 0):
-    """A transformers model: every parameter normal with this standard deviation (norm gains around 1)."""
-    settings = copy.deepcopy({k: v for k, v in config.items() if k != "headway"})
+    """Returns a transformers model: every parameter is normal with this standard deviation (norm gains around 1)."""
+    settings = copy.deepcopy({key: value for key, value in config.items() if key != "headway"})
     model = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(settings.pop("model_type"), **settings), attn_implementation="eager"
     )
@@ -40,7 +40,7 @@ def peer(config: dict, std: float = 0.3, seed: int = 0):
 
 
 def weights(model) -> dict[str, torch.Tensor]:
-    """Its state dict under headway's names: no second name for tied weights."""
+    """Returns the model's state dict under headway's names: without the second name of tied weights."""
     state = model.state_dict()
     if model.config.tie_word_embeddings:
         state.pop("lm_head.weight")
@@ -48,5 +48,5 @@ def weights(model) -> dict[str, torch.Tensor]:
 
 
 def off(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """The largest difference, relative to the largest value of theirs."""
+    """Returns the largest difference, relative to the largest value of `theirs`."""
     return float((ours - theirs).abs().max() / theirs.abs().max())

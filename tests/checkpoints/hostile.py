@@ -1,4 +1,4 @@
-"""What the tests of hostile files share: a small model, files made by hand, and a bound on memory."""
+"""Shared by the tests of hostile files: a small model, hand-made files, and a bound on memory."""
 
 import json
 import struct
@@ -15,7 +15,7 @@ GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
 @contextmanager
 def small_memory(limit=30 << 20):
-    """Python may allocate at most `limit` bytes inside."""
+    """Asserts that Python allocates less than `limit` bytes inside the block."""
     tracemalloc.start()
     try:
         yield

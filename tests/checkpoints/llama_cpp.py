@@ -1,4 +1,4 @@
-"""llama.cpp beside us: what its converter makes of our folders, and the log-probabilities of its server."""
+"""llama.cpp as an oracle: its converter on our folders, and the log-probabilities of its server."""
 
 import json
 import os
@@ -51,24 +51,24 @@ print("SAID" + json.dumps(said))
 
 
 def converted(folders: Mapping[Path, Path]) -> dict[Path, str | None]:
-    """Write, with llama.cpp's own converter, a file in float32 for each folder: the error of each, None where it wrote
-    one."""
+    """Writes a float32 file for each folder with llama.cpp's own converter; returns the error of each folder, None if
+    its file was written."""
     home = llama_cpp_path(CONVERTER).parent
     pairs = json.dumps([[str(folder), str(file)] for folder, file in folders.items()])
-    told = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", DRIVER, home, pairs],
         capture_output=True,
         text=True,
         check=False,
     )
-    marked = told.stdout.rpartition("SAID")[2]
-    assert marked, told.stderr[-2000:]
-    return {Path(folder): said for folder, said in json.loads(marked).items()}
+    report = process.stdout.rpartition("SAID")[2]
+    assert report, process.stderr[-2000:]
+    return {Path(folder): error for folder, error in json.loads(report).items()}
 
 
 def as_gemma(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a Gemma 3n or 4 compute as llama.cpp does, where that is not transformers' way: deviations of F gates are
-    roots of sums over F - 1, where transformers divides by F, and GELU is looked up in a table of half precision."""
+    """Makes a Gemma 3n or 4 compute as llama.cpp does where transformers differs: the standard deviation of F gates
+    divides by F - 1 instead of F, and GELU is looked up in a table of half precision."""
 
     def tabled(x: Tensor) -> Tensor:
         y = F.gelu(x.half().float(), approximate="tanh").half().float()
@@ -86,19 +86,19 @@ def as_gemma(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def server() -> Path:
-    """llama.cpp's server; skips the test, with the reason, where there is none."""
-    found = SERVER if SERVER.exists() else shutil.which("llama-server")
-    if found is None:
+    """Returns the path of llama.cpp's server, or skips the test with the reason if there is none."""
+    path = SERVER if SERVER.exists() else shutil.which("llama-server")
+    if path is None:
         pytest.skip(f"needs llama.cpp's server: {SERVER}, or llama-server in PATH")
-    return Path(found)
+    return Path(path)
 
 
 @contextmanager
 def served(
     model: Path, context: int = 256, most: int | None = None
 ) -> Iterator[Callable[[list[int], int], Tensor]]:
-    """A function of ids and the size of the vocabulary: the log-probabilities of what comes next, in float32; of the
-    `most` likeliest where that is given, and NaN of all others."""
+    """Serves a model and yields a function of ids and vocabulary size that returns the float32 log-probabilities of the
+    next token; if `most` is given, those of the `most` likeliest tokens, and NaN for all others."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -115,10 +115,10 @@ def served(
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> None:
-    until = time.monotonic() + 120
+    deadline = time.monotonic() + 120
     while True:
         assert process.poll() is None, os.pread(log.fileno(), 1 << 20, 0)[-2000:].decode(errors="replace")
-        assert time.monotonic() < until
+        assert time.monotonic() < deadline
         try:
             with urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
                 if answer.status == 200:
@@ -128,20 +128,20 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> None:
 
 
 def ask(port: int, path: str, body: Mapping[str, Any]) -> Any:
-    """What the server answers."""
-    asked = Request(
+    """Posts a request and returns the server's answer."""
+    request = Request(
         f"http://127.0.0.1:{port}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urlopen(asked, timeout=600) as answer:
+    with urlopen(request, timeout=600) as answer:
         return json.load(answer)
 
 
 def _log_probs(port: int, ids: list[int], vocab: int, most: int) -> Tensor:
-    # a whole character comes next: of a part of one there is no answer
+    # the next token must be a whole character: the server gives no answer for a part of one
     body = {"prompt": ids, "n_predict": 1, "n_probs": most, "temperature": -1, "cache_prompt": False}
     body["logit_bias"] = [["a", 1e4]]
     (first,) = ask(port, "/completion", body)["completion_probabilities"]
-    found = torch.full((vocab,), torch.nan)
-    for one in first["top_logprobs"]:
-        found[one["id"]] = one["logprob"]
-    return found
+    log_probs = torch.full((vocab,), torch.nan)
+    for candidate in first["top_logprobs"]:
+        log_probs[candidate["id"]] = candidate["logprob"]
+    return log_probs

@@ -1,4 +1,4 @@
-"""Broken copies of the files of a checkpoint: values, keys, bytes and lines changed, with their structure in mind."""
+"""Broken copies of a checkpoint's files: values, keys, bytes and lines are changed with their structure in mind."""
 
 import copy
 import json
@@ -19,7 +19,7 @@ IMPOSTORS = (
 
 
 def nodes(value):
-    """Every place in a JSON value, as (holder, key)."""
+    """Yields every place in a JSON value as (holder, key)."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in list(items):
         yield value, key
@@ -27,7 +27,7 @@ def nodes(value):
 
 
 def mutate_json(value, r: random.Random, keys=()):
-    """The value with one to three places changed; `keys` are ones that its object could have, too."""
+    """Returns the value with one to three places changed; `keys` are further keys that its object could have."""
     value = copy.deepcopy(value)
     for _ in range(r.choice((1, 1, 1, 2, 3))):
         places = list(nodes(value))
@@ -43,8 +43,8 @@ def mutate_json(value, r: random.Random, keys=()):
         elif kind == 4:
             del holder[key]
         elif kind == 5:
-            other, place = r.choice(places)
-            holder[key] = copy.deepcopy(other[place])
+            source, source_key = r.choice(places)
+            holder[key] = copy.deepcopy(source[source_key])
         elif kind == 7:
             value[r.choice(keys)] = copy.deepcopy(r.choice(EXTREMES))
         elif isinstance(holder[key], int | float) and abs(holder[key]) < 1e300:
@@ -55,7 +55,7 @@ def mutate_json(value, r: random.Random, keys=()):
 
 
 def mutate_bytes(raw: bytes, r: random.Random) -> bytes:
-    """The bytes with bits flipped, a part cut, doubled or put elsewhere."""
+    """Returns the bytes with bits flipped, or a part cut, doubled, inserted or moved."""
     data = bytearray(raw)
     kind = r.randrange(6)
     reach = len(data) if r.random() < 0.5 else min(len(data), 64)
@@ -77,25 +77,25 @@ def mutate_bytes(raw: bytes, r: random.Random) -> bytes:
 
 
 def mutate_lines(raw: bytes, r: random.Random) -> bytes:
-    """The lines with one dropped, doubled, moved or replaced."""
+    """Returns the lines with one dropped, doubled, moved or replaced."""
     lines = raw.split(b"\n")
-    here, there = r.randrange(len(lines)), r.randrange(len(lines))
+    first, second = r.randrange(len(lines)), r.randrange(len(lines))
     kind = r.randrange(4)
     if kind == 0:
-        del lines[here]
+        del lines[first]
     elif kind == 1:
-        lines.insert(there, lines[here])
+        lines.insert(second, lines[first])
     elif kind == 2:
-        lines[here], lines[there] = lines[there], lines[here]
+        lines[first], lines[second] = lines[second], lines[first]
     else:
-        lines[here] = r.choice(
+        lines[first] = r.choice(
             (b"", b" ", b"\xff\xfe", b"\x00", b"a b c", b"\xf0\x9f\x99\x82", b"x" * 70_000, b"\r")
         )
     return b"\n".join(lines)
 
 
 def mutate_tensors(raw: bytes, r: random.Random) -> bytes:
-    """A safetensors file with another header, another length of it, or other bytes."""
+    """Returns a safetensors file with another header, another header length, or other bytes."""
     length = struct.unpack("<Q", raw[:8])[0]
     kind = r.randrange(4)
     if kind == 0:
@@ -113,7 +113,7 @@ def mutate_tensors(raw: bytes, r: random.Random) -> bytes:
 
 
 def mutate_file(name: str, raw: bytes, r: random.Random, keys=()) -> bytes:
-    """A file of a model folder, broken by what kind of file it is."""
+    """Returns a file of a model folder, broken in a way that suits its kind."""
     kind = r.random()
     if kind < 0.03:
         return r.choice(IMPOSTORS)

@@ -1,4 +1,4 @@
-"""Changes of decoders' configs that are refused, and with which words."""
+"""Changes of decoder configs that are refused, and patterns of the errors."""
 
 from typing import Any
 
@@ -105,6 +105,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("falcon_h1", {"attn_layer_indices": [1]}, "attn_layer_indices"),
     ("nemotron_h", {"tie_word_embeddings": True}, "tie_word_embeddings"),
-    *(row for row in EXAONE_REFUSED if row[0] in CONFIG_MAPPING),  # of 5.24
+    *(
+        row for row in EXAONE_REFUSED if row[0] in CONFIG_MAPPING
+    ),  # families that transformers knows from 5.24 on
 ]
-"""Family, change of the first of its configs in decoder_rows, what the error says."""
+"""The family, a change of the first of its configs in decoder_rows, and a pattern of the error."""

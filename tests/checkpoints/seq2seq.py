@@ -1,4 +1,4 @@
-"""The oracle of encoder-decoders: transformers' models of small configs, with random weights, and in float64.
+"""The oracle for encoder-decoders: transformers models of small configs with random weights, also in float64.
 
 Weights have standard deviation 0.3: at 0.02 attention is nearly uniform and wrong positions, scales or norms hide.
 """
@@ -19,8 +19,8 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 @dataclass(frozen=True)
 class Case:
-    """A config of a family. T5 does not scale scores, and starts from queries that are smaller by d_kv^-0.5 instead:
-    so they are here, or as large as everything else where `sharp`."""
+    """A family and its config. T5 does not scale scores, and initializes the weights of queries smaller by d_kv^-0.5
+    instead; so does this oracle, unless `sharp`: then they are as large as all others."""
 
     family: str
     settings: dict[str, Any]
@@ -94,7 +94,7 @@ TARGET = torch.randint(0, 53, (2, 11), generator=torch.Generator().manual_seed(2
 
 
 def theirs(name: str) -> Any:
-    """A transformers model of a case: every trained number normal (norm gains around 1), and the logits' bias."""
+    """Returns a case's transformers model: trained parameters (norm gains around 1) and logit biases are normal."""
     case = CASES[name]
     model = AutoModelForSeq2SeqLM.from_config(
         AutoConfig.for_model(case.family, **case.settings), attn_implementation="eager"
@@ -115,15 +115,15 @@ def theirs(name: str) -> Any:
 
 
 def on_sdpa(model: Any) -> Any:
-    """The same model on the other of transformers' kernels."""
+    """Returns a copy of the model on transformers' other attention kernel."""
     model = copy.deepcopy(model)
     model.set_attn_implementation("sdpa")
     return model
 
 
 def exact(model: Any) -> Any:
-    """The same model, all of it in float64: their T5 takes a norm's mean square in float32 whatever it is given, and
-    Marian's sines were rounded to that."""
+    """Returns a copy of the model entirely in float64: transformers' T5 computes a norm's mean square in float32 for
+    any input, and Marian's sines were rounded to float32."""
     model = copy.deepcopy(model).double()
     for module in list(model.modules()):
         for name, part in list(module.named_children()):
@@ -152,5 +152,5 @@ def exact(model: Any) -> Any:
 def logits(
     model: Any, source: Tensor = SOURCE, target: Tensor = TARGET, mask: Tensor | None = None
 ) -> Tensor:
-    """Theirs."""
+    """Returns the logits of a transformers model."""
     return model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits  # type: ignore[no-any-return]

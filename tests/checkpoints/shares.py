@@ -1,4 +1,4 @@
-"""Which cases of a table a law is tried on in quick tests: a share of its own; slow ones try the whole table."""
+"""Shares of a table of cases: in quick tests, each law is tried on its own share; slow tests try the whole table."""
 
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -9,8 +9,8 @@ import pytest
 def share(
     names: str, cases: Iterable[Any], law: int, laws: int, always: Collection[Any] = ()
 ) -> pytest.MarkDecorator:
-    """`parametrize` of arguments, or of the fixture "pair": case i is quick for the law of number i modulo `laws`, so
-    that so many laws have seen every case; so are `always`, and all others are slow."""
+    """Returns a `parametrize` of arguments, or of the fixture "pair": case i is quick for law number i modulo `laws`,
+    so that all laws together see every case; the cases in `always` are quick for every law, all others are slow."""
     marked = [
         pytest.param(
             *(case if "," in names else (case,)),

@@ -1,4 +1,4 @@
-"""Folders of adapters: there and back in every family, and what is wrong with one is said (PEFT itself: test_peft)."""
+"""Adapter folders: round trips in every family, and errors that say what is wrong with one (PEFT itself: test_peft)."""
 
 import json
 from collections.abc import Callable
@@ -24,40 +24,40 @@ FAMILIES = ("llama", "gpt2", "falcon", "gpt_bigcode", "roformer")
 
 @chequered("family,kind", FAMILIES, list(KINDS))
 def test_there_and_back_is_the_same_function(family: str, kind: str, tmp_path: Path) -> None:
-    """Fused layers come back as one adapter of more columns."""
+    """The adapters of a fused layer's parts come back as one adapter of a larger rank."""
     model = small(family)
     adapter = trained(Adapter.fresh(model, KINDS[kind]))
-    base = model(IDS)
+    base_logits = model(IDS)
     save_adapter(tmp_path / "a", adapter, model.spec, base=Base(tmp_path, "0"))
     assert base_of(tmp_path / "a") == tmp_path
     attach(model, adapter, "mine")
-    ours = model(IDS)
-    back = load_adapter(tmp_path / "a", model.spec)
-    attach(model, back, "back")
+    expected = model(IDS)
+    loaded = load_adapter(tmp_path / "a", model.spec)
+    attach(model, loaded, "back")
     set_active(model, ["back"])
-    torch.testing.assert_close(model(IDS), ours, rtol=1e-5, atol=1e-6)
-    assert (ours - base).abs().max() > 1e-3
-    if all(lora.rank == 4 for lora in back.layers.values()):
-        assert back.layers == adapter.layers
-        assert all(torch.equal(back.tensors[n], value) for n, value in adapter.tensors.items())
+    torch.testing.assert_close(model(IDS), expected, rtol=1e-5, atol=1e-6)
+    assert (expected - base_logits).abs().max() > 1e-3
+    if all(lora.rank == 4 for lora in loaded.layers.values()):
+        assert loaded.layers == adapter.layers
+        assert all(torch.equal(loaded.tensors[name], value) for name, value in adapter.tensors.items())
 
 
 def test_the_pairing_of_rotary_positions_is_turned_with_the_weights(tmp_path: Path) -> None:
-    """In the folder, rows of B and magnitudes of queries and keys lie as the family's weights do."""
+    """The folder stores rows of B and magnitudes of queries and keys in the order of the family's weights."""
     halves = small("llama", kv_heads=2)
     spec = replace(halves.spec, positions=Rotary(pairing="adjacent"))
     adapter = trained(Adapter.fresh(halves, KINDS["dora"]))
     save_adapter(tmp_path / "adjacent", adapter, spec)
     save_adapter(tmp_path / "halves", adapter, halves.spec)
     for stored in (load_adapter(tmp_path / "adjacent", spec), load_adapter(tmp_path / "halves", halves.spec)):
-        assert all(torch.equal(stored.tensors[n], value) for n, value in adapter.tensors.items())
+        assert all(torch.equal(stored.tensors[name], value) for name, value in adapter.tensors.items())
     turned = load_adapter(tmp_path / "adjacent", halves.spec).tensors
     for name, value in adapter.tensors.items():
-        same = "lora_A" in name or not name.partition("self_attn.")[2].startswith(("q_", "k_"))
-        assert torch.equal(turned[name], value) == same, name
+        unchanged = "lora_A" in name or not name.partition("self_attn.")[2].startswith(("q_", "k_"))
+        assert torch.equal(turned[name], value) == unchanged, name
     rows = adapter.tensors["model.layers.0.self_attn.k_proj.lora_B.weight"].view(2, 4, 2, 4)
-    wanted = rows.transpose(1, 2).reshape(16, 4)
-    assert torch.equal(turned["model.layers.0.self_attn.k_proj.lora_B.weight"], wanted)
+    expected = rows.transpose(1, 2).reshape(16, 4)
+    assert torch.equal(turned["model.layers.0.self_attn.k_proj.lora_B.weight"], expected)
 
 
 def test_parts_of_a_fused_layer_with_one_a_are_one_adapter_and_come_back_to_the_bit(tmp_path: Path) -> None:
@@ -71,43 +71,43 @@ def test_parts_of_a_fused_layer_with_one_a_are_one_adapter_and_come_back_to_the_
     stored = load_file(tmp_path / "a" / "adapter_model.safetensors")
     assert stored["base_model.model.transformer.h.0.attn.c_attn.lora_A.weight"].shape == (3, 32)
     assert stored["base_model.model.transformer.h.0.attn.c_attn.lora_B.weight"].shape == (96, 3)
-    back = load_adapter(tmp_path / "a", model.spec)
-    assert back.layers == adapter.layers
-    assert all(torch.equal(back.tensors[n], value) for n, value in tensors.items())
+    loaded = load_adapter(tmp_path / "a", model.spec)
+    assert loaded.layers == adapter.layers
+    assert all(torch.equal(loaded.tensors[name], value) for name, value in tensors.items())
 
 
 def test_some_parts_of_a_fused_layer_are_said_with_blocks_of_zeros_and_magnitudes_of_some_are_not(
     tmp_path: Path,
 ) -> None:
     model = small("gpt2")
-    some = trained(Adapter.fresh(model, Lora(rank=3), ("q_proj", "v_proj")))
-    save_adapter(tmp_path / "a", some, model.spec)
-    attach(model, some, "a")
-    ours = model(IDS)
-    back = load_adapter(tmp_path / "a", model.spec)
-    key = "model.layers.1.self_attn.k_proj"
-    assert back.layers[key].rank == 6
-    assert not back.tensors[f"{key}.lora_B.weight"].any()
-    attach(model, back, "b")
+    partial = trained(Adapter.fresh(model, Lora(rank=3), ("q_proj", "v_proj")))
+    save_adapter(tmp_path / "a", partial, model.spec)
+    attach(model, partial, "a")
+    expected = model(IDS)
+    loaded = load_adapter(tmp_path / "a", model.spec)
+    layer = "model.layers.1.self_attn.k_proj"
+    assert loaded.layers[layer].rank == 6
+    assert not loaded.tensors[f"{layer}.lora_B.weight"].any()
+    attach(model, loaded, "b")
     set_active(model, ["b"])
-    torch.testing.assert_close(model(IDS), ours, rtol=1e-5, atol=1e-6)
-    some = Adapter.fresh(small("gpt2"), Lora(rank=3, magnitude=True), ("q_proj", "v_proj"))
+    torch.testing.assert_close(model(IDS), expected, rtol=1e-5, atol=1e-6)
+    partial = Adapter.fresh(small("gpt2"), Lora(rank=3, magnitude=True), ("q_proj", "v_proj"))
     with pytest.raises(
         CheckpointError, match=r"c_attn is one layer in PEFT's files, and .*k_proj.* adapted alike"
     ):
-        save_adapter(tmp_path / "b", some, model.spec)
+        save_adapter(tmp_path / "b", partial, model.spec)
     assert not (tmp_path / "b").exists()
 
 
 def test_targets_are_named_by_their_last_part_where_nothing_else_has_it(tmp_path: Path) -> None:
     model = small("gpt2")
-    for layers, wanted in (
+    for layers, expected in (
         ((), ["c_attn", "c_fc", "c_proj"]),
         (("down_proj",), ["transformer.h.0.mlp.c_proj", "transformer.h.1.mlp.c_proj"]),
     ):
         save_adapter(tmp_path / "a", Adapter.fresh(model, Lora(rank=2), layers), model.spec, overwrite=True)
         config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
-        assert config["target_modules"] == wanted
+        assert config["target_modules"] == expected
         assert config["fan_in_fan_out"]
 
 
@@ -137,7 +137,7 @@ def test_ranks_and_alphas_of_their_own(tmp_path: Path) -> None:
     [(Lora(rank=2, alpha=4), Lora(rank=2, alpha=3)), (Lora(rank=2, alpha=4), Lora(rank=5, alpha=4))],
 )
 def test_a_rank_or_an_alpha_of_its_own(usual: Lora, other: Lora, tmp_path: Path) -> None:
-    """One is kept where the other is as everywhere."""
+    """A layer's own rank is kept if its alpha is the usual one, and the other way round."""
     model = small("llama")
     parts = [Adapter.fresh(model, usual), Adapter.fresh(model, other, ("down_proj",))]
     adapter = Adapter({**parts[0].layers, **parts[1].layers}, {**parts[0].tensors, **parts[1].tensors})
@@ -146,11 +146,11 @@ def test_a_rank_or_an_alpha_of_its_own(usual: Lora, other: Lora, tmp_path: Path)
 
 
 def test_patterns_hold_for_ends_of_names_and_the_first_that_fits_decides(tmp_path: Path) -> None:
-    """As in PEFT, whose patterns may have alternatives (`peft.utils.other.get_pattern_key`)."""
+    """PEFT does the same, and its patterns may have alternatives (`peft.utils.other.get_pattern_key`)."""
     model = small("llama")
-    both = Adapter.fresh(model, Lora(rank=2, alpha=3), ("q_proj", "v_proj"))
-    rest = Adapter.fresh(model, Lora(rank=2, alpha=8), ("o_proj", "down_proj"))
-    adapter = Adapter({**both.layers, **rest.layers}, {**both.tensors, **rest.tensors})
+    inputs = Adapter.fresh(model, Lora(rank=2, alpha=3), ("q_proj", "v_proj"))
+    outputs = Adapter.fresh(model, Lora(rank=2, alpha=8), ("o_proj", "down_proj"))
+    adapter = Adapter({**inputs.layers, **outputs.layers}, {**inputs.tensors, **outputs.tensors})
     save_adapter(tmp_path / "a", adapter, model.spec)
     patterns = {"q_proj|v_proj": 3, "proj": 4, r"self_attn\.q_proj": 5}
     rewrite(tmp_path / "a", lora_alpha=8, alpha_pattern=patterns)
@@ -164,26 +164,26 @@ def test_merged_weights_compute_what_the_adapters_add(kind: str) -> None:
     state = dict(model.state_dict())
     for i, adapter in enumerate(adapters):
         attach(model, adapter, f"number {i}")
-    beside = model(IDS)
+    expected = model(IDS)
     merged = small("llama")
     merged.load_state_dict(dict(merged_state(state, adapters)))
-    torch.testing.assert_close(merged(IDS), beside, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(merged(IDS), expected, rtol=1e-5, atol=1e-6)
     low = {name: value.bfloat16() for name, value in state.items()}
-    found = merged_state(low, adapters)
-    assert {value.dtype for value in found.values()} == {torch.bfloat16}
+    merged_low = merged_state(low, adapters)
+    assert {value.dtype for value in merged_low.values()} == {torch.bfloat16}
     name = "model.layers.1.mlp.up_proj.weight"
     exact = merged_state({name: low[name].float()}, adapters)[name]
-    assert torch.equal(found[name], exact.bfloat16())
+    assert torch.equal(merged_low[name], exact.bfloat16())
 
 
 def rewrite(folder: Path, **changes: Any) -> None:
-    """Change keys of the config."""
+    """Changes keys of the folder's config."""
     path = folder / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def retensor(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    """Change the tensors."""
+    """Passes the folder's tensors to `change`, which changes them in place, and saves them."""
     tensors = load_file(folder / "adapter_model.safetensors")
     change(tensors)
     save_file(tensors, folder / "adapter_model.safetensors")

@@ -1,4 +1,4 @@
-"""Configs and files that crash peers or are misread by them: `transformers` says what the readable ones mean."""
+"""Configs and files that other libraries crash on or misread; `transformers` says what the readable ones mean."""
 
 import copy
 
@@ -33,7 +33,7 @@ COMPLETE = {
 
 
 def schemas(rope: dict, theta: float | None = None) -> dict[str, dict]:
-    """The same in the three schemas: up to 4.42, up to 4.57, from 5.0."""
+    """Returns the same settings in the three schemas of transformers: up to 4.42, up to 4.57, from 5.0."""
     top = {} if theta is None else {"rope_theta": theta}
     old = {("type" if key == "rope_type" else key): value for key, value in rope.items()}
     return {
@@ -46,7 +46,10 @@ def schemas(rope: dict, theta: float | None = None) -> dict[str, dict]:
 
 @pytest.mark.parametrize("kind", COMPLETE)
 def test_three_schemas_are_one_meaning_and_theta_is_kept(kind):
-    specs = [spec_from_config(config_dict("llama", **c)) for c in schemas(COMPLETE[kind], 777.0).values()]
+    specs = [
+        spec_from_config(config_dict("llama", **changes))
+        for changes in schemas(COMPLETE[kind], 777.0).values()
+    ]
     assert all(spec == specs[0] for spec in specs)
     assert specs[0].positions.theta == 777.0
     assert specs[0].positions.scaling is not None
@@ -58,18 +61,18 @@ def test_three_schemas_are_one_meaning_and_theta_is_kept(kind):
                          ids=lambda r: f"{r['rope_type']} {r.get('factor')}")  # fmt: skip
 @pytest.mark.parametrize("original", ["missing", "null"])
 def test_a_missing_original_context_is_what_transformers_takes_for_it(rope, original):
-    given = rope | ({"original_max_position_embeddings": None} if original == "null" else {})
-    for changes in schemas(given, 500.0).values():
+    incomplete = rope | ({"original_max_position_embeddings": None} if original == "null" else {})
+    for changes in schemas(incomplete, 500.0).values():
         spec = spec_from_config(config_dict("llama", **changes))
         assert spec.positions.scaling.trained_context == 64
         settings = copy.deepcopy(config_dict("llama", **schemas(rope, 500.0)["v5"]))
         theirs = AutoConfig.for_model(settings.pop("model_type"), **settings)
         for length in (20, 100):
-            wanted, amplitude = ROPE_INIT_FUNCTIONS[rope["rope_type"]](
+            expected, amplitude = ROPE_INIT_FUNCTIONS[rope["rope_type"]](
                 theirs, torch.device("cpu"), seq_len=length
             )
-            found = spec.positions.frequencies(8, length).float()
-            torch.testing.assert_close(found, wanted, rtol=4e-7, atol=0)
+            actual = spec.positions.frequencies(8, length).float()
+            torch.testing.assert_close(actual, expected, rtol=4e-7, atol=0)
             assert spec.positions.amplitude == pytest.approx(float(amplitude), rel=1e-12)
 
 
@@ -102,10 +105,10 @@ def test_a_factor_below_1_or_no_number_is_named(kind, schema, factor):
     ],
 )  # fmt: skip
 def test_bad_rope_is_named_in_every_schema(schema, rope, message):
-    where = "rope_parameters" if schema == "v5" else "rope_scaling"
-    with pytest.raises(ConfigError, match=message) as caught:
+    key = "rope_parameters" if schema == "v5" else "rope_scaling"
+    with pytest.raises(ConfigError, match=message) as error:
         spec_from_config(config_dict("llama", **schemas(rope)[schema]))
-    assert where in str(caught.value) or "YaRN: " in str(caught.value)
+    assert key in str(error.value) or "YaRN: " in str(error.value)
 
 
 @pytest.mark.parametrize("nothing", [{"rope_scaling": None}, {"rope_parameters": None}, {"rope_scaling": {}},
@@ -136,9 +139,7 @@ def test_a_window_is_transformers_window_at_every_length_around_the_row(window):
     """Rows of 24 tokens: windows of 1, T - 1, T, T + 1 and far more, with gradients."""
     logits, gradient = both(config_dict("mistral", sliding_window=window, head_dim=8))
     assert logits < 1e-5
-    assert (
-        window == 1 or gradient < 1e-4
-    )  # of one visible key the true gradient of queries is 0, and so theirs
+    assert window == 1 or gradient < 1e-4  # with one visible key the gradient of queries is 0 on both sides
     assert spec_from_config(config_dict("mistral", sliding_window=window)).patterns[0] == Window.last(window)
 
 
@@ -174,10 +175,10 @@ def test_layers_and_windows_that_contradict_are_named(family, changes, message):
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_a_window_that_is_switched_off_is_none_in_any_layer(family):
-    """Whichever layers it would begin at, and the other way round."""
-    off = {"use_sliding_window": False, "sliding_window": 4}
+    """Switched off, no layer has the window; switched on, the layers from max_window_layers on have it."""
+    switched_off = {"use_sliding_window": False, "sliding_window": 4}
     for first in (0, 1, 3, 28):
-        spec = spec_from_config(config_dict(family, **off, max_window_layers=first))
+        spec = spec_from_config(config_dict(family, **switched_off, max_window_layers=first))
         assert spec.patterns == (Causal(),) * 3
         spec = spec_from_config(config_dict(family, **WINDOWED, max_window_layers=first))
         assert spec.patterns == (Causal(),) * min(first, 3) + (Window.last(4),) * max(0, 3 - first)
@@ -199,11 +200,14 @@ def test_a_mix_of_dtypes_is_widened_without_changing_a_value(tmp_path):
     save_folder(tmp_path / "m", model)
     file = tmp_path / "m" / "model.safetensors"
     stored = load_file(file)
-    low = {n: t.bfloat16() if i % 2 else t for i, (n, t) in enumerate(stored.items())}
-    save_file(low, file, metadata={"format": "pt"})
-    found = load_model(tmp_path / "m").state_dict()
-    assert all(found[n].dtype == torch.float32 and torch.equal(found[n], low[n].float()) for n in low)
-    assert any(not torch.equal(found[n], stored[n]) for n in low)
+    mixed = {name: tensor.bfloat16() if i % 2 else tensor for i, (name, tensor) in enumerate(stored.items())}
+    save_file(mixed, file, metadata={"format": "pt"})
+    loaded = load_model(tmp_path / "m").state_dict()
+    assert all(
+        loaded[name].dtype == torch.float32 and torch.equal(loaded[name], mixed[name].float())
+        for name in mixed
+    )
+    assert any(not torch.equal(loaded[name], stored[name]) for name in mixed)
 
 
 @pytest.mark.parametrize("extra", ["optimizer.state.exp_avg", "model.layers.0.self_attn.q_proj.lora_A.weight",

@@ -1,5 +1,5 @@
-"""A broken folder at the command line: an encoder, an encoder-decoder and a decoder, each fault named with its file and
-what to do, exit 1, and no traceback."""
+"""A broken folder at the command line: for an encoder, an encoder-decoder and a decoder, each fault is reported with
+its file and a remedy, exit code 1 and no traceback."""
 
 import json
 import os
@@ -29,7 +29,7 @@ COMMANDS = {
     "bert": ("fill-mask", "a [MASK] b"),
     "marian": ("translate", "a b"),
 }
-# embedding, its second name, key of the width, key of the layers, the file of the tokenizer
+# name of the embedding, name of the tied matrix, config key of the width, of the number of layers, tokenizer file
 NAMES = {
     "gpt2": ("transformer.wte.weight", "lm_head.weight", "n_embd", "n_layer", "tokenizer.json"),
     "bert": (
@@ -43,12 +43,12 @@ Break = Callable[[Path, str], object]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of each, with its tokenizer."""
+    """Returns a directory with an intact folder of each kind and its tokenizer."""
     root = tmp_path_factory.mktemp("whole")
-    words = train_bpe(["the cat sat on the mat\n" * 3], 262)
+    tokenizer = train_bpe(["the cat sat on the mat\n" * 3], 262)
     gpt2 = build(ModelSpec.of("gpt2", vocab=262, **SIZE), seed=0)
-    save_folder(root / "gpt2", gpt2, tokenizer=words)
-    save_folder(root / "shards", gpt2, tokenizer=words, shard_bytes=6000)
+    save_folder(root / "gpt2", gpt2, tokenizer=tokenizer)
+    save_folder(root / "shards", gpt2, tokenizer=tokenizer, shard_bytes=6000)
     save_folder(root / "bert", build(ModelSpec.of("bert", vocab=len(BERT), **SIZE), seed=0))
     (root / "bert" / "vocab.txt").write_text("\n".join(BERT))
     pair = ModelSpec.of_pair("marian", vocab=10, encoder={"layers": 1}, **SIZE)
@@ -80,12 +80,12 @@ def tensors_of(change: Callable[[dict[str, Tensor], str], object]) -> Break:
 
 
 def config_of(**changes: object) -> Break:
-    """Keys of `config.json`; "width" and "layers" are the family's."""
+    """Changes keys of `config.json`; "width" and "layers" stand for the family's own keys."""
 
     def broken(folder: Path, kind: str) -> None:
         config = json.loads((folder / "config.json").read_text())
-        own = {"width": NAMES[kind][2], "layers": NAMES[kind][3]}
-        config |= {own.get(key, key): value for key, value in changes.items()}
+        family_keys = {"width": NAMES[kind][2], "layers": NAMES[kind][3]}
+        config |= {family_keys.get(key, key): value for key, value in changes.items()}
         (folder / "config.json").write_text(json.dumps(config))
 
     return broken
@@ -163,8 +163,8 @@ FAULTS: dict[str, tuple[Break, str]] = {
 
 
 def said(folder: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    command, *rest = COMMANDS[kind]
-    code = run([command, str(folder), *rest])
+    command, *arguments = COMMANDS[kind]
+    code = run([command, str(folder), *arguments])
     return code, " ".join(capsys.readouterr().err.split("\n"))
 
 

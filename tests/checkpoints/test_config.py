@@ -1,4 +1,4 @@
-"""config.json -> spec -> config.json: the same meaning; every contradiction is named; transformers agrees."""
+"""config.json -> spec -> config.json keeps the meaning; every contradiction is named; transformers agrees."""
 
 import copy
 import math
@@ -41,9 +41,9 @@ def specs(draw) -> ModelSpec:
     scaling = draw(st.sampled_from(SCALINGS))
     pairing = draw(st.sampled_from(["halves", "halves", "halves", "adjacent", ((0, 3), (2, 1))]))
     trained = draw(st.sampled_from([16, 32, 64, 100]))
-    width_of = {"one": [Window.last(3)], "mixed": [Window.last(3), Causal()], "none": [Causal()]}
-    width_of["odd"] = [Causal() & (Window.last(3) | Sink(2)), Window.last(2, step=2), Window.last(5)]
-    kinds = width_of[draw(st.sampled_from(sorted(width_of)))]
+    patterns_of = {"one": [Window.last(3)], "mixed": [Window.last(3), Causal()], "none": [Causal()]}
+    patterns_of["odd"] = [Causal() & (Window.last(3) | Sink(2)), Window.last(2, step=2), Window.last(5)]
+    choices = patterns_of[draw(st.sampled_from(sorted(patterns_of)))]
     positions = draw(
         st.sampled_from(
             [Rotary(500.0, pairing=pairing, scaling=scaling), Rotary(pairing="halves", dims=2), NoPositions()]
@@ -58,14 +58,16 @@ def specs(draw) -> ModelSpec:
         kv_heads=heads // group,
         head_dim=draw(st.sampled_from([4, 4, 4, 6])) if scaling is None and isinstance(pairing, str) else 4,
         hidden=20,
-        patterns=tuple(draw(st.sampled_from(kinds)) for _ in range(layers)),
+        patterns=tuple(draw(st.sampled_from(choices)) for _ in range(layers)),
         positions=positions,
         norm_eps=draw(st.sampled_from([1e-6, 1e-5])),
         qkv_bias=draw(st.booleans()),
         out_bias=draw(st.booleans()),
         mlp_bias=draw(st.booleans()),
         qk_norm=draw(
-            st.sampled_from([one for one in QK_NORMS if one != "rotated" or not positions.length_dependent])
+            st.sampled_from(
+                [norm for norm in QK_NORMS if norm != "rotated" or not positions.length_dependent]
+            )
         ),
         tied=draw(st.booleans()),
         trained_context=trained,
@@ -93,42 +95,44 @@ def test_transformers_takes_every_plain_config_without_a_word_and_refuses_the_ot
         return
     theirs = AutoConfig.for_model(kind, **settings)
     assert theirs.rope_parameters["rope_theta"] == spec.positions.theta
-    back = theirs.to_dict()
-    again = spec_from_config({k: v for k, v in back.items() if k in config or k == "rope_parameters"})
+    written = theirs.to_dict()
+    reread = spec_from_config(
+        {key: value for key, value in written.items() if key in config or key == "rope_parameters"}
+    )
     facts = {"trained_context": spec.trained_context, "max_context": spec.max_context, "family": spec.family}
-    assert replace(again, **facts) == spec
+    assert replace(reread, **facts) == spec
 
 
 @pytest.mark.parametrize("name", [n for n in ROPES if "implicit" not in n and "null" not in n])
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_transformers_logs_nothing_about_what_we_write(name, family, caplog):
-    """Both schemas are written side by side; 5.x takes them without a warning."""
+    """Both schemas are written side by side; transformers 5.x accepts them without a warning."""
     from transformers.utils import logging
 
     spec = spec_from_config(config_dict(family, head_dim=8, **ROPES[name]))
     config = config_from_spec(spec)
-    root = logging.get_logger("transformers")
+    logger = logging.get_logger("transformers")
     verbosity = logging.get_verbosity()
     logging.set_verbosity_warning()
-    root.addHandler(caplog.handler)
+    logger.addHandler(caplog.handler)
     try:
         settings = copy.deepcopy(config)
         theirs = AutoConfig.for_model(settings.pop("model_type"), **settings)
     finally:
-        root.removeHandler(caplog.handler)
+        logger.removeHandler(caplog.handler)
         logging.set_verbosity(verbosity)
-    assert [r.getMessage() for r in caplog.records] == []
+    assert [record.getMessage() for record in caplog.records] == []
     assert spec_from_config({**theirs.to_dict(), "architectures": None}).positions == spec.positions
 
 
 @pytest.mark.parametrize("name", FAMILY_CASES)
 def test_the_configs_that_transformers_writes_are_read(name):
-    """to_dict() of a config has every key that transformers knows: all are known here."""
-    given = config_dict(name.split()[0], **FAMILY_CASES[name])
-    settings = copy.deepcopy(given)
+    """to_dict() of a config has every key that transformers knows, so headway must know them all."""
+    config = config_dict(name.split()[0], **FAMILY_CASES[name])
+    settings = copy.deepcopy(config)
     theirs = AutoConfig.for_model(settings.pop("model_type"), **settings)
-    assert spec_from_config(theirs.to_dict()) == spec_from_config(given)
-    assert spec_from_config(theirs.to_diff_dict()) == spec_from_config(given)
+    assert spec_from_config(theirs.to_dict()) == spec_from_config(config)
+    assert spec_from_config(theirs.to_diff_dict()) == spec_from_config(config)
 
 
 def rope(**values):

@@ -1,4 +1,4 @@
-"""`convert`: pairings, repeated kv heads, dtypes and shards; nothing is left at the target unless equality was seen."""
+"""`convert`: pairings, repeated KV heads, dtypes and shards; nothing stays at the target unless the check passed."""
 
 import json
 from collections import Counter
@@ -24,8 +24,8 @@ WEIGHTS = "model.safetensors"
 
 
 def save(path, *, family="qwen2", kv_heads=2, heads=4, pairing="halves", head_dim=6, **fields):
-    base = {"vocab": 61, "width": 24, "layers": 2, "heads": heads, "hidden": 24, "init_std": 0.3, **fields}
-    spec = ModelSpec.of(family, **base, kv_heads=kv_heads, head_dim=head_dim,
+    sizes = {"vocab": 61, "width": 24, "layers": 2, "heads": heads, "hidden": 24, "init_std": 0.3, **fields}
+    spec = ModelSpec.of(family, **sizes, kv_heads=kv_heads, head_dim=head_dim,
                         positions=Rotary(500.0, pairing=pairing))  # fmt: skip
     model = build(spec, seed=0).eval()
     with torch.no_grad():
@@ -42,15 +42,15 @@ def logits(path, dtype=None):
 
 @chequered("pairs,kv_heads", [MISSION_PAIRS, ((5, 0), (3, 1), (2, 4))], [1, 2, 4])
 def test_row_61_interleaved_to_halves_to_any_pairs_and_back_is_the_same_file(tmp_path, kv_heads, pairs):
-    """Row 61: every step gives the same logits, and the last the first file again, byte by byte."""
+    """Row 61: every step gives the same logits, and the last one restores the first file byte for byte."""
     start = save(tmp_path / "0", family="qwen3", kv_heads=kv_heads, pairing="adjacent")
-    want = logits(start, torch.float64)
+    expected = logits(start, torch.float64)
     steps = ["halves", str(pairs)[1:-1], "adjacent"]
     for number, pairing in enumerate(steps, 1):
-        here, there = tmp_path / str(number - 1), tmp_path / str(number)
-        assert run(["convert", str(here), str(there), "--to-pairing", pairing]) == 0
-        assert off(logits(there, torch.float64), want) < 1e-14
-        assert (here / WEIGHTS).read_bytes() != (there / WEIGHTS).read_bytes()
+        source, target = tmp_path / str(number - 1), tmp_path / str(number)
+        assert run(["convert", str(source), str(target), "--to-pairing", pairing]) == 0
+        assert off(logits(target, torch.float64), expected) < 1e-14
+        assert (source / WEIGHTS).read_bytes() != (target / WEIGHTS).read_bytes()
     assert load_folder(tmp_path / "2").spec.positions.pairing == pairs
     assert (tmp_path / "3" / WEIGHTS).read_bytes() == (start / WEIGHTS).read_bytes()
     assert json.loads((tmp_path / "3" / "config.json").read_text()) == json.loads(
@@ -59,7 +59,7 @@ def test_row_61_interleaved_to_halves_to_any_pairs_and_back_is_the_same_file(tmp
 
 
 def test_row_61_the_pairs_of_the_documents_are_halves_under_another_name(tmp_path):
-    """(0, 3), (1, 4), (2, 5) of six dims are (i, i + 3): the weights are the same, what is recorded is not."""
+    """(0, 3), (1, 4), (2, 5) of six dims are (i, i + 3): the weights stay the same, the recorded pairing changes."""
     start = save(tmp_path / "0", pairing="halves")
     convert(start, tmp_path / "1", to_pairing=MISSION_PAIRS)
     assert (tmp_path / "1" / WEIGHTS).read_bytes()[-4000:] == (start / WEIGHTS).read_bytes()[-4000:]
@@ -105,7 +105,7 @@ def test_row_53_a_wrong_order_of_copies_is_seen_and_nothing_is_left(tmp_path, mo
 
 
 def test_sums_in_another_order_are_decided_in_float64(tmp_path, monkeypatch):
-    """What float32 rounds beyond its bound is no difference of the models; one of 1e-6 of a weight is, at any bound."""
+    """float32 rounding beyond its bound is no difference of models; a weight changed by a factor of 1 + 1e-6 is one."""
     start = save(tmp_path / "0", family="qwen3", pairing="adjacent")
     monkeypatch.setitem(module.BOUNDS, torch.float32, 1e-12)
     checks = convert(start, tmp_path / "1", to_pairing="halves").differences
@@ -125,35 +125,35 @@ def test_sums_in_another_order_are_decided_in_float64(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_a_dtype_is_the_source_rounded_and_says_what_that_changed(tmp_path, dtype, capsys):
-    start, name = save(tmp_path / "0"), str(dtype).removeprefix("torch.")
+    start, dtype_name = save(tmp_path / "0"), str(dtype).removeprefix("torch.")
     result = convert(start, tmp_path / "1", dtype=dtype)
     old, new = open_tensors(start), open_tensors(tmp_path / "1")
     assert Counter(form.dtype for form in new.forms.values()) == {dtype: len(old)}
-    assert all(torch.equal(new[n], old[n].to(dtype)) for n in old)
-    assert load_folder(tmp_path / "1").config["dtype"] == name
-    assert ("weights", "float32", name) in result.changed
+    assert all(torch.equal(new[name], old[name].to(dtype)) for name in old)
+    assert load_folder(tmp_path / "1").config["dtype"] == dtype_name
+    assert ("weights", "float32", dtype_name) in result.changed
     if dtype == torch.float64:
         assert result.rounding is None
     else:
         ids = probe(load_folder(start).spec, None, result.context)[None]
         model = load_model(start)
-        other = load_model(tmp_path / "1", dtype=torch.float32)
-        change = float((model(ids) - other(ids)).detach().abs().max())
+        converted = load_model(tmp_path / "1", dtype=torch.float32)
+        change = float((model(ids) - converted(ids)).detach().abs().max())
         assert result.rounding == pytest.approx(change, rel=1e-3)
         assert result.rounding > 100 * result.differences[0].difference
-        assert run(["convert", str(start), str(tmp_path / "2"), "--dtype", name]) == 0
+        assert run(["convert", str(start), str(tmp_path / "2"), "--dtype", dtype_name]) == 0
         assert "differs from the source: rounding changed logits by up to" in capsys.readouterr().out
 
 
 def test_a_folder_is_converted_in_place(tmp_path):
     start = save(tmp_path / "0", kv_heads=1)
-    want = load_model(start, dtype=torch.float64)
-    apart = convert(start, tmp_path / "1", dtype=torch.bfloat16, kv_heads=4, to_pairing="adjacent")
+    original = load_model(start, dtype=torch.float64)
+    separate = convert(start, tmp_path / "1", dtype=torch.bfloat16, kv_heads=4, to_pairing="adjacent")
     result = convert(start, start, dtype=torch.bfloat16, kv_heads=4, to_pairing="adjacent", overwrite=True)
-    assert result.rounding == apart.rounding > 0
+    assert result.rounding == separate.rounding > 0
     assert (start / WEIGHTS).read_bytes() == (tmp_path / "1" / WEIGHTS).read_bytes()
     ids = torch.arange(20)[None]
-    change = off(load_model(start, dtype=torch.float64)(ids).detach(), want(ids).detach())
+    change = off(load_model(start, dtype=torch.float64)(ids).detach(), original(ids).detach())
     assert 0 < change < 0.2
 
 
@@ -174,19 +174,23 @@ def test_a_number_that_the_dtype_cannot_hold_is_not_converted(tmp_path):
 def test_shards_of_a_size(tmp_path, size, limit):
     start = save(tmp_path / "0")
     assert run(["convert", str(start), str(tmp_path / "1"), "--shard-size", size]) == 0
-    read = open_tensors(tmp_path / "1")
-    sizes = [sum(e.nbytes for e in read.forms.values() if e.file == file) for file in read.files]
-    largest = max(entry.nbytes for entry in read.forms.values())
+    stored = open_tensors(tmp_path / "1")
+    sizes = [
+        sum(entry.nbytes for entry in stored.forms.values() if entry.file == file) for file in stored.files
+    ]
+    largest = max(entry.nbytes for entry in stored.forms.values())
     assert max(sizes) <= max(limit, largest)
-    assert len(sizes) >= read.nbytes / max(limit, largest)
-    assert (len(sizes) == 1) == (limit > read.nbytes)
-    assert all(torch.equal(open_tensors(tmp_path / "1")[n], v) for n, v in open_tensors(start).items())
+    assert len(sizes) >= stored.nbytes / max(limit, largest)
+    assert (len(sizes) == 1) == (limit > stored.nbytes)
+    assert all(
+        torch.equal(open_tensors(tmp_path / "1")[name], value) for name, value in open_tensors(start).items()
+    )
 
 
 def test_all_changes_at_once_are_shown_equal(tmp_path, capsys):
     start = save(tmp_path / "0", kv_heads=1)
-    how = "--kv-heads 4 --to-pairing adjacent --dtype bfloat16 --shard-size 4KB --json"
-    assert run(["convert", str(start), str(tmp_path / "1"), *how.split()]) == 0
+    options = "--kv-heads 4 --to-pairing adjacent --dtype bfloat16 --shard-size 4KB --json"
+    assert run(["convert", str(start), str(tmp_path / "1"), *options.split()]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [row[0] for row in report["changed"]] == ["positions", "heads", "weights"]
     assert load_folder(tmp_path / "1").spec.kv_heads == 4

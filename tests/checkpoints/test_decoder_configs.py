@@ -1,4 +1,4 @@
-"""The published config.json of decoders that are not of LLaMA's form: the catalog's, and the counts of their cards."""
+"""Published config.json files of decoders that are not Llama-like give the catalog's specs and parameter counts."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""All that is done with a decoder is done with those that are not of LLaMA's form."""
+"""Generation, conversion, inspection, planning and training of decoders that are not Llama-like."""
 
 import json
 from dataclasses import replace
@@ -45,7 +45,7 @@ def test_greedy_texts_are_theirs(name: str, tmp_path: Path) -> None:
     model = theirs(name)
     model.save_pretrained(tmp_path)
     ours = load_model(tmp_path)
-    want = model.generate(
+    expected = model.generate(
         IDS[:, :9],
         attention_mask=torch.ones(2, 9, dtype=torch.long),
         max_new_tokens=12,
@@ -53,8 +53,8 @@ def test_greedy_texts_are_theirs(name: str, tmp_path: Path) -> None:
         pad_token_id=0,
         eos_token_id=None,
     )
-    texts = generate(ours, IDS[:, :9].tolist(), GenerationConfig(max_new_tokens=12))
-    assert [text.ids for text in texts] == want[:, 9:].tolist()
+    outputs = generate(ours, IDS[:, :9].tolist(), GenerationConfig(max_new_tokens=12))
+    assert [output.ids for output in outputs] == expected[:, 9:].tolist()
 
 
 @share("name", MAIN, 0, 4)
@@ -64,26 +64,26 @@ def test_convert_inspect_and_plan(name: str, tmp_path: Path, capsys: pytest.Capt
     ours = load_folder(tmp_path / "theirs")
     assert run(["convert", str(tmp_path / "theirs"), str(tmp_path / "same")]) == 0
     assert "transformers loads it" in capsys.readouterr().out
-    same = load_folder(tmp_path / "same")
-    assert same.spec == ours.spec
-    assert all(torch.equal(same.tensors[key], value) for key, value in ours.tensors.items())
+    converted = load_folder(tmp_path / "same")
+    assert converted.spec == ours.spec
+    assert all(torch.equal(converted.tensors[key], value) for key, value in ours.tensors.items())
     assert run(["inspect", str(tmp_path / "same"), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["parameter_count"] == sum(p.numel() for p in model.parameters())
-    assert said["transformers"] == "loads it"
+    inspected = json.loads(capsys.readouterr().out)
+    assert inspected["parameter_count"] == sum(p.numel() for p in model.parameters())
+    assert inspected["transformers"] == "loads it"
     report = plan(ours.spec, model=name, context=16, machine=MACHINE)
-    assert report.training["parameters"] == 6 * said["parameter_count"]
+    assert report.training["parameters"] == 6 * inspected["parameter_count"]
     prefill = next((layer.prefill.rejected for layer in report.layers if layer.prefill is not None), None)
     assert ("ALiBi" in str(prefill)) == isinstance(ours.spec.positions, LinearBias)
     if not (rotary := rotations(ours.spec.positions)):
         return
-    other = {"halves": "adjacent", "adjacent": "halves"}[str(rotary[0].pairing)]
-    assert run(["convert", str(tmp_path / "theirs"), str(tmp_path / "x"), "--to-pairing", other]) == 0
+    pairing = {"halves": "adjacent", "adjacent": "halves"}[str(rotary[0].pairing)]
+    assert run(["convert", str(tmp_path / "theirs"), str(tmp_path / "x"), "--to-pairing", pairing]) == 0
     assert "refuses it: it cannot express its rotary pairing" in capsys.readouterr().out
     assert run(["convert", str(tmp_path / "x"), str(tmp_path / "back")]) == 0
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "back", attn_implementation="eager").eval()
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "back", attn_implementation="eager").eval()
     with torch.no_grad():
-        assert torch.equal(again(IDS).logits, model(IDS).logits)
+        assert torch.equal(reloaded(IDS).logits, model(IDS).logits)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -112,13 +112,13 @@ def test_convert_inspect_and_plan(name: str, tmp_path: Path, capsys: pytest.Capt
     ids=str,
 )
 def test_kept_bytes_are_what_autograd_keeps(change: dict[str, Any], scores: Any, dtype: torch.dtype) -> None:
-    """Row 109, for LayerNorm, feed-forwards without a gate, norms side by side, and dropout."""
-    size = {"vocab": 97, "width": 40, "layers": 3, "heads": 4, "hidden": 56, "head_dim": 12}
-    spec = ModelSpec.of("gpt2", **{**size, "dropout": 0.0, "attention_dropout": 0.0, **change})
+    """Row 109 for LayerNorm, ungated feed-forwards, parallel branches, and dropout."""
+    sizes = {"vocab": 97, "width": 40, "layers": 3, "heads": 4, "hidden": 56, "head_dim": 12}
+    spec = ModelSpec.of("gpt2", **{**sizes, "dropout": 0.0, "attention_dropout": 0.0, **change})
     model = build(spec, seed=0, dtype=dtype, backend="dense" if scores == "stored" else "sdpa")
     measured = kept(lambda: loss_of(model, torch.randint(97, (2, 48)), fused=False), model)
-    want = cost.activation_bytes(spec, 48, 2, dtype, scores=scores) | {"logits": 4 * 97 * 2 * 48}
-    assert abs(measured - sum(want.values())) < 0.01 * sum(want.values())
+    expected = cost.activation_bytes(spec, 48, 2, dtype, scores=scores) | {"logits": 4 * 97 * 2 * 48}
+    assert abs(measured - sum(expected.values())) < 0.01 * sum(expected.values())
 
 
 def test_post_norm_is_counted_in_the_plan() -> None:
@@ -136,7 +136,7 @@ def test_post_norm_is_counted_in_the_plan() -> None:
 def test_any_of_them_is_trained_from_scratch(
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Text in, a folder that transformers loads and that we evaluate and generate from out."""
+    """Training on a text file gives a folder that transformers loads and that we evaluate and generate from."""
     monkeypatch.setattr("headway.train.tasks.rows.gemm_peak", lambda dtype: 1e12)
     (tmp_path / "text.txt").write_text("one two three four five\nsix seven\n" * 200)
     settings = {"data": tmp_path / "text.txt", "out": tmp_path / "run", "family": family, "vocab": 270, "depth": 2,

@@ -1,4 +1,4 @@
-"""Decoders that are not of LLaMA's form equal transformers, both ways: GPT-2, GPTBigCode, Falcon, StarCoder2."""
+"""Decoders that are not Llama-like equal transformers, when we load its folders and when it loads ours."""
 
 import copy
 import json
@@ -36,7 +36,7 @@ QUERIES = {"k_proj": "q_proj.bias", "Wk": "Wq.bias", "key": "query.bias"}
 
 @pytest.fixture(scope="module")
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
-    """(transformers' model, ours, loaded from the folder that theirs was saved to, that folder)."""
+    """Returns transformers' model, ours as loaded from the folder that it was saved to, and that folder."""
     model = theirs(request.param)
     path = tmp_path_factory.mktemp("theirs")
     model.save_pretrained(path)
@@ -52,41 +52,42 @@ def test_row_39_logits_are_theirs(pair: tuple[Any, Any, Path]) -> None:
 
 @share("pair", CASES, 1, 5)
 def test_gradients_are_theirs(pair: tuple[Any, Any, Path]) -> None:
-    """Under their names; a key's bias, whose gradient is 0 without rotary positions, beside that of the query's."""
+    """The gradient of a key's bias, 0 without rotary positions, is measured against that of the query's bias."""
     model, ours, _ = pair
     weight = torch.randn(2, 19, 61, generator=torch.Generator().manual_seed(2))
-    for one, logits in ((model, model(IDS).logits), (ours, ours(IDS))):
-        one.zero_grad()
+    for module, logits in ((model, model(IDS).logits), (ours, ours(IDS))):
+        module.zero_grad()
         (logits * weight).sum().backward()
     state = {**ours.state_dict(), **{key: p.grad for key, p in ours.named_parameters()}}
     names = LAYOUTS[ours.spec.family].tensors
-    found = exported(names, state, ours.spec)
-    found = {key: value for key, value in found.items() if key not in names.constants(ours.spec)}
+    actual = exported(names, state, ours.spec)
+    actual = {key: value for key, value in actual.items() if key not in names.constants(ours.spec)}
     stored = {"lm_head.weight": "embed_out.weight"} if ours.spec.family == "gpt_neox" else {}
     grads = {stored.get(key, key): p.grad for key, p in model.named_parameters() if p.grad is not None}
     aliases = names.aliases(ours.spec)
-    wanted = revert_weight_conversion(model, grads)
-    wanted = {key if key in found else aliases[key]: grad for key, grad in wanted.items()}
-    choosing = ("e_score_correction_bias", "expert_bias", "layer_scalar")
-    assert {key for key in found if not key.endswith(choosing)} == wanted.keys()
-    for key, grad in wanted.items():
+    expected = revert_weight_conversion(model, grads)
+    expected = {key if key in actual else aliases[key]: grad for key, grad in expected.items()}
+    untrained = ("e_score_correction_bias", "expert_bias", "layer_scalar")
+    assert {key for key in actual if not key.endswith(untrained)} == expected.keys()
+    for key, grad in expected.items():
         query = re.sub(r"\b(k_proj|Wk|key)\.bias", lambda m: QUERIES[m[1]], key)
-        most = wanted[query].abs().max()
-        assert (found[key] - grad).abs().max() <= 1e-4 * most, key  # 0 of an expert that no token chose
+        largest = expected[query].abs().max()
+        assert (actual[key] - grad).abs().max() <= 1e-4 * largest, key  # 0 for an expert that no token chose
 
 
 @share("pair", CASES, 2, 5)
 @torch.no_grad()
 def test_losses_are_theirs(pair: tuple[Any, Any, Path]) -> None:
-    """Without ever holding all logits, and packed: documents of one row."""
+    """Losses never hold all logits, and may be packed: both rows are then documents of one row."""
     model, ours, _ = pair
     log_p = model(IDS).logits.double().log_softmax(-1)
     targets = torch.randint(61, IDS.shape, generator=torch.Generator().manual_seed(3))
-    want = -log_p.gather(-1, targets[..., None])[..., 0]
-    assert off(ours(IDS, targets=targets).each, want) < 1e-5
+    expected = -log_p.gather(-1, targets[..., None])[..., 0]
+    assert off(ours(IDS, targets=targets).each, expected) < 1e-5
     packed = Tokens.packed([[19, 19]])
     assert (
-        off(ours(IDS.view(1, -1), tokens=packed, targets=targets.view(1, -1)).each.view(2, 19), want) < 1e-5
+        off(ours(IDS.view(1, -1), tokens=packed, targets=targets.view(1, -1)).each.view(2, 19), expected)
+        < 1e-5
     )
 
 
@@ -94,22 +95,22 @@ def test_losses_are_theirs(pair: tuple[Any, Any, Path]) -> None:
 def test_padded_is_unpadded_and_cached_is_uncached(pair: tuple[Any, Any, Path]) -> None:
     model, ours, _ = pair
     with torch.no_grad():
-        whole = ours(IDS)
+        full = ours(IDS)
         for side in ("left", "right"):
             tokens = Tokens.from_lengths([19, 12], side=side)
-            at = tokens.valid[1]
+            valid = tokens.valid[1]
             ids = IDS.clone()
             ids[1] = 60
-            ids[1, at] = IDS[1, :12]
-            assert off(ours(ids, tokens=tokens)[1, at], whole[1, :12]) < 1e-5
+            ids[1, valid] = IDS[1, :12]
+            assert off(ours(ids, tokens=tokens)[1, valid], full[1, :12]) < 1e-5
         cache = ours.make_cache(2)
         steps = [ours(IDS[:, :7], cache=cache), *(ours(IDS[:, i : i + 1], cache=cache) for i in range(7, 19))]
         cached = torch.cat(steps, 1)
         if (
-            off(cached, whole) >= 1e-5
-        ):  # float64 decides: at most twice as far from it as a forward pass, or theirs
-            wide = copy.deepcopy(ours).double()(IDS)
-            assert off(cached, wide) <= 2 * max(off(whole, wide), off(model(IDS).logits, wide))
+            off(cached, full) >= 1e-5
+        ):  # float64 decides: at most twice as far from it as our full forward pass or transformers'
+            exact = copy.deepcopy(ours).double()(IDS)
+            assert off(cached, exact) <= 2 * max(off(full, exact), off(model(IDS).logits, exact))
 
 
 @share("pair", CASES, 4, 5)
@@ -118,52 +119,52 @@ def test_we_save_and_they_load(pair: tuple[Any, Any, Path], tmp_path: Path) -> N
     save_folder(
         tmp_path / "ours", ours, generation={"pad_token_id": getattr(model.config, "pad_token_id", None)}
     )
-    again = AutoModelForCausalLM.from_pretrained(
+    reloaded = AutoModelForCausalLM.from_pretrained(
         tmp_path / "ours", attn_implementation=kernel(model.config)
     ).eval()
-    assert type(again) is type(model)
+    assert type(reloaded) is type(model)
     for key, value in model.state_dict().items():
-        assert torch.equal(again.state_dict()[key], value), key
-    with torch.no_grad():  # weights are equal, but bits of products depend on where in memory they begin
-        assert off(again(IDS).logits, model(IDS).logits) < 1e-5
-    back = load_folder(tmp_path / "ours")
-    assert back.spec == load_folder(path).spec == ours.spec
+        assert torch.equal(reloaded.state_dict()[key], value), key
+    with torch.no_grad():  # weights are equal, but the bits of products depend on the alignment of memory
+        assert off(reloaded(IDS).logits, model(IDS).logits) < 1e-5
+    loaded = load_folder(tmp_path / "ours")
+    assert loaded.spec == load_folder(path).spec == ours.spec
 
 
 @pytest.mark.parametrize("family", ["qwen3", "mistral"])
 @torch.no_grad()
 def test_a_decoder_embeds_by_its_last_token(family: str, tmp_path: Path) -> None:
-    """As Qwen3-Embedding and e5-mistral are stored: the bare decoder, and beside it what sentence-transformers does."""
+    """Qwen3-Embedding and e5-mistral are stored so: a bare decoder with the config files of sentence-transformers."""
     config = AutoConfig.for_model(family, **NORMED)
     model = AutoModel.from_config(config, attn_implementation="eager").eval()
     model.save_pretrained(tmp_path / "theirs")
-    described = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    stored = json.loads((tmp_path / "theirs" / "config.json").read_text())
     head = {
         "architectures": [f"{type(model).__name__.removesuffix('Model')}ForCausalLM"],
         "tie_word_embeddings": True,
     }
-    (tmp_path / "theirs" / "config.json").write_text(json.dumps(described | head))
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(stored | head))
     spec = ModelSpec.of(family, vocab=61, width=48, layers=2, heads=6, hidden=80)
     write_sentence_config(tmp_path / "theirs", spec.with_head(Head("embed", pool="last", unit=True)))
     ours = build_model(load_folder(tmp_path / "theirs"))
     assert (ours.spec.kind, ours.spec.head) == ("encoder", Head("embed", pool="last", unit=True))
     states = model(IDS).last_hidden_state
-    want = torch.nn.functional.normalize(torch.stack((states[0, 18], states[1, 11])), dim=-1)
-    assert off(ours(IDS, tokens=Tokens.from_lengths([19, 12])), want) < 1e-5
+    expected = torch.nn.functional.normalize(torch.stack((states[0, 18], states[1, 11])), dim=-1)
+    assert off(ours(IDS, tokens=Tokens.from_lengths([19, 12])), expected) < 1e-5
     packed = torch.cat((IDS[:1], IDS[1:, :12]), 1)
-    assert off(ours(packed, tokens=Tokens.packed([[19, 12]])), want) < 1e-5
+    assert off(ours(packed, tokens=Tokens.packed([[19, 12]])), expected) < 1e-5
     save_folder(tmp_path / "ours", ours)
-    again = AutoModel.from_pretrained(tmp_path / "ours", attn_implementation="eager").eval()
-    assert type(again) is type(model)
-    assert torch.equal(again(IDS).last_hidden_state, states)
+    reloaded = AutoModel.from_pretrained(tmp_path / "ours", attn_implementation="eager").eval()
+    assert type(reloaded) is type(model)
+    assert torch.equal(reloaded(IDS).last_hidden_state, states)
     assert load_folder(tmp_path / "ours").spec == ours.spec
 
 
 def test_gpt2_s_first_files_load(tmp_path: Path) -> None:
-    """Without a prefix and an output layer, and with the masks that were buffers: the files of 2019."""
+    """The files of 2019 have no prefix and no output layer, but contain the causal masks, which were buffers."""
     model = theirs("gpt2")
     model.save_pretrained(tmp_path)
-    state = {k: v.contiguous() for k, v in model.transformer.state_dict().items()}
+    state = {key: value.contiguous() for key, value in model.transformer.state_dict().items()}
     for i in range(3):
         state[f"h.{i}.attn.bias"] = torch.ones(1, 1, 32, 32).tril()
         state[f"h.{i}.attn.masked_bias"] = torch.tensor(-1e4)
@@ -213,19 +214,19 @@ def test_what_would_be_ignored_is_refused(family: str, change: dict[str, Any], m
 
 
 def test_row_10_the_fused_projection_of_llm_foundry_is_put_into_ours() -> None:
-    """Wqkv, d_model -> d_model + 2 head_dim, split [d_model, head_dim, head_dim]: a rule of three parts, both ways."""
+    """Wqkv, d_model -> d_model + 2 head_dim, is split [d_model, head_dim, head_dim] by one rule, in both directions."""
     torch.manual_seed(0)
-    listed = MultiQueryAttention(768, 8).double()
+    foundry = MultiQueryAttention(768, 8).double()
     ours = Attention(768, 8, 1, qkv_bias=True, out_bias=True).double()
     parts = ("weight", "bias")
     rows = 768, 96, 96
     rules = [Rule(tuple(f"{n}_proj.{leaf}" for n in "qkv"), f"Wqkv.{leaf}", rows) for leaf in parts]
     rules += [same(f"o_proj.{leaf}", f"out_proj.{leaf}") for leaf in parts]
-    state = listed.state_dict()
+    state = foundry.state_dict()
     assert state["Wqkv.weight"].shape == (960, 768)
     ours.load_state_dict({n: t for r in rules for n, t in zip(r.ours, r.split(state[r.theirs]), strict=True)})
     x = torch.randn(1, 64, 768, dtype=torch.float64)
     with torch.no_grad():
-        assert off(ours(x), listed(x)[0]) < 1e-12
-    back = {r.theirs: r.join([ours.state_dict()[n] for n in r.ours]) for r in rules}
-    assert all(torch.equal(back[key], value) for key, value in state.items())
+        assert off(ours(x), foundry(x)[0]) < 1e-12
+    joined = {r.theirs: r.join([ours.state_dict()[n] for n in r.ours]) for r in rules}
+    assert all(torch.equal(joined[key], value) for key, value in state.items())

@@ -1,4 +1,4 @@
-"""Folders of encoders: old names, other purposes, what is refused, what is headway's own, and what the commands say."""
+"""Encoder folders: old names, other heads, what is refused, headway's own models, and the output of the commands."""
 
 import json
 from dataclasses import replace
@@ -55,10 +55,10 @@ def test_another_table_of_angles_is_refused(tmp_path: Path) -> None:
 
 
 def test_names_of_old_files(tmp_path: Path) -> None:
-    """gamma and beta, no prefix, no pooler, position_ids, the tied matrix a second time or not at all."""
+    """Old files have gamma and beta, position_ids, the heads of pretraining, and the tied matrix a second time."""
     theirs = peer(Case("bert", "masked-lm"))
-    given, tokens = inputs(theirs)
-    wanted = output(theirs(**given)).detach()
+    batch, tokens = inputs(theirs)
+    expected = output(theirs(**batch)).detach()
 
     def old(state: dict[str, Tensor]) -> dict[str, Tensor]:
         ends = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
@@ -82,7 +82,7 @@ def test_names_of_old_files(tmp_path: Path) -> None:
     folder = load_folder(rewritten(tmp_path / "m", old))
     ours = build_model(folder)
     assert isinstance(ours, Encoder)
-    assert off(seen(run(ours, given, tokens), tokens), seen(wanted, tokens)) < 1e-5
+    assert off(seen(run(ours, batch, tokens), tokens), seen(expected, tokens)) < 1e-5
     assert set(folder.unused) == {
         "bert.embeddings.position_ids",
         *(f"cls.seq_relationship.{leaf}" for leaf in ("weight", "bias")),
@@ -98,18 +98,18 @@ def test_names_of_old_files(tmp_path: Path) -> None:
 
 
 def test_the_one_bias_of_an_untied_file_may_have_its_old_name(tmp_path: Path) -> None:
-    """Before version 5, transformers kept it as cls.predictions.bias alone, or under both names."""
+    """Before version 5, transformers stored it as cls.predictions.bias alone, or under both names."""
     peer(Case("bert", "masked-lm", {"tie_word_embeddings": False})).save_pretrained(tmp_path / "m")
-    both = load_folder(tmp_path / "m")
-    real = load_file(tmp_path / "m" / "model.safetensors")["cls.predictions.decoder.bias"]
-    assert torch.equal(both.tensors["head.out.bias"], real)
-    assert both.unused == ()
+    loaded = load_folder(tmp_path / "m")
+    expected = load_file(tmp_path / "m" / "model.safetensors")["cls.predictions.decoder.bias"]
+    assert torch.equal(loaded.tensors["head.out.bias"], expected)
+    assert loaded.unused == ()
 
     def one(state: dict[str, Tensor]) -> dict[str, Tensor]:
         bias = state.pop("cls.predictions.decoder.bias")
         return {**state, "cls.predictions.bias": bias}
 
-    assert torch.equal(load_folder(rewritten(tmp_path / "m", one)).tensors["head.out.bias"], real)
+    assert torch.equal(load_folder(rewritten(tmp_path / "m", one)).tensors["head.out.bias"], expected)
 
 
 def test_a_folder_for_another_purpose(tmp_path: Path) -> None:
@@ -152,15 +152,15 @@ def test_a_roformer_in_halves_is_saved_in_adjacent_pairs(tmp_path: Path) -> None
     model = build(ModelSpec.of("roformer", **SMALL, positions=halves, trained_context=20), seed=1).eval()
     save_folder(tmp_path / "m", model)
     theirs = transformers.RoFormerForMaskedLM.from_pretrained(tmp_path / "m", attn_implementation="eager")
-    given, tokens = inputs(theirs)
+    batch, tokens = inputs(theirs)
     assert isinstance(model, Encoder)
-    assert off(seen(run(model, given, tokens), tokens), seen(theirs(**given).logits, tokens)) < 1e-5
+    assert off(seen(run(model, batch, tokens), tokens), seen(theirs(**batch).logits, tokens)) < 1e-5
 
     turned = build(ModelSpec.of("roformer", **SMALL, positions=replace(halves, values=True)), seed=1).eval()
     with pytest.raises(ConfigError, match="keep the pairing"):
         save_folder(tmp_path / "v", turned)
     save_folder(tmp_path / "v", turned, keep_pairing=True)
-    ids = given["input_ids"][:1]
+    ids = batch["input_ids"][:1]
     assert torch.equal(build_model(load_folder(tmp_path / "v"))(ids), turned(ids))
 
 
@@ -168,10 +168,10 @@ def test_projections_of_global_tokens_change_their_pairing_too() -> None:
     patterns = Window.around(2) | Global()
     spec = ModelSpec.of("longformer", **SMALL, positions=Rotary(pairing="halves"), patterns=patterns)
     model = build(spec, seed=1).eval()
-    state, other = change_pairing(model.state_dict(), spec, "adjacent")
+    state, adjacent = change_pairing(model.state_dict(), spec, "adjacent")
     ids = torch.randint(0, 61, (1, 9), generator=torch.Generator().manual_seed(0))
     tokens = Tokens.range(9).with_global([[0, 4]])
-    assert off(restore(other, state)(ids, tokens=tokens), model(ids, tokens=tokens)) < 1e-5
+    assert off(restore(adjacent, state)(ids, tokens=tokens), model(ids, tokens=tokens)) < 1e-5
 
 
 def test_row_85_wobert_is_saved_as_the_bert_that_it_is(tmp_path: Path) -> None:
@@ -181,9 +181,9 @@ def test_row_85_wobert_is_saved_as_the_bert_that_it_is(tmp_path: Path) -> None:
     assert load_folder(tmp_path / "m").spec == spec
     assert unsupported_by_transformers(spec) is None
     theirs = transformers.BertForMaskedLM.from_pretrained(tmp_path / "m", attn_implementation="eager")
-    given, tokens = inputs(theirs)
+    batch, tokens = inputs(theirs)
     assert isinstance(model, Encoder)
-    assert off(seen(run(model, given, tokens), tokens), seen(theirs(**given).logits, tokens)) < 1e-5
+    assert off(seen(run(model, batch, tokens), tokens), seen(theirs(**batch).logits, tokens)) < 1e-5
 
 
 def test_row_85_models_prints_the_comparison(
@@ -194,17 +194,17 @@ def test_row_85_models_prints_the_comparison(
     monkeypatch.setattr(catalog, "names", lambda: names)
     assert cli(["models"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    four = {
+    compared = {
         "bert": ("bert-base-chinese", "char", "Learned"),
         "wobert": ("wobert-chinese-base", "word", "Learned"),
         "nezha": ("nezha-cn-base", "char", "Relative"),
         "roformer": ("roformer-chinese-base", "word", "Rotary"),
     }
-    for family, (name, unit, positions) in four.items():
+    for family, (name, unit, positions) in compared.items():
         assert [name, family, unit, positions] in [line[:4] for line in lines]
     assert cli(["models", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert [row["family"] for row in report["compared"]] == [*four]
+    assert [row["family"] for row in report["compared"]] == [*compared]
     assert [row["name"] for row in report["models"]] == [*names]
     (bert,) = (row for row in report["models"] if row["name"] == "bert-base-uncased")
     assert (bert["parameters"], bert["kind"], bert["context"]) == (109_514_298, "encoder", 512)
@@ -215,7 +215,7 @@ def test_inspect_says_what_an_encoder_is(tmp_path: Path, capsys: pytest.CaptureF
     transformers.BertForPreTraining(config).save_pretrained(tmp_path / "bert")
     peer(Case("roformer", "tag", {"embedding_size": 32})).save_pretrained(tmp_path / "roformer")
     assert cli(["inspect", str(tmp_path / "bert")]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for part in (
         "family         bert; transformers loads it",
         "kind           encoder; gives masked-lm: logits of the token that stands there",
@@ -226,17 +226,17 @@ def test_inspect_says_what_an_encoder_is(tmp_path: Path, capsys: pytest.CaptureF
         "not used       bert.pooler.dense.bias, bert.pooler.dense.weight, cls.seq_relationship.bias",
         "positions      Learned(size=20)",
     ):
-        assert part in said, part
+        assert part in printed, part
     assert cli(["inspect", str(tmp_path / "roformer")]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for part in (
         "vocab 61, embedding width 32, token types 2",
         "pairing adjacent (transformers' roformer rotates adjacent pairs)",
         "20 tokens; runs beyond it too",
         "labels         no, yes, perhaps",
     ):
-        assert part in said, part
-    assert "not used" not in said
+        assert part in printed, part
+    assert "not used" not in printed
     assert cli(["inspect", str(tmp_path / "roformer"), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["kind"], report["kv_bytes_per_token"], report["unused"]) == ("encoder", None, [])
@@ -247,13 +247,13 @@ def test_inspect_says_what_an_encoder_decoder_keeps(tmp_path: Path) -> None:
     source = ModelSpec.of("transformer", **size, causal=False, patterns=Full(), head=Head("states"))
     spec = ModelSpec.of("transformer", **{**size, "layers": 3}, encoder=source, tied=True)
     save_folder(tmp_path / "m", build(spec, seed=0), dtype=torch.bfloat16)
-    found = inspect(tmp_path / "m")
-    assert found["kind"] == "encoder-decoder"
-    assert found["kv_bytes_per_token"] == found["memory_bytes_per_token"] == 3 * 2 * 48 * 2
+    report = inspect(tmp_path / "m")
+    assert report["kind"] == "encoder-decoder"
+    assert report["kv_bytes_per_token"] == report["memory_bytes_per_token"] == 3 * 2 * 48 * 2
     model = build_model(load_folder(tmp_path / "m"))
     assert isinstance(model, EncoderDecoder)
     memory = model.memory_keys(model.encode(torch.zeros(1, 5, dtype=torch.long)))
-    assert sum(keys.k.nbytes + keys.v.nbytes for keys in memory) == 5 * found["memory_bytes_per_token"]
-    text = inspect_text(found)
+    assert sum(keys.k.nbytes + keys.v.nbytes for keys in memory) == 5 * report["memory_bytes_per_token"]
+    text = inspect_text(report)
     assert "576 B per token of the target, 576 B per token of the source" in text
     assert "encoder        2 layers of width 48" in text

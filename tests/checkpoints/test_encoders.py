@@ -1,5 +1,5 @@
-"""BERT, RoBERTa and RoFormer against transformers: one test per family and configuration, on random weights of standard
-deviation 0.3 (at 0.02 wrong positions hide)."""
+"""Encoders against transformers: one test per family and configuration, with random weights of standard deviation 0.3
+(at 0.02 wrong positions hide)."""
 
 import copy
 from dataclasses import replace
@@ -70,14 +70,14 @@ CASES = [Case(family, task) for family in FIRST for task in NAMES] + [
 ]
 
 
-def states_of(model: Encoder, given: dict[str, Tensor], tokens: Tokens) -> list[Tensor]:
-    """What every layer gives."""
-    found: list[Tensor] = []
-    hooks = [b.register_forward_hook(lambda m, a, y: found.append(y)) for b in model.model.blocks]
-    run(model, given, tokens)
+def states_of(model: Encoder, batch: dict[str, Tensor], tokens: Tokens) -> list[Tensor]:
+    """Returns the output of every layer."""
+    states: list[Tensor] = []
+    hooks = [block.register_forward_hook(lambda m, a, y: states.append(y)) for block in model.model.blocks]
+    run(model, batch, tokens)
     for hook in hooks:
         hook.remove()
-    return found
+    return states
 
 
 @share("case", CASES, 0, 3, KIN)
@@ -85,101 +85,101 @@ def test_a_family_equals_transformers(case: Case, tmp_path: Path) -> None:
     theirs = peer(case)
     ours = from_them(theirs, tmp_path / "theirs")
     assert (ours.spec.family, ours.spec.head.task) == (case.family, case.task)
-    given, tokens = inputs(theirs)
-    reference = theirs(**given, output_hidden_states=True)
-    wanted, got = seen(output(reference), tokens), seen(run(ours, given, tokens), tokens)
-    assert off(got, wanted) < 1e-5
+    batch, tokens = inputs(theirs)
+    reference = theirs(**batch, output_hidden_states=True)
+    expected, actual = seen(output(reference), tokens), seen(run(ours, batch, tokens), tokens)
+    assert off(actual, expected) < 1e-5
 
-    for layer, state in enumerate(states_of(ours, given, tokens), 1):
+    for layer, state in enumerate(states_of(ours, batch, tokens), 1):
         normed = (
             ours.model.norm if layer == ours.spec.layers else None
-        )  # theirs are those behind the last norm
+        )  # transformers returns the last states after the last norm
         state = state if normed is None else normed(state)
         assert off(seen(state, tokens), seen(reference.hidden_states[layer], tokens)) < 1e-5
 
-    weigh = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(3))
-    (wanted * weigh).sum().backward()
-    (got * weigh).sum().backward()
-    mine = exported(LAYOUTS[case.family].tensors, gradients(ours), ours.spec)
-    found = {name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
-    if case.family in ("jina_embeddings_v3", "nomic_bert"):  # whose files have other names
-        found = stored_gradients(theirs, tmp_path / "gradients")
-    largest = max(float(grad.abs().max()) for grad in found.values())
-    second = LAYOUTS[case.family].tensors.aliases(ours.spec)
-    for name, grad in found.items():
-        name = name if name in mine else second[name]
-        # a shift of all keys changes no weight: this gradient is 0, and both have roundings of it
+    weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(3))
+    (expected * weights).sum().backward()
+    (actual * weights).sum().backward()
+    our_grads = exported(LAYOUTS[case.family].tensors, gradients(ours), ours.spec)
+    their_grads = {name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
+    if case.family in ("jina_embeddings_v3", "nomic_bert"):  # their files have other names
+        their_grads = stored_gradients(theirs, tmp_path / "gradients")
+    largest = max(float(grad.abs().max()) for grad in their_grads.values())
+    aliases = LAYOUTS[case.family].tensors.aliases(ours.spec)
+    for name, grad in their_grads.items():
+        name = name if name in our_grads else aliases[name]
+        # a shift of all keys changes no attention weight: this gradient is 0, up to rounding on both sides
         no_gradient = name.endswith(("key.bias", "k_lin.bias", "k_proj.bias"))
         scale = largest if no_gradient else float(grad.abs().max())
-        assert float((mine[name] - grad).abs().max()) <= 1e-4 * scale, name
-    assert len(found) >= 3 * 8
+        assert float((our_grads[name] - grad).abs().max()) <= 1e-4 * scale, name
+    assert len(their_grads) >= 3 * 8
 
     # a row alone, without padding
-    short = {name: value[1:, : LENGTHS[1]] for name, value in given.items()}
-    wide = copy.deepcopy(ours).double()
-    alone, both = run(wide, short, Tokens.range(LENGTHS[1]))[0], run(wide, given, tokens)[1]
-    assert off(both[: LENGTHS[1]] if alone.dim() == 2 else both, alone) < 1e-12
+    short = {name: value[1:, : LENGTHS[1]] for name, value in batch.items()}
+    exact = copy.deepcopy(ours).double()
+    alone, together = run(exact, short, Tokens.range(LENGTHS[1]))[0], run(exact, batch, tokens)[1]
+    assert off(together[: LENGTHS[1]] if alone.dim() == 2 else together, alone) < 1e-12
 
-    # back: they load what we save, and it is what they had
+    # transformers loads what we save, and it equals the original
     save_folder(tmp_path / "ours", ours)
-    back, said = case.theirs.from_pretrained(
+    reloaded, info = case.theirs.from_pretrained(
         tmp_path / "ours", output_loading_info=True, attn_implementation="eager"
     )
-    absent = {
-        name for name in said["missing_keys"] if "pooler" not in name
+    missing = {
+        name for name in info["missing_keys"] if "pooler" not in name
     }  # a bare model of ours has no pooler
-    assert [absent, said["unexpected_keys"], said["mismatched_keys"]] == [set(), set(), set()]
-    before, after = theirs.state_dict(), back.state_dict()
-    dead = "cls.predictions.bias", "lm_head.bias"
+    assert [missing, info["unexpected_keys"], info["mismatched_keys"]] == [set(), set(), set()]
+    before, after = theirs.state_dict(), reloaded.state_dict()
+    unread = "cls.predictions.bias", "lm_head.bias"
     for name, value in before.items():
-        if "pooler" not in name and not (not ours.spec.tied and name in dead):
+        if "pooler" not in name and not (not ours.spec.tied and name in unread):
             assert torch.equal(after[name], value), name
     with torch.no_grad():
-        assert torch.equal(seen(output(back(**given)), tokens), wanted)
-    again = load_folder(tmp_path / "ours")
-    assert again.spec == ours.spec
-    assert again.unused == ()
-    assert all(torch.equal(again.tensors[name], value) for name, value in ours.state_dict().items())
+        assert torch.equal(seen(output(reloaded(**batch)), tokens), expected)
+    folder = load_folder(tmp_path / "ours")
+    assert folder.spec == ours.spec
+    assert folder.unused == ()
+    assert all(torch.equal(folder.tensors[name], value) for name, value in ours.state_dict().items())
 
 
 def stored_gradients(model: Any, path: Path) -> dict[str, Tensor]:
-    """Theirs, under the names that they have in a file; of a pooler that nothing reads none."""
+    """Returns transformers' gradients under their names in a file, without those of a pooler that nothing reads."""
     grads = copy.deepcopy(model)
     with torch.no_grad():
-        for p, own in zip(grads.parameters(), model.parameters(), strict=True):
-            p.copy_(torch.zeros_like(p) if own.grad is None else own.grad)
+        for p, source in zip(grads.parameters(), model.parameters(), strict=True):
+            p.copy_(torch.zeros_like(p) if source.grad is None else source.grad)
     grads.save_pretrained(path)
     stored = load_file(path / "model.safetensors")
     return {name: grad for name, grad in stored.items() if "pooler" not in name or grad.any()}
 
 
 def gradients(model: Encoder) -> dict[str, Tensor]:
-    found = {}
+    grads = {}
     for name, p in model.named_parameters():
-        found[name] = torch.zeros_like(p) if p.grad is None else p.grad
-    return {name: found[name] for name in model.state_dict()}
+        grads[name] = torch.zeros_like(p) if p.grad is None else p.grad
+    return {name: grads[name] for name in model.state_dict()}
 
 
 @share("case", [case for case in CASES if case.task != "classify"], 1, 3)
 def test_padding_on_the_left_changes_nothing(case: Case, tmp_path: Path) -> None:
-    """Positions here are counted by tokens. So are RoBERTa's there (ids that are not the pad id); BERT's, and those of
-    its kin, are given to it; RoFormer's are by slots, which only turned values notice."""
+    """headway counts positions by tokens. So does transformers' RoBERTa (ids other than the pad id); BERT and its kin
+    are given position ids; RoFormer counts padding, too, which shows only if values are rotated."""
     theirs = peer(case)
     ours = from_them(theirs, tmp_path / "m")
-    given, tokens = inputs(theirs, "left")
+    batch, tokens = inputs(theirs, "left")
     right, right_tokens = inputs(theirs)
-    for name in given.keys() - {"attention_mask"}:  # the same texts as on the right
+    for name in batch.keys() - {"attention_mask"}:  # the same tokens as with padding on the right
         shifted = right[name].clone()
         shifted[1] = right[name][1].roll(LENGTHS[0] - LENGTHS[1])
-        given[name] = shifted
+        batch[name] = shifted
     with torch.no_grad():
-        got = seen(run(ours, given, tokens), tokens)
-        assert off(got, seen(run(ours, right, right_tokens), right_tokens)) < 1e-5
+        actual = seen(run(ours, batch, tokens), tokens)
+        assert off(actual, seen(run(ours, right, right_tokens), right_tokens)) < 1e-5
         if case.changes.get("rotary_value"):
             return
         from_0 = isinstance(ours.spec.positions, Learned) and not ours.spec.positions.offset
         positions = {"position_ids": tokens.index.clamp(min=0)} if from_0 else {}
-        assert off(got, seen(output(theirs(**given, **positions)), tokens)) < 1e-5
+        assert off(actual, seen(output(theirs(**batch, **positions)), tokens)) < 1e-5
 
 
 @pytest.mark.parametrize("family", CLASSES)
@@ -214,13 +214,13 @@ def test_the_first_token_is_classified_wherever_it_stands(tmp_path: Path) -> Non
 
 
 def test_a_pad_id_inside_a_text_is_a_token_here(tmp_path: Path) -> None:
-    """RoBERTa of transformers gives it the row of padding and does not count it, attention mask or not."""
+    """transformers' RoBERTa gives it the position of padding and does not count it, whatever the attention mask is."""
     theirs = peer(Case("roberta", "states"))
     ours = from_them(theirs, tmp_path / "m")
     ids = torch.tensor([[7, 1, 8, 9]])
     with torch.no_grad():
-        there = theirs(ids, attention_mask=torch.ones_like(ids)).last_hidden_state
-        assert off(ours(ids), there) > 1e-2
+        uncounted = theirs(ids, attention_mask=torch.ones_like(ids)).last_hidden_state
+        assert off(ours(ids), uncounted) > 1e-2
         counted = theirs(
             ids, attention_mask=torch.ones_like(ids), position_ids=torch.arange(4)[None] + 2
         ).last_hidden_state
@@ -240,8 +240,8 @@ def test_row_84_a_roformer_takes_any_length(tmp_path: Path) -> None:
         table.weight.copy_(table.create_weight())
         assert off(ours(ids), theirs(ids).logits) < 1e-5
     table = load_file(tmp_path / "m" / "model.safetensors")["roformer.encoder.embed_positions.weight"]
-    mine = LAYOUTS["roformer"].tensors.constants(ours.spec)["roformer.encoder.embed_positions.weight"]
-    assert float((mine - table).abs().max()) <= torch.finfo(torch.float32).eps
+    constant = LAYOUTS["roformer"].tensors.constants(ours.spec)["roformer.encoder.embed_positions.weight"]
+    assert float((constant - table).abs().max()) <= torch.finfo(torch.float32).eps
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
@@ -249,18 +249,18 @@ def test_a_pooled_vector_is_the_pooler_s(family: str, tmp_path: Path) -> None:
     theirs = peer(Case(family, "states"))
     theirs.save_pretrained(tmp_path / "m")
     ours = build_model(load_folder(tmp_path / "m", head=Head("embed", dense="tanh")))
-    given, tokens = inputs(theirs)
+    batch, tokens = inputs(theirs)
     assert isinstance(ours, Encoder)
-    assert off(run(ours, given, tokens), theirs(**given).pooler_output) < 1e-5
+    assert off(run(ours, batch, tokens), theirs(**batch).pooler_output) < 1e-5
 
 
 def test_row_84_a_roformer_is_a_wobert_with_rotary_positions() -> None:
     wobert, roformer = catalog.spec("wobert-chinese-plus-base"), catalog.spec("roformer-chinese-base")
     assert isinstance(wobert.positions, Learned)
     assert roformer.positions == Rotary(10000.0, pairing="adjacent")
-    rest: dict[str, Any] = {"family": "wobert", "positions": wobert.positions, "trained_context": 512}
-    rest |= {"pooled_dropout": False}  # which concerns the classifiers that transformers puts on them
-    assert replace(roformer, **rest) == wobert
+    changes: dict[str, Any] = {"family": "wobert", "positions": wobert.positions, "trained_context": 512}
+    changes |= {"pooled_dropout": False}  # concerns only the classifiers that transformers puts on top
+    assert replace(roformer, **changes) == wobert
 
 
 @pytest.mark.parametrize("name", ["bert-base-uncased", "roberta-base", "roformer-chinese-base"])

@@ -1,4 +1,4 @@
-"""Saves are atomic: whatever call fails, and wherever a write is cut, the previous content is whole."""
+"""Saves are atomic: whichever call fails, and wherever a write is cut, the previous content stays intact."""
 
 import ctypes
 import errno
@@ -38,10 +38,10 @@ def save_new(folder: Path) -> None:
 
 
 def calls_of(action) -> list[str]:
-    seen: list[str] = []
-    with watch(lambda operation, path, data: seen.append(operation)):
+    operations: list[str] = []
+    with watch(lambda operation, path, data: operations.append(operation)):
         action()
-    return seen
+    return operations
 
 
 def failing(n: int):
@@ -62,21 +62,21 @@ def swap(request, monkeypatch):
 
 
 def test_everything_is_on_the_device_before_the_rename(tmp_path, swap):
-    """Files that were written by other means, files in folders, and the folders: each synced, then the swap, then the
-    folder that holds the name."""
-    folder, seen = tmp_path / "m", []
+    """All files, also nested ones and those written by other means, and all folders are synced first, then swapped in;
+    then the parent folder is synced."""
+    folder, calls = tmp_path / "m", []
     put_old(folder)
     with (
-        watch(lambda operation, path, data: seen.append((operation, path))),
+        watch(lambda operation, path, data: calls.append((operation, path))),
         atomic_folder(folder) as new,
     ):
         (new / "inner").mkdir()
         (new / "inner" / "plain").write_text("by other means")
         write_file(new / "a", b"new")
-    swapped = next(i for i, (operation, _) in enumerate(seen) if operation in ("exchange", "rename"))
-    synced = {path.relative_to(new).as_posix() for o, path in seen[:swapped] if o == "fsync"}
+    swapped = next(i for i, (operation, _) in enumerate(calls) if operation in ("exchange", "rename"))
+    synced = {path.relative_to(new).as_posix() for operation, path in calls[:swapped] if operation == "fsync"}
     assert synced == {".", "a", "inner", "inner/plain"}
-    assert ("fsync", tmp_path) in seen[swapped:]
+    assert ("fsync", tmp_path) in calls[swapped:]
 
 
 def test_folder_is_replaced_whole_and_keeps_what_it_is_told_to(tmp_path, swap):
@@ -114,7 +114,7 @@ def test_each_call_failing_in_turn_leaves_the_previous_folder(tmp_path, swap):
 
 
 def test_what_a_killed_save_moved_aside_stays_until_another_has_taken_its_name(tmp_path):
-    """Whichever call of the next save fails."""
+    """This must hold whichever call of the next save fails."""
     put_old(tmp_path / ".probe.previous")
     for n in range(len(calls_of(lambda: save_new(tmp_path / "probe")))):
         folder, aside = tmp_path / str(n), tmp_path / f".{n}.previous"
@@ -129,7 +129,7 @@ def test_what_a_killed_save_moved_aside_stays_until_another_has_taken_its_name(t
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_kill_between_any_two_calls_leaves_a_whole_folder(tmp_path, swap):
-    """A kill is a child process that exits, without clean-up, at the n-th call."""
+    """The killed process is a child that exits without clean-up at the n-th call."""
     put_old(tmp_path / "probe")
     calls = calls_of(lambda: save_new(tmp_path / "probe"))
     for n in range(len(calls)):
@@ -222,7 +222,7 @@ def test_a_process_killed_in_removing_leaves_no_part_of_a_folder(
 
 
 class Renaming:
-    """libc's renameat2, which fails with `code`."""
+    """A stand-in for libc's renameat2: fails with errno `code`, or succeeds if that is 0."""
 
     def __init__(self, code):
         self.code, self.asked = code, []

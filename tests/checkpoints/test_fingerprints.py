@@ -1,4 +1,4 @@
-"""Fingerprints of models, by which an adapter knows its own."""
+"""Fingerprints of models, by which an adapter recognizes its base model."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from tests.checkpoints.adapters import small
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_a_model_has_one_fingerprint_however_its_weights_are_kept(family: str, tmp_path: Path) -> None:
-    """Where adapters of one fit the other: in float32 and bfloat16, in either pairing, as int4 that was made of it."""
+    """Folders share it if an adapter of one fits the other: float32 and bfloat16, either pairing, quantized to int4."""
     model = small(family, width=64)
     save_folder(tmp_path / "m", model)
     save_folder(tmp_path / "bf16", model, dtype=torch.bfloat16)
@@ -37,7 +37,7 @@ def test_a_model_has_one_fingerprint_however_its_weights_are_kept(family: str, t
     ],
 )
 def test_other_weights_have_another_fingerprint(leaf: str, change: Any, tmp_path: Path) -> None:
-    """A quantized folder whose origin is unknown, too."""
+    """So has a quantized folder whose origin is unknown."""
     model = small("llama", width=64)
     save_folder(tmp_path / "m", model)
     state = dict(model.state_dict())
@@ -49,13 +49,13 @@ def test_other_weights_have_another_fingerprint(leaf: str, change: Any, tmp_path
 
 
 def test_a_fingerprint_reads_some_rows_of_a_large_tensor(tmp_path: Path) -> None:
-    """They lie evenly, so that what changes all rows is seen; the first one is among them."""
+    """The rows are evenly spaced from the first one, so that a change of all rows is noticed."""
     model = small("llama", vocab=3 * SAMPLE // 32)
     save_folder(tmp_path / "m", model)
-    found = {fingerprint(load_folder(tmp_path / "m"))}
+    known = {fingerprint(load_folder(tmp_path / "m"))}
     table = model.state_dict()["model.embed_tokens.weight"]
-    for row, seen in ((1, False), (0, True), (3 * (len(table) // 6), True)):
+    for row, noticed in ((1, False), (0, True), (3 * (len(table) // 6), True)):
         table[row] += 1
         save_folder(tmp_path / "m", model, overwrite=True)
-        assert (fingerprint(load_folder(tmp_path / "m")) not in found) == seen
-        found.add(fingerprint(load_folder(tmp_path / "m")))
+        assert (fingerprint(load_folder(tmp_path / "m")) not in known) == noticed
+        known.add(fingerprint(load_folder(tmp_path / "m")))

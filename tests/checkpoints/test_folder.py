@@ -1,4 +1,4 @@
-"""Folders: strict in, atomic out, the same logits on both sides."""
+"""Model folders: strict loading, atomic saving, and the same logits as transformers."""
 
 import errno
 import json
@@ -24,8 +24,8 @@ from tests.faults import watch
 
 
 def tiny(**fields) -> ModelSpec:
-    base = {"vocab": 61, "width": 16, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 24, "init_std": 0.3}
-    return ModelSpec.of(fields.pop("family", "llama"), **(base | fields))
+    sizes = {"vocab": 61, "width": 16, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 24, "init_std": 0.3}
+    return ModelSpec.of(fields.pop("family", "llama"), **(sizes | fields))
 
 
 @pytest.fixture
@@ -60,11 +60,11 @@ def test_what_we_save_transformers_loads(tmp_path, spec):
     theirs, info = AutoModelForCausalLM.from_pretrained(tmp_path / "m", output_loading_info=True)
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     with torch.no_grad():
-        want = model(ids(2))
-        assert off(theirs(ids(2)).logits, want) < 1e-5
-        again = load_model(tmp_path / "m")
-        assert off(again(ids(2)), want) < 1e-5
-    save_folder(tmp_path / "again", again)
+        expected = model(ids(2))
+        assert off(theirs(ids(2)).logits, expected) < 1e-5
+        reloaded = load_model(tmp_path / "m")
+        assert off(reloaded(ids(2)), expected) < 1e-5
+    save_folder(tmp_path / "again", reloaded)
     assert files(tmp_path / "again") == files(tmp_path / "m")
 
 
@@ -120,14 +120,14 @@ def test_missing_unexpected_and_misshaped_are_listed_together_with_the_nearest_n
         t["optimizer.step"] = torch.ones(1)
 
     rewrite(folder, change)
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError) as error:
         load_model(folder)
-    text = str(caught.value)
-    assert "the weights do not fit config.json (4 differences)" in text
-    assert f'missing: {Q} (nearest there: "model.layers.0.self_attn.q_prj.weight")' in text
-    assert f'unexpected: model.layers.0.self_attn.q_prj.weight (did you mean "{Q}"?)' in text
-    assert "unexpected: optimizer.step" in text
-    assert "shape: model.norm.weight is [17], the config says [16]" in text
+    message = str(error.value)
+    assert "the weights do not fit config.json (4 differences)" in message
+    assert f'missing: {Q} (nearest there: "model.layers.0.self_attn.q_prj.weight")' in message
+    assert f'unexpected: model.layers.0.self_attn.q_prj.weight (did you mean "{Q}"?)' in message
+    assert "unexpected: optimizer.step" in message
+    assert "shape: model.norm.weight is [17], the config says [16]" in message
 
 
 def test_rotary_tables_of_old_versions_are_no_weights(saved):
@@ -159,9 +159,9 @@ def test_dtypes_are_chosen_with_a_reason(saved, tmp_path):
 
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     half, brain, full = torch.float16, torch.bfloat16, torch.float32
-    dtype, why = choose_dtype({"a": half, "b": half}, cpu)
+    dtype, reason = choose_dtype({"a": half, "b": half}, cpu)
     assert dtype == full
-    assert "several hundred times slower" in str(why)
+    assert "several hundred times slower" in str(reason)
     assert choose_dtype({"a": half}, cuda)[0] == half
     assert choose_dtype({"a": half, "b": brain}, cuda)[0] == full
     assert "1 tensors bfloat16" in str(choose_dtype({"a": brain, "b": full, "c": full}, cpu)[1])
@@ -187,16 +187,16 @@ def test_saving_over_a_model_keeps_other_files_and_nothing_of_the_model(saved):
     (folder / "tokenizer.json").write_text("{}")
     (folder / "logs").mkdir()
     (folder / "logs" / "a").write_text("a")
-    other = build(tiny(tied=True), seed=5).eval()
+    replacement = build(tiny(tied=True), seed=5).eval()
     with pytest.raises(CheckpointError, match=r"exists; .* a folder with a model of model_type 'llama'"):
-        save_folder(folder, other)
-    save_folder(folder, other, shard_bytes=3000, overwrite=True)
+        save_folder(folder, replacement)
+    save_folder(folder, replacement, shard_bytes=3000, overwrite=True)
     assert not (folder / "model.safetensors").exists()
-    left = {p.name for p in folder.iterdir()}
-    assert {"README.md", "metrics.jsonl", "logs"} < left
-    assert "tokenizer.json" not in left
+    names = {p.name for p in folder.iterdir()}
+    assert {"README.md", "metrics.jsonl", "logs"} < names
+    assert "tokenizer.json" not in names
     assert (folder / "logs" / "a").read_text() == "a"
-    assert torch.equal(load_model(folder)(ids()), other(ids()))
+    assert torch.equal(load_model(folder)(ids()), replacement(ids()))
 
     class Words:
         bos, eos = 1, 2
@@ -205,7 +205,7 @@ def test_saving_over_a_model_keeps_other_files_and_nothing_of_the_model(saved):
             (where / "tokenizer_config.json").write_text("{}")
 
     (folder / "tokenizer.json").write_text("{}")
-    save_folder(folder, other, tokenizer=Words(), overwrite=True)
+    save_folder(folder, replacement, tokenizer=Words(), overwrite=True)
     assert not (folder / "tokenizer.json").exists()
     assert load_folder(folder).generation == {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
 
@@ -217,7 +217,7 @@ def test_every_call_of_a_save_failing_in_turn_leaves_the_previous_model(tmp_path
     with watch(lambda operation, path, data: calls.append(operation)):
         save_folder(tmp_path / "probe", new, overwrite=True)
     assert {"mkdir", "open", "write", "fsync", "close", "exchange"} < set(calls)
-    want = old(ids())
+    expected = old(ids())
     save_folder(tmp_path / "m", old)
     for n in range(len(calls) - 1):  # the last removes the replaced folder
         count = iter(range(10**6))
@@ -228,7 +228,7 @@ def test_every_call_of_a_save_failing_in_turn_leaves_the_previous_model(tmp_path
 
         with watch(fail), pytest.raises(CheckpointError, match="could not save"):
             save_folder(tmp_path / "m", new, overwrite=True)
-        assert torch.equal(load_model(tmp_path / "m")(ids()), want), calls[n]
+        assert torch.equal(load_model(tmp_path / "m")(ids()), expected), calls[n]
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
@@ -242,13 +242,13 @@ def test_every_truncation_of_a_save_leaves_the_previous_model(tmp_path, step):
     with watch(lambda o, p, d: writes.append(len(d)) if o == "write" else None):
         save_folder(tmp_path / "probe", new, overwrite=True)
     for cut in range(0, sum(writes), step):
-        left = [cut]
+        space = [cut]
 
         def full(operation, path, data):
             if operation != "write":
                 return None
-            left[0] -= len(data)  # noqa: B023
-            return None if left[0] >= 0 else max(0, len(data) + left[0])  # noqa: B023
+            space[0] -= len(data)  # noqa: B023
+            return None if space[0] >= 0 else max(0, len(data) + space[0])  # noqa: B023
 
         with watch(full), pytest.raises(CheckpointError, match="No space left"):
             save_folder(tmp_path / "m", new, overwrite=True)

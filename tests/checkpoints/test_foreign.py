@@ -1,4 +1,4 @@
-"""llama2.c's and Meta's files: read to the last byte, equal to their own forward pass, bad ones named."""
+"""llama2.c's and Meta's files: read to the last byte, equal to their own forward pass; bad ones are reported."""
 
 import json
 import shutil
@@ -24,18 +24,18 @@ M, F, L, H, K, V, N = 12, 20, 2, 3, 1, 17, 10
 
 
 def bin_file(path, *, shared=True, theta=10000.0, **header):
-    """A version-0 file as run.c's memory_map_weights walks it, and its weights under Meta's names."""
+    """Writes a version-0 file in the order of run.c's memory_map_weights; returns its weights under Meta's names."""
     g = torch.Generator().manual_seed(0)
-    named: dict[str, torch.Tensor] = {}
+    weights: dict[str, torch.Tensor] = {}
     body = []
 
     def put(name, *shape):
         value = torch.randn(shape, generator=g) * 0.3 + ("norm" in name)
         body.append(value)
         for i in range(L if "#" in name else 0):
-            named[name.replace("#", str(i))] = value[i]
+            weights[name.replace("#", str(i))] = value[i]
         if "#" not in name:
-            named[name] = value
+            weights[name] = value
 
     d = M // H
     put("tok_embeddings.weight", V, M)
@@ -62,34 +62,36 @@ def bin_file(path, *, shared=True, theta=10000.0, **header):
         "vocab": V if shared else -V,
         "context": N,
     } | header
-    path.write_bytes(struct.pack("<7i", *sizes.values()) + b"".join(b.numpy().tobytes() for b in body))
-    return named
+    path.write_bytes(
+        struct.pack("<7i", *sizes.values()) + b"".join(block.numpy().tobytes() for block in body)
+    )
+    return weights
 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_file_of_llama2c_is_read_to_its_last_byte(tmp_path, shared):
-    named = bin_file(tmp_path / "m.bin", shared=shared)
+    weights = bin_file(tmp_path / "m.bin", shared=shared)
     model = llama2c.read(tmp_path / "m.bin")
-    assert model.weights.keys() == named.keys()
-    assert all(torch.equal(model.weights[n], named[n]) for n in named)
+    assert model.weights.keys() == weights.keys()
+    assert all(torch.equal(model.weights[name], weights[name]) for name in weights)
     assert model.spec.tied == shared
     assert model.spec.trained_context == N
     ids = torch.arange(N) % V
-    assert off(fill(model.spec, model.state())(ids[None])[0].detach(), model.logits(named, ids)) < 1e-5
+    assert off(fill(model.spec, model.state())(ids[None])[0].detach(), model.logits(weights, ids)) < 1e-5
     result = convert(tmp_path / "m.bin", tmp_path / "hf")
     assert ("format", "llama2c", "hf") in result.changed
     assert load_folder(tmp_path / "hf").spec.positions.pairing == "halves"
-    assert off(load_model(tmp_path / "hf")(ids[None])[0].detach(), model.logits(named, ids)) < 1e-5
+    assert off(load_model(tmp_path / "hf")(ids[None])[0].detach(), model.logits(weights, ids)) < 1e-5
 
 
 def test_every_format_is_opened_as_a_folder_is(tmp_path, capsys):
-    """By whatever takes a model: its own forward pass says what it computes."""
-    named = bin_file(tmp_path / "m.bin")
+    """Whatever takes a model opens it; the format's own forward pass is the reference."""
+    weights = bin_file(tmp_path / "m.bin")
     folder, ids = load_folder(tmp_path / "m.bin"), torch.arange(N) % V
-    assert (folder.format, folder.home, folder.stored.keys()) == ("llama2c", None, named.keys())
+    assert (folder.format, folder.home, folder.stored.keys()) == ("llama2c", None, weights.keys())
     model = headway.load(tmp_path / "m.bin", task="causal-lm")
-    want = llama2c.read(tmp_path / "m.bin").logits(named, ids)
-    assert off(model.model(ids[None])[0].detach(), want) < 1e-5
+    expected = llama2c.read(tmp_path / "m.bin").logits(weights, ids)
+    assert off(model.model(ids[None])[0].detach(), expected) < 1e-5
     assert (model.tokenizer, model.eos) == (None, (1, 2))
     assert run(["inspect", str(tmp_path / "m.bin")]) == 0
     assert "pairing adjacent (llama2c rotates adjacent pairs)" in capsys.readouterr().out
@@ -106,18 +108,18 @@ def test_every_format_is_opened_as_a_folder_is(tmp_path, capsys):
 def test_bad_files_of_llama2c(tmp_path):
     path = tmp_path / "m.bin"
     bin_file(path)
-    whole = path.read_bytes()
-    for n in (5, 27, 28, len(whole) - 1):
-        path.write_bytes(whole[:n])
+    raw = path.read_bytes()
+    for n in (5, 27, 28, len(raw) - 1):
+        path.write_bytes(raw[:n])
         with pytest.raises(CheckpointError, match="truncated"):
             llama2c.read(path)
-    path.write_bytes(whole + b"\0")
+    path.write_bytes(raw + b"\0")
     with pytest.raises(CheckpointError, match="too long"):
         llama2c.read(path)
     path.write_bytes(b"")
     with pytest.raises(CheckpointError, match="empty"):
         llama2c.read(path)
-    path.write_bytes(struct.pack("<II", 0x616B3432, 2) + whole)
+    path.write_bytes(struct.pack("<II", 0x616B3432, 2) + raw)
     with pytest.raises(CheckpointError, match="version 2; only version 0"):
         llama2c.read(path)
     bin_file(path, heads=5)
@@ -154,8 +156,8 @@ def test_a_pickle_of_meta(tmp_path, meta_spec):
     assert ("format", "meta", "hf") in result.changed
     assert load_folder(tmp_path / "hf").spec.positions.pairing == "halves"
     ids = torch.arange(N) % V
-    want = MetaModel(meta_spec, weights, tmp_path).logits(weights, ids)
-    assert off(load_model(tmp_path / "hf")(ids[None])[0].detach(), want) < 1e-5
+    expected = MetaModel(meta_spec, weights, tmp_path).logits(weights, ids)
+    assert off(load_model(tmp_path / "hf")(ids[None])[0].detach(), expected) < 1e-5
 
 
 def test_params_that_contradict_or_are_unknown(tmp_path, meta_spec):

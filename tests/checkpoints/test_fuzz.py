@@ -1,4 +1,4 @@
-"""Thousands of broken checkpoints: each raises a HeadwayError that names its file, in bounded time, text and memory."""
+"""Thousands of broken checkpoints: each raises a HeadwayError that names its file, in bounded time and memory."""
 
 import json
 import os
@@ -15,22 +15,22 @@ from tests.checkpoints import broken_folders, fuzz
 
 
 def faults(groups: str, first: int, count: int) -> list[object]:
-    """Runs in a process of its own, whose address space may grow by `fuzz.MEMORY`; most mutations must be refused."""
-    done = subprocess.run(
+    """Returns the faults that the fuzzer finds in a process of its own; most mutations must be refused."""
+    process = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.checkpoints.fuzz", groups, str(first), str(count)],
         capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False, timeout=600,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    said = json.loads(done.stdout)
-    assert list(said) == groups.split(",")
-    for seen, found in said.values():
-        assert seen["refused"] > count / 2
-        assert seen["refused"] + seen["loaded"] + len(found) >= count
-    return [(group, *one) for group, (_, found) in said.items() for one in found]
+    assert process.returncode == 0, process.stderr[-3000:]
+    report = json.loads(process.stdout)
+    assert list(report) == groups.split(",")
+    for counts, failures in report.values():
+        assert counts["refused"] > count / 2
+        assert counts["refused"] + counts["loaded"] + len(failures) >= count
+    return [(group, *failure) for group, (_, failures) in report.items() for failure in failures]
 
 
 def test_some_broken_checkpoints_fail_well() -> None:
-    """Of the kinds whose whole folders are soon made; slow tests break those of every family."""
+    """Breaks the kinds whose intact folders are quickly made; slow tests break those of every family."""
     assert faults("llama,meta,tokenizers", 0, 30) == []
 
 
@@ -47,7 +47,7 @@ def test_every_layout_is_broken() -> None:
 
 
 def test_the_fuzz_sees_what_does_not_fail_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another error than ours, silence on the file, an endless text and a hang are all reported."""
+    """Errors of other types, errors that name no file, endless messages and hangs must all be reported."""
     folders = fuzz.GROUPS["llama"].make(tmp_path / "whole")
 
     def said(load: Callable[[Path], None]) -> str:
@@ -60,16 +60,16 @@ def test_the_fuzz_sees_what_does_not_fail_well(tmp_path: Path, monkeypatch: pyte
 
         return load
 
-    there = tmp_path / "broken"
+    target = tmp_path / "broken"
     assert said(lambda folder: None) == "nothing"
     assert said(raises(KeyError("x"))).startswith("KeyError: 'x'")
     assert said(raises(MemoryError())).startswith("MemoryError")
     assert said(raises(fuzz.HeadwayError("the config is wrong"))) == "names no file: the config is wrong"
-    assert said(raises(fuzz.HeadwayError(f"{there} is wrong"))).startswith(
+    assert said(raises(fuzz.HeadwayError(f"{target} is wrong"))).startswith(
         "names broken and none of its files"
     )
-    assert said(raises(fuzz.HeadwayError(f"{there}/config.json is wrong"))) == "nothing"
-    assert said(raises(fuzz.HeadwayError(f"{there}/config.json {'x' * 9000}"))).endswith("x")
+    assert said(raises(fuzz.HeadwayError(f"{target}/config.json is wrong"))) == "nothing"
+    assert said(raises(fuzz.HeadwayError(f"{target}/config.json {'x' * 9000}"))).endswith("x")
 
     def hangs(folder: Path) -> NoReturn:
         while True:

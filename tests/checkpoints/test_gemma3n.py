@@ -1,4 +1,4 @@
-"""What of Gemma 3n's configs is read in more than one way, and what is refused."""
+"""Gemma 3n configs: the keys of published files, defaults, and what is refused."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from headway.positions import PerLayer
 from tests.checkpoints.gemma3n_rows import CASES, FULL, SLIDING
 
 SHARED: dict[str, Any] = {**CASES["gemma3n"][1], "model_type": "gemma3n_text"}
-# the text_config of a published file, as far as it says something
+# the text_config of a published file, without keys that do not matter here
 PUBLISHED: dict[str, Any] = {
     "model_type": "gemma3n_text", "vocab_size": 262400, "vocab_size_per_layer_input": 262144, "hidden_size": 2048,
     "hidden_size_per_layer_input": 256, "intermediate_size": [8192] * 30, "num_hidden_layers": 30, "laurel_rank": 64,
@@ -74,6 +74,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_read_is_said(name: str) -> None:
-    changed, words = REFUSED[name]
+    changes, words = REFUSED[name]
     with pytest.raises(ConfigError, match=words):
-        spec_from_config({**SHARED, **changed})
+        spec_from_config({**SHARED, **changes})

@@ -1,4 +1,4 @@
-"""What of Gemma 4's configs is read in more than one way, and what is refused."""
+"""Gemma 4 configs: the keys of published files, unused tensors, and what is refused."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_sizes_of_published_files_are_those_of_saved_ones(tmp_path: Path) -> Non
 
 @torch.no_grad()
 def test_projections_of_keys_that_no_layer_reads_are_left_out(tmp_path: Path) -> None:
-    """Published files have them."""
+    """Published files contain them."""
     model = theirs("gemma4, e2b")
     model.save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
@@ -64,6 +64,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_read_is_said(name: str) -> None:
-    changed, words = REFUSED[name]
+    changes, words = REFUSED[name]
     with pytest.raises(ConfigError, match=words):
-        spec_from_config({**E2B, **changed})
+        spec_from_config({**E2B, **changes})

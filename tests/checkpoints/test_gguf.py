@@ -1,4 +1,4 @@
-"""GGUF out and in: the same tensors, spec, function and tokenizer; what it cannot say is refused by name."""
+"""GGUF export and import: the same tensors, spec, function and tokenizer; what GGUF cannot express is refused."""
 
 from dataclasses import replace
 
@@ -28,9 +28,9 @@ from tests.text.folders import TEXTS
 FILE = "m.gguf"
 
 
-def stored_value(name, value, asked):
-    """A tensor as a file gives it back."""
-    kind = stored_type(name, Form(tuple(value.shape), value.dtype), asked)
+def stored_value(name, value, requested):
+    """Returns a tensor as a file gives it back."""
+    kind = stored_type(name, Form(tuple(value.shape), value.dtype), requested)
     return dequantize(quantize(value, kind), kind)
 
 
@@ -43,47 +43,47 @@ FILE_TYPES = {None: 0, "BF16": 32, "Q8_0": 7, "Q4_0": 2, "Q4_K": 14, "Q5_K": 16,
         *((name, None) for name in SPECS),
         *(("qwen3", kind) for kind in (BF16, Q8_0, Q4_0)),
         ("llama, tied, with biases", Q8_0),  # more vectors than matrices
-        ("phi3", Q8_0),  # several of ours in one of theirs
+        ("phi3", Q8_0),  # several of our matrices in one of GGUF's
         ("gpt_oss", Q8_0),  # experts, whose biases and router are not packed
         ("qwen3.5", Q8_0),  # heads in another order, some by columns
     ],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_what_is_written_is_read_back_bit_for_bit(tmp_path, name, asked, monkeypatch):
-    """The same spec, and of every tensor the same bits that its type holds, also where it is copied in pieces."""
+    """The spec is the same, and every tensor has the bits that its type holds, also if it is copied in pieces."""
     monkeypatch.setattr("headway.checkpoints.formats.gguf.model.PIECE", 1000)
     spec, state = SPECS[name], weights(SPECS[name])
     write_model(tmp_path / FILE, spec, state, asked)
     model = load_folder(tmp_path / FILE)
     assert model.spec == spec
     assert read_gguf(tmp_path / FILE).metadata["general.file_type"] == FILE_TYPES[asked and asked.name]
-    types = {name: one.type.name for name, one in model.stored.forms.items()}
-    last = [f"blk.1.{name}.weight" for name in ("ffn_down", "ffn_down_exps", "ssm_out")]
-    down = next(name for name in last if name in types)
+    types = {name: form.type.name for name, form in model.stored.forms.items()}
+    candidates = [f"blk.1.{name}.weight" for name in ("ffn_down", "ffn_down_exps", "ssm_out")]
+    down = next(name for name in candidates if name in types)
     assert types[down] == (asked or BY_DTYPE[torch.float32]).name
     assert {kind for name, kind in types.items() if "norm" in name or "bias" in name} <= {"F32"}
-    for n, value in state.items():
-        if spec.norm_offset and n.endswith("norm.weight") and ".self_attn.norm." not in n:
-            value = value + 1 - 1  # of which the file has the first sum
-        if n.endswith("log_rate"):
-            value = value.exp().log()  # of which the file has the first
-        wanted = stored_value(n, value, None if n in without_codes(spec) else asked)
-        assert torch.equal(model.tensors[n].float(), wanted.float())
+    for key, value in state.items():
+        if spec.norm_offset and key.endswith("norm.weight") and ".self_attn.norm." not in key:
+            value = value + 1 - 1  # the file holds value + 1
+        if key.endswith("log_rate"):
+            value = value.exp().log()  # the file holds the exponential
+        expected = stored_value(key, value, None if key in without_codes(spec) else asked)
+        assert torch.equal(model.tensors[key].float(), expected.float())
         target = torch.empty(value.shape)
-        model.tensors.copy_into(n, target)
-        assert torch.equal(target, wanted.float())
+        model.tensors.copy_into(key, target)
+        assert torch.equal(target, expected.float())
 
 
 @pytest.mark.parametrize("kind", [Q8_0, Q4_0], ids=lambda kind: kind.name)
 def test_codes_in_a_file_are_those_of_the_matrix_and_mean_its_numbers(tmp_path, kind):
     spec, state = SPECS["qwen2"], weights(SPECS["qwen2"])
     write_model(tmp_path / FILE, spec, state, kind)
-    model, theirs = load_folder(tmp_path / FILE), exported(ARCHITECTURES["qwen2"].tensors, state, spec)
+    model, gguf_tensors = load_folder(tmp_path / FILE), exported(ARCHITECTURES["qwen2"].tensors, state, spec)
     for name in ("blk.1.ffn_down.weight", "token_embd.weight"):
-        assert torch.equal(model.stored[name], quantize(theirs[name], kind))
+        assert torch.equal(model.stored[name], quantize(gguf_tensors[name], kind))
         packed = codes(model.stored[name], kind)
-        assert torch.equal(packed.dequantize(), stored_value(name, theirs[name], kind))
-        assert (packed.codes.shape, packed.group) == (theirs[name].shape, 32)
+        assert torch.equal(packed.dequantize(), stored_value(name, gguf_tensors[name], kind))
+        assert (packed.codes.shape, packed.group) == (gguf_tensors[name].shape, 32)
     with pytest.raises(CheckpointError, match="F32 has no codes"):
         codes(model.stored["output_norm.weight"], F32)
 
@@ -110,7 +110,7 @@ def test_no_number_of_a_file_in_float32_is_read_to_open_it(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("name", ["qwen3.5", "mamba2", "gemma3"])
 def test_a_file_in_bfloat16_runs_in_it_whose_numbers_are_made_of_others(tmp_path, name):
-    """Decays -e^rate and factors 1 + w are in float32 there, and rates and w are again what they were."""
+    """The file holds decays -e^rate and factors 1 + w in float32, and the rates and w come back unchanged."""
     spec, state = SPECS[name], weights(SPECS[name], torch.bfloat16)
     write_model(tmp_path / FILE, spec, state, None)
     assert read_gguf(tmp_path / FILE).metadata["general.file_type"] == FILE_TYPES["BF16"]
@@ -118,12 +118,12 @@ def test_a_file_in_bfloat16_runs_in_it_whose_numbers_are_made_of_others(tmp_path
         rate = state["model.layers.0.self_attn.log_rate"].float()
         stored = load_folder(tmp_path / FILE).stored["blk.0.ssm_a"].view(torch.float32)
         assert torch.equal(stored.flatten(), -rate.exp())
-    again = load_model(tmp_path / FILE).state_dict()
-    assert all(torch.equal(again[name], value) for name, value in state.items())
+    loaded = load_model(tmp_path / FILE).state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in state.items())
 
 
 def folder(path, family, pairing="halves", **fields):
-    """A folder of transformers with a tokenizer of 279 tokens."""
+    """Saves a transformers folder with a tokenizer of 279 tokens, and returns its path."""
     spec = ModelSpec.of(family, **{**BASE, "vocab": 288, "positions": Rotary(pairing=pairing), **fields})
     tokenizer = sentencepiece().with_chat_template("chatml")
     save_folder(path, fill(spec, weights(spec)), tokenizer=tokenizer, generation={"eos_token_id": [2, 1]})
@@ -132,7 +132,7 @@ def folder(path, family, pairing="halves", **fields):
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "seed_oss"])
 def test_a_folder_to_gguf_and_back_is_the_same_file(tmp_path, family, capsys):
-    """Logits are compared on the way (convert itself); weights, tokenizer and ends of a text are as before."""
+    """`convert` itself compares the logits; weights, tokenizer and end tokens must be as before."""
     start = folder(tmp_path / "0", family)
     assert run(["convert", str(start), str(tmp_path / FILE)]) == 0
     assert "equal" in capsys.readouterr().out
@@ -140,7 +140,7 @@ def test_a_folder_to_gguf_and_back_is_the_same_file(tmp_path, family, capsys):
     assert ("format", "gguf", "hf") in result.changed
     before, after = load_folder(start), load_folder(tmp_path / "1")
     assert after.spec == before.spec
-    assert all(torch.equal(after.tensors[n], before.tensors[n]) for n in before.tensors)
+    assert all(torch.equal(after.tensors[name], before.tensors[name]) for name in before.tensors)
     assert after.generation["eos_token_id"] == [2, 1]
     old, new = Tokenizer.load(start), Tokenizer.load(tmp_path / "1")
     for text in (*TEXTS, "<s> the cat</s>", "the cats"):
@@ -151,7 +151,7 @@ def test_a_folder_to_gguf_and_back_is_the_same_file(tmp_path, family, capsys):
 
 
 def test_pairing_llama_s_queries_lie_in_adjacent_pairs(tmp_path):
-    """Rows in the file are those of Meta's files; a file with halves under that name would be another function."""
+    """The file has the rows of Meta's files; with rows in halves it would be another function."""
     start = folder(tmp_path / "0", "llama")
     convert(start, tmp_path / FILE)
     convert(start, tmp_path / "adjacent", to_pairing="adjacent")
@@ -170,21 +170,23 @@ def test_convert_writes_types_and_says_what_rounding_changed(tmp_path, dtype, ca
     start = folder(tmp_path / "0", "mistral", hidden=80)
     arguments = ["convert", str(start), str(tmp_path / FILE), "--to", "gguf", "--dtype", dtype]
     assert run(arguments) == 0
-    said = capsys.readouterr().out
-    assert "logits by up to" in said
+    printed = capsys.readouterr().out
+    assert "logits by up to" in printed
     file = read_gguf(tmp_path / FILE)
-    kinds = {n: form.type.name.lower() for n, form in file.tensors.items()}
+    kinds = {name: form.type.name.lower() for name, form in file.tensors.items()}
     assert file.metadata["general.file_type"] == FILE_TYPES[dtype.upper()]
     assert kinds["blk.0.attn_q.weight"] == dtype
-    odd, ours = (
+    unaligned, our_name = (
         "blk.0.ffn_down.weight",
         "model.layers.0.mlp.down_proj.weight",
     )  # rows of 80 are not blocks of 32
-    assert (kinds[odd] == dtype, ours in said) == ((True, False) if dtype == "bf16" else (False, True))
+    assert (kinds[unaligned] == dtype, our_name in printed) == (
+        (True, False) if dtype == "bf16" else (False, True)
+    )
     report = inspect(tmp_path / FILE)
     assert report["tokenizer"]["tokens"] == 279
     assert report["tokenizer"]["chat_template"]
-    assert report["stored_dtypes"][dtype.upper()] == len([n for n in kinds if kinds[n] == dtype])
+    assert report["stored_dtypes"][dtype.upper()] == len([name for name in kinds if kinds[name] == dtype])
     assert run(["inspect", str(tmp_path / FILE)]) == 0
     assert "pairing adjacent (GGUF's llama rotates adjacent pairs)" in capsys.readouterr().out
 
@@ -216,7 +218,7 @@ def test_the_tokenizer_s_own_end_is_the_first_of_those_that_end_a_text(tmp_path,
 
 
 def test_generate_runs_a_file(tmp_path, capsys):
-    """The same text as from the folder."""
+    """It prints the same text as for the folder."""
     start = folder(tmp_path / "0", "llama")
     convert(start, tmp_path / FILE)
     texts = []
@@ -249,8 +251,8 @@ def test_parts_of_one_matrix_have_codes_of_one_type(tmp_path):
 
 
 def test_stories260K_is_the_same_function_in_gguf(tmp_path):
-    """The published weights of llama2.c, by Meta's plain forward pass against the file; in int8 the greedy text is the
-    same."""
+    """Compares the published weights of llama2.c, run by Meta's plain forward pass, with the file; in int8 the greedy
+    text stays the same."""
     home = data_path("weights/stories260K")
     tokenizer = Tokenizer.load(home / "tok512.bin")
     result = convert(home / "stories260K.bin", tmp_path / FILE, tokenizer=tokenizer)

@@ -1,4 +1,4 @@
-"""Blocks of GGUF: codes and the numbers that they stand for, packed and read."""
+"""GGUF blocks: codes and the numbers that they stand for, packed and read."""
 
 import numpy
 import pytest
@@ -13,8 +13,8 @@ from headway.storage.gguf_blocks import Q4_0, Q8_0, TYPES, blocks, codes, dequan
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([Q8_0, Q4_0]), st.sampled_from([0.0, 1e-3, 1.0, 100.0]))
 def test_packing_takes_the_nearest_code(seed, kind, size):
-    """Of the codes that a type has none is nearer, with d as it was before it was rounded: Q8_0's d is a share of the
-    largest number, Q4_0's of the one that is largest in size, with its sign."""
+    """No other code of the type is nearer, with d as it was before rounding: Q8_0's d is 1/127 of the largest absolute
+    value, Q4_0's is -1/8 of the number with that absolute value, sign included."""
     x = torch.randn(5, 2, 32, generator=torch.Generator().manual_seed(seed)) * size
     packed = quantize(x.flatten(1), kind)
     matrix = codes(packed, kind)
@@ -22,9 +22,9 @@ def test_packing_takes_the_nearest_code(seed, kind, size):
     largest = x.gather(2, x.abs().argmax(2, keepdim=True))
     d, middle = (largest.abs() / 127, 128) if kind is Q8_0 else (largest / -8, 8)
     assert torch.equal(matrix.scale, d[..., 0].half())
-    every = d.double() * (torch.arange(2 * middle) - middle)  # [5, 2, codes]
-    error = (every.gather(2, matrix.codes.view(5, 2, 32).long()) - x).abs()
-    best = (every[:, :, None] - x[..., None]).abs().amin(3)
+    candidates = d.double() * (torch.arange(2 * middle) - middle)  # [5, 2, codes]
+    error = (candidates.gather(2, matrix.codes.view(5, 2, 32).long()) - x).abs()
+    best = (candidates[:, :, None] - x[..., None]).abs().amin(3)
     assert (error <= best + 2.0**-20 * largest.abs()).all()  # d and x / d are rounded
 
 
@@ -45,15 +45,15 @@ def test_packing_rounds_halves_away_from_zero_and_refuses_what_has_no_code():
 
 @pytest.mark.parametrize("kind", [kind for kind in TYPES if kind.block == 256], ids=lambda kind: kind.name)
 def test_codes_and_scales_of_blocks_are_all_of_their_bits(kind):
-    """Any bytes at all are read as codes and scales, and written as they were."""
-    draw = torch.Generator().manual_seed(0)
-    raw = torch.randint(0, 256, (20, 3 * kind.nbytes), generator=draw, dtype=torch.uint8)
+    """Arbitrary bytes are read as codes and scales, and written back unchanged."""
+    generator = torch.Generator().manual_seed(0)
+    raw = torch.randint(0, 256, (20, 3 * kind.nbytes), generator=generator, dtype=torch.uint8)
     assert torch.equal(blocks(codes(raw, kind)), raw)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in TYPES if kind.unpack], ids=lambda kind: kind.name)
 def test_numbers_are_bit_equal_to_the_gguf_package_s(kind):
-    """Of every byte that a block may hold; scales that are no numbers are left out."""
+    """Blocks of random bytes are compared; numbers that are not finite are left out."""
     import gguf
 
     raw = torch.randint(

@@ -1,5 +1,5 @@
-"""Broken GGUF files: every truncation is named, and any flipped byte is named or read as what it then says; nothing
-else happens, and no memory is taken that the file does not have."""
+"""Broken GGUF files: every truncation is reported, and a flipped byte is reported or read as what it then says; nothing
+else happens, and no more memory is allocated than the file has."""
 
 import struct
 import tempfile
@@ -23,12 +23,12 @@ from tests.checkpoints.gguf_files import SPECS, weights
 from tests.text.conftest import sentencepiece
 
 MOST = 4 << 20
-"""Bytes that reading takes of Python's memory beyond the file's own size."""
+"""Bytes that reading may allocate in Python beyond the size of the file."""
 
 
 @cache
 def small() -> bytes:
-    """A file of one layer with a tokenizer."""
+    """Returns a file of one layer with a tokenizer."""
     spec = replace(SPECS["llama"], layers=1, patterns=SPECS["llama"].patterns[:1], vocab=288)
     keys = sentencepiece().gguf_metadata(spec.vocab)
     with tempfile.TemporaryDirectory() as folder:
@@ -39,14 +39,14 @@ def small() -> bytes:
 
 @cache
 def table_ends() -> int:
-    """Where the values begin."""
+    """Returns the offset of the first tensor's values."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "m.gguf").write_bytes(small())
         return min(entry.at for entry in read_gguf(Path(folder) / "m.gguf").tensors.values())
 
 
 def read_whole(path):
-    """All that can be read of a file: shapes are those that the table promises."""
+    """Reads everything in a file, and checks that shapes are those that the table promises."""
     model = load_folder(path)
     for name, form in model.tensors.forms.items():
         assert tuple(model.tensors[name].shape) == form.shape
@@ -55,17 +55,17 @@ def read_whole(path):
 
 def fails_well(path, raw):
     path.write_bytes(raw)
-    said = str(path)
+    message = str(path)
     tracemalloc.start()
     try:
         read_whole(path)
     except HeadwayError as error:
-        said = str(error)
+        message = str(error)
     finally:
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-    assert str(path) in said
-    assert len(said) < 4000
+    assert str(path) in message
+    assert len(message) < 4000
     assert peak < len(raw) + MOST
 
 
@@ -77,10 +77,10 @@ def test_the_whole_file_is_read(tmp_path):
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_every_truncation_is_named(tmp_path_factory, data):
-    whole = small()
-    kept = data.draw(st.one_of(st.integers(0, table_ends()), st.integers(0, len(whole) - 32)))
+    raw = small()
+    length = data.draw(st.one_of(st.integers(0, table_ends()), st.integers(0, len(raw) - 32)))
     path = tmp_path_factory.mktemp("cut") / "m.gguf"
-    path.write_bytes(whole[:kept])
+    path.write_bytes(raw[:length])
     with pytest.raises(CheckpointError, match=r"truncated|is empty|damaged") as error:
         read_gguf(path)
     assert str(path) in str(error.value)
@@ -91,8 +91,8 @@ def test_every_truncation_is_named(tmp_path_factory, data):
 def test_flipped_bytes_are_named_or_read_as_what_they_say(tmp_path_factory, data):
     raw = bytearray(small())
     places = st.one_of(st.integers(0, 23), st.integers(0, table_ends()), st.integers(0, len(raw) - 1))
-    for at in data.draw(st.lists(places, min_size=1, max_size=4)):
-        raw[at] = data.draw(st.one_of(st.integers(0, 255), st.sampled_from([0, 1, 127, 128, 255])))
+    for position in data.draw(st.lists(places, min_size=1, max_size=4)):
+        raw[position] = data.draw(st.one_of(st.integers(0, 255), st.sampled_from([0, 1, 127, 128, 255])))
     fails_well(tmp_path_factory.mktemp("flip") / "m.gguf", bytes(raw))
 
 
@@ -173,15 +173,15 @@ def test_other_files_are_named(tmp_path):
         (b"anything else", "not a GGUF file"),
     ]:
         (tmp_path / "m.gguf").write_bytes(raw)
-        for read in (read_gguf, load_folder):
+        for reader in (read_gguf, load_folder):
             with pytest.raises(CheckpointError, match=message):
-                read(tmp_path / "m.gguf")
+                reader(tmp_path / "m.gguf")
     with pytest.raises(CheckpointError, match="cannot read"):
         read_gguf(tmp_path / "none.gguf")
 
 
 def test_all_kinds_of_values_are_read(tmp_path):
-    """Version 2 is version 3 in little-endian."""
+    """In little-endian files, versions 2 and 3 have the same layout."""
     codes = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
     keys = b"".join(key(f"k{kind}", kind, struct.pack(f"<{code}", 7)) for kind, code in codes.items())
     keys += b"".join(
@@ -193,10 +193,10 @@ def test_all_kinds_of_values_are_read(tmp_path):
     )
     for version in (2, 3):
         (tmp_path / "m.gguf").write_bytes(by_hand(keys, counts=(0, 2 * len(codes) + 4), version=version))
-        found = read_gguf(tmp_path / "m.gguf").metadata
-        assert all(found[f"k{kind}"] == 7 and list(found[f"a{kind}"]) == [1, 2, 3] for kind in codes)
-        assert (found["yes"], found["text"], found["texts"]) == (True, "naïve ▁猫", ["", "b"])
-        assert len(found["none"]) == 0
+        metadata = read_gguf(tmp_path / "m.gguf").metadata
+        assert all(metadata[f"k{kind}"] == 7 and list(metadata[f"a{kind}"]) == [1, 2, 3] for kind in codes)
+        assert (metadata["yes"], metadata["text"], metadata["texts"]) == (True, "naïve ▁猫", ["", "b"])
+        assert len(metadata["none"]) == 0
 
 
 @pytest.mark.parametrize("value", [-1, 2**32, 1e300, [], [1, "a"], None, [2**31]])

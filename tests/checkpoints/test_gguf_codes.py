@@ -1,4 +1,4 @@
-"""Codes of 8 and 4 bits in GGUF: carried over where its blocks have their place, and otherwise what is lost is said."""
+"""Codes of 8 and 4 bits in GGUF: kept if GGUF's blocks can hold them; otherwise the loss is measured and reported."""
 
 from pathlib import Path
 from typing import Any
@@ -28,32 +28,32 @@ IDS = torch.randint(61, (2, 40), generator=torch.Generator().manual_seed(0))
 
 
 def folder(
-    path: Path, weights: str, family: str = "llama", dtype: torch.dtype | None = None, **how: Any
+    path: Path, weights: str, family: str = "llama", dtype: torch.dtype | None = None, **options: Any
 ) -> Path:
-    """A folder of a quantized model."""
+    """Saves a folder of a quantized model, and returns its path."""
     model = build(FAMILIES[family], seed=0, dtype=dtype).eval()
-    quantize_model(model, weights, **how)
+    quantize_model(model, weights, **options)
     save_folder(path, model)
     return path
 
 
-def numbers(one: Folder) -> dict[str, Tensor]:
-    """Its weights, of codes what these are in float32."""
-    exact = {f"{layer}.weight": kept.read().dequantize() for layer, kept in one.quantized.items()}
-    return {name: exact.get(name, value) for name, value in one.tensors.items()}
+def numbers(source: Folder) -> dict[str, Tensor]:
+    """Returns a folder's weights, with quantized ones dequantized in float32."""
+    exact = {f"{layer}.weight": matrix.read().dequantize() for layer, matrix in source.quantized.items()}
+    return {name: exact.get(name, value) for name, value in source.tensors.items()}
 
 
 @torch.no_grad()
 def changed(source: Path, target: Path) -> float:
-    """The largest difference of logits in float32, in shares of the largest."""
-    one = load_folder(source)
-    wanted = fill(one.spec, numbers(one), dtype=torch.float32)(IDS)
-    found = load_model(target, dtype=torch.float32, dequantize=True)(IDS)
-    return float((found - wanted).abs().max() / wanted.abs().max())
+    """Returns the largest difference of logits in float32, relative to the largest logit."""
+    original = load_folder(source)
+    expected = fill(original.spec, numbers(original), dtype=torch.float32)(IDS)
+    actual = load_model(target, dtype=torch.float32, dequantize=True)(IDS)
+    return float((actual - expected).abs().max() / expected.abs().max())
 
 
 def scaled(path: Path, factor: float) -> Path:
-    """The same folder with other scales, in float32."""
+    """Multiplies the scales of a folder by `factor`, in float32, and returns the folder."""
     tensors = {name: value.clone() for name, value in open_tensors(path).items()}
     (path / "model.safetensors").unlink()
     scales = {name: factor * value.float() for name, value in tensors.items() if name.endswith("_scale")}
@@ -64,14 +64,14 @@ def scaled(path: Path, factor: float) -> Path:
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([4, 8]), st.sampled_from([32, 64, 96, 160]))
 def test_blocks_of_codes_are_these_codes_with_their_scales(seed: int, bits: int, group: int) -> None:
-    """Groups of more than 32, of which the last may be shorter, have their scale in each of their blocks."""
-    draw = torch.Generator().manual_seed(seed)
-    made = torch.randint(1 << bits, (3, 160), generator=draw, dtype=torch.uint8)
-    scale = torch.randn(3, -(-160 // group), generator=draw).half().float()
-    matrix = QuantizedMatrix(made, scale, None, bits, group)
+    """Groups of more than 32, the last of which may be shorter, repeat their scale in each of their blocks."""
+    generator = torch.Generator().manual_seed(seed)
+    original = torch.randint(1 << bits, (3, 160), generator=generator, dtype=torch.uint8)
+    scale = torch.randn(3, -(-160 // group), generator=generator).half().float()
+    matrix = QuantizedMatrix(original, scale, None, bits, group)
     kind = block_type(matrix)
     assert kind is (Q8_0 if bits == 8 else Q4_0)
-    assert torch.equal(codes(blocks(matrix), kind).codes, made)
+    assert torch.equal(codes(blocks(matrix), kind).codes, original)
     assert torch.equal(dequantize(blocks(matrix), kind), matrix.dequantize())
 
 
@@ -97,13 +97,13 @@ def test_what_has_no_place_in_blocks_is_told_apart() -> None:
 def test_codes_are_carried_over_and_the_model_is_the_same(
     tmp_path: Path, family: str, weights: str, how: dict[str, Any], kind: str
 ) -> None:
-    """In LLaMA's file the rows of queries and keys lie in other pairs."""
+    """In LLaMA's file the rows of queries and keys are in another pairing."""
     source = folder(tmp_path / "m", weights, family, torch.bfloat16, **how)
     result = convert(source, tmp_path / "m.gguf")
     assert result.rounding is None
-    (said,) = map(str, result.choices)
-    assert said.startswith(f"14 layers of {weights}")
-    assert said.endswith(f"keep their codes, as {kind} with scales in float16")
+    (choice,) = map(str, result.choices)
+    assert choice.startswith(f"14 layers of {weights}")
+    assert choice.endswith(f"keep their codes, as {kind} with scales in float16")
     tensors = read_gguf(tmp_path / "m.gguf").tensors
     assert tensors["blk.1.attn_q.weight"].type.name == kind
     assert tensors["token_embd.weight"].type.name == "BF16"
@@ -138,20 +138,20 @@ CASES: dict[str, tuple[str, Any, str]] = {
 def test_what_is_lost_is_measured_and_said(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The figure is that of the codes as they are in float32, and "equal" is said of equal ones alone."""
-    weights, dtype, said = CASES[name]
+    """The loss is measured against the codes dequantized in float32, and "equal" is printed only if there is none."""
+    weights, dtype, choice = CASES[name]
     source, target = folder(tmp_path / "m", weights), tmp_path / "m.gguf"
     option = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
     assert run(["convert", str(source), str(target), "--dtype", option]) == 0
-    out = capsys.readouterr().out
-    assert f"14 layers of {weights}, groups of 32 (pack-quantized): {said}" in out
+    printed = capsys.readouterr().out
+    assert f"14 layers of {weights}, groups of 32 (pack-quantized): {choice}" in printed
     result = convert(source, tmp_path / "again.gguf", dtype=dtype)
-    lost = changed(source, target)
-    assert (lost > 1e-5) == (result.rounding is not None) == (name != "numbers of float32")
-    assert ("\n  equal" in out) == (result.rounding is None)
-    assert ("changed logits by up to" in out) == (result.rounding is not None)
+    loss = changed(source, target)
+    assert (loss > 1e-5) == (result.rounding is not None) == (name != "numbers of float32")
+    assert ("\n  equal" in printed) == (result.rounding is None)
+    assert ("changed logits by up to" in printed) == (result.rounding is not None)
     if result.rounding is not None:
-        assert 0.5 < result.rounding / result.differences[0].largest / lost < 2.0  # other ids
+        assert 0.5 < result.rounding / result.differences[0].largest / loss < 2.0  # measured on other ids
 
 
 def test_scales_that_float16_rounds_are_measured(tmp_path: Path) -> None:
@@ -164,17 +164,17 @@ def test_scales_that_float16_rounds_are_measured(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("to", ["gguf", "hf"])
 def test_codes_without_a_place_become_numbers_and_that_is_said(tmp_path: Path, to: Any) -> None:
-    """Codes with zeros; each number is a product rounded to the dtype of the scales."""
+    """The codes have zero points; each number is a product rounded to the dtype of the scales."""
     theirs(tmp_path / "m", AWQ, 4, as_awq)
     result = convert(tmp_path / "m", tmp_path / "out", to=to)
-    place = ": no type has a place for their codes (zeros, rows, or groups)" if to == "gguf" else ""
+    reason = ": no type has a place for their codes (zeros, rows, or groups)" if to == "gguf" else ""
     dtype = "F16" if to == "gguf" else "float16"
-    (said,) = map(str, result.choices)
-    assert said == f"14 layers of int4, groups of 32, with zeros (awq): become numbers of {dtype}{place}"
+    (choice,) = map(str, result.choices)
+    assert choice == f"14 layers of int4, groups of 32, with zeros (awq): become numbers of {dtype}{reason}"
     assert result.rounding is not None
-    wanted = load_folder(tmp_path / "m").tensors
+    expected = load_folder(tmp_path / "m").tensors
     assert changed(tmp_path / "m", tmp_path / "out") == pytest.approx(
         result.rounding / result.differences[0].largest, rel=1.0
     )
-    found = load_folder(tmp_path / "out").tensors["model.layers.0.mlp.up_proj.weight"]
-    assert torch.equal(found, wanted["model.layers.0.mlp.up_proj.weight"])
+    actual = load_folder(tmp_path / "out").tensors["model.layers.0.mlp.up_proj.weight"]
+    assert torch.equal(actual, expected["model.layers.0.mlp.up_proj.weight"])

@@ -1,4 +1,4 @@
-"""What others make of GGUF: the gguf package's numbers and reader, and llama.cpp's logits and ids."""
+"""GGUF against other implementations: the gguf package's numbers and reader, and llama.cpp's logits and ids."""
 
 from array import array
 
@@ -38,8 +38,10 @@ def test_the_gguf_package_reads_our_files(tmp_path, name):
 
     write_model(tmp_path / "m.gguf", SPECS[name], weights(SPECS[name]), Q8_0)
     ours, theirs = read_gguf(tmp_path / "m.gguf"), gguf.GGUFReader(tmp_path / "m.gguf")
-    found = {key: field.contents() for key, field in theirs.fields.items() if not key.startswith("GGUF.")}
-    assert found == {key: list(x) if isinstance(x, array) else x for key, x in ours.metadata.items()}
+    fields = {key: field.contents() for key, field in theirs.fields.items() if not key.startswith("GGUF.")}
+    assert fields == {
+        key: list(value) if isinstance(value, array) else value for key, value in ours.metadata.items()
+    }
     for tensor in theirs.tensors:
         entry = ours.tensors[tensor.name]
         assert tuple(reversed(tensor.shape.tolist())) == entry.numbers
@@ -51,7 +53,7 @@ def test_the_gguf_package_reads_our_files(tmp_path, name):
 
 
 def test_we_read_the_gguf_package_s_files(tmp_path):
-    """Of all kinds of values, and of another alignment."""
+    """The file has values of several kinds, and another alignment."""
     import gguf
 
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
@@ -72,11 +74,11 @@ def test_we_read_the_gguf_package_s_files(tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    found = read_gguf(tmp_path / "m.gguf")
-    assert found.metadata["general.architecture"] == "llama"
-    assert (found.metadata["b"], found.metadata["i"], found.metadata["f"]) == (True, -3, 1e-300)
-    assert (found.metadata["texts"], list(found.metadata["numbers"])) == (["a", "猫"], [1, -2])
-    assert {name: one.numbers for name, one in found.tensors.items()} == {"t": (3, 32), "q": (3, 32)}
+    file = read_gguf(tmp_path / "m.gguf")
+    assert file.metadata["general.architecture"] == "llama"
+    assert (file.metadata["b"], file.metadata["i"], file.metadata["f"]) == (True, -3, 1e-300)
+    assert (file.metadata["texts"], list(file.metadata["numbers"])) == (["a", "猫"], [1, -2])
+    assert {name: entry.numbers for name, entry in file.tensors.items()} == {"t": (3, 32), "q": (3, 32)}
     write_gguf(tmp_path / "2.gguf", {"a": [1.5, 2.5]}, {"t": torch.from_numpy(values)}, {"t": Q4_0})
     assert gguf.GGUFReader(tmp_path / "2.gguf").fields["a"].contents() == [1.5, 2.5]
 
@@ -106,9 +108,9 @@ def test_llama_cpp_s_logits_are_ours_in_every_architecture(tmp_path, name):
 @pytest.mark.peers
 @pytest.mark.parametrize("dtype", ["bfloat16", "q8_0", "q4_0"])
 def test_llama_cpp_runs_our_files(tmp_path, dtype):
-    """Logits within what bfloat16 costs: twice the distance of our own bfloat16 from float32; the same ids of any text.
+    """Logits must be within twice the distance of our own bfloat16 from float32; texts must have the same ids.
 
-    q8_0 and q4_0 products have activations in int8 there: their error is bounded by that of 8 bits, 2^-7 of the largest
+    For q8_0 and q4_0, llama.cpp rounds activations to int8: the bound grows by the error of 8 bits, 2^-7 of the largest
     logit."""
     import llama_cpp as llama
 
@@ -117,7 +119,7 @@ def test_llama_cpp_runs_our_files(tmp_path, dtype):
     path = tmp_path / "m.gguf"
     convert(home / "stories260K.bin", path, tokenizer=tokenizer, dtype=getattr(torch, dtype, dtype))
     theirs = llama.Llama(str(path), n_ctx=256, logits_all=True, verbose=False, n_gpu_layers=0)
-    for text in (one for one in TEXTS if one.strip() and "\x00" not in one):
+    for text in (sample for sample in TEXTS if sample.strip() and "\x00" not in sample):
         assert theirs.tokenize(text.encode(), add_bos=True, special=False) == tokenizer.encode(
             text, eos=False
         )

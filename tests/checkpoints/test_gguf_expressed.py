@@ -1,4 +1,4 @@
-"""What GGUF has no keys for: refused by name, or within the matrices."""
+"""What GGUF has no keys for is refused by name, or folded into the matrices."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ TURNED = {
     **rotary("halves"),
     "mixers": (*(Softmax(v_norm=True),) * 2, Softmax(kv_from=0), Softmax(kv_from=1)),
 }
-"""Layers that share the keys of a layer with a window last, which in Gemma 4 is before the one without."""
+"""A last layer that shares the keys of a layer with a window; Gemma 4 has windows before the layer without one."""
 
 
 @pytest.mark.parametrize(
@@ -93,36 +93,36 @@ def test_what_gguf_cannot_say_is_refused_by_name(family, fields, message):
 
 @pytest.mark.parametrize("dtype", [None, "q8_0", torch.bfloat16])
 def test_factors_of_falcon_h1_are_within_the_matrices(tmp_path, dtype):
-    """Logits are compared on the way, and what is read back has the same function without a factor."""
+    """`convert` compares the logits; the file is read back as the same function without factors."""
     spec = FACTORED["falcon-h1, factors"]
     save_folder(tmp_path / "0", fill(spec, weights(spec)))
     convert(tmp_path / "0", tmp_path / FILE, dtype=dtype)
-    again = load_folder(tmp_path / FILE)
-    plain = SPECS["falcon-h1"]
-    assert again.spec == plain
-    assert again.spec != spec
+    loaded = load_folder(tmp_path / FILE)
+    unscaled = SPECS["falcon-h1"]
+    assert loaded.spec == unscaled
+    assert loaded.spec != spec
     kinds = {name: form.type.name for name, form in read_gguf(tmp_path / FILE).tensors.items()}
-    wanted = {None: "F32", "q8_0": "Q8_0", torch.bfloat16: "BF16"}[dtype]
-    assert {kinds[f"blk.1.{name}.weight"] for name in ("ssm_in", "attn_k", "ffn_down")} == {wanted}
+    expected = {None: "F32", "q8_0": "Q8_0", torch.bfloat16: "BF16"}[dtype]
+    assert {kinds[f"blk.1.{name}.weight"] for name in ("ssm_in", "attn_k", "ffn_down")} == {expected}
     with pytest.raises(ConfigError, match="falcon-h1 cannot express the logit_scale of this falcon_h1"):
         write_spec(replace(spec, tied=True))
     write_spec(replace(spec, tied=True, logit_scale=3.0))
 
 
 def test_ids_that_share_a_row_by_layer_have_copies_of_it(tmp_path):
-    """Logits are compared on the way."""
+    """`convert` compares the logits."""
     spec = replace(SPECS["gemma3n"], per_layer_vocab=40)
     save_folder(tmp_path / "0", fill(spec, weights(spec)))
     convert(tmp_path / "0", tmp_path / FILE)
-    again = load_folder(tmp_path / FILE)
-    assert again.spec == SPECS["gemma3n"]
-    rows = again.tensors["model.per_layer.embed_tokens.weight"]
+    loaded = load_folder(tmp_path / FILE)
+    assert loaded.spec == SPECS["gemma3n"]
+    rows = loaded.tensors["model.per_layer.embed_tokens.weight"]
     assert torch.equal(rows[:40], weights(spec)["model.per_layer.embed_tokens.weight"])
     assert torch.equal(rows[40:], rows[:1].expand(30, -1))
 
 
 def test_numbers_that_llama_cpp_has_fixed_are_checked(tmp_path):
-    """Keys of a Gemma 3n that say otherwise are refused by name; so are sizes of layers that Gemma 4 has not."""
+    """Keys of a Gemma 3n that say otherwise are refused by name; so are layer sizes that Gemma 4 does not have."""
     wrong = {"attention.shared_kv_layers": 3, "activation_sparsity_scale": [0.0] * 22, "altup.num_inputs": 2}
     _refused(tmp_path, "gemma3n", "gemma3n", wrong)
     wrong = {
@@ -146,8 +146,8 @@ def _refused(tmp_path, name, architecture, wrong):
     write_model(tmp_path / FILE, SPECS[name], weights(SPECS[name]), None)
     file, stored = read_gguf(tmp_path / FILE), load_folder(tmp_path / FILE).stored
     types = {name: form.type for name, form in file.tensors.items()}
-    plain = (str, int, float, bool)
-    metadata = {key: v if isinstance(v, plain) else list(v) for key, v in file.metadata.items()}
+    scalars = (str, int, float, bool)
+    metadata = {key: item if isinstance(item, scalars) else list(item) for key, item in file.metadata.items()}
     for key, value in wrong.items():
         write_gguf(tmp_path / "w.gguf", {**metadata, f"{architecture}.{key}": value}, stored, types)
         with pytest.raises(CheckpointError, match=key):

@@ -1,4 +1,4 @@
-"""Models of GGUF files keep what the files hold as codes, embedding and output too, and say so."""
+"""Models loaded from GGUF files keep the files' codes, also in the embedding and output layers, and report so."""
 
 from pathlib import Path
 from typing import Any
@@ -35,50 +35,54 @@ IDS = torch.randint(83, (2, 40), generator=torch.Generator().manual_seed(0))
 
 
 def some_blocks(kind: BlockType, shape: torch.Size) -> Tensor:
-    """Blocks of a type that is only read: any codes, and a scale of 0.01."""
-    draw = torch.Generator().manual_seed(0)
-    raw = torch.randint(0, 256, (shape.numel() // kind.block, kind.nbytes), generator=draw, dtype=torch.uint8)
+    """Returns blocks of a type that is only read: random codes with a scale of 0.01."""
+    generator = torch.Generator().manual_seed(0)
+    raw = torch.randint(
+        0, 256, (shape.numel() // kind.block, kind.nbytes), generator=generator, dtype=torch.uint8
+    )
     raw[:, :2] = torch.tensor([0.01]).half().view(torch.uint8)
     return raw.view(shape[0], -1)
 
 
-def file(path: Path, spec: str, kind: str, **others: str) -> Path:
-    """A file whose matrices are of one type, but for those whose names end as `others` say ("_" for ".")."""
+def file(path: Path, spec: str, kind: str, **overrides: str) -> Path:
+    """Writes a file whose matrices are of type `kind`; `overrides` maps ends of names to other types."""
     state = build(SPECS[spec], seed=0).state_dict()
     types = {name: BY_NAME[kind] for name, value in state.items() if value.dim() > 1}
-    for end, other in others.items():
-        types |= {name: BY_NAME[other] for name in types if name.endswith(f"{end}.weight")}
-    ready = {name: one for name, one in types.items() if one.unpack is not None}
+    for end, override in overrides.items():
+        types |= {name: BY_NAME[override] for name in types if name.endswith(f"{end}.weight")}
+    coded = {name: block_type for name, block_type in types.items() if block_type.unpack is not None}
     rows = {
-        name: quantize(state[name], one) if one.pack else some_blocks(one, state[name].shape)
-        for name, one in ready.items()
+        name: quantize(state[name], block_type)
+        if block_type.pack
+        else some_blocks(block_type, state[name].shape)
+        for name, block_type in coded.items()
     }
-    write_model(path, SPECS[spec], {**state, **rows}, None, packed=ready)
+    write_model(path, SPECS[spec], {**state, **rows}, None, packed=coded)
     return path
 
 
 def layers(model: Any) -> dict[str, Keeps]:
-    """Those whose matrix is their own, by name."""
-    found = {name: m for name, m in model.named_modules() if isinstance(m, Keeps)}
-    return {name: m for name, m in found.items() if getattr(m, "embedding", None) is None}
+    """Returns the layers with a matrix of their own, by name."""
+    modules = {name: module for name, module in model.named_modules() if isinstance(module, Keeps)}
+    return {name: module for name, module in modules.items() if getattr(module, "embedding", None) is None}
 
 
 def held(model: Any) -> int:
-    """Bytes of its parameters and buffers."""
-    return sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+    """Returns the number of bytes of a model's parameters and buffers."""
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("kind", FORMS)
 def test_every_matrix_stays_codes_with_the_numbers_of_the_file(tmp_path: Path, spec: str, kind: str) -> None:
-    """In memory it takes what the file takes, 1.04 times at most: rows have a factor each, and panels 16 rows."""
+    """A model takes at most 1.04 times the bytes of its file: each row has a factor, and panels have 16 rows."""
     path = file(tmp_path / "m.gguf", spec, kind)
     model, plain = load_model(path), load_folder(path).tensors
     assert {layer.kept.name for layer in layers(model).values()} == {FORMS[kind]}
     for name, layer in layers(model).items():
         assert torch.equal(layer.matrix, plain[f"{name}.weight"])
     stored = read_gguf(path).tensors.values()
-    assert held(model) <= 1.04 * sum(one.nbytes for one in stored)
+    assert held(model) <= 1.04 * sum(entry.nbytes for entry in stored)
     exact = load_model(path, dequantize=True)
     assert not any(layer.coded for layer in layers(exact).values())
     assert held(exact) > 3 * held(model)
@@ -91,21 +95,21 @@ def test_every_matrix_stays_codes_with_the_numbers_of_the_file(tmp_path: Path, s
 def test_it_is_the_function_of_the_file_but_for_inputs_in_8_bits(
     tmp_path: Path, spec: str, kind: str
 ) -> None:
-    """Logits, of whole rows and of steps of decoding, which are native, are off by less than 8 times what weights and
-    states in bfloat16 change: 8 bits of a group's largest are 2 bits coarser for numbers a quarter of it."""
+    """Logits, of whole rows and of native decoding steps, are off by less than 8 times what weights and states in
+    bfloat16 change: with 8 bits for the largest of a group, numbers a quarter as large have 2 bits less."""
     path = file(tmp_path / "m.gguf", spec, kind)
     model, exact = load_model(path), load_model(path, dequantize=True)
-    wanted, found = exact(IDS), model(IDS)
+    expected, actual = exact(IDS), model(IDS)
     rounded = load_model(path, dequantize=True, dtype=torch.bfloat16)(IDS).float()
-    within = 8 * (rounded - wanted).norm() / wanted.norm()
-    assert 0 < (found - wanted).norm() < within * wanted.norm()
+    bound = 8 * (rounded - expected).norm() / expected.norm()
+    assert 0 < (actual - expected).norm() < bound * expected.norm()
     reader = Reader(model)
     assert reader.steps.what == "native"
     table, steps = reader.cache.open(), []
     for ids in (IDS[0, :30].tolist(), *([int(i)] for i in IDS[0, 30:])):
         steps.append(reader.read([(table, ids)], [[len(ids) - 1]])[0])
         reader.end()
-    assert 0 < (torch.stack(steps) - wanted[0, 29:]).norm() < within * wanted[0, 29:].norm()
+    assert 0 < (torch.stack(steps) - expected[0, 29:]).norm() < bound * expected[0, 29:].norm()
 
 
 def test_types_without_codes_are_numbers_and_the_others_stay(tmp_path: Path) -> None:
@@ -125,8 +129,8 @@ def test_reports_say_which_weights_are_codes(tmp_path: Path, capsys: pytest.Capt
     assert run(["inspect", str(path)]) == 0
     assert "weights        15 layers as Q4_0, 1 layer as Q8_0" in capsys.readouterr().out
     assert run(["plan", str(path), "--context", "64"]) == 0
-    out = capsys.readouterr().out
-    assert "weights are 15 layers as Q4_0, 1 layer as Q8_0" in out
+    printed = capsys.readouterr().out
+    assert "weights are 15 layers as Q4_0, 1 layer as Q8_0" in printed
     prompt = tmp_path / "prompt"
     prompt.mkdir()
     lm = load(path)
@@ -143,9 +147,9 @@ def test_plan_counts_the_bytes_that_the_model_takes(
 
     for spec in SPECS:
         path = file(tmp_path / "m.gguf", spec, "Q4_K", down_proj="Q6_K", o_proj="Q8_0", up_proj="Q5_K")
-        described, kept = find_model(str(path))
+        model_spec, kept = find_model(str(path))
         assert kept is not None
-        assert sum(kept_bytes(described, kept).values()) == held(load_model(path))
+        assert sum(kept_bytes(model_spec, kept).values()) == held(load_model(path))
 
 
 def test_blocks_of_256_have_no_place_in_a_folder(tmp_path: Path) -> None:
@@ -156,7 +160,7 @@ def test_blocks_of_256_have_no_place_in_a_folder(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_a_mixed_file_is_what_its_types_are(tmp_path: Path) -> None:
-    """As llama.cpp mixes them: layers of one input in different types, which share its rounding."""
+    """As in llama.cpp's mixes, layers with the same input have different types, and share its rounding."""
     path = file(
         tmp_path / "m.gguf", "llama", "Q4_K", v_proj="Q6_K", down_proj="Q6_K", lm_head="Q6_K", k_proj="Q5_0"
     )
@@ -171,16 +175,16 @@ def test_a_folder_of_it_has_its_codes_and_plain_embeddings(tmp_path: Path) -> No
     path = file(tmp_path / "m.gguf", "llama", "Q4_0")
     model = load_model(path)
     save_folder(tmp_path / "m", model, keep_pairing=True)
-    again = load_model(tmp_path / "m")
+    reloaded = load_model(tmp_path / "m")
     for name, layer in layers(model).items():
-        other = layers(again)[name]
-        assert torch.equal(other.matrix, layer.matrix)
-        assert other.coded == (name != "model.embed_tokens")
+        twin = layers(reloaded)[name]
+        assert torch.equal(twin.matrix, layer.matrix)
+        assert twin.coded == (name != "model.embed_tokens")
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_from_file_to_file_nothing_changes(tmp_path: Path, spec: str) -> None:
-    """And to a folder the numbers of the codes go, of which none is rounded."""
+    """A conversion to a folder writes the numbers of the codes, and rounds none."""
     path = file(tmp_path / "m.gguf", spec, "Q4_0", down_proj="Q6_K", o_proj="BF16")
     result = convert(path, tmp_path / "2.gguf")
     assert result.rounding is None
@@ -188,14 +192,14 @@ def test_from_file_to_file_nothing_changes(tmp_path: Path, spec: str) -> None:
     assert f"{count} layers of Q4_0: keep their codes, as Q4_0 with scales in float16" in map(
         str, result.choices
     )
-    one, two = (read_gguf(tmp_path / name) for name in ("m.gguf", "2.gguf"))
-    kinds = [{name: t.type for name, t in each.tensors.items()} for each in (one, two)]
+    first, second = (read_gguf(tmp_path / name) for name in ("m.gguf", "2.gguf"))
+    kinds = [{name: tensor.type for name, tensor in gguf.tensors.items()} for gguf in (first, second)]
     assert kinds[0] == kinds[1]
     before, after = (load_folder(tmp_path / name).stored for name in ("m.gguf", "2.gguf"))
     assert all(torch.equal(before[name], after[name]) for name in before)
-    back = convert(path, tmp_path / "m")
-    assert back.rounding is None
-    assert any("become numbers of float32" in said for said in map(str, back.choices))
+    unpacked = convert(path, tmp_path / "m")
+    assert unpacked.rounding is None
+    assert any("become numbers of float32" in choice for choice in map(str, unpacked.choices))
 
 
 def test_codes_are_not_quantized_again(tmp_path: Path) -> None:
@@ -206,13 +210,13 @@ def test_codes_are_not_quantized_again(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_ranks_share_an_embedding_of_codes(tmp_path: Path) -> None:
-    """Each has its rows of it, and of the output layer that is tied to it."""
+    """Each rank has its rows of it, and of the output layer that is tied to it."""
     spec = ModelSpec.of("qwen2", **{**SIZE, "vocab": 80}, tied=True, init_std=0.2)
     state = build(spec, seed=0).state_dict()
     write_model(tmp_path / "m.gguf", spec, state, BY_NAME["Q8_0"])
     ids = IDS[:, :12] % 80
     path = tmp_path / "m.gguf"
-    wanted, exact = load_model(path)(ids), load_model(path, dequantize=True)(ids)
+    expected, exact = load_model(path)(ids), load_model(path, dequantize=True)(ids)
 
     def rank(exchange: Exchange) -> tuple[Tensor, int]:
         model = load_model(tmp_path / "m.gguf")
@@ -221,14 +225,14 @@ def test_ranks_share_an_embedding_of_codes(tmp_path: Path) -> None:
         assert model.model.embed_tokens is not None
         return model(ids), model.model.embed_tokens.kept.shape[0]
 
-    for found, rows in simulate(2, rank):
+    for actual, rows in simulate(2, rank):
         assert rows == 40
-        assert (found - exact).norm() < 1.5 * (wanted - exact).norm()
+        assert (actual - exact).norm() < 1.5 * (expected - exact).norm()
 
 
 @pytest.mark.parametrize("kind", [BY_NAME[name] for name in CODED], ids=lambda kind: kind.name)
 def test_rows_of_a_table_of_codes_are_those_of_its_numbers(kind: BlockType) -> None:
-    """To the bit, of any shape of ids, repeated and in any order, and where the rows are no whole panels."""
+    """Bit for bit, for any shape of ids, repeated and in any order, also if the rows do not fill whole panels."""
     from headway.nn.weights import from_codes
     from headway.storage.gguf_blocks import codes
 
@@ -236,14 +240,14 @@ def test_rows_of_a_table_of_codes_are_those_of_its_numbers(kind: BlockType) -> N
         torch.randn(37, 256, generator=torch.Generator().manual_seed(0)) * torch.logspace(-2, 1, 37)[:, None]
     )
     weight = from_codes(codes(quantize(table, kind), kind))
-    at = torch.tensor([[36, 0, 36], [15, 16, 5]])
-    assert torch.equal(weight.rows(at), weight.dequantize()[at])
-    assert weight.rows(at[:0]).shape == (0, 3, 256)
+    ids = torch.tensor([[36, 0, 36], [15, 16, 5]])
+    assert torch.equal(weight.rows(ids), weight.dequantize()[ids])
+    assert weight.rows(ids[:0]).shape == (0, 3, 256)
     assert BF16.unpack is None
 
 
 def test_a_matrix_whose_columns_lie_elsewhere_is_read_as_numbers(tmp_path: Path) -> None:
-    """The output of Qwen3.5's delta layers, whose value heads have another order there; it is written as numbers."""
+    """In GGUF, the output of Qwen3.5's delta layers has value heads in another order; it is written as numbers."""
     spec = gguf_files.SPECS["qwen3.5"]
     write_model(tmp_path / "m.gguf", spec, gguf_files.weights(spec), BY_NAME["Q8_0"])
     folder = load_folder(tmp_path / "m.gguf")
@@ -254,5 +258,5 @@ def test_a_matrix_whose_columns_lie_elsewhere_is_read_as_numbers(tmp_path: Path)
     for name, layer in layers(model).items():
         assert torch.equal(layer.matrix, folder.tensors[f"{name}.weight"])
     convert(tmp_path / "m.gguf", tmp_path / "2.gguf", dtype="q8_0")
-    types = {name: one.type.name for name, one in read_gguf(tmp_path / "2.gguf").tensors.items()}
+    types = {name: form.type.name for name, form in read_gguf(tmp_path / "2.gguf").tensors.items()}
     assert (types["blk.0.ssm_out.weight"], types["blk.0.attn_qkv.weight"]) == ("F32", "Q8_0")

@@ -1,4 +1,4 @@
-"""Metadata of GGUF files: what is wrong is named, and what is not said is as llama.cpp has it."""
+"""Metadata of GGUF files: errors name the key, and absent keys have llama.cpp's defaults."""
 
 import struct
 from dataclasses import replace
@@ -24,7 +24,7 @@ FILE = "m.gguf"
 
 
 def changed_file(path, change, spec="llama"):
-    """A file whose metadata `change` has changed."""
+    """Writes a file whose metadata `change` has changed, and returns its path."""
     write_model(path, SPECS[spec], weights(SPECS[spec]), None)
     file = read_gguf(path)
     metadata = dict(file.metadata)
@@ -99,8 +99,8 @@ def test_a_granite_may_have_no_positions(tmp_path):
 
 
 def test_old_keys_of_rotary_scaling_mean_the_same(tmp_path):
-    """rope.scale_linear, and a factor without a type, are linear scaling (llama.cpp's reader)."""
-    wanted = SPECS["llama, interpolated"].positions
+    """rope.scale_linear, and a factor without a type, mean linear scaling (as in llama.cpp's reader)."""
+    expected = SPECS["llama, interpolated"].positions
 
     def old(metadata):
         metadata["llama.rope.scale_linear"] = 4.0
@@ -109,7 +109,7 @@ def test_old_keys_of_rotary_scaling_mean_the_same(tmp_path):
         metadata["llama.rope.scaling.factor"] = 4.0
 
     for change in (old, untyped):
-        assert load_folder(changed_file(tmp_path / FILE, change)).spec.positions == wanted
+        assert load_folder(changed_file(tmp_path / FILE, change)).spec.positions == expected
 
 
 @given(st.floats(1e-30, 1e30))
@@ -120,7 +120,7 @@ def test_numbers_of_32_bits_are_read_as_they_were_written_in_decimal(value):
 
 
 def test_rotation_of_a_file_that_says_nothing_of_it_is_that_of_llama():
-    """llama.cpp's defaults: a base of 10000, all of the head."""
+    """llama.cpp's defaults are a base of 10000 and all dims of a head."""
     assert read_rope(ConfigReader({}, {}, "llama."), 16, "adjacent", None) == Rotary(
         10000.0, pairing="adjacent"
     )

@@ -1,4 +1,4 @@
-"""Folders of GPTQ and AWQ, packed here by their own formulas; and what is refused, by name."""
+"""Folders of GPTQ and AWQ, packed here by their own formulas, and errors for folders that are not read."""
 
 import json
 from collections.abc import Callable
@@ -21,21 +21,21 @@ from tests.checkpoints.test_quantized import LLAMA
 
 
 def naive_words(codes: Tensor, bits: int, order: tuple[int, ...]) -> Tensor:
-    """int32 [R, C bits / 32]: at place p of a word, the code that `order` names."""
+    """Returns int32 [R, C bits / 32]: place p of each word holds the code that `order` names."""
     rows, columns = codes.shape
-    each = 32 // bits
-    words = torch.zeros(rows, columns // each, dtype=torch.int64)
-    for p in range(each):
-        words |= codes[:, order[p] :: each].long() << bits * p
+    per_word = 32 // bits
+    words = torch.zeros(rows, columns // per_word, dtype=torch.int64)
+    for p in range(per_word):
+        words |= codes[:, order[p] :: per_word].long() << bits * p
     return words.to(torch.int32) if words.max() < 2**31 else (words - (words >> 31 << 32)).to(torch.int32)
 
 
-def as_gptq(matrix: QuantizedMatrix, less: int) -> dict[str, Tensor]:
-    order, most = tuple(range(8)), (1 << matrix.bits) - 1
+def as_gptq(matrix: QuantizedMatrix, offset: int) -> dict[str, Tensor]:
+    order, mask = tuple(range(8)), (1 << matrix.bits) - 1
     inputs = torch.arange(matrix.codes.shape[1], dtype=torch.int32)
     return {
         "qweight": naive_words(matrix.codes, matrix.bits, order).T,
-        "qzeros": naive_words(matrix.zero_or_middle.T - less & most, matrix.bits, order),
+        "qzeros": naive_words(matrix.zero_or_middle.T - offset & mask, matrix.bits, order),
         "scales": matrix.scale.T.half(),
         "g_idx": inputs // matrix.group,
     }
@@ -50,9 +50,9 @@ def as_awq(matrix: QuantizedMatrix) -> dict[str, Tensor]:
 
 
 def theirs(
-    path: Path, config: dict[str, Any], bits: int, kept: Callable[[QuantizedMatrix], dict[str, Tensor]]
+    path: Path, config: dict[str, Any], bits: int, pack: Callable[[QuantizedMatrix], dict[str, Tensor]]
 ) -> dict[str, QuantizedMatrix]:
-    """Write a LLaMA with layers as others keep them; the matrices by their names."""
+    """Saves a LLaMA whose layers are packed by `pack`, and returns the layers' matrices by name."""
     save_folder(path, build(LLAMA, seed=0, dtype=torch.float16))
     tensors: dict[str, Tensor] = {}
     matrices = {}
@@ -63,10 +63,10 @@ def theirs(
             continue
         value = torch.cat(
             (value[:9].abs(), -value[9:18].abs(), value[18:])
-        )  # the first and the last code of 0, too
+        )  # so that zero points are 0 and the last code, too
         matrix = quantize_weights(value, bits, 32, symmetric=False)
         matrices[layer] = replace(matrix, scale=matrix.scale.half())
-        tensors |= {f"{layer}.{leaf}": part.contiguous() for leaf, part in kept(matrices[layer]).items()}
+        tensors |= {f"{layer}.{leaf}": part.contiguous() for leaf, part in pack(matrices[layer]).items()}
     (path / "model.safetensors").unlink()
     write_safetensors(path / "model.safetensors", tensors)
     change_config(path, config)
@@ -97,23 +97,23 @@ CASES: dict[str, tuple[dict[str, Any], int, Callable[[QuantizedMatrix], dict[str
 
 @pytest.mark.parametrize("name", CASES)
 def test_folders_of_gptq_and_awq_are_read(name: str, tmp_path: Path) -> None:
-    config, bits, kept = CASES[name]
-    matrices = theirs(tmp_path / "m", config, bits, kept)
+    config, bits, pack = CASES[name]
+    matrices = theirs(tmp_path / "m", config, bits, pack)
     folder = load_folder(tmp_path / "m")
     assert set(folder.quantized) == set(matrices)
     zeros = matrices["model.layers.1.mlp.up_proj"].zero
     assert (int(zeros.min()), int(zeros.max())) == (0, 2**bits - 1)
-    for layer, kept in folder.quantized.items():
-        matrix, wanted = kept.read(), matrices[layer]
-        assert kept.form.shape == wanted.codes.shape
-        assert torch.equal(matrix.codes, wanted.codes)
-        assert torch.equal(matrix.scale, wanted.scale)
-        assert torch.equal(matrix.zero_or_middle, wanted.zero_or_middle)
-        assert torch.equal(folder.tensors[f"{layer}.weight"], wanted.dequantize(torch.float16))
+    for layer, stored in folder.quantized.items():
+        matrix, expected = stored.read(), matrices[layer]
+        assert stored.form.shape == expected.codes.shape
+        assert torch.equal(matrix.codes, expected.codes)
+        assert torch.equal(matrix.scale, expected.scale)
+        assert torch.equal(matrix.zero_or_middle, expected.zero_or_middle)
+        assert torch.equal(folder.tensors[f"{layer}.weight"], expected.dequantize(torch.float16))
     model = load_model(tmp_path / "m")
     save_folder(tmp_path / "ours", model)
-    again = load_model(tmp_path / "ours").state_dict()
-    assert all(torch.equal(value, again[key]) for key, value in model.state_dict().items())
+    reloaded = load_model(tmp_path / "ours").state_dict()
+    assert all(torch.equal(value, reloaded[key]) for key, value in model.state_dict().items())
 
 
 def test_biases_of_zeros_are_left_out_and_others_are_an_error(tmp_path: Path) -> None:
@@ -143,9 +143,9 @@ def test_scales_that_the_stored_dtype_does_not_hold_are_an_error(tmp_path: Path)
 
 
 def test_folders_that_are_not_read_say_what_is(tmp_path: Path) -> None:
-    config, bits, kept = CASES["gptq"]
+    config, bits, pack = CASES["gptq"]
     path = tmp_path / "m"
-    theirs(path, config, bits, kept)
+    theirs(path, config, bits, pack)
 
     def refused(match: str, quantization: Any, error: type[Exception] = ConfigError) -> None:
         change_config(path, quantization)
@@ -169,9 +169,9 @@ def test_folders_that_are_not_read_say_what_is(tmp_path: Path) -> None:
     name = "model.layers.1.mlp.up_proj"
 
     def broken(match: str, **changed: Tensor | None) -> None:
-        found = {**tensors, **{f"{name}.{leaf}": value for leaf, value in changed.items()}}
+        written = {**tensors, **{f"{name}.{leaf}": value for leaf, value in changed.items()}}
         (path / "model.safetensors").unlink()
-        write_safetensors(path / "model.safetensors", {n: v for n, v in found.items() if v is not None})
+        write_safetensors(path / "model.safetensors", {n: v for n, v in written.items() if v is not None})
         with pytest.raises(CheckpointError, match=match):
             load_folder(path)
 

@@ -1,4 +1,4 @@
-"""JSON that is none, and sizes that no model has: named, and nothing of that size is made."""
+"""Invalid JSON, and sizes that no model has: reported, and nothing of that size is allocated."""
 
 import json
 
@@ -85,10 +85,10 @@ def test_sizes_that_no_model_has_are_named_and_nothing_of_that_size_is_made(tmp_
         if key == "max_position_embeddings" and value in (10**9, 10**6):
             assert load_folder(tmp_path / "m").spec.trained_context == value
             return
-        with pytest.raises(HeadwayError) as caught:
+        with pytest.raises(HeadwayError) as error:
             load_folder(tmp_path / "m")
-    assert str(tmp_path / "m") in str(caught.value)
-    assert len(str(caught.value)) < 5000
+    assert str(tmp_path / "m") in str(error.value)
+    assert len(str(error.value)) < 5000
 
 
 @pytest.mark.parametrize("layers", [3, 1000, 10_000, 10_001, 10**9, 10**12])
@@ -101,8 +101,8 @@ def test_more_layers_than_there_are_tensors_are_refused_before_they_are_named(fo
 
 def test_a_folder_of_headway_s_own_type_has_the_same_limits(tmp_path):
 
-    own = ModelSpec(**{**vars(SPEC), "positions": Rotary(pairing="adjacent")})
-    save_folder(tmp_path / "m", build(own, seed=0), keep_pairing=True)
+    spec = ModelSpec(**{**vars(SPEC), "positions": Rotary(pairing="adjacent")})
+    save_folder(tmp_path / "m", build(spec, seed=0), keep_pairing=True)
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     for field, value, message in (
         ("layers", 10**9, "layers is 1,000,000,000, and at most 10,000"),
@@ -121,9 +121,9 @@ def test_a_folder_of_headway_s_own_type_has_the_same_limits(tmp_path):
     ):
         changed = {**config, "headway": {**config["headway"], field: value}}
         (tmp_path / "m" / "config.json").write_text(json.dumps(changed))
-        with pytest.raises(ConfigError, match=message) as caught, small_memory():
+        with pytest.raises(ConfigError, match=message) as error, small_memory():
             load_folder(tmp_path / "m")
-        assert str(tmp_path / "m" / "config.json") in str(caught.value)
+        assert str(tmp_path / "m" / "config.json") in str(error.value)
 
 
 @pytest.mark.parametrize("content", [{}, {"model": [1]}, {"model": {"vocab": {"a": "0"}}}])

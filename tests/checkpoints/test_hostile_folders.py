@@ -1,4 +1,4 @@
-"""Folders whose index leads elsewhere, and files that are no files or cannot be read: named, and not waited for."""
+"""Folders whose index leads elsewhere, and files that are not regular or unreadable: reported, without waiting."""
 
 import json
 import os
@@ -46,9 +46,9 @@ def test_an_index_whose_map_is_none_is_named(tmp_path, listed):
 def test_an_index_that_names_the_wrong_shard(tmp_path):
     save_folder(tmp_path / "m", build(SPEC, seed=0), shard_bytes=4000)
     index = tmp_path / "m" / "model.safetensors.index.json"
-    whole = json.loads(index.read_text())
-    first, second = sorted(set(whole["weight_map"].values()))[:2]
-    name = next(n for n, file in whole["weight_map"].items() if file == first)
+    listed = json.loads(index.read_text())
+    first, second = sorted(set(listed["weight_map"].values()))[:2]
+    name = next(n for n, file in listed["weight_map"].items() if file == first)
     for change, message in (
         (
             {name: second},
@@ -56,16 +56,18 @@ def test_an_index_that_names_the_wrong_shard(tmp_path):
         ),
         ({"more": second}, rf"listed but not there: more .in {second}.$"),
     ):
-        index.write_text(json.dumps({"weight_map": whole["weight_map"] | change}))
+        index.write_text(json.dumps({"weight_map": listed["weight_map"] | change}))
         with pytest.raises(CheckpointError, match=message):
             load_folder(tmp_path / "m")
-    index.write_text(json.dumps({"weight_map": {n: f for n, f in whole["weight_map"].items() if n != name}}))
+    index.write_text(
+        json.dumps({"weight_map": {n: file for n, file in listed["weight_map"].items() if n != name}})
+    )
     with pytest.raises(CheckpointError, match=rf"there but not listed: {name} .in {first}"):
         load_folder(tmp_path / "m")
 
 
 def test_a_folder_of_links_is_read_and_a_dangling_one_is_named(folder, tmp_path):
-    """The cache of the Hugging Face hub is such a folder; its index still names files of the folder only."""
+    """The cache of the Hugging Face hub is such a folder; its index may still only name files of the folder."""
     linked = tmp_path / "linked"
     linked.mkdir()
     for file in folder.iterdir():
@@ -102,19 +104,19 @@ def test_what_is_no_regular_file_is_named_and_not_waited_for(folder, name, kind,
 
 def test_other_formats_do_not_wait_for_pipes_either(tmp_path):
     os.mkfifo(tmp_path / "m.bin")
-    for read in (llama2c.read, llama2c.looks_like, lambda path: open_tensors(path, allow_pickle=True)):
+    for reader in (llama2c.read, llama2c.looks_like, lambda path: open_tensors(path, allow_pickle=True)):
         with pytest.raises(CheckpointError, match=r"m\.bin: it is not a regular file"):
-            read(tmp_path / "m.bin")
+            reader(tmp_path / "m.bin")
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "generation_config.json"])
 def test_what_may_not_be_read_is_named(folder, name, monkeypatch):
-    real = os.open
+    original = os.open
 
-    def refuses(path, *rest, **named):
+    def refuses(path, *args, **kwargs):
         if str(path).endswith(name):
             raise PermissionError(13, "Permission denied", str(path))
-        return real(path, *rest, **named)
+        return original(path, *args, **kwargs)
 
     monkeypatch.setattr(os, "open", refuses)
     with pytest.raises(CheckpointError, match=rf"cannot read .*{name}: Permission denied"):
@@ -125,9 +127,9 @@ def test_a_file_that_became_shorter_is_named_instead_of_a_crash(folder):
     tensors = load_folder(folder).tensors
     os.truncate(folder / "model.safetensors", 2000)
     target = torch.empty(tensors.forms["lm_head.weight"].shape)
-    for read in (lambda: tensors["lm_head.weight"], lambda: tensors.copy_into("lm_head.weight", target)):
+    for reader in (lambda: tensors["lm_head.weight"], lambda: tensors.copy_into("lm_head.weight", target)):
         with pytest.raises(CheckpointError, match="has become shorter since it was opened"):
-            read()
+            reader()
 
 
 def test_an_empty_folder_and_a_file_are_named(tmp_path):

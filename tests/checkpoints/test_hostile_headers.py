@@ -1,4 +1,4 @@
-"""Files of tensors made to hang, to fill memory, or to run code: named, and nothing of their size is made."""
+"""Tensor files made to hang, to fill memory, or to run code: reported, and nothing of their size is allocated."""
 
 import json
 import os
@@ -58,9 +58,9 @@ from tests.checkpoints.hostile import GOOD, safetensors, small_memory
 )  # fmt: skip
 def test_a_header_that_cannot_be_is_named(tmp_path, header, message):
     path = safetensors(tmp_path / "x.safetensors", header)
-    with pytest.raises(CheckpointError, match=message) as caught, small_memory():
+    with pytest.raises(CheckpointError, match=message) as error, small_memory():
         open_tensors(path)
-    assert str(path) in str(caught.value)
+    assert str(path) in str(error.value)
 
 
 @pytest.mark.parametrize("length", [2**64 - 1, 2**63, 10 * 10**9, LONGEST + 1])
@@ -87,14 +87,14 @@ def test_a_header_of_llama2_c_that_cannot_be_is_named(tmp_path, header):
 def test_archives_that_torch_does_not_write_are_named(tmp_path):
     path = tmp_path / "x.pth"
     torch.save({"a": torch.arange(4096.0)}, path)
-    whole = path.read_bytes()
+    raw = path.read_bytes()
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(tmp_path / "y.pth", "w", zipfile.ZIP_DEFLATED) as new:
         for record in old.infolist():
             new.writestr(record.filename, old.read(record))
     with pytest.raises(CheckpointError, match=r"y\.pth is a compressed archive"):
         open_tensors(tmp_path / "y.pth", allow_pickle=True)
-    for cut in (5, 200, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:cut])
+    for cut in (5, 200, len(raw) // 2, len(raw) - 1):
+        path.write_bytes(raw[:cut])
         with pytest.raises(
             CheckpointError, match=r"x\.pth is a damaged archive; copy or download it again: ."
         ):
@@ -102,19 +102,19 @@ def test_archives_that_torch_does_not_write_are_named(tmp_path):
 
 
 def test_pickled_tensors_are_mapped_where_they_lie(tmp_path):
-    """Views, parameters, transposes and other dtypes as torch.load gives them; archives before 1.6 too."""
+    """Views, parameters, transposes and other dtypes are as torch.load gives them; archives before torch 1.6, too."""
     x = torch.randn(6, 4)
     stored = {"x": x, "rows": x[2:5], "t": x.t(), "p": torch.nn.Parameter(x[0].clone()), "b": x.bfloat16(),
               "empty": x[:0], "scalar": torch.tensor(3)}  # fmt: skip
     for legacy in (False, True):
         torch.save(stored, tmp_path / "x.pth", _use_new_zipfile_serialization=not legacy)
-        found = open_tensors(tmp_path / "x.pth", allow_pickle=True)
-        assert all(torch.equal(found[name], value) for name, value in stored.items())
+        loaded = open_tensors(tmp_path / "x.pth", allow_pickle=True)
+        assert all(torch.equal(loaded[name], value) for name, value in stored.items())
     del stored["t"]
     torch.save(stored, tmp_path / "x.pth")
-    found = open_tensors(tmp_path / "x.pth", allow_pickle=True)
-    assert all(entry.value is None for entry in found.forms.values())
+    loaded = open_tensors(tmp_path / "x.pth", allow_pickle=True)
+    assert all(entry.value is None for entry in loaded.forms.values())
     for name, value in stored.items():
         target = torch.empty_like(value)
-        found.copy_into(name, target.detach())
+        loaded.copy_into(name, target.detach())
         assert torch.equal(target, value)

@@ -1,4 +1,4 @@
-"""Models from the Hub, and the Hub's errors in our words; the Hub is a fake."""
+"""Models from the Hub, and the Hub's errors in our words, tested with a fake Hub."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +20,8 @@ from tests.text.conftest import byte_level
 def http(kind: Any, code: int) -> Exception:
     request = SimpleNamespace(url="https://huggingface.co", method="GET")
     response = SimpleNamespace(status_code=code, headers={}, request=request)
-    made: Exception = kind("no", response=response, server_message="the server's words")
-    return made
+    error: Exception = kind("no", response=response, server_message="the server's words")
+    return error
 
 
 @pytest.mark.parametrize(
@@ -61,12 +61,12 @@ def test_errors_of_the_hub_say_what_to_do(make: Callable[[], Exception], message
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
-    """What was asked of a Hub that has the model owner/name."""
-    asked: list[tuple[str, str | None]] = []
+    """Sets up a fake Hub that has the model owner/name, and returns the list of requests to it."""
+    requests: list[tuple[str, str | None]] = []
     save_folder(tmp_path / "kept", small(), tokenizer=byte_level())
 
     def snapshot(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        asked.append((name, revision))
+        requests.append((name, revision))
         if name != "owner/name":
             raise http(errors.RepositoryNotFoundError, 404)
         return str(tmp_path / "kept")
@@ -74,7 +74,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    return asked
+    return requests
 
 
 def test_an_address_of_the_hub_stands_for_a_folder(
@@ -118,7 +118,7 @@ def test_an_address_of_the_hub_stands_for_a_folder(
 def test_a_misspelt_path_is_said_to_be_missing_and_the_hub_is_not_asked(
     kept: list[tuple[str, str | None]], typed: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What looks like a path: it begins with a dot or a slash, has several slashes, or a folder that is here."""
+    """A path begins with a dot, a slash or the name of an existing folder, or has several slashes."""
     Path("run/checkpoint-20").mkdir(parents=True)
     with pytest.raises(CheckpointError) as error:
         local_model(typed)

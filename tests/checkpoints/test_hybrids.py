@@ -1,4 +1,4 @@
-"""Folders of models whose layers mix tokens in several ways, beyond what all decoders are tested for."""
+"""Folders of models whose layers mix tokens in different ways, beyond what all decoders are tested for."""
 
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,10 @@ VISION = {
 }  # fmt: skip
 
 
-def whole(kind: str = "qwen3_5", **more: Any) -> Any:
-    """A model of images and texts, with weights of deviation 0.3."""
+def whole(kind: str = "qwen3_5", **settings: Any) -> Any:
+    """Returns a model of images and text whose weights have standard deviation 0.3."""
     text = {**(QWEN3_5 if kind == "qwen3_5" else NEXT), "num_hidden_layers": 4}
-    config = AutoConfig.for_model(kind, text_config=text, vision_config=VISION, **more)
+    config = AutoConfig.for_model(kind, text_config=text, vision_config=VISION, **settings)
     model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager")
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -52,7 +52,7 @@ def whole(kind: str = "qwen3_5", **more: Any) -> Any:
 def test_the_text_model_of_a_folder_of_images_and_texts(
     kind: str, tied: bool, old: bool, tmp_path: Path
 ) -> None:
-    """Experts in matrices of each, as transformers writes them, and in two tensors of a layer, as they come."""
+    """Experts are stored as matrices of their own, as transformers writes by default, or as two tensors of a layer."""
     model = whole(kind, tie_word_embeddings=tied)
     model.save_pretrained(tmp_path / "whole", save_original_format=old)
     folder = load_folder(tmp_path / "whole")
@@ -61,11 +61,11 @@ def test_the_text_model_of_a_folder_of_images_and_texts(
     ours = load_model(tmp_path / "whole")
     assert any(name.endswith("experts.gate_up_proj") for name in folder.stored) == (not old)
     assert (ours.spec.family, ours.spec.tied) == (f"{kind}_text", tied)
-    want = model(input_ids=IDS).logits
-    assert off(ours(IDS), want) < 1e-5
+    expected = model(input_ids=IDS).logits
+    assert off(ours(IDS), expected) < 1e-5
     save_folder(tmp_path / "text", ours)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "text", attn_implementation="eager").eval()
-    assert off(again(IDS).logits, want) < 1e-5
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "text", attn_implementation="eager").eval()
+    assert off(reloaded(IDS).logits, expected) < 1e-5
 
 
 SIZE: dict[str, Any] = {"vocab": 61, "width": 48, "layers": 4, "heads": 4, "hidden": 80}
@@ -77,18 +77,18 @@ OTHER = DeltaSpec(heads=2, key_heads=2, head_dim=8)
 def test_what_is_done_with_queries_and_keys_leaves_other_layers_alone(name: str) -> None:
     spec = SPECS[name]
     model = build(spec, seed=0, dtype=torch.float64).eval()
-    state, want = model.state_dict(), model(IDS)
-    turned, other = change_pairing(state, spec, "adjacent")
-    assert (fill(other, turned, dtype=torch.float64)(IDS) - want).abs().max() < 1e-12
-    more, wide = repeat_kv_heads(state, spec, 4)
-    assert (fill(wide, more, dtype=torch.float64)(IDS) - want).abs().max() < 1e-12
-    narrow, pooled = pool_heads(wide, more, 2)
-    assert (fill(narrow, pooled, dtype=torch.float64)(IDS) - want).abs().max() < 1e-12
+    state, expected = model.state_dict(), model(IDS)
+    turned, adjacent = change_pairing(state, spec, "adjacent")
+    assert (fill(adjacent, turned, dtype=torch.float64)(IDS) - expected).abs().max() < 1e-12
+    repeated, wide = repeat_kv_heads(state, spec, 4)
+    assert (fill(wide, repeated, dtype=torch.float64)(IDS) - expected).abs().max() < 1e-12
+    narrow, pooled = pool_heads(wide, repeated, 2)
+    assert (fill(narrow, pooled, dtype=torch.float64)(IDS) - expected).abs().max() < 1e-12
 
 
 @torch.no_grad()
 def test_nemotron_h_s_experts_in_two_tensors_of_a_layer(tmp_path: Path) -> None:
-    """As the class has them, under its own names, and as its files have them."""
+    """They are read as transformers' module holds them, and written as published files have them."""
     model = theirs("nemotron-h, experts, biases")
     model.save_pretrained(tmp_path / "own", save_original_format=False)
     assert "model.layers.1.mixer.experts.up_proj" in load_folder(tmp_path / "own").stored
@@ -105,5 +105,7 @@ def test_factors_of_falcon_h1_that_mean_the_same_are_one() -> None:
     assert (written["attention_in_multiplier"], written["ssm_in_multiplier"]) == (1.0, 1.0)
     assert written["key_multiplier"] == pytest.approx(0.3 * 0.3 * 0.6)
     assert written["attention_out_multiplier"] == pytest.approx(0.3 * 0.8)
-    assert written["ssm_multipliers"] == pytest.approx([1.7 * n for n in (0.5, 1.5, 0.75, 1.25, 0.9)])
+    assert written["ssm_multipliers"] == pytest.approx(
+        [1.7 * factor for factor in (0.5, 1.5, 0.75, 1.25, 0.9)]
+    )
     assert spec_from_config(written) == spec

@@ -1,4 +1,4 @@
-"""The tables of `checkpoints.hf.layouts` against what `transformers` takes for absent keys, row by row."""
+"""The tables of `checkpoints.hf.layouts` against the values that `transformers` takes for absent keys, row by row."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,16 +12,16 @@ from headway.checkpoints.hf.layouts.base import ONLY
 from tests import families
 
 OLDER_DEFAULTS = {
-    ("qwen2", "sliding_window"): 4096,  # where use_sliding_window is set; theirs is None where it is not
+    ("qwen2", "sliding_window"): 4096,  # if use_sliding_window is set; transformers' is None if not
     ("qwen3", "sliding_window"): 4096,
     ("gpt_neox", "rotary_pct"): 0.25,
     ("bloom", "seq_length"): 2048,
     ("minimax_m2", "partial_rotary_factor"): 1.0,
-    ("ernie4_5_moe", "moe_layer_end_index"): -1,  # which theirs makes the number of the last layer
+    ("ernie4_5_moe", "moe_layer_end_index"): -1,  # transformers replaces it by the index of the last layer
     ("t5", "n_positions"): 512,
     ("mt5", "n_positions"): 512,
 }
-"""What earlier versions took; this one of transformers has them under another name, or not at all."""
+"""Defaults of earlier versions; this version of transformers has the keys under another name, or not at all."""
 OLDER_ONLY: dict[str, tuple[Any, ...]] = {
     "add_bias_logits": (False,), "add_cross_attention": (False,), "add_final_layer_norm": (False, True),
     "apply_residual_connection_post_layernorm": (False,), "attention_bias": (False,),
@@ -49,8 +49,8 @@ OLDER_ONLY: dict[str, tuple[Any, ...]] = {
     "rms_norm": (True,), "normalization_function": ("rmsnorm",), "mamba_use_mlp": (True,), "attn_layer_indices": (),
     **({"embed_dropout": (0.0,)} if "exaone" in families.THERE else {}),
 }  # fmt: skip
-"""Keys of earlier versions, of other families or of code beside a model, with the values that change nothing; None,
-which is as if they were absent, is accepted by most."""
+"""Keys of earlier versions, of other families or of a model's remote code, with the values that change nothing; most
+also accept None, which counts as absent."""
 OLDER = """
     _num_labels activation_function attention_softmax_in_fp32 bias_dropout_fusion classif_dropout directionality
     extra_pos_embeddings force_bos_token_to_be_generated head_dim inference_runner init_config intermediate_size
@@ -81,9 +81,9 @@ ABSENT = object()
 
 
 def theirs(family: str) -> PretrainedConfig:
-    """Its config by default, the keys of its rotary positions among the others."""
+    """Returns a family's default config, with the keys of its rotary positions as attributes."""
     config = AutoConfig.for_model(family)
-    config.allow_global_per_layer_attribute_access = True  # of gemma4_text, whose layers differ
+    config.allow_global_per_layer_attribute_access = True  # for gemma4_text, whose layers differ
     for key, value in (getattr(config, "rope_parameters", None) or {}).items():
         if not hasattr(config, key):
             setattr(config, key, value)
@@ -91,15 +91,17 @@ def theirs(family: str) -> PretrainedConfig:
 
 
 def only(family: str) -> Mapping[str, tuple[Any, ...]]:
-    """Its keys that have a value at which they change nothing, and those of all families."""
+    """Returns the keys that are accepted only at values that change nothing: the family's and those of all families."""
     return {**ONLY, **LAYOUTS[family].only}
 
 
 @pytest.mark.parametrize("family", families.THERE)
 def test_what_is_taken_for_an_absent_key_is_what_transformers_takes(family: str) -> None:
     config = theirs(family)
-    found = {key: value for key, value in LAYOUTS[family].defaults.items() if value is not None}
-    assert found == {key: OLDER_DEFAULTS.get((family, key), getattr(config, key, ABSENT)) for key in found}
+    defaults = {key: value for key, value in LAYOUTS[family].defaults.items() if value is not None}
+    assert defaults == {
+        key: OLDER_DEFAULTS.get((family, key), getattr(config, key, ABSENT)) for key in defaults
+    }
 
 
 @pytest.mark.parametrize("family", families.THERE)
@@ -115,7 +117,7 @@ def test_a_key_that_changes_nothing_does_so_at_its_value_in_transformers(family:
     config = theirs(family)
     for key, values in only(family).items():
         value = getattr(config, key, ABSENT)
-        if key == "per_layer_config":  # a view, of nothing
+        if key == "per_layer_config":  # a view without entries
             assert {} in values
         elif value is ABSENT:
             assert {*map(repr, values)} <= {*map(repr, (None, *OLDER_ONLY[key]))}, key
@@ -126,18 +128,18 @@ def test_a_key_that_changes_nothing_does_so_at_its_value_in_transformers(family:
 
 @pytest.mark.parametrize("key", OLDER_ONLY)
 def test_a_key_of_earlier_versions_changes_nothing_at_these_values(key: str) -> None:
-    every = {
+    accepted = {
         repr(value)
         for family in families.THERE
         if key in only(family) and not hasattr(theirs(family), key)
         for value in only(family)[key]
     }
-    assert every - {"None"} == {*map(repr, OLDER_ONLY[key])}
+    assert accepted - {"None"} == {*map(repr, OLDER_ONLY[key])}
 
 
 def test_keys_that_no_family_reads_are_those_of_every_config_or_of_generation() -> None:
-    every = {*dir(theirs("llama")), *dir(GenerationConfig()), *ANYWHERE}
-    assert {*HARMLESS} <= every
+    known = {*dir(theirs("llama")), *dir(GenerationConfig()), *ANYWHERE}
+    assert {*HARMLESS} <= known
     assert {*ANYWHERE} <= {*HARMLESS}
 
 

@@ -1,4 +1,4 @@
-"""Longformer folders: what transformers computes, for every window by layer and any global tokens; both ways."""
+"""Longformer folders equal transformers for all windows by layer and any global tokens, read and written."""
 
 import json
 from pathlib import Path
@@ -51,13 +51,13 @@ GLOBALS: dict[str, list[list[int]]] = {
 
 
 def peer(name: str, **changes: Any) -> Any:
-    """A model of transformers whose parameters are normal with standard deviation 0.3 (norm gains around 1)."""
+    """Returns a transformers model whose parameters are normal with standard deviation 0.3 (norm gains around 1)."""
     kind = getattr(transformers, name)
-    more = {"add_pooling_layer": False} if name == "LongformerModel" else {}
+    options = {"add_pooling_layer": False} if name == "LongformerModel" else {}
     settings = {**CONFIG, **changes}
     if name == "LongformerForQuestionAnswering":
         settings["num_labels"] = 2
-    model = kind(transformers.LongformerConfig(**settings), **more)
+    model = kind(transformers.LongformerConfig(**settings), **options)
     g = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for key, p in model.named_parameters():
@@ -67,7 +67,7 @@ def peer(name: str, **changes: Any) -> Any:
 
 
 def ours(model: Any, path: Path) -> Encoder:
-    """The same model, read from the folder that transformers writes."""
+    """Returns the same model, read from the folder that transformers writes."""
     model.save_pretrained(path)
     loaded = build_model(load_folder(path))
     assert isinstance(loaded, Encoder)
@@ -75,7 +75,7 @@ def ours(model: Any, path: Path) -> Encoder:
 
 
 def rows(lengths: list[int], total: int) -> tuple[Tensor, Tokens, Tensor]:
-    """Ids [B, total] with padding on the right, their tokens, and transformers' mask."""
+    """Returns ids [B, total] with padding on the right, their tokens, and transformers' mask."""
     ids = torch.randint(2, VOCAB, (len(lengths), total), generator=torch.Generator().manual_seed(1))
     tokens = Tokens.from_lengths(lengths, total)
     mask = tokens.valid.expand(len(lengths), -1).long()
@@ -86,23 +86,23 @@ def theirs(model: Any, ids: Tensor, mask: Tensor, glob: Tensor, types: Tensor) -
     out = model(ids, attention_mask=mask, global_attention_mask=glob, token_type_ids=types)
     if hasattr(out, "start_logits"):
         return torch.stack((out.start_logits, out.end_logits), -1)
-    found: Tensor = out.logits if hasattr(out, "logits") else out.last_hidden_state
-    return found
+    output: Tensor = out.logits if hasattr(out, "logits") else out.last_hidden_state
+    return output
 
 
 def both(
     name: str, path: Path, marked: list[list[int]], lengths: list[int], total: int, **changes: Any
 ) -> tuple[Encoder, Any, Tensor, Tensor]:
-    """Our model, theirs, and what each computes at the slots that hold tokens."""
+    """Returns our model, transformers' model, and the output of each at the slots that hold tokens."""
     model = peer(name, **changes)
-    own = ours(model, path)
+    encoder = ours(model, path)
     ids, tokens, mask = rows(lengths, total)
     tokens = tokens.with_global(marked)
     types = torch.arange(total).expand_as(ids) // 5 % 2 * mask
-    said = theirs(model, ids, mask, tokens.globals.expand_as(ids).long(), types)
-    found = own(ids, tokens=tokens, types=types)
-    real = mask.bool() if said.dim() == 3 else slice(None)
-    return own, model, found[real], said[real]
+    expected = theirs(model, ids, mask, tokens.globals.expand_as(ids).long(), types)
+    actual = encoder(ids, tokens=tokens, types=types)
+    valid = mask.bool() if expected.dim() == 3 else slice(None)
+    return encoder, model, actual[valid], expected[valid]
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -110,19 +110,21 @@ def both(
 def test_logits_and_gradients_are_those_of_transformers(
     name: str, marked: list[list[int]], tmp_path: Path
 ) -> None:
-    own, model, found, said = both(name, tmp_path, marked, [19, 11], 19)
-    assert own.spec.head.task == CLASSES[name]
-    assert off(found.detach(), said.detach()) < 1e-5
-    weigh = torch.randn(said.shape, generator=torch.Generator().manual_seed(2))
-    (found * weigh).sum().backward()
-    (said * weigh).sum().backward()
-    grads = {n: p.grad for n, p in own.named_parameters()}
-    state = {n: torch.zeros_like(p) if (g := grads[n]) is None else g for n, p in own.named_parameters()}
-    mine = exported(LAYOUTS["longformer"].tensors, state, own.spec)
+    encoder, model, actual, expected = both(name, tmp_path, marked, [19, 11], 19)
+    assert encoder.spec.head.task == CLASSES[name]
+    assert off(actual.detach(), expected.detach()) < 1e-5
+    weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2))
+    (actual * weights).sum().backward()
+    (expected * weights).sum().backward()
+    grads = {key: p.grad for key, p in encoder.named_parameters()}
+    state = {
+        key: torch.zeros_like(p) if (g := grads[key]) is None else g for key, p in encoder.named_parameters()
+    }
+    our_grads = exported(LAYOUTS["longformer"].tensors, state, encoder.spec)
     largest = max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
     for key, p in model.named_parameters():
-        want = torch.zeros_like(p) if p.grad is None else p.grad
-        assert float((mine[key] - want).abs().max()) < 1e-4 * largest, key
+        grad = torch.zeros_like(p) if p.grad is None else p.grad
+        assert float((our_grads[key] - grad).abs().max()) < 1e-4 * largest, key
 
 
 @torch.no_grad()
@@ -132,48 +134,48 @@ def test_any_window_by_layer_at_lengths_that_are_and_are_not_its_multiples(
 ) -> None:
     short = max(1, total - 5)
     marked = [[0, total - 1], [short // 2]]
-    _, _, found, said = both(
+    _, _, actual, expected = both(
         "LongformerModel", tmp_path, marked, [total, short], total, attention_window=windows
     )
-    assert off(found, said) < 1e-5
+    assert off(actual, expected) < 1e-5
 
 
 @pytest.mark.parametrize("windows", [2, [4, 6]], ids=str)
 def test_windows_that_transformers_reads_and_cannot_run(windows: int | list[int], tmp_path: Path) -> None:
-    """Its chunks are of max(attention_window), which each layer's must divide, and of 4 at least."""
+    """Its chunks have max(attention_window) tokens, which each layer's window must divide, and at least 4."""
     model = peer("LongformerModel", attention_window=windows)
     ids, _, mask = rows([18, 7], 18)
     with pytest.raises((RuntimeError, AssertionError), match=r"expanded size of the tensor|multiple of 4"):
         model(ids, attention_mask=mask)
-    own = ours(model, tmp_path)
-    dense = build(own.spec, backend="dense").eval()
-    dense.load_state_dict(own.state_dict())
+    encoder = ours(model, tmp_path)
+    dense = build(encoder.spec, backend="dense").eval()
+    dense.load_state_dict(encoder.state_dict())
     with torch.no_grad():
-        assert off(own(ids), dense(ids)) < 1e-5
-        if windows == [4, 6]:  # where 4 happens to divide the padded length
-            twelve = ids[:1, :12]
-            assert off(own(twelve), model(twelve, attention_mask=twelve * 0 + 1).last_hidden_state) < 1e-5
+        assert off(encoder(ids), dense(ids)) < 1e-5
+        if windows == [4, 6]:  # if 4 happens to divide the padded length
+            short = ids[:1, :12]
+            assert off(encoder(short), model(short, attention_mask=short * 0 + 1).last_hidden_state) < 1e-5
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CLASSES)
 def test_what_is_written_transformers_reads(name: str, tmp_path: Path) -> None:
-    own, model, found, _ = both(name, tmp_path / "a", GLOBALS["others in each row"], [19, 11], 19)
-    save_folder(tmp_path / "b", own)
+    encoder, model, actual, _ = both(name, tmp_path / "a", GLOBALS["others in each row"], [19, 11], 19)
+    save_folder(tmp_path / "b", encoder)
     config = json.loads((tmp_path / "b" / "config.json").read_text())
     assert config["architectures"] == [name]
     assert config["attention_window"] == [4, 8]
     kind = getattr(transformers, name)
-    more = {"add_pooling_layer": False} if name == "LongformerModel" else {}
-    again, info = kind.from_pretrained(tmp_path / "b", output_loading_info=True, **more)
+    options = {"add_pooling_layer": False} if name == "LongformerModel" else {}
+    reloaded, info = kind.from_pretrained(tmp_path / "b", output_loading_info=True, **options)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     for key, value in model.state_dict().items():
-        assert torch.equal(again.state_dict()[key], value), key
+        assert torch.equal(reloaded.state_dict()[key], value), key
     ids, tokens, mask = rows([19, 11], 19)
     tokens = tokens.with_global(GLOBALS["others in each row"])
     types = torch.arange(19).expand_as(ids) // 5 % 2 * mask
-    said = theirs(again.eval(), ids, mask, tokens.globals.long(), types)
-    assert off(found, said[mask.bool() if said.dim() == 3 else slice(None)]) < 1e-5
+    expected = theirs(reloaded.eval(), ids, mask, tokens.globals.long(), types)
+    assert off(actual, expected[mask.bool() if expected.dim() == 3 else slice(None)]) < 1e-5
 
 
 def config(**changes: Any) -> dict[str, Any]:

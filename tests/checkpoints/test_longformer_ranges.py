@@ -1,4 +1,4 @@
-"""Longformer equal to transformers whatever the windows of its layers, its lengths and its global tokens are."""
+"""Longformer equals transformers for any windows of its layers, any lengths and any global tokens."""
 
 from functools import cache
 from typing import Any
@@ -21,33 +21,33 @@ LONGEST = 40
 
 @cache
 def pair() -> tuple[Any, Any]:
-    """A model of transformers, and ours with the same weights."""
+    """Returns a transformers model, and ours with the same weights."""
     model = peer("LongformerModel", attention_window=[4, 4])
     spec = spec_from_config({**model.config.to_dict(), "architectures": ["LongformerModel"]})
-    own = build(spec, seed=0).eval()
+    encoder = build(spec, seed=0).eval()
     theirs = model.state_dict()
     with torch.no_grad():
         rules = layered(LAYOUTS["longformer"].tensors.rules(spec), spec)
-        filled = {
+        state = {
             name: part
             for rule in rules
             for name, part in zip(
                 rule.ours, rule.split(theirs[rule.theirs.removeprefix("longformer.")]), strict=True
             )
         }
-        own.load_state_dict(filled)
-    written = exported(LAYOUTS["longformer"].tensors, own.state_dict(), spec)
+        encoder.load_state_dict(state)
+    written = exported(LAYOUTS["longformer"].tensors, encoder.state_dict(), spec)
     assert all(torch.equal(value, theirs[name]) for name, value in written.items())
-    return model, own
+    return model, encoder
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[list[int], list[int], list[list[int]]]:
-    """(window of each layer, length of each row, global tokens of each row): transformers takes even windows that
-    divide the largest, and are 4 or more."""
+    """Draws (window of each layer, length of each row, global tokens of each row); transformers accepts even windows of
+    at least 4 that divide the largest."""
     largest = draw(st.sampled_from((4, 6, 8, 12, 16, 24, 40)))
-    others = [w for w in range(4, largest + 1, 2) if largest % w == 0]
-    windows = draw(st.permutations([largest, draw(st.sampled_from(others))]))
+    divisors = [window for window in range(4, largest + 1, 2) if largest % window == 0]
+    windows = draw(st.permutations([largest, draw(st.sampled_from(divisors))]))
     lengths = draw(st.lists(st.integers(1, LONGEST), min_size=1, max_size=3))
     marked = [sorted(draw(st.sets(st.integers(0, length - 1)))) for length in lengths]
     return list(windows), lengths, marked
@@ -61,18 +61,18 @@ def test_windows_lengths_and_global_tokens_of_any_kind(
     case: tuple[list[int], list[int], list[list[int]]],
 ) -> None:
     windows, lengths, marked = case
-    model, own = pair()
+    model, encoder = pair()
     model.config.attention_window = windows
     for layer, window in zip(model.encoder.layer, windows, strict=True):
         layer.attention.self.one_sided_attn_window_size = window // 2
     patterns = [Window.around(window // 2) | Global() for window in windows]
-    mine = build(own.spec.with_patterns(patterns), seed=0).eval()
-    mine.load_state_dict(own.state_dict())
+    windowed = build(encoder.spec.with_patterns(patterns), seed=0).eval()
+    windowed.load_state_dict(encoder.state_dict())
     ids, tokens, mask = rows(lengths, max(lengths))
     tokens = tokens.with_global(marked)
-    said = model(ids, attention_mask=mask, global_attention_mask=tokens.globals.expand_as(ids).long())
-    real = mask.bool()
-    assert off(mine(ids, tokens=tokens)[real], said.last_hidden_state[real]) < 1e-5
+    outputs = model(ids, attention_mask=mask, global_attention_mask=tokens.globals.expand_as(ids).long())
+    valid = mask.bool()
+    assert off(windowed(ids, tokens=tokens)[valid], outputs.last_hidden_state[valid]) < 1e-5
 
 
 def test_the_model_is_long_enough() -> None:

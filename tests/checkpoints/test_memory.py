@@ -1,4 +1,4 @@
-"""What loading costs: at most 1.2 times the result at its peak, in a process of its own; opening costs nothing."""
+"""Memory of loading: its peak is at most 1.2 times the result, measured in a process of its own; opening needs none."""
 
 import json
 import os
@@ -68,16 +68,16 @@ def spec_of(width, layers=3, vocab=4096, tied=False) -> ModelSpec:
 
 
 def measure(tmp_path, how, put) -> float:
-    """Peak over result, both in bytes, of loading what `put(folder, width)` writes."""
+    """Returns the peak of loading what `put(folder, width)` writes, relative to the size of the result."""
     for name, width in (("large", 1024), ("small", 32)):
         put(tmp_path / name, width)
     code = PEAK.replace("{how}", LOADS[how])
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "large"), str(tmp_path / "small")],
         capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    peak, size = map(int, done.stdout.split())
+    assert process.returncode == 0, process.stderr[-2000:]
+    peak, size = map(int, process.stdout.split())
     assert size > 50e6  # large against the noise of an allocator
 
     return peak / size
@@ -134,7 +134,7 @@ def test_the_peak_of_loading_a_folder(tmp_path, how, put):
 @pytest.mark.parametrize("how", ["as it is", "decoding"])
 @pytest.mark.parametrize("weights", ["bf16", "int8", "int4"])
 def test_the_peak_of_a_folder_of_few_bits_also_when_it_decodes(tmp_path, weights, how):
-    """A step reads the weights where they lie: no second copy is made of them."""
+    """A decoding step reads the weights in place: it makes no second copy of them."""
     put = a_folder(torch.bfloat16) if weights == "bf16" else a_quantized_folder(weights)
     assert measure(tmp_path, how, put) < ALLOWED
 
@@ -167,19 +167,19 @@ def test_the_peak_of_loading_llama2_c_s_file(tmp_path):
 
 
 def sparse_folder(folder: Path, size: int) -> ModelSpec:
-    """A folder of about `size` bytes of zeros that take up no disk."""
+    """Writes a folder with about `size` bytes of zeros that take up no disk space, and returns its spec."""
     spec = spec_of(2048, layers=round(size / 2 / 52e6), vocab=32000)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config_from_spec(spec)))
-    header, at = {}, 0
+    header, start = {}, 0
     for name, value in build(spec, device="meta").state_dict().items():
-        end = at + 2 * value.numel()
-        header[name] = {"dtype": "BF16", "shape": list(value.shape), "data_offsets": [at, end]}
-        at = end
+        end = start + 2 * value.numel()
+        header[name] = {"dtype": "BF16", "shape": list(value.shape), "data_offsets": [start, end]}
+        start = end
     text = json.dumps(header).encode()
     with open(folder / "model.safetensors", "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        file.truncate(8 + len(text) + at)
+        file.truncate(8 + len(text) + start)
     return spec
 
 
@@ -201,20 +201,20 @@ print(status("VmHWM") - before, found.tensors.nbytes, float(values["model.norm.w
 
 def test_a_folder_of_2_gb_opens_without_being_read(tmp_path):
     sparse_folder(tmp_path / "m", 2 * 10**9)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", OPEN, str(tmp_path / "m")],
         capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False, timeout=60,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "2.0" in done.stdout or "GB" in done.stdout
-    grown, size, value = done.stderr.split()[-3:]
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert "2.0" in process.stdout or "GB" in process.stdout
+    grown, size, value = process.stderr.split()[-3:]
     assert int(size) > 1.9e9
     assert int(grown) < 0.1 * int(size)
     assert float(value) == 0.0
 
 
 def test_a_value_that_is_handed_out_is_one_s_own(tmp_path):
-    """Writing to it changes neither the file nor what others read."""
+    """Writing to it changes neither the file nor what is read later."""
     save_folder(tmp_path / "m", build(spec_of(32), seed=0))
     tensors = load_folder(tmp_path / "m").tensors
     before = (tmp_path / "m" / "model.safetensors").read_bytes()

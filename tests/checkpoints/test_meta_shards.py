@@ -1,4 +1,4 @@
-"""Meta's model-parallel parts: split here as fairscale's layers split them, one model again when read."""
+"""Meta's model-parallel parts, split here as fairscale's layers split them, are read as one model."""
 
 import json
 from pathlib import Path
@@ -35,22 +35,22 @@ def model(kv_heads=HEADS, params=None) -> MetaModel:
 
 
 def split(weights, parts, *, vocab_parallel, kv_heads=HEADS):
-    """[part][name], by each layer's own rule, written out apart from the code that is tested."""
-    found = [{} for _ in range(parts)]
+    """Returns weights as [part][name], split by each layer's rule, written independently of the tested code."""
+    shards = [{} for _ in range(parts)]
     for name, value in weights.items():
         module = name.split(".")[-2]
-        for i, part in enumerate(found):
+        for i, shard in enumerate(shards):
             if "norm" in module:
-                part[name] = value.clone()
+                shard[name] = value.clone()
             elif module == "tok_embeddings":
-                part[name] = value.chunk(parts, 0 if vocab_parallel else 1)[i].clone()
+                shard[name] = value.chunk(parts, 0 if vocab_parallel else 1)[i].clone()
             elif module in ("wk", "wv") and parts > kv_heads:
-                part[name] = value.chunk(kv_heads, 0)[i * kv_heads // parts].clone()
+                shard[name] = value.chunk(kv_heads, 0)[i * kv_heads // parts].clone()
             else:
-                part[name] = value.chunk(parts, 0 if module in COLUMN_PARALLEL else 1)[i].clone()
-    for part in found:
-        part["rope.freqs"] = torch.ones(2)
-    return found
+                shard[name] = value.chunk(parts, 0 if module in COLUMN_PARALLEL else 1)[i].clone()
+    for shard in shards:
+        shard["rope.freqs"] = torch.ones(2)
+    return shards
 
 
 def put(folder, parts, **params):
@@ -67,26 +67,28 @@ def put(folder, parts, **params):
 @pytest.mark.parametrize("generation", PARAMS)
 def test_parts_are_one_model_again_and_convert_shows_it(tmp_path, generation, parts):
     params = PARAMS[generation]
-    whole = model(params=params)
-    stored = split(whole.weights, parts, vocab_parallel=generation == "LLaMA 3")
-    read = read_pickled(put(tmp_path / "m", stored, **params), allow_pickle=True)
-    assert read.weights.keys() - {"rope.freqs"} == whole.weights.keys()
-    assert all(torch.equal(read.weights[name], value) for name, value in whole.weights.items())
+    original = model(params=params)
+    stored = split(original.weights, parts, vocab_parallel=generation == "LLaMA 3")
+    loaded = read_pickled(put(tmp_path / "m", stored, **params), allow_pickle=True)
+    assert loaded.weights.keys() - {"rope.freqs"} == original.weights.keys()
+    assert all(torch.equal(loaded.weights[name], value) for name, value in original.weights.items())
     result = convert(tmp_path / "m", tmp_path / "hf", allow_pickle=True)
     assert ("format", "meta", "hf") in result.changed
     assert load_folder(tmp_path / "hf").spec.positions.pairing == "halves"
     ids = torch.arange(20) % VOCAB
-    assert off(load_model(tmp_path / "hf")(ids[None])[0].detach(), whole.logits(whole.weights, ids)) < 1e-5
+    assert (
+        off(load_model(tmp_path / "hf")(ids[None])[0].detach(), original.logits(original.weights, ids)) < 1e-5
+    )
 
 
 @pytest.mark.parametrize(("kv_heads", "parts"), [(2, 2), (4, 2), (2, 4), (2, 8), (1, 4)])
 def test_kv_heads_split_over_parts_or_copied_to_several(tmp_path, kv_heads, parts):
-    whole = model(kv_heads)
-    stored = split(whole.weights, parts, vocab_parallel=True, kv_heads=kv_heads)
+    original = model(kv_heads)
+    stored = split(original.weights, parts, vocab_parallel=True, kv_heads=kv_heads)
     folder = put(tmp_path / "m", stored, n_kv_heads=kv_heads)
-    read = read_pickled(folder / "consolidated.00.pth", allow_pickle=True)
-    assert read.spec.kv_heads == kv_heads
-    assert all(torch.equal(read.weights[name], value) for name, value in whole.weights.items())
+    loaded = read_pickled(folder / "consolidated.00.pth", allow_pickle=True)
+    assert loaded.spec.kv_heads == kv_heads
+    assert all(torch.equal(loaded.weights[name], value) for name, value in original.weights.items())
 
 
 def test_copies_of_kv_heads_that_differ_are_named(tmp_path):
@@ -97,7 +99,7 @@ def test_copies_of_kv_heads_that_differ_are_named(tmp_path):
         CheckpointError, match=r"consolidated\.03\.pth: layers\.1\.attention\.wk\.weight differs .*02"
     ):
         read_pickled(folder, allow_pickle=True)
-    put(folder, stored)  # n_kv_heads is not said: then it is n_heads
+    put(folder, stored)  # without n_kv_heads it is n_heads
     with pytest.raises(
         CheckpointError, match=r"4 parts of .*wk\.weight with 4 rows .* 8 kv heads .* n_kv_heads right"
     ):
@@ -169,7 +171,7 @@ def test_the_command_refuses_pickles_and_converts_when_told(tmp_path, capsys):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_parts_put_together_keep_their_numbers_and_their_dtype(tmp_path, dtype):
-    """Rows, columns, what all have, and kv heads that two parts share; made at once, or copied to where they go."""
+    """Rows, columns, replicated tensors, and KV heads that two parts share; read at once, or copied into a target."""
     generator = torch.Generator().manual_seed(0)
     rows, columns = (torch.randn(4, 4, generator=generator).to(dtype) for _ in range(2))
     parts = [
@@ -185,19 +187,19 @@ def test_parts_put_together_keep_their_numbers_and_their_dtype(tmp_path, dtype):
     for i, part in enumerate(parts):
         files.append(tmp_path / f"consolidated.{i:02d}.pth")
         torch.save(part, files[-1])
-    whole = open_shards(files, heads=2, kv_heads=1, allow_pickle=True)
+    joined = open_shards(files, heads=2, kv_heads=1, allow_pickle=True)
     expected = {
         "norm.weight": torch.ones(4, dtype=dtype),
         "layers.0.attention.wq.weight": rows,
         "layers.0.attention.wo.weight": columns.T,
         "layers.0.attention.wk.weight": rows[:2],
     }
-    assert whole.keys() == expected.keys()
+    assert joined.keys() == expected.keys()
     for name, value in expected.items():
-        form = whole.forms[name]
+        form = joined.forms[name]
         assert (form.shape, form.dtype) == (tuple(value.shape), dtype)
-        assert whole[name].dtype == dtype
-        assert torch.equal(whole[name], value)
+        assert joined[name].dtype == dtype
+        assert torch.equal(joined[name], value)
         target = torch.full(value.shape, 7.0, dtype=dtype)
-        whole.copy_into(name, target)
+        joined.copy_into(name, target)
         assert torch.equal(target, value)

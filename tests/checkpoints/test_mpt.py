@@ -1,4 +1,4 @@
-"""MPT's ALiBi, by the formula of LLM Foundry."""
+"""MPT's ALiBi slopes follow the formula of LLM Foundry."""
 
 import math
 
@@ -16,7 +16,7 @@ SIZES = {"model_type": "mpt", "vocab_size": 64, "n_layers": 2, "max_seq_len": 32
 
 
 def foundry(heads: int, largest: float) -> torch.Tensor:
-    """`gen_slopes` of llmfoundry/models/layers/attention.py."""
+    """Computes the slopes as `gen_slopes` of llmfoundry/models/layers/attention.py does."""
     power = 2 ** math.ceil(math.log2(heads))
     m = torch.arange(1, power + 1, dtype=torch.float64) * (largest / power)
     slopes = 1.0 / torch.pow(2, m)
@@ -38,6 +38,8 @@ def test_slopes_are_those_of_its_authors_at_any_bias_max(heads: int, largest: fl
 
 
 def test_a_bias_max_that_is_none_is_an_error() -> None:
-    for wrong in (0, -1.0, "8"):
+    for bias_max in (0, -1.0, "8"):
         with pytest.raises(ConfigError, match="alibi_bias_max"):
-            spec_from_config({**SIZES, "n_heads": 4, "d_model": 32, "attn_config": {"alibi_bias_max": wrong}})
+            spec_from_config(
+                {**SIZES, "n_heads": 4, "d_model": 32, "attn_config": {"alibi_bias_max": bias_max}}
+            )

@@ -1,4 +1,4 @@
-"""Experts of 4 bits, as gpt-oss's are published, are read as the numbers that they stand for."""
+"""Experts in 4 bits, as published for gpt-oss, are read as the numbers that they stand for."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.checkpoints.decoders import CASES, IDS, theirs
 
 
 def packed(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Blocks and scales of random numbers of these sizes, the last of which is inputs."""
+    """Returns random blocks and scales of matrices of these sizes, the last of which is the number of inputs."""
     *rows, inputs = shape
     g = torch.Generator().manual_seed(0)
     blocks = torch.randint(256, (*rows, inputs // 32, 16), generator=g, dtype=torch.uint8)
@@ -29,13 +29,13 @@ def packed(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_numbers_are_theirs() -> None:
     blocks, scales = packed(3, 10, 64)
     assert torch.equal(mxfp4_numbers(blocks, scales).mT, convert_moe_packed_tensors(blocks, scales))
-    one = torch.tensor([[0x21] + [0] * 15], dtype=torch.uint8)
-    assert mxfp4_numbers(one, torch.tensor([128], dtype=torch.uint8))[:3].tolist() == [1.0, 2.0, 0.0]
+    block = torch.tensor([[0x21] + [0] * 15], dtype=torch.uint8)
+    assert mxfp4_numbers(block, torch.tensor([128], dtype=torch.uint8))[:3].tolist() == [1.0, 2.0, 0.0]
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small gpt-oss whose experts are blocks."""
+    """Saves a small gpt-oss whose experts are blocks, and returns its folder."""
     family, settings = CASES["gpt-oss"]
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
     monkeypatch.setitem(CASES, "gpt-oss", (family, {**settings, **sizes}))
@@ -58,40 +58,48 @@ def test_a_folder_is_the_model_of_its_numbers(folder: Path, tmp_path: Path) -> N
     state = load_file(folder / "model.safetensors")
     name = "model.layers.1.mlp.experts.down_proj"
     down = convert_moe_packed_tensors(state[f"{name}_blocks"], state[f"{name}_scales"])
-    for e in range(4):
-        assert torch.equal(ours.get_submodule(f"model.layers.1.mlp.experts.{e}.down_proj").weight, down[e].mT)
+    for expert in range(4):
+        assert torch.equal(
+            ours.get_submodule(f"model.layers.1.mlp.experts.{expert}.down_proj").weight, down[expert].mT
+        )
     gate_up = name.replace("down", "gate_up")
-    both = convert_moe_packed_tensors(state[f"{gate_up}_blocks"], state[f"{gate_up}_scales"])
+    fused = convert_moe_packed_tensors(state[f"{gate_up}_blocks"], state[f"{gate_up}_scales"])
     gate = ours.get_submodule("model.layers.1.mlp.experts.2.gate_proj").weight
-    assert torch.equal(gate, both[2].mT[::2])
+    assert torch.equal(gate, fused[2].mT[::2])
     save_folder(tmp_path / "plain", ours)
     assert torch.equal(build_model(load_folder(tmp_path / "plain"))(IDS), ours(IDS))
 
 
 def test_blocks_without_scales_are_refused(tmp_path: Path) -> None:
     blocks, scales = packed(2, 4, 32)
-    for state, says in (
+    for state, message in (
         ({"a_blocks": blocks}, "a has _blocks without _scales"),
         ({"a_scales": scales}, "or the other way round"),
         ({"a_blocks": blocks[..., :8], "a_scales": scales}, "a in mxfp4 is uint8"),
         ({"a_blocks": blocks.int(), "a_scales": scales}, "a in mxfp4 is uint8"),
     ):
-        with pytest.raises(CheckpointError, match=says):
+        with pytest.raises(CheckpointError, match=message):
             unpack_mxfp4(lazy(state), tmp_path)
 
 
 def test_codes_of_single_experts_are_refused_where_a_family_has_them_in_one_tensor(folder: Path) -> None:
-    """As quantizers that take experts apart write them; transformers has no such folder of this family."""
-    state = {n: v for n, v in load_file(folder / "model.safetensors").items() if ".experts." not in n}
-    alone = "model.layers.0.mlp.experts.0.gate_proj"
+    """Quantizers that split experts write such codes; transformers has no such folders of this family."""
+    state = {
+        name: value
+        for name, value in load_file(folder / "model.safetensors").items()
+        if ".experts." not in name
+    }
+    expert = "model.layers.0.mlp.experts.0.gate_proj"
     state |= {
-        f"{alone}.weight_packed": torch.zeros(96, 8, dtype=torch.int32),
-        f"{alone}.weight_scale": torch.ones(96, 1),
-        f"{alone}.weight_shape": torch.tensor([96, 64]),
+        f"{expert}.weight_packed": torch.zeros(96, 8, dtype=torch.int32),
+        f"{expert}.weight_scale": torch.ones(96, 1),
+        f"{expert}.weight_shape": torch.tensor([96, 64]),
     }
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = written_config(Scheme("pack-quantized", 4, None, False), ["lm_head"])
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=rf"{alone} is the quantized matrix of one expert.*mxfp4 alone"):
+    with pytest.raises(
+        CheckpointError, match=rf"{expert} is the quantized matrix of one expert.*mxfp4 alone"
+    ):
         load_folder(folder)

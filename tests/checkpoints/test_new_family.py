@@ -1,4 +1,4 @@
-"""A family costs one layout and one row of the families' table: here one is added from outside, there and back."""
+"""A new family needs one layout and one row of the families' table: here one is added, saved and loaded."""
 
 import re
 from collections.abc import Mapping
@@ -59,8 +59,8 @@ MODULES = {
 }
 
 
-def read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {"hidden": given.whole("ratio") * fields["width"]}
+def read(reader: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"hidden": reader.whole("ratio") * fields["width"]}
 
 
 def write(spec: ModelSpec) -> dict[str, Any]:
@@ -85,9 +85,9 @@ def harbour(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LAYOUTS, "harbour", LAYOUT)
 
 
-def spec(**more: Any) -> ModelSpec:
+def spec(**fields: Any) -> ModelSpec:
     sizes: dict[str, Any] = {"vocab": 31, "width": 16, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 64}
-    return ModelSpec.of("harbour", **{**sizes, **more})
+    return ModelSpec.of("harbour", **{**sizes, **fields})
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -100,10 +100,10 @@ def test_its_models_are_saved_under_its_names_and_loaded_with_equal_logits(
     assert {"net.words.weight", "net.blocks.1.mixer.qkv.weight", "net.last.weight"} < stored.keys()
     assert ("lm_head.weight" in stored) == (not tied)
     assert stored["net.blocks.0.mixer.qkv.weight"].shape == (16 + 8 + 8, 16)
-    back = load_model(tmp_path / "m")
+    loaded = load_model(tmp_path / "m")
     ids = torch.arange(12).view(1, -1)
-    assert back.spec == model.spec
-    assert torch.equal(back(ids), model(ids))
+    assert loaded.spec == model.spec
+    assert torch.equal(loaded(ids), model(ids))
 
 
 def test_its_config_is_its_own(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_its_config_is_its_own(tmp_path: Path) -> None:
     assert (config["model_type"], config["architectures"]) == ("harbour", ["HarbourForCausalLM"])
     assert (config["n_groups"], config["ratio"]) == (2, 4)
     assert spec_from_config(config) == spec()
-    assert spec_from_config({k: v for k, v in config.items() if k != "model_type"}) == spec()
+    assert spec_from_config({key: value for key, value in config.items() if key != "model_type"}) == spec()
     with pytest.raises(
         ConfigError, match=r'unknown key "n_group" .did you mean "n_groups".* model_type harbour'
     ):
@@ -123,11 +123,11 @@ def test_its_config_is_its_own(tmp_path: Path) -> None:
 
 
 def test_what_it_cannot_express_is_a_folder_of_ours(tmp_path: Path) -> None:
-    odd = spec(hidden=40)
-    assert unsupported_by_transformers(odd) == "hidden"
-    assert config_from_spec(odd)["model_type"] == "headway"
-    save_folder(tmp_path / "m", build(odd, seed=0))
-    assert load_model(tmp_path / "m").spec == odd
+    unusual = spec(hidden=40)
+    assert unsupported_by_transformers(unusual) == "hidden"
+    assert config_from_spec(unusual)["model_type"] == "headway"
+    save_folder(tmp_path / "m", build(unusual, seed=0))
+    assert load_model(tmp_path / "m").spec == unusual
 
 
 def test_its_folders_are_inspected_and_planned_and_broken_ones_are_named(

@@ -1,4 +1,4 @@
-"""Facts of our own in a config.json, and what a YaRN factor may be: what is taken, and each refusal in its words."""
+"""headway's own facts in a config.json, and YaRN factors: what is accepted, and the message of each refusal."""
 
 from typing import Any
 
@@ -20,9 +20,9 @@ from headway.errors import ConfigError
 )
 def test_facts_are_a_copy_of_what_is_there(facts: dict[str, Any]) -> None:
     config = {"model_type": "llama", "headway": facts}
-    found = own_facts(config)
-    assert found == facts
-    assert found is not facts
+    copy = own_facts(config)
+    assert copy == facts
+    assert copy is not facts
     assert own_facts({"model_type": "llama"}) == own_facts({"headway": None}) == {}
 
 
@@ -42,9 +42,9 @@ def test_facts_are_a_copy_of_what_is_there(facts: dict[str, Any]) -> None:
     ],
 )
 def test_facts_that_are_wrong_are_named(facts: Any, said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error:
         own_facts({"headway": facts})
-    assert str(caught.value) == f"config.json: {said}"
+    assert str(error.value) == f"config.json: {said}"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_facts_that_are_wrong_are_named(facts: Any, said: str) -> None:
         ("yarn", None, 1024, 4096, 4.0),
         ("yarn", 4, 1024, 4096, 4.0),
         ("yarn", 4 + 3e-6, 1024, 4096, 4 + 3e-6),
-        ("yarn", 8.0, 4096, 4096, 8.0),  # nothing is implied
+        ("yarn", 8.0, 4096, 4096, 8.0),  # the context lengths imply no factor
         ("longrope", None, 1024, 4096, 4.0),
         ("longrope", None, 4096, 1024, 1.0),
         ("longrope", 3, 1024, 4096, 3.0),
@@ -62,9 +62,9 @@ def test_facts_that_are_wrong_are_named(facts: Any, said: str) -> None:
 def test_the_factor_is_given_or_implied(
     kind: str, factor: float | None, trained: int, longest: int, stretch: float
 ) -> None:
-    found = _stretch("rope", kind, factor, trained, longest)
-    assert found == stretch
-    assert type(found) is float
+    actual = _stretch("rope", kind, factor, trained, longest)
+    assert actual == stretch
+    assert type(actual) is float
 
 
 @pytest.mark.parametrize(
@@ -91,6 +91,6 @@ def test_the_factor_is_given_or_implied(
     ],
 )
 def test_factors_that_cannot_be_are_refused(factor: object, trained: int, longest: int, said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error:
         _stretch("rope", "yarn", factor, trained, longest)
-    assert str(caught.value).startswith(f"rope: {said}")
+    assert str(error.value).startswith(f"rope: {said}")

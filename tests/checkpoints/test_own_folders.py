@@ -1,4 +1,4 @@
-"""Folders of headway's own type: of what transformers has no class or no key for, and only of that."""
+"""Folders of headway's own type, which are written only for what transformers has no class or key for."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -87,11 +87,11 @@ LOST: list[tuple[ModelSpec, str | None]] = [
     (one("lfm2", mixers=(LinearAttentionSpec(), Softmax())), "mixers"),
     (delta("llama"), "mixers"),
 ]  # fmt: skip
-"""Specs, and what keeps transformers from expressing them; None where nothing does."""
+"""Specs, and what keeps transformers from expressing them; None if nothing does."""
 
 
 def called(spec: ModelSpec) -> Callable[[Any], Tensor]:
-    """What a model of a spec gives of some ids, the first of which is global where there are patterns of these."""
+    """Returns a function that runs a model on ids; if the spec has global projections, the first token is global."""
     tokens = Tokens.range(9).with_global([0]) if spec.global_projections else Tokens.range(9)
     if spec.encoder is not None:
         return lambda model: model(IDS % 9, IDS[:, :5])
@@ -105,9 +105,9 @@ def called(spec: ModelSpec) -> Callable[[Any], Tensor]:
 def test_what_transformers_cannot_say_is_a_folder_of_headway_s_own(
     spec: ModelSpec, why: str | None, tmp_path: Path
 ) -> None:
-    """And a family's own folder all else; both give the spec and the function back."""
-    said = unsupported_by_transformers(spec)
-    assert said is None if why is None else why in str(said)
+    """Any other spec becomes a folder of its family; both give back the spec and the function."""
+    reason = unsupported_by_transformers(spec)
+    assert reason is None if why is None else why in str(reason)
     model = build(spec, seed=1).eval()
     save_folder(tmp_path / "m", model, keep_pairing=True)
     folder, call = load_folder(tmp_path / "m"), called(spec)
@@ -119,7 +119,7 @@ def test_what_transformers_cannot_say_is_a_folder_of_headway_s_own(
             AutoConfig.from_pretrained(tmp_path / "m")
 
 
-NEZHA = ModelSpec.of("nezha", **SMALL)  # which transformers has no class for
+NEZHA = ModelSpec.of("nezha", **SMALL)  # transformers has no class for it
 
 
 def test_another_head_s_tensors_are_not_needed(tmp_path: Path) -> None:
@@ -130,17 +130,17 @@ def test_another_head_s_tensors_are_not_needed(tmp_path: Path) -> None:
         states = build(NEZHA.with_head(Head("states")), seed=0).eval()
         states.load_state_dict(model.state_dict(), strict=False)
         assert torch.equal(build_model(folder)(IDS), states(IDS).mean(1))
-    left = {name for name in model.state_dict() if name.startswith("head.")}
-    assert left
-    assert set(folder.unused) == left
+    unused = {name for name in model.state_dict() if name.startswith("head.")}
+    assert unused
+    assert set(folder.unused) == unused
     assert inspect(tmp_path / "m")["unused"] == ()
 
 
 def test_a_head_that_is_not_there_is_missing_and_others_are_not_spare(tmp_path: Path) -> None:
     save_folder(tmp_path / "m", build(NEZHA, seed=0))
-    with pytest.raises(CheckpointError, match=r"missing: head\.out\.weight") as caught:
+    with pytest.raises(CheckpointError, match=r"missing: head\.out\.weight") as error:
         load_folder(tmp_path / "m", head=Head("tag", labels=("a", "b")))
-    assert "unexpected" not in str(caught.value)
+    assert "unexpected" not in str(error.value)
     config = tmp_path / "m" / "config.json"
     config.write_text(config.read_text().replace('"dense": "gelu"', '"dense": null'))
     with pytest.raises(CheckpointError, match=r"unexpected: head\.dense"):

@@ -145,18 +145,18 @@ def ids(rows: int = 1) -> torch.Tensor:
 
 
 def both(config, rows=1):
-    """Relative errors (logits, worst gradient) of headway against transformers."""
+    """Returns the relative errors (logits, worst gradient) of headway against transformers."""
     theirs = peer(config)
     state = weights(theirs)
     ours = fill(spec_from_config(config), state)
     tokens = ids(rows)
-    a, b = ours(tokens), theirs(tokens, use_cache=False).logits
-    push = torch.randn(b.shape, generator=torch.Generator().manual_seed(2))
-    (a * push).sum().backward()
-    (b * push).sum().backward()
+    logits, their_logits = ours(tokens), theirs(tokens, use_cache=False).logits
+    cotangent = torch.randn(their_logits.shape, generator=torch.Generator().manual_seed(2))
+    (logits * cotangent).sum().backward()
+    (their_logits * cotangent).sum().backward()
     grads = dict(theirs.named_parameters())
-    worst = max(off(p.grad, grads[n].grad) for n, p in ours.named_parameters())
-    return off(a.detach(), b.detach()), worst
+    worst = max(off(p.grad, grads[name].grad) for name, p in ours.named_parameters())
+    return off(logits.detach(), their_logits.detach()), worst
 
 
 @pytest.mark.parametrize("name", ROPES)

@@ -1,4 +1,4 @@
-"""Adapters against PEFT itself: its folders and ours, and training beside it."""
+"""Adapters against PEFT itself: it reads our folders, we read its folders, and both train alike."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ FAMILIES = ("llama", "qwen3", "phi", "gpt2", "falcon", "gpt_neox", "gpt_bigcode"
 
 
 class Rows(Objective[Any]):
-    """A batch of ids for each step."""
+    """An objective with one given batch of ids for each step."""
 
     def __init__(self, ids: list[torch.Tensor]) -> None:
         self.ids = ids
@@ -38,12 +38,12 @@ class Rows(Objective[Any]):
         return [Batch({"ids": self.ids[step][:, :-1]}, self.ids[step][:, 1:])]
 
 
-def peft_of(base: Path, adapter: Path, **how: Any) -> Any:
-    """PEFT's model of both folders; a warning of its own (a key that it misses) is an error."""
+def peft_of(base: Path, adapter: Path, **options: Any) -> Any:
+    """Returns PEFT's model of both folders; a warning of PEFT (of a missing key) is an error."""
     from peft import PeftModel
 
     model = transformers.AutoModelForCausalLM.from_pretrained(base)
-    return PeftModel.from_pretrained(model, str(adapter), **how).eval()
+    return PeftModel.from_pretrained(model, str(adapter), **options).eval()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -53,24 +53,24 @@ def test_folders_of_ours_are_read_by_peft_and_its_folders_by_us(
 ) -> None:
     model = small(family)
     save_folder(tmp_path / "base", model)
-    base, adapter = model(IDS), trained(Adapter.fresh(model, KINDS[kind]))
+    base_logits, adapter = model(IDS), trained(Adapter.fresh(model, KINDS[kind]))
     attach(model, adapter)
     save_adapter(tmp_path / "ours", adapter, model.spec, base=Base.of(tmp_path / "base"))
     peer = peft_of(tmp_path / "base", tmp_path / "ours")
     torch.testing.assert_close(peer(IDS).logits, model(IDS), rtol=0, atol=1e-5)
-    assert (peer(IDS).logits - base).abs().max() > 5e-3  # so that both have read it
+    assert (peer(IDS).logits - base_logits).abs().max() > 5e-3  # both have applied it
     peer.save_pretrained(tmp_path / "theirs")
-    again = build_model(load_folder(tmp_path / "base"))
-    attach(again, load_adapter(tmp_path / "theirs", again.spec))
-    torch.testing.assert_close(again(IDS), model(IDS), rtol=0, atol=1e-5)
+    reloaded = build_model(load_folder(tmp_path / "base"))
+    attach(reloaded, load_adapter(tmp_path / "theirs", reloaded.spec))
+    torch.testing.assert_close(reloaded(IDS), model(IDS), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_run_leaves_is_read_by_peft(kind: str, tmp_path: Path) -> None:
-    """A model in the pairing of its family, and the run's adapter by us and by PEFT."""
-    words = [" ".join(f"word{i % 7} and {i % 5}" for i in range(start, start + 30)) for start in range(40)]
-    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in words))
-    tokenizer = train_bpe(words, 265)
+    """The base model is stored in its family's pairing; we and PEFT load the run's adapter and compute the same."""
+    texts = [" ".join(f"word{i % 7} and {i % 5}" for i in range(start, start + 30)) for start in range(40)]
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    tokenizer = train_bpe(texts, 265)
     model = small("llama", vocab=tokenizer.vocab_size, kv_heads=2)
     save_folder(tmp_path / "base", model, tokenizer=tokenizer)
     settings = {
@@ -79,8 +79,14 @@ def test_what_a_run_leaves_is_read_by_peft(kind: str, tmp_path: Path) -> None:
         "adapter": kind,
         "rank": 3,
     }
-    more = {"context": 32, "batch_tokens": 128, "steps": 5, "dtype": "fp32", "out": str(tmp_path / "run")}
-    result = train(TextConfig.of(settings | more), quiet=True)
+    run_settings = {
+        "context": 32,
+        "batch_tokens": 128,
+        "steps": 5,
+        "dtype": "fp32",
+        "out": str(tmp_path / "run"),
+    }
+    result = train(TextConfig.of(settings | run_settings), quiet=True)
     peer, ours = peft_of(tmp_path / "base", result.model), headway.load(result.model).model
     torch.testing.assert_close(peer(IDS).logits, ours(IDS), rtol=0, atol=1e-5)
     assert (ours(IDS) - model(IDS)).abs().max() > 5e-3
@@ -120,37 +126,37 @@ def test_ranks_and_alphas_by_pattern(tmp_path: Path) -> None:
     attach(model, adapter)
     torch.testing.assert_close(peer(IDS).logits, model(IDS), rtol=0, atol=1e-5)
     save_adapter(tmp_path / "ours", adapter, model.spec)
-    again = peft_of(tmp_path / "base", tmp_path / "ours")
-    torch.testing.assert_close(again(IDS).logits, model(IDS), rtol=0, atol=1e-5)
+    reread = peft_of(tmp_path / "base", tmp_path / "ours")
+    torch.testing.assert_close(reread(IDS).logits, model(IDS), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_20_steps_both_trainers_hold_the_same_adapter(kind: str, tmp_path: Path) -> None:
-    """PEFT's model under torch's AdamW, step by step by hand, and `fit`."""
+    """PEFT's model is trained by a loop with torch's AdamW, ours by `fit`."""
     model = small("llama", kv_heads=2)
     save_folder(tmp_path / "base", model)
     adapter = Adapter.fresh(model, KINDS[kind])
     save_adapter(tmp_path / "a", adapter, model.spec)
     peer = peft_of(tmp_path / "base", tmp_path / "a", is_trainable=True).train()
-    how: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1}
-    theirs = torch.optim.AdamW([p for p in peer.parameters() if p.requires_grad], **how)
-    drawn = torch.Generator().manual_seed(0)
-    batches = [torch.randint(64, (4, 17), generator=drawn) for _ in range(20)]
+    options: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1}
+    peer_optimizer = torch.optim.AdamW([p for p in peer.parameters() if p.requires_grad], **options)
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randint(64, (4, 17), generator=generator) for _ in range(20)]
     for ids in batches:
         logits = peer(ids[:, :-1]).logits
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
-        theirs.step()
-        theirs.zero_grad()
+        peer_optimizer.step()
+        peer_optimizer.zero_grad()
     attach(model, adapter)
     parameters = dict(named_adapter_parameters(model))
     optimizer = Optimizer(
-        parameters, [(1e-3, torch.optim.AdamW(parameters.values(), **how))], MicrobatchPool(1)
+        parameters, [(1e-3, torch.optim.AdamW(parameters.values(), **options))], MicrobatchPool(1)
     )
     fit(Rows(batches), model, optimizer, steps=20)
     peer.save_pretrained(tmp_path / "theirs")
-    found, wanted = Adapter.of(model, "default"), load_adapter(tmp_path / "theirs", model.spec)
-    assert found.tensors.keys() == wanted.tensors.keys()
-    for name, value in wanted.tensors.items():
-        torch.testing.assert_close(found.tensors[name], value, rtol=0, atol=1e-5)
+    actual, expected = Adapter.of(model, "default"), load_adapter(tmp_path / "theirs", model.spec)
+    assert actual.tensors.keys() == expected.tensors.keys()
+    for name, value in expected.tensors.items():
+        torch.testing.assert_close(actual.tensors[name], value, rtol=0, atol=1e-5)
         assert (value - adapter.tensors[name]).abs().max() > 5e-3  # it was trained
     assert len(dict(adapted(model))) == 14

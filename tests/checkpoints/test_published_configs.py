@@ -1,4 +1,4 @@
-"""The config.json of published models, as their authors wrote them: read, costed right, written back to the same."""
+"""Published config.json files as their authors wrote them: read, counted right, and written back to the same spec."""
 
 import pytest
 
@@ -111,6 +111,6 @@ def test_a_published_config(name):
 def test_every_named_size_has_a_config_that_transformers_can_read(name):
     spec = catalog.spec(name)
     config = config_from_spec(spec)
-    # Marian has biases where the Transformer of 2017 has none; NEZHA is not in transformers any more
+    # Marian has biases where the Transformer of 2017 has none; NEZHA is no longer in transformers
     assert (config["model_type"] == "headway") == (spec.family in ("transformer", "nezha"))
     assert spec_from_config(config) == spec

@@ -1,4 +1,4 @@
-"""What `quantization_config` says of layers is said of modules of transformers, in every family that it has."""
+"""`quantization_config` names layers as transformers names its modules, in every family that transformers has."""
 
 import json
 from pathlib import Path
@@ -70,38 +70,40 @@ CLASSES = [
     for family in THERE
     for name in {kind: name for name, kind in reversed(LAYOUTS[family].architectures.items())}.values()
 ]
-"""Every class that is written, with its family."""
+"""Every class that headway writes, with its family."""
 
 
 def specs(family: str, name: str) -> list[ModelSpec]:
-    """Of a class: with an output layer that is the embedding, and with one of its own where it has any."""
+    """Returns the specs of a class: with a tied output layer, and with one of its own if the class has any."""
     layout = LAYOUTS[family]
     labels = encoders.LABELS if layout.architectures[name] in ("classify", "tag") else {}
-    given = {"model_type": family, "architectures": [name], **SETTINGS[family], **labels}
+    config = {"model_type": family, "architectures": [name], **SETTINGS[family], **labels}
     if "is_decoder" in layout.more:
-        given["is_decoder"] = layout.architectures[name] == "lm"
+        config["is_decoder"] = layout.architectures[name] == "lm"
     ties = (True, False) if layout.architectures[name] in ("lm", "masked-lm") else (True,)
     ties = (False,) if True not in layout.only.get("tie_word_embeddings", (True,)) else ties
-    return [spec_from_config({**given, "tie_word_embeddings": tied}) for tied in ties]
+    return [spec_from_config({**config, "tie_word_embeddings": tied}) for tied in ties]
 
 
 def modules(folder: Path) -> tuple[set[str], set[str], set[str]]:
-    """The linear layers of the class that a folder names, those that are packed in its file, and `ignore`."""
+    """Returns the linear layers of the class that a folder names, those that its file packs, and `ignore`."""
     config = json.loads((folder / "config.json").read_text())
-    said = config.pop("quantization_config")
-    (group,) = said["config_groups"].values()
+    quantization = config.pop("quantization_config")
+    (group,) = quantization["config_groups"].values()
     assert group["targets"] == ["Linear"]
     (folder / "config.json").write_text(json.dumps(config))
     with torch.device("meta"):
-        made = getattr(transformers, config["architectures"][0])
-        model = made(transformers.AutoConfig.from_pretrained(folder))
-    linears = {name for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+        model_class = getattr(transformers, config["architectures"][0])
+        model = model_class(transformers.AutoConfig.from_pretrained(folder))
+    linears = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     moves = get_model_conversion_mapping(model)
-    kinds = ([one for one in moves if isinstance(one, kind)] for kind in (WeightRenaming, WeightConverter))
-    renamed = (*kinds, model.base_model_prefix, dict.fromkeys(f"{one}.weight_scale" for one in linears))
+    kinds = (
+        [entry for entry in moves if isinstance(entry, kind)] for kind in (WeightRenaming, WeightConverter)
+    )
+    renamed = (*kinds, model.base_model_prefix, dict.fromkeys(f"{entry}.weight_scale" for entry in linears))
     stored = [name for name in open_tensors(folder) if name.endswith(".weight_scale")]
-    there = {rename_source_key(name, *renamed)[0].removesuffix(".weight_scale") for name in stored}
-    return linears, there, set(said["ignore"])
+    packed = {rename_source_key(name, *renamed)[0].removesuffix(".weight_scale") for name in stored}
+    return linears, packed, set(quantization["ignore"])
 
 
 @pytest.mark.parametrize("weights", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
@@ -109,14 +111,14 @@ def modules(folder: Path) -> tuple[set[str], set[str], set[str]]:
 def test_a_linear_layer_of_transformers_is_packed_or_ignored(
     family: str, name: str, weights: str, tmp_path: Path
 ) -> None:
-    """As `apply_quantization_config` reads it: every Linear whose name `ignore` has not is given packed tensors."""
-    for at, spec in enumerate(specs(family, name)):
+    """`apply_quantization_config` expects packed tensors for every Linear that `ignore` does not name."""
+    for index, spec in enumerate(specs(family, name)):
         model = build(spec, seed=0)
         untied = hasattr(model, "lm_head") and not spec.tied
         quantize_model(
             model, weights, group=-1 if weights == "int8" else None, output=untied and weights == "int4"
         )
-        folder = tmp_path / str(at)
+        folder = tmp_path / str(index)
         if family in REFUSED:
             with pytest.raises(
                 CheckpointError, match=r"as \[in, out\]|splits it|in one tensor with other experts"
@@ -125,7 +127,7 @@ def test_a_linear_layer_of_transformers_is_packed_or_ignored(
             continue
         save_folder(folder, model, generation={"pad_token_id": 0} if "modernbert" in family else None)
         linears, packed, ignored = modules(folder)
-        experts = {name for name in packed if ".experts." in name}  # one parameter of all in transformers
+        experts = {name for name in packed if ".experts." in name}  # one parameter for all in transformers
         assert packed - experts | ignored == linears
         assert not packed & ignored
         assert len(packed) <= len(quantized_layers(model))

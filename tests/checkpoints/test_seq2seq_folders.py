@@ -1,4 +1,4 @@
-"""Folders of encoder-decoders: both ways between transformers and headway, old files, and what is refused."""
+"""Folders of encoder-decoders: exchanged with transformers in both directions, old files, and what is refused."""
 
 import json
 from pathlib import Path
@@ -27,28 +27,28 @@ def test_we_save_and_they_load(name: str, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "theirs")
     loaded = load_folder(tmp_path / "theirs")
     save_folder(tmp_path / "ours", build_model(loaded))
-    again, report = AutoModelForSeq2SeqLM.from_pretrained(
+    reloaded, report = AutoModelForSeq2SeqLM.from_pretrained(
         tmp_path / "ours", attn_implementation="eager", output_loading_info=True
     )
     assert not any(report.values()), report
-    assert type(again) is type(model)
+    assert type(reloaded) is type(model)
     with torch.no_grad():
-        assert off(logits(again.eval()), logits(model)) < 1e-6
+        assert off(logits(reloaded.eval()), logits(model)) < 1e-6
     assert load_folder(tmp_path / "ours").spec == loaded.spec
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_size(name: str) -> None:
-    """Their counts have no bias of the logits, which is no parameter of theirs."""
+    """transformers' counts lack the bias of the logits, which is no parameter there."""
     config, count = PUBLISHED[name]
     spec = spec_from_config(config)
     assert cost.parameter_count(spec) - spec.vocab * spec.output_bias == count
-    again = config_from_spec(spec)
-    assert (again["model_type"], spec_from_config(again)) == (config["model_type"], spec)
+    written = config_from_spec(spec)
+    assert (written["model_type"], spec_from_config(written)) == (config["model_type"], spec)
 
 
 def rewritten(path: Path, change: Any) -> Path:
-    """The folder with other tensors."""
+    """Passes a folder's tensors through `change`, which changes them in place, and returns the folder."""
     state = load_file(path / "model.safetensors")
     change(state)
     save_file({key: value.contiguous() for key, value in state.items()}, path / "model.safetensors")
@@ -56,14 +56,14 @@ def rewritten(path: Path, change: Any) -> Path:
 
 
 def saved(path: Path, family: str, settings: dict[str, Any]) -> Path:
-    """A folder of transformers' with fresh weights."""
+    """Saves a transformers folder with fresh weights, and returns its path."""
     AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(family, **settings)).save_pretrained(path)
     return path
 
 
 def test_old_files_have_tables_of_positions_and_every_name_of_the_embedding(tmp_path: Path) -> None:
     path = saved(tmp_path, "marian", MARIAN)
-    wanted = load_folder(path).tensors["encoder.layers.0.mlp.up_proj.weight"]
+    expected = load_folder(path).tensors["encoder.layers.0.mlp.up_proj.weight"]
     table = AutoModelForSeq2SeqLM.from_pretrained(path).model.encoder.embed_positions.weight.detach()
 
     def old(state: dict[str, torch.Tensor]) -> None:
@@ -74,9 +74,9 @@ def test_old_files_have_tables_of_positions_and_every_name_of_the_embedding(tmp_
         state["lm_head.weight"] = shared.clone()
         del state["final_logits_bias"]
 
-    found = load_folder(rewritten(path, old)).tensors
-    assert torch.equal(found["encoder.layers.0.mlp.up_proj.weight"], wanted)
-    assert torch.equal(found["lm_head.bias"], torch.zeros(V))
+    loaded = load_folder(rewritten(path, old)).tensors
+    assert torch.equal(loaded["encoder.layers.0.mlp.up_proj.weight"], expected)
+    assert torch.equal(loaded["lm_head.bias"], torch.zeros(V))
 
     def swapped(state: dict[str, torch.Tensor]) -> None:
         state["model.decoder.embed_positions.weight"] = table.unflatten(1, (2, -1)).flip(1).flatten(1)
@@ -90,24 +90,29 @@ def test_ids_of_targets_are_read_from_either_file(tmp_path: Path) -> None:
     (path / "generation_config.json").unlink()
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "bad_words_ids": [[60]]}))
-    wanted = {"pad_token_id": 60, "eos_token_id": 0, "decoder_start_token_id": 60, "forced_eos_token_id": 0}
-    assert load_folder(path).generation == {**wanted, "bad_words_ids": [[60]]}
+    from_config = {
+        "pad_token_id": 60,
+        "eos_token_id": 0,
+        "decoder_start_token_id": 60,
+        "forced_eos_token_id": 0,
+    }
+    assert load_folder(path).generation == {**from_config, "bad_words_ids": [[60]]}
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": 1, "forced_eos_token_id": 1}))
-    told = {
+    merged = {
         "eos_token_id": 1,
         "forced_eos_token_id": 1,
         "decoder_start_token_id": 60,
         "bad_words_ids": [[60]],
     }
-    assert load_folder(path).generation == told
+    assert load_folder(path).generation == merged
 
 
 @pytest.mark.parametrize("family", ["marian", "bart", "t5"])
 def test_transformers_trains_a_folder_of_ours_from_labels(family: str, tmp_path: Path) -> None:
-    """It begins the targets with the id that we wrote."""
-    size = {"vocab": V, "width": 48, "layers": 2, "heads": 4, "hidden": 64, "init_std": 0.3}
-    none = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
-    ours = build(ModelSpec.of_pair(family, **size, **none), seed=0)
+    """transformers begins the targets with the start id that we saved."""
+    sizes = {"vocab": V, "width": 48, "layers": 2, "heads": 4, "hidden": 64, "init_std": 0.3}
+    no_dropout = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
+    ours = build(ModelSpec.of_pair(family, **sizes, **no_dropout), seed=0)
     assert isinstance(ours, EncoderDecoder)
     save_folder(
         tmp_path / "ours",
@@ -117,8 +122,8 @@ def test_transformers_trains_a_folder_of_ours_from_labels(family: str, tmp_path:
     theirs = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours").eval()
     shifted = torch.nn.functional.pad(TARGET[:, :-1], (1, 0), value=5)
     with torch.no_grad():
-        found = ours(SOURCE, shifted)
-        loss = torch.nn.functional.cross_entropy(found.flatten(0, 1), TARGET.flatten())
+        outputs = ours(SOURCE, shifted)
+        loss = torch.nn.functional.cross_entropy(outputs.flatten(0, 1), TARGET.flatten())
         assert float(theirs(input_ids=SOURCE, labels=TARGET).loss) == pytest.approx(float(loss), rel=1e-4)
 
 
@@ -127,12 +132,12 @@ def test_the_stack_alone_has_the_same_tensors_without_prefix(tmp_path: Path) -> 
     model.model.save_pretrained(tmp_path)
     ours = build_model(load_folder(tmp_path))
     with torch.no_grad():
-        wanted = logits(model)
-        assert off(ours(SOURCE, TARGET), wanted) < 1e-5
+        expected = logits(model)
+        assert off(ours(SOURCE, TARGET), expected) < 1e-5
 
 
 def test_an_output_layer_of_its_own_is_the_embedding_where_a_t5_file_has_none(tmp_path: Path) -> None:
-    """Newer transformers ties it while it is the same, drops it, and says "tied" in either case."""
+    """Newer transformers ties it while the two are equal, drops it from the file, and writes "tied" in either case."""
     path = saved(tmp_path, "t5", NEW_T5)
     assert json.loads((path / "config.json").read_text())["tie_word_embeddings"] is True
     tensors = load_folder(path).tensors

@@ -1,4 +1,4 @@
-"""Tensors in shards are the tensors that were cut, whoever holds which box; what is missing or broken is named."""
+"""Tensors read from shards are those that were cut, whichever file holds which box; what is wrong is reported."""
 
 import json
 from itertools import pairwise, product
@@ -23,9 +23,9 @@ Parts = list[dict[str, Part]]
 
 @st.composite
 def cut_tensors(draw: st.DrawFn) -> tuple[dict[str, Tensor], Parts]:
-    """Tensors, and a file's parts of each: boxes of a grid, one a file at most, empty ones among them."""
+    """Draws tensors, and each file's parts of them: boxes of a grid, at most one per file, some of them empty."""
     files = draw(st.integers(1, 6))
-    whole: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     parts: Parts = [{} for _ in range(files)]
     for name in draw(
         st.lists(st.sampled_from(["a", "b.weight", "b.weight/exp_avg"]), unique=True, min_size=1)
@@ -33,43 +33,43 @@ def cut_tensors(draw: st.DrawFn) -> tuple[dict[str, Tensor], Parts]:
         shape = draw(st.lists(st.integers(0, 7), max_size=3))
         dtype = draw(st.sampled_from([torch.float32, torch.bfloat16]))
         value = torch.arange(float(prod(shape))).reshape(shape).to(dtype)
-        grid, left = list[list[slice]](), files
+        grid, remaining = list[list[slice]](), files
         for n in shape:
-            pieces = draw(st.integers(1, left))
-            left //= pieces
+            pieces = draw(st.integers(1, remaining))
+            remaining //= pieces
             edges = sorted(draw(st.lists(st.integers(0, n), min_size=pieces - 1, max_size=pieces - 1)))
             grid.append([slice(a, b) for a, b in pairwise([0, *edges, n])])
         order = draw(st.permutations(range(files)))
-        whole[name] = value
+        tensors[name] = value
         for file, box in zip(order, product(*grid), strict=False):
             parts[file][name] = Part(value[box], tuple(s.start for s in box), tuple(shape))
-    return whole, parts
+    return tensors, parts
 
 
-def written(folder: Path, parts: Parts, what: str = "model") -> Path:
-    for number, own in enumerate(parts):
-        write_shard(folder, what, number, len(parts), own)
+def written(folder: Path, parts: Parts, name: str = "model") -> Path:
+    for number, file_parts in enumerate(parts):
+        write_shard(folder, name, number, len(parts), file_parts)
     return folder
 
 
 @given(cut=cut_tensors())
 def test_cut_and_read_again(cut: tuple[dict[str, Tensor], Parts]) -> None:
-    whole, parts = cut
+    tensors, parts = cut
     with TemporaryDirectory() as folder:
-        found = open_tensors(written(Path(folder), parts))
-        assert found.keys() == whole.keys()
-        assert len(found.files) <= len(parts)
-        for name, value in whole.items():
-            assert torch.equal(found[name], value)
-            assert found.forms[name].dtype == value.dtype
+        stored = open_tensors(written(Path(folder), parts))
+        assert stored.keys() == tensors.keys()
+        assert len(stored.files) <= len(parts)
+        for name, value in tensors.items():
+            assert torch.equal(stored[name], value)
+            assert stored.forms[name].dtype == value.dtype
             target = torch.full(value.shape[::-1], 7.0).permute([*reversed(range(value.dim()))])
-            found.copy_into(name, target)
+            stored.copy_into(name, target)
             assert torch.equal(target, value.float())
-            for one in (
+            for box in (
                 tuple(slice(n // 3, n) for n in value.shape),
                 tuple(slice(0, n // 2) for n in value.shape),
             ):
-                assert torch.equal(found.part(name, one), value[one])
+                assert torch.equal(stored.part(name, box), value[box])
 
 
 def halves() -> Parts:
@@ -86,17 +86,17 @@ def test_what_is_missing_twice_or_cut_off_is_named(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=message):
             open_tensors(folder)
 
-    second = "model-shard-00002-of-00002.safetensors"
+    second_shard = "model-shard-00002-of-00002.safetensors"
 
     def truncate(folder: Path) -> None:
-        data = (folder / second).read_bytes()
-        (folder / second).write_bytes(data[:-1])
+        data = (folder / second_shard).read_bytes()
+        (folder / second_shard).write_bytes(data[:-1])
 
     part = halves()[0]["a"]
-    third = Part(part.value[:2], (0, 0), (6, 2))
-    refused("cut", halves(), truncate, rf"cut/{second} is truncated: it has \d+ of \d+ bytes")
-    refused("gone", halves(), lambda f: (f / second).unlink(), "holds 1 of 2 shards")
-    refused("hole", [{"a": third}, halves()[1]], lambda f: None, "hold 10 of the 12 numbers of a")
+    fragment = Part(part.value[:2], (0, 0), (6, 2))
+    refused("cut", halves(), truncate, rf"cut/{second_shard} is truncated: it has \d+ of \d+ bytes")
+    refused("gone", halves(), lambda f: (f / second_shard).unlink(), "holds 1 of 2 shards")
+    refused("hole", [{"a": fragment}, halves()[1]], lambda f: None, "hold 10 of the 12 numbers of a")
     refused("twice", [halves()[0], {"a": part}], lambda f: None, "numbers of a, or some of them twice")
     refused(
         "form",

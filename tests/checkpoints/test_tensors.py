@@ -1,4 +1,4 @@
-"""Files that are not what they claim to be are named; what is written is read back, by others too."""
+"""Files that are not what they claim to be are reported; what is written is read back, also by other libraries."""
 
 import json
 import pickle
@@ -27,10 +27,10 @@ def some_tensors() -> dict[str, torch.Tensor]:
     }
 
 
-def same(a, b):
-    assert set(a) == set(b)
-    for name in a:
-        torch.testing.assert_close(a[name], b[name], rtol=0, atol=0)
+def same(actual, expected):
+    assert set(actual) == set(expected)
+    for name in actual:
+        torch.testing.assert_close(actual[name], expected[name], rtol=0, atol=0)
 
 
 def test_written_files_are_read_by_us_and_by_safetensors(tmp_path):
@@ -43,9 +43,10 @@ def test_written_files_are_read_by_us_and_by_safetensors(tmp_path):
 
 
 def test_every_value_is_aligned_whatever_the_order(tmp_path):
-    """Readers map values where they lie; the header is padded to 8 bytes, so wide dtypes must come first."""
+    """Readers map values in place; the header is padded to 8 bytes, so wide dtypes must come first."""
     mixed = {
-        str(d): torch.zeros(3, dtype=d) for d in (torch.int8, torch.bfloat16, torch.float64, torch.float32)
+        str(dtype): torch.zeros(3, dtype=dtype)
+        for dtype in (torch.int8, torch.bfloat16, torch.float64, torch.float32)
     }
     write_safetensors(tmp_path / "x.safetensors", mixed)
     raw = (tmp_path / "x.safetensors").read_bytes()
@@ -65,7 +66,7 @@ def test_every_value_is_aligned_whatever_the_order(tmp_path):
     ],
 )
 def test_the_header_of_a_file_by_hand(tmp_path, given, written):
-    """Wide dtypes first, names of one width in the order given, one after another without a gap."""
+    """Wide dtypes come first, tensors of one width in the given order, one after another without a gap."""
     tensors = {
         "small": torch.zeros(3, dtype=torch.int8),
         "ä": torch.ones(2, 2),
@@ -106,13 +107,16 @@ def test_shards_by_size(tmp_path, limit):
     tensors = some_tensors()
     with atomic_folder(tmp_path / "m") as folder:
         write_tensors(folder, tensors, limit)
-    read = open_tensors(tmp_path / "m")
-    same(dict(read), tensors)
-    assert list(read) == list(tensors) or limit == 10**6
-    sizes = {f: sum(e.nbytes for e in read.forms.values() if e.file == f) for f in read.files}
-    counts = {f: sum(e.file == f for e in read.forms.values()) for f in read.files}
-    assert all(size <= limit or counts[f] == 1 for f, size in sizes.items())
-    assert read.nbytes == sum(sizes.values())
+    stored = open_tensors(tmp_path / "m")
+    same(dict(stored), tensors)
+    assert list(stored) == list(tensors) or limit == 10**6
+    sizes = {
+        file: sum(entry.nbytes for entry in stored.forms.values() if entry.file == file)
+        for file in stored.files
+    }
+    counts = {file: sum(entry.file == file for entry in stored.forms.values()) for file in stored.files}
+    assert all(size <= limit or counts[file] == 1 for file, size in sizes.items())
+    assert stored.nbytes == sum(sizes.values())
 
 
 def test_a_missing_name_is_answered_with_the_nearest(tmp_path):
@@ -124,28 +128,28 @@ def test_a_missing_name_is_answered_with_the_nearest(tmp_path):
 
 
 def test_tensors_are_a_mapping_that_can_be_asked_what_it_holds(tmp_path):
-    """Of names that it lacks, and without reading what it has."""
+    """It answers for names that it lacks, too, and reads no values."""
     write_safetensors(tmp_path / "x.safetensors", {"a": torch.ones(1), "b": torch.ones(2)})
-    found = open_tensors(tmp_path / "x.safetensors")
-    unread = changed(found, lambda name, value: pytest.fail(f"{name} was read"))
-    for state in (found, unread, found.renamed({"a": "b"})):
+    stored = open_tensors(tmp_path / "x.safetensors")
+    unread = changed(stored, lambda name, value: pytest.fail(f"{name} was read"))
+    for state in (stored, unread, stored.renamed({"a": "b"})):
         assert "a" in state
         assert "c" not in state
         assert 3 not in state
         assert state.get("c") is None
         assert state.get("c", 3) == 3
-    assert torch.equal(found.renamed({"a": "b"}).get("a"), torch.ones(2))
+    assert torch.equal(stored.renamed({"a": "b"}).get("a"), torch.ones(2))
 
 
 def test_every_truncation_length_is_named(tmp_path):
     path = tmp_path / "model.safetensors"
     write_safetensors(path, {"a": torch.ones(2), "b": torch.ones(1, dtype=torch.int8)})
-    whole = path.read_bytes()
-    for n in range(1, len(whole)):
-        path.write_bytes(whole[:n])
+    raw = path.read_bytes()
+    for n in range(1, len(raw)):
+        path.write_bytes(raw[:n])
         with pytest.raises(CheckpointError, match=r"model\.safetensors is truncated.*copy"):
             open_tensors(tmp_path)
-    path.write_bytes(whole + b"x")
+    path.write_bytes(raw + b"x")
     with pytest.raises(CheckpointError, match="1 bytes follow the last tensor"):
         open_tensors(tmp_path)
 

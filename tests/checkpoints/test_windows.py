@@ -1,4 +1,4 @@
-"""One test per row of the table of window conventions: the pairs that the foreign code allows."""
+"""Each row of the table of window conventions allows the pairs that the foreign code allows."""
 
 import pytest
 import torch
@@ -36,8 +36,8 @@ def test_back_to_sliding_window():
     assert last_keys(Window.last(7)) == 7
     assert last_keys(Causal() & Window(3, 2)) == 4
     assert last_keys(Window.last(7) & Window.last(3)) == 3
-    for odd in (Window.last(3, step=2), Causal() & Sink(1), PerHead(Causal(), Window.last(3))):
+    for pattern in (Window.last(3, step=2), Causal() & Sink(1), PerHead(Causal(), Window.last(3))):
         spec = ModelSpec.of(
-            "mistral", vocab=8, width=16, layers=1, heads=2, kv_heads=2, hidden=8, patterns=odd
+            "mistral", vocab=8, width=16, layers=1, heads=2, kv_heads=2, hidden=8, patterns=pattern
         )
         assert unsupported_by_transformers(spec) in ("patterns", "windows")

@@ -1,4 +1,4 @@
-"""Folders of models that read images, too: their text model loads, and gives the logits that theirs gives of text."""
+"""Folders of models that also read images: their text model loads, and gives transformers' logits for text."""
 
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
                            "deepstack_visual_indexes": [0], "num_position_embeddings": 16}},
     ),
 }  # fmt: skip
-"""Name -> `model_type`, the family of its text model, and its config."""
+"""Maps the name of each case to its `model_type`, the family of its text model, and its config."""
 
 
 def theirs(name: str) -> Any:
@@ -83,30 +83,32 @@ def theirs(name: str) -> Any:
     model = AutoModelForImageTextToText.from_config(
         AutoConfig.for_model(kind, **settings), attn_implementation="eager"
     )
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for key, p in model.named_parameters():
             gain = key.endswith("weight") and p.dim() == 1 and kind != "gemma3"
-            p.copy_(torch.randn(p.shape, generator=draw) * 0.3 + gain)
+            p.copy_(torch.randn(p.shape, generator=generator) * 0.3 + gain)
     return model.eval()
 
 
 @chequered("name,old", list(CASES), [True, False])
 @torch.no_grad()
 def test_text_is_read_as_they_read_it(name: str, old: bool, tmp_path: Path) -> None:
-    """Under the names of today's files, and under those of published ones."""
+    """Tensors may have the names of current files, or those of published ones."""
     model = theirs(name)
     model.save_pretrained(tmp_path / "theirs", save_original_format=old)
     folder = load_folder(tmp_path / "theirs")
     assert folder.spec.family == CASES[name][1]
-    around = {key for key in folder.stored if any(part in key for part in ("visual", "vision", "projector"))}
-    assert {*folder.unused} == around != set()
-    ours, wanted = build_model(folder), model(input_ids=IDS).logits
-    assert off(ours(IDS), wanted) < 1e-5
+    image_tensors = {
+        key for key in folder.stored if any(part in key for part in ("visual", "vision", "projector"))
+    }
+    assert {*folder.unused} == image_tensors != set()
+    ours, expected = build_model(folder), model(input_ids=IDS).logits
+    assert off(ours(IDS), expected) < 1e-5
     save_folder(tmp_path / "ours", ours)
-    alone = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", attn_implementation="eager").eval()
-    assert alone.config.model_type == folder.spec.family
-    assert off(alone(IDS).logits, wanted) < 1e-5
+    text_model = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", attn_implementation="eager").eval()
+    assert text_model.config.model_type == folder.spec.family
+    assert off(text_model(IDS).logits, expected) < 1e-5
 
 
 def test_every_kind_that_is_read_is_one_of_theirs() -> None:
@@ -120,9 +122,9 @@ def test_keys_beside_each_other_and_sizes_that_are_left_out() -> None:
             "rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}}  # fmt: skip
     nested = {"model_type": "qwen2_vl", "text_config": {**LLAMA, "rms_norm_eps": 1e-6}}
     assert spec_from_config(flat) == spec_from_config(nested)
-    few = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "sliding_window": 5}
-    spec = spec_from_config({"model_type": "gemma3", "text_config": {**few, "rms_norm_eps": 1e-6}})
-    config = AutoConfig.for_model("gemma3", text_config=few).text_config
+    partial = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "sliding_window": 5}
+    spec = spec_from_config({"model_type": "gemma3", "text_config": {**partial, "rms_norm_eps": 1e-6}})
+    config = AutoConfig.for_model("gemma3", text_config=partial).text_config
     assert (spec.vocab, spec.heads, spec.kv_heads, spec.head_dim, spec.tied) == (
         *(config.vocab_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim),
         config.tie_word_embeddings,
@@ -130,7 +132,7 @@ def test_keys_beside_each_other_and_sizes_that_are_left_out() -> None:
 
 
 def test_keys_around_the_text_model_are_known_ones() -> None:
-    """What `text_config` says again may stand beside it; what images are read by, too."""
+    """Keys of `text_config` may be repeated beside it, and keys for images may stand there."""
     text = {**LLAMA, "rms_norm_eps": 1e-6}
     nested = {"model_type": "qwen2_vl", "text_config": text, "vision_config": QWEN, "image_token_id": 7}
     assert spec_from_config({**nested, **text, "torch_dtype": "bfloat16"}) == spec_from_config(nested)
@@ -145,8 +147,8 @@ def test_keys_around_the_text_model_are_known_ones() -> None:
 
 def test_every_key_around_of_theirs_is_known() -> None:
     for kind in TEXT:
-        whole = AutoConfig.for_model(kind).to_dict()
-        check_keys({key: value for key, value in whole.items() if value}, dict.fromkeys(BESIDE))
+        config = AutoConfig.for_model(kind).to_dict()
+        check_keys({key: value for key, value in config.items() if value}, dict.fromkeys(BESIDE))
 
 
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
@@ -159,8 +161,8 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     theirs("llava").save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     stored = load_file(file)
-    second = next(key for key in stored if key.endswith("lm_head.weight"))
-    other = "lm_head.weight" if second != "lm_head.weight" else "language_model.lm_head.weight"
-    save_file({**stored, other: stored[second].clone()}, file, {"format": "pt"})
+    stored_name = next(key for key in stored if key.endswith("lm_head.weight"))
+    other_name = "lm_head.weight" if stored_name != "lm_head.weight" else "language_model.lm_head.weight"
+    save_file({**stored, other_name: stored[stored_name].clone()}, file, {"format": "pt"})
     with pytest.raises(CheckpointError, match="two names of one tensor"):
         load_folder(tmp_path)

@@ -1,4 +1,4 @@
-"""Rotary frequencies rescaled: what stays, what becomes slower, and what is refused."""
+"""Rescaled rotary frequencies: what stays the same, what becomes slower, and what is refused."""
 
 import pytest
 import torch
@@ -26,17 +26,17 @@ def make(**fields):
 
 def run(model, count, step=1):
     ids = torch.randint(37, (1, count), generator=torch.Generator().manual_seed(3))
-    at = torch.arange(count)[None]
+    index = torch.arange(count)[None]
     with torch.no_grad():
-        return fill(*model, dtype=torch.float64)(ids, tokens=Tokens(at, position=at * step))
+        return fill(*model, dtype=torch.float64)(ids, tokens=Tokens(index, position=index * step))
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_factor_of_1_changes_no_row_within_the_trained_context(method):
     model = make()
-    new = stretch_context(*model, method, 1)
-    assert new[0].trained_context == TRAINED
-    assert torch.allclose(run(new, TRAINED), run(model, TRAINED), rtol=1e-12, atol=1e-12)
+    stretched = stretch_context(*model, method, 1)
+    assert stretched[0].trained_context == TRAINED
+    assert torch.allclose(run(stretched, TRAINED), run(model, TRAINED), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -67,9 +67,9 @@ def test_ntk_keeps_the_fastest_pair_and_slows_the_slowest_by_the_factor():
 
 def test_dynamic_leaves_rows_within_the_trained_context_bit_for_bit():
     model = make()
-    new = stretch_context(*model, "dynamic", 4)
-    assert torch.equal(run(new, TRAINED), run(model, TRAINED))
-    assert not torch.equal(run(new, TRAINED + 1), run(model, TRAINED + 1))
+    stretched = stretch_context(*model, "dynamic", 4)
+    assert torch.equal(run(stretched, TRAINED), run(model, TRAINED))
+    assert not torch.equal(run(stretched, TRAINED + 1), run(model, TRAINED + 1))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_folder_says_it_again(method, scaling, tmp_path):
     spec, state = stretch_context(*make(max_context=TRAINED), method, 4)
     assert spec.positions.scaling == scaling
     assert (spec.trained_context, spec.max_context) == (4 * TRAINED, 4 * TRAINED)
-    save_state(tmp_path / "m", spec, {n: v.float() for n, v in state.items()})
+    save_state(tmp_path / "m", spec, {name: value.float() for name, value in state.items()})
     folder = load_folder(tmp_path / "m")
     assert folder.spec == spec
     assert folder.config["model_type"] == "llama"
@@ -99,8 +99,10 @@ def test_limits_follow():
 
 def test_of_positions_by_layer_those_that_turn_are_stretched():
     rotary = Rotary(pairing="halves")
-    new, _ = stretch_context(shape(positions=PerLayer((rotary, NoPositions()))), {}, "linear", 4)
-    assert new.positions == PerLayer((Rotary(pairing="halves", scaling=LinearScaling(4.0)), NoPositions()))
+    stretched, _ = stretch_context(shape(positions=PerLayer((rotary, NoPositions()))), {}, "linear", 4)
+    assert stretched.positions == PerLayer(
+        (Rotary(pairing="halves", scaling=LinearScaling(4.0)), NoPositions())
+    )
 
 
 def test_ntk_takes_the_head_dim_of_each_layer():
@@ -111,8 +113,8 @@ def test_ntk_takes_the_head_dim_of_each_layer():
 
 
 def test_partial_rotary_stretches_what_turns():
-    new = stretch_context(*make(positions=Rotary(pairing="halves", dims=6)), "ntk", 4)[0]
-    assert new.positions.theta == pytest.approx(10000.0 * 4 ** (6 / 4), rel=1e-12)
+    stretched = stretch_context(*make(positions=Rotary(pairing="halves", dims=6)), "ntk", 4)[0]
+    assert stretched.positions.theta == pytest.approx(10000.0 * 4 ** (6 / 4), rel=1e-12)
 
 
 @pytest.mark.parametrize(

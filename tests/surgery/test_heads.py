@@ -1,4 +1,4 @@
-"""Pooling key/value heads: what it leaves alone, and what each pool is, head by head."""
+"""Pooling key/value heads: what stays unchanged, and the result of each pool, head by head."""
 
 import pytest
 import torch
@@ -13,14 +13,14 @@ FAMILIES = ("llama", "qwen2", "qwen3")  # plain; biases; normed queries and keys
 
 
 def make(kv_heads, *, heads=8, family="llama", dtype=torch.float64, **fields):
-    """A spec and its weights, biases and gains drawn too: fresh ones are 0 and 1, and would hide mistakes."""
+    """Returns a spec and its weights, with biases and gains drawn, too: fresh ones, 0 and 1, would hide mistakes."""
     spec = ModelSpec.of(family, vocab=37, width=24, layers=2, heads=heads, kv_heads=kv_heads, head_dim=6,
                         hidden=32, trained_context=32, init_std=0.3, **fields)  # fmt: skip
     state = build(spec, seed=1, dtype=dtype).state_dict()
-    noise = torch.Generator().manual_seed(2)
+    generator = torch.Generator().manual_seed(2)
     for value in state.values():
         if value.dim() == 1:
-            value.add_(torch.randn(value.shape, generator=noise).to(dtype), alpha=0.3)
+            value.add_(torch.randn(value.shape, generator=generator).to(dtype), alpha=0.3)
     return spec, state
 
 
@@ -32,7 +32,7 @@ def logits(spec, state, tokens=12):
 
 
 def repeated(spec, state, n):
-    """The same function with n times as many kv heads: every head stands n times (row 53)."""
+    """Returns the same function with n times as many KV heads, each head repeated n times (row 53)."""
     wide = {
         name: value.unflatten(0, (spec.kv_heads, -1)).repeat_interleave(n, 0).flatten(0, 1)
         if ".k_proj." in name or ".v_proj." in name
@@ -70,10 +70,10 @@ def test_every_pool_head_by_head(family, before, after):
             assert all(torch.equal(new[name], state[name]) for new in pooled.values())
             continue
         for j in range(after):
-            of_group = [state[name][h * d : (h + 1) * d] for h in range(j * n, (j + 1) * n)]
-            at = slice(j * d, (j + 1) * d)
-            assert torch.allclose(pooled["mean"][name][at], sum(of_group) / n, rtol=1e-14, atol=1e-15)
-            assert torch.equal(pooled["first"][name][at], of_group[0])
+            group = [state[name][h * d : (h + 1) * d] for h in range(j * n, (j + 1) * n)]
+            span = slice(j * d, (j + 1) * d)
+            assert torch.allclose(pooled["mean"][name][span], sum(group) / n, rtol=1e-14, atol=1e-15)
+            assert torch.equal(pooled["first"][name][span], group[0])
         drawn = pooled["random"][name]
         assert drawn.shape == pooled["mean"][name].shape
         assert torch.equal(drawn, torch.zeros_like(drawn)) == name.endswith(".bias")
@@ -81,7 +81,7 @@ def test_every_pool_head_by_head(family, before, after):
 
 @pytest.mark.parametrize("pool", ["mean", "first"])
 def test_pooling_twice_is_pooling_once(pool):
-    """Groups are neighbours, and a query head finds the head that its own went into: 8 to 4 to 2 is 8 to 2."""
+    """Groups are neighbours, and a query head uses the head that its own was pooled into: 8 to 4 to 2 is 8 to 2."""
     model = make(8, family="qwen2")
     once, twice = pool_heads(*model, 2, pool), pool_heads(*pool_heads(*model, 4, pool), 2, pool)
     assert once[0] == twice[0]
@@ -93,7 +93,7 @@ def test_pooling_to_as_many_heads_changes_nothing_but_random():
     for pool in ("mean", "first"):
         spec, state = pool_heads(*model, 4, pool)
         assert spec == model[0]
-        assert all(torch.equal(state[n], model[1][n]) for n in state)
+        assert all(torch.equal(state[name], model[1][name]) for name in state)
 
 
 def test_sums_are_float32_and_rounded_once():
@@ -106,12 +106,12 @@ def test_sums_are_float32_and_rounded_once():
 
 def test_random_is_what_a_model_begins_with_and_its_seed_decides():
     spec, state = make(8, dtype=torch.float32)
-    first, again, other = (pool_heads(spec, state, 4, "random", seed=s)[1] for s in (0, 0, 1))
+    first, same_seed, reseeded = (pool_heads(spec, state, 4, "random", seed=seed)[1] for seed in (0, 0, 1))
     name = "model.layers.1.self_attn.v_proj.weight"
-    assert torch.equal(first[name], again[name])
-    assert not torch.equal(first[name], other[name])
+    assert torch.equal(first[name], same_seed[name])
+    assert not torch.equal(first[name], reseeded[name])
     drawn = torch.cat(
-        [v.flatten() for n, v in first.items() if n.endswith(("k_proj.weight", "v_proj.weight"))]
+        [value.flatten() for key, value in first.items() if key.endswith(("k_proj.weight", "v_proj.weight"))]
     )
     assert drawn.std().item() == pytest.approx(spec.init_std, rel=4 / (2 * drawn.numel()) ** 0.5)
 
@@ -121,7 +121,7 @@ def test_the_share_that_the_mean_keeps():
     for name in state:
         if ".k_proj." in name or ".v_proj." in name:
             rows = state[name].shape[0]
-            state[name] = torch.eye(rows, 24, dtype=torch.float64)  # no two heads have anything in common
+            state[name] = torch.eye(rows, 24, dtype=torch.float64)  # all heads are orthogonal
     assert kept_by_mean(spec, state, 2) == pytest.approx(1 / 2)
     assert kept_by_mean(spec, state, 1) == pytest.approx(1 / 4)
     assert kept_by_mean(spec, state, 4) == pytest.approx(1.0)
@@ -136,11 +136,11 @@ def test_the_share_of_groups_of_unequal_sizes_is_refused():
 
 def test_the_source_is_left_as_it_was():
     spec, state = make(4)
-    kept = {name: value.clone() for name, value in state.items()}
+    copies = {name: value.clone() for name, value in state.items()}
     for pool in POOLS:
         new = pool_heads(spec, state, 4, pool)[1]
         new["model.layers.0.self_attn.k_proj.weight"].zero_()
-    assert all(torch.equal(state[name], kept[name]) for name in state)
+    assert all(torch.equal(state[name], copies[name]) for name in state)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Row 106: encoders of short rows made long, and what stays as it was."""
+"""Row 106: encoders for short rows are made long, and what stays the same."""
 
 import json
 import re
@@ -28,14 +28,14 @@ SIZE: dict[str, Any] = {
 }  # fmt: skip
 TABLES = {"bert": Learned(SHORT), "roberta": Learned(SHORT, offset=2)}
 ROUNDING = 1e-6
-"""Of the largest output: both models round in float32, and sum in other orders."""
+"""Relative to the largest output: both models round in float32, and sum in different orders."""
 Parts = tuple[ModelSpec, dict[str, Tensor]]
 
 
 def make(family: str = "roberta", dtype: torch.dtype = torch.float64, **fields: Any) -> Parts:
-    own = {"positions": TABLES[family]} if family in TABLES else {}
+    positions = {"positions": TABLES[family]} if family in TABLES else {}
     head = fields.pop("head", None)
-    spec = ModelSpec.of(family, **{**SIZE, **own, **fields})
+    spec = ModelSpec.of(family, **{**SIZE, **positions, **fields})
     spec = spec if head is None else spec.with_head(head)
     return spec, build(spec, seed=1, dtype=dtype).state_dict()
 
@@ -69,18 +69,18 @@ HEADS = {
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS.keys())
 @pytest.mark.parametrize("family", ["bert", "roberta", "roformer", "nezha"])
 def test_row_106_rows_within_half_a_window_are_as_they_were(family: str, head: Head | None) -> None:
-    """Up to w / 2 + 1 tokens, whichever are global; one more and the ends no longer see each other."""
+    """This holds for up to w / 2 + 1 tokens, whichever are global; with one more the ends no longer see each other."""
     old = make(family, head=head)
     new = make_longformer(*old, LONG, WINDOW)
-    same = WINDOW // 2 + 1
-    for marked in ([], [0], [1, 4], list(range(same))):
-        tokens = Tokens.range(same).with_global([marked])
-        assert off(outputs(new, ids(same), tokens), outputs(old, ids(same))) < 1e-12
-    assert off(outputs(new, ids(same + 1)), outputs(old, ids(same + 1))) > 1e-6
+    count = WINDOW // 2 + 1
+    for marked in ([], [0], [1, 4], list(range(count))):
+        tokens = Tokens.range(count).with_global([marked])
+        assert off(outputs(new, ids(count), tokens), outputs(old, ids(count))) < 1e-12
+    assert off(outputs(new, ids(count + 1)), outputs(old, ids(count + 1))) > 1e-6
 
 
 def test_the_table_is_copied_end_to_end_and_the_rows_before_it_stay() -> None:
-    """512 rows eight times are 4096 (the paper's numbers); RoBERTa's two rows that no token reads stay two."""
+    """512 rows eight times are 4096 (the paper's numbers); RoBERTa's two rows that no token reads remain two."""
     spec, state = make("roberta", positions=Learned(512, offset=2), trained_context=512)
     new, changed = make_longformer(spec, state, 4096)
     old, table = state["model.embed_positions.weight"], changed["model.embed_positions.weight"]
@@ -108,8 +108,8 @@ def test_global_projections_begin_as_copies_and_nothing_else_changes() -> None:
     for name in added:
         assert torch.equal(changed[name], state[name.replace("_global_proj", "_proj")])
         assert changed[name].data_ptr() != state[name.replace("_global_proj", "_proj")].data_ptr()
-    kept = state.keys() - {"model.embed_positions.weight"}
-    assert all(torch.equal(changed[name], state[name]) for name in kept)
+    unchanged = state.keys() - {"model.embed_positions.weight"}
+    assert all(torch.equal(changed[name], state[name]) for name in unchanged)
     assert (
         cost.parameter_count(new) == cost.parameter_count(spec) + 2 * 3 * (16 * 16 + 16) + (LONG - SHORT) * 16
     )
@@ -118,13 +118,13 @@ def test_global_projections_begin_as_copies_and_nothing_else_changes() -> None:
 def test_windows_by_layer_and_the_field_that_they_give() -> None:
     new, state = make_longformer(*make("roberta"), LONG, [4, 8])
     assert new.patterns == (Window.around(2) | Global(), Window.around(4) | Global())
-    row, other = ids(LONG, 1), ids(LONG, 1)
-    other[0, 50] = (row[0, 50] + 1) % VOCAB
-    before, after = outputs((new, state), row), outputs((new, state), other)
-    moved = (before != after).any(-1)[0].nonzero().flatten().tolist()
-    assert (moved[0], moved[-1]) == (50 - 6, 50 + 6)
-    at = Tokens.range(LONG).with_global([0])
-    assert (outputs((new, state), row, at) != outputs((new, state), other, at)).any(-1).all()
+    row, altered = ids(LONG, 1), ids(LONG, 1)
+    altered[0, 50] = (row[0, 50] + 1) % VOCAB
+    before, after = outputs((new, state), row), outputs((new, state), altered)
+    reached = (before != after).any(-1)[0].nonzero().flatten().tolist()
+    assert (reached[0], reached[-1]) == (50 - 6, 50 + 6)
+    tokens = Tokens.range(LONG).with_global([0])
+    assert (outputs((new, state), row, tokens) != outputs((new, state), altered, tokens)).any(-1).all()
 
 
 @pytest.mark.parametrize(
@@ -142,18 +142,18 @@ def test_windows_by_layer_and_the_field_that_they_give() -> None:
 def test_what_it_writes_transformers_reads_and_finds_unchanged(
     family: str, name: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    """A 512-token class of transformers, our surgery, and its Longformer: the same outputs on short rows, padded."""
+    """A short-row class of transformers and, after our surgery, its Longformer agree on short, padded rows."""
     rows = SHORT + (2 if family == "Roberta" else 0)
-    kind, config = getattr(transformers, family + name), getattr(transformers, family + "Config")
+    model_class, config = getattr(transformers, family + name), getattr(transformers, family + "Config")
     size = {"vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
             "intermediate_size": 24, "max_position_embeddings": rows, "initializer_range": 0.3}  # fmt: skip
     torch.manual_seed(0)
-    bare = {"add_pooling_layer": False} if name == "Model" else {}
-    old = kind(config(**size, **changes), **bare).eval()
+    options = {"add_pooling_layer": False} if name == "Model" else {}
+    old = model_class(config(**size, **changes), **options).eval()
     old.save_pretrained(tmp_path / "a")
-    done = lengthen(load_folder(tmp_path / "a"), tmp_path / "b", LONG, WINDOW)
-    assert done.transformers == "loads it"
-    new = getattr(transformers, "Longformer" + name).from_pretrained(tmp_path / "b", **bare).eval()
+    result = lengthen(load_folder(tmp_path / "a"), tmp_path / "b", LONG, WINDOW)
+    assert result.transformers == "loads it"
+    new = getattr(transformers, "Longformer" + name).from_pretrained(tmp_path / "b", **options).eval()
     pad = new.config.pad_token_id
     assert pad == (1 if family == "Roberta" else 0)
     row = ids(9)
@@ -162,20 +162,20 @@ def test_what_it_writes_transformers_reads_and_finds_unchanged(
     glob = torch.zeros_like(row)
     glob[:, [0, 3]] = 1
     with torch.no_grad():
-        a = old(row, attention_mask=mask)
-        b = new(row, attention_mask=mask, global_attention_mask=glob)
-    for one, two in zip(list(a.values())[:2], list(b.values())[:2], strict=True):
-        real = mask.bool() if one.shape[1:2] == mask.shape[1:] else slice(None)
-        assert off(two[real], one[real]) < 10 * ROUNDING
+        old_outputs = old(row, attention_mask=mask)
+        new_outputs = new(row, attention_mask=mask, global_attention_mask=glob)
+    for expected, actual in zip(list(old_outputs.values())[:2], list(new_outputs.values())[:2], strict=True):
+        valid = mask.bool() if expected.shape[1:2] == mask.shape[1:] else slice(None)
+        assert off(actual[valid], expected[valid]) < 10 * ROUNDING
 
 
 def tokenizer(path: Path) -> None:
-    """A folder's tokenizer, of characters, that says how long its model's rows may be."""
+    """Saves a tokenizer of characters that states how long its model's rows may be."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import models, pre_tokenizers
 
-    words = {word: i for i, word in enumerate(["[UNK]", *"abcdefghijklmnopqrstuvwxyz ."])}
-    backend = Backend(models.WordLevel(words, unk_token="[UNK]"))
+    vocabulary = {word: i for i, word in enumerate(["[UNK]", *"abcdefghijklmnopqrstuvwxyz ."])}
+    backend = Backend(models.WordLevel(vocabulary, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     Tokenizer(backend, config={"model_max_length": SHORT}).save(path)
 
@@ -199,15 +199,15 @@ def test_the_report_says_what_stays_and_what_it_costs(home: Path, capsys: pytest
     assert report["unchanged"] == 9
     assert report["before"]["pairs"] == 2 * 4 * 96**2
     assert report["after"]["pairs"] == 2 * 4 * (96 * 17 - 8 * 9)
-    short, marked, whole = report["differences"]
-    assert (short["tokens"], marked["tokens"], whole["tokens"]) == (9, 9, 24)
-    assert (short["marked"], marked["marked"], whole["marked"]) == (False, True, False)
+    short, marked, full = report["differences"]
+    assert (short["tokens"], marked["tokens"], full["tokens"]) == (9, 9, 24)
+    assert (short["marked"], marked["marked"], full["marked"]) == (False, True, False)
     assert max(short["difference"], marked["difference"]) < 10 * ROUNDING * short["largest"]
-    assert whole["difference"] > 1e-3
+    assert full["difference"] > 1e-3
     assert json.loads((home / "n" / "tokenizer_config.json").read_text())["model_max_length"] == 96
     assert load_folder("n").spec.patterns == (Window.around(8) | Global(),) * 2
     assert run([*command, "--overwrite"]) == 0
-    out = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for part in (
         "m -> n; transformers loads it",
         "family: roberta -> longformer",
@@ -216,30 +216,30 @@ def test_the_report_says_what_stays_and_what_it_costs(home: Path, capsys: pytest
         "rows of up to 9 tokens see what they saw",
         "in the last 9 of 9 tokens, the first of them global",
     ):
-        assert part in out, part
-    assert re.search(r"scores of a row of 96 +73 728 +12 480\n", out)
+        assert part in printed, part
+    assert re.search(r"scores of a row of 96 +73 728 +12 480\n", printed)
 
 
 def test_a_window_that_holds_all_changes_no_row_at_all(home: Path) -> None:
-    done = lengthen(load_folder("m"), "n", LONG, 2 * SHORT)
-    assert done.unchanged == SHORT
-    assert [d.tokens for d in done.differences] == [SHORT, SHORT]
-    assert all(d.difference < 10 * ROUNDING * d.largest for d in done.differences)
+    result = lengthen(load_folder("m"), "n", LONG, 2 * SHORT)
+    assert result.unchanged == SHORT
+    assert [check.tokens for check in result.differences] == [SHORT, SHORT]
+    assert all(check.difference < 10 * ROUNDING * check.largest for check in result.differences)
 
 
 def test_what_transformers_has_no_class_for_is_headway_s_own(tmp_path: Path) -> None:
-    for family, fields, what in (
+    for family, fields, reason in (
         ("roformer", {"positions": Rotary(pairing="adjacent")}, "global_projections"),
         ("bert", {"activation": "relu", "head": Head("masked-lm", dense="relu")}, "head"),
         ("bert", {"head": Head("embed", pool="mean", unit=True)}, "head"),
     ):
         spec, _ = make(family, dtype=torch.float32, **fields)
         save_folder(tmp_path / "a", build(spec, seed=1).eval(), overwrite=True)
-        done = lengthen(load_folder(tmp_path / "a"), tmp_path / "b", LONG, WINDOW, overwrite=True)
-        assert done.transformers.startswith("refuses it: it cannot express its")
-        assert what in done.transformers
+        result = lengthen(load_folder(tmp_path / "a"), tmp_path / "b", LONG, WINDOW, overwrite=True)
+        assert result.transformers.startswith("refuses it: it cannot express its")
+        assert reason in result.transformers
         assert json.loads((tmp_path / "b" / "config.json").read_text())["model_type"] == "headway"
-        assert all(d.difference < 10 * ROUNDING * d.largest for d in done.differences[:2])
+        assert all(check.difference < 10 * ROUNDING * check.largest for check in result.differences[:2])
 
 
 def test_what_cannot_be_made_long() -> None:

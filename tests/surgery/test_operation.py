@@ -1,4 +1,4 @@
-"""A folder operated on: what is written, what is measured, and what is left alone when something fails."""
+"""Operations on a folder: what is written, what is measured, and what stays untouched if something fails."""
 
 import math
 
@@ -30,7 +30,7 @@ WORDS = "one two three four five six seven eight nine ten eleven twelve "
 
 @pytest.fixture
 def source(tmp_path):
-    """A folder of a small model in bfloat16, with its tokenizer and one file more."""
+    """Returns a folder of a small model in bfloat16, with its tokenizer and one more file."""
     tokenizer = train_bpe([WORDS], 280)
     spec = ModelSpec.of("llama", vocab=300, width=16, layers=2, heads=4, kv_heads=4, hidden=24, init_std=0.3,
                         trained_context=32, max_context=32, tied=True)  # fmt: skip
@@ -52,41 +52,46 @@ def loss(folder, tokens, context):
 def test_the_report_is_what_the_two_folders_measure_by_themselves(source, tmp_path):
     folder = load_folder(source)
     with Text.read(tmp_path / "words.txt", folder) as text:
-        done = operate(folder, tmp_path / "n", to_2(folder), text=text)
+        result = operate(folder, tmp_path / "n", to_2(folder), text=text)
     encode_corpus(tmp_path / "words.txt", Tokenizer.load(source), tmp_path / "words.tokens")
     tokens = TokenFile(tmp_path / "words.tokens")
-    was, now = (loss(path, tokens, 32) for path in (source, tmp_path / "n"))
-    assert done.context == 32
-    assert done.tokens == was.tokens == len(tokens) - 1
-    for side, seen in ((done.before, was), (done.after, now)):
-        assert side.loss == pytest.approx(seen.loss, rel=1e-6)
-        assert side.bits_per_byte == pytest.approx(seen.bits_per_byte, rel=1e-6)
-        assert side.perplexity == pytest.approx(math.exp(seen.loss), rel=1e-6)
-    assert [(p.first, p.last, p.tokens) for p in done.before.positions] == [
-        (b.first, b.last, b.tokens) for b in was.positions
+    before, after = (loss(path, tokens, 32) for path in (source, tmp_path / "n"))
+    assert result.context == 32
+    assert result.tokens == before.tokens == len(tokens) - 1
+    for side, measured in ((result.before, before), (result.after, after)):
+        assert side.loss == pytest.approx(measured.loss, rel=1e-6)
+        assert side.bits_per_byte == pytest.approx(measured.bits_per_byte, rel=1e-6)
+        assert side.perplexity == pytest.approx(math.exp(measured.loss), rel=1e-6)
+    assert [(p.first, p.last, p.tokens) for p in result.before.positions] == [
+        (b.first, b.last, b.tokens) for b in before.positions
     ]
-    assert [p.loss for p in done.after.positions] == pytest.approx([b.loss for b in now.positions], rel=1e-6)
+    assert [p.loss for p in result.after.positions] == pytest.approx(
+        [b.loss for b in after.positions], rel=1e-6
+    )
     row = torch.from_numpy(tokens.tokens[:32].astype("int64"))[None]
     with torch.no_grad():
         old, new = (load_model(path, dtype=torch.float32)(row) for path in (source, tmp_path / "n"))
-    (seen,) = done.differences
-    assert (seen.tokens, seen.probed) == (32, 32)
-    assert seen.difference == pytest.approx(float((new - old).abs().max()), rel=1e-4)
-    assert seen.largest == pytest.approx(float(old.abs().max()), rel=1e-4)
-    assert done.before.parameters - done.after.parameters == 2 * 2 * 2 * 4 * 16
-    assert (done.before.kv_bytes_per_token, done.after.kv_bytes_per_token) == (2 * 2 * 16 * 2, 2 * 2 * 8 * 2)
-    assert done.before.kv_bytes_stored == 64 * done.before.kv_bytes_per_token
+    (measured,) = result.differences
+    assert (measured.tokens, measured.probed) == (32, 32)
+    assert measured.difference == pytest.approx(float((new - old).abs().max()), rel=1e-4)
+    assert measured.largest == pytest.approx(float(old.abs().max()), rel=1e-4)
+    assert result.before.parameters - result.after.parameters == 2 * 2 * 2 * 4 * 16
+    assert (result.before.kv_bytes_per_token, result.after.kv_bytes_per_token) == (
+        2 * 2 * 16 * 2,
+        2 * 2 * 8 * 2,
+    )
+    assert result.before.kv_bytes_stored == 64 * result.before.kv_bytes_per_token
     old, new = "4 query, 4 key/value (MHA), 4 dims each", "4 query, 2 key/value (GQA), 4 dims each"
-    assert done.changed == (("heads", old, new),)
-    assert (done.dtype, done.transformers) == ("bfloat16", "loads it")
+    assert result.changed == (("heads", old, new),)
+    assert (result.dtype, result.transformers) == ("bfloat16", "loads it")
 
 
 def test_the_way_back_differs_by_as_much(source, tmp_path):
     folder = load_folder(source)
-    there = operate(folder, tmp_path / "n", to_2(folder))
-    back = operate(load_folder(tmp_path / "n"), tmp_path / "o", Change(folder.spec, dict(folder.tensors)))
-    assert back.differences[0].difference == there.differences[0].difference > 0
-    assert (back.before, back.after) == (there.after, there.before)
+    forward = operate(folder, tmp_path / "n", to_2(folder))
+    backward = operate(load_folder(tmp_path / "n"), tmp_path / "o", Change(folder.spec, dict(folder.tensors)))
+    assert backward.differences[0].difference == forward.differences[0].difference > 0
+    assert (backward.before, backward.after) == (forward.after, forward.before)
 
 
 def test_the_new_folder_is_complete_and_the_old_one_untouched(source, tmp_path):
@@ -113,13 +118,13 @@ def test_what_is_there_is_not_replaced_unasked(source, tmp_path):
 
 
 def test_what_is_written_is_a_gguf_file_where_its_name_says_so(source, tmp_path):
-    """In the pairing of its architecture, and with tokenizer and measurement, as a folder is."""
+    """It has the pairing of its architecture and, as a folder does, a tokenizer and a measurement."""
     folder = load_folder(source)
-    done = operate(folder, tmp_path / "n.gguf", to_2(folder))
-    assert [row[0] for row in done.changed] == ["positions", "heads", "format"]
-    assert done.transformers is None
-    there = operate(folder, tmp_path / "n", to_2(folder)).differences[0]
-    assert done.differences[0].difference == pytest.approx(there.difference, rel=1e-4)
+    result = operate(folder, tmp_path / "n.gguf", to_2(folder))
+    assert [row[0] for row in result.changed] == ["positions", "heads", "format"]
+    assert result.transformers is None
+    expected = operate(folder, tmp_path / "n", to_2(folder)).differences[0]
+    assert result.differences[0].difference == pytest.approx(expected.difference, rel=1e-4)
     new = load_folder(tmp_path / "n.gguf")
     assert (new.format, new.spec.kv_heads, new.spec.positions.pairing) == ("gguf", 2, "adjacent")
     assert Tokenizer.load(tmp_path / "n.gguf").encode(WORDS) == Tokenizer.load(source).encode(WORDS)
@@ -130,10 +135,10 @@ def test_what_is_written_is_a_gguf_file_where_its_name_says_so(source, tmp_path)
 
 def test_a_folder_can_be_replaced_by_its_own_change(source):
     folder = load_folder(source)
-    done = operate(folder, source, to_2(folder), overwrite=True)
+    result = operate(folder, source, to_2(folder), overwrite=True)
     assert load_folder(source).spec.kv_heads == 2
     assert (source / "README.md").read_text() == "mine"
-    assert done.differences[0].difference > 0
+    assert result.differences[0].difference > 0
 
 
 @pytest.mark.parametrize(
@@ -175,33 +180,33 @@ def test_a_failing_measurement_leaves_nothing(source, tmp_path, monkeypatch):
 def test_longer_rows_are_measured_beyond_what_the_old_model_took(source, tmp_path):
     folder = load_folder(source)
     with Text.read(tmp_path / "words.txt", folder) as text:
-        done = operate(
+        result = operate(
             folder,
             tmp_path / "n",
             Change(*stretch_context(folder.spec, folder.tensors, "linear", 4)),
             text=text,
             beyond=32,
         )
-    assert done.context == 128
-    assert [p.first for p in done.before.positions] == [0, 16, 32, 64]
-    assert all(a.loss != b.loss for a, b in zip(done.before.positions, done.after.positions, strict=True))
-    (context,) = (one for one in done.changed if one[0] == "context")
+    assert result.context == 128
+    assert [p.first for p in result.before.positions] == [0, 16, 32, 64]
+    assert all(a.loss != b.loss for a, b in zip(result.before.positions, result.after.positions, strict=True))
+    (context,) = (change for change in result.changed if change[0] == "context")
     assert "max context 32" in context[1]
     assert "max context 128" in context[2]
 
 
 def test_windows_are_told_layer_by_layer_and_bound_what_is_stored(source, tmp_path):
     folder = load_folder(source)
-    done = operate(
+    result = operate(
         folder,
         tmp_path / "n",
         Change(*put_window(folder.spec, folder.tensors, 6, sinks=2)),
         beyond=8,
     )
-    assert done.changed == (("patterns", "Causal()", "Window.last(6) | Causal() & Sink(2)"),)
-    stored, each = done.before.kv_bytes_stored, done.before.kv_bytes_per_token
-    assert (stored, done.after.kv_bytes_stored) == (64 * each,) * 2, "a page"
-    assert done.transformers == "refuses it: it cannot express its patterns"
+    assert result.changed == (("patterns", "Causal()", "Window.last(6) | Causal() & Sink(2)"),)
+    stored, per_token = result.before.kv_bytes_stored, result.before.kv_bytes_per_token
+    assert (stored, result.after.kv_bytes_stored) == (64 * per_token,) * 2, "a page"
+    assert result.transformers == "refuses it: it cannot express its patterns"
     assert (
         load_folder(tmp_path / "n").spec.patterns
         == put_window(load_folder(source).spec, {}, 6, sinks=2)[0].patterns
@@ -223,15 +228,22 @@ def test_pools_are_compared_on_one_text(source, tmp_path):
     folder = load_folder(source)
     with Text.read(tmp_path / "words.txt", folder) as text:
         rows = compare_pools(folder.spec, folder.tensors, 2, text, 32, seeds=(5, 6))
-        done = operate(folder, tmp_path / "n", to_2(folder), text=text)
-    assert [(r.pool, r.seed) for r in rows] == [("mean", None), ("first", None), ("random", 5), ("random", 6)]
-    assert len({r.loss for r in rows}) == 4
-    assert rows[0].loss == pytest.approx(done.after.loss, rel=2e-3)  # there float32, here stored in bfloat16
+        result = operate(folder, tmp_path / "n", to_2(folder), text=text)
+    assert [(row.pool, row.seed) for row in rows] == [
+        ("mean", None),
+        ("first", None),
+        ("random", 5),
+        ("random", 6),
+    ]
+    assert len({row.loss for row in rows}) == 4
+    assert rows[0].loss == pytest.approx(
+        result.after.loss, rel=2e-3
+    )  # the pools in float32, the folder in bfloat16
 
 
 @pytest.mark.slow
 def test_row_48_a_trained_model_whose_table_says_otherwise(tmp_path):
-    """stories260K, 4 kv heads to 2, on what it samples itself: one head of two serves better than their mean."""
+    """stories260K, pooled from 4 KV heads to 2, on its own samples: one head of two does better than their mean."""
     from headway.api import load
     from headway.checkpoints import convert
 
@@ -245,6 +257,6 @@ def test_row_48_a_trained_model_whose_table_says_otherwise(tmp_path):
     folder = load_folder(tmp_path / "m")
     with Text.read(stories, folder) as text:
         rows = compare_pools(folder.spec, folder.tensors, 2, text, 256)
-        whole = text.evaluate(load_model(tmp_path / "m"), 256)
-    assert whole.loss < min(row.loss for row in rows)
+        unpooled = text.evaluate(load_model(tmp_path / "m"), 256)
+    assert unpooled.loss < min(row.loss for row in rows)
     assert verdict(rows) == "the table says otherwise: first < mean < random"

@@ -1,4 +1,4 @@
-"""Windows and sinks put over trained layers."""
+"""Windows and sinks put on trained layers."""
 
 import pytest
 import torch
@@ -34,20 +34,20 @@ def test_rows_within_window_and_sinks_are_as_they_were(sinks):
     cut = put_window(*model, 5, sinks=sinks)
     row = ids(20)
     before, after = run(model, row), run(cut, row)
-    seen = 5 + sinks
-    assert torch.allclose(after[:, :seen], before[:, :seen], rtol=1e-12, atol=1e-12)
-    assert ((after - before)[:, seen:].abs().amax(-1) > 1e-6).all()
+    visible = 5 + sinks
+    assert torch.allclose(after[:, :visible], before[:, :visible], rtol=1e-12, atol=1e-12)
+    assert ((after - before)[:, visible:].abs().amax(-1) > 1e-6).all()
 
 
 @pytest.mark.parametrize("sinks", [0, 3])
 def test_one_layer_answers_as_if_the_row_were_sinks_and_window_alone(sinks):
-    """And the tokens that are left keep their positions."""
+    """The remaining tokens keep their positions."""
     model = make(layers=1)
     row, window = ids(20), 6
-    left = [*range(sinks), *range(20 - window, 20)]
-    alone = Tokens(index=torch.arange(len(left))[None], position=torch.tensor(left)[None])
-    shown = run(put_window(*model, window, sinks=sinks), row)[:, -1]
-    assert torch.allclose(shown, run(model, row[:, left], alone)[:, -1], rtol=1e-12, atol=1e-12)
+    visible = [*range(sinks), *range(20 - window, 20)]
+    tokens = Tokens(index=torch.arange(len(visible))[None], position=torch.tensor(visible)[None])
+    actual = run(put_window(*model, window, sinks=sinks), row)[:, -1]
+    assert torch.allclose(actual, run(model, row[:, visible], tokens)[:, -1], rtol=1e-12, atol=1e-12)
 
 
 def test_row_111_decoding_with_the_bounded_cache_is_the_full_forward():
