@@ -31,6 +31,5 @@ def test_the_model_is_the_mean_of_the_last_checkpoints(settings: Make, tmp_path:
     assert_same_bits(config.out, plain.out)
     assert result.validation is not None
     assert plain_result.validation is not None
-    assert (
-        result.validation.loss != plain_result.validation.loss
-    )  # the mean is measured, not the last weights
+    # the mean is measured, not the last weights
+    assert result.validation.loss != plain_result.validation.loss

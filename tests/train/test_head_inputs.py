@@ -197,9 +197,8 @@ def test_a_long_context_is_read_in_windows_and_answered_over_all(tokenizer: Toke
     context = "a b c d e f g h i j k l m n o p"
     record = Question("a", context, (Answer("k l", 20),))
     rows = AnswerTask.rows([record], AnswerConfig(data="", context=11, stride=4), Reading(tokenizer, spec))
-    spans = [
-        part.spans for part in rows.parts
-    ]  # windows of 7 tokens: a.., e.., i.., m.., of which the third has "k l"
+    # windows of 7 tokens: a.., e.., i.., m.., of which the third has "k l"
+    spans = [part.spans for part in rows.parts]
     assert [len(part.text.ids) for part in rows.parts] == [11, 11, 11, 8]
     assert spans == [[(0, 0)], [(0, 0)], [(5, 6)], [(0, 0)]]
     scores = [torch.zeros(n, 2) for n in rows.lengths]
@@ -216,9 +215,8 @@ def test_a_long_context_is_read_in_windows_and_answered_over_all(tokenizer: Toke
 def test_an_answer_that_a_window_holds_in_part_is_none_of_its(tokenizer: Tokenizer) -> None:
     spec = spec_of(tokenizer, Head("answer"))
     record = Question("a", "b c d e f g h", (Answer("d e", 4),))
-    rows = AnswerTask.rows(
-        [record], AnswerConfig(data="", context=7, stride=3), Reading(tokenizer, spec)
-    )  # b c d, e f g, h
+    # windows: b c d, e f g, h
+    rows = AnswerTask.rows([record], AnswerConfig(data="", context=7, stride=3), Reading(tokenizer, spec))
     assert [part.spans for part in rows.parts] == [[(0, 0)]] * 3
     assert rows.remarks[1] == "1 of 1 questions have no answer in what is read"
 

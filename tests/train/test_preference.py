@@ -82,9 +82,8 @@ def test_the_loss_and_its_gradient_are_the_formula(loss: str, tmp_path: Path) ->
             odds = (c - torch.log1p(-c.exp())) - (r - torch.log1p(-r.exp()))
             total = total - c - 0.3 * F.logsigmoid(odds)
     total.backward()
-    torch.testing.assert_close(
-        actual.total, total.detach(), rtol=1e-5, atol=1e-6
-    )  # the reference is kept in float32
+    # the reference is kept in float32
+    torch.testing.assert_close(actual.total, total.detach(), rtol=1e-5, atol=1e-6)
     for name, p in model.named_parameters():
         torch.testing.assert_close(gradients[name], p.grad, rtol=1e-5, atol=1e-7)
 
