@@ -1,4 +1,4 @@
-"""One step: its gradient does not depend on how the window was cut, packed, or kept in memory."""
+"""One step: its gradient does not depend on how its rows are cut into micro-batches, packed or kept in memory."""
 
 import re
 from pathlib import Path
@@ -31,7 +31,7 @@ def model(seed: int = 0) -> Decoder:
 
 
 def ragged(rows: int, length: int = 16) -> list[Batch]:
-    """Rows of one document each, of very different lengths."""
+    """Returns rows of one document each, of very different lengths."""
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(1, length + 1, (rows,), generator=generator).tolist()
     ids = torch.randint(0, VOCAB, (rows, length + 1), generator=generator)
@@ -49,18 +49,18 @@ def batch(ids: Tensor, targets: Tensor, tokens: Tokens) -> Batch:
 
 
 def joined(batches: list[Batch], size: int) -> list[Batch]:
-    out = []
+    micro_batches = []
     for i in range(0, len(batches), size):
         part = batches[i : i + size]
         lengths = [int(b.inputs["tokens"].valid.sum()) for b in part]
-        out.append(
+        micro_batches.append(
             batch(
                 torch.cat([b.inputs["ids"] for b in part]),
                 torch.cat([b.targets for b in part]),
                 Tokens.from_lengths(lengths, total=part[0].targets.shape[1]),
             )
         )
-    return out
+    return micro_batches
 
 
 def gradients(
@@ -82,7 +82,7 @@ def test_accumulation_is_a_big_batch() -> None:
 
 
 def test_accumulation_is_not_the_mean_of_micro_batch_means() -> None:
-    """The mistake that the law above is there for would be seen by it."""
+    """The test above would notice this mistake."""
     rows = ragged(8)
     whole = gradients(joined(rows, 8))
     means = [gradients([row]) for row in rows]
@@ -107,14 +107,14 @@ def test_checkpointed_blocks_give_the_same_gradients() -> None:
 
 
 def token_file(path: Path, documents: list[list[int]]) -> TokenFile:
-    with TokenFileWriter(path, VOCAB) as out:
+    with TokenFileWriter(path, VOCAB) as writer:
         for ids in documents:
-            out.add(ids, text_bytes=3 * len(ids))
+            writer.add(ids, text_bytes=3 * len(ids))
     return TokenFile(path)
 
 
 def test_a_packed_row_is_its_documents_alone(tmp_path: Path) -> None:
-    """Ends in the middle and at the edge of a row, a document longer than a row, one of a single token."""
+    """Documents end in the middle and at the edge of a row; one is longer than a row, one is a single token."""
     generator = torch.Generator().manual_seed(2)
     lengths = [5, 11, 16, 1, 15, 37]
     texts = [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in lengths]
@@ -122,13 +122,13 @@ def test_a_packed_row_is_its_documents_alone(tmp_path: Path) -> None:
     packed = [rows.batch(range(len(rows)))]
     alone: list[Batch] = []
     stream = [(d, i) for d, n in enumerate(lengths) for i in range(n)]
-    for start in range(0, len(stream) - 1, 16):  # row by row, every piece of a document by itself
+    for start in range(0, len(stream) - 1, 16):  # row by row, each piece of a document separately
         row = stream[start : start + 16][: len(stream) - 1 - start]
         for d in dict.fromkeys(d for d, _ in row):
             piece = [i for e, i in row if e == d]
-            said = [texts[d][i + 1] if i + 1 < lengths[d] else IGNORE_INDEX for i in piece]
+            labels = [texts[d][i + 1] if i + 1 < lengths[d] else IGNORE_INDEX for i in piece]
             ids = torch.tensor([[texts[d][i] for i in piece]])
-            alone.append(batch(ids, torch.tensor([said]), Tokens.range(len(piece))))
+            alone.append(batch(ids, torch.tensor([labels]), Tokens.range(len(piece))))
     a, b = MasterWeights(model(), torch.float32), MasterWeights(model(), torch.float32)
     nats, count, _ = accumulated(a, packed)
     nats_alone, count_alone, _ = accumulated(b, alone)
@@ -139,8 +139,8 @@ def test_a_packed_row_is_its_documents_alone(tmp_path: Path) -> None:
 
 
 def test_a_window_without_a_trained_token_has_no_gradient() -> None:
-    only = ragged(1)[0]
-    empty = only._replace(targets=torch.full_like(only.targets, IGNORE_INDEX))
+    row = ragged(1)[0]
+    empty = row._replace(targets=torch.full_like(row.targets, IGNORE_INDEX))
     weights = MasterWeights(model(), torch.float32)
     assert accumulated(weights, [empty] * 3) == (0.0, 0, {})
     assert all(p.grad is None for p in weights.master.parameters())
@@ -173,6 +173,6 @@ def test_what_is_not_finite_stops_with_step_and_rows(tmp_path: Path, where: str)
 def test_clipping_bounds_the_norm_and_reports_it_before(tmp_path: Path) -> None:
     rows = Rows(token_file(tmp_path / "a.tokens", [list(range(30))]), 8)
     for clip in (1e-2, float("inf")):
-        stats, taken = sgd_step(Given.of(rows, [[0, 1]]), model(), clip=clip)
+        stats, gradient = sgd_step(Given.of(rows, [[0, 1]]), model(), clip=clip)
         assert stats.grad_norm > 0.1
-        assert float(taken.norm()) == pytest.approx(min(clip, stats.grad_norm), rel=1e-4)
+        assert float(gradient.norm()) == pytest.approx(min(clip, stats.grad_norm), rel=1e-4)
