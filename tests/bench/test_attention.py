@@ -1,4 +1,4 @@
-"""`headway bench attention` row by row: what is measured, in which order, and what is said."""
+"""`headway bench attention` row by row: what is measured, in which order, and what is reported meanwhile."""
 
 from typing import Any
 
