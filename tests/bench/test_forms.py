@@ -1,4 +1,4 @@
-"""`headway bench growth`: forms until a limit of memory, their exponents, and what is said of them."""
+"""`headway bench growth`: forms up to a memory limit, their exponents, and the verdicts on them."""
 
 import json
 from pathlib import Path
@@ -40,14 +40,15 @@ def test_the_exponent_of_a_power_law_is_found() -> None:
 
 
 def curves(**changed: Curve) -> dict[str, Curve]:
-    """What the figure claims: full attention to a limit, windows linear, the loop slow, chunks twice as large."""
+    """Returns curves as the figure claims them: full attention up to a limit, windows linear, the loop slow, chunks
+    twice as large as the loop."""
     rates = {"loop": (8, 90), "chunks": (16, 30), "banded": (3, 20), "native": (2, 10), "flex": (2, 40)}
-    made = {
+    by_name = {
         name: Curve(name, {n: Step(held * 1024 * n, ns * 1e-6 * n) for n in LENGTHS})
         for name, (held, ns) in rates.items()
     }
-    made["full"] = Curve("full", {n: Step(16 * n * n, 1e-8 * n * n) for n in LENGTHS[:3]}, 4096, "memory")
-    return made | changed
+    by_name["full"] = Curve("full", {n: Step(16 * n * n, 1e-8 * n * n) for n in LENGTHS[:3]}, 4096, "memory")
+    return by_name | changed
 
 
 def seen(**changed: Curve) -> list[bool]:
@@ -113,17 +114,17 @@ def test_every_form_is_the_same_attention() -> None:
 
 
 def test_a_form_is_stopped_at_the_limit_of_memory_in_a_process_of_its_own() -> None:
-    """4 heads x 4096 x 4096 scores are 256 MiB each and two are held; at 2048 64, at 1024 16."""
-    found = curve("full", Request(**vars(REQUEST) | {"limit": 300 * MIB, "most": 4096}))
-    assert (found.stopped_by, found.stopped_at) == ("memory", 4096)
-    assert 2 * 16 * MIB < found.steps[1024].held < 5 * 16 * MIB
-    row = to_row(found, REQUEST)
+    """4 heads x 4096 x 4096 scores are 256 MiB each, and two are held; at 2048 they are 64 MiB, at 1024 16 MiB."""
+    full = curve("full", Request(**vars(REQUEST) | {"limit": 300 * MIB, "most": 4096}))
+    assert (full.stopped_by, full.stopped_at) == ("memory", 4096)
+    assert 2 * 16 * MIB < full.steps[1024].held < 5 * 16 * MIB
+    row = to_row(full, REQUEST)
     assert (row.extra["n"], row.extra["quadratic"]) == ([512, 1024, 2048], True)
 
 
 def test_a_step_that_would_take_too_long_is_not_begun() -> None:
-    found = curve("loop", Request(**vars(REQUEST) | {"seconds": 1e-9}))
-    assert (list(found.steps), found.stopped_by, found.stopped_at) == ([512], "time", 1024)
+    loop = curve("loop", Request(**vars(REQUEST) | {"seconds": 1e-9}))
+    assert (list(loop.steps), loop.stopped_by, loop.stopped_at) == ([512], "time", 1024)
     assert (
         curve("flex", Request(**vars(REQUEST) | {"direction": TRAIN})).stopped_by
         == "it has no backward on a CPU"
