@@ -56,14 +56,14 @@ def seen(**changed: Curve) -> list[bool]:
 
 
 def test_row_102_verdicts_are_seen_where_the_numbers_are_so() -> None:
-    said = verdicts(list(curves().values()), 64 * MIB)
+    lines = verdicts(list(curves().values()), 64 * MIB)
     assert seen() == [True] * 4
-    assert said[0] == (
+    assert lines[0] == (
         "full attention grows with exponent n^2.00 ± 0.00 in memory (n^2.00 ± 0.00 in time) "
         "until the limit of 64 MiB at n=4,096: seen"
     )
-    assert "(ms: native 81.9, banded 164, chunks 246, flex 328, loop 737): seen" in said[2]
-    assert "(2.00 times): seen" in said[3]
+    assert "(ms: native 81.9, banded 164, chunks 246, flex 328, loop 737): seen" in lines[2]
+    assert "(2.00 times): seen" in lines[3]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_verdict_follows_from_its_own_numbers(name: str, other: Curve, expecte
 
 
 def test_every_form_is_the_same_attention() -> None:
-    """Those of the window give one result, those of all keys another."""
+    """All forms of the window give one result, all forms over all keys another."""
     results = {}
     for name, form in FORMS.items():
         if name == "flex":
@@ -142,8 +142,8 @@ def test_a_limit_that_the_machine_does_not_have_is_refused() -> None:
 def test_the_command_and_its_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     quick = ["--quick", "--tokens", "512", "--window", "16", "--memory-limit", "256"]
     assert run(["bench", "growth", *quick, "--json", "--out", str(tmp_path)]) == 0
-    *rows, said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    *rows, report = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["case"] for row in rows] == [name for name in FORMS if name != "flex"]
     assert all(row["n"] == [64, 128, 256, 512] == row["n"] for row in rows)
-    assert len(said["verdicts"]) == 4
+    assert len(report["verdicts"]) == 4
     assert (tmp_path / "growth.png").stat().st_size > 10_000

@@ -56,8 +56,8 @@ def test_a_step_reads_every_weight_once_and_of_the_embedding_its_rows(tmp_path: 
 
 @pytest.mark.usefixtures("without_llama_cpp", "steady")
 def test_rows_of_decoding_at_toy_size_are_as_listed() -> None:
-    said: list[str] = []
-    rows = list(decoders.decode(["tiny"], list(WEIGHTS), [1, 2], 16, effort=ONCE, say=said.append))
+    messages: list[str] = []
+    rows = list(decoders.decode(["tiny"], list(WEIGHTS), [1, 2], 16, effort=ONCE, say=messages.append))
     assert [row.case for row in rows] == [
         f"tiny {weights} rows={n} context=16" for weights in WEIGHTS for n in (1, 2)
     ]
@@ -77,14 +77,14 @@ def test_rows_of_decoding_at_toy_size_are_as_listed() -> None:
         assert document["tokens_per_second"] == pytest.approx(n / document["ours_ms"] * 1e3)
         assert document["ours_gbs"] == pytest.approx(document["bytes"] / document["ours_ms"] * 1e3 / 1e9)
         assert document["share_of_limit"] > 0
-    listed.check("decode", [*said, *listed.rows_of(rows), constants(decoders), constants(models)])
+    listed.check("decode", [*messages, *listed.rows_of(rows), constants(decoders), constants(models)])
 
 
 @pytest.mark.usefixtures("without_llama_cpp", "steady")
 def test_rows_of_prefill_at_toy_size_are_as_listed() -> None:
-    said: list[str] = []
-    rows = list(decoders.prefill(["tiny"], ["bf16", "int8"], 96, effort=ONCE, say=said.append))
-    assert said == ["prefill tiny bf16 n=96", "prefill tiny int8 n=96"]
+    messages: list[str] = []
+    rows = list(decoders.prefill(["tiny"], ["bf16", "int8"], 96, effort=ONCE, say=messages.append))
+    assert messages == ["prefill tiny bf16 n=96", "prefill tiny int8 n=96"]
     assert [set(row.peers) for row in rows] == [{decoders.TRANSFORMERS}, {decoders.BF16}]
     for row in rows:
         document = json.loads(row.to_line())
@@ -143,9 +143,9 @@ def test_products_of_a_step_count_the_head_for_targets_alone() -> None:
 
 @pytest.mark.usefixtures("steady")
 def test_rows_of_training_at_toy_size_are_as_listed() -> None:
-    peers, said = [train.EAGER, train.ALL_BF16, train.WITHIN], list[str]()
-    (row,) = train.train(["tiny-2x64"], ["bfloat16"], peers, memory=False, effort=ONCE, say=said.append)
-    assert said == ["train tiny-2x64 bfloat16"]
+    peers, messages = [train.EAGER, train.ALL_BF16, train.WITHIN], list[str]()
+    (row,) = train.train(["tiny-2x64"], ["bfloat16"], peers, memory=False, effort=ONCE, say=messages.append)
+    assert messages == ["train tiny-2x64 bfloat16"]
     assert set(row.peers) == {train.EAGER, train.ALL_BF16, train.WITHIN}, row.notes
     assert json.loads(row.to_line())["tokens_per_second"] == pytest.approx(128e3 / row.ours_ms)
     listed.check("train", [*listed.rows_of([row]), constants(train)])
@@ -157,10 +157,10 @@ def test_too_little_memory_is_a_row_with_the_reason(monkeypatch: pytest.MonkeyPa
         UnsupportedCase, match=r"1.1b beside its peers takes 8.8 GB, and 0.0 GB are available"
     ):
         _ = Written("1.1b", Path()).hf
-    said: list[str] = []
-    decoding = decoders.decode(["1.1b"], ["int8"], [1], 16, effort=ONCE, say=said.append)
-    for row in (*decoding, *decoders.prefill(["1.1b"], ["bf16"], 16, effort=ONCE, say=said.append)):
-        assert (f"{row.bench} {row.case}", row.ours_ms) == (said.pop(0), None)
+    messages: list[str] = []
+    decoding = decoders.decode(["1.1b"], ["int8"], [1], 16, effort=ONCE, say=messages.append)
+    for row in (*decoding, *decoders.prefill(["1.1b"], ["bf16"], 16, effort=ONCE, say=messages.append)):
+        assert (f"{row.bench} {row.case}", row.ours_ms) == (messages.pop(0), None)
         assert "not measured: 1.1b beside its peers" in row.notes[0]
 
 

@@ -139,9 +139,9 @@ def test_rows_of_a_growth_of_forms_are_as_listed(monkeypatch: pytest.MonkeyPatch
     request = growth.Request(
         window=Window.last(16), most=1024, direction=FORWARD, forms=list(FORMS), limit=256 * MIB, seconds=2.0
     )
-    said: list[str] = []
-    rows = list(growth.growth(request, said.append))
-    listed.check("forms", [*said, *listed.rows_of(rows)])
+    messages: list[str] = []
+    rows = list(growth.growth(request, messages.append))
+    listed.check("forms", [*messages, *listed.rows_of(rows)])
 
 
 # -- what is not there ---------------------------------------------------------------------------------------------

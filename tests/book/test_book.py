@@ -137,10 +137,10 @@ def test_a_book_has_a_mark_and_a_word_of_its_own_where_a_run_was_too_small(
 
 
 def test_each_topic_that_is_run_is_said(tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     for _ in range(2):
-        book_of(tmp_path, "en", "permutation", "swish", say=said.append)
-    assert said == ["1 of 2: permutation, about 1 s of one core", "2 of 2: swish, about 1 s of one core"]
+        book_of(tmp_path, "en", "permutation", "swish", say=messages.append)
+    assert messages == ["1 of 2: permutation, about 1 s of one core", "2 of 2: swish, about 1 s of one core"]
 
 
 def test_another_language_is_refused(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_row_9_the_printed_formula_gives_other_numbers(found: Report) -> None:
 
 
 def test_row_37_fewer_kv_heads_move_fewer_bytes_for_about_the_same_operations(found: Report) -> None:
-    """Row 37: counted."""
+    """Row 37: bytes and operations are counted."""
     flops, moved = found.column("FLOPs / token"), found.column("bytes / token")
     assert flops[0] / flops[-1] < 1.2
     assert moved[0] / moved[-1] > 1.5
@@ -41,7 +41,7 @@ def test_row_37_fewer_kv_heads_move_fewer_bytes_for_about_the_same_operations(fo
 
 def test_each_claim_follows_from_its_own_number(found: Report) -> None:
     """Bytes and time are judged separately: fewer bytes need not mean less time."""
-    full, *between, one = found.rows
+    mha, *between, mqa = found.rows
     quick, slow, unclear = Gap(-0.5, 0.1), Gap(0.5, 0.1), Gap(-0.5, 0.6)
     assert heads.judge(found.rows, quick).seen
     for lost, change in {
@@ -49,9 +49,9 @@ def test_each_claim_follows_from_its_own_number(found: Report) -> None:
         "sizes": {"parameters": 1},
         "repeated": {"from repeated heads": 1e-3},
         "summed": {"from summed scores": 0.0},
-        "bytes": {"bytes / token": full["bytes / token"]},
+        "bytes": {"bytes / token": mha["bytes / token"]},
     }.items():
-        wrong = heads.judge([full, *between, {**one, **change}], quick)
+        wrong = heads.judge([mha, *between, {**mqa, **change}], quick)
         assert [claim for claim, seen in wrong.claims.items() if not seen] == [lost]
     for time in (slow, unclear):
         report = heads.judge(found.rows, time)

@@ -69,7 +69,7 @@ def test_norms_would_notice_rows_that_see_one_another(reports: Mapping[ModuleTyp
 
 
 def test_dividing_by_the_variance_is_not_normal() -> None:
-    """E13."""
+    """E13: dividing by the variance instead of its root does not give variance 1."""
     x = 3 * torch.randn(4000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert float(((x - x.mean()) / x.std()).var()) == pytest.approx(1, rel=1e-9)
     assert float(((x - x.mean()) / x.var()).var()) == pytest.approx(1 / float(x.var()), rel=1e-9)
@@ -158,7 +158,8 @@ def test_row_24_operations_grow_as_the_table_says(reports: Mapping[ModuleType, R
 
 
 def test_row_24_paths_and_chains_are_found_by_reachability(reports: Mapping[ModuleType, Report]) -> None:
-    """Row 24: the least number of layers until all earlier tokens are reached; products that wait for one another."""
+    """Row 24. Path: the fewest layers until all earlier tokens are reached; chain: products that wait for one
+    another."""
     rows = reports[complexity].rows
     by_layer = {row["layer"]: row for row in rows if (row["n"], row["d"]) == (64, 32)}
     assert {name: (row["path"], row["products in a chain"]) for name, row in by_layer.items()} == {

@@ -22,9 +22,9 @@ def test_live_bytes_sees_what_is_alive_at_once() -> None:
         d = c * 2
         del d
     assert live.peak == 8000
-    with LiveBytes() as more:
+    with LiveBytes() as live_list:
         kept = [a + i for i in range(5)]
-    assert more.peak == 20000
+    assert live_list.peak == 20000
     assert len(kept) == 5
 
 

@@ -75,7 +75,7 @@ def test_a_short_prompt_after_a_long_one_is_what_a_fresh_process_says(
     after = answers(model)
     assert expected == after
     assert len({tuple(ids) for ids in after}) == 4
-    again = generate(model, LONG, GenerationConfig(max_new_tokens=40))  # the same prompts twice
+    again = generate(model, LONG, GenerationConfig(max_new_tokens=40))  # the same long prompts again
     assert [g.ids for g in again] == [g.ids for g in first]
 
 

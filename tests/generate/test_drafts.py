@@ -220,7 +220,7 @@ def test_guesses_on_both_sides_of_the_end_of_a_page_are_taken_back() -> None:
     plain = generate(model, prompts, config)
     guesser = copy.deepcopy(model)
     with torch.no_grad():
-        guesser.model.embed_tokens.weight[::7] *= -1  # right in part
+        guesser.model.embed_tokens.weight[::7] *= -1  # so that its drafts are right in part
     for draft in (
         Scripted([generation.ids for generation in plain], 3, 8),
         ModelDraft(model=guesser, tokens=7),

@@ -81,10 +81,10 @@ def test_texts_that_begin_alike_stand_side_by_side() -> None:
     reader, steps = Reader(MODELS["full"]), list[list[int]]()
     engine, read = Engine(reader), reader.read
 
-    def watched(chunks: Sequence[tuple[PageTable, Sequence[int]]], *more: Any) -> torch.Tensor:
+    def watched(chunks: Sequence[tuple[PageTable, Sequence[int]]], *arguments: Any) -> torch.Tensor:
         if all(len(ids) == 1 for _, ids in chunks):
             steps.append([table.ids[0] for table, _ in chunks])
-        return read(chunks, *more)
+        return read(chunks, *arguments)
 
     reader.read = watched  # type: ignore[assignment]
     for number in range(6):

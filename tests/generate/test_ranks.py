@@ -53,7 +53,7 @@ def test_texts_are_those_of_one_process(kind: str) -> None:
     whole, draw = KINDS[kind](), Random(3)
     common = [draw.randrange(whole.spec.vocab) for _ in range(150)]
     requests = [request(whole, draw, number, common) for number in range(12)]
-    if isinstance(whole, Decoder):  # several that grow together
+    if isinstance(whole, Decoder):  # several texts that grow together
         long = GenerationConfig(max_new_tokens=90)
         requests += [Request(number, [*common[:60], number], long, 90) for number in range(20, 24)]
     expected = [text(each) for each in requests]

@@ -44,7 +44,7 @@ SOURCES = [[5, 9, 1, 7], [4, 7], [2, *range(20, 32), 7], [3, 3, 3, 3, 7]]
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Any, Any, dict[str, Any]]:
-    """(transformers' model, ours, the content of generation_config.json)."""
+    """Returns (transformers' model, ours, the content of generation_config.json)."""
     family, settings, forced = FAMILIES[request.param]
     ids = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": None, "decoder_start_token_id": START}
     theirs = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(family, **settings, **ids))
@@ -67,7 +67,7 @@ def pair(
 def asked(
     theirs: Any, sources: list[list[int]], **options: Any
 ) -> list[list[tuple[list[int], float | None]]]:
-    """(new ids, score) of each hypothesis of each source, by transformers."""
+    """Returns (new ids, score) of each hypothesis of each source, by transformers."""
     longest = max(map(len, sources))
     ids = torch.tensor([s + [PAD] * (longest - len(s)) for s in sources])
     mask = torch.tensor([[1] * len(s) + [0] * (longest - len(s)) for s in sources])

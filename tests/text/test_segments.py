@@ -50,8 +50,8 @@ def check(kind: str, name: str, chat: list[dict[str, Any]], all_of_them: bool) -
         assert MARKED.search(str(tokenizer.chat_template and tokenizer.chat_template.source))
         return
     begins = [i for i, is_trained in enumerate(trained) if is_trained and not (i and trained[i - 1])]
-    said = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
-    for begin, i in zip(begins, said, strict=True):
+    assistant_turns = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
+    for begin, i in zip(begins, assistant_turns, strict=True):
         assert tokenizer.render_chat(chat[:i]) == ids[:begin]
 
 
@@ -96,11 +96,11 @@ def segments_of(
 def test_what_is_trained() -> None:
     """Answers are trained up to their stop token, and only those of the chosen messages."""
     chat = [HI, YO, HI, YO]
-    before, said, after = "<|begin|><|user|>the cat<|reply|>", "sat on<|end|>", ("\n", False)
+    before, answer, after = "<|begin|><|user|>the cat<|reply|>", "sat on<|end|>", ("\n", False)
     again = "\n<|user|>the cat<|reply|>"
-    each = [(before, False), (said, True), (again, False), (said, True), after]
+    each = [(before, False), (answer, True), (again, False), (answer, True), after]
     assert segments_of(MARKED_TURNS, chat) == each
-    last = [(before + said + again, False), (said, True), after]
+    last = [(before + answer + again, False), (answer, True), after]
     assert segments_of(MARKED_TURNS, chat, train_on="last") == last
     weighted = [HI, {**YO, "weight": 0}, HI, {**YO, "weight": 1}]
     assert segments_of(MARKED_TURNS, weighted) == last

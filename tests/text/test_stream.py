@@ -55,10 +55,10 @@ def test_a_character_is_shown_as_soon_as_it_is_whole() -> None:
 
 def test_a_continuation_keeps_its_leading_space() -> None:
     tokenizer = TOKENIZERS["sentencepiece"]
-    prompt, more = tokenizer.encode("the"), tokenizer.encode(" cat", bos=False)[1:]
-    assert tokenizer.decode(more) == "cat"
-    assert tokenizer.decode(more, after=prompt) == " cat"
-    assert tokenizer.decode(more, after=[1]) == "cat"
+    prompt, continuation = tokenizer.encode("the"), tokenizer.encode(" cat", bos=False)[1:]
+    assert tokenizer.decode(continuation) == "cat"
+    assert tokenizer.decode(continuation, after=prompt) == " cat"
+    assert tokenizer.decode(continuation, after=[1]) == "cat"
 
 
 def test_special_tokens_are_silent_unless_asked_for() -> None:
