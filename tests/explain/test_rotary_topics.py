@@ -46,9 +46,8 @@ def test_every_topic_is_seen(module: ModuleType, reports: Mapping[ModuleType, Re
     report = reports[module]
     of_time = {"ready-made matrices take more time than the elementwise form"}
     lost = {claim for claim, seen in report.claims.items() if not seen} - of_time
-    assert not lost or module in TRAINED, (
-        report.verdict
-    )  # topics that train are judged at their own budget in a slow test
+    # topics that train are judged at their own budget in a slow test
+    assert not lost or module in TRAINED, report.verdict
 
 
 @pytest.mark.slow

@@ -157,7 +157,7 @@ def test_when_a_search_stops(
 
 @given(st.integers(0, 10**6), st.integers(2, 4), st.sampled_from([-1.5, -0.5, 0.0]))
 def test_never_looks_no_further_where_longer_is_never_better(seed: int, width: int, penalty: float) -> None:
-    """Without a reward for length a text in progress can only get worse than its present score."""
+    """Without a reward for length the present score of a text is the most that it can reach."""
     runs = []
     for stop in (False, "never"):
         beams = Beams(width, length_penalty=penalty, early_stopping=stop, n_best=width, with_greedy=False)  # type: ignore[arg-type]

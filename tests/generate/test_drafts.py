@@ -213,7 +213,7 @@ def test_wrong_drafts_are_few(rows: int, tokens: int, right: list[int], never: b
 
 
 def test_guesses_on_both_sides_of_the_end_of_a_page_are_taken_back() -> None:
-    """The windows of the model and of the draft model have released the page before."""
+    """The windows of the model and of the draft model have released the page before the one that is taken back to."""
     model = small(Window.last(4), context=256)
     prompts = [[1, *range(20, 20 + count)] for count in (50, 55, 60)]
     config = GenerationConfig(max_new_tokens=40)

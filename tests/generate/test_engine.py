@@ -226,9 +226,8 @@ def test_threads_share_the_steps_of_an_engine() -> None:
         [text_of(8 * thread + n, [thread, n], GenerationConfig(max_new_tokens=3 + n)) for n in range(5)]
         for thread in range(4)
     ]
-    texts[0][4] = text_of(
-        4, [0, 4], GenerationConfig(max_new_tokens=200)
-    )  # other threads may run steps until it is cancelled
+    # so long that it has not ended when it is cancelled, though other threads may run steps until then
+    texts[0][4] = text_of(4, [0, 4], GenerationConfig(max_new_tokens=200))
     begin, read = threading.Barrier(4), engine.reader.read
 
     def counting(chunks: Sequence[object], *rest: object) -> torch.Tensor:

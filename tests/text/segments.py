@@ -20,9 +20,8 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     "sentencepiece": sentencepiece,
     "llama2": lambda: Tokenizer.load(data_path("tokenizers/llama2")),
     "llama3": lambda: Tokenizer.load(data_path("tokenizers/llama3")),
-    "squeezes": lambda: Tokenizer.load(
-        data_path("tokenizers/open_llama_3b")
-    ),  # takes away double and outer spaces
+    # takes away double and outer spaces
+    "squeezes": lambda: Tokenizer.load(data_path("tokenizers/open_llama_3b")),
 }
 
 

@@ -84,9 +84,8 @@ def test_ids_and_texts_are_those_of_transformers(kind: str, separate: bool, tmp_
         assert ours.encode(text) == source
         assert ours.encode(text, side="target") == target
         assert ours.decode(target) == theirs.decode(target, skip_special_tokens=True)
-        shown = ours.decode(
-            target, special=True
-        )  # there, spaces after <unk> depend on what the other side knows
+        # in transformers spaces after <unk> depend on what the other side knows
+        shown = ours.decode(target, special=True)
         assert shown.split() == theirs.decode(target).split()
 
     same()
