@@ -179,7 +179,7 @@ def test_rows_91_and_109_kept_bytes_are_what_autograd_keeps(
 
 @share("family", FAMILIES, 0, 3)
 def test_row_91_so_they_are_in_every_family(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the rows of zeros that products of few rows are padded with: experts have few rows here."""
+    """Measured without the rows of zeros that products of few rows are padded with, as experts have few rows here."""
     monkeypatch.setattr(products, "filled_rows", lambda rows: rows)
     spec = ModelSpec.of(family, **SIZE)
     spec = replace(spec, positions=Relative(8)) if family == "nezha" else spec

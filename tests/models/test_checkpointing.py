@@ -33,7 +33,7 @@ def test_checkpointed_blocks_give_the_same_gradients(dropout: float, order: Any)
 
 def test_checkpointed_blocks_keep_less() -> None:
     model = build(ModelSpec.of_depth(4, VOCAB, context=64), seed=0)
-    kept = {}
+    kept_bytes = {}
     for mode in get_args(Checkpointing):
         model.gradient_checkpointing = mode
         storages: dict[int, int] = {}
@@ -45,12 +45,12 @@ def test_checkpointed_blocks_keep_less() -> None:
         with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
             model.hidden(ROWS)
         ignored = {p.untyped_storage().data_ptr() for p in model.parameters()}
-        kept[mode] = sum(n for pointer, n in storages.items() if pointer not in ignored)
-    assert kept["block"] * 5 < kept["none"]
-    assert kept["block"] < min(kept["attention"], kept["feed_forward"])
+        kept_bytes[mode] = sum(n for pointer, n in storages.items() if pointer not in ignored)
+    assert kept_bytes["block"] * 5 < kept_bytes["none"]
+    assert kept_bytes["block"] < min(kept_bytes["attention"], kept_bytes["feed_forward"])
     for part, cause in (("attention", "attention"), ("feed_forward", "feed-forward")):
         expected = cost.activation_bytes(model.spec, ROWS.shape[1], 2)[cause]
-        assert kept["none"] - kept[part] == pytest.approx(expected, rel=0.1)
+        assert kept_bytes["none"] - kept_bytes[part] == pytest.approx(expected, rel=0.1)
 
 
 def test_another_part_to_be_computed_again_is_refused() -> None:

@@ -91,7 +91,7 @@ def stepped(decoder: Decoder, rows: int, count: int) -> list[tuple[Tensor, Tenso
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_several_tokens_of_each_row_and_some_taken_back(dtype: torch.dtype) -> None:
-    """As draft tokens are read: rows of 0 to 4 tokens, of which up to 3 are trimmed afterwards."""
+    """Rows of 0 to 4 tokens, of which up to 3 are trimmed afterwards, as with draft tokens."""
     decoder = model("llama", WINDOWS).to(dtype)
     exact_model = exact_form(decoder)
     native_cache, plain_cache = (read(decoder, 3, slack=3) for _ in range(2))
@@ -226,8 +226,8 @@ def test_many_rows_are_left_to_modules_where_torch_has_tiles(
     most: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Only with plain bf16 weights, from the number of rows on at which a layer's products outweigh the cost of its
-    modules, here `worth`; never if steps must be exact. The reason of the choice names the limit."""
+    """Modules take over only for plain bf16 weights, from the number of rows on at which a layer's products outweigh
+    the cost of its modules, here `worth`, and never if steps must be exact. The reason of the choice names the limit."""
     monkeypatch.setattr(decode_step, "cpu_flags", lambda: flags)
     decoder = model(width=48, hidden=44, heads=4, head_dim=12, kv_heads=4).to(dtype)
     for layer in linears(decoder.requires_grad_(False)).values():

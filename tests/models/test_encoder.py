@@ -176,11 +176,11 @@ def test_row_15_and_25_a_decoder_reads_the_encoder_s_last_states(ties: dict[str,
     assert isinstance(model, EncoderDecoder)
     source = torch.randint(0, 50, (2, 9), generator=torch.Generator().manual_seed(1))
     source_tokens = Tokens.from_lengths([9, 6])
-    seen: list[Tensor] = []
+    memory_keys: list[Tensor] = []
     model.encoder.norm = None
     handles = [
         block.cross_attn.register_forward_pre_hook(  # type: ignore[union-attr]
-            lambda module, args, kwargs: seen.append(kwargs["memory"].k), with_kwargs=True
+            lambda module, args, kwargs: memory_keys.append(kwargs["memory"].k), with_kwargs=True
         )
         for block in model.decoder.blocks
     ]
@@ -189,7 +189,7 @@ def test_row_15_and_25_a_decoder_reads_the_encoder_s_last_states(ties: dict[str,
         memory = model.encode(source, tokens=source_tokens)
         for handle in handles:
             handle.remove()
-        for block, keys in zip(model.decoder.blocks, seen, strict=True):
+        for block, keys in zip(model.decoder.blocks, memory_keys, strict=True):
             assert block.cross_attn is not None
             expected = block.cross_attn.k_proj(memory.states).unflatten(-1, (4, 8)).transpose(1, 2)
             assert torch.equal(keys, expected)

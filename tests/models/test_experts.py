@@ -136,7 +136,7 @@ def test_what_transformers_cannot_say_goes_to_a_folder_of_ours(tmp_path: Path) -
 
 
 def test_experts_in_one_tensor_have_no_adapters_and_no_codes_of_their_own(tmp_path: Path) -> None:
-    """In files of Granite, which keep the experts of a layer in two tensors."""
+    """Files of Granite keep the experts of a layer in two tensors."""
     spec = ModelSpec.of("granitemoe", **SIZES)
     adapter = Adapter.fresh(made(spec), Lora(rank=4))
     with pytest.raises(

@@ -35,8 +35,8 @@ def is_slow(kind: int, dtype: int) -> bool:
 def test_native_steps_are_those_of_the_modules_or_have_a_reason(kind: str, dtype: torch.dtype) -> None:
     fields, reason, change = KINDS[kind]
     decoder = model(**fields).to(dtype)
-    wide = decoder.spec.norm == "rms" and bool(decoder.spec.norm_offset)
-    if wide and decoder.spec.order == "post" and dtype == torch.bfloat16:
+    has_offset = decoder.spec.norm == "rms" and bool(decoder.spec.norm_offset)
+    if has_offset and decoder.spec.order == "post" and dtype == torch.bfloat16:
         reason = reason or "rounded behind it"
     if change is not None:
         change(decoder)
@@ -95,7 +95,7 @@ def test_the_reason_is_said_once_and_a_reader_knows_it(caplog: pytest.LogCapture
 
 @at_levels(1)
 def test_scores_of_experts_that_are_no_numbers_give_none(use: Use, level: str) -> None:  # noqa: F811
-    """NaN for one expert, for some in all groups, and for all; with more groups than std::sort sorts by insertion."""
+    """Scores of one expert, of some in all groups, and of all are NaN, in more groups than std::sort sorts by insertion."""
     use(level)
     for which in (slice(5, 6), slice(0, None, 2), slice(None)):
         experts = Experts(count=72, top=3, score="sigmoid", choice_bias=True, groups=36, top_groups=3)

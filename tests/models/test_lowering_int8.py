@@ -55,7 +55,7 @@ def test_they_are_those_of_the_modules(use: Use, level: str, dtype: torch.dtype)
 @at_levels(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_codes_are_those_of_quantize(use: Use, level: str, dtype: torch.dtype) -> None:  # noqa: F811
-    """To the bit, also for a token of NaN and for a head of zeros."""
+    """Codes and scales are equal to the bit, also for a token of NaN and for a head of zeros."""
     use(level)
     decoder = model(dtype)
     with torch.no_grad():

@@ -27,9 +27,9 @@ class Fading:
 
 
 class FadingLayer(StateLayer):
-    def __init__(self, width: int, of: Fading) -> None:
-        super().__init__(width, of)
-        self.keep = of.keep
+    def __init__(self, width: int, mixer: Fading) -> None:
+        super().__init__(width, mixer)
+        self.keep = mixer.keep
         self.in_proj = Linear(width, width, bias=False)
         self.o_proj = Linear(width, width, bias=False)
 

@@ -202,15 +202,15 @@ def test_the_peak_of_training_holds_what_no_moment_can_do_without() -> None:
             assert by_part["parameters"] == w * n + (dtype.itemsize * n if dtype != F32 else 0)
             assert by_part["optimizer"] == 2 * w * n
             assert sum(by_part.values()) >= by_part["parameters"] + by_part["optimizer"] + dtype.itemsize * n
-        kept = cost.activation_bytes(spec, context, batch, dtype, source=source)
-        assert sum(plain.values()) >= 3 * w * n + sum(kept.values())
+        activations = cost.activation_bytes(spec, context, batch, dtype, source=source)
+        assert sum(plain.values()) >= 3 * w * n + sum(activations.values())
         assert sum(checkpointed.values()) <= sum(plain.values())
     assert sum(cost.training_bytes(LLAMA, 1).values()) < 16.1 * cost.parameter_count(LLAMA)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_gradients_are_summed_beside_where_a_worker_has_a_second_pass(workers: int) -> None:
-    """Up to then each worker has its own gradients, and the number of busy workers does not matter."""
+    """Before a second pass each worker has its own gradients, and the number of busy workers does not matter."""
     n = cost.parameter_count(LLAMA)
     gradients = [
         cost.training_bytes(LLAMA, 1, 1, BF16, passes=passes, workers=workers)["gradients"]
@@ -222,7 +222,7 @@ def test_gradients_are_summed_beside_where_a_worker_has_a_second_pass(workers: i
 
 @pytest.mark.parametrize("spec", [LLAMA, BERT, PAIR], ids=lambda spec: spec.kind)
 def test_what_lies_outside_of_blocks_is_gathered_for_the_whole_step(spec: ModelSpec) -> None:
-    """But no blocks, in an encoder-decoder of either stack."""
+    """Blocks are not gathered for the whole step: of an encoder-decoder those of neither stack."""
     with torch.device("meta"):
         model = blank(spec)
     outside = sum(p.numel() for name, p in model.named_parameters() if ".layers." not in name)
@@ -236,15 +236,15 @@ def test_passes_side_by_side_and_one_after_the_other() -> None:
     n = cost.parameter_count(LLAMA)
     for dtype, sums in ((F32, 0), (BF16, 4 * n)):
         e = dtype.itemsize
-        one, two, four = (
+        one_worker, two_workers, four_workers = (
             sum(cost.training_bytes(LLAMA, 512, 2, dtype, workers=w, **sizes).values()) for w in (1, 2, 4)
         )
-        alone = sum(cost.training_bytes(LLAMA, 512, 2, dtype, gradient_checkpointing="block").values())
-        kept = cost.activation_bytes(LLAMA, 512, 2, dtype, gradient_checkpointing="block")
-        assert alone + sums <= one + e * n
-        assert one < two < four
-        assert four - two >= 2 * e * n
-        assert two - one >= kept["inputs"]
+        one_pass = sum(cost.training_bytes(LLAMA, 512, 2, dtype, gradient_checkpointing="block").values())
+        activations = cost.activation_bytes(LLAMA, 512, 2, dtype, gradient_checkpointing="block")
+        assert one_pass + sums <= one_worker + e * n
+        assert one_worker < two_workers < four_workers
+        assert four_workers - two_workers >= 2 * e * n
+        assert two_workers - one_worker >= activations["inputs"]
     adapter = cost.training_bytes(LLAMA, 512, 2, BF16, adapter=1000)
     assert adapter["parameters"] == 6000
     assert adapter["optimizer"] == 8000

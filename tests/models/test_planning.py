@@ -74,9 +74,9 @@ def test_grouped_heads_move_less_and_large_batches_are_bound_by_compute() -> Non
         assert report.kv == 2 * 4096 * 2 * 32 * kv_heads * 128 * 2
         moved.append(report.moved)
     assert moved[0] > moved[1] > moved[2]
-    many = report_of(catalog.spec("llama-2-70b"), context=16, batch=256, machine=BOX)
-    assert many.bound == "compute"
-    assert many.step_seconds == many.step_flops / 500e9
+    large_batch = report_of(catalog.spec("llama-2-70b"), context=16, batch=256, machine=BOX)
+    assert large_batch.bound == "compute"
+    assert large_batch.step_seconds == large_batch.step_flops / 500e9
 
 
 @pytest.mark.parametrize("context", [4, 12])

@@ -175,10 +175,10 @@ def test_parts_of_weights_are_sent_for_each_pass_and_gradients_once() -> None:
     n = sum(p.numel() for p in net.parameters())
     blocks = sum(p.numel() for name, p in net.named_parameters() if ".layers." in name)
     (single,), four = process_shares(SPEC, Mesh(), 240, 4), process_shares(SPEC, Mesh(fsdp=4), 240, 4)
-    both = process_shares(SPEC, Mesh(dp=2, fsdp=2), 240, 4)
+    replicated = process_shares(SPEC, Mesh(dp=2, fsdp=2), 240, 4)
     assert single.weights_sent == 0
     assert [share.weights_sent for share in four] == [3 * 4 * (n + blocks) // 4] * 4
     assert [share.gradients_sent for share in four] == [3 * 4 * n // 4] * 4
-    assert [share.gradients_sent for share in both] == [4 * n // 2 + 2 * 4 * n // 4] * 4
-    assert [share.weights_sent for share in both] == [4 * (n + blocks) // 2] * 4
-    assert all(share.memory < other.memory for share, other in zip(four, both, strict=True))
+    assert [share.gradients_sent for share in replicated] == [4 * n // 2 + 2 * 4 * n // 4] * 4
+    assert [share.weights_sent for share in replicated] == [4 * (n + blocks) // 2] * 4
+    assert all(share.memory < other.memory for share, other in zip(four, replicated, strict=True))

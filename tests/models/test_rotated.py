@@ -15,8 +15,8 @@ from headway.tokens import Tokens
 def test_its_rows_are_those_of_the_tokens(
     pairing: str, trainable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within the rows that are kept, at their end and beyond it; frequencies that are trained between two steps are
-    used at once."""
+    """Tables are equal within the rows that are kept, at their end and beyond it, also with frequencies that are
+    trained between two steps."""
     monkeypatch.setattr(rotated, "KEPT", 100)
     rotary = RotaryEmbedding(Rotary(100.0, pairing=pairing, trainable=trainable), 12)
     step = Rotated(rotary, torch.float32)

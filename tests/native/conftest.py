@@ -56,9 +56,11 @@ class Small:
     folder: Path
     sources: Path
 
-    def copy(self, to: Path) -> "Small":
+    def copy(self, target: Path) -> "Small":
         """Returns a copy in another place, which tests may break."""
-        return Small(*(Path(shutil.copytree(path, to / path.name)) for path in (self.folder, self.sources)))
+        return Small(
+            *(Path(shutil.copytree(path, target / path.name)) for path in (self.folder, self.sources))
+        )
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A pretence in tests that the native kernels are present or missing, to see what is chosen."""
+"""A helper of tests of what is chosen with the native kernels, and what without them."""
 
 import ctypes
 from pathlib import Path

@@ -98,7 +98,7 @@ def test_what_is_no_number_stays_in_its_row(use: Use, level: str, bits: int, row
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(BITS), st.integers(1, 40), st.integers(1, 3), st.integers(0, 99))
 def test_panels_give_back_what_they_are_made_of(bits: int, outputs: int, blocks: int, seed: int) -> None:
-    """All of it, some panels, and some rows, in the bytes that are counted."""
+    """The whole matrix, some panels and some rows are unpacked, and the packed data has the counted bytes."""
     matrix = drawn(outputs, 256 * blocks, bits, seed)
     packed = BlockPanels.pack(matrix)
     unpacked, numbers = packed.unpack(), matrix.dequantize()

@@ -70,7 +70,7 @@ def test_what_is_up_to_date_is_left_alone(small: Small, tmp_path: Path) -> None:
 
 
 def test_levels_share_the_sources_that_multiply_no_bytes() -> None:
-    """Each level has objects of its own of the sources that do, or that say which level it is."""
+    """Sources that multiply bytes, or that say which level a library is, are compiled for each level."""
 
     def included(name: str, known: set[str]) -> set[str]:
         if name not in known:

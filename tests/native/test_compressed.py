@@ -1,4 +1,4 @@
-"""Compressed bf16 weights: the same numbers to the bit, alone and in products, and to a reader in plain Python."""
+"""Compressed bf16 weights: the same numbers to the bit, alone, in products, and read by plain Python."""
 
 import numpy as np
 import pytest
@@ -84,7 +84,7 @@ def test_to_the_bit(use: Use, level: str) -> None:
 @at_levels(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_are_those_of_plain_weights(use: Use, level: str, dtype: torch.dtype) -> None:
-    """Few rows, for which weights are streamed, and more; a row longer than a line of plain weights."""
+    """Sizes with few rows, which stream the weights, with more, and with a row longer than a line of plain weights."""
     use(level)
     generator = torch.Generator().manual_seed(1)
     for rows, outputs, inputs in [*SIZES, (6, 18, 16_400), (40, 40, 96)]:

@@ -114,8 +114,8 @@ def test_long_rows_in_many_parts_equal_the_formula(use: Use, level: str, dtype: 
 def test_queries_that_see_far_more_than_others_equal_the_formula(
     use: Use, level: str, dtype: torch.dtype
 ) -> None:
-    """All pieces of the backward take them, each for a share of the keys: of one head and of several, in two tiles or
-    three, at the front of each part of a dilated row, in some rows only, with keys that only they see."""
+    """All pieces of the backward take these queries, each for a share of the keys: of one head and of several, in two
+    tiles or three, at the front of each part of a dilated row, in some rows only, with keys that only they see."""
     use(level)
     base, every_tenth = Tokens.range(1100), list(range(0, 1100, 10))
     index = base.index.clone()

@@ -94,17 +94,17 @@ def test_int8_is_what_it_stands_for(use: Use, level: str, dtype: torch.dtype, ki
 @at_levels(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_where_int8_and_scales_lie_changes_nothing(use: Use, level: str, dtype: torch.dtype) -> None:
-    """In a view of a larger cache, with slots apart, with one row or head for all, and at any address."""
+    """Keys and scales may be views of a larger cache, with slots apart, one row or head for all, at any address."""
     use(level)
     case = Problem.random(Causal(), *places("chunk", 70), dtype, heads=(6, 2), dims=(33, 17))
     keys = stored(case)
     expected = run(case, keys)
 
     def inside(t: Tensor) -> Tensor:
-        big = torch.full(
+        buffer = torch.full(
             (t.shape[0] + 1, t.shape[1] + 2, 2 * t.shape[2] + 3, *t.shape[3:]), 77, dtype=t.dtype
         )
-        view = big[1:, 1:-1, 2:-1:2]
+        view = buffer[1:, 1:-1, 2:-1:2]
         view.copy_(t)
         return view
 

@@ -90,7 +90,7 @@ print(library.dll.headway_peak(0, 100_000, 0.001) > 0)
 
 
 def test_more_threads_than_openmp_can_start_are_neither_asked_for_nor_started(small: Small) -> None:
-    """In a process of its own, which would crash if a call of the kernels had a team that large."""
+    """The process of this test would crash if a call of the kernels had a team that large."""
     result = process(CROWD, small)
     assert (result.returncode, result.stdout) == (0, "True\n"), result.stderr
 

@@ -141,7 +141,7 @@ def test_what_is_no_number_stays_in_its_row(use: Use, level: str, dtype: torch.d
 @at_levels(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_steps_of_decoding_are_those_of_the_modules(use: Use, level: str, dtype: torch.dtype) -> None:
-    """Also with an adapter, and with one that has magnitudes."""
+    """Steps are equal also with an adapter, and with one that has magnitudes."""
     use(level)
     for lora in (None, Lora(rank=2, alpha=3.0), Lora(rank=2, alpha=3.0, magnitude=True)):
         decoder = model(**WIDE).to(dtype)

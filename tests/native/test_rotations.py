@@ -42,7 +42,7 @@ def test_rotations(use: Use, threads: None, level: str, dtype: torch.dtype, pair
         cos[..., first] = cos[..., second] = angle.cos()
         sin[..., first], sin[..., second] = -angle.sin(), angle.sin()
         q, k, v = (draw(2, 33, heads, dim, seed=heads, dtype=dtype).transpose(1, 2) for heads in (8, 3, 1))
-        v = v.contiguous()  # in another layout
+        v = v.contiguous()  # has another memory layout
 
         for tensors in ([q, k], [q], [q, k, v]):
             assert_rotated(tensors, cos, sin, partner, f"{pairing} {size} of {dim}")

@@ -135,10 +135,10 @@ def test_a_norm_behind_a_gate_is_the_two_in_turn(dtype: torch.dtype) -> None:
         draw(*shape, seed=3, dtype=dtype).requires_grad_() for shape in ((2, 5, 48), (2, 5, 3, 16), (16,))
     ]
     gate, x, weight = leaves
-    kept: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         y = gated_norm(gate, x, weight, EPS, "silu")
-    assert sum(t.nbytes for t in kept) == sum(t.nbytes for t in leaves)
+    assert sum(t.nbytes for t in saved) == sum(t.nbytes for t in leaves)
     in_turn = gated(gate, normed("rms", x, weight, None, EPS).flatten(-2), "silu")
     assert torch.equal(y, in_turn)
     for a, b in zip(

@@ -88,7 +88,7 @@ def test_the_orders_that_norm_outputs_are_the_documented_formulas() -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_what_is_added_is_scaled(order: str) -> None:
-    """A factor 2 equals doubled last weights of each branch: of its output norm if it has one, or of its projection."""
+    """A scale of 2 equals doubling the last weights of each branch: of its output norm, if any, or its projection."""
     plain, scaled = block_of(order), block_of(order)
     scaled.residual_scale = 2.0
     with torch.no_grad():
@@ -116,11 +116,11 @@ def test_the_first_norm_is_left_out() -> None:
 
 def test_the_residual_passes_through_pre_norm_alone() -> None:
     """With sub-layers that give 0, pre-norm is the identity and post-norm is not."""
-    for order, same in (("pre", True), ("post", False)):
+    for order, is_identity in (("pre", True), ("post", False)):
         block = block_of(order)
         for layer in (block.self_attn.o_proj, block.mlp.down_proj):
             nn.init.zeros_(layer.weight)
-        assert torch.equal(block(X), X) == same
+        assert torch.equal(block(X), X) == is_identity
 
 
 def test_other_norms_and_feed_forwards_fit() -> None:

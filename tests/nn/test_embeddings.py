@@ -77,8 +77,10 @@ def test_positions_reach_the_model() -> None:
         fields = {"positions": scheme, "context": 32, "init_std": 0.3}
         model = build(ModelSpec.of_depth(2, 11, **fields), seed=0, dtype=torch.float64)
         plain = model(ids)
-        same = tuple(torch.allclose(model(ids, tokens=t), plain, rtol=0, atol=1e-9) for t in (moved, spread))
-        assert same == expected, scheme
+        unchanged = tuple(
+            torch.allclose(model(ids, tokens=t), plain, rtol=0, atol=1e-9) for t in (moved, spread)
+        )
+        assert unchanged == expected, scheme
 
 
 def _published(kind: str, position: int, width: int) -> list[float]:

@@ -60,8 +60,8 @@ def test_a_token_does_not_see_another() -> None:
     changed = x.clone()
     changed[0, 3] += 1
     for layer in (FeedForward(8, 20), GatedFeedForward(8, 20)):
-        same = (layer(x) == layer(changed)).all(-1)[0]
-        assert same.tolist() == [True, True, True, False, True, True]
+        unchanged = (layer(x) == layer(changed)).all(-1)[0]
+        assert unchanged.tolist() == [True, True, True, False, True, True]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -116,10 +116,10 @@ def test_dropout_of_the_hidden_layer_is_on_average_nothing_and_only_in_training(
         dropped = kind(8, 20, dropout=0.5).double()
         dropped.load_state_dict(plain.state_dict())
         assert torch.equal(dropped.eval()(x), plain(x))
-        many = dropped.train()(x.expand(1, 40000, 8))
-        assert not torch.equal(many[:, 0], many[:, 1])
-        error = many.std(1) / 40000**0.5
-        assert ((many.mean(1) - plain(x)[:, 0]).abs() < 5 * error).all()
+        samples = dropped.train()(x.expand(1, 40000, 8))
+        assert not torch.equal(samples[:, 0], samples[:, 1])
+        error = samples.std(1) / 40000**0.5
+        assert ((samples.mean(1) - plain(x)[:, 0]).abs() < 5 * error).all()
 
 
 def test_the_clamped_swiglu_of_gpt_oss() -> None:
@@ -127,12 +127,12 @@ def test_the_clamped_swiglu_of_gpt_oss() -> None:
     gate, up = (10 * torch.randn(4, 9, requires_grad=True, dtype=torch.float64) for _ in range(2))
     clamped = gate.clamp(max=7)
     expected = (up.clamp(-7, 7) + 1) * clamped * torch.sigmoid(1.702 * clamped)
-    kept: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         actual = gated(gate, up, "clamped_swiglu")
     assert torch.equal(actual, plain_gated(gate, up, "clamped_swiglu"))
     assert torch.allclose(actual, expected, rtol=0, atol=1e-12)
-    assert len(kept) == 2
+    assert len(saved) == 2
     actual_grads, expected_grads = (
         torch.autograd.grad(y.square().sum(), (gate, up), retain_graph=True) for y in (actual, expected)
     )

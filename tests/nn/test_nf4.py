@@ -71,10 +71,10 @@ def test_the_layer_is_the_product_with_its_matrix_and_keeps_no_weight_for_the_ba
     torch.manual_seed(0)
     layer = nf4(Linear(70, 33, bias=bias))
     x = torch.randn(2, 5, 70, requires_grad=True)
-    kept: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+    saved: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
         y = layer(x)
-    assert max(kept, default=0) < 33 * 70
+    assert max(saved, default=0) < 33 * 70
     expected = nn.functional.linear(x, layer.matrix, layer.bias)
     assert torch.equal(y, expected)
     grad = torch.randn_like(y)

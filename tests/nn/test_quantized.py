@@ -78,7 +78,7 @@ def test_panels_give_back_codes_scales_and_zeros(
 def test_scales_of_groups_are_kept_to_the_rounding_of_float16_at_the_largest_of_their_row(
     seed: int, sizes: list[float]
 ) -> None:
-    """Whichever group has the largest, also if the first is 0; below 2^-14 of the largest, float16 has fixed steps."""
+    """Whichever group has the largest scale, also if the first is 0; below 2^-14 of it, float16 has fixed steps."""
     w = (
         numbers(5, 4, 32, seed=seed)
         * torch.tensor([sizes, sizes[::-1], [0, *sizes[1:]], [0, 0, 0, 1], [0] * 4])[..., None]
@@ -229,10 +229,10 @@ def test_gradients_reach_inputs_and_no_weight() -> None:
     """If a gradient is recorded, inputs are not rounded, and the gradient is that of the dequantized weights."""
     layer = quantized(Linear(64, 16), quantize_weights(numbers(16, 64), 8))
     x = numbers(3, 64).requires_grad_()
-    kept: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+    saved: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
         y = layer(x)
-    assert max(kept, default=0) < 16 * 64
+    assert max(saved, default=0) < 16 * 64
     expected = nn.functional.linear(x, layer.matrix, layer.bias)
     assert torch.equal(y, expected)
     grad = torch.randn_like(y)

@@ -239,7 +239,7 @@ class Signs(Weight):
 
 @pytest.mark.parametrize("adapters", ADAPTERS)
 def test_a_form_from_outside_is_one_class(adapters: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It multiplies, gives gradients and takes adapters."""
+    """The form multiplies, gives gradients and takes adapters."""
     monkeypatch.setitem(WEIGHTS, "signs", Signs)
     test_every_cell_is_the_formula("signs", "whole", adapters)
     layer = layer_of("signs", adapters)

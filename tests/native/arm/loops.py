@@ -102,7 +102,7 @@ def behind(address: int, following: int, lines: dict[int, Line]) -> int:
 
 
 def counted(runs: Counter[tuple[int, int]], lines: dict[int, Line], instruction: str) -> Counter[int]:
-    """Returns how many instructions `instruction` ran in the pieces of code that begin at each address."""
+    """Returns how often `instruction` ran in the pieces of code that begin at each address."""
     counts: Counter[int] = Counter()
     for (begin, end), times in runs.items():
         counts[begin] += times * sum(lines[address].name == instruction for address in range(begin, end, 4))

@@ -168,8 +168,8 @@ class Recorded:
         self._dll, self._to = dll, recorder
 
     def __getattr__(self, name: str) -> Any:
-        real = getattr(self._dll, name)
-        return self._to.wrap(name, real) if name in FUNCTIONS else real
+        original = getattr(self._dll, name)
+        return self._to.wrap(name, original) if name in FUNCTIONS else original
 
 
 def _install() -> None:
