@@ -227,7 +227,7 @@ def test_many_rows_are_left_to_modules_where_torch_has_tiles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Modules take over only for plain bf16 weights, from the number of rows on at which a layer's products outweigh
-    the cost of its modules, here `worth`, and never if steps must be exact. The reason of the choice names the limit."""
+    the cost of its modules, here `worth`, and never if steps must be exact. The choice's reason names the limit."""
     monkeypatch.setattr(decode_step, "cpu_flags", lambda: flags)
     decoder = model(width=48, hidden=44, heads=4, head_dim=12, kv_heads=4).to(dtype)
     for layer in linears(decoder.requires_grad_(False)).values():

@@ -95,7 +95,7 @@ def test_the_reason_is_said_once_and_a_reader_knows_it(caplog: pytest.LogCapture
 
 @at_levels(1)
 def test_scores_of_experts_that_are_no_numbers_give_none(use: Use, level: str) -> None:  # noqa: F811
-    """Scores of one expert, of some in all groups, and of all are NaN, in more groups than std::sort sorts by insertion."""
+    """NaN scores of one expert, of some in all groups, of all; with more groups than std::sort sorts by insertion."""
     use(level)
     for which in (slice(5, 6), slice(0, None, 2), slice(None)):
         experts = Experts(count=72, top=3, score="sigmoid", choice_bias=True, groups=36, top_groups=3)
