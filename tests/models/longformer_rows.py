@@ -1,4 +1,4 @@
-"""What the tests of Longformer's claims share: a small encoder, its ids, and how far two results are apart."""
+"""Shared by the tests of Longformer's claims: a small encoder, its ids, and the relative difference of results."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ SIZE: dict[str, Any] = {
     "attention_dropout": 0.0, "trained_context": 64,
 }  # fmt: skip
 EXACT = 1e-12
-"""Of the largest value: float64 rounds to 1e-16, and sums of a few hundred terms are compared."""
+"""Tolerance relative to the largest value: float64 rounds to 1e-16, and sums of a few hundred terms are compared."""
 
 
 def encoder(patterns: Pattern | Sequence[Pattern], layers: int = 2, **fields: Any) -> ModelSpec:
@@ -36,5 +36,5 @@ def ids(rows: int, count: int) -> Tensor:
     return torch.randint(VOCAB, (rows, count), generator=torch.Generator().manual_seed(2))
 
 
-def off(a: Tensor, b: Tensor) -> float:
-    return float((a - b).detach().abs().max() / b.detach().abs().max())
+def off(actual: Tensor, expected: Tensor) -> float:
+    return float((actual - expected).detach().abs().max() / expected.detach().abs().max())
