@@ -9,16 +9,16 @@ TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "requirements.md"
 INTRODUCTION = """# Requirements
 
-What headway must do, drawn from five texts on Transformers, which [documents](documents/README.md) follow one by one:
-multi-head attention with masks and caches; the Transformer of 2017; LLaMA, Alpaca, Vicuna; rotary embedding and
-RoFormer; Longformer and grouped queries. A number in a test's name (`test_row_57_...`) is a row here. Beside each row
-stand tests that show it, below `tests/`, and a command that shows it to a reader. "in part" says what the tests leave
-out, "missing" that nothing shows a row yet. This page is written from `tests/requirements.toml` and `tests/slips.toml`,
-and `tests/test_requirements.py` follows every name.
+What headway must do, taken from five texts on Transformers: multi-head attention with masks and caches; the Transformer
+of 2017; LLaMA, Alpaca, Vicuna; rotary embedding and RoFormer; Longformer and grouped queries.
+[documents](documents/README.md) follows these texts one by one. Each row names the tests below `tests/` that check it, and
+a command that shows it to a reader. A number in a test's name (`test_row_57_...`) is the number of a row. "in part" says
+what the tests do not cover; "missing" means that nothing shows a row yet. `python -m tests.requirements` writes this page
+from `tests/requirements.toml` and `tests/slips.toml`; `tests/test_requirements.py` checks every name on it.
 """
 SLIPS = """## Slips of the documents
 
-Where a document slips, the right thing is done, and said on its two pages and in the file named here.
+Errors in the documents. headway does what is right; the two pages of the document and the file named here say so.
 
 | slip | what is said | what is right | where | shown by |
 |---|---|---|---|---|"""
