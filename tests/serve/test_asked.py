@@ -151,12 +151,12 @@ def test_probabilities_that_tokens_are_drawn_with(house: House) -> None:
 
 def test_instances_are_answered_as_elsewhere(house: House) -> None:
     chat = {"messages": [USER], "max_tokens": 4, "temperature": 0}
-    predictions = ask(house, "/v1/predict", {"instances": [
+    answers = ask(house, "/v1/predict", {"instances": [
         {"@requestFormat": "chatCompletions", **chat},
         {"@requestFormat": "completions", "prompt": "the", "max_tokens": 4, "temperature": 0, "stream": True},
     ]})[1]["predictions"]  # fmt: skip
-    assert predictions[0]["choices"] == ask(house, "/v1/chat/completions", chat)[1]["choices"]  # type: ignore[index]
-    assert predictions[1]["choices"][0]["text"] == model_of(house).generate("the", max_new_tokens=4).text  # type: ignore[index]
+    assert answers[0]["choices"] == ask(house, "/v1/chat/completions", chat)[1]["choices"]  # type: ignore[index]
+    assert answers[1]["choices"][0]["text"] == model_of(house).generate("the", max_new_tokens=4).text  # type: ignore[index]
     status, response = ask(house, "/v1/predict", {"instances": [{"@requestFormat": "slots"}]})
     assert (status, "requestFormat" in response["error"]["message"]) == (400, True)
 
