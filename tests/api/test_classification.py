@@ -53,9 +53,9 @@ def test_independent_labels_and_single_ones(tmp_path: Path) -> None:
         float(logits.sigmoid().sum()), abs=1e-5
     )
     multi_label.save(tmp_path / "again")
-    again = headway.load(tmp_path / "again", task="classify")
-    assert again.independent
-    assert again.classify(TEXTS[0]) == multi_label.classify(TEXTS[0])
+    reloaded = headway.load(tmp_path / "again", task="classify")
+    assert reloaded.independent
+    assert reloaded.classify(TEXTS[0]) == multi_label.classify(TEXTS[0])
     path, model = bert(tmp_path / "one", "ForSequenceClassification", num_labels=1)
     model.name_or_path = str(path)
     single_label = headway.load(path, task="classify")

@@ -104,9 +104,9 @@ def test_a_folder_of_sentence_transformers_says_how_texts_are_embedded(
         ours.embed("the cat " * 10)
     assert ours.embed("the cat " * 10, cut=True).equal(ours.embed("the cat " * 5))
     ours.save(tmp_path / "again")
-    again = headway.load(tmp_path / "again")
-    assert again.spec.trained_context == 12
-    assert again.embed(TEXTS).equal(embedded)
+    reloaded = headway.load(tmp_path / "again")
+    assert reloaded.spec.trained_context == 12
+    assert reloaded.embed(TEXTS).equal(embedded)
 
 
 @pytest.mark.parametrize("unit", [True, False])
@@ -119,11 +119,11 @@ def test_an_embedder_is_saved_as_a_folder_of_sentence_transformers(
     headway.load(path).save(tmp_path / "ours")
     for file in ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json"):
         assert json.loads((tmp_path / "ours" / file).read_text()) == json.loads((path / file).read_text())
-    again = transformers.AutoModel.from_pretrained(tmp_path / "ours").eval()
-    assert type(again) is type(model)
+    reloaded = transformers.AutoModel.from_pretrained(tmp_path / "ours").eval()
+    assert type(reloaded) is type(model)
     inputs = transformers.BertTokenizer.from_pretrained(path)(TEXTS, padding=True, return_tensors="pt")
     with torch.no_grad():
-        assert again(**inputs).last_hidden_state.equal(model(**inputs).last_hidden_state)
+        assert reloaded(**inputs).last_hidden_state.equal(model(**inputs).last_hidden_state)
     head = Head("embed", pool="first" if cls else "mean", unit=unit)
     assert load_folder(tmp_path / "ours").spec.head == head
     assert unsupported_by_transformers(headway.load(path).spec) is None
@@ -147,9 +147,9 @@ def test_a_plain_encoder_is_embedded_as_asked(masked: tuple[Path, Any]) -> None:
     for i, hidden in enumerate(states.states(TEXTS)):
         assert torch.allclose(mean.embed(TEXTS)[i], hidden.mean(0), atol=1e-5)
         assert torch.allclose(first.embed(TEXTS)[i], hidden[0] / hidden[0].norm(), atol=1e-5)
-    again = masked[0].parent / "again"
-    mean.save(again)
-    assert headway.load(again, task="embed").embed(TEXTS).equal(mean.embed(TEXTS))
+    saved = masked[0].parent / "again"
+    mean.save(saved)
+    assert headway.load(saved, task="embed").embed(TEXTS).equal(mean.embed(TEXTS))
 
 
 @pytest.mark.parametrize(

@@ -72,11 +72,14 @@ def test_transformers_generates_the_same(tmp_path: Path) -> None:
 def test_eos_is_the_model_s(folder: Path, tmp_path: Path) -> None:
     lm = headway.load(folder)
     assert lm.eos == (1,)
-    free = lm.generate("the cat", max_new_tokens=6, eos=()).ids
-    for eos in (free[2], [330_000, free[2]]):
+    unstopped = lm.generate("the cat", max_new_tokens=6, eos=()).ids
+    for eos in (unstopped[2], [330_000, unstopped[2]]):
         listed = LanguageModel(lm.model, lm.tokenizer, generation={"eos_token_id": eos})
         generation = listed.generate("the cat", max_new_tokens=6)
-        assert (generation.ids, generation.finish_reason) == (free[: free.index(free[2]) + 1], "eos")
+        assert (generation.ids, generation.finish_reason) == (
+            unstopped[: unstopped.index(unstopped[2]) + 1],
+            "eos",
+        )
 
 
 def test_ids_without_text_are_never_chosen(folder: Path) -> None:

@@ -14,12 +14,12 @@ from tests.generate.conftest import small
 
 def test_save_and_load(lm: LanguageModel, tmp_path: Path) -> None:
     lm.save(tmp_path / "again")
-    again = headway.load(tmp_path / "again")
-    assert again.generate("the cat", max_new_tokens=8).ids == lm.generate("the cat", max_new_tokens=8).ids
-    assert again.tokenizer is not None
-    assert again.tokenizer.chat_template is not None
-    assert (again.eos, again.spec) == (lm.eos, lm.spec)
-    assert "LanguageModel(llama, " in repr(again)
+    reloaded = headway.load(tmp_path / "again")
+    assert reloaded.generate("the cat", max_new_tokens=8).ids == lm.generate("the cat", max_new_tokens=8).ids
+    assert reloaded.tokenizer is not None
+    assert reloaded.tokenizer.chat_template is not None
+    assert (reloaded.eos, reloaded.spec) == (lm.eos, lm.spec)
+    assert "LanguageModel(llama, " in repr(reloaded)
 
 
 def test_another_tokenizer_s_files_do_not_stay_behind(lm: LanguageModel, tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_stopped_it_prints_what_it_has(
 def test_rows_are_told_as_they_come(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if SIGTERM ends the bench."""
+    """Rows are reported one by one, also if SIGTERM ends the bench."""
     captured = []
 
     def terminated(*_: Any, **__: Any) -> Iterator[Row]:

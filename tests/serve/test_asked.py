@@ -205,10 +205,10 @@ def test_so_many_are_written_at_once_and_the_others_wait() -> None:
         body = {"prompt": "the cat", "max_tokens": 20, "temperature": 0}
         texts: list[str] = []
 
-        def one() -> None:
+        def ask_one() -> None:
             texts.append(ask(house, "/v1/completions", body)[1]["choices"][0]["text"])
 
-        threads = [threading.Thread(target=one) for _ in range(6)]
+        threads = [threading.Thread(target=ask_one) for _ in range(6)]
         for thread in threads:
             thread.start()
         for thread in threads:

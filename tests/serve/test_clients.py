@@ -125,7 +125,7 @@ def lm() -> LanguageModel:
 
 
 def test_an_agent_asks_for_responses(house: House, lm: LanguageModel) -> None:
-    """The client refuses truncated answers; the smallest bias of a token that ends one makes an end likelier."""
+    """The client refuses truncated answers, so the end token gets the smallest bias with which an answer ends."""
     (end, *_) = lm.eos
     attempts = ((bias, lm.chat(SAID, max_new_tokens=48, bias={end: bias})) for bias in range(1, 100))
     bias, expected = next((bias, reply) for bias, reply in attempts if reply.finish_reason == "eos")

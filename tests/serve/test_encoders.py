@@ -68,11 +68,11 @@ def test_exact_is_the_same_bits_in_float32(encoders: dict[str, Any]) -> None:
     batches = [drawn(number) for number in range(8)]
     answers: dict[int, Any] = {}
 
-    def one(house: House, number: int) -> None:
+    def ask_one(house: House, number: int) -> None:
         answers[number] = answered(house, "/v1/embeddings", model="own", input=batches[number])["data"]
 
     with serving_encoders({"own": embedder}, exact=True, decoders=()) as house:
-        threads = [threading.Thread(target=one, args=(house, number)) for number in range(8)]
+        threads = [threading.Thread(target=ask_one, args=(house, number)) for number in range(8)]
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
     for number, texts in enumerate(batches):

@@ -116,12 +116,12 @@ async def ask_all(url: str, requests: list[dict[str, Any]]) -> list[Any]:
     """Returns the answers to all requests, of which at most CLIENTS are sent at once."""
     room = asyncio.Semaphore(CLIENTS)
 
-    async def one(request: dict[str, Any]) -> Any:
+    async def ask_one(request: dict[str, Any]) -> Any:
         async with room:
             return await told(client, request)
 
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        return await asyncio.gather(*map(one, requests))
+        return await asyncio.gather(*map(ask_one, requests))
 
 
 def compare(url: str, lm: LanguageModel, count: int, *, exact: bool, seed: int = 0) -> None:

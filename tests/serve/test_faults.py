@@ -113,7 +113,7 @@ async def storm(house: House, count: int, at_once: int, seed: int) -> Counter[tu
     gate, counts = asyncio.Semaphore(at_once), Counter[tuple[str, int]]()
     known: dict[str, list[str]] = {}
 
-    async def one(number: int) -> None:
+    async def send_one(number: int) -> None:
         async with gate:
             kind, status, body, answer = await send(house, Random(seed * 100_003 + number))
         counts[kind, status] += 1
@@ -126,7 +126,7 @@ async def storm(house: House, count: int, at_once: int, seed: int) -> Counter[tu
         else:
             assert status in EXPECTED[kind], (kind, answer[:300])
 
-    await asyncio.gather(*map(one, range(count)))
+    await asyncio.gather(*map(send_one, range(count)))
     lm = house.models.places["small"].model.lm  # type: ignore[attr-defined]
     for key, texts_told in known.items():
         body = json.loads(key)

@@ -59,7 +59,7 @@ def test_a_folder_that_fails_says_why_and_harms_no_other() -> None:
 
 
 def test_models_share_a_budget_of_bytes() -> None:
-    """The least recently used model is unloaded; a model in use, or one given as loaded, stays."""
+    """The least recently used model is unloaded, and the KV caches share what the weights leave."""
     memory = int(2.4 * SIZE * 8 / 7)
     with house_of(lambda s: [s.place("a"), s.place("b"), s.place("c")], memory) as (house, source):
         for name, loaded in (("a", "a"), ("b", "ab"), ("a", "ab"), ("c", "ac"), ("b", "bc"), ("b", "bc")):

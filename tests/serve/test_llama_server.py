@@ -121,9 +121,7 @@ def test_the_shim_knows_flags_and_names_only() -> None:
     source = (SHIM / "llama_server.py").read_text()
     assert len(source.splitlines()) <= 200
     tree = ast.parse(source)
-    docstrings = {
-        node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)
-    }  # constants that are statements
+    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     words = [
         node.value
         for node in ast.walk(tree)

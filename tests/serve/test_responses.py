@@ -69,8 +69,10 @@ def test_streams_and_parsing_of_the_client_itself(house: House, client: Any) -> 
     assert final.output_text == client.responses.parse(**fields).output_text == expected
 
     async def ask() -> str:
-        async with openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as client:
-            return str((await client.responses.create(**fields)).output_text)
+        async with openai.AsyncOpenAI(
+            base_url=f"{house.url}/v1", api_key="none", max_retries=0
+        ) as async_client:
+            return str((await async_client.responses.create(**fields)).output_text)
 
     assert asyncio.run(ask()) == expected
 

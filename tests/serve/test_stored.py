@@ -1,4 +1,4 @@
-"""KV cache that a server kept is found by its next run, if the model is the same."""
+"""The KV cache that a server stored is found by its next run if the model is the same."""
 
 import json
 from pathlib import Path

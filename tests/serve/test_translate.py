@@ -59,10 +59,10 @@ def drawn(number: int) -> dict[str, Any]:
 def test_many_at_once_are_those_of_one_after_the_other(house: House, translator: Translator) -> None:
     requests, responses = [drawn(number) for number in range(16)], dict[int, Any]()
 
-    def one(number: int) -> None:
+    def ask_one(number: int) -> None:
         responses[number] = ask(house, "/v1/translate", {"model": "ours", **requests[number]})
 
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(16)]
+    threads = [threading.Thread(target=ask_one, args=(number,)) for number in range(16)]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
     for number, body in enumerate(requests):
