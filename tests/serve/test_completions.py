@@ -209,10 +209,10 @@ def test_a_client_that_leaves_frees_its_pages(house: House, stream: bool) -> Non
     ],
 )
 def test_what_is_wrong_is_said(
-    house: House, extra_keys: dict[str, Any], status: int, words: str, client: Callable[..., Any]
+    house: House, more: dict[str, Any], status: int, words: str, client: Callable[..., Any]
 ) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
-        client(house).completions.create(**{"model": "small", "prompt": "x", "max_tokens": 3, **extra_keys})
+        client(house).completions.create(**{"model": "small", "prompt": "x", "max_tokens": 3, **more})
     assert caught.value.status_code == status
     assert words in caught.value.body["message"]
     extra_keys = {"n_prompt_tokens", "n_ctx"} if "exceeds" in words else set()
