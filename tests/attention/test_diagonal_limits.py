@@ -1,4 +1,4 @@
-"""What diagonals are not computed of: keys at other slots than queries, documents whose tokens lie in no order."""
+"""What the diagonal backend refuses: keys at other slots than the queries, documents whose tokens are not in order."""
 
 import pytest
 import torch
