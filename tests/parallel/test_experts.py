@@ -158,7 +158,7 @@ def test_row_45_steps_of_shared_experts_are_those_of_one_process(
     """Processes over gloo; with an odd number of micro-batches one process runs a dummy. Also greedy text, by `led`."""
     expected = stepped(count, crowded=crowded)
     prompts, config = [[1, 2, 3], [7]], GenerationConfig(max_new_tokens=8, sampling=Sampling(temperature=0.0))
-    texts = [completion.ids for completion in generate(model_of().eval(), prompts, config)]
+    texts = [text.ids for text in generate(model_of().eval(), prompts, config)]
 
     def rank(number: int) -> None:
         with joined(mesh) as parallel:
@@ -169,9 +169,7 @@ def test_row_45_steps_of_shared_experts_are_those_of_one_process(
                 local = model_of().eval()
                 assert parallel.experts is not None
                 shard_experts(local, replace(parallel.experts, same_rows=True))
-                actual = led(
-                    local, lambda: [completion.ids for completion in generate(local, prompts, config)]
-                )
+                actual = led(local, lambda: [text.ids for text in generate(local, prompts, config)])
                 assert actual == (None if number else texts)
 
     together(Mesh.read(mesh).ranks, rank, tmp_path)
@@ -193,7 +191,7 @@ def test_muon_steps_each_process_by_itself(tmp_path: Path) -> None:
 def test_text_of_ranks_as_threads_and_what_they_keep() -> None:
     whole = model_of().eval()
     prompts, config = [[1, 2, 3], [7], [4] * 30], GenerationConfig(max_new_tokens=6)
-    expected = [completion.ids for completion in generate(whole, prompts, config)]
+    expected = [text.ids for text in generate(whole, prompts, config)]
 
     def rank(exchange: Exchange) -> Any:
         local = copy.deepcopy(whole)
@@ -203,7 +201,7 @@ def test_text_of_ranks_as_threads_and_what_they_keep() -> None:
         def body() -> Any:
             with pytest.raises(ConfigError, match="exact"):
                 reader_of(local, exact=True)
-            return [completion.ids for completion in generate(local, prompts, config)]
+            return [text.ids for text in generate(local, prompts, config)]
 
         return numbers, led(local, body), {*local.state_dict()} | shards.elsewhere
 
