@@ -29,8 +29,8 @@ PLACEHOLDER = re.compile(r"[A-Z][A-Z_-]*$|\.\.\.$|.*/")  # MODEL, runs/mine: wha
 
 def lines_of(page: str) -> list[str]:
     """Returns the `headway` lines of a page's shell and console blocks."""
-    commands = [line for language, text in BLOCK.findall(page) for line in commands_of(language, text)]
-    return [line for line in commands if line.startswith("headway ")]
+    typed = [line for language, text in BLOCK.findall(page) for line in commands_of(language, text)]
+    return [line for line in typed if line.startswith("headway ")]
 
 
 def inline_of(page: str) -> list[str]:

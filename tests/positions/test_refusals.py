@@ -1,4 +1,4 @@
-"""What position schemes refuse, with its words."""
+"""What position schemes refuse, and the error messages."""
 
 from collections.abc import Callable
 from typing import Any
