@@ -21,10 +21,10 @@ from tests.pages import BLOCK, ROOT, commands_of
 
 INLINE = re.compile(r"`(headway [a-z-]+ [^`]+)`")
 INDENTED = re.compile(r"^(?: {4,}|# +)\$? *(headway [a-z-]+(?: +\S+)*)", re.MULTILINE)
-# Rows of tables, and the words of a sentence.
+# Rows of tables and words of a sentence, which look like commands.
 NOT_TYPED = {"headway one row", "headway bf16"}
-SHELL = ("|", "<", ">")  # what follows one of these is not the command's
-PLACEHOLDER = re.compile(r"[A-Z][A-Z_-]*$|\.\.\.$|.*/")  # MODEL, runs/mine: what a reader has
+SHELL = ("|", "<", ">")  # words after one of these do not belong to the command
+PLACEHOLDER = re.compile(r"[A-Z][A-Z_-]*$|\.\.\.$|.*/")  # MODEL, runs/mine: things that a reader has
 
 
 def lines_of(page: str) -> list[str]:
@@ -51,7 +51,7 @@ def click_command(name: str) -> Any:
     return _options.click_command(getattr(importlib.import_module(module), function or "command"))
 
 
-@patch("headway.checkpoints.remote.local_model", Path)  # models that a reader has: nothing is fetched
+@patch("headway.checkpoints.remote.local_model", Path)  # models are taken as local: nothing is fetched
 def read_command(line: str) -> dict[str, Any]:
     """Returns the values of a line's options and arguments. Raises click's errors for arguments that the command does
     not take, and an error for a topic, recipe, setting, size or pattern that does not exist."""
@@ -103,14 +103,14 @@ def _look_up(name: str, values: dict[str, Any]) -> None:
     elif name == "plan":
         assert PLACEHOLDER.match(values["model"]) or values["model"] in catalog.names(), values["model"]
     elif name == "diff":
-        for one in (values["first"], values["second"]):
-            assert PLACEHOLDER.match(one) or find(one) is None or one in catalog.names(), one
+        for word in (values["first"], values["second"]):
+            assert PLACEHOLDER.match(word) or find(word) is None or word in catalog.names(), word
     elif name == "show":
         for pattern in values["patterns"]:
             parse(pattern)
     elif name == "train" and str(values.get("config")).startswith("recipes/"):
         path = ROOT / values["config"]
-        overrides = [one for one in values["overrides"] or () if "=" in one]
+        overrides = [word for word in values["overrides"] or () if "=" in word]
         if STAGES in read_yaml(path):
             read_recipe(path, overrides, small=values["small"])
         else:

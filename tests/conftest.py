@@ -5,7 +5,7 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "Agg")
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin take the processors of other workers
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads would take the CPUs of other workers
 os.environ["LC_ALL"] = "C"  # reports are in the language of the environment
 
 import functools
@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("thorough" if config.getoption("--slow") else "quick")
-    if not config.getoption("--slow"):  # a third of the time of a small run
+    if not config.getoption("--slow"):  # fsync and the picture take a third of a small run's time
         os.fsync = lambda descriptor: None  # type: ignore[assignment]
         ending.draw_curve = drawn_once(ending.draw_curve)
 
@@ -131,7 +131,7 @@ def _seeds() -> None:
     np.random.seed(0)
     if torch.accelerator.is_available():
         torch.manual_seed(0)
-    else:  # the same without a look for other devices, which takes longer than most tests
+    else:  # the same, without looking for other devices, which takes longer than most tests
         torch.default_generator.manual_seed(0)
 
 
@@ -153,7 +153,7 @@ def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 def _poison() -> Iterator[None]:
     """Fills fresh memory with NaN, so that reading it before writing shows."""
     with torch.device("meta"):
-        torch.empty(1)  # `with torch.device(...)` collects the constructors it knows when first used
+        torch.empty(1)  # the first `with torch.device(...)` collects constructors; it must see the originals
     with pytest.MonkeyPatch.context() as patch:
         for name in ("empty", "empty_like", "empty_strided"):
             patch.setattr(torch, name, poisoned(getattr(torch, name)))

@@ -22,12 +22,12 @@ def data_path(relative: str) -> Path:
 def llama_cpp_path(relative: str) -> Path:
     """Returns `relative` in llama.cpp's sources, which are part of llama-cpp-python's source distribution: from those
     that `others.py` keeps (HEADWAY_PEERS), else below `llama.cpp` in the data. Skips like `data_path`."""
-    kept = HOME / "src" / LLAMA_CPP / "vendor" / "llama.cpp" / relative
-    return kept if kept.exists() else data_path(f"llama.cpp/{relative}")
+    source = HOME / "src" / LLAMA_CPP / "vendor" / "llama.cpp" / relative
+    return source if source.exists() else data_path(f"llama.cpp/{relative}")
 
 
 def weights_path(relative: str) -> Path:
     """Returns `relative` among published weights: in the folder `weights` that `others.py` keeps (HEADWAY_PEERS), else
     of the data. Skips like `data_path`. docs/checkpoints.md says which weights these are and how to get them."""
-    kept = HOME / "weights" / relative
-    return kept if kept.exists() else data_path(f"weights/{relative}")
+    file = HOME / "weights" / relative
+    return file if file.exists() else data_path(f"weights/{relative}")

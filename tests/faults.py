@@ -46,7 +46,7 @@ def _watched(operation: str, call: Callable[..., Any], callback: Watcher) -> Cal
         try:
             cut = callback(operation, path, data)
         except OSError:
-            if operation == "close":  # it closes, and reports an error
+            if operation == "close":  # the file is closed although an error is reported
                 call(first)
             raise
         if cut is not None and data is not None:

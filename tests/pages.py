@@ -31,7 +31,7 @@ STAGED = "|".join(
     sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml") if STAGES in read_yaml(path))
 )
 LONG = "|".join(topic for topic in TOPICS if "quick" in settings_of(topic))
-# What a reader puts in its place.
+# Replacements that a reader would make.
 INSTEAD = (
     (r"^make demo$", "headway demo"),
     (r"^make bench$", "headway bench attention"),
@@ -43,7 +43,7 @@ INSTEAD = (
 )
 STAGES_OR_PAIRS = rf"recipes/({STAGED}|translation)"
 TINY = "--width 16 --heads 2 --vocab 280"
-# Behind a command stand the words of every row that fits it: the same journey, smaller. Of repeated options the last
+# A command gets the words of every row that matches it: the same run, but smaller. Of repeated options the last
 # counts.
 SMALLER = (
     (r"demo", "--quick --seconds 5"),
@@ -71,7 +71,7 @@ SMALLER = (
 )
 
 
-WRITTEN = {"convert": 3, "surgery": 4, "data": 2}  # which word of a command is what it writes
+WRITTEN = {"convert": 3, "surgery": 4, "data": 2}  # index of the word that a command writes to
 BUILD = "tests/native/test_build.py"
 SANITIZED = ("compiles for minutes", f"{BUILD}::test_a_sanitized_library_stops_at_a_read_outside_its_memory")
 BOOK = (
@@ -86,7 +86,7 @@ INSTALLED = (
     "fetches from the index",
     "tests/test_release.py::test_an_installed_wheel_runs_without_a_compiler",
 )
-# What is shown and not run: why, and the test that runs it.
+# Commands that are shown but not run here: why, and the test that runs them.
 NOT_RUN = {
     "pip install torch --index-url https://download.pytorch.org/whl/cpu": INSTALLED,
     'pip install "headway[lab,serve]"': INSTALLED,

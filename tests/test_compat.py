@@ -130,7 +130,7 @@ def test_dropped_weights_are_zero_or_scaled_up() -> None:
     dropped = scaled_dot_product_attention(q, k, identity, dropout_p=0.25)
     is_dropped = dropped == 0
     torch.testing.assert_close(dropped[~is_dropped], weights[~is_dropped] / 0.75)
-    # 16384 coins of 1/4: a standard deviation of 0.0034
+    # 16384 draws with rate 1/4 have a standard deviation of 0.0034
     assert abs(float(is_dropped.double().mean()) - 0.25) < 5 * 0.0034
     assert not scaled_dot_product_attention(q, k, identity, dropout_p=1.0).any()
 

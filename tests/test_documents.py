@@ -122,9 +122,9 @@ def test_a_page_is_no_book_and_what_it_names_is_there(page: Path) -> None:
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_every_slip_is_put_right_on_both_pages_of_its_document(language: str) -> None:
-    found = {name: sorted(MENTIONED.findall(text_of(name, language))) for name in NAMES}
+    mentioned = {name: sorted(MENTIONED.findall(text_of(name, language))) for name in NAMES}
     named = {name: sorted(slip.name for slip in slips() if slip.page == name) for name in NAMES}
-    assert found == named
+    assert mentioned == named
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
@@ -135,8 +135,8 @@ def test_row_100_the_kernels_of_windows_are_those_that_are_chosen(language: str)
     ]
     for device, row in zip(("cpu", "cuda"), rows, strict=True):
         for window in (Window.last(512), Window.last(512, step=2), Window.around(256)):
-            taken = choose(window, queries=8192, keys=8192, heads=12, gradient=True, device=device).what
-            assert re.findall(r"`(\w+)`", row) == [taken]
+            backend = choose(window, queries=8192, keys=8192, heads=12, gradient=True, device=device).what
+            assert re.findall(r"`(\w+)`", row) == [backend]
             assert {"cpu": "CPU", "cuda": "GPU"}[device] in row
 
 

@@ -98,7 +98,7 @@ def rounded(name: str, weights: str) -> None:
 def native(name: str) -> None:
     """Decode steps run as native calls, with the logits of a full forward."""
     model = model_of(name)
-    Lowered(model)  # raises the reason where there is none
+    Lowered(model)  # raises the reason if the model has no native steps
     with torch.no_grad():
         whole = model(IDS)
     reader = Reader(model)

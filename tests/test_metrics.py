@@ -24,7 +24,7 @@ from headway.metrics import (
     squad_f1,
 )
 
-# answer found, right answers, exact, F1
+# predicted answer, right answers, exact match, F1
 SQUAD: list[tuple[str, list[str], float, float]] = [
     ("Denver Broncos", ["Denver Broncos"], 1, 1),
     ("denver broncos", ["Denver Broncos"], 1, 1),
@@ -93,10 +93,10 @@ def test_there_are_fifty_of_them() -> None:
     assert len(SQUAD) == 50
 
 
-def script(answer: str, found: str) -> tuple[float, float]:
+def script(answer: str, prediction: str) -> tuple[float, float]:
     """Computes exact match and F1 step by step as the script of SQuAD 2.0 does."""
     words = []
-    for text in (answer.lower(), found.lower()):
+    for text in (answer.lower(), prediction.lower()):
         text = "".join(c for c in text if c not in set(string.punctuation))
         text = re.compile(r"\b(a|an|the)\b", re.UNICODE).sub(" ", text)
         words.append(text.split())
@@ -125,7 +125,7 @@ def test_answers_of_squad_are_scored_as_by_its_script(found: str, answers: list[
         ("光荣和ω-Force。", ["光荣和ωforce"], 1, 1),
         ("光荣", ["光荣和ω-force"], 0, 2 * 2 / (2 + 4)),  # 光 荣 和 ωforce
         ("武田信玄", ["织田信长", "武田"], 0, 2 * 2 / 6),
-        ("信玄武田", ["武田信玄"], 0, 2 * 2 / 8),  # a run, not a bag
+        ("信玄武田", ["武田信玄"], 0, 2 * 2 / 8),  # the longest common run counts, not the bag of characters
         ("2011年", ["2012年"], 0, 2 * 1 / 4),
         ("《战国无双3》", ["战国无双3"], 1, 1),
         ("村雨城", ["三国"], 0, 0),
@@ -153,19 +153,19 @@ def chunks(tags: list[str]) -> set[tuple[str, int, int]]:
 
 @given(st.lists(TAGS, max_size=12))
 def test_entities_are_those_of_conlleval(tags: list[str]) -> None:
-    found = entities(tags)
-    assert set(found) == chunks(tags)
-    assert len(set(found)) == len(found)
+    spans = entities(tags)
+    assert set(spans) == chunks(tags)
+    assert len(set(spans)) == len(spans)
 
 
 def test_entity_f1_by_hand() -> None:
     expected = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-ORG"]]
     assert entity_f1(expected, expected) == 1
-    predicted = [["B-PER", "O", "O", "B-LOC"], ["B-LOC", "B-ORG"]]  # 2 of 3 are there, 2 of 4 are right
+    predicted = [["B-PER", "O", "O", "B-LOC"], ["B-LOC", "B-ORG"]]  # 2 of 3 are found, 2 of 4 are right
     assert entity_f1(expected, predicted) == pytest.approx(2 * (2 / 3) * (2 / 4) / (2 / 3 + 2 / 4))
     assert entity_f1([["O"]], [["O"]]) == 1
     assert entity_f1([["O"]], [["B-X"]]) == 0
-    assert entity_f1([["O"], ["B-X"]], [["B-X"], ["O"]]) == 0  # the right one in another text
+    assert entity_f1([["O"], ["B-X"]], [["B-X"], ["O"]]) == 0  # the right entity, but in another text
 
 
 def test_classes_by_hand() -> None:
@@ -213,7 +213,7 @@ def test_each_class_and_what_it_is_taken_for_as_in_scikit_learn(both: list[tuple
     from sklearn import metrics
 
     expected, predicted = ([pair[i] for pair in both] for i in (0, 1))
-    labels = list(range(max(map(max, both)) + 2))  # and one that does not occur
+    labels = list(range(max(map(max, both)) + 2))  # with one that does not occur
     confusion = Confusion.of([*map(str, labels)], expected, predicted)
     assert [list(row) for row in confusion.counts] == metrics.confusion_matrix(
         expected, predicted, labels=labels
@@ -236,7 +236,7 @@ def test_the_scores_of_a_class_are_their_fractions() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of equal values
+@pytest.mark.filterwarnings("ignore")  # scipy warns of constant inputs
 @given(st.lists(st.tuples(st.integers(0, 5), st.floats(-1, 1)), min_size=2, max_size=20))
 def test_ranks_as_in_scipy(both: list[tuple[int, float]]) -> None:
     from scipy import stats

@@ -106,7 +106,7 @@ def test_what_is_no_other_program_is_no_fault() -> None:
         ("#define A 1\n/* 1\n 2 */", set()),
         ("x[i] += 1.5f;", {"x[i] -= 1.5f;", "x[i] = 1.5f;", "x[i] += 3.0f;", "x[i + 1] += 1.5f;", ";"}),
         ("  f(a, b);", {"  ;", "  f(b, a);"}),
-        ("  b);", set()),  # the end of a statement
+        ("  b);", set()),  # only the end of a statement
         ("return a;", {"return {};"}),
         ("if (a && !b) f();", {"if (a || !b) f();", "if (a && b) f();", "if (true) f();", "if (false) f();"}),
         ("auto x = std::min(a, b);", {"auto x = std::max(a, b);", "auto x = std::min(b, a);"}),

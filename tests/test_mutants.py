@@ -66,12 +66,12 @@ def test_a_list_that_was_begun_is_gone_on_with_where_the_tree_has_changed(
     monkeypatch.setattr(command, "ROOT", tree)
     words = ["--seed", "s", "--count", "9", "--cpp", "0", "--cache", str(tree / "cache")]
     before, _ = command.drawn(command.arguments(["run", *words]))
-    changed, *kept = before
+    changed, *unchanged = before
     lines = (tree / "src/headway/a.py").read_text().splitlines()
     lines[changed.line - 1] = "y = b"
     (tree / "src/headway/a.py").write_text("\n".join(["z", *lines, ""]))
     after, _ = command.drawn(command.arguments(["list", *words]))
-    assert [(f.id, f.line) for f in after] == [(f.id, f.line + 1) for f in kept]
+    assert [(f.id, f.line) for f in after] == [(f.id, f.line + 1) for f in unchanged]
     assert "1 of 9 places are gone" in capsys.readouterr().err
 
 
@@ -103,7 +103,7 @@ def test_a_changed_file_runs_as_it_is_though_its_size_and_second_are_the_same(
     before = path.stat().st_mtime
     path.write_bytes(b"value = 3\n")
     os.utime(path, (before, before))
-    assert imported() == 1  # what was compiled from another text
+    assert imported() == 1  # the stale compiled file
 
 
 def row(key: str, outcome: str, file: str = "src/headway/nn/a.py", **changes: Any) -> dict[str, Any]:

@@ -51,13 +51,13 @@ def converted(folder: Path) -> None:
 def conversations(folder: Path) -> None:
     """Converts the model of an earlier section, and writes conversations about four colours."""
     converted(folder)
-    things = {"sky": "blue", "grass": "green", "snow": "white", "coal": "black"}
+    colours = {"sky": "blue", "grass": "green", "snow": "white", "coal": "black"}
     rounds = [
         [
-            {"role": "user", "content": f"What colour is {thing}?"},
-            {"role": "assistant", "content": f"{thing.capitalize()} is {colour}."},
+            {"role": "user", "content": f"What colour is {noun}?"},
+            {"role": "assistant", "content": f"{noun.capitalize()} is {colour}."},
         ]
-        for thing, colour in things.items()
+        for noun, colour in colours.items()
     ]
     chats = [{"messages": rounds[i % 4] + rounds[(i // 4) % 4] * (i % 3 > 0)} for i in range(60)]
     (folder / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))

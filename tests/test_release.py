@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).parents[1]
 HERE = f"{sys.platform}-{platform.machine()}"
-ELF_MACHINES = {62: "x86_64", 183: "aarch64"}  # the field e_machine
+ELF_MACHINES = {62: "x86_64", 183: "aarch64"}  # the field e_machine of ELF
 NAME = re.compile(r"headway-[\w.]+-py3-none-manylinux_2_28_(\w+)\.whl")
 
 
@@ -145,11 +145,11 @@ def typed(
 ) -> tuple[str, str]:
     """Runs a command of the installed package, and returns what it prints on stdout and stderr."""
     command = [str(python.parent / "headway"), *words]
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=folder, input=given, capture_output=True, text=True, env=bare(python, **variables)
     )
-    assert done.returncode == code, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout, done.stderr
+    assert process.returncode == code, f"{command}\n{process.stdout}\n{process.stderr}"
+    return process.stdout, process.stderr
 
 
 def test_an_installed_wheel_runs_without_a_compiler(alone: Path, tmp_path: Path) -> None:

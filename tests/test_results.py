@@ -45,12 +45,12 @@ def test_both_languages_have_the_same_numbers_code_verdicts_and_pictures(name: s
     assert code == chinese_code != []
     claims, chinese_claims = (
         [
-            (verdict, sorted(numbers(CODE.sub("", rest))), CODE.findall(rest))
-            for verdict, rest in CLAIM.findall(text)
+            (verdict, sorted(numbers(CODE.sub("", claim))), CODE.findall(claim))
+            for verdict, claim in CLAIM.findall(text)
         ]
         for text in (english, chinese)
     )
-    assert [(VERDICTS[verdict], *rest) for verdict, *rest in claims] == chinese_claims != []
+    assert [(VERDICTS[verdict], *claim) for verdict, *claim in claims] == chinese_claims != []
     assert PICTURE.findall(english) == PICTURE.findall(chinese) != []
     assert english.count("\n\n") == chinese.count("\n\n")
     for page in (ROOT / "docs" / "documents").glob("*.zh.md"):

@@ -28,7 +28,7 @@ LEAVES = {
 }
 LEAVES -= {"Pattern"}
 OF_LEAVES = {"headway/patterns/leaves.py", "headway/patterns/text.py", "headway/patterns/program.py"}
-# Where a name may be asked for: its own files and its table; and where the same word names something else.
+# Files that may compare with a name: its own files, its table, and those where the same word means something else.
 OWN = {
     "backend": ("headway/attention/backends/", "headway/attention/select.py"),
     "family": (
@@ -81,7 +81,7 @@ def test_no_module_imports_itself_through_others() -> None:
     graph = {module(place): {*imported(tree)} & MODULES for place, tree in trees().items()}
     assert (
         "headway.attention.attend" in graph["headway"]
-    )  # seen, though it is imported for type checking only
+    )  # found although it is imported for type checking only
     graphlib.TopologicalSorter(graph).prepare()
     with pytest.raises(graphlib.CycleError):
         graphlib.TopologicalSorter({**graph, "headway.errors": {"headway"}}).prepare()
@@ -133,17 +133,21 @@ def test_there_is_something_to_look_for() -> None:
     assert "llama" in FAMILIES
     assert "causal-lm" in TASKS
     seen = ast.parse("isinstance(p, Or | leaves.Window)\nmatch p:\n  case Sink(n): pass\nx = type(p) is Full")
-    assert [found for _, found in leaf_matches(seen)] == [{"Window"}, {"Full"}, {"Sink"}]
+    assert [names_found for _, names_found in leaf_matches(seen)] == [{"Window"}, {"Full"}, {"Sink"}]
     seen = ast.parse('a in ("x", "y")\nb.startswith("z")\nspec.head.task == "masked-lm"\ntask == "u"')
-    assert sorted(map(sorted, (found for _, found in compared_texts(seen)))) == [["u"], ["x", "y"], ["z"]]
+    assert sorted(map(sorted, (names_found for _, names_found in compared_texts(seen)))) == [
+        ["u"],
+        ["x", "y"],
+        ["z"],
+    ]
 
 
 def test_leaves_of_patterns_are_asked_for_in_their_file_their_table_and_the_lowering_only() -> None:
     wrong = [
-        f"{place}:{line} asks for {', '.join(sorted(found))}"
+        f"{place}:{line} asks for {', '.join(sorted(classes))}"
         for place in PLACES.keys() - OF_LEAVES
-        for line, found in leaf_matches(trees()[place])
-        if found
+        for line, classes in leaf_matches(trees()[place])
+        if classes
     ]
     assert not wrong
 
@@ -152,11 +156,11 @@ def test_leaves_of_patterns_are_asked_for_in_their_file_their_table_and_the_lowe
 def test_no_code_asks_for_a_name_of_a_table(kind: str) -> None:
     """What concerns one backend, family or task is in its own file and in its row of the table."""
     wrong = [
-        f"{place}:{line} compares with {', '.join(sorted(found & NAMES[kind].keys()))}"
+        f"{place}:{line} compares with {', '.join(sorted(strings & NAMES[kind].keys()))}"
         for place in PLACES
         if not place.startswith(OWN[kind])
-        for line, found in asked(place)
-        if found & NAMES[kind].keys()
+        for line, strings in asked(place)
+        if strings & NAMES[kind].keys()
     ]
     assert not wrong
     assert not [place for place in OWN[kind] if not (SOURCE / place).exists()]

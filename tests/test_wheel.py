@@ -48,7 +48,7 @@ def built(project: Path, out: Path) -> tuple[set[str], str, dict[str, str]]:
 @pytest.mark.slow
 def test_each_distribution_carries_its_package_and_nothing_else(tmp_path: Path) -> None:
     tree(tmp_path)
-    sources = tmp_path / "src"  # before the build, which may leave bytecode beside them
+    sources = tmp_path / "src"  # listed before the build, which may leave bytecode there
     source_files = {str(path.relative_to(sources)) for path in sources.rglob("*") if path.is_file()}
     shipped = {f"headway/recipes/shipped/{path.name}" for path in (ROOT / "recipes").iterdir()}
     files, metadata, commands = built(tmp_path, tmp_path / "dist")

@@ -147,7 +147,7 @@ def _test(dtype: torch.dtype) -> str:
 
 def main() -> int:
     """Runs all tests that make checks, slow ones too, and renews the table if all pass."""
-    from tests import tolerance  # which the tests import: this module is `__main__`
+    from tests import tolerance  # the module that tests import; this one is `__main__`
 
     os.environ["HEADWAY_RENEW_TOLERANCES"] = "1"
     makes_checks = re.compile(r"from tests\.(tolerance|native\.plain|test_orthogonality) import")

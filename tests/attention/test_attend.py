@@ -113,10 +113,10 @@ def test_dropout_is_a_function_of_the_place(backend: str) -> None:
 def test_dropout_drops_at_its_rate_and_keeps_the_mean() -> None:
     q = torch.zeros(4, 8, 64, 4)
     v = torch.eye(64).expand(4, 8, 64, 64)
-    kept = attend(q, torch.zeros(4, 8, 64, 4), v, dropout=0.25, backend="dense") * 64
-    rate = (kept == 0).double().mean().item()
-    assert abs(rate - 0.25) < 5 * (0.25 * 0.75 / kept.numel()) ** 0.5
-    torch.testing.assert_close(kept[kept != 0], torch.full_like(kept[kept != 0], 1 / 0.75))
+    weights = attend(q, torch.zeros(4, 8, 64, 4), v, dropout=0.25, backend="dense") * 64
+    rate = (weights == 0).double().mean().item()
+    assert abs(rate - 0.25) < 5 * (0.25 * 0.75 / weights.numel()) ** 0.5
+    torch.testing.assert_close(weights[weights != 0], torch.full_like(weights[weights != 0], 1 / 0.75))
     torch.manual_seed(3)
     first = attend(q, q, v, dropout=0.25)
     assert not torch.equal(first, attend(q, q, v, dropout=0.25))
@@ -237,8 +237,8 @@ def test_equal_inputs_give_bit_equal_results() -> None:
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def what(pattern: Pattern, queries: int, keys: int, **more) -> str:  # type: ignore[no-untyped-def]
-    return choose(pattern, queries=queries, keys=keys, heads=8, kv_heads=2, **more).what
+def what(pattern: Pattern, queries: int, keys: int, **options) -> str:  # type: ignore[no-untyped-def]
+    return choose(pattern, queries=queries, keys=keys, heads=8, kv_heads=2, **options).what
 
 
 def test_choices_with_the_native_kernels_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,8 +258,8 @@ def test_choices_with_the_native_kernels_say_why(monkeypatch: pytest.MonkeyPatch
     assert what(Causal(), 8, 8, dropout=0.1) == what(Window.last(8), 8, 8, score=(ALiBi(),)) == "native"
     assert what(Causal(), 4096, 4096, dtype=torch.float64) == "sdpa"
     assert what(Causal(), 4096, 4096, score=(RelativeKey(torch.ones(3, 64)),)) == "banded"
-    few = choose(Causal(), queries=8, keys=8, heads=8)
-    assert few.rejected == (("native", "torch's kernel is sooner done with 32768 products"),)
+    small = choose(Causal(), queries=8, keys=8, heads=8)
+    assert small.rejected == (("native", "torch's kernel is sooner done with 32768 products"),)
     assert "skipped" in choose(Window.last(512), queries=8192, keys=8192, heads=8).why
 
 

@@ -48,8 +48,8 @@ def test_query_head_h_reads_kv_head_h_div_group(backend: str) -> None:
         g = h // 2
         alone = attend(q[:, h : h + 1], k[:, g : g + 1], v[:, g : g + 1], Causal(), backend="dense")
         torch.testing.assert_close(out[:, h : h + 1], alone, **EXACT)
-    other = attend(q, k.flip(1), v.flip(1), Causal(), backend=backend)
-    torch.testing.assert_close(other, attend(q.unflatten(1, (2, 2)).flip(1).flatten(1, 2), k, v, Causal())
+    flipped = attend(q, k.flip(1), v.flip(1), Causal(), backend=backend)
+    torch.testing.assert_close(flipped, attend(q.unflatten(1, (2, 2)).flip(1).flatten(1, 2), k, v, Causal())
                                .unflatten(1, (2, 2)).flip(1).flatten(1, 2), **EXACT)  # fmt: skip
     interleaved = torch.cat(
         [
@@ -80,7 +80,7 @@ def test_a_scale_and_a_finite_bias_are_both_applied(name: str, scale: float | No
     """The scale multiplies the product and the relative keys; the bias is added after it, unscaled; with gradients."""
     q, k, v = qkv()
     step = STEPS[name]
-    away, factor = torch.arange(11) - torch.arange(11).unsqueeze(1), 6**-0.5 if scale is None else scale
+    distance, factor = torch.arange(11) - torch.arange(11).unsqueeze(1), 6**-0.5 if scale is None else scale
 
     def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         s = q @ k.repeat_interleave(2, 1).transpose(-1, -2) * factor
@@ -88,9 +88,9 @@ def test_a_scale_and_a_finite_bias_are_both_applied(name: str, scale: float | No
             s = s + step.parameters[0]
         elif isinstance(step, ALiBi):
             slopes = torch.tensor([0.5, 0.25, 0.125, 1.0], dtype=torch.float64)
-            s = s - slopes.view(1, 4, 1, 1) * away.abs()
+            s = s - slopes.view(1, 4, 1, 1) * distance.abs()
         elif isinstance(step, RelativeKey):
-            s = s + torch.einsum("bhtd,tsd->bhts", q, step.parameters[0][away.clamp(-4, 4) + 4]) * factor
+            s = s + torch.einsum("bhtd,tsd->bhts", q, step.parameters[0][distance.clamp(-4, 4) + 4]) * factor
         elif isinstance(step, RelativeBias):
             at = Tokens.range(11)
             s = s + step.apply(torch.zeros_like(s), q, at, at, 1.0)

@@ -86,7 +86,7 @@ def test_any_sequence_of_calls_gives_what_each_of_them_gives_alone(calls: list) 
         assert_within_reference(actual.out, dense[0].out, dense[1].out, f"{pattern} {kind}")
         if dtype == torch.float32:
             assert_within_reference(actual.lse, dense[0].lse, dense[1].lse, "lse")
-        # Kernels that compute bfloat16 in float32 do not round what int8 stands for.
+        # Kernels that compute bfloat16 in float32 do not round the dequantized int8 keys.
         largest_score = q.double().norm(dim=-1).max() * plain.k.double().norm(dim=-1).max() * (scale or 0.25)
         unrounded = 2**-9 * largest_score if kind == "int8" else 0.0
         assert (actual.lse - dense[0].lse).abs().max() <= EXP2_OF_BF16 + unrounded
@@ -97,7 +97,7 @@ def test_any_sequence_of_calls_gives_what_each_of_them_gives_alone(calls: list) 
 
 def test_a_call_that_differs_in_one_thing_is_another_call() -> None:
     q, k, v = made(3, 70)
-    usual = {"pattern": Causal(), **sides(3, 70)}
+    defaults = {"pattern": Causal(), **sides(3, 70)}
     changes = (
         {},
         {"scale": 0.5},
@@ -106,7 +106,7 @@ def test_a_call_that_differs_in_one_thing_is_another_call() -> None:
         {"k_tokens": Tokens.range(70, 1)},
     )
     for change in changes * 2:
-        native, dense = (attend(q, k, v, **{**usual, **change}, backend=b) for b in ("native", "dense"))
+        native, dense = (attend(q, k, v, **{**defaults, **change}, backend=b) for b in ("native", "dense"))
         torch.testing.assert_close(native, dense, rtol=1e-5, atol=1e-5)
     assert len(call_cache._known) == len(changes)
 
@@ -184,10 +184,10 @@ def test_a_step_over_tokens_that_change_is_looked_at_again() -> None:
         assert torch.equal(attend(q, k, v, Window.last(5), **arguments), first)
         assert len(call_cache._known) == known + 1
         ring.index.copy_(ring.index.flip(1).clone())
-        other = attend(q, k, v, Window.last(5), **arguments)
-        assert not torch.equal(other, first)
+        second = attend(q, k, v, Window.last(5), **arguments)
+        assert not torch.equal(second, first)
         plain = attend(q, k, v, Window.last(5), q_tokens=queries, k_tokens=ring, backend="dense")
-        torch.testing.assert_close(other, plain)
+        torch.testing.assert_close(second, plain)
 
 
 def test_it_holds_no_tensor_of_the_call_and_few_forms() -> None:

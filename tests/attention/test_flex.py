@@ -28,7 +28,7 @@ from tests.tolerance import assert_within_reference
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.float32 if DEVICE == "cuda" else torch.float64
 
-pytestmark = [  # torch's own, while it compiles
+pytestmark = [  # torch's own warnings while it compiles
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
 ]

@@ -112,8 +112,8 @@ def test_refusals_say_why() -> None:
 def test_choices_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split_decode, "has_triton", lambda: True)
 
-    def what(pattern: Pattern, queries: int, keys: int, **more) -> str:  # type: ignore[no-untyped-def]
-        return choose(pattern, queries=queries, keys=keys, heads=8, kv_heads=2, device="cuda", **more).what
+    def what(pattern: Pattern, queries: int, keys: int, **options) -> str:  # type: ignore[no-untyped-def]
+        return choose(pattern, queries=queries, keys=keys, heads=8, kv_heads=2, device="cuda", **options).what
 
     assert what(Causal(), 4096, 4096) == "sdpa"
     assert what(Causal(), 1, 4096) == "sdpa"

@@ -36,8 +36,10 @@ def kernels() -> None:
         pytest.skip(f"no native kernels: {native.why_missing()}")
 
 
-def reason(*score: Score, pattern: Pattern = CAUSAL, at: Tokens | None = None, **more: object) -> str | None:
-    q = torch.randn(1, 4, 5, 8, **more)  # type: ignore[call-overload]
+def reason(
+    *score: Score, pattern: Pattern = CAUSAL, at: Tokens | None = None, **options: object
+) -> str | None:
+    q = torch.randn(1, 4, 5, 8, **options)  # type: ignore[call-overload]
     at = Tokens.range(5) if at is None else at
     call = validate(q, at, [KeyValues(q, q, at)], pattern, None, score, None, 0.0, None)
     return NATIVE.unsupported_reason(call, False, "cpu")

@@ -99,7 +99,7 @@ def _all(f: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...
 def test_a_result_lies_as_its_queries_do(gradient: bool) -> None:
     """The layer after attention joins the heads of a token, which then needs no copy."""
     q, k, v = tensors(gradient=gradient)
-    for _ in range(2):  # the second time by the form of the first
+    for _ in range(2):  # the second call takes its form from the cache
         plain, moved = (attend(x, k, v, WINDOW, backend="native") for x in (q, by_token(q)))
         assert plain.is_contiguous()
         assert moved.transpose(1, 2).is_contiguous()

@@ -99,8 +99,8 @@ def test_small_calls_of_auto_say_so_too(more: dict[str, object]) -> None:
 def test_torchs_kernel_gives_first_derivatives_that_keep_their_graph() -> None:
     """Needed if another part of the loss is differentiated twice."""
     inputs = qkv(torch.float64)
-    kept = graph(attend(*inputs, Causal(), backend="sdpa"), *inputs)
-    for a, b in zip(kept, graph(attend(*inputs, Causal(), backend="dense"), *inputs), strict=True):
+    derivatives = graph(attend(*inputs, Causal(), backend="sdpa"), *inputs)
+    for a, b in zip(derivatives, graph(attend(*inputs, Causal(), backend="dense"), *inputs), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 

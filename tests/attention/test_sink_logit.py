@@ -80,7 +80,7 @@ def test_it_is_one_more_column_of_value_0(pattern: Pattern, at: Tokens, backend:
     )
     valid = at.valid.expand(inputs[0].shape[0], -1)[:, None].expand(-1, 4, -1)
     for a, b in zip(actual, expected, strict=True):
-        if a.shape[:3] == valid.shape:  # an empty slot has no result of its own in either
+        if a.shape[:3] == valid.shape:  # the result at an empty slot is undefined in both
             a, b = a[valid], b[valid]
         torch.testing.assert_close(a, b, **SUM)
 

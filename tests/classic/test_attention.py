@@ -140,7 +140,7 @@ def test_padded_batch_equals_each_row_alone(side, form, g):
     grads = [x.grad, *(p.grad for p in layer.parameters())]
     assert all(torch.isfinite(g).all() for g in grads)
     if side == "left":
-        assert (out[~real] == 0).all()  # such a token sees padding only
+        assert (out[~real] == 0).all()  # padding on the left sees only padding
         assert (x.grad[~real] == 0).all()
 
 
@@ -168,7 +168,7 @@ def test_no_leakage_of_the_future(g):
         torch.autograd.functional.jacobian(lambda x: layer(x, freqs(S))[0][0].sum(-1), x)[:, 0].abs().sum(-1)
     )
     assert not jacobian.triu(1).any()
-    assert (jacobian.diagonal() > 0).all()  # E12: a token sees itself
+    assert (jacobian.diagonal() > 0).all()  # slip E12: a token sees itself
 
 
 def test_gradcheck():

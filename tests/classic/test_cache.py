@@ -54,9 +54,7 @@ def test_use_kv_cache_false_leaves_caches_untouched():
     assert v_back is v5
     assert torch.equal(k5, copies[0])
     assert torch.equal(v5, copies[1])
-    torch.testing.assert_close(
-        out, full[:, 5:], rtol=0, atol=1e-13
-    )  # the cache is attended over all the same
+    torch.testing.assert_close(out, full[:, 5:], rtol=0, atol=1e-13)  # the layer still attends over the cache
     assert k.shape[1] == S
     assert torch.equal(k[:, :5], k5)
 

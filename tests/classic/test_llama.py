@@ -42,7 +42,9 @@ def test_row_29_norm_rescales_and_does_not_recentre():
     torch.testing.assert_close(norm(7.5 * x), norm(x), rtol=1e-13, atol=0)
     assert (norm(x + 3.0) - norm(x)).abs().max() > 0.1
     torch.testing.assert_close(norm(x).square().mean(-1), torch.ones(5).double(), rtol=1e-13, atol=0)
-    by_variance = x / x.var(-1, keepdim=True, unbiased=False)  # E13: as printed in words
+    by_variance = x / x.var(
+        -1, keepdim=True, unbiased=False
+    )  # slip E13: the formula that the document gives in words
     assert (norm(2 * x) - norm(x)).abs().max() < 1e-12 < (by_variance - norm(x)).abs().max()
 
 

@@ -42,7 +42,9 @@ def test_results_and_gradients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     use(level)
-    monkeypatch.setattr(forms, "SIZE", {True: 64, False: 64})  # which rounds as the kernels do
+    monkeypatch.setattr(
+        forms, "SIZE", {True: 64, False: 64}
+    )  # block size with which rounding is as in the kernels
     for count, d, e, kind in CASES:
         heads = 2 if count < 200 else 1
         exact = draw(count, d=d, e=e, heads=heads, channels=channels, seed=count, dtype=dtype)
@@ -99,10 +101,10 @@ def test_second_derivatives_and_gradients_of_one_result_alone() -> None:
         twice = []
         for backend in ("kernel", "chunked"):
             result = getattr(delta_attend(*inputs[:5], past=inputs.past, form=backend), form).square().sum()
-            wanted = inputs if form == "out" else inputs[1:]
-            first = torch.autograd.grad(result, wanted, retain_graph=True)
-            again = torch.autograd.grad(result, wanted, create_graph=True)
-            second = torch.autograd.grad(sum(t.square().sum() for t in again), wanted)
+            leaves = inputs if form == "out" else inputs[1:]
+            first = torch.autograd.grad(result, leaves, retain_graph=True)
+            differentiable = torch.autograd.grad(result, leaves, create_graph=True)
+            second = torch.autograd.grad(sum(t.square().sum() for t in differentiable), leaves)
             twice.append((*first, *second))
         for a, b in zip(*twice, strict=True):
             assert torch.allclose(a, b, rtol=1e-3, atol=1e-3 * b.abs().max().item())
@@ -160,11 +162,11 @@ def test_sources_are_kept_in_place_of_their_results(key_heads: int, dtype: torch
     for repeated in (second_pass, with_sources[0], with_sources[1]):
         assert all(torch.equal(a, b) for a, b in zip(first_pass, repeated, strict=True))
     for a, b in zip(second_order, with_sources[2], strict=True):
-        if dtype == torch.float32:  # sums in another order
+        if dtype == torch.float32:  # summed in another order
             assert torch.allclose(a, b, rtol=1e-5, atol=1e-5 * b.abs().max().item())
     assert kept[1] - kept[0] == sum(
         t.nbytes for t in (*taps, *[begins] * 3)
-    )  # the inputs are as large as q, k and v
+    )  # the convolution's inputs are as large as q, k and v
 
 
 @at_levels(2)

@@ -56,7 +56,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Starcoder2": ("ForCausalLM", {**GROUPED, **WINDOWED}),
     "Olmo2": ("ForCausalLM", GROUPED),
     "Cohere": ("ForCausalLM", GROUPED),
-    "Qwen2Moe": ("ForCausalLM", {**GROUPED, **EXPERTS}),  # makes the mask of a window that no layer has
+    "Qwen2Moe": (
+        "ForCausalLM",
+        {**GROUPED, **EXPERTS},
+    ),  # makes the mask of a window although no layer has one
     "Qwen3Moe": ("ForCausalLM", {**GROUPED, **EXPERTS, "num_experts_per_tok": 2, "head_dim": 8}),
     "Mixtral": ("ForCausalLM", {**GROUPED, **WINDOWED, "num_local_experts": 4}),
     "GptOss": ("ForCausalLM", {**GROUPED, **WINDOWED, "num_local_experts": 4, "head_dim": 8}),
@@ -92,7 +95,7 @@ def inputs(model: Any) -> dict[str, Tensor]:
     decoder = model.can_generate() and not model.config.is_encoder_decoder
     mask[0, slice(0, 9) if decoder else slice(-9, None)] = 0
     labels = ids.masked_fill(mask == 0, -100)
-    labels[0, 9] = -100  # of a decoder: what padding would predict
+    labels[0, 9] = -100  # in a decoder this is the label of a padding slot
     arguments = {"input_ids": ids, "attention_mask": mask, "labels": labels}
     if model.config.model_type == "longformer":
         arguments["global_attention_mask"] = torch.zeros_like(mask).index_fill(1, torch.tensor([0, 3]), 1)

@@ -100,7 +100,7 @@ def small(default: Mapping[str, Any]) -> dict[str, Any]:
     return values | MORE.get(default.get("model_type", ""), {})
 
 
-def small_model(kind: str, name: str, **more: Any) -> Any:
+def small_model(kind: str, name: str, **fields: Any) -> Any:
     """Returns a model of class `name` and model type `kind`, with weights normal with deviation 0.3 around 0, or around
     their initial values for vectors. Raises whatever `transformers` raises if it cannot make one."""
     model_class = getattr(transformers, name)
@@ -109,7 +109,7 @@ def small_model(kind: str, name: str, **more: Any) -> Any:
     if not isinstance(config, model_class.config_class):
         parts = [getattr(config, part) for part in config.sub_configs]
         config = next((part for part in parts if isinstance(part, model_class.config_class)), config)
-    for key, value in more.items():
+    for key, value in fields.items():
         if hasattr(config, key):
             setattr(config, key, value)
     config._attn_implementation = "eager"

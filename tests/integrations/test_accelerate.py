@@ -279,5 +279,5 @@ def test_modules_that_differ_are_told_apart() -> None:
     assert relative(x, x) == 0
     assert relative((x + torch.tensor([0.0, 0.0, 1.0]),), x) == 0.25
     assert relative(x[:0], x[:0]) == 0
-    for other in (x[0], x.double(), x * torch.nan):
-        assert relative(other, x) == float("inf")
+    for result in (x[0], x.double(), x * torch.nan):
+        assert relative(result, x) == float("inf")

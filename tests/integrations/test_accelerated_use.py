@@ -78,7 +78,7 @@ def test_trainer_has_the_same_losses_and_restore_the_same_objects(
     text = model.generate(ids, max_new_tokens=20, do_sample=False)
     restore(model)
     assert objects(model) == before
-    assert standing(model) == standing(plain)  # Trainer, too, leaves something
+    assert standing(model) == standing(plain)  # Trainer leaves attributes, too
     assert not torch.equal(model.model.layers[0].mlp.up_proj.weight, start)
     assert torch.equal(model.generate(ids, max_new_tokens=20, do_sample=False), text)
 
@@ -114,7 +114,7 @@ def test_generated_text_is_as_before(how: dict[str, Any], padded: bool) -> None:
     from headway.integrations.transformers import accelerate, restore
 
     model = made()
-    rows = 1 if "prompt_lookup_num_tokens" in how else 2  # it takes one
+    rows = 1 if "prompt_lookup_num_tokens" in how else 2  # prompt lookup takes one row
     ids = torch.randint(3, VOCAB, (rows, 5)).repeat(1, 2)
     mask = torch.ones_like(ids)
     if padded:
@@ -229,15 +229,15 @@ def test_a_copy_is_accelerated_by_itself(weights: str | None) -> None:
     model, ids = made(), torch.randint(3, VOCAB, (1, 8))
     accelerate(model, weights)
     expected = model.generate(ids, max_new_tokens=12, do_sample=False)
-    other = copy.deepcopy(model)
+    clone = copy.deepcopy(model)
     restore(model)
-    assert "forward" in other.model.layers[0].mlp.__dict__
-    assert other.model.layers[0].mlp.forward.__self__ is other.model.layers[0].mlp
-    assert torch.equal(other.generate(ids, max_new_tokens=12, do_sample=False), expected)
-    restore(other)
-    assert all(p.requires_grad for p in other.parameters())
+    assert "forward" in clone.model.layers[0].mlp.__dict__
+    assert clone.model.layers[0].mlp.forward.__self__ is clone.model.layers[0].mlp
+    assert torch.equal(clone.generate(ids, max_new_tokens=12, do_sample=False), expected)
+    restore(clone)
+    assert all(p.requires_grad for p in clone.parameters())
     with torch.no_grad():
-        assert torch.equal(other(ids).logits, model(ids).logits)
+        assert torch.equal(clone(ids).logits, model(ids).logits)
 
 
 def test_an_accelerated_model_is_not_pickled() -> None:

@@ -83,7 +83,7 @@ def test_log_likelihoods_stand_in_the_order_of_the_requests(
         assert is_greedy == (log_probs.argmax(-1).tolist() == continuation)
     assert answers[-1][1]
     cached = {request: answer for kind, request, answer in model.partial if kind == "loglikelihood"}
-    assert len(model.partial) == len(PAIRS)  # a request without a key is not kept
+    assert len(model.partial) == len(PAIRS)  # a request without a key is not cached
     assert cached == {pair: answer for (pair, _, _), answer in zip(requests[:-1], answers, strict=False)}
 
 

@@ -33,7 +33,7 @@ def test_texts_are_those_of_generate_by_what_each_request_says(harness: Any, lm:
         options |= {"temperature": 0.0} if kind is greedy else {"temperature": 1.0, "top_k": 5, "top_p": 0.9}
         room = 24 - options["max_new_tokens"]
         contexts = [model.tok_encode(text)[-room:] for text in texts[i::2]]
-        assert [made.text for made in lm.generate(contexts, beyond_context=True, **options)] == generated[
+        assert [reply.text for reply in lm.generate(contexts, beyond_context=True, **options)] == generated[
             i::2
         ]
     assert {key: value for kind, (key, _), value in model.partial} == dict(zip(texts, generated, strict=True))

@@ -190,13 +190,13 @@ def test_generated_texts_are_those_of_transformers(lm: LanguageModel, folder: Pa
 def test_chats_are_rendered_as_transformers_renders_them(lm: LanguageModel, folder: Path) -> None:
     from headway.integrations.lm_eval import HeadwayLM
 
-    ours, other = HeadwayLM(lm), theirs(folder)
-    assert ours.chat_template(True) == other.chat_template(True)
-    assert ours.apply_chat_template(CHAT) == other.apply_chat_template(CHAT)
+    ours, peer = HeadwayLM(lm), theirs(folder)
+    assert ours.chat_template(True) == peer.chat_template(True)
+    assert ours.apply_chat_template(CHAT) == peer.apply_chat_template(CHAT)
     open_ended = [*CHAT, {"role": "assistant", "content": "the cat"}]
-    assert ours.apply_chat_template(open_ended, False) == other.apply_chat_template(open_ended, False)
+    assert ours.apply_chat_template(open_ended, False) == peer.apply_chat_template(open_ended, False)
     text = ours.apply_chat_template(CHAT)
-    assert ours.tok_encode(text) == other.tok_encode(text) == lm.tokenizer.render_chat(CHAT)  # type: ignore[union-attr]
+    assert ours.tok_encode(text) == peer.tok_encode(text) == lm.tokenizer.render_chat(CHAT)  # type: ignore[union-attr]
     answers = found(HeadwayLM(lm), folder, "own_choice", apply_chat_template=True)
     expected = found(theirs(folder), folder, "own_choice", apply_chat_template=True)
     assert [a[0][0] for a in answers] == pytest.approx([a[0][0] for a in expected], abs=1e-4)

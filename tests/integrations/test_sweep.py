@@ -62,7 +62,7 @@ UNCACHED = "recurrent_gemma encoder-decoder switch_transformers"
 """Model types whose cache `steps` cannot use."""
 UNMADE: Mapping[str, str] = {
     "'BltConfig' object has no attribute 'num_hidden_layers'": "blt",
-    "'DbrxAttentionConfig' object has no attribute 'rope_theta'": "dbrx",  # of its own default config
+    "'DbrxAttentionConfig' object has no attribute 'rope_theta'": "dbrx",  # raised for its own default config
     "`per_layer_config` keys must be integer layer indices": "dots3_note",
     "requires the timm library": "gemma3n",
     "hidden_size_per_layer_input must be 0": "gemma4_assistant",

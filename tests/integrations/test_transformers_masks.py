@@ -98,13 +98,13 @@ def test_a_mask_that_no_layer_uses_is_no_error() -> None:
     assert_as_eager(model, padded("left"), input_ids=some_ids(), attention_mask=padded("left"))
 
 
-def assert_as_eager(model: Any, real: Tensor, **given: Any) -> None:
+def assert_as_eager(model: Any, real: Tensor, **inputs: Any) -> None:
     """Checks logits of the tokens that are not padding, to 1e-5 of the largest."""
     outputs = []
     for implementation in ("headway", "eager"):
         model.set_attn_implementation(implementation)
         with torch.no_grad():
-            outputs.append(model(**given).logits[real.bool()])
+            outputs.append(model(**inputs).logits[real.bool()])
     torch.testing.assert_close(*outputs, rtol=0, atol=1e-5 * float(outputs[1].abs().max()))
 
 
@@ -261,5 +261,5 @@ def test_the_stand_in_refuses_to_be_read() -> None:
 
 def test_without_transformers_the_error_says_what_to_install() -> None:
     code = "import sys; sys.modules['transformers'] = None; import headway.integrations.transformers"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert 'pip install "headway[transformers]"' in done.stderr.splitlines()[-1]
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert 'pip install "headway[transformers]"' in process.stderr.splitlines()[-1]

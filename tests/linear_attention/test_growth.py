@@ -32,5 +32,5 @@ def test_row_82_memory_with_the_backward_is_linear_in_the_length() -> None:
     inputs = 3 * HEADS * WIDTH * 4
     beyond = [float(measured.held - inputs * n) for measured, n in zip(steps, LENGTHS, strict=True)]
     print([f"{b / 2**20:.0f} MiB, {s.seconds:.2f} s" for b, s in zip(beyond, steps, strict=True)])
-    assert 0.6 < power(LENGTHS, beyond) < 1.15  # buffers of one size are a fifth of the shortest
+    assert 0.6 < power(LENGTHS, beyond) < 1.15  # buffers of constant size are a fifth at the shortest length
     assert beyond[-1] < 6 * inputs * LENGTHS[-1]

@@ -77,7 +77,7 @@ def test_padded_chunks_give_what_each_row_gives_alone(side: str) -> None:
     cache = cache_of(layer, 3)
     steps = [(5, [5, 2, 0]), (1, [1, 1, 1]), (4, [1, 4, 3])]
     seen: list[list[torch.Tensor]] = [[], [], []]
-    got: list[list[torch.Tensor]] = [[], [], []]
+    actual: list[list[torch.Tensor]] = [[], [], []]
     noise = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for total, lengths in steps:
@@ -87,11 +87,11 @@ def test_padded_chunks_give_what_each_row_gives_alone(side: str) -> None:
             y = continued(layer, x.masked_fill(~valid[..., None], float("nan")), cache, tokens)
             for b in range(3):
                 seen[b].append(x[b][valid[b]])
-                got[b].append(y[b][valid[b]])
+                actual[b].append(y[b][valid[b]])
         assert cache.lengths == (7, 7, 4)
         for b in range(3):
             alone = layer(torch.cat(seen[b])[None])[0]
-            assert torch.allclose(torch.cat(got[b]), alone, rtol=0, atol=1e-12)
+            assert torch.allclose(torch.cat(actual[b]), alone, rtol=0, atol=1e-12)
 
 
 def test_a_packed_row_equals_its_documents_alone() -> None:

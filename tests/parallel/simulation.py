@@ -58,7 +58,7 @@ class _Threads(Exchange):
 
     def start(self, sent: Tensor | None, to: int, received: Tensor | None, source: int) -> Callable[[], None]:
         if sent is not None:
-            self.mail[self.rank, to].put(sent.clone())  # who sends may write over it when it has waited
+            self.mail[self.rank, to].put(sent.clone())  # the sender may overwrite its tensor after waiting
 
         def wait() -> None:
             if received is None:

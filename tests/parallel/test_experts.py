@@ -67,19 +67,19 @@ def test_rows_go_to_their_experts_and_back(sizes: Sequence[int], crowded: bool) 
         x_local = rows[exchange.rank].clone().requires_grad_()
         y = local(x_local)
         named = dict(local.named_parameters())
-        dx, *gradients = torch.autograd.grad(y.square().sum(), [x_local, *named.values()])
-        return y.detach(), dx, dict(zip(named, gradients, strict=True))
+        dx, *grads = torch.autograd.grad(y.square().sum(), [x_local, *named.values()])
+        return y.detach(), dx, dict(zip(named, grads, strict=True))
 
     results = simulate(len(sizes), rank)
     torch.testing.assert_close(torch.cat([y for y, _, _ in results]), output.detach(), **SUM)
     for (_, dx, _), want in zip(results, all_gradients, strict=False):
         torch.testing.assert_close(dx, want, **SUM)
     expert_names = [name for name in names if name.startswith("experts.")]
-    assert sorted(name for _, _, one in results for name in one if name in expert_names) == sorted(
+    assert sorted(name for _, _, grads in results for name in grads if name in expert_names) == sorted(
         expert_names
     )
     for name, want in expected.items():
-        torch.testing.assert_close(sum(one[name] for _, _, one in results if name in one), want, **SUM)
+        torch.testing.assert_close(sum(grads[name] for _, _, grads in results if name in grads), want, **SUM)
 
 
 @torch.no_grad()
@@ -182,7 +182,7 @@ def test_muon_steps_each_process_by_itself(tmp_path: Path) -> None:
         with joined("expert=2") as parallel:
             stats, weights = stepped(2, parallel, muon=True)
             torch.testing.assert_close(stats[0], expected[0][0], **SUM)
-            # orthogonalised in bfloat16
+            # Muon orthogonalises in bfloat16
             torch.testing.assert_close(weights, expected[1], rtol=0.02, atol=0.02)
 
     together(2, rank, tmp_path)

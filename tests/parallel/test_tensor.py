@@ -88,7 +88,7 @@ def test_blocks_as_declared(which: str) -> None:
     """Parameters of single heads are sharded with them; parameters that heads share get the gradient of all ranks."""
     model = four_heads("full", **VARIANTS[which])
     with torch.no_grad():
-        for p in model.parameters():  # biases are 0 and gains 1 where training begins
+        for p in model.parameters():  # biases start as 0 and gains as 1
             p += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()), dtype=p.dtype)
     assert_shared(model, "full", 2)
 
@@ -148,7 +148,7 @@ def test_row_45_shared_heads_of_sharded_rows(name: str) -> None:
         return shared_step(model, tp, name, cp)
 
     results = simulate(4, rank)
-    for t in range(2):  # ranks (c, t) with c = 0, 1 have one share of the heads
+    for t in range(2):  # ranks (c, t) with c = 0, 1 have the same heads
         sums = [torch.stack(same).sum(0) for same in zip(results[t], results[2 + t], strict=True)]
         torch.testing.assert_close(sums, steps.step(model, name), **SUM)
 

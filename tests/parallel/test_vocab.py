@@ -37,7 +37,7 @@ def model_of(which: str, vocab: int = 32) -> Model:
     name, fields = VARIANTS[which]
     model = steps.model_of(name, vocab=vocab, heads=8, kv_heads=4, head_dim=4, **fields)
     with torch.no_grad():
-        for p in model.parameters():  # biases are 0 where training begins
+        for p in model.parameters():  # biases start as 0
             p += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()), dtype=p.dtype)
     return model
 
@@ -112,7 +112,7 @@ def test_entropy_of_parts(dtype: torch.dtype, bias: bool, smoothing: float | Non
         layer.weight.normal_(generator=drawn)
         layer.weight[60:] = layer.weight[:30]  # equal logits on different ranks
         if dtype == torch.float64:
-            layer.weight[88] *= 1000  # whose exponential is infinite
+            layer.weight[88] *= 1000  # a logit whose exponential overflows
         if bias and smoothing is None:
             layer.bias[torch.tensor([0, 30, 31, 60, 89])] = -torch.inf
     layer.to(dtype)

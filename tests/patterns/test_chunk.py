@@ -31,9 +31,9 @@ def test_it_is_told_and_drawn() -> None:
     assert draw(pattern, 5).splitlines() == ["# . . . .", "# # . . .", "# # # . .", ". . . # .", ". . . # #"]
     assert "no earlier keys but the last 2 of a chunk of 3" in choose_cache(pattern).why
     at = Tokens.range(5)
-    told = [[FATES[fate] for fate in row] for row in fates(pattern, at, at)[0, 0].tolist()]
-    assert told[1] == ["seen", "seen", "later", "later", "later"]
-    assert told[3] == ["released", "released", "released", "seen", "later"]
+    rows_of_fates = [[FATES[fate] for fate in row] for row in fates(pattern, at, at)[0, 0].tolist()]
+    assert rows_of_fates[1] == ["seen", "seen", "later", "later", "later"]
+    assert rows_of_fates[3] == ["released", "released", "released", "seen", "later"]
 
 
 def test_few_places_know_of_it() -> None:

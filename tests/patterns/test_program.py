@@ -81,7 +81,7 @@ def test_a_leaf_is_the_standard_one_of_its_primitive(pattern: Pattern) -> None:
 def test_leaving_out_what_decides_nothing_changes_nothing(pattern: Pattern, q: Tokens, k: Tokens) -> None:
     if min(q.rows, k.rows) in (1, max(q.rows, k.rows)):
         plain = mapped(pattern, standard)
-        real = q.valid.unsqueeze(-1) & k.valid.unsqueeze(-2)  # what is said of empty slots is not looked at
+        real = q.valid.unsqueeze(-1) & k.valid.unsqueeze(-2)  # results at empty slots are unspecified
         assert torch.equal(plain.allows(q, k) & real, pattern.allows(q, k) & real)
 
 

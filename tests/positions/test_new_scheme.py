@@ -105,15 +105,15 @@ def made(positions: PositionScheme) -> Decoder:
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_a_new_scheme_marks_and_its_cost_is_known(scheme: PositionScheme) -> None:
-    model, other = made(scheme), made(Slope(0.0))
+    model, unmarked = made(scheme), made(Slope(0.0))
     assert sum(p.numel() for p in model.parameters()) == cost.parameter_count(model.spec)
     trained = scheme.marks == "queries and keys"
     assert cost.parameters(model.spec).get("positions", 0) == 2 * trained
     moved = model(IDS.roll(1, 1))[:, -1]
     assert not torch.allclose(moved, model(IDS)[:, -1], atol=1e-3)
     weights = {n: t for n, t in model.state_dict().items() if "rotary" not in n}
-    other.load_state_dict(weights)
-    assert not torch.allclose(other(IDS), model(IDS), atol=1e-3)
+    unmarked.load_state_dict(weights)
+    assert not torch.allclose(unmarked(IDS), model(IDS), atol=1e-3)
     assert cost.plan(model.spec, model="m", context=16, machine=BOX).fits
 
 

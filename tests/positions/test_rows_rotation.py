@@ -96,7 +96,7 @@ def test_row_55_five_printed_forms_are_one(dims):
         torch.testing.assert_close(form, ours, rtol=0, atol=1e-12)
     torch.testing.assert_close(HALVES.rotate(halves, position), split[1], rtol=0, atol=1e-12)
     wrong = (rotate_half_form(x, position) - ours).abs().max()
-    assert wrong > 0.1 if dims > 2 else wrong < 1e-12  # two coordinates can only be paired in one way
+    assert wrong > 0.1 if dims > 2 else wrong < 1e-12  # with two coordinates there is only one pairing
 
 
 def test_row_55_the_dense_matrix_is_nearly_all_zeros():
@@ -179,7 +179,7 @@ def test_row_60_one_complex_number_a_pair_and_any_origin():
 def test_row_63_powers_of_any_rotation_know_the_difference_alone(m, n, seed):
     """Checks R_m^T R_n = R_(n-m), R_m^T R_m = I and R_0 = I, for a random generator A."""
     r_m, r_n, moved, zero = rotation_matrices(skew(seed, 6), torch.tensor([m, n, n - m, 0]))
-    limit = 1e-11  # |A| m 2^-52 for |A| up to ten
+    limit = 1e-11  # about |A| m 2^-52, with |A| up to ten
     torch.testing.assert_close(r_m.T @ r_n, moved, rtol=0, atol=limit)
     torch.testing.assert_close(r_m.T @ r_m, torch.eye(6, dtype=DOUBLE), rtol=0, atol=1e-14)
     assert torch.equal(zero, torch.eye(6, dtype=DOUBLE))
@@ -242,7 +242,7 @@ def test_row_63_table_of_half_precision_is_float32_rounded_once():
     assert torch.equal(table.apply(x)[..., 6:], x[..., 6:])
 
 
-# -- extensions that are named -----------------------------------------------------------------------------------
+# -- other extensions ---------------------------------------------------------------------------------------------
 
 
 @given(seed=seeds, dy=st.integers(-50, 50), dx=st.integers(-50, 50))

@@ -46,7 +46,7 @@ def test_row_22_sinusoids_are_the_formula_and_turn_with_distance(p, k, width):
         assert table[0, 2 * i : 2 * i + 2].tolist() == pytest.approx(
             [math.sin(angle), math.cos(angle)], abs=limit
         )
-    swap = table[0].unflatten(-1, (-1, 2)).flip(-1).flatten()  # (cos, sin): a turn by k is Rotary's by -k
+    swap = table[0].unflatten(-1, (-1, 2)).flip(-1).flatten()  # (cos, sin): shifted by k = rotated by -k
     moved = Rotary(pairing="adjacent").rotate(swap.view(1, 1, 1, -1), torch.tensor([k]))
     torch.testing.assert_close(
         moved.flatten().unflatten(-1, (-1, 2)).flip(-1).flatten(), table[1], rtol=0, atol=limit

@@ -9,7 +9,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from headway.positions import DynamicNTK, LinearScaling, Llama3, LongRope, Rotary, YaRN
 
-# float32 pow and reciprocal there, float64 here: the oracle is right to a few units of 2^-24
+# transformers computes powers in float32, we in float64: the oracle is right to a few units of 2^-24
 TOLERANCE = {"rtol": 4e-7, "atol": 0.0}
 
 
@@ -66,8 +66,8 @@ YARNS = [
         (1e6, 2.5, 32768),
         (150000.0, 32.0, 64),
         (10000.0, 1.0, 4096),
-        (100.0, 4.0, 4096),  # even the last pair turns often: the ramp ends beyond the pairs
-        (10000.0, 4.0, 6),  # no pair turns at all: an empty ramp
+        (100.0, 4.0, 4096),  # even the last pair rotates often: the ramp ends beyond the pairs
+        (10000.0, 4.0, 6),  # no pair rotates fast enough: an empty ramp
     ],
 )
 def test_yarn(options, theta, factor, context):

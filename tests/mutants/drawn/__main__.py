@@ -109,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
     if stale := tries.map.stale():
         print(f"{len(stale)} files have changed since the map was made; their lines are carried over")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes ignore SIGINT otherwise
     try:
         tries.go(options.j, queue, lambda text: print(text, flush=True))
     except KeyboardInterrupt:

@@ -71,7 +71,8 @@ class Generation:
         text = json.loads((self.folder / "kernels.json").read_text())
         names, lines = text["tests"], text["lines"]
         return {
-            file: {int(n): {names[i] for i in tests} for n, tests in of.items()} for file, of in lines.items()
+            file: {int(n): {names[i] for i in tests} for n, tests in own_lines.items()}
+            for file, own_lines in lines.items()
         }
 
     def _old_lines(self, file: str, now: str) -> dict[int, list[int]]:
@@ -170,21 +171,21 @@ class Map:
             return tests
         word = re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b")
         of_module = statement in parsed(self.sources[file]).body
-        for other, text in self.sources.items():
-            if not other.endswith(".py") or not word.search(text):
+        for user_file, text in self.sources.items():
+            if not user_file.endswith(".py") or not word.search(text):
                 continue
-            if of_module and other != file and not imports(text, file, names):
+            if of_module and user_file != file and not imports(text, file, names):
                 continue
             lines = {n for n, line in enumerate(text.splitlines(), 1) if word.search(line)}
-            tests |= self._running(other, lines & function_lines(text))
+            tests |= self._running(user_file, lines & function_lines(text))
             for line in sorted(lines - function_lines(text)):
                 user, _ = statement_at(parsed(text), line)
                 if (
-                    other == file
+                    user_file == file
                     and user is not statement
                     and not isinstance(user, (ast.Import, ast.ImportFrom))
                 ):
-                    tests |= self._users(other, user, depth - 1)
+                    tests |= self._users(user_file, user, depth - 1)
         return tests
 
 
@@ -235,7 +236,7 @@ def statement_at(tree: ast.Module, line: int) -> tuple[ast.stmt, bool]:
         for node in ast.walk(tree)
         if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
     ]
-    around = around or tree.body[:1]  # a comment
+    around = around or tree.body[:1]  # the line is a comment
     statement = min(reversed(around), key=lambda node: (node.end_lineno or node.lineno) - node.lineno)
     functions = (node for node in around if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
     return statement, any(node.body[0].lineno <= line and node is not statement for node in functions)

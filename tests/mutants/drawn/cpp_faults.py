@@ -36,16 +36,16 @@ PAIR = re.compile(r"(?<=[(,])\s*([\w.\->\[\]]+), ([\w.\->\[\]]+)(?=[,)])")
 def faults(file: str, source: bytes) -> list[Fault]:
     """Returns all faults of a C++ file, in the order of their places."""
     code = HIDDEN.sub(lambda m: re.sub(rb"[^\n]", b" ", m.group()), source).decode("latin-1")
-    found = []
+    result = []
     offset, previous = 0, ";"
     for line in code.splitlines(keepends=True):
         text = line.rstrip("\n")
         for start, end, new, operator in _of_line(text, begins=previous[-1] in ";{}:"):
             if text[start:end] != new:
-                found.append(fault(file, source, offset + start, offset + end, new, operator))
+                result.append(fault(file, source, offset + start, offset + end, new, operator))
         offset += len(line)
         previous = text.rstrip() or previous
-    return numbered(found)
+    return numbered(result)
 
 
 def _of_line(line: str, begins: bool) -> Iterator[tuple[int, int, str, str]]:

@@ -32,7 +32,7 @@ void __sanitizer_cov_trace_pc(void) {
 """Every block of code calls the hook first; it records the call's offset from the start of the library."""
 
 
-sys.path.insert(0, str(ROOT / "src"))  # headway is imported late, and from there
+sys.path.insert(0, str(ROOT / "src"))  # headway is imported later, from this path
 
 
 class DoesNotCompileError(Exception):

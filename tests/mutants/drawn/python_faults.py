@@ -75,7 +75,7 @@ class _Finder(Places):
         super().__init__(file, source)
         self.keys, self.modules, self.depth = set[ast.AST](), set[str](), 0
 
-    # What is not visited.
+    # Nodes that are not visited.
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
         """Skips f-strings: positions inside them are not known before Python 3.12."""
@@ -211,7 +211,7 @@ class _Finder(Places):
         self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
-        types = not self.depth and isinstance(node.op, ast.BitOr)  # an alias of types, as a rule
+        types = not self.depth and isinstance(node.op, ast.BitOr)  # at module level `|` usually joins types
         if type(node.op) in COMPUTED and not types and not is_text(node.left) and not is_text(node.right):
             self.between(node.left, node.right, *COMPUTED[type(node.op)], "operator")
         self.generic_visit(node)

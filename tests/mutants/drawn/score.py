@@ -135,7 +135,7 @@ class Results:
     def rows(self) -> dict[str, dict[str, Any]]:
         rows = {}
         for line in self.path.read_text().splitlines() if self.path.exists() else ():
-            with contextlib.suppress(json.JSONDecodeError):  # cut where a run was killed
+            with contextlib.suppress(json.JSONDecodeError):  # a line is cut if a run was killed
                 row = json.loads(line)
                 rows[row["id"]] = row
         return rows
@@ -195,7 +195,7 @@ class Run:
         answer = worker.ask([killers], 60 + 3 * sum(self.seconds.get(t, 1.0) for t in killers), first=False)
         wrong: set[str] = set()
         if answer["outcome"] == "killed":
-            wrong = {*killers} & {*answer["failed"]} or {*killers}  # all where the process came to its end
+            wrong = {*killers} & {*answer["failed"]} or {*killers}  # all of them if the process crashed
         with self.lock:
             self.failing |= wrong
             self.verified |= {*killers} - wrong
@@ -217,7 +217,7 @@ class Run:
         """Works until the queue is empty or time is over. Ctrl-C ends it; results written so far stay."""
         for folder in self.cache.glob("worker-*"):
             if not Path("/proc", folder.name.rpartition("-")[2]).exists():
-                shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+                shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
         threads = [
             threading.Thread(target=self.work, args=(n, queue, say), daemon=True) for n in range(workers)
         ]
