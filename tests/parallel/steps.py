@@ -48,8 +48,8 @@ def model_of(name: str, ntk: bool = False, vocab: int = VOCAB, **changes: Any) -
 
 
 def rows(name: str) -> tuple[Tensor, Tensor, Tokens]:
-    """Returns ids, targets with ignored ones among them (one rank of four has no other), and tokens: packed documents,
-    or global tokens."""
+    """Returns ids, targets, and tokens with documents or global tokens. Some targets are ignored: all of the second
+    quarter of a row, which is one of four contiguous shards."""
     random = torch.Generator().manual_seed(5)
     ids = torch.randint(VOCAB, (2, COUNT), generator=random)
     targets = torch.randint(VOCAB, (2, COUNT), generator=random)

@@ -24,7 +24,7 @@ SUM = {"rtol": 1e-10, "atol": 1e-12}
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("name", steps.PATTERNS)
 def test_row_45_loss_and_every_gradient_are_those_of_one_process(name: str, ranks: int) -> None:
-    """With packed documents, grouped heads, rotary positions by index, and a rank without a trained token."""
+    """With packed documents, grouped heads and rotary positions; a contiguous shard of four has no trained token."""
     model = steps.model_of(name)
     results = simulate(ranks, lambda exchange: steps.step(model, name, exchange))
     sums = [torch.stack(same).sum(0) for same in zip(*results, strict=True)]
