@@ -69,7 +69,7 @@ COMMON: Mapping[str, Mapping[str, Any]] = {
         "envvar": "HEADWAY_BACKEND",
     },
     "kv_cache_dtype": {
-        "help": "auto | int8: dtype of the KV cache; int8 rounds, and takes half the memory of bfloat16"
+        "help": "auto | int8: dtype of the KV cache; int8 rounds, and halves bfloat16's memory"
     },
     "dtype": {
         "help": "float32 (fp32) | bfloat16 (bf16) | ...: dtype of weights and products; auto is that of the file, "
