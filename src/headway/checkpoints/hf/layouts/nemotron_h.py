@@ -15,7 +15,7 @@ from headway.checkpoints.hf.layouts.experts import expert_names
 from headway.checkpoints.hf.layouts.hybrids import LINEAR, mixer_keys
 from headway.checkpoints.hf.layouts.mixtures_kin import DEEPSEEK
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, own_shapes, same
-from headway.checkpoints.hf.layouts.ssd import ssd_rules
+from headway.checkpoints.hf.layouts.ssd import OLD, ssd_rules
 from headway.checkpoints.hf.windows import FULL, layer_types
 from headway.errors import ConfigError
 from headway.models import ModelSpec
@@ -26,7 +26,6 @@ from headway.positions import NoPositions
 DENSE, SPARSE = FEEDS = ("mlp", "moe")
 LETTERS = {"M": LINEAR, "*": FULL, "-": DENSE, "E": SPARSE}
 """Letters of `hybrid_override_pattern`, by which published files list the kinds of layers."""
-OLD = {"mamba": LINEAR, "attention": FULL}
 SIZES = ("mamba_num_heads", "n_groups", "ssm_state_size", "mamba_head_dim", "conv_kernel")
 SSD = dict(zip(("heads", "key_heads", "head_dim", "value_dim", "conv"), SIZES, strict=True))
 EXPERTS = replace(
