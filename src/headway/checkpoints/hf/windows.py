@@ -89,11 +89,13 @@ def every(count: int, first: int = 0, other: str = SLIDING, *, key: str = "") ->
 
 
 def read_kinds(
-    config: ConfigReader, layers: int, usual: Kinds, known: Sequence[str] = LAYER_TYPES
+    config: ConfigReader, layers: int, usual: Kinds | list[str], known: Sequence[str] = LAYER_TYPES
 ) -> list[str]:
-    """Returns the kind of each layer: from `layer_types`, or else from `usual`."""
+    """Returns the kind of each layer: from `layer_types`, or else `usual`, a list or a function that returns one."""
     kinds = config.get("layer_types")
-    return usual(config, layers) if kinds is None else layer_types(kinds, layers, known)
+    if kinds is not None:
+        return layer_types(kinds, layers, known)
+    return usual(config, layers) if callable(usual) else usual
 
 
 Bases = Mapping[str, tuple[str, float]]

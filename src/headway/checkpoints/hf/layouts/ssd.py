@@ -180,7 +180,7 @@ def _read_granite(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, 
     layers, marks = fields["layers"], config.get("position_embedding_type")
     if marks not in ("rope", "nope", None):
         raise config.wrong("position_embedding_type", 'null, "nope" or "rope"', marks)
-    kinds = read_kinds(config, layers, lambda config, n: [LINEAR] * n, (FULL, LINEAR, *OLD))
+    kinds = read_kinds(config, layers, [LINEAR] * layers, (FULL, LINEAR, *OLD))
     dense = not config.whole(COUNT[0], least=0)
     return {
         **({} if marks == "rope" else {"positions": NoPositions()}),
