@@ -56,6 +56,8 @@ def last_keys(pattern: Pattern) -> int | None:
 FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
 UNUSED = 4096
 """A window width to write if no layer has a window, for readers that require one."""
+PERIOD = "sliding_window_pattern"
+"""The key of n if every n-th layer has full attention, in files without `layer_types`."""
 
 
 def layer_types(kinds: object, layers: int, known: Sequence[str] = LAYER_TYPES) -> list[str]:
