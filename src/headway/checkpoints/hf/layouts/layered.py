@@ -18,13 +18,11 @@ from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_lay
 from headway.checkpoints.hf.layouts.llama_kin import REMOTE
 from headway.checkpoints.hf.layouts.parts import in_windows, stated
 from headway.checkpoints.hf.layouts.rules import block, decoder_names
-from headway.checkpoints.hf.windows import LAYER_TYPES, UNUSED, every
+from headway.checkpoints.hf.windows import LAYER_TYPES, PERIOD, UNUSED, every
 from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.patterns import Causal
 from headway.positions import NoPositions, PerLayer, Rotary
-
-PERIOD = "sliding_window_pattern"
 
 
 def _marks(config: ConfigReader, layers: int) -> list[int]:
