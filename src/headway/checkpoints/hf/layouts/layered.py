@@ -12,7 +12,7 @@ published files, which predate that and came with code of their own, have three 
 from collections.abc import Mapping
 from typing import Any
 
-from headway.checkpoints.hf.config_keys import ConfigReader, Key
+from headway.checkpoints.hf.config_keys import ConfigReader, Key, activation
 from headway.checkpoints.hf.layouts.base import Part
 from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout
 from headway.checkpoints.hf.layouts.llama_kin import REMOTE
@@ -88,7 +88,7 @@ def _read_exaone(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, A
     return {
         "layers": config.whole(keys["layers"]),
         "norm_eps": config.number(keys["norm_eps"], 1e-5),
-        "activation": config.text(keys["activation"], "silu"),
+        "activation": activation(config, keys["activation"], "silu"),
         "patterns": Causal(),
     }
 
