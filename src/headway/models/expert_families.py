@@ -70,8 +70,8 @@ EXPERTS: Mapping[str, Family] = {
         SIGMOID,
     ),
     "flint": _family(
-        "qwen3 with sink logits, windows, no positions in layers without a window, and sigmoid-routed experts, one of them "
-        "shared",
+        "qwen3 with sink logits, windows, no positions in layers without a window, and sigmoid-routed experts, one of "
+        "them shared",
         {"qk_norm": "head", "sink_logit": True, "trained_context": 262144},
         replace(USUAL, score="sigmoid"),
     ),
