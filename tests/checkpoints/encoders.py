@@ -133,11 +133,6 @@ def seen(values: Tensor, tokens: Tokens) -> Tensor:
     return values[tokens.valid] if values.shape[:2] == tokens.valid.shape else values
 
 
-def off(ours: Tensor, theirs: Tensor) -> float:
-    """Returns the largest difference, relative to the largest value of `theirs`."""
-    return float((ours - theirs).detach().abs().max() / theirs.detach().abs().max())
-
-
 def from_them(model: Any, path: Path) -> Encoder:
     model.save_pretrained(path)
     ours = build_model(load_folder(path))

@@ -62,14 +62,14 @@ def test_a_gigabyte_of_whitespace_is_not_read(folder):
 
 
 def test_a_byte_order_mark_is_taken(folder):
-    file = folder / "config.json"
+    file, spec = folder / "config.json", load_folder(folder).spec
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
-    assert load_folder(folder).spec == load_folder(folder).spec
+    assert load_folder(folder).spec == spec
     assert read_json(file)["vocab_size"] == 61
 
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-         "num_key_value_heads", "head_dim", "max_position_embeddings")  # fmt: skip  # fmt: skip
+         "num_key_value_heads", "head_dim", "max_position_embeddings")  # fmt: skip
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
@@ -100,7 +100,6 @@ def test_more_layers_than_there_are_tensors_are_refused_before_they_are_named(fo
 
 
 def test_a_folder_of_headway_s_own_type_has_the_same_limits(tmp_path):
-
     spec = ModelSpec(**{**vars(SPEC), "positions": Rotary(pairing="adjacent")})
     save_folder(tmp_path / "m", build(spec, seed=0), keep_pairing=True)
     config = json.loads((tmp_path / "m" / "config.json").read_text())
