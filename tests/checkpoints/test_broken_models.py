@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from headway.checkpoints import save_folder
@@ -21,6 +21,7 @@ from headway.cli import run
 from headway.models import ModelSpec, build
 from headway.text import train_bpe
 from tests.checkpoints.broken_tokenizers import BERT, UNIGRAM, WORDS, sentencepiece
+from tests.checkpoints.edits import set_keys, set_tensors
 from tests.checkpoints.mutations import IMPOSTORS
 
 SIZE = {"width": 16, "layers": 2, "heads": 2, "hidden": 24}
@@ -72,22 +73,15 @@ def bytes_of(change: Callable[[bytes], bytes]) -> Break:
 
 
 def tensors_of(change: Callable[[dict[str, Tensor], str], object]) -> Break:
-    def broken(folder: Path, kind: str) -> None:
-        stored = load_file(weights(folder))
-        change(stored, kind)
-        save_file(stored, weights(folder), {"format": "pt"})
-
-    return broken
+    return lambda folder, kind: set_tensors(folder, lambda stored: change(stored, kind))
 
 
 def config_of(**changes: object) -> Break:
     """Changes keys of `config.json`; "width" and "layers" stand for the family's own keys."""
 
     def broken(folder: Path, kind: str) -> None:
-        config = json.loads((folder / "config.json").read_text())
         family_keys = {"width": NAMES[kind][2], "layers": NAMES[kind][3]}
-        config |= {family_keys.get(key, key): value for key, value in changes.items()}
-        (folder / "config.json").write_text(json.dumps(config))
+        set_keys(folder, **{family_keys.get(key, key): value for key, value in changes.items()})
 
     return broken
 

@@ -2,12 +2,14 @@
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from headway.train.config import TrainConfig
 from headway.train.tasks import find_task
+from headway.train.tasks.heads import HeadTask
+from tests.train.prepared import prepared
 
 NAMES, PLACES, VERBS = ("anna", "bob", "carl"), ("rome", "oslo", "new york"), ("lives", "works", "sings")
 ENDS = ("today .", "now and then .", ".", "for a very long while .")
@@ -81,7 +83,8 @@ USUAL: dict[str, Any] = {
 OWN: dict[str, dict[str, Any]] = {"answer": {"stride": 8}}
 
 
-def write(path: Path, records: list[Record]) -> str:
+def write(path: Path, records: Iterable[object]) -> str:
+    """Writes a line of JSON for each record, and returns the path."""
     path.write_text("".join(json.dumps(one) + "\n" for one in records), encoding="utf-8")
     return str(path)
 
@@ -96,3 +99,10 @@ def settings(task: str, folder: Path, **changes: Any) -> TrainConfig:
     }
     given = {"task": task, **USUAL, **OWN.get(task, {}), **files, **changes}
     return find_task(task).settings.of({name: value for name, value in given.items() if value is not None})
+
+
+def made(task: str, folder: Path, **changes: Any) -> HeadTask:
+    """The task of these settings, ready for its first step."""
+    found = prepared(settings(task, folder, **changes), folder)
+    assert isinstance(found, HeadTask)
+    return found
