@@ -1,1 +1,1 @@
-"""The tests mirror the package; those that carry the design stand at the top of this folder."""
+"""Tests in the folders mirror the package; those at the top of this folder concern all of it."""

@@ -1,4 +1,4 @@
-"""What a reader of the pages has, in toy size: models, runs, texts and records under the names that pages give them."""
+"""Toy versions of what commands in the docs read: models, runs, texts and records, under the names used there."""
 
 import csv
 import gzip
@@ -39,11 +39,11 @@ def write(path: Path, text: str) -> None:
 
 
 def json_lines(records: Iterable[Any]) -> str:
-    return "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in records)
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
 def text(path: Path) -> None:
-    """One long document."""
+    """Writes one long document."""
     write(path, "".join(TEXT))
 
 
@@ -58,13 +58,13 @@ def sentences(path: Path) -> None:
 
 
 def chats(path: Path) -> None:
-    """ShareGPT's form."""
+    """Writes conversations in ShareGPT's format."""
     records = [{"conversations": TALK * (1 + i % 3)} for i in range(20)]
     write(path, json.dumps(records) if ".json" in path.suffixes else json_lines(records))
 
 
 def talks(path: Path) -> None:
-    """QLoRA's form of OASST1."""
+    """Writes questions in QLoRA's format of OASST1."""
     texts = [f"what is it that you and the {n} have to do with this?" for n in ("cat", "dog", "owl")]
     write(
         path, json_lines([{"input": f"### Human: {t} ### Assistant:", "output": f"It is {t}"} for t in texts])
@@ -72,16 +72,17 @@ def talks(path: Path) -> None:
 
 
 def instructions(path: Path) -> None:
-    """Alpaca's form."""
+    """Writes instructions in Alpaca's format."""
     texts = zip(documents(4, 20), documents(5, 20), strict=True)
     records = [
-        {"instruction": f"{i}: {one}", "input": "", "output": other} for i, (one, other) in enumerate(texts)
+        {"instruction": f"{i}: {first}", "input": "", "output": second}
+        for i, (first, second) in enumerate(texts)
     ]
     write(path, json.dumps(records) if ".json" in path.suffixes else json_lines(records))
 
 
 def questions(path: Path) -> None:
-    """MT-bench's form, answers of a reference too."""
+    """Writes questions in MT-bench's format, with reference answers."""
     turns = ["one two?", "three?"]
     write(
         path,
@@ -90,7 +91,7 @@ def questions(path: Path) -> None:
 
 
 def titles(path: Path) -> None:
-    write(path, "".join(f"{one.strip()}\t{i % 2}\n" for i, one in enumerate(documents(1, 20, most=8))))
+    write(path, "".join(f"{title.strip()}\t{i % 2}\n" for i, title in enumerate(documents(1, 20, most=8))))
 
 
 def symbols(path: Path) -> None:
@@ -112,7 +113,7 @@ def triplets(path: Path) -> None:
 
 
 def reviews(path: Path) -> None:
-    records = [{"text": one, "label": str(i % 2)} for i, one in enumerate(documents(2, 24, most=90))]
+    records = [{"text": review, "label": str(i % 2)} for i, review in enumerate(documents(2, 24, most=90))]
     if path.suffix == ".csv":
         with path.open("w", newline="", encoding="utf-8") as file:
             table = csv.DictWriter(file, ["text", "label"])
@@ -123,18 +124,18 @@ def reviews(path: Path) -> None:
 
 
 def pairs(path: Path) -> None:
-    """Two answers to each prompt."""
+    """Writes preference pairs: two answers to each prompt."""
     write(path, json_lines({"prompt": "one two", "chosen": "three", "rejected": "four"} for _ in range(8)))
 
 
 def meetings(path: Path) -> None:
-    """Questions that a word of a text answers."""
+    """Writes meetings with questions, each answered by a word of its text."""
     toys.meetings(path.parent)
     path.with_name("q.jsonl").rename(path)
 
 
 def endings(path: Path) -> None:
-    """The task of docs/evaluation.md."""
+    """Writes the task of docs/evaluation.md, and its data."""
     path.mkdir()
     page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
     write(path / "endings.yaml", page.partition("```yaml\n")[2].partition("```")[0])
@@ -143,12 +144,12 @@ def endings(path: Path) -> None:
 
 
 def answer(path: str, body: Any) -> Answer:
-    """What the model of an endpoint says: an instruction where a list of them is to be continued, else a judgment."""
-    asked = body["messages"][-1]["content"]
-    number = re.search(r"(\d+)\. Instruction:\s*$", asked)
+    """Returns an endpoint's reply: a new instruction if the prompt is a list to be continued, else a judgment."""
+    prompt = body["messages"][-1]["content"]
+    number = re.search(r"(\d+)\. Instruction:\s*$", prompt)
     if number is None:
         return completion("Rating: [[7]], that is [[A]]")
-    task = " ".join(random.Random(asked + str(body.get("seed"))).choices(WORDS, k=9))
+    task = " ".join(random.Random(prompt + str(body.get("seed"))).choices(WORDS, k=9))
     return completion(f" Say {task}\n{number[1]}. Input:\n<noinput>\n{number[1]}. Output:\n{task}\n")
 
 
@@ -157,7 +158,7 @@ def letters(template: str = TURNS) -> Tokenizer:
 
 
 def chatter(path: Path) -> None:
-    """With a template that says which tokens are answers."""
+    """Writes a decoder with a chat template that marks the tokens of answers."""
     decoder(path, SHORT)
 
 
@@ -187,35 +188,35 @@ def translator(path: Path) -> None:
 
 
 def languages(path: Path) -> None:
-    """Of many languages, beside its tokenizer."""
+    """Writes a many-language translator, beside its tokenizer."""
     from tests.text.nllb import write_nllb  # transformers takes a second to import
 
     write_nllb(path.with_name("words"), path)
 
 
 def config(path: Path, **settings: Any) -> TextConfig:
-    """The settings of a run, in a file."""
+    """Writes the settings of a run to a file, and its data beside it."""
     texts(path.parent / "text")
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "data": "text", "vocab": 280, "depth": 2, "width": 16, "heads": 4, "kv_heads": 4, "hidden": 32, "context": 16,
         "batch_tokens": 128, "micro_batch": 2, "steps": 2, "validation_share": 0.1, "out": "runs/run",
     }  # fmt: skip
-    made = TextConfig.of({**usual, **settings})
-    write(path, config_yaml(made))
-    return made
+    settings_made = TextConfig.of({**defaults, **settings})
+    write(path, config_yaml(settings_made))
+    return settings_made
 
 
 def run(path: Path) -> None:
-    """A run that has ended, which `path` is a part of."""
-    made = config(path.parents[2] / "run.yaml", out="runs/mine", checkpoints="shards")
+    """Trains a run to its end, of which `path` is a part."""
+    settings = config(path.parents[2] / "run.yaml", out="runs/mine", checkpoints="shards")
     with chdir(path.parents[2]):
-        train(made, quiet=True)
+        train(settings, quiet=True)
     if not path.exists():
         path.with_name("checkpoint-2").rename(path)
 
 
 def adapter(path: Path) -> None:
-    """Beside the model `stories`, with its tokenizer."""
+    """Writes an adapter beside its model `stories`, with the tokenizer."""
     decoder(path.parent / "stories")
     folder = load_folder(path.parent / "stories")
     fresh = Adapter.fresh(build(folder.spec, seed=0), Lora(rank=2))
@@ -273,13 +274,13 @@ THINGS = {name: make for make, names in KINDS.items() for name in names.split()}
 
 
 class Store:
-    """Each thing made once, in a folder of its own; `put` copies what is wanted."""
+    """Makes each thing once, in its own folder; `put` copies what is needed."""
 
     def __init__(self, root: Path, endpoint: str) -> None:
         self.root, self.endpoint = root, endpoint
 
     def put(self, names: Iterable[str], folder: Path) -> None:
-        """Into `folder`, those of `names` that are things, and are not there."""
+        """Copies into `folder` those of `names` that are in THINGS and missing there."""
         for name in names:
             if name in THINGS and not (folder / name).exists():
                 home = self.root / name.replace("/", "-")

@@ -1,4 +1,4 @@
-"""Command lines of pages and tables: read by the command that they name, and never run."""
+"""Command lines in docs: parsed by the command that they name, without running it."""
 
 import importlib
 import re
@@ -21,40 +21,40 @@ from tests.pages import BLOCK, ROOT, commands_of
 
 INLINE = re.compile(r"`(headway [a-z-]+ [^`]+)`")
 INDENTED = re.compile(r"^(?: {4,}|# +)\$? *(headway [a-z-]+(?: +\S+)*)", re.MULTILINE)
-# Rows of tables, and the words of a sentence.
+# Rows of tables and words of a sentence, which look like commands.
 NOT_TYPED = {"headway one row", "headway bf16"}
-SHELL = ("|", "<", ">")  # what follows one of these is not the command's
-PLACEHOLDER = re.compile(r"[A-Z][A-Z_-]*$|\.\.\.$|.*/")  # MODEL, runs/mine: what a reader has
+SHELL = ("|", "<", ">")  # words after one of these do not belong to the command
+PLACEHOLDER = re.compile(r"[A-Z][A-Z_-]*$|\.\.\.$|.*/")  # MODEL, runs/mine: things that a reader has
 
 
 def lines_of(page: str) -> list[str]:
-    """The `headway` lines of a page's shell and console blocks."""
-    found = [line for language, text in BLOCK.findall(page) for line in commands_of(language, text)]
-    return [line for line in found if line.startswith("headway ")]
+    """Returns the `headway` lines of a page's shell and console blocks."""
+    typed = [line for language, text in BLOCK.findall(page) for line in commands_of(language, text)]
+    return [line for line in typed if line.startswith("headway ")]
 
 
 def inline_of(page: str) -> list[str]:
-    """The `headway` lines within a page's text."""
+    """Returns the `headway` commands in backquotes in a page's text."""
     return [line.replace("\\|", "|") for line in INLINE.findall(BLOCK.sub("", page)) if line not in NOT_TYPED]
 
 
 def indented_of(text: str) -> list[str]:
-    """The `headway` lines of indented blocks and of comments; what stands behind two spaces is said of them."""
+    """Returns the `headway` lines of indented blocks and comments, without remarks after two spaces."""
     joined = re.sub(r" *\\\n[ #]*", " ", BLOCK.sub("", text))
     return [re.split(r"\s{2,}(?!-)", line)[0] for line in INDENTED.findall(joined)]
 
 
 @cache
 def click_command(name: str) -> Any:
-    """A command of the command line, as click has it."""
+    """Returns a command as click's object."""
     module, _, function = commands()[name].module.partition(":")
     return _options.click_command(getattr(importlib.import_module(module), function or "command"))
 
 
-@patch("headway.checkpoints.remote.local_model", Path)  # models that a reader has: nothing is fetched
+@patch("headway.checkpoints.remote.local_model", Path)  # models are taken as local: nothing is fetched
 def read_command(line: str) -> dict[str, Any]:
-    """The values of a line's options and arguments. Raises click's errors for what the command does not take, and an
-    error for a topic, recipe, setting, size or pattern that is not there."""
+    """Returns the values of a line's options and arguments. Raises click's errors for arguments that the command does
+    not take, and an error for a topic, recipe, setting, size or pattern that does not exist."""
     program, name, *arguments = takewhile(lambda word: word not in SHELL, shlex.split(line))
     assert program == "headway", line
     if name == "train":
@@ -72,45 +72,45 @@ def read_command(line: str) -> dict[str, Any]:
 
 
 def read_mention(line: str) -> None:
-    """Of a command that a sentence mentions, with as much of it as the sentence needs: its name, its options, and the
-    settings of the task that it names. Raises AssertionError for what is not there."""
-    name, *rest = takewhile(lambda word: word not in SHELL, shlex.split(line)[1:])
+    """Checks a command mentioned in a sentence, which may be incomplete: its name, options, and settings of its task.
+    Raises AssertionError for what does not exist."""
+    name, *words = takewhile(lambda word: word not in SHELL, shlex.split(line)[1:])
     assert name in commands(), line
     if name == "train":
-        task = rest[rest.index("--task") + 1] if "--task" in rest else None
+        task = words[words.index("--task") + 1] if "--task" in words else None
         kind = settings_of(None if task is None or PLACEHOLDER.match(task) else task)
         command = _options.click_command(with_flags(run, kind))
     else:
         command = click_command(name)
-    while rest and rest[0] in getattr(command, "commands", {}):
-        command, rest = command.commands[rest[0]], rest[1:]
+    while words and words[0] in getattr(command, "commands", {}):
+        command, words = command.commands[words[0]], words[1:]
     known = {"-h", "--help"}.union(*(set(p.opts) | set(p.secondary_opts) for p in command.params))
     if not hasattr(command, "commands"):
-        assert {word.partition("=")[0] for word in rest if word.startswith("-")} <= known, line
+        assert {word.partition("=")[0] for word in words if word.startswith("-")} <= known, line
 
 
 def _without_own_config(arguments: list[str]) -> list[str]:
-    """Without the settings of a run that a reader has."""
-    at = arguments.index("--config") if "--config" in arguments else len(arguments)
-    ours = arguments[at + 1 : at + 2] and arguments[at + 1].startswith("recipes/")
-    return arguments if ours else arguments[:at] + arguments[at + 2 :]
+    """Returns the arguments without `--config FILE`, unless the file is one of `recipes/`."""
+    index = arguments.index("--config") if "--config" in arguments else len(arguments)
+    from_recipes = arguments[index + 1 : index + 2] and arguments[index + 1].startswith("recipes/")
+    return arguments if from_recipes else arguments[:index] + arguments[index + 2 :]
 
 
 def _look_up(name: str, values: dict[str, Any]) -> None:
-    """What a line names beyond its options."""
+    """Checks the names in a line beyond its options: topics, models, patterns, settings. Raises if one is unknown."""
     if name == "explain" and values["topic"] is not None:
         assert values["topic"] in (*TOPICS, "all", "figures"), values["topic"]
     elif name == "plan":
         assert PLACEHOLDER.match(values["model"]) or values["model"] in catalog.names(), values["model"]
     elif name == "diff":
-        for one in (values["first"], values["second"]):
-            assert PLACEHOLDER.match(one) or find(one) is None or one in catalog.names(), one
+        for word in (values["first"], values["second"]):
+            assert PLACEHOLDER.match(word) or find(word) is None or word in catalog.names(), word
     elif name == "show":
         for pattern in values["patterns"]:
             parse(pattern)
     elif name == "train" and str(values.get("config")).startswith("recipes/"):
         path = ROOT / values["config"]
-        overrides = [one for one in values["overrides"] or () if "=" in one]
+        overrides = [word for word in values["overrides"] or () if "=" in word]
         if STAGES in read_yaml(path):
             read_recipe(path, overrides, small=values["small"])
         else:

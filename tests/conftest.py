@@ -1,11 +1,11 @@
-"""What every test runs under: one thread, fixed seeds, English, no warnings, uninitialised memory full of NaN."""
+"""Settings of every test: one thread, fixed seeds, English, warnings as errors, fresh memory full of NaN."""
 
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "Agg")
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin take the processors of other workers
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads would take the CPUs of other workers
 os.environ["LC_ALL"] = "C"  # reports are in the language of the environment
 
 import functools
@@ -52,19 +52,19 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("thorough" if config.getoption("--slow") else "quick")
-    if not config.getoption("--slow"):  # a third of the time of a small run
+    if not config.getoption("--slow"):  # fsync and the picture take a third of a small run's time
         os.fsync = lambda descriptor: None  # type: ignore[assignment]
         ending.draw_curve = drawn_once(ending.draw_curve)
 
 
 def drawn_once(draw: Callable[..., None]) -> Callable[..., None]:
-    """The curve of the first run of a process is drawn; later ones get a copy of that picture."""
+    """Returns a function that draws the curve of a process's first run; later runs get a copy of that picture."""
     picture = b""
 
-    def call(records: object, path: Path, *rest: object) -> None:
+    def call(records: object, path: Path, *options: object) -> None:
         nonlocal picture
         if not picture:
-            draw(records, path, *rest)
+            draw(records, path, *options)
             picture = path.read_bytes()
         path.write_bytes(picture)
 
@@ -72,8 +72,8 @@ def drawn_once(draw: Callable[..., None]) -> Callable[..., None]:
 
 
 def stale_levels() -> list[str]:
-    """The levels of this CPU whose library was built from other sources than are here: their tests would be skipped,
-    and the warning of them would fail every test that attends."""
+    """Returns this CPU's levels whose library was built from other sources: their tests would be skipped, and their
+    warning would fail every test that computes attention."""
     folder = Path(os.environ.get("HEADWAY_NATIVE_DIR") or build.LIBRARIES)
     built = [x for x in levels.runnable(cpu_flags(), tiles=True) if (folder / build.file_name(x)).exists()]
     return [x for x in built if build.built_hash(folder / build.file_name(x)) != build.source_hash(x)]
@@ -121,7 +121,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def collected(pytestconfig: pytest.Config) -> list[str]:
-    """All tests of the files that are run, those that are left out for being slow too."""
+    """Returns all tests of the files that run, including slow ones that are deselected."""
     return pytestconfig.stash[COLLECTED]
 
 
@@ -131,12 +131,12 @@ def _seeds() -> None:
     np.random.seed(0)
     if torch.accelerator.is_available():
         torch.manual_seed(0)
-    else:  # the same without a look for other devices, which takes longer than most tests
+    else:  # the same, without looking for other devices, which takes longer than most tests
         torch.default_generator.manual_seed(0)
 
 
 def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The same function, its fresh floating-point memory filled with NaN."""
+    """Returns the function with its fresh floating-point memory filled with NaN."""
 
     @functools.wraps(make)
     def call(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -151,9 +151,9 @@ def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _poison() -> Iterator[None]:
-    """Memory that is read before it is written shows as NaN, not as whatever was there."""
+    """Fills fresh memory with NaN, so that reading it before writing shows."""
     with torch.device("meta"):
-        torch.empty(1)  # `with torch.device(...)` collects the constructors it knows when first used
+        torch.empty(1)  # the first `with torch.device(...)` collects constructors; it must see the originals
     with pytest.MonkeyPatch.context() as patch:
         for name in ("empty", "empty_like", "empty_strided"):
             patch.setattr(torch, name, poisoned(getattr(torch, name)))
@@ -164,5 +164,5 @@ def _poison() -> Iterator[None]:
 
 @pytest.fixture
 def plain_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Formulas in place of fused operators."""
+    """Uses formulas in place of fused operators."""
     operators.plain(monkeypatch)

@@ -1,4 +1,4 @@
-"""Where tests find real data that is not part of the project."""
+"""Paths of real data that is not part of the project; tests are skipped without it."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ LLAMA_CPP = "llama_cpp_python-0.3.36"
 
 
 def data_path(relative: str) -> Path:
-    """`relative` below HEADWAY_DATA or ../shared/data; skips the test, with the reason, when it is absent."""
+    """Returns `relative` below HEADWAY_DATA or ../shared/data; skips the test, with the reason, if it is absent."""
     root = Path(os.environ.get("HEADWAY_DATA") or Path(__file__).parents[2] / "shared" / "data")
     path = root / relative
     if not path.exists():
@@ -20,14 +20,14 @@ def data_path(relative: str) -> Path:
 
 
 def llama_cpp_path(relative: str) -> Path:
-    """`relative` in llama.cpp's sources, which the source distribution of llama-cpp-python has: among the sources that
-    `others.py` keeps (HEADWAY_PEERS), else below `llama.cpp` of the data; skips as `data_path`."""
-    kept = HOME / "src" / LLAMA_CPP / "vendor" / "llama.cpp" / relative
-    return kept if kept.exists() else data_path(f"llama.cpp/{relative}")
+    """Returns `relative` in llama.cpp's sources, which are part of llama-cpp-python's source distribution: from those
+    that `others.py` keeps (HEADWAY_PEERS), else below `llama.cpp` in the data. Skips like `data_path`."""
+    source = HOME / "src" / LLAMA_CPP / "vendor" / "llama.cpp" / relative
+    return source if source.exists() else data_path(f"llama.cpp/{relative}")
 
 
 def weights_path(relative: str) -> Path:
-    """Published weights: `relative` in the folder `weights` of what `others.py` keeps (HEADWAY_PEERS), else of the
-    data; skips as `data_path`. docs/checkpoints.md says what they are and how they come there."""
-    kept = HOME / "weights" / relative
-    return kept if kept.exists() else data_path(f"weights/{relative}")
+    """Returns `relative` among published weights: in the folder `weights` that `others.py` keeps (HEADWAY_PEERS), else
+    of the data. Skips like `data_path`. docs/checkpoints.md says which weights these are and how to get them."""
+    file = HOME / "weights" / relative
+    return file if file.exists() else data_path(f"weights/{relative}")

@@ -1,4 +1,4 @@
-"""Faults of a disk, on purpose: any call of a save can fail, kill its process, or write a part of its bytes."""
+"""Simulated disk faults: any call of a save can fail, kill its process, or write only part of its bytes."""
 
 import errno
 import os
@@ -22,14 +22,14 @@ FUNCTIONS = {
     "remove": "remove",
 }
 METHODS = {"open": "__init__", "write": "write", "fsync": "sync", "close": "close"}
-"""Name of a call -> what makes it: a function of `disk`, a method of `disk.NewFile`."""
+"""Operation -> what performs it: a function of `disk`, or a method of `disk.NewFile`."""
 
 
 @contextmanager
 def watch(callback: Watcher) -> Iterator[None]:
-    """Call `callback(operation, path, data)` before every call that a save makes; `path` is what it changes.
+    """Calls `callback(operation, path, data)` before every call that a save makes; `path` is what it changes.
 
-    The callback may raise (the call then fails with that error) or, for a "write", return a number of bytes n: the
+    The callback may raise (the call then fails with that error) or, for a "write", return a number n of bytes: the
     first n bytes are written and the call then fails with "no space left on device", as a full disk does."""
     with pytest.MonkeyPatch.context() as patch:
         for operation, name in FUNCTIONS.items():
@@ -59,18 +59,18 @@ def failing(n: int) -> Watcher:
 
 
 def _watched(operation: str, call: Callable[..., Any], callback: Watcher) -> Callable[..., Any]:
-    def watched(first: Any, *others: Any) -> Any:
-        data = memoryview(others[0]).cast("B") if operation == "write" else None
-        path = next((one for one in reversed((first, *others)) if isinstance(one, Path)), None) or first.path
+    def watched(first: Any, *arguments: Any) -> Any:
+        data = memoryview(arguments[0]).cast("B") if operation == "write" else None
+        path = next((x for x in reversed((first, *arguments)) if isinstance(x, Path)), None) or first.path
         try:
             cut = callback(operation, path, data)
         except OSError:
-            if operation == "close":  # it closes, and reports an error
+            if operation == "close":  # the file is closed although an error is reported
                 call(first)
             raise
         if cut is not None and data is not None:
             call(first, data[:cut])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        return call(first, *others)
+        return call(first, *arguments)
 
     return watched

@@ -1,4 +1,4 @@
-"""What is drawn on a figure, as text, panel by panel: words, data, colours and places of all that a reader sees."""
+"""Lists a figure as text, panel by panel: words, data, colours and positions of everything visible."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,23 +19,23 @@ from matplotlib.ticker import FixedFormatter
 from tests.listings import number
 
 SHOWN = 4
-"""Numbers of a longer series that are listed, evenly spread; with their count and mean."""
+"""How many numbers of a longer series are listed, evenly spread, with its count and mean."""
 
 
 @contextmanager
 def kept(told: list[str], path: Path, width: float = 8.0, height: float = 4.5) -> Iterator[Figure]:
-    """In the place of `headway_lab.draw.saved_figure`: the listing of each figure instead of its file."""
+    """Replaces `headway_lab.draw.saved_figure`: appends each figure's listing to `told` instead of saving it."""
     figure = Figure(figsize=(width, height))
     yield figure
     told.append(f"{path.name}\n{listing(figure)}\n")
 
 
 MOST = 40
-"""Bars, or boxes, of a panel that are listed one by one."""
+"""How many bars or boxes of a panel are listed one by one."""
 
 
 def listing(figure: Figure) -> str:
-    """Every panel, in the order in which they were made."""
+    """Lists every panel, in the order of creation."""
     width, height = figure.get_size_inches()
     lines = [f"figure {number(float(width))} x {number(float(height))}"]
     for n, axes in enumerate(figure.axes):
@@ -55,7 +55,7 @@ def texts(figure: Figure | SubFigure) -> Iterator[str]:
 
 
 def panel(axes: Axes) -> Iterator[str]:
-    """The words of a panel, its scales, and what is in it."""
+    """Yields the lines of a panel: its words, scales, and artists."""
     for loc in ("center", "left", "right"):
         if axes.get_title(loc):
             title = {"center": axes.title, "left": axes._left_title, "right": axes._right_title}[loc]  # type: ignore[attr-defined]
@@ -100,32 +100,32 @@ def words(text: Text) -> str:
     return f"{text.get_text()!r} size {number(float(text.get_fontsize()))} {hue(text.get_color())} {place}".rstrip()
 
 
-def artist(own: Any) -> str:
-    """One line, image, collection or text."""
-    if isinstance(own, Line2D):
-        label = "" if own.get_label().startswith("_") else f"{own.get_label()!r} "
-        look = f"{own.get_linestyle()} {number(own.get_linewidth())} {own.get_marker()} {number(own.get_markersize())}"
-        colour = f"{hue(own.get_color())} {hue(own.get_markerfacecolor())}"
-        look = f"{look} {colour} alpha {own.get_alpha()} over {own.get_zorder()}"
-        return f"line {label}{look}: x {series(own.get_xdata())}; y {series(own.get_ydata())}"
-    if isinstance(own, AxesImage):
-        data, shown = np.ma.asarray(own.get_array()), series(np.asarray(own.get_extent(), float))
-        limits = series([x for x in own.get_clim() if x is not None])
-        return f"image {data.shape} {own.get_cmap().name} {limits} within {shown}: {series(data.ravel())}"
-    if isinstance(own, Collection):
-        label = "" if str(own.get_label()).startswith("_") else f"{own.get_label()!r} "
-        at, paths = np.asarray(own.get_offsets()), own.get_paths()
+def artist(art: Any) -> str:
+    """Describes one line, image, collection or text."""
+    if isinstance(art, Line2D):
+        label = "" if art.get_label().startswith("_") else f"{art.get_label()!r} "
+        look = f"{art.get_linestyle()} {number(art.get_linewidth())} {art.get_marker()} {number(art.get_markersize())}"
+        colour = f"{hue(art.get_color())} {hue(art.get_markerfacecolor())}"
+        look = f"{look} {colour} alpha {art.get_alpha()} over {art.get_zorder()}"
+        return f"line {label}{look}: x {series(art.get_xdata())}; y {series(art.get_ydata())}"
+    if isinstance(art, AxesImage):
+        data, shown = np.ma.asarray(art.get_array()), series(np.asarray(art.get_extent(), float))
+        limits = series([x for x in art.get_clim() if x is not None])
+        return f"image {data.shape} {art.get_cmap().name} {limits} within {shown}: {series(data.ravel())}"
+    if isinstance(art, Collection):
+        label = "" if str(art.get_label()).startswith("_") else f"{art.get_label()!r} "
+        at, paths = np.asarray(art.get_offsets()), art.get_paths()
         points = np.concatenate([path.vertices.ravel() for path in paths[:500]]) if paths else np.zeros(0)
-        colours = [hue(c) for c in own.get_facecolor()[:: max(1, len(own.get_facecolor()) // 4)]]
-        array = "" if own.get_array() is None else f" of {series(np.ma.asarray(own.get_array()).ravel())}"
-        sizes = series(getattr(own, "get_sizes", list)())
-        return f"{type(own).__name__} {label}{colours} sizes {sizes} at {series(at.ravel())}: {series(points)}{array}"
-    x, y = own.get_position()
-    return f"text {series([x, y])} {words(own)}"
+        colours = [hue(c) for c in art.get_facecolor()[:: max(1, len(art.get_facecolor()) // 4)]]
+        array = "" if art.get_array() is None else f" of {series(np.ma.asarray(art.get_array()).ravel())}"
+        sizes = series(getattr(art, "get_sizes", list)())
+        return f"{type(art).__name__} {label}{colours} sizes {sizes} at {series(at.ravel())}: {series(points)}{array}"
+    x, y = art.get_position()
+    return f"text {series([x, y])} {words(art)}"
 
 
 def bars(patches: list[Patch]) -> Iterator[str]:
-    """Rectangles as place and size; what many have is said once."""
+    """Yields position and size of each rectangle, up to `MOST`, and the number of the others."""
     for n, patch in enumerate(patches):
         if n == MOST:
             yield f"and {len(patches) - n} more"
@@ -147,14 +147,14 @@ def hue(colour: Any) -> str:
 
 
 def series(values: Iterable[Any]) -> str:
-    """Numbers; of many some, and their count and mean. Words as they are."""
+    """Formats numbers; of a long series some samples with count and mean. Strings stay as they are."""
     flat = list(np.ma.asarray(values).ravel().tolist() if not isinstance(values, (list, tuple)) else values)
     if any(isinstance(x, str) for x in flat):
         return " ".join(repr(x) for x in flat)
     known = [float("nan") if x is None else float(x) for x in flat]
     if len(known) <= 2 * SHOWN:
         return " ".join(map(number, known))
-    some = [known[i] for i in np.linspace(0, len(known) - 1, SHOWN).round().astype(int)]
+    samples = [known[i] for i in np.linspace(0, len(known) - 1, SHOWN).round().astype(int)]
     finite = [x for x in known if np.isfinite(x)]
     mean = f"{len(known)}, mean {number(float(np.mean(finite)))}" if finite else f"{len(known)}"
-    return f"{' '.join(map(number, some))} of {mean}"
+    return f"{' '.join(map(number, samples))} of {mean}"

@@ -1,9 +1,9 @@
-"""Listings that tests compare with what is kept in a file: what a topic reports and draws, the rows of a benchmark.
+"""Listings that tests compare with kept files: what a topic reports and draws, the rows of a benchmark.
 
 `python -m tests.listings` renews all of them, or `python -m tests.listings tests/explain` those of a folder; `git diff`
-shows what has changed. Words must be the same, integers too; other numbers agree within a thousandth, or a unit of the
-last digit that is printed; what is smaller than 1e-5 is rounding, and agrees within its size. The tests are run for
-several instruction sets, and a number that is not the same for all of them is kept as ~, with which any agrees.
+shows what has changed. Words and integers must be equal; other numbers agree within a thousandth, or a unit of the last
+printed digit; numbers below 1e-5 are rounding, and agree within a factor of `SIZE`. The tests run for several
+instruction sets, and a number that differs between them is kept as ~, which agrees with any number.
 """
 
 import ast
@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 RENEW = "TESTS_LISTINGS"
-"""In the environment: "new" writes files, "more" marks in them the numbers that differ."""
+"""Environment variable: "new" writes the files, "more" marks the numbers that differ from them."""
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.]*\w)|~")
 CLOSE, ROUNDING, SIZE = 1e-3, 1e-5, 30
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
@@ -33,7 +33,7 @@ MACHINES: tuple[dict[str, str], ...] = (
 
 
 class Clock:
-    """Seconds that are the same in every run: each call is some milliseconds after the one before."""
+    """A clock with the same seconds in every run: each call is a millisecond or two after the previous one."""
 
     def __init__(self) -> None:
         self.calls, self.now = 0, 0.0
@@ -45,7 +45,7 @@ class Clock:
 
 
 def number(x: object) -> str:
-    """A number to four digits; one that is no integer always has a point or an exponent."""
+    """Formats a number to four digits; a float always has a point or an exponent."""
     if not isinstance(x, float):
         return str(x)
     text = f"{x:.4g}"
@@ -53,7 +53,7 @@ def number(x: object) -> str:
 
 
 def agree(kept: str, new: str) -> bool:
-    """Whether two numbers, as text, are one."""
+    """Returns whether two numbers, as text, agree."""
     if kept == new or "~" in (kept, new):
         return True
     if not re.search("[.e]", kept + new):
@@ -65,22 +65,22 @@ def agree(kept: str, new: str) -> bool:
 
 
 def unit(text: str) -> float:
-    """One of the last digit of a number, as text."""
+    """Returns one unit of the last digit of a number given as text."""
     digits, _, power = text.partition("e")
     return float(10 ** (int(power or 0) - len(digits.partition(".")[2])))
 
 
 def differences(kept: str, new: str) -> Iterator[str]:
-    """The lines that do not agree."""
-    for one, other in zip_longest(kept.splitlines(), new.splitlines(), fillvalue="(nothing)"):
-        words = NUMBER.sub("#", one) == NUMBER.sub("#", other)
-        pairs = zip(NUMBER.findall(one), NUMBER.findall(other), strict=words)
+    """Yields the lines that do not agree."""
+    for old_line, new_line in zip_longest(kept.splitlines(), new.splitlines(), fillvalue="(nothing)"):
+        words = NUMBER.sub("#", old_line) == NUMBER.sub("#", new_line)
+        pairs = zip(NUMBER.findall(old_line), NUMBER.findall(new_line), strict=words)
         if not (words and all(agree(*pair) for pair in pairs)):
-            yield f"kept  {one}\nnow   {other}"
+            yield f"kept  {old_line}\nnow   {new_line}"
 
 
 def merged(kept: str, new: str) -> str:
-    """A listing with ~ for the numbers in which another differs."""
+    """Returns the kept listing with ~ for numbers that differ in the new one."""
     assert NUMBER.sub("#", kept) == NUMBER.sub("#", new), "\n".join(differences(kept, new))
     numbers = iter(NUMBER.findall(new))
 
@@ -91,7 +91,7 @@ def merged(kept: str, new: str) -> str:
 
 
 def text(value: Any) -> str:
-    """A value as Python writes it; of a dataclass the fields that are not as usual."""
+    """Returns a value as Python writes it; for a dataclass, the fields that differ from their defaults."""
     if isinstance(value, (set, frozenset)):
         return text(sorted(value))
     if isinstance(value, dict):
@@ -104,27 +104,31 @@ def text(value: Any) -> str:
 
 
 def facts(value: Any) -> str:
-    """The fields of a dataclass that are not as usual."""
-    usual = {field.name: field.default for field in fields(value)}
+    """Returns the fields of a dataclass that differ from their defaults."""
+    defaults = {field.name: field.default for field in fields(value)}
     return ", ".join(
-        f"{name}={text(now)}"
-        for name, default in usual.items()
-        if (now := getattr(value, name)) != default and not _repeats(now, default)
+        f"{name}={text(current)}"
+        for name, default in defaults.items()
+        if (current := getattr(value, name)) != default and not _repeats(current, default)
     )
 
 
 def _repeats(value: Any, default: Any) -> bool:
-    """Whether a value of each layer is the default's one in all of them."""
+    """Returns whether a value for each layer repeats the default's single value."""
     return isinstance(default, tuple) and len(default) == 1 and {*value} == {*default}
 
 
 def constants(module: ModuleType) -> str:
-    """What a module names in capitals."""
+    """Lists a module's constants: names in capitals, with their values."""
     body = ast.parse(inspect.getsource(module)).body
-    targets = [one.targets for one in body if isinstance(one, ast.Assign)]
-    targets += [[one.target] for one in body if isinstance(one, ast.AnnAssign) and one.value]
+    targets = [node.targets for node in body if isinstance(node, ast.Assign)]
+    targets += [[node.target] for node in body if isinstance(node, ast.AnnAssign) and node.value]
     names = [
-        name.id for those in targets for one in those for name in ast.walk(one) if isinstance(name, ast.Name)
+        name.id
+        for group in targets
+        for node in group
+        for name in ast.walk(node)
+        if isinstance(name, ast.Name)
     ]
     capitals = [name for name in names if name.lstrip("_").isupper()]
     values = {name: text(getattr(module, name)) for name in capitals}
@@ -132,15 +136,15 @@ def constants(module: ModuleType) -> str:
 
 
 def check(path: Path, listing: str) -> None:
-    """Raises AssertionError where a listing is not that of the file."""
+    """Raises AssertionError if a listing does not agree with the file; writes the file if `RENEW` is set."""
     text = "\n".join(line.rstrip() for line in listing.splitlines()) + "\n"
     if how := os.environ.get(RENEW):
         path.parent.mkdir(exist_ok=True)
         path.write_text(
             merged(path.read_text(encoding="utf-8"), text) if how == "more" else text, encoding="utf-8"
         )
-    found = [*differences(path.read_text(encoding="utf-8"), text)]
-    assert not found, f"{path.name}, renewed by `python -m tests.listings`:\n" + "\n".join(found[:8])
+    differing = [*differences(path.read_text(encoding="utf-8"), text)]
+    assert not differing, f"{path.name}, renewed by `python -m tests.listings`:\n" + "\n".join(differing[:8])
 
 
 def main(folders: list[str]) -> int:

@@ -1,9 +1,9 @@
-"""What a process takes."""
+"""Memory of a process."""
 
 from pathlib import Path
 from resource import getpagesize
 
 
 def resident() -> int:
-    """Bytes of memory of this process."""
+    """Returns the resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * getpagesize()

@@ -1,4 +1,4 @@
-"""Attention as the formula says it, in the dtype of its inputs: the low-precision reference, and the float64 truth."""
+"""Attention by its formula, in the dtype of its inputs: the low-precision reference, and the float64 truth."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ def naive(
     k_tokens: Tokens,
     scale: float | None = None,
 ) -> Tensor:
-    """softmax(scale q k^T + mask) v with keys repeated for grouped heads; rows that see nothing are 0."""
+    """Returns softmax(scale q k^T + mask) v with keys repeated for grouped heads; rows that see nothing are 0."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     mask = visible(pattern, q_tokens, k_tokens)
@@ -26,7 +26,7 @@ def naive(
 
 
 def with_gradients(f, grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[no-untyped-def]
-    """(output, gradients...) of f at `tensors`, detached, for the incoming gradient `grad`."""
+    """Returns (output, gradients...) of f at `tensors`, detached, for the incoming gradient `grad`."""
     leaves = [t.detach().clone().requires_grad_() for t in tensors]
     out = f(*leaves)
     return out.detach(), *torch.autograd.grad(out, leaves, grad.to(out.dtype))

@@ -1,4 +1,4 @@
-"""Norms, gates, rotations and products as formulas in torch's operations."""
+"""Norms, gates, rotations and products computed by formulas in torch's operations."""
 
 import pytest
 
@@ -7,6 +7,6 @@ from headway.nn import products
 
 
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The formulas in place of fused operators, which tests/native/test_rows.py compares with them."""
+    """Replaces fused operators by formulas; tests/native/test_rows.py compares the two."""
     monkeypatch.setattr(rows, "runs", lambda *tensors: False)
     monkeypatch.setattr(products, "_slow_mkl", lambda: False)

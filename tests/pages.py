@@ -1,6 +1,6 @@
-"""The commands and the Python of pages, typed as a reader types them, in toy size.
+"""Runs the commands and the Python of docs as a reader would, in toy size.
 
-A command runs as it is printed, with the words of the first row of SMALLER that fits behind it.
+A command runs as printed, followed by the words of every row of SMALLER that matches it.
 """
 
 import os
@@ -31,7 +31,7 @@ STAGED = "|".join(
     sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml") if STAGES in read_yaml(path))
 )
 LONG = "|".join(topic for topic in TOPICS if "quick" in settings_of(topic))
-# What a reader puts in its place.
+# Replacements that a reader would make.
 INSTEAD = (
     (r"^make demo$", "headway demo"),
     (r"^make bench$", "headway bench attention"),
@@ -43,7 +43,7 @@ INSTEAD = (
 )
 STAGES_OR_PAIRS = rf"recipes/({STAGED}|translation)"
 TINY = "--width 16 --heads 2 --vocab 280"
-# Behind a command stand the words of every row that fits it: the same journey, smaller. Of repeated options the last
+# A command gets the words of every row that matches it: the same run, but smaller. Of repeated options the last
 # counts.
 SMALLER = (
     (r"demo", "--quick --seconds 5"),
@@ -71,7 +71,7 @@ SMALLER = (
 )
 
 
-WRITTEN = {"convert": 3, "surgery": 4, "data": 2}  # which word of a command is what it writes
+WRITTEN = {"convert": 3, "surgery": 4, "data": 2}  # index of the word that a command writes to
 BUILD = "tests/native/test_build.py"
 SANITIZED = ("compiles for minutes", f"{BUILD}::test_a_sanitized_library_stops_at_a_read_outside_its_memory")
 BOOK = (
@@ -86,7 +86,7 @@ INSTALLED = (
     "fetches from the index",
     "tests/test_release.py::test_an_installed_wheel_runs_without_a_compiler",
 )
-# What is shown and not run: why, and the test that runs it.
+# Commands that are shown but not run here: why, and the test that runs them.
 NOT_RUN = {
     "pip install torch --index-url https://download.pytorch.org/whl/cpu": INSTALLED,
     'pip install "headway[lab,serve]"': INSTALLED,
@@ -124,7 +124,7 @@ NOT_RUN = {
 
 
 class Block(NamedTuple):
-    """What stands between three backticks, and where."""
+    """A fenced code block, and its place."""
 
     page: Path
     line: int
@@ -138,15 +138,15 @@ class Block(NamedTuple):
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """The blocks of a page."""
+    """Returns the code blocks of a page."""
     text = page.read_text(encoding="utf-8")
     return [
-        Block(page, text.count("\n", 0, found.start()) + 1, *found.groups()) for found in BLOCK.finditer(text)
+        Block(page, text.count("\n", 0, match.start()) + 1, *match.groups()) for match in BLOCK.finditer(text)
     ]
 
 
 def commands_of(language: str, text: str) -> list[str]:
-    """The commands of a shell block, and those behind a `$` of a console block, without what is remarked on them."""
+    """Returns the commands of a shell block, or those after `$` in a console block, without comments."""
     lines = re.sub(r" *\\\n *", " ", text).splitlines()
     typed = {"sh": lines, "console": [line[2:] for line in lines if line.startswith("$ ")]}
     bare = [re.sub(r"(^|\s)#( .*|$)", "", line).strip() for line in typed.get(language, ())]
@@ -154,7 +154,7 @@ def commands_of(language: str, text: str) -> list[str]:
 
 
 def smaller(command: str) -> str:
-    """The same in toy size."""
+    """Returns the command in toy size."""
     for pattern, words in INSTEAD:
         command = re.sub(pattern, words, command)
     words = [words for pattern, words in SMALLER if re.search(rf"\bheadway {pattern}", command)]
@@ -162,16 +162,16 @@ def smaller(command: str) -> str:
 
 
 def names_of(command: str) -> Iterator[str]:
-    """What a command may read: what its words name, but for where it writes."""
+    """Yields the names that a command may read: those of its words, except where it writes."""
     words = shlex.split(command)
     for number, word in enumerate(words):
-        to = (words[number - 1].strip("-"), word.partition("=")[0])
-        if "out" not in to and WRITTEN.get(words[1]) != number:
+        keys = (words[number - 1].strip("-"), word.partition("=")[0])
+        if "out" not in keys and WRITTEN.get(words[1]) != number:
             yield from names_in(word)
 
 
 def names_in(word: str) -> Iterator[str]:
-    """What a word names: itself, or the value of a setting, and what a recipe reads."""
+    """Yields the names in a word: itself or the value of a setting, and those in a recipe."""
     yield word.rpartition("=")[2].rstrip("/")
     if re.fullmatch(r"recipes/[\w-]+\.yaml", word):
         yield "recipes"
@@ -182,49 +182,49 @@ def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, (list, dict)):
-        parts = [one for key, one in value.items() if key != "out"] if isinstance(value, dict) else value
-        for one in parts:
-            yield from _strings(one)
+        parts = [item for key, item in value.items() if key != "out"] if isinstance(value, dict) else value
+        for item in parts:
+            yield from _strings(item)
 
 
 def type_in(command: str, folder: Path) -> str:
-    """What a command prints in `folder`. Raises AssertionError where it fails.
+    """Runs a command in `folder` and returns what it prints. Raises AssertionError if it fails.
 
-    `headway ...` without words of the shell runs in a fork of this process, which has imported what takes seconds."""
+    `headway ...` without shell syntax runs in a fork of this process, which has the slow imports done."""
     if command.startswith("headway ") and not re.search(
         r"[|<>&;$]", re.sub(r"'[^']*'|\"[^\"]*\"", "", command)
     ):
         return in_folder(folder, main, command)
-    around = {
+    environment = {
         **os.environ,
         **AROUND,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     shell = ["bash", "-o", "pipefail", "-c", command]
-    done = subprocess.run(
-        shell, cwd=folder, env=around, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    process = subprocess.run(
+        shell, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout + done.stderr
+    assert process.returncode == 0, f"{command}\n{process.stdout}\n{process.stderr}"
+    return process.stdout + process.stderr
 
 
 @cache
 def ready() -> None:
-    """What takes a command seconds before it begins to train: what it imports, and the roof that it measures."""
+    """Does once what costs each training command seconds: slow imports, and measuring the peak of products."""
     for module in ("headway.train.run", "torch._dynamo", "matplotlib.figure"):
         import_module(module)
     gemm_peak(DTYPES[choose_precision("auto").what])
 
 
 def in_folder(folder: Path, act: Callable[[], None], what: str) -> str:
-    """What `act` prints in a fork of this process that works in `folder` and was started by the command `what`. Raises
-    AssertionError where it fails."""
+    """Runs `act` in a fork of this process in `folder`, with the words of `what` as `sys.argv`, and returns what it
+    prints. Raises AssertionError if it fails."""
 
     def child() -> None:
         os.chdir(folder)
         os.environ.update(AROUND)
-        for number, to in enumerate((os.open(os.devnull, os.O_RDONLY), out.fileno(), out.fileno())):
-            os.dup2(to, number)
+        for number, target in enumerate((os.open(os.devnull, os.O_RDONLY), out.fileno(), out.fileno())):
+            os.dup2(target, number)
         sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
         sys.argv = shlex.split(what)
         warnings.resetwarnings()
@@ -243,17 +243,17 @@ def in_folder(folder: Path, act: Callable[[], None], what: str) -> str:
     with tempfile.TemporaryFile("w+b") as out:
         code = in_a_child(child)
         out.seek(0)
-        said = out.read().decode()
-    assert code == 0, f"{what}\n{said}"
-    return said
+        output = out.read().decode()
+    assert code == 0, f"{what}\n{output}"
+    return output
 
 
 ROUNDING = re.compile(r"\d\.\d+e-\d+")
-"""What rounding makes, which is another number on another processor."""
+"""Numbers that are rounding errors, which differ between processors."""
 
 
 def assert_printed(shown: str, printed: str) -> None:
-    """Every shown line is printed, in order; a shown line may be the beginning of a longer one."""
+    """Asserts that every shown line is printed, in order; a shown line may be the beginning of a printed one."""
     lines = iter(printed.splitlines())
     for expected in (line.rstrip() for line in shown.splitlines() if line.strip() not in ("", "...")):
         assert any(begins(line, expected) for line in lines), (
@@ -262,9 +262,9 @@ def assert_printed(shown: str, printed: str) -> None:
 
 
 def begins(line: str, expected: str) -> bool:
-    """Whether a line begins as is expected, what rounding makes of numbers to a factor of 3."""
-    there = re.match(r"(\d\.\d+e-\d+)".join(map(re.escape, ROUNDING.split(expected))), line)
+    """Returns whether a line begins as expected; rounding errors may differ by a factor of 3."""
+    match = re.match(r"(\d\.\d+e-\d+)".join(map(re.escape, ROUNDING.split(expected))), line)
     numbers = (
-        zip(map(float, there.groups()), map(float, ROUNDING.findall(expected)), strict=True) if there else ()
+        zip(map(float, match.groups()), map(float, ROUNDING.findall(expected)), strict=True) if match else ()
     )
-    return there is not None and all(1 / 3 <= number / shown <= 3 for number, shown in numbers)
+    return match is not None and all(1 / 3 <= number / shown <= 3 for number, shown in numbers)

@@ -1,4 +1,4 @@
-"""Covering products: few cases that contain every pair of values of any two axes, or every value of each."""
+"""Covering arrays: few cases that contain every pair of values of any two axes, or every value of each."""
 
 from collections.abc import Sequence
 from itertools import combinations, product
@@ -9,16 +9,17 @@ import pytest
 
 
 def pairwise(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Cases such that every two values of two different axes meet in at least one of them: greedily, the first of those
-    with the most pairs that are missing yet."""
-    every = np.indices([len(axis) for axis in axes]).reshape(len(axes), -1)
+    """Returns cases such that any two values of two different axes occur together in at least one case. Greedy: each
+    next case is the first with the most pairs that are still missing."""
+    all_cases = np.indices([len(axis) for axis in axes]).reshape(len(axes), -1)
     missing = {
         (i, j): np.ones((len(axes[i]), len(axes[j])), bool) for i, j in combinations(range(len(axes)), 2)
     }
     cases = []
     while any(pairs.any() for pairs in missing.values()):
-        best = every[
-            :, sum(pairs[every[i], every[j]].astype(int) for (i, j), pairs in missing.items()).argmax()
+        best = all_cases[
+            :,
+            sum(pairs[all_cases[i], all_cases[j]].astype(int) for (i, j), pairs in missing.items()).argmax(),
         ]
         cases.append(tuple(axis[i] for axis, i in zip(axes, best, strict=True)))
         for (i, j), pairs in missing.items():
@@ -27,8 +28,8 @@ def pairwise(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 
 def chequered(names: str, *axes: Sequence[Any], of: int = 2) -> pytest.MarkDecorator:
-    """`parametrize` of a product: quick are the cases whose places in the axes sum to a multiple of `of`, so that each
-    value is met, beside others each time; all other cases are slow."""
+    """Returns `parametrize` over a product. Cases whose indices in the axes sum to a multiple of `of` are quick, so
+    that each value occurs, with different values of other axes; all other cases are slow."""
     places = product(*map(range, map(len, axes)))
     cases = [
         pytest.param(

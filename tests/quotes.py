@@ -1,4 +1,4 @@
-"""Numbers that pages quote from docs/results: links whose title says where on the results page the number stands.
+"""Numbers that pages quote from docs/results: links whose title says where the number is on the results page.
 
 [4.397](../results/alpaca.md "alpaca, val_loss")             a cell of a table: its row and its column
 [50-fold](../results/explain.md#scale "falls 50-fold")       words of the page, here of its section `scale`
@@ -14,7 +14,7 @@ SECTION = re.compile(r"^### (.+)$", re.MULTILINE)
 
 
 class Quote(NamedTuple):
-    """What a page quotes: its words, the results page, the section there, and the title: the place in it."""
+    """A quotation: the page's words, the results page, the section there, and the title, which names the place."""
 
     words: str
     target: str
@@ -23,49 +23,52 @@ class Quote(NamedTuple):
 
     @property
     def page(self) -> str:
-        """The results page in English."""
+        """The English results page."""
         return self.target.replace(".zh.md", ".md")
 
 
 def quotes_of(text: str) -> list[Quote]:
-    """The links of a page to results, titles on one line."""
-    return [Quote(*(" ".join(part.split()) for part in found)) for found in LINK.findall(text)]
+    """Returns the links of a page to results, with whitespace in titles collapsed."""
+    return [Quote(*(" ".join(part.split()) for part in parts)) for parts in LINK.findall(text)]
 
 
 def numbers(text: str) -> list[str]:
-    """The numbers of a text without the commas of thousands: "1,095 questions" has "1095"."""
+    """Returns the numbers in a text without thousands separators: "1,095 questions" gives "1095"."""
     return [number.replace(",", "") for number in NUMBER.findall(text)]
 
 
 def check(quote: Quote, page: Path) -> None:
-    """Raises AssertionError unless the results page says what is quoted: words that it does not have, a number that its
-    cell or its words do not have."""
+    """Raises AssertionError unless the results page has the quoted words or cell, and they have the quoted numbers."""
     text = page.read_text(encoding="utf-8")
     if quote.section:
         parts = SECTION.split(text)
         sections = dict(zip(parts[1::2], parts[2::2], strict=True))
         assert quote.section in sections, f"{page.name} has no section {quote.section}"
         text = sections[quote.section]
-    own = numbers(quote.words)
-    assert own, f"no number in {quote.words!r}"
+    quoted = numbers(quote.words)
+    assert quoted, f"no number in {quote.words!r}"
     if quote.title in " ".join(text.split()):
-        missing = [number for number in own if number not in numbers(quote.title)]
+        missing = [number for number in quoted if number not in numbers(quote.title)]
         assert not missing, f"{quote.words!r}: no {missing} in {quote.title!r}"
         return
     row, _, column = quote.title.rpartition(", ")
-    found = cells(text).get((row, column))
-    assert found is not None, f"{page.name} has neither the words nor the cell {quote.title!r}"
-    there = found.replace(" ", "") if re.fullmatch(r"[\d ]+", found) else found
-    for number, value in zip(own, NUMBER.findall(there), strict=False):
+    value_text = cells(text).get((row, column))
+    assert value_text is not None, f"{page.name} has neither the words nor the cell {quote.title!r}"
+    cell_numbers = value_text.replace(" ", "") if re.fullmatch(r"[\d ]+", value_text) else value_text
+    for number, value in zip(quoted, NUMBER.findall(cell_numbers), strict=False):
         digits = len(number.partition(".")[2])
         factor = 100 if "%" in quote.words and float(value) <= 1 else 1
-        assert f"{factor * float(value):.{digits}f}" == number, f"{quote.words!r}: {page.name} has {found!r}"
-    assert len(own) <= len(NUMBER.findall(there)), f"{quote.words!r}: {page.name} has {found!r}"
+        assert f"{factor * float(value):.{digits}f}" == number, (
+            f"{quote.words!r}: {page.name} has {value_text!r}"
+        )
+    assert len(quoted) <= len(NUMBER.findall(cell_numbers)), (
+        f"{quote.words!r}: {page.name} has {value_text!r}"
+    )
 
 
 def cells(text: str) -> dict[tuple[str, str], str]:
-    """The cells of a page's tables by row, which its first cell names, and column; none of rows of one name."""
-    found: dict[tuple[str, str], str] = {}
+    """Returns the cells of a page's tables by (first cell of the row, column); rows of the same name are left out."""
+    result: dict[tuple[str, str], str] = {}
     twice: set[str] = set()
     header: list[str] = []
     for line in text.splitlines():
@@ -77,6 +80,6 @@ def cells(text: str) -> dict[tuple[str, str], str]:
             header = parts
         elif set("".join(parts)) != {"-"}:
             keys = [(parts[0], name) for name in header[1:]]
-            twice |= {parts[0]} if any(key in found for key in keys) else set()
-            found |= dict(zip(keys, parts[1:], strict=True))
-    return {key: value for key, value in found.items() if key[0] not in twice}
+            twice |= {parts[0]} if any(key in result for key in keys) else set()
+            result |= dict(zip(keys, parts[1:], strict=True))
+    return {key: value for key, value in result.items() if key[0] not in twice}

@@ -1,4 +1,4 @@
-"""docs/requirements.md, of the rows and slips in the two tables here. `python -m tests.requirements` writes it anew."""
+"""Writes docs/requirements.md from the tables of rows and slips beside this file: `python -m tests.requirements`."""
 
 import tomllib
 from collections.abc import Iterator
@@ -9,16 +9,17 @@ TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "requirements.md"
 INTRODUCTION = """# Requirements
 
-What headway must do, drawn from five texts on Transformers, which [documents](documents/README.md) follow one by one:
-multi-head attention with masks and caches; the Transformer of 2017; LLaMA, Alpaca, Vicuna; rotary embedding and
-RoFormer; Longformer and grouped queries. A number in a test's name (`test_row_57_...`) is a row here. Beside each row
-stand tests that show it, below `tests/`, and a command that shows it to a reader. "in part" says what the tests leave
-out, "missing" that nothing shows a row yet. This page is written from `tests/requirements.toml` and `tests/slips.toml`,
-and `tests/test_requirements.py` follows every name.
+What headway must do, taken from five texts on Transformers: multi-head attention with masks and caches; the
+Transformer of 2017; LLaMA, Alpaca, Vicuna; rotary embedding and RoFormer; Longformer and grouped queries.
+[documents](documents/README.md) follows these texts one by one. Each row names the tests below `tests/` that check
+it, and a command that shows it to a reader. A number in a test's name (`test_row_57_...`) is the number of a row. "in
+part" says what the tests do not cover; "missing" means that nothing shows a row yet. `python -m tests.requirements`
+writes this page from `tests/requirements.toml` and `tests/slips.toml`; `tests/test_requirements.py` checks every name
+on it.
 """
 SLIPS = """## Slips of the documents
 
-Where a document slips, the right thing is done, and said on its two pages and in the file named here.
+Errors in the documents. headway does what is right; the two pages of the document and the file named here say so.
 
 | slip | what is said | what is right | where | shown by |
 |---|---|---|---|---|"""
@@ -26,7 +27,7 @@ Where a document slips, the right thing is done, and said on its two pages and i
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A requirement. `lacks` says what its tests leave out; without a `command` the first test is run."""
+    """A requirement. `lacks` says what its tests leave out; if there is no `command`, the first test is run."""
 
     section: str
     number: int
@@ -37,20 +38,20 @@ class Row:
 
     @property
     def status(self) -> str:
-        """shown, in part or missing."""
+        """One of: shown, in part (with what is lacking), missing."""
         if not self.tests:
             return "missing"
         return f"in part: {self.lacks}" if self.lacks else "shown"
 
     @property
     def shown_by(self) -> str:
-        """What a reader types."""
+        """The command that shows it to a reader."""
         return self.command or f"python -m pytest tests/{self.tests[0]}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slip:
-    """What a document says wrongly, and what is right. `page` names its pages below docs/documents, `where` a file."""
+    """An error of a document, and what is right. `page` names its pages below docs/documents, `where` a file."""
 
     name: str
     page: str
@@ -61,36 +62,41 @@ class Slip:
 
 
 def rows() -> Iterator[Row]:
-    """All rows, by section."""
-    for section, found in tomllib.loads((TESTS / "requirements.toml").read_text(encoding="utf-8")).items():
-        for number, row in found.items():
+    """Yields all rows, by section."""
+    for section, table in tomllib.loads((TESTS / "requirements.toml").read_text(encoding="utf-8")).items():
+        for number, row in table.items():
             yield Row(section=section, number=int(number), **{**row, "tests": tuple(row["tests"])})
 
 
 def slips() -> Iterator[Slip]:
-    """All slips."""
+    """Yields all slips."""
     for name, slip in tomllib.loads((TESTS / "slips.toml").read_text(encoding="utf-8")).items():
         yield Slip(name=name, **{**slip, "tests": tuple(slip["tests"])})
 
 
 def cell(text: str) -> str:
-    """A text between the bars of a table."""
+    """Escapes a text for a cell of a table."""
     return text.replace("|", "\\|")
 
 
 def page() -> str:
-    """The whole page."""
-    found = list(rows())
-    counts = [sum(row.status.startswith(word) for row in found) for word in ("shown", "in part", "missing")]
-    parts = [INTRODUCTION, "Of {} rows {} are shown, {} in part, {} missing.\n".format(len(found), *counts)]
-    for section in dict.fromkeys(row.section for row in found):
+    """Returns the whole page."""
+    all_rows = list(rows())
+    counts = [
+        sum(row.status.startswith(word) for row in all_rows) for word in ("shown", "in part", "missing")
+    ]
+    parts = [
+        INTRODUCTION,
+        "Of {} rows {} are shown, {} in part, {} missing.\n".format(len(all_rows), *counts),
+    ]
+    for section in dict.fromkeys(row.section for row in all_rows):
         lines = [
             f"## {section}",
             "",
             "| # | what must hold | status | tests | command |",
             "|---|---|---|---|---|",
         ]
-        for row in found:
+        for row in all_rows:
             if row.section == section:
                 tests = "<br>".join(f"`{test}`" for test in row.tests)
                 lines.append(

@@ -1,4 +1,4 @@
-"""A random BERT of `transformers` in a folder with a vocabulary, and what it gives for texts."""
+"""A random BERT of `transformers` in a folder with a vocabulary, and its outputs for texts."""
 
 from pathlib import Path
 from typing import Any
@@ -38,14 +38,14 @@ def bert(path: Path, kind: str, **config: Any) -> tuple[Path, Any]:
 
 
 def theirs(model: Any, texts: list[Any]) -> tuple[list[list[int]], list[Tensor]]:
-    """Ids and logits (or last states) of each text alone."""
+    """Returns ids and logits (or last hidden states) of each text alone."""
     tokenizer = Tokenizer.load(Path(model.name_or_path)) if model.name_or_path else None
     assert tokenizer is not None
     ids, outs = [], []
     for text in texts:
-        found = tokenizer.inputs([text], special=True)[0]
+        inputs = tokenizer.inputs([text], special=True)[0]
         with torch.no_grad():
-            out = model(torch.tensor([found.ids]), token_type_ids=torch.tensor([found.token_types]))
-        ids.append(found.ids)
+            out = model(torch.tensor([inputs.ids]), token_type_ids=torch.tensor([inputs.token_types]))
+        ids.append(inputs.ids)
         outs.append(out[0][0])
     return ids, outs

@@ -1,4 +1,4 @@
-"""Small models of families of every kind, with weights of deviation 0.2."""
+"""Small models of families of every kind, with weights of standard deviation 0.2."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -40,7 +40,7 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "exaone4": ("exaone4", SEES),
     "modernbert": ("modernbert", {"kv_heads": 4, "patterns": (Window.around(10), Window.around(20))}),
 }
-"""Name -> family, and what differs from `SIZES` and its defaults."""
+"""Name -> family, and fields that differ from `SIZES` and the family's defaults."""
 ENCODERS = ("modernbert",)
 
 

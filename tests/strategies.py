@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the pure values."""
+"""Hypothesis strategies for patterns and tokens."""
 
 import torch
 from hypothesis import strategies as st
@@ -40,29 +40,29 @@ counts = st.integers(1, 40)
 
 @st.composite
 def tokens(draw: st.DrawFn, count: st.SearchStrategy[int] = counts) -> Tokens:
-    """One side of a call: regular, ragged to either side, packed, with holes, with global tokens per row."""
+    """Draws tokens of one side of a call: regular, padded on either side, packed, with holes, with global tokens."""
     n = draw(count)
     kind = draw(st.sampled_from(["range", "left", "right", "packed", "holes"]))
     rows = draw(st.integers(1, 2))
     if kind == "range":
-        made = Tokens.range(n, start=draw(st.sampled_from([0, 5])))
+        result = Tokens.range(n, start=draw(st.sampled_from([0, 5])))
     elif kind == "packed":
-        made = Tokens.packed([_lengths(draw, n) for _ in range(rows)], n)
+        result = Tokens.packed([_lengths(draw, n) for _ in range(rows)], n)
     elif kind == "holes":
         mask = draw(st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=rows, max_size=rows))
-        made = Tokens.from_attention_mask(torch.tensor(mask, dtype=torch.bool).view(rows, n))
+        result = Tokens.from_attention_mask(torch.tensor(mask, dtype=torch.bool).view(rows, n))
     else:
         lengths = draw(st.lists(st.integers(0, n), min_size=rows, max_size=rows))
-        made = Tokens.from_lengths(lengths, n, kind)
+        result = Tokens.from_lengths(lengths, n, kind)
     if draw(st.booleans()):
         marks = draw(st.lists(st.booleans(), min_size=n, max_size=n))
-        made = made.with_global(torch.tensor(marks, dtype=torch.bool).unsqueeze(0) & made.valid)
-    return made
+        result = result.with_global(torch.tensor(marks, dtype=torch.bool).unsqueeze(0) & result.valid)
+    return result
 
 
 def _lengths(draw: st.DrawFn, n: int) -> list[int]:
-    lengths, rest = [], n
-    while rest > 0 and len(lengths) < 4:
-        lengths.append(draw(st.integers(1, rest)))
-        rest -= lengths[-1]
+    lengths, left = [], n
+    while left > 0 and len(lengths) < 4:
+        lengths.append(draw(st.integers(1, left)))
+        left -= lengths[-1]
     return lengths

@@ -1,4 +1,4 @@
-"""docs/architecture.md names files, classes and functions that are there; docs/api.md says what docstrings say."""
+"""Files, classes and functions named in docs/architecture.md exist; docs/api.md is up to date with the docstrings."""
 
 import ast
 import re
@@ -15,7 +15,7 @@ PLACES = sorted(set(re.findall(r"`([\w/]+(?:\.py|\.cpp|/))(?::(\w+))?`", TEXT)))
 
 
 def top_level(path: Path) -> set[str]:
-    """The names that a module defines."""
+    """Returns the names that a module defines at its top level."""
     names: set[str] = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -33,8 +33,8 @@ def test_there_are_places() -> None:
 
 @pytest.mark.parametrize(("file", "name"), PLACES)
 def test_what_is_named_is_there(file: str, name: str) -> None:
-    of_tests = Path(file).name.startswith("test_") or file == "cache/paged.py"
-    root = TESTS.parent if file.startswith("tests/") else TESTS if of_tests else SOURCES
+    in_tests = Path(file).name.startswith("test_") or file == "cache/paged.py"
+    root = TESTS.parent if file.startswith("tests/") else TESTS if in_tests else SOURCES
     assert (root / file).exists()
     assert not name or name in top_level(root / file)
 

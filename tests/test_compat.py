@@ -1,7 +1,7 @@
-"""`headway.compat.scaled_dot_product_attention` is torch's function: shapes, values, gradients, errors.
+"""`headway.compat.scaled_dot_product_attention` behaves as torch's function: shapes, values, gradients, errors.
 
-Tolerance: torch's function in float64 is the truth; ours may err at most twice as much as torch's own kernel does
-in the same dtype, plus a few roundings of the largest value (the two sum in different orders).
+Tolerance: torch's function in float64 is the truth; ours may err at most twice as much as torch's own kernel in the
+same dtype, plus a few roundings of the largest value (the two sum in different orders).
 """
 
 import math
@@ -22,7 +22,7 @@ ROUNDINGS = 8
 
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-    """Any call that torch takes: 2 to 5 axes, broadcast batches and masks, grouped heads, odd sizes."""
+    """Draws a call that torch accepts: 2 to 5 axes, broadcast batches and masks, grouped heads, odd sizes."""
     lead = draw(st.sampled_from([(), (3,), (2, 4), (2, 2, 4), (1, 1), (0, 2)]))
     gqa = len(lead) > 1 and lead[-1] % 2 == 0 and draw(st.booleans())
     queries, keys = draw(st.integers(0, 9)), draw(st.integers(0, 9))
@@ -54,7 +54,7 @@ def calls(draw: st.DrawFn) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
 
 
 def by_formula(*tensors: Tensor, **options: Any) -> Tensor:
-    """torch's function by its plain formula: the fused CPU kernel gives NaN for is_causal and a scale <= 0."""
+    """Computes torch's function by its plain formula: the fused CPU kernel gives NaN for is_causal and a scale <= 0."""
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(*tensors, **options)
 
@@ -125,14 +125,14 @@ def test_what_no_query_sees_does_not_matter() -> None:
 
 def test_dropped_weights_are_zero_or_scaled_up() -> None:
     q, k = torch.randn(4, 4, 32, 8), torch.randn(4, 4, 32, 8)
-    look = torch.eye(32).expand(4, 4, 32, 32)
-    weights = scaled_dot_product_attention(q, k, look)
-    dropped = scaled_dot_product_attention(q, k, look, dropout_p=0.25)
-    gone = dropped == 0
-    torch.testing.assert_close(dropped[~gone], weights[~gone] / 0.75)
-    # 16384 coins of 1/4: a standard deviation of 0.0034
-    assert abs(float(gone.double().mean()) - 0.25) < 5 * 0.0034
-    assert not scaled_dot_product_attention(q, k, look, dropout_p=1.0).any()
+    identity = torch.eye(32).expand(4, 4, 32, 32)
+    weights = scaled_dot_product_attention(q, k, identity)
+    dropped = scaled_dot_product_attention(q, k, identity, dropout_p=0.25)
+    is_dropped = dropped == 0
+    torch.testing.assert_close(dropped[~is_dropped], weights[~is_dropped] / 0.75)
+    # 16384 draws with rate 1/4 have a standard deviation of 0.0034
+    assert abs(float(is_dropped.double().mean()) - 0.25) < 5 * 0.0034
+    assert not scaled_dot_product_attention(q, k, identity, dropout_p=1.0).any()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -1,6 +1,6 @@
-"""docs/documents: a page in English and one in Chinese on each of five texts, alike in what they name, and right in it.
+"""docs/documents has a page in English and one in Chinese on each of five texts; they name the same things, correctly.
 
-Commands are read, not run: every topic that they name runs in tests/explain, every recipe in tests/recipes.
+Commands are parsed, not run: every topic that they name runs in tests/explain, every recipe in tests/recipes.
 """
 
 import ast
@@ -64,7 +64,7 @@ PRINTED = re.compile(r"^```sh\n([^\n]+)\n```\n\n```text\n(.*?)^```", re.MULTILIN
 
 
 def outputs_of(text: str) -> list[tuple[str, str]]:
-    """The commands whose output a page shows, and what it shows of it."""
+    """Returns the commands whose output a page shows, with the shown output."""
     return PRINTED.findall(text)
 
 
@@ -97,11 +97,13 @@ def test_both_languages_have_the_same_formulas_commands_places_and_slips(name: s
     assert english.count("\n#") == chinese.count("\n#")
     assert outputs_of(english) == outputs_of(chinese)
     assert quotes_of(english)
-    for one, other in zip(quotes_of(english), quotes_of(chinese), strict=True):
-        assert (one.page, one.section) == (other.page, other.section)
-        assert sorted(numbers(one.words)) == sorted(numbers(other.words))
-        translated = one.target != other.target and sorted(numbers(one.title)) == sorted(numbers(other.title))
-        assert one.title == other.title or translated, other.title
+    for ours, theirs in zip(quotes_of(english), quotes_of(chinese), strict=True):
+        assert (ours.page, ours.section) == (theirs.page, theirs.section)
+        assert sorted(numbers(ours.words)) == sorted(numbers(theirs.words))
+        translated = ours.target != theirs.target and sorted(numbers(ours.title)) == sorted(
+            numbers(theirs.title)
+        )
+        assert ours.title == theirs.title or translated, theirs.title
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -120,21 +122,21 @@ def test_a_page_is_no_book_and_what_it_names_is_there(page: Path) -> None:
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_every_slip_is_put_right_on_both_pages_of_its_document(language: str) -> None:
-    found = {name: sorted(MENTIONED.findall(text_of(name, language))) for name in NAMES}
+    mentioned = {name: sorted(MENTIONED.findall(text_of(name, language))) for name in NAMES}
     named = {name: sorted(slip.name for slip in slips() if slip.page == name) for name in NAMES}
-    assert found == named
+    assert mentioned == named
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_row_100_the_kernels_of_windows_are_those_that_are_chosen(language: str) -> None:
-    """On either device, the page names the backend that `auto` takes for a window, and no other."""
+    """For each device, the page names the backend that `auto` takes for a window, and no other."""
     rows = [
         line for line in text_of("longformer-rope-gqa", language).splitlines() if line.startswith("| cuda |")
     ]
     for device, row in zip(("cpu", "cuda"), rows, strict=True):
         for window in (Window.last(512), Window.last(512, step=2), Window.around(256)):
-            taken = choose(window, queries=8192, keys=8192, heads=12, gradient=True, device=device).what
-            assert re.findall(r"`(\w+)`", row) == [taken]
+            backend = choose(window, queries=8192, keys=8192, heads=12, gradient=True, device=device).what
+            assert re.findall(r"`(\w+)`", row) == [backend]
             assert {"cpu": "CPU", "cuda": "GPU"}[device] in row
 
 
@@ -195,7 +197,7 @@ def test_commands_are_found_where_they_stand() -> None:
 def test_an_option_that_is_renamed_is_noticed_wherever_a_page_names_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (option,) = [one for one in click_command("plan").params if "--batch" in one.opts]
+    (option,) = [parameter for parameter in click_command("plan").params if "--batch" in parameter.opts]
     monkeypatch.setattr(option, "opts", ["--rows"])
     named = [line for line in MENTIONS if line.startswith("headway plan ") and "--batch" in line]
     for read, lines in (
@@ -230,13 +232,13 @@ def test_python_of_a_page_compiles_and_what_it_imports_is_there(page: Path) -> N
             for node in ast.walk(tree):
                 if isinstance(node, ast.ImportFrom) and str(node.module).startswith("headway"):
                     module = importlib.import_module(str(node.module))
-                    for one in node.names:
-                        assert hasattr(module, one.name) or importlib.util.find_spec(
-                            f"{node.module}.{one.name}"
+                    for alias in node.names:
+                        assert hasattr(module, alias.name) or importlib.util.find_spec(
+                            f"{node.module}.{alias.name}"
                         )
                 elif isinstance(node, ast.Import):
-                    for one in node.names:
-                        assert not one.name.startswith("headway") or importlib.import_module(one.name)
+                    for alias in node.names:
+                        assert not alias.name.startswith("headway") or importlib.import_module(alias.name)
 
 
 @pytest.mark.parametrize(
@@ -264,14 +266,14 @@ def test_a_number_that_a_page_quotes_is_the_one_of_the_results(quote: Quote) -> 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_what_a_page_runs_has_its_measured_answer_beside_it(page: Path) -> None:
-    """Of each topic a number of its section, of each recipe with a page of results a number of that page."""
+    """Each topic on a page has a quoted number of its section, each recipe with a results page one of that page."""
     text = page.read_text(encoding="utf-8")
     quotes, lines = quotes_of(text), "\n".join(lines_of(text))
     topics = set(re.findall(r"headway explain ([a-z][\w-]+)", lines)) - {"figures"}
     assert topics - {quote.section for quote in quotes} == set()
     recipes = {f"../results/{name}.md" for name in re.findall(r"recipes/([\w-]+)\.yaml", lines)}
-    there = {target for target in recipes if (FOLDER / target).is_file()}
-    assert there - {quote.page for quote in quotes} == set()
+    existing = {target for target in recipes if (FOLDER / target).is_file()}
+    assert existing - {quote.page for quote in quotes} == set()
     assert all(quote.title or not numbers(quote.words) for quote in quotes)
 
 

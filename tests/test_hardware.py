@@ -1,5 +1,4 @@
-"""What the machine says of itself is consistent; rates are positive and cached; nothing here asserts a
-speed."""
+"""Facts about the machine are consistent; rates are positive and cached; nothing here asserts a speed."""
 
 import ctypes
 import mmap
@@ -45,13 +44,15 @@ print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc's malloc")
 def test_kept_memory_takes_no_page_faults() -> None:
-    taken = {}
-    for how in ("as it is", "keep"):
-        done = subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True)
-        kept, faults = done.stdout.split()
-        assert kept == str(how == "keep")
-        taken[how] = int(faults)
-    assert taken["keep"] < 100 < taken["as it is"]
+    page_faults = {}
+    for mode in ("as it is", "keep"):
+        process = subprocess.run(
+            [sys.executable, "-c", FAULTS, mode], capture_output=True, text=True, check=True
+        )
+        kept, faults = process.stdout.split()
+        assert kept == str(mode == "keep")
+        page_faults[mode] = int(faults)
+    assert page_faults["keep"] < 100 < page_faults["as it is"]
 
 
 def test_elsewhere_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,17 +61,17 @@ def test_elsewhere_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_large_pages_are_asked_for_inside_of_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
 
     class Library:
         def madvise(self, begin: Any, length: Any, advice: Any) -> None:
-            asked.append((begin.value, length.value))
+            calls.append((begin.value, length.value))
 
     monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 14, raising=False)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Library())
     t = torch.empty(9 << 20, dtype=torch.uint8)
     hardware.large_pages([t, torch.empty(100), torch.empty(9 << 20, device="meta")])
-    ((begin, length),) = asked
+    ((begin, length),) = calls
     assert begin % hardware.LARGE_PAGE == length % hardware.LARGE_PAGE == 0
     assert t.data_ptr() <= begin
     assert begin + length <= t.data_ptr() + t.nbytes
@@ -87,8 +88,8 @@ def test_large_pages_are_asked_for_inside_of_a_tensor(monkeypatch: pytest.Monkey
 def test_a_name_without_numbers_is_told_by_family_and_model(
     monkeypatch: pytest.MonkeyPatch, model: str, name: str
 ) -> None:
-    told = f"processor\t: 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: {model}\n\nprocessor\t: 1\nmodel\t: 18\n"
-    monkeypatch.setattr(processor, "read", lambda path: told)
+    text = f"processor\t: 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: {model}\n\nprocessor\t: 1\nmodel\t: 18\n"
+    monkeypatch.setattr(processor, "read", lambda path: text)
     assert processor.cpu_name.__wrapped__() == name
 
 

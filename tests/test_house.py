@@ -1,4 +1,4 @@
-"""The rules that every test runs under hold themselves."""
+"""Tests of the test setup: fresh memory, threads, mutants, options, and stale native libraries."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from headway.native import build
 from tests.mutants import __main__ as mutants
 
 REPOSITORY = os.pathsep.join((str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")))
-"""Where a copy of conftest.py finds `tests`."""
+"""PYTHONPATH with which a copy of conftest.py finds the package `tests`."""
 CASES = """
 import pytest
 def test_passes(): pass
@@ -28,8 +28,13 @@ def test_is_known_to_fail(): assert False
 
 def test_fresh_memory_is_nan_and_integers_are_left_alone() -> None:
     like = torch.ones(3)
-    for made in (torch.empty(3), torch.empty_like(like), like.new_empty(3), torch.empty_strided((3,), (1,))):
-        assert made.isnan().all()
+    for tensor in (
+        torch.empty(3),
+        torch.empty_like(like),
+        like.new_empty(3),
+        torch.empty_strided((3,), (1,)),
+    ):
+        assert tensor.isnan().all()
     assert torch.empty(3, dtype=torch.int64).dtype == torch.int64
     assert torch.empty(3, device="meta").is_meta
 
@@ -39,7 +44,7 @@ def test_one_thread() -> None:
 
 
 def test_kept_mutants_are_of_this_code_and_name_tests_that_are_there() -> None:
-    """Whether the tests kill them is for `make mutants` to show."""
+    """`make mutants` shows whether the tests kill them."""
     for mutant in mutants.read(mutants.TABLES):
         assert mutant.stale is None, f"{mutant.name} is {mutant.stale}; move it along"
         for test in mutant.tests:
@@ -49,12 +54,12 @@ def test_kept_mutants_are_of_this_code_and_name_tests_that_are_there() -> None:
 
 
 def test_tests_of_mutants_are_collected(collected: list[str], pytestconfig: pytest.Config) -> None:
-    """Of the files that this session has in whole: with `make test`, of all."""
+    """Checks the files that this session collects as a whole: with `make test`, all of them."""
     in_part = {argument.partition("::")[0] for argument in pytestconfig.args if "::" in argument}
     files = {test.partition("::")[0] for test in collected} - in_part
-    kept = mutants.read(mutants.TABLES)
-    asked = [m for m in kept if {test.partition("::")[0] for test in m.tests} <= files]
-    assert mutants.not_collected(asked, collected) == []
+    all_mutants = mutants.read(mutants.TABLES)
+    checked = [m for m in all_mutants if {test.partition("::")[0] for test in m.tests} <= files]
+    assert mutants.not_collected(checked, collected) == []
 
 
 MUTANT = mutants.Mutant("m", "a.py", ("tests/test_a.py::test_b[c]",), "x", "y")
@@ -62,13 +67,13 @@ MUTANT = mutants.Mutant("m", "a.py", ("tests/test_a.py::test_b[c]",), "x", "y")
 
 def test_a_test_that_is_not_collected_is_noticed() -> None:
     assert mutants.not_collected([MUTANT], ["tests/test_a.py::test_b[c]"]) == []
-    for others in (
+    for collected in (
         [],
         ["tests/test_a.py::test_b[d]"],
         ["tests/test_a.py::test_bc[c]"],
         ["tests/test_a.py: 3"],
     ):
-        assert mutants.not_collected([MUTANT], others) == ["m: tests/test_a.py::test_b[c]"]
+        assert mutants.not_collected([MUTANT], collected) == ["m: tests/test_a.py::test_b[c]"]
     kernels = replace(MUTANT, file="a.cpp")
     assert mutants.not_collected([kernels], ["tests/test_a.py::test_b[avx2]"]) == []
     whole = replace(MUTANT, tests=("tests/test_a.py", "tests/test_a.py::TestB"))
@@ -94,14 +99,14 @@ def test_a_mutant_is_killed_by_a_test_that_fails_and_by_nothing_else(
     (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\nmarkers = ['slow', 'peers']\n")
     shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
     (tmp_path / "test_m.py").write_text(test)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *mutants.PYTEST, *mutants.TRIED, "test_m.py::test_a"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": REPOSITORY},
         capture_output=True,
         text=True,
     )
-    assert mutants.verdict(MUTANT, done.returncode, done.stdout).startswith(outcome)
+    assert mutants.verdict(MUTANT, process.returncode, process.stdout).startswith(outcome)
 
 
 @pytest.mark.slow
@@ -120,9 +125,9 @@ def test_slow_tests_and_skips_are_decided_on_the_command_line(
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
     command = [sys.executable, "-m", "pytest", "-q", *options]
     environment = {**os.environ, "PYTHONPATH": REPOSITORY}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
-    assert closing in done.stdout
-    assert ("skipped, which --no-skips forbids: Skipped: no data" in done.stdout) == bool(options)
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert closing in process.stdout
+    assert ("skipped, which --no-skips forbids: Skipped: no data" in process.stdout) == bool(options)
 
 
 @pytest.mark.slow
@@ -130,14 +135,14 @@ def test_slow_tests_and_skips_are_decided_on_the_command_line(
 def test_a_stale_native_library_is_said_once_and_before_any_test(
     wanted: str, code: int, tmp_path: Path
 ) -> None:
-    """Unless HEADWAY_NATIVE says what to do about it."""
+    """With HEADWAY_NATIVE set, the tests run all the same."""
     shutil.copy(Path(__file__).parent / "conftest.py", tmp_path)
     (tmp_path / "test_cases.py").write_text("def test_passes(): pass\n")
     (tmp_path / build.file_name("portable")).write_bytes(b"headway-source-hash:0123456789abcdef\0")
     environment = {**os.environ, "PYTHONPATH": REPOSITORY, "HEADWAY_NATIVE": wanted}
     environment["HEADWAY_NATIVE_DIR"] = str(tmp_path)
     command = [sys.executable, "-m", "pytest", "-q"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
-    assert done.returncode == code, done.stdout + done.stderr
-    said = "the native library is stale (portable): python -m headway.native.build"
-    assert (said in done.stdout + done.stderr) == ("passed" not in done.stdout) == (code == 2)
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert process.returncode == code, process.stdout + process.stderr
+    message = "the native library is stale (portable): python -m headway.native.build"
+    assert (message in process.stdout + process.stderr) == ("passed" not in process.stdout) == (code == 2)

@@ -1,4 +1,4 @@
-"""The floors of the house, where import-linter (make check) cannot see them."""
+"""Rules of imports and dependencies that import-linter (make check) cannot check."""
 
 import ast
 import re
@@ -34,12 +34,12 @@ PURE = {
 
 
 def lazy(path: Path) -> bool:
-    """Here a function may import: that is what makes these quick to import."""
+    """Returns whether functions of a file may import headway: this keeps the file quick to import."""
     return path.name == "__init__.py" or PACKAGE / "cli" in path.parents
 
 
 def modules() -> set[str]:
-    """The top-level modules and packages of headway."""
+    """Returns the top-level modules and packages of headway."""
     files = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
     return files | {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
 
@@ -49,7 +49,7 @@ def floors() -> list[list[str]]:
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Every module that is imported below `tree`, with its line."""
+    """Yields every module that is imported below `tree`, with its line."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -69,7 +69,7 @@ def test_the_pure_values_are_the_lowest_floor() -> None:
 
 
 def test_imports_are_absolute_and_at_the_top() -> None:
-    """A function imports headway only where lazy; elsewhere it would hide a cycle."""
+    """Functions import headway only in lazy files; elsewhere this would hide a cycle."""
     wrong = []
     for path in sorted(PACKAGE.rglob("*.py")):
         name = path.relative_to(PACKAGE).as_posix()
@@ -90,7 +90,7 @@ def test_imports_are_absolute_and_at_the_top() -> None:
 
 
 def test_classic_is_plain_torch() -> None:
-    """What a reader of the documents tries first needs torch and nothing of the engine."""
+    """headway.classic, which readers of the documents try first, needs torch and nothing else of headway."""
     allowed = {"torch", "math", "dataclasses", "typing", "collections", "__future__"}
     wrong = []
     for path in sorted((PACKAGE / "classic").glob("*.py")):
@@ -101,7 +101,7 @@ def test_classic_is_plain_torch() -> None:
 
 
 def test_what_few_need_is_imported_where_it_is_needed() -> None:
-    """Inside functions: matplotlib is not there unless it was asked for, and the Hub's client costs a second."""
+    """These are imported in functions: matplotlib is optional, and the Hub's client takes a second to import."""
     seldom = {"matplotlib", "huggingface_hub", "datasets", "sacrebleu", "transformers"}
     at_once = {
         f"{path.relative_to(PACKAGE)}: {module}"
@@ -116,22 +116,22 @@ def test_what_few_need_is_imported_where_it_is_needed() -> None:
 
 
 def distributions(requirements: list[str]) -> set[str]:
-    names = {re.match(r"[\w-]+", one)[0].lower() for one in requirements}  # type: ignore[index]
+    names = {re.match(r"[\w-]+", requirement)[0].lower() for requirement in requirements}  # type: ignore[index]
     return {IMPORTED_AS.get(name, name) for name in names}
 
 
 def test_what_is_declared_is_imported_and_what_is_imported_is_declared() -> None:
     declared = distributions(PROJECT["dependencies"])
-    optional = distributions([one for extra in PROJECT["optional-dependencies"].values() for one in extra])
-    beside = LABORATORY["tool"]["hatch"]["metadata"]["hooks"]["custom"]["beside-headway"]
+    optional = distributions([name for extra in PROJECT["optional-dependencies"].values() for name in extra])
+    lab_only = LABORATORY["tool"]["hatch"]["metadata"]["hooks"]["custom"]["beside-headway"]
     assert declared <= used_by(PACKAGE) <= declared | optional
-    assert distributions(beside) <= used_by(PACKAGE.with_name("headway_lab")) <= declared | optional
-    assert set(COME_WITH.values()) <= distributions(beside)
-    assert beside == PROJECT["optional-dependencies"]["plots"]
+    assert distributions(lab_only) <= used_by(PACKAGE.with_name("headway_lab")) <= declared | optional
+    assert set(COME_WITH.values()) <= distributions(lab_only)
+    assert lab_only == PROJECT["optional-dependencies"]["plots"]
 
 
 def used_by(package: Path) -> set[str]:
-    """The names that others' packages are imported by."""
+    """Returns the names of third-party packages that a package imports."""
     modules = {
         module.split(".")[0]
         for path in package.rglob("*.py")

@@ -1,8 +1,8 @@
-"""Families of every kind beside everything that is done with a model: adapters, few bits, native steps, drafts, ranks,
-caches of 8 bits, stored beginnings, exact logits, servers. Each is right, or is refused with the words of `HOLES`.
+"""Every kind of family with every feature: adapters, quantized weights, native steps, drafts, ranks, 8-bit caches,
+prefix caches, exact logits, servers. Each combination is right, or is refused with the words of `HOLES`.
 
-The models are small, with weights of deviation 0.2: every token matters. In float64 two ways of computing them differ
-by roundings of 1e-16 through some layers: by less than 1e-9.
+The models are small, with weights of standard deviation 0.2, so that every token matters. In float64 two ways to
+compute them differ by roundings of 1e-16 through some layers: by less than 1e-9.
 """
 
 import copy
@@ -49,7 +49,7 @@ def adapted(model: Any) -> Any:
 
 
 def adapters(name: str) -> None:
-    """A step of training changes what is of the adapter and nothing else; merged weights compute the same."""
+    """A training step changes the adapter and nothing else; merged weights compute the same."""
     model = adapted(model_of(name, torch.float64))
     before = {key: p.detach().clone() for key, p in model.named_parameters()}
     trained = {key for key, p in model.named_parameters() if p.requires_grad}
@@ -60,13 +60,13 @@ def adapters(name: str) -> None:
     assert changed <= trained
     assert {key for key in changed if ".experts." not in key} == {k for k in trained if ".experts." not in k}
     with torch.no_grad():
-        beside = model(IDS)
+        unmerged = model(IDS)
         merge(model)
-        assert off(model(IDS), beside) < CLOSE
+        assert off(model(IDS), unmerged) < CLOSE
 
 
 def rounded_inputs(x: Tensor, *args: Any) -> Tensor:
-    """The product with int8 or int4 weights as the kernels make it: x in 8 bits, in groups of 32 inputs."""
+    """Computes the product with int8 or int4 weights as the kernels do: x rounded to 8 bits in groups of 32 inputs."""
     groups = x.unflatten(-1, (-1, 32))
     unit = groups.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127
     return dequantized_linear(((groups / unit).round() * unit).flatten(-2), *args)
@@ -74,8 +74,8 @@ def rounded_inputs(x: Tensor, *args: Any) -> Tensor:
 
 @torch.no_grad()
 def rounded(name: str, weights: str) -> None:
-    """In float64 a model computes with exactly the weights that its codes stand for, which are near its own; in
-    float32, with inputs of 8 bits, too, to some that lie in the middle of two of them."""
+    """In float64 a model computes with exactly its dequantized weights, which are near the original ones; in float32
+    also with inputs of 8 bits, up to inputs that are at the middle of two codes."""
     dense, exact, fast = (model_of(name, dtype) for dtype in (torch.float64, torch.float64, torch.float32))
     for model in (exact, fast):
         if weights == "nf4":
@@ -84,11 +84,11 @@ def rounded(name: str, weights: str) -> None:
         else:
             quantize_model(model, weights)
     for key, layer in block_linears(dense).items():
-        kept = block_linears(exact)[key].kept
-        assert not isinstance(kept, Plain), key
-        stood = kept.dequantize(torch.float64)
-        assert off(stood, layer.weight) < {"int8": 0.01, "int4": 0.15, "nf4": 0.15}[weights]
-        layer.weight.copy_(stood)
+        quantized = block_linears(exact)[key].kept
+        assert not isinstance(quantized, Plain), key
+        dequantized = quantized.dequantize(torch.float64)
+        assert off(dequantized, layer.weight) < {"int8": 0.01, "int4": 0.15, "nf4": 0.15}[weights]
+        layer.weight.copy_(dequantized)
     assert off(exact(IDS), dense(IDS)) < CLOSE
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rounded_weights, "dequantized_linear", rounded_inputs)
@@ -96,9 +96,9 @@ def rounded(name: str, weights: str) -> None:
 
 
 def native(name: str) -> None:
-    """Steps as native calls, whose logits are those of the whole text."""
+    """Decode steps run as native calls, with the logits of a full forward."""
     model = model_of(name)
-    Lowered(model)  # raises the reason where there is none
+    Lowered(model)  # raises the reason if the model has no native steps
     with torch.no_grad():
         whole = model(IDS)
     reader = Reader(model)
@@ -106,22 +106,24 @@ def native(name: str) -> None:
     tables = [reader.cache.open(), reader.cache.open()]
     reader.read([(table, ids[:9].tolist()) for table, ids in zip(tables, IDS, strict=True)], [[], []])
     reader.cache.end()
-    for at in range(9, 23):
+    for position in range(9, 23):
         logits = reader.read(
-            [(table, [int(ids[at])]) for table, ids in zip(tables, IDS, strict=True)], [[0], [0]]
+            [(table, [int(ids[position])]) for table, ids in zip(tables, IDS, strict=True)], [[0], [0]]
         )
         reader.cache.end()
-        assert off(logits, whole[:, at]) < 1e-4
+        assert off(logits, whole[:, position]) < 1e-4
 
 
 def greedy(model: Any, prompt: Any = PROMPT, **options: Any) -> list[int]:
-    named = {key: options.pop(key) for key in ("draft",) if key in options}
-    (made,) = generate(model, [list(prompt)], GenerationConfig(**{"max_new_tokens": 12, **options}), **named)
-    return made.ids
+    arguments = {key: options.pop(key) for key in ("draft",) if key in options}
+    (completion,) = generate(
+        model, [list(prompt)], GenerationConfig(**{"max_new_tokens": 12, **options}), **arguments
+    )
+    return completion.ids
 
 
 def decoded(name: str) -> None:
-    """Greedy texts are the arg max of the whole text, token by token."""
+    """Greedy decoding gives the arg max of full forwards, token by token."""
     model, ids = model_of(name), list(PROMPT)
     with torch.no_grad():
         for _ in range(12):
@@ -130,7 +132,7 @@ def decoded(name: str) -> None:
 
 
 def drafted(name: str) -> None:
-    """Guesses change no text, drawn or not."""
+    """Draft tokens change no text, greedy or sampled."""
     model, draft = model_of(name), NgramDraft(tokens=3, least=1)
     for sampling in (Sampling(), Sampling(temperature=0.8)):
         plain = greedy(model, sampling=sampling, max_new_tokens=20)
@@ -138,19 +140,19 @@ def drafted(name: str) -> None:
 
 
 def int8_cache(name: str) -> None:
-    """The texts are those of a cache of 8 bits that is filled by hand."""
+    """Generation with an 8-bit cache gives the text of such a cache filled by hand."""
     model = model_of(name)
-    cache, new = model.make_cache(1, dtype=torch.int8), list(PROMPT)
-    made: list[int] = []
+    cache, pending = model.make_cache(1, dtype=torch.int8), list(PROMPT)
+    expected: list[int] = []
     with torch.no_grad():
         for _ in range(8):
-            new = [int(model(torch.tensor([new]), cache=cache)[0, -1].argmax())]
-            made += new
-    assert greedy(model, kv_cache_dtype="int8", max_new_tokens=8) == made
+            pending = [int(model(torch.tensor([pending]), cache=cache)[0, -1].argmax())]
+            expected += pending
+    assert greedy(model, kv_cache_dtype="int8", max_new_tokens=8) == expected
 
 
 def prefixes(name: str) -> None:
-    """A text whose beginning is stored reads little of it, and is the same."""
+    """A prompt whose prefix is cached reads only the rest, and gives the same text."""
     engine, read = Engine(Reader(model_of(name), keep=1 << 24)), list[int]()
     reads = engine.reader.read
 
@@ -171,7 +173,7 @@ def prefixes(name: str) -> None:
 
 
 def exact(name: str) -> None:
-    """Logits are the same bits however a text is read."""
+    """Logits have the same bits however a sequence is cut into steps."""
     model, bits = model_of(name), Bits()
     config = GenerationConfig(max_new_tokens=12, prefix_cache=True)
     for step_tokens in (None, 50, 17):
@@ -186,25 +188,25 @@ def exact(name: str) -> None:
 
 
 def ranks(name: str) -> None:
-    """Two ranks that share the layers compute what one does, and write the same text."""
+    """Two tensor-parallel ranks compute what one process does, and generate the same text."""
     model = model_of(name, torch.float64)
     with torch.no_grad():
         whole = model(IDS)
 
     def rank(exchange: Exchange) -> tuple[float, list[int] | None]:
-        own = copy.deepcopy(model)
-        shard(own, TensorParallel(exchange))
+        local = copy.deepcopy(model)
+        shard(local, TensorParallel(exchange))
         with torch.no_grad():
-            far = off(own(IDS), whole)
-        return far, led(own, lambda: greedy(own)) if isinstance(own, Decoder) else None
+            difference = off(local(IDS), whole)
+        return difference, led(local, lambda: greedy(local)) if isinstance(local, Decoder) else None
 
-    (far, made), (other, _) = simulate(2, rank)
-    assert max(far, other) < CLOSE
-    assert made is None or made == greedy(model)
+    (difference, ids), (other_difference, _) = simulate(2, rank)
+    assert max(difference, other_difference) < CLOSE
+    assert ids is None or ids == greedy(model)
 
 
 def served(name: str) -> None:
-    """A chat of a server is what `generate` writes."""
+    """A server's chat reply is the text of `generate`."""
     pytest.importorskip("uvicorn", reason="headway[serve] is not installed")
     from headway.serve.models import Models
     from headway.serve.served import Decoding
@@ -213,13 +215,13 @@ def served(name: str) -> None:
     from tests.serve.test_guard import ask
 
     lm, worker = LanguageModel(model_of(name), TOKENIZER), Worker(256)
-    said = [{"role": "user", "content": "What is it?"}]
-    asked = {"model": name, "messages": said, "max_tokens": 9, "temperature": 0}
+    messages = [{"role": "user", "content": "What is it?"}]
+    request = {"model": name, "messages": messages, "max_tokens": 9, "temperature": 0}
     with running(Models(placed(Decoding(name, lm, worker, keep=1 << 24))), worker) as house:
-        status, told = ask(house, "/v1/chat/completions", asked)
-    assert status == 200, told
-    ids = TOKENIZER.render_chat(said, add_generation_prompt=True)
-    assert told["choices"][0]["message"]["content"] == lm.generate(ids, max_new_tokens=9, temperature=0).text
+        status, reply = ask(house, "/v1/chat/completions", request)
+    assert status == 200, reply
+    ids = TOKENIZER.render_chat(messages, add_generation_prompt=True)
+    assert reply["choices"][0]["message"]["content"] == lm.generate(ids, max_new_tokens=9, temperature=0).text
 
 
 COLUMNS: Mapping[str, Callable[[str], None]] = {
@@ -237,7 +239,7 @@ COLUMNS: Mapping[str, Callable[[str], None]] = {
     "server": served,
 }
 OF_ANY = ("adapters", "int8", "int4", "nf4", "ranks")
-"""Columns of encoders, too."""
+"""Columns that hold for encoders, too."""
 EXPERTS = "gpt-oss qwen3-moe mixtral qwen2-moe glm-4.5"
 NORMED = "the kernels norm queries and keys before they rotate them"
 CLAMPED = "the kernels do not know the activation 'clamped_swiglu'"
@@ -256,7 +258,7 @@ HOLES: Mapping[tuple[str, str], str] = {
     ): "whose cache is a state that no token can be taken out of again; leave the draft out",
     ("ranks", "qwen3.5 lfm2 falcon-h1 nemotron-h"): "tensor parallel: ranks cannot share the heads of",
 }
-"""Column and names -> what the error says."""
+"""Column and families -> text of the error."""
 
 
 def hole(column: str, name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Metrics against hand cases, the official scripts' formulas, and (slow) scikit-learn and scipy."""
+"""Metrics against cases by hand, the official scripts' formulas, and (slow) scikit-learn and scipy."""
 
 import collections
 import math
@@ -24,7 +24,7 @@ from headway.metrics import (
     squad_f1,
 )
 
-# answer found, right answers, exact, F1
+# predicted answer, right answers, exact match, F1
 SQUAD: list[tuple[str, list[str], float, float]] = [
     ("Denver Broncos", ["Denver Broncos"], 1, 1),
     ("denver broncos", ["Denver Broncos"], 1, 1),
@@ -93,21 +93,21 @@ def test_there_are_fifty_of_them() -> None:
     assert len(SQUAD) == 50
 
 
-def script(answer: str, found: str) -> tuple[float, float]:
-    """Exact match and F1, step by step as the script of SQuAD 2.0 computes them."""
+def script(answer: str, prediction: str) -> tuple[float, float]:
+    """Computes exact match and F1 step by step as the script of SQuAD 2.0 does."""
     words = []
-    for text in (answer.lower(), found.lower()):
+    for text in (answer.lower(), prediction.lower()):
         text = "".join(c for c in text if c not in set(string.punctuation))
         text = re.compile(r"\b(a|an|the)\b", re.UNICODE).sub(" ", text)
         words.append(text.split())
-    gold, said = words
-    exact = float(" ".join(gold) == " ".join(said))
-    if len(gold) == 0 or len(said) == 0:
-        return exact, float(gold == said)
-    same = sum((collections.Counter(gold) & collections.Counter(said)).values())
+    gold, predicted = words
+    exact = float(" ".join(gold) == " ".join(predicted))
+    if len(gold) == 0 or len(predicted) == 0:
+        return exact, float(gold == predicted)
+    same = sum((collections.Counter(gold) & collections.Counter(predicted)).values())
     if same == 0:
         return exact, 0.0
-    precision, recall = same / len(said), same / len(gold)
+    precision, recall = same / len(predicted), same / len(gold)
     return exact, 2 * precision * recall / (precision + recall)
 
 
@@ -125,7 +125,7 @@ def test_answers_of_squad_are_scored_as_by_its_script(found: str, answers: list[
         ("光荣和ω-Force。", ["光荣和ωforce"], 1, 1),
         ("光荣", ["光荣和ω-force"], 0, 2 * 2 / (2 + 4)),  # 光 荣 和 ωforce
         ("武田信玄", ["织田信长", "武田"], 0, 2 * 2 / 6),
-        ("信玄武田", ["武田信玄"], 0, 2 * 2 / 8),  # a run, not a bag
+        ("信玄武田", ["武田信玄"], 0, 2 * 2 / 8),  # the longest common run counts, not the bag of characters
         ("2011年", ["2012年"], 0, 2 * 1 / 4),
         ("《战国无双3》", ["战国无双3"], 1, 1),
         ("村雨城", ["三国"], 0, 0),
@@ -139,40 +139,40 @@ def test_answers_of_cmrc_by_hand(found: str, answers: list[str], exact: float, f
 
 
 def chunks(tags: list[str]) -> set[tuple[str, int, int]]:
-    """As conlleval does it, by its questions after each pair of tags: does a chunk end here, does one begin?"""
-    found, begin, before = set(), 0, "O"
+    """Finds chunks as conlleval does, by asking after each pair of tags whether a chunk ends and whether one begins."""
+    spans, start, previous = set(), 0, "O"
     for i, tag in enumerate([*tags, "O"]):
-        (p, old), (q, new) = (one.partition("-")[::2] for one in (before, tag))
+        (p, old), (q, new) = (bio_tag.partition("-")[::2] for bio_tag in (previous, tag))
         if p != "O" and (q in ("B", "O") or old != new):
-            found.add((old, begin, i))
+            spans.add((old, start, i))
         if q == "B" or (q == "I" and (p == "O" or old != new)):
-            begin = i
-        before = tag
-    return found
+            start = i
+        previous = tag
+    return spans
 
 
 @given(st.lists(TAGS, max_size=12))
 def test_entities_are_those_of_conlleval(tags: list[str]) -> None:
-    found = entities(tags)
-    assert set(found) == chunks(tags)
-    assert len(set(found)) == len(found)
+    spans = entities(tags)
+    assert set(spans) == chunks(tags)
+    assert len(set(spans)) == len(spans)
 
 
 def test_entity_f1_by_hand() -> None:
-    wanted = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-ORG"]]
-    assert entity_f1(wanted, wanted) == 1
-    found = [["B-PER", "O", "O", "B-LOC"], ["B-LOC", "B-ORG"]]  # 2 of 3 are there, 2 of 4 are right
-    assert entity_f1(wanted, found) == pytest.approx(2 * (2 / 3) * (2 / 4) / (2 / 3 + 2 / 4))
+    expected = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-ORG"]]
+    assert entity_f1(expected, expected) == 1
+    predicted = [["B-PER", "O", "O", "B-LOC"], ["B-LOC", "B-ORG"]]  # 2 of 3 are found, 2 of 4 are right
+    assert entity_f1(expected, predicted) == pytest.approx(2 * (2 / 3) * (2 / 4) / (2 / 3 + 2 / 4))
     assert entity_f1([["O"]], [["O"]]) == 1
     assert entity_f1([["O"]], [["B-X"]]) == 0
-    assert entity_f1([["O"], ["B-X"]], [["B-X"], ["O"]]) == 0  # the right one in another text
+    assert entity_f1([["O"], ["B-X"]], [["B-X"], ["O"]]) == 0  # the right entity, but in another text
 
 
 def test_classes_by_hand() -> None:
-    wanted, found = ["a", "a", "a", "b", "b", "c"], ["a", "a", "b", "b", "a", "a"]
-    assert accuracy(wanted, found) == 1 / 2
-    assert macro_f1(wanted, found) == pytest.approx((2 * 2 / 7 + 2 * 1 / 4 + 0) / 3)
-    assert matthews(wanted, found) == pytest.approx((3 * 6 - 16) / math.sqrt((36 - 20) * (36 - 14)))
+    expected, predicted = ["a", "a", "a", "b", "b", "c"], ["a", "a", "b", "b", "a", "a"]
+    assert accuracy(expected, predicted) == 1 / 2
+    assert macro_f1(expected, predicted) == pytest.approx((2 * 2 / 7 + 2 * 1 / 4 + 0) / 3)
+    assert matthews(expected, predicted) == pytest.approx((3 * 6 - 16) / math.sqrt((36 - 20) * (36 - 14)))
     assert matthews([0, 1], [1, 0]) == -1
     assert matthews([0, 1], [1, 1]) == 0
 
@@ -197,11 +197,13 @@ def test_rank_correlation_by_hand(a: list[float], b: list[float], rho: float) ->
 def test_classes_as_in_scikit_learn(both: list[tuple[int, int]]) -> None:
     from sklearn import metrics
 
-    wanted, found = ([pair[i] for pair in both] for i in (0, 1))
-    assert accuracy(wanted, found) == pytest.approx(metrics.accuracy_score(wanted, found))
-    theirs = metrics.f1_score(wanted, found, average="macro", zero_division=0)
-    assert macro_f1(wanted, found) == pytest.approx(theirs)
-    assert matthews(wanted, found) == pytest.approx(metrics.matthews_corrcoef(wanted, found), abs=1e-9)
+    expected, predicted = ([pair[i] for pair in both] for i in (0, 1))
+    assert accuracy(expected, predicted) == pytest.approx(metrics.accuracy_score(expected, predicted))
+    theirs = metrics.f1_score(expected, predicted, average="macro", zero_division=0)
+    assert macro_f1(expected, predicted) == pytest.approx(theirs)
+    assert matthews(expected, predicted) == pytest.approx(
+        metrics.matthews_corrcoef(expected, predicted), abs=1e-9
+    )
 
 
 @pytest.mark.slow
@@ -210,31 +212,31 @@ def test_classes_as_in_scikit_learn(both: list[tuple[int, int]]) -> None:
 def test_each_class_and_what_it_is_taken_for_as_in_scikit_learn(both: list[tuple[int, int]]) -> None:
     from sklearn import metrics
 
-    wanted, found = ([pair[i] for pair in both] for i in (0, 1))
-    labels = list(range(max(map(max, both)) + 2))  # and one that does not occur
-    own = Confusion.of([*map(str, labels)], wanted, found)
-    assert [list(row) for row in own.counts] == metrics.confusion_matrix(
-        wanted, found, labels=labels
+    expected, predicted = ([pair[i] for pair in both] for i in (0, 1))
+    labels = list(range(max(map(max, both)) + 2))  # with one that does not occur
+    confusion = Confusion.of([*map(str, labels)], expected, predicted)
+    assert [list(row) for row in confusion.counts] == metrics.confusion_matrix(
+        expected, predicted, labels=labels
     ).tolist()
-    theirs = metrics.precision_recall_fscore_support(wanted, found, labels=labels, zero_division=0)
-    for one, *scores in zip(own.classes, *theirs, strict=True):
-        assert [one.precision, one.recall, one.f1, one.count] == pytest.approx(scores)
+    theirs = metrics.precision_recall_fscore_support(expected, predicted, labels=labels, zero_division=0)
+    for score, *scores in zip(confusion.classes, *theirs, strict=True):
+        assert [score.precision, score.recall, score.f1, score.count] == pytest.approx(scores)
 
 
 def test_the_scores_of_a_class_are_their_fractions() -> None:
-    """Of "a" 2 are found and one is taken for "b"; a "b" is taken for "a"; "c" is nowhere."""
-    own = Confusion.of("abc", [0, 0, 0, 1, 1], [0, 0, 1, 1, 0])
-    assert own.counts == ((2, 1, 0), (1, 1, 0), (0, 0, 0))
-    a, b, c = own.classes
+    """Of three "a", one is taken for "b"; of two "b", one is taken for "a"; "c" does not occur."""
+    confusion = Confusion.of("abc", [0, 0, 0, 1, 1], [0, 0, 1, 1, 0])
+    assert confusion.counts == ((2, 1, 0), (1, 1, 0), (0, 0, 0))
+    a, b, c = confusion.classes
     assert (a.label, a.precision, a.recall, a.f1, a.count) == ("a", 2 / 3, 2 / 3, 4 / 6, 3)
     assert (b.precision, b.recall, b.f1, b.count) == (1 / 2, 1 / 2, 2 / 4, 2)
     assert (c.precision, c.recall, c.f1, c.count) == (0, 0, 0, 0)
-    few = Confusion.of("ab", [0, 0, 1], [0, 1, 1])
-    assert [(one.precision, one.recall) for one in few.classes] == [(1.0, 0.5), (0.5, 1.0)]
+    small = Confusion.of("ab", [0, 0, 1], [0, 1, 1])
+    assert [(score.precision, score.recall) for score in small.classes] == [(1.0, 0.5), (0.5, 1.0)]
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of equal values
+@pytest.mark.filterwarnings("ignore")  # scipy warns of constant inputs
 @given(st.lists(st.tuples(st.integers(0, 5), st.floats(-1, 1)), min_size=2, max_size=20))
 def test_ranks_as_in_scipy(both: list[tuple[int, float]]) -> None:
     from scipy import stats

@@ -1,4 +1,4 @@
-"""Faults that are drawn: what each change makes of a text, and what is left alone."""
+"""Operators of drawn faults: what each makes of a source, and what they leave alone."""
 
 import pytest
 
@@ -6,18 +6,18 @@ from tests.mutants.drawn import cpp_faults, python_faults
 
 
 def of_python(text: str) -> set[str]:
-    """What a text can become: the changed lines of each fault."""
+    """Returns what a source can become: the changed source of each fault."""
     source = text.encode()
     faults = python_faults.faults("a.py", source)
-    for each in faults:
-        assert each.old.encode() == source[each.start : each.end]
-        assert python_faults.changes(source, each.apply(source)), str(each)
-    return {each.apply(source).decode() for each in faults}
+    for fault in faults:
+        assert fault.old.encode() == source[fault.start : fault.end]
+        assert python_faults.changes(source, fault.apply(source)), str(fault)
+    return {fault.apply(source).decode() for fault in faults}
 
 
 def of_cpp(text: str) -> set[str]:
     source = text.encode()
-    return {each.apply(source).decode() for each in cpp_faults.faults("a.h", source)}
+    return {fault.apply(source).decode() for fault in cpp_faults.faults("a.h", source)}
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_what_is_no_other_program_is_no_fault() -> None:
         ("#define A 1\n/* 1\n 2 */", set()),
         ("x[i] += 1.5f;", {"x[i] -= 1.5f;", "x[i] = 1.5f;", "x[i] += 3.0f;", "x[i + 1] += 1.5f;", ";"}),
         ("  f(a, b);", {"  ;", "  f(b, a);"}),
-        ("  b);", set()),  # the end of a statement
+        ("  b);", set()),  # only the end of a statement
         ("return a;", {"return {};"}),
         ("if (a && !b) f();", {"if (a || !b) f();", "if (a && b) f();", "if (true) f();", "if (false) f();"}),
         ("auto x = std::min(a, b);", {"auto x = std::max(a, b);", "auto x = std::min(b, a);"}),

@@ -1,4 +1,4 @@
-"""Faults that are drawn: which, how they are tried, and how results are kept and counted."""
+"""Drawn faults: which are drawn, how they are tried, and how results are kept and counted."""
 
 import ast
 import importlib
@@ -19,29 +19,29 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_all_of_the_sources_can_be_broken_and_no_id_is_there_twice() -> None:
-    """A file per room is enough to see that places are those of the bytes."""
+    """Every 20th Python file is enough to see that places are byte offsets."""
     ids = Counter[str]()
     for file in (*draw.python_files(ROOT)[::20], *draw.cpp_files(ROOT)):
         source = (ROOT / file).read_bytes()
         of_file = python_faults.faults if file.endswith(".py") else cpp_faults.faults
-        for each in of_file(file, source):
-            assert source[each.start : each.end] == each.old.encode()
-            ids[each.id] += 1
+        for one_fault in of_file(file, source):
+            assert source[one_fault.start : one_fault.end] == one_fault.old.encode()
+            ids[one_fault.id] += 1
     assert len(ids) > 10_000
     assert max(ids.values()) == 1
 
 
 def test_an_id_goes_with_the_line_and_equal_lines_are_told_apart() -> None:
-    (one,) = python_faults.faults("a.py", b"x = a < b")
+    (original,) = python_faults.faults("a.py", b"x = a < b")
     moved = python_faults.faults("a.py", b"y = f\n\nif True:\n  x = a < b")[-1]
-    assert (moved.id, moved.line, one.line) == (one.id, 4, 1)
+    assert (moved.id, moved.line, original.line) == (original.id, 4, 1)
     twins = python_faults.faults("a.py", b"x = a < b\nx = a < b")
-    assert [each.id for each in twins] == [one.id, f"{one.id}-2"]
+    assert [twin.id for twin in twins] == [original.id, f"{original.id}-2"]
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A checkout of one package, and of kernels."""
+    """Makes a checkout of one package, with kernels."""
     for folder in ("src/headway/native/csrc", "src/headway_lab", "tests/nn"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "src/headway/a.py").write_text("".join(f"x{i} = {i} + a\n" for i in range(30)))
@@ -54,10 +54,10 @@ def test_the_seed_decides_the_list_and_a_line_is_drawn_once(tree: Path) -> None:
     assert drawn == draw.draw(tree, "seed", 20)
     assert drawn != draw.draw(tree, "other", 20)
     assert drawn[:5] == draw.draw(tree, "seed", 5)
-    assert len({each.line for each in drawn}) == 20
+    assert len({one_fault.line for one_fault in drawn}) == 20
     assert draw.named(tree, [drawn[3].id]) == [drawn[3]]
     compiled = {("k.h", 2), ("k.h", 5)}
-    assert {each.line for each in draw.draw_cpp(tree, "seed", compiled)} == {2, 5}
+    assert {one_fault.line for one_fault in draw.draw_cpp(tree, "seed", compiled)} == {2, 5}
 
 
 def test_a_list_that_was_begun_is_gone_on_with_where_the_tree_has_changed(
@@ -66,12 +66,12 @@ def test_a_list_that_was_begun_is_gone_on_with_where_the_tree_has_changed(
     monkeypatch.setattr(command, "ROOT", tree)
     words = ["--seed", "s", "--count", "9", "--cpp", "0", "--cache", str(tree / "cache")]
     before, _ = command.drawn(command.arguments(["run", *words]))
-    changed, *kept = before
+    changed, *unchanged = before
     lines = (tree / "src/headway/a.py").read_text().splitlines()
     lines[changed.line - 1] = "y = b"
     (tree / "src/headway/a.py").write_text("\n".join(["z", *lines, ""]))
     after, _ = command.drawn(command.arguments(["list", *words]))
-    assert [(each.id, each.line) for each in after] == [(each.id, each.line + 1) for each in kept]
+    assert [(f.id, f.line) for f in after] == [(f.id, f.line + 1) for f in unchanged]
     assert "1 of 9 places are gone" in capsys.readouterr().err
 
 
@@ -84,7 +84,7 @@ def test_every_line_counts_alike_however_many_places_it_has(tree: Path) -> None:
 def test_a_changed_file_runs_as_it_is_though_its_size_and_second_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compiled files are taken where the source's time in seconds and its size are those that they were made from."""
+    """Python takes a compiled file if the source has the size and the time, in seconds, that it was compiled from."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     worker = object.__new__(score.Worker)
@@ -103,11 +103,11 @@ def test_a_changed_file_runs_as_it_is_though_its_size_and_second_are_the_same(
     before = path.stat().st_mtime
     path.write_bytes(b"value = 3\n")
     os.utime(path, (before, before))
-    assert imported() == 1  # what was compiled from another text
+    assert imported() == 1  # the stale compiled file
 
 
-def row(key: str, outcome: str, file: str = "src/headway/nn/a.py", **more: Any) -> dict[str, Any]:
-    made: dict[str, Any] = {
+def row(key: str, outcome: str, file: str = "src/headway/nn/a.py", **changes: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = {
         "id": key,
         "file": file,
         "line": 7,
@@ -116,7 +116,7 @@ def row(key: str, outcome: str, file: str = "src/headway/nn/a.py", **more: Any) 
         "new": "<=",
         "by": "",
     }
-    return {**made, "outcome": outcome, "ran": 3, "left_out": 0, **more}
+    return {**fields, "outcome": outcome, "ran": 3, "left_out": 0, **changes}
 
 
 def test_a_file_of_results_goes_on_after_a_line_that_was_cut(tmp_path: Path) -> None:
@@ -137,9 +137,9 @@ def test_what_was_tried_is_not_tried_again_and_kernels_that_are_no_faults_are_re
     rows = {"p0": row("p0", "killed"), "c0": row("c0", "invalid"), "c1": row("c1", "killed")}
     queue = score.Queue(python, cpp, 3, rows)
     taken = []
-    while each := queue.take():
-        taken.append(each.id)
-        queue.done(row(each.id, "same" if each.id == "c2" else "lived"))
+    while one_fault := queue.take():
+        taken.append(one_fault.id)
+        queue.done(row(one_fault.id, "same" if one_fault.id == "c2" else "lived"))
     assert [t for t in taken if t[0] == "p"] == ["p1", "p2", "p3"]
     assert [t for t in taken if t[0] == "c"] == ["c2", "c3", "c4"]
 
@@ -209,9 +209,9 @@ def test_small_packages_are_pooled_by_floor_and_what_changes_nothing_does_not_co
     assert (pool.faults, pool.timeout, pool.lived, pool.equivalent, pool.score) == (3, 1, 1, 1, 0.5)
     assert pool.parts == ["headway/cache 2", "headway/parallel 1"]
     assert "laboratory (small)" in counts
-    said = report.text(rows, {"s1": "a hint"})
-    assert "1 lived:\ns0         src/headway/cache/a.py:7  operator: < -> <=  (3 tests ran)\n" in said
-    assert said.endswith(
+    text = report.text(rows, {"s1": "a hint"})
+    assert "1 lived:\ns0         src/headway/cache/a.py:7  operator: < -> <=  (3 tests ran)\n" in text
+    assert text.endswith(
         "1 change nothing:\ns1         src/headway/cache/a.py:7  operator: < -> <=  (3 tests ran; a hint)"
     )
     with pytest.raises(ValueError, match="2 of 4 faults are said to change nothing"):
@@ -233,6 +233,6 @@ def test_a_reason_is_needed_for_what_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_fault_says_where_and_what() -> None:
-    made = fault("a.py", b"a\n  b = c\n", 4, 5, "d", "kind")
-    assert str(made) == "a.py:2  kind: b -> d"
-    assert made.apply(b"a\n  b = c\n") == b"a\n  d = c\n"
+    one_fault = fault("a.py", b"a\n  b = c\n", 4, 5, "d", "kind")
+    assert str(one_fault) == "a.py:2  kind: b -> d"
+    assert one_fault.apply(b"a\n  b = c\n") == b"a\n  d = c\n"

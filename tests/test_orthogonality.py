@@ -1,7 +1,7 @@
-"""Patterns x heads x rotary pairings x tokens x backends, and x caches: the proof that they are orthogonal.
+"""Patterns x heads x rotary pairings x tokens x backends, and x caches, are orthogonal: all combinations are right.
 
-Every combination must equal plain float64 attention within twice the error of the same formula written
-naively in the dtype at hand.
+Every combination must equal plain float64 attention within twice the error of the same formula written naively in the
+dtype at hand.
 """
 
 import pytest
@@ -95,10 +95,10 @@ def check(
 
     exact = with_gradients(plain, grad.double(), q.double(), k.double(), v.double())
     low = with_gradients(plain, grad, q, k, v)
-    for got, truth, reference, what in zip(
+    for actual, truth, reference, quantity in zip(
         with_gradients(ours, grad, q, k, v), exact, low, ("out", "dq", "dk", "dv"), strict=True
     ):
-        assert_within_reference(got, truth, reference, what, terms=8**0.5)
+        assert_within_reference(actual, truth, reference, quantity, terms=8**0.5)
 
 
 AXES = (PATTERNS, HEADS, POSITIONS, BACKENDS, TOKENS, DTYPES, LENGTHS)
@@ -129,7 +129,7 @@ CAUSAL = [p for p in PATTERNS if p.is_causal]
 
 
 def through_cache(pattern: Pattern, heads: tuple[int, int], positions, dtype: torch.dtype, split) -> None:  # type: ignore[no-untyped-def]
-    """Prefill in pieces through a cache = one full forward."""
+    """Checks that prefill in pieces through a cache equals one full forward."""
     n = sum(split)
     q, k, v = (torch.randn(2, h, n, 8).to(dtype) for h in (heads[0], heads[1], heads[1]))
     tokens = Tokens.range(n)

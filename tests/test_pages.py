@@ -1,8 +1,8 @@
-"""Every command of docs/**/*.md runs, block by block, as it is printed and in toy size; and so does the Python.
+"""Every command of docs/**/*.md runs, block by block, as printed but in toy size, and so does the Python.
 
-A block runs in a folder that has what it names of `belongings.THINGS` and nothing else. Blocks with the same commands
-(those of the pages in English and Chinese) run once. The README's are run by tests/test_readme.py, but for those of its
-console blocks.
+A block runs in a folder that has the things of `belongings.THINGS` that it names, and nothing else. Blocks with the
+same commands (on the pages in English and Chinese) run once. The README's blocks are run by tests/test_readme.py,
+except its console blocks.
 """
 
 import ast
@@ -35,15 +35,15 @@ CHEAP = ("diff", "explain --question", "inspect", "models", "plan", "preview", "
 
 
 def sessions_of(page: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Where commands stand on a page, and those that are typed one after the other: of a block, or each line of an
-    indented one; of results the command that they come from."""
+    """Yields the place on a page and the commands that run one after the other: those of a block, or one line of an
+    indented block; on results pages also the commands in the text."""
     text = page.read_text(encoding="utf-8")
     name = page.relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else page.name
     for block in blocks_of(page):
-        if found := commands_of(block.language, block.text):
-            yield f"{name}:{block.line}", tuple(found)
-    alone = [*indented_of(text), *(inline_of(text) if page.parent.name == "results" else ())]
-    yield from ((f"{name}: {' '.join(one.split()[1:3])}", (one,)) for one in alone)
+        if block_commands := commands_of(block.language, block.text):
+            yield f"{name}:{block.line}", tuple(block_commands)
+    single_lines = [*indented_of(text), *(inline_of(text) if page.parent.name == "results" else ())]
+    yield from ((f"{name}: {' '.join(line.split()[1:3])}", (line,)) for line in single_lines)
 
 
 def python_of(page: Path) -> str:
@@ -52,7 +52,7 @@ def python_of(page: Path) -> str:
 
 def names_in_python(code: str) -> set[str]:
     strings = (node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant))
-    return {name for one in strings if isinstance(one, str) for name in names_in(one)}
+    return {name for string in strings if isinstance(string, str) for name in names_in(string)}
 
 
 ALL = {commands: where for page in reversed(PAGES) for where, commands in sessions_of(page)}
@@ -62,7 +62,7 @@ PYTHON = [page for page in PAGES if page != README and python_of(page)]
 
 
 def marked(commands: tuple[str, ...]) -> list[pytest.MarkDecorator]:
-    cheap = all(one.startswith(tuple(f"headway {name}" for name in CHEAP)) for one in commands)
+    cheap = all(line.startswith(tuple(f"headway {name}" for name in CHEAP)) for line in commands)
     return [] if cheap and "--ladder" not in commands[0] else [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -81,7 +81,7 @@ def try_out(commands: Iterable[str], folder: Path, store: Store) -> None:
 
 
 def try_out_python(page: Path, folder: Path, store: Store) -> None:
-    """Its blocks, one after the other, in one namespace."""
+    """Runs the Python blocks of a page one after the other in one namespace."""
     code = smaller(python_of(page))
     store.put(names_in_python(code), folder)
     in_folder(
@@ -117,13 +117,13 @@ def test_what_is_not_run_is_on_a_page_and_a_test_runs_it(command: str) -> None:
 
 
 def test_tables_have_no_row_that_nothing_needs() -> None:
-    every = TYPED | {python_of(page) for page in PYTHON}
+    sources = TYPED | {python_of(page) for page in PYTHON}
     for pattern, _ in INSTEAD:
-        assert any(re.search(pattern, one) for one in every), pattern
-    became = TYPED | {re.sub(*row, one) for row in INSTEAD for one in TYPED}
+        assert any(re.search(pattern, source) for source in sources), pattern
+    replaced = TYPED | {re.sub(*row, source) for row in INSTEAD for source in TYPED}
     for pattern, _ in SMALLER:
-        assert any(re.search(rf"\bheadway {pattern}", typed) for typed in became), pattern
-    named = {name for one in TYPED for name in names_of(smaller(one))}
+        assert any(re.search(rf"\bheadway {pattern}", typed) for typed in replaced), pattern
+    named = {name for source in TYPED for name in names_of(smaller(source))}
     named |= {name for page in PYTHON for name in names_in_python(smaller(python_of(page)))}
     assert set(THINGS) <= named, set(THINGS) - named
 

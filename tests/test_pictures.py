@@ -1,4 +1,4 @@
-"""docs/pictures.md has every topic's picture and every picture of docs."""
+"""docs/pictures.md lists every topic's picture and every picture of docs."""
 
 import re
 

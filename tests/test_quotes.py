@@ -1,4 +1,4 @@
-"""A number that a page quotes from docs/results is found there, and another one is noticed."""
+"""The check of numbers quoted from docs/results accepts right quotations and notices wrong ones."""
 
 import re
 from pathlib import Path

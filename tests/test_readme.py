@@ -1,8 +1,8 @@
-"""Every command and every Python block of the README runs, section by section, as tests/pages.py has it: in toy size.
+"""Every command and every Python block of the README runs, section by section, in toy size (tests/pages.py).
 
 Sections are independent: each runs in an empty folder that SETUP fills. A `text` block that follows a block of one
-command is its output: every line must be printed in that order ("..." stands for lines left out). A `console` block
-is what a run of full size printed once; it is shown, not checked.
+command is its output: every line must be printed in that order ("..." stands for omitted lines). A `console` block is
+what a run of full size printed once; it is not checked.
 """
 
 import json
@@ -23,7 +23,7 @@ README = (ROOT / "README.md").read_text()
 
 
 def texts(folder: Path) -> None:
-    """Two files of the standard library as somebody's texts."""
+    """Writes two files of the standard library as texts."""
     (folder / "texts").mkdir()
     for name in ("this", "bisect"):
         source = Path(sysconfig.get_path("stdlib")) / f"{name}.py"
@@ -31,7 +31,7 @@ def texts(folder: Path) -> None:
 
 
 def trained(folder: Path) -> None:
-    """The model that an earlier section trains."""
+    """Trains the model of an earlier section, with texts beside it."""
     texts(folder)
     type_in(smaller("headway train --data texts --validation-share 0.1 --out runs/mine"), folder)
 
@@ -42,22 +42,22 @@ def stories(folder: Path) -> None:
 
 
 def converted(folder: Path) -> None:
-    """The model that an earlier section converts, and texts."""
+    """Converts the model of an earlier section, with texts beside it."""
     texts(folder)
     stories(folder)
     type_in("headway convert stories260K.bin stories260K --tokenizer tok512.bin", folder)
 
 
 def conversations(folder: Path) -> None:
-    """The model of an earlier section, and conversations about four colours."""
+    """Converts the model of an earlier section, and writes conversations about four colours."""
     converted(folder)
-    things = {"sky": "blue", "grass": "green", "snow": "white", "coal": "black"}
+    colours = {"sky": "blue", "grass": "green", "snow": "white", "coal": "black"}
     rounds = [
         [
-            {"role": "user", "content": f"What colour is {thing}?"},
-            {"role": "assistant", "content": f"{thing.capitalize()} is {colour}."},
+            {"role": "user", "content": f"What colour is {noun}?"},
+            {"role": "assistant", "content": f"{noun.capitalize()} is {colour}."},
         ]
-        for thing, colour in things.items()
+        for noun, colour in colours.items()
     ]
     chats = [{"messages": rounds[i % 4] + rounds[(i // 4) % 4] * (i % 3 > 0)} for i in range(60)]
     (folder / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
@@ -102,8 +102,8 @@ def test_the_section_runs(title: str, tmp_path: Path) -> None:
         else:
             assert language == "sh"
             lines = [line for line in commands_of("sh", block) if line not in NOT_RUN]
-            done = [type_in(smaller(line), tmp_path) for line in lines]
-            printed = done[0] if len(done) == 1 and smaller(lines[0]) == lines[0] else None
+            outputs = [type_in(smaller(line), tmp_path) for line in lines]
+            printed = outputs[0] if len(outputs) == 1 and smaller(lines[0]) == lines[0] else None
 
 
 def test_setups_are_of_sections() -> None:
@@ -120,8 +120,8 @@ def test_the_readme_in_chinese_has_the_same_blocks_headings_links_pictures_and_n
     assert BLOCK.findall(chinese) == BLOCK.findall(README)
     texts = [re.sub(r"\.(en|zh)\.", ".", BLOCK.sub("", text)) for text in (README, chinese)]
     for kind in (r"(?m)^#+ ", r"(!?)\[[^]]*\]\(([^)]+)\)", r"`[^`\n]+`"):
-        found = [sorted(re.findall(kind, text)) for text in texts]
-        assert found[0] == found[1] != []
+        matches = [sorted(re.findall(kind, text)) for text in texts]
+        assert matches[0] == matches[1] != []
 
 
 def test_every_page_is_found_from_the_readme() -> None:

@@ -1,7 +1,7 @@
-"""What `packages/wheels.py` builds: each wheel is opened; that of this machine is installed where nothing can compile.
+"""Wheels of `packages/wheels.py`: each is opened; this machine's is installed in an environment without a compiler.
 
-HEADWAY_WHEELS names a folder of wheels; without it they are built from the tree as it is. Compiled libraries stay in
-`build/wheels`; those of this machine that `make test` has made need not be compiled again."""
+HEADWAY_WHEELS names a folder of wheels; without it they are built from the tree as it is. Compiled libraries are kept
+in `build/wheels`; this machine's libraries are copied there from the source tree instead of being compiled again."""
 
 import fcntl
 import os
@@ -28,21 +28,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).parents[1]
 HERE = f"{sys.platform}-{platform.machine()}"
-ELF_MACHINES = {62: "x86_64", 183: "aarch64"}  # the field e_machine
+ELF_MACHINES = {62: "x86_64", 183: "aarch64"}  # the field e_machine of ELF
 NAME = re.compile(r"headway-[\w.]+-py3-none-manylinux_2_28_(\w+)\.whl")
 
 
 @pytest.fixture(scope="session")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of distributions, built once for all workers."""
-    if given := os.environ.get("HEADWAY_WHEELS"):
-        return Path(given).absolute()
-    kept = ROOT / "build" / "wheels"
-    (own := kept / HERE).mkdir(parents=True, exist_ok=True)
+    """Returns the folder of distributions, built once for all workers."""
+    if folder := os.environ.get("HEADWAY_WHEELS"):
+        return Path(folder).absolute()
+    cache = ROOT / "build" / "wheels"
+    (machine_folder := cache / HERE).mkdir(parents=True, exist_ok=True)
     for library in build.LIBRARIES.glob("libheadway_*"):
-        shutil.copy(library, own)
+        shutil.copy(library, machine_folder)
     out = tmp_path_factory.getbasetemp().parent / "dist"
-    with (kept / "lock").open("w") as lock:
+    with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not out.exists():
             script = [
@@ -52,20 +52,20 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "--out",
                 str(out),
                 "--keep",
-                str(kept),
+                str(cache),
             ]
-            done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True)
-            assert done.returncode == 0, done.stdout + done.stderr
+            process = subprocess.run(script, cwd=ROOT, capture_output=True, text=True)
+            assert process.returncode == 0, process.stdout + process.stderr
     return out
 
 
 @pytest.fixture
 def wheels(dist: Path) -> dict[str, Path]:
-    """The wheels of headway, by architecture."""
-    found = {name[1]: path for path in dist.glob("headway-*.whl") if (name := NAME.fullmatch(path.name))}
-    assert len(found) == len([*dist.glob("headway-*.whl")])
-    assert platform.machine() in found
-    return found
+    """Returns the wheels of headway by architecture."""
+    by_machine = {name[1]: path for path in dist.glob("headway-*.whl") if (name := NAME.fullmatch(path.name))}
+    assert len(by_machine) == len([*dist.glob("headway-*.whl")])
+    assert platform.machine() in by_machine
+    return by_machine
 
 
 def test_each_wheel_has_every_level_and_licence_page_and_recipes(
@@ -91,14 +91,14 @@ def test_each_wheel_has_every_level_and_licence_page_and_recipes(
 
 
 def test_each_wheel_asks_for_no_glibc_that_is_newer_than_2_28(wheels: dict[str, Path]) -> None:
-    """Nor does the OpenMP that it meets there, torch's. `auditwheel` says which it is, whatever the name promises."""
+    """With the OpenMP that it uses, torch's. `auditwheel` reads the versions from the binaries, not from the name."""
     openmp = str(Path(torch.__file__).parent / "lib")
     for path in wheels.values():
         command = [sys.executable, "-m", "auditwheel", "show", "--ldpaths", openmp, str(path)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        versions = re.findall(r"GLIBC_2\.(\d+)", done.stdout)
+        process = subprocess.run(command, check=True, capture_output=True, text=True)
+        versions = re.findall(r"GLIBC_2\.(\d+)", process.stdout)
         assert versions
-        assert max(map(int, versions)) <= 28, done.stdout
+        assert max(map(int, versions)) <= 28, process.stdout
 
 
 PICTURES = ("matplotlib", "mpl_toolkits")
@@ -107,8 +107,8 @@ NOT_SHARED = ("headway", "_headway", "__pycache__")
 
 @pytest.fixture(scope="session")
 def alone(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The python of an environment with the wheel of this machine, and what it needs from this environment: pip fetches
-    nothing, and fails where something is missing."""
+    """Returns the python of an environment with this machine's wheel, and links to its dependencies here: pip fetches
+    nothing, and fails if a dependency is missing."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     share(folder, lambda name: not name.startswith((*NOT_SHARED, *PICTURES)))
@@ -119,37 +119,37 @@ def alone(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def share(folder: Path, wanted: Callable[[str], bool]) -> None:
-    """Links to packages of this environment in that of `folder`."""
-    own = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
+    """Links the wanted packages of this environment into the environment in `folder`."""
+    site_packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
     for path in (
-        one for place in map(Path, sys.path) if place.name == "site-packages" for one in place.iterdir()
+        entry for place in map(Path, sys.path) if place.name == "site-packages" for entry in place.iterdir()
     ):
-        if wanted(path.name) and path.suffix != ".pth" and not (own / path.name).exists():
-            (own / path.name).symlink_to(path)
+        if wanted(path.name) and path.suffix != ".pth" and not (site_packages / path.name).exists():
+            (site_packages / path.name).symlink_to(path)
 
 
 def install(python: Path, *words: str | Path) -> None:
     command = [python, "-m", "pip", "install", "--quiet", "--no-index", *words]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=bare(python))
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([*map(str, command)], capture_output=True, text=True, env=bare(python))
+    assert process.returncode == 0, process.stderr
 
 
-def bare(python: Path, **more: str) -> dict[str, str]:
-    """The environment of a command: no compiler in PATH, no sources to import."""
-    own = {"PATH": str(python.parent), "HOME": str(python.parents[1])}
-    return {**own, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **more}
+def bare(python: Path, **variables: str) -> dict[str, str]:
+    """Returns the variables of a command: no compiler in PATH, no sources to import."""
+    paths = {"PATH": str(python.parent), "HOME": str(python.parents[1])}
+    return {**paths, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **variables}
 
 
 def typed(
-    python: Path, folder: Path, *words: str, given: str = "", code: int = 0, **more: str
+    python: Path, folder: Path, *words: str, given: str = "", code: int = 0, **variables: str
 ) -> tuple[str, str]:
-    """What a command of the installed package prints, on stdout and stderr."""
+    """Runs a command of the installed package, and returns what it prints on stdout and stderr."""
     command = [str(python.parent / "headway"), *words]
-    done = subprocess.run(
-        command, cwd=folder, input=given, capture_output=True, text=True, env=bare(python, **more)
+    process = subprocess.run(
+        command, cwd=folder, input=given, capture_output=True, text=True, env=bare(python, **variables)
     )
-    assert done.returncode == code, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout, done.stderr
+    assert process.returncode == code, f"{command}\n{process.stdout}\n{process.stderr}"
+    return process.stdout, process.stderr
 
 
 def test_an_installed_wheel_runs_without_a_compiler(alone: Path, tmp_path: Path) -> None:
@@ -178,10 +178,10 @@ print(*sorted({line.split()[-1] for line in Path("/proc/self/maps").read_text().
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is of Linux")
 def test_one_openmp_serves_torch_and_the_kernels(alone: Path) -> None:
-    """Two would have two pools of threads, which wait for each other's processors."""
+    """Two OpenMP libraries would have two thread pools that compete for the CPUs."""
     command = [str(alone), "-c", OPEN]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=bare(alone))
-    library, *openmp = done.stdout.split()
+    process = subprocess.run(command, check=True, capture_output=True, text=True, env=bare(alone))
+    library, *openmp = process.stdout.split()
     assert Path(library).is_relative_to(alone.parents[1])
     assert len(openmp) == 1
     assert "/torch/lib/" in openmp[0]
@@ -190,14 +190,14 @@ def test_one_openmp_serves_torch_and_the_kernels(alone: Path) -> None:
 def test_without_kernels_it_says_so_once_with_the_cure(alone: Path, tmp_path: Path) -> None:
     save_folder(tmp_path / "small", small(context=512), tokenizer=with_template(byte_level(), TURNS))
     (nothing := tmp_path / "nothing").mkdir()
-    there = {"HEADWAY_NATIVE_DIR": str(nothing)}
+    variables = {"HEADWAY_NATIVE_DIR": str(nothing)}
     talk = ("chat", "small", "-n", "6", "-t", "0")
-    reply, err = typed(alone, tmp_path, *talk, given="hello\nand?\n", **there)
+    reply, err = typed(alone, tmp_path, *talk, given="hello\nand?\n", **variables)
     assert reply.count("\n") == 2
     assert err.count("runs without its native kernels") == 1
     cure = "no C++ compiler: none of g++, clang++, c++ is in PATH; install one"
     assert f"none were built in {nothing}; {cure}" in err
-    out, _ = typed(alone, tmp_path, "doctor", **there)
+    out, _ = typed(alone, tmp_path, "doctor", **variables)
     assert cure in out
 
 
@@ -209,6 +209,6 @@ def test_with_the_laboratory_its_commands_are_there(alone: Path, dist: Path, tmp
     share(with_lab, lambda name: name.startswith(PICTURES))
     install(python, lab)
     command = [str(python), "-m", "headway", "demo", "--quick", "--seconds", "5"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=bare(python))
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=bare(python))
+    assert process.returncode == 0, process.stderr
     assert {"heads.png", "loss.png"} <= {path.name for path in (tmp_path / "runs" / "demo").iterdir()}

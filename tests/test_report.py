@@ -35,8 +35,8 @@ def test_a_table_aligns_numbers_right_and_words_left() -> None:
 
 
 def test_cells_are_short_and_true() -> None:
-    given = [0.0, 1234.5, 0.00001234, 5, True, None, "x", float("inf"), -2.5e9]
-    assert [cell(v) for v in given] == ["0", "1234", "1.23e-05", "5", "yes", "", "x", "inf", "-2.50e+09"]
+    values = [0.0, 1234.5, 0.00001234, 5, True, None, "x", float("inf"), -2.5e9]
+    assert [cell(v) for v in values] == ["0", "1234", "1.23e-05", "5", "yes", "", "x", "inf", "-2.50e+09"]
 
 
 @pytest.mark.parametrize(
@@ -90,9 +90,19 @@ def test_json_understands_what_reports_hold(capsys) -> None:  # type: ignore[no-
 
 
 def test_durations_and_operations_have_units() -> None:
-    asked = [13860.0, 725.0, 59.4, 4.2, 0.035, 2.5e-5, 3e-8, 180000.0, 3600.0]
-    wanted = ["3 h 51 min", "12 min 5 s", "59.4 s", "4.2 s", "35 ms", "25 \u00b5s", "30 ns", "2 d 2 h", "1 h"]
-    assert [duration(seconds) for seconds in asked] == wanted
+    durations = [13860.0, 725.0, 59.4, 4.2, 0.035, 2.5e-5, 3e-8, 180000.0, 3600.0]
+    expected = [
+        "3 h 51 min",
+        "12 min 5 s",
+        "59.4 s",
+        "4.2 s",
+        "35 ms",
+        "25 \u00b5s",
+        "30 ns",
+        "2 d 2 h",
+        "1 h",
+    ]
+    assert [duration(seconds) for seconds in durations] == expected
     assert [operations(n) for n in (12.0, 999.0, 999.9, 2.8e15, 3.14e9, 4e18, 0)] == [
         "12 FLOP", "999 FLOP", "1 kFLOP", "2.8 PFLOP", "3.14 GFLOP", "4 EFLOP", "0 FLOP",
     ]  # fmt: skip

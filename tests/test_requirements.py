@@ -1,4 +1,4 @@
-"""docs/requirements.md is true: it is what its tables say, and their tests, commands and files are there."""
+"""docs/requirements.md is up to date with its tables, and the tests, commands and files that it names exist."""
 
 import ast
 import re
@@ -22,7 +22,7 @@ NUMBERED = re.compile(r"rows?_(\d+)")
 
 @cache
 def names(path: Path) -> set[str]:
-    """The test functions of a file."""
+    """Returns the names of a file's functions."""
     return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
 
 
@@ -47,14 +47,14 @@ def test_a_named_test_exists(test: str) -> None:
 @pytest.mark.slow
 def test_named_tests_are_collected() -> None:
     files = sorted({f"tests/{test.partition('::')[0]}" for test in NAMED})
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "--slow", "-p", "no:cacheprovider", *files],
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    collected = {line.partition("[")[0].removeprefix("tests/") for line in done.stdout.splitlines()}
+    assert process.returncode == 0, process.stdout + process.stderr
+    collected = {line.partition("[")[0].removeprefix("tests/") for line in process.stdout.splitlines()}
     collected |= {line.partition("::")[0] for line in collected}
     assert [test for test in NAMED if test not in collected] == []
 
@@ -70,10 +70,10 @@ def test_a_command_of_a_row_is_read(row: int) -> None:
 
 @pytest.mark.parametrize("slip", SLIPS)
 def test_what_a_slip_points_at_is_there(slip: str) -> None:
-    one = SLIPS[slip]
-    assert one.tests
-    assert (ROOT / one.where).is_file()
-    assert (ROOT / "docs" / "documents" / f"{one.page}.en.md").is_file()
+    record = SLIPS[slip]
+    assert record.tests
+    assert (ROOT / record.where).is_file()
+    assert (ROOT / "docs" / "documents" / f"{record.page}.en.md").is_file()
 
 
 def test_a_row_says_what_it_lacks() -> None:
@@ -84,12 +84,12 @@ def test_a_row_says_what_it_lacks() -> None:
 
 
 def test_numbers_in_the_names_of_tests_are_rows_that_are_not_missing() -> None:
-    found = {
+    numbered = {
         (int(number), f"{path.relative_to(TESTS)}::{name}")
         for path in TESTS.rglob("test_*.py")
         for name in names(path)
         if name.startswith("test_")
         for number in NUMBERED.findall(name)
     }
-    assert found
-    assert [name for number, name in found if number not in ROWS or not ROWS[number].tests] == []
+    assert numbered
+    assert [name for number, name in numbered if number not in ROWS or not ROWS[number].tests] == []

@@ -1,6 +1,6 @@
-"""docs/results in two languages: each page and its Chinese sibling say the same numbers, code, verdicts and pictures.
+"""docs/results: each page and its Chinese sibling have the same numbers, code, verdicts and pictures.
 
-explain.md and explain-trained.md are written by `tests.explain.results` and have their tests beside it."""
+explain.md and explain-trained.md are written by `tests.explain.results` and tested beside it."""
 
 import re
 
@@ -25,7 +25,7 @@ VERDICTS = {
 
 
 def numbers(text: str) -> list[str]:
-    """The numbers as they are written: "1,095", "1 024", "7.466e+05"; "54%" for "54 %", too."""
+    """Returns the numbers as written ("1,095", "1 024", "7.466e+05"), without the space in "54 %"."""
     return [number.replace(" %", "%") for number in NUMBER.findall(text)]
 
 
@@ -35,20 +35,22 @@ def test_both_languages_have_the_same_numbers_code_verdicts_and_pictures(name: s
     english, chinese = ((FOLDER / file).read_text(encoding="utf-8") for file in files)
     links = [text.split("\n\n")[1] for text in (english, chinese)]
     assert links == [f"[中文]({files[1]})", f"[English]({files[0]})"]
-    tables, same = ([numbers(table) for table in TABLE.findall(text)] for text in (english, chinese))
-    assert tables == same != []
-    prose, said = (sorted(numbers(CODE.sub("", TABLE.sub("", text)))) for text in (english, chinese))
-    assert prose == said != []
-    code, there = (sorted(CODE.findall(text)) for text in (english, chinese))
-    assert code == there != []
-    claims, told = (
+    tables, chinese_tables = (
+        [numbers(table) for table in TABLE.findall(text)] for text in (english, chinese)
+    )
+    assert tables == chinese_tables != []
+    prose, chinese_prose = (sorted(numbers(CODE.sub("", TABLE.sub("", text)))) for text in (english, chinese))
+    assert prose == chinese_prose != []
+    code, chinese_code = (sorted(CODE.findall(text)) for text in (english, chinese))
+    assert code == chinese_code != []
+    claims, chinese_claims = (
         [
-            (verdict, sorted(numbers(CODE.sub("", rest))), CODE.findall(rest))
-            for verdict, rest in CLAIM.findall(text)
+            (verdict, sorted(numbers(CODE.sub("", claim))), CODE.findall(claim))
+            for verdict, claim in CLAIM.findall(text)
         ]
         for text in (english, chinese)
     )
-    assert [(VERDICTS[verdict], *rest) for verdict, *rest in claims] == told != []
+    assert [(VERDICTS[verdict], *claim) for verdict, *claim in claims] == chinese_claims != []
     assert PICTURE.findall(english) == PICTURE.findall(chinese) != []
     assert english.count("\n\n") == chinese.count("\n\n")
     for page in (ROOT / "docs" / "documents").glob("*.zh.md"):

@@ -1,4 +1,4 @@
-"""Dot product, L2 norm and cosine (row 18)."""
+"""Dot product, L2 norm and cosine (requirement 18)."""
 
 import math
 

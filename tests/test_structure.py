@@ -1,5 +1,5 @@
-"""No module imports itself through others; no code asks which backend, family, task or leaf of a pattern it has before
-it, but their own files, their tables and the one lowering."""
+"""No module imports itself through others; only their own files, their tables and the one lowering compare names of
+backends, families and tasks, or classes of patterns."""
 
 import ast
 import graphlib
@@ -28,7 +28,7 @@ LEAVES = {
 }
 LEAVES -= {"Pattern"}
 OF_LEAVES = {"headway/patterns/leaves.py", "headway/patterns/text.py", "headway/patterns/program.py"}
-# Where a name may be asked for: its own files and its table; and where the same word names something else.
+# Files that may compare with a name: its own files, its table, and those where the same word means something else.
 OWN = {
     "backend": ("headway/attention/backends/", "headway/attention/select.py"),
     "family": (
@@ -48,7 +48,7 @@ NAMES: Mapping[str, Mapping[str, object]] = {"backend": BACKENDS, "family": FAMI
 
 
 def module(place: str) -> str:
-    """headway/nn/block.py is headway.nn.block, headway/nn/__init__.py is headway.nn."""
+    """Returns the module of a file: headway.nn.block for headway/nn/block.py, headway.nn for headway/nn/__init__.py."""
     return place.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
@@ -57,18 +57,18 @@ MODULES = {module(place) for place in PLACES}
 
 @cache
 def trees() -> Mapping[str, ast.Module]:
-    """All modules, read once."""
+    """Returns the syntax trees of all modules, read once."""
     return {place: ast.parse(path.read_text()) for place, path in PLACES.items()}
 
 
 @cache
 def asked(place: str) -> tuple[tuple[int, set[str]], ...]:
-    """The texts that something is compared with in a module."""
+    """Returns the strings that a module compares with, by line."""
     return tuple(compared_texts(trees()[place]))
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
-    """Every module of the two packages that is imported anywhere below, in functions and for type checking too."""
+    """Yields every imported module, also those imported in functions and for type checking only."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -81,16 +81,16 @@ def test_no_module_imports_itself_through_others() -> None:
     graph = {module(place): {*imported(tree)} & MODULES for place, tree in trees().items()}
     assert (
         "headway.attention.attend" in graph["headway"]
-    )  # seen, though it is imported for type checking only
+    )  # found although it is imported for type checking only
     graphlib.TopologicalSorter(graph).prepare()
     with pytest.raises(graphlib.CycleError):
         graphlib.TopologicalSorter({**graph, "headway.errors": {"headway"}}).prepare()
 
 
 def names(node: ast.AST) -> set[str]:
-    """Every name and attribute below a node."""
-    found = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-    return found | {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
+    """Returns every name and attribute below a node."""
+    variables = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    return variables | {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
 
 
 def texts(*nodes: ast.AST) -> set[str]:
@@ -99,7 +99,7 @@ def texts(*nodes: ast.AST) -> set[str]:
 
 
 def leaf_matches(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
-    """Where a value is asked for its class, and which leaves are among those asked for."""
+    """Yields the lines that test the class of a value, with the leaf patterns among the classes."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and names(node.func) & {"isinstance", "issubclass"}:
             yield node.lineno, names(node.args[1]) & LEAVES
@@ -112,7 +112,7 @@ def leaf_matches(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
 
 
 def compared_texts(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
-    """The texts that something is compared with: by ==, in, startswith and endswith, and in a match."""
+    """Yields, by line, the strings that something is compared with: by ==, in, startswith, endswith, and match."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare) and not is_head(node):
             yield node.lineno, texts(node)
@@ -123,7 +123,7 @@ def compared_texts(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
 
 
 def is_head(node: ast.Compare) -> bool:
-    """`head.task == ...`: a model's head has a task, too, and masked-lm is one of theirs."""
+    """Returns whether a comparison is `head.task == ...`: heads of models have tasks, too, such as masked-lm."""
     return isinstance(node.left, ast.Attribute) and node.left.attr == "task" and "head" in names(node.left)
 
 
@@ -133,30 +133,34 @@ def test_there_is_something_to_look_for() -> None:
     assert "llama" in FAMILIES
     assert "causal-lm" in TASKS
     seen = ast.parse("isinstance(p, Or | leaves.Window)\nmatch p:\n  case Sink(n): pass\nx = type(p) is Full")
-    assert [found for _, found in leaf_matches(seen)] == [{"Window"}, {"Full"}, {"Sink"}]
+    assert [names_found for _, names_found in leaf_matches(seen)] == [{"Window"}, {"Full"}, {"Sink"}]
     seen = ast.parse('a in ("x", "y")\nb.startswith("z")\nspec.head.task == "masked-lm"\ntask == "u"')
-    assert sorted(map(sorted, (found for _, found in compared_texts(seen)))) == [["u"], ["x", "y"], ["z"]]
+    assert sorted(map(sorted, (names_found for _, names_found in compared_texts(seen)))) == [
+        ["u"],
+        ["x", "y"],
+        ["z"],
+    ]
 
 
 def test_leaves_of_patterns_are_asked_for_in_their_file_their_table_and_the_lowering_only() -> None:
     wrong = [
-        f"{place}:{line} asks for {', '.join(sorted(found))}"
+        f"{place}:{line} asks for {', '.join(sorted(classes))}"
         for place in PLACES.keys() - OF_LEAVES
-        for line, found in leaf_matches(trees()[place])
-        if found
+        for line, classes in leaf_matches(trees()[place])
+        if classes
     ]
     assert not wrong
 
 
 @pytest.mark.parametrize("kind", NAMES)
 def test_no_code_asks_for_a_name_of_a_table(kind: str) -> None:
-    """What is so for one backend, family or task stands in its own file and in its row of the table."""
+    """What concerns one backend, family or task is in its own file and in its row of the table."""
     wrong = [
-        f"{place}:{line} compares with {', '.join(sorted(found & NAMES[kind].keys()))}"
+        f"{place}:{line} compares with {', '.join(sorted(strings & NAMES[kind].keys()))}"
         for place in PLACES
         if not place.startswith(OWN[kind])
-        for line, found in asked(place)
-        if found & NAMES[kind].keys()
+        for line, strings in asked(place)
+        if strings & NAMES[kind].keys()
     ]
     assert not wrong
     assert not [place for place in OWN[kind] if not (SOURCE / place).exists()]
@@ -170,10 +174,10 @@ def test_from_a_layer_to_the_kernels_a_call_passes_six_files(
     passed: list[set[str]] = []
     run = kernels._run
 
-    def recorded(*given: Any) -> None:
+    def recorded(*arguments: Any) -> None:
         files = {Path(frame.filename) for frame in traceback.extract_stack()}
         passed.append({place.relative_to(SOURCE).as_posix() for place in files if SOURCE in place.parents})
-        run(*given)
+        run(*arguments)
 
     monkeypatch.setattr(kernels, "_run", recorded)
     layer, x = Attention(16, 2, backend="native"), torch.zeros(1, 3, 16)

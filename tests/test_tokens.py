@@ -1,4 +1,4 @@
-"""Tokens: what each constructor says of each slot."""
+"""Tokens: indices, documents and marks that each constructor gives to slots, and what it refuses."""
 
 import pytest
 import torch

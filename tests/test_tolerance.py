@@ -1,4 +1,4 @@
-"""The tolerances are tight, get no looser, and notice what they name."""
+"""Tolerances are tight, are never loosened, and notice the errors that they are for."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def test_renewal_tightens_and_refuses_to_loosen() -> None:
 
 
 def rounded(x: Tensor, how: str) -> Tensor:
-    """Float32 numbers in bf16, by their bits."""
+    """Rounds float32 numbers to bf16 on their bits, in one of several ways."""
     bits = x.float().view(torch.int32)
     up = {
         "even": 0x7FFF + (bits >> 16 & 1),

@@ -1,4 +1,4 @@
-"""What is installed: two distributions with their types and sources, and the commands of each; of one version."""
+"""The two distributions: their files, metadata and commands, and that they have one version."""
 
 import os
 import re
@@ -22,7 +22,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def tree(folder: Path) -> None:
-    """The files of both distributions."""
+    """Copies the files of both distributions."""
     for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, folder)
     for name in ("src", "recipes", "packages"):
@@ -30,7 +30,7 @@ def tree(folder: Path) -> None:
 
 
 def built(project: Path, out: Path) -> tuple[set[str], str, dict[str, str]]:
-    """The files of the wheel of a project, its metadata, and its commands."""
+    """Builds the wheel of a project; returns its files, its metadata, and its commands."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
     environment = {**os.environ, "HEADWAY_BUILD": "off"}
     subprocess.run(command, cwd=project, check=True, capture_output=True, env=environment)
@@ -48,18 +48,18 @@ def built(project: Path, out: Path) -> tuple[set[str], str, dict[str, str]]:
 @pytest.mark.slow
 def test_each_distribution_carries_its_package_and_nothing_else(tmp_path: Path) -> None:
     tree(tmp_path)
-    sources = tmp_path / "src"  # before the build, which may leave bytecode beside them
-    given = {str(path.relative_to(sources)) for path in sources.rglob("*") if path.is_file()}
+    sources = tmp_path / "src"  # listed before the build, which may leave bytecode there
+    source_files = {str(path.relative_to(sources)) for path in sources.rglob("*") if path.is_file()}
     shipped = {f"headway/recipes/shipped/{path.name}" for path in (ROOT / "recipes").iterdir()}
     files, metadata, commands = built(tmp_path, tmp_path / "dist")
-    assert files == shipped | {name for name in given if name.startswith("headway/")}
+    assert files == shipped | {name for name in source_files if name.startswith("headway/")}
     assert {"headway/py.typed", "headway/native/csrc/headway.h", "headway/serve/page/index.html"} <= files
     assert not commands
     needed = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.MULTILINE)
     assert "torch" in needed
     assert "matplotlib" not in needed
     files, metadata, commands = built(tmp_path / "packages" / "lab", tmp_path / "lab")
-    assert files == {name for name in given if name.startswith("headway_lab/")}
+    assert files == {name for name in source_files if name.startswith("headway_lab/")}
     assert "headway_lab/py.typed" in files
     assert commands == POINTS
     assert f"\nVersion: {PROJECT['version']}\n" in metadata
@@ -68,7 +68,7 @@ def test_each_distribution_carries_its_package_and_nothing_else(tmp_path: Path) 
 
 
 def test_the_installed_commands_are_those_that_the_laboratory_declares() -> None:
-    """A stale install is renewed by `make install`."""
+    """If this fails, `make install` renews a stale installation."""
     assert tuple(sorted(POINTS)) == tuple(sorted(LABORATORY))
     installed = [
         point for point in entry_points(group=GROUP) if point.dist and point.dist.name == "headway-lab"
@@ -89,14 +89,16 @@ def test_without_the_laboratory_its_commands_say_which_package_has_them(
 ) -> None:
     monkeypatch.setattr("headway.cli.entry_points", lambda group: ())
     assert run([name]) == 2
-    said = f'there is no command {name!r} here, which headway\'s laboratory has; pip install "headway[lab]"'
-    assert said in capsys.readouterr().err
+    message = (
+        f'there is no command {name!r} here, which is in the package headway-lab; pip install "headway[lab]"'
+    )
+    assert message in capsys.readouterr().err
     assert "headway demo" not in overview()
     assert "start here:  headway show " in overview()
 
 
 def test_the_version_and_what_is_said_of_it_agree() -> None:
-    """The changelog begins with this version, released or not, and one cites it by its number."""
+    """The changelog begins with this version, released or not, and CITATION.cff has its number."""
     released = PROJECT["version"].partition(".dev")[0]
     (first, *_) = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert first == released

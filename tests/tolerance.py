@@ -1,11 +1,11 @@
-"""Tolerances from a reference's own error. What each check needs of it stands in tests/tolerances.json:
+"""Tolerances from a reference's own error. The bound of each check is in tests/tolerances.json:
 
     check -> CPU level -> [bound, worst seen], both in units of the reference's error
 
-A kernel may err at most twice as much as plain low precision (`USUAL`), a check that always errs less at most
-`MARGIN` times as much as it ever did, so that a kernel that gets worse is noticed. `python -m tests.tolerance` runs the
-checks and renews the table: bounds get tighter, never looser. One that must be looser is written there by hand, with
-a "reason".
+A kernel may err at most twice as much as plain low precision (`USUAL`). A check that has always erred less may err at
+most `MARGIN` times its worst error so far, so that a kernel that gets worse is noticed. `python -m tests.tolerance`
+runs the checks and renews the table: bounds get tighter, never looser. A bound that must be looser is edited by hand,
+with a "reason".
 """
 
 import json
@@ -24,12 +24,12 @@ from headway.native import build, loader
 TABLE = Path(__file__).with_name("tolerances.json")
 USUAL, MARGIN = 2.0, 4.0
 LEAST = {torch.float64: 16.0, torch.float32: 8.0, torch.bfloat16: 0.5, torch.float16: 0.5}
-"""Ulps that the error of a reference counts as at least, since it may hit small tensors by luck: in 16 bits those of
-one rounding; in float32, where that hides nothing, of a score, its exponential, two products and their sums; float64
-is often its own reference."""
+"""Smallest error in ulps that a reference counts with, since its error on small tensors may be small by luck. In 16
+bits it is that of one rounding; in float32, where it hides nothing, that of a score, its exponential, two products and
+their sums; float64 is often its own reference."""
 
 FLOOR = [torch.finfo(dtype).tiny / torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)]
-"""Of sizes, where sums are in float32 and in float64: what is smaller than a normal number may count as 0."""
+"""Smallest size of an element, for sums in float32 and in float64: smaller ones may be subnormal and count as 0."""
 
 table: dict[str, dict[str, Any]] = json.loads(TABLE.read_text()) if TABLE.exists() else {}
 worst: dict[str, dict[str, float]] = {}
@@ -39,12 +39,12 @@ worst: dict[str, dict[str, float]] = {}
 def assert_within_reference(
     got: Tensor, exact: Tensor, low: Tensor, what: str = "", terms: Tensor | float = 0.0, check: str = ""
 ) -> None:
-    """|got - exact| is at most |low - exact| times the bound of the check, both relative to the size of the element.
+    """Asserts that |got - exact| <= bound of the check * max |low - exact|, both relative to the element's size.
 
     `exact` is float64; `low` is the same formula written naively in the dtype of `got`. The size of an element is the
-    root mean square of its row, or `terms`, the standard deviation of the terms that cancel in it, where that is
-    larger (dOut . v of standard normal vectors has sqrt(D)): with one visible key the true gradient of q is 0. It is
-    `FLOOR` at least. The check is called as the test that makes it and the dtype, unless it has a name.
+    root mean square of its row, or `terms` if that is larger: the standard deviation of the terms that cancel in it
+    (sqrt(D) for dOut . v of standard normal vectors), since with one visible key the true gradient of q is 0. It is at
+    least `FLOOR`. Without a name `check`, the check is named by the running test and the dtype.
     """
     assert got.dtype == low.dtype, (got.dtype, low.dtype)
     assert torch.isfinite(got).all(), f"{what}: not finite"
@@ -65,41 +65,43 @@ def assert_within_reference(
 def assert_rounded_once(
     got: Tensor, exact: Tensor, what: str = "", terms: Tensor | float = 0.0, ulps: int = 1
 ) -> None:
-    """`got` is the float64 formula rounded once, or its neighbour where that lies near the middle of two numbers, and
-    no side is preferred. `terms`, the standard deviation of terms of a sum in float32, allows for the rounding of
-    that; a formula that rounds twice, in float64 too, is off by two `ulps` where the first rounding was."""
+    """Asserts that `got` is the float64 value `exact` rounded once, or the neighbour if `exact` is near the middle of
+    two numbers, without bias to one side. `terms`, the standard deviation of the terms of a float32 sum, allows for the
+    rounding of that sum. `ulps=2` allows for formulas that round twice."""
     assert torch.isfinite(got).all(), f"{what}: not finite"
-    off = (got.double() - exact.to(got.dtype).double()).abs()
+    error = (got.double() - exact.to(got.dtype).double()).abs()
     allowed = ulps * ulp(exact, got.dtype) + 2**-20 * torch.as_tensor(terms, dtype=torch.float64)
-    assert bool((off <= allowed).all()), (
-        f"{what}: {(off / allowed).max().item():.3g} times what a rounding makes"
+    assert bool((error <= allowed).all()), (
+        f"{what}: {(error / allowed).max().item():.3g} times what a rounding makes"
     )
     assert_unbiased(got, exact, what)
 
 
 def assert_unbiased(got: Tensor, exact: Tensor, what: str = "") -> None:
-    """Away from 0 or towards it, results err by less than 0.05 ulp on average, and five standard deviations of such a
-    mean: what is cut off errs by half an ulp. More than two ulps count as two. Numbers of a row may err together: the
-    mean is as uncertain as rows say, or numbers where those say more."""
-    off = ((got.double() - exact) * exact.sign() / ulp(exact, got.dtype)).clamp(-2, 2)
-    off = off.masked_fill(exact == 0, float("nan"))
-    rows = off.reshape(-1, off.shape[-1]).nanmean(1)
-    numbers, rows = off[~off.isnan()], rows[~rows.isnan()]
+    """Asserts that the mean error away from or towards 0 is below 0.05 ulp plus five standard deviations of that mean;
+    truncation errs by half an ulp. Errors of more than two ulps count as two. Since errors within a row may be
+    correlated, the deviation is the larger of those computed from rows and from single numbers."""
+    error = ((got.double() - exact) * exact.sign() / ulp(exact, got.dtype)).clamp(-2, 2)
+    error = error.masked_fill(exact == 0, float("nan"))
+    rows = error.reshape(-1, error.shape[-1]).nanmean(1)
+    numbers, rows = error[~error.isnan()], rows[~rows.isnan()]
     if len(numbers) >= 32:
-        chance = max(5 * some.std().item() / len(some) ** 0.5 for some in (numbers, rows) if len(some) > 1)
+        chance = max(
+            5 * samples.std().item() / len(samples) ** 0.5 for samples in (numbers, rows) if len(samples) > 1
+        )
         assert abs(numbers.mean().item()) < 0.05 + chance, (
             f"{what}: errs by {numbers.mean():+.3f} ulp on average"
         )
 
 
 def ulp(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The distance of numbers to the next larger ones of a dtype, float64."""
+    """Returns the distance of each number to the next larger one of a dtype, in float64."""
     info = torch.finfo(dtype)
     return torch.exp2(torch.frexp(x.double()).exponent - 1.0).clamp_min(info.tiny) * info.eps
 
 
 def bound(check: str, level: str) -> float:
-    """Of a check at a CPU level; where the table does not have it, the loosest of the check's others."""
+    """Returns the bound of a check at a CPU level; if the table lacks it, the check's loosest bound of other levels."""
     of_levels = {name: pair for name, pair in table.get(check, {}).items() if name != "reason"}
     if level in of_levels:
         return float(of_levels[level][0])
@@ -107,8 +109,8 @@ def bound(check: str, level: str) -> float:
 
 
 def renewed(old: dict[str, dict[str, Any]], seen: dict[str, dict[str, float]]) -> dict[str, dict[str, Any]]:
-    """The table with what was seen: bounds of `MARGIN` times that, none looser than it was. Checks that were not seen
-    are gone; levels that this CPU lacks stay.
+    """Returns the table renewed by what was seen: bounds are `MARGIN` times that, never looser than before. Checks that
+    were not seen are dropped; levels that this CPU lacks stay.
 
     Raises ValueError for a check that errs more than its bound."""
     new: dict[str, dict[str, Any]] = {}
@@ -133,7 +135,7 @@ def _short(x: float) -> float:
 
 
 def _level() -> str:
-    """A level that stands on another gives the same bits (tests/native/test_levels.py): one bound is for both."""
+    """Returns the CPU level of bounds: a level built on another gives the same bits (test_levels.py) and shares it."""
     library = loader.search().library
     return build.STANDS_ON.get(library.level, library.level) if library else "none"
 
@@ -144,13 +146,13 @@ def _test(dtype: torch.dtype) -> str:
 
 
 def main() -> int:
-    """Runs the tests that make checks, slow ones too, and renews the table where all pass."""
-    from tests import tolerance  # which the tests import: this module is `__main__`
+    """Runs all tests that make checks, slow ones too, and renews the table if all pass."""
+    from tests import tolerance  # the module that tests import; this one is `__main__`
 
     os.environ["HEADWAY_RENEW_TOLERANCES"] = "1"
     makes_checks = re.compile(r"from tests\.(tolerance|native\.plain|test_orthogonality) import")
-    own = TABLE.with_name("test_tolerance.py")
-    tests = sorted(set(TABLE.parent.rglob("test_*.py")) - {own})
+    this_test = TABLE.with_name("test_tolerance.py")
+    tests = sorted(set(TABLE.parent.rglob("test_*.py")) - {this_test})
     files = [str(path) for path in tests if makes_checks.search(path.read_text())]
     if code := pytest.main(["-q", "-p", "no:cacheprovider", "--slow", *files]):
         return int(code)

@@ -1,4 +1,4 @@
-"""Small models whose attention is looked at."""
+"""Small models whose attention maps are tested."""
 
 from typing import Any
 
@@ -27,12 +27,12 @@ SPECS: dict[str, ModelSpec] = {
 }
 
 
-def loaded(spec: ModelSpec, **how: Any) -> Any:
-    model = build(spec, seed=3, **how).eval().double()
+def loaded(spec: ModelSpec, **options: Any) -> Any:
+    model = build(spec, seed=3, **options).eval().double()
     return (LanguageModel if spec.causal else TextEncoder)(model, byte_level())  # type: ignore[arg-type]
 
 
-def maps_of(lm: Any, **which: Any) -> AttentionMaps:
-    found = lm.attention("the cat sat on the mat, and why", **which)
-    assert isinstance(found, AttentionMaps)
-    return found
+def maps_of(lm: Any, **options: Any) -> AttentionMaps:
+    maps = lm.attention("the cat sat on the mat, and why", **options)
+    assert isinstance(maps, AttentionMaps)
+    return maps

@@ -1,4 +1,4 @@
-"""Attention maps and hidden states of a loaded model: what its layers computed, and what `transformers` gives."""
+"""Attention maps and hidden states of a loaded model, against its own layers and against `transformers`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,43 +23,51 @@ from tests.text.conftest import byte_level
 
 
 def joined_heads(call: Callable[[], Any], layers: list[Any]) -> list[Tensor]:
-    """What the output projections are given while `call` runs, [T, H, E] each."""
-    seen: list[Tensor] = []
+    """Returns the inputs of the layers' output projections while `call` runs, [T, H, E] each."""
+    inputs: list[Tensor] = []
     handles = [
-        one.o_proj.register_forward_pre_hook(lambda _, args: seen.append(args[0][0])) for one in layers
+        layer.o_proj.register_forward_pre_hook(lambda _, args: inputs.append(args[0][0])) for layer in layers
     ]
     call()
     for handle in handles:
         handle.remove()
-    return [x.unflatten(1, (layer.heads.query_heads, -1)) for x, layer in zip(seen, layers, strict=True)]
+    return [
+        joined.unflatten(1, (layer.heads.query_heads, -1))
+        for joined, layer in zip(inputs, layers, strict=True)
+    ]
 
 
-def mean_of(one: AttentionMap) -> Tensor:
-    """The weights times the values, query by query, [T, H, E]."""
-    rows = [torch.einsum("hs,hse->he", one.row(i), one.values(i)) for i in range(len(one.queries))]
+def mean_of(attention_map: AttentionMap) -> Tensor:
+    """Returns the weights times the values for each query, [T, H, E]."""
+    rows = [
+        torch.einsum("hs,hse->he", attention_map.row(i), attention_map.values(i))
+        for i in range(len(attention_map.queries))
+    ]
     return torch.stack(rows)
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_weights_times_values_are_what_the_output_projection_is_given(name: str) -> None:
-    """In float64, to the rounding of sums of some twenty terms."""
+    """In float64, up to the rounding of sums of about twenty terms."""
     lm = loaded(SPECS[name])
-    seen = joined_heads(lambda: maps_of(lm), [block.self_attn for block in lm.model.model.blocks])
+    inputs = joined_heads(lambda: maps_of(lm), [block.self_attn for block in lm.model.model.blocks])
     maps = maps_of(lm)
     assert [*maps] == [0, 1]
-    for one, expected in zip(maps.values(), seen, strict=True):
-        assert torch.allclose(mean_of(one), expected, rtol=1e-12, atol=1e-12)
-        assert one.weights().dtype == torch.float64
+    for attention_map, expected in zip(maps.values(), inputs, strict=True):
+        assert torch.allclose(mean_of(attention_map), expected, rtol=1e-12, atol=1e-12)
+        assert attention_map.weights().dtype == torch.float64
 
 
 def test_those_of_the_kernels_too() -> None:
-    """In float32 a weight is off by its score's rounding, |score| < 30 ulps at most, so the mean of values is, too."""
+    """In float32 a weight is off by its score's rounding, |score| < 30 ulps at most, and so is the mean of values."""
     lm = LanguageModel(small(MIXED), byte_level())
     text = "the cat sat on the mat, and " * 8
-    seen = joined_heads(lambda: lm.attention(text), [block.self_attn for block in lm.model.model.blocks])
-    for one, expected in zip(lm.attention(text).values(), seen, strict=True):
-        largest = one.values().abs().max()
-        assert (mean_of(one) - expected).abs().max() <= 30 * torch.finfo(torch.float32).eps * largest
+    inputs = joined_heads(lambda: lm.attention(text), [block.self_attn for block in lm.model.model.blocks])
+    for attention_map, expected in zip(lm.attention(text).values(), inputs, strict=True):
+        largest = attention_map.values().abs().max()
+        assert (mean_of(attention_map) - expected).abs().max() <= 30 * torch.finfo(
+            torch.float32
+        ).eps * largest
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -71,23 +79,25 @@ def test_rows_are_the_whole_and_layers_and_heads_are_chosen(name: str) -> None:
     assert whole.shape == (4, count, count)
     for i in (0, 3, -1):
         assert torch.allclose(maps[1].row(i), whole[:, i], rtol=1e-12, atol=1e-14)
-    some = maps_of(lm, layers=-1, heads=[3, 0])
-    assert [*some] == [1]
-    assert some[-1] is some[1]
-    assert torch.allclose(some[1].weights([2, 5]), whole[[3, 0]][:, [2, 5]], rtol=1e-12, atol=1e-14)
-    assert torch.equal(some[1].values(2), maps[1].values(2)[[3, 0]])
+    chosen = maps_of(lm, layers=-1, heads=[3, 0])
+    assert [*chosen] == [1]
+    assert chosen[-1] is chosen[1]
+    assert torch.allclose(chosen[1].weights([2, 5]), whole[[3, 0]][:, [2, 5]], rtol=1e-12, atol=1e-14)
+    assert torch.equal(chosen[1].values(2), maps[1].values(2)[[3, 0]])
 
 
 @pytest.mark.parametrize("name", [name for name in SPECS if "linear attention" not in name])
 def test_a_row_is_a_distribution_over_what_the_pattern_allows(name: str) -> None:
     lm = loaded(SPECS[name])
-    for layer, one in maps_of(lm).items():
-        tokens = Tokens.range(len(one.queries))
+    for layer, attention_map in maps_of(lm).items():
+        tokens = Tokens.range(len(attention_map.queries))
         tokens = tokens.with_global([0]) if name == "global projections" else tokens
-        assert one.pattern == lm.spec.patterns[layer]
-        seen = visible(one.pattern, tokens, tokens)[0]
-        assert torch.equal(one.weights() > 0, seen.expand(4, -1, -1))
-        assert torch.allclose(one.weights().sum(-1), torch.ones(4, len(one.queries)).double())
+        assert attention_map.pattern == lm.spec.patterns[layer]
+        allowed = visible(attention_map.pattern, tokens, tokens)[0]
+        assert torch.equal(attention_map.weights() > 0, allowed.expand(4, -1, -1))
+        assert torch.allclose(
+            attention_map.weights().sum(-1), torch.ones(4, len(attention_map.queries)).double()
+        )
 
 
 def test_tokens_are_told_by_their_texts() -> None:
@@ -104,27 +114,27 @@ def test_tokens_are_told_by_their_texts() -> None:
 
 
 class _Largest(TorchDispatchMode):
-    """The most numbers of any tensor that is computed."""
+    """Records the number of elements of the largest tensor that is computed."""
 
     most = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        for one in out if isinstance(out, tuple | list) else [out]:
-            if isinstance(one, Tensor):
-                self.most = max(self.most, one.numel())
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, Tensor):
+                self.most = max(self.most, tensor.numel())
         return out
 
 
 @pytest.mark.parametrize("name", ["window with sinks, full", "linear attention, rotated"])
 def test_a_row_takes_memory_in_proportion_to_the_keys(name: str) -> None:
-    """No tensor has more numbers than the keys themselves, 32 each; all weights would be 1500 for each."""
+    """No tensor has more elements than the keys, which are 32 each; all weights would be 1500 for each key."""
     spec = SPECS[name]
     kind, model, count = LanguageModel if spec.causal else TextEncoder, build(spec, seed=3).eval(), 1500
-    one = kind(model, byte_level()).attention("?" * count, layers=[1])[1]  # type: ignore[arg-type]
-    with _Largest() as seen:
-        one.row(count // 2)
-    assert 0 < seen.most <= 32 * len(one.keys)
+    attention_map = kind(model, byte_level()).attention("?" * count, layers=[1])[1]  # type: ignore[arg-type]
+    with _Largest() as largest:
+        attention_map.row(count // 2)
+    assert 0 < largest.most <= 32 * len(attention_map.keys)
 
 
 # -- transformers --------------------------------------------------------------------------------------------------
@@ -136,42 +146,44 @@ QWEN3 = hf.config_dict("qwen3", head_dim=8)
 
 
 def close(ours: Any, theirs: Any) -> None:
-    """float32 against float32, both with the same weights of deviation 0.3, through three layers."""
+    """Compares in float32; both models have the same weights of deviation 0.3, in three layers."""
     assert len(ours) == len(theirs)
-    for a, b in zip(ours, theirs, strict=True):
-        assert hf.off(a, b[0]) < 2e-5
+    for actual, expected in zip(ours, theirs, strict=True):
+        assert hf.off(actual, expected[0]) < 2e-5
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen3", *decoders.MAIN])
 def test_decoders_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    made = {"llama": LLAMA, "mistral": MISTRAL, "qwen3": QWEN3}
-    model = hf.peer(made[name]) if name in made else decoders.theirs(name)
+    configs = {"llama": LLAMA, "mistral": MISTRAL, "qwen3": QWEN3}
+    model = hf.peer(configs[name]) if name in configs else decoders.theirs(name)
     if decoders.kernel(model.config) == "sdpa":
         model.set_attn_implementation("sdpa")
     model.save_pretrained(tmp_path)
     lm = headway.load(tmp_path)
     with torch.no_grad():
-        told = decoders.kernel(model.config) == "eager"
-        out = model(torch.tensor([IDS]), output_hidden_states=True, output_attentions=told)
+        eager = decoders.kernel(model.config) == "eager"
+        out = model(torch.tensor([IDS]), output_hidden_states=True, output_attentions=eager)
     ours, theirs = lm.hidden_states(IDS), out.hidden_states
-    if name == "mamba 2":  # theirs begin behind the first layer, and have the last with and without its norm
+    if (
+        name == "mamba 2"
+    ):  # theirs begin behind the first layer and end with the last one without and with its norm
         ours, theirs = ours[1:], (*theirs[:-2], theirs[-1])
     if (
         model.config.model_type == "nemotron_h"
-    ):  # theirs are of each sub-layer: [mixer, mlp, mixer] are two layers
+    ):  # theirs are one for each sub-layer: [mixer, mlp, mixer] are two layers
         following = [*model.config.layers_block_type[1:], None]
         ends = [i for i, kind in enumerate(following, 1) if kind not in ("mlp", "moe")]
         theirs = [theirs[i] for i in (0, *ends)]
     if (
         name == "gemma3n"
-    ):  # theirs are all streams, also behind the last layer, where ours are joined and normed
+    ):  # theirs hold all streams, also behind the last layer, where ours are joined and normed
         ours, theirs = ours[:-1], [streams[0] for streams in theirs[:-1]]
     close(ours, theirs)
-    if told and lm.spec.softmax_layers:
-        rows = [one.weights() for one in lm.attention(IDS).values()]
+    if eager and lm.spec.softmax_layers:
+        rows = [attention_map.weights() for attention_map in lm.attention(IDS).values()]
         if (
             lm.spec.sink_logit
-        ):  # theirs are of the keys alone, and the sink's share is taken from what they give
+        ):  # theirs sum to 1 over the keys; the sink's share is taken from their outputs instead
             rows = [row / row.sum(-1, keepdim=True) for row in rows]
         close(rows, out.attentions)
     first, last = lm.hidden_states(IDS, layers=[0, -1])
@@ -186,15 +198,15 @@ def test_encoders_are_those_of_transformers(tmp_path: Path) -> None:
     assert isinstance(filler, MaskedLM)
     for text in (TEXTS[0], ("the cat sat", "who ran home")):
         maps = filler.attention(text)
-        (read,) = filler.need_tokenizer().inputs([text])
+        (encoded,) = filler.need_tokenizer().inputs([text])
         with torch.no_grad():
             out = model(
-                torch.tensor([read.ids]), token_type_ids=torch.tensor([read.token_types]),
+                torch.tensor([encoded.ids]), token_type_ids=torch.tensor([encoded.token_types]),
                 output_hidden_states=True, output_attentions=True,
             )  # fmt: skip
         assert maps[0].keys[0] == "[CLS]"
         close(filler.hidden_states(text), out.hidden_states)
-        close([one.weights() for one in maps.values()], out.attentions)
+        close([attention_map.weights() for attention_map in maps.values()], out.attentions)
     with pytest.raises(ConfigError, match="text 0 has 26 tokens, and this model reads 24"):
         filler.attention("the " * 24)
 
@@ -217,7 +229,7 @@ def test_translators_are_those_of_transformers(name: str, tmp_path: Path) -> Non
         (maps.decoder, out.decoder_attentions),
         (maps.cross, out.cross_attentions),
     ):
-        close([one.weights() for one in ours.values()], theirs)
+        close([attention_map.weights() for attention_map in ours.values()], theirs)
     close(states.encoder, out.encoder_hidden_states)
     close(states.decoder, out.decoder_hidden_states)
     assert (maps.cross[0].queries, maps.cross[0].keys) == (
@@ -231,7 +243,7 @@ def test_translators_are_those_of_transformers(name: str, tmp_path: Path) -> Non
 
 def test_what_is_not_there_is_refused() -> None:
     lm = loaded(SPECS["window with sinks, full"])
-    for which, match in (
+    for options, match in (
         ({"layers": [2]}, r"layers: there is no 2 among 0\.\.1 \(or -2\.\.-1 from the end\)"),
         ({"layers": [0, -2]}, r"layers: numbers that differ from each other are needed, one or more"),
         ({"layers": []}, "layers: numbers that differ"),
@@ -239,7 +251,7 @@ def test_what_is_not_there_is_refused() -> None:
         ({"heads": ["a"]}, "heads: there is no 'a'"),
     ):
         with pytest.raises(ConfigError, match=match):
-            lm.attention("the cat", **which)
+            lm.attention("the cat", **options)
     with pytest.raises(ConfigError, match=r"layers: there is no 3 among 0\.\.2"):
         lm.hidden_states("the cat", layers=3)
     with pytest.raises(DataError, match="one text, or the ids of one, is looked at in a call"):

@@ -1,4 +1,4 @@
-"""Encoders in use: labels of texts, and of stretches of them, are what transformers gives for the same weights."""
+"""Classifiers and taggers: labels of texts and of spans are those of transformers with the same weights."""
 
 from pathlib import Path
 from typing import Any
@@ -26,17 +26,17 @@ def test_labels_of_texts_and_pairs(classifier: tuple[Path, Any]) -> None:
     path, model = classifier
     ours = headway.load(path, task="classify")
     texts = [*TEXTS, ("who sat", "the cat sat on a mat"), ("the dog", "猫")]
-    _, outs = theirs(model, texts)
-    found = ours.classify(texts, batch_size=3)
-    for labels, logits in zip(found, outs, strict=True):
-        wanted = logits.softmax(-1)
-        assert [one.probability for one in labels] == sorted(
-            (one.probability for one in labels), reverse=True
+    _, outputs = theirs(model, texts)
+    results = ours.classify(texts, batch_size=3)
+    for labels, logits in zip(results, outputs, strict=True):
+        expected = logits.softmax(-1)
+        assert [candidate.probability for candidate in labels] == sorted(
+            (candidate.probability for candidate in labels), reverse=True
         )
-        named = {one.label: one.probability for one in labels}
-        for name, p in zip(("no", "yes", "perhaps"), wanted.tolist(), strict=True):
+        named = {candidate.label: candidate.probability for candidate in labels}
+        for name, p in zip(("no", "yes", "perhaps"), expected.tolist(), strict=True):
             assert named[name] == pytest.approx(p, abs=1e-5)
-    assert [one.label for one in ours.classify(texts[3], top_k=1)] == [found[3][0].label]
+    assert [candidate.label for candidate in ours.classify(texts[3], top_k=1)] == [results[3][0].label]
 
 
 def test_independent_labels_and_single_ones(tmp_path: Path) -> None:
@@ -47,21 +47,21 @@ def test_independent_labels_and_single_ones(tmp_path: Path) -> None:
         num_labels=3,
     )
     model.name_or_path = str(path)
-    many = headway.load(path, task="classify")
+    multi_label = headway.load(path, task="classify")
     (logits,) = theirs(model, [TEXTS[0]])[1]
-    assert sum(one.probability for one in many.classify(TEXTS[0])) == pytest.approx(
+    assert sum(candidate.probability for candidate in multi_label.classify(TEXTS[0])) == pytest.approx(
         float(logits.sigmoid().sum()), abs=1e-5
     )
-    many.save(tmp_path / "again")
-    again = headway.load(tmp_path / "again", task="classify")
-    assert again.independent
-    assert again.classify(TEXTS[0]) == many.classify(TEXTS[0])
+    multi_label.save(tmp_path / "again")
+    reloaded = headway.load(tmp_path / "again", task="classify")
+    assert reloaded.independent
+    assert reloaded.classify(TEXTS[0]) == multi_label.classify(TEXTS[0])
     path, model = bert(tmp_path / "one", "ForSequenceClassification", num_labels=1)
     model.name_or_path = str(path)
-    one = headway.load(path, task="classify")
+    single_label = headway.load(path, task="classify")
     with pytest.raises(ConfigError, match=r"one label, 'LABEL_0', .* logits\(texts\)"):
-        one.classify(TEXTS)
-    assert torch.allclose(one.logits(TEXTS), torch.stack(theirs(model, TEXTS)[1]), atol=1e-5)
+        single_label.classify(TEXTS)
+    assert torch.allclose(single_label.logits(TEXTS), torch.stack(theirs(model, TEXTS)[1]), atol=1e-5)
 
 
 def test_a_long_text_is_an_error_or_cut(classifier: tuple[Path, Any]) -> None:
@@ -86,20 +86,22 @@ def test_spans_are_those_of_the_pipeline_of_transformers(tmp_path: Path) -> None
     ours = headway.load(path)
     assert isinstance(ours, Tagger)
     texts = [*TEXTS, "cats , dogs , the mat", "who is not home . where is the 猫 dog"]
-    seen = 0
-    for text, found in zip(texts, ours.tag(texts), strict=True):
-        wanted = pipeline(text)
-        assert [(s.label, s.start, s.end) for s in found] == [
-            (w["entity_group"], w["start"], w["end"]) for w in wanted
+    count = 0
+    for text, tagged in zip(texts, ours.tag(texts), strict=True):
+        expected = pipeline(text)
+        assert [(s.label, s.start, s.end) for s in tagged] == [
+            (w["entity_group"], w["start"], w["end"]) for w in expected
         ]
-        assert [s.probability for s in found] == pytest.approx([float(w["score"]) for w in wanted], abs=1e-5)
-        assert all(text[s.start : s.end] == s.text for s in found)
-        seen += len(found)
-    assert seen > 3
+        assert [s.probability for s in tagged] == pytest.approx(
+            [float(w["score"]) for w in expected], abs=1e-5
+        )
+        assert all(text[s.start : s.end] == s.text for s in tagged)
+        count += len(tagged)
+    assert count > 3
 
 
 def test_b_begins_a_span_and_i_goes_on() -> None:
-    at = [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
+    offsets = [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
     names = ["B-X", "I-X", "B-X", "O", "I-Y"]
-    found = spans("a b c d e", [(n, 0.5, p) for n, p in zip(names, at, strict=True)])
-    assert [(s.label, s.text) for s in found] == [("X", "a b"), ("X", "c"), ("Y", "e")]
+    merged = spans("a b c d e", [(n, 0.5, p) for n, p in zip(names, offsets, strict=True)])
+    assert [(s.label, s.text) for s in merged] == [("X", "a b"), ("X", "c"), ("Y", "e")]

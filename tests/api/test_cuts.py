@@ -1,4 +1,4 @@
-"""What would follow if queries did not see some pairs; what kernels make of a query; where heads look."""
+"""Cuts of attention (pairs that queries cannot see), what kernels compute for one query, and where heads look."""
 
 import math
 from dataclasses import replace
@@ -27,11 +27,11 @@ CUTTABLE = [name for name in CAUSAL if "linear attention" not in name]
 
 @pytest.mark.parametrize("name", SPECS)
 def test_what_kernels_make_of_a_query_is_the_sum_of_weights_times_values(name: str) -> None:
-    """In float64, to the rounding of sums of some twenty terms."""
-    for one in maps_of(loaded(SPECS[name])).values():
+    """In float64, up to the rounding of sums of about twenty terms."""
+    for attention_map in maps_of(loaded(SPECS[name])).values():
         for query in (0, 4, -1):
-            mean = torch.einsum("hs,hse->he", one.row(query), one.values(query))
-            assert torch.allclose(one.result(query), mean, rtol=1e-12, atol=1e-12)
+            mean = torch.einsum("hs,hse->he", attention_map.row(query), attention_map.values(query))
+            assert torch.allclose(attention_map.result(query), mean, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", CAUSAL)
@@ -44,7 +44,7 @@ def test_without_cuts_it_is_what_generation_tells(name: str) -> None:
 
 @pytest.mark.parametrize("name", CUTTABLE)
 def test_a_head_that_is_cut_adds_nothing(name: str) -> None:
-    """As if its columns of the output projection were 0."""
+    """The result is as if the head's columns of the output projection were 0."""
     lm = loaded(SPECS[name])
     cut = lm.next_log_probs(IDS, cuts=[Cut(layer=1, head=2)])
     size = lm.spec.head_dim
@@ -55,13 +55,13 @@ def test_a_head_that_is_cut_adds_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in CUTTABLE if "relative" not in name])
 def test_a_span_that_is_cut_was_never_there(name: str) -> None:
-    """As if its tokens were missing and the others stood where they stand."""
+    """The result is as if the tokens of the span were missing and the others kept their positions."""
     lm = loaded(SPECS[name])
     cut = lm.next_log_probs(IDS, cuts=[Cut(keys=(4, 9))])
-    rest = [i for i in range(len(IDS)) if not 4 <= i < 9]
-    tokens = Tokens(torch.tensor([rest]))
-    left = lm.model(torch.tensor([[IDS[i] for i in rest]]), tokens=tokens)[0, -1].log_softmax(-1)
-    assert torch.allclose(cut, left, atol=1e-11)
+    kept = [i for i in range(len(IDS)) if not 4 <= i < 9]
+    tokens = Tokens(torch.tensor([kept]))
+    expected = lm.model(torch.tensor([[IDS[i] for i in kept]]), tokens=tokens)[0, -1].log_softmax(-1)
+    assert torch.allclose(cut, expected, atol=1e-11)
     assert not torch.allclose(cut, lm.next_log_probs(IDS), atol=1e-6)
 
 
@@ -74,11 +74,11 @@ def test_an_edge_that_is_cut_leaves_its_weight_to_the_others() -> None:
     record = Record([layers[0]], patterns=patterns_without(layers, [cut]))
     with torch.inference_mode():
         stack(torch.tensor([IDS]), Tokens.range(len(IDS)), record=record)
-    found = replace(whole, attended=record.attended[layers[0]])
+    actual = replace(whole, attended=record.attended[layers[0]])
     expected = whole.weights().clone()
     expected[1, 9, 8] = 0
     expected[1, 9] /= expected[1, 9].sum()
-    assert torch.allclose(found.weights(), expected, atol=1e-12)
+    assert torch.allclose(actual.weights(), expected, atol=1e-12)
 
 
 def test_cuts_add_up_and_nothing_of_the_model_changes() -> None:
@@ -94,13 +94,13 @@ def test_cuts_add_up_and_nothing_of_the_model_changes() -> None:
 
 
 def test_the_kernels_of_long_texts_cut_the_same() -> None:
-    """1,000 tokens in float32: the kernels that know no such pattern leave it to others, a head's has its own."""
+    """1,000 tokens in float32: kernels that do not know the cut pattern leave it to others; a cut head has its own."""
     model = small((Window.last(100), Causal()), context=2048)
     lm, ids = LanguageModel(model), [n * 7 % 300 for n in range(1000)]
     for cut in (Cut(1, 2), Cut(keys=(900, 950)), Cut(1, 0, (999, 1000), (5, 40))):
-        found = lm.next_log_probs(ids, cuts=[cut])
-        wide = LanguageModel(small((Window.last(100), Causal()), context=2048).double())
-        assert torch.allclose(found.double(), wide.next_log_probs(ids, cuts=[cut]), atol=2e-4)
+        actual = lm.next_log_probs(ids, cuts=[cut])
+        float64_lm = LanguageModel(small((Window.last(100), Causal()), context=2048).double())
+        assert torch.allclose(actual.double(), float64_lm.next_log_probs(ids, cuts=[cut]), atol=2e-4)
 
 
 SPANS = st.none() | st.tuples(st.integers(0, 40), st.integers(1, 20)).map(lambda at: (at[0], at[0] + at[1]))
@@ -108,7 +108,7 @@ SPANS = st.none() | st.tuples(st.integers(0, 40), st.integers(1, 20)).map(lambda
 
 @given(SPANS, SPANS, st.integers(1, 9), st.integers(1, 9))
 def test_tiles_are_judged_as_their_pairs_are(queries: Any, keys: Any, q_tile: int, k_tile: int) -> None:
-    """Never possible where no pair is allowed is not asked; always where one is, and certain only where all are."""
+    """A tile is possible if any of its pairs is allowed, and perhaps also if none is; it is certain only if all are."""
     tokens, pattern = Tokens.range(47), Outside(queries, keys)
     allowed = pattern.allows(tokens, tokens)[0]
     possible, certain = (t[0] for t in classify(pattern, tokens, tokens, q_tile, k_tile))
@@ -146,7 +146,7 @@ def test_shares_of_rows_that_are_written_down() -> None:
     weights[5] = torch.tensor([0.05, 0.3, 0.0, 0.15, 0.4, 0.1])
     weights[2] = torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0, 0.0])
     (last, middle) = (shares_of(weights[[i]], [i], keys) for i in (5, 2))
-    # "a" came at 0 and 3; after them stand the tokens 1 and 4
+    # "a" stood at 0 and 3; right after it stand the tokens 1 and 4
     assert last[:5] == pytest.approx((0.05, 0.1, 0.4, 0.7, 0.2))
     assert last.entropy == pytest.approx(-sum(w * math.log(w) for w in (0.05, 0.3, 0.15, 0.4, 0.1)))
     assert last.evenness == pytest.approx(last.entropy / math.log(5))

@@ -1,4 +1,4 @@
-"""Encoders in use: masks and vectors are what transformers gives for the same weights, and Marian's translations."""
+"""Encoders in use: filled masks and embeddings are those of transformers, and so are Marian's translations."""
 
 import json
 from pathlib import Path
@@ -36,18 +36,20 @@ def test_masks_are_filled_as_by_transformers(masked: tuple[Path, Any]) -> None:
     filler = headway.load(path)
     assert isinstance(filler, MaskedLM)
     texts = ["the [MASK] sat on a [MASK] .", "[MASK]", "who ran [MASK] , the dog [MASK] , the [MASK]"]
-    found = filler.fill_mask(texts, top_k=4, batch_size=2)
-    ids, outs = theirs(model, texts)
-    for row, logits, masks in zip(ids, outs, found, strict=True):
-        at = [i for i, token in enumerate(row) if token == VOCAB.index("[MASK]")]
-        assert len(masks) == len(at)
-        for i, candidates in zip(at, masks, strict=True):
+    filled = filler.fill_mask(texts, top_k=4, batch_size=2)
+    ids, outputs = theirs(model, texts)
+    for row, logits, masks in zip(ids, outputs, filled, strict=True):
+        positions = [i for i, token in enumerate(row) if token == VOCAB.index("[MASK]")]
+        assert len(masks) == len(positions)
+        for i, candidates in zip(positions, masks, strict=True):
             top = logits[i].softmax(-1).topk(4)
-            assert [one.token for one in candidates] == top.indices.tolist()
-            assert [one.piece for one in candidates] == [VOCAB[k] for k in top.indices.tolist()]
+            assert [candidate.token for candidate in candidates] == top.indices.tolist()
+            assert [candidate.piece for candidate in candidates] == [VOCAB[k] for k in top.indices.tolist()]
             assert torch.allclose(torch.tensor([c.probability for c in candidates]), top.values, atol=1e-5)
     alone = filler.fill_mask(texts[0], top_k=4)
-    assert [[one.token for one in place] for place in alone] == [[one.token for one in p] for p in found[0]]
+    assert [[candidate.token for candidate in mask] for mask in alone] == [
+        [candidate.token for candidate in p] for p in filled[0]
+    ]
 
 
 def test_what_cannot_be_filled(masked: tuple[Path, Any]) -> None:
@@ -61,12 +63,12 @@ def test_what_cannot_be_filled(masked: tuple[Path, Any]) -> None:
 
 
 def sentences(path: Path, pooling: dict[str, bool], unit: bool) -> tuple[Path, Any]:
-    """A folder as sentence-transformers writes it."""
+    """Writes a folder as sentence-transformers does; returns it with its encoder."""
     _, model = bert(path, "Model")
     kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] if unit else [])]
     steps = [
-        {"idx": i, "name": str(i), "path": where, "type": f"sentence_transformers.models.{kind}"}
-        for i, (where, kind) in enumerate(kinds)
+        {"idx": i, "name": str(i), "path": folder, "type": f"sentence_transformers.models.{kind}"}
+        for i, (folder, kind) in enumerate(kinds)
     ]
     (path / "modules.json").write_text(json.dumps(steps))
     (path / "1_Pooling").mkdir()
@@ -91,20 +93,20 @@ def test_a_folder_of_sentence_transformers_says_how_texts_are_embedded(
     with torch.no_grad():
         states = model(**inputs).last_hidden_state
     mask = inputs["attention_mask"].unsqueeze(-1)
-    wanted = states[:, 0] if cls else (states * mask).sum(1) / mask.sum(1)
-    wanted = torch.nn.functional.normalize(wanted, dim=-1) if unit else wanted
-    found = ours.embed(TEXTS)
-    assert torch.allclose(found, wanted, atol=2e-5)
-    for i, text in enumerate(TEXTS):  # a batch of different lengths is each text alone
-        assert torch.allclose(ours.embed(text), found[i], atol=2e-5)
-    assert torch.allclose(ours.embed(TEXTS, batch_size=1), found, atol=2e-5)
+    expected = states[:, 0] if cls else (states * mask).sum(1) / mask.sum(1)
+    expected = torch.nn.functional.normalize(expected, dim=-1) if unit else expected
+    embedded = ours.embed(TEXTS)
+    assert torch.allclose(embedded, expected, atol=2e-5)
+    for i, text in enumerate(TEXTS):  # each text is embedded as without the padding of the batch
+        assert torch.allclose(ours.embed(text), embedded[i], atol=2e-5)
+    assert torch.allclose(ours.embed(TEXTS, batch_size=1), embedded, atol=2e-5)
     with pytest.raises(ConfigError, match="has 22 tokens, and this model reads 12"):
         ours.embed("the cat " * 10)
     assert ours.embed("the cat " * 10, cut=True).equal(ours.embed("the cat " * 5))
     ours.save(tmp_path / "again")
-    again = headway.load(tmp_path / "again")
-    assert again.spec.trained_context == 12
-    assert again.embed(TEXTS).equal(found)
+    reloaded = headway.load(tmp_path / "again")
+    assert reloaded.spec.trained_context == 12
+    assert reloaded.embed(TEXTS).equal(embedded)
 
 
 @pytest.mark.parametrize("unit", [True, False])
@@ -112,23 +114,23 @@ def test_a_folder_of_sentence_transformers_says_how_texts_are_embedded(
 def test_an_embedder_is_saved_as_a_folder_of_sentence_transformers(
     cls: bool, unit: bool, tmp_path: Path
 ) -> None:
-    """The bare encoder of transformers, and beside it what is pooled."""
+    """The encoder is saved as transformers saves it, and its pooling in files beside it."""
     path, model = sentences(tmp_path / "theirs", {CLS: cls, LAST: False, MEAN: not cls}, unit)
     headway.load(path).save(tmp_path / "ours")
     for file in ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json"):
         assert json.loads((tmp_path / "ours" / file).read_text()) == json.loads((path / file).read_text())
-    again = transformers.AutoModel.from_pretrained(tmp_path / "ours").eval()
-    assert type(again) is type(model)
+    reloaded = transformers.AutoModel.from_pretrained(tmp_path / "ours").eval()
+    assert type(reloaded) is type(model)
     inputs = transformers.BertTokenizer.from_pretrained(path)(TEXTS, padding=True, return_tensors="pt")
     with torch.no_grad():
-        assert again(**inputs).last_hidden_state.equal(model(**inputs).last_hidden_state)
-    wanted = Head("embed", pool="first" if cls else "mean", unit=unit)
-    assert load_folder(tmp_path / "ours").spec.head == wanted
+        assert reloaded(**inputs).last_hidden_state.equal(model(**inputs).last_hidden_state)
+    head = Head("embed", pool="first" if cls else "mean", unit=unit)
+    assert load_folder(tmp_path / "ours").spec.head == head
     assert unsupported_by_transformers(headway.load(path).spec) is None
 
 
 def test_an_embedder_whose_pooled_token_is_global_is_saved_as_headway_s_own(tmp_path: Path) -> None:
-    """sentence-transformers does not say which tokens are global."""
+    """The format of sentence-transformers does not say which tokens are global."""
     size = {"vocab": 61, "width": 16, "layers": 1, "heads": 2, "hidden": 16}
     spec = ModelSpec.of("longformer", **size).with_head(Head("embed", pool="mean"))
     save_folder(tmp_path / "m", build(spec, seed=0))
@@ -142,12 +144,12 @@ def test_a_plain_encoder_is_embedded_as_asked(masked: tuple[Path, Any]) -> None:
     first = headway.load(masked[0], task="embed", pool="first", unit=True)
     states = headway.load(masked[0], task="states")
     assert type(states) is TextEncoder
-    for i, own in enumerate(states.states(TEXTS)):
-        assert torch.allclose(mean.embed(TEXTS)[i], own.mean(0), atol=1e-5)
-        assert torch.allclose(first.embed(TEXTS)[i], own[0] / own[0].norm(), atol=1e-5)
-    again = masked[0].parent / "again"
-    mean.save(again)
-    assert headway.load(again, task="embed").embed(TEXTS).equal(mean.embed(TEXTS))
+    for i, hidden in enumerate(states.states(TEXTS)):
+        assert torch.allclose(mean.embed(TEXTS)[i], hidden.mean(0), atol=1e-5)
+        assert torch.allclose(first.embed(TEXTS)[i], hidden[0] / hidden[0].norm(), atol=1e-5)
+    saved = masked[0].parent / "again"
+    mean.save(saved)
+    assert headway.load(saved, task="embed").embed(TEXTS).equal(mean.embed(TEXTS))
 
 
 @pytest.mark.parametrize(
@@ -235,7 +237,7 @@ def test_marian_translates_as_in_transformers(tmp_path: Path) -> None:
     assert isinstance(ours, Translator)
     texts = ["two dogs run over the green grass", ">>fra<< a man", "children play in the water ."]
     for beams, penalty in ((1, 1.0), (4, 1.0), (4, 0.3)):
-        found = ours.translate(
+        translations = ours.translate(
             texts,
             beams=beams,
             length_penalty=penalty,
@@ -243,11 +245,11 @@ def test_marian_translates_as_in_transformers(tmp_path: Path) -> None:
             with_greedy=beams == 1,
             n_best=beams,
         )
-        for text, one in zip(texts, found, strict=True):
+        for text, translation in zip(texts, translations, strict=True):
             out = model.generate(
                 torch.tensor([tokenizer.encode(text)]), num_beams=beams, length_penalty=penalty, do_sample=False,
                 max_new_tokens=12, num_return_sequences=beams,
             )  # fmt: skip
-            wanted = [[i for i in row if i != tokenizer.pad] for row in out[:, 1:].tolist()]
-            assert [list(text.ids) for text in one.hypotheses] == wanted
-            assert one.text == tokenizer.decode(wanted[0])
+            expected = [[i for i in row if i != tokenizer.pad] for row in out[:, 1:].tolist()]
+            assert [list(hypothesis.ids) for hypothesis in translation.hypotheses] == expected
+            assert translation.text == tokenizer.decode(expected[0])

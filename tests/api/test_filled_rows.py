@@ -1,4 +1,4 @@
-"""Rows of packed texts are filled up where products would fill them: what heads give is that of rows as they are."""
+"""Rows of packed texts are padded where products would pad them; heads give what they give without padding."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,14 +23,14 @@ SEES = Window.around(4) | GlobalKeys() | GlobalQueries()
 
 
 def pair(question: int, context: int) -> Encoded:
-    """A question and a text, with what a template puts around them."""
+    """Returns a question and a context with the special tokens that a template puts around them."""
     texts = [None, *[0] * question, None, *[1] * context, None]
     return replace(Encoded.of([*range(4, 4 + len(texts))]), texts=texts)
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_what_fills_a_row_changes_nothing(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With global tokens too; only rows of what is pooled are filled."""
+    """Also with global tokens; only the rows of tasks that pool are padded."""
     api, head = TASKS[task]
     spec = ModelSpec.of("longformer", **SIZES, patterns=SEES).with_head(head)
     model = api(build(spec, seed=0).eval())
@@ -38,9 +38,9 @@ def test_what_fills_a_row_changes_nothing(task: str, monkeypatch: pytest.MonkeyP
     slots: list[int] = []
     hidden = model.model.hidden
 
-    def seen(ids: torch.Tensor, **rest: object) -> torch.Tensor:
+    def seen(ids: torch.Tensor, **options: object) -> torch.Tensor:
         slots.append(ids.shape[1])
-        out: torch.Tensor = hidden(ids, **rest)  # type: ignore[arg-type]
+        out: torch.Tensor = hidden(ids, **options)  # type: ignore[arg-type]
         return out
 
     monkeypatch.setattr(model.model, "hidden", seen)

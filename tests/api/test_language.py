@@ -22,21 +22,21 @@ TEXTS = ["the cat", "def attend(", "我们", ""]
 def test_text_in_text_out(lm: LanguageModel) -> None:
     tokenizer = lm.tokenizer
     assert tokenizer is not None
-    one = lm.generate("the cat", max_new_tokens=8)
+    generation = lm.generate("the cat", max_new_tokens=8)
     prompt = tokenizer.encode("the cat")
-    assert one.ids == lm.generate(prompt, max_new_tokens=8).ids
-    assert one.ids == lm.generate(torch.tensor(prompt), max_new_tokens=8).ids
-    assert str(one) == one.text == tokenizer.decode(one.ids, after=prompt)
-    assert one.prompt_tokens == len(prompt)
+    assert generation.ids == lm.generate(prompt, max_new_tokens=8).ids
+    assert generation.ids == lm.generate(torch.tensor(prompt), max_new_tokens=8).ids
+    assert str(generation) == generation.text == tokenizer.decode(generation.ids, after=prompt)
+    assert generation.prompt_tokens == len(prompt)
 
 
 def test_lists_of_prompts(lm: LanguageModel) -> None:
     settings = {"max_new_tokens": 9, "temperature": 1.1, "seed": 4}
-    many = lm.generate(TEXTS, **settings)
-    assert [g.ids for g in lm.generate(TEXTS, batch_size=2, **settings)] == [g.ids for g in many]
-    assert many[0].text == lm.generate("the cat", **settings).text
+    generations = lm.generate(TEXTS, **settings)
+    assert [g.ids for g in lm.generate(TEXTS, batch_size=2, **settings)] == [g.ids for g in generations]
+    assert generations[0].text == lm.generate("the cat", **settings).text
     ids = [lm.tokenizer.encode(t) for t in TEXTS]  # type: ignore[union-attr]
-    assert [g.ids for g in lm.generate(ids, **settings)] == [g.ids for g in many]
+    assert [g.ids for g in lm.generate(ids, **settings)] == [g.ids for g in generations]
 
 
 def test_stream_is_generate(lm: LanguageModel) -> None:
@@ -72,18 +72,21 @@ def test_transformers_generates_the_same(tmp_path: Path) -> None:
 def test_eos_is_the_model_s(folder: Path, tmp_path: Path) -> None:
     lm = headway.load(folder)
     assert lm.eos == (1,)
-    free = lm.generate("the cat", max_new_tokens=6, eos=()).ids
-    for eos in (free[2], [330_000, free[2]]):
+    unstopped = lm.generate("the cat", max_new_tokens=6, eos=()).ids
+    for eos in (unstopped[2], [330_000, unstopped[2]]):
         listed = LanguageModel(lm.model, lm.tokenizer, generation={"eos_token_id": eos})
-        found = listed.generate("the cat", max_new_tokens=6)
-        assert (found.ids, found.finish_reason) == (free[: free.index(free[2]) + 1], "eos")
+        generation = listed.generate("the cat", max_new_tokens=6)
+        assert (generation.ids, generation.finish_reason) == (
+            unstopped[: unstopped.index(unstopped[2]) + 1],
+            "eos",
+        )
 
 
 def test_ids_without_text_are_never_chosen(folder: Path) -> None:
-    """An embedding larger than the vocabulary: its last rows stand for no token."""
+    """The embedding has more rows than the vocabulary has tokens; its last rows stand for no token."""
     wide = LanguageModel(small(vocab=400), byte_level())
-    found = wide.generate(["a", "b", "c"], max_new_tokens=20, temperature=2.0)
-    assert all(i < 330 for g in found for i in g.ids)
+    generations = wide.generate(["a", "b", "c"], max_new_tokens=20, temperature=2.0)
+    assert all(i < 330 for g in generations for i in g.ids)
     assert any(
         i >= 330
         for i in LanguageModel(small(vocab=400)).generate([0, 5], max_new_tokens=50, temperature=2.0).ids
@@ -165,17 +168,17 @@ def test_what_cannot_be_loaded(folder: Path, tmp_path: Path, monkeypatch: pytest
 
 
 def test_an_id_of_the_hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
+    requests: list[object] = []
 
     def download(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        asked.append((name, revision, "*.bin" in allow_patterns))
+        requests.append((name, revision, "*.bin" in allow_patterns))
         return str(folder)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     assert headway.load("owner/name", revision="v1").eos == (1,)
     assert headway.load("owner/name", allow_pickle=True).eos == (1,)
-    assert asked == [("owner/name", "v1", False), ("owner/name", None, True)]
+    assert requests == [("owner/name", "v1", False), ("owner/name", None, True)]
 
 
 @pytest.mark.parametrize(
@@ -210,21 +213,25 @@ def test_dtypes(folder: Path) -> None:
 
 
 def test_a_prompt_stays_open_where_texts_end_with_eos(tmp_path: Path) -> None:
-    """What a model is to go on with has no EOS behind it, by whatever road it comes."""
-    made = byte_level()
-    ends = Tokenizer(made.backend, bos=0, eos=1, ends_with_eos=True, config=made.config)
-    assert ends.encode("the cat")[-1] == 1
-    save_folder(tmp_path / "m", small(), tokenizer=ends)
+    """A prompt that the model continues has no EOS behind it, whichever way it is given."""
+    tokenizer = byte_level()
+    with_eos = Tokenizer(tokenizer.backend, bos=0, eos=1, ends_with_eos=True, config=tokenizer.config)
+    assert with_eos.encode("the cat")[-1] == 1
+    save_folder(tmp_path / "m", small(), tokenizer=with_eos)
     lm = headway.load(tmp_path / "m", task="causal-lm")
-    wanted = lm.generate(made.encode("the cat"), max_new_tokens=6, eos=()).ids
-    assert lm.generate("the cat", max_new_tokens=6, eos=()).ids == wanted
-    assert lm.generate(["the cat", "a"], max_new_tokens=6, eos=())[0].ids == wanted
-    assert [d.token for d in lm.stream("the cat", max_new_tokens=6, eos=())] == wanted
+    expected = lm.generate(tokenizer.encode("the cat"), max_new_tokens=6, eos=()).ids
+    assert lm.generate("the cat", max_new_tokens=6, eos=()).ids == expected
+    assert lm.generate(["the cat", "a"], max_new_tokens=6, eos=())[0].ids == expected
+    assert [d.token for d in lm.stream("the cat", max_new_tokens=6, eos=())] == expected
 
 
 def test_what_is_no_prompt_is_named(lm: LanguageModel) -> None:
-    for prompt, said in ((5, "got 5 of type int"), (b"text", "got b'text' of type bytes"), (2.5, "got 2.5")):
-        with pytest.raises(DataError, match=f"a prompt is a text, token ids, or a list of either; {said}"):
+    for prompt, message in (
+        (5, "got 5 of type int"),
+        (b"text", "got b'text' of type bytes"),
+        (2.5, "got 2.5"),
+    ):
+        with pytest.raises(DataError, match=f"a prompt is a text, token ids, or a list of either; {message}"):
             lm.generate(prompt, max_new_tokens=1)  # type: ignore[call-overload]
     ids = torch.tensor([3, 4, 5])
     expected = lm.generate(ids, max_new_tokens=3).ids

@@ -1,4 +1,4 @@
-"""`save`: a folder that loads as the model, whatever stood there before."""
+"""`save` leaves a folder that loads as the model, whatever was in it before."""
 
 import json
 from pathlib import Path
@@ -14,12 +14,12 @@ from tests.generate.conftest import small
 
 def test_save_and_load(lm: LanguageModel, tmp_path: Path) -> None:
     lm.save(tmp_path / "again")
-    again = headway.load(tmp_path / "again")
-    assert again.generate("the cat", max_new_tokens=8).ids == lm.generate("the cat", max_new_tokens=8).ids
-    assert again.tokenizer is not None
-    assert again.tokenizer.chat_template is not None
-    assert (again.eos, again.spec) == (lm.eos, lm.spec)
-    assert "LanguageModel(llama, " in repr(again)
+    reloaded = headway.load(tmp_path / "again")
+    assert reloaded.generate("the cat", max_new_tokens=8).ids == lm.generate("the cat", max_new_tokens=8).ids
+    assert reloaded.tokenizer is not None
+    assert reloaded.tokenizer.chat_template is not None
+    assert (reloaded.eos, reloaded.spec) == (lm.eos, lm.spec)
+    assert "LanguageModel(llama, " in repr(reloaded)
 
 
 def test_another_tokenizer_s_files_do_not_stay_behind(lm: LanguageModel, tmp_path: Path) -> None:
@@ -27,27 +27,27 @@ def test_another_tokenizer_s_files_do_not_stay_behind(lm: LanguageModel, tmp_pat
     for name in ("spiece.model", "source.spm", "target.spm", "target_vocab.json", "notes.md"):
         (tmp_path / "m" / name).write_text("{}")
     lm.save(tmp_path / "m", overwrite=True)
-    left = {path.name for path in (tmp_path / "m").iterdir()}
-    assert "notes.md" in left
-    assert not left & {"spiece.model", "source.spm", "target.spm", "target_vocab.json"}
+    names = {path.name for path in (tmp_path / "m").iterdir()}
+    assert "notes.md" in names
+    assert not names & {"spiece.model", "source.spm", "target.spm", "target_vocab.json"}
     assert headway.load(tmp_path / "m").tokenizer is not None
 
 
 def test_another_model_is_not_replaced_unasked_and_nothing_of_it_stays(
     lm: LanguageModel, tmp_path: Path
 ) -> None:
-    there, mine = tmp_path / "m", {"notes.md", "metrics.jsonl", "texts"}
-    lm.save(there)
-    whole = {path.name: path.read_bytes() for path in there.iterdir()}
+    folder, mine = tmp_path / "m", {"notes.md", "metrics.jsonl", "texts"}
+    lm.save(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
     other = LanguageModel(small(Causal()))
     with pytest.raises(
         CheckpointError,
         match=r"m exists; .*overwrite=True.*: a folder with a model of model_type 'headway'",
     ):
-        other.save(there)
-    assert {path.name: path.read_bytes() for path in there.iterdir()} == whole
-    (there / "texts").mkdir()
-    (there / "1_Pooling").mkdir()
+        other.save(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    (folder / "texts").mkdir()
+    (folder / "1_Pooling").mkdir()
     for name in (
         "optimizer.safetensors",
         "training.json",
@@ -60,12 +60,12 @@ def test_another_model_is_not_replaced_unasked_and_nothing_of_it_stays(
         "metrics.jsonl",
         "texts/a.txt",
     ):
-        (there / name).write_text("{}")  # fmt: skip
-    other.save(there, overwrite=True)
-    left = {path.name for path in there.iterdir()}
-    assert left == {"config.json", "generation_config.json", "model.safetensors"} | mine
-    assert headway.load(there).tokenizer is None
-    assert other.spec == headway.load(there).spec
+        (folder / name).write_text("{}")  # fmt: skip
+    other.save(folder, overwrite=True)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"config.json", "generation_config.json", "model.safetensors"} | mine
+    assert headway.load(folder).tokenizer is None
+    assert other.spec == headway.load(folder).spec
     (tmp_path / "kept").mkdir()
     for name in "fedcba":
         (tmp_path / "kept" / name).write_text("mine")
@@ -80,24 +80,24 @@ def test_generation_config_is_kept(folder: Path, tmp_path: Path) -> None:
     LanguageModel(lm.model, lm.tokenizer, generation={"eos_token_id": [1, 2], "top_k": 7}).save(
         tmp_path / "m"
     )
-    kept = json.loads((tmp_path / "m" / "generation_config.json").read_text())
-    assert (kept["eos_token_id"], kept["top_k"]) == ([1, 2], 7)
+    config = json.loads((tmp_path / "m" / "generation_config.json").read_text())
+    assert (config["eos_token_id"], config["top_k"]) == ([1, 2], 7)
     assert headway.load(tmp_path / "m").eos == (1, 2)
 
 
 def test_nothing_of_a_model_remains_beside_one_that_is_saved_over_it(
     lm: LanguageModel, tmp_path: Path
 ) -> None:
-    """Its shards, its pickles, another format of its tokenizer; what is no part of a model stays."""
+    """Its shards, its pickles, its tokenizer in another format are removed; files that belong to no model stay."""
     lm.save(tmp_path / "m")
     before = {p.name: p.read_bytes() for p in (tmp_path / "m").iterdir()}
     with pytest.raises(CheckpointError, match=r"m exists; .* a folder with a model of model_type"):
         lm.save(tmp_path / "m")
     assert {p.name: p.read_bytes() for p in (tmp_path / "m").iterdir()} == before
-    old = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "merges.txt",
+    stale = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "merges.txt",
            "vocab.json", "encoder.json", "vocab.bpe", "adapter_config.json", "adapter_model.safetensors",
            "model.gguf", "preprocessor_config.json", "tokenizer.model"]  # fmt: skip
-    for name in [*old, "notes.txt", "metrics.jsonl"]:
+    for name in [*stale, "notes.txt", "metrics.jsonl"]:
         (tmp_path / "m" / name).write_text("old")
     lm.save(tmp_path / "m", overwrite=True)
     after = {p.name: p.read_bytes() for p in (tmp_path / "m").iterdir()}

@@ -14,7 +14,7 @@ def qkv(n: int = 11, keys: int | None = None, rows: int = 2) -> tuple[Tensor, Te
 
 
 def by_mask(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
-    """The formula with a mask, True where a pair may be seen; a row that sees nothing is 0."""
+    """Computes attention with a boolean mask (True: the pair may be seen); a row that sees nothing is 0."""
     group = q.shape[1] // k.shape[1]
     scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * q.shape[-1] ** -0.5
     weights = scores.masked_fill(~keep, float("-inf")).softmax(-1).masked_fill(~keep, 0.0)

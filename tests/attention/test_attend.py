@@ -1,4 +1,4 @@
-"""What `attend` promises at its edges."""
+"""Laws of `attend`: unseen keys, causality, dropout, scores, masks, heads, and the choice of a backend."""
 
 import itertools
 from functools import partial
@@ -48,26 +48,26 @@ def test_what_no_query_sees_does_not_matter(backend: str, poison: float, pattern
     n = 11
     q, k, v = qkv(n)
     at = Tokens.from_lengths([n, 7], n, "left")
-    some = at
+    q_tokens = at
     if pattern == Window.last(3) and backend != "diagonal":
-        some = Tokens(at.index[:, 8:])
+        q_tokens = Tokens(at.index[:, 8:])
         q = q[:, :, 8:]
-    seen = (naive_mask(pattern, some, at)).any(-2)[:, 0]
+    seen = (naive_mask(pattern, q_tokens, at)).any(-2)[:, 0]
     bad = (~seen)[:, None, :, None]
     assert bad.any()
     grad = torch.randn(2, 4, q.shape[2], 6, dtype=torch.float64)
     ours = with_gradients(
-        lambda *t: attend(*t, pattern, q_tokens=some, k_tokens=at, backend=backend),
+        lambda *t: attend(*t, pattern, q_tokens=q_tokens, k_tokens=at, backend=backend),
         grad,
         q,
         k.masked_fill(bad, poison),
         v.masked_fill(bad, poison),
     )
-    plain = with_gradients(lambda *t: naive(*t, pattern, some, at), grad, q, k, v)
+    plain = with_gradients(lambda *t: naive(*t, pattern, q_tokens, at), grad, q, k, v)
     for a, b in zip(ours, plain, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
-    for g in ours[2:]:
-        assert (g.masked_select(bad) == 0).all()
+    for gradient in ours[2:]:
+        assert (gradient.masked_select(bad) == 0).all()
 
 
 def naive_mask(pattern: Pattern, q: Tokens, k: Tokens) -> Tensor:
@@ -75,7 +75,7 @@ def naive_mask(pattern: Pattern, q: Tokens, k: Tokens) -> Tensor:
 
 
 def test_the_future_does_not_leak() -> None:
-    """MISSION row 14: perturbing token t leaves every output before t bitwise unchanged."""
+    """Perturbing token t leaves every output before t bitwise unchanged (requirement 14)."""
     q, k, v = (t.float() for t in qkv(40, 4, 2, 8))
     for backend, t in itertools.product(["dense", "sdpa", "banded", "diagonal"], [1, 17, 39]):
         before = attend(q, k, v, Causal(), backend=backend)
@@ -89,17 +89,19 @@ def test_the_future_does_not_leak() -> None:
 
 @pytest.mark.parametrize("backend", ["dense", "banded"])
 def test_dropout_is_a_function_of_the_place(backend: str) -> None:
-    """The same bits in every backend and for every split of the keys; lse is taken before dropping."""
+    """Every backend and every split of the keys drops the same weights; lse is computed before dropout."""
     q, k, v = qkv(70, 4, 2)
     at = Tokens.range(70)
     grad = torch.randn(2, 4, 70, 6, dtype=torch.float64)
-    one = with_gradients(lambda *t: attend(*t, Causal(), dropout=0.3, seed=7, backend="dense"), grad, q, k, v)
+    whole = with_gradients(
+        lambda *t: attend(*t, Causal(), dropout=0.3, seed=7, backend="dense"), grad, q, k, v
+    )
 
     def split(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         sets = [KeyValues(k[:, :, a:b], v[:, :, a:b], at.slice(a, b)) for a, b in ((0, 9), (9, 50), (50, 70))]
         return attend_keys(q, at, sets, Causal(), dropout=0.3, seed=7, backend=backend).out
 
-    for a, b in zip(one, with_gradients(split, grad, q, k, v), strict=True):
+    for a, b in zip(whole, with_gradients(split, grad, q, k, v), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
     lse = [
         attend_keys(q, at, [KeyValues(k, v, at)], Causal(), dropout=p, backend=backend).lse
@@ -111,10 +113,10 @@ def test_dropout_is_a_function_of_the_place(backend: str) -> None:
 def test_dropout_drops_at_its_rate_and_keeps_the_mean() -> None:
     q = torch.zeros(4, 8, 64, 4)
     v = torch.eye(64).expand(4, 8, 64, 64)
-    kept = attend(q, torch.zeros(4, 8, 64, 4), v, dropout=0.25, backend="dense") * 64
-    rate = (kept == 0).double().mean().item()
-    assert abs(rate - 0.25) < 5 * (0.25 * 0.75 / kept.numel()) ** 0.5
-    torch.testing.assert_close(kept[kept != 0], torch.full_like(kept[kept != 0], 1 / 0.75))
+    weights = attend(q, torch.zeros(4, 8, 64, 4), v, dropout=0.25, backend="dense") * 64
+    rate = (weights == 0).double().mean().item()
+    assert abs(rate - 0.25) < 5 * (0.25 * 0.75 / weights.numel()) ** 0.5
+    torch.testing.assert_close(weights[weights != 0], torch.full_like(weights[weights != 0], 1 / 0.75))
     torch.manual_seed(3)
     first = attend(q, q, v, dropout=0.25)
     assert not torch.equal(first, attend(q, q, v, dropout=0.25))
@@ -124,11 +126,11 @@ def test_dropout_drops_at_its_rate_and_keeps_the_mean() -> None:
 
 def test_the_keep_bit_depends_on_the_whole_seed_and_on_every_coordinate() -> None:
     at = torch.arange(6)
-    made = [
+    masks = [
         keep_scale(seed, 0.5, at, at, at[None], at[None], torch.float64)
         for seed in (0, 1, 2, 1 << 32, 2 << 32)
     ]
-    slices = [*made, *(made[0].unbind(0)), *made[0].unbind(1), *made[0].unbind(2), *made[0].unbind(3)]
+    slices = [*masks, *(masks[0].unbind(0)), *masks[0].unbind(1), *masks[0].unbind(2), *masks[0].unbind(3)]
     same = [(i, j) for i, a in enumerate(slices) for j in range(i) if torch.equal(a, slices[j])]
     assert not same
 
@@ -171,9 +173,9 @@ def attention_scores(q: Tensor, k: Tensor) -> Tensor:
 def test_a_bias_tied_to_slots_runs_dense_and_nowhere_else() -> None:
     q, k, v = qkv(9)
     bias = torch.randn(1, 4, 9, 9, dtype=torch.float64)
-    got = attend(q, k, v, score=Bias(bias), scale=0.7)
-    plain = torch.softmax(attention_scores(q, k) * 6**0.5 * 0.7 + bias, -1) @ v.repeat_interleave(2, 1)
-    torch.testing.assert_close(got, plain)
+    actual = attend(q, k, v, score=Bias(bias), scale=0.7)
+    expected = torch.softmax(attention_scores(q, k) * 6**0.5 * 0.7 + bias, -1) @ v.repeat_interleave(2, 1)
+    torch.testing.assert_close(actual, expected)
     with pytest.raises(BackendError, match=r"banded.*no bias tied to slots.*would take dense"):
         attend(q, k, v, score=Bias(bias), backend="banded")
     with pytest.raises(PatternError, match=r"Bias: a tensor of shape \(3, 3\) does not broadcast"):
@@ -204,18 +206,18 @@ def test_heads_with_patterns_of_their_own_equal_the_heads_alone() -> None:
     slopes = alibi_slopes(6)
     biased = attend(q, k, v, PerHead(*parts), score=ALiBi(slopes), backend="banded")
     for h, p in enumerate(parts):
-        one = attend(
+        alone = attend(
             q[:, h : h + 1],
             k[:, h // 3 : h // 3 + 1],
             v[:, h // 3 : h // 3 + 1],
             p,
             score=ALiBi((slopes[h],)),
         )
-        torch.testing.assert_close(biased[:, h : h + 1], one)
+        torch.testing.assert_close(biased[:, h : h + 1], alone)
 
 
 def test_weights_are_a_distribution_over_what_is_seen() -> None:
-    """MISSION row 1: rows are at least 0 and sum to 1; a masked weight is exactly 0."""
+    """Weights are at least 0 and sum to 1 in each row; a masked weight is exactly 0 (requirement 1)."""
     q, k, v = qkv(13)
     at = Tokens.from_lengths([13, 6], 13)
     w = attention_weights(q, k, Window.last(4), q_tokens=at, k_tokens=at)
@@ -235,29 +237,29 @@ def test_equal_inputs_give_bit_equal_results() -> None:
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def what(pattern: Pattern, queries: int, keys: int, **more) -> str:  # type: ignore[no-untyped-def]
-    return choose(pattern, queries=queries, keys=keys, heads=8, kv_heads=2, **more).what
+def what(pattern: Pattern, queries: int, keys: int, **options) -> str:  # type: ignore[no-untyped-def]
+    return choose(pattern, queries=queries, keys=keys, heads=8, kv_heads=2, **options).what
 
 
 def test_choices_with_the_native_kernels_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, there=True)
-    for more in (
+    for options in (
         {},
         {"dtype": torch.bfloat16},
         {"gradient": True},
         {"dropout": 0.1},
         {"score": (SoftCap(5.0),)},
     ):
-        assert what(Causal(), 4096, 4096, **more) == "native"
-        assert what(Window.last(512), 8192, 8192, **more) == "native"
+        assert what(Causal(), 4096, 4096, **options) == "native"
+        assert what(Window.last(512), 8192, 8192, **options) == "native"
     assert what(Causal(), 1, 4096) == "native"
     assert what(Causal(), 4096, 4096, paged=True) == "native"
     assert what(Causal(), 8, 8) == what(Window.last(3), 8, 8) == "sdpa"
     assert what(Causal(), 8, 8, dropout=0.1) == what(Window.last(8), 8, 8, score=(ALiBi(),)) == "native"
     assert what(Causal(), 4096, 4096, dtype=torch.float64) == "sdpa"
     assert what(Causal(), 4096, 4096, score=(RelativeKey(torch.ones(3, 64)),)) == "banded"
-    few = choose(Causal(), queries=8, keys=8, heads=8)
-    assert few.rejected == (("native", "torch's kernel is sooner done with 32768 products"),)
+    small = choose(Causal(), queries=8, keys=8, heads=8)
+    assert small.rejected == (("native", "torch's kernel is sooner done with 32768 products"),)
     assert "skipped" in choose(Window.last(512), queries=8192, keys=8192, heads=8).why
 
 

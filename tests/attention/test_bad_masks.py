@@ -1,4 +1,4 @@
-"""Padding and masks that peers take for something else: kinds, sides, dtypes, shapes, NaN where nobody looks."""
+"""Padding and masks that other libraries misread: patterns, sides, dtypes, shapes, NaN at unseen keys."""
 
 import itertools
 
@@ -40,7 +40,7 @@ KINDS: list[Pattern] = [
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("pattern", KINDS, ids=str)
 def test_a_padded_row_is_the_row_alone_for_every_kind(pattern: Pattern, side: str) -> None:
-    """Outputs and gradients; padding holds NaN, and the second row has global tokens of its own."""
+    """Outputs and gradients equal those of each row alone; padding holds NaN, and global tokens differ by row."""
     lengths, total = [33, 20, 1], 33
     marks = [[0, 7], [19], []]
     at = Tokens.from_lengths(lengths, total, side).with_global(marks)
@@ -52,17 +52,20 @@ def test_a_padded_row_is_the_row_alone_for_every_kind(pattern: Pattern, side: st
         )
         for b, n in enumerate(lengths):
             row = slice(total - n, total) if side == "left" else slice(0, n)
-            own = Tokens.range(n).with_global(marks[b])
+            tokens = Tokens.range(n).with_global(marks[b])
             alone = with_gradients(
-                lambda *t, own=own: naive(*t, pattern, own, own),
+                lambda *t, tokens=tokens: naive(*t, pattern, tokens, tokens),
                 grad[b : b + 1, :, row],
                 *(t[b : b + 1, :, row] for t in (q, k, v)),
             )
-            for name, one, many in zip(("out", "dq", "dk", "dv"), alone, together, strict=True):
+            for name, expected, batched in zip(("out", "dq", "dk", "dv"), alone, together, strict=True):
                 torch.testing.assert_close(
-                    many[b : b + 1, :, row], one, **EXACT, msg=lambda m, w=(backend, name): f"{w}: {m}"
+                    batched[b : b + 1, :, row],
+                    expected,
+                    **EXACT,
+                    msg=lambda m, w=(backend, name): f"{w}: {m}",
                 )
-                assert not many[b, :, ~at.valid[b]].any(), (backend, name)
+                assert not batched[b, :, ~at.valid[b]].any(), (backend, name)
 
 
 @pytest.mark.parametrize("backend", ["auto", "dense", "sdpa"])
@@ -70,7 +73,7 @@ def test_a_padded_row_is_the_row_alone_for_every_kind(pattern: Pattern, side: st
     "shape", [(2, 4, 9, 9), (2, 1, 9, 9), (1, 4, 9, 9), (1, 1, 9, 9), (2, 1, 1, 9)], ids=str
 )
 def test_keep_is_true_where_a_pair_may_be_seen(backend: str, shape: tuple[int, ...]) -> None:
-    """Against the formula, with gradients, a row that sees nothing, and NaN where nobody looks."""
+    """Compares with the formula, with gradients, a row that sees nothing, and NaN at a key that no query sees."""
     q, k, v = qkv(9)
     keep = torch.rand(shape) < 0.6
     keep[..., 4] = False
@@ -102,7 +105,7 @@ def test_an_attention_mask_is_the_row_alone_in_every_dtype_and_not_its_inverse()
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_padding_that_is_marked_global_is_padding_all_the_same(backend: str) -> None:
-    """Such marks are an error where they are given (tests/test_tokens.py); made by hand they change nothing."""
+    """`with_global` refuses such marks (tests/test_tokens.py); in Tokens made by hand they change nothing."""
     plain = Tokens.from_lengths([40, 25], 40).with_global([[3], [0, 24]])
     marks = plain.globals.clone()
     marks[1, 25:] = True

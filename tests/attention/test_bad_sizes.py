@@ -1,4 +1,4 @@
-"""Sizes that peers crash on or mix up: longer queries, empty sides, windows, groups, scales, strides, dtypes."""
+"""Sizes that other libraries crash on or mix up: longer queries, empty sides, windows, groups, scales, strides."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from tests.naive import with_gradients
 @pytest.mark.parametrize("backend", BACKENDS[:4])
 @pytest.mark.parametrize(("queries", "keys"), [(9, 4), (130, 70), (4, 9)])
 def test_tokens_align_a_causal_mask_whichever_side_is_longer(backend: str, queries: int, keys: int) -> None:
-    """Both ends at the same token: what others call bottom-right, with gradients; early queries see nothing."""
+    """Queries and keys end at the same token (a "bottom-right" mask elsewhere); early queries see nothing."""
     q, k, v = qkv(queries, keys)
     end = max(queries, keys)
     at_q, at_k = Tokens.range(queries, start=end - queries), Tokens.range(keys, start=end - keys)
@@ -41,15 +41,15 @@ def test_a_window_of_0_others_is_the_token_itself(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_query_head_h_reads_kv_head_h_div_group(backend: str) -> None:
-    """Not h % kv_heads: keys and values of a head that is not read do not matter, through a cache neither."""
+    """Query head h reads kv head h // group, not h % kv_heads, with and without a cache."""
     q, k, v = qkv(7)
     out = attend(q, k, v, Causal(), backend=backend)
     for h in range(4):
         g = h // 2
         alone = attend(q[:, h : h + 1], k[:, g : g + 1], v[:, g : g + 1], Causal(), backend="dense")
         torch.testing.assert_close(out[:, h : h + 1], alone, **EXACT)
-    other = attend(q, k.flip(1), v.flip(1), Causal(), backend=backend)
-    torch.testing.assert_close(other, attend(q.unflatten(1, (2, 2)).flip(1).flatten(1, 2), k, v, Causal())
+    flipped = attend(q, k.flip(1), v.flip(1), Causal(), backend=backend)
+    torch.testing.assert_close(flipped, attend(q.unflatten(1, (2, 2)).flip(1).flatten(1, 2), k, v, Causal())
                                .unflatten(1, (2, 2)).flip(1).flatten(1, 2), **EXACT)  # fmt: skip
     interleaved = torch.cat(
         [
@@ -77,10 +77,10 @@ STEPS: dict[str, Score] = {
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("scale", [None, 0.7, 1.0, -0.3, 0.0])
 def test_a_scale_and_a_finite_bias_are_both_applied(name: str, scale: float | None) -> None:
-    """scale times the product (and the relative keys), then the bias, which is not scaled; with gradients."""
+    """The scale multiplies the product and the relative keys; the bias is added after it, unscaled; with gradients."""
     q, k, v = qkv()
     step = STEPS[name]
-    away, factor = torch.arange(11) - torch.arange(11).unsqueeze(1), 6**-0.5 if scale is None else scale
+    distance, factor = torch.arange(11) - torch.arange(11).unsqueeze(1), 6**-0.5 if scale is None else scale
 
     def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         s = q @ k.repeat_interleave(2, 1).transpose(-1, -2) * factor
@@ -88,9 +88,9 @@ def test_a_scale_and_a_finite_bias_are_both_applied(name: str, scale: float | No
             s = s + step.parameters[0]
         elif isinstance(step, ALiBi):
             slopes = torch.tensor([0.5, 0.25, 0.125, 1.0], dtype=torch.float64)
-            s = s - slopes.view(1, 4, 1, 1) * away.abs()
+            s = s - slopes.view(1, 4, 1, 1) * distance.abs()
         elif isinstance(step, RelativeKey):
-            s = s + torch.einsum("bhtd,tsd->bhts", q, step.parameters[0][away.clamp(-4, 4) + 4]) * factor
+            s = s + torch.einsum("bhtd,tsd->bhts", q, step.parameters[0][distance.clamp(-4, 4) + 4]) * factor
         elif isinstance(step, RelativeBias):
             at = Tokens.range(11)
             s = s + step.apply(torch.zeros_like(s), q, at, at, 1.0)
@@ -116,18 +116,18 @@ def test_nothing_on_either_side_gives_nothing_and_zero_gradients(backend: str) -
         grad = torch.randn(rows, 4, queries, 6, dtype=torch.float64)
         for pattern in (Full(), Window.last(2)):
             at_q, at_k = Tokens.range(queries), Tokens.range(keys)
-            found = with_gradients(
+            results = with_gradients(
                 lambda *t, p=pattern, a=at_q, b=at_k: attend(*t, p, q_tokens=a, k_tokens=b, backend=backend),
                 grad,
                 *qkv(queries, keys, rows),
             )
-            assert found[0].shape == (rows, 4, queries, 6)
-            assert not any(t.any() for t in found)
+            assert results[0].shape == (rows, 4, queries, 6)
+            assert not any(t.any() for t in results)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_strides_do_not_matter_for_gradients_either(backend: str) -> None:
-    """[B, T, H, D] memory, keys that are one row for all (stride 0), and a gradient that is an expanded number."""
+    """Queries in [B, T, H, D] memory, keys broadcast over rows (stride 0), and an expanded number as gradient."""
     q, k, v = qkv(66)
     grad = torch.tensor(0.5, dtype=torch.float64).expand(q.shape)
 

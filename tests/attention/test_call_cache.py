@@ -1,4 +1,4 @@
-"""Calls that repeat: what is remembered of a call decides only how, never what, the next one computes."""
+"""Repeated calls: the cache of calls decides only how the next call runs, never what it computes."""
 
 import weakref
 from collections.abc import Iterator
@@ -31,14 +31,14 @@ def nothing_known() -> Iterator[None]:
 
 
 def made(count: int, keys: int, dtype: torch.dtype = torch.float32, heads: int = 4) -> tuple[Tensor, ...]:
-    """q, k, v of `count` queries and `keys` keys."""
+    """Returns q, k, v of `count` queries and `keys` keys."""
     q = torch.randn(2, heads, count, 16, dtype=dtype)
     k, v = (torch.randn(2, 2, keys, 16, dtype=dtype) for _ in range(2))
     return q, k, v
 
 
 def unrounded_keys(part: KeyValues) -> KeyValues:
-    """In float64 what is stored, and of int8 what it stands for."""
+    """Returns the stored keys and values in float64, int8 ones multiplied by their scales without rounding."""
     wide = part.map(lambda x: x.double())
     if not part.is_int8:
         return wide
@@ -77,19 +77,19 @@ def test_any_sequence_of_calls_gives_what_each_of_them_gives_alone(calls: list) 
             k = k.transpose(2, 3).contiguous().transpose(2, 3)
         part = KeyValues(k, v, at["k_tokens"])
         part = part.quantized() if kind == "int8" else part
-        got = attend_keys(q, at["q_tokens"], [part], pattern, scale=scale, backend="native")
+        actual = attend_keys(q, at["q_tokens"], [part], pattern, scale=scale, backend="native")
         plain = part.dequantized(dtype)
         dense = [
             attend_keys(q.to(keys.k.dtype), at["q_tokens"], [keys], pattern, scale=scale, backend="dense")
             for keys in (unrounded_keys(part), plain)
         ]
-        assert_within_reference(got.out, dense[0].out, dense[1].out, f"{pattern} {kind}")
+        assert_within_reference(actual.out, dense[0].out, dense[1].out, f"{pattern} {kind}")
         if dtype == torch.float32:
-            assert_within_reference(got.lse, dense[0].lse, dense[1].lse, "lse")
-        # Kernels that compute bfloat16 in float32 do not round what int8 stands for.
-        most = q.double().norm(dim=-1).max() * plain.k.double().norm(dim=-1).max() * (scale or 0.25)
-        unrounded = 2**-9 * most if kind == "int8" else 0.0
-        assert (got.lse - dense[0].lse).abs().max() <= EXP2_OF_BF16 + unrounded
+            assert_within_reference(actual.lse, dense[0].lse, dense[1].lse, "lse")
+        # Kernels that compute bfloat16 in float32 do not round the dequantized int8 keys.
+        largest_score = q.double().norm(dim=-1).max() * plain.k.double().norm(dim=-1).max() * (scale or 0.25)
+        unrounded = 2**-9 * largest_score if kind == "int8" else 0.0
+        assert (actual.lse - dense[0].lse).abs().max() <= EXP2_OF_BF16 + unrounded
     assert len(call_cache._known) == len({call for call in calls if "turned" not in call}), (
         "its rows must be copied"
     )
@@ -97,7 +97,7 @@ def test_any_sequence_of_calls_gives_what_each_of_them_gives_alone(calls: list) 
 
 def test_a_call_that_differs_in_one_thing_is_another_call() -> None:
     q, k, v = made(3, 70)
-    usual = {"pattern": Causal(), **sides(3, 70)}
+    defaults = {"pattern": Causal(), **sides(3, 70)}
     changes = (
         {},
         {"scale": 0.5},
@@ -106,7 +106,7 @@ def test_a_call_that_differs_in_one_thing_is_another_call() -> None:
         {"k_tokens": Tokens.range(70, 1)},
     )
     for change in changes * 2:
-        native, dense = (attend(q, k, v, **{**usual, **change}, backend=b) for b in ("native", "dense"))
+        native, dense = (attend(q, k, v, **{**defaults, **change}, backend=b) for b in ("native", "dense"))
         torch.testing.assert_close(native, dense, rtol=1e-5, atol=1e-5)
     assert len(call_cache._known) == len(changes)
 
@@ -147,8 +147,8 @@ def test_gradients_scores_dropout_and_masks_are_seen_after_a_call_without() -> N
     q, k, v = made(6, 6)
     at = sides(6, 6)
     plain = attend(q, k, v, Causal(), **at, backend="native")
-    asked = q.clone().requires_grad_()
-    out = attend(asked, k, v, Causal(), **at, backend="native")
+    leaf = q.clone().requires_grad_()
+    out = attend(leaf, k, v, Causal(), **at, backend="native")
     assert out.requires_grad
     assert torch.equal(out.detach(), plain)
     assert not torch.equal(attend(q, k, v, Causal(), **at, score=SoftCap(0.1), backend="native"), plain)
@@ -159,7 +159,7 @@ def test_gradients_scores_dropout_and_masks_are_seen_after_a_call_without() -> N
     by_head = attend(q, k, v, PerHead(Full(), Full(), Causal(), Causal()), **at, backend="native")
     torch.testing.assert_close(by_head[:, 2:], plain[:, 2:])
     with torch.no_grad():
-        assert torch.equal(attend(asked, k, v, Causal(), **at, backend="native"), plain)
+        assert torch.equal(attend(leaf, k, v, Causal(), **at, backend="native"), plain)
 
 
 def test_tokens_that_only_data_can_tell_are_looked_at_every_time() -> None:
@@ -167,27 +167,27 @@ def test_tokens_that_only_data_can_tell_are_looked_at_every_time() -> None:
     plain = attend(q, k, v, Full(), **sides(8, 8), backend="native")
     ragged, packed = Tokens.from_lengths([3, 8]), Tokens.packed([3, 5])
     for tokens in (ragged, packed):
-        got = attend(q, k, v, Full(), q_tokens=tokens, k_tokens=tokens, backend="native")
-        assert not torch.equal(got, plain)
+        actual = attend(q, k, v, Full(), q_tokens=tokens, k_tokens=tokens, backend="native")
+        assert not torch.equal(actual, plain)
     assert len(call_cache._known) == 1
 
 
 def test_a_step_over_tokens_that_change_is_looked_at_again() -> None:
-    """A step of decoding is repeated for the very tokens of a ring, and not once they have changed."""
+    """A decode step over a ring cache is looked up while the ring's tokens are unchanged, then planned again."""
     ring, queries = Tokens(torch.arange(64).roll(13)[None]), Tokens(torch.tensor([[63]]))
     q, k, v = made(1, 64)
     for backend in ("native", "sdpa"):
         ring.index.copy_(torch.arange(64).roll(13)[None])
-        kept = len(call_cache._known)
-        at = {"q_tokens": queries, "k_tokens": ring, "backend": backend}
-        first = attend(q, k, v, Window.last(5), **at)
-        assert torch.equal(attend(q, k, v, Window.last(5), **at), first)
-        assert len(call_cache._known) == kept + 1
+        known = len(call_cache._known)
+        arguments = {"q_tokens": queries, "k_tokens": ring, "backend": backend}
+        first = attend(q, k, v, Window.last(5), **arguments)
+        assert torch.equal(attend(q, k, v, Window.last(5), **arguments), first)
+        assert len(call_cache._known) == known + 1
         ring.index.copy_(ring.index.flip(1).clone())
-        other = attend(q, k, v, Window.last(5), **at)
-        assert not torch.equal(other, first)
+        second = attend(q, k, v, Window.last(5), **arguments)
+        assert not torch.equal(second, first)
         plain = attend(q, k, v, Window.last(5), q_tokens=queries, k_tokens=ring, backend="dense")
-        torch.testing.assert_close(other, plain)
+        torch.testing.assert_close(second, plain)
 
 
 def test_it_holds_no_tensor_of_the_call_and_few_forms() -> None:
@@ -195,6 +195,6 @@ def test_it_holds_no_tensor_of_the_call_and_few_forms() -> None:
         q, k, v = made(1, 3 + n)
         attend(q, k, v, Causal(), **sides(1, 3 + n), backend="native")
         assert len(call_cache._known) <= call_cache.KEPT
-    gone = weakref.ref(k)
+    reference = weakref.ref(k)
     del q, k, v
-    assert gone() is None
+    assert reference() is None

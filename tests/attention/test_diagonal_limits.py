@@ -1,4 +1,4 @@
-"""What diagonals are not computed of: keys at other slots than queries, documents whose tokens lie in no order."""
+"""What the diagonal backend refuses: keys at other slots than the queries, documents whose tokens are not in order."""
 
 import pytest
 import torch
@@ -38,11 +38,11 @@ def test_one_set_of_keys_at_the_slots_of_the_queries() -> None:
         ([0, 1, 2, 3], [0, 0, 0, 0], None),
         ([5, 6, 7, 8], [0, 0, 0, 0], None),
         ([0, 1, 0, 1], [0, 0, 1, 1], None),
-        ([0, -1, 2, 3], [0, 0, 0, 0], None),  # an empty slot, and its place
+        ([0, -1, 2, 3], [0, 0, 0, 0], None),  # an empty slot keeps its index
         ([0, -1, 1, 2], [0, 0, 0, 0], ORDER),
         ([0, 2, 1, 3], [0, 0, 0, 0], ORDER),
         ([0, 1, 1, 2], [0, 0, 0, 0], ORDER),
-        ([0, 0, 2, 2], [0, 1, 0, 1], None),  # as far apart as their slots
+        ([0, 0, 2, 2], [0, 1, 0, 1], None),  # indices are as far apart as the slots
         ([0, 0, 1, 1], [0, 1, 0, 1], ORDER),
         ([0, 1, 0, 2], [0, 0, 1, 1], ORDER),
     ],

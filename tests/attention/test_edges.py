@@ -1,4 +1,4 @@
-"""Where peers go wrong: lengths at block edges, windows at the length, one-sided windows, group order, ragged rows."""
+"""Cases that other libraries get wrong: lengths at block edges, long and one-sided windows, ragged rows."""
 
 from contextlib import nullcontext
 
@@ -19,7 +19,7 @@ EDGES = [1, 2, 63, 64, 65, 127, 128, 129, 255, 256, 257]
 def same(
     pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, backend: str = "banded", rows: int = 2
 ) -> None:
-    """Output and gradients equal the formula, in float64."""
+    """Checks that output and gradients equal the formula, in float64."""
     shapes = [(rows, h, t.count, 4) for h, t in ((4, q_tokens), (2, k_tokens), (2, k_tokens))]
     q, k, v = (torch.randn(s, dtype=torch.float64) for s in shapes)
     grad = torch.randn(q.shape, dtype=torch.float64)
@@ -66,7 +66,7 @@ def test_one_sided_windows_see_one_side(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["dense", "sdpa", "banded", "auto"])
 def test_chunks_of_queries_anywhere_in_the_row(backend: str) -> None:
-    """T != S: indices say where queries are; there is no corner that a mask is aligned to."""
+    """With T != S, token indices say where the queries are; no corner of the mask is special."""
     for queries, keys, start in ((1, 5, 4), (3, 9, 6), (4, 9, 2), (9, 4, 0), (130, 200, 70), (5, 200, 0)):
         at_q, at_k = Tokens.range(queries, start=start), Tokens.range(keys)
         for pattern in (Causal(), Window.last(4), Window.around(6), Causal() & Sink(2)):
@@ -117,7 +117,7 @@ def test_a_whole_row_of_padding_beside_a_full_one() -> None:
 def test_diagonals_of_tokens_with_empty_slots_between_them_are_right_or_refused(
     index: list[list[int]], document: list[list[int]] | None, refused: bool
 ) -> None:
-    """A diagonal of slots is one of indices only where a document's tokens lie as far apart as their indices."""
+    """A diagonal of slots is one of indices only if a document's tokens lie as far apart as their indices."""
     at = Tokens(torch.tensor(index), None if document is None else torch.tensor(document))
     for pattern in (Causal(), Window.around(1), Window.last(2) | Sink(1)):
         if refused:
@@ -138,16 +138,16 @@ def test_diagonals_of_tokens_with_empty_slots_between_them_are_right_or_refused(
 def test_windows_over_slots_are_right_or_refused(
     backend: str, documents: list[list[int]], renumbered: bool, pattern: Pattern
 ) -> None:
-    """-1 is an empty slot, anywhere; indices go on over it, or are numbered anew without it."""
+    """Document -1 is an empty slot, anywhere; indices count it, or number the tokens without it."""
     document = torch.tensor(documents)
-    there = document[:, :, None] == document[:, None, :]
+    same_document = document[:, :, None] == document[:, None, :]
     slot = torch.arange(9).expand(document.shape)
-    place = (there & (slot[:, None, :] < slot[:, :, None])).sum(-1) if renumbered else slot
-    at = Tokens(torch.where(document < 0, -1, place), document)
-    alike = all(
-        len({int(place[b, i]) - i for i in range(9) if row[i] == d}) <= 1
+    index = (same_document & (slot[:, None, :] < slot[:, :, None])).sum(-1) if renumbered else slot
+    at = Tokens(torch.where(document < 0, -1, index), document)
+    aligned = all(
+        len({int(index[b, i]) - i for i in range(9) if row[i] == d}) <= 1
         for b, row in enumerate(documents)
         for d in (0, 1)
     )
-    with nullcontext() if alike else pytest.raises(BackendError, match="must lie side by side, in order"):
+    with nullcontext() if aligned else pytest.raises(BackendError, match="must lie side by side, in order"):
         same(pattern, at, at, backend)

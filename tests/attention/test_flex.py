@@ -1,6 +1,6 @@
-"""FlexAttention from a pattern: its tiles, its predicate, its scores.
+"""The flex backend: the block mask made from a pattern, its predicate and its scores.
 
-On a machine with a GPU the compiled kernels run, in float32; elsewhere torch's unfused form, in float64, traced by the
+With a GPU the compiled kernels run, in float32; without, torch's unfused form runs in float64, traced by the
 same compiler front end (only `test_kernels_in_blocks_read_the_lists` runs blocked code there).
 """
 
@@ -28,7 +28,7 @@ from tests.tolerance import assert_within_reference
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.float32 if DEVICE == "cuda" else torch.float64
 
-pytestmark = [  # torch's own, while it compiles
+pytestmark = [  # torch's own warnings while it compiles
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
 ]
@@ -36,8 +36,8 @@ pytestmark = [  # torch's own, while it compiles
 
 def qkv(q: Tokens, k: Tokens, heads: int = 4, kv: int = 2) -> tuple[Tensor, Tensor, Tensor]:
     shapes = ((2, heads, q.count, 16), (2, kv, k.count, 16), (2, kv, k.count, 24))
-    one, two, three = (torch.randn(s, dtype=DTYPE, device=DEVICE) for s in shapes)
-    return one, two, three
+    queries, keys, values = (torch.randn(s, dtype=DTYPE, device=DEVICE) for s in shapes)
+    return queries, keys, values
 
 
 def named(value: Pattern | Tokens) -> str:
@@ -48,41 +48,41 @@ def on_device(t: Tokens) -> Tokens:
     return t.to(DEVICE)
 
 
-def assert_same(got: Partial, q: Tensor, k: Tensor, v: Tensor, *rest, score=()) -> None:  # type: ignore[no-untyped-def]
-    """`got` is what `dense` gives in float64, to 1e-11 or, on CUDA, to twice dense's own error in float32."""
+def assert_same(actual: Partial, q: Tensor, k: Tensor, v: Tensor, *rest, score=()) -> None:  # type: ignore[no-untyped-def]
+    """Checks against dense in float64, to 1e-11 or, on CUDA, to twice dense's own error; `rest`: tokens, pattern."""
     q_tokens, k_tokens, pattern = rest
     wide = [t.double() for t in (q, k, v)]
     exact = attend_keys(
         wide[0], q_tokens, [KeyValues(*wide[1:], k_tokens)], pattern, score=score, backend="dense"
     )
-    assert torch.equal(got.lse == -torch.inf, exact.lse == -torch.inf)
-    there = exact.lse > -torch.inf
+    assert torch.equal(actual.lse == -torch.inf, exact.lse == -torch.inf)
+    seen = exact.lse > -torch.inf
     if DEVICE == "cpu":
-        torch.testing.assert_close(got.out, exact.out, rtol=1e-11, atol=1e-11)
-        torch.testing.assert_close(got.lse[there], exact.lse[there], rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(actual.out, exact.out, rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(actual.lse[seen], exact.lse[seen], rtol=1e-11, atol=1e-11)
         return
     low = attend_keys(q, q_tokens, [KeyValues(k, v, k_tokens)], pattern, score=score, backend="dense")
-    assert_within_reference(got.out, exact.out, low.out)
-    assert_within_reference(got.lse[there], exact.lse[there], low.lse[there])
+    assert_within_reference(actual.out, exact.out, low.out)
+    assert_within_reference(actual.lse[seen], exact.lse[seen], low.lse[seen])
 
 
 # -- the block mask ------------------------------------------------------------------------------------------
 
 
-def expanded(number: Tensor, order: Tensor) -> Tensor:
-    """Lists of tiles as bool [B, rows, columns], read one by one; every list in rising order, without repeats."""
-    assert number.shape[1] == order.shape[1] == 1
-    tiles = torch.zeros(order.shape[0], *order.shape[2:], dtype=torch.bool)
-    for b in range(order.shape[0]):
-        for i in range(order.shape[2]):
-            row = order[b, 0, i, : number[b, 0, i]].tolist()
+def expanded(counts: Tensor, indices: Tensor) -> Tensor:
+    """Returns lists of tiles as bool [B, rows, columns]; checks that each list rises without repeats."""
+    assert counts.shape[1] == indices.shape[1] == 1
+    tiles = torch.zeros(indices.shape[0], *indices.shape[2:], dtype=torch.bool)
+    for b in range(indices.shape[0]):
+        for i in range(indices.shape[2]):
+            row = indices[b, 0, i, : counts[b, 0, i]].tolist()
             assert row == sorted(set(row))
             tiles[b, i, row] = True
     return tiles
 
 
 def pairs(tiles: Tensor, block: int, q: int, k: int) -> Tensor:
-    """Tiles [B, rows, columns] as pairs [B, T, S]."""
+    """Expands tiles [B, rows, columns] to pairs [B, T, S]."""
     return tiles.repeat_interleave(block, 1).repeat_interleave(block, 2)[:, :q, :k]
 
 
@@ -164,15 +164,15 @@ CASES = [
 def test_flex_is_dense(pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens) -> None:
     at = on_device(q_tokens), on_device(k_tokens)
     q, k, v = qkv(*at)
-    got = attend_keys(q, at[0], [KeyValues(k, v, at[1])], pattern, backend="flex")
-    assert_same(got, q, k, v, *at, pattern)
+    actual = attend_keys(q, at[0], [KeyValues(k, v, at[1])], pattern, backend="flex")
+    assert_same(actual, q, k, v, *at, pattern)
     out = attend(q, k, v, pattern, q_tokens=at[0], k_tokens=at[1], backend="flex")
-    torch.testing.assert_close(out, got.out)
+    torch.testing.assert_close(out, actual.out)
 
 
 @pytest.fixture
 def _unfused() -> Iterator[None]:
-    """torch's unfused form without its compiler's front end: quick, for many patterns."""
+    """Runs torch's unfused form without its compiler's front end, which is quick enough for many patterns."""
     with (
         mock.patch.object(torch_flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True),
         mock.patch.object(flex, "_compiled", return_value=flex._attend),
@@ -187,8 +187,8 @@ def test_flex_is_dense_for_any_pattern_and_tokens(
 ) -> None:
     at = on_device(data.draw(tokens())), on_device(data.draw(tokens()))
     q, k, v = qkv(*at, heads=2, kv=1)
-    got = attend_keys(q, at[0], [KeyValues(k, v, at[1])], pattern, score=score, backend="flex")
-    assert_same(got, q, k, v, *at, pattern, score=score)
+    actual = attend_keys(q, at[0], [KeyValues(k, v, at[1])], pattern, score=score, backend="flex")
+    assert_same(actual, q, k, v, *at, pattern, score=score)
 
 
 def scores() -> list[Score]:
@@ -205,12 +205,12 @@ def scores() -> list[Score]:
 
 
 def anywhere(*_: Tensor) -> None:
-    """In place of torch's check that devices are those on which a backward is promised."""
+    """Replaces torch's check that the device supports a backward."""
 
 
 @pytest.mark.parametrize("number", range(5))
 def test_scores_and_all_gradients_are_those_of_dense(number: int) -> None:
-    """Of out and lse, to q, k, v and the score's own table; on a CPU torch is let to try its unfused backward."""
+    """Gradients for q, k, v and the score's table; on a CPU torch's unfused backward is allowed to run."""
     at, pattern = on_device(MOVED), Window.around(30) | Sink(2)
     steps = [scores()[number], SoftCap(5.0)]
     leaves = [t.requires_grad_() for t in qkv(at, at)]
@@ -220,14 +220,14 @@ def test_scores_and_all_gradients_are_those_of_dense(number: int) -> None:
         q, k, v = (t.to(dtype) for t in leaves)
         call = validate(q, at, [KeyValues(k, v, at)], pattern, None, steps, None, 0.0, None)
         with mock.patch.object(torch_flex, "_validate_device", anywhere):
-            got = (
+            part = (
                 flex.forward(call)
                 if backend == "flex"
                 else attend_keys(q, at, call.keys, pattern, score=steps, backend="dense")
             )
-        lse = got.lse.masked_fill(got.lse == -torch.inf, 0.0)
-        total = (got.out * mix[0]).sum() + (lse * mix[1]).sum()
-        return [got.out.detach(), *torch.autograd.grad(total, [*leaves, *steps[0].parameters])]
+        lse = part.lse.masked_fill(part.lse == -torch.inf, 0.0)
+        total = (part.out * mix[0]).sum() + (lse * mix[1]).sum()
+        return [part.out.detach(), *torch.autograd.grad(total, [*leaves, *steps[0].parameters])]
 
     exact = gradients("dense", torch.float64)
     low = gradients("dense", DTYPE)
@@ -258,13 +258,13 @@ def test_heads_and_key_sets_are_taken_apart_and_merged() -> None:
     at, past = on_device(Tokens.range(150, 150)), on_device(LONG)
     parts = PerHead(Window.last(9), Causal(), Causal(), Window.last(9))
     sets = [KeyValues(k[:, :, a:b], v[:, :, a:b], past.slice(a, b)) for a, b in ((0, 170), (170, 300))]
-    got = attend_keys(q, at, sets, parts, backend="flex")
-    assert_same(got, q, k, v, at, past, parts)
+    actual = attend_keys(q, at, sets, parts, backend="flex")
+    assert_same(actual, q, k, v, at, past, parts)
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_what_no_query_sees_does_not_matter(poison: float) -> None:
-    """Padding on either side of the call and keys before every window, which share a tile with seen ones."""
+    """NaN and inf in padding, and in keys before every window that share a tile with seen keys, change no bit."""
     at, past = on_device(LEFT.slice(200, 300)), on_device(LEFT)
     pattern = Window.last(20)
     q, k, v = qkv(at, past)
@@ -272,25 +272,20 @@ def test_what_no_query_sees_does_not_matter(poison: float) -> None:
     assert bad.any()
     clean = attend_keys(q, at, [KeyValues(k, v, past)], pattern, backend="flex")
     dirty = KeyValues(k.masked_fill(bad, poison), v.masked_fill(bad, poison), past)
-    got = attend_keys(q, at, [dirty], pattern, backend="flex")
-    assert torch.equal(got.out, clean.out)
-    assert torch.equal(got.lse, clean.lse)
+    actual = attend_keys(q, at, [dirty], pattern, backend="flex")
+    assert torch.equal(actual.out, clean.out)
+    assert torch.equal(actual.lse, clean.lse)
 
 
 def test_empty_calls_give_empty_partials() -> None:
     for queries, keys in ((0, 5), (4, 0)):
         at, past = on_device(Tokens.range(queries)), on_device(Tokens.range(keys))
         q, k, v = qkv(at, past)
-        got = attend_keys(q, at, [KeyValues(k, v, past)], Full(), backend="flex")
-        assert got.out.shape == (2, 4, queries, 24)
-        assert (got.out == 0).all()
-        assert (got.lse == -torch.inf).all()
+        actual = attend_keys(q, at, [KeyValues(k, v, past)], Full(), backend="flex")
+        assert actual.out.shape == (2, 4, queries, 24)
+        assert (actual.out == 0).all()
+        assert (actual.lse == -torch.inf).all()
 
 
-# -- compilation ---------------------------------------------------------------------------------------------
-
-
+# The original function, for `test_flex_compiled`, which patches `flex._lists`.
 lists = flex._lists
-
-
-# -- what it refuses, and when it is chosen ------------------------------------------------------------------

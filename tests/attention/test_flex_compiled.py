@@ -1,4 +1,4 @@
-"""FlexAttention compiled: how many kernels, on blocks, and where it is chosen."""
+"""The flex backend compiled: how many kernels it builds, that they skip blocks, and when it is chosen."""
 
 from unittest import mock
 
@@ -33,9 +33,9 @@ pytestmark = test_flex.pytestmark
 
 
 def test_one_kernel_serves_a_form_of_call_and_two_serve_all_lengths() -> None:
-    """Other contents never compile again; a second length once more, with the length a symbol; a third not.
+    """New contents never recompile; a second length recompiles once, with a symbolic length; a third does not.
 
-    What one pattern has seen does not tell on another: it starts with lengths that are fixed.
+    Each pattern counts for itself: it starts with fixed lengths whatever another pattern has compiled.
     """
     rows = (([300, 20], 300), ([150, 280], 300), ([200, 350], 450), ([280, 90], 600))
     for pattern in (Window.last(17) | Sink(1), Window.last(18) | Sink(1)):
@@ -44,20 +44,20 @@ def test_one_kernel_serves_a_form_of_call_and_two_serve_all_lengths() -> None:
             at = on_device(Tokens.from_lengths(lengths, total))
             q, k, v = qkv(at, at)
             before = counters["stats"]["unique_graphs"]
-            got = attend_keys(q, at, [KeyValues(k, v, at)], pattern, backend="flex")
+            actual = attend_keys(q, at, [KeyValues(k, v, at)], pattern, backend="flex")
             built.append(counters["stats"]["unique_graphs"] - before)
-            assert_same(got, q, k, v, at, at, pattern)
+            assert_same(actual, q, k, v, at, at, pattern)
         assert built == [1, 0, 1, 0]
 
 
 @pytest.mark.slow
 def test_patterns_do_not_use_up_each_others_compilations() -> None:
-    """torch allows one code object a few compilations, then gives up; every form of call has an object of its own."""
+    """torch gives up after a few compilations of one code object, so each form of call has its own object."""
     at = on_device(Tokens.range(32))
     q, k, v = qkv(at, at)
     for reach in range(torch._dynamo.config.recompile_limit + 2):
-        got = attend_keys(q, at, [KeyValues(k, v, at)], Window.last(reach + 2), backend="flex")
-        assert_same(got, q, k, v, at, at, Window.last(reach + 2))
+        actual = attend_keys(q, at, [KeyValues(k, v, at)], Window.last(reach + 2), backend="flex")
+        assert_same(actual, q, k, v, at, at, Window.last(reach + 2))
 
 
 @pytest.mark.slow
@@ -71,7 +71,7 @@ def test_patterns_do_not_use_up_each_others_compilations() -> None:
     ids=named,
 )
 def test_kernels_in_blocks_read_the_lists(pattern: Pattern, q: Tokens, k: Tokens) -> None:
-    """torch's compiled CPU kernel visits the listed tiles only: empty the lists, and it sees nothing."""
+    """torch's compiled CPU kernel visits the listed tiles only: with empty lists it sees nothing."""
     call = [torch.randn(2, h, t.count, 16) for h, t in ((4, q), (2, k), (2, k))]
     checked = validate(call[0], q, [KeyValues(call[1], call[2], k)], pattern, None, (), None, 0.0, None)
     compiled = flex._compiled
@@ -95,13 +95,13 @@ def test_refusals_say_why() -> None:
     q, k, v = qkv(at, at)
     keep = torch.ones(1, 1, 150, 150, dtype=torch.bool, device=DEVICE)
     bias = Bias(torch.zeros(1, 1, 150, 150, dtype=DTYPE, device=DEVICE))
-    for asked, text in (
+    for options, message in (
         ({"dropout": 0.1}, "no dropout keyed by place"),
         ({"keep": keep}, "takes no `keep` mask"),
         ({"score": bias}, "no bias tied to slots"),
     ):
-        with pytest.raises(BackendError, match=f'backend="flex" cannot run this call: .*{text}'):
-            attend(q, k, v, Causal(), backend="flex", **asked)
+        with pytest.raises(BackendError, match=f'backend="flex" cannot run this call: .*{message}'):
+            attend(q, k, v, Causal(), backend="flex", **options)
     if DEVICE == "cpu":
         with pytest.raises(BackendError, match="it has no backward on cpu"):
             attend(q.requires_grad_(), k, v, Causal(), backend="flex")
@@ -112,8 +112,8 @@ def test_refusals_say_why() -> None:
 def test_choices_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split_decode, "has_triton", lambda: True)
 
-    def what(pattern: Pattern, queries: int, keys: int, **more) -> str:  # type: ignore[no-untyped-def]
-        return choose(pattern, queries=queries, keys=keys, heads=8, kv_heads=2, device="cuda", **more).what
+    def what(pattern: Pattern, queries: int, keys: int, **options) -> str:  # type: ignore[no-untyped-def]
+        return choose(pattern, queries=queries, keys=keys, heads=8, kv_heads=2, device="cuda", **options).what
 
     assert what(Causal(), 4096, 4096) == "sdpa"
     assert what(Causal(), 1, 4096) == "sdpa"

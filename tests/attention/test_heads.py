@@ -1,4 +1,4 @@
-"""Heads with patterns of their own: which heads run together, what is copied for that, and that it changes nothing."""
+"""Patterns by head: which heads run together, what is copied for that, and that results do not change."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ GROUPS = {
 def test_heads_that_lie_a_regular_step_apart_are_not_copied(
     name: str, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With gradients, against the formula; whether anything is copied shows in what the backends are given."""
+    """Results and gradients equal the formula; backends receive views, not copies, if the step is regular."""
     parts, kv_heads, views = GROUPS[name]
     pattern, at = PerHead(*parts), Tokens.range(21)
     q, k, v = (torch.randn(2, h, 21, 6, dtype=torch.float64) for h in (8, kv_heads, kv_heads))
@@ -39,49 +39,49 @@ def test_heads_that_lie_a_regular_step_apart_are_not_copied(
     truth = with_gradients(lambda *t: naive(*t, pattern, at, at), grad, q, k, v)
     for a, b in zip(ours, truth, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
-    given: list[Call] = []
+    calls: list[Call] = []
     run = select.run
 
     def note(call: Call, backend: str, lse: bool) -> Partial:
-        given.append(call)
+        calls.append(call)
         return run(call, backend, lse)
 
     monkeypatch.setattr(select, "run", note)
     attend(q, k, v, pattern, backend=backend)
-    assert all(_within(call, q, k, v) for call in given) == views
+    assert all(_within(call, q, k, v) for call in calls) == views
 
 
 def _within(call: Call, q: Tensor, k: Tensor, v: Tensor) -> bool:
-    mine = (call.q, call.keys[0].k, call.keys[0].v)
-    pairs = zip(mine, (q, k, v), strict=True)
+    tensors = (call.q, call.keys[0].k, call.keys[0].v)
+    pairs = zip(tensors, (q, k, v), strict=True)
     return all(a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() for a, b in pairs)
 
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_views_and_copies_of_heads_give_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By `auto`, with scores that have a number for each head, and dropout, whose bits are those of the head."""
+    """Runs `auto` with scores that have a number for each head, and with dropout, which is keyed by head."""
     parts, kv_heads, _ = GROUPS[name]
-    given = [torch.randn(2, h, 70, 16) for h in (8, kv_heads, kv_heads)]
+    inputs = [torch.randn(2, h, 70, 16) for h in (8, kv_heads, kv_heads)]
     grad = torch.randn(2, 8, 70, 16)
     score = (ALiBi(alibi_slopes(8)), RelativeBias(torch.randn(32, 8)))
 
     def results() -> tuple[Tensor, ...]:
         return with_gradients(
-            lambda *t: attend(*t, PerHead(*parts), score=score, dropout=0.2, seed=3), grad, *given
+            lambda *t: attend(*t, PerHead(*parts), score=score, dropout=0.2, seed=3), grad, *inputs
         )
 
     views = results()
     run = select.run
 
     def copied(call: Call, backend: str, lse: bool) -> Partial:
-        own = Call(
+        copy = Call(
             **{
                 **vars(call),
                 "q": call.q.contiguous(),
                 "keys": tuple(p.map(Tensor.contiguous) for p in call.keys),
             }
         )
-        return run(own, backend, lse)
+        return run(copy, backend, lse)
 
     monkeypatch.setattr(select, "run", copied)
     for a, b in zip(views, results(), strict=True):
@@ -95,6 +95,6 @@ def test_a_mask_of_every_head_goes_with_its_head() -> None:
     for backend in ("dense", "sdpa"):
         together = attend(q, k, v, PerHead(*parts), keep=keep, backend=backend)
         for h, pattern in enumerate(parts):
-            one = slice(h, h + 1)
-            alone = attend(q[:, one], k[:, one], v[:, one], pattern, keep=keep[:, one], backend="dense")
-            torch.testing.assert_close(together[:, one], alone, rtol=1e-12, atol=1e-12)
+            head = slice(h, h + 1)
+            alone = attend(q[:, head], k[:, head], v[:, head], pattern, keep=keep[:, head], backend="dense")
+            torch.testing.assert_close(together[:, head], alone, rtol=1e-12, atol=1e-12)

@@ -1,4 +1,4 @@
-"""Keys and values in int8: the laws of rounding, and that every backend reads the same numbers."""
+"""Keys and values in int8: bounds of their rounding, and that every backend reads the same numbers."""
 
 import re
 from collections.abc import Callable
@@ -21,12 +21,12 @@ from tests.naive import naive
 from tests.tolerance import assert_within_reference
 
 DIVISION = 0.5 + LARGEST * 2**-23
-"""Half a step, and the rounding of x / scale (up to 127, half an ulp of it) and of the scale."""
+"""Largest error in steps: half a step, plus the rounding of x / scale (half an ulp of up to 127) and of the scale."""
 WINDOW = Window.last(9) | Causal() & Sink(2)
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
-    """Rows of very different sizes, float32."""
+    """Returns float32 rows of very different magnitudes."""
     source = torch.Generator().manual_seed(seed)
     size = torch.exp(20 * torch.rand(*shape[:-1], 1, generator=source) - 10)
     return torch.randn(shape, generator=source) * size
@@ -71,13 +71,13 @@ def test_zeros_stay_zeros_and_faults_spoil_their_row_alone() -> None:
     bad = float("nan"), float("inf"), -float("inf")
     x = torch.tensor([[0.0, 0.0], *([b, 1.0] for b in bad), [3.0, -1.0], [1e-45, 0.0], [3e38, -3e38]])
     q, scale = quantize(x)
-    got = dequantize(q, scale, torch.float32)
+    restored = dequantize(q, scale, torch.float32)
     assert scale[0] == 0
-    assert got[0].tolist() == [0.0, 0.0]
-    assert got[1:4].isnan().all()
-    torch.testing.assert_close(got[4], x[4], rtol=0, atol=3 / 254)
-    assert got[5].tolist() == [0.0, 0.0], "less than a step can say"
-    torch.testing.assert_close(got[6], x[6])
+    assert restored[0].tolist() == [0.0, 0.0]
+    assert restored[1:4].isnan().all()
+    torch.testing.assert_close(restored[4], x[4], rtol=0, atol=3 / 254)
+    assert restored[5].tolist() == [0.0, 0.0], "less than a step can say"
+    torch.testing.assert_close(restored[6], x[6])
 
 
 def test_bytes_of_a_row() -> None:
@@ -118,14 +118,16 @@ def test_every_backend_reads_the_same_numbers(pattern: Pattern, backend: str, dt
             attend_keys(q, at, [part], pattern, backend=backend)
         return
     plain, exact = part.dequantized(dtype), part.dequantized(torch.float64)
-    given = {"q_tokens": at, "k_tokens": at}
-    got = attend(
-        q, part.k, part.v, pattern, **given, backend=backend, k_scale=part.k_scale, v_scale=part.v_scale
+    tokens = {"q_tokens": at, "k_tokens": at}
+    actual = attend(
+        q, part.k, part.v, pattern, **tokens, backend=backend, k_scale=part.k_scale, v_scale=part.v_scale
     )
     if backend not in ("auto", "native"):
-        assert torch.equal(got, attend(q, plain.k, plain.v, pattern, **given, backend=backend))
+        assert torch.equal(actual, attend(q, plain.k, plain.v, pattern, **tokens, backend=backend))
     assert_within_reference(
-        got, naive(q.double(), exact.k, exact.v, pattern, at, at), naive(q, plain.k, plain.v, pattern, at, at)
+        actual,
+        naive(q.double(), exact.k, exact.v, pattern, at, at),
+        naive(q, plain.k, plain.v, pattern, at, at),
     )
 
 
@@ -135,9 +137,9 @@ def test_sets_of_both_kinds_are_merged(dtype: torch.dtype) -> None:
     q = torch.randn(2, 4, 7, 16).to(dtype)
     mixed = [stored.slice(0, 20), stored.dequantized(dtype).slice(20, 40)]
     plain, exact = (stored.dequantized(d) for d in (dtype, torch.float64))
-    got = attend_keys(q, at, mixed, Causal())
+    actual = attend_keys(q, at, mixed, Causal())
     truth = naive(q.double(), exact.k, exact.v, Causal(), at, stored.tokens)
-    assert_within_reference(got.out, truth, naive(q, plain.k, plain.v, Causal(), at, stored.tokens))
+    assert_within_reference(actual.out, truth, naive(q, plain.k, plain.v, Causal(), at, stored.tokens))
 
 
 def test_the_output_moves_no_more_than_the_steps_allow() -> None:
@@ -162,10 +164,10 @@ def test_the_operator_takes_the_scales() -> None:
     part, q = set_of(21), torch.randn(2, 4, 21, 16)
     sets = [part.slice(0, 9), part.slice(9, 15).dequantized(q.dtype), part.slice(15, 21)]
     call = validate(q, part.tokens, sets, Causal(), None, (), None, 0.0, None)
-    want = attend_keys(q, part.tokens, sets, Causal(), backend="native")
-    got = native_op.run(call)
-    assert torch.equal(got.out, want.out)
-    assert torch.equal(got.lse, want.lse)
+    expected = attend_keys(q, part.tokens, sets, Causal(), backend="native")
+    actual = native_op.run(call)
+    assert torch.equal(actual.out, expected.out)
+    assert torch.equal(actual.lse, expected.lse)
     torch.library.opcheck(torch.ops.headway.attend.default, native_op.arguments(call))
 
 
@@ -203,11 +205,11 @@ BAD: dict[str, tuple[Change, str]] = {
 def test_what_cannot_be_read_is_refused(what: str) -> None:
     change, message = BAD[what]
     part = set_of(5)
-    asked = {"k": part.k, "v": part.v, "k_scale": part.k_scale, "v_scale": part.v_scale}
-    asked = {"q": torch.randn(2, 4, 5, 16), **asked}
-    change(asked)
+    arguments = {"k": part.k, "v": part.v, "k_scale": part.k_scale, "v_scale": part.v_scale}
+    arguments = {"q": torch.randn(2, 4, 5, 16), **arguments}
+    change(arguments)
     with pytest.raises(PatternError, match=re.escape(message)):
-        attend(pattern=Causal(), **asked)
+        attend(pattern=Causal(), **arguments)
     if what == "gradients":
         with torch.no_grad():
-            attend(pattern=Causal(), **asked)
+            attend(pattern=Causal(), **arguments)

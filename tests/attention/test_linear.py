@@ -1,4 +1,4 @@
-"""Blocked attention is linear in the length: no tensor of size T x S exists, and the peak grows with n."""
+"""Blocked attention is linear in the length: no tensor of size T x S exists, and peak memory grows with n."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from headway.patterns import Causal, Pattern, Sink, Window
 
 
 class Largest(TorchDispatchMode):
-    """The largest tensor that any operation returned."""
+    """Records the size of the largest tensor that any operation returns."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the native backend remembers, refuses, and hands to its kernels."""
+"""What the native backend caches, refuses, and passes to its kernels."""
 
 import gc
 import weakref
@@ -36,8 +36,10 @@ def kernels() -> None:
         pytest.skip(f"no native kernels: {native.why_missing()}")
 
 
-def reason(*score: Score, pattern: Pattern = CAUSAL, at: Tokens | None = None, **more: object) -> str | None:
-    q = torch.randn(1, 4, 5, 8, **more)  # type: ignore[call-overload]
+def reason(
+    *score: Score, pattern: Pattern = CAUSAL, at: Tokens | None = None, **options: object
+) -> str | None:
+    q = torch.randn(1, 4, 5, 8, **options)  # type: ignore[call-overload]
     at = Tokens.range(5) if at is None else at
     call = validate(q, at, [KeyValues(q, q, at)], pattern, None, score, None, 0.0, None)
     return NATIVE.unsupported_reason(call, False, "cpu")
@@ -79,16 +81,16 @@ def test_obstacles_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_heads_that_are_too_wide_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, there=True)
-    for width, value, fine in ((512, 512, True), (513, 8, False), (8, 513, False), (8, 0, False)):
+    for width, value, allowed in ((512, 512, True), (513, 8, False), (8, 513, False), (8, 0, False)):
         q, v = torch.ones(1, 1, 2, width), torch.ones(1, 1, 2, value)
-        asked = validate(
+        call = validate(
             q, Tokens.range(q.shape[2]), [KeyValues(q, v, Tokens.range(2))], Full(), None, (), None, 0.0, None
         )
-        assert (NATIVE.unsupported_reason(asked, False, "cpu") is None) == fine, (width, value)
+        assert (NATIVE.unsupported_reason(call, False, "cpu") is None) == allowed, (width, value)
 
 
 def deep(levels: int) -> Pattern:
-    """A pattern whose evaluation needs as many places."""
+    """Returns a pattern whose evaluation needs a stack of `levels` places."""
     pattern: Pattern = Causal()
     for i in range(levels - 1):
         pattern = (Or if i % 2 else And)((Window.last(i + 2), pattern))
@@ -135,12 +137,12 @@ def test_the_same_tokens_share_a_layout_until_they_change() -> None:
 
 def test_what_is_remembered_of_tokens_goes_with_them() -> None:
     q = Tokens.from_lengths([30, 40], 40)
-    at = weakref.ref(plan_arrays(Causal(), q, q, False))
+    reference = weakref.ref(plan_arrays(Causal(), q, q, False))
     for n in range(3 * OTHERS):
         plan_arrays(Window.last(n + 1), q, q, False)
     assert len(plan_arrays.others[q]) <= OTHERS
     gc.collect()
-    assert at() is None
+    assert reference() is None
     alive = weakref.ref(plan_arrays(Causal(), q, q, False))
     del q
     gc.collect()
@@ -157,16 +159,16 @@ def test_a_cache_that_writes_its_tokens_in_place_is_read_anew() -> None:
         query = Tokens.range(1, start=n - 1)
         q = torch.randn(1, 2, 1, 8)
         out = attend(q, k, k, Causal(), q_tokens=query, k_tokens=at, backend="native")
-        some = k[:, :, 1 : n + 1]
-        torch.testing.assert_close(out, torch.softmax(q @ some.mT * 8**-0.5, -1) @ some)
+        seen_keys = k[:, :, 1 : n + 1]
+        torch.testing.assert_close(out, torch.softmax(q @ seen_keys.mT * 8**-0.5, -1) @ seen_keys)
     with torch.inference_mode():
         ring = Tokens(torch.arange(50)[None].clone())
         for _ in range(2):
             query = Tokens(torch.tensor([[49]]))
             out = attend(q, k, k, Window.last(3), q_tokens=query, k_tokens=ring, backend="native")
             seen = (ring.index > 46)[0]
-            some = k[:, :, seen]
-            torch.testing.assert_close(out, torch.softmax(q @ some.mT * 8**-0.5, -1) @ some)
+            seen_keys = k[:, :, seen]
+            torch.testing.assert_close(out, torch.softmax(q @ seen_keys.mT * 8**-0.5, -1) @ seen_keys)
             ring.index.copy_(ring.index.flip(1))
 
 
@@ -184,8 +186,8 @@ def test_documents_of_any_number_are_told_apart() -> None:
 def test_tokens_beyond_what_32_bits_count_are_refused_in_words() -> None:
     q = torch.randn(1, 1, 3, 8)
     last = Tokens.range(3, start=2**30 - 3)
-    one = attend(q, q, q, Window.last(2), q_tokens=last, k_tokens=last, backend="native")
-    torch.testing.assert_close(one, attend(q, q, q, Window.last(2), backend="dense"))
+    actual = attend(q, q, q, Window.last(2), q_tokens=last, k_tokens=last, backend="native")
+    torch.testing.assert_close(actual, attend(q, q, q, Window.last(2), backend="dense"))
     far = Tokens.range(3, start=2**30)
     with pytest.raises(BackendError, match=r'token 1073741826 .* beyond 2\^30.*backend="banded" goes on'):
         attend(q, q, q, Causal(), q_tokens=far, k_tokens=far, backend="native")
@@ -219,18 +221,20 @@ def test_sets_of_keys_share_a_gradient_and_a_score() -> None:
             q, at, sets, Window.around(20) | Global(), score=RelativeBias(table), backend="native"
         )
         grads.append(torch.autograd.grad(part.out.float().square().sum() + part.lse.sum(), (q, k, table)))
-    for one, three in zip(*grads, strict=True):
-        ulp = torch.finfo(one.dtype).eps if one.dtype == torch.bfloat16 else torch.finfo(torch.bfloat16).eps
+    for whole, split in zip(*grads, strict=True):
+        ulp = (
+            torch.finfo(whole.dtype).eps if whole.dtype == torch.bfloat16 else torch.finfo(torch.bfloat16).eps
+        )
         torch.testing.assert_close(
-            one.float(), three.float(), rtol=4 * ulp, atol=4 * ulp * one.abs().max().item()
+            whole.float(), split.float(), rtol=4 * ulp, atol=4 * ulp * whole.abs().max().item()
         )
 
 
 def test_what_the_operator_cannot_say_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = tensors()
 
-    def asked(t: Tensor = q, **more: Any) -> Call:
-        own = validate(
+    def asked(t: Tensor = q, **changes: Any) -> Call:
+        base = validate(
             t,
             Tokens.range(N),
             [KeyValues(k.to(t), v.to(t), Tokens.range(N))],
@@ -241,7 +245,7 @@ def test_what_the_operator_cannot_say_is_left_to_others(monkeypatch: pytest.Monk
             0.0,
             None,
         )
-        return own if not more else Call(**{**vars(own), **more})
+        return base if not changes else Call(**{**vars(base), **changes})
 
     def takes(call: Call) -> bool:
         return NATIVE.unsupported_reason(call, True, "cpu") is None
@@ -256,7 +260,7 @@ def test_what_the_operator_cannot_say_is_left_to_others(monkeypatch: pytest.Monk
 
 def test_what_the_kernels_cannot_run_is_named() -> None:
     q, k, v = tensors()
-    wrong = validate(
+    call = validate(
         q,
         Tokens.range(N),
         [KeyValues(k, v, Tokens.range(N))],
@@ -268,4 +272,4 @@ def test_what_the_kernels_cannot_run_is_named() -> None:
         None,
     )
     with pytest.raises(BackendError, match=r"headway::attend cannot run this call: ALiBi is for 1 heads"):
-        native_op.run(wrong)
+        native_op.run(call)

@@ -1,4 +1,4 @@
-"""`headway::attend` and its backward as operators: what torch checks of any operator, and whole graphs around them."""
+"""`headway::attend` and its backward as operators: torch's own checks of operators, and whole graphs around them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -55,7 +55,7 @@ CALLS = {
 
 
 def by_token(t: Tensor) -> Tensor:
-    """The same tensor with the heads of a token side by side, as projections leave them."""
+    """Returns the same tensor with the heads of a token side by side in memory, as projections write them."""
     return t.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_(t.requires_grad)
 
 
@@ -65,41 +65,41 @@ def by_token(t: Tensor) -> Tensor:
 )
 @share("name", CALLS, 1, 2)
 def test_the_operators_pass_torchs_own_checks(name: str, way: Callable[[Tensor], Tensor]) -> None:
-    asked = call(*CALLS[name])
-    asked = replace(asked, q=way(asked.q))
-    for table in asked.parameters:
+    checked = call(*CALLS[name])
+    checked = replace(checked, q=way(checked.q))
+    for table in checked.parameters:
         table.requires_grad_()
-    given = native_op.arguments(asked)
-    torch.library.opcheck(torch.ops.headway.attend.default, given)
+    arguments = native_op.arguments(checked)
+    torch.library.opcheck(torch.ops.headway.attend.default, arguments)
     plain = tuple(
         [t.detach() for t in x] if isinstance(x, list) and x and isinstance(x[0], Tensor) else x
-        for x in given[1:]
+        for x in arguments[1:]
     )
-    part = native_op.run(asked)
+    part = native_op.run(checked)
     out, lse = part.out.detach(), part.lse.detach()
-    given = (out, lse, torch.randn_like(out), torch.randn_like(lse), asked.q.detach(), *plain)
+    arguments = (out, lse, torch.randn_like(out), torch.randn_like(lse), checked.q.detach(), *plain)
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(torch.ops.headway.attend_backward.default, given, test_utils=checks)
+    torch.library.opcheck(torch.ops.headway.attend_backward.default, arguments, test_utils=checks)
 
 
-def same(f: Callable[..., Any], *given: Tensor, backend: str = "aot_eager") -> None:
-    """One whole graph gives the bits that `f` gives, and the gradients."""
+def same(f: Callable[..., Any], *inputs: Tensor, backend: str = "aot_eager") -> None:
+    """Checks that one whole graph gives the bits of `f`, and of its gradients."""
     compiled = torch.compile(f, fullgraph=True, backend=backend)
-    for ours, plain in zip(_all(compiled, given), _all(f, given), strict=True):
+    for ours, plain in zip(_all(compiled, inputs), _all(f, inputs), strict=True):
         assert torch.equal(ours, plain)
 
 
-def _all(f: Callable[..., Any], given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    made = f(*given)
-    parts = (made,) if isinstance(made, Tensor) else (made.out, made.lse)
-    return *parts, *torch.autograd.grad(sum(p.square().sum() for p in parts), given)
+def _all(f: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    result = f(*inputs)
+    parts = (result,) if isinstance(result, Tensor) else (result.out, result.lse)
+    return *parts, *torch.autograd.grad(sum(p.square().sum() for p in parts), inputs)
 
 
 @pytest.mark.parametrize("gradient", [False, True])
 def test_a_result_lies_as_its_queries_do(gradient: bool) -> None:
-    """What follows attention joins the heads of a token, which then needs no copy."""
+    """The layer after attention joins the heads of a token, which then needs no copy."""
     q, k, v = tensors(gradient=gradient)
-    for _ in range(2):  # the second time by the form of the first
+    for _ in range(2):  # the second call takes its form from the cache
         plain, moved = (attend(x, k, v, WINDOW, backend="native") for x in (q, by_token(q)))
         assert plain.is_contiguous()
         assert moved.transpose(1, 2).is_contiguous()
@@ -154,8 +154,8 @@ def test_one_graph_serves_every_length() -> None:
         lambda q, k, v: attend(q, k, v, WINDOW, backend="native"), fullgraph=True, backend=count
     )
     for n in (65, 70, 80, 31):
-        given = tensors(n)
-        assert torch.equal(compiled(*given), attend(*given, WINDOW, backend="native"))
+        inputs = tensors(n)
+        assert torch.equal(compiled(*inputs), attend(*inputs, WINDOW, backend="native"))
     assert count.frame_count == 2
 
 
@@ -178,8 +178,8 @@ def test_a_graph_whose_sizes_are_all_symbols_serves_every_length(name: str) -> N
     compiled(*tensors(65))
     with torch.compiler.set_stance("fail_on_recompile"):
         for n in (70, 80, 31):
-            given = tensors(n)
-            for ours, plain in zip(_all(compiled, given), _all(f, given), strict=True):
+            inputs = tensors(n)
+            for ours, plain in zip(_all(compiled, inputs), _all(f, inputs), strict=True):
                 assert torch.equal(ours, plain)
 
 
@@ -215,10 +215,10 @@ def test_auto_takes_the_operator_where_a_graph_is_traced() -> None:
         seen.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
         return graph.forward
 
-    given = tensors(gradient=False)
-    out = torch.compile(lambda q, k, v: attend(q, k, v, Causal()), fullgraph=True, backend=note)(*given)
+    inputs = tensors(gradient=False)
+    out = torch.compile(lambda q, k, v: attend(q, k, v, Causal()), fullgraph=True, backend=note)(*inputs)
     assert torch.ops.headway.attend in seen
-    assert torch.equal(out, attend(*given, Causal(), backend="native"))
+    assert torch.equal(out, attend(*inputs, Causal(), backend="native"))
 
 
 SPACED = Tokens.range(N).with_position(torch.arange(N)[None] * 2)
@@ -242,25 +242,25 @@ BEYOND: dict[str, Callable[..., Any]] = {
 @share("name", BEYOND, 0, 2)
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 def test_what_the_kernels_cannot_run_runs_elsewhere_in_a_graph_as_outside(name: str) -> None:
-    given, f = tensors(gradient=False), BEYOND[name]
-    torch.testing.assert_close(torch.compile(f, backend="aot_eager")(*given), f(*given))
+    inputs, f = tensors(gradient=False), BEYOND[name]
+    torch.testing.assert_close(torch.compile(f, backend="aot_eager")(*inputs), f(*inputs))
 
 
 def test_tokens_are_put_together_as_they_were_taken_apart() -> None:
     for at in (Tokens.range(N, 4), SPACED, MARKED, PACKED, MARKED.with_position(MARKED.index + 3)):
-        start, which, arrays = native_op._arrays(at)
-        made = native_op._side(N, start, which, list(arrays))
-        assert made.start == at.start
+        start, present, arrays = native_op._arrays(at)
+        restored = native_op._side(N, start, present, list(arrays))
+        assert restored.start == at.start
         for name in ("index", "document", "is_global", "position"):
-            ours, theirs = getattr(made, name), getattr(at, name)
+            ours, theirs = getattr(restored, name), getattr(at, name)
             assert (ours is None) == (theirs is None), name
             assert ours is None or torch.equal(ours, theirs), name
 
 
 def test_fake_tensors_have_the_shapes_of_real_ones() -> None:
-    asked = call(*CALLS["two sets"])
+    checked = call(*CALLS["two sets"])
     with FakeTensorMode(allow_non_fake_inputs=True):
-        part = native_op.run(asked)
+        part = native_op.run(checked)
     assert part.out.shape == (2, 4, N, 16)
     assert part.lse.shape == (2, 4, N)
     assert part.out.dtype == part.lse.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""What a user adds outside the package: a pattern is a class, a backend a value and a line; both run like ours."""
+"""Extensions from outside the package: a pattern is a class, a backend a value to register; both run like ours."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ from tests.test_orthogonality import (
 
 @dataclass(frozen=True)
 class Chunks(Pattern):
-    """What lies before a query in its own chunk of `size` tokens, as if no primitive said that."""
+    """The tokens up to a query in its own chunk of `size` tokens, written as if there were no primitive for it."""
 
     size: int
     is_causal = True
@@ -91,7 +91,7 @@ class Chunks(Pattern):
 
 
 class Even(Pattern):
-    """Every second key: no more is said than what is allowed."""
+    """Every second key; only `allows` is defined."""
 
     def allows(self, q: Tokens, k: Tokens) -> Tensor:
         return (k.index % 2 == 0).unsqueeze(-2).expand(-1, q.count, -1)
@@ -99,7 +99,7 @@ class Even(Pattern):
 
 @dataclass(frozen=True)
 class Recent(Pattern):
-    """A window by another name, with the primitive that says it."""
+    """A window under another name, with the primitive that expresses it."""
 
     keys: int
     is_causal = True
@@ -109,8 +109,8 @@ class Recent(Pattern):
         return Primitive(Kind.WINDOW, 1 - self.keys, 0)
 
     def allows(self, q: Tokens, k: Tokens) -> Tensor:
-        away = q.index.unsqueeze(-1) - k.index.unsqueeze(-2)
-        return (away >= 0) & (away < self.keys)
+        distance = q.index.unsqueeze(-1) - k.index.unsqueeze(-2)
+        return (distance >= 0) & (distance < self.keys)
 
 
 OWN: list[Pattern] = [
@@ -172,10 +172,10 @@ def test_an_own_pattern_is_drawn_counted_and_planned(pattern: Pattern, data: st.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_choice_says_why_the_kernels_cannot(dtype: torch.dtype, device: str) -> None:
-    wish = {"queries": 8192, "keys": 8192, "heads": 8, "dtype": dtype, "device": device}
-    found = choose(Chunks(512), **wish)  # type: ignore[arg-type]
-    assert found.what == "banded"
-    reasons = dict(found.rejected)
+    call = {"queries": 8192, "keys": 8192, "heads": 8, "dtype": dtype, "device": device}
+    choice = choose(Chunks(512), **call)  # type: ignore[arg-type]
+    assert choice.what == "banded"
+    reasons = dict(choice.rejected)
     if dtype != torch.float64:
         assert "Chunks has no primitive" in reasons["native" if device == "cpu" else "flex"]
     q = torch.randn(1, 2, 70, 16)
@@ -196,16 +196,16 @@ def test_a_choice_says_why_the_kernels_cannot(dtype: torch.dtype, device: str) -
 )
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 def test_an_own_pattern_runs_in_graphs(pattern: Pattern, n: int) -> None:
-    given = [torch.randn(1, 2, n, 16) for _ in range(3)]
-    made = torch.compile(lambda q, k, v: attend(q * 2, k, v, pattern), backend="aot_eager")(*given)
-    torch.testing.assert_close(made, attend(given[0] * 2, *given[1:], pattern), rtol=1e-5, atol=1e-5)
+    inputs = [torch.randn(1, 2, n, 16) for _ in range(3)]
+    compiled = torch.compile(lambda q, k, v: attend(q * 2, k, v, pattern), backend="aot_eager")(*inputs)
+    torch.testing.assert_close(compiled, attend(inputs[0] * 2, *inputs[1:], pattern), rtol=1e-5, atol=1e-5)
 
 
 # -- a backend: a value and a line -------------------------------------------------------------------------------
 
 
 def weights(call: Call, number: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(weights, lse, values) of a key set, by loops of torch's plainest functions."""
+    """Returns (weights, lse, values) of a key set, computed with torch's plainest functions."""
     part, group = call.keys[number], call.heads.group
     k, v = (t.to(call.work_dtype).repeat_interleave(group, 1) for t in (part.k, part.v))
     mask = visible(call.pattern, call.q_tokens, part.tokens)
@@ -229,13 +229,13 @@ def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor)
         leaves = [t.detach().requires_grad_() for t in (call.q, *(t for s in call.keys for t in (s.k, s.v)))]
         pairs_of = zip(call.keys, leaves[1::2], leaves[2::2], strict=True)
         keys = tuple(KeyValues(k, v, part.tokens) for part, k, v in pairs_of)
-        made = forward(Call(leaves[0], call.q_tokens, keys, call.pattern, call.heads, call.scale), True)
-        some = made.lse > float("-inf")
-        total = (made.out * d_out).sum() + (
-            made.lse.masked_fill(~some, 0.0) * d_lse.masked_fill(~some, 0.0)
+        result = forward(Call(leaves[0], call.q_tokens, keys, call.pattern, call.heads, call.scale), True)
+        seen = result.lse > float("-inf")
+        total = (result.out * d_out).sum() + (
+            result.lse.masked_fill(~seen, 0.0) * d_lse.masked_fill(~seen, 0.0)
         ).sum()
-    q, *rest = torch.autograd.grad(total, leaves)
-    return Gradients(q, rest[::2], rest[1::2], [])
+    q, *d_keys = torch.autograd.grad(total, leaves)
+    return Gradients(q, d_keys[::2], d_keys[1::2], [])
 
 
 PLAIN = Capabilities(dropout=False, scores=False, stores_scores=True)
@@ -261,17 +261,17 @@ def _short(at: select.Situation) -> str | None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("pattern", [Causal(), Window.around(3, step=2) | GlobalKeys(), Chunks(6)], ids=str)
 def test_an_own_backend_runs_like_ours(backend: str, pattern: Pattern, dtype: torch.dtype) -> None:
-    for at, kind in enumerate(TOKENS):
-        check(pattern, HEADS[at % 3], Rotary(pairing="halves"), backend, kind, dtype, (2, 67)[at % 2])
+    for i, kind in enumerate(TOKENS):
+        check(pattern, HEADS[i % 3], Rotary(pairing="halves"), backend, kind, dtype, (2, 67)[i % 2])
 
 
 def test_an_own_backend_is_chosen_by_its_rule_and_says_what_it_cannot(backend: str) -> None:
-    found = choose(Causal(), queries=20, keys=20, heads=2)
-    assert (found.what, found.why, found.bytes) == (backend, "it is wanted for long rows", 4.0 * 2 * 400)
+    choice = choose(Causal(), queries=20, keys=20, heads=2)
+    assert (choice.what, choice.why, choice.bytes) == (backend, "it is wanted for long rows", 4.0 * 2 * 400)
     short = choose(Causal(), queries=8, keys=8, heads=2)
     assert short.rejected[0] == (backend, "the row is short")
-    bent = choose(Causal(), queries=20, keys=20, heads=2, score=(ALiBi(),))
-    assert bent.rejected[0] == (backend, "it knows no scores such as ALiBi")
+    scored = choose(Causal(), queries=20, keys=20, heads=2, score=(ALiBi(),))
+    assert scored.rejected[0] == (backend, "it knows no scores such as ALiBi")
     q = torch.randn(1, 2, 20, 8)
     with pytest.raises(BackendError, match=rf'backend="{backend}" cannot run this call: it has no dropout'):
         attend(q, q, q, Causal(), dropout=0.5, backend=backend)
@@ -283,9 +283,9 @@ def test_an_own_backend_with_a_backward_is_differentiable_in_both_parts_once(bac
     at = Tokens.from_lengths([9, 5], 9)
     q, k, v = (torch.randn(2, h, 9, 4, dtype=torch.float64, requires_grad=True) for h in (4, 2, 2))
 
-    def both(*given: Tensor) -> tuple[Tensor, Tensor]:
-        sets = [KeyValues(*(t[:, :, a:b] for t in given[1:]), at.slice(a, b)) for a, b in ((0, 4), (4, 9))]
-        part = attend_keys(given[0], at, sets, Causal(), backend=backend)
+    def both(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        sets = [KeyValues(*(t[:, :, a:b] for t in inputs[1:]), at.slice(a, b)) for a, b in ((0, 4), (4, 9))]
+        part = attend_keys(inputs[0], at, sets, Causal(), backend=backend)
         return part.out, part.lse.masked_fill(part.lse == -float("inf"), 0.0)
 
     assert torch.autograd.gradcheck(both, (q, k, v), fast_mode=True)

@@ -1,4 +1,4 @@
-"""The plan is the one that judging every pair of tiles by itself gives."""
+"""A plan equals the one made by judging every pair of tiles by itself."""
 
 from collections.abc import Iterator
 from importlib import import_module
@@ -30,14 +30,14 @@ def way(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def naive(pattern: Pattern, q: Tokens, k: Tokens, tile: int, k_tile: int) -> list[list[Entry]]:
-    """Every pair of tiles judged, then neighbours that are alike joined."""
+    """Judges every pair of tiles, then joins neighbours of the same kind."""
     possible, certain = classify(pattern, q, k, tile, k_tile)
-    some, every = possible.any(0).tolist(), certain.all(0).tolist()
+    possible_in_any, certain_in_all = possible.any(0).tolist(), certain.all(0).tolist()
     rows = []
-    for some_row, every_row in zip(some, every, strict=True):
+    for possible_row, certain_row in zip(possible_in_any, certain_in_all, strict=True):
         row: list[Entry] = []
-        for j in (j for j, there in enumerate(some_row) if there):
-            entry = Entry(j * k_tile, min((j + 1) * k_tile, k.count), every_row[j])
+        for j in (j for j, is_possible in enumerate(possible_row) if is_possible):
+            entry = Entry(j * k_tile, min((j + 1) * k_tile, k.count), certain_row[j])
             if row and row[-1].end == entry.begin and row[-1].full == entry.full:
                 entry = Entry(row.pop().begin, entry.end, entry.full)
             row.append(entry)
@@ -102,7 +102,7 @@ def test_long_ragged_rows_apart_too(side: str) -> None:
 
 
 def test_documents_packed_side_by_side_cost_what_they_cost_alone() -> None:
-    """Where documents end with their tiles, packing adds no area."""
+    """If documents end at tile borders, packing adds no area."""
     lengths = [1024, 128, 3072]
     packed = Tokens.packed([lengths])
     for p in (Causal(), Window.last(512), Window.around(256)):
@@ -111,14 +111,14 @@ def test_documents_packed_side_by_side_cost_what_they_cost_alone() -> None:
 
 
 def test_batches_of_one_length_are_planned_by_their_number_of_rows() -> None:
-    """Rows that are one document each need no look at the data; how many they are is remembered with them."""
+    """Rows of one document each are planned without reading their data; the plan is cached with the number of rows."""
     for rows in (2, 3, 2):
         tokens = Tokens.packed([[24]] * rows, total=24)
-        made = plan_arrays(Causal(), tokens, tokens, False)
-        assert (made.plan.rows, made.queries.rows, made.keys.rows) == (rows, rows, rows)
+        arrays = plan_arrays(Causal(), tokens, tokens, False)
+        assert (arrays.plan.rows, arrays.queries.rows, arrays.keys.rows) == (rows, rows, rows)
 
 
 def test_a_batch_without_rows_plans_nothing() -> None:
-    none = Tokens(torch.zeros(0, 40, dtype=torch.int64))
-    assert entries(plan(Causal(), none, none, 8, 8)) == [[]] * 5
-    assert entries(plan(Causal(), none, none, 8, 8, apart=True)) == []
+    tokens = Tokens(torch.zeros(0, 40, dtype=torch.int64))
+    assert entries(plan(Causal(), tokens, tokens, 8, 8)) == [[]] * 5
+    assert entries(plan(Causal(), tokens, tokens, 8, 8, apart=True)) == []

@@ -1,4 +1,4 @@
-"""What `attend` and its patterns, tokens and scores refuse: with what was given, and what to give instead."""
+"""Refusals of `attend`, patterns, tokens and scores: messages say what was given, and what to give instead."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What backend `sdpa` asks of torch on devices that it has no kernel of its own for."""
+"""Which torch kernels backend `sdpa` calls for a chunk of queries, on a CPU and on other devices."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from headway.tokens import Tokens
 
 
 class Seen(TorchDispatchMode):
-    """The names of the operators that are called."""
+    """Records the names of the operators that are called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Seen(TorchDispatchMode):
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_chunk_takes_the_cpu_kernel_on_cpus_only(device: str, kv_heads: int) -> None:
-    """`meta` stands for every other device: what runs there is what would run on CUDA."""
+    """`meta` stands for every other device: the operators called there are those called on CUDA."""
     q, k = torch.randn(1, 4, 3, 8), torch.randn(1, kv_heads, 8, 8)
     at = {"q_tokens": Tokens.range(3, start=5), "k_tokens": Tokens.range(8)}
     expected = attend(q, k, k, Causal(), **at, backend="dense")
@@ -40,7 +40,7 @@ def test_a_chunk_takes_the_cpu_kernel_on_cpus_only(device: str, kv_heads: int) -
 
 
 def test_a_chunk_as_a_mask_equals_the_chunk_in_two_parts() -> None:
-    """The form that other devices take, on numbers: with a gradient a CPU takes it too."""
+    """Other devices run a chunk as a mask; so does a CPU if a gradient is needed, which this test compares."""
     q, k, v = (torch.randn(2, h, n, 8, dtype=torch.float64) for h, n in ((4, 5), (2, 20), (2, 20)))
     at = {"q_tokens": Tokens.range(5, start=15), "k_tokens": Tokens.range(20)}
     parts = attend(q, k, v, Causal(), **at, backend="sdpa")

@@ -1,4 +1,4 @@
-"""Second derivatives: the dense backend has them; every other says so and never gives a number."""
+"""Second derivatives: backend dense has them; every other backend raises an error and never returns a number."""
 
 import pytest
 import torch
@@ -23,13 +23,13 @@ def qkv(dtype: torch.dtype = torch.float32, queries: int = N) -> list[Tensor]:
     return [torch.randn(2, h, n, 4, dtype=dtype, requires_grad=True) for h, n in sizes]
 
 
-def graph(out: Tensor, *given: Tensor) -> list[Tensor]:
-    """First derivatives that could be differentiated again, of something that is not linear in `out`."""
-    return list(torch.autograd.grad(out.square().sum(), given, create_graph=True))
+def graph(out: Tensor, *inputs: Tensor) -> list[Tensor]:
+    """Returns first derivatives, with their graph, of a function that is not linear in `out`."""
+    return list(torch.autograd.grad(out.square().sum(), inputs, create_graph=True))
 
 
-def again(out: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(sum(t.square().sum() for t in graph(out, *given)), given)
+def again(out: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(sum(t.square().sum() for t in graph(out, *inputs)), inputs)
 
 
 STEPS: dict[str, tuple[Score, ...]] = {
@@ -45,13 +45,13 @@ STEPS: dict[str, tuple[Score, ...]] = {
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_dense_has_them_with_scores_dropout_documents_and_several_sets(name: str, dropout: float) -> None:
-    """Against differences of the first ones, of both parts of the partial; a padded query sees nothing."""
+    """Compares with finite differences of first derivatives, for out and lse; a padded query sees nothing."""
     steps = STEPS[name]
     tables = [t.clone().requires_grad_() for step in steps for t in step.parameters]
 
-    def run(q: Tensor, k: Tensor, v: Tensor, *own: Tensor) -> tuple[Tensor, Tensor]:
-        rest = list(own)
-        score = [step.with_parameters(tuple(rest.pop(0) for _ in step.parameters)) for step in steps]
+    def run(q: Tensor, k: Tensor, v: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
+        remaining = list(parameters)
+        score = [step.with_parameters(tuple(remaining.pop(0) for _ in step.parameters)) for step in steps]
         sets = [KeyValues(k[:, :, a:b], v[:, :, a:b], PACKED.slice(a, b)) for a, b in ((0, 4), (4, N))]
         part = attend_keys(q, PACKED, sets, NARROW, score=score, dropout=dropout, seed=3, backend="dense")
         return part.out, part.lse.masked_fill(part.lse == -float("inf"), 0.0)
@@ -76,31 +76,31 @@ def test_others_name_themselves_and_the_one_that_has_them(backend: str, form: st
     if (backend, form) == ("diagonal", "chunk"):
         return
     queries, pattern, at_q, at_k = FORMS[form]
-    given = qkv(queries=queries)
+    inputs = qkv(queries=queries)
     with pytest.raises(
         BackendError, match=rf'only backend="dense" has them, this call ran on \'{backend}\'; pass'
     ):
-        again(attend(*given, pattern, q_tokens=at_q, k_tokens=at_k, backend=backend), *given)
+        again(attend(*inputs, pattern, q_tokens=at_q, k_tokens=at_k, backend=backend), *inputs)
 
 
 @pytest.mark.parametrize("more", [{"score": ALiBi()}, {"dropout": 0.3, "seed": 3}, {}], ids=str)
 def test_small_calls_of_auto_say_so_too(more: dict[str, object]) -> None:
-    """Whatever was chosen for them: float32, so with kernels it is native where there are scores or dropout."""
-    given = qkv()
+    """In float32, `auto` takes native for scores or dropout if its kernels are there, else dense or sdpa."""
+    inputs = qkv()
     if more and native.library() is None:
-        truth = again(attend(*given, Causal(), backend="dense", **more), *given)
-        for a, b in zip(again(attend(*given, Causal(), **more), *given), truth, strict=True):
+        truth = again(attend(*inputs, Causal(), backend="dense", **more), *inputs)
+        for a, b in zip(again(attend(*inputs, Causal(), **more), *inputs), truth, strict=True):
             torch.testing.assert_close(a, b)
         return
     with pytest.raises(BackendError, match=f"this call ran on '{'native' if more else 'sdpa'}'"):
-        again(attend(*given, Causal(), **more), *given)
+        again(attend(*inputs, Causal(), **more), *inputs)
 
 
 def test_torchs_kernel_gives_first_derivatives_that_keep_their_graph() -> None:
-    """As for a part of a loss that is differentiated twice beside attention."""
-    given = qkv(torch.float64)
-    kept = graph(attend(*given, Causal(), backend="sdpa"), *given)
-    for a, b in zip(kept, graph(attend(*given, Causal(), backend="dense"), *given), strict=True):
+    """Needed if another part of the loss is differentiated twice."""
+    inputs = qkv(torch.float64)
+    derivatives = graph(attend(*inputs, Causal(), backend="sdpa"), *inputs)
+    for a, b in zip(derivatives, graph(attend(*inputs, Causal(), backend="dense"), *inputs), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 
@@ -112,8 +112,8 @@ def test_the_operator_says_so_and_a_compiled_graph_fails() -> None:
         at = Tokens.range(N)
         return native_op.run(validate(q, at, [KeyValues(k, v, at)], Causal(), None, (), None, 0.0, None)).out
 
-    given = qkv()
+    inputs = qkv()
     with pytest.raises(BackendError, match=r"this call ran on 'native'; pass backend=\"dense\""):
-        again(run(*given), *given)
+        again(run(*inputs), *inputs)
     with pytest.raises(RuntimeError, match="does not currently support double backward"):
-        again(torch.compile(run, backend="aot_eager")(*given), *given)
+        again(torch.compile(run, backend="aot_eager")(*inputs), *inputs)

@@ -1,4 +1,4 @@
-"""A sink's logit is one more column of scores with a value of 0, whoever computes the rest."""
+"""A sink logit is one more column of scores with a value of 0, in every backend."""
 
 from collections.abc import Callable
 from operator import attrgetter
@@ -27,7 +27,7 @@ SUM = {"rtol": 1e-11, "atol": 1e-12}
 
 
 def formula(pattern: Pattern, at: Tokens) -> Callable[..., tuple[Tensor, Tensor]]:
-    """softmax over the scores and one more column, of which only the values of keys are not 0: (out, lse)."""
+    """Returns a function to (out, lse): softmax over the scores and one more column, whose value is 0."""
 
     def run(q: Tensor, k: Tensor, v: Tensor, logit: Tensor) -> tuple[Tensor, Tensor]:
         group = q.shape[1] // k.shape[1]
@@ -42,7 +42,7 @@ def formula(pattern: Pattern, at: Tokens) -> Callable[..., tuple[Tensor, Tensor]
 
 
 def drawn(n: int, rows: int = 2, heads: int = 4, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """q, k, v, the logits, and weights of out and lse in a loss."""
+    """Returns q, k, v, the logits, and the weights of out and lse in a loss."""
     random = torch.Generator().manual_seed(n)
     shapes = [
         (rows, heads, n, 6),
@@ -56,7 +56,7 @@ def drawn(n: int, rows: int = 2, heads: int = 4, dtype: torch.dtype = torch.floa
 
 
 def differentiated(run: Callable[..., tuple[Tensor, Tensor]], *drawn: Tensor) -> list[Tensor]:
-    """out, lse, and the gradients of q, k, v and the logits, of a loss that is linear in both."""
+    """Returns out, lse, and the gradients for q, k, v and the logits of a loss that is linear in out and lse."""
     *inputs, d_out, d_lse = drawn
     leaves = [t.detach().requires_grad_() for t in inputs]
     out, lse = run(*leaves)
@@ -74,12 +74,14 @@ def by(backend: str, pattern: Pattern, at: Tokens) -> Callable[..., tuple[Tensor
 
 @given(strategies.patterns, strategies.tokens(st.integers(1, 24)), st.sampled_from(["dense", "banded"]))
 def test_it_is_one_more_column_of_value_0(pattern: Pattern, at: Tokens, backend: str) -> None:
-    given = drawn(at.count, at.rows if at.rows > 1 else 2)
-    found, want = (differentiated(run, *given) for run in (by(backend, pattern, at), formula(pattern, at)))
-    there = at.valid.expand(given[0].shape[0], -1)[:, None].expand(-1, 4, -1)
-    for a, b in zip(found, want, strict=True):
-        if a.shape[:3] == there.shape:  # an empty slot has no result of its own in either
-            a, b = a[there], b[there]
+    inputs = drawn(at.count, at.rows if at.rows > 1 else 2)
+    actual, expected = (
+        differentiated(run, *inputs) for run in (by(backend, pattern, at), formula(pattern, at))
+    )
+    valid = at.valid.expand(inputs[0].shape[0], -1)[:, None].expand(-1, 4, -1)
+    for a, b in zip(actual, expected, strict=True):
+        if a.shape[:3] == valid.shape:  # the result at an empty slot is undefined in both
+            a, b = a[valid], b[valid]
         torch.testing.assert_close(a, b, **SUM)
 
 
@@ -88,21 +90,21 @@ def test_it_is_one_more_column_of_value_0(pattern: Pattern, at: Tokens, backend:
 )
 @given(pattern=strategies.patterns)
 def test_whichever_backend_says_that_it_can(backend: Backend, pattern: Pattern) -> None:
-    """With gradients where it has them; where it takes no float64, within twice the error of the formula in float32.
+    """With gradients if the backend has them; in float32 the error is within twice that of the formula in float32.
     ("flex" compiles each pattern: one is below. "triton" has tests of its own.)"""
     at, wide = Tokens.range(13), drawn(13)
     for dtype in (torch.float64, torch.float32):
-        given = [t.to(dtype) for t in wide]
-        q, k, v = (t.requires_grad_() for t in given[:3])
+        inputs = [t.to(dtype) for t in wide]
+        q, k, v = (t.requires_grad_() for t in inputs[:3])
         for grad in (True, False):
             with torch.set_grad_enabled(grad):
                 call = validate(q, at, [KeyValues(k, v, at)], pattern, None, (), None, 0.0, None)
                 if backend.unsupported_reason(call, True, "cpu"):
                     continue
                 ours, plain = by(backend.name, pattern, at), formula(pattern, at)
-                run = differentiated if grad else lambda of, *given: of(*given[:4])
-                found, exact, low = run(ours, *given), run(plain, *wide), run(plain, *given)
-            for a, truth, reference in zip(found, exact, low, strict=True):
+                run = differentiated if grad else lambda of, *inputs: of(*inputs[:4])
+                actual, exact, low = run(ours, *inputs), run(plain, *wide), run(plain, *inputs)
+            for a, truth, reference in zip(actual, exact, low, strict=True):
                 if dtype == torch.float64:
                     torch.testing.assert_close(a, truth, **SUM)
                 else:
@@ -111,11 +113,11 @@ def test_whichever_backend_says_that_it_can(backend: Backend, pattern: Pattern) 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_flex_has_it_too() -> None:
-    at, given = Tokens.range(13), drawn(13)[:4]
+    at, inputs = Tokens.range(13), drawn(13)[:4]
     pattern = Chunk(5) & Causal() | Sink(2) & Causal()
     with torch.no_grad():
-        found = by("flex", pattern, at)(*given)
-    for a, b in zip(found, formula(pattern, at)(*given), strict=True):
+        actual = by("flex", pattern, at)(*inputs)
+    for a, b in zip(actual, formula(pattern, at)(*inputs), strict=True):
         torch.testing.assert_close(a, b, **SUM)
 
 
@@ -128,15 +130,15 @@ def test_queries_and_keys_learn_where_only_the_logsumexp_tells_them(backend: str
     at = Tokens.range(9)
     q, k, _, logit = (t.float() for t in drawn(9)[:4])
     v, grad = torch.ones(2, 2, 9, 5), torch.ones(2, 4, 9, 5)
-    want = with_gradients(
+    expected = with_gradients(
         lambda *t: formula(Causal(), at)(*t)[0], grad.double(), *(t.double() for t in (q, k, v, logit))
     )
-    found = with_gradients(
+    actual = with_gradients(
         lambda q, k, v, s: attend(q, k, v, Causal(), sink_logit=s, backend=backend), grad, q, k, v, logit
     )
-    for a, b in zip(found, want, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
-    _, dq, dk, *_ = found
+    _, dq, dk, *_ = actual
     assert dq.abs().amax() > 0.1
     assert dk.abs().amax() > 0.1
 
@@ -149,23 +151,24 @@ def test_it_is_a_merge_with_a_partial_of_value_0(rows: int, empty: int) -> None:
         torch.randn(rows).double(),
     )
     out[:empty], lse[:empty] = 0.0, float("-inf")
-    made, merged = (
+    with_sink, merged = (
         Partial(out, lse).with_sink(logit),
         Partial(out, lse).merge(Partial(torch.zeros_like(out), logit)),
     )
-    torch.testing.assert_close(made.out, merged.out)
-    torch.testing.assert_close(made.lse, merged.lse)
+    torch.testing.assert_close(with_sink.out, merged.out)
+    torch.testing.assert_close(with_sink.lse, merged.lse)
 
 
 def test_no_sink_and_no_key_are_nothing_and_pass_no_gradient() -> None:
-    """A logit of -inf is none, even where a query sees no key."""
+    """A logit of -inf means no sink, even if a query sees no key."""
     at = Tokens.from_lengths([5, 3], 5)
     q, k, v, *_ = drawn(5)
-    none = torch.full((4,), float("-inf"), dtype=torch.float64)
+    no_sink = torch.full((4,), float("-inf"), dtype=torch.float64)
     torch.testing.assert_close(
-        attend(q, k, v, q_tokens=at, k_tokens=at, sink_logit=none), attend(q, k, v, q_tokens=at, k_tokens=at)
+        attend(q, k, v, q_tokens=at, k_tokens=at, sink_logit=no_sink),
+        attend(q, k, v, q_tokens=at, k_tokens=at),
     )
-    logit = none.requires_grad_()
+    logit = no_sink.requires_grad_()
     attend(q, k, v, q_tokens=at, k_tokens=at, sink_logit=logit).sum().backward()
     assert logit.grad is not None
     assert (logit.grad == 0).all()
@@ -175,30 +178,30 @@ def test_sets_of_keys_heads_of_their_own_scores_and_dropout_go_with_it() -> None
     at = Tokens.range(12)
     q, k, v, logit, *_ = drawn(12)
     heads = PerHead(Causal(), Window.last(3), Causal(), Window.last(3) | Sink(1) & Causal())
-    want, lse = formula(heads, at)(q, k, v, logit)
+    expected, lse = formula(heads, at)(q, k, v, logit)
     parts = [KeyValues(k[:, :, a:b], v[:, :, a:b], at.slice(a, b)) for a, b in ((0, 5), (5, 12))]
     part = attend_keys(q, at, parts, heads, sink_logit=logit)
-    torch.testing.assert_close(part.out, want, **SUM)
+    torch.testing.assert_close(part.out, expected, **SUM)
     torch.testing.assert_close(part.lse, lse, **SUM)
-    how = {"score": SoftCap(2.0), "dropout": 0.4, "seed": 3}
-    bare = attend_keys(q, at, [KeyValues(k, v, at)], Causal(), **how)
-    mixed = attend(q, k, v, Causal(), **how, sink_logit=logit)
+    options = {"score": SoftCap(2.0), "dropout": 0.4, "seed": 3}
+    bare = attend_keys(q, at, [KeyValues(k, v, at)], Causal(), **options)
+    mixed = attend(q, k, v, Causal(), **options, sink_logit=logit)
     torch.testing.assert_close(
         mixed, bare.merge(Partial(torch.zeros_like(bare.out), logit.view(1, 4, 1).expand(2, 4, 12))).out
     )
 
 
 def test_keys_of_8_bits_and_calls_that_are_repeated() -> None:
-    """The second call of one shape is looked up, with logits of its own."""
+    """The second call of the same shape comes from the cache of calls, but uses its own logits."""
     at = Tokens.range(64)
     q, k, v, logit, *_ = (t.float() for t in drawn(64))
     keys = KeyValues(k, v, at).quantized()
     plain = keys.dequantized(torch.float32)
     with torch.no_grad():
         for s in (logit, logit + 1):
-            want, _ = formula(Causal(), at)(q, plain.k, plain.v, s)
-            found = attend_keys(q, at, [keys], Causal(), sink_logit=s, lse=False).out
-            torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
+            expected, _ = formula(Causal(), at)(q, plain.k, plain.v, s)
+            actual = attend_keys(q, at, [keys], Causal(), sink_logit=s, lse=False).out
+            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_weights_are_those_of_the_keys_alone() -> None:
@@ -213,23 +216,23 @@ def test_weights_are_those_of_the_keys_alone() -> None:
 @pytest.mark.parametrize("pattern", [Causal(), Full(), Window.last(4) | Causal() & GlobalKeys()], ids=str)
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_under_context_parallel_it_is_merged_once(ranks: int, pattern: Pattern) -> None:
-    tokens, given = Tokens.range(12).with_global([[1]]), drawn(12)
+    tokens, inputs = Tokens.range(12).with_global([[1]]), drawn(12)
     layout = ShardLayout.contiguous(12, ranks)
-    want = differentiated(formula(pattern, tokens), *given)
+    expected = differentiated(formula(pattern, tokens), *inputs)
 
     def rank(exchange: Exchange) -> list[Tensor]:
         context = ContextParallel(tokens, layout, exchange)
-        q, k, v, d_out, d_lse = (context.take(t, 2) for t in (*given[:3], *given[4:]))
+        q, k, v, d_out, d_lse = (context.take(t, 2) for t in (*inputs[:3], *inputs[4:]))
 
         def run(q: Tensor, k: Tensor, v: Tensor, logit: Tensor) -> tuple[Tensor, Tensor]:
             part = context.attend(q, k, v, pattern, sink_logit=logit)
             return part.out, part.lse
 
-        return differentiated(run, q, k, v, given[3], d_out, d_lse)
+        return differentiated(run, q, k, v, inputs[3], d_out, d_lse)
 
-    found = list(zip(*simulate(ranks, rank), strict=True))
-    shards = [layout.join(list(same), 2) for same in found[:5]]
-    for a, b in zip([*shards, torch.stack(found[5]).sum(0)], want, strict=True):
+    results = list(zip(*simulate(ranks, rank), strict=True))
+    shards = [layout.join(list(same), 2) for same in results[:5]]
+    for a, b in zip([*shards, torch.stack(results[5]).sum(0)], expected, strict=True):
         torch.testing.assert_close(a, b, **SUM)
 
 

@@ -1,4 +1,4 @@
-"""The Triton kernel that splits the keys of a decode step: interpreted, and compiled for GPUs that are not here."""
+"""The Triton kernel that splits the keys of a decode step: interpreted, and compiled for GPUs without one present."""
 
 import os
 import subprocess
@@ -33,7 +33,7 @@ def test_terms_are_the_pattern(pattern: Pattern, q: Tokens, k: Tokens) -> None:
         Kind.GLOBAL_QUERIES: lambda *_: GlobalQueries(),
     }
     allowed = [
-        reduce(torch.logical_and, [leaves[kind](*rest).allows(q, k) for kind, *rest in term])
+        reduce(torch.logical_and, [leaves[kind](*arguments).allows(q, k) for kind, *arguments in term])
         for term in terms(pattern)
     ]
     expected = pattern.allows(q, k)
@@ -41,19 +41,19 @@ def test_terms_are_the_pattern(pattern: Pattern, q: Tokens, k: Tokens) -> None:
 
 
 def test_the_kernel_is_dense(request: pytest.FixtureRequest) -> None:
-    """`triton_cases.py`, on a GPU if there is one, else in Triton's interpreter."""
+    """Runs `triton_cases.py`, on a GPU if there is one, else in Triton's interpreter."""
     cases = Path(__file__).with_name("triton_cases.py")
     slow = ["--slow"] if request.config.getoption("--slow") else []
     interpret = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(cases), *slow],
         env={**os.environ, **interpret},
         cwd=request.config.rootpath,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    assert process.returncode == 0, process.stdout[-5000:] + process.stderr[-2000:]
+    assert " passed" in process.stdout
 
 
 COMPILE = """
@@ -99,15 +99,15 @@ for dtype, queries, group, width in (
 @pytest.mark.slow
 @pytest.mark.parametrize(("capability", "shared"), [(80, 163 << 10), (86, 99 << 10), (90, 227 << 10)])
 def test_the_kernel_compiles_for_gpus(capability: int, shared: int) -> None:
-    """To machine code, through the launch itself, with a driver that is not there; it fits their shared memory.
+    """Compiles to machine code through the launch itself, with a fake driver; blocks fit the shared memory.
 
     Sizes per block: CUDA C++ Programming Guide, table "Technical specifications per compute capability".
     """
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", COMPILE, str(capability)], env=environment, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    assert process.returncode == 0, process.stderr
+    lines = process.stdout.splitlines()
     assert len(lines) == 3
     assert all(int(line.split()[1]) <= shared for line in lines)

@@ -1,6 +1,6 @@
 """The Triton kernel that splits the keys of a decode step, run: on a GPU, or with TRITON_INTERPRET=1 on a CPU.
 
-`test_triton.py` runs these tests in a process of their own, because the interpreter takes over all of Triton.
+`test_triton.py` runs these tests in their own process, because the interpreter takes over all of Triton.
 """
 
 from dataclasses import replace
@@ -38,7 +38,7 @@ def decode(
 
 
 def made(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens) -> Call:
-    """The call, float16 on a CPU too (where `attend` advises against it)."""
+    """Returns the validated call, in float16 on a CPU too (which `attend` refuses as slow)."""
     q_tokens, k_tokens = q_tokens.to(q.device), k_tokens.to(q.device)
     call = validate(
         q.float(), q_tokens, [KeyValues(k.float(), v.float(), k_tokens)], pattern, None, (), None, 0.0, None
@@ -47,18 +47,18 @@ def made(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, q_tokens: Tokens, k_
 
 
 def assert_same(
-    got: Partial, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens
+    actual: Partial, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens
 ) -> None:
     at = q_tokens.to(q.device), k_tokens.to(q.device)
     exact = attend_keys(
         q.double(), at[0], [KeyValues(k.double(), v.double(), at[1])], pattern, backend="dense"
     )
-    assert got.out.dtype == q.dtype
-    assert torch.equal(got.lse == -torch.inf, exact.lse == -torch.inf)
-    assert_within_reference(got.out, exact.out, naive(q, k, v, pattern, *at))
-    there = exact.lse > -torch.inf
+    assert actual.out.dtype == q.dtype
+    assert torch.equal(actual.lse == -torch.inf, exact.lse == -torch.inf)
+    assert_within_reference(actual.out, exact.out, naive(q, k, v, pattern, *at))
+    seen = exact.lse > -torch.inf
     plain = attend_keys(q.float(), at[0], [KeyValues(k.float(), v.float(), at[1])], pattern, backend="dense")
-    assert_within_reference(got.lse[there], exact.lse[there], plain.lse[there])
+    assert_within_reference(actual.lse[seen], exact.lse[seen], plain.lse[seen])
 
 
 def qkv(
@@ -66,8 +66,8 @@ def qkv(
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows = max(q.rows, k.rows, 2)
     shapes = ((rows, 2 * group, q.count, width), (rows, 2, k.count, width), (rows, 2, k.count, value))
-    one, two, three = (torch.randn(s, device=DEVICE).to(dtype) for s in shapes)
-    return one, two, three
+    queries, keys, values = (torch.randn(s, device=DEVICE).to(dtype) for s in shapes)
+    return queries, keys, values
 
 
 few = tokens(st.integers(1, 5))
@@ -78,8 +78,8 @@ def test_decode_is_dense_for_any_pattern_and_tokens(
     pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, group: int, chunk: int
 ) -> None:
     q, k, v = qkv(q_tokens, k_tokens, group)
-    got = decode(q, k, v, pattern, q_tokens, k_tokens, chunk)
-    assert_same(got, q, k, v, pattern, q_tokens, k_tokens)
+    actual = decode(q, k, v, pattern, q_tokens, k_tokens, chunk)
+    assert_same(actual, q, k, v, pattern, q_tokens, k_tokens)
 
 
 PACKED = Tokens.packed([[70, 60], [30, 90, 10]], 140)
@@ -106,8 +106,8 @@ def test_decode_is_dense_in_every_dtype_and_width(
 ) -> None:
     for pattern, q_tokens, k_tokens in STEPS:
         q, k, v = qkv(q_tokens, k_tokens, group, dtype, width, value)
-        got = decode(q, k, v, pattern, q_tokens, k_tokens, 64)
-        assert_same(got, q, k, v, pattern, q_tokens, k_tokens)
+        actual = decode(q, k, v, pattern, q_tokens, k_tokens, 64)
+        assert_same(actual, q, k, v, pattern, q_tokens, k_tokens)
 
 
 def test_the_cut_into_chunks_does_not_matter() -> None:
@@ -123,13 +123,13 @@ def test_strides_are_taken_as_they_come() -> None:
     pattern, q_tokens, k_tokens = STEPS[0]
     q, k, v = qkv(q_tokens, k_tokens, 2)
     packed = torch.cat([k, v], -1).transpose(1, 2).contiguous().transpose(1, 2)
-    got = decode(q, packed[..., :16], packed[..., 16:], pattern, q_tokens, k_tokens)
-    assert torch.equal(got.out, decode(q, k, v, pattern, q_tokens, k_tokens).out)
+    actual = decode(q, packed[..., :16], packed[..., 16:], pattern, q_tokens, k_tokens)
+    assert torch.equal(actual.out, decode(q, k, v, pattern, q_tokens, k_tokens).out)
 
 
 @pytest.mark.parametrize("case", [0, 3], ids=["one text", "two texts"])
 def test_keys_in_pages_are_read_where_they_lie(case: int) -> None:
-    """Pages of 64 slots in any order among others; slots that no token is in hold what is no number."""
+    """Pages of 64 slots lie in any order among other pages; slots without a token hold NaN."""
     pattern, q_tokens, k_tokens = STEPS[case]
     q_tokens, k_tokens = (
         Tokens(*(None if t is None else t[:1] for t in (side.index, side.document)))
@@ -144,9 +144,9 @@ def test_keys_in_pages_are_read_where_they_lie(case: int) -> None:
     ]
     whole = made(q, k, v, pattern, q_tokens, k_tokens)
     part = KeyValues(*stores, whole.keys[0].tokens, slots=slots)
-    got = split_decode.forward(replace(whole, keys=(part,)), chunk=64)
-    assert_same(got, q, k, v, pattern, q_tokens, k_tokens)
-    assert torch.equal(got.out, split_decode.forward(whole, chunk=64).out)
+    actual = split_decode.forward(replace(whole, keys=(part,)), chunk=64)
+    assert_same(actual, q, k, v, pattern, q_tokens, k_tokens)
+    assert torch.equal(actual.out, split_decode.forward(whole, chunk=64).out)
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
@@ -157,9 +157,9 @@ def test_slots_that_nobody_sees_are_not_read(poison: float) -> None:
         assert unseen.any()
         clean = decode(q, k, v, pattern, q_tokens, k_tokens)
         dirty = k.masked_fill(unseen, poison), v.masked_fill(unseen, poison)
-        got = decode(q, *dirty, pattern, q_tokens, k_tokens)
-        assert torch.equal(got.out, clean.out)
-        assert torch.equal(got.lse, clean.lse)
+        actual = decode(q, *dirty, pattern, q_tokens, k_tokens)
+        assert torch.equal(actual.out, clean.out)
+        assert torch.equal(actual.lse, clean.lse)
 
 
 def test_several_key_sets_and_empty_ones_merge() -> None:

@@ -1,4 +1,4 @@
-"""What the bench measures, asks for and prints where the time of a call and the limits of the machine are given."""
+"""What the bench measures, requests and prints, with given times of calls and given limits of the machine."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -17,12 +17,12 @@ from tests.listings import Clock, number
 
 LISTINGS = Path(__file__).parent / "listings"
 HERE = ("backend", "limit", "limit_rate", "notes", "threads", "turns")
-"""Of what a row says of the machine, what does not depend on it."""
+"""What a row says of the machine and does not depend on it."""
 
 
 def steady(patch: pytest.MonkeyPatch) -> None:
-    """Every call takes some milliseconds, the same in every run; the limits are round; of several forms the first is
-    the fastest."""
+    """Patches the bench: every call takes some milliseconds, the same in every run; the limits are round; the first of
+    several forms is the fastest."""
 
     def limit(bound: str, dtype: torch.dtype) -> Limit:
         return Limit(f"{bound} in {dtype}", lambda: {"reads": 2e9, "products": 4e10}[bound])
@@ -34,12 +34,12 @@ def steady(patch: pytest.MonkeyPatch) -> None:
 
 
 def check(name: str, lines: Iterable[str]) -> None:
-    """That a listing of the bench is what is kept."""
+    """Compares a listing of the bench with the kept one."""
     listings.check(LISTINGS / f"{name}.txt", "\n".join(lines))
 
 
 def rows_of(rows: Iterable[Row]) -> Iterator[str]:
-    """Every number of a row; then the table, without its line on the machine."""
+    """Yields every number of each row, then the table, without its line on the machine."""
     rows = list(rows)
     for row in rows:
         facts = row.to_json()
@@ -51,7 +51,7 @@ def rows_of(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def shown(value: Any) -> str:
-    """Values of JSON as text, numbers to four digits."""
+    """Returns a JSON value as text, with numbers to four digits."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}: {shown(item)}" for name, item in value.items()) + "}"
     if isinstance(value, (list, tuple)):
@@ -60,8 +60,8 @@ def shown(value: Any) -> str:
 
 
 def drawn(rows: list[Row], patch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Every chart of these rows."""
-    found: list[str] = []
-    patch.setattr(charts, "saved_figure", partial(figures.kept, found))
+    """Yields every chart of these rows."""
+    lines: list[str] = []
+    patch.setattr(charts, "saved_figure", partial(figures.kept, lines))
     charts.draw(rows, Path("out"))
-    yield from found
+    yield from lines

@@ -1,4 +1,4 @@
-"""`headway bench attention` row by row: what is measured, in which order, and what is said."""
+"""`headway bench attention` row by row: what is measured, in which order, and what is reported meanwhile."""
 
 from typing import Any
 
@@ -25,20 +25,20 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rows_come_case_by_case(monkeypatch: pytest.MonkeyPatch) -> None:
     measured(monkeypatch)
-    said: list[str] = []
-    rows = list(attention.attention([SHORT], say=said.append))
+    messages: list[str] = []
+    rows = list(attention.attention([SHORT], say=messages.append))
     assert [(row.case, row.dtype) for row in rows] == [
         (f"short n=8 {direction}", dtype) for dtype in BOTH for direction in (FORWARD, TRAIN)
     ]
     with pytest.raises(BackendError, match=r"unknown backend 'bandde' .*known: auto, dense"):
-        next(attention.attention([SHORT], backend="bandde", say=said.append))
+        next(attention.attention([SHORT], backend="bandde", say=messages.append))
 
 
 def test_each_number_of_threads_is_set_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     measured(monkeypatch)
     seen: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", seen.append)
-    said: list[str] = []
-    (_, _) = attention.attention([SHORT], **ONE, threads=(1, 2), say=said.append)
+    messages: list[str] = []
+    (_, _) = attention.attention([SHORT], **ONE, threads=(1, 2), say=messages.append)
     assert seen == [1, 2, 1]
-    assert said == ["short n=8 forward float32, 1 thread", "short n=8 forward float32, 2 threads"]
+    assert messages == ["short n=8 forward float32, 1 thread", "short n=8 forward float32, 2 threads"]

@@ -1,4 +1,4 @@
-"""The table of cases, and what is measured of it."""
+"""The table of bench cases, and the sizes that are measured."""
 
 import pytest
 

@@ -24,12 +24,15 @@ def test_a_peer_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.slow
 def test_rows_of_embeddings() -> None:
-    """sentence-transformers alone is in an environment of its own, with ours before it."""
+    """sentence-transformers is alone in an environment of its own, behind our packages."""
     python = python_of("sentences", "--no-deps", "sentence-transformers==6.2.*")
-    around = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *site.getsitepackages()])}
-    asked = ["bench", "serve", "--model", "minilm", "--clients", "2", "--rounds", "1", "--threads", "1"]
+    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *site.getsitepackages()])}
+    arguments = ["bench", "serve", "--model", "minilm", "--clients", "2", "--rounds", "1", "--threads", "1"]
     done = subprocess.run(
-        [python, "-m", "headway", *asked, "--json"], env=os.environ | around, capture_output=True, text=True
+        [python, "-m", "headway", *arguments, "--json"],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     (row,) = map(json.loads, done.stdout.splitlines())

@@ -1,4 +1,4 @@
-"""`headway bench growth`: forms until a limit of memory, their exponents, and what is said of them."""
+"""`headway bench growth`: forms up to a memory limit, their exponents, and the verdicts on them."""
 
 import json
 from pathlib import Path
@@ -40,14 +40,15 @@ def test_the_exponent_of_a_power_law_is_found() -> None:
 
 
 def curves(**changed: Curve) -> dict[str, Curve]:
-    """What the figure claims: full attention to a limit, windows linear, the loop slow, chunks twice as large."""
+    """Returns curves as the figure claims them: full attention up to a limit, windows linear, the loop slow, chunks
+    twice as large as the loop."""
     rates = {"loop": (8, 90), "chunks": (16, 30), "banded": (3, 20), "native": (2, 10), "flex": (2, 40)}
-    made = {
+    by_name = {
         name: Curve(name, {n: Step(held * 1024 * n, ns * 1e-6 * n) for n in LENGTHS})
         for name, (held, ns) in rates.items()
     }
-    made["full"] = Curve("full", {n: Step(16 * n * n, 1e-8 * n * n) for n in LENGTHS[:3]}, 4096, "memory")
-    return made | changed
+    by_name["full"] = Curve("full", {n: Step(16 * n * n, 1e-8 * n * n) for n in LENGTHS[:3]}, 4096, "memory")
+    return by_name | changed
 
 
 def seen(**changed: Curve) -> list[bool]:
@@ -55,14 +56,14 @@ def seen(**changed: Curve) -> list[bool]:
 
 
 def test_row_102_verdicts_are_seen_where_the_numbers_are_so() -> None:
-    said = verdicts(list(curves().values()), 64 * MIB)
+    lines = verdicts(list(curves().values()), 64 * MIB)
     assert seen() == [True] * 4
-    assert said[0] == (
+    assert lines[0] == (
         "full attention grows with exponent n^2.00 ± 0.00 in memory (n^2.00 ± 0.00 in time) "
         "until the limit of 64 MiB at n=4,096: seen"
     )
-    assert "(ms: native 81.9, banded 164, chunks 246, flex 328, loop 737): seen" in said[2]
-    assert "(2.00 times): seen" in said[3]
+    assert "(ms: native 81.9, banded 164, chunks 246, flex 328, loop 737): seen" in lines[2]
+    assert "(2.00 times): seen" in lines[3]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_a_verdict_follows_from_its_own_numbers(name: str, other: Curve, expecte
 
 
 def test_every_form_is_the_same_attention() -> None:
-    """Those of the window give one result, those of all keys another."""
+    """All forms of the window give one result, all forms over all keys another."""
     results = {}
     for name, form in FORMS.items():
         if name == "flex":
@@ -113,17 +114,17 @@ def test_every_form_is_the_same_attention() -> None:
 
 
 def test_a_form_is_stopped_at_the_limit_of_memory_in_a_process_of_its_own() -> None:
-    """4 heads x 4096 x 4096 scores are 256 MiB each and two are held; at 2048 64, at 1024 16."""
-    found = curve("full", Request(**vars(REQUEST) | {"limit": 300 * MIB, "most": 4096}))
-    assert (found.stopped_by, found.stopped_at) == ("memory", 4096)
-    assert 2 * 16 * MIB < found.steps[1024].held < 5 * 16 * MIB
-    row = to_row(found, REQUEST)
+    """4 heads x 4096 x 4096 scores are 256 MiB each, and two are held; at 2048 they are 64 MiB, at 1024 16 MiB."""
+    full = curve("full", Request(**vars(REQUEST) | {"limit": 300 * MIB, "most": 4096}))
+    assert (full.stopped_by, full.stopped_at) == ("memory", 4096)
+    assert 2 * 16 * MIB < full.steps[1024].held < 5 * 16 * MIB
+    row = to_row(full, REQUEST)
     assert (row.extra["n"], row.extra["quadratic"]) == ([512, 1024, 2048], True)
 
 
 def test_a_step_that_would_take_too_long_is_not_begun() -> None:
-    found = curve("loop", Request(**vars(REQUEST) | {"seconds": 1e-9}))
-    assert (list(found.steps), found.stopped_by, found.stopped_at) == ([512], "time", 1024)
+    loop = curve("loop", Request(**vars(REQUEST) | {"seconds": 1e-9}))
+    assert (list(loop.steps), loop.stopped_by, loop.stopped_at) == ([512], "time", 1024)
     assert (
         curve("flex", Request(**vars(REQUEST) | {"direction": TRAIN})).stopped_by
         == "it has no backward on a CPU"
@@ -141,8 +142,8 @@ def test_a_limit_that_the_machine_does_not_have_is_refused() -> None:
 def test_the_command_and_its_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     quick = ["--quick", "--tokens", "512", "--window", "16", "--memory-limit", "256"]
     assert run(["bench", "growth", *quick, "--json", "--out", str(tmp_path)]) == 0
-    *rows, said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    *rows, report = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["case"] for row in rows] == [name for name in FORMS if name != "flex"]
     assert all(row["n"] == [64, 128, 256, 512] == row["n"] for row in rows)
-    assert len(said["verdicts"]) == 4
+    assert len(report["verdicts"]) == 4
     assert (tmp_path / "growth.png").stat().st_size > 10_000

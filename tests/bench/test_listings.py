@@ -1,4 +1,4 @@
-"""The tables of the bench, what its options ask for, and what it says of rows: as listed in tests/bench/listings."""
+"""The tables of the bench, what its options request, and what it reports of rows, as listed in tests/bench/listings."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -44,11 +44,11 @@ def test_the_cases_are_as_listed() -> None:
         lines.append(f"quick {quick.label(FORWARD)}: {', '.join(quick.peers)}")
     for name, spec in models.DECODERS.items():
         lines.append(f"{name}: {facts(spec)}; {cost.parameter_count(spec)} parameters")
-    for own in train.CASES.values():
+    for job in train.CASES.values():
         lines.append(
-            f"{own.name} {own.rows} x {own.tokens} {own.trains}: {own.targets} targets, {own.unread} not"
+            f"{job.name} {job.rows} x {job.tokens} {job.trains}: {job.targets} targets, {job.unread} not"
         )
-        lines.append(f"  {number(own.flops)} FLOPs")
+        lines.append(f"  {number(job.flops)} FLOPs")
     listed.check("cases", lines)
 
 
@@ -73,13 +73,13 @@ def test_the_sides_of_a_case_are_as_listed(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("steady")
 def test_rows_that_are_measured_are_as_listed() -> None:
-    """At toy size, by a clock that is the same everywhere."""
-    found: list[Row] = []
+    """At toy size, with a clock that is the same everywhere."""
+    rows: list[Row] = []
     effort = Effort(repeats=2, least=1, sample=2e-3)
     for case in (toy(CASES[name]) for name in ("causal", "packed", "decode-4-int8")):
         for direction in case.passes:
-            found.append(attention.measure(case, case.dtypes[0], direction, "banded", effort))
-    listed.check("measured", [*listed.rows_of(found), constants(measure), constants(growth)])
+            rows.append(attention.measure(case, case.dtypes[0], direction, "banded", effort))
+    listed.check("measured", [*listed.rows_of(rows), constants(measure), constants(growth)])
 
 
 def made(number: int, **fields: Any) -> Row:
@@ -91,7 +91,7 @@ def made(number: int, **fields: Any) -> Row:
 
 
 def some() -> dict[str, list[Row]]:
-    """Rows of every bench, made up."""
+    """Returns invented rows of every bench."""
     peers = {"peers": {"sdpa": 2.0, "mask": 9.0}, "ratios": {"sdpa": 4 / 3, "mask": 6.0}}
     where = made(1).machine
     held = {"ours_mib": 3.0, "peers_mib": {"mask": 0.05}}
@@ -124,8 +124,8 @@ def some() -> dict[str, list[Row]]:
 
 @pytest.mark.parametrize("bench", ["attention", "growth"])
 def test_a_table_and_its_charts_are_as_listed(bench: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = some()[bench]
-    listed.check(f"table-{bench}", [*listed.rows_of(own), *listed.drawn(own, monkeypatch)])
+    rows = some()[bench]
+    listed.check(f"table-{bench}", [*listed.rows_of(rows), *listed.drawn(rows, monkeypatch)])
 
 
 COMMANDS = (
@@ -152,15 +152,15 @@ COMMANDS = (
 def test_what_the_options_ask_for_is_as_listed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[str] = []
+    lines: list[str] = []
 
     def told(name: str, *values: Any, **options: Any) -> Iterator[Any]:
         for value in values:
-            if isinstance(value, list) and all(isinstance(one, Case) for one in value):
-                asked.append(f"  {', '.join(f'{one.name} {one.tokens}' for one in value)}")
+            if isinstance(value, list) and all(isinstance(case, Case) for case in value):
+                lines.append(f"  {', '.join(f'{case.name} {case.tokens}' for case in value)}")
             elif not callable(value):
-                asked.append(f"  {value}")
-        asked.extend(f"  {name} {value}" for name, value in options.items() if name != "say")
+                lines.append(f"  {value}")
+        lines.extend(f"  {name} {value}" for name, value in options.items() if name != "say")
         return iter([made(1, machine={})])
 
     for module, name in (
@@ -170,7 +170,7 @@ def test_what_the_options_ask_for_is_as_listed(
     monkeypatch.setattr("headway.hardware.memory_available", lambda: 1 << 40)
     monkeypatch.setattr("headway_lab.bench.attention.cores", lambda: 6)
     for words in COMMANDS:
-        asked.append(words)
+        lines.append(words)
         assert run(["bench", *words.split(), "--json"]) == 0
     capsys.readouterr()
-    listed.check("options", asked)
+    listed.check("options", lines)

@@ -1,4 +1,4 @@
-"""What llama.cpp is asked for, of bindings that write it down."""
+"""What the bench asks of llama.cpp, by bindings that record their calls."""
 
 import ctypes
 from pathlib import Path
@@ -15,7 +15,7 @@ ROOM = 8
 
 
 class Bindings:
-    """As llama-cpp-python's: every call with its numbers is written down; logits are 0, 1, 2, .."""
+    """Bindings like llama-cpp-python's that record every call with its numbers; logits are 0, 1, 2, .."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -55,9 +55,9 @@ class Bindings:
 
 @pytest.fixture
 def bindings(monkeypatch: pytest.MonkeyPatch) -> Bindings:
-    made = Bindings()
-    monkeypatch.setattr(llama_cpp, "llama_cpp", lambda: made)
-    return made
+    fake = Bindings()
+    monkeypatch.setattr(llama_cpp, "llama_cpp", lambda: fake)
+    return fake
 
 
 def test_a_model_is_loaded_with_room_for_its_rows(bindings: Bindings) -> None:
@@ -125,10 +125,10 @@ def test_what_it_refuses_is_told(name: str, value: object, told: str, bindings: 
 
 def test_the_bindings_are_silent_and_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     llama_cpp.llama_cpp.cache_clear()
-    made = Bindings()
-    monkeypatch.setattr(llama_cpp.importlib, "import_module", lambda name: made)
-    assert llama_cpp.llama_cpp() is llama_cpp.llama_cpp() is made
-    assert [call.split()[0] for call in made.calls] == ["log_callback", "log_set", "backend_init"]
+    fake = Bindings()
+    monkeypatch.setattr(llama_cpp.importlib, "import_module", lambda name: fake)
+    assert llama_cpp.llama_cpp() is llama_cpp.llama_cpp() is fake
+    assert [call.split()[0] for call in fake.calls] == ["log_callback", "log_set", "backend_init"]
     assert llama_cpp.system_info() == "AVX512 = 1"
     llama_cpp.llama_cpp.cache_clear()
 

@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def without_llama_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the bindings are not installed."""
+    """Behaves as if the bindings were not installed."""
 
     def missing() -> Any:
         raise UnsupportedCase("llama-cpp-python is not installed")
@@ -48,23 +48,23 @@ def test_a_step_reads_every_weight_once_and_of_the_embedding_its_rows(tmp_path: 
     less = decoders.step_bytes(model, 48, 1) - decoders.step_bytes(written.ours("nf4"), 48, 1)
     assert less == cost.matrix_weights(spec) * 2 + spec.vocab * spec.width * 2 - sum(nf4_sizes)
     factors = 4 * sum(m.out_features for m in model.modules() if isinstance(m, Linear))
-    for weights, each in bits.items():
+    for weights, width in bits.items():
         less = decoders.step_bytes(model, 48, 1) - decoders.step_bytes(written.ours(weights), 48, 1)
-        row = 0 if weights == "int8-row" else spec.width * (16 - each) / 8 - 4 * ("K" not in weights)
-        assert less == matrices * (16 - each) / 8 - factors * ("K" not in weights) + row
+        row = 0 if weights == "int8-row" else spec.width * (16 - width) / 8 - 4 * ("K" not in weights)
+        assert less == matrices * (16 - width) / 8 - factors * ("K" not in weights) + row
 
 
 @pytest.mark.usefixtures("without_llama_cpp", "steady")
 def test_rows_of_decoding_at_toy_size_are_as_listed() -> None:
-    said: list[str] = []
-    rows = list(decoders.decode(["tiny"], list(WEIGHTS), [1, 2], 16, effort=ONCE, say=said.append))
+    messages: list[str] = []
+    rows = list(decoders.decode(["tiny"], list(WEIGHTS), [1, 2], 16, effort=ONCE, say=messages.append))
     assert [row.case for row in rows] == [
         f"tiny {weights} rows={n} context=16" for weights in WEIGHTS for n in (1, 2)
     ]
     for row in rows:
         weights, n = row.case.split()[1], int(row.case.split()[2].removeprefix("rows="))
-        own = {decoders.ONE_ROW} if n > 1 else set()
-        assert set(row.peers) == own | ({decoders.TRANSFORMERS} if weights == "bf16" else set())
+        batched = {decoders.ONE_ROW} if n > 1 else set()
+        assert set(row.peers) == batched | ({decoders.TRANSFORMERS} if weights == "bf16" else set())
         assert row.notes == [
             "llama.cpp: "
             + (
@@ -73,28 +73,28 @@ def test_rows_of_decoding_at_toy_size_are_as_listed() -> None:
                 else "llama-cpp-python is not installed"
             )
         ]
-        found = json.loads(row.to_line())
-        assert found["tokens_per_second"] == pytest.approx(n / found["ours_ms"] * 1e3)
-        assert found["ours_gbs"] == pytest.approx(found["bytes"] / found["ours_ms"] * 1e3 / 1e9)
-        assert found["share_of_limit"] > 0
-    listed.check("decode", [*said, *listed.rows_of(rows), constants(decoders), constants(models)])
+        document = json.loads(row.to_line())
+        assert document["tokens_per_second"] == pytest.approx(n / document["ours_ms"] * 1e3)
+        assert document["ours_gbs"] == pytest.approx(document["bytes"] / document["ours_ms"] * 1e3 / 1e9)
+        assert document["share_of_limit"] > 0
+    listed.check("decode", [*messages, *listed.rows_of(rows), constants(decoders), constants(models)])
 
 
 @pytest.mark.usefixtures("without_llama_cpp", "steady")
 def test_rows_of_prefill_at_toy_size_are_as_listed() -> None:
-    said: list[str] = []
-    rows = list(decoders.prefill(["tiny"], ["bf16", "int8"], 96, effort=ONCE, say=said.append))
-    assert said == ["prefill tiny bf16 n=96", "prefill tiny int8 n=96"]
+    messages: list[str] = []
+    rows = list(decoders.prefill(["tiny"], ["bf16", "int8"], 96, effort=ONCE, say=messages.append))
+    assert messages == ["prefill tiny bf16 n=96", "prefill tiny int8 n=96"]
     assert [set(row.peers) for row in rows] == [{decoders.TRANSFORMERS}, {decoders.BF16}]
     for row in rows:
-        found = json.loads(row.to_line())
-        assert found["flops"] == cost.prefill_flops(DECODERS["tiny"], 96)
-        assert found["tokens_per_second"] == pytest.approx(96 / found["ours_ms"] * 1e3)
+        document = json.loads(row.to_line())
+        assert document["flops"] == cost.prefill_flops(DECODERS["tiny"], 96)
+        assert document["tokens_per_second"] == pytest.approx(96 / document["ours_ms"] * 1e3)
     listed.check("prefill", listed.rows_of(rows))
 
 
 def test_steps_stay_where_they_are_and_rows_are_alike(tmp_path: Path) -> None:
-    """What is timed again and again is one step."""
+    """A call that is timed again and again must be the same step each time."""
     model = Written("tiny", tmp_path).ours("bf16")
     prompt = ids_of("tiny", 15)
     side = decoders.our_steps(model, prompt, 3)
@@ -122,11 +122,11 @@ def test_a_training_step_is_that_of_transformers(kind: str, tmp_path: Path) -> N
             assert difference(theirs[0], loss) < train.APART[dtype] / 10
             assert difference(theirs[1], norm) < train.APART[dtype]
         passes = replace(case, trains=False)
-        (alone,), (others,) = (
+        (alone,), (eager,) = (
             train.step(passes, dtype, side, tmp_path / "hf")() for side in (OURS, train.EAGER)
         )
         assert difference(alone, loss) < train.APART[dtype] / 10
-        assert difference(others, alone) < train.APART[dtype] / 10
+        assert difference(eager, alone) < train.APART[dtype] / 10
         assert passes.flops == case.flops / 3
 
 
@@ -143,9 +143,9 @@ def test_products_of_a_step_count_the_head_for_targets_alone() -> None:
 
 @pytest.mark.usefixtures("steady")
 def test_rows_of_training_at_toy_size_are_as_listed() -> None:
-    peers, said = [train.EAGER, train.ALL_BF16, train.WITHIN], list[str]()
-    (row,) = train.train(["tiny-2x64"], ["bfloat16"], peers, memory=False, effort=ONCE, say=said.append)
-    assert said == ["train tiny-2x64 bfloat16"]
+    peers, messages = [train.EAGER, train.ALL_BF16, train.WITHIN], list[str]()
+    (row,) = train.train(["tiny-2x64"], ["bfloat16"], peers, memory=False, effort=ONCE, say=messages.append)
+    assert messages == ["train tiny-2x64 bfloat16"]
     assert set(row.peers) == {train.EAGER, train.ALL_BF16, train.WITHIN}, row.notes
     assert json.loads(row.to_line())["tokens_per_second"] == pytest.approx(128e3 / row.ours_ms)
     listed.check("train", [*listed.rows_of([row]), constants(train)])
@@ -157,10 +157,10 @@ def test_too_little_memory_is_a_row_with_the_reason(monkeypatch: pytest.MonkeyPa
         UnsupportedCase, match=r"1.1b beside its peers takes 8.8 GB, and 0.0 GB are available"
     ):
         _ = Written("1.1b", Path()).hf
-    said: list[str] = []
-    decoding = decoders.decode(["1.1b"], ["int8"], [1], 16, effort=ONCE, say=said.append)
-    for row in (*decoding, *decoders.prefill(["1.1b"], ["bf16"], 16, effort=ONCE, say=said.append)):
-        assert (f"{row.bench} {row.case}", row.ours_ms) == (said.pop(0), None)
+    messages: list[str] = []
+    decoding = decoders.decode(["1.1b"], ["int8"], [1], 16, effort=ONCE, say=messages.append)
+    for row in (*decoding, *decoders.prefill(["1.1b"], ["bf16"], 16, effort=ONCE, say=messages.append)):
+        assert (f"{row.bench} {row.case}", row.ours_ms) == (messages.pop(0), None)
         assert "not measured: 1.1b beside its peers" in row.notes[0]
 
 
@@ -181,7 +181,7 @@ def test_names_that_do_not_exist_are_errors(capsys: pytest.CaptureFixture[str]) 
 
 
 def _held(size: int) -> Any:
-    """A call that makes `size` bytes and forgets them, beside as many that are kept."""
+    """Returns a call that makes `size` bytes and forgets them, beside as many that are kept."""
     kept = torch.ones(size, dtype=torch.uint8)
     return lambda: torch.ones(size, dtype=torch.uint8).max() + kept[0]
 
@@ -194,7 +194,7 @@ def test_the_peak_of_a_call_is_what_is_kept_and_what_it_makes() -> None:
 @pytest.mark.peers
 @pytest.mark.parametrize("weights", [name for name, kind in WEIGHTS.items() if kind])
 def test_llama_cpp_gives_what_headway_gives(weights: str, tmp_path: Path) -> None:
-    """Steps of several rows and prompts, of the same weights."""
+    """Steps of several rows, and prompts, with the same weights."""
     written = Written("tiny", tmp_path)
     model, prompt = written.ours(weights), ids_of("tiny", 31)
     step = decoders.llama_cpp_steps(written.gguf(weights), prompt, 3)

@@ -1,4 +1,4 @@
-"""Every peer gives what headway gives: at toy size here, at full size before each row is timed."""
+"""Every peer gives headway's result: at toy size here, at full size before each row is timed."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ TOKENS = 96
 
 
 def toy(case: Case) -> Case:
-    """The case small enough for a test."""
+    """Returns the case at a size for tests."""
     small = case.at(TOKENS)
     return replace(small, heads=4, kv_heads=4) if small.heads == small.kv_heads else small
 
@@ -41,7 +41,7 @@ def test_every_peer_gives_what_headway_gives(case: Case) -> None:
 
 @pytest.mark.slow
 def test_compiled_flex_attention_gives_what_headway_gives() -> None:
-    """In a process of its own: what compilers warn of is not ours to answer for."""
+    """In a process of its own, so that compiler warnings do not fail the test."""
     effort = Effort(repeats=1, least=1, sample=0.0)
     with SubprocessRunner() as runner:
         for name in ("window", "window-around", "dilated"):
@@ -55,16 +55,16 @@ def test_compiled_flex_attention_gives_what_headway_gives() -> None:
 def test_the_backend_that_is_named_is_the_one_that_runs(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    backends = []
 
     def watch(*args, **kwargs):  # type: ignore[no-untyped-def]
-        asked.append(kwargs["backend"])
+        backends.append(kwargs["backend"])
         return attend(*args, **kwargs)
 
     monkeypatch.setattr("headway_lab.bench.attention.attend", watch)
     for name in ("window", "decode-4", "decode-4-int8"):
         build(toy(CASES[name]).with_peers([]), "float32", FORWARD, backend).sides[OURS]()
-    assert asked == [backend] * 3
+    assert backends == [backend] * 3
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ def test_chunks_equal_plain_attention_with_gradients(window: Window, kv_heads: i
             CASES["causal"], pattern=window, tokens=n, heads=4, kv_heads=kv_heads, width=8, batch=2
         )
         at, tokens = make(case, "float32", TRAIN), Tokens.range(n)
-        given = (at.grad.double(), at.q.double(), at.k.double(), at.v.double())
-        exact = with_gradients(lambda q, k, v, t=tokens: naive(q, k, v, window, t, t), *given)
+        arguments = (at.grad.double(), at.q.double(), at.k.double(), at.v.double())
+        exact = with_gradients(lambda q, k, v, t=tokens: naive(q, k, v, window, t, t), *arguments)
         for size in (8, 16, 40, 64):
-            got = at.run(chunked(at.q, at.k, at.v, window, size, joined))()
-            for mine, truth in zip(got, exact, strict=True):
-                torch.testing.assert_close(mine.double(), truth, rtol=0, atol=2e-5)
+            actual = at.run(chunked(at.q, at.k, at.v, window, size, joined))()
+            for result, truth in zip(actual, exact, strict=True):
+                torch.testing.assert_close(result.double(), truth, rtol=0, atol=2e-5)
 
 
 def test_useful_work_counts_the_pairs_that_are_seen() -> None:
@@ -164,7 +164,7 @@ def test_int8_decoding_counts_bytes_and_scales_and_stands_beside_the_same_number
     problem = build(case, "bfloat16", FORWARD)
     assert set(problem.sides) == {OURS, *case.peers, "headway decode-4"}
     assert problem.work == 2 * 4 * TOKENS * (128 + 4)
-    want = problem.sides["headway decode-4"]()[0]
+    expected = problem.sides["headway decode-4"]()[0]
     for name, side in problem.sides.items():
         if name != "headway decode-4":
-            assert difference(side()[0], want) < TOLERANCE["bfloat16"], name
+            assert difference(side()[0], expected) < TOLERANCE["bfloat16"], name

@@ -1,4 +1,4 @@
-"""From samples to a row: ratios within turns, shares of the limit, floors, and what is not counted."""
+"""From samples to a row: ratios within turns, shares of the limit, tolerances, and what is left out."""
 
 import json
 from dataclasses import replace
@@ -66,7 +66,7 @@ def test_short_calls_are_repeated_and_long_ones_take_fewer_turns() -> None:
 
 
 def test_ratios_and_shares_are_taken_within_a_turn() -> None:
-    """The machine halves its speed for two of three turns: medians of times would mix the weather."""
+    """The machine halves its speed for two of three turns: medians of times would mix fast and slow turns."""
     samples = Samples({"ours": [1.0, 2.0, 2.0], "peer": [3.0, 6.0, 5.9]}, [10.0, 5.0, 5.0])
     assert samples.ratio("peer", "ours") == 3.0
     assert samples.share("ours", 8.0) == 0.8
@@ -143,23 +143,23 @@ def test_a_limit_is_a_rate(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_charts_show_what_there_is(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    one = replace(
+    one_thread = replace(
         blank(), ours_ms=2.0, rate=1e9, share_of_limit=0.5, ratios={"sdpa": 2.0}, peers={"sdpa": 4.0}
     )
-    two = replace(one, ours_ms=1.0, rate=2e9, machine={**one.machine, "threads": 2})
+    two_threads = replace(one_thread, ours_ms=1.0, rate=2e9, machine={**one_thread.machine, "threads": 2})
     assert charts.draw([blank()], tmp_path) == []
-    assert [path.name for path in charts.draw([one], tmp_path)] == ["attention.png"]
-    written = charts.draw([one, two], tmp_path)
+    assert [path.name for path in charts.draw([one_thread], tmp_path)] == ["attention.png"]
+    written = charts.draw([one_thread, two_threads], tmp_path)
     assert [path.name for path in written] == ["attention.png", "scaling.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
 
 
 def test_a_table_has_the_peaks_that_were_measured() -> None:
-    """Of a training step; without them no column."""
-    one = replace(blank(), bench="train", ours_ms=2.0, peers={"eager": 4.0})
-    assert "MiB" not in rows.to_text([one])
+    """The peaks of a training step; without them the table has no column for them."""
+    row = replace(blank(), bench="train", ours_ms=2.0, peers={"eager": 4.0})
+    assert "MiB" not in rows.to_text([row])
     peaks = {"ours_mib": 1587.0, "peers_mib": {"eager": 2711.0}}
-    table = rows.to_text([replace(one, extra=peaks)])
+    table = rows.to_text([replace(row, extra=peaks)])
     assert "peak MiB" in table
     assert "1587" in table
     assert "eager 2711" in table

@@ -1,4 +1,4 @@
-"""Servers under load: what is asked, what is counted, and what is said of it."""
+"""Servers under load: what is requested, what is counted, and what is reported."""
 
 import asyncio
 import itertools
@@ -45,13 +45,13 @@ def port(house: House) -> int:
 def test_tokens_are_those_of_usage_and_times_follow_one_another(house: House) -> None:
     asks = drawn(330, 6, EFFORT, 1)
     load = asyncio.run(run(port(house), asks, 3))
-    for ask, told in zip(asks, load.told, strict=True):
-        assert (told.prompt, told.new) == (len(ask.body["prompt"]), 6)
-        assert told.begun < told.pieces[0]
-        assert [*told.pieces] == sorted(told.pieces)
-        assert told.first > 0
-        assert len(told.gaps) == len(told.pieces) - 1
-    assert load.seconds == max(told.pieces[-1] for told in load.told)
+    for ask, answer in zip(asks, load.told, strict=True):
+        assert (answer.prompt, answer.new) == (len(ask.body["prompt"]), 6)
+        assert answer.begun < answer.pieces[0]
+        assert [*answer.pieces] == sorted(answer.pieces)
+        assert answer.first > 0
+        assert len(answer.gaps) == len(answer.pieces) - 1
+    assert load.seconds == max(answer.pieces[-1] for answer in load.told)
     assert load.rate == 36 / load.seconds
     assert load.cpu > 0
     assert loaded(json.dumps(asdict(load))) == load
@@ -59,7 +59,7 @@ def test_tokens_are_those_of_usage_and_times_follow_one_another(house: House) ->
 
 def test_no_more_ask_at_once_than_may(house: House) -> None:
     load = asyncio.run(run(port(house), drawn(330, 4, EFFORT, 2), 1))
-    ends = sorted((told.begun, told.pieces[-1]) for told in load.told)
+    ends = sorted((answer.begun, answer.pieces[-1]) for answer in load.told)
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(ends))
 
 
@@ -67,7 +67,7 @@ def test_requests_begin_at_their_times(house: House) -> None:
     asks = arriving(drawn(330, 5, EFFORT, 3), 20.0, 4)
     assert [ask.at for ask in asks] == sorted(ask.at for ask in asks)
     load = asyncio.run(run(port(house), asks, 5))
-    assert all(ask.at <= told.begun < ask.at + 0.5 for ask, told in zip(asks, load.told, strict=True))
+    assert all(ask.at <= answer.begun < ask.at + 0.5 for ask, answer in zip(asks, load.told, strict=True))
 
 
 def test_sessions_say_again_what_they_said(house: House) -> None:
@@ -76,7 +76,7 @@ def test_sessions_say_again_what_they_said(house: House) -> None:
     assert again == 2 * (80 + 160)
     assert asks[4].body["prompt"][:160] == asks[2].body["prompt"]
     load = asyncio.run(run(port(house), asks, 1))
-    assert 0.8 * again - 1 <= sum(told.cached for told in load.told) <= again  # in pages of 64
+    assert 0.8 * again - 1 <= sum(answer.cached for answer in load.told) <= again  # found in pages of 64
     assert "prefix_hits" in _figures([load], EFFORT, again)
 
 
@@ -86,13 +86,13 @@ def test_what_is_refused_is_told(house: House) -> None:
 
 
 def test_figures() -> None:
-    told = [Told(0.0, [1.0, 1.1, 1.2], 10, 4, 3), Told(1.0, [4.0, 4.5, 5.0], 10, 4, 3)]
-    found = _figures([Load(told, 5.0, 0.5)], Effort(first=2.0, gap=0.2), 16)
-    assert found["tokens_per_second"] == pytest.approx(6 / 5)
-    assert (found["first_ms"], found["gap_ms"]) == (pytest.approx(2000), pytest.approx(300))
-    assert (found["goodput"], found["client_cpu"]) == (pytest.approx(1 / 5), pytest.approx(0.1))
-    assert found["prefix_hits"] == 0.5
-    assert 498 < found["gap_p99_ms"] <= 500
+    answers = [Told(0.0, [1.0, 1.1, 1.2], 10, 4, 3), Told(1.0, [4.0, 4.5, 5.0], 10, 4, 3)]
+    figures = _figures([Load(answers, 5.0, 0.5)], Effort(first=2.0, gap=0.2), 16)
+    assert figures["tokens_per_second"] == pytest.approx(6 / 5)
+    assert (figures["first_ms"], figures["gap_ms"]) == (pytest.approx(2000), pytest.approx(300))
+    assert (figures["goodput"], figures["client_cpu"]) == (pytest.approx(1 / 5), pytest.approx(0.1))
+    assert figures["prefix_hits"] == 0.5
+    assert 498 < figures["gap_p99_ms"] <= 500
 
 
 def test_a_server_that_is_not_there_is_said() -> None:
@@ -118,17 +118,17 @@ def test_transformers_is_asked_the_same_in_words() -> None:
 def test_the_client_is_a_process_of_its_own(house: House) -> None:
     plan = {"port": port(house), "asks": [asdict(ask) for ask in drawn(330, 2, EFFORT, 6)], "most": 2}
     program = [sys.executable, "-m", "headway_lab.bench.client"]
-    done = subprocess.run(program, input=json.dumps(plan), capture_output=True, text=True, check=True)
-    assert [told.new for told in loaded(done.stdout).told] == [6, 6]
+    completed = subprocess.run(program, input=json.dumps(plan), capture_output=True, text=True, check=True)
+    assert [answer.new for answer in loaded(completed.stdout).told] == [6, 6]
 
 
 @pytest.mark.slow
 def test_rows_of_a_server() -> None:
     peers = ["llama-server", "transformers serve"]
-    made = serve(
+    measured = serve(
         ["tiny"], ["bf16"], [2], "/nowhere/llama-server", peers, effort=EFFORT, say=lambda text: None
     )
-    rows = list(made)
+    rows = list(measured)
     assert [row.case.rpartition(" ")[2] for row in rows] == ["clients=2", "load=80%", "sessions=4"]
     for row in rows:
         assert row.ours_ms is not None

@@ -1,4 +1,4 @@
-"""What the bench runs in processes of their own, run here."""
+"""What the bench runs in processes of its own, run in this one."""
 
 import os
 import time
@@ -89,15 +89,15 @@ def test_the_peak_of_the_second_call_counts(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_step_of_a_form_holds_its_inputs_and_what_it_makes(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.4, 0.3, 2.0])
-    asked: list[int] = []
-    monkeypatch.setattr(forms, "fastest", lambda call, count: asked.append(count) or next(times))
+    counts: list[int] = []
+    monkeypatch.setattr(forms, "fastest", lambda call, count: counts.append(count) or next(times))
     monkeypatch.setattr(forms, "forget_peak", lambda: 10 * MIB)
     monkeypatch.setattr(forms.hardware, "peak_rss", lambda: 12 * MIB)
-    given = 3 * 4 * 32 * 64 * 4
-    assert step("loop", Window.last(8), 32) == Step(2 * MIB + given, 0.3)
-    assert asked == [1, 2], "as many as a second has room for, four at most"
+    input_bytes = 3 * 4 * 32 * 64 * 4
+    assert step("loop", Window.last(8), 32) == Step(2 * MIB + input_bytes, 0.3)
+    assert counts == [1, 2], "as many as a second has room for, four at most"
     assert step("full", Window.last(8), 32, TRAIN).seconds == 2.0
-    assert asked[2:] == [1], "a slow one is timed once"
+    assert counts[2:] == [1], "a slow one is timed once"
 
 
 def told(steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,8 +117,8 @@ def told(steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
                 Window.last(16),
                 FORWARD,
             )
-            found: Step = steps(name, values[1])
-            return found
+            result: Step = steps(name, values[1])
+            return result
 
     monkeypatch.setattr(growth, "SubprocessRunner", Here)
 
@@ -139,9 +139,9 @@ def test_rows_of_a_growth_of_forms_are_as_listed(monkeypatch: pytest.MonkeyPatch
     request = growth.Request(
         window=Window.last(16), most=1024, direction=FORWARD, forms=list(FORMS), limit=256 * MIB, seconds=2.0
     )
-    said: list[str] = []
-    rows = list(growth.growth(request, said.append))
-    listed.check("forms", [*said, *listed.rows_of(rows)])
+    messages: list[str] = []
+    rows = list(growth.growth(request, messages.append))
+    listed.check("forms", [*messages, *listed.rows_of(rows)])
 
 
 # -- what is not there ---------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_without_a_library_limits_are_torchs(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_flex_attention_is_compiled_once_and_gives_what_attend_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without its compiler, as written."""
+    """flex_attention is replaced by its definition in dense attention, and compilation is left out."""
 
     def dense(q: Any, k: Any, v: Any, *, block_mask: Any, enable_gqa: bool) -> torch.Tensor:
         assert enable_gqa == (q.shape[1] != k.shape[1])

@@ -1,4 +1,4 @@
-"""The book: every topic has a formula that renders, both languages are whole, and nothing is fetched."""
+"""The book: every topic has formulas that render, both languages are complete, and nothing is fetched."""
 
 import json
 import re
@@ -29,9 +29,9 @@ def test_formulas_that_do_not_parse_are_errors() -> None:
         formula_image(r"\nofunction{x}")
 
 
-def book_of(out: Path, language: str, *topics: str, **how: Any) -> str:
-    """A page of the book."""
-    (path,) = write_books(out, topics, [language], **how)
+def book_of(out: Path, language: str, *topics: str, **options: Any) -> str:
+    """Writes the book in one language and returns its page."""
+    (path,) = write_books(out, topics, [language], **options)
     return path.read_text(encoding="utf-8")
 
 
@@ -59,21 +59,25 @@ def test_reports_that_are_there_are_not_run_again_unless_the_formula_is_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = book_of(tmp_path, "en", "swish")
-    kept = book.measure
-    monkeypatch.setattr(book, "measure", lambda *_, **own: pytest.fail("run again"))
+    measure = book.measure
+    monkeypatch.setattr(book, "measure", lambda *_, **options: pytest.fail("run again"))
     assert book_of(tmp_path, "en", "swish") == first
     path = report_of("swish", tmp_path, "en")
     path.write_text(path.read_text().replace("beta -> 0", "beta -> 1"))
     ran = []
-    monkeypatch.setattr(book, "measure", lambda topic, **own: ran.append(topic) or kept(topic, **own))
+    monkeypatch.setattr(
+        book, "measure", lambda topic, **options: ran.append(topic) or measure(topic, **options)
+    )
     book_of(tmp_path, "en", "swish")
     assert ran == ["swish"]
 
 
 def test_a_topic_is_run_once_for_all_languages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
-    kept = book.measure
-    monkeypatch.setattr(book, "measure", lambda topic, **own: ran.append(topic) or kept(topic, **own))
+    measure = book.measure
+    monkeypatch.setattr(
+        book, "measure", lambda topic, **options: ran.append(topic) or measure(topic, **options)
+    )
     assert [path.name for path in write_books(tmp_path, ["swish"])] == ["en.html", "zh.html"]
     assert ran == ["swish"]
     english, chinese = (json.loads(report_of("swish", tmp_path, x).read_text()) for x in LANGUAGES)
@@ -91,9 +95,9 @@ def test_a_quick_book_has_smaller_runs_where_there_are_some_and_none_of_another_
 
     def fake(topic: str, *, quick: bool) -> Any:
         ran.append((topic, quick))
-        return kept("swish")
+        return measure("swish")
 
-    kept = book.measure
+    measure = book.measure
     monkeypatch.setattr(book, "measure", fake)
     monkeypatch.setattr(book, "figure_of", lambda topic, out, language: out / "swish.png")
     swish = TOPICS["swish"]
@@ -109,7 +113,7 @@ def test_a_quick_book_has_smaller_runs_where_there_are_some_and_none_of_another_
 def test_a_book_has_a_mark_and_a_word_of_its_own_where_a_run_was_too_small(
     language: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Quick runs are smaller than what is claimed: what they do not show is not refuted by them."""
+    """Quick runs are smaller than what is claimed, so that what they do not show is not refuted."""
     swish = find_topic("swish")
     monkeypatch.setitem(TOPICS, "swish", replace(TOPICS["swish"], quick={"few": True}))
     ours = judged(swish)
@@ -133,10 +137,10 @@ def test_a_book_has_a_mark_and_a_word_of_its_own_where_a_run_was_too_small(
 
 
 def test_each_topic_that_is_run_is_said(tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     for _ in range(2):
-        book_of(tmp_path, "en", "permutation", "swish", say=said.append)
-    assert said == ["1 of 2: permutation, about 1 s of one core", "2 of 2: swish, about 1 s of one core"]
+        book_of(tmp_path, "en", "permutation", "swish", say=messages.append)
+    assert messages == ["1 of 2: permutation, about 1 s of one core", "2 of 2: swish, about 1 s of one core"]
 
 
 def test_another_language_is_refused(tmp_path: Path) -> None:
@@ -148,7 +152,7 @@ def test_the_command_writes_both_languages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        book, "write_books", lambda out, languages, **own: [out / f"{x}.html" for x in languages]
+        book, "write_books", lambda out, languages, **options: [out / f"{x}.html" for x in languages]
     )
     assert run(["explain", "all", "--out", str(tmp_path), "--lang", "en", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["written"] == [str(tmp_path / "en.html")]

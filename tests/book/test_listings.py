@@ -1,4 +1,4 @@
-"""The pages of the book, and what `headway explain` prints without a run: as listed in tests/book/listings."""
+"""The pages of the book, and what `headway explain` prints without a run, as listed in tests/book/listings."""
 
 import base64
 import re
@@ -19,18 +19,24 @@ FORMULA = "x = y"
 
 
 def report(topic: str, *claims: bool | None, **fields: Any) -> dict[str, Any]:
-    """As JSON has it."""
-    made = {f"claim {n} < {n + 1}": claim for n, claim in enumerate(claims)}
+    """Returns a report as JSON has it."""
+    by_claim = {f"claim {n} < {n + 1}": claim for n, claim in enumerate(claims)}
     rows = [[n, n / 3, None, "a & b"] for n in range(3)]
-    found = {
+    document = {
         "topic": topic,
         "question": f"{topic}?",
         "formula": FORMULA,
         "columns": ["n", "third", "none", "word"],
         "rows": rows,
     }
-    found |= {"claims": made, "setting": "n = 0..2", "finding": "it is so", "highlight": [], "picture": ""}
-    return found | fields
+    document |= {
+        "claims": by_claim,
+        "setting": "n = 0..2",
+        "finding": "it is so",
+        "highlight": [],
+        "picture": "",
+    }
+    return document | fields
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -65,8 +71,8 @@ ASKED = (
 
 
 def test_without_a_run_explain_prints_what_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    told: list[str] = []
+    lines: list[str] = []
     for arguments in ASKED:
-        told.append(f"$ explain {' '.join(arguments)}: {run(['explain', *arguments])}")
-        told += [text for text in capsys.readouterr() if text]
-    listings.check(LISTINGS / "explain.txt", "\n".join(told))
+        lines.append(f"$ explain {' '.join(arguments)}: {run(['explain', *arguments])}")
+        lines += [text for text in capsys.readouterr() if text]
+    listings.check(LISTINGS / "explain.txt", "\n".join(lines))

@@ -1,4 +1,4 @@
-"""A layer alone with a past of its own."""
+"""A single layer with a cache of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway.tokens import Tokens
 
 
 def cache_of(layer: AttentionLayer, batch: int, **more: int) -> BatchCache:
-    """An empty past of `batch` rows of what the layer keeps."""
+    """Returns an empty cache of `batch` rows of what the layer keeps."""
     dtype = layer.k_proj.matrix.dtype
     spec = CacheSpec(
         kv_heads=layer.heads.kv_heads, head_dim=layer.head_dim, value_dim=layer.value_dim, dtype=dtype
@@ -22,7 +22,8 @@ def cache_of(layer: AttentionLayer, batch: int, **more: int) -> BatchCache:
 
 
 def continued(layer: AttentionLayer, x: Tensor, cache: BatchCache, tokens: Tokens | None = None) -> Tensor:
-    """The next tokens of rows, x [B, T, M], are stored, and see all that is: [B, T, M], 0 in empty slots."""
+    """Stores the rows' next tokens, x [B, T, M], and returns what they see of all stored ones: [B, T, M], 0 in empty
+    slots."""
     with cache.step(cache.next_tokens(x.shape[1]) if tokens is None else tokens) as packed:
         y = layer(packed.take(x), tokens=packed.tokens, cache=cache.pages[0])
     return packed.put(y, *x.shape[:2])
@@ -38,8 +39,8 @@ def attended(
     backend: str = "auto",
     score: tuple[Score, ...] = (),
 ) -> Tensor:
-    """The next keys and values of rows, [B, heads, T, D], are stored in the one layer of a cache, and their queries see
-    all that is: [B, H, T, E], 0 in empty slots."""
+    """Stores the rows' next keys and values, [B, heads, T, D], in the one layer of a cache, and returns what their
+    queries see of all stored ones: [B, H, T, E], 0 in empty slots."""
     with cache.step(tokens) as packed:
         q, k, v = (packed.take(x.transpose(1, 2)).transpose(1, 2) for x in (q, k, v))
         layer = cache.pages[0]

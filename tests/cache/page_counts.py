@@ -1,10 +1,11 @@
-"""How many pages of a pool are free, used and kept."""
+"""Counts of a pool's pages: free, used and kept."""
 
 from headway.cache import PagePool
 
 
 def page_counts(pool: PagePool) -> list[dict[str, int]]:
-    """Of each class: pages that are free, in use, and kept for prefixes; together all that were ever taken."""
+    """Returns for each class the pages that are free, in use, and kept for prefixes; their sum is all that were ever
+    taken."""
     return [
         {
             "free": len(pages.free),

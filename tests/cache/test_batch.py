@@ -1,4 +1,4 @@
-"""The rows of a batch in pages: nothing lost, doubled or mixed up, whatever comes, goes back, forks and moves."""
+"""The rows of a batch in pages: nothing is lost, doubled or mixed up by appending, trimming, forking and reordering."""
 
 import gc
 import re
@@ -34,7 +34,7 @@ def cache_of(batch: int, patterns: list[Pattern] = PATTERNS, **more: Any) -> Bat
 
 
 def store(cache: BatchCache, tokens: Tokens, values: Tensor) -> None:
-    """Numbers [B, T], the same in every layer, as keys of one dim."""
+    """Stores numbers [B, T] as keys of one dimension, the same in every layer."""
     with cache.step(tokens) as packed:
         new = packed.take(values.unsqueeze(-1)).unsqueeze(1)
         for layer in cache.pages.layers:
@@ -43,7 +43,7 @@ def store(cache: BatchCache, tokens: Tokens, values: Tensor) -> None:
 
 
 class Row(list[tuple[int, bool]]):
-    """Numbers, and whether they are global; `longest`: how many there ever were."""
+    """Numbers, each with whether it is global; `longest`: the most numbers that the row ever had."""
 
     longest = 0
 
@@ -54,7 +54,7 @@ class Row(list[tuple[int, bool]]):
 
 
 class Rows(RuleBasedStateMachine):
-    """Rows of numbers that never repeat, beside lists of the same."""
+    """Caches of rows of numbers that never repeat, beside lists of the same numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -262,39 +262,39 @@ def model() -> Decoder:
 
 @torch.no_grad()
 def test_a_pass_that_was_broken_off_is_noticed_and_a_fork_is_whole() -> None:
-    made, ids = model(), torch.arange(12).view(2, 6)
-    cache = made.make_cache(2)
-    made(ids[:, :5], cache=cache)
-    fork, whole = cache.fork(), made(ids)
-    hook = made.model.blocks[1].register_forward_pre_hook(lambda *_: 1 / 0)
+    decoder, ids = model(), torch.arange(12).view(2, 6)
+    cache = decoder.make_cache(2)
+    decoder(ids[:, :5], cache=cache)
+    fork, whole = cache.fork(), decoder(ids)
+    hook = decoder.model.blocks[1].register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        made(ids[:, 5:], cache=cache)
+        decoder(ids[:, 5:], cache=cache)
     hook.remove()
     with pytest.raises(CacheError, match="a forward pass was broken off"):
-        made(ids[:, 5:], cache=cache)
+        decoder(ids[:, 5:], cache=cache)
     with pytest.raises(CacheError, match="a forward pass was broken off"):
-        made(ids[:, 5:], cache=cache.fork())
-    torch.testing.assert_close(made(ids[:, 5:], cache=fork), whole[:, 5:], rtol=1e-5, atol=1e-5)
+        decoder(ids[:, 5:], cache=cache.fork())
+    torch.testing.assert_close(decoder(ids[:, 5:], cache=fork), whole[:, 5:], rtol=1e-5, atol=1e-5)
 
 
 def test_a_cache_filled_in_inference_mode_can_go_on_outside() -> None:
-    made, ids = model(), torch.arange(12).view(2, 6)
-    cache = made.make_cache(2)
+    decoder, ids = model(), torch.arange(12).view(2, 6)
+    cache = decoder.make_cache(2)
     with torch.inference_mode():
-        made(ids[:, :5], cache=cache)
+        decoder(ids[:, :5], cache=cache)
     with torch.no_grad():
-        got = made(ids[:, 5:], cache=cache)
-        torch.testing.assert_close(got, made(ids)[:, 5:], rtol=1e-5, atol=1e-5)
+        actual = decoder(ids[:, 5:], cache=cache)
+        torch.testing.assert_close(actual, decoder(ids)[:, 5:], rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
 def test_it_says_what_it_is_and_holds() -> None:
-    made = model()
-    cache = made.make_cache(2)
+    decoder = model()
+    cache = decoder.make_cache(2)
     assert (len(cache), cache.batch, cache.nbytes) == (2, 2, 0)
-    made(torch.zeros(2, 3, dtype=torch.int64), tokens=cache.next_tokens(3, [3, 1]), cache=cache)
-    spec = made.spec
+    decoder(torch.zeros(2, 3, dtype=torch.int64), tokens=cache.next_tokens(3, [3, 1]), cache=cache)
+    spec = decoder.spec
     page = 2 * PAGE * spec.kv_heads * spec.head_dim * 4
     assert (cache.slots, cache.nbytes) == ((PAGE, PAGE), 2 * 2 * page)
     assert repr(cache) == f"BatchCache(batch=2, lengths=[3, 1], nbytes={cache.nbytes})"
-    assert (made.make_cache(0).batch, made.make_cache(0).slots) == (0, (0, 0))
+    assert (decoder.make_cache(0).batch, decoder.make_cache(0).slots) == (0, (0, 0))

@@ -1,4 +1,4 @@
-"""What is kept of a past, by the pattern, and why."""
+"""Which kind of cache a pattern gets, and why."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Caches that store int8: the same bits whatever the split, and decoding through the kernels."""
+"""Caches that store int8: the same bits however tokens are split, and decoding through the kernels."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +28,7 @@ SPLITS = [[N], [1] * N, [70, 1, 1, 18], [30] * 3]
 
 
 def drawn(seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """q [2, 4, N, D], k and v [2, K, N, D]."""
+    """Returns q [2, 4, N, D], k and v [2, K, N, D]."""
     source = torch.Generator().manual_seed(seed)
     return [torch.randn(2, h, N, D, dtype=torch.float64, generator=source).to(dtype) for h in (4, K, K)]
 
@@ -38,7 +38,7 @@ def new_cache(pattern: Pattern, batch: int = 2) -> BatchCache:
 
 
 def stored(cache: BatchCache) -> KeyValues:
-    """What the one layer holds, codes and scales, in the order of its places."""
+    """Returns the codes and scales of the one layer, in the order of their places."""
     layer = cache.pages[0]
     assert isinstance(layer, PagedLayer)
     return stored_keys(layer.tensors, places(cache.tables, 0, cache.device)).gathered()
@@ -59,7 +59,7 @@ def test_any_split_equals_one_forward_over_what_is_stored(pattern: Pattern) -> N
 
 @pytest.mark.parametrize("pattern", CASES, ids=str)
 def test_every_split_stores_the_same_bits(pattern: Pattern) -> None:
-    """They are those of the token rounded alone."""
+    """They are the bits of each token rounded alone."""
     q, k, v = drawn()
     alone = [quantize(t) for t in (k, v)]
     for split in SPLITS:
@@ -67,16 +67,16 @@ def test_every_split_stores_the_same_bits(pattern: Pattern) -> None:
         for part in zip(*(t.split(split, 2) for t in (q, k, v)), strict=True):
             attended(cache, cache.next_tokens(part[0].shape[2]), *part, pattern)
         keys = stored(cache)
-        there = keys.tokens.valid[0]
-        row, index = keys.tokens.documents[0, there], keys.tokens.index[0, there]
+        valid = keys.tokens.valid[0]
+        row, index = keys.tokens.documents[0, valid], keys.tokens.index[0, valid]
         assert len(index) >= 2 * (pattern.retention.reach or N)
         assert keys.k_scale is not None
         assert keys.v_scale is not None
-        for (codes, scales), (want, of) in zip(
+        for (codes, scales), (expected_codes, expected_scales) in zip(
             ((keys.k, keys.k_scale), (keys.v, keys.v_scale)), alone, strict=True
         ):
-            assert torch.equal(codes[0][:, there].transpose(0, 1), want[row, :, index])
-            assert torch.equal(scales[0][:, there].T, of[row, :, index])
+            assert torch.equal(codes[0][:, valid].transpose(0, 1), expected_codes[row, :, index])
+            assert torch.equal(scales[0][:, valid].T, expected_scales[row, :, index])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -84,21 +84,21 @@ def test_every_split_stores_the_same_bits(pattern: Pattern) -> None:
 def test_decoding_through_the_kernels_is_dense_attention_over_what_is_stored(
     pattern: Pattern, dtype: torch.dtype
 ) -> None:
-    """A prompt, then step by step until pages have been released; empty slots hold what they held."""
+    """A prompt, then step by step until pages have been released."""
     if native.library() is None:
         pytest.skip(f"no native kernels: {native.why_missing()}")
     q, k, v = drawn(2, dtype)
     cache, begin = new_cache(pattern, 2), 0
     for n in (60, *[1] * 20):
         part = slice(begin, begin + n)
-        got = attended(
+        actual = attended(
             cache, cache.next_tokens(n), q[:, :, part], k[:, :, part], v[:, :, part], pattern, "native"
         )
         plain = KeyValues(k[:, :, : begin + n], v[:, :, : begin + n], Tokens.range(begin + n)).quantized()
         tokens, keys = Tokens.range(n, start=begin), plain.tokens
         low, exact = (plain.dequantized(d) for d in (dtype, torch.float64))
         truth = naive(q[:, :, part].double(), exact.k, exact.v, pattern, tokens, keys)
-        assert_within_reference(got, truth, naive(q[:, :, part], low.k, low.v, pattern, tokens, keys))
+        assert_within_reference(actual, truth, naive(q[:, :, part], low.k, low.v, pattern, tokens, keys))
         begin += n
 
 
@@ -112,10 +112,10 @@ def test_bytes_copies_and_rows_take_their_scales_along() -> None:
     copied.reorder([1, 0, 1])
     attended(copied, copied.next_tokens(1), *(t[[0, 1, 0], :, :1] for t in (q, k, v)), Causal())
     after = stored(copied).dequantized(torch.float32)
-    of = {b: before.k[0][:, (before.tokens.documents[0] == b) & before.tokens.valid[0]] for b in (0, 1)}
+    keys_of = {b: before.k[0][:, (before.tokens.documents[0] == b) & before.tokens.valid[0]] for b in (0, 1)}
     for b, parent in enumerate((1, 0, 1)):
-        mine = after.k[0][:, (after.tokens.documents[0] == b) & after.tokens.valid[0]]
-        assert torch.equal(mine[:, :N], of[parent])
+        keys = after.k[0][:, (after.tokens.documents[0] == b) & after.tokens.valid[0]]
+        assert torch.equal(keys[:, :N], keys_of[parent])
 
 
 def test_a_fault_stays_in_its_token_and_head() -> None:
@@ -125,11 +125,11 @@ def test_a_fault_stays_in_its_token_and_head() -> None:
     attended(cache, cache.next_tokens(3), q, k, v, Causal())
     keys = stored(cache)
     at = ((keys.tokens.documents[0] == 0) & (keys.tokens.index[0] == 1)).nonzero()[0, 0]
-    there, plain = keys.tokens.valid[0], keys.dequantized(torch.float32)
+    valid, plain = keys.tokens.valid[0], keys.dequantized(torch.float32)
     assert plain.k[0, 1, at].isnan().all()
     plain.k[0, 1, at] = 0.0
-    assert plain.k[0][:, there].isfinite().all()
-    assert plain.v[0][:, there].isfinite().all()
+    assert plain.k[0][:, valid].isfinite().all()
+    assert plain.v[0][:, valid].isfinite().all()
 
 
 def logits(model: Decoder, ids: Tensor, chunk: int, dtype: torch.dtype | None) -> Tensor:
@@ -140,9 +140,9 @@ def logits(model: Decoder, ids: Tensor, chunk: int, dtype: torch.dtype | None) -
 
 
 def error(model: Decoder, ids: Tensor, chunk: int = 1) -> float:
-    """Root mean square of what int8 changes in the logits, relative to their deviation."""
-    want = logits(model, ids, chunk, None)
-    return ((logits(model, ids, chunk, INT8) - want).pow(2).mean().sqrt() / want.std()).item()
+    """Returns the root mean square of what int8 changes in the logits, relative to their standard deviation."""
+    exact = logits(model, ids, chunk, None)
+    return ((logits(model, ids, chunk, INT8) - exact).pow(2).mean().sqrt() / exact.std()).item()
 
 
 PATTERNS = {"growing": (Causal(),), "window": (Window.last(6),), "both": (Window.last(6), Causal())}
@@ -150,9 +150,9 @@ PATTERNS = {"growing": (Causal(),), "window": (Window.last(6),), "both": (Window
 
 @pytest.mark.parametrize("name", PATTERNS)
 def test_a_model_with_an_int8_cache_stays_near_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step is max / 127, so a rounded number errs by max / 127 / sqrt(12), some 0.6 % of the root mean square of a
-    row of 8 (whose largest is at most 2.8 of them); a model of two layers is given five times that. With steps of
-    max / 15 the same model is far outside."""
+    """A step is max / 127, so a rounded number errs by max / 127 / sqrt(12), about 0.6 % of the root mean square of a
+    row of 8 (whose largest number is at most 2.8 times that); a model of two layers is allowed five times as much. With
+    steps of max / 15 the same model is far outside."""
     model = small(PATTERNS[name])
     ids = torch.randint(model.spec.vocab, (2, 40))
     for chunk in (1, 7, 40):
@@ -162,7 +162,7 @@ def test_a_model_with_an_int8_cache_stays_near_itself(name: str, monkeypatch: py
 
 
 def stretched() -> Decoder:
-    """Angles that depend on the length: keys are turned when they are read."""
+    """Returns a model whose angles depend on the length: its keys are rotated when they are read."""
     model = small((Window.last(5), Causal()))
     positions = Rotary(100.0, pairing="halves", scaling=DynamicNTK(4.0, 16))
     other = build(replace(model.spec, positions=positions), seed=3).eval()
@@ -174,14 +174,15 @@ def stretched() -> Decoder:
 def test_a_model_reads_the_numbers_that_are_stored(
     make_model: Callable[[], Decoder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of a float cache that is given them. In float64, where another order of sums turns no code to the next."""
+    """The oracle is a float cache of the rounded numbers, in float64, where another order of sums moves no code to the
+    next."""
     model = make_model().double()
     ids = torch.randint(model.spec.vocab, (2, 40))
-    got, update = logits(model, ids, 3, INT8), PagedLayer.update
+    actual, update = logits(model, ids, 3, INT8), PagedLayer.update
 
     def rounding(self: PagedLayer, k: Tensor, v: Tensor, tokens: Tokens) -> KeyValues:
         plain = KeyValues(k, v, tokens).quantized().dequantized(k.dtype)
         return update(self, plain.k, plain.v, tokens)
 
     monkeypatch.setattr(PagedLayer, "update", rounding)
-    torch.testing.assert_close(got, logits(model, ids, 3, None), rtol=0, atol=1e-9 * got.std().item())
+    torch.testing.assert_close(actual, logits(model, ids, 3, None), rtol=0, atol=1e-9 * actual.std().item())

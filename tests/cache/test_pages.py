@@ -16,7 +16,7 @@ from tests.checkpoints.shares import share
 
 @share("name", KINDS, 1, 2)
 def test_texts_may_do_what_they_like(name: str) -> None:
-    """A failure is shown as it came: making it smaller takes minutes (Phase.shrink)."""
+    """A failure is shown as it was drawn: shrinking it takes minutes (Phase.shrink)."""
     machine = type("Machine", (Texts,), {"kinds": KINDS[name]})
     machine.TestCase.settings = settings(
         max_examples=60, stateful_step_count=30, deadline=None, phases=[Phase.generate]
@@ -38,14 +38,14 @@ def test_windows_keep_the_pages_of_checkpoints_alone() -> None:
 
 
 def test_a_prefix_of_a_window_is_found_by_one_text_after_the_other() -> None:
-    """Each slides over the pages that it found, and leaves them to the next."""
+    """Each text slides over the pages that it found, and leaves them to the next text."""
     pool, common = PagePool([FULL, WINDOW], keep=10**6), [i % 7 for i in range(1024)]
     for n, end in enumerate(([], [1] * 600, [2] * 600, [3] * 600)):
         table = pool.open(common + end)
         assert len(table) == (1024 if n else 0)
         table.marks.add(len(common + end) // PAGE * PAGE)
-        while rest := (common + end)[len(table) :]:
-            pool.extend(table, rest[:64])
+        while remaining := (common + end)[len(table) :]:
+            pool.extend(table, remaining[:64])
             pool.settle(table)
         pool.close(table)
 
@@ -61,7 +61,7 @@ def test_three_windows_beside_a_full_layer_keep_a_third_of_four_full_ones() -> N
 
 
 def test_the_pages_of_the_oldest_texts_go_first() -> None:
-    """Of all classes, the ends of texts before their beginnings."""
+    """Over all classes, and the ends of texts before their beginnings."""
     pool = PagePool([FULL, STATE], keep=4 * FULL.nbytes + 2 * STATE.nbytes)
     texts = [[n] * 129 for n in range(3)]
     for ids in texts:
@@ -117,9 +117,9 @@ def test_slots_behind_the_end_of_a_text_hold_no_keys() -> None:
     pool = PagePool([FULL])
     table = pool.open()
     pool.extend(table, [1] * 70)
-    found = places([table], 0, torch.device("cpu"))
-    assert found.tokens.index.tolist() == [[*range(70), *[-1] * 58]]
-    assert found.slots.tolist() == [[PAGE * page + slot for page in table.pages[0] for slot in range(PAGE)]]  # type: ignore[operator]
+    at = places([table], 0, torch.device("cpu"))
+    assert at.tokens.index.tolist() == [[*range(70), *[-1] * 58]]
+    assert at.slots.tolist() == [[PAGE * page + slot for page in table.pages[0] for slot in range(PAGE)]]  # type: ignore[operator]
 
 
 def test_texts_of_other_roots_share_nothing() -> None:
@@ -152,16 +152,17 @@ def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
 
 
 def test_what_became_of_the_pages_of_a_text() -> None:
-    """Of 5 full pages and a bit: while one reads it, while two do, when they have ended, and of another text."""
+    """Of 5 full pages and a part: while one text uses them, while two do, after both have ended, and for another
+    text."""
     pool, ids = PagePool([FULL, WINDOW]), list(range(5 * PAGE + 9))
     assert pool.fates(ids) == [["gone"] * 5, ["released"] * 3 + ["gone"] * 2]
-    one = pool.open(ids)
-    pool.extend(one, ids)
-    pool.settle(one)
+    first = pool.open(ids)
+    pool.extend(first, ids)
+    pool.settle(first)
     assert pool.fates(ids) == [["used"] * 5, ["released"] * 3 + ["used"] * 2]
-    other = pool.fork(one)
+    second = pool.fork(first)
     assert pool.fates(ids) == [["shared"] * 5, ["released"] * 3 + ["shared"] * 2]
-    for table in (one, other):
+    for table in (first, second):
         pool.close(table)
     assert pool.fates(ids) == [["kept"] * 5, ["released"] * 3 + ["kept"] * 2]
     assert (

@@ -1,4 +1,4 @@
-"""Texts that open, grow, fork and close pages as they like, and what is kept of each slot beside."""
+"""Texts that open, grow, fork and close pages in any order, and a copy of what each slot holds."""
 
 from collections import Counter
 from itertools import accumulate
@@ -39,8 +39,8 @@ KINDS = {
 
 
 class Texts(RuleBasedStateMachine):
-    """Texts of two ids, so that many begin alike; what is written into a page is kept beside, slot by slot: a hash of
-    all ids up to there."""
+    """Texts of two ids, so that many share a prefix; what is written into a page is also kept here, slot by slot: a
+    hash of all ids up to there."""
 
     kinds: list[PageClass]
 
@@ -49,7 +49,7 @@ class Texts(RuleBasedStateMachine):
         self.pool = PagePool(self.kinds, budget=900)
         self.live: list[PageTable] = []
         self.store: dict[tuple[int, int], list[Any]] = {}
-        self.names: dict[bytes, int] = {}  # what a page holds whose key this is: the hash at its end
+        self.names: dict[bytes, int] = {}  # what the page with this key holds: the hash at its end
         self.past: list[list[int]] = []
 
     @initialize(budget=st.sampled_from([900, 150]), keep=st.sampled_from([None, 200, 0]))
@@ -57,7 +57,7 @@ class Texts(RuleBasedStateMachine):
         self.pool.budget, self.pool.keep = budget, keep
 
     def write(self, table: PageTable, ids: list[int]) -> None:
-        """As a cache does: copies, then stores each token in its slot; a state is the ids it has seen."""
+        """Writes as a cache does: copies pages, then stores each token in its slot; a state is the ids it has seen."""
         for of, old, new in self.pool.extend(table, ids):
             self.store[of, new] = list(self.store[of, old])
         prefixes, names = hashes(table.ids), PageTable(table.root, list(table.ids), [])
@@ -85,9 +85,9 @@ class Texts(RuleBasedStateMachine):
         self.read(table, ids[len(table) :])
 
     def read(self, table: PageTable, ids: list[int]) -> None:
-        there = self.pool.available
-        assert there is not None
-        if self.pool.missing(table, len(ids)) > there:
+        available = self.pool.available
+        assert available is not None
+        if self.pool.missing(table, len(ids)) > available:
             before = page_counts(self.pool)
             with pytest.raises(CacheError, match="more tokens take"):
                 self.pool.extend(table, ids)
@@ -111,12 +111,12 @@ class Texts(RuleBasedStateMachine):
     @precondition(lambda self: self.live and not any(kind.state for kind in self.kinds))
     @rule(data=st.data(), at=st.sampled_from([62, 63, 34, 35]), count=st.integers(1, 3))
     def draft(self, data: st.DataObject, at: int, count: int) -> None:
-        """Some tokens are stored and taken back, before they are settled or after, and others come; where a page is
-        full, or the first of a window is no longer seen."""
-        table, there = data.draw(st.sampled_from(self.live)), self.pool.available
-        assert there is not None
+        """Tokens are stored and taken back, before or after they are settled, and others come; at places where a page
+        is full, or the first key of a window is no longer seen."""
+        table, available = data.draw(st.sampled_from(self.live)), self.pool.available
+        assert available is not None
         before = (at - len(table)) % PAGE
-        if self.pool.missing(table, before + count) <= there:
+        if self.pool.missing(table, before + count) <= available:
             self.write(table, [data.draw(st.integers(0, 1))] * before)
             self.write(table, [2] * count)
             if data.draw(st.booleans()):
@@ -150,7 +150,7 @@ class Texts(RuleBasedStateMachine):
 
     @invariant()
     def conserved(self) -> None:
-        """free + used + kept = all, and users are counted."""
+        """free + used + kept = all, and the numbers of users are right."""
         used = 0
         for of, (kind, counts) in enumerate(zip(self.kinds, page_counts(self.pool), strict=True)):
             assert counts["free"] + counts["used"] + counts["kept"] == counts["all"]
@@ -164,7 +164,7 @@ class Texts(RuleBasedStateMachine):
 
     @invariant()
     def stored(self) -> None:
-        """What a later query of a text sees is there, as it was written."""
+        """What a later query of a text sees is stored, as it was written."""
         for table in self.live:
             prefixes = hashes(table.ids)
             for of, kind in enumerate(self.kinds):
@@ -194,12 +194,13 @@ class Texts(RuleBasedStateMachine):
 
 
 def hashes(ids: list[int]) -> list[int]:
-    """Of each token, a hash of all up to it."""
+    """Returns for each token a hash of all ids up to it."""
     return [*accumulate(ids, lambda before, i: hash((before, i)), initial=0)][1:]
 
 
 def longest(pool: PagePool, kinds: list[PageClass], ids: list[int]) -> int:
-    """By brute force: the most tokens, a multiple of 64 and fewer than all, whose pages each class has as needed."""
+    """Returns, by brute force, the most tokens, a multiple of 64 and fewer than all, whose pages each class has as
+    needed."""
     probe = PageTable(pool.open().root, list(ids), [[] for _ in kinds])
 
     def holds(length: int) -> bool:

@@ -1,4 +1,4 @@
-"""Attention by four loops in float64: the definition, one number at a time."""
+"""Attention by four loops in float64: its definition, one number at a time."""
 
 import math
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def loops(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, bias: Tensor | None = None) -> Tensor:
-    """q [H, T, D], k and v [K, S, D], allowed bool [T, S], bias [H, T, S]: out [H, T, D], 0 where nothing is seen."""
+    """Maps q [H, T, D], k, v [K, S, D], allowed bool [T, S], bias [H, T, S] to out [H, T, D], 0 if nothing is seen."""
     out = torch.zeros(q.shape[0], q.shape[1], v.shape[2], dtype=torch.float64)
     for h in range(q.shape[0]):
         group = h // (q.shape[0] // k.shape[0])
@@ -26,7 +26,7 @@ def loops(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, bias: Tensor | None 
 
 
 def turned(x: Tensor, start: int) -> Tensor:
-    """[H, T, D] turned in neighbour pairs at positions start, start + 1, ..: coordinate by coordinate."""
+    """Rotates x [H, T, D] in adjacent pairs at positions start, start + 1, ..., coordinate by coordinate."""
     out = torch.empty_like(x)
     for t in range(x.shape[1]):
         for i in range(x.shape[2] // 2):

@@ -1,4 +1,4 @@
-"""MultiHeadMaskedSelfAttention: rows 1, 3-14, 36, 60 and the slips E5-E8, E12, E18."""
+"""MultiHeadMaskedSelfAttention: requirements 1, 3-14, 36, 60 and slips E5-E8, E12, E18 (docs/requirements.md)."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def inputs(b=2, s=S, seed=1, dtype=torch.float64):
 
 
 def reference(layer, x, allowed):
-    """Four loops over heads, queries, keys and coordinates, with turned queries and keys."""
+    """Computes the layer by four loops over heads, queries, keys and coordinates, with rotated queries and keys."""
     outs = []
     for row, seen in zip(x.double(), allowed, strict=True):
         q, k, v = (
@@ -68,7 +68,7 @@ def test_weights_are_distributions():
 
 @pytest.mark.parametrize("g", KINDS)
 def test_every_shape_of_the_document(g):
-    """Row 7, by hooks."""
+    """Requirement 7: shapes are recorded by hooks."""
     layer, shapes = made(g), {}
 
     def note(name):
@@ -107,7 +107,7 @@ def test_parameters_are_four_matrices_without_bias():
 
 
 def test_groups_share_their_own_keys():
-    """E5, row 9: query head i reads key/value head i // (h/g); equal to MHA with the heads repeated."""
+    """Slip E5, requirement 9: query head i reads key/value head i // (h/g), which equals MHA with repeated heads."""
     few, many = made(2), made(4)
     many.load_state_dict(
         {
@@ -122,7 +122,7 @@ def test_groups_share_their_own_keys():
 @pytest.mark.parametrize("form", ["bool", "additive"])
 @pytest.mark.parametrize("g", [4, 2])
 def test_padded_batch_equals_each_row_alone(side, form, g):
-    """Rows 12, 13; E8: padding is what gets -inf."""
+    """Requirements 12, 13; slip E8: padding gets -inf."""
     layer, lengths, alone = made(g), [7, 4, 1], []
     x = torch.full((3, S, D), 100.0, dtype=torch.float64)
     real = torch.zeros(3, S, dtype=torch.bool)
@@ -140,7 +140,7 @@ def test_padded_batch_equals_each_row_alone(side, form, g):
     grads = [x.grad, *(p.grad for p in layer.parameters())]
     assert all(torch.isfinite(g).all() for g in grads)
     if side == "left":
-        assert (out[~real] == 0).all()  # such a token sees padding only
+        assert (out[~real] == 0).all()  # padding on the left sees only padding
         assert (x.grad[~real] == 0).all()
 
 
@@ -157,7 +157,7 @@ def test_a_row_of_padding_only():
 
 @pytest.mark.parametrize("g", KINDS)
 def test_no_leakage_of_the_future(g):
-    """Row 14: bitwise, and by gradient."""
+    """Requirement 14: bitwise, and by gradients."""
     layer, x = made(g), inputs(1)
     out = layer(x, freqs(S))[0]
     for t in range(S):
@@ -168,7 +168,7 @@ def test_no_leakage_of_the_future(g):
         torch.autograd.functional.jacobian(lambda x: layer(x, freqs(S))[0][0].sum(-1), x)[:, 0].abs().sum(-1)
     )
     assert not jacobian.triu(1).any()
-    assert (jacobian.diagonal() > 0).all()  # E12: a token sees itself
+    assert (jacobian.diagonal() > 0).all()  # slip E12: a token sees itself
 
 
 def test_gradcheck():
@@ -179,7 +179,7 @@ def test_gradcheck():
 
 @pytest.mark.parametrize(("where", "at"), [("dropout_attention", 0.25), ("dropout_output", 0.5)])
 def test_each_dropout_acts_in_its_own_place(where, at):
-    """Row 6: zeros at rate p on the weights, or on the output, and nowhere else; none in eval mode."""
+    """Requirement 6: zeros at rate p on the weights, or on the output, and nowhere else; none in eval mode."""
     layer, seen = made(4, **{where: at}), {}
     for name in ("dropout_attention", "dropout_output"):
         getattr(layer, name).register_forward_hook(
@@ -188,8 +188,8 @@ def test_each_dropout_acts_in_its_own_place(where, at):
     x = inputs(24, 20)
     layer(x, freqs(20))
     for name, (before, after) in seen.items():
-        live = before != 0
-        n, dropped = int(live.sum()), float((after[live] == 0).double().mean())
+        nonzero = before != 0
+        n, dropped = int(nonzero.sum()), float((after[nonzero] == 0).double().mean())
         if name == where:
             assert abs(dropped - at) < 5 * (at * (1 - at) / n) ** 0.5
             torch.testing.assert_close(after[after != 0], before[after != 0] / (1 - at))
@@ -210,7 +210,7 @@ def test_half_precision_is_near_float64(dtype):
 
 
 def test_freqs_cis():
-    """E7, row 60: (s, d // h // 2); |e^(i m theta)| = 1; where positions start does not matter."""
+    """Slip E7, requirement 60: shape (s, d // h // 2); results do not depend on where positions start."""
     table = precompute_freqs_cis(8, 5, dtype=torch.complex128)
     assert table.shape == (5, 4)
     assert table[3, 1].angle().item() == pytest.approx(3 * 10000 ** (-2 / 8))
@@ -273,7 +273,7 @@ def test_calls_that_do_not_fit_are_refused(change, text):
 
 
 def test_package_stands_alone():
-    """It imports nothing of headway but itself."""
+    """headway.classic imports nothing else of headway, and its files are short."""
     import ast
     from pathlib import Path
 

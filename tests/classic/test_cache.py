@@ -1,4 +1,4 @@
-"""The cache of the classic layer: any chunking is one call, and what padding covers."""
+"""The cache of the classic layer: any chunking equals one call; padding masks cover cached keys."""
 
 from itertools import pairwise
 
@@ -30,7 +30,7 @@ def test_mask_is_a_buffer_that_grows():
 @pytest.mark.parametrize("g", KINDS)
 @given(cuts=st.lists(st.integers(1, S - 1), unique=True, max_size=S - 1).map(sorted))
 def test_any_chunking_equals_one_shot_with_gradients(g, cuts):
-    """Row 36; gradients flow through caches, so even they are equal."""
+    """Requirement 36; gradients flow through caches, so they are equal, too."""
     results = []
     for edges in ([0, S], [0, *cuts, S]):
         layer, x, k, v, outs = made(g), inputs().requires_grad_(), None, None, []
@@ -40,23 +40,21 @@ def test_any_chunking_equals_one_shot_with_gradients(g, cuts):
         whole = torch.cat(outs, 1)
         (whole * torch.arange(1.0, 1 + whole.numel()).view_as(whole)).sum().backward()
         results.append([whole, k, v, x.grad, *(p.grad for p in layer.parameters())])
-    for one, chunked in zip(*results, strict=True):
-        torch.testing.assert_close(chunked, one, rtol=1e-11, atol=1e-11)
+    for one_shot, chunked in zip(*results, strict=True):
+        torch.testing.assert_close(chunked, one_shot, rtol=1e-11, atol=1e-11)
 
 
 def test_use_kv_cache_false_leaves_caches_untouched():
     layer, x = made(2), inputs()
     full, k, _ = layer(x, freqs(S), use_kv_cache=True)
     _, k5, v5 = layer(x[:, :5], freqs(S)[:5], use_kv_cache=True)
-    kept = k5.clone(), v5.clone()
+    copies = k5.clone(), v5.clone()
     out, k_back, v_back = layer(x[:, 5:], freqs(S)[5:], use_kv_cache=False, cache_k=k5, cache_v=v5)
     assert k_back is k5
     assert v_back is v5
-    assert torch.equal(k5, kept[0])
-    assert torch.equal(v5, kept[1])
-    torch.testing.assert_close(
-        out, full[:, 5:], rtol=0, atol=1e-13
-    )  # the cache is attended over all the same
+    assert torch.equal(k5, copies[0])
+    assert torch.equal(v5, copies[1])
+    torch.testing.assert_close(out, full[:, 5:], rtol=0, atol=1e-13)  # the layer still attends over the cache
     assert k.shape[1] == S
     assert torch.equal(k[:, :5], k5)
 

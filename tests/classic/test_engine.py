@@ -1,4 +1,4 @@
-"""The engine's attention layer equals the documents' class: outputs and gradients, with the same weights."""
+"""headway.nn.Attention equals the documents' class: outputs and gradients with the same weights."""
 
 import pytest
 import torch
@@ -67,7 +67,7 @@ def test_padding_is_tokens(g, side):
 
 
 def test_the_other_pairing_differs():
-    """The comparison can fail."""
+    """The comparison notices the other pairing."""
     classic, engine = pair(2, torch.float64)
     engine.rotary = RotaryEmbedding(Rotary(pairing="halves"), D // H)
     x = torch.randn(2, S, D, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""RMSNorm (row 29) and rotary embedding (row 40) of LLaMA's code, against the listing and against transformers."""
+"""LLaMA's RMSNorm (requirement 29) and rotary embedding (40), against the document's listing and transformers."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from headway.positions import Rotary
 
 
 def listed_norm(weight, hidden_states, eps):
-    """The body of the listed forward, as printed."""
+    """Computes the forward as printed in the document's listing."""
     input_dtype = hidden_states.dtype
     variance = hidden_states.to(torch.float32).pow(2).mean(-1, keepdim=True)
     hidden_states = hidden_states * torch.rsqrt(variance + eps)
@@ -42,7 +42,9 @@ def test_row_29_norm_rescales_and_does_not_recentre():
     torch.testing.assert_close(norm(7.5 * x), norm(x), rtol=1e-13, atol=0)
     assert (norm(x + 3.0) - norm(x)).abs().max() > 0.1
     torch.testing.assert_close(norm(x).square().mean(-1), torch.ones(5).double(), rtol=1e-13, atol=0)
-    by_variance = x / x.var(-1, keepdim=True, unbiased=False)  # E13: as printed in words
+    by_variance = x / x.var(
+        -1, keepdim=True, unbiased=False
+    )  # slip E13: the formula that the document gives in words
     assert (norm(2 * x) - norm(x)).abs().max() < 1e-12 < (by_variance - norm(x)).abs().max()
 
 
@@ -55,7 +57,7 @@ def test_norm_bias_is_learnable():
 
 
 def test_tables_are_rebuilt_when_longer():
-    """Row 40: 3000 after 2048 is the table of 3000; the angles stay float32 whatever asks."""
+    """Requirement 40: a table grown from 2048 to 3000 equals one of 3000; angles stay float32 for every dtype."""
     built = LlamaRotaryEmbedding(16)
     assert built.max_seq_len_cached == 2048
     for dtype in (
@@ -92,7 +94,7 @@ def test_rotation_equals_the_peer_bit_for_bit():
 
 
 def test_rotation_equals_the_engines_in_float32():
-    """Tables of float32 angles err by up to position * 2^-24 each; Rotary's do not."""
+    """Each table of float32 angles errs by up to position * 2^-24; those of Rotary do not."""
     torch.manual_seed(0)
     q, k = torch.randn(2, 4, 9, 16), torch.randn(2, 2, 9, 16)
     position_ids = torch.randint(0, 300, (2, 9))

@@ -1,4 +1,4 @@
-"""MultiQueryAttention with the fused projection (row 10)."""
+"""MultiQueryAttention with the fused projection (requirement 10)."""
 
 import pytest
 import torch
@@ -61,8 +61,8 @@ def test_past_key_value_continues(cut):
     layer, x = made(), inputs()
     whole, _, nothing = layer(x)
     first, _, past = layer(x[:, :cut], past_key_value=())
-    rest, weights, past = layer(x[:, cut:], past_key_value=past, needs_weights=True)
-    torch.testing.assert_close(torch.cat((first, rest), 1), whole, rtol=0, atol=1e-13)
+    second, weights, past = layer(x[:, cut:], past_key_value=past, needs_weights=True)
+    torch.testing.assert_close(torch.cat((first, second), 1), whole, rtol=0, atol=1e-13)
     assert nothing is None
     assert past[0].shape == past[1].shape == (2, 6, 4)
     assert weights.shape == (2, 3, 6 - cut, 6)

@@ -23,7 +23,7 @@ WORDS = "one two three four five six seven eight nine ten eleven twelve "
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to work in: a model `m`, adapters `a` (of m, with a tokenizer that has a chat template) and `b`, and
+    """A working folder with a model `m`, adapters `a` (of m, with a tokenizer that has a chat template) and `b`, and
     `text.txt`."""
     monkeypatch.chdir(tmp_path)
     spec = ModelSpec.of("llama", vocab=280, width=16, layers=2, heads=4, kv_heads=2, hidden=24, init_std=0.3,
@@ -31,8 +31,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     model, tokenizer = build(spec, seed=0).eval(), train_bpe([WORDS], 280)
     save_folder("m", model, tokenizer=tokenizer)
     first = trained(Adapter.fresh(model, Lora(rank=2, magnitude=True)))
-    talks = with_template(tokenizer, TURNS)
-    save_adapter("a", first, spec, base=Base.of("m"), tokenizer=talks, generation={"eos_token_id": [3, 4]})
+    chat_tokenizer = with_template(tokenizer, TURNS)
+    save_adapter(
+        "a", first, spec, base=Base.of("m"), tokenizer=chat_tokenizer, generation={"eos_token_id": [3, 4]}
+    )
     save_adapter("b", trained(Adapter.fresh(model, Lora(rank=3), ("q_proj",)), 2), spec, base=Base.of("m"))
     Path("text.txt").write_text(WORDS * 10)
     return tmp_path
@@ -53,8 +55,8 @@ def test_a_model_is_loaded_with_its_adapters(home: Path) -> None:
     assert by_itself.tokenizer.chat_template is not None
     assert both.tokenizer.chat_template is not None
     assert by_itself.generation["eos_token_id"] == [3, 4]
-    low = headway.load("a", dtype="bfloat16").model
-    assert {p.dtype for p in low.parameters()} == {torch.bfloat16}
+    bfloat16 = headway.load("a", dtype="bfloat16").model
+    assert {p.dtype for p in bfloat16.parameters()} == {torch.bfloat16}
 
 
 def test_an_adapter_without_its_model_says_what_to_do(home: Path) -> None:
@@ -85,8 +87,8 @@ def test_commands_take_adapters(home: Path, capsys: pytest.CaptureFixture[str]) 
     assert run(["generate", "m", "one two", "-n", "8", "-t", "0", *both]) == 0
     assert capsys.readouterr().out == expected.text + "\n"
     losses = []
-    for how in ([], both):
-        assert run(["eval", "m", "--data", "text.txt", "--dtype", "fp32", "--json", *how]) == 0
+    for adapters in ([], both):
+        assert run(["eval", "m", "--data", "text.txt", "--dtype", "fp32", "--json", *adapters]) == 0
         losses.append(json.loads(capsys.readouterr().out)["loss"])
     assert abs(losses[0] - losses[1]) > 1e-3
     assert run(["eval", "a", "--adapter", "b", "--data", "text.txt", "--dtype", "fp32", "--json"]) == 0
@@ -96,19 +98,19 @@ def test_commands_take_adapters(home: Path, capsys: pytest.CaptureFixture[str]) 
 def test_merged_weights_are_the_model_with_its_adapters(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The tokenizer and the generation settings are those that an adapter brings."""
+    """The tokenizer and the generation settings are those of the adapter that has some."""
     command = ["surgery", "merge", "m", "out", "--adapter", "a", "--adapter", "b", "--data", "text.txt"]
     assert run([*command, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    (seen,) = report["differences"]
-    assert seen["difference"] < 1e-5 * seen["largest"]
+    (row,) = report["differences"]
+    assert row["difference"] < 1e-5 * row["largest"]
     assert report["before"]["loss"] == pytest.approx(report["after"]["loss"], abs=1e-6)
     assert report["changed"] == []
-    merged, beside = headway.load("out"), headway.load("m", adapter=["a", "b"])
+    merged, adapted = headway.load("out"), headway.load("m", adapter=["a", "b"])
     ids = torch.arange(9)[None]
-    torch.testing.assert_close(merged.model(ids), beside.model(ids), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(merged.model(ids), adapted.model(ids), rtol=1e-5, atol=1e-5)
     assert merged.tokenizer.chat_template is not None
-    assert merged.generation["eos_token_id"] == beside.generation["eos_token_id"] == [3, 4]
+    assert merged.generation["eos_token_id"] == adapted.generation["eos_token_id"] == [3, 4]
     assert load_folder("out").config["model_type"] == "llama"
     assert run(["surgery", "merge", "m", "again", "--adapter", "b"]) == 0
     out = capsys.readouterr().out
@@ -117,8 +119,8 @@ def test_merged_weights_are_the_model_with_its_adapters(
     assert headway.load("again").tokenizer.chat_template is None
     assert run(["surgery", "merge", "a", "by-itself"]) == 0
     assert "adapted by a" in capsys.readouterr().out
-    both = [headway.load(name).model(ids) for name in ("by-itself", "a")]
-    torch.testing.assert_close(*both, rtol=1e-5, atol=1e-5)
+    outputs = [headway.load(name).model(ids) for name in ("by-itself", "a")]
+    torch.testing.assert_close(*outputs, rtol=1e-5, atol=1e-5)
     assert run(["surgery", "merge", "m", "nothing"]) == 1
     assert "say what is put into its weights: --adapter FOLDER" in capsys.readouterr().err
 
@@ -133,10 +135,10 @@ def other(home: Path) -> str:
 def test_an_adapter_of_other_weights_is_refused_or_taken_when_told(
     other: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both fingerprints and both names are said, by whatever puts them together."""
-    prints = [Base.of(name).fingerprint for name in ("m", other)]
-    said = rf"a was trained beside m, .* {prints[0]}, and other has {prints[1]}: .*--any-base"
-    with pytest.raises(CheckpointError, match=said):
+    """Both fingerprints and both names are in the message, whichever call or command combines the two."""
+    fingerprints = [Base.of(name).fingerprint for name in ("m", other)]
+    message = rf"a was trained beside m, .* {fingerprints[0]}, and other has {fingerprints[1]}: .*--any-base"
+    with pytest.raises(CheckpointError, match=message):
         headway.load(other, adapter="a")
     forced = headway.load(other, adapter="a", any_base=True)
     assert adapter_names(forced.model) == ["a"]
@@ -148,7 +150,7 @@ def test_an_adapter_of_other_weights_is_refused_or_taken_when_told(
         assert run([*command, "--adapter", "b", "--adapter", "a"]) == 1
         error = capsys.readouterr().err
         assert "b was trained beside m" in error
-        assert all(one in error for one in prints)
+        assert all(fingerprint in error for fingerprint in fingerprints)
         assert not Path("out").exists()
         assert run([*command, "--adapter", "b", "--adapter", "a", "--any-base"]) == 0
         capsys.readouterr()
@@ -157,7 +159,7 @@ def test_an_adapter_of_other_weights_is_refused_or_taken_when_told(
 
 
 def test_an_adapter_that_names_no_weights_is_taken_with_a_remark(home: Path) -> None:
-    """As PEFT writes them; and the remark is left out where it is known."""
+    """PEFT writes adapters without a fingerprint; with any_base there is no remark."""
     tensors = load_file("a/adapter_model.safetensors")
     save_file(tensors, "a/adapter_model.safetensors")
     with pytest.warns(
@@ -170,7 +172,7 @@ def test_an_adapter_that_names_no_weights_is_taken_with_a_remark(home: Path) -> 
 
 
 def test_adapters_run_on_what_was_made_of_their_model(home: Path) -> None:
-    """Its bfloat16, its int8, a copy of it; what it became by another adapter is another model."""
+    """A bfloat16 and an int8 copy count as the model; a merge with another adapter makes it another model."""
     headway.load("m", dtype="bfloat16").save("bf16")
     assert run(["quantize", "m", "--weights", "int8", "int8"]) == 0
     for base in ("bf16", "int8"):

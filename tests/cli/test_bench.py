@@ -1,4 +1,4 @@
-"""`headway bench`: rows on stdout, progress on stderr, and what it does when it is stopped."""
+"""`headway bench`: rows on stdout, progress on stderr, and what is printed when it is stopped."""
 
 import json
 import os
@@ -25,15 +25,15 @@ KEYS = {
 
 
 def row(number: int, *notes: str) -> Row:
-    where = {"notes": list(notes), "threads": 1, "cpu": "toy", "limit": "register peak"}
-    rest = {
+    machine = {"notes": list(notes), "threads": 1, "cpu": "toy", "limit": "register peak"}
+    measured = {
         "ours_ms": 1.0,
         "rate": 1e9,
         "peers": {"sdpa": 2.0},
         "ratios": {"sdpa": 2.0},
         "share_of_limit": 0.5,
     }
-    return Row("attention", f"case {number}", "float32", machine=where, **rest)  # type: ignore[arg-type]
+    return Row("attention", f"case {number}", "float32", machine=machine, **measured)  # type: ignore[arg-type]
 
 
 def test_one_object_per_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,10 +43,10 @@ def test_one_object_per_line(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     rows = [json.loads(line) for line in out.splitlines()]
     assert len(rows) == 4 + 2 + 4
-    for said in rows:
-        unit = "ours_gbs" if said["case"].startswith("decode") else "ours_gflops"
-        assert set(said) == {*KEYS, unit}
-        assert said["machine"]["threads"] == 1
+    for record in rows:
+        unit = "ours_gbs" if record["case"].startswith("decode") else "ours_gflops"
+        assert set(record) == {*KEYS, unit}
+        assert record["machine"]["threads"] == 1
     assert rows[0]["case"] == "causal n=32 forward"
     assert "causal n=32 forward float32, 1 thread" in err
 
@@ -116,13 +116,13 @@ def test_stopped_it_prints_what_it_has(
 def test_rows_are_told_as_they_come(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until SIGTERM ends it."""
-    told = []
+    """Rows are reported one by one, also if SIGTERM ends the bench."""
+    captured = []
 
     def terminated(*_: Any, **__: Any) -> Iterator[Row]:
         for number in (1, 2):
             yield row(number)
-            told.append(capsys.readouterr())
+            captured.append(capsys.readouterr())
         os.kill(os.getpid(), signal.SIGTERM)
         yield row(3)
 
@@ -130,13 +130,13 @@ def test_rows_are_told_as_they_come(
     monkeypatch.setattr("headway_lab.bench.attention.attention", terminated)
     assert run(["bench", "attention"]) == 130
     line = "  case {} float32: 1 ms, the best peer takes 2.00x\n"
-    assert [err for _, err in told] == [line.format(1), line.format(2)]
+    assert [err for _, err in captured] == [line.format(1), line.format(2)]
     out = capsys.readouterr().out
     assert ("case 2" in out, "case 3" in out) == (True, False)
     assert signal.getsignal(signal.SIGTERM) is before
-    told.clear()
+    captured.clear()
     assert run(["bench", "attention", "--json"]) == 130
-    assert [json.loads(out)["case"] for out, _ in told] == ["case 1", "case 2"]
+    assert [json.loads(out)["case"] for out, _ in captured] == ["case 1", "case 2"]
 
 
 def test_another_result_is_an_error_after_the_table(

@@ -1,4 +1,4 @@
-"""`headway chat`: replies on stdout, remarks on stderr, and a talk that ends when its input does."""
+"""`headway chat`: replies on stdout, remarks on stderr, and a conversation that ends when its input does."""
 
 import io
 import re
@@ -64,13 +64,13 @@ def test_a_turn_that_fails_is_forgotten(folder: str, capsys: pytest.CaptureFixtu
 
 def test_a_model_that_cannot_talk(bare: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["chat", bare]) == 1
-    said = capsys.readouterr().err
-    assert "talk all the same with --plain or --template NAME" in said
-    assert f"continue a text with: headway generate {bare}" in said
+    message = capsys.readouterr().err
+    assert "talk all the same with --plain or --template NAME" in message
+    assert f"continue a text with: headway generate {bare}" in message
 
 
 def test_a_model_without_a_template_talks_all_the_same(bare: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """--plain is one text of lines, each reply up to the end of its line; --template is a template of its own."""
+    """--plain is one text, a line for each turn, and a reply ends with its line; --template names a chat template."""
     lm = headway.load(bare)
     first = lm.generate("hello\n", max_new_tokens=6, stop=["\n"]).text
     second = lm.generate(f"hello\n{first}\nand?\n", max_new_tokens=6, stop=["\n"]).text
@@ -85,43 +85,48 @@ def test_a_model_without_a_template_talks_all_the_same(bare: str, capsys: pytest
     assert "leave out one of --plain and --template" in capsys.readouterr().err
 
 
-def turns(system: list[dict[str, str]], asked: list[str], replies: list[str]) -> list[dict[str, str]]:
-    """Questions and replies, which are one fewer."""
-    found = list(system)
-    for question, reply in zip(asked, [*replies, None], strict=True):
-        found.append({"role": "user", "content": question})
-        found += [] if reply is None else [{"role": "assistant", "content": reply}]
-    return found
+def turns(system: list[dict[str, str]], questions: list[str], replies: list[str]) -> list[dict[str, str]]:
+    """Returns the messages of a conversation that has one reply fewer than questions."""
+    messages = list(system)
+    for question, reply in zip(questions, [*replies, None], strict=True):
+        messages.append({"role": "user", "content": question})
+        messages += [] if reply is None else [{"role": "assistant", "content": reply}]
+    return messages
 
 
 @pytest.mark.parametrize("system", [None, "be brief"])
 def test_a_full_context_forgets_the_oldest_turns_and_says_so(
     system: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every reply is that to the latest turns that have room, and to the system message."""
+    """Each reply is the model's to the system message and to the latest turns that have room."""
     save_folder(tmp_path / "m", small(context=160), tokenizer=with_template(byte_level(), TURNS))
-    asked = [f"what is number {i}?" for i in range(9)]
+    questions = [f"what is number {i}?" for i in range(9)]
     options = [] if system is None else ["--system", system]
-    out, err = chat(str(tmp_path / "m"), "\n".join(asked), *options, capsys=capsys)
+    out, err = chat(str(tmp_path / "m"), "\n".join(questions), *options, capsys=capsys)
     lm = headway.load(tmp_path / "m")
-    first = [] if system is None else [{"role": "system", "content": system}]
+    system_messages = [] if system is None else [{"role": "system", "content": system}]
     replies: list[str] = []
     begin = forgotten = 0
-    for count in range(1, len(asked) + 1):
+    for count in range(1, len(questions) + 1):
         before = begin
         while (
-            len(lm.need_tokenizer().render_chat(turns(first, asked[begin:count], replies[begin:]))) > 160 - 6
+            len(
+                lm.need_tokenizer().render_chat(
+                    turns(system_messages, questions[begin:count], replies[begin:])
+                )
+            )
+            > 160 - 6
         ):
             begin += 1
         forgotten += begin - before
-        messages = turns(first, asked[begin:count], replies[begin:])
+        messages = turns(system_messages, questions[begin:count], replies[begin:])
         replies.append(lm.chat(messages, max_new_tokens=6, temperature=0).text)
     assert out == "".join(f"{reply}\n" for reply in replies)
     assert forgotten >= 4
-    said = re.findall(
+    remarks = re.findall(
         r"the context of 160 tokens is full: the (?:(\d+) )?oldest turns? (?:is|are) forgotten", err
     )
-    assert sum(int(count or 1) for count in said) == forgotten
+    assert sum(int(count or 1) for count in remarks) == forgotten
     assert "error" not in err
 
 
@@ -132,34 +137,34 @@ def test_where_all_layers_see_windows_nothing_is_forgotten(
     pattern: Any, ends: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_folder(tmp_path / "m", small(pattern, context=64), tokenizer=with_template(byte_level(), TURNS))
-    lm, asked, replies = headway.load(tmp_path / "m"), [f"number {i}?" for i in range(6)], list[str]()
-    out, err = chat(str(tmp_path / "m"), "\n".join(asked), capsys=capsys)
+    lm, questions, replies = headway.load(tmp_path / "m"), [f"number {i}?" for i in range(6)], list[str]()
+    out, err = chat(str(tmp_path / "m"), "\n".join(questions), capsys=capsys)
     assert ("forgotten" in err) == ends
-    for count in () if ends else range(1, len(asked) + 1):
-        messages = turns([], asked[:count], replies)
+    for count in () if ends else range(1, len(questions) + 1):
+        messages = turns([], questions[:count], replies)
         replies.append(lm.chat(messages, max_new_tokens=6, temperature=0, beyond_context=True).text)
     assert ends or out == "".join(f"{reply}\n" for reply in replies)
 
 
 def test_new_tokens_that_leave_no_room_are_refused(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["chat", folder, "-n", "512"]) == 1
-    said = "--max-new-tokens 512 leaves no room for a question in the 512 tokens of this model's context"
-    assert said in capsys.readouterr().err
+    message = "--max-new-tokens 512 leaves no room for a question in the 512 tokens of this model's context"
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
 def test_a_line_that_is_no_utf_8_is_left_out(
     errors: str, folder: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the locale makes of such bytes: strict where it has UTF-8, escaped ones in the C locale."""
+    """With both ways in which a locale decodes such bytes: strict with UTF-8, surrogateescape in the C locale."""
     lines = b"caf\xe9\nhello \xc3\xa9\n"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines), encoding="ascii", errors=errors))
     with pytest.raises(SystemExit) as end:
         main(["chat", folder, "-n", "6", "-t", "0"])
     assert end.value.code == 0
     out, err = capsys.readouterr()
-    asked = [{"role": "user", "content": "hello é"}]
-    assert out == headway.load(folder).chat(asked, max_new_tokens=6, temperature=0).text + "\n"
+    messages = [{"role": "user", "content": "hello é"}]
+    assert out == headway.load(folder).chat(messages, max_new_tokens=6, temperature=0).text + "\n"
     assert "standard input: not UTF-8 at byte 3 (this line is left out)" in err
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines), encoding="utf-8", errors=errors))
     with pytest.raises(SystemExit):

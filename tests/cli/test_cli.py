@@ -1,4 +1,4 @@
-"""The command line itself: the overview, exit codes, and who hears of what."""
+"""The command line itself: the overview, exit codes, and where messages go."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from headway.errors import ConfigError
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """Puts a function in the place of a command called `probe`."""
+    """Returns a function that installs its argument as a command called `probe`."""
 
     def put(function: Any) -> None:
         module = types.ModuleType("probe_command")
@@ -30,8 +30,8 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
 
 
 def test_help_names_every_command_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    for ask in ([], ["--help"], ["-h"], ["help"]):
-        assert run(ask) == 0
+    for arguments in ([], ["--help"], ["-h"], ["help"]):
+        assert run(arguments) == 0
         text = capsys.readouterr().out
         for name, command in commands().items():
             assert f"  {name}" in text
@@ -160,13 +160,13 @@ def test_help_of_a_command_is_its_docstring_on_stdout(
 )
 def test_a_reader_that_goes_away_is_no_error(command: str, first: str) -> None:
     line = f"{sys.executable} -m headway {command} | head -1; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == (f"{first}\n", "")
+    result = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+    assert (result.stdout, result.stderr) == (f"{first}\n", "")
 
 
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Installs a package `other` that registers one command."""
+    """Returns a function that installs a package `other` with one command."""
 
     def install(entry_point: str) -> None:
         info = tmp_path / "other-1.0.dist-info"
@@ -221,18 +221,18 @@ def test_a_warning_is_one_line_without_code() -> None:
         "import warnings; from headway import cli; cli.run = lambda argv: warnings.warn('so few', stacklevel=1)\n"
         "cli.main()"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stderr == "headway: so few\n"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stderr == "headway: so few\n"
 
 
 def test_a_terminal_without_unicode_gets_escapes() -> None:
     script = (
         "import sys; from headway import cli; cli.run = lambda argv: print('\\u4e2d \\u221a'); cli.main()"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
         check=True,
     )
-    assert done.stdout == rb"\u4e2d \u221a" + os.linesep.encode()
+    assert result.stdout == rb"\u4e2d \u221a" + os.linesep.encode()

@@ -1,4 +1,4 @@
-"""`headway convert` and `headway inspect` from the outside."""
+"""`headway convert` and `headway inspect`, run as commands."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What `--help` says of defaults is so: said once, and where a command has none of its own, by who fills it in."""
+"""Defaults in `--help` are stated once and true, also those that the code behind an option fills in."""
 
 import importlib
 import re
@@ -20,22 +20,26 @@ SAID = re.compile(r"\[default: ([^\]]*)\]")
 
 
 def options(name: str) -> Iterator[tuple[str, Any]]:
-    """(command, option) of every option of a command and its own commands."""
+    """Yields (command, option) for each option of a command and of its subcommands."""
     module, _, function = commands()[name].module.partition(":")
-    given: Any = getattr(importlib.import_module(module), function or "command")
+    callback: Any = getattr(importlib.import_module(module), function or "command")
     if name == "train":
-        given = with_flags(train_command, settings_of(None))
-    whole = click_command(given)
-    for own, command in (getattr(whole, "commands", None) or {"": whole}).items():
-        yield from ((f"{name} {own}".strip(), p) for p in command.params if getattr(p, "help", None))
+        callback = with_flags(train_command, settings_of(None))
+    root = click_command(callback)
+    for subcommand, command in (getattr(root, "commands", None) or {"": root}).items():
+        yield from (
+            (f"{name} {subcommand}".strip(), option)
+            for option in command.params
+            if getattr(option, "help", None)
+        )
 
 
 @pytest.mark.parametrize("name", commands())
 def test_a_default_is_said_once(name: str) -> None:
-    """Where an option has a value of its own, that is what is printed, and no words beside it."""
-    found = list(options(name))
-    assert found
-    for command, option in found:
+    """If an option has a default value, click prints it, and the help text must not state one, too."""
+    pairs = list(options(name))
+    assert pairs
+    for command, option in pairs:
         assert len(SAID.findall(option.help)) <= 1, (command, option.name)
         assert option.default is None or not SAID.search(option.help), (command, option.name, option.default)
 
@@ -47,32 +51,32 @@ def test_defaults_in_the_help_of_train_are_those_of_the_settings(task: str) -> N
     printed = {p.name: p.help for p in params if getattr(p, "help", None)}
     compared = 0
     for name, field in kind.model_fields.items():
-        said = SAID.findall(printed[name])
+        stated = SAID.findall(printed[name])
         if field.is_required():
-            assert not said, name
+            assert not stated, name
         elif field.default not in (None, ()):
-            value = yaml.safe_load(said[0])
+            value = yaml.safe_load(stated[0])
             assert (
-                value == field.default or str(value) == str(field.default) or said[0] == cell(field.default)
+                value == field.default or str(value) == str(field.default) or stated[0] == cell(field.default)
             ), name
             compared += 1
     assert compared > 10
 
 
 def test_kv_heads_of_a_home_made_model_are_what_the_help_of_train_says() -> None:
-    """heads / 4; heads in gpt2 and encoders; 1 in gpt_bigcode and falcon."""
+    """The default is heads / 4; heads in gpt2 and encoders; 1 in gpt_bigcode and falcon."""
     kind = settings_of("causal-lm")
     assert "[default: heads / 4; heads in gpt2 and encoders; 1 in" in str(
         kind.model_fields["kv_heads"].description
     )
     for family in ("llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_bigcode", "falcon"):
-        given = {"data": "x", "task": "causal-lm", "family": family, "heads": 8, "depth": 2}
-        found = make_spec(kind.of(given, "here"), 64).kv_heads
-        assert found == {"gpt2": 8, "gpt_bigcode": 1, "falcon": 1}.get(family, 2), family
+        settings = {"data": "x", "task": "causal-lm", "family": family, "heads": 8, "depth": 2}
+        kv_heads = make_spec(kind.of(settings, "here"), 64).kv_heads
+        assert kv_heads == {"gpt2": 8, "gpt_bigcode": 1, "falcon": 1}.get(family, 2), family
 
 
 def test_literals_in_words_are_those_of_who_fills_them_in() -> None:
-    """Options that are None unless given: what stands in the help is the default of what is behind."""
+    """For options that are None unless given, the help states the default of the code that fills it in."""
     from headway.generate.config import Beams
     from headway_lab.explain.runs import Budget
 
@@ -84,5 +88,5 @@ def test_literals_in_words_are_those_of_who_fills_them_in() -> None:
         ("generate", "n_best", beams.n_best),
         ("diff", "steps", Budget().steps),
     ):
-        (said,) = SAID.findall(helps[command, name])
-        assert yaml.safe_load(said) == value, (command, name)
+        (stated,) = SAID.findall(helps[command, name])
+        assert yaml.safe_load(stated) == value, (command, name)

@@ -1,4 +1,4 @@
-"""`headway doctor` says what is here, what is not, and what to do."""
+"""`headway doctor` reports what is present, what is missing, and what to do."""
 
 import ctypes
 import json
@@ -38,7 +38,7 @@ def test_every_backend_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def native_row(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The report on the native library, and the row of its backend."""
+    """Returns the report on the native library and the row of its backend."""
     assert run(["doctor", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     return report["native"], next(row for row in report["backends"] if row["name"] == "native")
@@ -112,11 +112,11 @@ def test_advice_follows_from_the_facts() -> None:
     assert any("8 threads on 4 cores" in line for line in advice)
     assert any("no bf16" in line for line in advice)
     assert any("1.00 GiB of memory" in line for line in advice)
-    calm = {
+    good_report = {
         **report,
         "cpu": {"cores": 4, "bf16": True},
         "torch": {"threads": 4},
         "memory": {"available": 8 << 30},
         "native": {"trouble": None},
     }
-    assert doctor.judge(calm) == ([], [])
+    assert doctor.judge(good_report) == ([], [])

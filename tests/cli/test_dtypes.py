@@ -1,4 +1,4 @@
-"""One rule says in which dtype a model runs and is counted: `headway.storage.dtypes`."""
+"""One rule decides in which dtype a model runs and is counted: `headway.storage.dtypes`."""
 
 import json
 from collections.abc import Callable
@@ -25,10 +25,10 @@ Json = Callable[..., dict[str, object]]
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Folders of one model, named by what their files hold, and `text.txt`."""
+    """Folders of one model, named by the dtype of their files, and `text.txt`."""
     monkeypatch.chdir(tmp_path)
-    box = Machine(name="box", memory=32 << 30, bandwidth=20e9, peak=500e9)
-    monkeypatch.setattr(Machine, "here", staticmethod(lambda dtype: box))
+    machine = Machine(name="box", memory=32 << 30, bandwidth=20e9, peak=500e9)
+    monkeypatch.setattr(Machine, "here", staticmethod(lambda dtype: machine))
     model, tokenizer = build(SPEC, seed=0).eval(), train_bpe([WORDS], 280)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         save_folder(str(dtype).removeprefix("torch."), model, tokenizer=tokenizer, dtype=dtype)
@@ -40,7 +40,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def report(home: Path, capsys: pytest.CaptureFixture[str]) -> Json:
-    """What a command prints with --json."""
+    """Returns a function that runs a command with --json and returns its report."""
 
     def printed(*arguments: str) -> dict[str, object]:
         assert run([*arguments, "--json"]) == 0
@@ -60,16 +60,16 @@ def report(home: Path, capsys: pytest.CaptureFixture[str]) -> Json:
     ],
 )
 def test_a_folder_runs_and_is_counted_in_what_its_file_holds(folder: str, dtype: str, report: Json) -> None:
-    """By `load`, which generate takes, by eval and by plan; a float16 file in float32, on a CPU."""
+    """By `load`, which generate uses, by eval and by plan; a float16 file runs in float32 on a CPU."""
     model = headway.load(folder).model
     assert next(model.parameters()).dtype == getattr(torch, dtype)
     assert report("eval", folder, "--data", "text.txt")["dtype"] == dtype
     planned = report("plan", folder)
     assert planned["dtype"] == planned["kv_dtype"] == dtype
     layers = [weight.nbytes for weight in quantized_layers(model).values()]
-    held = sum(p.nbytes for p in model.parameters()) + sum(layers)
+    expected = sum(p.nbytes for p in model.parameters()) + sum(layers)
     assert bool(layers) == folder.startswith("int")
-    assert planned["weights"] == held
+    assert planned["weights"] == expected
 
 
 def test_what_is_asked_for_is_taken_by_all(report: Json, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +83,7 @@ def test_what_is_asked_for_is_taken_by_all(report: Json, capsys: pytest.CaptureF
 
 def test_the_dtype_is_said_with_its_reason(report: Json, capsys: pytest.CaptureFixture[str]) -> None:
     count = len(load_folder("float32").tensors)
-    for command, said in (
+    for command, message in (
         (["plan", "float32"], f"note: float32: all that the file holds: {count} tensors float32"),
         (["plan", "float16"], "note: float32: holds every float16 number exactly"),
         (["plan", "gpt2"], "note: bfloat16: a size of the catalog has no file"),
@@ -95,26 +95,26 @@ def test_the_dtype_is_said_with_its_reason(report: Json, capsys: pytest.CaptureF
     ):
         assert run(command) == 0
         printed = capsys.readouterr()
-        assert said in (printed.err if "eval" in command else printed.out)
+        assert message in (printed.err if "eval" in command else printed.out)
     assert run(["generate", "float16", "one two", "-n", "2"]) == 0
     assert "tokens/s, in float32" in capsys.readouterr().err
 
 
 def test_a_difference_counts_each_model_as_it_is_kept(report: Json) -> None:
-    found = report("diff", "float32", "int8")
-    numbers = {one["name"]: one for one in found["numbers"]}  # type: ignore[attr-defined]
+    report_of_diff = report("diff", "float32", "int8")
+    numbers = {row["name"]: row for row in report_of_diff["numbers"]}  # type: ignore[attr-defined]
     n = cost.parameter_count(SPEC)
     assert numbers["weights, bytes"]["first"] == 4 * n
     assert numbers["weights, bytes"]["second"] == report("plan", "int8")["weights"]
     assert numbers["parameters"]["ratio"] == 1
-    assert found["differences"] == [
+    assert report_of_diff["differences"] == [
         {
             "aspect": "weights",
             "first": "float32",
             "second": "int8 in the blocks with a scale for each 32 inputs, else float32",
         }
     ]
-    half = {one["name"]: one for one in report("diff", "float32", "bfloat16")["numbers"]}  # type: ignore[attr-defined]
+    half = {row["name"]: row for row in report("diff", "float32", "bfloat16")["numbers"]}  # type: ignore[attr-defined]
     assert half["weights, bytes"]["ratio"] == half["keys and values, bytes per token"]["ratio"] == 0.5
-    family = {one["name"]: one for one in report("diff", "float32", "mistral")["numbers"]}  # type: ignore[attr-defined]
+    family = {row["name"]: row for row in report("diff", "float32", "mistral")["numbers"]}  # type: ignore[attr-defined]
     assert family["weights, bytes"]["second"] == 4 * family["parameters"]["second"]

@@ -1,4 +1,4 @@
-"""`headway eval`: a text or tasks, one of them."""
+"""`headway eval` takes a text or tasks, not both."""
 
 import json
 import re
@@ -45,7 +45,7 @@ WORDS = "one two three four five six seven " * 60
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model of 32 tokens and a text, in the working folder."""
+    """A model of 32 tokens of context and a text, in the working folder."""
     monkeypatch.chdir(tmp_path)
     tokenizer = train_bpe([WORDS], 280)
     spec = ModelSpec.of_depth(1, tokenizer.vocab_size, width=16, heads=2, kv_heads=1, trained_context=32)
@@ -69,7 +69,7 @@ def test_rows_beyond_the_trained_length_are_named(model: Path, capsys: pytest.Ca
 def test_what_is_announced_is_what_is_scored(
     limit: int | None, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first token of each document is read, and predicted by nothing."""
+    """The first token of each document is read but not scored, as nothing predicts it."""
     lines = [json.dumps({"text": WORDS[: 7 * n]}) + "\n" for n in (1, 9, 4, 30)]
     Path("text.jsonl").write_text("".join(lines), encoding="utf-8")
     arguments = ["eval", str(model), "--data", "text.jsonl", "--dtype", "fp32", "--json"]

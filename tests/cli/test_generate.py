@@ -60,14 +60,14 @@ UNUSED = (
 
 
 def test_a_first_token_waits_for_no_compiler(folder: str) -> None:
-    """Which torch imports, for 0.8 s, where numbers are drawn or counted on the device "meta"; a model of another
-    family imports no more."""
-    done = subprocess.run([sys.executable, "-c", START, folder], capture_output=True, text=True, check=True)
-    code, used, more = json.loads(done.stdout.splitlines()[-1])
+    """torch imports one, which takes 0.8 s, if numbers are drawn or counted on the device "meta"; models of other
+    families import no more."""
+    result = subprocess.run([sys.executable, "-c", START, folder], capture_output=True, text=True, check=True)
+    code, used, later_imports = json.loads(result.stdout.splitlines()[-1])
     assert code == 0
     assert "headway.generate.loop" in used
     assert not {*UNUSED} & {*used}
-    assert not {*UNUSED} & {*more}
+    assert not {*UNUSED} & {*later_imports}
 
 
 def test_options_reach_the_model(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,24 +81,24 @@ def test_options_reach_the_model(folder: str, capsys: pytest.CaptureFixture[str]
         "seed": 1,
     }
     flags = [x for name, value in options.items() for x in (f"--{name.replace('_', '-')}", str(value))]
-    free = lm.generate("the cat", max_new_tokens=20, **options)
-    stop = free.text[5]
+    generation = lm.generate("the cat", max_new_tokens=20, **options)
+    stop = generation.text[5]
     assert run(["generate", folder, "the cat", "-n", "20", *flags, "--stop", stop, "--json"]) == 0
     out, err = capsys.readouterr()
     report = json.loads(out)
     assert err == ""
-    assert report["text"] == free.text[: free.text.index(stop)]
+    assert report["text"] == generation.text[: generation.text.index(stop)]
     assert report["finish_reason"] == "stop"
-    assert report["ids"] == free.ids[: report["new_tokens"]]
-    for more in (["--no-cache"], ["--prefill-chunk", "2"], ["--threads", "1"], ["--backend", "dense"]):
-        assert run(["generate", folder, "the cat", "-n", "20", *flags, "--json", *more]) == 0
-        assert json.loads(capsys.readouterr().out)["ids"] == free.ids
+    assert report["ids"] == generation.ids[: report["new_tokens"]]
+    for extra_flags in (["--no-cache"], ["--prefill-chunk", "2"], ["--threads", "1"], ["--backend", "dense"]):
+        assert run(["generate", folder, "the cat", "-n", "20", *flags, "--json", *extra_flags]) == 0
+        assert json.loads(capsys.readouterr().out)["ids"] == generation.ids
 
 
 def test_prompts_by_every_road(
     folder: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outs = []
+    outputs = []
     for arguments, stdin in (
         (["the cat"], ""),
         ([], "the cat\n"),
@@ -106,8 +106,8 @@ def test_prompts_by_every_road(
     ):
         monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
         assert run(["generate", folder, *arguments, "-n", "5"]) == 0
-        outs.append(capsys.readouterr().out)
-    assert len(set(outs)) == 1
+        outputs.append(capsys.readouterr().out)
+    assert len(set(outputs)) == 1
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_errors(
 
 
 def test_one_text_of_beams_is_printed_as_any_other(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    how = Beams(3, length_penalty=0.5, early_stopping="never")
-    expected = headway.load(folder).generate("the cat", max_new_tokens=9, beams=how)
+    beams = Beams(3, length_penalty=0.5, early_stopping="never")
+    expected = headway.load(folder).generate("the cat", max_new_tokens=9, beams=beams)
     flags = ["--beams", "3", "--length-penalty", "0.5", "--early-stopping", "never"]
     assert run(["generate", folder, "the cat", "-n", "9", *flags]) == 0
     out, err = capsys.readouterr()
@@ -145,20 +145,20 @@ def test_one_text_of_beams_is_printed_as_any_other(folder: str, capsys: pytest.C
 
 def test_n_best_are_listed_with_their_scores(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     lm = headway.load(folder)
-    how = Beams(4, n_best=3, early_stopping=True)
-    expected = lm.generate("the cat", max_new_tokens=9, beams=how).hypotheses
-    ask = [
+    beams = Beams(4, n_best=3, early_stopping=True)
+    expected = lm.generate("the cat", max_new_tokens=9, beams=beams).hypotheses
+    command = [
         "generate",
         folder,
         "the cat",
         *["-n", "9", "--beams", "4", "--n-best", "3", "--early-stopping", "true"],
     ]
-    assert run(ask) == 0
+    assert run(command) == 0
     assert capsys.readouterr().out == "".join(
         f"{i}. score {h.score:.4f}, {len(h.ids)} tokens ({h.finish_reason})\n{h.text}\n"
         for i, h in enumerate(expected, 1)
     )
-    assert run([*ask, "--json"]) == 0
+    assert run([*command, "--json"]) == 0
     out, err = capsys.readouterr()
     report = json.loads(out)
     assert err == ""
@@ -199,28 +199,28 @@ def test_beams_refuse_what_is_not_theirs(
 
 
 def test_drafts_are_counted_and_change_no_text(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    ask = ["generate", folder, "the cat", "-n", "12", "--draft"]
+    command = ["generate", folder, "the cat", "-n", "12", "--draft"]
     expected = headway.load(folder).generate("the cat", max_new_tokens=12, temperature=0.8)
-    assert run([*ask, folder, "--draft-tokens", "3"]) == 0
+    assert run([*command, folder, "--draft-tokens", "3"]) == 0
     out, err = capsys.readouterr()
     assert out == expected.text + "\n"
     assert "8 of 8 drafted tokens accepted" in err
-    assert run([*ask, "ngram", "--json"]) == 0
+    assert run([*command, "ngram", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["ids"] == expected.ids
     assert report["accepted"] <= report["drafted"]
-    for flags, said in (
+    for flags, message in (
         (["--draft-tokens", "3"], "draft_tokens=3 is about drafts, and none were asked for"),
         (["--draft", "ngram", "--beams", "2"], "draft: a beam search has no one next token to guess"),
         (["--draft", "/nowhere/at/all"], "/nowhere/at/all: no such file or folder"),
     ):
         assert run(["generate", folder, "a", "-n", "3", *flags]) == 1
-        assert said in " ".join(capsys.readouterr().err.replace("│", " ").split())
+        assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
 @pytest.mark.slow
 def test_ctrl_c_exits_130(folder: str) -> None:
-    """While the text comes: what is there stays, the process says that it was interrupted."""
+    """Interrupted while text is printed: what is printed stays, and the process says that it was interrupted."""
     command = [sys.executable, "-m", "headway", "generate", folder, "a", "-n", "500", "-t", "5", "--no-cache"]
     root = Path(__file__).parents[2]
     with subprocess.Popen(
@@ -229,15 +229,15 @@ def test_ctrl_c_exits_130(folder: str) -> None:
         stderr=subprocess.PIPE,
         cwd=root,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        # Where tests run in the background, processes ignore it.
+        # Processes that tests start in the background ignore SIGINT unless it is reset.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.read(1)
         process.send_signal(signal.SIGINT)
-        until = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < until:
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
             process.stdout.read(1)
         assert process.returncode == 130
         assert b"headway: interrupted" in process.stderr.read()

@@ -1,4 +1,4 @@
-"""Paths that begin with ~/ are those of the home folder in any command: shells leave `--out=~/x` as it is."""
+"""Paths that begin with ~/ are expanded by every command: shells leave `--out=~/x` as it is."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ SPEC = ModelSpec.of(
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The home folder, with a model `m`; another folder to work in."""
+    """The home folder, with a model `m`; the working folder is another one."""
     (tmp_path / "home").mkdir()
     (tmp_path / "here").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -42,10 +42,10 @@ def test_a_path_at_home_is_written_there(home: Path, command: list[str], written
 
 
 def test_every_path_of_a_command_is_expanded_and_nothing_else(home: Path) -> None:
-    seen: list[object] = []
+    received: list[object] = []
 
     def command(one: Path, *, more: list[Path] | None = None, text: str = "", at: Path = Path("~/d")) -> None:
-        seen.extend([one, more, text, at])
+        received.extend([one, more, text, at])
 
     click_command(command)(["~/a", "--more=~/b", "--more=c/~", "--text=~/t"], standalone_mode=False)
-    assert seen == [home / "a", [home / "b", Path("c/~")], "~/t", home / "d"]
+    assert received == [home / "a", [home / "b", Path("c/~")], "~/t", home / "d"]

@@ -1,4 +1,4 @@
-"""`headway preview`: the very tokens and the mask of training, and the counts."""
+"""`headway preview` shows the exact tokens and mask of training, and the counts."""
 
 import json
 import re
@@ -27,7 +27,7 @@ CHATS = [
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    rows = [{"conversations": [{"from": who, "value": said} for who, said in chat]} for chat in CHATS]
+    rows = [{"conversations": [{"from": speaker, "value": text} for speaker, text in chat]} for chat in CHATS]
     path = tmp_path / "chats.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *rows[:1] * 200]))
     return path
@@ -36,19 +36,19 @@ def data(tmp_path: Path) -> Path:
 def test_row_43_the_answers_of_every_turn_are_trained_and_nothing_else(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each answer with the token that ends it, and no other token: as shown, and as the targets of rows are."""
+    """Each answer and the token that ends it, and no other token: in what is shown and in the targets of rows."""
     byte_level().with_chat_template(MARKED_TURNS).save(tmp_path / "tokenizer")
     assert run(["preview", "--data", str(data), "--tokenizer", str(tmp_path / "tokenizer"), "-n", "2"]) == 0
-    shown, said = capsys.readouterr()
-    first, second = shown.rstrip("\n").split("\n\n")
+    out, err = capsys.readouterr()
+    first, second = out.rstrip("\n").split("\n\n")
     assert first.startswith(f"{data}:1: ")
     body = first.partition("\n")[2]
     assert "".join(re.findall(r"\[([^]]*)\]", body)) == "sat 猫<|end|>the dog<|end|>"
     rendering = "<|begin|><|user|>the cat<|reply|>sat 猫<|end|>\n<|user|>and?<|reply|>the dog<|end|>"
     assert re.sub(r"[][|]", "", body) == rendering.replace("|", "")
     assert second.partition("\n")[2].endswith("[<|end|>]")
-    assert "203 examples read, 202 trained on, 1 dropped (no answer); " in said
-    assert re.search(r"\d+ rows of 512 slots, \d+\.\d% of them filled", said)
+    assert "203 examples read, 202 trained on, 1 dropped (no answer); " in err
+    assert re.search(r"\d+ rows of 512 slots, \d+\.\d% of them filled", err)
 
     tokenizer = byte_level().with_chat_template(MARKED_TURNS)
     records: list[Any] = list(read_records(data, Chat))
@@ -92,8 +92,8 @@ def test_a_model_folder_brings_template_and_stop_tokens(
         tmp_path / "model", build(spec, seed=0), tokenizer=tokenizer, generation={"eos_token_id": [3, 1]}
     )
     assert run(["preview", "--data", str(data), "--model", str(tmp_path / "model"), "-n", "0"]) == 0
-    shown, said = capsys.readouterr()
-    assert shown == ""
-    assert "202 trained on" in said
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "202 trained on" in err
     assert run(["preview", "--data", str(data)]) == 1
     assert "give the folder of a model (--model), or a tokenizer (--tokenizer)" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Progress where there is no terminal: a line when work begins, and one by time."""
+"""Progress without a terminal: a line when work begins, then lines at intervals of time."""
 
 import io
 import json
@@ -35,7 +35,7 @@ def test_a_log_is_told_by_time(clock: list[float], capsys: pytest.CaptureFixture
 
 
 def test_a_run_is_told_by_time_too() -> None:
-    """Steps of 25 s each, of which every 100th would be told."""
+    """Steps of 25 s each, of which only every 100th would be reported by number."""
     log = io.StringIO()
     record: dict[str, Any] = {"loss": 1.0, "tokens_per_s": 1.0, "lr": 1.0, "grad_norm": 1.0, "eta_s": 1.0}
     with metrics.Reporter(None, 100, stream=log) as reporter:
@@ -61,8 +61,15 @@ def test_a_judge_says_how_far_it_is(
 
     files = [str(tmp_path / f"{name}.jsonl") for name in "ab"]
     with server(slow) as url:
-        how = ["--questions", str(tmp_path / "q.jsonl"), "--by", f"{url}#m", "--out", str(tmp_path / "out")]
-        assert run(["judge", *files, *how, "--mode", "pairs"]) == 0
+        options = [
+            "--questions",
+            str(tmp_path / "q.jsonl"),
+            "--by",
+            f"{url}#m",
+            "--out",
+            str(tmp_path / "out"),
+        ]
+        assert run(["judge", *files, *options, "--mode", "pairs"]) == 0
     err = capsys.readouterr().err.splitlines()
-    asked = f"{url}#m compares answers to 4 questions"
-    assert err == [f"{asked} ...", *(f"{asked}: {done} of 12" for done in (3, 6, 9, 12))]
+    task = f"{url}#m compares answers to 4 questions"
+    assert err == [f"{task} ...", *(f"{task}: {done} of 12" for done in (3, 6, 9, 12))]

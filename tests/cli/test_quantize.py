@@ -1,4 +1,4 @@
-"""`headway quantize` from the outside."""
+"""`headway quantize`, run as a command."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ SPEC = ModelSpec.of("llama", vocab=280, width=64, layers=2, heads=4, kv_heads=2,
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to work in, with a model `m`, its tokenizer, and `text.txt`."""
+    """A working folder with a model `m`, its tokenizer, and `text.txt`."""
     monkeypatch.chdir(tmp_path)
     save_folder("m", build(SPEC, seed=0).eval(), tokenizer=train_bpe([WORDS], 280))
     (tmp_path / "text.txt").write_text(WORDS * 10)
@@ -29,7 +29,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @torch.no_grad()
 def measured(path: str) -> dict[str, float]:
-    """Nats of `m` and of a model after each token of the text, in rows of 32 tokens, and the mean KL of the two."""
+    """Returns the nats per token of `m` and of a model, in rows of 32 tokens of the text, and their mean KL."""
     tokenizer = Tokenizer.load("m")
     ids = [*tokenizer.encode(Path("text.txt").read_text()), tokenizer.eos]
     rows = [torch.tensor([ids[at : at + 33]]) for at in range(0, len(ids) - 1, 32)]
@@ -37,8 +37,8 @@ def measured(path: str) -> dict[str, float]:
         torch.cat([model(row[:, :-1])[0].double().log_softmax(-1) for row in rows])
         for model in (load_model("m"), load_model(path))
     )
-    wanted = torch.tensor(ids[1:])[:, None]
-    nats = [-float(x.gather(1, wanted).mean()) for x in (p, q)]
+    targets = torch.tensor(ids[1:])[:, None]
+    nats = [-float(log_probs.gather(1, targets).mean()) for log_probs in (p, q)]
     return {"before": nats[0], "after": nats[1], "kl": float((p.exp() * (p - q)).sum(-1).mean())}
 
 
@@ -57,9 +57,9 @@ def test_the_report_is_measured_on_what_was_written(home: Path, capsys: pytest.C
     assert nearest["before"]["stored_bytes"] == load_folder("m").stored.nbytes
     assert nearest["after"]["stored_bytes"] == load_folder("n").stored.nbytes
     assert nearest["after"]["stored_bytes"] < 0.5 * nearest["before"]["stored_bytes"]
-    for path, one in (("n", nearest), ("g", calibrated)):
-        found = {"before": one["before"]["loss"], "after": one["after"]["loss"], "kl": one["kl"]}
-        assert found == pytest.approx(measured(path), rel=1e-4)
+    for path, report in (("n", nearest), ("g", calibrated)):
+        actual = {"before": report["before"]["loss"], "after": report["after"]["loss"], "kl": report["kl"]}
+        assert actual == pytest.approx(measured(path), rel=1e-4)
     assert calibrated["kl"] < nearest["kl"]
 
 

@@ -1,4 +1,4 @@
-"""`headway show`: the picture is the predicate, the numbers are counted, and bad text is told its place."""
+"""`headway show`: the picture is the predicate, the numbers are counted, and an error names its place in the text."""
 
 import json
 from pathlib import Path
@@ -31,10 +31,10 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, obje
 @pytest.mark.parametrize("text", PATTERNS)
 def test_the_text_picture_is_what_is_visible(text: str) -> None:
     tokens = Tokens.range(13).with_global([0, 7])
-    truth = visible(parse(text), tokens, tokens)[0, 0]
+    expected = visible(parse(text), tokens, tokens)[0, 0]
     for marks in ("■·", "#."):
         rows = [line.split(" ") for line in draw(parse(text), 13, tokens, marks).splitlines()]
-        assert [[cell == marks[0] for cell in row] for row in rows] == truth.tolist()
+        assert [[cell == marks[0] for cell in row] for row in rows] == expected.tolist()
         assert {cell for row in rows for cell in row} <= set(marks)
 
 
@@ -53,7 +53,7 @@ def test_a_part_of_a_union_keeps_its_colour() -> None:
     axes = Figure().subplots()
     draw_pattern(axes, Window.around(1) | Global(), tokens)
     cells = axes.collections[0].get_array().reshape(6, 6)
-    assert cells[0, 0] == cells[3, 4] == 1  # the window comes first, also where others allow the pair
+    assert cells[0, 0] == cells[3, 4] == 1  # the window comes first, also for pairs that other parts allow
     assert cells[0, 4] == 2
     assert cells[4, 0] == 3
     assert cells[0, 5] == 0
@@ -80,7 +80,7 @@ def test_window_facts(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["retention"] == {"reach": 7, "sinks": 2, "globals": False, "chunk": None}
     assert report["cache"]["what"] == "window"  # type: ignore[index]
     fields = [field["tokens"] for field in report["receptive_field"]]  # type: ignore[attr-defined]
-    assert fields == [8 + 2, 15 + 2, 22 + 2]  # each layer adds the 7 before, and the sinks stay
+    assert fields == [8 + 2, 15 + 2, 22 + 2]  # each layer adds the 7 tokens before, and the sinks stay
 
 
 def test_a_dilated_window_reaches_further_with_as_many_pairs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""`headway surgery` from the outside."""
+"""`headway surgery`, run as a command."""
 
 import json
 
@@ -14,7 +14,7 @@ WORDS = "one two three four five six seven eight nine ten eleven twelve "
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A folder to work in, with a model `m` of 4 kv heads, its tokenizer, and `text.txt`."""
+    """A working folder with a model `m` of 4 kv heads, its tokenizer, and `text.txt`."""
     monkeypatch.chdir(tmp_path)
     spec = ModelSpec.of("llama", vocab=280, width=16, layers=2, heads=4, kv_heads=4, hidden=24, init_std=0.3,
                         trained_context=32, tied=True)  # fmt: skip
@@ -75,12 +75,12 @@ def test_compare_prints_all_pools_and_what_the_table_says(home, capsys):
     ]  # fmt: skip
     assert report["pools"][0]["loss"] == pytest.approx(report["after"]["loss"], rel=1e-6)
     assert report["tokens"] == 64
-    said = report["verdict"]
-    assert "random" in said
+    verdict = report["verdict"]
+    assert "random" in verdict
     assert run([*command, "--limit", "64", "--overwrite"]) == 0
     out = capsys.readouterr().out
     assert "right after, without training:" in out
-    assert said in out
+    assert verdict in out
 
 
 def test_the_seed_decides_random(home, capsys):
@@ -100,9 +100,9 @@ def test_window_bounds_what_is_stored(home, capsys):
     assert "layers 1: asked for" in out
     assert run(["surgery", "window", "n", "k", "--window", "6", "--context", "256", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    sunk = "layers 1: Window.last(6) | Causal() & Sink(2)"
+    last_layer = "layers 1: Window.last(6) | Causal() & Sink(2)"
     assert report["changed"] == [
-        ["patterns", f"layers 0: Causal(); {sunk}", f"layers 0: Window.last(6); {sunk}"]
+        ["patterns", f"layers 0: Causal(); {last_layer}", f"layers 0: Window.last(6); {last_layer}"]
     ]
     assert report["before"]["kv_bytes_stored"] == (256 + 128) * 128
     assert report["after"]["kv_bytes_stored"] == (64 + 128) * 128

@@ -1,4 +1,4 @@
-"""The commands for texts: results on stdout, the rest on stderr, and errors that say what to do."""
+"""The commands that read texts: results on stdout, the rest on stderr, and errors that say what to do."""
 
 import csv
 import io
@@ -32,7 +32,7 @@ HEADS = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A small model for every task, and a decoder."""
+    """The folders of a small model for every task, and of a decoder."""
     root = tmp_path_factory.mktemp("models")
     (root / "vocab.txt").write_text("\n".join(PIECES), encoding="utf-8")
     tokenizer = Tokenizer.load(root / "vocab.txt")
@@ -48,13 +48,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for name, head in HEADS.items():
         save_folder(root / name, build(bert.with_head(head), seed=1), tokenizer=tokenizer)
     save_folder(root / "decoder", small(), tokenizer=byte_level())
-    both = joint_tokenizer(iter(CORPUS), 320)
+    joint = joint_tokenizer(iter(CORPUS), 320)
     config = TranslationConfig.of(
         {"source": "a", "target": "b", "layers": 1, "width": 32, "heads": 2, "hidden": 48, "context": 64}
     )
     generation = {"decoder_start_token_id": START, "eos_token_id": END}
-    model = build(translation_spec(config, both.vocab_size), seed=2)
-    save_folder(root / "translate", model, tokenizer=both, generation=generation)
+    model = build(translation_spec(config, joint.vocab_size), seed=2)
+    save_folder(root / "translate", model, tokenizer=joint, generation=generation)
     return {path.name: str(path) for path in root.iterdir() if path.is_dir()}
 
 
@@ -65,15 +65,15 @@ def report(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
 
 def test_fill_mask(folders: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     model, text = folders["fill-mask"], "the [MASK] sat [MASK]"
-    found = headway.load(model, task="masked-lm").fill_mask(text, top_k=3)
-    (said,) = report(["fill-mask", model, text, "--top-k", "3"], capsys)
-    assert [[one["token"] for one in place] for place in said["masks"]] == [
-        [one.token for one in place] for place in found
+    expected = headway.load(model, task="masked-lm").fill_mask(text, top_k=3)
+    (printed,) = report(["fill-mask", model, text, "--top-k", "3"], capsys)
+    assert [[candidate["token"] for candidate in mask] for mask in printed["masks"]] == [
+        [candidate.token for candidate in mask] for mask in expected
     ]
     assert run(["fill-mask", model, text, "--top-k", "3"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(text)
-    assert f"{found[1][2].probability:.4f}" in out
+    assert f"{expected[1][2].probability:.4f}" in out
     assert run(["fill-mask", model, "the cat"]) == 1
     assert "text 0 has no [MASK]" in capsys.readouterr().err
 
@@ -85,8 +85,8 @@ def test_classify(
     tmp_path: Path,
 ) -> None:
     model = folders["classify"]
-    found = headway.load(model, task="classify").classify(TEXTS)
-    labels = [[one.label for one in row] for row in found]
+    expected = headway.load(model, task="classify").classify(TEXTS)
+    labels = [[candidate.label for candidate in row] for row in expected]
     (tmp_path / "texts").write_text("\n".join(TEXTS))
     for arguments, stdin in (
         (TEXTS, ""),
@@ -94,42 +94,42 @@ def test_classify(
         (["--file", str(tmp_path / "texts")], ""),
     ):
         monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
-        said = report(["classify", model, *arguments, "--batch-size", "1"], capsys)
-        assert [[one["label"] for one in row["labels"]] for row in said] == labels
-    (one,) = report(["classify", model, "the cat\twho sat", "--pairs", "--top-k", "1"], capsys)
+        printed = report(["classify", model, *arguments, "--batch-size", "1"], capsys)
+        assert [[candidate["label"] for candidate in row["labels"]] for row in printed] == labels
+    (record,) = report(["classify", model, "the cat\twho sat", "--pairs", "--top-k", "1"], capsys)
     pair = headway.load(model, task="classify").classify(("the cat", "who sat"), top_k=1)
-    assert one["labels"][0]["probability"] == pytest.approx(pair[0].probability)
+    assert record["labels"][0]["probability"] == pytest.approx(pair[0].probability)
     assert run(["classify", model, *TEXTS, "--top-k", "1"]) == 0
     assert labels[0][0] in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("pairs", [False, True])
 def test_labels_go_into_a_table_of_their_own(pairs: bool, folders: dict[str, str], tmp_path: Path) -> None:
-    """A row for each text: as scikit-learn's predict and predict_proba."""
+    """The table has a row for each text, as scikit-learn's predict and predict_proba give them."""
     lm, path = headway.load(folders["classify"], task="classify"), tmp_path / "labels.csv"
     texts = [f"{text}\t{text}, who" for text in TEXTS] if pairs else [*TEXTS, 'the "cat", sat']
     assert run(["classify", folders["classify"], *texts, *["--pairs"] * pairs, "--csv", str(path)]) == 0
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    whole = [tuple(text.split("\t")) for text in texts] if pairs else texts
-    for text, row, found in zip(whole, rows, lm.classify(whole), strict=True):
+    inputs = [tuple(text.split("\t")) for text in texts] if pairs else texts
+    for text, row, candidates in zip(inputs, rows, lm.classify(inputs), strict=True):
         assert (row["text_a"], row["text_b"]) == text if pairs else row["text"] == text
-        assert row["label"] == found[0].label
-        assert [float(row[f"P({one.label})"]) for one in found] == pytest.approx(
-            [one.probability for one in found], rel=1e-5
+        assert row["label"] == candidates[0].label
+        assert [float(row[f"P({candidate.label})"]) for candidate in candidates] == pytest.approx(
+            [candidate.probability for candidate in candidates], rel=1e-5
         )
     assert [*rows[0]][-3:] == ["P(no)", "P(yes)", "P(perhaps)"]
 
 
 def test_tags_and_answers(folders: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    found = headway.load(folders["tag"], task="tag").tag(TEXTS)
-    said = report(["classify", folders["tag"], *TEXTS], capsys)
-    assert [[s["start"] for s in row["spans"]] for row in said] == [[s.start for s in row] for row in found]
+    tags = headway.load(folders["tag"], task="tag").tag(TEXTS)
+    rows = report(["classify", folders["tag"], *TEXTS], capsys)
+    assert [[s["start"] for s in row["spans"]] for row in rows] == [[s.start for s in row] for row in tags]
     assert run(["classify", folders["tag"], *TEXTS]) == 0
     assert "covers" in capsys.readouterr().out
     best = headway.load(folders["answer"], task="answer").answer("who sat", "the cats sat .", top_k=2)
-    said = report(["answer", folders["answer"], "who sat", "the cats sat .", "--top-k", "2"], capsys)
-    assert [(a["start"], a["end"]) for a in said["answers"]] == [(a.start, a.end) for a in best]
+    printed = report(["answer", folders["answer"], "who sat", "the cats sat .", "--top-k", "2"], capsys)
+    assert [(a["start"], a["end"]) for a in printed["answers"]] == [(a.start, a.end) for a in best]
     assert run(["answer", folders["answer"], "who sat", "the cats sat ."]) == 0
     assert best[0].text in capsys.readouterr().out
     for threshold, first in (("1e9", ""), ("-1e9", best[0].text)):
@@ -142,11 +142,11 @@ def test_tags_and_answers(folders: dict[str, str], capsys: pytest.CaptureFixture
 def test_embed(folders: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     model = folders["fill-mask"]
     vectors = headway.load(model, task="embed", pool="first", unit=True).embed(TEXTS)
-    said = report(["embed", model, *TEXTS, "--pool", "first", "--unit"], capsys)
-    assert torch.allclose(torch.tensor(said["vectors"]), vectors, atol=1e-6)
-    assert said["head"]["pool"] == "first"
-    said = report(["embed", model, *TEXTS, "--pool", "first", "--similarity"], capsys)
-    assert torch.allclose(torch.tensor(said["cosines"]), vectors @ vectors.T, atol=1e-5)
+    printed = report(["embed", model, *TEXTS, "--pool", "first", "--unit"], capsys)
+    assert torch.allclose(torch.tensor(printed["vectors"]), vectors, atol=1e-6)
+    assert printed["head"]["pool"] == "first"
+    printed = report(["embed", model, *TEXTS, "--pool", "first", "--similarity"], capsys)
+    assert torch.allclose(torch.tensor(printed["cosines"]), vectors @ vectors.T, atol=1e-5)
     assert run(["embed", model, *TEXTS]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [len(line.split()) for line in lines] == [32, 32]
@@ -157,22 +157,22 @@ def test_embed(folders: dict[str, str], capsys: pytest.CaptureFixture[str]) -> N
 def test_translate(folders: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     model, texts = folders["translate"], ["the cat", "the dog sat on the log", "def attend"]
     flags = ["--beams", "3", "--length-penalty", "0.6", "-n", "9"]
-    found = headway.load(model, task="translation").translate(
+    expected = headway.load(model, task="translation").translate(
         texts, beams=3, length_penalty=0.6, max_new_tokens=9
     )
     assert run(["translate", model, *texts, *flags, "--batch-size", "2"]) == 0
     out, err = capsys.readouterr()
-    assert out == "".join(one.text + "\n" for one in found)
+    assert out == "".join(translation.text + "\n" for translation in expected)
     assert "3 texts, 3 beams, mean score" in err
-    said = report(["translate", model, *texts, *flags, "--n-best", "2"], capsys)
-    assert [len(one["hypotheses"]) for one in said["translations"]] == [2, 2, 2]
-    assert [one["translation"] for one in said["translations"]] == [one.text for one in found]
+    printed = report(["translate", model, *texts, *flags, "--n-best", "2"], capsys)
+    assert [len(row["hypotheses"]) for row in printed["translations"]] == [2, 2, 2]
+    assert [row["translation"] for row in printed["translations"]] == [text.text for text in expected]
     assert run(["translate", model, texts[0], *flags, "--n-best", "2"]) == 0
     first = capsys.readouterr().out.splitlines()[0]
-    assert first.startswith(f"{found[0].score:.4f}\t")
+    assert first.startswith(f"{expected[0].score:.4f}\t")
     (tmp_path / "right").write_text("a cat\nthe dog\nattend\n")
-    where = ["--reference", str(tmp_path / "right"), "--out", str(tmp_path / "out")]
-    assert run(["translate", model, *texts, *flags, *where]) == 0
+    options = ["--reference", str(tmp_path / "right"), "--out", str(tmp_path / "out")]
+    assert run(["translate", model, *texts, *flags, *options]) == 0
     out = capsys.readouterr().out
     assert out.startswith("BLEU ")
     assert "nrefs:1|case:mixed" in out
@@ -210,9 +210,9 @@ def test_translate(folders: dict[str, str], capsys: pytest.CaptureFixture[str], 
 def test_what_is_wrong_is_said(
     arguments: list[str], code: int, said: str, folders: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command, *rest = arguments
-    rest = [folders.get(rest[0], rest[0]), *rest[1:]]
-    assert run([command, *rest]) == code
+    command, *options = arguments
+    options = [folders.get(options[0], options[0]), *options[1:]]
+    assert run([command, *options]) == code
     out, err = capsys.readouterr()
     assert out == ""
     assert said in " ".join(err.replace("│", " ").split())
@@ -290,7 +290,7 @@ def test_work_that_may_take_long_is_said_on_a_terminal(
 def test_nothing_is_made_of_nothing(
     command: str, text: str, folders: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As `generate` refuses an empty prompt."""
+    """Empty texts are refused, as `generate` refuses an empty prompt."""
     name = {"tag": "classify"}.get(command, command)
     assert run([name, folders[command], "the cat", text]) == 1
     printed = capsys.readouterr()

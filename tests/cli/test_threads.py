@@ -1,4 +1,4 @@
-"""--threads is bounded before anything runs: a team of tens of thousands crashes OpenMP."""
+"""--threads is checked before anything runs: a team of tens of thousands of threads crashes OpenMP."""
 
 import pytest
 

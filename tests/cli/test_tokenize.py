@@ -1,4 +1,4 @@
-"""`headway tokenize`: pieces, ids and places are those of the library."""
+"""`headway tokenize`: pieces, ids and offsets are those of the library."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Records that cannot be read: each is named by file and line."""
+"""Records that cannot be read are errors that name the file and the line."""
 
 import gzip
 from pathlib import Path

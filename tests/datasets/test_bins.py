@@ -1,4 +1,4 @@
-"""Whole examples in rows: all of them, none cut unless that was asked for, and everything counted."""
+"""Whole examples in rows: all are there, none is cut unless that is asked for, and everything is counted."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ TOKENIZER = byte_level().with_chat_template(MARKED_TURNS)
 
 
 def naive_best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """`best_fit` by looking at every row."""
+    """Returns the rows of `best_fit`, computed by looking at every row."""
     rows: list[list[int]] = []
-    order: list[int] = []  # rows, those that were touched last at the end
+    order: list[int] = []  # rows, the last changed at the end
     for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        left = {row: room - sum(lengths[j] for j in rows[row]) for row in order}
-        fitting = [row for row in order if left[row] >= lengths[i]]
+        room_left = {row: room - sum(lengths[j] for j in rows[row]) for row in order}
+        fitting = [row for row in order if room_left[row] >= lengths[i]]
         if fitting:
-            row = min(fitting, key=lambda row: left[row])
+            row = min(fitting, key=lambda row: room_left[row])
             order.remove(row)
             rows[row].append(i)
         else:
@@ -52,19 +52,19 @@ def test_an_example_that_fits_no_row_is_an_error() -> None:
 
 
 def examples_of(*sizes: tuple[int, int]) -> Examples:
-    """Of (tokens before, tokens of the answer)."""
-    found = Examples()
-    for k, (before, said) in enumerate(sizes):
-        found.add(range(10 * k, 10 * k + before + said), [0] * before + [1] * said)
-    return found
+    """Returns examples of given sizes: (tokens before the answer, tokens of the answer)."""
+    examples = Examples()
+    for k, (before, answer) in enumerate(sizes):
+        examples.add(range(10 * k, 10 * k + before + answer), [0] * before + [1] * answer)
+    return examples
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=12), st.booleans())
 def test_rows_say_the_answers_and_nothing_else(sizes: list[tuple[int, int]], pack: bool) -> None:
-    """Every trained token of every example is a target once, and is predicted from what stands before it there."""
+    """Each trained token of an example is a target once, and is predicted from the tokens before it in the example."""
     examples = examples_of(*sizes)
     rows = ChatRows(examples, 12, pack=pack)
-    found: Counter[tuple[int, ...]] = Counter()
+    actual: Counter[tuple[int, ...]] = Counter()
     for i in range(len(rows)):
         batch, turns = rows.batch([i]), rows.turns([i])
         ids, tokens = batch.inputs["ids"][0].tolist(), batch.inputs["tokens"]
@@ -72,14 +72,14 @@ def test_rows_say_the_answers_and_nothing_else(sizes: list[tuple[int, int]], pac
         for slot, target in enumerate(batch.targets[0].tolist()):
             if target != IGNORE_INDEX:
                 index = int(tokens.index[0, slot])
-                found[(*ids[slot - index : slot + 1], target)] += 1
+                actual[(*ids[slot - index : slot + 1], target)] += 1
     expected = Counter(
         tuple(range(10 * k, 10 * k + n + 1))
-        for k, (before, said) in enumerate(sizes)
-        for n in range(before, before + said)
+        for k, (before, answer) in enumerate(sizes)
+        for n in range(before, before + answer)
     )
-    assert found == expected
-    assert rows.used == sum(before + said - 1 for before, said in sizes)
+    assert actual == expected
+    assert rows.used == sum(before + answer - 1 for before, answer in sizes)
     assert len(rows) <= len(sizes) if pack else len(rows) == len(sizes)
 
 
@@ -111,27 +111,27 @@ def shown(examples: Examples) -> list[str]:
 
 
 def test_examples_end_with_their_last_trained_token() -> None:
-    found = encoded([Chat((HI, YO, HI)), Completion("the", " cat"), Chat((HI, YO, HI, YO))])
-    one = "<|begin|><|user|>the cat<|reply|>sat on<|end|>"
-    again = "\n<|user|>the cat<|reply|>sat on<|end|>"
-    assert shown(found) == [one, "<|begin|>the cat<|end|>", one + again]
-    assert [[*Counter(found[i].turns.tolist())] for i in range(3)] == [[0, 1], [0, 1], [0, 1, 2]]
-    report = found.report
+    examples = encoded([Chat((HI, YO, HI)), Completion("the", " cat"), Chat((HI, YO, HI, YO))])
+    first_round = "<|begin|><|user|>the cat<|reply|>sat on<|end|>"
+    second_round = "\n<|user|>the cat<|reply|>sat on<|end|>"
+    assert shown(examples) == [first_round, "<|begin|>the cat<|end|>", first_round + second_round]
+    assert [[*Counter(examples[i].turns.tolist())] for i in range(3)] == [[0, 1], [0, 1], [0, 1, 2]]
+    report = examples.report
     assert (report.read, report.answers, report.cut, report.dropped) == (3, 4, 0, Counter())
-    assert report.tokens == sum(len(found[i].ids) for i in range(3)) == sum(found.slots) + 3
-    assert report.trained == sum(int((found[i].turns > 0).sum()) for i in range(3))
-    assert found.report.lines() == [
+    assert report.tokens == sum(len(examples[i].ids) for i in range(3)) == sum(examples.slots) + 3
+    assert report.trained == sum(int((examples[i].turns > 0).sum()) for i in range(3))
+    assert examples.report.lines() == [
         f"3 examples read, 3 trained on; {report.trained / report.tokens:.1%} of {report.tokens} tokens are trained"
     ]
 
 
 def test_of_a_very_long_conversation_every_answer_is_trained() -> None:
-    """Turns are counted up to 255, and those behind are trained as the 255th."""
+    """Turns are numbered up to 255, and later ones are trained as the 255th."""
     rounds = 258
     turns = encoded([Chat((HI, YO) * rounds)], 100_000)[0].turns
     sizes = Counter(turns[turns > 0].tolist())
-    one = sizes[1]
-    assert sizes == {**dict.fromkeys(range(1, 255), one), 255: one * (rounds - 254)}
+    per_turn = sizes[1]
+    assert sizes == {**dict.fromkeys(range(1, 255), per_turn), 255: per_turn * (rounds - 254)}
 
 
 @pytest.mark.parametrize(
@@ -143,20 +143,20 @@ def test_of_a_very_long_conversation_every_answer_is_trained() -> None:
     ],
 )
 def test_examples_that_are_too_long(too_long: Any, kept: list[int], said: str) -> None:
-    """A round fits; two and a bit; three rounds are cut to two, or to their end."""
+    """A row holds two rounds and one more slot: one round fits, three rounds are cut to two or to their end."""
     long = Chat(({**HI, "content": "the cat " * 40}, YO))
-    length = len(encoded([Chat((HI, YO, HI, YO))])[0].ids)  # a slot more than two rounds take
-    found = encoded([Chat((HI, YO)), Chat((HI, YO, HI, YO, HI, YO)), long], length, too_long=too_long)
-    assert [len({*found[i].turns.tolist()} - {0}) for i in range(len(found))] == kept
-    assert found.report.lines()[0].startswith(said + ";")
-    assert all(slots <= length for slots in found.slots)
-    assert all(found[i].turns[-1] > 0 for i in range(len(found)))
+    length = len(encoded([Chat((HI, YO, HI, YO))])[0].ids)  # one slot more than two rounds need
+    examples = encoded([Chat((HI, YO)), Chat((HI, YO, HI, YO, HI, YO)), long], length, too_long=too_long)
+    assert [len({*examples[i].turns.tolist()} - {0}) for i in range(len(examples))] == kept
+    assert examples.report.lines()[0].startswith(said + ";")
+    assert all(slots <= length for slots in examples.slots)
+    assert all(examples[i].turns[-1] > 0 for i in range(len(examples)))
     whole = encoded([Chat((HI, YO, HI, YO, HI, YO)), long])
     if too_long == "drop_turns":
-        assert found[1].ids.tolist() == whole[0].ids[: len(found[1].ids)].tolist()
+        assert examples[1].ids.tolist() == whole[0].ids[: len(examples[1].ids)].tolist()
     if too_long == "cut_left":
         for i in (1, 2):
-            assert found[i].ids.tolist() == whole[i - 1].ids[-length - 1 :].tolist()
+            assert examples[i].ids.tolist() == whole[i - 1].ids[-length - 1 :].tolist()
     with pytest.raises(
         DataError, match=rf"x:3: \d+ tokens, and rows have {length} slots; raise context, or say"
     ):
@@ -164,10 +164,10 @@ def test_examples_that_are_too_long(too_long: Any, kept: list[int], said: str) -
 
 
 def test_examples_without_an_answer() -> None:
-    """Up to a hundredth is left out and counted, more is an error, and so is none left."""
+    """Up to a hundredth of them is left out and counted; more is an error, and so is no example left at all."""
     silent = Chat((HI, {**YO, "content": ""}))
-    found = encoded([*[Chat((HI, YO))] * 198, silent, Chat((HI,))])
-    assert found.report.dropped == {"no answer": 2}
+    examples = encoded([*[Chat((HI, YO))] * 198, silent, Chat((HI,))])
+    assert examples.report.dropped == {"no answer": 2}
     with pytest.raises(
         DataError, match=r"3 of 200 examples have no answer to be trained, the first in x:198"
     ):

@@ -1,4 +1,4 @@
-"""A corpus of text as ids: the ids of each document alone, in memory that does not grow with the corpus."""
+"""A corpus of text as ids: each document has the ids it has alone, and memory does not grow with the corpus."""
 
 import subprocess
 import sys
@@ -48,7 +48,7 @@ def test_no_cut_falls_where_white_space_would_be_joined(
     file = tmp_path_factory.mktemp("t") / "x.txt"
     file.write_text(text)
     encode_corpus(read_text(file, piece=4), SPACED, file.with_suffix(".tokens"), eos=False)
-    # a text without a place to cut is cut at 16 pieces: longer than this one
+    # a text without a place to cut is cut after 16 pieces, which are longer than this text
     assert TokenFile(file.with_suffix(".tokens")).tokens.tolist() == SPACED.encode(text)
 
 
@@ -68,7 +68,7 @@ def test_a_bad_line_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
-    """After 8 MB of text, 24 MB in one file raise the peak by less than half of what they weigh."""
+    """After 8 MB of text, 24 MB in one file raise the peak by less than half of their size."""
     line = "the cat sat on the mat and the dog sat on the log\n"
     for megabytes in (8, 24):
         (tmp_path / f"{megabytes}.txt").write_text(line * (megabytes * (1 << 20) // len(line)))
@@ -79,6 +79,6 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
         "    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, cwd=root)
-    before, after = map(int, done.stdout.split())
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, cwd=root)
+    before, after = map(int, completed.stdout.split())
     assert after - before < 12 * 1024  # kB

@@ -1,4 +1,4 @@
-"""Data of the Hub: an address is a local file, streamed once; what broke off goes on after the rows that are there."""
+"""Data of the Hub: an address becomes a local file, streamed once; a broken stream resumes after the stored rows."""
 
 import fcntl
 import json
@@ -29,7 +29,7 @@ ROWS = [{"text": f"line {i}\nnaïve 🙂", "label": i} for i in range(7)]
 
 
 class Rows:
-    """An IterableDataset: rows that break off before row `breaks`, as often as they are asked for."""
+    """A fake IterableDataset: each iteration over its rows fails before row `breaks`."""
 
     def __init__(self, rows: list[dict[str, Any]], breaks: int | None) -> None:
         self.rows, self.breaks = rows, breaks
@@ -45,7 +45,7 @@ class Rows:
 
 
 class Hub:
-    """What the fakes of a test know, and what they were asked."""
+    """The content of a fake Hub, and the calls that it has received."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.commit, self.rows, self.breaks = folder, "c0", ROWS, None
@@ -53,9 +53,9 @@ class Hub:
 
     breaks: int | None
 
-    def load_dataset(self, path: str, name: str | None, **given: Any) -> Rows:
-        self.asked.append((path, name, given["split"], given["revision"]))
-        assert given["streaming"] is True
+    def load_dataset(self, path: str, name: str | None, **options: Any) -> Rows:
+        self.asked.append((path, name, options["split"], options["revision"]))
+        assert options["streaming"] is True
         return Rows(self.rows, self.breaks)
 
     def download(self, name: str, path: str, *, repo_type: str, revision: str | None) -> str:
@@ -65,19 +65,19 @@ class Hub:
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """A Hub of files alone."""
-    made = Hub(tmp_path / "files")
-    made.folder.mkdir()
+    """Returns a fake Hub that serves files only."""
+    fake = Hub(tmp_path / "files")
+    fake.folder.mkdir()
     monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", made.download)
-    info = SimpleNamespace(dataset_info=lambda name, revision: SimpleNamespace(sha=made.commit))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fake.download)
+    info = SimpleNamespace(dataset_info=lambda name, revision: SimpleNamespace(sha=fake.commit))
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: info)
-    return made
+    return fake
 
 
 @pytest.fixture
 def hub(files: Hub, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """And of splits, which a fake of `datasets` streams."""
+    """Returns a fake Hub that also serves splits, streamed by a fake of `datasets`."""
     module: Any = ModuleType("datasets")
     module.__spec__, module.load_dataset = ModuleSpec("datasets", None), files.load_dataset
     monkeypatch.setitem(sys.modules, "datasets", module)
@@ -85,14 +85,14 @@ def hub(files: Hub, monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 
 def test_addresses() -> None:
-    for text, wanted in {
+    for text, expected in {
         "hf://o/n/a/b.txt": ("o/n", None, "a/b.txt", None, None),
         "hf://o/n@v1/a.jsonl": ("o/n", "v1", "a.jsonl", None, None),
         "hf://o/n.x:train#text": ("o/n.x", None, None, "train", "text"),
         "hf://o/n@c0/config-1:train[:10%]": ("o/n", "c0", "config-1", "train[:10%]", None),
         "hf://o/n/d/x.parquet#text": ("o/n", None, "d/x.parquet", None, "text"),
     }.items():
-        assert parse_address(text).group("id", "revision", "path", "split", "column") == wanted
+        assert parse_address(text).group("id", "revision", "path", "split", "column") == expected
     for text in ("hf://o/n", "hf://name:train", "hf://o/n/a.txt#text", "hf://o/n@v1", "hf://"):
         with pytest.raises(DataError, match=r"a file of the Hub is hf://OWNER/NAME\[@REVISION\]/PATH"):
             parse_address(text)
@@ -135,9 +135,7 @@ def test_what_broke_off_goes_on_after_the_rows_that_are_there(
     (partial,) = (tmp_path / "home").rglob(".train.jsonl.c0")
     whole = partial.read_bytes()
     assert whole.count(b"\n") == hub.breaks
-    partial.write_bytes(
-        whole[: data.draw(st.integers(0, len(whole)))]
-    )  # and what was written last is not whole
+    partial.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])  # the last write may be incomplete
     hub.breaks = None
     assert [json.loads(line) for line in local("hf://o/n:train").read_text().splitlines()] == ROWS
 
@@ -173,14 +171,14 @@ def test_what_cannot_be_rows_of_text_is_named(hub: Hub, monkeypatch: pytest.Monk
 
 
 def test_what_another_process_fetches_is_waited_for(hub: Hub) -> None:
-    """Its lock is on the file of the commit; nothing of that file is touched."""
+    """Its lock is on the partial file of the commit, which stays untouched."""
     folder = Path(constants.HF_HOME) / "headway" / "o--n" / "main"
     folder.mkdir(parents=True)
     target = folder / file_name(parse_address("hf://o/n:train"))
     partial = folder / f".{target.name}.c0"
     partial.write_bytes(b"half a li")
-    with partial.open("rb+") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with partial.open("rb+") as locked_file:
+        fcntl.flock(locked_file, fcntl.LOCK_EX)
         with pytest.raises(ConfigError) as caught:
             local("hf://o/n:train")
     assert str(caught.value) == "hf://o/n:train is being fetched by another process; wait for it"
@@ -228,7 +226,7 @@ def test_rows_of_parquet_are_streamed_from_where_they_broke_off(files: Hub) -> N
 
 @pytest.mark.slow
 def test_datasets_streams_what_the_fake_streams(tmp_path: Path) -> None:
-    """The calls that are made, against the real library on a local file."""
+    """The calls that the fake answers, made to the real library on a local file."""
     import datasets
 
     path = tmp_path / "x.jsonl"

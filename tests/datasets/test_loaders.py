@@ -1,4 +1,4 @@
-"""`headway data`: published sets brought into form, and the table of what recipes name."""
+"""`headway data`: published data sets are brought into form, and the table has all that recipes name."""
 
 import gzip
 import json
@@ -32,22 +32,22 @@ def test_reviews_are_split_by_their_numbers(tmp_path: Path) -> None:
         for name in ("neg/cv000_1.txt", "pos/cv799_2.txt", "neg/cv899_3.txt", "pos/cv900_4.txt", "README"):
             archive.writestr(f"movie_reviews/{name}", f"so {name}\nit  is\n")
     read = loaders.reviews
-    found = {split: list(read([tmp_path / "m.zip"], split)) for split in ("train", "dev", "test")}
-    assert found["train"] == [
+    records = {split: list(read([tmp_path / "m.zip"], split)) for split in ("train", "dev", "test")}
+    assert records["train"] == [
         {"text": "so neg/cv000_1.txt it is", "label": "neg"},
         {"text": "so pos/cv799_2.txt it is", "label": "pos"},
     ]
-    assert [len(found[split]) for split in ("dev", "test")] == [1, 1]
+    assert [len(records[split]) for split in ("dev", "test")] == [1, 1]
 
 
 def test_a_sample_has_lines_of_the_file_in_their_order(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(f'{{"i": {i}}}\n' for i in range(1000)))
-    lines, again, other = ([*loaders.sampled([tmp_path / "a.jsonl"], 100, seed)] for seed in (0, 0, 1))
+    lines, again, other_seed = ([*loaders.sampled([tmp_path / "a.jsonl"], 100, seed)] for seed in (0, 0, 1))
     numbers = [json.loads(line)["i"] for line in lines]
     assert numbers == sorted({*numbers})
     assert len(numbers) == 100
-    assert 300 < sum(numbers) / 100 < 700  # from everywhere
-    assert lines == again != other
+    assert 300 < sum(numbers) / 100 < 700  # from the whole file
+    assert lines == again != other_seed
     assert len([*loaders.sampled([tmp_path / "a.jsonl"], 2000)]) == 1000
 
 
@@ -80,7 +80,7 @@ MEETING = {
 
 
 def test_evidence_of_meetings_are_answers(tmp_path: Path) -> None:
-    """The published files are one JSON each; a line each is read, too. What is written is what `train` reads."""
+    """Files of one JSON object, as published, and of one object a line are read; `train` reads what is written."""
     (tmp_path / "one.json").write_text(json.dumps(MEETING))
     (tmp_path / "two.jsonl").write_text(f"{json.dumps(MEETING)}\n{json.dumps(MEETING)}\n")
     (record,) = loaders.questions(MEETING)
@@ -95,13 +95,13 @@ def test_evidence_of_meetings_are_answers(tmp_path: Path) -> None:
 
 def test_triplets_have_the_form_of_cail(tmp_path: Path) -> None:
     chapters = ["a" * 40 + "b" * 40, "c" * 45, "d" * 9]
-    made = list(loaders.triplets(chapters, 20))
-    (tmp_path / "t.jsonl").write_text("".join(json.dumps(one) + "\n" for one in made))
+    triplets = list(loaders.triplets(chapters, 20))
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(triplet) + "\n" for triplet in triplets))
     read = [r for r in read_records(tmp_path / "t.jsonl", Triplet) if isinstance(r, Triplet)]
     kinds = [(r.anchor[0], r.positive[0], str(r.negative)[0]) for r in read]
     assert kinds == [("a", "a", "c"), ("b", "b", "c"), ("c", "c", kinds[2][2])]
     assert {len(text) for r in read for text in (r.anchor, r.positive, str(r.negative))} == {20}
-    assert made == list(loaders.triplets(chapters, 20))
+    assert triplets == list(loaders.triplets(chapters, 20))
 
 
 NOVEL = "".join(f"第{number}回\n{letter * 800}\n" for number, letter in zip("一二三", "甲乙丙", strict=True))
@@ -109,7 +109,7 @@ NOVEL = "".join(f"第{number}回\n{letter * 800}\n" for number, letter in zip("�
 
 @pytest.fixture
 def given(tmp_path: Path) -> dict[str, list[Path]]:
-    """Small files of the published forms, by the set that is made of them."""
+    """Returns small files in the published forms, by the data set that is made of them."""
     files = {
         "a.txt": "In 1987, the U.S.",
         "alpaca.in": json.dumps([{"instruction": "go", "input": "", "output": "gone"}]),
@@ -130,7 +130,7 @@ def given(tmp_path: Path) -> dict[str, list[Path]]:
     with zipfile.ZipFile(tmp_path / "movies.zip", "w") as archive:
         for name in ("neg/cv000_1.txt", "pos/cv900_2.txt"):
             archive.writestr(name, "so it is\n")
-    of = {
+    sources = {
         "text": ["a.txt"], "text8": ["a.txt"], "alpaca": ["alpaca.in"], "sharegpt": ["chats.in"],
         "oasst": ["talks.in"],
         "chapters": ["novel.txt"], "triplets": ["novel.txt"], "triplets-held": ["cail.json"],
@@ -138,14 +138,14 @@ def given(tmp_path: Path) -> dict[str, list[Path]]:
         "hyperpartisan": ["texts.xml", "truth.xml"], "qmsum": ["meetings.jsonl"],
     }  # fmt: skip
     return {
-        name: [tmp_path / file for file in of.get(Path(name).stem) or of[name.partition("-")[0]]]
+        name: [tmp_path / file for file in sources.get(Path(name).stem) or sources[name.partition("-")[0]]]
         for name in DATASETS
     }
 
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_every_set_is_made_of_its_files_and_is_read(name: str, given: dict[str, list[Path]]) -> None:
-    """Records are of the kind that the recipe's task reads; texts hold what was given."""
+    """Records are of the kind that the recipe's task reads; texts have the content of their files."""
     out = given[name][0].parent / "made" / name
     out.parent.mkdir()
     assert prepare(name, given[name], out) == out.stat().st_size > 0
@@ -163,10 +163,13 @@ def test_every_set_is_made_of_its_files_and_is_read(name: str, given: dict[str, 
 
 
 def test_talks_in_english_are_cut_into_turns_and_kept_once(tmp_path: Path) -> None:
-    asked, on = "### Human: is the sky blue? ### Assistant:", " it is ### Human: and the sea? ### Assistant:"
+    first, second = (
+        "### Human: is the sky blue? ### Assistant:",
+        " it is ### Human: and the sea? ### Assistant:",
+    )
     rows = [
-        {"input": asked, "output": "it is"},
-        {"input": asked + on, "output": "so is the sea"},
+        {"input": first, "output": "it is"},
+        {"input": first + second, "output": "so is the sea"},
         {"input": "### Human: и небо? ### Assistant:", "output": "the sky is"},
         {"input": "### Human: is it a cat? ### Assistant:", "output": ""},
         {"input": "### Human: a ### Human: is the b ### Assistant:", "output": "of the c"},
@@ -247,14 +250,14 @@ def test_the_command_lists_and_makes(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert run(["data", "--json"]) == 0
     listing = json.loads(capsys.readouterr().out)
     assert list(listing) == list(DATASETS)
-    assert all(one["licence"] and one["size"] and one["source"] for one in listing.values())
+    assert all(entry["licence"] and entry["size"] and entry["source"] for entry in listing.values())
     assert run(["data"]) == 0
-    out = capsys.readouterr().out
-    assert [name for name in DATASETS if f"{name}: " not in out] == []
+    output = capsys.readouterr().out
+    assert [name for name in DATASETS if f"{name}: " not in output] == []
     assert run(["data", "text8.txt", "--out", str(tmp_path / "t.txt"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["bytes"] == (tmp_path / "t.txt").stat().st_size
-    assert "PSF" in told["licence"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["bytes"] == (tmp_path / "t.txt").stat().st_size
+    assert "PSF" in report["licence"]
     assert run(["data", "--out", "x"]) == 1
     assert "--out is of a set" in capsys.readouterr().err
 

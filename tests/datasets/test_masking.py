@@ -1,4 +1,4 @@
-"""Masked tokens: how many, what stands in their place, and what the draw depends on (row 87)."""
+"""Masked tokens: how many there are, what replaces them, and what the draw depends on (row 87)."""
 
 import math
 from pathlib import Path
@@ -40,24 +40,24 @@ def wordpiece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def plain(vocab: int, specials: int = SPECIALS, share: float = 0.15) -> Masking:
-    """[MASK] is 4, the ids below 5 are special."""
+    """Returns a masking in which [MASK] is 4 and ids below `specials` are special."""
     special = np.arange(vocab) < specials
     return Masking(4, special, np.flatnonzero(~special).astype(np.int64), share)
 
 
-def within(found: int, count: int, p: float) -> bool:
-    """Six standard deviations of the binomial, which are left once in 5e8 draws (normal tail)."""
-    return abs(found - count * p) <= 6 * math.sqrt(count * p * (1 - p))
+def within(actual: int, count: int, p: float) -> bool:
+    """Returns whether a count is within six standard deviations of a binomial: exceeded once in 5e8 (normal tail)."""
+    return abs(actual - count * p) <= 6 * math.sqrt(count * p * (1 - p))
 
 
 @pytest.mark.parametrize("share", [0.15, 0.4])
 def test_row_87_the_shares_are_those_of_the_paper(share: float) -> None:
-    """15 % chosen; of them 80 / 10 / 10. A random token may be the right one by chance, 1 time in V - 5."""
+    """15 % are chosen, and of them 80 / 10 / 10. A random token is the right one by chance 1 time in V - 5."""
     vocab, n, rows = 1000, 500, 800
     masking = plain(vocab, share=share)
     ids = np.random.default_rng(0).integers(0, vocab, (rows, n))
-    seen = [masking(row, key) for key, row in enumerate(ids)]
-    inputs, targets = np.stack([a for a, _ in seen]), np.stack([b for _, b in seen])
+    masked_rows = [masking(row, key) for key, row in enumerate(ids)]
+    inputs, targets = np.stack([a for a, _ in masked_rows]), np.stack([b for _, b in masked_rows])
     chosen = targets != IGNORE_INDEX
     ordinary = int((ids >= SPECIALS).sum())
     count = int(chosen.sum())
@@ -71,19 +71,19 @@ def test_row_87_the_shares_are_those_of_the_paper(share: float) -> None:
     assert within(masked, count, 0.8)
     assert within(stayed, count, 0.1 + by_chance)
     assert within(count - masked - stayed, count, 0.1 - by_chance)
-    others = inputs[chosen & (inputs != 4) & (inputs != ids)]
-    assert others.min() >= SPECIALS
-    expected = len(others) / (vocab - SPECIALS)
-    of_each = np.bincount(others, minlength=vocab)[SPECIALS:]
-    chi = float(((of_each - expected) ** 2 / expected).sum())  # mean k, variance 2 k, k = V - 6
+    random_tokens = inputs[chosen & (inputs != 4) & (inputs != ids)]
+    assert random_tokens.min() >= SPECIALS
+    expected = len(random_tokens) / (vocab - SPECIALS)
+    counts = np.bincount(random_tokens, minlength=vocab)[SPECIALS:]
+    chi = float(((counts - expected) ** 2 / expected).sum())  # mean k, variance 2 k, k = V - 6
     assert abs(chi - (vocab - SPECIALS - 1)) <= 6 * math.sqrt(2 * (vocab - SPECIALS - 1))
 
 
 def test_tokens_are_chosen_one_by_one_in_every_slot() -> None:
-    """Each slot at the same rate, and neighbours independently of each other."""
+    """Each slot is chosen at the same rate, and neighbours independently of each other."""
     n, rows = 64, 4000
     chosen = np.stack([plain(50)(np.full(n, 9), key)[1] != IGNORE_INDEX for key in range(rows)])
-    assert all(within(int(found), rows, 0.15) for found in chosen.sum(0))
+    assert all(within(int(slot_count), rows, 0.15) for slot_count in chosen.sum(0))
     both = int((chosen[:, 1:] & chosen[:, :-1]).sum())
     p = 0.15**2  # pairs overlap: the variance is at most 3 times that of independent ones
     assert abs(both - rows * (n - 1) * p) <= 6 * math.sqrt(3 * rows * (n - 1) * p)
@@ -123,24 +123,24 @@ def test_whole_words_of_wordpieces(wordpiece: Tokenizer) -> None:
 
 
 def test_whole_words_of_bytes_and_of_chinese() -> None:
-    """A Chinese token is a word; a character that fell to bytes is one; so is a word of letters."""
+    """A Chinese token is a word; so are a character that is split into bytes, and a sequence of letters."""
     texts = ["one two three four five " * 3, "黛玉笑道"]
     bytewise = train_bpe(texts, 262, special_tokens=["[MASK]"])
     masking = Masking.of(bytewise, whole_words=True)
     pieces = bytewise.encode("two one\nsix 笑玉", bos=False)
     text = [bytewise.decode([i]) for i in pieces]
-    found = words_of(masking, pieces)
+    word_ids = words_of(masking, pieces)
     for i in range(1, len(pieces)):
         inside = text[i][:1].isalnum() and text[i - 1][-1:].isalnum() and text[i].isascii()
         if text[i].isascii() and text[i - 1].isascii():
-            assert (found[i] == found[i - 1]) == inside, (text, found)
+            assert (word_ids[i] == word_ids[i - 1]) == inside, (text, word_ids)
     whole = train_words([TEXT] * 5, SPECIALS + 256 + 49)
     ids = whole.encode("黛玉笑道鑫宝玉", bos=False)
-    unit = words_of(Masking.of(whole, whole_words=True), ids)
-    fallen = [k for k, i in enumerate(ids) if whole.token(i).startswith("<0x")]
-    assert len(fallen) == 3
-    assert len({unit[k] for k in fallen}) == 1
-    assert len(set(unit)) == len(ids) - 2
+    whole_ids = words_of(Masking.of(whole, whole_words=True), ids)
+    byte_slots = [k for k, i in enumerate(ids) if whole.token(i).startswith("<0x")]
+    assert len(byte_slots) == 3
+    assert len({whole_ids[k] for k in byte_slots}) == 1
+    assert len(set(whole_ids)) == len(ids) - 2
 
 
 def test_whole_words_are_masked_as_a_whole_at_the_same_rate(wordpiece: Tokenizer) -> None:
@@ -150,7 +150,7 @@ def test_whole_words_are_masked_as_a_whole_at_the_same_rate(wordpiece: Tokenizer
     first, rows = masking.words(ids), 400
     chosen = np.stack([masking(ids, key)[1] != IGNORE_INDEX for key in range(rows)])
     assert np.array_equal(chosen, chosen[:, first])
-    begins = np.unique(first)[1:-1]  # without the template
+    begins = np.unique(first)[1:-1]  # without the template's tokens
     assert within(int(chosen[:, begins].sum()), rows * len(begins), 0.15)
 
 
@@ -173,8 +173,8 @@ lengths_of_documents = st.lists(st.integers(0, 40), max_size=12)
 def test_rows_hold_every_token_once(lengths: list[int], length: int, around: int, packed: bool) -> None:
     rows = list(pack(lengths, length, around, alone=not packed))
     spans = [span for row in rows for span in row]
-    seen = [(span.document, t) for span in spans for t in range(span.start, span.stop)]
-    assert seen == [(d, t) for d, n in enumerate(lengths) for t in range(n)]
+    tokens = [(span.document, t) for span in spans for t in range(span.start, span.stop)]
+    assert tokens == [(d, t) for d, n in enumerate(lengths) for t in range(n)]
     sizes = [sum(span.stop - span.start + around for span in row) for row in rows]
     assert all(size <= length for size in sizes)
     assert all(span.stop > span.start for span in spans)
@@ -193,20 +193,20 @@ def unmasked(rows: MaskedRows, i: int) -> tuple[NDArray[np.int64], list[int]]:
 def test_every_part_has_its_template(tmp_path: Path, packed: bool) -> None:
     file = token_file(tmp_path / "t", [[10, 11, 12], [20], [*range(30, 45)]])
     rows = MaskedRows(file, 8, plain(100), prefix=[2], suffix=[3], packed=packed)
-    found = [unmasked(rows, i) for i in range(len(rows))]
+    unmasked_rows = [unmasked(rows, i) for i in range(len(rows))]
     parts: list[NDArray[np.int64]] = []
-    for ids, lengths in found:
+    for ids, lengths in unmasked_rows:
         assert sum(lengths) == len(ids) <= 8
         parts += np.split(ids, np.cumsum(lengths)[:-1])
     assert all(part[0] == 2 and part[-1] == 3 and len(part) > 2 for part in parts)
     assert np.concatenate([part[1:-1] for part in parts]).tolist() == file.tokens.tolist()
-    assert [len(lengths) for _, lengths in found] == ([2, 1, 1, 1] if packed else [1, 1, 1, 1, 1])
+    assert [len(lengths) for _, lengths in unmasked_rows] == ([2, 1, 1, 1] if packed else [1, 1, 1, 1, 1])
     with pytest.raises(IndexError):
         rows[len(rows)]
 
 
 def test_a_row_does_not_depend_on_its_batch(tmp_path: Path) -> None:
-    """Nor on when it is read; another draw, seed or row is another mask."""
+    """Nor does it depend on when it is read; another draw, seed or row has another mask."""
     file = token_file(tmp_path / "t", [[*range(10, 60)] * 8])
     rows = MaskedRows(file, 40, plain(100), prefix=[2], suffix=[3], seed=7, draw=0)
     together = rows.batch(range(len(rows)))

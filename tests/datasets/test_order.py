@@ -1,4 +1,4 @@
-"""Order: a permutation for every (seed, epoch), and no state but how many rows were read."""
+"""The order of rows: a permutation for each (seed, epoch), with no state but the number of rows read."""
 
 from collections import Counter
 
@@ -17,7 +17,7 @@ def test_it_is_a_permutation(seed: int, epoch: int, size: int) -> None:
 
 @given(st.integers(-(2**31), 2**63), st.integers(1, 300), st.lists(st.integers(1, 50), max_size=12))
 def test_any_steps_from_any_place_read_the_same(seed: int, size: int, steps: list[int]) -> None:
-    """Stopping and going on from how many rows were read changes nothing."""
+    """Stopping, and resuming at the number of rows read, changes nothing."""
     total = sum(steps)
     whole, parts = rows_from(seed, 0, total, size), list[int]()
     for step in steps:
@@ -34,7 +34,7 @@ def test_epochs_and_seeds_differ() -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8])
 def test_every_row_is_as_likely_everywhere(size: int) -> None:
-    """Chi-square of where row 0 lands over 4000 seeds; the bound is mean + 5 deviations of the statistic."""
+    """Chi-square of where a row lands over 4000 seeds; the bound is mean + 5 standard deviations of the statistic."""
     for index in range(size):
         counts = Counter(Permutation(seed, 0, size)(index) for seed in range(4000))
         expected = 4000 / size

@@ -1,4 +1,4 @@
-"""A packed row is its documents alone: logits, loss and gradients of a decoder, with windows, sinks and rotary."""
+"""A packed row equals its documents alone: logits, loss and gradients of a decoder with windows, sinks and rotary."""
 
 from collections import Counter
 from pathlib import Path
@@ -36,18 +36,18 @@ def test_packed_is_alone(tmp_path: Path, patterns: object) -> None:
     inputs, targets = corpus.batch(range(len(corpus)))
     packed = model(**inputs)
     loss = summed(packed.flatten(0, 1), targets.flatten())
-    together = torch.autograd.grad(loss, list(model.parameters()))
-    parts = []
+    packed_gradients = torch.autograd.grad(loss, list(model.parameters()))
+    losses = []
     for i in range(len(corpus)):
-        row, at = corpus[i], 0
+        row, start = corpus[i], 0
         for n in row.lengths:
-            logits = model(torch.from_numpy(row.ids[at : at + n])[None])[0]
+            logits = model(torch.from_numpy(row.ids[start : start + n])[None])[0]
             assert torch.allclose(
-                packed[i, at : at + n], logits, rtol=0, atol=1e-12 * float(logits.detach().abs().max())
+                packed[i, start : start + n], logits, rtol=0, atol=1e-12 * float(logits.detach().abs().max())
             )
-            parts.append(summed(logits, torch.from_numpy(row.targets[at : at + n])))
-            at += n
-    apart = torch.autograd.grad(torch.stack(parts).sum(), list(model.parameters()))
-    assert torch.allclose(loss, torch.stack(parts).sum(), rtol=1e-12)
-    for a, b in zip(together, apart, strict=True):
+            losses.append(summed(logits, torch.from_numpy(row.targets[start : start + n])))
+            start += n
+    separate_gradients = torch.autograd.grad(torch.stack(losses).sum(), list(model.parameters()))
+    assert torch.allclose(loss, torch.stack(losses).sum(), rtol=1e-12)
+    for a, b in zip(packed_gradients, separate_gradients, strict=True):
         assert torch.allclose(a, b, rtol=0, atol=1e-11 * float(b.abs().max()))

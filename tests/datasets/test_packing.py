@@ -1,4 +1,4 @@
-"""Packing: every token once, documents apart, and the rows of a file are the rows of `pack`."""
+"""Packing: each token is there once, documents are told apart, and the rows of a file are those of `pack`."""
 
 from pathlib import Path
 
@@ -35,10 +35,10 @@ def test_edges() -> None:
 
 
 def rows_of(path: Path, lengths: list[int], length: int) -> Rows:
-    """Documents of consecutive ids: 100 * document + place."""
-    with TokenFileWriter(path, 100_000) as out:
+    """Returns rows of documents whose ids are 100 * document + place."""
+    with TokenFileWriter(path, 100_000) as writer:
         for d, n in enumerate(lengths):
-            out.add([100 * d + i for i in range(n)])
+            writer.add([100 * d + i for i in range(n)])
     return Rows(TokenFile(path), length)
 
 
@@ -51,9 +51,8 @@ def test_each_token_but_the_first_of_a_document_is_a_target_once(
     for i in range(len(rows)):
         row = rows[i]
         trained = row.targets != -100
-        assert np.array_equal(
-            row.targets[trained], row.ids[trained] + 1
-        )  # the next token of the same document
+        # the next token of the same document
+        assert np.array_equal(row.targets[trained], row.ids[trained] + 1)
         targets += row.targets[trained].tolist()
     assert targets == [100 * d + i for d, n in enumerate(lengths) for i in range(1, n)]
 

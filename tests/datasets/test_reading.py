@@ -1,4 +1,4 @@
-"""Reading text: every document once, and errors that name the file, the line and what is wrong."""
+"""Reading text: each document once, and errors that name the file, the line and the cause."""
 
 import gzip
 import json
@@ -31,7 +31,7 @@ def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
 
 def test_jsonl(tmp_path: Path) -> None:
     lines = [{"text": "a\nb", "id": 1}, {"text": ""}, {"text": "猫🙂"}]
-    plain = "\r\n".join(json.dumps(x) for x in lines) + "\r\n\r\n"
+    plain = "\r\n".join(json.dumps(line) for line in lines) + "\r\n\r\n"
     for name, content in (("x.jsonl", plain.encode()), ("y.jsonl.gz", gzip.compress(plain.encode()))):
         assert list(texts(write(tmp_path / name, content))) == ["a\nb", "", "猫🙂"]
     bom = write(tmp_path / "bom.jsonl", b"\xef\xbb\xbf" + plain.encode())
@@ -52,11 +52,11 @@ def test_jsonl(tmp_path: Path) -> None:
 def test_records_are_read_as_records_whatever_the_file_is_called(
     tmp_path: Path, name: str, content: str
 ) -> None:
-    """Their texts, not the file's source."""
-    wanted = ["a b" if name == "x.tsv" else "a\nb", "c"]
+    """Their texts are read, not the source of the file."""
+    expected = ["a b" if name == "x.tsv" else "a\nb", "c"]
     for path, stored in ((name, content.encode()), (f"{name}.gz", gzip.compress(content.encode(), mtime=0))):
         file = write(tmp_path / path, stored)
-        assert list(texts(file)) == wanted
+        assert list(texts(file)) == expected
         assert all(piece.ends for piece in read_text(file))
 
 

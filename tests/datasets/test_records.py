@@ -1,4 +1,4 @@
-"""Records: the kind is what the keys say, of any form and in published files."""
+"""Records: their keys decide their kind, in files of every form and in published files."""
 
 import gzip
 import json
@@ -90,7 +90,7 @@ CASES: list[tuple[dict[str, Any], Record]] = [
 
 
 def one(record: Record) -> Record:
-    """Without its place."""
+    """Returns the record without its place in a file."""
     return type(record)(**{**vars(record), "where": ""})
 
 
@@ -98,26 +98,26 @@ def one(record: Record) -> Record:
     ("row", "record"), CASES, ids=lambda case: ",".join(case) if isinstance(case, dict) else ""
 )
 def test_every_form_is_its_record(tmp_path: Path, row: dict[str, Any], record: Record) -> None:
-    """In JSONL and arrays, compressed or not, with other keys or without; asking for another kind is an error."""
-    both = [": [0]", ": [1]"]
+    """In JSONL and arrays, compressed or not, with or without other keys; asking for another kind is an error."""
+    array_places = [": [0]", ": [1]"]
     content = json.dumps(row | {"source_id": 1}).encode()
     array = b"[\n " + json.dumps({**row}, indent=1).encode() + b"\n,\n" + content + b"]\n"
     for name, written, places in (
         ("x.jsonl", b"\xef\xbb\xbf" + content + b"\r\n\r\n" + content, [":1", ":3"]),
         ("x.jsonl.gz", gzip.compress(content), [":1"]),
         ("y.json", content + b"\n" + content, [":1", ":2"]),
-        ("x.json", array, both),
-        ("x.json.gz", gzip.compress(array), both),
+        ("x.json", array, array_places),
+        ("x.json.gz", gzip.compress(array), array_places),
     ):
         file = tmp_path / name
         file.write_bytes(written)
         for kinds in ((), (type(record),), (type(record), Tagged)):
-            found = list(read_records(file, *kinds))
-            assert [r.where for r in found] == [f"{file}{place}" for place in places]
-            assert [one(r) for r in found] == [record] * len(places)
+            records = list(read_records(file, *kinds))
+            assert [r.where for r in records] == [f"{file}{place}" for place in places]
+            assert [one(r) for r in records] == [record] * len(places)
     other = Triplet if not isinstance(record, Triplet) else Tagged
-    refused = rf"x\.jsonl:1: this record is .*{type(record).__name__}.*; asked for {other.__name__}"
-    with pytest.raises(DataError, match=refused):
+    message = rf"x\.jsonl:1: this record is .*{type(record).__name__}.*; asked for {other.__name__}"
+    with pytest.raises(DataError, match=message):
         list(read_records(tmp_path / "x.jsonl", other))
 
 
@@ -125,12 +125,12 @@ def test_the_kind_that_was_asked_for_decides_what_a_record_with_several_is(tmp_p
     file = tmp_path / "x.jsonl"
     both = {"prompt": "a", "completion": "b", "chosen": "c", "rejected": "d"}
     file.write_text(json.dumps(both))
-    for kinds, found in (
+    for kinds, expected in (
         ((), Preference),
         ((Completion,), Completion),
         ((Completion, Preference), Preference),
     ):
-        assert [type(r) for r in read_records(file, *kinds)] == [found]
+        assert [type(r) for r in read_records(file, *kinds)] == [expected]
 
 
 def test_squad_is_a_question_after_the_other_with_its_context(tmp_path: Path) -> None:
@@ -146,8 +146,8 @@ def test_squad_is_a_question_after_the_other_with_its_context(tmp_path: Path) ->
         json.dumps({"version": "1", "data": [{"title": "t", "paragraphs": paragraphs}]}, indent=1)
     )
     errors: list[DataError] = []
-    found = list(read_records(file, Question, skipped=errors.append))
-    assert [(q.question, q.context, q.answers) for q in found if isinstance(q, Question)] == [
+    questions = list(read_records(file, Question, skipped=errors.append))
+    assert [(q.question, q.context, q.answers) for q in questions if isinstance(q, Question)] == [
         ("q1", "abab", (("b", 1),)), ("q3", "abab", (("b", 3),)), ("q4", "b", (("b", 0),))
     ]  # fmt: skip
     place = "data[0].paragraphs[0].qas[1]: answers[0]"
@@ -191,7 +191,7 @@ JSON = st.recursive(
 def test_an_array_is_its_elements(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Any], indent: int | None, cut: int
 ) -> None:
-    """As `json` reads it; and cut anywhere it is an error that names the file."""
+    """The elements are those that `json` reads; an array that is cut off anywhere is an error that names the file."""
     file = tmp_path_factory.mktemp("a") / "x.json"
     text = json.dumps(rows, indent=indent)
     file.write_text(text)
@@ -211,8 +211,8 @@ def test_whatever_stands_under_its_keys_a_record_is_read_or_refused(
     file = tmp_path_factory.mktemp("r") / "x.jsonl"
     file.write_text(json.dumps(row))
     errors: list[DataError] = []
-    found = list(read_records(file, skipped=errors.append))
-    assert len(found) + len(errors) == 1
+    records = list(read_records(file, skipped=errors.append))
+    assert len(records) + len(errors) == 1
     assert all(str(error).startswith(f"{file}:1") for error in errors)
 
 
@@ -242,7 +242,7 @@ def test_real_files(name: str, kind: type[Record], read: int, bad: int) -> None:
 
 @pytest.mark.slow
 def test_real_files_of_classes(tmp_path: Path) -> None:
-    """IMDB and sets of FewCLUE, as its README counts them."""
+    """IMDB and sets of FewCLUE have the counts of its README."""
     assert counted(data_path("imdb/test.jsonl.gz")) == ({Labelled: 25000}, 0)
     with tarfile.open(data_path("chinese/fewclue_labelled.tar.gz")) as archive:
         archive.extractall(tmp_path, filter="data")

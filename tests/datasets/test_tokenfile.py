@@ -1,4 +1,4 @@
-"""Token files: what goes in comes out, and only whole files have a name."""
+"""Token files: the ids that are written are read back, and only complete files get their name."""
 
 import resource
 from pathlib import Path
@@ -13,9 +13,9 @@ from headway.errors import DataError
 
 
 def token_file(path: Path, documents: list[list[int]], vocab: int = 100) -> TokenFile:
-    with TokenFileWriter(path, vocab) as out:
+    with TokenFileWriter(path, vocab) as writer:
         for document in documents:
-            out.add(document)
+            writer.add(document)
     return TokenFile(path)
 
 
@@ -53,8 +53,8 @@ def test_empty_documents_leave_no_trace(tmp_path: Path) -> None:
 
 def test_a_failure_leaves_the_old_file(tmp_path: Path) -> None:
     token_file(tmp_path / "x", [[1, 2, 3]])
-    with pytest.raises(DataError, match="token id 500"), TokenFileWriter(tmp_path / "x", 100) as out:
-        out.add([4, 500])
+    with pytest.raises(DataError, match="token id 500"), TokenFileWriter(tmp_path / "x", 100) as writer:
+        writer.add([4, 500])
     with pytest.raises(DataError, match="no tokens; the corpus is empty"), TokenFileWriter(tmp_path / "x", 9):
         pass
     with pytest.raises(DataError, match="token id 100 in document 1 is outside the vocabulary of 100"):
@@ -88,8 +88,8 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
 
 
 def test_another_tokenizer(tmp_path: Path) -> None:
-    with TokenFileWriter(tmp_path / "x", 10, fingerprint=b"a" * 32) as out:
-        out.add([1])
+    with TokenFileWriter(tmp_path / "x", 10, fingerprint=b"a" * 32) as writer:
+        writer.add([1])
     TokenFile(tmp_path / "x").require_tokenizer(b"a" * 32)
     with pytest.raises(DataError, match="made by another tokenizer"):
         TokenFile(tmp_path / "x").require_tokenizer(b"b" * 32)

@@ -1,4 +1,4 @@
-"""Inputs of the gated delta rule, and every result of it with its gradients."""
+"""Inputs of the gated delta rule, and all its results and gradients."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from headway.tokens import Tokens
 
 
 class Inputs(NamedTuple):
-    """As in `delta_attend`."""
+    """The tensor arguments of `delta_attend`."""
 
     q: Tensor
     k: Tensor
@@ -20,7 +20,7 @@ class Inputs(NamedTuple):
     past: Tensor
 
     def to(self, dtype: torch.dtype) -> "Inputs":
-        """q, k and v in a dtype, others in what is computed in; fresh leaves."""
+        """Returns new leaves: q, k and v in `dtype`, the others in the dtype of the computation."""
         work = torch.float64 if dtype == torch.float64 else torch.float32
         return Inputs(*(t.detach().to(dtype if i < 3 else work).requires_grad_() for i, t in enumerate(self)))
 
@@ -38,7 +38,7 @@ def draw(
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
 ) -> Inputs:
-    """Random ones in float64 that `dtype` holds; decays of e^-strength per slot on average, keys of length 1 or so."""
+    """Draws float64 inputs exact in `dtype`: decays of e^-strength per slot on average, keys of length about 1."""
     noise = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -54,17 +54,17 @@ def draw(
 
 
 def results(
-    given: Inputs,
+    inputs: Inputs,
     form: str,
     tokens: Tokens | None = None,
     unit_eps: float | None = 1e-6,
     erases: bool = True,
 ) -> list[Tensor]:
-    """out, the last state, and the gradients of all six inputs for random ones of both."""
-    how: dict[str, Any] = {"tokens": tokens, "unit_eps": unit_eps, "erases": erases, "form": form}
-    attended = delta_attend(*given[:5], past=given.past, **how)
+    """Returns out, the last state, and the gradients for all six inputs, with random gradients of out and state."""
+    options: dict[str, Any] = {"tokens": tokens, "unit_eps": unit_eps, "erases": erases, "form": form}
+    attended = delta_attend(*inputs[:5], past=inputs.past, **options)
     noise = torch.Generator().manual_seed(7)
     grads = [
         torch.randn(t.shape, generator=noise, dtype=torch.float64).to(t.dtype).to(t.device) for t in attended
     ]
-    return [*attended, *torch.autograd.grad(attended, given, grads)]
+    return [*attended, *torch.autograd.grad(attended, inputs, grads)]

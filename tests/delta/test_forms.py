@@ -1,4 +1,4 @@
-"""The forms of the gated delta rule are one function: the definition, by loops over tokens."""
+"""All forms of the gated delta rule compute its definition, given here by loops over tokens."""
 
 from typing import Any
 
@@ -25,22 +25,22 @@ LAYOUTS = {
 }
 
 
-def by_loops(at: Inputs, tokens: Tokens, erases: bool) -> tuple[Tensor, Tensor]:
-    """The definition, number by number of rows, heads and tokens in the order of their indices."""
-    rows, heads, count, wide = at.v.shape
-    out, states = torch.zeros(rows, heads, count, wide, dtype=torch.float64), at.past.detach().clone()
+def by_loops(inputs: Inputs, tokens: Tokens, erases: bool) -> tuple[Tensor, Tensor]:
+    """Computes the definition by loops over rows, heads, and tokens in the order of their indices."""
+    rows, heads, count, wide = inputs.v.shape
+    out, states = torch.zeros(rows, heads, count, wide, dtype=torch.float64), inputs.past.detach().clone()
     index, documents = (t.expand(rows, -1) for t in (tokens.index, tokens.documents))
     for b in range(rows):
-        there = [(int(documents[b, t]), int(index[b, t]), t) for t in range(count) if index[b, t] >= 0]
+        slots = [(int(documents[b, t]), int(index[b, t]), t) for t in range(count) if index[b, t] >= 0]
         for h in range(heads):
-            state, before = states[b, h], there[0][0] if there else 0
-            for document, _, t in sorted(there):
-                if document != before:
-                    state, before = torch.zeros_like(state), document
-                q, k = (x[b, h // (heads // at.k.shape[1]), t].detach() for x in (at.q, at.k))
-                state = torch.diag(at.log_decay[b, h, t].detach().exp().expand(len(k))) @ state
-                value = at.v[b, h, t].detach() - erases * (state.T @ k)
-                state = state + at.beta[b, h, t].detach() * torch.outer(k, value)
+            state, document_before = states[b, h], slots[0][0] if slots else 0
+            for document, _, t in sorted(slots):
+                if document != document_before:
+                    state, document_before = torch.zeros_like(state), document
+                q, k = (x[b, h // (heads // inputs.k.shape[1]), t].detach() for x in (inputs.q, inputs.k))
+                state = torch.diag(inputs.log_decay[b, h, t].detach().exp().expand(len(k))) @ state
+                value = inputs.v[b, h, t].detach() - erases * (state.T @ k)
+                state = state + inputs.beta[b, h, t].detach() * torch.outer(k, value)
                 out[b, h, t] = len(k) ** -0.5 * (state.T @ q)
             states[b, h] = state
     return out, states
@@ -52,8 +52,8 @@ def by_loops(at: Inputs, tokens: Tokens, erases: bool) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("form", ["recurrent", "chunked", "parallel"])
 def test_every_form_is_the_definition(form: str, layout: str, channels: bool, erases: bool) -> None:
     inputs = draw(N, channels=channels)
-    want = by_loops(inputs, LAYOUTS[layout], erases)
-    for a, b in zip(results(inputs, form, LAYOUTS[layout], None, erases), want, strict=False):
+    expected = by_loops(inputs, LAYOUTS[layout], erases)
+    for a, b in zip(results(inputs, form, LAYOUTS[layout], None, erases), expected, strict=False):
         assert torch.allclose(a, b, rtol=0, atol=1e-12)
 
 
@@ -67,16 +67,16 @@ def test_every_form_is_the_definition(form: str, layout: str, channels: bool, er
 def test_blocks_of_any_size_and_documents_of_any_length(
     lengths: list[list[int]], size: int, channels: bool, strength: float, erases: bool
 ) -> None:
-    """With gradients, however strong the decay."""
+    """With gradients, for weak and strong decay."""
     total = max(map(sum, lengths))
     tokens = Tokens.packed(lengths, total)
     inputs = draw(total, batch=len(lengths), channels=channels, strength=strength, seed=size)
-    want = results(inputs, "recurrent", tokens, erases=erases)
+    expected = results(inputs, "recurrent", tokens, erases=erases)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forms, "SIZE", {True: size, False: size})
-        got = results(inputs, "chunked", tokens, erases=erases)
-    for other in (got, results(inputs, "parallel", tokens, erases=erases)):
-        for a, b in zip(other, want, strict=True):
+        chunked = results(inputs, "chunked", tokens, erases=erases)
+    for actual in (chunked, results(inputs, "parallel", tokens, erases=erases)):
+        for a, b in zip(actual, expected, strict=True):
             assert torch.allclose(a, b, rtol=0, atol=1e-10)
 
 
@@ -86,9 +86,9 @@ def test_blocks_of_any_size_and_documents_of_any_length(
 def test_derivatives(form: str, channels: bool, erases: bool) -> None:
     inputs, tokens = draw(4, batch=1, heads=1, d=2, e=1, channels=channels), Tokens.packed([[1, 3]])
 
-    def run(*given: Tensor) -> tuple[Tensor, Tensor]:
-        how: dict[str, Any] = {"tokens": tokens, "unit_eps": 1e-3, "erases": erases, "form": form}
-        return delta_attend(*given[:5], past=given[5], **how)
+    def run(*arguments: Tensor) -> tuple[Tensor, Tensor]:
+        options: dict[str, Any] = {"tokens": tokens, "unit_eps": 1e-3, "erases": erases, "form": form}
+        return delta_attend(*arguments[:5], past=arguments[5], **options)
 
     assert torch.autograd.gradcheck(run, tuple(inputs))
     assert torch.autograd.gradgradcheck(run, tuple(inputs))
@@ -98,19 +98,19 @@ def test_derivatives(form: str, channels: bool, erases: bool) -> None:
 @pytest.mark.parametrize("channels", [False, True])
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=4))
 def test_states_pass_over_splits(channels: bool, erases: bool, lengths: list[int]) -> None:
-    """A row in parts: each goes on from the state of the one before, and what parts do to a state composes."""
+    """A row in parts: each continues from the state of the previous one, and the parts' transitions compose."""
     inputs = draw(sum(lengths), channels=channels)
     whole = delta_attend(*inputs[:5], past=inputs.past, erases=erases)
-    state, outs, done = inputs.past, [], None
+    state, outs, composed = inputs.past, [], None
     parts = zip(*(t.split(lengths, 2) for t in inputs[:5]), strict=True)
     for q, k, v, log_decay, beta in parts:
         out, state = delta_attend(q, k, v, log_decay, beta, past=state, erases=erases)
-        does = delta_transition(k, v, log_decay, beta, erases=erases)
-        done = does if done is None else done.then(does)
+        transition = delta_transition(k, v, log_decay, beta, erases=erases)
+        composed = transition if composed is None else composed.then(transition)
         outs.append(out)
-    assert done is not None
+    assert composed is not None
     assert torch.allclose(torch.cat(outs, 2), whole.out, rtol=0, atol=1e-11)
-    for end in (state, done.apply(inputs.past)):
+    for end in (state, composed.apply(inputs.past)):
         assert torch.allclose(end, whole.state, rtol=0, atol=1e-11)
 
 
@@ -126,8 +126,8 @@ def test_empty_slots_change_nothing_whatever_they_hold(form: str, layout: str) -
         ),
         inputs.past,
     )
-    for got, want in zip(results(spoiled, form, tokens), results(inputs, form, tokens), strict=True):
-        assert torch.equal(got, want)
+    for actual, expected in zip(results(spoiled, form, tokens), results(inputs, form, tokens), strict=True):
+        assert torch.equal(actual, expected)
     assert not results(spoiled, form, tokens)[0].masked_select(empty).any()
 
 
@@ -188,9 +188,9 @@ def test_what_does_not_fit_is_said() -> None:
         ((q[0], k, v, log_decay, beta), {}, "are .batch, heads, slots, width."),
         ((q, k, v[:, :1].repeat(1, 3, 1, 1), log_decay, beta), {}, "must be"),
     ]
-    for given_, how, says in calls:
-        with pytest.raises(HeadwayError, match=says):
-            delta_attend(*given_, **how)  # type: ignore[arg-type]
+    for arguments, options, message in calls:
+        with pytest.raises(HeadwayError, match=message):
+            delta_attend(*arguments, **options)  # type: ignore[arg-type]
     with pytest.raises(HeadwayError, match="of one document per row"):
         delta_transition(k, v, log_decay, beta, tokens=Tokens.packed([[2, 3]]))
     first = delta_transition(k, v, log_decay, beta)

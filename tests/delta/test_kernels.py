@@ -42,36 +42,38 @@ def test_results_and_gradients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     use(level)
-    monkeypatch.setattr(forms, "SIZE", {True: 64, False: 64})  # which rounds as the kernels do
+    monkeypatch.setattr(
+        forms, "SIZE", {True: 64, False: 64}
+    )  # block size with which rounding is as in the kernels
     for count, d, e, kind in CASES:
         heads = 2 if count < 200 else 1
         exact = draw(count, d=d, e=e, heads=heads, channels=channels, seed=count, dtype=dtype)
-        given, tokens = exact.to(dtype), layout(kind, count)
+        inputs, tokens = exact.to(dtype), layout(kind, count)
         unit_eps = 1e-6 if kind == "range" else None
-        want = results(exact, "recurrent", tokens, unit_eps, erases)
-        low, got = (results(given, form, tokens, unit_eps, erases) for form in ("chunked", "kernel"))
-        for name, a, right, rough in zip(NAMES, got, want, low, strict=True):
+        expected = results(exact, "recurrent", tokens, unit_eps, erases)
+        low, actual = (results(inputs, form, tokens, unit_eps, erases) for form in ("chunked", "kernel"))
+        for name, a, exact_result, low_result in zip(NAMES, actual, expected, low, strict=True):
             check = f"delta {'channels' if channels else 'heads'} {name} {str(dtype)[6:]}"
             check += "" if erases else ", adding"
-            assert_within_reference(a, right, rough, f"{count} {d} {e} {kind}", 1.0, check)
+            assert_within_reference(a, exact_result, low_result, f"{count} {d} {e} {kind}", 1.0, check)
 
 
 @at_levels(1)
 @pytest.mark.parametrize("channels", [False, True])
 def test_however_strong_the_decay(use: Use, level: str, channels: bool) -> None:  # noqa: F811
-    """To what a sum of logarithms loses, which is 3200 behind 64 slots: 2e-4."""
+    """Tolerance: after 64 slots the sum of log decays is about 3200, which float32 holds to 2e-4."""
     use(level)
     inputs = draw(80, d=16, e=16, channels=channels, strength=50.0, dtype=torch.float32)
-    for got, want in zip(
+    for actual, expected in zip(
         results(inputs.to(torch.float32), "kernel"), results(inputs, "recurrent"), strict=True
     ):
-        assert torch.allclose(got.double(), want, rtol=1e-3, atol=1e-3 * want.abs().max().item())
+        assert torch.allclose(actual.double(), expected, rtol=1e-3, atol=1e-3 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("erases", [True, False])
 @pytest.mark.parametrize("channels", [False, True])
 def test_token_by_token_and_in_pieces(channels: bool, erases: bool) -> None:
-    """As in decoding: states go from call to call, of few tokens or many."""
+    """As in decoding: states pass from call to call, with few tokens or many."""
     inputs = draw(40, d=16, e=16, key_heads=2, channels=channels, dtype=torch.float32).to(torch.float32)
     assert native.unsupported_reason(*inputs) is None
     whole = delta_attend(*inputs[:5], past=inputs.past, erases=erases, form="kernel")
@@ -86,9 +88,9 @@ def test_token_by_token_and_in_pieces(channels: bool, erases: bool) -> None:
 
 def test_heads_side_by_side_are_read_where_they_are() -> None:
     q, k, v, log_decay, beta, past = draw(20, d=16, e=16, key_heads=2, dtype=torch.float32).to(torch.float32)
-    want = delta_attend(q, k, v, log_decay, beta, past=past, form="kernel")
+    expected = delta_attend(q, k, v, log_decay, beta, past=past, form="kernel")
     turned = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v, log_decay, beta))
-    for a, b in zip(delta_attend(*turned, past=past, form="kernel"), want, strict=True):
+    for a, b in zip(delta_attend(*turned, past=past, form="kernel"), expected, strict=True):
         assert torch.equal(a, b)
 
 
@@ -97,20 +99,20 @@ def test_second_derivatives_and_gradients_of_one_result_alone() -> None:
     assert native.unsupported_reason(*inputs) is None
     for form in ("out", "state"):
         twice = []
-        for way in ("kernel", "chunked"):
-            result = getattr(delta_attend(*inputs[:5], past=inputs.past, form=way), form).square().sum()
-            wanted = inputs if form == "out" else inputs[1:]
-            first = torch.autograd.grad(result, wanted, retain_graph=True)
-            again = torch.autograd.grad(result, wanted, create_graph=True)
-            second = torch.autograd.grad(sum(t.square().sum() for t in again), wanted)
+        for backend in ("kernel", "chunked"):
+            result = getattr(delta_attend(*inputs[:5], past=inputs.past, form=backend), form).square().sum()
+            leaves = inputs if form == "out" else inputs[1:]
+            first = torch.autograd.grad(result, leaves, retain_graph=True)
+            differentiable = torch.autograd.grad(result, leaves, create_graph=True)
+            second = torch.autograd.grad(sum(t.square().sum() for t in differentiable), leaves)
             twice.append((*first, *second))
         for a, b in zip(*twice, strict=True):
             assert torch.allclose(a, b, rtol=1e-3, atol=1e-3 * b.abs().max().item())
 
 
 def test_only_what_is_given_is_kept_for_the_backward() -> None:
-    """Memory is that of the inputs, and of the outputs."""
-    given = draw(256, d=16, e=16, dtype=torch.float32).to(torch.float32)
+    """The backward keeps no more bytes than the inputs have."""
+    inputs = draw(256, d=16, e=16, dtype=torch.float32).to(torch.float32)
     kept = 0
 
     def keep(t: torch.Tensor) -> torch.Tensor:
@@ -119,14 +121,14 @@ def test_only_what_is_given_is_kept_for_the_backward() -> None:
         return t
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        delta_attend(*given[:5], past=given.past, form="kernel")
-    assert kept <= sum(t.nbytes for t in given)
+        delta_attend(*inputs[:5], past=inputs.past, form="kernel")
+    assert kept <= sum(t.nbytes for t in inputs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("key_heads", [1, 4])
 def test_sources_are_kept_in_place_of_their_results(key_heads: int, dtype: torch.dtype) -> None:
-    """With the same bits, for a second pass through the graph, too; second derivatives reach what is convolved."""
+    """Gradients have the same bits, also in a second backward; second derivatives reach the convolution's inputs."""
     torch.manual_seed(0)
     counts, begins = (key_heads, key_heads, 4), torch.arange(100).eq(37).unsqueeze(0)
     leaves = [torch.randn(2, 100, heads * 16).to(dtype).requires_grad_() for heads in counts]
@@ -137,7 +139,7 @@ def test_sources_are_kept_in_place_of_their_results(key_heads: int, dtype: torch
         Convolved(heads, x, w, None, begins, None) for heads, x, w in zip(counts, leaves, taps, strict=True)
     ]
     gradients, kept = [], []
-    for given in ((), sources):
+    for used_sources in ((), sources):
         nbytes = 0
 
         def keep(t: torch.Tensor) -> torch.Tensor:
@@ -147,27 +149,29 @@ def test_sources_are_kept_in_place_of_their_results(key_heads: int, dtype: torch
 
         q, k, v = (source.by_head() for source in sources)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-            out = delta_attend(q, k, v, log_decay, beta, unit_eps=1e-6, form="kernel", sources=given).out
+            out = delta_attend(
+                q, k, v, log_decay, beta, unit_eps=1e-6, form="kernel", sources=used_sources
+            ).out
         kept.append(nbytes)
         loss = out.float().square().sum()
         gradients += [torch.autograd.grad(loss, wanted, retain_graph=True) for _ in range(2)]
         first = torch.autograd.grad(loss, wanted, create_graph=True)
         second = torch.autograd.grad(sum(g.float().square().sum() for g in first), [*leaves, *taps])
         gradients.append(second)
-    once, twice, again, *others = gradients
-    for same in (twice, others[0], others[1]):
-        assert all(torch.equal(a, b) for a, b in zip(once, same, strict=True))
-    for a, b in zip(again, others[2], strict=True):
-        if dtype == torch.float32:  # sums in another order
+    first_pass, second_pass, second_order, *with_sources = gradients
+    for repeated in (second_pass, with_sources[0], with_sources[1]):
+        assert all(torch.equal(a, b) for a, b in zip(first_pass, repeated, strict=True))
+    for a, b in zip(second_order, with_sources[2], strict=True):
+        if dtype == torch.float32:  # summed in another order
             assert torch.allclose(a, b, rtol=1e-5, atol=1e-5 * b.abs().max().item())
     assert kept[1] - kept[0] == sum(
         t.nbytes for t in (*taps, *[begins] * 3)
-    )  # the inputs are as large as q, k and v
+    )  # the convolution's inputs are as large as q, k and v
 
 
 @at_levels(2)
 def test_what_is_smaller_than_a_normal_number_counts_as_none(use: Use, level: str) -> None:  # noqa: F811
-    """Decays make such numbers, on which Intel's processors take some hundred cycles each."""
+    """Decays produce subnormal numbers, each of which costs Intel's processors some hundred cycles."""
     use(level)
     k, v, zero = torch.zeros(1, 1, 3, 16), torch.zeros(1, 1, 3, 16), torch.zeros(1, 1, 3)
     for size, kept in ((1e-36, True), (1e-39, False)):

@@ -1,4 +1,4 @@
-"""Acts 1 and 3 on small models: the numbers are what they say they are."""
+"""Acts 1 and 3 of the demo on small models: the numbers are what they are said to be."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def small(*patterns) -> Decoder:  # type: ignore[no-untyped-def]
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.mul_(15)  # weights of deviation 0.3: at 0.02 every prediction is alike
+                parameter.mul_(15)  # weights of standard deviation 0.3: with 0.02 all predictions are alike
     return model
 
 

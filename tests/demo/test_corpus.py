@@ -1,4 +1,4 @@
-"""The demo's corpus: what is held out is never trained on, and compressors are measured as stated."""
+"""The demo's corpus: held-out text is never trained on, and compressors are measured as stated."""
 
 import gzip
 import io
@@ -20,19 +20,19 @@ def fill(root: Path, names: list[str], size: int = 3000) -> None:
 
 
 def test_the_standard_library_is_split_by_top_level_package() -> None:
-    found = corpus.standard_library()
-    trained, held = ({document.group for document in part} for part in (found.train, found.held_out))
+    split = corpus.standard_library()
+    trained, held = ({document.group for document in part} for part in (split.train, split.held_out))
     assert not trained & held
     assert all(corpus.is_held_out(group) for group in held)
     assert not any(corpus.is_held_out(group) for group in trained)
-    assert found.train_bytes > 5_000_000
-    assert 0.02 < len(found.held_out_bytes) / found.train_bytes < 0.2
+    assert split.train_bytes > 5_000_000
+    assert 0.02 < len(split.held_out_bytes) / split.train_bytes < 0.2
     assert {"argparse", "typing", "asyncio"} <= trained | held
 
 
 def test_tests_tables_and_other_peoples_packages_are_left_out() -> None:
-    found = corpus.standard_library()
-    parts = {part for document in (*found.train, *found.held_out) for part in Path(document.name).parts}
+    split = corpus.standard_library()
+    parts = {part for document in (*split.train, *split.held_out) for part in Path(document.name).parts}
     assert not parts & {
         "test",
         "tests",
@@ -59,8 +59,8 @@ def test_a_file_is_in_the_corpus_with_its_text(tmp_path: Path) -> None:
         [f"module_{i}.py" for i in range(40)] + ["test/x.py", "package/tests/y.py", "_sysconfigdata_z.py"],
     )
     (tmp_path / "broken.py").write_bytes(b"\xff\xfe\x00")
-    found = corpus.standard_library(tmp_path)
-    documents = {document.name: document for document in (*found.train, *found.held_out)}
+    split = corpus.standard_library(tmp_path)
+    documents = {document.name: document for document in (*split.train, *split.held_out)}
     assert set(documents) == {f"module_{i}.py" for i in range(40)}
     assert documents["module_7.py"].text == (tmp_path / "module_7.py").read_text()
     assert documents["module_7.py"].group == "module_7"

@@ -1,4 +1,4 @@
-"""What is said and drawn of attention maps."""
+"""What the demo says and draws of attention maps."""
 
 from pathlib import Path
 
@@ -11,13 +11,13 @@ from headway_lab.demo.run import shown
 def test_looks_measure_where_the_weight_lies() -> None:
     itself, previous, first = torch.eye(6), torch.eye(6).roll(-1, 1).tril(), torch.zeros(6, 6)
     first[:, 0] = 1.0
-    found = heads.looks([torch.stack([itself, previous, first])])
-    assert [(one["itself"], one["previous"], one["first"], one["back"]) for one in found] == [
+    looks = heads.looks([torch.stack([itself, previous, first])])
+    assert [(look["itself"], look["previous"], look["first"], look["back"]) for look in looks] == [
         (1.0, 0.0, 0.0, 0.0),
         (0.0, 1.0, 0.0, 1.0),
         (0.0, 0.0, 1.0, 3.5),  # queries 2..5 look 2..5 back
     ]
-    text = heads.striking(found)
+    text = heads.striking(looks)
     assert "layer 0, head 0  100% of its weight" in text
     assert "layer 0, head 1  100% of its weight" in text
     assert "layer 0, head 2  3.5 tokens" in text

@@ -1,4 +1,4 @@
-"""What the demo prints and draws, of numbers that are given: as listed in tests/demo/listings."""
+"""What the demo prints and draws for given numbers, as listed in tests/demo/listings."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -37,14 +37,16 @@ def test_the_acts_print_and_draw_as_listed(monkeypatch: pytest.MonkeyPatch) -> N
 def test_heads_are_told_and_drawn_as_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[str] = []
     monkeypatch.setattr(heads, "saved_figure", partial(figures.kept, drawn))
-    maps = [one / one.sum(-1, keepdim=True) for one in MAPS]
+    maps = [weights / weights.sum(-1, keepdim=True) for weights in MAPS]
     heads.draw_heads(maps, list("abcde"), Path("heads.png"))
     wide = torch.ones(1, heads.LABELLED + 1, heads.LABELLED + 1)
     heads.draw_heads([wide], [], Path("wide.png"))
-    found, ways = heads.looks(maps), ("itself", "previous", "first", "back")
-    looks = [f"{one['layer']} {one['head']} {' '.join(number(one[way]) for way in ways)}" for one in found]
+    measured, ways = heads.looks(maps), ("itself", "previous", "first", "back")
+    looks = [
+        f"{look['layer']} {look['head']} {' '.join(number(look[way]) for way in ways)}" for look in measured
+    ]
     listings.check(
-        LISTINGS / "heads.txt", "\n".join([*looks, heads.striking(found), *drawn, constants(heads)])
+        LISTINGS / "heads.txt", "\n".join([*looks, heads.striking(measured), *drawn, constants(heads)])
     )
 
 
@@ -65,29 +67,29 @@ def documents() -> Iterator[Document]:
 def test_what_was_learned_is_told_and_drawn_as_listed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(learn, "saved_figure", partial(figures.kept, told))
+    lines: list[str] = []
+    monkeypatch.setattr(learn, "saved_figure", partial(figures.kept, lines))
     text = Corpus("here", "held out by name", tuple(documents()), tuple(documents()))
     for bits in (1.6, 1.8, 2.1):
-        own = learned(bits)
-        told += [learn.verdict(own), learn.comparison(own, text), number(own.seconds)]
-        learn.draw_bits(own, Path("bits.png"))
-    told += [learn.show(one) for one in own.samples]
-    own.samples.clear()
-    told += [
-        number(own.seconds),
+        result = learned(bits)
+        lines += [learn.verdict(result), learn.comparison(result, text), number(result.seconds)]
+        learn.draw_bits(result, Path("bits.png"))
+    lines += [learn.show(sample) for sample in result.samples]
+    result.samples.clear()
+    lines += [
+        number(result.seconds),
         run.about(text),
         run.about(Corpus("a", "b", text.train[:1], text.train[:2])),
     ]
     for most in (1, 5000, 5001, 100_000):
         part = learn.smaller(text, most)
-        told.append(f"{most}: {len(part.train)} and {len(part.held_out)}, {part.rule}")
-    told += [run.title("Act 9"), run.title("a" * 94), run.next_commands(Path("runs/x"))]
+        lines.append(f"{most}: {len(part.train)} and {len(part.held_out)}, {part.rule}")
+    lines += [run.title("Act 9"), run.title("a" * 94), run.next_commands(Path("runs/x"))]
     for quick in (False, True):
         config = learn.settings(Path("out"), 12.5, quick)
-        told.append(f"{quick}: {config.model_dump(exclude_defaults=True)}")
+        lines.append(f"{quick}: {config.model_dump(exclude_defaults=True)}")
     learn.save_documents(text.train[:1], tmp_path / "new" / "a.jsonl")
-    told.append((tmp_path / "new" / "a.jsonl").read_text(encoding="utf-8")[:80])
+    lines.append((tmp_path / "new" / "a.jsonl").read_text(encoding="utf-8")[:80])
     listings.check(
-        LISTINGS / "learn.txt", "\n".join([*told, constants(learn), constants(corpus), constants(run)])
+        LISTINGS / "learn.txt", "\n".join([*lines, constants(learn), constants(corpus), constants(run)])
     )

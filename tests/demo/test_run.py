@@ -1,4 +1,4 @@
-"""The demo from end to end on a small text, what it leaves behind, and how it ends when it is stopped."""
+"""The demo from end to end on a small text, what it leaves behind, and how it ends if it is interrupted."""
 
 import dataclasses
 import json
@@ -33,22 +33,22 @@ LINES = "".join(f"def f{i}(x):\n    return x + {i * 7 % 13}\n\n" for i in range(
 @pytest.fixture(scope="module")
 def text() -> Corpus:
     cut = LINES.index("def f1350")
-    train, rest = (Document("f.py", name, part) for name, part in (("a", LINES[:cut]), ("b", LINES[cut:])))
-    return Corpus("here", "the last tenth is held out", (train,), (rest,))
+    train, held = (Document("f.py", name, part) for name, part in (("a", LINES[:cut]), ("b", LINES[cut:])))
+    return Corpus("here", "the last tenth is held out", (train,), (held,))
 
 
 @pytest.fixture(scope="module")
 def brief() -> Iterator[None]:
-    """Act 3's timing at a size for tests, and a run of a few steps instead of one by the clock."""
+    """Act 3 is timed at a size for tests, and training runs a few steps instead of some seconds."""
     timed, settings = acts.time_window, learn.settings
 
     def few(out: Path, seconds: float, quick: bool) -> TextConfig:
-        given = settings(out, seconds, quick).model_dump() | {
+        fields = settings(out, seconds, quick).model_dump() | {
             "max_seconds": None,
             "steps": 4,
             "threads": 1,
         }
-        return TextConfig.of({key: value for key, value in given.items() if value is not None})
+        return TextConfig.of({key: value for key, value in fields.items() if value is not None})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(learn, "settings", few)
@@ -59,7 +59,7 @@ def brief() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Done:
-    """A demo that has run: its folder, what it returned, and what it said."""
+    """A demo that has run: its folder, its report and its output."""
 
     out: Path
     report: dict[str, Any]
@@ -68,12 +68,12 @@ class Done:
 
 @pytest.fixture(scope="module")
 def done(text: Corpus, brief: None, tmp_path_factory: pytest.TempPathFactory) -> Done:
-    out, told = tmp_path_factory.mktemp("runs") / "new" / "demo", []
-    return Done(out, go(text, out, told), "\n".join(told))
+    out, lines = tmp_path_factory.mktemp("runs") / "new" / "demo", []
+    return Done(out, go(text, out, lines), "\n".join(lines))
 
 
-def go(text: Corpus, out: Path, told: list[str]) -> dict[str, Any]:
-    return run.demo(out, corpus=text, seconds=5, quick=True, say=told.append)
+def go(text: Corpus, out: Path, lines: list[str]) -> dict[str, Any]:
+    return run.demo(out, corpus=text, seconds=5, quick=True, say=lines.append)
 
 
 def test_the_demo_leaves_a_model_its_metrics_and_its_pictures(done: Done) -> None:
@@ -132,8 +132,8 @@ def test_the_commands_that_are_printed_last_work(
         program, *arguments = shlex.split(line.partition("#")[0])
         assert program == "headway"
         arguments = [part.replace("runs/explain", str(tmp_path)) for part in arguments]
-        more = ["-n", "3"] if arguments[0] == "generate" else []
-        assert headway([*arguments, *more]) == 0, line
+        extra = ["-n", "3"] if arguments[0] == "generate" else []
+        assert headway([*arguments, *extra]) == 0, line
         assert capsys.readouterr().out
 
 
@@ -188,7 +188,7 @@ def test_ctrl_c_from_outside_is_exit_code_130(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        # Where tests run in the background, processes ignore it.
+        # If tests run in the background, their processes ignore SIGINT.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as child:
         assert child.stdout is not None
@@ -197,10 +197,10 @@ def test_ctrl_c_from_outside_is_exit_code_130(tmp_path: Path) -> None:
                 break
         time.sleep(3)
         child.send_signal(signal.SIGINT)
-        rest = child.stdout.read()
+        output = child.stdout.read()
         assert child.wait(60) == 130
-    assert "Traceback" not in rest
-    assert "stopped" in rest or "interrupted" in rest
+    assert "Traceback" not in output
+    assert "stopped" in output or "interrupted" in output
 
 
 def learned(bits: float) -> learn.Learned:

@@ -1,4 +1,4 @@
-"""The figures of the documents: those of docs/figures are what is drawn now, from specs and runs, in both languages."""
+"""The figures of the documents: docs/figures has what is drawn now, from specs and runs, in both languages."""
 
 import re
 from pathlib import Path
@@ -47,18 +47,18 @@ def test_every_label_has_both_languages_and_is_used(monkeypatch: pytest.MonkeyPa
         label = words()[name]
 
         def say(
-            key: str, *, name: str = name, label: dict[str, dict[str, str]] = label, **own: object
+            key: str, *, name: str = name, label: dict[str, dict[str, str]] = label, **values: object
         ) -> str:
             used.setdefault(name, set()).add(key)
             assert set(label[key]) == set(LANGUAGES)
             fields = [sorted(re.findall(r"\{(\w+)", label[key][language])) for language in LANGUAGES]
             assert fields[0] == fields[1]
-            return label[key]["en"].format(**own)
+            return label[key]["en"].format(**values)
 
         make(say)
         if name == "cache":
             text_of(say, small_steps())
-    assert used == {name: set(own) for name, own in words().items()}
+    assert used == {name: set(labels) for name, labels in words().items()}
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

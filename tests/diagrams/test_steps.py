@@ -1,4 +1,4 @@
-"""The steps of a decoding: a real model's work is counted, and its words are those that it generates."""
+"""The steps of decoding: a real model's work is counted, and its words are those that it generates."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Endpoints whose replies are written down: in this process, and behind a local HTTP server."""
+"""Endpoints with scripted replies: in this process, and behind a local HTTP server."""
 
 import json
 import threading
@@ -14,7 +14,7 @@ Answer = tuple[int, dict[str, str], Any]  # status, headers, body
 
 
 class Scripted(Endpoint):
-    """Replies with `answer(messages, seed)`; `asked` counts."""
+    """An endpoint that replies with `answer(messages, seed)` and counts its requests in `asked`."""
 
     def __init__(
         self, answer: Callable[[Sequence[Message], int], str | Reply], name: str = "scripted"
@@ -27,12 +27,12 @@ class Scripted(Endpoint):
 
     def chat(self, messages: Sequence[Message], *, seed: int, temperature: float, max_tokens: int) -> Reply:
         self.asked += 1
-        made = self.answer(messages, seed)
-        return made if isinstance(made, Reply) else Reply(made, "stop")
+        reply = self.answer(messages, seed)
+        return reply if isinstance(reply, Reply) else Reply(reply, "stop")
 
 
 def completion(text: str | None, finish_reason: str = "stop") -> Answer:
-    """What OpenAI's servers answer."""
+    """Returns a chat completion as OpenAI's servers answer it."""
     message = {"role": "assistant", "content": text}
     choice = {"index": 0, "message": message, "finish_reason": finish_reason}
     body = {"id": "1", "object": "chat.completion", "created": 0, "model": "small", "choices": [choice]}
@@ -45,7 +45,7 @@ def error(code: int, message: str, **headers: str) -> Answer:
 
 @contextmanager
 def server(answers: Callable[[str, Any], Answer]) -> Iterator[str]:
-    """The URL of a server that answers POST and GET by `answers(path, body)`."""
+    """Yields the URL of a server that answers POST and GET requests by `answers(path, body)`."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -63,18 +63,18 @@ def server(answers: Callable[[str, Any], Answer]) -> Iterator[str]:
                 self.send_header(name.replace("_", "-"), text)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            with suppress(BrokenPipeError):  # of one that waited no longer
+            with suppress(BrokenPipeError):  # the client has stopped waiting
                 self.wfile.write(data)
 
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    own = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=own.serve_forever, args=(0.01,), daemon=True)
+    http_server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=http_server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{own.server_port}/v1"
+        yield f"http://127.0.0.1:{http_server.server_port}/v1"
     finally:
-        own.shutdown()
-        own.server_close()
+        http_server.shutdown()
+        http_server.server_close()
         thread.join()

@@ -1,4 +1,4 @@
-"""Endpoints: the protocol, its errors, a folder as one; transcripts replay what was said, whatever killed the run."""
+"""Endpoints: the protocol, its errors, a folder as an endpoint; transcripts replay replies after a killed run."""
 
 import json
 import threading
@@ -31,18 +31,18 @@ def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def scripted(*answers: Answer) -> tuple[Any, list[tuple[str, Any]]]:
-    left, seen = list(answers), []
+    remaining, requests = list(answers), []
 
     def answer(path: str, body: Any) -> Answer:
-        seen.append((path, body))
-        return left.pop(0)
+        requests.append((path, body))
+        return remaining.pop(0)
 
-    return answer, seen
+    return answer, requests
 
 
 def test_a_request_is_one_of_openais_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "for OpenAI alone")
-    answer, seen = scripted(completion("sat.", "length"), completion(None))
+    answer, requests = scripted(completion("sat.", "length"), completion(None))
     with server(answer) as url:
         endpoint = open_endpoint(f"{url}#small")
         assert endpoint.chat(ASKED, **HOW) == Reply("sat.", "length")  # type: ignore[arg-type]
@@ -50,8 +50,8 @@ def test_a_request_is_one_of_openais_protocol(monkeypatch: pytest.MonkeyPatch) -
         assert endpoint.chat(ASKED, **HOW) == Reply("", "stop")  # type: ignore[arg-type]
     assert endpoint.name == f"{url}#small"
     body = {"model": "small", "messages": ASKED, **HOW}
-    assert seen[0] == ("/v1/chat/completions", {**body, "authorization": None})
-    assert seen[1] == ("/v1/chat/completions", {**body, "authorization": "Bearer k"})
+    assert requests[0] == ("/v1/chat/completions", {**body, "authorization": None})
+    assert requests[1] == ("/v1/chat/completions", {**body, "authorization": "Bearer k"})
 
 
 def test_a_server_with_one_model_need_not_be_told_which() -> None:
@@ -66,14 +66,14 @@ def test_a_server_with_one_model_need_not_be_told_which() -> None:
 
 def test_what_fails_for_now_is_tried_again_and_what_is_refused_is_not() -> None:
     waits: list[float] = []
-    answer, seen = scripted(
+    answer, requests = scripted(
         error(429, "slow down", Retry_After="7"), error(503, "busy"), error(500, "oops"), completion("ok")
     )
     with server(answer) as url:
         assert ServerEndpoint(url, "m", sleep=waits.append).chat(ASKED, **HOW).text == "ok"  # type: ignore[arg-type]
     assert waits == [7.0, 2.0, 4.0]
     refused = error(401, "wrong key"), error(404, "no such model"), error(501, "no chat here")
-    answer, seen = scripted(*refused, *[error(500, "down")] * 2)
+    answer, requests = scripted(*refused, *[error(500, "down")] * 2)
     with server(answer) as url:
         endpoint = ServerEndpoint(url, "m", sleep=waits.append, tries=2)
         for message in (
@@ -87,57 +87,60 @@ def test_what_fails_for_now_is_tried_again_and_what_is_refused_is_not() -> None:
             EndpointError, match=r"no reply after 2 tries; the last said: 500 down. Replies so far are"
         ):
             endpoint.chat(ASKED, **HOW)  # type: ignore[arg-type]
-    assert len(seen) == 5
+    assert len(requests) == 5
     with pytest.raises(EndpointError, match=r"no reply after 2 tries; the last said: .*refused"):
         endpoint.chat(ASKED, **HOW)  # type: ignore[arg-type]
 
 
 def test_each_failed_try_is_said_in_the_servers_words() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     answer, _ = scripted(error(429, "slow down", Retry_After="7"), (503, {}, b"warming up"), completion("ok"))
     with server(answer) as url:
-        endpoint = ServerEndpoint(url, "m", say=said.append, sleep=lambda seconds: None)
+        endpoint = ServerEndpoint(url, "m", say=messages.append, sleep=lambda seconds: None)
         endpoint.chat(ASKED, **HOW)  # type: ignore[arg-type]
-    assert said == [f"{url}: 429 slow down; try 2 of 6 in 7 s", f"{url}: 503 warming up; try 3 of 6 in 2 s"]
-    del said[:]
-    endpoint = ServerEndpoint(url, "m", say=said.append, sleep=lambda seconds: None, tries=3)
+    assert messages == [
+        f"{url}: 429 slow down; try 2 of 6 in 7 s",
+        f"{url}: 503 warming up; try 3 of 6 in 2 s",
+    ]
+    del messages[:]
+    endpoint = ServerEndpoint(url, "m", say=messages.append, sleep=lambda seconds: None, tries=3)
     with pytest.raises(EndpointError, match="refused"):
         endpoint.chat(ASKED, **HOW)  # type: ignore[arg-type]
-    assert [line.partition("; ")[2] for line in said] == ["try 2 of 3 in 1 s", "try 3 of 3 in 2 s"]
-    assert all("refused" in line for line in said)
+    assert [line.partition("; ")[2] for line in messages] == ["try 2 of 3 in 1 s", "try 3 of 3 in 2 s"]
+    assert all("refused" in line for line in messages)
 
 
 def test_a_server_that_hangs_is_left_after_the_timeout() -> None:
-    said: list[str] = []
-    asked = threading.Event()
+    messages: list[str] = []
+    release = threading.Event()
 
     def hangs(path: str, body: Any) -> Answer:
-        asked.wait(5)
+        release.wait(5)
         return completion("late")
 
     with server(hangs) as url:
         endpoint = ServerEndpoint(
-            url, "m", timeout=0.05, tries=2, say=said.append, sleep=lambda seconds: None
+            url, "m", timeout=0.05, tries=2, say=messages.append, sleep=lambda seconds: None
         )
         with pytest.raises(EndpointError, match=r"the last said: no answer within 0\.05 s"):
             endpoint.chat(ASKED, **HOW)  # type: ignore[arg-type]
-        asked.set()
-    assert said == [f"{url}: no answer within 0.05 s; try 2 of 2 in 1 s"]
+        release.set()
+    assert messages == [f"{url}: no answer within 0.05 s; try 2 of 2 in 1 s"]
 
 
 def test_a_reply_without_text_says_why() -> None:
-    """Of a model that thinks until its tokens are used up, and of one that refuses."""
-    said: list[str] = []
+    """One model thinks until its tokens are used up, another one refuses."""
+    messages: list[str] = []
     code, headers, body = completion(None, "length")
     body["choices"][0]["message"] |= {"reasoning_content": "Let me see", "tool_calls": []}
     _, _, refused = completion(None)
     refused["choices"][0]["message"]["refusal"] = "I will not."
     answer, _ = scripted((code, headers, body), (code, headers, refused))
     with server(answer) as url:
-        endpoint = ServerEndpoint(url, "m", say=said.append)
+        endpoint = ServerEndpoint(url, "m", say=messages.append)
         assert endpoint.chat(ASKED, **HOW) == Reply("", "length")  # type: ignore[arg-type]
         assert endpoint.chat(ASKED, **HOW) == Reply("I will not.", "stop")  # type: ignore[arg-type]
-    assert said == [
+    assert messages == [
         f"{url}#m: a reply without text: its finish_reason is length, and it has reasoning_content"
     ]
 
@@ -166,10 +169,12 @@ def test_a_folder_is_an_endpoint(tmp_path: Path) -> None:
     save_folder(tmp_path / "m", small(), tokenizer=with_template(byte_level(), TURNS))
     endpoint = open_endpoint(str(tmp_path / "m"))
     assert isinstance(endpoint, LocalEndpoint)
-    made = endpoint.chat(ASKED, seed=3, temperature=0.9, max_tokens=5)
-    again = endpoint.lm.chat(ASKED, seed=3, temperature=0.9, max_new_tokens=5)
-    assert made == Reply(again.text, "length" if again.finish_reason == "length" else "stop")
-    assert endpoint.chat(ASKED, seed=3, temperature=0.9, max_tokens=10**6)  # what the context has room for
+    reply = endpoint.chat(ASKED, seed=3, temperature=0.9, max_tokens=5)
+    generation = endpoint.lm.chat(ASKED, seed=3, temperature=0.9, max_new_tokens=5)
+    assert reply == Reply(generation.text, "length" if generation.finish_reason == "length" else "stop")
+    assert endpoint.chat(
+        ASKED, seed=3, temperature=0.9, max_tokens=10**6
+    )  # limited to what the context has room for
     with pytest.raises(DataError, match="the model's context of 64 has no room for a reply"):
         endpoint.chat([{"role": "user", "content": "the cat " * 64}], seed=0, temperature=0, max_tokens=1)
     with pytest.raises(DataError, match="no chat template, so it cannot answer messages"):
@@ -177,9 +182,10 @@ def test_a_folder_is_an_endpoint(tmp_path: Path) -> None:
 
 
 def fill(path: Path, endpoint: Scripted, count: int) -> list[Reply]:
-    with Transcript(path) as kept:
+    with Transcript(path) as transcript:
         return [
-            kept.chat(endpoint, f"{i}", [{"role": "user", "content": f"{i}"}], **HOW) for i in range(count)
+            transcript.chat(endpoint, f"{i}", [{"role": "user", "content": f"{i}"}], **HOW)
+            for i in range(count)
         ]  # type: ignore[arg-type]
 
 
@@ -192,14 +198,14 @@ def echo(messages: Sequence[Any], seed: int) -> str:
 def test_a_run_that_was_killed_anywhere_goes_on_as_if_it_was_not(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "transcript.jsonl"
     path.unlink(missing_ok=True)
-    whole = fill(path, Scripted(echo), 4)
+    replies = fill(path, Scripted(echo), 4)
     full = path.read_bytes()
     assert len(full.splitlines()) == 4
     cut = data.draw(st.integers(0, len(full)))
     path.write_bytes(full[:cut])
-    again = Scripted(echo)
-    assert fill(path, again, 4) == whole
-    assert again.asked == 4 - full[:cut].count(b"\n")
+    resumed = Scripted(echo)
+    assert fill(path, resumed, 4) == replies
+    assert resumed.asked == 4 - full[:cut].count(b"\n")
     assert path.read_bytes() == full
 
 
@@ -210,9 +216,9 @@ def test_another_request_under_a_key_is_an_error(tmp_path: Path) -> None:
         ConfigError, match=r"the request '0' was another one: endpoint was 'scripted' and is 'b'\. Go"
     ):
         fill(path, Scripted(echo, "b"), 2)
-    with Transcript(path) as kept:
+    with Transcript(path) as transcript:
         with pytest.raises(ConfigError, match="its messages differ"):
-            kept.chat(Scripted(echo), "1", ASKED, **HOW)  # type: ignore[arg-type]
+            transcript.chat(Scripted(echo), "1", ASKED, **HOW)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="is in use by another process"):
             Transcript(path)
 
@@ -229,7 +235,7 @@ def test_a_file_that_is_no_transcript_is_named_with_its_line(tmp_path: Path) -> 
 def test_the_openai_client_and_ours_ask_and_read_alike() -> None:
     import openai
 
-    answer, seen = scripted(completion("sat.", "length"), completion("sat.", "length"))
+    answer, requests = scripted(completion("sat.", "length"), completion("sat.", "length"))
     with server(answer) as url, openai.OpenAI(base_url=url, api_key="k") as client:
         theirs = client.chat.completions.create(model="small", messages=ASKED, **HOW)  # type: ignore[call-overload]
         ours = ServerEndpoint(url, "small").chat(ASKED, **HOW)  # type: ignore[arg-type]
@@ -237,6 +243,6 @@ def test_the_openai_client_and_ours_ask_and_read_alike() -> None:
         theirs.choices[0].message.content,
         theirs.choices[0].finish_reason,
     )
-    (path, body), (own_path, own) = seen
-    assert path == own_path
-    assert {**body, "authorization": None} == own
+    (path, body), (our_path, our_body) = requests
+    assert path == our_path
+    assert {**body, "authorization": None} == our_body

@@ -7,5 +7,5 @@ from tests.explain import toys
 
 @pytest.fixture
 def reports() -> toys.Reports:
-    """Two seeds, layers trained for 10 steps, stacks up to 16 layers."""
+    """Returns reports of two seeds, layers trained for 10 steps, and stacks of up to 16 layers."""
     return toys.Reports()

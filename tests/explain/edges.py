@@ -1,4 +1,4 @@
-"""Where a verdict turns: each number that a judge is given is changed alone, until a claim is lost or won."""
+"""Where a verdict turns: each number in a judge's arguments is changed alone until a claim is lost or won."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -19,8 +19,8 @@ Verdict = tuple[bool | None, ...] | None
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[Path]:
-    """Where numbers stand in what a judge is given; of longer lists and
-    tensors the first, a middle and the last one."""
+    """Yields the paths of the numbers in a judge's arguments; of longer lists the first, a middle and the last one, of
+    tensors the first and the last one."""
     if isinstance(value, Run):
         yield (*path, "loss")
     elif isinstance(value, (bool, int, float)):
@@ -36,8 +36,8 @@ def leaves(value: Any, path: Path = ()) -> Iterator[Path]:
         for n in sorted({0, len(value) // 2, len(value) - 1}) if value else ():
             yield from leaves(value[n], (*path, n))
     elif is_dataclass(value) and type(value).__name__ == "Gap":
-        for one in fields(value):
-            yield (*path, one.name)
+        for field in fields(value):
+            yield (*path, field.name)
 
 
 def at(value: Any, path: Path) -> Any:
@@ -49,7 +49,7 @@ def at(value: Any, path: Path) -> Any:
 
 
 def put(value: Any, path: Path, new: Any) -> Any:
-    """A copy with another number at one place."""
+    """Returns a copy with another number at one path."""
     if not path:
         return new
     key, *rest = path
@@ -65,28 +65,28 @@ def put(value: Any, path: Path, new: Any) -> Any:
     return type(value)((*value[:key], item, *value[key + 1 :]))
 
 
-def listing(judge: Callable[..., Report], given: tuple[Any, ...]) -> Iterator[str]:
-    """A line for each number and each claim that turns with it."""
+def listing(judge: Callable[..., Report], arguments: tuple[Any, ...]) -> Iterator[str]:
+    """Yields a line for each number and each claim that turns with it."""
     yield "turns"
-    for path in leaves(list(given)):
-        value = at(given, path)
+    for path in leaves(list(arguments)):
+        value = at(arguments, path)
 
         @cache
         def verdict(x: Any, path: Path = path) -> Verdict:
             try:
-                return tuple(judge(*put(given, path, x)).claims.values())
+                return tuple(judge(*put(arguments, path, x)).claims.values())
             except (ArithmeticError, ValueError, LookupError, AssertionError):
                 return None
 
-        for n in range(len(judge(*given).claims)):
+        for n in range(len(judge(*arguments).claims)):
             if turns := [*edges(value, n, verdict)]:
                 yield f"  {' '.join(map(str, path))}: claim {n}: {'; '.join(turns)}"
 
 
 def edges(value: Any, n: int, verdict: Callable[[Any], Verdict]) -> Iterator[str]:
     def claim(x: Any) -> str:
-        found = verdict(x)
-        return "error" if found is None else str(found[n]) if n < len(found) else "gone"
+        claims = verdict(x)
+        return "error" if claims is None else str(claims[n]) if n < len(claims) else "gone"
 
     if isinstance(value, bool):
         if claim(value) != claim(not value):
@@ -99,14 +99,14 @@ def edges(value: Any, n: int, verdict: Callable[[Any], Verdict]) -> Iterator[str
         near = [abs(value) * b for b in BESIDE] if value and math.isfinite(value) else []
         sizes = sorted({*DECADES, *near, abs(value)})
         points, bisect = [*(-s for s in reversed(sizes)), 0.0, *sizes], True
-    found = [(x, told) for x in points if (told := claim(x)) != "error"]
-    for (a, one), (b, other) in pairwise(found):
-        if one != other:
-            yield f"{one} {border(a, b, one, claim) if bisect else f'{a} {b}'} {other}"
+    outcomes = [(x, outcome) for x in points if (outcome := claim(x)) != "error"]
+    for (a, left), (b, right) in pairwise(outcomes):
+        if left != right:
+            yield f"{left} {border(a, b, left, claim) if bisect else f'{a} {b}'} {right}"
 
 
 def border(a: float, b: float, left: str, claim: Callable[[Any], str]) -> str:
-    """Where between two numbers of one sign a claim turns, within half a percent."""
+    """Returns the number between a and b, of equal sign, where a claim turns, within half a percent."""
     if a * b <= 0:
         return "0.0"
     while abs(a - b) > 0.005 * abs(a):

@@ -1,5 +1,5 @@
-"""docs/results/explain.md and explain-trained.md, in English and Chinese, of the reports that `headway explain all
---out FOLDER` wrote; and the verdicts that `headway explain --question` quotes.
+"""Writes docs/results/explain.md and explain-trained.md, in English and Chinese, from the reports that `headway explain
+all --out FOLDER` wrote, and the verdicts that `headway explain --question` quotes.
 
 `python -m tests.explain.results FOLDER COMMIT` writes them, and the pictures of the trained topics beside them."""
 
@@ -48,21 +48,21 @@ COUNTS = {
     "zh": "{all} 条论断中，{seen} 条在这些规模下可见。未见不等于被否定。",
 }
 VERDICTS = Path(questions.__file__).with_name("verdicts.toml")
-SHOWN = 12  # rows of a table that a page has in full
+SHOWN = 12  # a page has no table with more rows
 
 
 def groups_of(page: str) -> list[str]:
-    """The groups of topics that a page has."""
+    """Returns the groups of topics on a page."""
     return [group for group in GROUPS if (group == TRAINED) == (page == "explain-trained")]
 
 
 def page_of(name: str, language: str) -> Path:
-    """Where a page lies: NAME.md, and NAME.zh.md in Chinese."""
+    """Returns the file of a page: NAME.md, or NAME.zh.md in Chinese."""
     return RESULTS / (f"{name}.md" if language == "en" else f"{name}.{language}.md")
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], say: Translation) -> Iterator[str]:
-    """A table of Markdown, without columns that are empty in all rows."""
+    """Yields the lines of a Markdown table, without columns that are empty in all rows."""
     kept = [i for i in range(len(columns)) if any(row[i] is not None for row in rows)]
     yield "| " + " | ".join(say(columns[i]).replace("|", "\\|") for i in kept) + " |"
     yield "|" + " --- |" * len(kept)
@@ -71,7 +71,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], say: Transla
 
 
 def section(report: dict[str, Any], picture: bool) -> str:
-    """A topic: its question, its claims, what was found and the numbers that a terminal shows of it."""
+    """Returns the section of a topic: its question, claims, finding and the numbers that a terminal shows."""
     language = report["language"]
     words, say = WORDS[language], translation(language)
     rows = [report["rows"][i] for i in report["highlight"]] or report["rows"]
@@ -88,7 +88,7 @@ def section(report: dict[str, Any], picture: bool) -> str:
 
 
 def page(name: str, folder: Path, commit: str, language: str) -> str:
-    """One of `PAGES`."""
+    """Returns the text of one of `PAGES`."""
     topics = [topic for group in groups_of(name) for topic in GROUPS[group]]
     reports = {topic: read(folder, topic, language) for topic in topics}
     claims = [seen for report in reports.values() for seen in report["claims"].values()]
@@ -98,10 +98,10 @@ def page(name: str, folder: Path, commit: str, language: str) -> str:
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-    made = MADE[language].format(day=f"{datetime.now(UTC):%Y-%m-%d}", commit=commit, **machine)
+    origin = MADE[language].format(day=f"{datetime.now(UTC):%Y-%m-%d}", commit=commit, **machine)
     counts = COUNTS[language].format(all=len(claims), seen=claims.count(True))
     link = {"en": f"[中文]({name}.zh.md)", "zh": f"[English]({name}.md)"}[language]
-    parts = [f"# {PAGES[name][language]}\n", f"{link}\n\n{made}\n\n{counts}\n"]
+    parts = [f"# {PAGES[name][language]}\n", f"{link}\n\n{origin}\n\n{counts}\n"]
     say = translation(language)
     for group in groups_of(name):
         sections = [section(reports[topic], group == TRAINED) for topic in GROUPS[group]]
@@ -110,21 +110,28 @@ def page(name: str, folder: Path, commit: str, language: str) -> str:
 
 
 def read(folder: Path, topic: str, language: str) -> dict[str, Any]:
-    """A report that the book has written."""
+    """Returns a topic's report, which `headway explain --out` wrote."""
     report: dict[str, Any] = json.loads(report_of(topic, folder, language).read_text(encoding="utf-8"))
     return report
 
 
 def verdicts(folder: Path, commit: str) -> str:
-    """What `headway explain --question` quotes: of each topic the verdict, by language, and what made it."""
+    """Returns what `headway explain --question` quotes: the verdict of each topic by language, and the run it is
+    from."""
     lines = [
         "# Verdicts of topics, as docs/results/explain*.md have them; `python -m tests.explain.results` renews them."
     ]
     for topic in TOPICS:
-        told = [
-            f"{x} = {json.dumps(read(folder, topic, x)['verdict'], ensure_ascii=False)}" for x in LANGUAGES
+        by_language = [
+            f"{language} = {json.dumps(read(folder, topic, language)['verdict'], ensure_ascii=False)}"
+            for language in LANGUAGES
         ]
-        lines += ["", f"[{topic}]", f'made = "{datetime.now(UTC):%Y-%m-%d}, {commit}, {cpu_name()}"', *told]
+        lines += [
+            "",
+            f"[{topic}]",
+            f'made = "{datetime.now(UTC):%Y-%m-%d}, {commit}, {cpu_name()}"',
+            *by_language,
+        ]
     return "\n".join([*lines, ""])
 
 

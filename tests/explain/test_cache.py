@@ -1,4 +1,4 @@
-"""The topic cache (row 35): against the closed forms of the spec, and able to notice what would be wrong."""
+"""The topic cache (row 35): its counts are the closed forms of the spec, and it notices wrong ones."""
 
 from functools import partial
 
@@ -22,7 +22,7 @@ def found() -> Report:
 
 
 def test_cached_equals_recomputed_and_costs_what_the_formula_says(found: Report) -> None:
-    assert all(list(found.claims.values())[:-1]), found.verdict  # the last is of time
+    assert all(list(found.claims.values())[:-1]), found.verdict  # the last claim is about time
     spec = cache.SPEC
     each = 4 * spec.head_dim * spec.heads * spec.layers
     assert found.column("T") == LENGTHS
@@ -76,5 +76,5 @@ def test_it_would_notice_a_cache_that_forgets(monkeypatch: pytest.MonkeyPatch) -
         return keys
 
     monkeypatch.setattr(PagedLayer, "update", forgetful)
-    told = cache.run(context=512)
-    assert not told.claims["equal"]
+    report = cache.run(context=512)
+    assert not report.claims["equal"]

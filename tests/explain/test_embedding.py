@@ -1,4 +1,4 @@
-"""The topic of the scaled embedding (row 21), and that its verdict can differ."""
+"""The topic of the scaled embedding (row 21), and numbers that turn its verdict."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The shape of explain, and the topics scale and masks against their own formulas."""
+"""The reports and the command of explain, and the topics scale and masks against their formulas."""
 
 import csv
 import json
@@ -39,9 +39,9 @@ def test_a_verdict_says_where_and_never_that_something_is_refuted() -> None:
     assert part.verdict == "seen in part at this size (n = 1..3, seed 0): it halves. Not seen: it halves."
     assert not part.seen
     assert report(claims={"a": None, "b": None}).verdict.startswith("too small to tell (n = 1..3, seed 0)")
-    some = report(claims={"it falls": True, "it halves": None, "it ends": False})
-    assert some.verdict.endswith("it halves. Not seen: it ends. Too small to tell: it halves.")
-    assert "  seen               it falls\n  too small to tell  it halves\n" in some.to_text()
+    mixed = report(claims={"it falls": True, "it halves": None, "it ends": False})
+    assert mixed.verdict.endswith("it halves. Not seen: it ends. Too small to tell: it halves.")
+    assert "  seen               it falls\n  too small to tell  it halves\n" in mixed.to_text()
     assert report(claims={"a": None, "b": False}).verdict.startswith("not seen at this size")
     assert "  seen      it falls\n  not seen  it halves" in part.to_text()
     assert (part.to_json()["seen"], part.to_json()["claims"]) == (
@@ -61,13 +61,13 @@ def test_the_terminal_shows_the_highlighted_rows_and_says_so() -> None:
 
 
 def test_a_row_without_a_column_has_an_empty_cell() -> None:
-    found = report(rows=({"n": 1}, {"value": 2.0}))
-    assert found.columns == ("n", "value")
-    assert found.cells == [[1, None], [None, 2.0]]
-    assert found.column("value") == [2.0]
-    told = found.to_json()
-    assert (told["columns"], told["rows"]) == (("n", "value"), found.cells)
-    assert "values" not in told
+    sparse = report(rows=({"n": 1}, {"value": 2.0}))
+    assert sparse.columns == ("n", "value")
+    assert sparse.cells == [[1, None], [None, 2.0]]
+    assert sparse.column("value") == [2.0]
+    document = sparse.to_json()
+    assert (document["columns"], document["rows"]) == (("n", "value"), sparse.cells)
+    assert "values" not in document
 
 
 def test_an_unknown_topic_lists_the_topics() -> None:
@@ -82,14 +82,14 @@ def test_without_a_topic_the_questions_are_listed(capsys: pytest.CaptureFixture[
         assert name in text
         assert topic.question in text
     assert run(["explain", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert {name: topic["question"] for name, topic in told.items()} == {
+    topics = json.loads(capsys.readouterr().out)
+    assert {name: topic["question"] for name, topic in topics.items()} == {
         name: topic.question for name, topic in TOPICS.items()
     }
-    assert [topic["group"] for topic in told.values()] == [
-        group for group, own in GROUPS.items() for _ in own
+    assert [topic["group"] for topic in topics.values()] == [
+        group for group, names in GROUPS.items() for _ in names
     ]
-    assert all(topic["seconds"] > 0 for topic in told.values())
+    assert all(topic["seconds"] > 0 for topic in topics.values())
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_quick_run_is_made_of_settings_that_the_topic_takes(topic: str) -> Non
 
 
 def test_quick_is_taken_by_every_topic(capsys: pytest.CaptureFixture[str]) -> None:
-    """One that has no smaller run says so, and its verdict is that of its run."""
+    """A topic without a smaller run says so, and its verdict is that of its usual run."""
     assert all("quick" in settings_of(topic) for topic in TOPICS)
     assert run(["explain", "swish", "--quick", "--json"]) == 0
     out, err = capsys.readouterr()
@@ -137,35 +137,35 @@ def test_a_gap_within_its_bound_is_too_small_to_tell() -> None:
     sentence = "{gap}"
     topic = replace(TOPICS["scale"], finding=sentence, setting="", picture="", claims={})
     for mean, word in ((0.3, "seen"), (0.1, "too small to tell"), (-0.3, "seen")):
-        told = topic.told("scale", report(claims={}, values={"gap": Gap(mean, 0.2)}))
-        assert told.finding == f"{mean:+.3f} ± 0.200, {word}"
+        actual = topic.told("scale", report(claims={}, values={"gap": Gap(mean, 0.2)}))
+        assert actual.finding == f"{mean:+.3f} ± 0.200, {word}"
 
 
 def test_settings_reach_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--n", "16", "--d", "6", "--k", "2", "--r", "5"]
     assert run(["explain", "complexity", *sizes, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["seen"], told["verdict"]
-    assert told["setting"].startswith("n = 4..16, d = 3, 6, k = 2, r = 5")
+    document = json.loads(capsys.readouterr().out)
+    assert document["seen"], document["verdict"]
+    assert document["setting"].startswith("n = 4..16, d = 3, 6, k = 2, r = 5")
 
 
 def test_a_topic_writes_its_table_and_its_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain", "scale", "--json", "--out", str(tmp_path / "new")]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["verdict"].startswith("seen at this size")
-    assert Path(told["figure"]).read_bytes().startswith(b"\x89PNG")
-    with Path(told["csv"]).open(newline="") as file:
+    document = json.loads(capsys.readouterr().out)
+    assert document["verdict"].startswith("seen at this size")
+    assert Path(document["figure"]).read_bytes().startswith(b"\x89PNG")
+    with Path(document["csv"]).open(newline="") as file:
         lines = list(csv.reader(file))
-    assert lines[0] == told["columns"]
-    assert [[float(x) for x in line] for line in lines[1:]] == told["rows"]
+    assert lines[0] == document["columns"]
+    assert [[float(x) for x in line] for line in lines[1:]] == document["rows"]
 
 
 @pytest.mark.parametrize("topic", TOPICS)
 def test_every_topic_has_a_formula_runs_and_draws(topic: str) -> None:
-    found = find_topic(topic)
+    module = find_topic(topic)
     assert TOPICS[topic].formula
-    assert callable(found.run)
-    assert callable(found.draw)
+    assert callable(module.run)
+    assert callable(module.draw)
 
 
 def test_jacobian_norm_is_the_norm_of_the_jacobian() -> None:
@@ -175,20 +175,20 @@ def test_jacobian_norm_is_the_norm_of_the_jacobian() -> None:
 
 
 def test_scale_sees_the_collapse_only_without_the_scale() -> None:
-    found = judged(scale)
-    assert found.seen
-    assert found.column("d") == list(scale.WIDTHS)
+    report = judged(scale)
+    assert report.seen
+    assert report.column("d") == list(scale.WIDTHS)
     # 3 seeds x 256 x 64 products of shared q and k: the spread of the variance is a few percent, not ten
-    for width, variance in zip(found.column("d"), found.column("Var(q.k)"), strict=True):
+    for width, variance in zip(report.column("d"), report.column("Var(q.k)"), strict=True):
         assert variance == pytest.approx(width, rel=0.1)
-    assert found == judged(scale), "the same seeds must give the same report"
+    assert report == judged(scale), "the same seeds must give the same report"
 
 
 def test_scale_would_notice_a_softmax_that_does_not_collapse() -> None:
     def row(width: int, variance: float, plain: float) -> Row:
-        found = {"d": width, "|J| without scale": plain, "most |J| without": plain}
-        found |= dict.fromkeys(("Var(q.k)", "Var(q.k), least", "Var(q.k), most"), variance)
-        return found | dict.fromkeys(("|J| with scale", "least |J| with scale"), 0.2)
+        values = {"d": width, "|J| without scale": plain, "most |J| without": plain}
+        values |= dict.fromkeys(("Var(q.k)", "Var(q.k), least", "Var(q.k), most"), variance)
+        return values | dict.fromkeys(("|J| with scale", "least |J| with scale"), 0.2)
 
     assert scale.judge([row(4, 4.0, 0.2), row(512, 512.0, 0.001)]).seen
     assert not scale.judge([row(4, 4.0, 0.2), row(512, 512.0, 0.19)]).seen
@@ -196,13 +196,13 @@ def test_scale_would_notice_a_softmax_that_does_not_collapse() -> None:
 
 
 def test_masks_find_the_declared_pairs_and_no_others() -> None:
-    found = masks.run()
-    assert found.seen
+    report = masks.run()
+    assert report.seen
     tokens = Tokens.range(masks.COUNT).with_global(list(masks.GLOBAL))
     counts = [int(visible(pattern, tokens, tokens).sum()) for _, pattern in masks.CASES]
-    assert found.column("pairs allowed") == found.column("with gradient") == counts
-    assert set(found.column("differing")) == set(found.column("changed from outside")) == {0}
-    assert found.column("gradient from the future") == [None] * 4 + [0.0] * 4
+    assert report.column("pairs allowed") == report.column("with gradient") == counts
+    assert set(report.column("differing")) == set(report.column("changed from outside")) == {0}
+    assert report.column("gradient from the future") == [None] * 4 + [0.0] * 4
 
 
 def test_masks_would_notice_a_leak(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,15 +215,15 @@ def test_masks_would_notice_a_leak(monkeypatch: pytest.MonkeyPatch) -> None:
     masks.measure.cache_clear()
     monkeypatch.setattr(masks, "attend", leaky)
     monkeypatch.setattr(masks, "CASES", (("causal", Causal()), ("causal window", Window.last(6))))
-    found = masks.run()
+    report = masks.run()
     masks.measure.cache_clear()
-    assert not found.seen
-    assert found.column("differing") == [0, masks.COUNT - 1]
-    assert found.column("changed from outside") == [0, masks.COUNT - 1]
-    assert found.column("gradient from the future")[1] > 0
+    assert not report.seen
+    assert report.column("differing") == [0, masks.COUNT - 1]
+    assert report.column("changed from outside") == [0, masks.COUNT - 1]
+    assert report.column("gradient from the future")[1] > 0
 
 
-# What formulas, names and units have of digits; every other digit of a finding is computed.
+# The digits of formulas, names and units; every other digit of a finding is computed.
 SYMBOLS = re.compile(
     r"sqrt\(2\)|1 \+ cosine|Swish\(-?\d\)|\bx / 2|beta = 0|at 1 it|m [>=] 0|equal to 1|\[1/2, 1/2\]|\[1, 1\]"
     r"|mean 0 and variance 1|sums? to 1|float32"
@@ -232,6 +232,6 @@ SYMBOLS = re.compile(
 
 @pytest.mark.parametrize("topic", TOPICS)
 def test_numbers_in_a_finding_are_computed(topic: str) -> None:
-    """No digit stands in the text of a finding beside those of formulas: numbers are put in by the run."""
+    """A finding's template has no digits but those of formulas: the run fills in all numbers."""
     text = "".join(text for text, *_ in Formatter().parse(TOPICS[topic].finding))
     assert not re.search(r"\d", SYMBOLS.sub("", text)), text

@@ -1,4 +1,4 @@
-"""The topic heads (rows 9, 51, 52, 53): seen, and able not to be seen."""
+"""The topic heads (rows 9, 51, 52, 53): seen, and not seen if its numbers are wrong."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def found() -> Report:
 
 
 def test_sizes_are_those_of_the_formulas(found: Report) -> None:
-    assert all(list(found.claims.values())[:-1]), found.verdict  # the last is of time
+    assert all(list(found.claims.values())[:-1]), found.verdict  # the last claim is about time
     assert found.column("kv heads") == [8, 4, 2, 1]
     assert found.column("kind") == ["MHA", "GQA", "GQA", "MQA"]
     assert found.column("parameters") == [64 * 8 * (2 * 8 + 2 * k) for k in (8, 4, 2, 1)]
@@ -31,7 +31,7 @@ def test_row_9_the_printed_formula_gives_other_numbers(found: Report) -> None:
 
 
 def test_row_37_fewer_kv_heads_move_fewer_bytes_for_about_the_same_operations(found: Report) -> None:
-    """Row 37: counted."""
+    """Row 37: bytes and operations are counted."""
     flops, moved = found.column("FLOPs / token"), found.column("bytes / token")
     assert flops[0] / flops[-1] < 1.2
     assert moved[0] / moved[-1] > 1.5
@@ -40,8 +40,8 @@ def test_row_37_fewer_kv_heads_move_fewer_bytes_for_about_the_same_operations(fo
 
 
 def test_each_claim_follows_from_its_own_number(found: Report) -> None:
-    """Bytes and time, each on its own: fewer bytes are no less time."""
-    full, *between, one = found.rows
+    """Bytes and time are judged separately: fewer bytes need not mean less time."""
+    mha, *between, mqa = found.rows
     quick, slow, unclear = Gap(-0.5, 0.1), Gap(0.5, 0.1), Gap(-0.5, 0.6)
     assert heads.judge(found.rows, quick).seen
     for lost, change in {
@@ -49,14 +49,14 @@ def test_each_claim_follows_from_its_own_number(found: Report) -> None:
         "sizes": {"parameters": 1},
         "repeated": {"from repeated heads": 1e-3},
         "summed": {"from summed scores": 0.0},
-        "bytes": {"bytes / token": full["bytes / token"]},
+        "bytes": {"bytes / token": mha["bytes / token"]},
     }.items():
-        wrong = heads.judge([full, *between, {**one, **change}], quick)
+        wrong = heads.judge([mha, *between, {**mqa, **change}], quick)
         assert [claim for claim, seen in wrong.claims.items() if not seen] == [lost]
     for time in (slow, unclear):
-        told = heads.judge(found.rows, time)
-        assert [claim for claim, seen in told.claims.items() if not seen] == ["time"]
-        assert told.verdict.startswith("seen in part")
+        report = heads.judge(found.rows, time)
+        assert [claim for claim, seen in report.claims.items() if not seen] == ["time"]
+        assert report.verdict.startswith("seen in part")
 
 
 def test_row_52_any_layout_is_asked_for() -> None:
@@ -70,8 +70,8 @@ def test_row_52_any_layout_is_asked_for() -> None:
 def test_gradients_find_the_head_that_is_read(query_heads: int, kv_heads: int) -> None:
     layout = Heads.of(query_heads, kv_heads)
     group = query_heads // kv_heads
-    want = torch.tensor([[h // group == k for k in range(kv_heads)] for h in range(query_heads)])
-    assert torch.equal(heads.reads(layout), want)
+    expected = torch.tensor([[h // group == k for k in range(kv_heads)] for h in range(query_heads)])
+    assert torch.equal(heads.reads(layout), expected)
 
 
 def test_any_layout_is_drawn_as_text() -> None:

@@ -1,4 +1,4 @@
-"""`headway diff A B --ladder`: the models between two, trained one difference at a time."""
+"""`headway diff A B --ladder`: the models between two models, trained one difference at a time."""
 
 import json
 from types import SimpleNamespace
@@ -27,19 +27,19 @@ def test_a_toy_keeps_the_block_and_its_proportions() -> None:
     assert (small.width, small.layers, small.heads, small.kv_heads, small.hidden) == (64, 2, 4, 2, 168)
     assert toy(TRANSFORMER, 16).embedding_scale == 8
     assert toy(catalog.spec("falcon-7b"), 16).kv_heads == 1
-    told = {one.aspect for one in differences(small, LLAMA)}
-    assert told == {"layers", "feed-forward", "heads", "embedding", "context"}
+    aspects = {difference.aspect for difference in differences(small, LLAMA)}
+    assert aspects == {"layers", "feed-forward", "heads", "embedding", "context"}
     with pytest.raises(ConfigError, match="a ladder trains one stack"):
         toy(catalog.spec("transformer-base"), 16)
 
 
 def test_row_33_every_step_differs_from_the_one_above_in_one_aspect() -> None:
-    found = steps_of(TRANSFORMER, LLAMA, 16)
-    assert list(found)[:6] == ["first", "order", "norm", "positions", "feed-forward", "heads"]
-    assert not {"family", "context"} & {*found}
-    specs = list(found.values())
-    for name, above, own in zip(list(found)[1:], specs, specs[1:], strict=False):
-        assert [one.aspect for one in differences(above, own)] == [name]
+    steps = steps_of(TRANSFORMER, LLAMA, 16)
+    assert list(steps)[:6] == ["first", "order", "norm", "positions", "feed-forward", "heads"]
+    assert not {"family", "context"} & {*steps}
+    specs = list(steps.values())
+    for name, previous, current in zip(list(steps)[1:], specs, specs[1:], strict=False):
+        assert [difference.aspect for difference in differences(previous, current)] == [name]
     assert isinstance(specs[0].positions, Sinusoidal)
     assert isinstance(specs[-1].positions, Rotary)
     with pytest.raises(ConfigError, match="no step between them to train"):
@@ -47,13 +47,14 @@ def test_row_33_every_step_differs_from_the_one_above_in_one_aspect() -> None:
 
 
 def trained(losses: dict[str, tuple[float, ...]]) -> Report:
-    """A ladder whose runs ended at these losses; steps that are not named, where the one above them did."""
-    found, last = {}, (2.0, 2.1)
+    """Returns the report of a ladder whose runs ended at these losses; a step without losses ends as the step above
+    it."""
+    runs, last = {}, (2.0, 2.1)
     for name, spec in steps_of(TRANSFORMER, LLAMA, 16).items():
         last = losses.get(name, last)
         model: Any = SimpleNamespace(spec=spec)
-        found[name] = [Run(model, loss, 1.0) for loss in last]
-    return sentences("en").told("ladder", judge(found, BUDGET), LAYERS=LAYERS, WIDTH=WIDTH)
+        runs[name] = [Run(model, loss, 1.0) for loss in last]
+    return sentences("en").told("ladder", judge(runs, BUDGET), LAYERS=LAYERS, WIDTH=WIDTH)
 
 
 def test_the_verdict_follows_from_the_losses() -> None:
@@ -62,7 +63,7 @@ def test_the_verdict_follows_from_the_losses() -> None:
         "changes beyond their spread, the largest first: order -0.500, heads +0.200. From first to last: -0.300"
     )
     assert helped.finding.endswith("seen")
-    noisy = trained({"order": (1.5, 2.4)})  # apart by -0.5 and +0.3: a spread of 12.7 * 0.4
+    noisy = trained({"order": (1.5, 2.4)})  # the differences are -0.5 and +0.3: a spread of 12.7 * 0.4
     assert noisy.finding.startswith("changes beyond their spread, the largest first: none. From first")
     assert noisy.finding.endswith("too small to tell")
     assert [claim for claim, seen in helped.claims.items() if seen] == [
@@ -75,18 +76,18 @@ def test_the_verdict_follows_from_the_losses() -> None:
 def test_the_command_trains_the_steps(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Budget] = []
+    budgets: list[Budget] = []
 
     def short(specs: Any, budget: Budget) -> Runs:
-        asked.append(budget)
+        budgets.append(budget)
         return contend({name: specs[name] for name in list(specs)[:2]}, BUDGET)
 
     monkeypatch.setattr(ladders, "contend", short)
     assert run(["diff", "transformer", "llama", "--ladder", "--steps", "7", "--seeds", "2", "--json"]) == 0
     out, err = capsys.readouterr()
-    found = json.loads(out)["ladder"]
-    assert [(b.steps, b.seeds) for b in asked] == [(7, (0, 1))]
-    rows = [dict(zip(found["columns"], row, strict=True)) for row in found["rows"]]
+    ladder = json.loads(out)["ladder"]
+    assert [(b.steps, b.seeds) for b in budgets] == [(7, (0, 1))]
+    rows = [dict(zip(ladder["columns"], row, strict=True)) for row in ladder["rows"]]
     assert [row["contender"] for row in rows] == ["first", "order"]
     assert rows[0]["loss"] > 1
     assert "training each step of the ladder: 7 steps" in err

@@ -27,11 +27,11 @@ from tests.explain import toys
 SAY = translation("zh")
 CHINESE = re.compile(r"[\u3400-\u9fff]")
 CODE = re.compile(r"[\w.]+\(.*\)( [|&] .*)?(, [\w.]+\(.*\))*")
-"""A pattern as it is declared."""
+"""The code of a declared pattern."""
 
 
 def names_in(value: Any) -> Iterator[str]:
-    """The strings of what sentences are made of."""
+    """Yields the strings of the values that sentences are filled with."""
     if isinstance(value, str | bool):
         yield cell(value)
     elif isinstance(value, Table):
@@ -57,7 +57,7 @@ def drawn(topic: str, report: Report) -> Figure:
 
 
 def untranslated(text: str) -> bool:
-    """Whether a text has words and the table neither changes nor names it: itself, or one of its lines."""
+    """Returns whether a text has words that the table neither translates nor names, as a whole or line by line."""
     return any(
         key_of(line) is None
         for line in ([text] if text in SAY.table else text.split("\n"))
@@ -66,21 +66,22 @@ def untranslated(text: str) -> bool:
 
 
 def key_of(text: str) -> str | None:
-    """The entry of the table that a text is translated by."""
+    """Returns the table's entry that translates a text."""
     if text in SAY.table:
         return text
     return next((key for key, pattern in SAY.templates.items() if pattern.fullmatch(text)), None)
 
 
 def texts_in(topic: str) -> set[str]:
-    """Every text that is said of a topic at toy size: names in tables, sentences and pictures, and on its figure."""
-    own = toys.toy(topic)
-    report = own.found
+    """Returns every text of a topic at toy size: names in tables, sentences and pictures, and the texts of its
+    figure."""
+    toy = toys.toy(topic)
+    report = toy.found
     cells = [list(row.values()) for row in report.rows]
     names = {*report.columns, *names_in(cells), *names_in([*report.values.values()])}
     names |= {claim[1] for claim in report.claims if isinstance(claim, tuple)}
     names |= {*names_in(report.picture if isinstance(report.picture, Table) else report.picture.split("\n"))}
-    return names | {*texts_of(drawn(topic, own.report))}
+    return names | {*texts_of(drawn(topic, toy.report))}
 
 
 @share("topic", TOPICS, 0, 3)
@@ -94,7 +95,7 @@ def test_every_name_has_its_translation(topic: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_translation_is_used() -> None:
-    """By a topic at toy size, in the words of reports, or in an error."""
+    """Every translation is used by a topic at toy size, by the fixed words of reports, or by an error."""
     used = {
         key_of(line) for topic in TOPICS for text in texts_in(topic) for line in (text, *text.split("\n"))
     }
@@ -103,17 +104,17 @@ def test_every_translation_is_used() -> None:
 
 
 def said_in_code(key: str) -> bool:
-    """Whether the code of reports, of an error or of the pages of results has the text, or the longest of the parts
-    between the values that it is filled with."""
+    """Returns whether the code of reports, of errors or of the result pages has the text, or the longest part between
+    its placeholders."""
     folder = Path(str(explain.__globals__["__file__"])).parent
     files = [
         *folder.glob("*.py"),
         folder.parent / "cli" / "explain.py",
         Path(__file__).with_name("results.py"),
     ]
-    said = "".join(path.read_text(encoding="utf-8") for path in files)
+    code = "".join(path.read_text(encoding="utf-8") for path in files)
     part = max(re.split(r"\{\w*\}", key), key=len)
-    return f'"{key}"' in said or (len(part) > 2 and part in said)
+    return f'"{key}"' in code or (len(part) > 2 and part in code)
 
 
 def test_groups_of_topics_are_translated() -> None:
@@ -125,8 +126,8 @@ def test_both_tables_have_the_same_keys() -> None:
     english, chinese = read("en"), dict(read("zh"))
     del chinese["labels"]
 
-    def keys(said: Any) -> Any:
-        return {key: keys(value) for key, value in said.items()} if isinstance(said, dict) else None
+    def keys(table: Any) -> Any:
+        return {key: keys(value) for key, value in table.items()} if isinstance(table, dict) else None
 
     assert keys(english) == keys(chinese)
 
@@ -142,14 +143,14 @@ def test_a_report_is_printed_in_chinese(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_errors_of_settings_are_said_in_chinese(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = (
+    command_lines = (
         ["swish", "--heads", "4"],
         ["scale", "--seeds", "3,3"],
         ["--quick"],
         ["all"],
         ["heads", "--heads", "1"],
     )
-    for arguments in asked:
+    for arguments in command_lines:
         assert run(["explain", *arguments, "--lang", "zh"]) == 1
         assert CHINESE.search(capsys.readouterr().err), arguments
 

@@ -1,4 +1,4 @@
-"""The topics of what stands around attention (rows 17, 22 to 24, 27, 32, 104), and that their verdicts can differ."""
+"""The topics of what surrounds attention (rows 17, 22 to 24, 27, 32, 104), and that their verdicts can differ."""
 
 import math
 from collections.abc import Mapping
@@ -32,16 +32,16 @@ MODULES = (multi_head, complexity, receptive_field, norms, residual_order, sinus
     ids=lambda m: m.__name__,
 )
 def test_every_topic_is_seen(module: ModuleType, reports: Mapping[ModuleType, Report]) -> None:
-    found = reports[module]
-    assert found.seen or module is multi_head, found.verdict  # with two seeds the spread is wide
+    report = reports[module]
+    assert report.seen or module is multi_head, report.verdict  # with two seeds the spread is wide
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", [multi_head, residual_order], ids=lambda m: m.__name__)
 def test_the_larger_topics_are_seen_at_their_own_size(module: ModuleType) -> None:
-    found = judged(module)
-    assert found.seen, found.verdict
-    assert found == judged(module), "the same seeds must give the same report"
+    report = judged(module)
+    assert report.seen, report.verdict
+    assert report == judged(module), "the same seeds must give the same report"
 
 
 # -- norms and their place ---------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def test_norms_would_notice_rows_that_see_one_another(reports: Mapping[ModuleTyp
 
 
 def test_dividing_by_the_variance_is_not_normal() -> None:
-    """E13."""
+    """E13: dividing by the variance instead of its root does not give variance 1."""
     x = 3 * torch.randn(4000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert float(((x - x.mean()) / x.std()).var()) == pytest.approx(1, rel=1e-9)
     assert float(((x - x.mean()) / x.var()).var()) == pytest.approx(1 / float(x.var()), rel=1e-9)
@@ -78,11 +78,11 @@ def test_dividing_by_the_variance_is_not_normal() -> None:
 def test_row_27_both_orders_are_their_formulas(reports: Mapping[ModuleType, Report]) -> None:
     """Row 27."""
     assert set(reports[residual_order].column("from the formula")) == {0.0}
-    one, two = (residual_order.stack(2, order, 0) for order in residual_order.ORDERS)
-    for a, b in zip(one[0], two[0], strict=True):
+    first, second = (residual_order.stack(2, order, 0) for order in residual_order.ORDERS)
+    for a, b in zip(first[0], second[0], strict=True):
         assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
     with torch.no_grad():
-        assert float((one[0][0](one[1]) - two[0][0](two[1])).abs().max()) > 0.1
+        assert float((first[0][0](first[1]) - second[0][0](second[1])).abs().max()) > 0.1
 
 
 def test_row_27_depth_shows_in_the_gradient_of_one_order_only(reports: Mapping[ModuleType, Report]) -> None:
@@ -90,8 +90,8 @@ def test_row_27_depth_shows_in_the_gradient_of_one_order_only(reports: Mapping[M
     rows = reports[residual_order].rows
     swapped = [{**row, "order": {"pre": "post", "post": "pre"}[row["order"]]} for row in rows]
     assert residual_order.judge(rows).seen
-    told = residual_order.judge(swapped)
-    assert [told.claims[claim] for claim in ("pre", "post", "differ")] == [False] * 3
+    report = residual_order.judge(swapped)
+    assert [report.claims[claim] for claim in ("pre", "post", "differ")] == [False] * 3
     noisy = [
         {**row, "|dL/dW|, last layer": row["|dL/dW|, last layer"] * (1 + row["seed"] * row["layers L"])}
         for row in rows
@@ -106,34 +106,34 @@ def test_row_27_depth_shows_in_the_gradient_of_one_order_only(reports: Mapping[M
 
 def test_row_32_swish_has_the_golden_values(reports: Mapping[ModuleType, Report]) -> None:
     """Row 32 and E16: Swish_0(2) = 1, Swish_100(-1) about 0."""
-    found = reports[swish]
-    value = {row["beta"]: row for row in found.rows}
+    report = reports[swish]
+    value = {row["beta"]: row for row in report.rows}
     assert value[0.0]["Swish(2)"] == 1.0
     assert abs(value[100.0]["Swish(-1)"]) < 1e-40
     assert value[1.0]["lowest at x"] == pytest.approx(-1.2784645, abs=0.006), "the grid's step is 0.01"
     assert value[1.0]["lowest"] == pytest.approx(-0.2784645, abs=1e-4)
-    assert found.column("falls and rises") == [False, False, True, True, True]
-    for row in found.rows[1:]:
+    assert report.column("falls and rises") == [False, False, True, True, True]
+    for row in report.rows[1:]:
         assert row["from ReLU"] <= 0.27847 / row["beta"] + 1e-3
-    wrong = {**found.rows[0], "Swish(-1)": -1.0, "Swish(2)": 2.0, "from x/2": 3.0, "from x": 0.0}
-    assert not swish.judge([wrong, *found.rows[1:]]).seen, "at beta = 0 it is not x"
+    wrong = {**report.rows[0], "Swish(-1)": -1.0, "Swish(2)": 2.0, "from x/2": 3.0, "from x": 0.0}
+    assert not swish.judge([wrong, *report.rows[1:]]).seen, "at beta = 0 it is not x"
 
 
 def test_row_22_a_sinusoid_is_moved_by_one_matrix(reports: Mapping[ModuleType, Report]) -> None:
-    """Row 22, by a matrix fitted to the rows instead of the formula."""
+    """Row 22, with a matrix that is fitted to the rows instead of the formula's."""
     table = Sinusoidal().embedding(torch.arange(600), 16, torch.float64)
     fit = torch.linalg.lstsq(table[:-37], table[37:]).solution
     assert float((table[:-37] @ fit - table[37:]).abs().max()) < 1e-9
-    found = reports[sinusoids]
-    product = dict(zip(found.column("k"), found.column("PE(p).PE(p+k) / (M/2)"), strict=True))
+    report = reports[sinusoids]
+    product = dict(zip(report.column("k"), report.column("PE(p).PE(p+k) / (M/2)"), strict=True))
     assert product[1] == pytest.approx(
         sum(math.cos(10000 ** (-2 * i / 512)) for i in range(256)) / 256, abs=1e-12
     )
-    assert "|PE(p)| = 16.000" in found.picture
-    assert "22.627" in found.picture
-    first, *rest = found.rows
+    assert "|PE(p)| = 16.000" in report.picture
+    assert "22.627" in report.picture
+    first, *rest = report.rows
     assert not sinusoids.judge([{**first, "|PE(p+k) - T_k PE(p)|": 1e-3}, *rest], 0.0).seen
-    assert not sinusoids.judge(found.rows, 1e-3).seen
+    assert not sinusoids.judge(report.rows, 1e-3).seen
 
 
 # -- complexity, fields, heads -----------------------------------------------------------------------------
@@ -158,10 +158,11 @@ def test_row_24_operations_grow_as_the_table_says(reports: Mapping[ModuleType, R
 
 
 def test_row_24_paths_and_chains_are_found_by_reachability(reports: Mapping[ModuleType, Report]) -> None:
-    """Row 24: the least number of layers until all earlier tokens are reached; products that wait for one another."""
+    """Row 24. Path: the fewest layers until all earlier tokens are reached; chain: products that wait for one
+    another."""
     rows = reports[complexity].rows
-    found = {row["layer"]: row for row in rows if (row["n"], row["d"]) == (64, 32)}
-    assert {name: (row["path"], row["products in a chain"]) for name, row in found.items()} == {
+    by_layer = {row["layer"]: row for row in rows if (row["n"], row["d"]) == (64, 32)}
+    assert {name: (row["path"], row["products in a chain"]) for name, row in by_layer.items()} == {
         "self-attention": (1, 2),
         "recurrent": (63, 64),
         "convolution": (32, 1),
@@ -179,7 +180,7 @@ def test_row_24_any_kernel_and_window_has_its_path(n: int, k: int, r: int) -> No
 
 
 def test_a_chain_is_as_long_as_the_products_that_wait() -> None:
-    """Three in a row, beside five side by side."""
+    """Three products wait for one another, beside five that do not."""
 
     def layer(x: torch.Tensor, w: list[torch.Tensor], depth: int) -> torch.Tensor:
         side = sum(x @ w[0] for _ in range(5))
@@ -190,22 +191,22 @@ def test_a_chain_is_as_long_as_the_products_that_wait() -> None:
 
 def test_the_layers_of_the_table_are_the_layers_they_are_called() -> None:
     x, w = complexity._inputs(12, 8, 3)
-    one = complexity.attention(x, w, 0)
+    full = complexity.attention(x, w, 0)
     near = complexity.restricted(x, w, 0, NEAR)
-    torch.testing.assert_close(near[:NEAR], one[:NEAR], rtol=0, atol=1e-12)
-    assert float((near[NEAR:] - one[NEAR:]).abs().max()) > 1e-3
+    torch.testing.assert_close(near[:NEAR], full[:NEAR], rtol=0, atol=1e-12)
+    assert float((near[NEAR:] - full[NEAR:]).abs().max()) > 1e-3
     state = torch.zeros(8, dtype=torch.float64)
-    for token, found in zip(x, complexity.recurrent(x, w, 0), strict=True):
+    for token, output in zip(x, complexity.recurrent(x, w, 0), strict=True):
         state = torch.tanh(state @ w[0] + token @ w[1])
-        torch.testing.assert_close(found, state, rtol=0, atol=1e-12)
+        torch.testing.assert_close(output, state, rtol=0, atol=1e-12)
 
 
 def test_row_104_fields_are_predicted_for_any_stack(reports: Mapping[ModuleType, Report]) -> None:
     """Row 104."""
-    found = reports[receptive_field]
-    assert set(found.column("differing pairs")) == {0}
-    assert found.column("tokens, by gradient") == found.column("tokens, predicted")
-    assert found.column("tokens, by gradient")[0] == 13, "4 layers of 3 others, and the token itself"
+    report = reports[receptive_field]
+    assert set(report.column("differing pairs")) == {0}
+    assert report.column("tokens, by gradient") == report.column("tokens, predicted")
+    assert report.column("tokens, by gradient")[0] == 13, "4 layers of 3 others, and the token itself"
     generator = torch.Generator().manual_seed(0)
     for _ in range(5):
         before, after, step = torch.randint(0, 4, (3, 3), generator=generator).tolist()
@@ -235,14 +236,14 @@ def test_row_17_more_heads_name_more_tokens_with_as_many_parameters(
     reports: Mapping[ModuleType, Report],
 ) -> None:
     """Row 17."""
-    found = reports[multi_head]
+    report = reports[multi_head]
     for seed in (0, 1):
-        right = {row["heads"]: row["right"] for row in found.rows if row["seed"] == seed}
+        right = {row["heads"]: row["right"] for row in report.rows if row["seed"] == seed}
         assert right[1] < right[2] < right[4]
-    assert len(set(found.column("parameters"))) == 1
-    assert sorted(found.rows[-1]["heads look back"].split(), key=int) == ["1", "3", "6", "10"]
-    made = [{**row, "right": row["heads"] / 4.1} for row in found.rows]
-    assert multi_head.judge(made).seen
-    assert not multi_head.judge([{**row, "right": 0.95} for row in made]).seen
-    assert not multi_head.judge([{**row, "parameters": row["heads"]} for row in made]).seen
-    assert not multi_head.judge([{**row, "places": 3} for row in made]).seen
+    assert len(set(report.column("parameters"))) == 1
+    assert sorted(report.rows[-1]["heads look back"].split(), key=int) == ["1", "3", "6", "10"]
+    invented = [{**row, "right": row["heads"] / 4.1} for row in report.rows]
+    assert multi_head.judge(invented).seen
+    assert not multi_head.judge([{**row, "right": 0.95} for row in invented]).seen
+    assert not multi_head.judge([{**row, "parameters": row["heads"]} for row in invented]).seen
+    assert not multi_head.judge([{**row, "places": 3} for row in invented]).seen

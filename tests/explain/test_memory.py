@@ -1,4 +1,4 @@
-"""The topic memory (row 109): what it measures is what it says it measures."""
+"""The topic memory (row 109): its measurements equal its formula."""
 
 import re
 from typing import Any
@@ -22,9 +22,9 @@ def test_live_bytes_sees_what_is_alive_at_once() -> None:
         d = c * 2
         del d
     assert live.peak == 8000
-    with LiveBytes() as more:
+    with LiveBytes() as live_list:
         kept = [a + i for i in range(5)]
-    assert more.peak == 20000
+    assert live_list.peak == 20000
     assert len(kept) == 5
 
 
@@ -38,17 +38,17 @@ def test_prediction_is_what_is_kept_and_the_peak(kind: tuple[str, memory.Pattern
 
 
 def test_the_table_is_the_printed_formula() -> None:
-    """Each cause of the formula, read from its text and computed."""
+    """Evaluates each cause as the formula prints it and compares it with the table."""
     sizes = {"L": 2, "M": 64, "H": 4, "D": 16, "F": 128, "V": 64, "n": 512}
 
     def printed(cause: str) -> int:
-        text = re.search(rf"{cause} +((?:[0-9A-Zn^ +]|\([^)]*\))+?)(?:   |\n|,|;|$)", FORMULA)
-        assert text, cause
-        product = re.sub(r"(?<=[\w)]) +(?=[\w(])", " * ", text[1].strip()).replace("^", "**")
+        match = re.search(rf"{cause} +((?:[0-9A-Zn^ +]|\([^)]*\))+?)(?:   |\n|,|;|$)", FORMULA)
+        assert match, cause
+        product = re.sub(r"(?<=[\w)]) +(?=[\w(])", " * ", match[1].strip()).replace("^", "**")
         return int(eval(product, {}, sizes))
 
     _, pattern, backend = memory.KINDS[0]
-    found = memory.predicted(pattern, backend, 512)
+    prediction = memory.predicted(pattern, backend, 512)
     names = {
         "scores": "scores",
         "attention": "attention",
@@ -58,25 +58,27 @@ def test_the_table_is_the_printed_formula() -> None:
         "tables of angles": "tables",
     }
     for cause, name in names.items():
-        assert printed(cause) == found[f"{name} (B)"], cause
-    assert printed("besides:") == found["predicted peak (B)"] - found["predicted (B)"]
+        assert printed(cause) == prediction[f"{name} (B)"], cause
+    assert printed("besides:") == prediction["predicted peak (B)"] - prediction["predicted (B)"]
     _, pattern, backend = memory.KINDS[2]
     window = memory.predicted(pattern, backend, 512)
-    assert window["attention (B)"] - found["attention (B)"] == 4 * 2 * 512 * 4 * 16
+    assert window["attention (B)"] - prediction["attention (B)"] == 4 * 2 * 512 * 4 * 16
     assert window["predicted peak (B)"] - window["predicted (B)"] == 4 * 512 * (4 * 128 + 3 * 64)
     for text in ("4 L n H D more for the window's kernel", "4 n (4 F + 3 M)"):
         assert text in FORMULA
 
 
 def steps() -> list[dict[str, Any]]:
-    """Made up, as the formula would have it."""
-    found = []
+    """Returns invented measurements that equal the predictions."""
+    measurements = []
     for kind, pattern, backend in memory.KINDS:
         for n in (512, 1024, 2048):
             pairs = cost.attention_pairs(memory.spec_of(pattern), n)
             step = {"kind": kind, "n": n, "pairs": pairs, **memory.predicted(pattern, backend, n)}
-            found.append({**step, "kept (B)": step["predicted (B)"], "peak (B)": step["predicted peak (B)"]})
-    return found
+            measurements.append(
+                {**step, "kept (B)": step["predicted (B)"], "peak (B)": step["predicted peak (B)"]}
+            )
+    return measurements
 
 
 def test_the_verdict_follows_the_numbers() -> None:

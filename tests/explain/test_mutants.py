@@ -1,4 +1,4 @@
-"""Every topic has a mutant, one function or number, that must change its verdict."""
+"""Every topic has a mutant, a change of one function or number, that must change its verdict."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,8 +22,8 @@ EXPLAIN = "headway_lab.explain"
 
 @dataclass(frozen=True)
 class Mutant:
-    """`name` of a topic's module, replaced by what `change` makes of it; `claims` that must be lost by it. `given` are
-    settings of a small run, `stubs` stand in for training in both runs."""
+    """`name` in a topic's module, replaced by `change` of it, so that the claim with the words `lost` is lost. `given`:
+    settings of a small run; `stubs`: stand-ins for training in both runs."""
 
     name: str
     change: Callable[[Any], Any]
@@ -33,49 +33,49 @@ class Mutant:
 
 
 def made(*losses: float) -> tuple[Run, ...]:
-    """Runs whose losses are given."""
+    """Returns runs with these losses."""
     model = build(small(layers=1), device="meta")
     return tuple(Run(model, loss, 1.0) for loss in losses)
 
 
 def low_first(specs: Mapping[str, Any], budget: Budget) -> dict[str, tuple[Run, ...]]:
-    """Losses that rise from contender to contender, alike for every seed."""
+    """Returns losses that rise from contender to contender, by the same steps for every seed."""
     return {name: made(*(1 + 0.1 * i + 0.2 * seed for seed in budget.seeds)) for i, name in enumerate(specs)}
 
 
 def low_last(specs: Mapping[str, Any], budget: Budget) -> dict[str, tuple[Run, ...]]:
-    """Losses that fall from contender to contender."""
+    """Returns losses that fall from contender to contender."""
     return dict(zip(specs, list(low_first(specs, budget).values())[::-1], strict=True))
 
 
 def equal(specs: Mapping[str, Any], budget: Budget) -> dict[str, tuple[Run, ...]]:
-    """One loss."""
+    """Returns runs that all have the same loss."""
     return {name: made(*(1.0 for _ in budget.seeds)) for name in specs}
 
 
 def learned(right: float) -> SimpleNamespace:
-    """A trained layer that names that share of the tokens at every position."""
+    """Returns a trained layer that names that share of the tokens at every position."""
     return SimpleNamespace(accuracy=lambda start=0: right)
 
 
 def by_angles(rotary: Rotary, offsets: tuple[int, ...], **rest: Any) -> SimpleNamespace:
-    """Different angles are learned, one angle is not."""
+    """Returns a layer that has learned its task if the angles differ."""
     return learned(0.9 if len(set(rotary.frequencies(offset_task.WIDTH).tolist())) > 1 else 0.2)
 
 
 def by_values(rotary: Rotary, offsets: tuple[int, ...], back: bool = False, **rest: Any) -> SimpleNamespace:
-    """Values turned and not turned back are lost away from where they were learned."""
+    """Returns a layer that fails away from its trained positions if values are turned and not turned back."""
     return SimpleNamespace(accuracy=lambda start=0: 0.3 if start and rotary.values and not back else 0.9)
 
 
 def by_heads(heads: int, seed: int, steps: int) -> SimpleNamespace:
-    """The more heads the better."""
+    """Returns a layer that names more tokens the more heads it has."""
     weight = torch.nn.Linear(1, 1)
     return SimpleNamespace(accuracy=lambda: heads / 4.1, layer=weight, losses=(1.0,), heads=heads)
 
 
 def merged_askew(merge: Callable[[torch.nn.Module], None]) -> Callable[[torch.nn.Module], None]:
-    """One weight is off by 1 % after merging."""
+    """Returns a merge that leaves one weight off by 1 %."""
 
     def merged(model: torch.nn.Module) -> None:
         merge(model)
@@ -85,7 +85,7 @@ def merged_askew(merge: Callable[[torch.nn.Module], None]) -> Callable[[torch.nn
 
 
 def even(positions: torch.Tensor, width: int) -> torch.Tensor:
-    """Positions whose rows are sqrt(2) times too long."""
+    """Returns embeddings of positions that are sqrt(2) times too long."""
     return torch.ones(len(positions), width)
 
 
@@ -242,7 +242,7 @@ def module_of(topic: str) -> Any:
 
 @pytest.fixture(autouse=True)
 def nothing_remembered() -> Iterator[None]:
-    """What topics keep for their pictures is of the code as it is."""
+    """What topics cache for their pictures is of the code without a mutant, and must not be used with one."""
     forget()
     yield
     forget()
@@ -252,9 +252,9 @@ def forget() -> None:
     masks.measure.cache_clear()
 
 
-def outcome(topic: str, given: Mapping[str, Any]) -> Report:
+def outcome(topic: str, settings: Mapping[str, Any]) -> Report:
     forget()
-    return explain(topic, **given)
+    return explain(topic, **settings)
 
 
 def test_every_topic_has_a_mutant() -> None:
@@ -262,7 +262,7 @@ def test_every_topic_has_a_mutant() -> None:
 
 
 LONG = ("adapters", "cache", "memory", "residual-order", "rotary-forms", "rotary-shift")
-"""Topics of seconds each, twice."""
+"""Topics that take seconds, and are run twice."""
 
 
 QUICK = [topic for topic in TABLE if topic not in LONG][::2]

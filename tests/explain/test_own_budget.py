@@ -27,7 +27,7 @@ NOT_SEEN = {"extrapolation": ("rotary reads rows of 8 L as well as rows of L, wi
 @pytest.mark.slow
 @pytest.mark.parametrize("topic", SEEN)
 def test_what_the_documents_report_is_seen_again(topic: str) -> None:
-    found = explain(topic)
-    lost = [claim for claim in SEEN[topic] if not found.claims[claim]]
-    wrong = [claim for claim in NOT_SEEN.get(topic, ()) if found.claims[claim]]
-    assert not lost + wrong, found.verdict
+    report = explain(topic)
+    lost = [claim for claim in SEEN[topic] if not report.claims[claim]]
+    wrong = [claim for claim in NOT_SEEN.get(topic, ()) if report.claims[claim]]
+    assert not lost + wrong, report.verdict

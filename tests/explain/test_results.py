@@ -1,5 +1,5 @@
-"""docs/results/explain*.md, by `tests.explain.results`, have every topic with the claims that it makes, in both
-languages; and the verdicts that are quoted are those."""
+"""docs/results/explain*.md, written by `tests.explain.results`, have every topic with its claims in both languages, and
+the quoted verdicts are theirs."""
 
 import re
 from functools import cache
@@ -19,26 +19,26 @@ def text_of(name: str, language: str) -> str:
 
 
 def told(text: str, language: str) -> list[tuple[str, str]]:
-    """The word and the claim of every claim on a page."""
+    """Returns the word and the text of every claim on a page."""
     words = "|".join(WORDS[language].values())
     return re.findall(rf"^- ({words}): (.+)$", text, re.MULTILINE)
 
 
 @cache
 def sections(language: str) -> dict[str, str]:
-    """What the pages say of each topic."""
-    found = {}
+    """Returns each topic's section of the pages."""
+    by_topic = {}
     names = dict(zip(GROUPS, groups(language), strict=True))
     for name in PAGES:
         text = text_of(name, language)
         assert re.findall(r"^## (.+)$", text, re.MULTILINE) == [names[group] for group in groups_of(name)]
         parts = re.split(r"^### (.+)$", text, flags=re.MULTILINE)
-        found |= dict(zip(parts[1::2], parts[2::2], strict=True))
-    return found
+        by_topic |= dict(zip(parts[1::2], parts[2::2], strict=True))
+    return by_topic
 
 
 def claims_of(topic: str, language: str) -> list[str]:
-    """Regular expressions of a topic's claims: anything where the run puts a number or a name."""
+    """Returns regular expressions of a topic's claims, with .+ for each number or name that the run fills in."""
     return [
         "".join(re.escape(text) + ".+" * (name is not None) for text, name, *_ in Formatter().parse(claim))
         for claim in topics_in(language)[topic].claims.values()
@@ -56,13 +56,13 @@ def test_the_pages_have_every_topic_in_its_order(language: str) -> None:
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("topic", TOPICS)
 def test_a_topic_is_told_with_its_question_and_its_claims(topic: str, language: str) -> None:
-    text, made = sections(language)[topic], claims_of(topic, language)
+    text, patterns = sections(language)[topic], claims_of(topic, language)
     claims = [claim for _, claim in told(text, language)]
     assert topics_in(language)[topic].question in text
     assert claims
-    assert made
-    unmade = [claim for claim in claims if not any(re.fullmatch(pattern, claim) for pattern in made)]
-    untold = [pattern for pattern in made if not any(re.fullmatch(pattern, claim) for claim in claims)]
+    assert patterns
+    unmade = [claim for claim in claims if not any(re.fullmatch(pattern, claim) for pattern in patterns)]
+    untold = [pattern for pattern in patterns if not any(re.fullmatch(pattern, claim) for claim in claims)]
     assert not unmade + untold
 
 
@@ -77,7 +77,7 @@ def test_counts_are_those_of_the_claims(name: str, language: str) -> None:
 
 @pytest.mark.parametrize("topic", TOPICS)
 def test_both_languages_have_one_run(topic: str) -> None:
-    """The same claims are seen, and the same numbers stand in the tables."""
+    """The same claims are seen, and the tables have the same numbers."""
     english, chinese = (sections(language)[topic] for language in LANGUAGES)
     signs = [
         [word == WORDS[language][True] for word, _ in told(text, language)]
@@ -91,7 +91,7 @@ def test_both_languages_have_one_run(topic: str) -> None:
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_verdict_that_is_quoted_is_that_of_the_page(language: str) -> None:
-    """`headway explain --question` says setting and finding, as the page does."""
+    """`headway explain --question` quotes setting and finding as the page has them."""
     quoted = {entry.topic: entry.verdict for entry in entries(language)}
     for topic, text in sections(language).items():
         sentence = text.split("\n- ")[-1].split("\n\n")[1]

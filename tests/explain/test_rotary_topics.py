@@ -43,18 +43,19 @@ MODULES = (
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)
 def test_every_topic_is_seen(module: ModuleType, reports: Mapping[ModuleType, Report]) -> None:
-    found = reports[module]
+    report = reports[module]
     of_time = {"ready-made matrices take more time than the elementwise form"}
-    lost = {claim for claim, seen in found.claims.items() if not seen} - of_time
-    assert not lost or module in TRAINED, found.verdict  # those are judged at their own budget in a slow test
+    lost = {claim for claim, seen in report.claims.items() if not seen} - of_time
+    # topics that train are judged at their own budget in a slow test
+    assert not lost or module in TRAINED, report.verdict
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", [rotary_decay, *TRAINED], ids=lambda m: m.__name__)
 def test_the_larger_topics_are_seen_at_their_own_size(module: ModuleType) -> None:
-    found = judged(module)
-    assert found.seen, found.verdict
-    assert found == judged(module), "the same seeds must give the same report"
+    report = judged(module)
+    assert report.seen, report.verdict
+    assert report == judged(module), "the same seeds must give the same report"
 
 
 # -- identity and forms ------------------------------------------------------------------------------------
@@ -62,12 +63,12 @@ def test_the_larger_topics_are_seen_at_their_own_size(module: ModuleType) -> Non
 
 def test_every_law_of_the_derivation_holds(reports: Mapping[ModuleType, Report]) -> None:
     """Rows 54, 56 to 60, and 113: absolute and relative."""
-    found = reports[rotary_identity]
-    assert all(found.column("holds"))
-    exact = dict(zip(found.column("law"), found.column("largest difference"), strict=True))
+    report = reports[rotary_identity]
+    assert all(report.column("holds"))
+    exact = dict(zip(report.column("law"), report.column("largest difference"), strict=True))
     assert exact["f(q, 0) = q"] == 0
     assert exact["theta_i, i from 0 or from 1"] == 0
-    assert "relative: a score depends on m - n alone" in found.verdict
+    assert "relative: a score depends on m - n alone" in report.verdict
 
 
 def test_a_broken_law_or_one_vector_for_two_positions_is_not_seen(
@@ -81,7 +82,7 @@ def test_a_broken_law_or_one_vector_for_two_positions_is_not_seen(
 
 
 def test_phase_steps_are_the_frequencies() -> None:
-    """Row 56: phi(m) is an arithmetic progression; and the nearest place is the smallest |q - R_k q|."""
+    """Row 56: phi(m) is an arithmetic progression; the nearest position has the smallest |q - R_k q|."""
     steps = rotary_identity.steps()
     assert float(rotary_identity.wrapped(steps - steps[0]).abs().max()) < rotary_identity.ALLOWED
     assert float(rotary_identity.wrapped(torch.tensor(2 * math.pi + 0.1))) == pytest.approx(0.1, abs=1e-6)
@@ -93,11 +94,11 @@ def test_phase_steps_are_the_frequencies() -> None:
 
 def test_forms_agree_and_angles_have_half_a_head(reports: Mapping[ModuleType, Report]) -> None:
     """Rows 55 and 60 (E7: [tokens, D/2], D of one head)."""
-    found = reports[rotary_forms]
-    assert max(found.column("difference from R_m")) <= 1e-12
-    assert found.column("products / vector") == [128**2] * 2 + [256] * 6
+    report = reports[rotary_forms]
+    assert max(report.column("difference from R_m")) <= 1e-12
+    assert report.column("products / vector") == [128**2] * 2 + [256] * 6
     assert angles(torch.arange(5), 64).shape == (5, 32)
-    rows = list(found.rows)
+    rows = list(report.rows)
     slower = Gap(1.0, 0.1)
     assert rotary_forms.judge(rows, slower).seen
     assert not rotary_forms.judge(
@@ -111,21 +112,21 @@ def test_forms_agree_and_angles_have_half_a_head(reports: Mapping[ModuleType, Re
 
 def test_row_72_expansion_prints_the_golden_numbers(reports: Mapping[ModuleType, Report]) -> None:
     """Row 72 and E10: 1.0612 = 1.0612, and 1.2307 with the printed sign."""
-    found = reports[rotary_expansion]
-    assert found.picture.splitlines()[1] == (
+    report = reports[rotary_expansion]
+    assert report.picture.splitlines()[1] == (
         "score 1.0612   with sin(m - n) 1.0612   with sin(n - m), as printed 1.2307"
     )
-    for row in found.rows:
+    for row in report.rows:
         assert row["score"] == pytest.approx(row["sin(m - n)"], abs=1e-12)
         assert (abs(row["sin(n - m), printed"] - row["score"]) < 1e-12) == (row["D = m - n"] == 0)
 
 
 def test_half_and_half_is_a_cosine_that_rises_again(reports: Mapping[ModuleType, Report]) -> None:
     """Row 73."""
-    found = reports[rotary_expansion]
-    for d, value in zip(found.column("D = m - n"), found.column("q = [1/2, 1/2], k = [1, 1]"), strict=True):
+    report = reports[rotary_expansion]
+    for d, value in zip(report.column("D = m - n"), report.column("q = [1/2, 1/2], k = [1, 1]"), strict=True):
         assert value == pytest.approx(math.cos(d), abs=1e-12)
-    assert "rises at 6 of 12 distances" in found.verdict
+    assert "rises at 6 of 12 distances" in report.verdict
     q, k = torch.tensor([0.5, 0.5]), torch.tensor([1.0, 1.0])
     assert rotary_expansion.expansion(q, k, 1.0)[0] == rotary_expansion.expansion(q, k, 1.0)[1]
 
@@ -139,16 +140,16 @@ def test_expansion_is_not_seen_with_the_printed_sign(reports: Mapping[ModuleType
 
 def test_decay_prints_the_golden_numbers_to_their_digits(reports: Mapping[ModuleType, Report]) -> None:
     """Rows 65 and 67."""
-    found = reports[rotary_decay]
-    told = {f"f({m})": digits for m, digits in re.findall(r"f\((\d+) *\) = +([\d.]+)", found.picture)}
-    assert told["f(0)"] == "32.500000"
+    report = reports[rotary_decay]
+    values = {f"f({m})": digits for m, digits in re.findall(r"f\((\d+) *\) = +([\d.]+)", report.picture)}
+    assert values["f(0)"] == "32.500000"
     for m, value in GOLDEN.items():
-        assert told[f"f({m})"] == f"{value:.6f}"
-    assert "rises at 115 of 256 steps and is lowest at m = 236" in found.verdict
+        assert values[f"f({m})"] == f"{value:.6f}"
+    assert "rises at 115 of 256 steps and is lowest at m = 236" in report.verdict
 
 
 def test_row_66_decay_measures_what_the_bound_bounds() -> None:
-    """Row 66: the modulus itself stays below, and a score is no larger than it."""
+    """Row 66: the modulus itself stays below the bound, and no score is larger than the modulus."""
     noise = torch.Generator().manual_seed(3)
     q, k = torch.randn(2, 500, 1, 1, 128, generator=noise, dtype=torch.float64)
     rotary, m = Rotary(pairing="adjacent"), torch.tensor([0, 1, 17, 256])
@@ -160,8 +161,8 @@ def test_row_66_decay_measures_what_the_bound_bounds() -> None:
 
 def test_schedules_have_the_golden_ends(reports: Mapping[ModuleType, Report]) -> None:
     """Row 68: 0.70, 5.5, 6.8 at 256, and 32.5 at every distance when all are equal."""
-    found = reports[rotary_frequencies]
-    end = dict(zip(found.column("frequencies"), found.column("f(256)"), strict=True))
+    report = reports[rotary_frequencies]
+    end = dict(zip(report.column("frequencies"), report.column("f(256)"), strict=True))
     assert end["powers"] == pytest.approx(6.543097, abs=5e-7)
     assert end["linear"] == pytest.approx(0.70, abs=0.005)
     assert end["quadratic"] == pytest.approx(5.5, abs=0.05)
@@ -181,10 +182,10 @@ def test_row_71_one_angle_gives_two_curves_and_different_angles_give_more() -> N
 def test_equal_angles_must_be_learned_worse(reports: Mapping[ModuleType, Report]) -> None:
     rows = list(reports[rotary_frequencies].rows)
     claim = "learned"
-    made = [{**row, "seed 0": 0.9, "seed 1": 0.91} for row in rows[:-2]]
+    good = [{**row, "seed 0": 0.9, "seed 1": 0.91} for row in rows[:-2]]
     worse = [{**row, "seed 0": 0.5, "seed 1": 0.51} for row in rows[-2:]]
-    assert rotary_frequencies.judge([*made, *worse]).claims[claim]
-    assert not rotary_frequencies.judge([*made, worse[0], {**worse[1], "seed 1": 0.92}]).claims[claim]
+    assert rotary_frequencies.judge([*good, *worse]).claims[claim]
+    assert not rotary_frequencies.judge([*good, worse[0], {**worse[1], "seed 1": 0.92}]).claims[claim]
     flat = {**rows[0], **{f"f({m})": 32.5 for m in rotary_frequencies.SHOWN}}
     assert not rotary_frequencies.judge([flat, *rows[1:]]).seen
 
@@ -193,7 +194,7 @@ def test_equal_angles_must_be_learned_worse(reports: Mapping[ModuleType, Report]
 
 
 def test_turned_values_are_turned_as_a_whole_by_a_shift(reports: Mapping[ModuleType, Report]) -> None:
-    """Row 70: out(s) = R_s out; plain values, and values turned back at the query, do not notice."""
+    """Row 70: out(s) = R_s out; plain values, and values turned back at the query, do not change."""
     plain, turned, back = reports[rotary_values].rows
     assert max(*rotary_values.changes(plain), *rotary_values.changes(back)) < 1e-12
     assert turned["from R_s out"] < 1e-12
@@ -229,8 +230,8 @@ def test_row_79_some_products_are_negative(reports: Mapping[ModuleType, Report])
 
 def test_only_the_turned_denominator_blows_up(reports: Mapping[ModuleType, Report]) -> None:
     rows = list(reports[rotary_linear].rows)
-    own = [row for row in rows if row["seed"] == 0]
-    plain, both, above, cosine = own
+    of_seed_0 = [row for row in rows if row["seed"] == 0]
+    plain, both, above, cosine = of_seed_0
     assert both["largest |out| / |v|"] > 100
     assert above["off from sum 1"] > 0.1, "no distribution"
     assert above["largest |out| / |v|"] <= 2
@@ -257,8 +258,8 @@ def test_the_topics_own_formulas_are_those_of_the_engine(form: str, linear: Line
     table = Rotary(pairing="adjacent").rotation(position, 64, dtype=torch.float64)
     expected = linear_weights(q, k, linear, rotation=table)[:, 0, 1]
     apart = [position[:, 1] - position[:, j] for j in range(2)]
-    found, _ = rotary_linear.weigh(form, q[:, 0, 1], [k[:, 0, j] for j in range(2)], apart)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    actual, _ = rotary_linear.weigh(form, q[:, 0, 1], [k[:, 0, j] for j in range(2)], apart)
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
 
 
 # -- the task ----------------------------------------------------------------------------------------------
@@ -268,8 +269,8 @@ def test_the_offset_task_leaves_the_global_generator_alone_and_repeats() -> None
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    one, two = (offset_task.train(Rotary(pairing="adjacent"), (2,), steps=3, seed=1) for _ in range(2))
+    first, second = (offset_task.train(Rotary(pairing="adjacent"), (2,), steps=3, seed=1) for _ in range(2))
     assert torch.equal(torch.rand(1), expected)
-    assert one.losses == two.losses
-    assert one.accuracy() == two.accuracy() < 0.5
-    assert one.layer.weights(offset_task.sample(1, torch.Generator())).shape == (1, 1, 48, 48)
+    assert first.losses == second.losses
+    assert first.accuracy() == second.accuracy() < 0.5
+    assert first.layer.weights(offset_task.sample(1, torch.Generator())).shape == (1, 1, 48, 48)

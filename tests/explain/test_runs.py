@@ -22,7 +22,7 @@ TOY = Budget(steps=2, rows=2, seeds=(0, 1))
 
 @pytest.fixture(scope="module", autouse=True)
 def few_rows() -> Iterator[None]:
-    """To judge by."""
+    """Few held-out rows keep these tests short."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "HELD_OUT_ROWS", 8)
         yield
@@ -31,41 +31,41 @@ def few_rows() -> Iterator[None]:
 def test_contenders_of_a_seed_have_equal_budgets_and_equal_data_in_equal_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given: list[tuple[int, bytes]] = []
+    seen: list[tuple[int, bytes]] = []
     batches = BytePrediction.batches
 
-    def spy(own: BytePrediction, step: int) -> list[Batch]:
-        (batch,) = batches(own, step)
-        given.append((step, batch.inputs["ids"].numpy().tobytes()))
+    def spy(prediction: BytePrediction, step: int) -> list[Batch]:
+        (batch,) = batches(prediction, step)
+        seen.append((step, batch.inputs["ids"].numpy().tobytes()))
         return [batch]
 
     monkeypatch.setattr(BytePrediction, "batches", spy)
     contend({"rotary": small(), "none": small(positions=NoPositions()), "wide": small(width=32)}, TOY)
-    own = [given[i : i + TOY.steps] for i in range(0, len(given), TOY.steps)]
-    assert [step for step, _ in given] == [0, 1] * 6
-    assert own[0] == own[1] == own[2], "three contenders of a seed"
-    assert own[3] == own[4] == own[5]
-    assert own[0] != own[3], "another seed sees other rows"
-    assert {len(ids) for _, ids in given} == {8 * TOY.rows * TOY.tokens}
+    by_contender = [seen[i : i + TOY.steps] for i in range(0, len(seen), TOY.steps)]
+    assert [step for step, _ in seen] == [0, 1] * 6
+    assert by_contender[0] == by_contender[1] == by_contender[2], "three contenders of a seed"
+    assert by_contender[3] == by_contender[4] == by_contender[5]
+    assert by_contender[0] != by_contender[3], "another seed sees other rows"
+    assert {len(ids) for _, ids in seen} == {8 * TOY.rows * TOY.tokens}
 
 
 def test_contenders_of_a_seed_start_from_the_same_weights_where_shapes_agree() -> None:
-    one, two = build(small(), seed=3), build(small(positions=NoPositions()), seed=3)
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    first, second = build(small(), seed=3), build(small(positions=NoPositions()), seed=3)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
 def test_a_seed_gives_the_same_run_again_on_any_number_of_threads() -> None:
     spec = {"rotary": small()}
-    one = contend(spec, TOY)["rotary"]
+    first = contend(spec, TOY)["rotary"]
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        two = contend(spec, TOY)["rotary"]
+        second = contend(spec, TOY)["rotary"]
         assert torch.get_num_threads() == 2, "the setting comes back"
     finally:
         torch.set_num_threads(before)
-    assert [run.loss for run in one] == [run.loss for run in two]
-    assert one[0].loss != one[1].loss
+    assert [run.loss for run in first] == [run.loss for run in second]
+    assert first[0].loss != first[1].loss
 
 
 def test_training_lowers_the_loss_of_text_that_was_not_trained_on() -> None:
@@ -78,7 +78,7 @@ def test_training_lowers_the_loss_of_text_that_was_not_trained_on() -> None:
     "spec", [small(), linear_training.contenders()["linear"]], ids=["decoder", "encoder"]
 )
 def test_a_run_is_adam_on_the_mean_loss(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against the loop written out: three steps, clipped, on the rows and masks of the seed."""
+    """The oracle is the loop written out: three steps, clipped, on the rows and masks of the seed."""
     budget = Budget(steps=3, rows=2, seeds=(0, 1))
     model, objective = build(spec, seed=1), BytePrediction(budget, 1, spec.causal)
     adam = torch.optim.Adam(model.parameters(), betas=(0.9, 0.95))
@@ -97,7 +97,7 @@ def test_a_run_is_adam_on_the_mean_loss(spec: ModelSpec, monkeypatch: pytest.Mon
         curve.append(loss.item())
     steps: list[Any] = []
     fit = runs.fit
-    monkeypatch.setattr(runs, "fit", lambda *given, **named: steps.extend(fit(*given, **named)))
+    monkeypatch.setattr(runs, "fit", lambda *arguments, **named: steps.extend(fit(*arguments, **named)))
     train(spec, budget, 1)
     assert [step.loss_sum / step.count for step in steps] == pytest.approx(curve, rel=1e-5)
 

@@ -1,4 +1,4 @@
-"""What a gap between contenders says, on numbers that are made up."""
+"""Gaps between contenders, on invented numbers."""
 
 import math
 import statistics
@@ -10,15 +10,15 @@ from headway_lab.explain.spread import Gap, every, gap, log_gap
 
 
 def test_a_gap_is_the_paired_t_interval() -> None:
-    """Against the formula written out: n = 4, t = 3.182."""
+    """The oracle is the formula written out: n = 4, t = 3.182."""
     a, b = [2.0, 2.2, 1.9, 2.4], [1.5, 1.9, 1.3, 2.0]
     apart = [x - y for x, y in zip(a, b, strict=True)]
-    found = gap(a, b)
-    assert found.mean == pytest.approx(sum(apart) / 4)
-    variance = sum((x - found.mean) ** 2 for x in apart) / 3
-    assert found.bound == pytest.approx(3.182 * math.sqrt(variance / 4))
-    assert found.higher
-    assert not found.lower
+    interval = gap(a, b)
+    assert interval.mean == pytest.approx(sum(apart) / 4)
+    variance = sum((x - interval.mean) ** 2 for x in apart) / 3
+    assert interval.bound == pytest.approx(3.182 * math.sqrt(variance / 4))
+    assert interval.higher
+    assert not interval.lower
     assert gap(b, a).lower
 
 
@@ -38,7 +38,8 @@ def test_what_is_not_seen_is_neither_higher_nor_lower() -> None:
 
 
 def test_where_nothing_differs_one_run_in_twenty_says_otherwise() -> None:
-    """The points of t are right: 4000 draws, 5 % within four standard deviations of the count."""
+    """The quantiles of t are right: of 4000 draws without a difference 5 % are seen, within four standard
+    deviations."""
     noise = torch.Generator().manual_seed(0)
     for seeds in (2, 3, 4, 6, 10):
         draws = torch.randn(4000, seeds, generator=noise, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Every topic at toy size: what it reports, what it draws, where its verdict turns, and its sentences."""
+"""Every topic at toy size: its report, its figure, where its verdict turns, and its sentences."""
 
 import re
 from dataclasses import replace
@@ -28,36 +28,36 @@ LANGUAGES = [path.stem for path in Path(topics.__file__).parent.glob("*.toml") i
 
 
 def names_in(text: str) -> set[str]:
-    """What a template puts in."""
+    """Returns the names that a template fills in."""
     return {re.split(r"[.\[]", name)[0] for _, name, *_ in Formatter().parse(text) if name}
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("topic", TOPICS)
 def test_every_claim_has_its_sentence_and_every_sentence_is_used(topic: str, language: str) -> None:
-    own = toys.toy(topic)
-    (said,) = (group[topic] for group in topics.groups(language).values() if topic in group)
-    assert {key if isinstance(key, str) else key[0] for key in own.found.claims} == {*said.claims}
-    told = said.told(topic, own.found, **own.known)
-    texts = [told.setting, told.finding, told.picture, *map(str, told.claims)]
-    assert len(told.claims) == len(own.found.claims)
+    toy = toys.toy(topic)
+    (sentences,) = (group[topic] for group in topics.groups(language).values() if topic in group)
+    assert {key if isinstance(key, str) else key[0] for key in toy.found.claims} == {*sentences.claims}
+    report = sentences.told(topic, toy.found, **toy.known)
+    texts = [report.setting, report.finding, report.picture, *map(str, report.claims)]
+    assert len(report.claims) == len(toy.found.claims)
     assert all(texts[:2])
     assert not any(re.search(r"[{}]|\bGap\(|\bNone\b", text) for text in texts)
 
 
 @pytest.mark.parametrize("topic", TOPICS)
 def test_every_value_is_put_into_a_sentence(topic: str) -> None:
-    said = TOPICS[topic]
-    templates = (said.setting, said.finding, said.picture, *said.claims.values())
+    sentences = TOPICS[topic]
+    templates = (sentences.setting, sentences.finding, sentences.picture, *sentences.claims.values())
     assert {*toys.toy(topic).found.values} <= set().union(*map(names_in, templates))
 
 
 def test_a_sentence_lists_what_it_is_given() -> None:
-    said = Topic("", "", "", "", {}, TOPICS["scale"].phrases)
+    topic = Topic("", "", "", "", {}, TOPICS["scale"].phrases)
 
     def told(template: str, **values: object) -> str:
-        found = Report(rows=({"n": 1}, {"n": 2.5}), claims={}, values=values)
-        return replace(said, finding=template).told("", found, LEAST=3).finding
+        report = Report(rows=({"n": 1}, {"n": 2.5}), claims={}, values=values)
+        return replace(topic, finding=template).told("", report, LEAST=3).finding
 
     assert (
         told("{share:.0%}, {first[n]} to {last[n]:g} in {count}, {LEAST}", share=0.5)

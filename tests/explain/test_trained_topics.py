@@ -1,4 +1,4 @@
-"""Topics that train small models, on numbers that are made up (rows 30, 32, 33, 62, 68 to 70, 74, 75, 82, 114)."""
+"""Topics that train small models, on invented numbers (rows 30, 32, 33, 62, 68 to 70, 74, 75, 82, 114)."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -35,19 +35,19 @@ def toy_size() -> Iterator[None]:
 
 
 def made(*losses: float, size: int = 1) -> tuple[Run, ...]:
-    """Runs whose losses are given."""
+    """Returns runs with these losses."""
     model = build(small(layers=size), device="meta")
     return tuple(Run(model, loss, 1.0) for loss in losses)
 
 
 def test_rows_measure_each_contender_against_the_one_that_is_named() -> None:
-    found = {"a": made(1.0, 2.0), "b": made(1.5, 2.5), "c": made(1.5, 2.6)}
-    table = rows(found, (0, 1))
+    results = {"a": made(1.0, 2.0), "b": made(1.5, 2.5), "c": made(1.5, 2.6)}
+    table = rows(results, (0, 1))
     assert [line["against"] for line in table] == [None, "a", "b"]
     assert [table[1][name] for name in ("gap", "bound", "seen")] == [0.5, 0.0, True]
     assert gaps(table) == {"b": gap([1.5, 2.5], [1.0, 2.0]), "c": gap([1.5, 2.6], [1.5, 2.5])}
-    assert gaps(rows(found, (0, 1), "a"))["c"] == gap([1.5, 2.6], [1.0, 2.0])
-    assert [line["against"] for line in rows(found, (0, 1), "b")] == ["b", None, "b"]
+    assert gaps(rows(results, (0, 1), "a"))["c"] == gap([1.5, 2.6], [1.0, 2.0])
+    assert [line["against"] for line in rows(results, (0, 1), "b")] == ["b", None, "b"]
     assert [(line["seed 0"], line["seed 1"]) for line in table] == [(1.0, 2.0), (1.5, 2.5), (1.5, 2.6)]
 
 
@@ -66,23 +66,25 @@ def test_row_74_positions_says_rotary_only_when_it_is_lower() -> None:
     low = made(1.00, 1.01, 0.99, 1.00)
     high = made(1.20, 1.22, 1.19, 1.21)
     positions, budget = CONTESTS["positions"], Budget(seeds=(0, 1, 2, 3))
-    found = {name: low if name == "rotary" else high for name in positions.schemes}
-    assert positions.judge(found, budget).seen
-    assert not positions.judge({**found, "learned": low}, budget).seen
-    assert not positions.judge({**found, "rotary": made(1.5, 1.5, 1.5, 1.5)}, budget).seen
-    assert not positions.judge({**found, "none": made(1.0, 3.0, 0.5, 2.0)}, budget).seen, "spread hides it"
+    results = {name: low if name == "rotary" else high for name in positions.schemes}
+    assert positions.judge(results, budget).seen
+    assert not positions.judge({**results, "learned": low}, budget).seen
+    assert not positions.judge({**results, "rotary": made(1.5, 1.5, 1.5, 1.5)}, budget).seen
+    assert not positions.judge({**results, "none": made(1.0, 3.0, 0.5, 2.0)}, budget).seen, "spread hides it"
 
 
 def test_row_75_extrapolation_at_the_trained_length_is_the_model_itself(
     reports: Mapping[str, Report],
 ) -> None:
-    """Rows 75 and 114: rescaled by 1, or through a window of L, nothing changes at L."""
-    found = {row["contender"]: row for row in reports["extrapolation"].rows}
+    """Rows 75 and 114: rescaling by 1, or a window of L, changes nothing at L."""
+    by_contender = {row["contender"]: row for row in reports["extrapolation"].rows}
     for name in (*extrapolation.RESCALED, "rotary, window L"):
-        assert found[name]["loss at 1 L"] == pytest.approx(found["rotary"]["loss at 1 L"], abs=1e-5), name
-        assert found[name]["loss at 8 L"] != found["rotary"]["loss at 8 L"], name
-    assert [found["learned"][f"loss at {k} L"] for k in (2, 4, 8)] == [None] * 3, "a table ends"
-    assert found["none"]["loss at 8 L"] is not None
+        assert by_contender[name]["loss at 1 L"] == pytest.approx(
+            by_contender["rotary"]["loss at 1 L"], abs=1e-5
+        ), name
+        assert by_contender[name]["loss at 8 L"] != by_contender["rotary"]["loss at 8 L"], name
+    assert [by_contender["learned"][f"loss at {k} L"] for k in (2, 4, 8)] == [None] * 3, "a table ends"
+    assert by_contender["none"]["loss at 8 L"] is not None
 
 
 def test_extrapolation_asks_for_the_same_bytes_at_every_length() -> None:
@@ -96,16 +98,16 @@ def test_extrapolation_asks_for_the_same_bytes_at_every_length() -> None:
 def test_row_75_extrapolation_is_seen_only_when_longer_rows_are_not_worse() -> None:
     good, bad = [[1.0, 1.1], [1.0, 1.1], [1.0, 1.1], [0.99, 1.09]], [[1.0, 1.1], [2.0, 2.1]] * 2
     names = ("rotary", "rotary, window L", "sinusoidal", "ALiBi", "learned")
-    found = dict.fromkeys(names, good) | {"learned": [[1.0, 1.1], None, None, None]}
-    told = extrapolation.judge(found, TOY)
-    assert told.claims["as well"]
-    assert told.values["refused"] == ["learned"]
-    assert not extrapolation.judge({**found, "rotary": bad}, TOY).claims["as well"]
+    losses = dict.fromkeys(names, good) | {"learned": [[1.0, 1.1], None, None, None]}
+    report = extrapolation.judge(losses, TOY)
+    assert report.claims["as well"]
+    assert report.values["refused"] == ["learned"]
+    assert not extrapolation.judge({**losses, "rotary": bad}, TOY).claims["as well"]
     noisy = [[1.0, 1.1], [1.0, 1.1], [1.0, 1.1], [0.9, 1.2]]
-    assert not extrapolation.judge({**found, "rotary": noisy}, TOY).claims["as well"], (
+    assert not extrapolation.judge({**losses, "rotary": noisy}, TOY).claims["as well"], (
         "a wide spread shows nothing"
     )
-    rescaled = {**found, **dict.fromkeys(extrapolation.RESCALED, bad)}
+    rescaled = {**losses, **dict.fromkeys(extrapolation.RESCALED, bad)}
     assert extrapolation.judge(rescaled, TOY).claims["rescaled"]
     rescaled["rotary, YaRN"] = good
     assert not extrapolation.judge(rescaled, TOY).claims["rescaled"]
@@ -131,12 +133,12 @@ def test_rows_68_and_70_switches_rank_by_loss_and_say_what_is_worse() -> None:
     """Rows 68 and 70."""
     low, high = made(1.0, 1.1, 1.2), made(1.3, 1.4, 1.51)
     switches, budget = CONTESTS["rotary-switches"], Budget(seeds=(0, 1, 2))
-    found = {name: high if "equal" in name else low for name in switches.schemes}
-    told = switches.judge(found, budget)
-    assert told.claims == dict.fromkeys(switches.claims) | {"equal": True}, "equal ones tell nothing"
-    ranking = list(told.values["ranking"])
+    results = {name: high if "equal" in name else low for name in switches.schemes}
+    report = switches.judge(results, budget)
+    assert report.claims == dict.fromkeys(switches.claims) | {"equal": True}, "equal ones tell nothing"
+    ranking = list(report.values["ranking"])
     assert ranking.index("powers") < ranking.index("equal to 1")
-    assert not switches.judge({**found, "equal to 1": low}, budget).claims["equal"]
+    assert not switches.judge({**results, "equal to 1": low}, budget).claims["equal"]
 
 
 def test_row_62_drift_is_that_of_the_model_and_can_be_put_back() -> None:
@@ -156,13 +158,13 @@ def test_row_62_drift_is_that_of_the_model_and_can_be_put_back() -> None:
 
 def test_row_62_frequencies_that_move_are_noticed_beyond_the_spread_of_seeds() -> None:
     """Row 62."""
-    found = {"fixed": made(1.0, 1.1), "trained": made(0.9, 1.0)}
+    results = {"fixed": made(1.0, 1.1), "trained": made(0.9, 1.0)}
     still, moved = torch.full((2, 2, 8), 1e-3), torch.full((2, 2, 8), 0.1)
-    move, used, worth = rotary_trained.judge(found, moved, [1.01, 1.12], TOY).claims.values()
+    move, used, worth = rotary_trained.judge(results, moved, [1.01, 1.12], TOY).claims.values()
     assert (move, used, worth) == (True, True, True)
-    assert list(rotary_trained.judge(found, still, [0.9, 1.0], TOY).claims.values()) == [False, None, True]
+    assert list(rotary_trained.judge(results, still, [0.9, 1.0], TOY).claims.values()) == [False, None, True]
     one_seed = torch.stack((moved[0], still[0]))
-    assert not next(iter(rotary_trained.judge(found, one_seed, [1.01, 1.12], TOY).claims.values()))
+    assert not next(iter(rotary_trained.judge(results, one_seed, [1.01, 1.12], TOY).claims.values()))
     alike = {"fixed": made(1.0, 1.1), "trained": made(1.01, 1.08)}
     assert list(rotary_trained.judge(alike, moved, [1.5, 1.6], TOY).claims.values())[2] is None
 
@@ -173,15 +175,17 @@ def test_row_33_the_ladder_ends_in_llama_and_changes_only_what_differs() -> None
     llama = small(hidden=blocks.HIDDEN, kv_heads=blocks.KV_HEADS)
     assert replace(rungs[-1], family="llama", norm_eps=llama.norm_eps) == llama
     assert replace(alone, hidden=blocks.HIDDEN) == rungs[-1]
-    declared = {one.aspect for one in blocks.base_and_llama()}
-    changed = {one.aspect for pair in pairwise(rungs) for one in differences(*pair)}
+    declared = {difference.aspect for difference in blocks.base_and_llama()}
+    changed = {difference.aspect for pair in pairwise(rungs) for difference in differences(*pair)}
     assert changed == declared - {"family", "context", "dropout", "embedding"}
     assert isinstance(rungs[0].positions, Sinusoidal)
 
 
 def test_row_33_the_listed_differences_are_those_of_the_document() -> None:
     """Row 33: pre-norm and RMSNorm, rotary, SwiGLU, grouped keys."""
-    told = {one.aspect: (one.first, one.second) for one in blocks.base_and_llama()}
+    aspects = {
+        difference.aspect: (difference.first, difference.second) for difference in blocks.base_and_llama()
+    }
     for aspect, base, llama in (
         ("order", "post: norm(x + f(x))", "pre: x + f(norm(x))"),
         ("norm", "LayerNorm", "RMSNorm"),
@@ -189,8 +193,8 @@ def test_row_33_the_listed_differences_are_those_of_the_document() -> None:
         ("feed-forward", "relu(up x)", "silu(gate x) * up x"),
         ("heads", "8 key/value (MHA)", "2 key/value (GQA)"),
     ):
-        assert base in told[aspect][0]
-        assert llama in told[aspect][1]
+        assert base in aspects[aspect][0]
+        assert llama in aspects[aspect][1]
 
 
 def test_row_32_gated_and_plain_have_equally_many_parameters() -> None:
@@ -201,26 +205,26 @@ def test_row_32_gated_and_plain_have_equally_many_parameters() -> None:
 
 
 def test_rows_30_and_33_blocks_tell_which_rung_helps() -> None:
-    """Row 30: as well, not better."""
+    """Row 30: RMSNorm does as well as LayerNorm, not better."""
     names = list(blocks.ladder())
-    found = {name: made(2.0 - 0.1 * i, 2.1 - 0.1 * i) for i, name in enumerate(names)}
-    found["+ RMSNorm"] = found["+ pre-norm"]
+    results = {name: made(2.0 - 0.1 * i, 2.1 - 0.1 * i) for i, name in enumerate(names)}
+    results["+ RMSNorm"] = results["+ pre-norm"]
     layer_norm, *rms = blocks.norm_times()
     times = {layer_norm: [2.0, 2.1, 2.2], **{name: [1.0, 1.2, 1.1] for name in rms}}
-    told = blocks.judge(found, times, TOY)
+    report = blocks.judge(results, times, TOY)
     faster = [("time", name) for name in rms]
-    assert told.claims["whole"]
-    assert all(told.claims[claim] for claim in (*faster, "RMSNorm"))
-    assert not told.claims["shared"]
-    assert not told.claims["alone"]
-    lost = blocks.judge({**found, blocks.ALONE: found["2017"]}, times, TOY).claims
+    assert report.claims["whole"]
+    assert all(report.claims[claim] for claim in (*faster, "RMSNorm"))
+    assert not report.claims["shared"]
+    assert not report.claims["alone"]
+    lost = blocks.judge({**results, blocks.ALONE: results["2017"]}, times, TOY).claims
     assert lost["alone"]
-    slow = blocks.judge(found, {**times, rms[0]: [1.0, 4.0, 2.0]}, TOY).claims
+    slow = blocks.judge(results, {**times, rms[0]: [1.0, 4.0, 2.0]}, TOY).claims
     assert [slow[claim] for claim in faster] == [None, True], "each norm by its own rounds"
-    noisy = blocks.judge({**found, "+ RMSNorm": made(1.8, 2.1)}, times, TOY)
+    noisy = blocks.judge({**results, "+ RMSNorm": made(1.8, 2.1)}, times, TOY)
     assert not noisy.claims["RMSNorm"], "no difference seen is none shown"
-    assert not blocks.judge({**found, blocks.LLAMA: found["2017"]}, times, TOY).claims[
-        next(iter(told.claims))
+    assert not blocks.judge({**results, blocks.LLAMA: results["2017"]}, times, TOY).claims[
+        next(iter(report.claims))
     ]
 
 
@@ -232,8 +236,8 @@ def test_row_82_linear_attention_keeps_bytes_by_length_and_dense_by_pairs(
     (_, linear), (_, dense) = (linear_training.slopes(costs, name) for name in ("linear", "softmax, dense"))
     assert linear == pytest.approx(1, abs=linear_training.SLOPE)
     assert dense > 1.2
-    found = reports["linear-training"]
-    kept = [row["MiB kept"] for row in found.rows if row.get("attention") == "linear"]
+    report = reports["linear-training"]
+    kept = [row["MiB kept"] for row in report.rows if row.get("attention") == "linear"]
     again = [row["MiB kept"] for row in costs if row["attention"] == "linear"]
     assert kept == again, "bytes are counted, not sampled"
 
@@ -249,8 +253,8 @@ def test_linear_attention_that_learns_nothing_is_not_seen() -> None:
     for most in (400, 100):
         other = [row for row in costs if row["attention"] != "linear"]
         other += [cost("linear", 64, 1.0, 100), cost("linear", 128, 4.0, most)]
-        found = linear_training.judge(good, other, 3.0, TOY)
-        assert not found.claims["bytes"], (
+        report = linear_training.judge(good, other, 3.0, TOY)
+        assert not report.claims["bytes"], (
             "bytes by pairs, and bytes that do not grow, are not bytes by length"
         )
     assert linear_training.judge(good, costs, 3.0, TOY).claims["bytes"]

@@ -1,4 +1,4 @@
-"""The topics of sink logits, gates, states, places of norms and experts, and that their verdicts can differ."""
+"""The topics of sink logits, gates, delta-rule states, norm orders and experts, and that their verdicts can differ."""
 
 from collections.abc import Mapping
 from types import ModuleType
@@ -15,8 +15,8 @@ from tests.command_lines import ROOT
 MODULES = (sink_logit, gates, delta, norm_orders, experts)
 
 
-def lost(found: Report) -> list[Claim]:
-    return [claim for claim, seen in found.claims.items() if not seen]
+def lost(report: Report) -> list[Claim]:
+    return [claim for claim, seen in report.claims.items() if not seen]
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)
@@ -54,8 +54,8 @@ def test_a_number_that_is_wrong_loses_its_claim(
     rows = reports[module].rows
     skipped = {"a sink each": lambda row: row["s"] < 0, "sum, ": lambda row: row is not rows[-1]}
     for worst, row in enumerate(rows):
-        if column in row and not any(column.startswith(n) and of(row) for n, of in skipped.items()):
-            changed = [{**own, column: value} if i == worst else own for i, own in enumerate(rows)]
+        if column in row and not any(column.startswith(n) and skips(row) for n, skips in skipped.items()):
+            changed = [{**other, column: value} if i == worst else other for i, other in enumerate(rows)]
             assert claim in lost(module.judge(changed))
 
 
@@ -71,19 +71,19 @@ def test_a_sink_is_a_gate_of_the_heads_own_scores() -> None:
 
 
 def test_keys_that_come_again_are_overwritten_added_or_averaged(reports: Mapping[ModuleType, Report]) -> None:
-    """Behind D keys at right angles: 0; |old|^2 / |new|^2; and |old - new|^2 / 4 |new|^2."""
-    found = {(row["kind"], row["pairs"]): row for row in reports[delta].rows}
+    """The errors for orthogonal keys: 0 (delta), |old|^2 / |new|^2 (sums), |old - new|^2 / 4 |new|^2 (softmax)."""
+    by_kind = {(row["kind"], row["pairs"]): row for row in reports[delta].rows}
     for pairs in (4, 8, 16):
         pairs_of = [normal(2, pairs, delta.WIDTH, seed=seed + 20) for seed in delta.SEEDS]
         added = [float(old.square().sum() / new.square().sum()) for old, new in pairs_of]
         mean = [float((old - new).square().sum() / new.square().sum() / 4) for old, new in pairs_of]
-        assert found["delta", pairs]["wrong, anew"] < 1e-20
-        assert found["sums", pairs]["wrong, anew"] == pytest.approx(sum(added) / len(added), rel=1e-9)
-        assert found["softmax", pairs]["wrong, anew"] == pytest.approx(sum(mean) / len(mean), rel=1e-6)
+        assert by_kind["delta", pairs]["wrong, anew"] < 1e-20
+        assert by_kind["sums", pairs]["wrong, anew"] == pytest.approx(sum(added) / len(added), rel=1e-9)
+        assert by_kind["softmax", pairs]["wrong, anew"] == pytest.approx(sum(mean) / len(mean), rel=1e-6)
 
 
 def test_a_state_holds_the_last_keys_that_fit(reports: Mapping[ModuleType, Report]) -> None:
-    """64 keys in four frames of 16: the last frame is read, and of the others, values that are not theirs."""
+    """64 keys in four frames of 16: the last frame is read exactly, of the other frames wrong values are read."""
     k, v = delta.frames(64, 0), normal(64, delta.WIDTH, seed=1)
     read = delta.KINDS["delta"](k, k, v)
     torch.testing.assert_close(read[48:], v[48:], rtol=0, atol=1e-10)
@@ -96,7 +96,7 @@ def test_a_state_holds_the_last_keys_that_fit(reports: Mapping[ModuleType, Repor
 def test_the_page_on_linear_attention_has_the_numbers_of_the_run(
     reports: Mapping[ModuleType, Report],
 ) -> None:
-    """docs/linear.md: the least and the most error of keys that came again and fit, and that of 64 pairs."""
+    """docs/linear.md has the least and the largest error of repeated keys that fit, and the error of 64 pairs."""
     table = (ROOT / "docs" / "linear.md").read_text(encoding="utf-8").partition("n ≤ 16, once")[2]
     lines = {line.split()[1].rstrip(","): line for line in table.splitlines() if line.startswith("| ")}
     for kind in ("sums", "softmax"):

@@ -1,5 +1,5 @@
-"""Every topic of explain once, at toy size, with a clock and a text of its own: what it reports, what it draws and
-where its verdict turns are listed in tests/explain/listings (`tests.listings`)."""
+"""Every topic of explain once, at toy size, with its own clock and text: its report, its figure and where its verdict
+turns are listed in tests/explain/listings (`tests.listings`)."""
 
 import inspect
 import time
@@ -55,8 +55,8 @@ PATCHED: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Toy:
-    """A topic at toy size: its report, the one without sentences that it is made of and what else they are made of,
-    its verdict as a function, and what that was given."""
+    """A topic at toy size: its `report`, made of `found`, the report without sentences, and of the values `known`; its
+    verdict as the function `judge`, and the arguments `given` to it."""
 
     topic: str
     report: Report
@@ -74,7 +74,8 @@ def module_of(topic: str) -> ModuleType:
 
 @cache
 def words() -> tuple[Tensor, Tensor]:
-    """Bytes like those of a text: words of one to eight letters, of which some come often."""
+    """Returns bytes to train on and held-out bytes, like those of a text: words of one to eight letters, some
+    frequent."""
     noise = torch.Generator().manual_seed(0)
     letters = torch.tensor(list(b"eeeettttaaaooonnniiissshhrrddllucmfwygpbvk"))
     sizes = torch.randint(1, 9, (200,), generator=noise).tolist()
@@ -85,7 +86,7 @@ def words() -> tuple[Tensor, Tensor]:
 
 
 def at_toy_size(patch: pytest.MonkeyPatch) -> None:
-    """Few rows to judge by; short rows where rows grow."""
+    """Patches the topics: few rows to judge by, and short rows in topics that grow them."""
     for name, value in PATCHED.items():
         patch.setattr(f"headway_lab.explain.{name}", value)
     patch.setattr("headway_lab.explain.runs.text", words)
@@ -93,21 +94,21 @@ def at_toy_size(patch: pytest.MonkeyPatch) -> None:
 
 @cache
 def toy(topic: str) -> Toy:
-    """A topic, run; once in a process."""
-    given: list[tuple[Any, ...]] = []
-    told: list[tuple[Report, Mapping[str, Any]]] = []
+    """Returns a topic's run, once per process."""
+    calls: list[tuple[Any, ...]] = []
+    tellings: list[tuple[Report, Mapping[str, Any]]] = []
     owner: Any = Contest if topic in CONTESTS else module_of(topic)
     judge = getattr(owner, "judge", None)
 
     def spy(*arguments: Any) -> Report:
-        given.append(arguments)
+        calls.append(arguments)
         assert judge is not None
         report: Report = judge(*arguments)
         return report
 
-    def listener(own: Topic, name: str, found: Report, **known: Any) -> Report:
-        told.append((found, known))
-        return tell(own, name, found, **known)
+    def listener(telling: Topic, name: str, found: Report, **known: Any) -> Report:
+        tellings.append((found, known))
+        return tell(telling, name, found, **known)
 
     tell = Topic.told
     with pytest.MonkeyPatch.context() as patch:
@@ -117,34 +118,34 @@ def toy(topic: str) -> Toy:
         if judge:
             patch.setattr(owner, "judge", spy)
         report = explain(topic, **SETTINGS.get(topic, {}))
-    return Toy(topic, report, *told[-1], judge, given[-1] if given else ())
+    return Toy(topic, report, *tellings[-1], judge, calls[-1] if calls else ())
 
 
 class Reports(dict[Any, Report]):
-    """The report of each topic, by its name or its module, made when it is asked for."""
+    """The report of each topic, by its name or its module, made on first use."""
 
     def __missing__(self, key: str | ModuleType) -> Report:
         name = key if isinstance(key, str) else key.__name__.rpartition(".")[2].replace("_", "-")
         return toy(name).report
 
 
-def check(own: Toy) -> None:
-    """What a topic reports, draws and would not have seen is what is listed."""
+def check(toy: Toy) -> None:
+    """Compares what a topic reports, draws and where its verdict turns with its listing."""
     drawn = Figure()
     with pytest.MonkeyPatch.context() as patch:
         at_toy_size(patch)
-        getattr(CONTESTS.get(own.topic) or module_of(own.topic), "draw")(drawn, own.report)  # noqa: B009
-    turns = [] if own.judge is None else ["", *edges.listing(own.judge, own.given)]
-    place = TOPICS[own.topic]
-    settings = inspect.signature((CONTESTS.get(own.topic) or module_of(own.topic)).run)
-    parts = [f"{place.seconds} s {settings}", reported(own.report), figures.listing(drawn), *turns]
-    if own.topic not in CONTESTS:
-        parts += ["", listings.constants(module_of(own.topic))]
-    listings.check(LISTINGS / f"{own.topic}.txt", "\n".join(parts))
+        getattr(CONTESTS.get(toy.topic) or module_of(toy.topic), "draw")(drawn, toy.report)  # noqa: B009
+    turns = [] if toy.judge is None else ["", *edges.listing(toy.judge, toy.given)]
+    place = TOPICS[toy.topic]
+    settings = inspect.signature((CONTESTS.get(toy.topic) or module_of(toy.topic)).run)
+    parts = [f"{place.seconds} s {settings}", reported(toy.report), figures.listing(drawn), *turns]
+    if toy.topic not in CONTESTS:
+        parts += ["", listings.constants(module_of(toy.topic))]
+    listings.check(LISTINGS / f"{toy.topic}.txt", "\n".join(parts))
 
 
 def reported(report: Report) -> str:
-    """A report but its question and formula, which stand in the topic."""
+    """Returns the text of a report without question and formula, which stand in the topic."""
     lines = [f"{report.setting}\n{report.finding}\nhighlight {report.highlight}\n{report.picture}", ""]
     lines += [f"{word}: {claim}" for claim, word in report.claims.items()]
     lines += ["", " | ".join(report.columns)]

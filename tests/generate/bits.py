@@ -1,4 +1,4 @@
-"""Whether logits are the same bits whoever reads a text."""
+"""Watches whether a text's logits are bitwise equal whichever reader and batch computes them."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from headway.generate import Reader
 
 
 class Bits:
-    """The logits behind every text that some readers were asked for: the first one says them, others agree."""
+    """The logits after every text that the watched readers read: the first reader sets them, later ones must agree."""
 
     def __init__(self) -> None:
         self.of_text: dict[object, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Small models with random weights, large enough to tell right from wrong."""
+"""Small models with random weights, large enough for a wrong token to show."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,8 @@ MIXED = (Window.last(5) | (Causal() & Sink(2)), Causal())
 
 
 def small(patterns: Pattern | Sequence[Pattern] = MIXED, *, vocab: int = 330, context: int = 64) -> Decoder:
-    """Two layers, grouped heads; weights of deviation 0.3, so that every token matters."""
+    """Returns a decoder of two layers with grouped heads; weights of standard deviation 0.3, so that every token
+    matters."""
     spec = ModelSpec.of(
         "llama", vocab=vocab, width=32, layers=2, heads=4, kv_heads=2, hidden=48, patterns=patterns,
         trained_context=context,

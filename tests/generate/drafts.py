@@ -1,4 +1,4 @@
-"""A small model, prompts, and drafts of what is known to come."""
+"""A small model, prompts, and drafts that know the continuation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ PROMPTS = [[0, 5, 9], [0, *range(20, 39)], [0, 7, 8, 7, 8, 7, 8]]
 
 @dataclass(frozen=True)
 class Scripted(Draft):
-    """Drafts of what is known to come, of request i truth[i], with a wrong token at every `period`-th place."""
+    """Proposes the known continuation of request i, truth[i], with a wrong token at every `period`-th position."""
 
     truth: Sequence[Sequence[int]]
     period: int
@@ -34,5 +34,5 @@ class Scripted(Draft):
         ]
 
 
-def essence(found: Sequence[Generation]) -> list[tuple[list[int], str, str]]:
-    return [(one.ids, one.text, one.finish_reason) for one in found]
+def essence(generations: Sequence[Generation]) -> list[tuple[list[int], str, str]]:
+    return [(generation.ids, generation.text, generation.finish_reason) for generation in generations]

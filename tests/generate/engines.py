@@ -1,4 +1,4 @@
-"""Models of all kinds of caches, and requests that an engine is given."""
+"""Models with every kind of cache, and random requests for an engine."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -70,15 +70,17 @@ def used(engine: Engine) -> int:
 def drawn(
     draw: Random, number: int, common: list[int], longest: int, most: int, beams: bool
 ) -> SampledText | BeamSearch:
-    """A request whose prompt often begins as others do."""
+    """Returns a random request, whose prompt often shares a prefix with others."""
     prompt = common[: draw.choice([0, 64, 70, 130, longest])] + [
         draw.randrange(330) for _ in range(draw.randint(1, 9))
     ]
-    how = Beams(draw.randint(2, 3)) if beams and len(prompt) < 10 else None
+    search = Beams(draw.randint(2, 3)) if beams and len(prompt) < 10 else None
     drawing = (
         {}
-        if how or draw.random() < 0.5
+        if search or draw.random() < 0.5
         else {"sampling": Sampling(temperature=1.1, top_k=40), "seed": number}
     )
-    config = GenerationConfig(max_new_tokens=draw.randint(1, most), beams=how, prefix_cache=True, **drawing)
+    config = GenerationConfig(
+        max_new_tokens=draw.randint(1, most), beams=search, prefix_cache=True, **drawing
+    )
     return text_of(number, prompt, config)

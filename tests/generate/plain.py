@@ -1,4 +1,4 @@
-"""A small model, prompts, and the plain loop that they are compared with."""
+"""A small model, prompts, and the plain greedy loop as the oracle."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Texts of one batch with adapters of their own: each is what it is alone, on a model with those adapters."""
+"""Texts of one batch with different adapters: each equals its text alone, on a model with only those adapters."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -24,18 +24,18 @@ PROMPTS = [[7, 8, 9], [7, 8, 9], [7, 8, 9], [7, 8, 9], [7, 8, 9], [20, 30, 40, 5
 
 
 def with_adapters(model: Decoder | EncoderDecoder, *, magnitude: bool = False) -> Decoder:
-    """ "tone" on all layers, "style" on some and of another rank; neither adds nothing."""
-    made = deepcopy(model)
+    """Returns a copy with "tone" on all layers and "style", of another rank, on some; both change the logits."""
+    adapted = deepcopy(model)
     for name, lora, targets in (
         ("tone", Lora(rank=2, alpha=3.0, magnitude=magnitude), ()),
         ("style", Lora(rank=3, alpha=4.0), ("q_proj", "down_proj")),
     ):
-        adapter = Adapter.fresh(made, lora, targets, seed=len(targets))
+        adapter = Adapter.fresh(adapted, lora, targets, seed=len(targets))
         generator = torch.Generator().manual_seed(len(targets))
         for value in adapter.tensors.values():
             value += 0.3 * torch.randn(value.shape, generator=generator).to(value.dtype)
-        attach(made, adapter, name)
-    return made.eval()  # type: ignore[return-value]
+        attach(adapted, adapter, name)
+    return adapted.eval()  # type: ignore[return-value]
 
 
 MODELS: dict[str, Callable[[], Decoder]] = {
@@ -55,11 +55,11 @@ READINGS: dict[str, dict] = {
 
 
 def alone(
-    model: Decoder, prompt: list[int], config: GenerationConfig, own: Sequence[str] | None
+    model: Decoder, prompt: list[int], config: GenerationConfig, names: Sequence[str] | None
 ) -> list[int]:
-    """By a model on which those adapters alone are active."""
+    """Returns the text of a model on which only those adapters are active."""
     set_active(
-        model, ["tone", "style"] if own is None else [name for name in ("tone", "style") if name in own]
+        model, ["tone", "style"] if names is None else [name for name in ("tone", "style") if name in names]
     )
     try:
         return generate(model, [prompt], config)[0].ids
@@ -71,44 +71,46 @@ def alone(
 def test_each_text_has_its_own_adapters(reading: str, kind: str) -> None:
     model, options = MODELS[kind](), READINGS[reading]
     assert Reader(model).steps.what == ("modules" if kind == "modules" else "native")
-    configs = [GenerationConfig(max_new_tokens=8, adapters=own, **options) for own in OWN]
-    got = [made.ids for made in generate(model, PROMPTS, configs)]
+    configs = [GenerationConfig(max_new_tokens=8, adapters=names, **options) for names in OWN]
+    actual = [generation.ids for generation in generate(model, PROMPTS, configs)]
     plain = GenerationConfig(max_new_tokens=8, **options)
-    assert got == [alone(model, prompt, plain, own) for prompt, own in zip(PROMPTS, OWN, strict=True)]
-    assert len({tuple(ids) for ids in got[:4]}) == 4, "each adapter is seen"
+    assert actual == [alone(model, prompt, plain, names) for prompt, names in zip(PROMPTS, OWN, strict=True)]
+    assert len({tuple(ids) for ids in actual[:4]}) == 4, "each adapter is seen"
 
 
 def test_a_step_without_names_adds_all_adapters_again() -> None:
     model = MODELS["native steps"]()
     engine = Engine(Reader(model))
-    for own in (["tone"], None, [], None):
-        engine.add(text := text_of(0, [7, 8, 9], GenerationConfig(max_new_tokens=6, adapters=own)))
+    for names in (["tone"], None, [], None):
+        engine.add(text := text_of(0, [7, 8, 9], GenerationConfig(max_new_tokens=6, adapters=names)))
         drain(engine)
-        assert ids_of(text) == alone(model, [7, 8, 9], GenerationConfig(max_new_tokens=6), own)
+        assert ids_of(text) == alone(model, [7, 8, 9], GenerationConfig(max_new_tokens=6), names)
 
 
 def test_a_native_step_in_bfloat16_is_as_near_as_each_text_is_alone() -> None:
-    made = {t: MODELS["native steps"]().to(t) for t in (torch.float64, torch.bfloat16)}
-    own = OWN[:5]
+    models = {t: MODELS["native steps"]().to(t) for t in (torch.float64, torch.bfloat16)}
+    name_lists = OWN[:5]
 
-    def logits(dtype: torch.dtype, some: list[Sequence[str] | None]) -> torch.Tensor:
-        reader = Reader(made[dtype])
-        chunks = [(reader.open([], names), [7]) for names in some]
-        return reader.read(chunks, [[0]] * len(some), adapters=some)
+    def logits(dtype: torch.dtype, requested: list[Sequence[str] | None]) -> torch.Tensor:
+        reader = Reader(models[dtype])
+        chunks = [(reader.open([], names), [7]) for names in requested]
+        return reader.read(chunks, [[0]] * len(requested), adapters=requested)
 
-    exact, low = (torch.cat([logits(t, [names]) for names in own]) for t in (torch.float64, torch.bfloat16))
-    assert_within_reference(logits(torch.bfloat16, own), exact, low)
+    exact, low = (
+        torch.cat([logits(t, [names]) for names in name_lists]) for t in (torch.float64, torch.bfloat16)
+    )
+    assert_within_reference(logits(torch.bfloat16, name_lists), exact, low)
     assert (exact[0] - exact[1]).abs().max() > 0.1
 
 
 def test_drafts_of_texts_with_adapters_are_checked_with_them() -> None:
     model, draft = MODELS["native steps"](), NgramDraft(tokens=3, least=1)
     prompts = [[5, 6] * 10] * 4
-    configs = [GenerationConfig(max_new_tokens=20, adapters=own) for own in OWN[:4]]
-    got = generate(model, prompts, configs, draft=draft)
+    configs = [GenerationConfig(max_new_tokens=20, adapters=names) for names in OWN[:4]]
+    actual = generate(model, prompts, configs, draft=draft)
     plain = GenerationConfig(max_new_tokens=20)
-    assert [made.ids for made in got] == [
-        alone(model, prompt, plain, own) for prompt, own in zip(prompts, OWN, strict=False)
+    assert [generation.ids for generation in actual] == [
+        alone(model, prompt, plain, names) for prompt, names in zip(prompts, OWN, strict=False)
     ]
 
 
@@ -123,7 +125,7 @@ def test_beginnings_are_shared_by_texts_of_the_same_adapters_alone() -> None:
         return begin(chunks)  # type: ignore[arg-type]
 
     engine.reader.cache.begin = counted  # type: ignore[method-assign, assignment]
-    names: list[Sequence[str] | None] = [
+    name_lists: list[Sequence[str] | None] = [
         None,
         ["tone"],
         [],
@@ -132,11 +134,12 @@ def test_beginnings_are_shared_by_texts_of_the_same_adapters_alone() -> None:
         ["tone", "style"],
         [],
     ]
-    for number, own in enumerate(names):
-        config = GenerationConfig(max_new_tokens=1, adapters=own, prefix_cache=True)
+    for number, names in enumerate(name_lists):
+        config = GenerationConfig(max_new_tokens=1, adapters=names, prefix_cache=True)
         engine.add(text_of(number, prompt, config))
         drain(engine)
-    assert read == [129, 129, 129, 1, 1, 1, 1]  # two names are all names, in any order
+    # None shares with both names in any order: they are all names
+    assert read == [129, 129, 129, 1, 1, 1, 1]
     assert used(engine) == 0
 
 

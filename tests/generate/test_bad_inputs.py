@@ -1,4 +1,4 @@
-"""Prompts, contexts and settings that crash peers, or that they answer as if something else had been asked."""
+"""Prompts, contexts and settings that other libraries crash on or silently misread."""
 
 import json
 import re
@@ -25,7 +25,8 @@ LONG, SHORT = [[0, *range(20, 60)] * 3, [0, 7] * 30], [[0, 5, 9], [0]]
 
 
 def stretched() -> Decoder:
-    """Frequencies that depend on the length (dynamic NTK beyond 16 tokens), windows and full layers."""
+    """Returns a model whose frequencies depend on the length (dynamic NTK beyond 16 tokens), with windowed and full
+    layers."""
     spec = replace(
         small((Window.last(5), Causal())).spec,
         positions=Rotary(100.0, pairing="halves", scaling=DynamicNTK(4.0, 16)),
@@ -68,13 +69,13 @@ def of_a_fresh_process() -> list[list[int]]:
 def test_a_short_prompt_after_a_long_one_is_what_a_fresh_process_says(
     fresh: Callable[[], list[list[int]]],
 ) -> None:
-    """Nothing that a long row computed, its angles neither, is left for the next."""
+    """Nothing that was computed for a long row, such as its rotary angles, may leak into the next call."""
     expected, model = fresh(), stretched()
     first = generate(model, LONG, GenerationConfig(max_new_tokens=40))
     after = answers(model)
     assert expected == after
     assert len({tuple(ids) for ids in after}) == 4
-    again = generate(model, LONG, GenerationConfig(max_new_tokens=40))  # the same prompts twice
+    again = generate(model, LONG, GenerationConfig(max_new_tokens=40))  # the same long prompts again
     assert [g.ids for g in again] == [g.ids for g in first]
 
 
@@ -130,17 +131,17 @@ SPECIAL: dict[str, list[int]] = {"BOS": [0], "EOS": [1], "all": [0, 1, 2, 3], "E
 
 @pytest.mark.parametrize("name", SPECIAL)
 def test_a_prompt_of_special_tokens_only_is_continued(name: str) -> None:
-    """An EOS in the prompt ends nothing; alone and in a batch; its text is what follows."""
+    """An EOS in the prompt ends nothing, alone or in a batch; the generation's text is only what follows the prompt."""
     tokenizer, prompt = byte_level(), SPECIAL[name]
     lm = LanguageModel(MODEL, tokenizer)
     assert set(prompt) <= tokenizer.special_ids
-    found = lm.generate(prompt, max_new_tokens=6, eos=())
-    assert found.ids == greedy_by_hand(MODEL, prompt, 6)
-    assert found.text == tokenizer.decode(found.ids, after=prompt)
-    assert lm.generate([[0, 30], prompt], max_new_tokens=6, eos=())[1].ids == found.ids
+    generation = lm.generate(prompt, max_new_tokens=6, eos=())
+    assert generation.ids == greedy_by_hand(MODEL, prompt, 6)
+    assert generation.text == tokenizer.decode(generation.ids, after=prompt)
+    assert lm.generate([[0, 30], prompt], max_new_tokens=6, eos=())[1].ids == generation.ids
     text = "".join(tokenizer.token(i) for i in prompt[1:])
     if prompt[0] == 0:
-        assert lm.generate(text, special=True, max_new_tokens=6, eos=()).ids == found.ids
+        assert lm.generate(text, special=True, max_new_tokens=6, eos=()).ids == generation.ids
 
 
 def test_an_empty_text_is_bos_or_nothing() -> None:
@@ -192,14 +193,14 @@ def test_eos_that_is_no_list_of_ids(eos: object) -> None:
 
 @pytest.mark.parametrize("eos", [[7, 11], (11, 7), [7, 7, 11]])
 def test_any_of_several_eos_ends_the_text(eos: list[int]) -> None:
-    """Whichever comes first, and it is the last id."""
+    """Whichever EOS comes first ends the text and is its last id."""
     free = generate(MODEL, [[0, 5]], GenerationConfig(max_new_tokens=20))[0].ids
     ends = [free[7], free[3]] if eos[0] == 7 else [free[3], free[7]]
-    found = generate(
+    generation = generate(
         MODEL, [[0, 5]], GenerationConfig(max_new_tokens=20, eos=[*ends, *ends[: len(eos) - 2]])
     )[0]
     first = min(free.index(i) for i in ends)
-    assert (found.ids, found.finish_reason) == (free[: first + 1], "eos")
+    assert (generation.ids, generation.finish_reason) == (free[: first + 1], "eos")
 
 
 def test_nan_logits_stop_a_sampled_text_too_and_name_the_request() -> None:
@@ -228,7 +229,7 @@ def test_nan_logits_stop_a_sampled_text_too_and_name_the_request() -> None:
     ],
 )
 def test_prompts_that_are_none(prompts: object, match: str) -> None:
-    for call in (generate, stream):  # before the first delta is asked for
+    for call in (generate, stream):  # stream raises at the call, before the first delta is requested
         with pytest.raises(DataError, match=match):
             call(MODEL, prompts)  # type: ignore[arg-type]
 

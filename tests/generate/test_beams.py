@@ -1,4 +1,4 @@
-"""Beam search over toy models whose best texts can be found by looking at all of them."""
+"""Beam search over toy models whose best texts are found by enumerating all of them."""
 
 import math
 from collections.abc import Sequence
@@ -28,10 +28,10 @@ def test_as_many_beams_as_texts_find_the_best_of_all(
     )
     width = vocab**room
     for n in (1, min(5, len(ranked))):
-        how = Beams(width, length_penalty=penalty, n_best=n, early_stopping="never", with_greedy=n > 1)
-        (found,) = run(Toy(vocab, seed, [[1]]), how, room)
-        assert [h.ids for h in found] == [ids for _, ids in ranked[:n]]
-        assert [h.score for h in found] == pytest.approx([score for score, _ in ranked[:n]])
+        beams = Beams(width, length_penalty=penalty, n_best=n, early_stopping="never", with_greedy=n > 1)
+        (hypotheses,) = run(Toy(vocab, seed, [[1]]), beams, room)
+        assert [h.ids for h in hypotheses] == [ids for _, ids in ranked[:n]]
+        assert [h.score for h in hypotheses] == pytest.approx([score for score, _ in ranked[:n]])
 
 
 @given(st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 9), st.sampled_from(PENALTIES), st.data())
@@ -39,8 +39,8 @@ def test_no_score_is_below_that_of_greedy(
     seed: int, width: int, room: int, penalty: float, data: st.DataObject
 ) -> None:
     stop = data.draw(st.sampled_from([True, False, "never"]))
-    toy, how = Toy(6, seed, [[1], [2, 3]]), Beams(width, length_penalty=penalty, early_stopping=stop)
-    for prompt, (best,) in zip(([1], [2, 3]), run(Toy(6, seed, [[1], [2, 3]]), how, room), strict=True):
+    toy, beams = Toy(6, seed, [[1], [2, 3]]), Beams(width, length_penalty=penalty, early_stopping=stop)
+    for prompt, (best,) in zip(([1], [2, 3]), run(Toy(6, seed, [[1], [2, 3]]), beams, room), strict=True):
         ids = greedy(toy, prompt, room)
         assert best.score >= total(toy, prompt, ids) / len(ids) ** penalty - 1e-12
         if width == 1:
@@ -48,8 +48,8 @@ def test_no_score_is_below_that_of_greedy(
 
 
 class Detour(Toy):
-    """The likeliest first token leads to an unsure second one, and then to certainty; the others the other way: two
-    texts are likelier at first, and unlikely in the end."""
+    """The likeliest first token leads to an unsure second one and then to certainty; for the other first tokens it is
+    the other way round: two texts are likelier at first, and unlikely in the end."""
 
     def logits(self, text: Sequence[int]) -> Tensor:
         ids, unsure = text[1:], [0.34, 0.33, 0.33]
@@ -63,10 +63,10 @@ class Detour(Toy):
 
 
 def test_without_the_greedy_text_a_search_may_score_below_it() -> None:
-    """So the guarantee is one of with_greedy, not of beam search."""
-    how = {kept: Beams(2, with_greedy=kept, n_best=2) for kept in (False, True)}
-    ((plain, _),) = run(Detour(3, 0, [[1]]), how[False], 8, eos=[])
-    ((best, second),) = run(Detour(3, 0, [[1]]), how[True], 8, eos=[])
+    """So it is with_greedy that guarantees the score, not beam search."""
+    beams = {kept: Beams(2, with_greedy=kept, n_best=2) for kept in (False, True)}
+    ((plain, _),) = run(Detour(3, 0, [[1]]), beams[False], 8, eos=[])
+    ((best, second),) = run(Detour(3, 0, [[1]]), beams[True], 8, eos=[])
     assert best.ids == greedy(Detour(3, 0, [[1]]), [1], 8, []) == (0,) * 8
     assert best.score == pytest.approx((math.log(0.4 * 0.34) + 6 * math.log(0.96)) / 8)
     assert plain == second
@@ -78,11 +78,11 @@ def test_hypotheses_differ_and_are_what_they_say(
     seed: int, width: int, penalty: float, early: bool, levels: int
 ) -> None:
     toy = Toy(5, seed, [[1]], levels)
-    how = Beams(width, length_penalty=penalty, n_best=width, early_stopping=early)
-    (found,) = run(Toy(5, seed, [[1]], levels), how, 7, eos=[0, 4])
-    assert len({h.ids for h in found}) == len(found) == width
-    assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
-    for h in found:
+    beams = Beams(width, length_penalty=penalty, n_best=width, early_stopping=early)
+    (hypotheses,) = run(Toy(5, seed, [[1]], levels), beams, 7, eos=[0, 4])
+    assert len({h.ids for h in hypotheses}) == len(hypotheses) == width
+    assert [h.score for h in hypotheses] == sorted((h.score for h in hypotheses), reverse=True)
+    for h in hypotheses:
         assert sum(h.log_probs) == pytest.approx(total(toy, [1], h.ids))
         assert h.score == pytest.approx(total(toy, [1], h.ids) / len(h.ids) ** penalty)
         assert not set(h.ids[:-1]) & {0, 4}
@@ -92,12 +92,12 @@ def test_hypotheses_differ_and_are_what_they_say(
 
 @given(st.integers(0, 10**6), st.integers(1, 4), st.integers(0, 1))
 def test_a_prompt_of_a_batch_is_the_prompt_alone(seed: int, width: int, levels: int) -> None:
-    """Bit for bit, ties included: a toy's logits do not depend on the company."""
-    prompts, how = [[1], [2, 3, 1], [4], [1, 1]], Beams(width, n_best=width)
-    together = run(Toy(5, seed, prompts, levels), how, 6)
-    assert together == run(Toy(5, seed, prompts, levels), how, 6)
-    for prompt, found in zip(prompts, together, strict=True):
-        assert run(Toy(5, seed, [prompt], levels), how, 6) == [found]
+    """Bitwise, ties included: a toy's logits do not depend on the batch."""
+    prompts, beams = [[1], [2, 3, 1], [4], [1, 1]], Beams(width, n_best=width)
+    together = run(Toy(5, seed, prompts, levels), beams, 6)
+    assert together == run(Toy(5, seed, prompts, levels), beams, 6)
+    for prompt, hypotheses in zip(prompts, together, strict=True):
+        assert run(Toy(5, seed, [prompt], levels), beams, 6) == [hypotheses]
 
 
 class Even(Toy):
@@ -108,14 +108,14 @@ class Even(Toy):
 
 
 def test_ties_go_to_the_better_parent_and_the_smaller_id() -> None:
-    (found,) = run(Even(4, 0, [[1]]), Beams(3, n_best=3, length_penalty=0.0), 3, eos=[])
-    assert [h.ids for h in found] == [(0, 0, 0), (0, 0, 1), (0, 0, 2)]
-    (found,) = run(Even(5, 0, [[1]]), Beams(2, n_best=2), 3, eos=[1])
-    assert [h.ids for h in found] == [(1,), (0, 1)]
+    (hypotheses,) = run(Even(4, 0, [[1]]), Beams(3, n_best=3, length_penalty=0.0), 3, eos=[])
+    assert [h.ids for h in hypotheses] == [(0, 0, 0), (0, 0, 1), (0, 0, 2)]
+    (hypotheses,) = run(Even(5, 0, [[1]]), Beams(2, n_best=2), 3, eos=[1])
+    assert [h.ids for h in hypotheses] == [(1,), (0, 1)]
 
 
 class ByStep(Toy):
-    """Probabilities of the n-th new token, whatever the text; the last ones stay. 0 ends a text."""
+    """Probabilities of the n-th new token, whatever the text; the last step's repeat. 0 ends a text."""
 
     def __init__(self, *steps: list[float]) -> None:
         super().__init__(3, 0, [[1]])
@@ -131,7 +131,7 @@ SURE = [0.02, 0.97, 0.01]
 @pytest.mark.parametrize(
     ("second", "penalty", "read"),
     [
-        # the best text in progress, 1 1, is worse than both finished ones now; long enough it would be better
+        # the best text in progress, 1 1, is worse than both finished ones now, but would be better if long enough
         (([0.4, 0.35, 0.25], [0.6, 0.3, 0.1]), 1.0, {True: 2, False: 2, "never": 12}),
         # it is better than the worse of them already
         (([0.4, 0.5, 0.1], [0.45, 0.5, 0.05]), 1.0, {True: 2, False: 12, "never": 12}),
@@ -145,8 +145,8 @@ def test_when_a_search_stops(
 ) -> None:
     for stop, steps in read.items():
         toy = ByStep(*second, SURE)
-        how = Beams(2, length_penalty=penalty, early_stopping=stop, with_greedy=False)  # type: ignore[arg-type]
-        ((best,),) = run(toy, how, 12)
+        beams = Beams(2, length_penalty=penalty, early_stopping=stop, with_greedy=False)  # type: ignore[arg-type]
+        ((best,),) = run(toy, beams, 12)
         assert toy.longest == steps, "the prompt's token and all new ones but the last"
         if steps == 12:
             assert best.ids == (1,) * 12
@@ -157,12 +157,12 @@ def test_when_a_search_stops(
 
 @given(st.integers(0, 10**6), st.integers(2, 4), st.sampled_from([-1.5, -0.5, 0.0]))
 def test_never_looks_no_further_where_longer_is_never_better(seed: int, width: int, penalty: float) -> None:
-    """Without a reward for length the score at hand is the most that a text can have."""
+    """Without a reward for length the present score of a text is the most that it can reach."""
     runs = []
     for stop in (False, "never"):
-        how = Beams(width, length_penalty=penalty, early_stopping=stop, n_best=width, with_greedy=False)  # type: ignore[arg-type]
+        beams = Beams(width, length_penalty=penalty, early_stopping=stop, n_best=width, with_greedy=False)  # type: ignore[arg-type]
         toy = Toy(4, seed, [[1]])
-        runs.append((run(toy, how, 9), toy.longest))
+        runs.append((run(toy, beams, 9), toy.longest))
     assert runs[0] == runs[1]
 
 
@@ -178,11 +178,11 @@ def test_one_beam_is_greedy_with_its_penalty_on_logits(seed: int, penalty: float
 
 
 def test_forced_tokens_are_certain_and_count() -> None:
-    """decoder start, a forced first token, a forced last one: what Marian and BART ask for."""
-    how = Beams(3, n_best=3, length_penalty=1.0)
+    """The decoder's start, a forced first and a forced last token, as Marian and BART have them."""
+    beams = Beams(3, n_best=3, length_penalty=1.0)
     rules = {"forced_first": 2, "forced_last": 0, "min_new_tokens": 9, "forbidden": [1]}
-    (found,) = run(Toy(6, 3, [[1]]), how, 5, **rules)
-    for h in found:
+    (hypotheses,) = run(Toy(6, 3, [[1]]), beams, 5, **rules)
+    for h in hypotheses:
         assert (h.ids[0], h.ids[-1], len(h.ids), h.finish_reason) == (2, 0, 5, "eos")
         assert (h.log_probs[0], h.log_probs[-1]) == (0.0, 0.0)
         assert 1 not in h.ids
@@ -191,8 +191,8 @@ def test_forced_tokens_are_certain_and_count() -> None:
 
 def test_room_is_each_prompt_s_own() -> None:
     prompts = [[1], [2, 3]]
-    found = run(Toy(5, 8, prompts), Beams(3), [2, 6], eos=[])
-    assert [len(best.ids) for (best,) in found] == [2, 6]
+    results = run(Toy(5, 8, prompts), Beams(3), [2, 6], eos=[])
+    assert [len(best.ids) for (best,) in results] == [2, 6]
 
 
 def test_the_greedy_text_costs_a_row_only_while_it_is_no_beam() -> None:
@@ -209,8 +209,9 @@ def test_the_greedy_text_costs_a_row_only_while_it_is_no_beam() -> None:
 
 
 def test_a_greedy_text_that_can_no_longer_matter_is_given_up() -> None:
-    """Two texts have ended with the second token. What begins with 2, the likeliest first token, halves its
-    probability with every token; it is behind at once by probability, and after 34 tokens by probability a token."""
+    """Two texts have ended with the second token. Texts that begin with 2, the likeliest first token, halve their
+    probability with every token: they are behind at once by total probability, and after 34 tokens by probability per
+    token."""
 
     class Behind(Toy):
         def logits(self, text: Sequence[int]) -> Tensor:
@@ -230,8 +231,8 @@ def test_a_greedy_text_that_can_no_longer_matter_is_given_up() -> None:
 def test_no_token_left_is_said() -> None:
     with pytest.raises(ConfigError, match=r"request 7 has no token left to choose; loosen no_repeat_ngram"):
         run(Toy(3, 0, [[1]]), Beams(2), 6, eos=[], numbers=[7], no_repeat_ngram=1)
-    (found,) = run(Toy(3, 0, [[1]]), Beams(2), 6, eos=[0], no_repeat_ngram=1)
-    assert {h.ids[-1] for h in found} == {0}, "what has ended is there all the same"
+    (hypotheses,) = run(Toy(3, 0, [[1]]), Beams(2), 6, eos=[0], no_repeat_ngram=1)
+    assert {h.ids[-1] for h in hypotheses} == {0}, "what has ended is there all the same"
 
 
 class Broken(Toy):

@@ -1,4 +1,4 @@
-"""Beam search over decoders: any cache, any batch; and what is refused."""
+"""Beam search over decoders: any cache, any batch, and what is refused."""
 
 import pytest
 import torch
@@ -19,33 +19,33 @@ EOS = [3, *range(40, 110)]
 HOW = Beams(4, n_best=3)
 
 
-def told(found: list[Generation]) -> list[list[tuple[int, ...]]]:
-    return [[h.ids for h in g.hypotheses] for g in found]
+def told(generations: list[Generation]) -> list[list[tuple[int, ...]]]:
+    return [[h.ids for h in g.hypotheses] for g in generations]
 
 
-def scores(found: list[Generation]) -> Tensor:
-    return torch.tensor([[h.score for h in g.hypotheses] for g in found])
+def scores(generations: list[Generation]) -> Tensor:
+    return torch.tensor([[h.score for h in g.hypotheses] for g in generations])
 
 
 def score(model: Decoder, prompt: list[int], ids: list[int], penalty: float = 1.0) -> float:
-    """From one full forward pass."""
+    """Returns the score from one full forward pass."""
     with torch.inference_mode():
         log_probs = model(torch.tensor([[*prompt, *ids]]))[0].log_softmax(-1)
-    found = log_probs[torch.arange(len(ids)) + len(prompt) - 1, torch.tensor(ids)].double().sum()
-    return float(found) / len(ids) ** penalty
+    log_prob = log_probs[torch.arange(len(ids)) + len(prompt) - 1, torch.tensor(ids)].double().sum()
+    return float(log_prob) / len(ids) ** penalty
 
 
 @pytest.mark.parametrize("pattern", [Causal(), Window.last(5), MIXED], ids=["growing", "ring", "both"])
 def test_cached_is_uncached(pattern: object) -> None:
-    """The prompts are of 1 to 20 tokens; rings have wrapped and beams have crossed many times by the end."""
+    """Prompts have 1 to 20 tokens; by the end ring caches have wrapped and beams have crossed many times."""
     model = small(pattern)  # type: ignore[arg-type]
     settings = {"max_new_tokens": 16, "eos": EOS, "beams": HOW}
     cached = generate(model, PROMPTS, GenerationConfig(**settings))
     plain = generate(model, PROMPTS, GenerationConfig(**settings, use_cache=False))
     assert told(cached) == told(plain)
     assert torch.allclose(scores(cached), scores(plain), atol=1e-5)
-    for found, prompt in zip(cached, PROMPTS, strict=True):
-        for h in found.hypotheses:
+    for generation, prompt in zip(cached, PROMPTS, strict=True):
+        for h in generation.hypotheses:
             assert h.score == pytest.approx(score(model, prompt, list(h.ids)), abs=1e-5)
 
 
@@ -55,15 +55,15 @@ def test_chunks_and_company_change_no_text(dtype: str) -> None:
     together = generate(MODEL, PROMPTS, GenerationConfig(**settings))
     assert len({len(h.ids) for g in together for h in g.hypotheses}) > 2
     for size in (1, 3):
-        found = generate(MODEL, PROMPTS, GenerationConfig(**settings), batch_size=size)
-        assert told(found) == told(together)
-        assert torch.allclose(scores(found), scores(together), atol=1e-5)
+        generations = generate(MODEL, PROMPTS, GenerationConfig(**settings), batch_size=size)
+        assert told(generations) == told(together)
+        assert torch.allclose(scores(generations), scores(together), atol=1e-5)
     assert told(generate(MODEL, PROMPTS, GenerationConfig(**settings, prefill_chunk=3))) == told(together)
 
 
 def test_an_int8_cache_is_read() -> None:
-    """Scores are those of each text by itself, token by token, from a cache of rounded keys that is made by hand; and
-    not those of exact keys."""
+    """Scores are those of each text alone, token by token, from an int8 cache that is made by hand, and not those of
+    exact keys."""
 
     def by_hand(prompt: list[int], ids: tuple[int, ...]) -> float:
         cache, total, new = MODEL.make_cache(1, dtype=torch.int8), 0.0, prompt
@@ -74,22 +74,22 @@ def test_an_int8_cache_is_read() -> None:
         return total / len(ids)
 
     config = GenerationConfig(max_new_tokens=9, eos=EOS, beams=HOW, kv_cache_dtype="int8")
-    for found, prompt in zip(generate(MODEL, PROMPTS, config), PROMPTS, strict=True):
-        for h in found.hypotheses:
+    for generation, prompt in zip(generate(MODEL, PROMPTS, config), PROMPTS, strict=True):
+        for h in generation.hypotheses:
             assert h.score == pytest.approx(by_hand(prompt, h.ids), abs=1e-5)
-        differences = [abs(h.score - score(MODEL, prompt, list(h.ids))) for h in found.hypotheses]
+        differences = [abs(h.score - score(MODEL, prompt, list(h.ids))) for h in generation.hypotheses]
         assert max(differences) > 1e-3
 
 
 @pytest.mark.parametrize("penalty", [-1.0, 0.0, 1.0, 2.0])
 @pytest.mark.parametrize("repetition", [1.0, 1.3])
 def test_the_greedy_text_is_never_better(penalty: float, repetition: float) -> None:
-    """The text of plain generation, under the score of the search. Row 26."""
+    """A beam search scores no less than the text of plain generation. Row 26."""
     sampling = Sampling(repetition_penalty=repetition)
     plain = generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=14, eos=EOS, sampling=sampling))
-    one = Beams(1, length_penalty=penalty)
+    single = Beams(1, length_penalty=penalty)
     settings = {"max_new_tokens": 14, "eos": EOS, "sampling": sampling}
-    alone = generate(MODEL, PROMPTS, GenerationConfig(**settings, beams=one))
+    alone = generate(MODEL, PROMPTS, GenerationConfig(**settings, beams=single))
     assert [g.ids for g in alone] == [g.ids for g in plain]
     for width in (2, 5):
         many = generate(
@@ -104,15 +104,15 @@ def test_the_greedy_text_is_never_better(penalty: float, repetition: float) -> N
 
 
 def test_text_ids_and_score_are_those_of_the_best() -> None:
-    (found,) = generate(
+    (generation,) = generate(
         MODEL, PROMPTS[:1], GenerationConfig(max_new_tokens=9, eos=EOS, beams=HOW), tokenizer=TOKENIZER
     )
-    best = found.hypotheses[0]
-    assert (found.ids, found.text, found.score) == (list(best.ids), best.text, best.score)
-    assert (found.finish_reason, found.prompt_tokens) == (best.finish_reason, 3)
-    for h in found.hypotheses:
+    best = generation.hypotheses[0]
+    assert (generation.ids, generation.text, generation.score) == (list(best.ids), best.text, best.score)
+    assert (generation.finish_reason, generation.prompt_tokens) == (best.finish_reason, 3)
+    for h in generation.hypotheses:
         assert h.text == TOKENIZER.decode([i for i in h.ids if i not in EOS], after=PROMPTS[0])
-    assert found.seconds_to_first_token is None
+    assert generation.seconds_to_first_token is None
     (plain,) = generate(MODEL, PROMPTS[:1], GenerationConfig(max_new_tokens=9))
     assert (plain.score, plain.hypotheses) == (None, ())
 
@@ -123,12 +123,12 @@ def test_no_room_and_forbidden_tokens() -> None:
     assert (none[1].score, none[1].finish_reason) == (0.0, "length")
     free = generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=8, beams=HOW))
     forbidden = sorted({i for g in free for h in g.hypotheses for i in h.ids})
-    found = generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=8, beams=HOW, forbidden=forbidden))
-    assert not {i for g in found for h in g.hypotheses for i in h.ids} & set(forbidden)
+    generations = generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=8, beams=HOW, forbidden=forbidden))
+    assert not {i for g in generations for h in g.hypotheses for i in h.ids} & set(forbidden)
 
 
 def test_beams_share_one_reading_of_the_prompt() -> None:
-    """All prompts together, then a token of each beam."""
+    """The prompts are read once, together; then each step reads one token per beam."""
     model, read = small(), []
     model.register_forward_pre_hook(lambda module, args: read.append(args[0].numel()))
     generate(model, PROMPTS, GenerationConfig(max_new_tokens=4, beams=Beams(3, with_greedy=False)))

@@ -1,4 +1,4 @@
-"""Beam search is that of `transformers`: equal ids, equal scores, for every setting that both have."""
+"""Beam search equals that of `transformers`: equal ids and scores for every setting that both have."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -43,7 +43,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def asked(theirs: Any, config: GenerationConfig) -> list[list[tuple[list[int], float]]]:
-    """(new ids, score) of each hypothesis of each prompt, by transformers."""
+    """Returns (new ids, score) of each hypothesis of each prompt, by transformers."""
     beams, eos = config.beams, list(config.eos)
     assert beams is not None
     longest = max(map(len, PROMPTS))
@@ -57,26 +57,26 @@ def asked(theirs: Any, config: GenerationConfig) -> list[list[tuple[list[int], f
             no_repeat_ngram_size=config.no_repeat_ngram or None, eos_token_id=eos or None, pad_token_id=VOCAB - 1,
             output_scores=True, return_dict_in_generate=True,
         )  # fmt: skip
-    found = []
+    hypotheses = []
     for row, score in zip(out.sequences[:, longest:].tolist(), out.sequences_scores.tolist(), strict=True):
         ends = [i + 1 for i, token in enumerate(row) if token in eos]
-        found.append((row[: ends[0]] if ends else row, score))
-    return [found[i : i + beams.n_best] for i in range(0, len(found), beams.n_best)]
+        hypotheses.append((row[: ends[0]] if ends else row, score))
+    return [hypotheses[i : i + beams.n_best] for i in range(0, len(hypotheses), beams.n_best)]
 
 
 def how(settings: dict[str, Any], eos: list[int], **beams: Any) -> GenerationConfig:
-    """The `settings` over those of a search of `beams`; what is not about the search is of the request."""
+    """Returns a config with `settings` over the defaults `beams`; settings that Beams lacks go to the request."""
     names = {field.name for field in fields(Beams)}
     search = {**beams, **{k: v for k, v in settings.items() if k in names}}
-    rest = {k: v for k, v in settings.items() if k not in names}
-    return GenerationConfig(max_new_tokens=12, eos=eos, beams=Beams(**search), **rest)
+    request_settings = {k: v for k, v in settings.items() if k not in names}
+    return GenerationConfig(max_new_tokens=12, eos=eos, beams=Beams(**search), **request_settings)
 
 
 def agree(model: Decoder, theirs: Any, config: GenerationConfig) -> None:
     expected = asked(theirs, config)
-    for found, texts in zip(generate(model, PROMPTS, config), expected, strict=True):
-        assert [list(h.ids) for h in found.hypotheses] == [ids for ids, _ in texts]
-        scores = [h.score for h in found.hypotheses]
+    for generation, texts in zip(generate(model, PROMPTS, config), expected, strict=True):
+        assert [list(h.ids) for h in generation.hypotheses] == [ids for ids, _ in texts]
+        scores = [h.score for h in generation.hypotheses]
         assert scores == pytest.approx([score for _, score in texts], abs=1e-5, rel=1e-5)
 
 
@@ -88,7 +88,8 @@ def test_ids_and_scores(theirs: Any, name: str, eos: str) -> None:
 
 @pytest.mark.parametrize("penalty", [0.7, 1.3])
 def test_repetition_penalty(theirs: Any, penalty: float) -> None:
-    """Over the log probabilities. Theirs counts the padding of a batch as text; its id here is in no text."""
+    """The penalty applies to log probabilities. transformers counts a batch's padding as text; here its id is in no
+    text."""
     ids = [[VOCAB - 2, 5, 9, 4]]
     beams = Beams(4, n_best=2, with_greedy=False)
     settings = GenerationConfig(
@@ -100,20 +101,24 @@ def test_repetition_penalty(theirs: Any, penalty: float) -> None:
             eos_token_id=EOS["many"], pad_token_id=VOCAB - 1, repetition_penalty=penalty,
             output_scores=True, return_dict_in_generate=True,
         )  # fmt: skip
-    found = generate(OURS, ids, settings)[0].hypotheses
-    for ours, row, score in zip(found, out.sequences.tolist(), out.sequences_scores.tolist(), strict=True):
+    hypotheses = generate(OURS, ids, settings)[0].hypotheses
+    for ours, row, score in zip(
+        hypotheses, out.sequences.tolist(), out.sequences_scores.tolist(), strict=True
+    ):
         assert row[4 : 4 + len(ours.ids)] == list(ours.ids)
         assert set(row[4 + len(ours.ids) :]) <= {VOCAB - 1}
         assert ours.score == pytest.approx(score, abs=1e-5)
 
 
 def test_the_settings_above_tell_the_searches_apart() -> None:
-    """Settings that all gave one text would show nothing."""
-    told = set()
-    for given in HOW.values():
-        settings = how({**given, "n_best": 1, "forced_last": None}, EOS["many"], width=4, with_greedy=False)
-        told.add(tuple(tuple(g.ids) for g in generate(OURS, PROMPTS, settings)))
-    assert len(told) >= 6
+    """If all settings above gave one text, equality would show nothing."""
+    texts = set()
+    for overrides in HOW.values():
+        settings = how(
+            {**overrides, "n_best": 1, "forced_last": None}, EOS["many"], width=4, with_greedy=False
+        )
+        texts.add(tuple(tuple(g.ids) for g in generate(OURS, PROMPTS, settings)))
+    assert len(texts) >= 6
 
 
 @pytest.mark.slow
@@ -131,5 +136,5 @@ def test_more_weights(tmp_path: Path, seed: int) -> None:
     for width in (2, 3, 5):
         for penalty in (-1.0, 0.0, 1.0, 2.0):
             for stop in (True, False, "never"):
-                given = {"length_penalty": penalty, "early_stopping": stop}
-                agree(model, theirs, how(given, EOS["many"], width=width, n_best=2, with_greedy=False))
+                overrides = {"length_penalty": penalty, "early_stopping": stop}
+                agree(model, theirs, how(overrides, EOS["many"], width=width, n_best=2, with_greedy=False))

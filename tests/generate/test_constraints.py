@@ -1,4 +1,4 @@
-"""What tokens may not follow: rules on the logits of a text."""
+"""Constraints on the next token: rules that change a text's logits."""
 
 import math
 
@@ -38,16 +38,16 @@ EVERY = a_text([3, 4], [5, 3, 4], 9)
 )
 def test_rules(rules: GenerationConfig, text: Text, banned: set[int]) -> None:
     values = torch.linspace(-2, -1, 8).unsqueeze(0)
-    found = constrain(values, [text], rules)[0]
-    assert {i for i in range(8) if found[i] == -math.inf} == banned
+    logits = constrain(values, [text], rules)[0]
+    assert {i for i in range(8) if logits[i] == -math.inf} == banned
     kept = [i for i in range(8) if i not in banned]
     forced = forced_token(text, rules)
-    assert found[kept].tolist() == ([0.0] if forced is not None else values[0, kept].tolist())
+    assert logits[kept].tolist() == ([0.0] if forced is not None else values[0, kept].tolist())
 
 
 @given(st.lists(st.integers(0, 3), max_size=7), st.integers(1, 4))
 def test_a_token_is_banned_just_where_its_n_gram_would_occur_twice(past: list[int], n: int) -> None:
-    """By writing the text out with each token, and counting; [3, 3] with n = 2 bans 3."""
+    """The oracle appends each token and counts n-grams; [3, 3] with n = 2 bans 3."""
 
     def twice(text: list[int]) -> bool:
         grams = [tuple(text[i : i + n]) for i in range(len(text) - n + 1)]
@@ -62,10 +62,10 @@ def test_a_token_is_banned_just_where_its_n_gram_would_occur_twice(past: list[in
 
 def test_repetition_penalty_divides_or_multiplies_what_was_seen() -> None:
     values = torch.tensor([[-1.0, 2.0, -3.0, 4.0]])
-    found = constrain(
+    logits = constrain(
         values, [a_text([0, 1], [1], 5)], GenerationConfig(sampling=Sampling(repetition_penalty=2.0))
     )
-    assert found.tolist() == [[-2.0, 1.0, -3.0, 4.0]]
+    assert logits.tolist() == [[-2.0, 1.0, -3.0, 4.0]]
     assert values.tolist() == [[-1.0, 2.0, -3.0, 4.0]]
 
 
@@ -74,14 +74,14 @@ def test_penalties_count_the_text_and_not_the_prompt(ids: list[int], each: float
     """OpenAI's formula: logit - count * frequency - (count > 0) * presence."""
     values = torch.linspace(-2, 3, 6, dtype=torch.float64).unsqueeze(0)
     sampling = Sampling(frequency_penalty=each, presence_penalty=once)
-    found = constrain(values, [a_text([0, 1, 1], ids, 20)], GenerationConfig(sampling=sampling))
+    logits = constrain(values, [a_text([0, 1, 1], ids, 20)], GenerationConfig(sampling=sampling))
     counts = torch.tensor([ids.count(token) for token in range(6)]).double()
-    torch.testing.assert_close(found[0], values[0] - counts * each - (counts > 0).double() * once)
+    torch.testing.assert_close(logits[0], values[0] - counts * each - (counts > 0).double() * once)
 
 
 def test_bias_is_added_row_by_row_and_leaves_the_logits_as_they_were() -> None:
     values = torch.zeros(2, 6)
     texts = [a_text([0], [], 9), a_text([1], [2], 9)]
-    found = constrain(values, texts, GenerationConfig(bias={2: 1.5, 5: -100.0}))
-    assert found.tolist() == [[0, 0, 1.5, 0, 0, -100]] * 2
+    logits = constrain(values, texts, GenerationConfig(bias={2: 1.5, 5: -100.0}))
+    assert logits.tolist() == [[0, 0, 1.5, 0, 0, -100]] * 2
     assert not values.any()

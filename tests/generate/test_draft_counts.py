@@ -1,6 +1,5 @@
-"""How much drafts save: what is proposed and accepted in a batch is what it is for each row alone, whoever ends first,
-and what a draft without any memory would propose. A fault here changes no text; it costs the speed, and nobody is told.
-"""
+"""Counts of drafted and accepted tokens: in a batch they equal those of each row alone, whichever row ends first, and
+those of drafts without memory. A fault here changes no text and only costs speed, so that no other test shows it."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,21 +12,23 @@ from tests.generate.conftest import MIXED, small
 
 TOKENS = 3
 PROMPTS = [[0, 5, 9], [15, 11, 9, *range(8, 16), 10, 8], [0, 17, 18, 17, 18, 17, 18], [4]]
-LENGTHS = [7, 26, 12, 33]  # the first row leaves first, so that all others move
+LENGTHS = [7, 26, 12, 33]  # the first row ends first, so that all others move
 Propose = Callable[[list[int], int], list[int]]
 
 
 def near(model: Decoder) -> Decoder:
-    """A model that mostly chooses as `model` does: its weights, off by a thirtieth."""
+    """Returns a model that mostly chooses what `model` does: its weights plus noise of a thirtieth of their
+    deviation."""
     other, draw = small(MIXED), torch.Generator().manual_seed(2)
     with torch.no_grad():
-        for theirs, own in zip(other.parameters(), model.parameters(), strict=True):
-            theirs.copy_(own + 0.01 * torch.randn(own.shape, generator=draw))
+        for noisy, original in zip(other.parameters(), model.parameters(), strict=True):
+            noisy.copy_(original + 0.01 * torch.randn(original.shape, generator=draw))
     return other
 
 
 def periodic() -> Decoder:
-    """Without attention each token decides the next one, so that a text of 8 different ones soon repeats itself."""
+    """Returns a model without attention: each token decides the next one, so that a text over 8 tokens soon repeats
+    itself."""
     model = small()
     with torch.no_grad():
         for block in model.model.blocks:
@@ -36,12 +37,12 @@ def periodic() -> Decoder:
 
 
 def by_model(model: Decoder) -> Propose:
-    """What the model would say next, from its first token on."""
+    """Proposes what the model generates next, from its first token on."""
     return lambda ids, count: generate(model, [ids], GenerationConfig(max_new_tokens=count))[0].ids
 
 
 def looked_up(ids: list[int], count: int) -> list[int]:
-    """What followed the last occurrence of the longest suffix of 3 to 1 ids, and around again."""
+    """Returns what followed the last occurrence of the longest suffix of 3 to 1 ids, repeated cyclically."""
     for n in (3, 2, 1):
         for end in range(len(ids) - 1, n - 1, -1):
             if ids[end - n : end] == ids[len(ids) - n :]:
@@ -50,7 +51,7 @@ def looked_up(ids: list[int], count: int) -> list[int]:
 
 
 def saved(prompt: list[int], ids: Sequence[int], propose: Propose) -> tuple[int, int]:
-    """(drafted, accepted) of a text, step by step: a draft, its beginning that came, and the token after it."""
+    """Returns (drafted, accepted) of a text: a step takes a draft, its accepted beginning, and the token after it."""
     drafted = accepted = 0
     done = 1  # the first token is the prompt's
     while done < len(ids):
@@ -61,8 +62,8 @@ def saved(prompt: list[int], ids: Sequence[int], propose: Propose) -> tuple[int,
     return drafted, accepted
 
 
-def counts(found: Sequence[Generation]) -> list[tuple[int, int]]:
-    return [(one.drafted, one.accepted) for one in found]
+def counts(generations: Sequence[Generation]) -> list[tuple[int, int]]:
+    return [(generation.drafted, generation.accepted) for generation in generations]
 
 
 MODEL = small(MIXED)
@@ -80,7 +81,7 @@ NEAR, PERIODIC = near(MODEL), periodic()
 def test_a_row_of_a_batch_is_drafted_as_the_row_alone(
     model: Decoder, draft: Draft, propose: Propose, apart: bool
 ) -> None:
-    """`apart`: each row has 8 tokens of its own, so that what repeats itself in one is new in the others."""
+    """`apart`: each row has 8 tokens of its own, so that what repeats in one row is new in the others."""
     configs = [
         GenerationConfig(
             max_new_tokens=most,
@@ -90,8 +91,10 @@ def test_a_row_of_a_batch_is_drafted_as_the_row_alone(
     ]
     plain = generate(model, PROMPTS, configs)
     together = generate(model, PROMPTS, configs, draft=draft)
-    assert [one.ids for one in together] == [one.ids for one in plain]
-    expected = [saved(prompt, one.ids, propose) for prompt, one in zip(PROMPTS, plain, strict=True)]
+    assert [generation.ids for generation in together] == [generation.ids for generation in plain]
+    expected = [
+        saved(prompt, generation.ids, propose) for prompt, generation in zip(PROMPTS, plain, strict=True)
+    ]
     alone = [
         generate(model, [prompt], config, draft=draft)[0]
         for prompt, config in zip(PROMPTS, configs, strict=True)

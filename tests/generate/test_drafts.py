@@ -1,4 +1,4 @@
-"""Drafts: a text with them is the text without, by the plain loop as the oracle; they are counted, few where wrong."""
+"""Drafts: a text with drafts equals that of the plain loop; drafts are counted, and few if they are wrong."""
 
 import copy
 from collections.abc import Sequence
@@ -54,34 +54,37 @@ def drafts(truth: Sequence[Sequence[int]]) -> st.SearchStrategy[Draft]:
 
 @given(st.data())
 def test_drafts_change_no_text(data: st.DataObject) -> None:
-    """Whatever they propose, at any temperature, in company, with what ends a text inside a draft."""
+    """Whatever is proposed, at any temperature, in a batch, and if a text ends inside a draft."""
     config = data.draw(configs)
     free = generate(MODEL, PROMPTS, config, tokenizer=TOKENIZER)
-    some = free[data.draw(st.integers(0, 2))]
+    sample = free[data.draw(st.integers(0, 2))]
     ends = {
-        "eos": [some.ids[data.draw(st.integers(0, ROOM - 1))]],
-        "stop": [some.text[2:4] or "?"],
+        "eos": [sample.ids[data.draw(st.integers(0, ROOM - 1))]],
+        "stop": [sample.text[2:4] or "?"],
         "max_new_tokens": data.draw(st.integers(6, ROOM)),
     }
     names = data.draw(st.sets(st.sampled_from(sorted(ends))))
     config = replace(config, **{name: ends[name] for name in names})
-    draft = data.draw(drafts([one.ids for one in free]))
+    draft = data.draw(drafts([generation.ids for generation in free]))
     plain = generate(MODEL, PROMPTS, config, tokenizer=TOKENIZER)
-    found = generate(MODEL, PROMPTS, config, tokenizer=TOKENIZER, draft=draft)
-    assert essence(found) == essence(plain)
+    actual = generate(MODEL, PROMPTS, config, tokenizer=TOKENIZER, draft=draft)
+    assert essence(actual) == essence(plain)
 
 
 def test_alone_and_streamed() -> None:
     config = GenerationConfig(max_new_tokens=12, sampling=Sampling(temperature=1.2), stop=["e"], eos=[40])
     plain = generate(MODEL, PROMPTS, config, tokenizer=TOKENIZER)
-    draft = Scripted([one.ids for one in plain], 5)
-    for i, one in enumerate(plain):
+    draft = Scripted([generation.ids for generation in plain], 5)
+    for i, generation in enumerate(plain):
         (alone,) = generate(MODEL, [PROMPTS[i]], config, tokenizer=TOKENIZER, draft=draft, requests=[i])
-        assert essence([alone]) == essence([one])
+        assert essence([alone]) == essence([generation])
     deltas = list(stream(MODEL, PROMPTS, config, tokenizer=TOKENIZER, draft=draft))
-    for i, one in enumerate(plain):
-        own = [delta for delta in deltas if delta.request == i]
-        assert ([d.token for d in own], "".join(d.text for d in own)) == (one.ids, one.text)
+    for i, generation in enumerate(plain):
+        row_deltas = [delta for delta in deltas if delta.request == i]
+        assert ([d.token for d in row_deltas], "".join(d.text for d in row_deltas)) == (
+            generation.ids,
+            generation.text,
+        )
 
 
 def test_settings_of_their_own_and_caches_of_eight_bits() -> None:
@@ -93,13 +96,13 @@ def test_settings_of_their_own_and_caches_of_eight_bits() -> None:
     ]
     plain = generate(MODEL, PROMPTS, configs)
     for draft in (
-        Scripted([one.ids for one in plain], 4),
+        Scripted([generation.ids for generation in plain], 4),
         ModelDraft(model=MODEL),
         NgramDraft(least=1, tokens=3),
     ):
-        found = generate(MODEL, PROMPTS, configs, draft=draft)
-        assert essence(found) == essence(plain)
-        assert isinstance(draft, NgramDraft) or sum(one.accepted for one in found) > 9
+        actual = generate(MODEL, PROMPTS, configs, draft=draft)
+        assert essence(actual) == essence(plain)
+        assert isinstance(draft, NgramDraft) or sum(generation.accepted for generation in actual) > 9
 
 
 @pytest.mark.parametrize("period", [2, 5, 99])
@@ -108,44 +111,44 @@ def test_every_step_and_token_is_counted(period: int) -> None:
     config = GenerationConfig(max_new_tokens=24, sampling=Sampling(temperature=1.0))
     (plain,) = generate(model, [[0, 5]], config)
     model.register_forward_pre_hook(lambda module, args: read.append(args[0].shape[1]))
-    (found,) = generate(model, [[0, 5]], config, draft=Scripted([plain.ids], period))
-    assert found.ids == plain.ids
-    assert len(read) + found.accepted == 24
-    assert sum(read[1:]) == len(read[1:]) + found.drafted
-    assert 0 < found.accepted <= found.drafted
+    (generation,) = generate(model, [[0, 5]], config, draft=Scripted([plain.ids], period))
+    assert generation.ids == plain.ids
+    assert len(read) + generation.accepted == 24
+    assert sum(read[1:]) == len(read[1:]) + generation.drafted
+    assert 0 < generation.accepted <= generation.drafted
     if period == 99:
         assert read == [2, 6, 6, 6, 5]
-        assert found.accepted == found.drafted == 19
+        assert generation.accepted == generation.drafted == 19
     last = list(stream(model, [[0, 5]], config, draft=Scripted([plain.ids], period)))[-1]
-    assert (last.drafted, last.accepted) == (found.drafted, found.accepted)
+    assert (last.drafted, last.accepted) == (generation.drafted, generation.accepted)
     assert (plain.drafted, plain.accepted) == (0, 0)
 
 
 def test_rows_take_their_own_number_of_tokens() -> None:
-    """Three rows whose drafts are right, wrong and unknown: as many steps as the slowest needs."""
+    """Three rows whose drafts are right, wrong and unknown take as many steps as the slowest needs."""
     model, read = small(MIXED), []
     config = GenerationConfig(max_new_tokens=12)
     plain = generate(model, PROMPTS, config)
     truth = [plain[0].ids, [(i + 1) % 330 for i in plain[1].ids], []]
     model.register_forward_pre_hook(lambda module, args: read.append(args[0].numel()))
-    found = generate(model, PROMPTS, config, draft=Scripted(truth, 99))
-    assert essence(found) == essence(plain)
-    assert [one.accepted for one in found] == [9, 0, 0]
+    actual = generate(model, PROMPTS, config, draft=Scripted(truth, 99))
+    assert essence(actual) == essence(plain)
+    assert [generation.accepted for generation in actual] == [9, 0, 0]
     assert len(read) == 12
 
 
 def test_a_model_of_its_own_is_always_right() -> None:
-    """The same probabilities and the same noise choose the same tokens."""
+    """The draft model is the model itself: equal probabilities and equal noise choose equal tokens."""
     config = GenerationConfig(
         max_new_tokens=ROOM, sampling=Sampling(temperature=1.2, repetition_penalty=1.2, top_k=50), seed=5
     )
-    found = generate(MODEL, PROMPTS, config, draft=ModelDraft(model=MODEL, tokens=3))
-    assert essence(found) == essence(generate(MODEL, PROMPTS, config))
-    assert all(one.drafted == one.accepted > ROOM // 2 for one in found)
+    actual = generate(MODEL, PROMPTS, config, draft=ModelDraft(model=MODEL, tokens=3))
+    assert essence(actual) == essence(generate(MODEL, PROMPTS, config))
+    assert all(generation.drafted == generation.accepted > ROOM // 2 for generation in actual)
 
 
 def test_what_a_text_repeats_is_guessed_from_it() -> None:
-    """Without attention each token decides the next one, so that among 8 of them the text is soon periodic."""
+    """Without attention each token decides the next one, so that a text over 8 tokens is soon periodic."""
     model = small()
     with torch.no_grad():
         for block in model.model.blocks:
@@ -153,9 +156,9 @@ def test_what_a_text_repeats_is_guessed_from_it() -> None:
     config = GenerationConfig(max_new_tokens=40, forbidden=range(8, 330))
     (plain,) = generate(model, [[0]], config)
     assert plain.ids[-8:] in [plain.ids[i : i + 8] for i in range(24)]
-    (found,) = generate(model, [[0]], config, draft=NgramDraft())
-    assert found.ids == plain.ids
-    assert found.accepted > 20
+    (generation,) = generate(model, [[0]], config, draft=NgramDraft())
+    assert generation.ids == plain.ids
+    assert generation.accepted > 20
 
 
 @given(
@@ -165,7 +168,7 @@ def test_what_a_text_repeats_is_guessed_from_it() -> None:
     st.integers(0, 9),
 )
 def test_the_longest_suffix_at_its_last_occurrence(ids: list[int], least: int, more: int, count: int) -> None:
-    """By looking at every place of the row, from the last on, and by copying token by token."""
+    """The oracle looks at every position of the row, from the last one back, and copies token by token."""
 
     def naive() -> list[int]:
         for n in range(least + more, least - 1, -1):
@@ -184,7 +187,8 @@ def test_the_longest_suffix_at_its_last_occurrence(ids: list[int], least: int, m
     st.integers(1, 3), st.sampled_from([1, 4, 8]), st.lists(st.integers(0, 8), max_size=300), st.booleans()
 )
 def test_wrong_drafts_are_few(rows: int, tokens: int, right: list[int], never: bool) -> None:
-    """drafted <= MOST_CREDIT + PAID_BY_ACCEPTED accepted + EARNED steps, after every step and as means over rows."""
+    """drafted <= MOST_CREDIT + PAID_BY_ACCEPTED accepted + EARNED steps holds after every step; counts are means over
+    rows."""
     requests = [Request(i, [0], GenerationConfig(), 10**6) for i in range(rows)]
     texts = [SampledText(request, None) for request in requests]
     truth = [[1] * 10**4] * rows
@@ -209,27 +213,30 @@ def test_wrong_drafts_are_few(rows: int, tokens: int, right: list[int], never: b
 
 
 def test_guesses_on_both_sides_of_the_end_of_a_page_are_taken_back() -> None:
-    """Of windows that have released the page before it, in the model and in one that guesses."""
+    """The windows of the model and of the draft model have released the page before the one that is taken back to."""
     model = small(Window.last(4), context=256)
     prompts = [[1, *range(20, 20 + count)] for count in (50, 55, 60)]
     config = GenerationConfig(max_new_tokens=40)
     plain = generate(model, prompts, config)
     guesser = copy.deepcopy(model)
     with torch.no_grad():
-        guesser.model.embed_tokens.weight[::7] *= -1  # right in part
-    for draft in (Scripted([one.ids for one in plain], 3, 8), ModelDraft(model=guesser, tokens=7)):
+        guesser.model.embed_tokens.weight[::7] *= -1  # so that its drafts are right in part
+    for draft in (
+        Scripted([generation.ids for generation in plain], 3, 8),
+        ModelDraft(model=guesser, tokens=7),
+    ):
         assert essence(generate(model, prompts, config, draft=draft)) == essence(plain)
 
 
 def test_the_context_is_not_exceeded() -> None:
-    """Learned positions end with the context: not a token is read beyond it, by either model."""
+    """Learned positions end with the context: neither model may read a token beyond it."""
     model = build(replace(MODEL.spec, positions=Learned(40), trained_context=40), seed=1).eval()
     config = GenerationConfig(max_new_tokens=20)
     (plain,) = generate(model, [[0] * 20], config)
     for draft in (Scripted([plain.ids], 99, 8), ModelDraft(model=model, tokens=7)):
-        (found,) = generate(model, [[0] * 20], config, draft=draft)
-        assert found.ids == plain.ids
-        assert found.accepted > 10
+        (generation,) = generate(model, [[0] * 20], config, draft=draft)
+        assert generation.ids == plain.ids
+        assert generation.accepted > 10
     longer = build(replace(MODEL.spec, positions=Learned(50), trained_context=50), seed=1).eval()
     with pytest.raises(
         ConfigError, match=r"the draft model can take 40 tokens, and prompt 0 with its .* up to 45"

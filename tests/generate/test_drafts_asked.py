@@ -1,4 +1,4 @@
-"""Drafts that are asked for: of a language model, by name, and those that no text can take."""
+"""How drafts are requested: from a language model, by name; and models and settings that can take none."""
 
 from dataclasses import replace
 from typing import Any
@@ -81,16 +81,16 @@ def test_a_language_model_takes_drafts() -> None:
     plain = lm.generate("the cat", max_new_tokens=20, temperature=1.0)
     for draft in ("ngram", LanguageModel(OTHER, TOKENIZER), LanguageModel(OTHER), NgramDraft(least=1)):
         assert lm.generate("the cat", max_new_tokens=20, temperature=1.0, draft=draft).ids == plain.ids
-    own = lm.generate(
+    generation = lm.generate(
         "the cat", max_new_tokens=20, temperature=1.0, draft=LanguageModel(MODEL), draft_tokens=2
     )
-    assert own.ids == plain.ids
-    assert own.drafted == own.accepted > 8
+    assert generation.ids == plain.ids
+    assert generation.drafted == generation.accepted > 8
     text = "".join(
         delta.text for delta in lm.stream("the cat", max_new_tokens=20, temperature=1.0, draft="ngram")
     )
     assert text == plain.text
-    for asked, match in (
+    for options, match in (
         (
             {"draft": "engram"},
             r"draft is \"ngram\", a LanguageModel or a Draft, got 'engram' \(did you mean \"ngram\"",
@@ -103,4 +103,4 @@ def test_a_language_model_takes_drafts() -> None:
         ({"draft": LanguageModel(OTHER, sentencepiece())}, "another tokenizer than the model"),
     ):
         with pytest.raises(ConfigError, match=match):
-            lm.generate("the cat", **asked)  # type: ignore[call-overload]
+            lm.generate("the cat", **options)  # type: ignore[call-overload]

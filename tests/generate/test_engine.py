@@ -1,4 +1,4 @@
-"""The engine: requests come and go, wait and are sent back, and each is what it is alone."""
+"""The engine: requests arrive, wait and are preempted, and each result equals the request's result alone."""
 
 import threading
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ DRAFT = NgramDraft(tokens=3, least=1)
     ],
 )
 def test_requests_with_little_room_are_what_each_is_alone(name: str, draft: NgramDraft | None) -> None:
-    """With room for some of them: prompts in pieces, prefixes found, the youngest sent back, some cancelled."""
+    """There is room for some of them: prompts in pieces, stored prefixes, preemption of the youngest, cancellations."""
     model, draw = MODELS[name], Random(2)
     common = [draw.randrange(330) for _ in range(200)]
     reader = Reader(model, slack=3 if draft else 0, budget=1)
@@ -40,7 +40,7 @@ def test_requests_with_little_room_are_what_each_is_alone(name: str, draft: Ngra
     pool.budget = ((4 if name == "windows" else 5) if draft else 8) * sum(
         kind.nbytes for kind in pool.classes
     )
-    # a step of more than MOST_ROWS tokens is one of modules, which have sums of their own to clear
+    # a step of more than MOST_ROWS tokens runs through the modules, which have sums of their own to clear
     engine = Engine(reader, step_tokens=100 if name == "linear" else 50, draft=draft)
     waiting = [
         drawn(
@@ -99,7 +99,7 @@ def test_all_pages_are_free_when_all_have_ended() -> None:
 
 
 def test_a_text_that_ends_and_a_beam_that_forks_copy_a_partial_page_at_most() -> None:
-    """The pages that are copied: one for each fork at most, of each class; none where texts are alone."""
+    """Each fork copies at most one page of each class; texts without forks copy none."""
     reader = Reader(MODELS["full"])
     engine = Engine(reader)
     for number in range(6):
@@ -134,7 +134,7 @@ def test_a_step_beside_texts_that_are_written_reads_fewer() -> None:
             engine.step()
     drain(engine)
     assert counts[0] == 10, "nothing is written yet: 8 and 2 of 6"
-    # the last token of a prompt is read like one that is written: 4, then 12, then 4 in pieces of 3
+    # the last token of a prompt is read like a generated one: 4, then 12, then 4 in pieces of 3
     assert counts[1:8] == [1 + 3, 2 + 3, 2 + 3, 2 + 3, 2 + 3, 3 + 3, 4]
 
 
@@ -219,16 +219,15 @@ def test_texts_of_a_run_that_is_left_are_cancelled() -> None:
 
 
 def test_threads_share_the_steps_of_an_engine() -> None:
-    """Each runs texts of its own, and one of them cancels; every text is what it is alone."""
+    """Each thread runs its own texts, and one thread cancels a text; every other text equals its text alone."""
     model, most, errors = MODELS["mixed"], 0, []
     engine = Engine(Reader(model))
     texts = [
         [text_of(8 * thread + n, [thread, n], GenerationConfig(max_new_tokens=3 + n)) for n in range(5)]
         for thread in range(4)
     ]
-    texts[0][4] = text_of(
-        4, [0, 4], GenerationConfig(max_new_tokens=200)
-    )  # others may run steps until it is cancelled
+    # so long that it has not ended when it is cancelled, though other threads may run steps until then
+    texts[0][4] = text_of(4, [0, 4], GenerationConfig(max_new_tokens=200))
     begin, read = threading.Barrier(4), engine.reader.read
 
     def counting(chunks: Sequence[object], *rest: object) -> torch.Tensor:
@@ -236,19 +235,19 @@ def test_threads_share_the_steps_of_an_engine() -> None:
         most = max(most, len(chunks))
         return read(chunks, *rest)  # type: ignore[arg-type]
 
-    def work(own: list[SampledText | BeamSearch]) -> None:
+    def work(thread_texts: list[SampledText | BeamSearch]) -> None:
         try:
             begin.wait()
-            for step, _ in enumerate(engine.run(own)):
+            for step, _ in enumerate(engine.run(thread_texts)):
                 if errors:
                     return
-                if own is texts[0] and step == 1:
-                    engine.cancel(own[4])
-        except BaseException as error:  # told by the test
+                if thread_texts is texts[0] and step == 1:
+                    engine.cancel(thread_texts[4])
+        except BaseException as error:  # reported by the test
             errors.append(error)
 
     engine.reader.read = counting  # type: ignore[method-assign, assignment]
-    threads = [threading.Thread(target=work, args=(own,), daemon=True) for own in texts]
+    threads = [threading.Thread(target=work, args=(thread_texts,), daemon=True) for thread_texts in texts]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -256,7 +255,7 @@ def test_threads_share_the_steps_of_an_engine() -> None:
     assert not errors
     assert not any(thread.is_alive() for thread in threads)
     assert most > 5, "texts of several threads in one step"
-    left = [text for own in texts for text in own if text is not texts[0][4]]
+    left = [text for thread_texts in texts for text in thread_texts if text is not texts[0][4]]
     assert [ids_of(text) for text in left] == [alone(model, text) for text in left]
     assert len(ids_of(texts[0][4])) < 200
     assert (used(engine), engine.is_idle) == (0, True)

@@ -1,4 +1,4 @@
-"""The engine where something fails: that text alone ends, and the pool stays whole."""
+"""The engine on failures: only the failing text ends, and the page pool stays consistent."""
 
 from collections import deque
 from dataclasses import replace
@@ -60,8 +60,8 @@ def test_what_a_step_raises_ends_its_requests_and_leaves_the_pool_whole(kind: ty
     reader.read = failing  # type: ignore[method-assign]
     with pytest.raises(kind, match="memory"):
         deque(engine.run(texts[:2]), maxlen=0)
-    told = "memory" if kind is RuntimeError else "the step was interrupted (KeyboardInterrupt); ask again"
-    assert [str(text.error) for text in texts] == [told] * 2 + ["None"] * 2
+    expected = "memory" if kind is RuntimeError else "the step was interrupted (KeyboardInterrupt); ask again"
+    assert [str(text.error) for text in texts] == [expected] * 2 + ["None"] * 2
     drain(engine)
     assert [ids_of(text) for text in texts[2:]] == [alone(model, text) for text in texts[2:]]
     assert used(engine) == 0

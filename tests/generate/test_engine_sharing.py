@@ -1,4 +1,4 @@
-"""What requests of an engine share: beginnings that are stored, and pages that neighbours have in common."""
+"""What requests of an engine share: stored prefixes, and pages that neighbours in the batch have in common."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ from tests.models.test_encoder import seq2seq
 @pytest.mark.parametrize("room", [{"budget": 2**24}, {"keep": 2**24}, {}], ids=str)
 @pytest.mark.parametrize("name", ["full", "windows", "linear", "hybrid"])
 def test_what_an_earlier_request_has_stored_is_found(name: str, room: dict[str, int]) -> None:
-    """All full pages of a prompt that is read again, of windows and sums too, and the same text: by those that ask for
-    it, where something is kept."""
+    """All full pages of a prompt are found again, for windows and linear attention, too, and the text is the same: for
+    requests with prefix_cache, if the reader keeps pages."""
     reader, counts = Reader(MODELS[name], **room), [0]
     engine, read, prompt = Engine(reader, step_tokens=64), reader.read, [7, 8] * 100
     texts = [text_of(0, prompt, GenerationConfig(max_new_tokens=3, prefix_cache=n > 1)) for n in range(3)]
@@ -41,7 +41,7 @@ def test_what_an_earlier_request_has_stored_is_found(name: str, room: dict[str, 
 
 
 def test_positions_of_a_length_share_nothing() -> None:
-    """What they stored depends on how a text came to its length."""
+    """What such a model stores depends on how the text reached its length."""
     rotary = Rotary(pairing="halves", scaling=DynamicNTK(2.0, trained_context=64))
     model = build(ModelSpec.of_depth(2, 330, positions=rotary), seed=0).eval()
     with pytest.raises(
@@ -77,14 +77,14 @@ def test_targets_of_other_sources_share_nothing() -> None:
 
 
 def test_texts_that_begin_alike_stand_side_by_side() -> None:
-    """Whenever they came: the kernels read the pages that neighbours have in common once."""
+    """Whenever they arrived: the kernels read pages that neighbours have in common only once."""
     reader, steps = Reader(MODELS["full"]), list[list[int]]()
     engine, read = Engine(reader), reader.read
 
-    def watched(chunks: Sequence[tuple[PageTable, Sequence[int]]], *more: Any) -> torch.Tensor:
+    def watched(chunks: Sequence[tuple[PageTable, Sequence[int]]], *arguments: Any) -> torch.Tensor:
         if all(len(ids) == 1 for _, ids in chunks):
             steps.append([table.ids[0] for table, _ in chunks])
-        return read(chunks, *more)
+        return read(chunks, *arguments)
 
     reader.read = watched  # type: ignore[assignment]
     for number in range(6):

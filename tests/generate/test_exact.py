@@ -1,4 +1,4 @@
-"""Exact logits: a function of the text alone, to the bit, however it is read."""
+"""Exact logits: a bitwise function of the text alone, however it is read."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -31,9 +31,9 @@ def of_family(name: str, **more: Any) -> Decoder:
     return build(spec, seed=3).eval()  # type: ignore[return-value]
 
 
-def in_int4(made: Decoder) -> Decoder:
-    quantize_model(made, "int4")
-    return made
+def in_int4(model: Decoder) -> Decoder:
+    quantize_model(model, "int4")
+    return model
 
 
 KINDS: dict[str, Callable[[], Decoder | EncoderDecoder]] = {
@@ -58,21 +58,21 @@ SLOW = ("float32", "dilated", "alibi")
     "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in SLOW else ()) for kind in KINDS]
 )
 def test_logits_belong_to_the_text(kind: str) -> None:
-    """Alone, in any company, in pieces, behind what others stored, sent back to wait, and drafted."""
-    made, draw, bits = KINDS[kind](), Random(5), Bits()
+    """Alone, in any batch, in pieces, after stored prefixes, after preemption, and with drafts."""
+    model, draw, bits = KINDS[kind](), Random(5), Bits()
     longest = 2300 if kind in ("full", "float32") else 200  # more than 2048 keys are attended to in parts
-    common = [draw.randrange(made.spec.vocab) for _ in range(longest)]
-    requests = [request(made, draw, number, common) for number in range(14)]
-    how: dict[str, Any] = {"exact": True, "kv_dtype": torch.int8 if kind == "int8 cache" else None}
+    common = [draw.randrange(model.spec.vocab) for _ in range(longest)]
+    requests = [request(model, draw, number, common) for number in range(14)]
+    options: dict[str, Any] = {"exact": True, "kv_dtype": torch.int8 if kind == "int8 cache" else None}
     for each in requests:
-        run(Engine(bits.watch(Reader(made, **how))), [each], draw)
-    run(Engine(bits.watch(Reader(made, **how))), requests, draw)
-    narrow = Reader(made, budget=1, **how)
+        run(Engine(bits.watch(Reader(model, **options))), [each], draw)
+    run(Engine(bits.watch(Reader(model, **options))), requests, draw)
+    narrow = Reader(model, budget=1, **options)
     narrow.cache.pool.budget = (8 + longest // 64) * sum(kind.nbytes for kind in narrow.cache.pool.classes)
     run(Engine(bits.watch(narrow), step_tokens=90, beside=24), requests, draw)
-    if isinstance(made, Decoder) and kind != "linear":
+    if isinstance(model, Decoder) and kind != "linear":
         drafted = Engine(
-            bits.watch(Reader(made, slack=3, **how)), step_tokens=20, draft=NgramDraft(tokens=3, least=1)
+            bits.watch(Reader(model, slack=3, **options)), step_tokens=20, draft=NgramDraft(tokens=3, least=1)
         )
         run(drafted, [each for each in requests if each.config.beams is None], draw)
     assert bits.agreed >= 2 * len(bits.of_text) > 100
@@ -80,11 +80,11 @@ def test_logits_belong_to_the_text(kind: str) -> None:
 
 
 def test_without_it_they_depend_on_how_the_text_is_read() -> None:
-    made, draw, bits = KINDS["full"](), Random(5), Bits()
+    model, draw, bits = KINDS["full"](), Random(5), Bits()
     common = [draw.randrange(330) for _ in range(200)]
-    requests = [request(made, draw, number, common) for number in range(6)]
+    requests = [request(model, draw, number, common) for number in range(6)]
     for step_tokens in (None, 50):
-        run(Engine(bits.watch(Reader(made)), step_tokens=step_tokens), requests, draw)
+        run(Engine(bits.watch(Reader(model)), step_tokens=step_tokens), requests, draw)
     assert bits.differed
 
 
@@ -98,12 +98,12 @@ def run(engine: Engine, requests: Sequence[Request], draw: Random) -> None:
 
 
 def test_a_call_may_ask_for_it() -> None:
-    made = KINDS["full"]()
+    model = KINDS["full"]()
     prompts = [[*range(100)], [5, 6]]
     config = GenerationConfig(max_new_tokens=5, log_probs=True, exact=True)
-    together, in_pieces = generate(made, prompts, config), replace(config, prefill_chunk=9)
+    together, in_pieces = generate(model, prompts, config), replace(config, prefill_chunk=9)
     for prompt, beside in zip(prompts, together, strict=True):
-        (alone,) = generate(made, [prompt], in_pieces)
+        (alone,) = generate(model, [prompt], in_pieces)
         assert (alone.ids, alone.log_probs) == (beside.ids, beside.log_probs)
     with pytest.raises(ConfigError, match=r"exact: .*weights of one type"):
         generate(small(Causal()).double(), prompts[1:], config)

@@ -1,4 +1,4 @@
-"""Generating from an int8 cache: the same road from Python and from the shell, and what is refused."""
+"""Generating from an int8 cache: the same text from Python and from the shell, and what is refused."""
 
 import io
 import json
@@ -26,7 +26,7 @@ UNKNOWN = "kv_cache_dtype: there is no 'int4' (did you mean \"int8\"?); there ar
 
 
 def by_hand(prompt: list[int], count: int) -> list[int]:
-    """Greedy, token by token, from a cache made by hand."""
+    """Returns the greedy continuation, token by token, from a cache that is made by hand."""
     cache, ids = MODEL.make_cache(1, dtype=torch.int8), list(prompt)
     with torch.no_grad():
         new = ids
@@ -38,8 +38,8 @@ def by_hand(prompt: list[int], count: int) -> list[int]:
 
 
 def test_greedy_is_the_argmax_over_what_is_stored() -> None:
-    found = generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=12, kv_cache_dtype="int8"))
-    assert [g.ids for g in found] == [by_hand(prompt, 12) for prompt in PROMPTS]
+    generations = generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=12, kv_cache_dtype="int8"))
+    assert [g.ids for g in generations] == [by_hand(prompt, 12) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
@@ -47,8 +47,8 @@ def test_chunks_and_company_change_no_text(sampling: Sampling) -> None:
     settings = {"max_new_tokens": 14, "sampling": sampling, "kv_cache_dtype": "int8"}
     together = [g.ids for g in generate(MODEL, PROMPTS, GenerationConfig(**settings))]
     for chunk in (1, 4):
-        found = generate(MODEL, PROMPTS, GenerationConfig(**settings, prefill_chunk=chunk))
-        assert [g.ids for g in found] == together
+        generations = generate(MODEL, PROMPTS, GenerationConfig(**settings, prefill_chunk=chunk))
+        assert [g.ids for g in generations] == together
     assert [g.ids for g in generate(MODEL, PROMPTS, GenerationConfig(**settings), batch_size=1)] == together
 
 
@@ -83,19 +83,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_generate_and_chat_take_it(folder: str, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:  # type: ignore[no-untyped-def]
     lm, ids = headway.load(folder), {}
     for name in ("auto", "int8"):
-        ask = ["generate", folder, "the cat", "-n", "40", "-t", "0", "--json", "--kv-cache-dtype", name]
-        assert run(ask) == 0
+        command = ["generate", folder, "the cat", "-n", "40", "-t", "0", "--json", "--kv-cache-dtype", name]
+        assert run(command) == 0
         ids[name] = json.loads(capsys.readouterr().out)["ids"]
         assert ids[name] == lm.generate("the cat", max_new_tokens=40, kv_cache_dtype=name).ids
     assert ids["auto"] != ids["int8"], "the option has an effect that can be seen"
-    asked = []
-    told = LanguageModel.stream_chat
+    calls = []
+    stream_chat = LanguageModel.stream_chat
     monkeypatch.setattr(
-        LanguageModel, "stream_chat", lambda self, m, **o: asked.append(o) or told(self, m, **o)
+        LanguageModel, "stream_chat", lambda self, m, **o: calls.append(o) or stream_chat(self, m, **o)
     )
     monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
     assert run(["chat", folder, "-n", "3", "--kv-cache-dtype", "int8"]) == 0
-    assert asked[0]["kv_cache_dtype"] == "int8"
+    assert calls[0]["kv_cache_dtype"] == "int8"
 
 
 @pytest.mark.parametrize("command", [["generate", "MODEL", "a"], ["plan", "mistral-7b"]])

@@ -1,7 +1,6 @@
-"""Log probabilities of generated tokens: those of `score`, whatever the settings made of the model's distribution.
+"""Log probabilities of generated tokens: those of `score`, whatever the settings change in the distribution.
 
-Tolerance: as in test_score.
-"""
+Tolerance: as in test_score."""
 
 import json
 
@@ -54,19 +53,19 @@ drafts = st.sampled_from([None, NgramDraft(least=1), ModelDraft(model=build(MODE
 
 @given(configs, drafts)
 def test_they_are_those_of_score(config: GenerationConfig, draft: object) -> None:
-    """Temperature, filters, penalties, forced and forbidden tokens, drafts and company change what is taken, not its
-    probability; the likeliest tokens are the largest of one forward pass."""
-    found = generate(MODEL, PROMPTS, config, draft=draft)  # type: ignore[arg-type]
-    for prompt, one in zip(PROMPTS, found, strict=True):
-        assert len(one.log_probs) == len(one.ids)
-        if not one.ids:
+    """Temperature, filters, penalties, forced and forbidden tokens, drafts and batches change which token is chosen,
+    not its probability; the likeliest tokens are the largest of one forward pass."""
+    generations = generate(MODEL, PROMPTS, config, draft=draft)  # type: ignore[arg-type]
+    for prompt, generation in zip(PROMPTS, generations, strict=True):
+        assert len(generation.log_probs) == len(generation.ids)
+        if not generation.ids:
             continue
-        (scored,) = score(MODEL, [(prompt, one.ids)])
-        assert one.log_probs == pytest.approx(scored.log_probs, abs=CLOSE)
+        (scored,) = score(MODEL, [(prompt, generation.ids)])
+        assert generation.log_probs == pytest.approx(scored.log_probs, abs=CLOSE)
         with torch.no_grad():
-            logits = MODEL(torch.tensor([[*prompt, *one.ids]]))[0, len(prompt) - 1 : -1]
-        assert len(one.top_log_probs) == (len(one.ids) if config.top_log_probs else 0)
-        for place, row in zip(one.top_log_probs, logits.log_softmax(-1), strict=False):
+            logits = MODEL(torch.tensor([[*prompt, *generation.ids]]))[0, len(prompt) - 1 : -1]
+        assert len(generation.top_log_probs) == (len(generation.ids) if config.top_log_probs else 0)
+        for place, row in zip(generation.top_log_probs, logits.log_softmax(-1), strict=False):
             largest = row.topk(min(config.top_log_probs, 330)).values
             assert [value for _, value in place] == pytest.approx(largest.tolist(), abs=CLOSE)
             assert [value for _, value in place] == pytest.approx(
@@ -102,10 +101,10 @@ def test_one_stop_string_is_a_list_of_one() -> None:
     lm = LanguageModel(MODEL, TOKENIZER)
     free = lm.generate("the cat", max_new_tokens=20, temperature=1.0).text
     for stop in (free[3], free[2:5]):
-        found = lm.generate("the cat", max_new_tokens=20, temperature=1.0, stop=stop)
+        generation = lm.generate("the cat", max_new_tokens=20, temperature=1.0, stop=stop)
         listed = lm.generate("the cat", max_new_tokens=20, temperature=1.0, stop=[stop])
-        assert (found.text, found.ids) == (listed.text, listed.ids)
-        assert (found.text, found.finish_reason) == (free[: free.index(stop)], "stop")
+        assert (generation.text, generation.ids) == (listed.text, listed.ids)
+        assert (generation.text, generation.finish_reason) == (free[: free.index(stop)], "stop")
     with pytest.raises(ConfigError, match="stop strings must be non-empty strings, got ''"):
         lm.generate("the cat", stop="")
 
@@ -113,22 +112,22 @@ def test_one_stop_string_is_a_list_of_one() -> None:
 def test_the_command_tells_them(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
     lm, path = LanguageModel(MODEL, TOKENIZER), f"{tmp_path}/model"
     lm.save(path)
-    asked = ["generate", path, "the cat", "-n", "4", "-t", "0"]
-    assert run([*asked, "--log-probs", "--top-log-probs", "2", "--json"]) == 0
+    command = ["generate", path, "the cat", "-n", "4", "-t", "0"]
+    assert run([*command, "--log-probs", "--top-log-probs", "2", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    found = lm.generate("the cat", max_new_tokens=4, log_probs=True, top_log_probs=2)
-    assert report["log_probs"] == pytest.approx(found.log_probs, abs=CLOSE)
-    assert [[one["id"] for one in place] for place in report["top_log_probs"]] == [
-        [i for i, _ in place] for place in found.top_log_probs
+    generation = lm.generate("the cat", max_new_tokens=4, log_probs=True, top_log_probs=2)
+    assert report["log_probs"] == pytest.approx(generation.log_probs, abs=CLOSE)
+    assert [[entry["id"] for entry in place] for place in report["top_log_probs"]] == [
+        [i for i, _ in place] for place in generation.top_log_probs
     ]
     assert report["top_log_probs"][0][0] == {
-        "id": found.ids[0],
-        "text": TOKENIZER.decode(found.ids[:1], special=True),
+        "id": generation.ids[0],
+        "text": TOKENIZER.decode(generation.ids[:1], special=True),
         "log_prob": report["log_probs"][0],
     }
-    assert run([*asked, "--json"]) == 0
+    assert run([*command, "--json"]) == 0
     assert not {"log_probs", "top_log_probs"} & set(json.loads(capsys.readouterr().out))
-    assert run([*asked, "--log-probs"]) == 1
+    assert run([*command, "--log-probs"]) == 1
     assert "--log-probs: they are in the report; add --json" in capsys.readouterr().err
-    assert run([*asked, "--top-log-probs", "2", "--json"]) == 1
+    assert run([*command, "--top-log-probs", "2", "--json"]) == 1
     assert "is about log_probs, which were not asked for" in capsys.readouterr().err

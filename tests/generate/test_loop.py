@@ -1,4 +1,4 @@
-"""The loop: a row of a batch is the row alone, cached is uncached, streamed is collected."""
+"""The generation loop: a batch equals its rows alone, cached equals uncached, streamed equals collected."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,11 +19,11 @@ EOS = [3, *range(40, 110)]
 
 
 def test_greedy_is_the_argmax_of_full_forward_passes() -> None:
-    for found, prompt in zip(
+    for generation, prompt in zip(
         generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=12)), PROMPTS, strict=True
     ):
-        assert found.ids == greedy_by_hand(MODEL, prompt, 12)
-        assert (found.finish_reason, found.prompt_tokens) == ("length", len(prompt))
+        assert generation.ids == greedy_by_hand(MODEL, prompt, 12)
+        assert (generation.finish_reason, generation.prompt_tokens) == ("length", len(prompt))
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
@@ -40,7 +40,8 @@ def test_cached_is_uncached(sampling: Sampling) -> None:
 def test_a_row_of_a_batch_is_the_row_alone(sampling: Sampling) -> None:
     settings = GenerationConfig(max_new_tokens=14, sampling=sampling, seed=11, eos=[3, 40, 41, 42, 43, 44])
     together = generate(MODEL, PROMPTS, settings)
-    assert len({g.finish_reason for g in together} | {len(g.ids) for g in together}) > 1  # rows end apart
+    # rows end at different steps
+    assert len({g.finish_reason for g in together} | {len(g.ids) for g in together}) > 1
     for size in (1, 2, 3):
         assert [g.ids for g in generate(MODEL, PROMPTS, settings, batch_size=size)] == [
             g.ids for g in together
@@ -50,7 +51,7 @@ def test_a_row_of_a_batch_is_the_row_alone(sampling: Sampling) -> None:
 
 
 def test_settings_belong_to_a_request() -> None:
-    """A batch of requests with settings of their own, searches among them, is each request alone."""
+    """A batch whose requests have different settings, beam searches among them, equals each request alone."""
     configs = [
         GenerationConfig(max_new_tokens=9, sampling=HOT, seed=3),
         GenerationConfig(max_new_tokens=12, beams=Beams(3, n_best=2), eos=EOS),
@@ -58,10 +59,14 @@ def test_settings_belong_to_a_request() -> None:
         GenerationConfig(max_new_tokens=7, no_repeat_ngram=1, eos=EOS, stop=["e"]),
     ]
     together = generate(MODEL, PROMPTS, configs, tokenizer=TOKENIZER)
-    for i, (config, found) in enumerate(zip(configs, together, strict=True)):
+    for i, (config, generation) in enumerate(zip(configs, together, strict=True)):
         (alone,) = generate(MODEL, [PROMPTS[i]], config, tokenizer=TOKENIZER, requests=[i])
-        assert (found.ids, found.text, found.finish_reason) == (alone.ids, alone.text, alone.finish_reason)
-        assert [h.ids for h in found.hypotheses] == [h.ids for h in alone.hypotheses]
+        assert (generation.ids, generation.text, generation.finish_reason) == (
+            alone.ids,
+            alone.text,
+            alone.finish_reason,
+        )
+        assert [h.ids for h in generation.hypotheses] == [h.ids for h in alone.hypotheses]
     assert len(together[1].hypotheses) == 2
     with pytest.raises(
         ConfigError, match="config: 3 of them for 4 prompts; give one for all, or one for each"
@@ -121,14 +126,14 @@ def test_no_and_one_new_token() -> None:
     assert [(g.ids, g.text, g.finish_reason, g.seconds_to_first_token) for g in none] == [
         ([], "", "length", None)
     ] * 4
-    one = generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=1))
-    assert [g.ids for g in one] == [greedy_by_hand(MODEL, p, 1) for p in PROMPTS]
-    assert one[0].tokens_per_second is None
+    single = generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=1))
+    assert [g.ids for g in single] == [greedy_by_hand(MODEL, p, 1) for p in PROMPTS]
+    assert single[0].tokens_per_second is None
 
 
 def test_as_many_as_fit() -> None:
-    found = generate(MODEL, [[0] * 60, [0] * 64], GenerationConfig())
-    assert [len(g.ids) for g in found] == [4, 0]
+    generations = generate(MODEL, [[0] * 60, [0] * 64], GenerationConfig())
+    assert [len(g.ids) for g in generations] == [4, 0]
     assert len(generate(MODEL, [[0]], GenerationConfig(beyond_context=True))[0].ids) == 128
 
 
@@ -140,28 +145,28 @@ def test_beyond_the_context() -> None:
         generate(MODEL, [[0], [0] * 60], GenerationConfig(max_new_tokens=10))
     with pytest.raises(ConfigError, match=r"prompt 0 has 65 tokens.*trained on 64; ask for a shorter prompt"):
         generate(MODEL, [[0] * 65], GenerationConfig(max_new_tokens=0))
-    found = generate(MODEL, [[0, 3] * 30], GenerationConfig(max_new_tokens=10, beyond_context=True))[0]
-    assert found.ids == greedy_by_hand(MODEL, [0, 3] * 30, 10)
+    generation = generate(MODEL, [[0, 3] * 30], GenerationConfig(max_new_tokens=10, beyond_context=True))[0]
+    assert generation.ids == greedy_by_hand(MODEL, [0, 3] * 30, 10)
 
 
 def test_forbidden_tokens_never_come() -> None:
     free = generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=8))
     forbidden = sorted({i for g in free for i in g.ids})
-    found = generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=8, forbidden=forbidden))
-    assert not {i for g in found for i in g.ids} & set(forbidden)
+    generations = generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=8, forbidden=forbidden))
+    assert not {i for g in generations for i in g.ids} & set(forbidden)
     with pytest.raises(ConfigError, match="no token is left to choose"):
         generate(MODEL, PROMPTS, GenerationConfig(forbidden=range(330)))
 
 
 def test_repetition_penalty_sees_prompt_and_text(tokenizer: Tokenizer) -> None:
-    """A huge penalty: no token of the prompt or the text so far comes again."""
+    """With a huge penalty no token of the prompt or of the text so far comes again."""
     settings = GenerationConfig(max_new_tokens=30, sampling=Sampling(repetition_penalty=1e6))
     for g, prompt in zip(generate(MODEL, PROMPTS, settings), PROMPTS, strict=True):
         assert len({*g.ids, *prompt}) == len(g.ids) + len(set(prompt))
 
 
 def test_a_model_in_training_is_sampled_in_evaluation_mode() -> None:
-    """Afterwards all parts are in the mode that they were in."""
+    """Afterwards every module is in the mode that it was in."""
     model = small().train()
     model.model.blocks[0].eval()
     before = [part.training for part in model.modules()]
@@ -190,8 +195,8 @@ def test_seconds_are_in_order() -> None:
 
 @pytest.mark.parametrize("use_cache", [False, True])
 def test_a_trace_of_the_lengths_that_are_read(use_cache: bool) -> None:
-    """Mission 38, 35: from BOS alone, the whole text is read at every step, 1, 2, 3, ... tokens; or, with a cache, the
-    newest token only."""
+    """Mission 38, 35: from BOS alone, each step reads the whole text, 1, 2, 3, ... tokens; or, with a cache, only the
+    newest token."""
     model, read = small(), []
     model.register_forward_pre_hook(lambda module, args: read.append(tuple(args[0].shape)))
     generate(model, [[0]], GenerationConfig(max_new_tokens=5, use_cache=use_cache))
@@ -204,10 +209,10 @@ def test_rows_that_have_ended_are_no_longer_computed() -> None:
     free = generate(model, PROMPTS, GenerationConfig(max_new_tokens=6))
     eos = free[0].ids[2]
     read.clear()
-    found = generate(model, PROMPTS, GenerationConfig(max_new_tokens=6, eos=[eos]))
-    assert [len(g.ids) for g in found].count(6) < len(PROMPTS)
-    steps = range(1, max(len(g.ids) for g in found))  # prompts are read packed, in one row
-    assert read == [sum(map(len, PROMPTS)), *(sum(len(g.ids) > step for g in found) for step in steps)]
+    generations = generate(model, PROMPTS, GenerationConfig(max_new_tokens=6, eos=[eos]))
+    assert [len(g.ids) for g in generations].count(6) < len(PROMPTS)
+    steps = range(1, max(len(g.ids) for g in generations))  # prompts are read packed, in one row
+    assert read == [sum(map(len, PROMPTS)), *(sum(len(g.ids) > step for g in generations) for step in steps)]
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 5])
@@ -215,7 +220,7 @@ def test_rows_that_have_ended_are_no_longer_computed() -> None:
 def test_prompts_of_different_lengths_are_read_without_padding(
     patterns: Pattern | tuple[Pattern, ...], chunk: int | None
 ) -> None:
-    """And leave what each leaves alone: the same logits, now and after a step."""
+    """They also leave the state that each leaves alone: the same logits, now and after a step."""
     model, counts = small(patterns).double(), []
     model.register_forward_pre_hook(lambda module, args: counts.append(args[0].numel()))
     together, last = texts(model, PROMPTS, chunk)
@@ -228,14 +233,14 @@ def test_prompts_of_different_lengths_are_read_without_padding(
 
 
 class Texts:
-    """Some texts that a reader goes on with together."""
+    """Texts that one reader continues together."""
 
     def __init__(self, model: Decoder, count: int) -> None:
         self.reader = Reader(model)
         self.tables = [self.reader.cache.open() for _ in range(count)]
 
     def step(self, ids: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Logits [R, V] after the next ids of each text, none of some."""
+        """Returns logits [R, V] after the next ids of each text; texts without next ids are left out."""
         chunks = [(table, new) for table, new in zip(self.tables, ids, strict=True) if new]
         logits = self.reader.read(chunks, [[len(new) - 1] for _, new in chunks])
         self.reader.end()
@@ -243,24 +248,24 @@ class Texts:
 
 
 def texts(model: Decoder, prompts: Sequence[list[int]], chunk: int | None) -> tuple[Texts, torch.Tensor]:
-    """Texts that have read their prompts, `chunk` tokens at a time, and the logits behind them."""
-    made, ends = Texts(model, len(prompts)), {}
+    """Returns texts that have read their prompts, `chunk` tokens at a time, and the logits at their ends."""
+    batch, ends = Texts(model, len(prompts)), {}
     size = chunk or max(map(len, prompts))
     for at in range(0, max(map(len, prompts)), size):
         pieces = [prompt[at : at + size] for prompt in prompts]
-        logits = iter(made.step(pieces))
+        logits = iter(batch.step(pieces))
         ends |= {i: next(logits) for i, piece in enumerate(pieces) if piece}
-    return made, torch.stack([ends[i] for i in range(len(prompts))])
+    return batch, torch.stack([ends[i] for i in range(len(prompts))])
 
 
 def test_each_step_draws_from_its_own_number() -> None:
-    """By hand: full forward passes, and the number that belongs to (seed, request, step)."""
+    """The oracle: full forward passes, and the random number that belongs to (seed, request, step)."""
     sampling, ids = Sampling(temperature=1.5, top_k=80), [0, 5]
     for step in range(8):
         with torch.no_grad():
             logits = MODEL(torch.tensor([ids]))[:, -1]
         ids.append(int(sampling.choose(logits, [uniform(21, 6, step)])))
-    found = generate(
+    generation = generate(
         MODEL, [[0, 5]], GenerationConfig(max_new_tokens=8, sampling=sampling, seed=21), requests=[6]
     )[0]
-    assert found.ids == ids[2:]
+    assert generation.ids == ids[2:]

@@ -1,4 +1,4 @@
-"""Texts of the loop: what follows the prompt, up to EOS or a stop string."""
+"""The text of a generation: what follows the prompt, up to EOS or a stop string."""
 
 import functools
 
@@ -19,14 +19,16 @@ def test_text_is_what_follows_the_prompt(tokenizer: Tokenizer, sampling: Samplin
     settings = GenerationConfig(
         max_new_tokens=20, sampling=sampling, forbidden=[*range(3), *tokenizer.unused_ids(330)]
     )
-    for found, prompt in zip(generate(MODEL, prompts, settings, tokenizer=tokenizer), prompts, strict=True):
-        assert found.text == str(found) == tokenizer.decode(found.ids, after=prompt)
-        if "\ufffd" not in found.text:
-            assert tokenizer.decode(prompt) + found.text == tokenizer.decode([*prompt, *found.ids])
+    for generation, prompt in zip(
+        generate(MODEL, prompts, settings, tokenizer=tokenizer), prompts, strict=True
+    ):
+        assert generation.text == str(generation) == tokenizer.decode(generation.ids, after=prompt)
+        if "\ufffd" not in generation.text:
+            assert tokenizer.decode(prompt) + generation.text == tokenizer.decode([*prompt, *generation.ids])
 
 
 def test_a_first_word_keeps_its_space() -> None:
-    """SentencePiece strips the leading space of a text, not that of its continuation."""
+    """SentencePiece strips the leading space of a text, but not that of a continuation."""
     tokenizer = sentencepiece()
     (space,) = [i for i in range(tokenizer.vocab_size) if tokenizer.token(i) == "\u2581the"]
     settings = GenerationConfig(max_new_tokens=1, forbidden=[i for i in range(330) if i != space])
@@ -37,12 +39,12 @@ def test_a_first_word_keeps_its_space() -> None:
 def test_eos_ends_a_row_and_is_not_text() -> None:
     free = generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=10))[0].ids
     eos = free[4]
-    found = generate(
+    generation = generate(
         MODEL, PROMPTS[:1], GenerationConfig(max_new_tokens=10, eos=[999999, eos]), tokenizer=TOKENIZER
     )[0]
     first = free.index(eos)
-    assert (found.ids, found.finish_reason) == (free[: first + 1], "eos")
-    assert found.text == TOKENIZER.decode(free[:first])
+    assert (generation.ids, generation.finish_reason) == (free[: first + 1], "eos")
+    assert generation.text == TOKENIZER.decode(free[:first])
 
 
 @functools.cache
@@ -57,20 +59,20 @@ def test_a_stop_string_wherever_tokens_split_it(data: st.DataObject) -> None:
     free = free_text(seed)
     begin = data.draw(st.integers(0, len(free.text) - 1))
     stop = free.text[begin : begin + data.draw(st.integers(1, 6))]
-    found = generate(
+    generation = generate(
         MODEL,
         [[0, 5]],
         GenerationConfig(max_new_tokens=10, sampling=HOT, seed=seed, stop=[stop]),
         tokenizer=TOKENIZER,
     )[0]
-    assert found.finish_reason == "stop"
-    assert found.text == free.text[: free.text.index(stop)]
-    assert found.ids == free.ids[: len(found.ids)]
-    assert stop in TOKENIZER.decode(found.ids)
+    assert generation.finish_reason == "stop"
+    assert generation.text == free.text[: free.text.index(stop)]
+    assert generation.ids == free.ids[: len(generation.ids)]
+    assert stop in TOKENIZER.decode(generation.ids)
 
 
 def test_what_only_looked_like_a_stop_string_is_shown_at_the_end() -> None:
     free = free_text(0)
     settings = GenerationConfig(max_new_tokens=10, sampling=HOT, seed=0, stop=[free.text[-2:] + "never"])
-    found = generate(MODEL, [[0, 5]], settings, tokenizer=TOKENIZER)[0]
-    assert (found.text, found.finish_reason) == (free.text, "length")
+    generation = generate(MODEL, [[0, 5]], settings, tokenizer=TOKENIZER)[0]
+    assert (generation.text, generation.finish_reason) == (free.text, "length")

@@ -1,4 +1,4 @@
-"""Ten thousand requests of each kind of model, in schedules that are drawn: each is what it is alone."""
+"""Ten thousand requests for each kind of model, in random schedules: each equals its result alone."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -31,12 +31,12 @@ KINDS: dict[str, Callable[[], Decoder | EncoderDecoder]] = {
     "encoder-decoder": lambda: build(seq2seq(), seed=5).eval(),  # type: ignore[return-value]
 }
 DISTINCT = 300
-"""Requests that are drawn; each is asked for many times, in other company."""
+"""Number of different requests; each is asked for many times, in different batches."""
 
 
 class House(NamedTuple):
-    """How an engine is made: room for so many pages of all classes, what caches keep, and what is guessed; `bits` of an
-    exact one."""
+    """The settings of an engine: pages of every class (None: no limit), dtype of the cache, drafts and tokens of a
+    step; with `bits` the logits are exact and watched."""
 
     pages: int | None
     kv_dtype: torch.dtype | None = None
@@ -55,7 +55,7 @@ HOUSES = {
 
 
 def request(model: Decoder | EncoderDecoder, draw: Random, number: int, common: list[int]) -> Request:
-    """Prompts often begin as others do; a source has a short one."""
+    """Returns a random request; prompts often share a prefix, and those of an encoder-decoder are short."""
     sampled = draw.random() < 0.5
     has_source, named = isinstance(model, EncoderDecoder), adapter_names(model)
     new = [draw.randrange(model.spec.vocab) for _ in range(draw.randint(1, 9))]
@@ -106,8 +106,8 @@ def alone(model: Decoder | EncoderDecoder, request: Request, house: House) -> li
 def try_house(
     model: Decoder | EncoderDecoder, requests: list[Request], house: House, count: int, draw: Random
 ) -> None:
-    """Asks `count` times for one of the requests, up to 16 at a time."""
-    engine, wanted = engine_of(model, house), dict[int, list[int]]()
+    """Asks `count` times for one of the requests, up to 16 at a time, and compares each with its result alone."""
+    engine, expected = engine_of(model, house), dict[int, list[int]]()
     live: dict[int, SampledText | BeamSearch] = {}
     asked = checked = 0
     while asked < count or live:
@@ -119,12 +119,12 @@ def try_house(
         if live and draw.random() < 0.02:
             engine.cancel(live.pop(draw.choice([*live])))
         engine.step()
-        for number in [number for number, one in live.items() if one.ended]:
+        for number in [number for number, live_text in live.items() if live_text.ended]:
             ended = live.pop(number)
-            if number not in wanted:
-                wanted[number] = alone(model, requests[number], house)
+            if number not in expected:
+                expected[number] = alone(model, requests[number], house)
             assert ended.error is None
-            assert ids_of(ended) == wanted[number], requests[number]
+            assert ids_of(ended) == expected[number], requests[number]
             checked += 1
     assert used(engine) == 0
     assert checked > 0.8 * count
@@ -139,8 +139,8 @@ def test_ten_thousand_requests_are_what_each_is_alone(kind: str) -> None:
     refused = {"linear": ("int8", "drafts"), "encoder-decoder": ("drafts",)}.get(kind, ())
     houses = {name: house for name, house in HOUSES.items() if name not in refused}
     for house in houses.values():
-        some = [each for each in requests if house.draft is None or each.config.beams is None]
-        try_house(model, some, house, 10_000 // len(houses), draw)
+        allowed = [each for each in requests if house.draft is None or each.config.beams is None]
+        try_house(model, allowed, house, 10_000 // len(houses), draw)
 
 
 @pytest.mark.slow
@@ -153,7 +153,7 @@ def test_exact_logits_of_requests_are_the_same_bits_as_alone(kind: str) -> None:
     if kind not in ("linear", "encoder-decoder"):
         houses.append(House(5, draft=NgramDraft(tokens=3, least=1), bits=bits))
     for house in houses:
-        some = [each for each in requests if house.draft is None or each.config.beams is None]
-        try_house(model, some, house, 10_000 // len(houses), draw)
+        allowed = [each for each in requests if house.draft is None or each.config.beams is None]
+        try_house(model, allowed, house, 10_000 // len(houses), draw)
     assert not bits.differed
     assert bits.agreed > 10_000

@@ -1,4 +1,4 @@
-"""An engine that stays open: calls find what earlier ones stored, and never what another model stored."""
+"""An engine that stays open: calls find what earlier calls stored, and never what another model stored."""
 
 import copy
 import pickle
@@ -30,7 +30,7 @@ def lm() -> LanguageModel:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Tokens of each step."""
+    """Returns the list to which every step appends its number of tokens."""
     counts: list[int] = []
     plain = Reader.read
 
@@ -142,7 +142,7 @@ def test_a_model_that_is_left_alone_is_the_same(lm: LanguageModel) -> None:
 
 def test_threads_share_the_engine_of_a_model() -> None:
     lm = LanguageModel(small(MIXED))
-    wanted = [lm.generate([n, 1], max_new_tokens=6).ids for n in range(4)]
+    expected = [lm.generate([n, 1], max_new_tokens=6).ids for n in range(4)]
     texts: list[Any] = [None] * 4
     begin = threading.Barrier(4)
 
@@ -159,7 +159,7 @@ def test_threads_share_the_engine_of_a_model() -> None:
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert [[token for token in text if token is not None] for text in texts] == wanted
+    assert [[token for token in text if token is not None] for text in texts] == expected
 
 
 def test_a_stream_that_is_left_frees_its_pages(lm: LanguageModel) -> None:
@@ -174,14 +174,14 @@ def test_a_stream_that_is_left_frees_its_pages(lm: LanguageModel) -> None:
 
 @pytest.mark.parametrize("keep", [0, 20 * 64 * 2 * 2 * 8 * 4])
 def test_memory_is_given_back(keep: int) -> None:
-    """No more than twice of what is to be kept stays, of texts that were much longer."""
+    """After much longer texts, at most twice the memory that is to be kept stays allocated."""
     model = small(MIXED, context=4096)
     lm = LanguageModel(model)
     lm.engine.keep = keep
     prompts = [[n] * 900 for n in range(4)]
-    wanted = [LanguageModel(model).generate(p, max_new_tokens=3).ids for p in prompts]
+    expected = [LanguageModel(model).generate(p, max_new_tokens=3).ids for p in prompts]
     answers = lm.generate(prompts, max_new_tokens=3, prefix_cache=True, batch_size=1)
-    assert [g.ids for g in answers] == wanted
+    assert [g.ids for g in answers] == expected
     reader = lm.engine.engine(lm.model, GenerationConfig()).reader
     cache = reader.cache
     layers = [layer.tensors for layer in cache.layers]  # type: ignore[union-attr]
@@ -191,15 +191,15 @@ def test_memory_is_given_back(keep: int) -> None:
     assert len(table) == (896 if keep else 0), "the latest text is kept as a whole"
     cache.pool.close(table)
     for n in reversed(range(4)):
-        assert lm.generate(prompts[n], max_new_tokens=3, prefix_cache=True).ids == wanted[n]
+        assert lm.generate(prompts[n], max_new_tokens=3, prefix_cache=True).ids == expected[n]
 
 
 def test_a_model_and_its_copies_have_engines_of_their_own(lm: LanguageModel) -> None:
-    wanted, engine = ids(lm), lm.engine
+    expected, engine = ids(lm), lm.engine
     for other in (copy.deepcopy(lm), pickle.loads(pickle.dumps(lm))):
         assert isinstance(other.engine, OpenEngine)
         assert other.engine is not engine
         assert other.model is not lm.model
-        assert ids(other) == wanted
+        assert ids(other) == expected
     lm.model = build(ModelSpec.of_depth(1, 330), seed=9).eval()
     assert ids(lm) == alone(lm)

@@ -1,4 +1,4 @@
-"""Log probabilities of prompts: those of `score`, however the prompt is read. Tolerance: as in test_score."""
+"""Log probabilities of prompt tokens: those of `score`, however the prompt is read. Tolerance: as in test_score."""
 
 from random import Random
 
@@ -15,18 +15,18 @@ from tests.generate.engines import MODELS, text_of
 from tests.generate.test_score import CLOSE
 
 
-def check(model: Decoder, prompt: list[int], told: tuple[ToldToken, ...], likely: int) -> None:
-    """Each token is told once, with what `score` gives and the likeliest of one forward pass."""
-    assert [one.token for one in told] == prompt
-    assert (told[0].log_prob, told[0].top_log_probs) == (None, ())
+def check(model: Decoder, prompt: list[int], entries: tuple[ToldToken, ...], likely: int) -> None:
+    """Each token is reported once, with the log probability of `score` and the likeliest tokens of one forward pass."""
+    assert [entry.token for entry in entries] == prompt
+    assert (entries[0].log_prob, entries[0].top_log_probs) == (None, ())
     if len(prompt) == 1:
         return
     (scored,) = score(model, [(prompt[:1], prompt[1:])])
-    assert [one.log_prob for one in told[1:]] == pytest.approx(scored.log_probs, abs=CLOSE)
+    assert [entry.log_prob for entry in entries[1:]] == pytest.approx(scored.log_probs, abs=CLOSE)
     with torch.no_grad():
         rows = model(torch.tensor([prompt]))[0, :-1].log_softmax(-1)
-    for one, row in zip(told[1:], rows, strict=True):
-        assert [value for _, value in one.top_log_probs] == pytest.approx(
+    for entry, row in zip(entries[1:], rows, strict=True):
+        assert [value for _, value in entry.top_log_probs] == pytest.approx(
             row.topk(likely).values.tolist() if likely else [], abs=CLOSE
         )
 
@@ -34,14 +34,15 @@ def check(model: Decoder, prompt: list[int], told: tuple[ToldToken, ...], likely
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("most", [1, 5, 1 << 10])
 def test_they_are_those_of_score(name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In pieces of any size, beside others that tell nothing, with new tokens and without, in a second reading too."""
+    """In pieces of any size, beside requests that report nothing, with and without new tokens, and in a second
+    reading."""
     monkeypatch.setattr(engine, "MOST_TOLD", most)
     draw, model = Random(most), MODELS[name]
     prompts = [[draw.randrange(330) for _ in range(length)] for length in (1, 2, 9, 40)]
     tells = [{"prompt_log_probs": True, "log_probs": True, "top_log_probs": n} for n in (0, 2, 3, 1)]
     configs = [
-        GenerationConfig(max_new_tokens=new, prefix_cache=True, **told)  # type: ignore[arg-type]
-        for told, new in zip(tells, (0, 3, 0, 4), strict=True)
+        GenerationConfig(max_new_tokens=new, prefix_cache=True, **options)  # type: ignore[arg-type]
+        for options, new in zip(tells, (0, 3, 0, 4), strict=True)
     ]
     plain = [GenerationConfig(max_new_tokens=config.max_new_tokens, prefix_cache=True) for config in configs]
     texts = [
@@ -83,13 +84,13 @@ def test_a_prompt_that_is_sent_back_is_told_once() -> None:
 
 def test_generations_have_them_with_drafts_and_without_a_cache() -> None:
     model = small(Causal())
-    for more in ({"draft": NgramDraft(least=1)}, {}):
+    for options in ({"draft": NgramDraft(least=1)}, {}):
         config = GenerationConfig(
-            max_new_tokens=6, log_probs=True, prompt_log_probs=True, top_log_probs=1, use_cache=bool(more)
+            max_new_tokens=6, log_probs=True, prompt_log_probs=True, top_log_probs=1, use_cache=bool(options)
         )
-        (found,) = generate(model, [[7, 8, 9, 7, 8]], config, **more)  # type: ignore[arg-type]
-        check(model, [7, 8, 9, 7, 8], found.prompt, 1)
-        assert len(found.ids) == len(found.log_probs) == 6
+        (generation,) = generate(model, [[7, 8, 9, 7, 8]], config, **options)  # type: ignore[arg-type]
+        check(model, [7, 8, 9, 7, 8], generation.prompt, 1)
+        assert len(generation.ids) == len(generation.log_probs) == 6
 
 
 def test_they_are_asked_for_with_log_probs() -> None:

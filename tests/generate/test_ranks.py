@@ -1,4 +1,4 @@
-"""Engines of a model whose layers ranks share: rank 0 schedules, the others read what it tells them."""
+"""Engines of a tensor-parallel model: rank 0 schedules, the other ranks read what it sends them."""
 
 import sys
 from collections.abc import Callable
@@ -40,20 +40,20 @@ KINDS: dict[str, Callable[[], Decoder | EncoderDecoder]] = {
 
 
 def shared(model: Decoder | EncoderDecoder, exchange: Exchange) -> Any:
-    own = deepcopy(model).double()
-    shard(own, TensorParallel(exchange))
-    return own
+    copied = deepcopy(model).double()
+    shard(copied, TensorParallel(exchange))
+    return copied
 
 
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.slow if kind == "windows" else ()) for kind in KINDS]
 )
 def test_texts_are_those_of_one_process(kind: str) -> None:
-    """Sampled and searched, with prefixes that others stored, prompts in pieces, and requests that are sent back."""
+    """Sampled texts and beam searches, with stored prefixes, prompts in pieces and preempted requests."""
     whole, draw = KINDS[kind](), Random(3)
     common = [draw.randrange(whole.spec.vocab) for _ in range(150)]
     requests = [request(whole, draw, number, common) for number in range(12)]
-    if isinstance(whole, Decoder):  # several that grow together
+    if isinstance(whole, Decoder):  # several texts that grow together
         long = GenerationConfig(max_new_tokens=90)
         requests += [Request(number, [*common[:60], number], long, 90) for number in range(20, 24)]
     expected = [text(each) for each in requests]
@@ -102,17 +102,17 @@ def test_each_rank_keeps_its_own_heads() -> None:
 
 
 def test_calls_one_after_the_other_and_from_several_threads() -> None:
-    """Open engines, too; between calls nothing is read for longer than a beat."""
+    """Open engines, too, and with pauses between calls that are longer than a beat."""
     whole, prompts = MODELS["windows"], [[*range(70)], [5, 6], [*range(70), 9]]
     config = GenerationConfig(max_new_tokens=7, prefix_cache=True)
     double = deepcopy(whole).double()
-    expected = [made.ids for made in generate(double, prompts, config)]
+    expected = [generation.ids for generation in generate(double, prompts, config)]
 
     def body(model: Decoder) -> list[list[int]]:
-        opened, found = OpenEngine(), [list[int]()] * 3
+        opened, results = OpenEngine(), [list[int]()] * 3
 
         def call(i: int) -> None:
-            found[i] = generate(model, [prompts[i]], config, requests=[i], engine=opened)[0].ids
+            results[i] = generate(model, [prompts[i]], config, requests=[i], engine=opened)[0].ids
 
         threads = [Thread(target=call, args=(i,)) for i in range(3)]
         for thread in threads:
@@ -120,8 +120,8 @@ def test_calls_one_after_the_other_and_from_several_threads() -> None:
         for thread in threads:
             thread.join()
         sleep(0.05)
-        assert [made.ids for made in generate(model, prompts, config)] == expected
-        return found
+        assert [generation.ids for generation in generate(model, prompts, config)] == expected
+        return results
 
     def rank(exchange: Exchange) -> Any:
         model = shared(whole, exchange)
@@ -160,31 +160,33 @@ def test_rank_0_says_that_it_is_there() -> None:
     def rank(exchange: Exchange) -> int:
         sent, start = list[int](), exchange.start
 
-        def counted(*asked: Any) -> Callable[[], None]:
-            sent.append(asked[1])
-            return start(*asked)
+        def counted(*arguments: Any) -> Callable[[], None]:
+            sent.append(arguments[1])
+            return start(*arguments)
 
         model = shared(MODELS["full"], exchange)
         exchange.start = counted  # type: ignore[method-assign]
         led(model, lambda: sleep(0.2), beat=0.01)
         return len(sent)
 
-    told, _ = simulate(2, rank)
-    assert told > 3 * 2
+    count, _ = simulate(2, rank)
+    assert count > 3 * 2
 
 
 def test_a_draft_is_read_by_rank_0_alone() -> None:
-    """N-grams, and a model that is whole; one that is shared is refused."""
+    """The draft is n-grams or a model that is not sharded; a sharded draft model is refused."""
     whole, prompts = MODELS["full"], [[1, 2, 3, 1, 2], [7]]
     config = GenerationConfig(max_new_tokens=12)
     small_one = deepcopy(small(Causal(), context=512)).double()
-    expected = [made.ids for made in generate(deepcopy(whole).double(), prompts, config)]
+    expected = [generation.ids for generation in generate(deepcopy(whole).double(), prompts, config)]
 
     def body(model: Decoder) -> None:
         with pytest.raises(ConfigError, match="a model that ranks share"):
             ModelDraft(model=model)
         for draft in (NgramDraft(tokens=3, least=1), ModelDraft(model=small_one)):
-            assert [made.ids for made in generate(model, prompts, config, draft=draft)] == expected
+            assert [
+                generation.ids for generation in generate(model, prompts, config, draft=draft)
+            ] == expected
 
     def rank(exchange: Exchange) -> Any:
         model = shared(whole, exchange)
@@ -199,7 +201,7 @@ def process(rank: int, ranks: int, folder: str, expected: list[list[int]]) -> No
     try:
         model = shared(MODELS["windows"], DistributedExchange())
         texts = led(model, lambda: generate(model, PROMPTS, GenerationConfig(max_new_tokens=7)))
-        assert (texts is None) if rank else ([made.ids for made in texts or []] == expected)
+        assert (texts is None) if rank else ([generation.ids for generation in texts or []] == expected)
     finally:
         dist.destroy_process_group()
 
@@ -211,7 +213,9 @@ PROMPTS = [[*range(70)], [5, 6]]
 @pytest.mark.skipif(sys.platform == "win32", reason="gloo over file:// is for POSIX")
 def test_two_processes_over_gloo(tmp_path: Path) -> None:
     double = deepcopy(MODELS["windows"]).double()
-    expected = [made.ids for made in generate(double, PROMPTS, GenerationConfig(max_new_tokens=7))]
+    expected = [
+        generation.ids for generation in generate(double, PROMPTS, GenerationConfig(max_new_tokens=7))
+    ]
     start_processes(process, (2, str(tmp_path), expected), 2, start_method="spawn")  # type: ignore[no-untyped-call]
 
 
@@ -227,11 +231,11 @@ def test_broken_weights_of_one_rank_end_the_text_with_its_error() -> None:
                 next(p for name, p in model.named_parameters() if "o_proj" in name).fill_(float("nan"))
 
         def body() -> str:
-            asked = text(request(MODELS["full"], Random(1), 0, [1, 2]))
+            broken = text(request(MODELS["full"], Random(1), 0, [1, 2]))
             engine = Engine(reader_of(model))
-            engine.add(asked)
+            engine.add(broken)
             drain(engine)
-            return str(asked.error)
+            return str(broken.error)
 
         return led(model, body)
 

@@ -1,4 +1,4 @@
-"""Sampling: identities, exact counts of what stays, Hugging Face's processors as the oracle, and the noise."""
+"""Sampling: identities, exact counts of the kept tokens, Hugging Face's processors as the oracle, and the noise."""
 
 from collections import Counter
 from dataclasses import replace
@@ -115,12 +115,12 @@ def test_the_processors_of_transformers_agree(
         expected = processor(ids, expected)
     sampling = Sampling(temperature=temperature, top_k=k, top_p=p, min_p=m)
     logits = penalize_repetition(logits, penalty, seen)
-    found = sampling.filter(logits)
-    # a token whose cumulative probability meets p to rounding may fall on either side
-    differ = (found == float("-inf")) != (expected == float("-inf"))
+    actual = sampling.filter(logits)
+    # a token whose cumulative probability equals p up to rounding may fall on either side
+    differ = (actual == float("-inf")) != (expected == float("-inf"))
     assert differ.sum(-1).max() == 0 or _on_the_edge(logits, differ, sampling)
-    both = (found > float("-inf")) & (expected > float("-inf"))
-    assert torch.allclose(found[both], expected[both], rtol=1e-6, atol=0)
+    both = (actual > float("-inf")) & (expected > float("-inf"))
+    assert torch.allclose(actual[both], expected[both], rtol=1e-6, atol=0)
 
 
 def _on_the_edge(logits: Tensor, differ: Tensor, sampling: Sampling) -> bool:
@@ -130,7 +130,7 @@ def _on_the_edge(logits: Tensor, differ: Tensor, sampling: Sampling) -> bool:
 
 
 def test_a_draw_follows_the_probabilities() -> None:
-    """Chi-square over 20000 keyed draws; the bound is its mean + 5 deviations."""
+    """A chi-square test of 20000 keyed draws; the bound is its mean + 5 deviations."""
     logits = torch.tensor([[2.0, 0.0, float("-inf"), 1.0, -1.0]])
     n = 20000
     drawn = draw(logits.expand(n, -1), [uniform(7, 3, step) for step in range(n)])

@@ -1,8 +1,7 @@
 """Scores of continuations: the log softmax of a plain forward pass, whatever else is in the batch.
 
-Tolerance: products of other shapes sum in another order; two correct float32 passes through two layers of deviation 0.3
-differ by a few hundred roundings (6e-8) of logits near 10.
-"""
+Tolerance: products of other shapes sum in another order; two correct float32 passes through two layers with weights of
+standard deviation 0.3 differ by a few hundred roundings (6e-8) of logits near 10."""
 
 import math
 from dataclasses import replace
@@ -25,7 +24,7 @@ IDS = st.lists(st.integers(0, 329), min_size=1, max_size=12)
 
 
 def plain(context: list[int], continuation: list[int]) -> tuple[list[float], bool]:
-    """From all logits of one row."""
+    """Returns the continuation's log probabilities and whether it is greedy, from all logits of one row."""
     with torch.no_grad():
         logits = MODEL(torch.tensor([[*context, *continuation]]))[0].double()
     at = range(len(context) - 1, len(context) + len(continuation) - 1)
@@ -38,31 +37,33 @@ def plain(context: list[int], continuation: list[int]) -> tuple[list[float], boo
 def test_a_score_is_the_log_softmax_of_the_pair_alone(
     pairs: list[tuple[list[int], list[int]]], batch_size: int
 ) -> None:
-    for (context, continuation), found in zip(pairs, score(MODEL, pairs, batch_size=batch_size), strict=True):
+    for (context, continuation), scored in zip(
+        pairs, score(MODEL, pairs, batch_size=batch_size), strict=True
+    ):
         log_probs, greedy = plain(context, continuation)
-        assert found.log_probs == pytest.approx(log_probs, abs=CLOSE)
-        assert found.log_prob == math.fsum(found.log_probs)
-        assert (found.ids, found.is_greedy) == (tuple(continuation), greedy)
+        assert scored.log_probs == pytest.approx(log_probs, abs=CLOSE)
+        assert scored.log_prob == math.fsum(scored.log_probs)
+        assert (scored.ids, scored.is_greedy) == (tuple(continuation), greedy)
 
 
 def test_what_else_is_in_the_batch_does_not_matter() -> None:
-    one = score(MODEL, PAIRS * 3, batch_size=1)
+    single = score(MODEL, PAIRS * 3, batch_size=1)
     eight = score(MODEL, PAIRS * 3, batch_size=8)
-    assert [s.is_greedy for s in one] == [s.is_greedy for s in eight]
-    for a, b in zip(one, eight, strict=True):
+    assert [s.is_greedy for s in single] == [s.is_greedy for s in eight]
+    for a, b in zip(single, eight, strict=True):
         assert a.log_probs == pytest.approx(b.log_probs, abs=CLOSE)
 
 
 def test_what_greedy_generation_gives_is_greedy_and_nothing_else_is() -> None:
-    (made,) = generate(MODEL, [[0, 5, 9]], GenerationConfig(max_new_tokens=6))
-    other = [*made.ids[:-1], (made.ids[-1] + 1) % 330]
-    right, wrong = score(MODEL, [([0, 5, 9], made.ids), ([0, 5, 9], other)])
+    (generation,) = generate(MODEL, [[0, 5, 9]], GenerationConfig(max_new_tokens=6))
+    other = [*generation.ids[:-1], (generation.ids[-1] + 1) % 330]
+    right, wrong = score(MODEL, [([0, 5, 9], generation.ids), ([0, 5, 9], other)])
     assert (right.is_greedy, wrong.is_greedy) == (True, False)
     assert right.log_prob > wrong.log_prob
 
 
 def test_scores_are_of_the_logits_that_the_model_gives() -> None:
-    """Scaled logits, an output layer that something else stands in for, and a model in training."""
+    """Logits that are scaled, an output layer that is wrapped, and a model in training mode."""
 
     class Adapted(torch.nn.Module):
         def __init__(self, layer: torch.nn.Module) -> None:
@@ -77,10 +78,10 @@ def test_scores_are_of_the_logits_that_the_model_gives() -> None:
     model.lm_head = Adapted(model.lm_head)  # type: ignore[assignment]
     with torch.no_grad():
         logits = model(torch.tensor([[0, 5, 9, 7, 8]]))[0].double()
-    (found,) = score(model.train(), [([0, 5, 9], [7, 8])])
+    (scored,) = score(model.train(), [([0, 5, 9], [7, 8])])
     assert model.training
     expected = torch.log_softmax(logits, -1)[[2, 3], [7, 8]]
-    assert found.log_probs == pytest.approx(expected.tolist(), abs=CLOSE)
+    assert scored.log_probs == pytest.approx(expected.tolist(), abs=CLOSE)
 
 
 def test_scores_in_float64_do_not_depend_on_the_batch_at_all() -> None:
@@ -114,7 +115,7 @@ def test_a_text_is_scored_token_by_token_after_the_prefix() -> None:
     assert whole.ids == tuple(ids)
     pieces = [plain([*map(int, c)], [*map(int, k)])[0] for c, k in rolling_windows(ids, model.prefix, 9)]
     cut = model.score_text([text, "", text], window=9)
-    assert cut[0].log_probs == pytest.approx([value for own in pieces for value in own], abs=CLOSE)
+    assert cut[0].log_probs == pytest.approx([value for piece in pieces for value in piece], abs=CLOSE)
     assert (cut[1].log_prob, cut[1].ids) == (0.0, ())
     assert cut[2].log_probs == pytest.approx(cut[0].log_probs, abs=CLOSE)
 

@@ -11,7 +11,8 @@ STOPS = st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=4)
 
 
 def oracle(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """Letter by letter: the stop string that is complete first, of those the longest."""
+    """Returns (text before, stop string), letter by letter: the stop string that is complete first, the longest of
+    several."""
     for end in range(1, len(text) + 1):
         hits = [s for s in stops if text[:end].endswith(s)]
         if hits:

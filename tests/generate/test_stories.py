@@ -1,4 +1,4 @@
-"""Real weights through the library's own loop: the published greedy text, however it is made."""
+"""Real weights through the library's own loop: the published greedy text, however it is generated."""
 
 import re
 from pathlib import Path
@@ -23,31 +23,31 @@ def lm(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
 @pytest.fixture(scope="module")
 def published() -> str:
     text = (data_path("weights/stories260K") / "stories260K.md").read_text()
-    found = re.search(r"-t 0\.0\n(.*?)\n```", text, re.DOTALL)
-    assert found
-    return found[1]
+    match = re.search(r"-t 0\.0\n(.*?)\n```", text, re.DOTALL)
+    assert match
+    return match[1]
 
 
 @pytest.mark.parametrize("options", [{}, {"use_cache": False}, {"prefill_chunk": 3}], ids=str)
 def test_the_published_text(lm: LanguageModel, published: str, options: dict[str, int]) -> None:
-    found = lm.generate("", max_new_tokens=256, eos=[1], **options)  # type: ignore[call-overload]
-    assert found.text == published
+    generation = lm.generate("", max_new_tokens=256, eos=[1], **options)  # type: ignore[call-overload]
+    assert generation.text == published
 
 
 def test_it_goes_on_from_any_place(lm: LanguageModel, published: str) -> None:
-    """A batch of beginnings of the text, at token borders: each is continued to the same end."""
+    """A batch of prefixes of the text, cut between tokens: each is continued to the same end."""
     assert lm.tokenizer is not None
     ids = [1, *lm.generate("", max_new_tokens=256, eos=[1]).ids]
     prompts = [ids[:n] for n in (2, 100)]
-    for prompt, found in zip(prompts, lm.generate(prompts, max_new_tokens=255, eos=[1]), strict=True):
-        whole = lm.tokenizer.decode([*prompt, *found.ids])
+    for prompt, generation in zip(prompts, lm.generate(prompts, max_new_tokens=255, eos=[1]), strict=True):
+        whole = lm.tokenizer.decode([*prompt, *generation.ids])
         assert whole.startswith(published)
 
 
 def test_a_stop_string(lm: LanguageModel, published: str) -> None:
-    found = lm.generate("", max_new_tokens=256, stop=["Lily's mom", " ball."])
-    assert found.finish_reason == "stop"
-    assert found.text == min(
+    generation = lm.generate("", max_new_tokens=256, stop=["Lily's mom", " ball."])
+    assert generation.finish_reason == "stop"
+    assert generation.text == min(
         (published.split(s)[0] for s in ("Lily's mom", " ball.") if s in published), key=len
     )
 

@@ -1,4 +1,4 @@
-"""Encoder-decoders write what transformers would: greedy and by beams, sources of different lengths together."""
+"""Encoder-decoders write what transformers does: greedy and by beams, sources of different lengths in one batch."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "t5": ("t5", {**T5, "feed_forward_proj": "gated-gelu"}, {}),
     "mt5": ("mt5", T5, {}),
     "pegasus": ("pegasus", {**SIZE, "activation_function": "relu"}, {"forced_eos_token_id": EOS}),
-    # the padding id, from which targets start elsewhere, has no position there
+    # this family has no position for the padding id, from which the other families' targets start
     "m2m_100": ("m2m_100", SIZE, {"decoder_start_token_id": EOS, "forced_bos_token_id": 3}),
 }
 SOURCES = [[5, 9, 1, 7], [4, 7], [2, *range(20, 32), 7], [3, 3, 3, 3, 7]]
@@ -44,7 +44,7 @@ SOURCES = [[5, 9, 1, 7], [4, 7], [2, *range(20, 32), 7], [3, 3, 3, 3, 7]]
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Any, Any, dict[str, Any]]:
-    """(transformers' model, ours, the content of generation_config.json)."""
+    """Returns (transformers' model, ours, the content of generation_config.json)."""
     family, settings, forced = FAMILIES[request.param]
     ids = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": None, "decoder_start_token_id": START}
     theirs = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(family, **settings, **ids))
@@ -64,40 +64,42 @@ def pair(
     return theirs, ours, dict(folder.generation)
 
 
-def asked(theirs: Any, sources: list[list[int]], **how: Any) -> list[list[tuple[list[int], float | None]]]:
-    """(new ids, score) of each hypothesis of each source, by transformers."""
+def asked(
+    theirs: Any, sources: list[list[int]], **options: Any
+) -> list[list[tuple[list[int], float | None]]]:
+    """Returns (new ids, score) of each hypothesis of each source, by transformers."""
     longest = max(map(len, sources))
     ids = torch.tensor([s + [PAD] * (longest - len(s)) for s in sources])
     mask = torch.tensor([[1] * len(s) + [0] * (longest - len(s)) for s in sources])
     with torch.inference_mode():
         out = theirs.generate(
             input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=12, output_scores=True,
-            return_dict_in_generate=True, **how,
+            return_dict_in_generate=True, **options,
         )  # fmt: skip
-    scores = out.sequences_scores.tolist() if how.get("num_beams", 1) > 1 else [None] * len(out.sequences)
-    found = []
+    scores = out.sequences_scores.tolist() if options.get("num_beams", 1) > 1 else [None] * len(out.sequences)
+    hypotheses = []
     for row, score in zip(out.sequences[:, 1:].tolist(), scores, strict=True):
         end = row.index(EOS) + 1 if EOS in row else len(row)
-        found.append((row[:end], score))
-    n = how.get("num_return_sequences", 1)
-    return [found[i : i + n] for i in range(0, len(found), n)]
+        hypotheses.append((row[:end], score))
+    n = options.get("num_return_sequences", 1)
+    return [hypotheses[i : i + n] for i in range(0, len(hypotheses), n)]
 
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_row_25_greedy_is_theirs(pair: tuple[Any, Any, dict[str, Any]], cached: bool) -> None:
     theirs, ours, generation = pair
-    wanted = [ids for ((ids, _),) in asked(theirs, SOURCES)]
-    found = translate(
+    expected = [ids for ((ids, _),) in asked(theirs, SOURCES)]
+    outputs = translate(
         ours, SOURCES, GenerationConfig(max_new_tokens=12, use_cache=cached), generation=generation
     )
-    assert [one.ids for one in found] == wanted
-    assert [one.finish_reason == "eos" for one in found] == [ids[-1] == EOS for ids in wanted]
-    assert [one.prompt_tokens for one in found] == [4, 2, 14, 5]
-    assert len({tuple(ids) for ids in wanted}) > 1
+    assert [output.ids for output in outputs] == expected
+    assert [output.finish_reason == "eos" for output in outputs] == [ids[-1] == EOS for ids in expected]
+    assert [output.prompt_tokens for output in outputs] == [4, 2, 14, 5]
+    assert len({tuple(ids) for ids in expected}) > 1
     by_one_beam = translate(
         ours, SOURCES, GenerationConfig(max_new_tokens=12, beams=Beams(1)), generation=generation
     )
-    assert [one.ids for one in by_one_beam] == wanted
+    assert [output.ids for output in by_one_beam] == expected
 
 
 @pytest.mark.parametrize(
@@ -113,11 +115,15 @@ def test_row_25_greedy_is_theirs(pair: tuple[Any, Any, dict[str, Any]], cached: 
 def test_row_26_beams_are_theirs(pair: tuple[Any, Any, dict[str, Any]], how: dict[str, Any]) -> None:
     theirs, ours, generation = pair
     beams = Beams(4, n_best=3, with_greedy=False, **how)
-    found = translate(ours, SOURCES, GenerationConfig(max_new_tokens=12, beams=beams), generation=generation)
-    wanted = asked(theirs, SOURCES, num_beams=4, num_return_sequences=3, **how)
-    for one, texts in zip(found, wanted, strict=True):
-        assert [list(h.ids) for h in one.hypotheses] == [ids for ids, _ in texts]
-        assert [h.score for h in one.hypotheses] == pytest.approx([s for _, s in texts], abs=1e-5, rel=1e-5)
+    outputs = translate(
+        ours, SOURCES, GenerationConfig(max_new_tokens=12, beams=beams), generation=generation
+    )
+    expected = asked(theirs, SOURCES, num_beams=4, num_return_sequences=3, **how)
+    for output, texts in zip(outputs, expected, strict=True):
+        assert [list(h.ids) for h in output.hypotheses] == [ids for ids, _ in texts]
+        assert [h.score for h in output.hypotheses] == pytest.approx(
+            [s for _, s in texts], abs=1e-5, rel=1e-5
+        )
 
 
 def test_row_26_beams_score_no_less_than_greedy(pair: tuple[Any, Any, dict[str, Any]]) -> None:
@@ -142,7 +148,7 @@ def test_a_source_alone_gives_what_it_gives_beside_others(pair: tuple[Any, Any, 
             (alone,) = translate(ours, [source], settings, generation=generation, requests=[i])
             assert alone.ids == together[i].ids
         in_twos = translate(ours, SOURCES, settings, generation=generation, batch_size=2)
-        assert [one.ids for one in in_twos] == [one.ids for one in together]
+        assert [output.ids for output in in_twos] == [output.ids for output in together]
 
 
 def test_row_15_keys_of_the_source_are_computed_once(pair: tuple[Any, Any, dict[str, Any]]) -> None:
@@ -162,7 +168,7 @@ def test_row_15_keys_of_the_source_are_computed_once(pair: tuple[Any, Any, dict[
 
 
 def test_padding_is_never_written_and_training_goes_on() -> None:
-    """The embedding of padding is what the model would like best."""
+    """The padding token has by far the largest logit."""
     model = build(ModelSpec.of_pair("marian", vocab=9, width=16, layers=1, heads=2, hidden=16), seed=0)
     assert isinstance(model, EncoderDecoder)
     assert model.lm_head.bias is not None
@@ -170,14 +176,16 @@ def test_padding_is_never_written_and_training_goes_on() -> None:
     ids = {"decoder_start_token_id": 8, "eos_token_id": 0}
     free = translate(model, [[1, 2]], GenerationConfig(max_new_tokens=5), generation=ids)
     assert free[0].ids == [8] * 5
-    for told in ({**ids, "pad_token_id": 8}, {**ids, "bad_words_ids": [[8]]}):
-        assert 8 not in translate(model, [[1, 2]], GenerationConfig(max_new_tokens=5), generation=told)[0].ids
+    for config in ({**ids, "pad_token_id": 8}, {**ids, "bad_words_ids": [[8]]}):
+        assert (
+            8 not in translate(model, [[1, 2]], GenerationConfig(max_new_tokens=5), generation=config)[0].ids
+        )
     assert model.training
     assert translate(model, [[1, 2]], GenerationConfig(max_new_tokens=0), generation=ids)[0].ids == []
 
 
 class Letters:
-    """A tokenizer."""
+    """A tokenizer that writes ids as letters."""
 
     def decode(self, ids: Any, *, after: Any = (), special: Any = ()) -> str:
         assert [*after] == [], "a source is no beginning of its text"
@@ -188,9 +196,9 @@ def test_text_is_without_the_end(pair: tuple[Any, Any, dict[str, Any]]) -> None:
     _, ours, generation = pair
     for beams in (None, Beams(3, n_best=2)):
         settings = GenerationConfig(max_new_tokens=12, beams=beams)
-        for one in translate(ours, SOURCES, settings, generation=generation, tokenizer=Letters()):
-            assert one.text == Letters().decode([i for i in one.ids if i != EOS])
-            assert all(len(h.text) == len(h.ids) - (h.finish_reason == "eos") for h in one.hypotheses)
+        for output in translate(ours, SOURCES, settings, generation=generation, tokenizer=Letters()):
+            assert output.text == Letters().decode([i for i in output.ids if i != EOS])
+            assert all(len(h.text) == len(h.ids) - (h.finish_reason == "eos") for h in output.hypotheses)
 
 
 @pytest.mark.parametrize(
@@ -220,9 +228,9 @@ def test_what_cannot_be_is_refused(change: dict[str, Any], message: str) -> None
     spec = ModelSpec.of_pair(
         "marian", vocab=9, width=16, layers=1, heads=2, hidden=16, trained_context=32, dropout=0.0
     )
-    given = {"sources": [[1, 2]], "settings": None, "generation": {"decoder_start_token_id": 8}, **change}
+    arguments = {"sources": [[1, 2]], "settings": None, "generation": {"decoder_start_token_id": 8}, **change}
     with pytest.raises((ConfigError, DataError), match=message):
-        translate(build(spec, seed=0), given.pop("sources"), given.pop("settings"), **given)  # type: ignore[arg-type]
+        translate(build(spec, seed=0), arguments.pop("sources"), arguments.pop("settings"), **arguments)  # type: ignore[arg-type]
 
 
 def test_broken_weights_name_the_step() -> None:
@@ -238,17 +246,16 @@ def test_broken_weights_name_the_step() -> None:
 def test_a_prefix_is_what_targets_begin_with(
     pair: tuple[Any, Any, dict[str, Any]], beams: Beams | None
 ) -> None:
-    """Theirs are decoder_input_ids: the same ids behind them, each source with a prefix of its own."""
+    """In transformers prefixes are decoder_input_ids; the same ids must follow them, each source with its own
+    prefix."""
     theirs, ours, generation = pair
-    if (
-        "forced_bos_token_id" in generation
-    ):  # which transformers drops where the decoder is given more than its start
+    if "forced_bos_token_id" in generation:  # transformers drops it if the decoder gets more than its start
         generation = {**generation, "forced_bos_token_id": None}
     prefixes = [[11], [2, 30], [9, 9, 9], []]
     config = GenerationConfig(max_new_tokens=12, beams=beams)
-    found = translate(ours, SOURCES, config, generation=generation, prefixes=prefixes)
+    outputs = translate(ours, SOURCES, config, generation=generation, prefixes=prefixes)
     width = 1 if beams is None else beams.width
-    for source, prefix, one in zip(SOURCES, prefixes, found, strict=True):
+    for source, prefix, output in zip(SOURCES, prefixes, outputs, strict=True):
         begun = torch.tensor([[generation["decoder_start_token_id"], *prefix]])
         with torch.inference_mode():
             out = theirs.generate(
@@ -256,9 +263,9 @@ def test_a_prefix_is_what_targets_begin_with(
                 num_beams=width, length_penalty=0.0, forced_bos_token_id=None,
             )  # fmt: skip
         row = out[0, 1:].tolist()
-        wanted = row[: row.index(EOS, len(prefix)) + 1] if EOS in row[len(prefix) :] else row
-        assert one.ids[: len(prefix)] == prefix
-        assert one.ids == wanted
+        expected = row[: row.index(EOS, len(prefix)) + 1] if EOS in row[len(prefix) :] else row
+        assert output.ids[: len(prefix)] == prefix
+        assert output.ids == expected
     with pytest.raises(DataError, match="3 prefixes for 4 sources; give one for each"):
         translate(ours, SOURCES, config, generation=generation, prefixes=prefixes[:3])
     with pytest.raises(ConfigError, match="prefix: token id 40 is outside the model's vocabulary of 40"):

@@ -1,4 +1,4 @@
-"""Toy models for beam search, and what is found by looking at all of their texts."""
+"""Toy models for beam search, and oracles that enumerate all of their texts."""
 
 import itertools
 from collections.abc import Sequence
@@ -15,10 +15,9 @@ from headway.patterns import Causal
 
 
 class Toy(Reader):
-    """Logits that are a pure function of the text: a table drawn for (seed, its last three ids, its length).
+    """Logits that are a pure function of the text: a table drawn for (seed, the last three ids, the length).
 
-    longest: tokens that were read of a text.   counts: texts of each step.
-    """
+    longest: number of tokens read of the longest text.   counts: number of texts in each step."""
 
     use_cache, sources, shares_prefixes, adapters = False, None, False, []
 
@@ -53,14 +52,14 @@ def run(
     penalty: float = 1.0,
     **constraints: Any,
 ) -> list[list[Hypothesis]]:
-    """The hypotheses of each of the toy's texts, which get `room` new tokens."""
+    """Returns the hypotheses of each of the toy's prompts, which get `room` new tokens."""
     prompts = toy.prompts
     rooms = [room] * len(prompts) if isinstance(room, int) else room
     config = GenerationConfig(
         beams=beams, eos=eos, sampling=Sampling(repetition_penalty=penalty), **constraints
     )
-    given = zip(numbers or range(len(prompts)), prompts, rooms, strict=True)
-    searches = [BeamSearch(Request(n, prompt, config, most), beams) for n, prompt, most in given]
+    requests = zip(numbers or range(len(prompts)), prompts, rooms, strict=True)
+    searches = [BeamSearch(Request(n, prompt, config, limit), beams) for n, prompt, limit in requests]
     engine = Engine(toy)
     for _ in engine.run(searches):
         pass
@@ -68,16 +67,16 @@ def run(
 
 
 def total(toy: Toy, prompt: Sequence[int], ids: Sequence[int]) -> float:
-    """sum_i log p(ids_i | prompt, ids_<i), text by text."""
-    text, found = list(prompt), 0.0
+    """Returns sum_i log p(ids_i | prompt, ids_<i), computed token by token."""
+    text, log_prob = list(prompt), 0.0
     for token in ids:
-        found += float(toy.logits(text).log_softmax(-1)[token])
+        log_prob += float(toy.logits(text).log_softmax(-1)[token])
         text.append(token)
-    return found
+    return log_prob
 
 
 def all_texts(vocab: int, room: int, eos: Sequence[int]) -> list[tuple[int, ...]]:
-    """Every text that ends by an EOS, or by its length."""
+    """Returns every text that ends by an EOS, or by its length."""
     return [
         ids
         for n in range(1, room + 1)

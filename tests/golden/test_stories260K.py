@@ -1,6 +1,6 @@
-"""A trained LLaMA with grouped heads must print its published text, on every path (karpathy/llama2.c, MIT).
+"""A trained LLaMA with grouped heads must print its published text on every path (karpathy/llama2.c, MIT).
 
-`./run stories260K.bin -z tok512.bin -t 0.0` prints 256 pieces after BOS, greedily; the first loses its space.
+`./run stories260K.bin -z tok512.bin -t 0.0` prints 256 greedy tokens after BOS, the first without its space.
 """
 
 import re
@@ -35,7 +35,7 @@ def published(source) -> str:
 
 @pytest.fixture(scope="module")
 def folder(source, tmp_path_factory) -> Path:
-    """The Hugging Face folder that the command line makes of the published files."""
+    """Returns the Hugging Face folder that `headway convert` makes of the published files."""
     path = tmp_path_factory.mktemp("stories") / "hf"
     arguments = ["convert", source / "stories260K.bin", path, "--tokenizer", source / "tok512.bin"]
     assert run([str(a) for a in arguments]) == 0
@@ -46,8 +46,8 @@ def folder(source, tmp_path_factory) -> Path:
 def greedy(model: Decoder, cached: bool = True) -> list[int]:
     ids, cache = [1], model.make_cache(1) if cached else None
     while len(ids) <= STEPS and (len(ids) == 1 or ids[-1] != 1):
-        new = torch.tensor([ids if cache is None else ids[-1:]])
-        ids.append(int(model(new, cache=cache, logits_for=slice(-1, None))[0, -1].argmax()))
+        inputs = torch.tensor([ids if cache is None else ids[-1:]])
+        ids.append(int(model(inputs, cache=cache, logits_for=slice(-1, None))[0, -1].argmax()))
     return ids
 
 
@@ -93,7 +93,7 @@ def test_after_a_round_trip_through_transformers(folder, published, tmp_path):
 
 @pytest.mark.parametrize("native", [True, False])
 def test_in_8_bits_it_prints_the_same(folder, published, tmp_path, native):
-    """By native steps and by modules."""
+    """By native decode steps and by modules."""
     out = str(tmp_path / "m")
     assert run(["quantize", str(folder), "--weights", "int8", out]) == 0
     model = load_model(out)
@@ -105,30 +105,31 @@ def test_in_8_bits_it_prints_the_same(folder, published, tmp_path, native):
 
 @torch.no_grad()
 def test_in_8_bits_by_rows_another_token_is_likelier_only_where_two_are_equally_likely(folder, tmp_path):
-    """Within 0.05 nats: one of 256 tokens in this smallest of models."""
+    """At most one of 256 tokens changes, where the two likeliest logits are within 0.05, in this smallest of models."""
     assert run(["quantize", str(folder), "--weights", "int8", "--group", "-1", str(tmp_path / "m")]) == 0
     plain, rounded = load_model(folder), load_model(tmp_path / "m")
     ids = greedy(plain)
-    logits, found = (
+    logits, rounded_logits = (
         torch.cat([model(torch.tensor([[token]]), cache=cache)[0] for token in ids[:-1]])
         for model, cache in ((plain, plain.make_cache(1)), (rounded, rounded.make_cache(1)))
     )
     first, second = logits.topk(2).values.T
-    other = found.argmax(-1) != torch.tensor(ids[1:])
-    assert int(other.sum()) <= 1
-    assert torch.all(first[other] - second[other] < 0.05)
+    changed = rounded_logits.argmax(-1) != torch.tensor(ids[1:])
+    assert int(changed.sum()) <= 1
+    assert torch.all(first[changed] - second[changed] < 0.05)
     assert (
-        float((logits.softmax(-1) * (logits.log_softmax(-1) - found.log_softmax(-1))).sum(-1).mean()) < 1e-3
+        float((logits.softmax(-1) * (logits.log_softmax(-1) - rounded_logits.log_softmax(-1))).sum(-1).mean())
+        < 1e-3
     )
 
 
 def test_pairing_there_and_back_is_the_identical_folder(folder, tmp_path):
     convert(folder, tmp_path / "adjacent", to_pairing="adjacent")
     convert(tmp_path / "adjacent", tmp_path / "halves")
-    want = {p.name: p.read_bytes() for p in folder.iterdir()}
-    assert {p.name: p.read_bytes() for p in (tmp_path / "halves").iterdir()} == want
+    expected = {p.name: p.read_bytes() for p in folder.iterdir()}
+    assert {p.name: p.read_bytes() for p in (tmp_path / "halves").iterdir()} == expected
     changed = (tmp_path / "adjacent" / "model.safetensors").read_bytes()
-    assert changed != want["model.safetensors"]
+    assert changed != expected["model.safetensors"]
 
 
 def test_read_in_the_wrong_pairing_it_prints_something_else(source, published, folder):

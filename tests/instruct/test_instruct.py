@@ -1,4 +1,4 @@
-"""Self-instruct with an endpoint whose replies are known: what is kept, what is rejected and why, and resuming."""
+"""Self-instruct with an endpoint of known replies: what is kept, what is rejected and why, and resuming."""
 
 import json
 import random
@@ -23,29 +23,31 @@ THINGS = ("rivers", "numbers", "verbs", "poems", "recipes", "towns", "colours", 
 
 
 def seeds() -> list[Item]:
-    """Tasks that none of `writer` is like, some with an input."""
+    """Returns tasks that none of `writer`'s resembles, some with an input."""
     return [
         Item(
-            f"Explain to {other}, as if they could listen, why {one} matter more", given, f"Because of {one}."
+            f"Explain to {other}, as if they could listen, why {thing} matter more",
+            input_text,
+            f"Because of {thing}.",
         )
-        for one, other in permutations(THINGS, 2)
-        for given in ([""] if one < other else [f"a remark on {other}"])
+        for thing, other in permutations(THINGS, 2)
+        for input_text in ([""] if thing < other else [f"a remark on {other}"])
     ]
 
 
 def seed_file(folder: Path) -> Path:
-    """The same in the form of Wang et al., and every third in Alpaca's."""
+    """Writes the seeds in the form of Wang et al., and every third in Alpaca's."""
     path = folder / "seed_tasks.jsonl"
     with path.open("w", encoding="utf-8") as file:
         for number, seed in enumerate(seeds()):
-            said = {"input": seed.input, "output": seed.output}
-            task = said if number % 3 == 0 else {"id": f"seed_task_{number}", "instances": [said, {}]}
+            instance = {"input": seed.input, "output": seed.output}
+            task = instance if number % 3 == 0 else {"id": f"seed_task_{number}", "instances": [instance, {}]}
             file.write(json.dumps({"instruction": seed.instruction, **task}) + "\n")
     return path
 
 
 def writer(messages: Sequence[Any], seed: int) -> Reply:
-    """A list of tasks: some good, some of every bad kind, the last sometimes cut off."""
+    """Replies with a list of tasks: some good, some of every bad kind, the last one sometimes cut off."""
     draw = random.Random(seed)
     items = []
     for number in range(4, 4 + draw.randrange(3, 9)):
@@ -56,10 +58,10 @@ def writer(messages: Sequence[Any], seed: int) -> Reply:
         instruction = {0: f"Draw the {thing}, please do", 1: "Do it", 2: seeds()[0].instruction}.get(
             kind, instruction
         )
-        given = draw.choice(["<noinput>", "<NoInput>", f"some {thing}"])
+        input_text = draw.choice(["<noinput>", "<NoInput>", f"some {thing}"])
         output = "" if kind == 3 else f"{thing} and {other}"
         label = "Outcome" if kind == 4 else "Output"
-        items.append(f" {instruction}\n{number}. Input:\n{given}\n{number}. {label}:\n{output}\n")
+        items.append(f" {instruction}\n{number}. Input:\n{input_text}\n{number}. {label}:\n{output}\n")
     heads = [f"{number}. Instruction:" for number in range(5, 4 + len(items))]
     text = items[0] + "".join(f"###\n{head}{item}" for head, item in zip(heads, items[1:], strict=True))
     return Reply(text, draw.choice(["stop", "length"]))
@@ -71,30 +73,30 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def test_row_42_seeds_become_new_instructions_without_near_duplicates(tmp_path: Path) -> None:
     assert read_seeds(seed_file(tmp_path)) == seeds()
-    made = make_instructions(Scripted(writer), seeds(), 40, tmp_path / "made.jsonl")
-    kept = lines(made.out)
-    assert [Item(**one) for one in kept] == made.items
-    assert len(kept) == 40
-    before = [words(one.instruction) for one in seeds()]
-    for one in kept:
-        tokens = words(one["instruction"])
-        assert max(rouge_l(tokens, other) for other in before) <= 0.7
-        before.append(tokens)
-    chats = list(read_records(made.out, Chat))
+    result = make_instructions(Scripted(writer), seeds(), 40, tmp_path / "made.jsonl")
+    records = lines(result.out)
+    assert [Item(**record) for record in records] == result.items
+    assert len(records) == 40
+    known = [words(seed.instruction) for seed in seeds()]
+    for record in records:
+        tokens = words(record["instruction"])
+        assert max(rouge_l(tokens, other) for other in known) <= 0.7
+        known.append(tokens)
+    chats = list(read_records(result.out, Chat))
     assert len(chats) == 40
-    rejects = lines(made.rejects)
-    assert len(rejects) == sum(made.rejected.values()) == made.asked - 40
-    wanted = {"near-duplicate", "unsuitable word", "too short", "no output", "malformed", "cut off"}
-    assert set(made.rejected) == wanted
-    (near, *_) = (one for one in rejects if one["reason"] == "near-duplicate")
-    assert near["detail"] == f"ROUGE-L 1.000 with: {seeds()[0].instruction}"
-    assert len(lines(made.transcript)) == made.replies
+    rejects = lines(result.rejects)
+    assert len(rejects) == sum(result.rejected.values()) == result.asked - 40
+    expected = {"near-duplicate", "unsuitable word", "too short", "no output", "malformed", "cut off"}
+    assert set(result.rejected) == expected
+    (duplicate, *_) = (record for record in rejects if record["reason"] == "near-duplicate")
+    assert duplicate["detail"] == f"ROUGE-L 1.000 with: {seeds()[0].instruction}"
+    assert len(lines(result.transcript)) == result.replies
 
 
 @pytest.mark.parametrize("stop", [1, 3])
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, stop: int) -> None:
-    whole = make_instructions(Scripted(writer), seeds(), 30, tmp_path / "whole" / "made.jsonl")
-    assert whole.replies > stop + 1
+    uninterrupted = make_instructions(Scripted(writer), seeds(), 30, tmp_path / "whole" / "made.jsonl")
+    assert uninterrupted.replies > stop + 1
 
     def dying(messages: Sequence[Any], seed: int) -> Reply:
         if seed >= stop:
@@ -103,34 +105,34 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, stop: i
 
     with pytest.raises(KeyboardInterrupt):
         make_instructions(Scripted(dying), seeds(), 30, tmp_path / "cut" / "made.jsonl")
-    so_far = lines(tmp_path / "cut" / "made.jsonl")
-    assert 0 < len(so_far) < 30
+    records = lines(tmp_path / "cut" / "made.jsonl")
+    assert 0 < len(records) < 30
     transcript = tmp_path / "cut" / "made.jsonl.transcript.jsonl"
-    transcript.write_bytes(transcript.read_bytes()[:-9])  # and the last line was being written
-    again = Scripted(writer)
-    ended = make_instructions(again, seeds(), 30, tmp_path / "cut" / "made.jsonl")
-    assert (again.asked, ended.sent, ended.replies) == (
-        whole.replies - stop + 1,
-        whole.replies - stop + 1,
-        whole.replies,
+    transcript.write_bytes(transcript.read_bytes()[:-9])  # as if killed while writing the last line
+    resumed_endpoint = Scripted(writer)
+    resumed = make_instructions(resumed_endpoint, seeds(), 30, tmp_path / "cut" / "made.jsonl")
+    assert (resumed_endpoint.asked, resumed.sent, resumed.replies) == (
+        uninterrupted.replies - stop + 1,
+        uninterrupted.replies - stop + 1,
+        uninterrupted.replies,
     )
     for name in ("made.jsonl", "made.jsonl.rejects.jsonl", "made.jsonl.transcript.jsonl"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    more = make_instructions(Scripted(writer), seeds(), 35, tmp_path / "cut" / "made.jsonl")
-    assert more.items[:30] == whole.items
+    longer = make_instructions(Scripted(writer), seeds(), 35, tmp_path / "cut" / "made.jsonl")
+    assert longer.items[:30] == uninterrupted.items
     with pytest.raises(ConfigError, match=r"temperature was 1\.0 and is 0\.2"):
         make_instructions(Scripted(writer), seeds(), 35, tmp_path / "cut" / "made.jsonl", temperature=0.2)
-    assert len(lines(more.out)) == 35
+    assert len(lines(longer.out)) == 35
 
 
 def test_requests_sent_at_once_make_the_same(tmp_path: Path) -> None:
-    one = make_instructions(Scripted(writer), seeds(), 25, tmp_path / "one.jsonl")
-    many = make_instructions(Scripted(writer), seeds(), 25, tmp_path / "many.jsonl", parallel=4)
-    assert many.out.read_bytes() == one.out.read_bytes()
-    assert many.rejects.read_bytes() == one.rejects.read_bytes()
-    assert one.replies <= many.sent < one.replies + 4
+    sequential = make_instructions(Scripted(writer), seeds(), 25, tmp_path / "one.jsonl")
+    concurrent = make_instructions(Scripted(writer), seeds(), 25, tmp_path / "many.jsonl", parallel=4)
+    assert concurrent.out.read_bytes() == sequential.out.read_bytes()
+    assert concurrent.rejects.read_bytes() == sequential.rejects.read_bytes()
+    assert sequential.replies <= concurrent.sent < sequential.replies + 4
     again = make_instructions(Scripted(writer), seeds(), 25, tmp_path / "many.jsonl")
-    assert (again.sent, again.items) == (0, one.items)
+    assert (again.sent, again.items) == (0, sequential.items)
 
 
 def test_the_prompt_is_alpacas() -> None:
@@ -171,11 +173,11 @@ def test_a_reply_goes_on_or_begins_again(text: str) -> None:
     ],
 )
 def test_filters_say_why(instruction: str, reason: str) -> None:
-    (found,) = parse(Reply(ONE.replace("Sort these words, please.", instruction), "stop"), 4)
-    assert isinstance(found, Rejected)
-    assert (found.reason, found.text) == (reason, instruction.strip())
-    (good,) = parse(Reply(ONE.replace("Sort", "Photograph maplike"), "stop"), 4)
-    assert isinstance(good, Item)
+    (rejected,) = parse(Reply(ONE.replace("Sort these words, please.", instruction), "stop"), 4)
+    assert isinstance(rejected, Rejected)
+    assert (rejected.reason, rejected.text) == (reason, instruction.strip())
+    (item,) = parse(Reply(ONE.replace("Sort", "Photograph maplike"), "stop"), 4)
+    assert isinstance(item, Item)
 
 
 def test_a_model_that_writes_no_lists_ends_the_run(tmp_path: Path) -> None:
@@ -202,8 +204,8 @@ def test_seeds_that_are_none_are_named_with_file_and_line(tmp_path: Path) -> Non
 
 def test_the_command_prints_the_yield(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def answer(path: str, body: Any) -> Any:
-        made = writer(body["messages"], body["seed"])
-        return completion(made.text, made.finish_reason)
+        reply = writer(body["messages"], body["seed"])
+        return completion(reply.text, reply.finish_reason)
 
     source = str(seed_file(tmp_path))
     with server(answer) as url:

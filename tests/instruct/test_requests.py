@@ -1,4 +1,4 @@
-"""Requests of self-instruct: what they are drawn by."""
+"""Requests of self-instruct: what they are drawn from."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ WORDS = [
 
 
 def test_replies_without_text_are_the_cause_that_is_named(tmp_path: Path) -> None:
-    """Not that they were cut off, which other settings would mend."""
+    """The error does not say that the replies were cut off, which other settings would mend."""
     silent = Scripted(lambda messages, seed: Reply("", "length"))
     with pytest.raises(DataError, match=r"20 replies in a row .* \(rejected so far: no text 20\)"):
         make_instructions(silent, TASKS, 3, tmp_path / "made.jsonl")
@@ -39,7 +39,7 @@ def test_replies_without_text_are_the_cause_that_is_named(tmp_path: Path) -> Non
 
 
 def test_two_seeds_share_no_request(tmp_path: Path) -> None:
-    """Neither the number that is sent with it nor the tasks that are shown: a second run makes other instructions."""
+    """Neither the number sent with a request nor the tasks it shows: a second run makes other instructions."""
     sent: dict[int, list[tuple[int, str]]] = {}
     for seed in (0, 1):
         rounds = sent.setdefault(seed, [])
@@ -52,6 +52,6 @@ def test_two_seeds_share_no_request(tmp_path: Path) -> None:
 
         make_instructions(Scripted(answer), TASKS, 8, tmp_path / f"{seed}.jsonl", seed=seed)
     for part in (0, 1):
-        own, other = ({request[part] for request in sent[seed]} for seed in (0, 1))
-        assert len(own) == len(other) == 8
-        assert not own & other
+        first, second = ({request[part] for request in sent[seed]} for seed in (0, 1))
+        assert len(first) == len(second) == 8
+        assert not first & second

@@ -1,4 +1,4 @@
-"""ROUGE-L: the plain table, rouge_score, and near-duplicates as comparing with everything finds them."""
+"""ROUGE-L against the plain table and rouge_score, and near-duplicates against a comparison with every text."""
 
 import random
 
@@ -12,7 +12,7 @@ FEW = st.lists(st.sampled_from("abcde"), max_size=14)
 
 
 def table(a: list[str], b: list[str]) -> int:
-    """The textbook's quadratic table."""
+    """Returns the length of the longest common subsequence by the textbook's quadratic table."""
     rows = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
     for i, x in enumerate(a):
         for j, y in enumerate(b):
@@ -28,13 +28,13 @@ def test_the_longest_common_subsequence_is_that_of_the_table(a: list[str], b: li
 
 @example([["a"] * 6], ["a"] * 6, 0.7)
 @given(st.lists(FEW, max_size=12), FEW, st.sampled_from([0.3, 0.7, 0.95]))
-def test_the_bound_skips_nothing_that_counts(texts: list[list[str]], one: list[str], limit: float) -> None:
+def test_the_bound_skips_nothing_that_counts(texts: list[list[str]], query: list[str], limit: float) -> None:
     pool = Neighbours(limit)
     for text in texts:
         pool.add(text)
-    values = [rouge_l(one, text) for text in texts]
+    values = [rouge_l(query, text) for text in texts]
     best = max(values, default=0.0)
-    assert pool.nearest(one) == ((values.index(best), best) if best > limit else None)
+    assert pool.nearest(query) == ((values.index(best), best) if best > limit else None)
 
 
 def test_most_comparisons_are_skipped() -> None:

@@ -1,4 +1,4 @@
-"""Small models of transformers to be accelerated, and what a step of each gives."""
+"""Small models of `transformers` to be accelerated, and a step of each."""
 
 from typing import Any
 
@@ -56,7 +56,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Starcoder2": ("ForCausalLM", {**GROUPED, **WINDOWED}),
     "Olmo2": ("ForCausalLM", GROUPED),
     "Cohere": ("ForCausalLM", GROUPED),
-    "Qwen2Moe": ("ForCausalLM", {**GROUPED, **EXPERTS}),  # makes the mask of a window that no layer has
+    "Qwen2Moe": (
+        "ForCausalLM",
+        {**GROUPED, **EXPERTS},
+    ),  # makes the mask of a window although no layer has one
     "Qwen3Moe": ("ForCausalLM", {**GROUPED, **EXPERTS, "num_experts_per_tok": 2, "head_dim": 8}),
     "Mixtral": ("ForCausalLM", {**GROUPED, **WINDOWED, "num_local_experts": 4}),
     "GptOss": ("ForCausalLM", {**GROUPED, **WINDOWED, "num_local_experts": 4, "head_dim": 8}),
@@ -77,7 +80,7 @@ DECODERS = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Phi3", "GPT2", "Phi
 
 
 def made(family: str) -> Any:
-    """A small model with random weights."""
+    """Returns a small model with random weights."""
     task, sizes = FAMILIES[family]
     model = getattr(transformers, family + task)(getattr(transformers, family + "Config")(**sizes))
     for parameter in model.parameters():
@@ -87,27 +90,31 @@ def made(family: str) -> Any:
 
 
 def inputs(model: Any) -> dict[str, Tensor]:
-    """Two rows, one of which has padding on the left (on the right for encoders), and a target for most tokens."""
+    """Returns two rows, one with padding on the left (on the right for encoders), and labels for most tokens."""
     ids, mask = torch.randint(3, VOCAB, (2, LENGTH)), torch.ones(2, LENGTH, dtype=torch.long)
     decoder = model.can_generate() and not model.config.is_encoder_decoder
     mask[0, slice(0, 9) if decoder else slice(-9, None)] = 0
     labels = ids.masked_fill(mask == 0, -100)
-    labels[0, 9] = -100  # of a decoder: what padding would predict
-    given = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    labels[0, 9] = -100  # in a decoder this is the label of a padding slot
+    arguments = {"input_ids": ids, "attention_mask": mask, "labels": labels}
     if model.config.model_type == "longformer":
-        given["global_attention_mask"] = torch.zeros_like(mask).index_fill(1, torch.tensor([0, 3]), 1)
-    return given
+        arguments["global_attention_mask"] = torch.zeros_like(mask).index_fill(1, torch.tensor([0, 3]), 1)
+    return arguments
 
 
-def run(model: Any, given: dict[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Loss, logits without gradient, and gradients of a step in training mode."""
+def run(model: Any, arguments: dict[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Returns the loss, the logits without gradient, and the gradients of a step in training mode."""
     model.zero_grad()
     dropout_free(model.train())
-    loss = model(**given).loss
+    loss = model(**arguments).loss
     loss.backward()
     with torch.no_grad():
         logits = model.eval()(
-            **{name: t for name, t in given.items() if name != "labels" or model.config.is_encoder_decoder}
+            **{
+                name: t
+                for name, t in arguments.items()
+                if name != "labels" or model.config.is_encoder_decoder
+            }
         )
     return (
         loss.detach(),

@@ -1,4 +1,4 @@
-"""A stand-in for lm-evaluation-harness, with its names, and a small model that it asks."""
+"""A stand-in for lm-evaluation-harness, under the same module names, and a small model for it to evaluate."""
 
 import importlib
 import sys
@@ -17,16 +17,16 @@ from tests.text.test_chat import TURNS, with_template
 
 
 class TemplateLM:
-    """The harness's base class: what of it our model uses."""
+    """The part of the harness's base class that our model uses."""
 
     def __init__(self) -> None:
         self.partial: list[tuple[str, Any, Any]] = []
         self.cache_hook = SimpleNamespace(add_partial=lambda *facts: self.partial.append(facts))
 
 
-def normalize_gen_kwargs(given: dict[str, Any], default: int) -> dict[str, Any]:
-    """As theirs: the number of new tokens has its one name."""
-    return {"max_gen_toks": default, **given}
+def normalize_gen_kwargs(arguments: dict[str, Any], default: int) -> dict[str, Any]:
+    """Like the harness's own: the number of new tokens is always called max_gen_toks."""
+    return {"max_gen_toks": default, **arguments}
 
 
 class TaskManager:
@@ -39,7 +39,7 @@ class TaskManager:
 
 @pytest.fixture
 def harness(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Our module, which has imported the stand-in; what it registers and asks for is in `registered` and `asked`."""
+    """Yields our module, which imports the stand-in; `registered` and `asked` hold what it registers and requests."""
     registered: dict[str, type] = {}
     asked: dict[str, Any] = {}
 

@@ -1,7 +1,7 @@
-"""Small configs of the model types of the installed `transformers`, made by rule, and models of them.
+"""Makes small configs and models of the model types of the installed `transformers`, by rule.
 
-A config has the sizes of `SIZES` in place of its defaults, and as many layers as show every kind that its defaults
-have.
+A config has the sizes of `SIZES` in place of its defaults, and enough layers to have every kind of layer that its
+defaults have.
 """
 
 import copy
@@ -37,9 +37,9 @@ SIZES: tuple[tuple[str, int], ...] = (
     (r"bos_token_id|decoder_start_token_id|cls_token_id", 1),
     (r"eos_token_id|sep_token_id|forced_eos_token_id", 2),
 )  # fmt: skip
-"""How the names of numbers read, and what takes their place: the first that fits."""
+"""Patterns of names of config values, and their small values; the first pattern that matches counts."""
 UNSAID = ("vocab_size", "num_key_value_heads", "head_dim", "num_experts_per_tok")
-"""What gets its size where a default is None, too."""
+"""Names whose value is set even if the default is None."""
 KINDS = ["sliding_attention"] * 4 + ["full_attention"]
 MORE: Mapping[str, Mapping[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
@@ -69,56 +69,56 @@ MORE: Mapping[str, Mapping[str, Any]] = {
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2},
 }  # fmt: skip
-"""What a type needs besides."""
+"""Further values that a model type needs."""
 MOST = 20_000_000
-"""Parameters of a model that is small."""
+"""Largest number of parameters of a small model."""
 
 
 def small(default: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a config's values those that are small in place of the defaults."""
-    made: dict[str, Any] = {}
+    """Returns the small values that replace defaults of a config."""
+    values: dict[str, Any] = {}
     for key, value in default.items():
         size = next((size for name, size in SIZES if re.fullmatch(name, key)), None)
         if isinstance(value, dict) and "model_type" in value:
-            made[key] = {"model_type": value["model_type"], **small(value)}
+            values[key] = {"model_type": value["model_type"], **small(value)}
         elif size is None or isinstance(value, bool):
             continue
         elif (
             key in UNSAID if value is None else isinstance(value, int) and (value > size or "token_id" in key)
         ):
-            made[key] = size
+            values[key] = size
     kinds = default.get("layer_types", default.get("layers_block_type"))
     if isinstance(kinds, list) and "num_hidden_layers" in default:
         count = max(2, *(kinds.index(kind) + 1 for kind in kinds))
-        made["num_hidden_layers"] = count
-        made |= {
+        values["num_hidden_layers"] = count
+        values |= {
             key: default[key][:count] for key in ("layer_types", "layers_block_type") if default.get(key)
         }
     heads = default.get("num_attention_heads")
     if heads is not None and heads == default.get("num_key_value_heads"):
-        made["num_key_value_heads"] = made.get("num_attention_heads", heads)
-    return made | MORE.get(default.get("model_type", ""), {})
+        values["num_key_value_heads"] = values.get("num_attention_heads", heads)
+    return values | MORE.get(default.get("model_type", ""), {})
 
 
-def small_model(kind: str, name: str, **more: Any) -> Any:
-    """A model of a class `name` of a type `kind`, whose weights are normal with deviation 0.3 around 0, or around their
-    first values where those are vectors. Raises whatever `transformers` does where there is none."""
-    made = getattr(transformers, name)
+def small_model(kind: str, name: str, **fields: Any) -> Any:
+    """Returns a model of class `name` and model type `kind`, with weights normal with deviation 0.3 around 0, or around
+    their initial values for vectors. Raises whatever `transformers` raises if it cannot make one."""
+    model_class = getattr(transformers, name)
     values = small(AutoConfig.for_model(kind).to_dict())
     config = AutoConfig.for_model(kind, **values)
-    if not isinstance(config, made.config_class):
+    if not isinstance(config, model_class.config_class):
         parts = [getattr(config, part) for part in config.sub_configs]
-        config = next((part for part in parts if isinstance(part, made.config_class)), config)
-    for key, value in more.items():
+        config = next((part for part in parts if isinstance(part, model_class.config_class)), config)
+    for key, value in fields.items():
         if hasattr(config, key):
             setattr(config, key, value)
     config._attn_implementation = "eager"
     with torch.device("meta"):
-        count = sum(p.numel() for p in made(copy.deepcopy(config)).parameters())
+        count = sum(p.numel() for p in model_class(copy.deepcopy(config)).parameters())
     if count > MOST:
         raise ValueError(f"it has {count:,} parameters")
     torch.manual_seed(0)
-    model = made(config)
+    model = model_class(config)
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.parameters():

@@ -1,9 +1,9 @@
-"""`accelerate` computes what the model computes, and `restore` gives back the model.
+"""An accelerated model computes what the model computes, and `restore` gives back the model.
 
 Weights are drawn with standard deviation 0.3, so that attention is far from uniform. Two correct float32 computations
 of such a model differ by some tens of roundings (6e-8 each): by up to 1e-5 of the largest logit, and of the largest
-gradient of a layer. Of a layer, not of each tensor: the gradient of a key's bias is 0, since softmax does not see it,
-and what is computed of it is rounding alone.
+gradient of a layer. A layer is the unit, not a tensor: the gradient of a key's bias is 0, since softmax is invariant to
+it, so that its computed value is rounding alone.
 """
 
 import copy
@@ -33,24 +33,24 @@ from tests.integrations.accelerated import FAMILIES, GROUPED, LENGTH, VOCAB, clo
 @share("family", FAMILIES, 0, 2)
 def test_loss_logits_and_gradients_are_as_before(family: str) -> None:
     model = made(family)
-    given = inputs(model)
-    loss, logits, gradients = run(model, given)
+    arguments = inputs(model)
+    loss, logits, gradients = run(model, arguments)
     report = accelerate(model)
     assert not {name for name, reason in report.left.items() if "differs" in reason}, str(report)
     assert family == "Longformer" or report.taken["attention"] == len(attention_layers(model)) >= 2
-    own_loss, own_logits, own_gradients = run(model, given)
+    own_loss, own_logits, own_gradients = run(model, arguments)
     close(own_loss, loss, 1e-5)
-    real = given["attention_mask"].bool()
+    real = arguments["attention_mask"].bool()
     close(own_logits[real], logits[real], 1e-5)
     assert own_gradients.keys() == gradients.keys()
     scales = largest(gradients)
     for name, gradient in gradients.items():
-        found = float((own_gradients[name] - gradient).abs().max()) / scales[layer_of(name)]
-        assert found <= 1e-5, f"{name}: {found:.1e}"
+        error = float((own_gradients[name] - gradient).abs().max()) / scales[layer_of(name)]
+        assert error <= 1e-5, f"{name}: {error:.1e}"
 
 
 class Exact(TorchFunctionMode):
-    """Has a model in float64 compute all of itself in float64, also what its code would do in float32."""
+    """Makes a float64 model compute everything in float64, including what its code casts to float32."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -65,32 +65,35 @@ def layer_of(name: str) -> str:
 
 
 def largest(gradients: dict[str, Tensor]) -> dict[str, float]:
-    """The largest gradient of each layer, over its weight and bias."""
-    found: dict[str, float] = {}
+    """Returns the largest gradient of each layer, over its weight and bias."""
+    scales: dict[str, float] = {}
     for name, t in gradients.items():
-        found[layer_of(name)] = max(found.get(layer_of(name), 0.0), float(t.abs().max()))
-    return found
+        scales[layer_of(name)] = max(scales.get(layer_of(name), 0.0), float(t.abs().max()))
+    return scales
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradients_are_as_near_to_float64_as_those_of_transformers(family: str) -> None:
-    """In the mean over tensors: the root of the mean squared error over the largest gradient of the layer."""
+    """Compares means over tensors of the root mean squared error, relative to the largest gradient of the layer."""
     model = made(family)
-    given = inputs(model)
+    arguments = inputs(model)
     exact = copy.deepcopy(model).double()
     if family != "Longformer":
         exact.set_attn_implementation("eager")
     if family in ("Qwen2Moe", "Qwen3Moe", "Mixtral", "GptOss"):  # torch's grouped products have no float64
         exact.set_experts_implementation("eager")
     with Exact():
-        _, logits, gradients = run(exact, given)
+        _, logits, gradients = run(exact, arguments)
     scales = largest(gradients)
 
     def errors() -> tuple[float, float]:
-        _, own_logits, own = run(model, given)
-        real = given["attention_mask"].bool()
-        off = [float((own[n] - t).square().mean().sqrt()) / scales[layer_of(n)] for n, t in gradients.items()]
+        _, own_logits, own_gradients = run(model, arguments)
+        real = arguments["attention_mask"].bool()
+        off = [
+            float((own_gradients[n] - t).square().mean().sqrt()) / scales[layer_of(n)]
+            for n, t in gradients.items()
+        ]
         return float((own_logits - logits)[real].square().mean().sqrt()), sum(off) / len(off)
 
     theirs = errors()
@@ -100,14 +103,14 @@ def test_gradients_are_as_near_to_float64_as_those_of_transformers(family: str) 
 
 
 def graph(model: Any) -> list[Any]:
-    """Every module, parameter and buffer by name and identity, with all that stands in the modules themselves."""
-    found: list[Any] = [(name, id(p), p.requires_grad, p._version) for name, p in model.named_parameters()]
-    found += [(name, id(t)) for name, t in model.named_buffers()]
+    """Returns name and identity of every module, parameter and buffer, and the names of the modules' own attributes."""
+    state: list[Any] = [(name, id(p), p.requires_grad, p._version) for name, p in model.named_parameters()]
+    state += [(name, id(t)) for name, t in model.named_buffers()]
     for name, module in model.named_modules():
-        found.append(
+        state.append(
             (name, id(module), sorted(module.__dict__), id(module.__dict__.get("forward")), module.training)
         )
-    return [*found, model.config._attn_implementation]
+    return [*state, model.config._attn_implementation]
 
 
 @share("family", FAMILIES, 1, 2)
@@ -138,20 +141,20 @@ def test_greedy_text_is_as_before(family: str) -> None:
     ids = torch.randint(3, VOCAB, (2, 11))
     mask = torch.ones_like(ids)
     mask[0, :4] = family == "Marian"
-    for given, how in ((None, {}), (None, {"num_beams": 2}), (mask, {})):
-        asked = {"attention_mask": given, "max_new_tokens": 40, "do_sample": False, **how}
-        expected = model.generate(ids, **asked)
+    for attention_mask, options in ((None, {}), (None, {"num_beams": 2}), (mask, {})):
+        arguments = {"attention_mask": attention_mask, "max_new_tokens": 40, "do_sample": False, **options}
+        expected = model.generate(ids, **arguments)
         accelerate(model)
-        assert torch.equal(model.generate(ids, **asked), expected)
+        assert torch.equal(model.generate(ids, **arguments), expected)
         restore(model)
 
 
 def test_a_product_of_more_rows_than_a_step_of_decoding_is_torchs_own() -> None:
-    """The kernels sum in another order, so that bits say who has computed it."""
+    """The kernels sum in another order than torch, so bits tell which of them computed a product."""
     model = made("Llama")
     mlp = model.model.layers[0].mlp
     rows = torch.randn(MOST_ROWS + 1, 32)
-    expected = [F.linear(rows, one.weight) for one in (mlp.gate_proj, mlp.up_proj)]
+    expected = [F.linear(rows, linear.weight) for linear in (mlp.gate_proj, mlp.up_proj)]
     accelerate(model)
     with torch.no_grad():
         assert all(map(torch.equal, side_by_side(rows, (mlp.gate_proj, mlp.up_proj)), expected))
@@ -162,7 +165,7 @@ def test_a_product_of_more_rows_than_a_step_of_decoding_is_torchs_own() -> None:
 
 @pytest.mark.parametrize("padding", [0, 4])
 def test_a_step_behind_padding_is_that_of_the_model(padding: int) -> None:
-    """The next token of rows in a cache, with the mask that says which of the slots are padding."""
+    """A decode step with a cache, and a mask that says which slots are padding."""
     model = made("Llama")
     ids, mask = torch.randint(3, VOCAB, (2, LENGTH)), torch.ones(2, LENGTH, dtype=torch.long)
     mask[0, :padding] = 0
@@ -189,15 +192,15 @@ ASKED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
 def test_cross_entropy_of_logits_is_what_it_is_asked_for(asked: dict[str, Any]) -> None:
-    """In training the logits are not there: a loss of one's own still gets all that it says."""
+    """In training no logits are computed, but a user's own loss on them still gets every option it asks for."""
     model = made("Llama").train()
     ids = torch.randint(3, VOCAB, (2, LENGTH))
     labels = ids.flatten().roll(1).index_fill(0, torch.tensor([5, 6]), asked.get("ignore_index", -100))
 
     def loss() -> tuple[Tensor, Tensor]:
-        found = F.cross_entropy(model(ids).logits.view(-1, VOCAB), labels, **asked)
-        slope = torch.autograd.grad(found.sum(), model.lm_head.weight)[0]
-        return found.detach(), slope
+        losses = F.cross_entropy(model(ids).logits.view(-1, VOCAB), labels, **asked)
+        slope = torch.autograd.grad(losses.sum(), model.lm_head.weight)[0]
+        return losses.detach(), slope
 
     expected = loss()
     accelerate(model)
@@ -206,7 +209,7 @@ def test_cross_entropy_of_logits_is_what_it_is_asked_for(asked: dict[str, Any]) 
 
 
 class Doubled(nn.Module):
-    """A norm of somebody's own."""
+    """A norm defined by a user, unknown to headway."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -217,11 +220,11 @@ class Doubled(nn.Module):
 
 
 class Indexed(LlamaAttention):
-    """Attention to keys that are chosen."""
+    """Attention that passes an argument which headway does not know."""
 
-    def forward(self, hidden_states: Tensor, **given: Any) -> Any:
-        attention_interface = given["attention_interface"]
-        return attention_interface(self, hidden_states, indices=given["indices"])
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Any:
+        attention_interface = kwargs["attention_interface"]
+        return attention_interface(self, hidden_states, indices=kwargs["indices"])
 
 
 def test_attention_that_is_given_what_ours_does_not_know_is_left() -> None:
@@ -231,8 +234,8 @@ def test_attention_that_is_given_what_ours_does_not_know_is_left() -> None:
 
 @pytest.mark.parametrize("family", ["GptOss", "GraniteSWA"])
 def test_attention_with_sinks_is_taken(family: str) -> None:
-    more = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8} if family == "GptOss" else {}
-    config = getattr(transformers, family + "Config")(**GROUPED, **more)
+    sizes = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8} if family == "GptOss" else {}
+    config = getattr(transformers, family + "Config")(**GROUPED, **sizes)
     model = getattr(transformers, family + "ForCausalLM")(config).eval()
     for block in model.model.layers:
         torch.nn.init.normal_(block.self_attn.sinks)
@@ -245,15 +248,15 @@ def test_attention_with_sinks_is_taken(family: str) -> None:
 
 
 def test_attention_is_left_where_the_string_would_be_refused() -> None:
-    """Doge's layers read their mask, which a forward shows."""
+    """Doge's layers read their mask, which is noticed in a trial forward."""
     why = "applies `where` to its attention mask"
     model = transformers.DogeForCausalLM(transformers.DogeConfig(**GROUPED)).eval()
-    asked, ids = model.config._attn_implementation, torch.randint(3, VOCAB, (1, LENGTH))
+    before, ids = model.config._attn_implementation, torch.randint(3, VOCAB, (1, LENGTH))
     with torch.no_grad():
         expected = model(ids).logits
         report = accelerate(model)
         assert "attention" not in report.taken
-        assert model.config._attn_implementation == asked
+        assert model.config._attn_implementation == before
         assert why in report.left["model.layers.0.self_attn"]
         close(model(ids).logits, expected, 1e-5)
     restore(model)
@@ -271,10 +274,10 @@ def test_an_unknown_module_is_left_and_named() -> None:
 
 
 def test_modules_that_differ_are_told_apart() -> None:
-    """What says whether a module may take another's place: the largest difference over the largest number."""
+    """`relative` decides whether a module may replace another: the largest difference over the largest number."""
     x = torch.tensor([[1.0, -4.0, 2.0]])
     assert relative(x, x) == 0
     assert relative((x + torch.tensor([0.0, 0.0, 1.0]),), x) == 0.25
     assert relative(x[:0], x[:0]) == 0
-    for other in (x[0], x.double(), x * torch.nan):
-        assert relative(other, x) == float("inf")
+    for result in (x[0], x.double(), x * torch.nan):
+        assert relative(result, x) == float("inf")

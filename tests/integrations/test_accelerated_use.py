@@ -1,4 +1,4 @@
-"""What people do with a model of `transformers` goes on when it is accelerated: training, saving, generating."""
+"""An accelerated model of `transformers` still trains with Trainer, saves, generates and copies as before."""
 
 import copy
 import io
@@ -17,21 +17,21 @@ pytestmark = pytest.mark.slow
 VOCAB, STEPS = 61, 20
 
 
-def made(**more: Any) -> Any:
-    """A small LLaMA with random weights, far from uniform attention."""
+def made(**fields: Any) -> Any:
+    """Returns a small LLaMA with random weights, whose attention is far from uniform."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
     ids = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
     config: Any = LlamaConfig(
-        **{"vocab_size": VOCAB, "num_hidden_layers": 2, "initializer_range": 0.2, **sizes, **ids, **more}
+        **{"vocab_size": VOCAB, "num_hidden_layers": 2, "initializer_range": 0.2, **sizes, **ids, **fields}
     )
     return LlamaForCausalLM(config).eval()
 
 
 def trained(model: Any, folder: Path, **how: Any) -> list[float]:
-    """The losses of some steps of `Trainer` on a text that repeats itself; labels of some tokens are left out."""
+    """Returns the losses of `STEPS` steps of `Trainer` on text that repeats itself; some labels are ignored."""
     from transformers import Trainer, TrainingArguments
 
     noise = torch.Generator().manual_seed(0)
@@ -48,15 +48,15 @@ def trained(model: Any, folder: Path, **how: Any) -> list[float]:
 
 
 def objects(model: Any) -> list[Any]:
-    """Every module, parameter and buffer by name and identity."""
+    """Returns the name and identity of every module, parameter and buffer."""
     named = (*model.named_modules(), *model.named_parameters(), *model.named_buffers())
-    return [(name, id(one)) for name, one in named]
+    return [(name, id(value)) for name, value in named]
 
 
 def standing(model: Any) -> list[Any]:
-    """What stands in each module itself, by name, and which attention is asked for."""
-    found: list[Any] = [(name, sorted(one.__dict__)) for name, one in model.named_modules()]
-    return [*found, model.config._attn_implementation]
+    """Returns the names of each module's own attributes, and the attention implementation."""
+    attributes: list[Any] = [(name, sorted(module.__dict__)) for name, module in model.named_modules()]
+    return [*attributes, model.config._attn_implementation]
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -75,12 +75,12 @@ def test_trainer_has_the_same_losses_and_restore_the_same_objects(
     assert losses == pytest.approx(expected, rel=1e-4)
     model.eval()
     ids = torch.randint(3, VOCAB, (1, 8))
-    own = model.generate(ids, max_new_tokens=20, do_sample=False)
+    text = model.generate(ids, max_new_tokens=20, do_sample=False)
     restore(model)
     assert objects(model) == before
-    assert standing(model) == standing(plain)  # Trainer, too, leaves something
+    assert standing(model) == standing(plain)  # Trainer leaves attributes, too
     assert not torch.equal(model.model.layers[0].mlp.up_proj.weight, start)
-    assert torch.equal(model.generate(ids, max_new_tokens=20, do_sample=False), own)
+    assert torch.equal(model.generate(ids, max_new_tokens=20, do_sample=False), text)
 
 
 @pytest.mark.parametrize("weights", [None, "int8"])
@@ -114,7 +114,7 @@ def test_generated_text_is_as_before(how: dict[str, Any], padded: bool) -> None:
     from headway.integrations.transformers import accelerate, restore
 
     model = made()
-    rows = 1 if "prompt_lookup_num_tokens" in how else 2  # it takes one
+    rows = 1 if "prompt_lookup_num_tokens" in how else 2  # prompt lookup takes one row
     ids = torch.randint(3, VOCAB, (rows, 5)).repeat(1, 2)
     mask = torch.ones_like(ids)
     if padded:
@@ -122,9 +122,9 @@ def test_generated_text_is_as_before(how: dict[str, Any], padded: bool) -> None:
 
     def text() -> Tensor:
         torch.manual_seed(1)
-        given = model.generate(ids, attention_mask=mask, max_new_tokens=30, **{"do_sample": False, **how})
-        found: Tensor = given if isinstance(given, Tensor) else given.sequences
-        return found
+        output = model.generate(ids, attention_mask=mask, max_new_tokens=30, **{"do_sample": False, **how})
+        ids_out: Tensor = output if isinstance(output, Tensor) else output.sequences
+        return ids_out
 
     expected = text()
     accelerate(model)
@@ -134,7 +134,7 @@ def test_generated_text_is_as_before(how: dict[str, Any], padded: bool) -> None:
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_rounded_weights_err_as_much_as_a_plain_model_that_has_them(weights: str) -> None:
-    """Inputs are rounded to 8 bits besides, independently and by less: with it the error is less than twice that."""
+    """Inputs are also rounded to 8 bits, independently and by less, so the error is within twice that of weights."""
     from headway.integrations.transformers import accelerate, restore
     from headway.integrations.transformers.products import beside
 
@@ -180,13 +180,13 @@ def test_compressed_weights_change_no_bit() -> None:
     before = standing(model)
     accelerate(model)
     with torch.no_grad():
-        right = [model(ids).logits, model(ids[:, :3]).logits]
+        expected_logits = [model(ids).logits, model(ids[:, :3]).logits]
     text = model.generate(ids[:, :9], max_new_tokens=20, do_sample=False)
     restore(model)
     report = accelerate(model, "compressed")
     assert report.taken["product of compressed weights"] == 7 * len(model.model.layers) + 1
     with torch.no_grad():
-        for expected, rows in zip(right, (ids, ids[:, :3]), strict=True):
+        for expected, rows in zip(expected_logits, (ids, ids[:, :3]), strict=True):
             assert torch.equal(model(rows).logits, expected)
     assert torch.equal(model.generate(ids[:, :9], max_new_tokens=20, do_sample=False), text)
     model.train()
@@ -229,15 +229,15 @@ def test_a_copy_is_accelerated_by_itself(weights: str | None) -> None:
     model, ids = made(), torch.randint(3, VOCAB, (1, 8))
     accelerate(model, weights)
     expected = model.generate(ids, max_new_tokens=12, do_sample=False)
-    other = copy.deepcopy(model)
+    clone = copy.deepcopy(model)
     restore(model)
-    assert "forward" in other.model.layers[0].mlp.__dict__
-    assert other.model.layers[0].mlp.forward.__self__ is other.model.layers[0].mlp
-    assert torch.equal(other.generate(ids, max_new_tokens=12, do_sample=False), expected)
-    restore(other)
-    assert all(p.requires_grad for p in other.parameters())
+    assert "forward" in clone.model.layers[0].mlp.__dict__
+    assert clone.model.layers[0].mlp.forward.__self__ is clone.model.layers[0].mlp
+    assert torch.equal(clone.generate(ids, max_new_tokens=12, do_sample=False), expected)
+    restore(clone)
+    assert all(p.requires_grad for p in clone.parameters())
     with torch.no_grad():
-        assert torch.equal(other(ids).logits, model(ids).logits)
+        assert torch.equal(clone(ids).logits, model(ids).logits)
 
 
 def test_an_accelerated_model_is_not_pickled() -> None:

@@ -1,5 +1,5 @@
-"""What lm-evaluation-harness asks a model, asked by a stand-in with its names: without it installed. What the real one
-finds with our model is in test_lm_eval.py."""
+"""The calls that lm-evaluation-harness makes to a model, made by a stand-in, so that it need not be installed. Results
+with the real harness are tested in test_lm_eval.py."""
 
 import logging
 import re
@@ -76,13 +76,15 @@ def test_log_likelihoods_stand_in_the_order_of_the_requests(
     answers = model._loglikelihood_tokens(requests, disable_tqdm=True)
     for (_, context, continuation), (value, is_greedy) in zip(requests, answers, strict=True):
         ids = torch.tensor([context + continuation])
-        chances = lm.model(ids).log_softmax(-1)[0, len(context) - 1 : -1]
-        assert value == pytest.approx(chances.gather(1, ids[0, len(context) :, None]).sum().item(), abs=1e-4)
-        assert is_greedy == (chances.argmax(-1).tolist() == continuation)
+        log_probs = lm.model(ids).log_softmax(-1)[0, len(context) - 1 : -1]
+        assert value == pytest.approx(
+            log_probs.gather(1, ids[0, len(context) :, None]).sum().item(), abs=1e-4
+        )
+        assert is_greedy == (log_probs.argmax(-1).tolist() == continuation)
     assert answers[-1][1]
-    kept = {request: answer for kind, request, answer in model.partial if kind == "loglikelihood"}
-    assert len(model.partial) == len(PAIRS)  # a request without a key is not kept
-    assert kept == {pair: answer for (pair, _, _), answer in zip(requests[:-1], answers, strict=False)}
+    cached = {request: answer for kind, request, answer in model.partial if kind == "loglikelihood"}
+    assert len(model.partial) == len(PAIRS)  # a request without a key is not cached
+    assert cached == {pair: answer for (pair, _, _), answer in zip(requests[:-1], answers, strict=False)}
 
 
 @pytest.mark.parametrize("disabled", [True, False])
@@ -91,20 +93,20 @@ def test_progress_is_shown_unless_it_is_disabled(
 ) -> None:
     model = harness.HeadwayLM(lm, batch_size=2)
     texts = [SimpleNamespace(args=(text,)) for text, _ in PAIRS]
-    asked = [SimpleNamespace(args=(text, {"until": ["on"], "max_gen_toks": 2})) for text, _ in PAIRS]
-    for what, call in (
+    requests = [SimpleNamespace(args=(text, {"until": ["on"], "max_gen_toks": 2})) for text, _ in PAIRS]
+    for label, call in (
         ("log-likelihoods", lambda: model._loglikelihood_tokens(requests_of(model), disabled)),
         ("rolling log-likelihoods", lambda: model.loglikelihood_rolling(texts, disabled)),
-        ("texts", lambda: model.generate_until(asked, disabled)),
+        ("texts", lambda: model.generate_until(requests, disabled)),
     ):
         capsys.readouterr()
         call()
         shown = capsys.readouterr().err
-        assert (f"{what}: 100%" in shown and " 5/5 " in shown) is not disabled, shown
+        assert (f"{label}: 100%" in shown and " 5/5 " in shown) is not disabled, shown
 
 
 def test_a_context_is_cut_on_the_left_to_the_slots_of_a_row(harness: Any, lm: LanguageModel) -> None:
-    """The last token of a continuation is read by nothing: max_length + 1 tokens fit."""
+    """The last token of a continuation is not an input, so max_length + 1 tokens fit."""
     model = harness.HeadwayLM(lm, max_length=6)
     context, continuation = [*range(20, 40)], [7, 8, 9]
     assert model._fitted(context, continuation) == (context[-4:], continuation)
@@ -142,9 +144,9 @@ def test_a_folder_is_loaded_as_load_does(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The harness asks for CUDA by default."""
+    """The harness asks for CUDA by default; without CUDA the CPU is used, with a warning."""
     loaded = []
-    monkeypatch.setattr(harness, "load", lambda *source, **how: loaded.append((source, how)) or lm)
+    monkeypatch.setattr(harness, "load", lambda *source, **options: loaded.append((source, options)) or lm)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with caplog.at_level(logging.WARNING):
         harness.HeadwayLM(tmp_path / "m", device="cuda:1", dtype="fp32", backend="native", revision="v1")
@@ -155,13 +157,13 @@ def test_a_folder_is_loaded_as_load_does(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     harness.HeadwayLM("hub/m", device="cuda")
     assert not caplog.text
-    how = {"task": "causal-lm", "dtype": None, "device": None, "backend": "auto", "revision": None}
+    options = {"task": "causal-lm", "dtype": None, "device": None, "backend": "auto", "revision": None}
     assert loaded == [
         (
             (str(tmp_path / "m"),),
-            how | {"dtype": "fp32", "device": "cpu", "backend": "native", "revision": "v1"},
+            options | {"dtype": "fp32", "device": "cpu", "backend": "native", "revision": "v1"},
         ),
-        (("hub/m",), how),
-        (("hub/m",), how | {"device": "cpu"}),
-        (("hub/m",), how | {"device": "cuda"}),
+        (("hub/m",), options),
+        (("hub/m",), options | {"device": "cpu"}),
+        (("hub/m",), options | {"device": "cuda"}),
     ]

@@ -1,4 +1,4 @@
-"""What the harness has written, by a stand-in: texts, chats, and the command that prints what it finds."""
+"""Generation for the harness, with a stand-in for it: texts, chat templates, and the command `eval --harness`."""
 
 import json
 import re
@@ -21,20 +21,22 @@ from tests.text.test_chat import CHAT, TURNS, with_template
 
 
 def test_texts_are_those_of_generate_by_what_each_request_says(harness: Any, lm: LanguageModel) -> None:
-    """Requests of two kinds in turn; contexts are cut to what the new tokens leave."""
+    """Alternates two kinds of requests; contexts are cut to the slots that the new tokens leave."""
     model = harness.HeadwayLM(lm, max_length=24)
     greedy = {"until": ["on", ""], "max_gen_toks": 6, "do_sample": False}
     sampled = {"until": None, "max_gen_toks": 8, "do_sample": True, "top_k": 5, "top_p": 0.9}
     texts = [text for text, _ in PAIRS] + ["the cat sat on the mat " * 5]
-    asked = [SimpleNamespace(args=(text, (greedy, sampled)[i % 2])) for i, text in enumerate(texts)]
-    made = model.generate_until(asked, disable_tqdm=True)
+    requests = [SimpleNamespace(args=(text, (greedy, sampled)[i % 2])) for i, text in enumerate(texts)]
+    generated = model.generate_until(requests, disable_tqdm=True)
     for i, kind in enumerate((greedy, sampled)):
         options = {"max_new_tokens": 6, "stop": ["on"]} if kind is greedy else {"max_new_tokens": 8}
         options |= {"temperature": 0.0} if kind is greedy else {"temperature": 1.0, "top_k": 5, "top_p": 0.9}
         room = 24 - options["max_new_tokens"]
-        own = [model.tok_encode(text)[-room:] for text in texts[i::2]]
-        assert [one.text for one in lm.generate(own, beyond_context=True, **options)] == made[i::2]
-    assert {key: value for kind, (key, _), value in model.partial} == dict(zip(texts, made, strict=True))
+        contexts = [model.tok_encode(text)[-room:] for text in texts[i::2]]
+        assert [reply.text for reply in lm.generate(contexts, beyond_context=True, **options)] == generated[
+            i::2
+        ]
+    assert {key: value for kind, (key, _), value in model.partial} == dict(zip(texts, generated, strict=True))
     assert {kind for kind, _, _ in model.partial} == {"generate_until"}
 
 
@@ -78,8 +80,8 @@ def test_what_generation_cannot_do_is_an_error(
 ) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         harness.HeadwayLM(lm).generate_until([SimpleNamespace(args=("the cat", asked))], disable_tqdm=True)
-    one = {"until": [], "max_gen_toks": 63}
-    assert harness.HeadwayLM(lm).generate_until([SimpleNamespace(args=("a", one))], disable_tqdm=True)
+    options = {"until": [], "max_gen_toks": 63}
+    assert harness.HeadwayLM(lm).generate_until([SimpleNamespace(args=("a", options))], disable_tqdm=True)
 
 
 def test_a_chat_is_the_tokenizers_template(harness: Any, lm: LanguageModel, decoder: Decoder) -> None:
@@ -118,14 +120,14 @@ def test_the_template_is_given_the_tokenizers_bos_and_eos(harness: Any, decoder:
 
 
 def test_an_evaluation_asks_the_harness_for_what_is_said(harness: Any, lm: LanguageModel) -> None:
-    found = harness.evaluate(
+    report = harness.evaluate(
         lm, ["own", "own_2"], folder="tasks", limit=3, shots=2, context=9, batch_size=5, chat=True
     )
-    assert found["results"]["own"]["acc,none"] == 0.25
+    assert report["results"]["own"]["acc,none"] == 0.25
     model, manager = harness.asked.pop("model"), harness.asked.pop("task_manager")
     assert (model.lm, model.batch_size, model.max_length, manager.folder) == (lm, 5, 9, "tasks")
-    said = {"limit": 3, "num_fewshot": 2, "apply_chat_template": True, "log_samples": False}
-    assert harness.asked == {"tasks": ["own", "own_2"], **said}
+    options = {"limit": 3, "num_fewshot": 2, "apply_chat_template": True, "log_samples": False}
+    assert harness.asked == {"tasks": ["own", "own_2"], **options}
     harness.asked.clear()
     harness.evaluate(lm, ("own",), folder="tasks")
     assert (harness.asked["model"].batch_size, harness.asked["model"].max_length) == (BATCH, 64)
@@ -161,7 +163,7 @@ def test_the_command_has_a_row_for_each_metric_with_an_error(
         32,
         torch.float32,
     )
-    more = [
+    options = [
         "--limit",
         "3",
         "--shots",
@@ -174,7 +176,7 @@ def test_the_command_has_a_row_for_each_metric_with_an_error(
         "--dtype",
         "bf16",
     ]
-    assert run([*command, *more, "--json"]) == 0
+    assert run([*command, *options, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["documents"] == {"own": {"original": 9, "effective": 7}}
     assert report["results"]["own"]["f1,strict"] == 0.5

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness reads our models as it reads those of `transformers`."""
+"""lm-evaluation-harness gets the same answers from our models as from those of `transformers`."""
 
 import json
 import math
@@ -73,19 +73,19 @@ metric_list: [{{metric: exact_match}}]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of context 64, and the tasks beside it."""
+    """Returns a folder with a model of context 64, and tasks beside it."""
     path = tmp_path_factory.mktemp("harness")
     tokenizer = with_template(byte_level(), TURNS)
     generation = {"eos_token_id": tokenizer.eos, "bos_token_id": tokenizer.bos}
     save_folder(path / "model", small(Causal()), tokenizer=tokenizer, generation=generation)
     for name, rows in (("questions", QUESTIONS), ("texts", [{"text": text} for text in TEXTS])):
         (path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name, template, data, more in (
+    for name, template, data, values in (
         ("own_choice", CHOICE, "questions", {"delimiter": " "}),
         ("own_rolling", ROLLING, "texts", {}),
         ("own_generate", GENERATE, "questions", {}),
     ):
-        text = template.format(name=name, file=path / f"{data}.jsonl", **more)
+        text = template.format(name=name, file=path / f"{data}.jsonl", **values)
         (path / "tasks").mkdir(exist_ok=True)
         (path / "tasks" / f"{name}.yaml").write_text(text)
     return path
@@ -96,22 +96,22 @@ def lm(folder: Path) -> LanguageModel:
     return headway.load(folder / "model")
 
 
-def found(model: Any, folder: Path, task: str, **more: Any) -> list[Any]:
-    """The answers of a model to each request of a task, in the order of its documents."""
+def found(model: Any, folder: Path, task: str, **options: Any) -> list[Any]:
+    """Returns a model's answers to the requests of a task, in the order of its documents."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager(include_path=str(folder / "tasks"), include_defaults=False)
-    results = simple_evaluate(model, tasks=[task], task_manager=manager, bootstrap_iters=0, **more)
+    results = simple_evaluate(model, tasks=[task], task_manager=manager, bootstrap_iters=0, **options)
     assert results is not None
     samples = sorted(results["samples"][task], key=lambda sample: sample["doc_id"])
     return [answer for sample in samples for answer in sample["resps"]]
 
 
-def theirs(folder: Path, **more: Any) -> Any:
+def theirs(folder: Path, **options: Any) -> Any:
     from lm_eval.models.huggingface import HFLM
 
-    return HFLM(str(folder / "model"), dtype="float32", device="cpu", **more)
+    return HFLM(str(folder / "model"), dtype="float32", device="cpu", **options)
 
 
 def test_log_likelihoods_are_those_of_transformers_for_every_batch_size(
@@ -140,23 +140,23 @@ def test_contexts_that_are_too_long_are_cut_as_the_harness_cuts_them(lm: Languag
 def test_rolling_log_likelihoods_are_theirs_with_bos_once(lm: LanguageModel, folder: Path) -> None:
     from headway.integrations.lm_eval import HeadwayLM
 
-    once = theirs(folder, add_bos_token=False)
-    expected = [answer[0] for answer in found(once, folder, "own_rolling")]
+    peer = theirs(folder, add_bos_token=False)
+    expected = [answer[0] for answer in found(peer, folder, "own_rolling")]
     for size in (1, 8):
         ours = [answer[0] for answer in found(HeadwayLM(lm, batch_size=size), folder, "own_rolling")]
         assert ours == pytest.approx(expected, rel=1e-5)
-    own = lm.score_text(TEXTS)
-    assert ours == pytest.approx([score.log_prob for score in own], rel=1e-6)
+    scores = lm.score_text(TEXTS)
+    assert ours == pytest.approx([score.log_prob for score in scores], rel=1e-6)
 
 
 def test_bits_per_byte_of_a_document_are_those_of_eval(
     lm: LanguageModel, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where both are defined so: documents that fit a row; the EOS that `eval` has at their ends, and the harness has
-    not, is scored beside them."""
+    """For documents that fit a row, where both are defined alike; `eval` also scores an EOS at each end, which the
+    harness does not, so its score is added here."""
     assert lm.tokenizer is not None
     text = tmp_path / "text.jsonl"
-    text.write_text("".join(json.dumps({"text": one}) + "\n" for one in TEXTS[1:]))
+    text.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS[1:]))
     command = ["eval", str(folder / "model"), "--data", str(text), "--dtype", "fp32", "--json"]
     assert run([*command, "--context", "64"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -165,15 +165,17 @@ def test_bits_per_byte_of_a_document_are_those_of_eval(
     if lm.tokenizer.eos is not None:
         from headway.generate import score
 
-        ids = [lm.tokenizer.encode(one, eos=False) for one in TEXTS[1:]]
-        ends = sum(one.log_prob for one in score(lm.model, [(own, [lm.tokenizer.eos]) for own in ids]))
-    size = sum(len(one.encode()) for one in TEXTS[1:])
+        ids = [lm.tokenizer.encode(text, eos=False) for text in TEXTS[1:]]
+        ends = sum(
+            text.log_prob for text in score(lm.model, [(context, [lm.tokenizer.eos]) for context in ids])
+        )
+    size = sum(len(text.encode()) for text in TEXTS[1:])
     assert report["bits_per_byte"] == pytest.approx(-(log_prob + ends) / math.log(2) / size, rel=1e-5)
     from headway.integrations.lm_eval import evaluate
 
     results = evaluate(lm, ["own_rolling"], folder=str(folder / "tasks"))["results"]["own_rolling"]
     everything = sum(score.log_prob for score in lm.score_text(TEXTS))
-    bytes_ = sum(len(one.encode()) for one in TEXTS)
+    bytes_ = sum(len(text.encode()) for text in TEXTS)
     assert results["bits_per_byte,none"] == pytest.approx(-everything / math.log(2) / bytes_, rel=1e-6)
 
 
@@ -188,13 +190,13 @@ def test_generated_texts_are_those_of_transformers(lm: LanguageModel, folder: Pa
 def test_chats_are_rendered_as_transformers_renders_them(lm: LanguageModel, folder: Path) -> None:
     from headway.integrations.lm_eval import HeadwayLM
 
-    ours, other = HeadwayLM(lm), theirs(folder)
-    assert ours.chat_template(True) == other.chat_template(True)
-    assert ours.apply_chat_template(CHAT) == other.apply_chat_template(CHAT)
+    ours, peer = HeadwayLM(lm), theirs(folder)
+    assert ours.chat_template(True) == peer.chat_template(True)
+    assert ours.apply_chat_template(CHAT) == peer.apply_chat_template(CHAT)
     open_ended = [*CHAT, {"role": "assistant", "content": "the cat"}]
-    assert ours.apply_chat_template(open_ended, False) == other.apply_chat_template(open_ended, False)
+    assert ours.apply_chat_template(open_ended, False) == peer.apply_chat_template(open_ended, False)
     text = ours.apply_chat_template(CHAT)
-    assert ours.tok_encode(text) == other.tok_encode(text) == lm.tokenizer.render_chat(CHAT)  # type: ignore[union-attr]
+    assert ours.tok_encode(text) == peer.tok_encode(text) == lm.tokenizer.render_chat(CHAT)  # type: ignore[union-attr]
     answers = found(HeadwayLM(lm), folder, "own_choice", apply_chat_template=True)
     expected = found(theirs(folder), folder, "own_choice", apply_chat_template=True)
     assert [a[0][0] for a in answers] == pytest.approx([a[0][0] for a in expected], abs=1e-4)
@@ -204,15 +206,15 @@ def test_what_the_harness_may_not_ask_for_is_an_error(lm: LanguageModel) -> None
     from headway.integrations.lm_eval import HeadwayLM
 
     model = HeadwayLM(lm, batch_size="auto")
-    for asked, message in (
+    for options, message in (
         ({"until": ["a"], "max_gen_toks": 4, "num_beams": 3}, "the task asks for num_beams in generation"),
         ({"until": ["a"], "max_gen_toks": 64}, "max_gen_toks is 64, and a row has 64 slots"),
     ):
         with pytest.raises(ConfigError, match=message):
-            model.generate_until([SimpleNamespace(args=("the cat", asked))], disable_tqdm=True)
+            model.generate_until([SimpleNamespace(args=("the cat", options))], disable_tqdm=True)
     sampled = {"until": [], "max_gen_toks": 8, "do_sample": True, "temperature": 0.9, "top_k": 20}
-    made = model.generate_until([SimpleNamespace(args=("the cat", sampled))], disable_tqdm=True)
-    assert made == [lm.generate("the cat", max_new_tokens=8, temperature=0.9, top_k=20).text]
+    texts = model.generate_until([SimpleNamespace(args=("the cat", sampled))], disable_tqdm=True)
+    assert texts == [lm.generate("the cat", max_new_tokens=8, temperature=0.9, top_k=20).text]
     with pytest.raises(TypeError, match="parallelize"):
         HeadwayLM(lm, parallelize=True)  # type: ignore[call-arg]
 
@@ -229,25 +231,25 @@ def test_the_command_prints_what_the_harness_finds(
         [q["question"] for q in QUESTIONS[:2] for _ in q["choices"]],  # type: ignore[call-overload, attr-defined]
         [f" {c}" for q in QUESTIONS[:2] for c in q["choices"]],
     )  # type: ignore[attr-defined]
-    values, right = iter(scores), 0
-    for one in QUESTIONS[:2]:
-        own = [next(values).log_prob for _ in one["choices"]]  # type: ignore[attr-defined]
-        right += own.index(max(own)) == one["answer"]
-    assert report["results"]["own_choice"]["acc,none"] == right / 2
+    values, correct = iter(scores), 0
+    for question in QUESTIONS[:2]:
+        log_probs = [next(values).log_prob for _ in question["choices"]]  # type: ignore[attr-defined]
+        correct += log_probs.index(max(log_probs)) == question["answer"]
+    assert report["results"]["own_choice"]["acc,none"] == correct / 2
     assert report["documents"]["own_choice"]["effective"] == 2
     assert run([*command[:3], "own_chioce", *command[4:]]) == 1
     assert "the harness has no task own_chioce" in capsys.readouterr().err
     canned = {"results": report["results"], "n-samples": report["documents"]}
-    monkeypatch.setattr(harness, "evaluate", lambda *given, **how: canned)
+    monkeypatch.setattr(harness, "evaluate", lambda *arguments, **options: canned)
     assert run(command) == 0
-    assert re.search(rf"own_choice +2 +acc +{right / 2:g} ", capsys.readouterr().out)
+    assert re.search(rf"own_choice +2 +acc +{correct / 2:g} ", capsys.readouterr().out)
 
 
 def test_their_command_line_knows_our_model(folder: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "headway.integrations.lm_eval", "run", "--model", "headway"]
     command += ["--model_args", f"pretrained={folder / 'model'}", "--tasks", "own_choice"]
     command += ["--include_path", str(folder / "tasks"), "--output_path", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "own_choice" in done.stdout
-    assert "acc" in done.stdout
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert "own_choice" in process.stdout
+    assert "acc" in process.stdout

@@ -1,4 +1,4 @@
-"""The output layer of an accelerated model: when logits are stood in for, and what a stand-in does as they would."""
+"""The output layer of an accelerated model: when `Logits` stand in for logits, and that they behave alike."""
 
 from typing import Any
 
@@ -38,18 +38,18 @@ def test_logits_are_stood_in_for_where_gradients_of_rows_are_asked_for() -> None
         assert type(output_forward(linear, x)) is Tensor
     assert type(output_forward(linear, nn.Parameter(x))) is Tensor, "of a kind of its own"
     assert type(output_forward(linear.eval(), x)) is Tensor
-    for made in (output_forward(linear, x), output_forward(linear.train(), x)):
-        assert made.shape == (2, 3, VOCAB)
-        assert made.dtype == torch.float32
-        torch.testing.assert_close(made + 0 * made, F.linear(x, linear.weight, linear.bias))
+    for logits in (output_forward(linear, x), output_forward(linear.train(), x)):
+        assert logits.shape == (2, 3, VOCAB)
+        assert logits.dtype == torch.float32
+        torch.testing.assert_close(logits + 0 * logits, F.linear(x, linear.weight, linear.bias))
 
 
 def test_under_autocast_logits_are_of_its_dtype() -> None:
     linear, x = layer(), numbers(2, 3, WIDTH)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        made, wanted = output_forward(linear, x), F.linear(x, linear.weight, linear.bias)
-    assert made.dtype == wanted.dtype == torch.bfloat16
-    assert torch.equal(made.computed(), wanted)
+        logits, expected = output_forward(linear, x), F.linear(x, linear.weight, linear.bias)
+    assert logits.dtype == expected.dtype == torch.bfloat16
+    assert torch.equal(logits.computed(), expected)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert output_forward(layer(bias=False), x).bias is None
 
@@ -68,38 +68,38 @@ STEPS: dict[str, Any] = {
 @pytest.mark.parametrize("wanted", [TOKENS, 9, 8, 1])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_cross_entropy_is_that_of_the_logits(step: Any, wanted: int, reduction: str) -> None:
-    """In float64, value and gradients, whatever share of the tokens has a target."""
+    """Value and gradients in float64, for several shares of tokens with a target."""
     linear, x = layer().double(), numbers(1, TOKENS, WIDTH).double()
     target = torch.arange(TOKENS) % VOCAB
     target[wanted:] = 7
     target[:wanted][target[:wanted] == 7] = 8
-    found = []
+    results = []
     for logits in (output_forward(linear, x), F.linear(x, linear.weight, linear.bias)):
         flat = step(logits).view(-1, VOCAB)
         assert (type(flat) is Logits) == (type(logits) is Logits), "nothing is computed before the loss"
         value = F.cross_entropy(flat, target, ignore_index=7, reduction=reduction)
-        found.append((value.detach(), *torch.autograd.grad(value, [linear.weight, linear.bias])))
-    for ours, theirs in zip(*found, strict=True):
+        results.append((value.detach(), *torch.autograd.grad(value, [linear.weight, linear.bias])))
+    for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_of_tokens_few_of_which_have_a_target_the_others_are_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Up to three quarters; of none, none is left out, and the mean is none either."""
+    """If fewer than three quarters have a target; with no target at all every token is kept, and the mean is NaN."""
     rows: list[int] = []
     inner = loss.fused_cross_entropy
 
-    def counted(x: Tensor, *given: Any, **named: Any) -> Any:
+    def counted(x: Tensor, *arguments: Any, **options: Any) -> Any:
         rows.append(len(x))
-        return inner(x, *given, **named)
+        return inner(x, *arguments, **options)
 
     monkeypatch.setattr(loss, "fused_cross_entropy", counted)
-    for wanted in (TOKENS, 9, 8, 0):
+    for trained in (TOKENS, 9, 8, 0):
         target = torch.full((TOKENS,), -100)
-        target[:wanted] = 1
+        target[:trained] = 1
         value = F.cross_entropy(output_forward(layer(), numbers(TOKENS, WIDTH)), target)
-        assert value.isnan() == (wanted == 0)
+        assert value.isnan() == (trained == 0)
     assert SPARSE == 0.75
     assert rows == [12, 12, 8, 12]
 
@@ -109,17 +109,17 @@ def test_of_tokens_few_of_which_have_a_target_the_others_are_left_out(
 )
 def test_what_differs_by_token_or_is_trained_is_done_to_the_logits(other: Tensor) -> None:
     linear, x = layer(), numbers(TOKENS, WIDTH)
-    made = output_forward(linear, x) + other
-    assert type(made) is Tensor
-    torch.testing.assert_close(made, F.linear(x, linear.weight, linear.bias) + other)
+    result = output_forward(linear, x) + other
+    assert type(result) is Tensor
+    torch.testing.assert_close(result, F.linear(x, linear.weight, linear.bias) + other)
 
 
 def test_logits_are_computed_once() -> None:
-    made = output_forward(layer(), numbers(TOKENS, WIDTH))
-    assert made.value is None
-    first = made.computed()
-    assert made.computed() is first
-    assert torch.equal(made.argmax(-1), first.argmax(-1))
+    logits = output_forward(layer(), numbers(TOKENS, WIDTH))
+    assert logits.value is None
+    first = logits.computed()
+    assert logits.computed() is first
+    assert torch.equal(logits.argmax(-1), first.argmax(-1))
 
 
 class Norm(nn.Module):
@@ -129,7 +129,7 @@ class Norm(nn.Module):
 
 
 def test_modules_are_compared_on_small_ones_in_float32() -> None:
-    """Three tokens; of a linear layer 64 of its outputs, of a feed-forward 64 random hidden units."""
+    """Samples have three tokens; a linear layer keeps up to 64 outputs, a feed-forward gets 64 random hidden units."""
     seed = torch.Generator().manual_seed(0)
     norm = Norm()
     sample, (x,) = norm_sample(norm, seed)
@@ -137,13 +137,13 @@ def test_modules_are_compared_on_small_ones_in_float32() -> None:
     assert x.shape == (ROWS, WIDTH) == (3, 6)
     assert torch.equal(sample.weight, norm.weight.float())
     assert sample.weight.dtype == x.dtype == torch.float32
-    for outputs, kept in ((200, SAMPLE), (5, 5)):
+    for outputs, count in ((200, SAMPLE), (5, 5)):
         linear = nn.Linear(WIDTH, outputs)
-        some, (x,) = linear_sample(linear, seed)
-        assert (some.weight.shape, x.shape) == ((kept, WIDTH), (ROWS, WIDTH))
-        rows = [int((linear.weight == row).all(1).nonzero()) for row in some.weight]
-        assert len({*rows}) == kept, "rows of its own, each once"
-        assert torch.equal(some.bias, linear.bias[rows])
+        sample_linear, (x,) = linear_sample(linear, seed)
+        assert (sample_linear.weight.shape, x.shape) == ((count, WIDTH), (ROWS, WIDTH))
+        rows = [int((linear.weight == row).all(1).nonzero()) for row in sample_linear.weight]
+        assert len({*rows}) == count, "rows of its own, each once"
+        assert torch.equal(sample_linear.bias, linear.bias[rows])
     assert linear_sample(nn.Linear(WIDTH, 9, bias=False), seed)[0].bias is None
     mlp = nn.Module()
     mlp.gate_proj, mlp.up_proj, mlp.down_proj = nn.Linear(6, 9), nn.Linear(6, 9, bias=False), nn.Linear(9, 6)

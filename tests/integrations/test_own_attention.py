@@ -1,4 +1,4 @@
-"""Models that keep an attention of their own, in whole or in part, and such as have none."""
+"""Models that keep their own attention, wholly or in part, and models without attention."""
 
 from functools import wraps
 from typing import Any
@@ -16,48 +16,48 @@ SMALL = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 1, "num_at
 
 
 def test_a_layer_whose_forward_is_wrapped_asks_for_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As releases wrap it that warn of arguments of older ones."""
-    asks = BertSelfAttention.forward
+    """Releases of `transformers` wrap forwards to warn of arguments of older releases."""
+    original = BertSelfAttention.forward
 
-    @wraps(asks)
+    @wraps(original)
     def warns(*args: Any, **kwargs: Any) -> Any:
-        return asks(*args, **kwargs)
+        return original(*args, **kwargs)
 
     model = AutoModel.from_config(BertConfig(**SMALL))
-    found = [*attention_layers(model)]
-    assert found
+    layers = [*attention_layers(model)]
+    assert layers
     monkeypatch.setattr(BertSelfAttention, "forward", warns)
-    assert [*attention_layers(model)] == found
+    assert [*attention_layers(model)] == layers
 
 
 @pytest.mark.parametrize("config", KEEPING.values(), ids=KEEPING)
 def test_a_model_that_keeps_its_own_attention_is_named(config: Any) -> None:
-    named = rf"{type(config).__name__.removesuffix('Config')}\w* keeps its own attention"
-    with pytest.raises(BackendError, match=named):
+    message = rf"{type(config).__name__.removesuffix('Config')}\w* keeps its own attention"
+    with pytest.raises(BackendError, match=message):
         AutoModel.from_config(config, attn_implementation="headway")
     config._attn_implementation = "eager"
     model = AutoModel.from_config(config)
-    for given in ("headway", {"": "headway"}):
-        with pytest.raises(BackendError, match=named):
-            model.set_attn_implementation(attn_implementation=given)
+    for implementation in ("headway", {"": "headway"}):
+        with pytest.raises(BackendError, match=message):
+            model.set_attn_implementation(attn_implementation=implementation)
     model.set_attn_implementation({"": "eager"})
     assert model.config._attn_implementation == "eager"
 
 
 @pytest.mark.parametrize("config", WITHOUT.values(), ids=WITHOUT)
 def test_a_model_without_attention_is_named(config: Any) -> None:
-    named = r"Model has no attention that it asks `transformers` for.*leave it out for this model"
-    with pytest.raises(BackendError, match=named):
+    message = r"Model has no attention that it asks `transformers` for.*leave it out for this model"
+    with pytest.raises(BackendError, match=message):
         AutoModel.from_config(config, attn_implementation="headway")
     config._attn_implementation = "eager"
     model = AutoModel.from_config(config)
-    with pytest.raises(BackendError, match=named):
+    with pytest.raises(BackendError, match=message):
         model.set_attn_implementation("headway")
     model.set_attn_implementation("eager")
 
 
 def test_a_part_without_attention_is_no_error_unless_it_is_named() -> None:
-    """A convolution beside an encoder: the string of the whole is for the encoder."""
+    """A convolutional network beside an encoder: the model's implementation applies to the encoder."""
     config = EncoderDecoderConfig.from_encoder_decoder_configs(BertConfig(**SMALL), WITHOUT["convnext"])
     config._attn_implementation = "headway"
     assert Pair(config).encoder.config._attn_implementation == "headway"
@@ -78,5 +78,5 @@ def test_a_part_that_keeps_its_own_attention_is_named_and_may_be_left_out() -> N
     ):
         model.set_attn_implementation("headway")
     model.set_attn_implementation({"encoder": "headway"})
-    found = model.encoder.config._attn_implementation, model.decoder.config._attn_implementation
-    assert found == ("headway", "eager")
+    implementations = model.encoder.config._attn_implementation, model.decoder.config._attn_implementation
+    assert implementations == ("headway", "eager")

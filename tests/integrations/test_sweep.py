@@ -1,8 +1,8 @@
-"""`attn_implementation="headway"` over all model types of the installed `transformers` that read tokens: the logits are
-those of "eager", or it is refused by name. Each is a small model, made by rule (`small`).
+"""`attn_implementation="headway"` on all model types of the installed `transformers` that read tokens: the logits are
+those of "eager", or the model is refused by name. Each is a small model, made by rule (`small`).
 
-Tolerance: 3 times what "eager" itself errs in float32, measured against float64 on texts without padding: ours may err
-twice as much.
+Tolerance: 3 times the error of "eager" in float32, measured against float64 on text without padding: eager's own error,
+and twice as much for ours.
 """
 
 import copy
@@ -54,15 +54,15 @@ REFUSED: Mapping[str, str] = {
     "sliding_window_mask_function.<locals>.inner_mask`, which is not a pattern": "t5gemma2",
     "over pairs of tokens was given": "layoutlm",
 }
-"""What the error says -> the types of whom."""
+"""Text of the error -> the model types refused with it."""
 LEFT = "the model's chunks begin behind padding on the left; pad on the right"
 CHUNKS = "llama4 llama4_text"
-"""Types whose texts with padding on the left are refused so."""
+"""Model types that refuse padding on the left with this error."""
 UNCACHED = "recurrent_gemma encoder-decoder switch_transformers"
-"""Types that read no cache so."""
+"""Model types whose cache `steps` cannot use."""
 UNMADE: Mapping[str, str] = {
     "'BltConfig' object has no attribute 'num_hidden_layers'": "blt",
-    "'DbrxAttentionConfig' object has no attribute 'rope_theta'": "dbrx",  # of its own default config
+    "'DbrxAttentionConfig' object has no attribute 'rope_theta'": "dbrx",  # raised for its own default config
     "`per_layer_config` keys must be integer layer indices": "dots3_note",
     "requires the timm library": "gemma3n",
     "hidden_size_per_layer_input must be 0": "gemma4_assistant",
@@ -72,49 +72,49 @@ UNMADE: Mapping[str, str] = {
     "exactly one of input_features or encoder_inputs_embeds": "voxtral_realtime",
     "T5GemmaEncoderModel only supports encoder-only model": "encoders:t5gemma",
 }
-"""What `transformers` says -> the types of which no small model is made, or none that reads tokens alone."""
+"""Error of `transformers` -> the model types without a small model, or without one that reads only tokens."""
 
 
 def cases(task: str, model: Any) -> dict[str, dict[str, Tensor]]:
-    """Texts without padding, and with some on either side of one."""
+    """Returns inputs without padding, and with padding on either side of one row."""
     draw = torch.Generator().manual_seed(1)
     ids = torch.randint(3, 50, (2, LENGTH), generator=draw)
-    more = {}
+    decoder_inputs = {}
     if task == "pairs" and model.config.is_encoder_decoder:
-        more["decoder_input_ids"] = torch.randint(3, 50, (2, 17), generator=draw)
+        decoder_inputs["decoder_input_ids"] = torch.randint(3, 50, (2, 17), generator=draw)
     masks = torch.ones(3, 2, LENGTH, dtype=torch.long)
     masks[1, 0, :9] = masks[2, 0, -9:] = 0
     named = zip(("none", "left", "right"), masks, strict=True)
-    return {side: {"input_ids": ids, "attention_mask": mask, **more} for side, mask in named}
+    return {side: {"input_ids": ids, "attention_mask": mask, **decoder_inputs} for side, mask in named}
 
 
 @torch.no_grad()
-def logits(model: Any, given: Mapping[str, Tensor]) -> Tensor:
-    """Of the tokens that are there; the last states where a class has no logits."""
-    out = model(**given)
+def logits(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Returns logits of tokens that are not padding; the last hidden states if a class has no logits."""
+    out = model(**inputs)
     states = next(out[key] for key in ("logits", "prediction_logits", "last_hidden_state") if key in out)
-    mask = given["attention_mask"].bool()
-    return states if "decoder_input_ids" in given or states.shape[1] != LENGTH else states[mask]
+    mask = inputs["attention_mask"].bool()
+    return states if "decoder_input_ids" in inputs or states.shape[1] != LENGTH else states[mask]
 
 
 @torch.no_grad()
-def steps(model: Any, given: Mapping[str, Tensor]) -> Tensor:
-    """Logits of a text that is read with a cache, in three pieces."""
-    (name, ids), *rest = [(key, t) for key, t in given.items() if key.endswith("input_ids")][::-1]
-    said, past, made, begin = dict(rest), None, [], 0
+def steps(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Returns logits of a sequence that is read with a cache, in three pieces."""
+    (name, ids), *others = [(key, t) for key, t in inputs.items() if key.endswith("input_ids")][::-1]
+    fixed, past, logits_of_pieces, begin = dict(others), None, [], 0
     for count in (12, 1, 2):
-        mask = given["attention_mask"] if rest else given["attention_mask"][:, : begin + count]
+        mask = inputs["attention_mask"] if others else inputs["attention_mask"][:, : begin + count]
         piece = {name: ids[:, begin : begin + count], "attention_mask": mask, CACHE: past}
-        out = model(**said, **piece, use_cache=True)
+        out = model(**fixed, **piece, use_cache=True)
         past = getattr(out, CACHE)
-        made.append(out.logits)
+        logits_of_pieces.append(out.logits)
         begin += count
-    return torch.cat(made, 1)[0 if rest else 1 :]
+    return torch.cat(logits_of_pieces, 1)[0 if others else 1 :]
 
 
 @contextmanager
 def within(seconds: int) -> Iterator[None]:
-    """Raises TimeoutError after so many seconds."""
+    """Raises TimeoutError in the block after `seconds` seconds."""
 
     def late(*_: Any) -> None:
         raise TimeoutError(f"not done in {seconds} seconds")
@@ -129,26 +129,26 @@ def within(seconds: int) -> Iterator[None]:
 
 
 def reason(table: Mapping[str, str], task: str, kind: str) -> str | None:
-    """That of a type in a table, where it stands alone or as "task:type"."""
+    """Returns the table's reason for a model type, listed as "type" or "task:type"; None if it is not listed."""
     return next((why for why, kinds in table.items() if {kind, f"{task}:{kind}"} & {*kinds.split()}), None)
 
 
 def made(task: str, kind: str, name: str) -> tuple[Any, dict[str, dict[str, Tensor]]]:
-    """A model, and texts."""
+    """Returns a model and its inputs."""
     model = small_model(kind, name, **({"is_decoder": True} if task == "causal" else {}))
     return model, cases(task, model)
 
 
 def wanted_of(model: Any, texts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The logits of all texts."""
-    return {side: logits(model, given) for side, given in texts.items()}
+    """Returns the logits for all inputs."""
+    return {side: logits(model, inputs) for side, inputs in texts.items()}
 
 
-def with_ours(model: Any, given: Mapping[str, Tensor]) -> tuple[Any, Tensor]:
-    """A copy of a model with our attention, and its logits."""
+def with_ours(model: Any, inputs: Mapping[str, Tensor]) -> tuple[Any, Tensor]:
+    """Returns a copy of a model with our attention, and its logits."""
     ours = copy.deepcopy(model)
     ours.set_attn_implementation("headway")
-    return ours, logits(ours, given)
+    return ours, logits(ours, inputs)
 
 
 @pytest.mark.slow
@@ -168,44 +168,44 @@ def test_logits_are_those_of_eager_or_it_is_refused(
             with pytest.raises(BackendError, match=re.escape(refused)):
                 with_ours(model, texts["none"])
             return
-        wanted = wanted_of(model, texts)
+        expected = wanted_of(model, texts)
         calls, attend = Counter[str](), interface.attend
 
-        def counted(*args: Any, **named: Any) -> Tensor:
+        def counted(*args: Any, **kwargs: Any) -> Tensor:
             calls[name] += 1
-            return attend(*args, **named)
+            return attend(*args, **kwargs)
 
         monkeypatch.setattr(interface, "attend", counted)
-        ours, of_whole = with_ours(model, texts["none"])
-        found = {"none": of_whole}
+        ours, unpadded = with_ours(model, texts["none"])
+        actual = {"none": unpadded}
         assert calls
         for side in ("left", "right"):
             if side == "left" and kind in CHUNKS.split():
                 with pytest.raises(BackendError, match=LEFT):
                     logits(ours, texts[side])
             else:
-                found[side] = logits(ours, texts[side])
+                actual[side] = logits(ours, texts[side])
         if task in ("causal", "pairs") and kind not in UNCACHED.split():
-            given = texts["right" if kind in CHUNKS.split() else "left"]
-            wanted["steps"], found["steps"] = steps(model, given), steps(ours, given)
+            inputs = texts["right" if kind in CHUNKS.split() else "left"]
+            expected["steps"], actual["steps"] = steps(model, inputs), steps(ours, inputs)
         exact = copy.deepcopy(model).double()
         exact.set_experts_implementation("eager")
-        error = (wanted["none"].double() - logits(exact, texts["none"])).abs().max()
-        allowed = 3 * error / wanted["none"].abs().max()
+        error = (expected["none"].double() - logits(exact, texts["none"])).abs().max()
+        allowed = 3 * error / expected["none"].abs().max()
         assert allowed < 1e-3
-        for side, ours_of in found.items():
-            off = (ours_of - wanted[side]).abs().max() / wanted[side].abs().max()
-            assert off <= allowed, f"{side}: {off:.2g}, and {allowed:.2g} allowed"
+        for side, result in actual.items():
+            difference = (result - expected[side]).abs().max() / expected[side].abs().max()
+            assert difference <= allowed, f"{side}: {difference:.2g}, and {allowed:.2g} allowed"
 
 
 def test_every_type_is_in_one_table() -> None:
-    """Those without attention have none in their code."""
+    """Every listed type exists and is listed once; types listed as having no attention have none in their code."""
     for kind in REFUSED[NONE].split():
         name = kind.replace("-", "_")
         assert not hasattr(
             import_module(f"transformers.models.{name}.modeling_{name}"), "ALL_ATTENTION_FUNCTIONS"
         )
     kinds = {kind for _, kind, _ in ALL} | {f"{task}:{kind}" for task, kind, _ in ALL}
-    named = [kind for table in (REFUSED, UNMADE) for of in table.values() for kind in of.split()]
+    named = [kind for table in (REFUSED, UNMADE) for types in table.values() for kind in types.split()]
     assert {*named} <= kinds
     assert len(named) == len({*named})

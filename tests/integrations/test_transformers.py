@@ -1,4 +1,4 @@
-"""`attn_implementation="headway"` is `transformers`' own attention, without a mask over pairs being built.
+"""`attn_implementation="headway"` equals `transformers`' own attention, without building a mask over pairs.
 
 Weights are drawn with standard deviation 0.3, so that attention is far from uniform and a wrong window shows.
 Tolerances: two correct float32 computations of such a model differ by a few hundred roundings (6e-8 each), so
@@ -58,7 +58,7 @@ def mistral(window: int | None = WINDOW) -> Any:
 
 
 def qwen2() -> Any:
-    """One full layer and one with a window."""
+    """Returns a model with one full layer and one with a window."""
     config = Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1)
     assert config.layer_types == ["full_attention", "sliding_attention"]
     return random_weights(Qwen2ForCausalLM(config))
@@ -68,9 +68,9 @@ MODELS = {"mistral": mistral, "qwen2": qwen2}
 
 
 def sunk(family: str) -> Any:
-    """With a sink of each head, which eager's attention has as a column or as a factor."""
-    more = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8} if family == "GptOss" else {}
-    config = getattr(transformers, family + "Config")(**SIZES, **more, sliding_window=WINDOW)
+    """Returns a model with a sink logit for each head, which eager attention computes as a column or as a factor."""
+    sizes = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8} if family == "GptOss" else {}
+    config = getattr(transformers, family + "Config")(**SIZES, **sizes, sliding_window=WINDOW)
     model = random_weights(getattr(transformers, family + "ForCausalLM")(config))
     for block in model.model.layers:
         torch.nn.init.normal_(block.self_attn.sinks)
@@ -80,7 +80,7 @@ def sunk(family: str) -> Any:
 @pytest.mark.parametrize("side", ["none", "left"])
 @pytest.mark.parametrize("family", ["GptOss", "GraniteSWA"])
 def test_sinks_are_those_of_eager(family: str, side: str) -> None:
-    """Logits, and every gradient, those of the sinks' logits too."""
+    """Logits and every gradient, also those of the sink logits."""
     model = sunk(family)
     assert_equal(model, some_ids(), "eager", attention_mask=padded(side))
     assert any(name.endswith("sinks") and p.grad.abs().amax() > 1e-4 for name, p in model.named_parameters())
@@ -105,7 +105,7 @@ def some_ids(rows: int = 2, length: int = LENGTH) -> Tensor:
 
 
 def padded(side: str) -> Tensor:
-    """A mask with 9 empty slots in the first row, on `side`; "hole" puts them in the middle."""
+    """Returns a mask with 9 empty slots in the first row, on `side`; "hole" puts them in the middle."""
     mask = torch.ones(2, LENGTH, dtype=torch.long)
     begin = {"none": LENGTH, "left": 0, "right": LENGTH - 9, "hole": 6}[side]
     mask[0, begin : begin + 9] = 0
@@ -113,7 +113,7 @@ def padded(side: str) -> Tensor:
 
 
 def run(model: Any, implementation: str, ids: Tensor, **kwargs: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    """Logits, and the gradient of every parameter of a loss on the tokens that are there."""
+    """Returns logits, and the gradient of every parameter for a loss on the tokens that are not padding."""
     model.set_attn_implementation(implementation)
     model.zero_grad()
     mask = kwargs.get("attention_mask")
@@ -152,7 +152,7 @@ def test_a_packed_row_is_its_documents(model: Any) -> None:
 
 
 def test_a_window_that_is_off_by_one_is_seen() -> None:
-    """The comparison above would catch it."""
+    """The comparisons above would catch a window that is off by one."""
     model, ids = mistral(), some_ids()
     logits = run(model, "headway", ids)[0]
     for off in (WINDOW - 1, WINDOW + 1):
@@ -165,7 +165,7 @@ def test_a_window_that_is_off_by_one_is_seen() -> None:
     "how", [{}, {"use_cache": False}, {"cache_implementation": "static"}, {"num_beams": 2}]
 )
 def test_greedy_text_is_the_same(model: Any, how: dict[str, Any]) -> None:
-    """Left padded rows, over several windows, with each kind of cache."""
+    """With padding on the left, text longer than several windows, and each kind of cache."""
     ids, texts = some_ids(), []
     for implementation in ("headway", "sdpa"):
         model.set_attn_implementation(implementation)
@@ -201,10 +201,10 @@ def test_a_step_of_trainer_gives_the_same_weights(tmp_path: Path) -> None:
         Trainer(model=model, args=arguments, train_dataset=rows).train()
         stepped.append(model.state_dict())
     for name, before in first.items():
-        moved = (stepped[1][name] - before).abs().max()
-        assert moved > 0
+        change = (stepped[1][name] - before).abs().max()
+        assert change > 0
         rounding = 6e-8 * float(before.abs().max())
-        atol = 1e-4 * float(moved) + rounding
+        atol = 1e-4 * float(change) + rounding
         torch.testing.assert_close(stepped[0][name], stepped[1][name], rtol=0, atol=atol)
 
 
@@ -241,6 +241,7 @@ def test_dropout_is_applied_in_training_only() -> None:
     assert not torch.equal(model(ids).logits, model(ids).logits)
 
 
+# Without large pages: whether the system grants them varies, and they round allocations up by megabytes.
 MEMORY = """
 import ctypes, sys
 if sys.platform == "linux":
@@ -261,12 +262,12 @@ print((peak_rss() - before) / 2**20)
 
 @pytest.mark.slow
 def test_a_long_row_takes_a_fraction_of_the_memory() -> None:
-    """1 x 8192 with a window of 512, forward and backward: MiB above what is held before."""
-    taken = {}
+    """Peak MiB of forward and backward of 1 x 8192 tokens with a window of 512, beyond what was held before."""
+    peaks = {}
     for implementation in ("headway", "sdpa"):
         command = [sys.executable, "-c", MEMORY, implementation]
-        taken[implementation] = float(
+        peaks[implementation] = float(
             subprocess.run(command, capture_output=True, text=True, check=True).stdout
         )
-    print(taken)
-    assert taken["headway"] < taken["sdpa"] / 3
+    print(peaks)
+    assert peaks["headway"] < peaks["sdpa"] / 3

@@ -1,4 +1,4 @@
-"""What stands in for the mask with `attn_implementation="headway"`: what is read from it, and what is refused."""
+"""The stand-in for the mask with `attn_implementation="headway"`: the patterns read from it, and what is refused."""
 
 import subprocess
 import sys
@@ -57,59 +57,59 @@ def test_what_stands_for_the_mask_is_one_byte() -> None:
 
 
 def test_mask_functions_are_read_back_as_patterns() -> None:
-    from transformers import masking_utils as made
+    from transformers import masking_utils as masks
 
     for function, pattern in (
         (None, Causal()),
-        (made.causal_mask_function, Causal()),
-        (made.bidirectional_mask_function, Full()),
-        (made.sliding_window_causal_mask_function(4), Window.last(4)),
-        (made.sliding_window_bidirectional_mask_function(3), Window.around(3)),
-        (made.chunked_causal_mask_function(4, torch.zeros(1)), Causal() & Chunk(4)),
+        (masks.causal_mask_function, Causal()),
+        (masks.bidirectional_mask_function, Full()),
+        (masks.sliding_window_causal_mask_function(4), Window.last(4)),
+        (masks.sliding_window_bidirectional_mask_function(3), Window.around(3)),
+        (masks.chunked_causal_mask_function(4, torch.zeros(1)), Causal() & Chunk(4)),
     ):
         assert integration.declared(function)[0] == pattern
     with pytest.raises(BackendError, match="made by `blockwise_overlay`, which is not a pattern known here"):
-        integration.declared(made.blockwise_overlay(torch.zeros(1, 4)))
+        integration.declared(masks.blockwise_overlay(torch.zeros(1, 4)))
     with pytest.raises(BackendError, match="chunks begin behind padding on the left; pad on"):
-        integration.declared(made.chunked_causal_mask_function(4, torch.tensor([0, 2])))
+        integration.declared(masks.chunked_causal_mask_function(4, torch.tensor([0, 2])))
     with pytest.raises(BackendError, match=r"made by `or_masks`.*use attn_implementation=\"sdpa\""):
-        integration.declared(made.or_masks(made.causal_mask_function, made.bidirectional_mask_function))
+        integration.declared(masks.or_masks(masks.causal_mask_function, masks.bidirectional_mask_function))
     with pytest.raises(BackendError, match="a window behind each query with everything ahead"):
-        integration.declared(made.sliding_window_overlay(4))
+        integration.declared(masks.sliding_window_overlay(4))
     with pytest.raises(BackendError, match="a window of 0 tokens, in which no query sees any key"):
-        integration.declared(made.sliding_window_causal_mask_function(0))
+        integration.declared(masks.sliding_window_causal_mask_function(0))
 
 
 def test_a_mask_that_is_no_pattern_is_an_error_of_the_layer_that_uses_it() -> None:
     mask = integration.seen(1, 4, 4, mask_function=blockwise_overlay(torch.zeros(1, 4)))
     assert mask.shape == (1, 1, 4, 4)
-    for given in (mask, mask.to("cpu")):
+    for passed in (mask, mask.to("cpu")):
         with pytest.raises(
             BackendError, match="made by `blockwise_overlay`, which is not a pattern known here"
         ):
-            layer_call(given)
+            layer_call(passed)
 
 
 def test_a_mask_that_no_layer_uses_is_no_error() -> None:
-    """Qwen2-MoE makes that of a window of 0 tokens, unless its config has windows."""
+    """Qwen2-MoE makes the mask of a window of 0 tokens, unless its config has windows."""
     sizes = {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
     model = random_weights(Qwen2MoeForCausalLM(Qwen2MoeConfig(**SIZES, **sizes)))
     assert model.config.sliding_window == 0
     assert_as_eager(model, padded("left"), input_ids=some_ids(), attention_mask=padded("left"))
 
 
-def assert_as_eager(model: Any, real: Tensor, **given: Any) -> None:
-    """Logits of the tokens that are there, to 1e-5 of the largest."""
+def assert_as_eager(model: Any, real: Tensor, **inputs: Any) -> None:
+    """Checks logits of the tokens that are not padding, to 1e-5 of the largest."""
     outputs = []
     for implementation in ("headway", "eager"):
         model.set_attn_implementation(implementation)
         with torch.no_grad():
-            outputs.append(model(**given).logits[real.bool()])
+            outputs.append(model(**inputs).logits[real.bool()])
     torch.testing.assert_close(*outputs, rtol=0, atol=1e-5 * float(outputs[1].abs().max()))
 
 
 def test_a_layer_whose_own_code_says_is_causal_leaves_that_to_its_mask() -> None:
-    """Moonshine's decoder says is_causal=False where there is a mask, which is causal."""
+    """Moonshine's decoder passes is_causal=False together with a causal mask."""
     sizes = {name: value for name, value in SIZES.items() if "num_" not in name and name != "eos_token_id"}
     halves = {
         f"{side}_num_{what}": 2
@@ -186,7 +186,7 @@ def test_a_layer_without_a_mask_must_say_what_it_sees() -> None:
 
 
 def test_a_layer_that_says_it_is_not_causal_leaves_that_to_its_mask() -> None:
-    """As in `transformers`, where a mask that is given is all that is seen. AIMv2's text layers say so."""
+    """As in `transformers`, the mask alone counts. AIMv2's text layers have is_causal=False and a causal mask."""
     sizes = {
         name: value for name, value in SIZES.items() if name not in ("num_key_value_heads", "bos_token_id")
     }
@@ -221,7 +221,7 @@ WITHOUT = {
 
 
 class Pair(PreTrainedModel):
-    """An encoder that asks for its attention, beside a decoder that keeps its own."""
+    """An encoder that takes its attention from `transformers`' interface, beside a decoder that keeps its own."""
 
     config_class = EncoderDecoderConfig
 
@@ -261,8 +261,5 @@ def test_the_stand_in_refuses_to_be_read() -> None:
 
 def test_without_transformers_the_error_says_what_to_install() -> None:
     code = "import sys; sys.modules['transformers'] = None; import headway.integrations.transformers"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert 'pip install "headway[transformers]"' in done.stderr.splitlines()[-1]
-
-
-# Without large pages, which the system gives or not, and which round what is asked for up by megabytes.
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert 'pip install "headway[transformers]"' in process.stderr.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""Judges whose taste and faults are known: what is reported is what they were made to do."""
+"""Judges with known preferences and faults: the reports show what the judges were made to do."""
 
 import json
 import re
@@ -28,11 +28,11 @@ from headway.judge.judgments import Side
 from tests.data import data_path
 from tests.endpoints.scripted import Scripted, completion, server
 
-Judge = Callable[[str, str], str]  # the answers to the judged turn, as they are shown -> what the judge says
+Judge = Callable[[str, str], str]  # the answers to the judged turn, in the order shown -> the judge's reply
 
 
 def shown(text: str) -> tuple[str, ...]:
-    """The answers to the judged turn in a prompt: of A and B, or of the one."""
+    """Returns the answers to the judged turn in a prompt: of A and B, or the single one."""
     if "<|The Start of Assistant" in text:
         return tuple(re.findall(r"### Assistant [AB]:\n((?:(?!###).)*?)\n\n<\|The End", text, re.S))
     return tuple(re.findall(r"Answer\]\n(good=.*?)\n\[The End of Assistant", text, re.S))
@@ -47,7 +47,7 @@ def fair(a: str, b: str) -> str:
 
 
 def says(judge: Judge) -> Scripted:
-    """A judge of pairs by `judge`; its ratings are the qualities."""
+    """Returns a judge that compares pairs by `judge` and rates answers by their quality."""
 
     def answer(messages: Sequence[Any], seed: int) -> str:
         answers = shown(messages[-1]["content"])
@@ -60,7 +60,7 @@ def says(judge: Judge) -> Scripted:
 
 
 def bench(count: int = 40) -> tuple[list[Question], dict[str, list[str]], dict[str, list[str]]]:
-    """Questions, the first half of two turns, and answers of known quality and length."""
+    """Returns questions, the first half of two turns, and two sets of answers of known quality and length."""
     draw = np.random.default_rng(1)
     questions = [
         Question(f"{i}", "writing", ("What?", "And?")[: 2 if i < count // 2 else 1]) for i in range(count)
@@ -105,14 +105,14 @@ def test_row_46_a_fair_judge_is_believed_in_both_orders(tmp_path: Path) -> None:
 def test_requests_sent_at_once_get_the_same_verdicts(tmp_path: Path) -> None:
     questions, a, b = bench(12)
     judge = says(lambda x, y: f"[[{fair(x, y)}]]")
-    with Transcript(tmp_path / "one.jsonl") as one, Transcript(tmp_path / "many.jsonl") as many:
-        assert judgments("pairs", judge, questions, a, b, many, parallel=5) == judgments(
-            "pairs", judge, questions, a, b, one
+    with Transcript(tmp_path / "one.jsonl") as sequential, Transcript(tmp_path / "many.jsonl") as concurrent:
+        assert judgments("pairs", judge, questions, a, b, concurrent, parallel=5) == judgments(
+            "pairs", judge, questions, a, b, sequential
         )
-        assert judgments("ratings", judge, questions, a, b, many, parallel=5) == judgments(
-            "ratings", judge, questions, a, b, one
+        assert judgments("ratings", judge, questions, a, b, concurrent, parallel=5) == judgments(
+            "ratings", judge, questions, a, b, sequential
         )
-        assert one.sent == many.sent == 18 * 4
+        assert sequential.sent == concurrent.sent == 18 * 4
     lines = [sorted((tmp_path / name).read_text().splitlines()) for name in ("one.jsonl", "many.jsonl")]
     assert lines[0] == lines[1]
 
@@ -153,30 +153,30 @@ def test_what_a_judge_leaves_out_is_counted_and_one_bracket_is_enough(tmp_path: 
 
 def test_ratings_outside_of_the_scale_are_not_found(tmp_path: Path) -> None:
     questions, a, b = bench(4)
-    strange = iter(["[[11]]", "[[0]]", "[7.5] of [[10]]", "[7.5]", "none", "[[3]]"] + ["[[4]]"] * 6)
+    replies = iter(["[[11]]", "[[0]]", "[7.5] of [[10]]", "[7.5]", "none", "[[3]]"] + ["[[4]]"] * 6)
     with Transcript(tmp_path / "t.jsonl") as transcript:
-        found = list(
-            judgments("ratings", Scripted(lambda messages, seed: next(strange)), questions, a, b, transcript)
+        ratings = list(
+            judgments("ratings", Scripted(lambda messages, seed: next(replies)), questions, a, b, transcript)
         )
-    assert [one.value for both in found for one in both][:6] == [None, None, 10.0, 7.5, None, 3.0]
-    assert (ratings_of(found).unparsed, ratings_of(found).turns) == (3, 4)
+    assert [judgment.value for pair in ratings for judgment in pair][:6] == [None, None, 10.0, 7.5, None, 3.0]
+    assert (ratings_of(ratings).unparsed, ratings_of(ratings).turns) == (3, 4)
 
 
 def test_an_interval_is_the_bootstrap_over_questions() -> None:
-    """Against resampling written out; the two draw differently, so as near as 10,000 draws of a mean are."""
+    """Against resampling written out here; the draws differ, so both agree as closely as 10,000 draws of a mean do."""
     draw = np.random.default_rng(3)
     scores = draw.integers(1, 11, (30, 2)).astype(float)
     turns = [((f"{i // 2}", i % 2 + 1, (5, 5)), pair) for i, pair in enumerate(scores)]
     both = [(Judgment(*turn, "A", pair[0]), Judgment(*turn, "B", pair[1])) for turn, pair in turns]
-    found = ratings_of(both, seed=1).ratio
-    assert found == ratings_of(both, seed=1).ratio
+    ratio = ratings_of(both, seed=1).ratio
+    assert ratio == ratings_of(both, seed=1).ratio
     resampled = []
     for _ in range(4000):
         rows = np.concatenate([[2 * q, 2 * q + 1] for q in draw.integers(15, size=15)])
         resampled.append(scores[rows, 0].mean() / scores[rows, 1].mean())
-    assert (found.low, found.high) == pytest.approx(np.quantile(resampled, [0.025, 0.975]), abs=0.02)
-    none = pairs_of([(Judgment(*turns[0][0], "A", None), Judgment(*turns[0][0], "B", "A"))])
-    assert (none.win_rate.value, none.first_shown, none.unparsed) == (None, None, 1)
+    assert (ratio.low, ratio.high) == pytest.approx(np.quantile(resampled, [0.025, 0.975]), abs=0.02)
+    report = pairs_of([(Judgment(*turns[0][0], "A", None), Judgment(*turns[0][0], "B", "A"))])
+    assert (report.win_rate.value, report.first_shown, report.unparsed) == (None, None, 1)
 
 
 def test_references_are_shown_and_the_second_turn_with_the_first(tmp_path: Path) -> None:
@@ -186,11 +186,11 @@ def test_references_are_shown_and_the_second_turn_with_the_first(tmp_path: Path)
     assert {len(q.turns) for q in read_questions(data_path("conversations/vicuna_bench_question.jsonl"))} == {
         1
     }
-    (one,) = [q for q in questions if q.id == "101"]
-    seen: list[Any] = []
+    (question,) = [q for q in questions if q.id == "101"]
+    prompts: list[Any] = []
 
     def answer(messages: Sequence[Any], seed: int) -> str:
-        seen.append(messages)
+        prompts.append(messages)
         return "[[C]]"
 
     answers = {"101": ["good=1", "good=2"]}
@@ -199,32 +199,37 @@ def test_references_are_shown_and_the_second_turn_with_the_first(tmp_path: Path)
             len(
                 list(
                     judgments(
-                        "pairs", Scripted(answer), [one], answers, {"101": ["good=3", "good=4"]}, transcript
+                        "pairs",
+                        Scripted(answer),
+                        [question],
+                        answers,
+                        {"101": ["good=3", "good=4"]},
+                        transcript,
                     )
                 )
             )
             == 2
         )
-        list(judgments("ratings", Scripted(answer), [one], answers, answers, transcript))
-    assert one.reference is not None
-    first, _, second, _ = (messages[1]["content"] for messages in seen[:4])
-    assert one.reference[0] in first
-    assert one.reference[1] not in first
+        list(judgments("ratings", Scripted(answer), [question], answers, answers, transcript))
+    assert question.reference is not None
+    first, _, second, _ = (messages[1]["content"] for messages in prompts[:4])
+    assert question.reference[0] in first
+    assert question.reference[1] not in first
     assert (shown(first), shown(second)) == (("good=1", "good=3"), ("good=2", "good=4"))
-    for text in (*one.turns, *one.reference, "good=1", "good=3"):
+    for text in (*question.turns, *question.reference, "good=1", "good=3"):
         assert text in second
-    assert seen[0][0]["content"].startswith("Please act as an impartial judge")
-    assert 'strictly following this format: "[[rating]]"' in seen[4][1]["content"]
+    assert prompts[0][0]["content"].startswith("Please act as an impartial judge")
+    assert 'strictly following this format: "[[rating]]"' in prompts[4][1]["content"]
 
 
 def test_answers_are_asked_turn_after_turn_and_resumed(tmp_path: Path) -> None:
     questions, _, _ = bench(6)
     endpoint = Scripted(lambda messages, seed: f"good={len(messages)}")
-    found = ask(endpoint, questions, tmp_path / "a.jsonl")
-    assert found["0"] == ("good=1", "good=3")
-    assert read_answers(tmp_path / "a.jsonl") == found
+    answers = ask(endpoint, questions, tmp_path / "a.jsonl")
+    assert answers["0"] == ("good=1", "good=3")
+    assert read_answers(tmp_path / "a.jsonl") == answers
     asked = endpoint.asked
-    assert ask(endpoint, questions, tmp_path / "a.jsonl") == found
+    assert ask(endpoint, questions, tmp_path / "a.jsonl") == answers
     assert endpoint.asked == asked
     lines = [json.loads(line) for line in (tmp_path / "a.jsonl.transcript.jsonl").read_text().splitlines()]
     assert {line["request"]["temperature"] for line in lines} == {0.7}
@@ -258,35 +263,35 @@ def test_the_command_judges_a_server_by_a_server_and_goes_on(
     questions, a, b = bench(8)
     lines = [{"question_id": int(q.id), "category": q.category, "turns": q.turns} for q in questions]
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    given = [{"question_id": name, "choices": [{"turns": turns}]} for name, turns in b.items()]
-    (tmp_path / "b.jsonl").write_text("".join(json.dumps(line) + "\n" for line in given))
-    judge, asked, down = says(lambda x, y: f"[[{fair(x, y)}]]"), [], 20
+    records = [{"question_id": name, "choices": [{"turns": turns}]} for name, turns in b.items()]
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps(line) + "\n" for line in records))
+    judge, requested, limit = says(lambda x, y: f"[[{fair(x, y)}]]"), [], 20
 
     def answer(path: str, body: Any) -> Any:
-        asked.append(body["model"])
+        requested.append(body["model"])
         if body["model"] == "judge":
-            if len(asked) > down:
+            if len(requested) > limit:
                 return 400, {}, {"error": {"message": "out of money"}}
             return completion(judge.answer(body["messages"], 0))  # type: ignore[arg-type]
         turn = (len(body["messages"]) + 1) // 2
         texts = [turns[turn - 1] for q, turns in a.items() if len(turns) >= turn]
-        return completion(texts[len(asked) % len(texts)])
+        return completion(texts[len(requested) % len(texts)])
 
     with server(answer) as url:
         command = ["judge", f"{url}#a", str(tmp_path / "b.jsonl"), "--questions", str(tmp_path / "q.jsonl")]
         command += ["--by", f"{url}#judge", "--out", str(tmp_path / "out")]
         assert run(command) == 1
         assert "400 out of money" in capsys.readouterr().err
-        down = 10**9
+        limit = 10**9
         assert run([*command, "--json"]) == 0
         report = json.loads(capsys.readouterr().out)
-        assert asked.count("a") == 12
-        assert asked.count("judge") == 12 * 4 + 1
+        assert requested.count("a") == 12
+        assert requested.count("judge") == 12 * 4 + 1
         assert run(command) == 0
     printed = capsys.readouterr().out
     assert "verdicts that change with the order" in printed
     assert "ratio of the means, A / B" in printed
-    assert len(asked) == 12 * 5 + 1
+    assert len(requested) == 12 * 5 + 1
     assert report == json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["pairs"]["flips"] == 0
     assert len((tmp_path / "out" / "judgments.jsonl").read_text().splitlines()) == 12 * 4

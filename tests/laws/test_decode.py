@@ -1,4 +1,4 @@
-"""Decoding through a cache is one full forward, whatever the pattern, the split and the padding.
+"""Decoding through a cache equals one full forward, for any pattern, split and padding.
 
 The truth is plain float64 attention over whole rows (tests/naive.py).
 """
@@ -36,7 +36,7 @@ decoder_patterns: st.SearchStrategy[Pattern] = st.one_of(
 
 @st.composite
 def splits(draw: st.DrawFn, lengths: list[int]) -> list[list[int]]:
-    """Chunks that bring each row to its length: counts per row, some of them 0."""
+    """Draws chunks that together give each row its length: counts for each row, some of them 0."""
     most = draw(st.sampled_from([2, 5, 30, 90]))
     left, result = list(lengths), []
     together = draw(st.booleans())
@@ -53,23 +53,23 @@ def splits(draw: st.DrawFn, lengths: list[int]) -> list[list[int]]:
 
 
 def rows_of(lengths: list[int], marks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tokens]:
-    """q, k, v [B, heads, n, D] (NaN behind a row's end) and their tokens."""
+    """Returns q, k, v [B, heads, n, D] (NaN after a row's end) and their tokens."""
     n = max(lengths)
     tokens = Tokens.from_lengths(lengths, n)
     tokens = replace(tokens, is_global=marks & tokens.valid)
     q, k, v = (torch.randn(len(lengths), h, n, D, dtype=torch.float64).to(dtype) for h in (H, K, K))
-    gone = ~tokens.valid[:, None, :, None]
-    return *(x.masked_fill(gone, float("nan")) for x in (q, k, v)), tokens
+    padding = ~tokens.valid[:, None, :, None]
+    return *(x.masked_fill(padding, float("nan")) for x in (q, k, v)), tokens
 
 
 def piece(x: Tensor, places: Tensor) -> Tensor:
-    """x [B, heads, n, D] at places [B, T]; NaN where a place is -1."""
+    """Returns x [B, heads, n, D] at places [B, T]; NaN where a place is -1."""
     at = places.clamp_min(0)[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])
     return x.gather(2, at).masked_fill((places < 0)[:, None, :, None], float("nan"))
 
 
 def make_cache(pattern: Pattern, batch: int, dtype: torch.dtype, slack: int = 0) -> BatchCache:
-    """Of one layer."""
+    """Returns a cache of one layer."""
     spec = CacheSpec(kv_heads=K, head_dim=D, dtype=dtype)
     return BatchCache(PagedCache(spec, [pattern], slack=slack), batch)
 
@@ -83,15 +83,15 @@ def through(
     backend: str,
     score: tuple[Score, ...] = (),
 ) -> Tensor:
-    """What the rows' queries see, chunk by chunk: [B, H, n, D], 0 where there is no token."""
+    """Computes attention of all queries through the cache, chunk by chunk: [B, H, n, D], 0 where there is no token."""
     q, k, v, tokens = rows
     out = torch.zeros(q.shape, dtype=q.dtype)
     for counts in split:
         chunk = cache.next_tokens(max(counts), counts, side)
         places = chunk.index.expand(cache.batch, -1)
         marks = tokens.globals.gather(1, places.clamp_min(0)) & (places >= 0)
-        given = (piece(x, places) for x in (q, k, v))
-        part = attended(cache, replace(chunk, is_global=marks), *given, pattern, backend, score)
+        qkv = (piece(x, places) for x in (q, k, v))
+        part = attended(cache, replace(chunk, is_global=marks), *qkv, pattern, backend, score)
         b, t = (places >= 0).nonzero(as_tuple=True)
         out[b, :, places[b, t]] = part[b, :, t]
     return out
@@ -121,9 +121,9 @@ def test_any_decoder_pattern_in_any_split(
     share = data.draw(st.sampled_from([0.0, 0.2, 1.0]))
     rows = rows_of(lengths, torch.rand(len(lengths), max(lengths)) < share, torch.float64)
     cache = make_cache(pattern, len(lengths), torch.float64, slack)
-    got = through(cache, pattern, rows, data.draw(splits(lengths)), side, backend)
-    want = truth(pattern, rows, torch.float64)
-    assert_within_reference(got, want, want, str(pattern))
+    actual = through(cache, pattern, rows, data.draw(splits(lengths)), side, backend)
+    expected = truth(pattern, rows, torch.float64)
+    assert_within_reference(actual, expected, expected, str(pattern))
 
 
 W = 8
@@ -142,7 +142,7 @@ DECODERS = [
 @pytest.mark.parametrize("backend", ["auto", "dense", "sdpa", "banded"])
 @pytest.mark.parametrize("pattern", DECODERS, ids=str)
 def test_prefill_then_tokens_around_the_window(pattern: Pattern, backend: str, dtype: torch.dtype) -> None:
-    """Prompts around the window and around a page, then one by one; a chunk longer than the window in between."""
+    """Prompts about as long as the window or a page, then single tokens, or also a chunk longer than the window."""
     for prompt in (W - 1, PAGE - 1, PAGE, PAGE + W - 3):
         n = prompt + W + 4
         rows = rows_of([n, n], torch.rand(2, n) < 0.1, dtype)
@@ -150,8 +150,8 @@ def test_prefill_then_tokens_around_the_window(pattern: Pattern, backend: str, d
         for split in ([prompt, *[1] * (W + 4)], [prompt, 1, W + 2, 1]):
             cache = make_cache(pattern, 2, dtype)
             chunks = [[c, c] for c in split]
-            got = through(cache, pattern, rows, chunks, "right", backend)
-            assert_within_reference(got, exact, low, f"{pattern} {split}")
+            actual = through(cache, pattern, rows, chunks, "right", backend)
+            assert_within_reference(actual, exact, low, f"{pattern} {split}")
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -161,8 +161,8 @@ def test_ragged_prompts_then_tokens(pattern: Pattern, side: str) -> None:
     lengths = [n + steps for n in prompts]
     rows = rows_of(lengths, torch.rand(4, max(lengths)) < 0.1, torch.float32)
     cache = make_cache(pattern, 4, torch.float32)
-    got = through(cache, pattern, rows, [prompts, *[[1] * 4] * steps], side, "auto")
-    assert_within_reference(got, truth(pattern, rows, torch.float64), truth(pattern, rows, torch.float32))
+    actual = through(cache, pattern, rows, [prompts, *[[1] * 4] * steps], side, "auto")
+    assert_within_reference(actual, truth(pattern, rows, torch.float64), truth(pattern, rows, torch.float32))
     for b, n in enumerate(lengths):
         q, k, v, tokens = rows
         alone = (*(x[b : b + 1, :, :n] for x in (q, k, v)), tokens.select_rows(torch.tensor([b])).slice(0, n))
@@ -170,24 +170,24 @@ def test_ragged_prompts_then_tokens(pattern: Pattern, side: str) -> None:
         single = through(cache, pattern, alone, [[prompts[b]], *[[1]] * steps], side, "auto")
         exact, low = truth(pattern, alone, torch.float64), truth(pattern, alone, torch.float32)
         assert_within_reference(single, exact, low)
-        assert_within_reference(got[b : b + 1, :, :n], exact, low)
+        assert_within_reference(actual[b : b + 1, :, :n], exact, low)
 
 
 @pytest.mark.parametrize("pattern", DECODERS[:6], ids=str)
 def test_scores_measure_indices_not_slots(pattern: Pattern) -> None:
-    """ALiBi through pages of which some were released: the distance of two tokens, wherever they are kept."""
+    """With ALiBi and released pages: scores depend on the distance of tokens, not on the slots that hold them."""
     n, score = PAGE + 3 * W, (ALiBi(), SoftCap(3.0))
     rows = rows_of([n], torch.rand(1, n) < 0.1, torch.float64)
     q, k, v, tokens = rows
-    want = attend(q, k, v, pattern, q_tokens=tokens, k_tokens=tokens, score=score, backend="dense")
+    expected = attend(q, k, v, pattern, q_tokens=tokens, k_tokens=tokens, score=score, backend="dense")
     cache = make_cache(pattern, 1, torch.float64)
-    got = through(cache, pattern, rows, [[PAGE + 3], *[[1]] * (3 * W - 3)], "right", "auto", score)
-    assert_within_reference(got, want, want)
+    actual = through(cache, pattern, rows, [[PAGE + 3], *[[1]] * (3 * W - 3)], "right", "auto", score)
+    assert_within_reference(actual, expected, expected)
 
 
 @pytest.mark.parametrize("pattern", DECODERS, ids=str)
 def test_what_a_cache_returns_merges_from_any_parts(pattern: Pattern) -> None:
-    """Cache and chunk are key sets like any others: attended over apart and merged, they give the same."""
+    """A cache's keys, split into any parts and attended over separately, merge to the same result."""
     n = PAGE + 2 * W + 3
     q, k, v, tokens = rows_of([n], torch.rand(1, n) < 0.1, torch.float64)
     cache = make_cache(pattern, 1, torch.float64)
@@ -198,46 +198,45 @@ def test_what_a_cache_returns_merges_from_any_parts(pattern: Pattern) -> None:
         keys = layer.update(k[:, :, n - 4 :], v[:, :, n - 4 :], at).gathered()
     slots = torch.randperm(keys.tokens.count)
     parts = [
-        KeyValues(keys.k[:, :, some], keys.v[:, :, some], keys.tokens.gather(some.unsqueeze(0)))
-        for some in (slots[:5], slots[5:5], slots[5:])
+        KeyValues(keys.k[:, :, part], keys.v[:, :, part], keys.tokens.gather(part.unsqueeze(0)))
+        for part in (slots[:5], slots[5:5], slots[5:])
     ]
-    one, many = (attend_keys(q[:, :, n - 4 :], at, s, pattern) for s in ([keys], parts))
-    assert_within_reference(many.out, one.out, one.out)
-    torch.testing.assert_close(many.lse, one.lse, rtol=1e-13, atol=1e-13)
-    want = naive(q, k, v, pattern, tokens, tokens)[:, :, n - 4 :]
-    assert_within_reference(one.out, want, want)
+    whole, merged = (attend_keys(q[:, :, n - 4 :], at, s, pattern) for s in ([keys], parts))
+    assert_within_reference(merged.out, whole.out, whole.out)
+    torch.testing.assert_close(merged.lse, whole.lse, rtol=1e-13, atol=1e-13)
+    expected = naive(q, k, v, pattern, tokens, tokens)[:, :, n - 4 :]
+    assert_within_reference(whole.out, expected, expected)
 
 
 @pytest.mark.parametrize("pattern", DECODERS, ids=str)
 def test_beams_keep_their_own_past(pattern: Pattern) -> None:
-    """Rows that are chosen anew at every step see what their own ancestors were given; also as the number of
-    beams changes."""
-    cache, begun = make_cache(pattern, 1, torch.float64), PAGE - W
+    """Beams reordered at every step attend over their own ancestors' tokens, also as the number of beams changes."""
+    cache, prompt = make_cache(pattern, 1, torch.float64), PAGE - W
     pick = torch.Generator().manual_seed(1)
-    past = [torch.randn(1, h, begun, D, dtype=torch.float64) for h in (H, K, K)]
-    marks = torch.rand(1, begun, generator=pick) < 0.1
-    attended(cache, cache.next_tokens(begun).with_global(marks), *past, pattern)
-    for at, beams in enumerate([1, 4, 4, 3, 3, 5, *[4] * (2 * W), 2, 2], begun):
+    past = [torch.randn(1, h, prompt, D, dtype=torch.float64) for h in (H, K, K)]
+    marks = torch.rand(1, prompt, generator=pick) < 0.1
+    attended(cache, cache.next_tokens(prompt).with_global(marks), *past, pattern)
+    for at, beams in enumerate([1, 4, 4, 3, 3, 5, *[4] * (2 * W), 2, 2], prompt):
         parents = torch.randint(past[0].shape[0], (beams,), generator=pick)
         cache.reorder(parents)
         new = [torch.randn(beams, h, 1, D, dtype=torch.float64) for h in (H, K, K)]
-        past = [torch.cat([old[parents], x], 2) for old, x in zip(past, new, strict=True)]
+        past = [torch.cat([before[parents], x], 2) for before, x in zip(past, new, strict=True)]
         marks = torch.cat([marks[parents], torch.rand(beams, 1, generator=pick) < 0.1], 1)
         q, k, v = new
-        got = attended(cache, Tokens.range(1, start=at).with_global(marks[:, -1:]), q, k, v, pattern)
+        actual = attended(cache, Tokens.range(1, start=at).with_global(marks[:, -1:]), q, k, v, pattern)
         whole = Tokens.range(at + 1).with_global(marks)
-        want = naive(*past, pattern, whole, whole)[:, :, -1:]
-        assert_within_reference(got, want, want, f"token {at}")
+        expected = naive(*past, pattern, whole, whole)[:, :, -1:]
+        assert_within_reference(actual, expected, expected, f"token {at}")
 
 
 @pytest.mark.parametrize("pattern", DECODERS, ids=str)
 def test_drafts_that_are_taken_back_leave_no_trace(pattern: Pattern) -> None:
-    """Speculative decoding: a chunk of drafts is attended over, some are refused, the rest goes on from there."""
+    """Speculative decoding: some drafts of each chunk are rejected, and decoding continues from the accepted ones."""
     slack, n, begin, accept = 3, PAGE + 3 * W, PAGE - W, 0
     rows = rows_of([n, n], torch.rand(2, n) < 0.1, torch.float64)
     q, k, v, tokens = rows
     cache = make_cache(pattern, 2, torch.float64, slack)
-    want = truth(pattern, rows, torch.float64)
+    expected = truth(pattern, rows, torch.float64)
     attended(cache, tokens.slice(0, begin), *(x[:, :, :begin] for x in (q, k, v)), pattern)
     while begin + slack + 1 <= n:
         noise = [torch.randn(2, K, slack, D, dtype=torch.float64) for _ in "kv"]
@@ -246,11 +245,11 @@ def test_drafts_that_are_taken_back_leave_no_trace(pattern: Pattern) -> None:
             for x, y in zip((k, v), noise, strict=True)
         ]
         chunk = slice(begin, begin + slack + 1)
-        got = attended(
+        actual = attended(
             cache, tokens.slice(chunk.start, chunk.stop), q[:, :, chunk], draft[0], draft[1], pattern
         )
         good = slice(begin, begin + 1 + accept)
-        assert_within_reference(got[:, :, : 1 + accept], want[:, :, good], want[:, :, good])
+        assert_within_reference(actual[:, :, : 1 + accept], expected[:, :, good], expected[:, :, good])
         cache.trim(slack - accept)
         begin, accept = begin + 1 + accept, (accept + 1) % (slack + 1)
 

@@ -1,4 +1,4 @@
-"""The merge laws (docs/algebra.md), in float64."""
+"""Laws of merging partial attention results (docs/algebra.md), in float64."""
 
 import math
 
@@ -19,7 +19,7 @@ NAMES = ("dense", "banded")
 def partial(
     q: Tensor, k: Tensor, v: Tensor, slots: list[int] | slice = slice(None), backend: str = "dense"
 ) -> Partial:
-    """Attention of q over some of the keys, by the definition of a set of keys."""
+    """Returns the attention of q over the keys at `slots`, given as one set of keys."""
     part = KeyValues(k[:, :, slots], v[:, :, slots], Tokens(torch.arange(k.shape[2]).unsqueeze(0)[:, slots]))
     return attend_keys(q, Tokens.range(q.shape[2]), [part], Full(), backend=backend)
 
@@ -100,7 +100,7 @@ def test_gradcheck_through_out_and_finite_lse(backend: str) -> None:
     "pattern", [Window.around(9, step=3), Window.around(2) | Global()], ids=["dilated", "scattered globals"]
 )
 def test_a_gradient_of_lse_reaches_its_own_query_when_slots_are_sorted(pattern: Pattern) -> None:
-    """Blocked backends take slots in another order; every lse has a weight of its own."""
+    """Blocked backends reorder slots; with a different weight for each lse, a wrong order would show."""
     q, k, v = (t.requires_grad_() for t in tensors(queries=40, keys=40))
     at = Tokens.range(40).with_global([3, 17, 38])
     weight = torch.linspace(-2, 3, 2 * 2 * 40, dtype=torch.float64).view(2, 2, 40)

@@ -1,4 +1,4 @@
-"""Plans are disjoint and cover exactly what `allows` permits: by brute force over every pair."""
+"""Plans are disjoint and cover exactly the allowed pairs, and pair counts are exact: by brute force over all pairs."""
 
 import pytest
 import torch
@@ -42,13 +42,13 @@ def test_a_plan_covers_exactly_what_is_allowed(
         return
     truth = visible(p, q, k).expand(rows, 1, q.count, k.count)[:, 0]
     times = torch.zeros(q.count, k.count, dtype=torch.int64)
-    for number, row in enumerate(entries(plan(p, q, k, q_tile, k_tile))):
-        of_tile = slice(number * q_tile, (number + 1) * q_tile)
+    for tile, row in enumerate(entries(plan(p, q, k, q_tile, k_tile))):
+        queries = slice(tile * q_tile, (tile + 1) * q_tile)
         for entry in row:
             assert 0 <= entry.begin < entry.end <= k.count
-            times[of_tile, entry.begin : entry.end] += 1
+            times[queries, entry.begin : entry.end] += 1
             if entry.full:
-                assert truth[:, of_tile, entry.begin : entry.end].all()
+                assert truth[:, queries, entry.begin : entry.end].all()
     assert (times <= 1).all()
     assert (truth <= times.bool()).all()
 
@@ -56,23 +56,23 @@ def test_a_plan_covers_exactly_what_is_allowed(
 @given(st.integers(1, 300), st.integers(0, 60), st.integers(0, 20), st.integers(1, 4))
 def test_a_window_plans_and_costs_what_it_sees(n: int, before: int, after: int, step: int) -> None:
     p = Window(before, after, step)
-    each = Tokens.range(n)
-    assert pairs(p, n) == int(visible(p, each, each).sum())
-    made = plan(p, each, each, 8, 8)
-    assert area(made) <= (n + 8) * ((before + after) * step + 3 * 8)
+    tokens = Tokens.range(n)
+    assert pairs(p, n) == int(visible(p, tokens, tokens).sum())
+    made_plan = plan(p, tokens, tokens, 8, 8)
+    assert area(made_plan) <= (n + 8) * ((before + after) * step + 3 * 8)
 
 
 @given(patterns, tokens(st.integers(1, 70)), st.sampled_from([4, 16, 64]))
 def test_pairs_counts(p: Pattern, t: Tokens, tile: int) -> None:
-    each = visible(p, t, t)
-    assert pairs(p, t.count, tokens=t, tile=tile) == int(each.expand(t.rows, -1, -1, -1).sum())
+    seen = visible(p, t, t)
+    assert pairs(p, t.count, tokens=t, tile=tile) == int(seen.expand(t.rows, -1, -1, -1).sum())
 
 
 @given(patterns, st.integers(1, 90), st.integers(1, 90))
 def test_pairs_without_global_tokens_are_arithmetic(p: Pattern, n: int, last: int) -> None:
-    """Of all queries, and of the last ones alone."""
-    every = Tokens.range(n)
-    seen = visible(p, every, every)[0]
+    """For all queries, and for only the last ones."""
+    tokens = Tokens.range(n)
+    seen = visible(p, tokens, tokens)[0]
     assert pairs(p, n) == int(seen.sum())
     assert pairs(p, n, last=last) == int(seen[..., max(0, n - last) :, :].sum())
 
@@ -89,20 +89,20 @@ def test_pairs_are_exact_at_any_length() -> None:
 @given(st.integers(1, 9), st.sampled_from(["Causal", "Window.last(5)", "Window.around(3, step=2)"]),
        st.integers(0, 30), st.integers(1, 90), st.integers(1, 90))  # fmt: skip
 def test_pairs_of_chunks_are_arithmetic(size: int, joined: str, sink: int, n: int, last: int) -> None:
-    """Sinks end within a chunk, at its end, or behind all of them; the last queries begin in the midst of one."""
-    every = Tokens.range(n)
+    """Sinks end within a chunk, at its end, or after all chunks; the last queries may begin within a chunk."""
+    tokens = Tokens.range(n)
     for p in (Chunk(size) & parse(joined) | Sink(sink), Chunk(size) & Sink(sink) | parse(joined) & Causal()):
-        seen = visible(p, every, every)[0]
+        seen = visible(p, tokens, tokens)[0]
         assert pairs(p, n) == int(seen.sum())
         assert pairs(p, n, last=last) == int(seen[..., max(0, n - last) :, :].sum())
 
 
 def test_pairs_of_chunks_are_exact_at_any_length() -> None:
     n, size = 10**15 + 3, 8192
-    whole, rest = divmod(n, size)
+    whole, remainder = divmod(n, size)
     chunks = Chunk(size) & Causal()
-    assert pairs(chunks, n) == whole * size * (size + 1) // 2 + rest * (rest + 1) // 2
-    assert pairs(chunks, n, last=1) == rest
+    assert pairs(chunks, n) == whole * size * (size + 1) // 2 + remainder * (remainder + 1) // 2
+    assert pairs(chunks, n, last=1) == remainder
     with pytest.raises(PatternError, match=r"Chunk\(4\) \| Chunk\(6\) is not counted by arithmetic"):
         pairs(Chunk(4) | Chunk(6), n)
 

@@ -1,4 +1,4 @@
-"""Linear attention as it is written down: two loops over pairs, in float64, with rotation matrices."""
+"""Linear attention by its definition: loops over pairs of tokens in float64, with rotation matrices."""
 
 import math
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def weights(
     positions: Tensor,
     key_feature: str | None = None,
 ) -> Tensor:
-    """Weights [B, H, T, S], pair by pair. `positions` [B, N] of both sides; `rotary` "none" turns nothing."""
+    """Returns weights [B, H, T, S], pair by pair. `positions` [B, N] hold for both sides; `rotary` may be "none"."""
     b, h, t, d = q.shape
     group = h // k.shape[1]
     out = torch.zeros(b, h, t, k.shape[2], dtype=torch.float64)
@@ -54,12 +54,12 @@ def weights(
 
 
 def table(positions: Tensor, dims: int, dtype: torch.dtype = torch.float64) -> RotaryTable:
-    """Turns by the matrices of `rotation_matrix`."""
+    """Returns the rotation table that rotates like the matrices of `rotation_matrix`."""
     return Rotary(pairing="adjacent").rotation(positions, dims, dtype=dtype)
 
 
 def sees(tokens: Tokens, causal: bool) -> Tensor:
-    """bool [B|1, N, N], from the laws of tokens."""
+    """Returns which keys each query sees, bool [B|1, N, N], from the definition of tokens."""
     both = tokens.valid[:, :, None] & tokens.valid[:, None, :]
     both = both & (tokens.documents[:, :, None] == tokens.documents[:, None, :])
     return both & (tokens.index[:, :, None] >= tokens.index[:, None, :]) if causal else both
@@ -68,7 +68,7 @@ def sees(tokens: Tokens, causal: bool) -> Tensor:
 def tensors(
     seed: int, tokens: int, *, batch: int = 2, heads: int = 4, kv_heads: int = 2, d: int = 6, e: int = 5
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v in float64, which want gradients."""
+    """Returns q, k and v in float64, requiring gradients."""
     noise = torch.Generator().manual_seed(seed)
     shapes = ((heads, d), (kv_heads, d), (kv_heads, e))
     q, k, v = (

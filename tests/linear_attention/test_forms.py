@@ -1,4 +1,4 @@
-"""Every form of linear attention is the quadratic one, and that is the formula (rows 78, 80, 81)."""
+"""Every form of linear attention equals the quadratic one, which equals the definition (requirements 78, 80, 81)."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ LAYOUTS = {
 def run(
     form: str, linear: LinearAttentionSpec, pattern: Pattern, tokens: Tokens, size: int, *qkv: Tensor
 ) -> tuple[Tensor, ...]:
-    """The output and the gradients of q, k and v, in one form; `size` is of blocks."""
+    """Returns the output and the gradients for q, k and v in one form; `size` is the block size."""
     rotation = None if linear.rotary == "none" else table(tokens.index.clamp_min(0), qkv[0].shape[-1])
     call = prepare(*qkv, linear, pattern, tokens, tokens, rotation)
     sums = chunked(call.sums(None), size) if form == "chunked" else None
@@ -70,7 +70,7 @@ def test_row_78_row_80_row_81_the_quadratic_form_is_the_double_loop(
     q, k, v = tensors(1, N)
     turned = linear.rotary != "none"
     positions = tokens.index.clamp_min(0)
-    want = weights(
+    expected = weights(
         q.detach(),
         k.detach(),
         linear.feature,
@@ -79,15 +79,15 @@ def test_row_78_row_80_row_81_the_quadratic_form_is_the_double_loop(
         positions.expand(2, -1),
         linear.key_feature,
     )
-    given_ = {
+    options = {
         "q_tokens": tokens,
         "k_tokens": tokens,
         "rotation": table(positions, 6) if turned else None,
     }
-    got = linear_weights(q, k, linear, pattern, **given_)  # type: ignore[arg-type]
-    assert torch.allclose(got, want, rtol=0, atol=1e-12)
-    out = linear_attend(q, k, v, linear, pattern, form="parallel", **given_)  # type: ignore[arg-type]
-    assert torch.allclose(out, want @ v.repeat_interleave(2, 1), rtol=0, atol=1e-12)
+    actual = linear_weights(q, k, linear, pattern, **options)  # type: ignore[arg-type]
+    assert torch.allclose(actual, expected, rtol=0, atol=1e-12)
+    out = linear_attend(q, k, v, linear, pattern, form="parallel", **options)  # type: ignore[arg-type]
+    assert torch.allclose(out, expected @ v.repeat_interleave(2, 1), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("linear", LINEARS, ids=str)
@@ -97,10 +97,10 @@ def test_row_78_row_80_row_81_linear_time_equals_the_quadratic_form_with_its_gra
     layout: str, pattern: Pattern, linear: LinearAttentionSpec
 ) -> None:
     qkv = tensors(2, N)
-    want = run("parallel", linear, pattern, LAYOUTS[layout], 0, *qkv)
-    ways = [("chunked", size) for size in (1, 2, 4, N, 64)]
-    for form, size in ways:
-        for a, b in zip(run(form, linear, pattern, LAYOUTS[layout], size, *qkv), want, strict=True):
+    expected = run("parallel", linear, pattern, LAYOUTS[layout], 0, *qkv)
+    variants = [("chunked", size) for size in (1, 2, 4, N, 64)]
+    for form, size in variants:
+        for a, b in zip(run(form, linear, pattern, LAYOUTS[layout], size, *qkv), expected, strict=True):
             assert torch.allclose(a, b, rtol=0, atol=1e-11), (form, size)
 
 
@@ -116,8 +116,10 @@ def test_row_78_blocks_of_any_size_and_documents_of_any_length(
     tokens = Tokens.packed(lengths, total)
     qkv = tensors(3, total, batch=len(lengths), heads=2, kv_heads=1, d=4, e=3)
     pattern = Causal() if causal else Full()
-    want = run("parallel", LinearAttentionSpec(), pattern, tokens, 0, *qkv)
-    for a, b in zip(run("chunked", LinearAttentionSpec(), pattern, tokens, size, *qkv), want, strict=True):
+    expected = run("parallel", LinearAttentionSpec(), pattern, tokens, 0, *qkv)
+    for a, b in zip(
+        run("chunked", LinearAttentionSpec(), pattern, tokens, size, *qkv), expected, strict=True
+    ):
         assert torch.allclose(a, b, rtol=0, atol=1e-11)
 
 
@@ -133,11 +135,11 @@ def test_row_78_keys_may_be_normalised_over_the_tokens_of_their_document(
     layout: str, linear: LinearAttentionSpec
 ) -> None:
     tokens, (q, k, v) = LAYOUTS[layout], tensors(4, N)
-    want = run("parallel", linear, Full(), tokens, 0, q, k, v)
-    for a, b in zip(run("chunked", linear, Full(), tokens, 4, q, k, v), want, strict=True):
+    expected = run("parallel", linear, Full(), tokens, 0, q, k, v)
+    for a, b in zip(run("chunked", linear, Full(), tokens, 4, q, k, v), expected, strict=True):
         assert torch.allclose(a, b, rtol=0, atol=1e-11)
     allowed = sees(tokens, False).expand(2, -1, -1)
-    keys = torch.zeros(2, 4, N, N, dtype=torch.float64)
+    expected_weights = torch.zeros(2, 4, N, N, dtype=torch.float64)
     for row, i in (allowed.any(-1)).nonzero().tolist():
         seen = allowed[row, i].nonzero()[:, 0]
         phi = torch.softmax(k[row, :, seen].detach(), 1)
@@ -148,20 +150,20 @@ def test_row_78_keys_may_be_normalised_over_the_tokens_of_their_document(
             assert torch.allclose(sims.sum(-1), torch.ones(4, dtype=torch.float64)), (
                 "no denominator is needed"
             )
-        keys[row, :, i, seen] = sims / sims.sum(-1, keepdim=True)
-    free = LinearAttentionSpec(linear.feature, linear.key_feature, rotary="none")
-    got = linear_weights(q, k, free, Full(), q_tokens=tokens, k_tokens=tokens)
-    assert torch.allclose(got, keys, rtol=0, atol=1e-12)
+        expected_weights[row, :, i, seen] = sims / sims.sum(-1, keepdim=True)
+    unrotated = LinearAttentionSpec(linear.feature, linear.key_feature, rotary="none")
+    actual = linear_weights(q, k, unrotated, Full(), q_tokens=tokens, k_tokens=tokens)
+    assert torch.allclose(actual, expected_weights, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("linear", LINEARS, ids=str)
 @pytest.mark.parametrize("pattern", [Causal(), Full()], ids=str)
 def test_without_a_rotation_weights_are_a_distribution(pattern: Pattern, linear: LinearAttentionSpec) -> None:
     q, k, _ = tensors(5, N)
-    got = linear_weights(q, k, linear, pattern)
-    assert got.min() >= 0
+    weights = linear_weights(q, k, linear, pattern)
+    assert weights.min() >= 0
     lost = (q <= 0).all(-1) if linear.feature == "relu" else torch.zeros(2, 4, N)
-    assert torch.allclose(got.sum(-1), 1 - lost.double()), "a query without features gives 0"
+    assert torch.allclose(weights.sum(-1), 1 - lost.double()), "a query without features gives 0"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -172,14 +174,16 @@ def test_without_a_rotation_weights_are_a_distribution(pattern: Pattern, linear:
 def test_empty_slots_neither_see_nor_are_seen_nor_pass_a_gradient(
     form: str, pattern: Pattern, layout: str
 ) -> None:
-    """Not even when they hold NaN."""
+    """Also if they hold NaN."""
     tokens, qkv = LAYOUTS[layout], tensors(6, N)
     empty = ~tokens.valid.expand(2, -1)[:, None, :, None]
     poisoned = [t.detach().masked_fill(empty, float("nan")).requires_grad_() for t in qkv]
     clean = run(form, LinearAttentionSpec(), pattern, tokens, 4, *qkv)
-    for got, want in zip(run(form, LinearAttentionSpec(), pattern, tokens, 4, *poisoned), clean, strict=True):
-        assert torch.equal(got, want)
-        assert not got.masked_select(empty).any()
+    for actual, expected in zip(
+        run(form, LinearAttentionSpec(), pattern, tokens, 4, *poisoned), clean, strict=True
+    ):
+        assert torch.equal(actual, expected)
+        assert not actual.masked_select(empty).any()
 
 
 def test_documents_of_memory_are_those_of_the_queries() -> None:
@@ -220,9 +224,11 @@ def test_low_precision_errs_no_more_than_the_formula_in_it(
         )
         for kind in (torch.float64, torch.float32)
     )
-    got = linear_attend(*qkv, linear, pattern, rotation=table(torch.arange(150), 16, dtype), form="chunked")
-    assert got.dtype == dtype
-    assert_within_reference(got, exact, low.to(dtype))
+    actual = linear_attend(
+        *qkv, linear, pattern, rotation=table(torch.arange(150), 16, dtype), form="chunked"
+    )
+    assert actual.dtype == dtype
+    assert_within_reference(actual, exact, low.to(dtype))
 
 
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=6))
@@ -247,7 +253,7 @@ def test_queries_over_a_past_are_the_later_queries_of_the_whole(form: str) -> No
     whole = linear_attend(q, k, v, LinearAttentionSpec(), Causal(), rotation=table(at, 6), form=form)
     past = linear_state(k[:, :, :13], v[:, :, :13], rotation=table(at[:13], 6))
     late = Tokens.range(7, start=13)
-    got = linear_attend(
+    actual = linear_attend(
         q[:, :, 13:],
         k[:, :, 13:],
         v[:, :, 13:],
@@ -259,7 +265,7 @@ def test_queries_over_a_past_are_the_later_queries_of_the_whole(form: str) -> No
         past=past,
         form=form,
     )
-    assert torch.allclose(got, whole[:, :, 13:], rtol=0, atol=1e-12)
+    assert torch.allclose(actual, whole[:, :, 13:], rtol=0, atol=1e-12)
 
 
 def test_second_derivatives_are_of_the_parallel_form() -> None:

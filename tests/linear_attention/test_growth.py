@@ -1,4 +1,4 @@
-"""Time and memory grow with the length (row 82)."""
+"""Work and memory of linear attention grow linearly with the length (requirement 82)."""
 
 import pytest
 
@@ -14,7 +14,7 @@ LENGTHS = (4096, 8192, 16384, 32768)
 
 
 def held(tokens: int) -> Step:
-    """Forward and backward of causal linear attention, 4 heads of 64, in a process of its own."""
+    """Measures forward and backward of causal linear attention, 4 heads of 64, in its own process."""
     with SubprocessRunner() as runner:
         runner.call(step, "linear", Window.last(1), WARM, TRAIN)
         return runner.call(step, "linear", Window.last(1), tokens, TRAIN)
@@ -27,10 +27,10 @@ def test_row_82_products_are_linear_in_the_length() -> None:
 
 @pytest.mark.slow
 def test_row_82_memory_with_the_backward_is_linear_in_the_length() -> None:
-    """The scores of one head alone would take 4 GiB at the longest."""
+    """At the longest length, the scores of one head alone would take 4 GiB."""
     steps = [held(n) for n in LENGTHS]
     inputs = 3 * HEADS * WIDTH * 4
-    beyond = [float(one.held - inputs * n) for one, n in zip(steps, LENGTHS, strict=True)]
+    beyond = [float(measured.held - inputs * n) for measured, n in zip(steps, LENGTHS, strict=True)]
     print([f"{b / 2**20:.0f} MiB, {s.seconds:.2f} s" for b, s in zip(beyond, steps, strict=True)])
-    assert 0.6 < power(LENGTHS, beyond) < 1.15  # buffers of one size are a fifth of the shortest
+    assert 0.6 < power(LENGTHS, beyond) < 1.15  # buffers of constant size are a fifth at the shortest length
     assert beyond[-1] < 6 * inputs * LENGTHS[-1]

@@ -1,4 +1,4 @@
-"""The layer and its cache of constant size (rows 78, 80, 81)."""
+"""The layer of linear attention and its cache of constant size (requirements 78, 80, 81)."""
 
 from typing import Any
 
@@ -22,9 +22,9 @@ X = torch.randn(3, N, WIDTH, dtype=torch.float64, generator=torch.Generator().ma
 LINEARS = [LinearAttentionSpec(), LinearAttentionSpec("relu", "exp"), LinearAttentionSpec("cosine")]
 
 
-def layer_of(linear: LinearAttentionSpec = LINEARS[0], **given_: object) -> LinearAttention:
+def layer_of(linear: LinearAttentionSpec = LINEARS[0], **options: object) -> LinearAttention:
     torch.manual_seed(1)
-    fields = {"head_dim": D, "positions": ROTARY, **given_}
+    fields = {"head_dim": D, "positions": ROTARY, **options}
     return LinearAttention(WIDTH, HEADS, KV_HEADS, linear=linear, **fields).double()  # type: ignore[arg-type]
 
 
@@ -51,11 +51,11 @@ def test_a_state_dict_of_attention_fits_and_gives_linear_attention_of_its_projec
     q, k, v = softmax.projected(X)
     rotation = ROTARY.rotation(torch.arange(N), D, dtype=torch.float64)
     out = linear_attend(q, k, v, linear, pattern, rotation=rotation, form="parallel")
-    want = softmax.o_proj(out.transpose(1, 2).flatten(2))
-    assert torch.allclose(layer(X), want, rtol=0, atol=1e-12)
+    expected = softmax.o_proj(out.transpose(1, 2).flatten(2))
+    assert torch.allclose(layer(X), expected, rtol=0, atol=1e-12)
     table = RotaryEmbedding(ROTARY, D)(Tokens.range(N), torch.float64)
-    assert torch.allclose(layer(X, rotation=table), want, rtol=0, atol=1e-12)
-    assert not torch.allclose(softmax(X), want, atol=1e-3)
+    assert torch.allclose(layer(X, rotation=table), expected, rtol=0, atol=1e-12)
+    assert not torch.allclose(softmax(X), expected, atol=1e-3)
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.sampled_from(LINEARS))
@@ -77,7 +77,7 @@ def test_padded_chunks_give_what_each_row_gives_alone(side: str) -> None:
     cache = cache_of(layer, 3)
     steps = [(5, [5, 2, 0]), (1, [1, 1, 1]), (4, [1, 4, 3])]
     seen: list[list[torch.Tensor]] = [[], [], []]
-    got: list[list[torch.Tensor]] = [[], [], []]
+    actual: list[list[torch.Tensor]] = [[], [], []]
     noise = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for total, lengths in steps:
@@ -87,18 +87,18 @@ def test_padded_chunks_give_what_each_row_gives_alone(side: str) -> None:
             y = continued(layer, x.masked_fill(~valid[..., None], float("nan")), cache, tokens)
             for b in range(3):
                 seen[b].append(x[b][valid[b]])
-                got[b].append(y[b][valid[b]])
+                actual[b].append(y[b][valid[b]])
         assert cache.lengths == (7, 7, 4)
         for b in range(3):
             alone = layer(torch.cat(seen[b])[None])[0]
-            assert torch.allclose(torch.cat(got[b]), alone, rtol=0, atol=1e-12)
+            assert torch.allclose(torch.cat(actual[b]), alone, rtol=0, atol=1e-12)
 
 
 def test_a_packed_row_equals_its_documents_alone() -> None:
     layer = layer_of()
-    got = layer(X[:1], tokens=Tokens.packed([[5, 4]], N))
+    packed = layer(X[:1], tokens=Tokens.packed([[5, 4]], N))
     for a, b in ((0, 5), (5, 9)):
-        assert torch.allclose(got[:, a:b], layer(X[:1, a:b]), rtol=0, atol=1e-12)
+        assert torch.allclose(packed[:, a:b], layer(X[:1, a:b]), rtol=0, atol=1e-12)
 
 
 def test_rows_are_chosen_copied_and_continued() -> None:
@@ -150,12 +150,12 @@ def test_what_cannot_be_summed_is_refused() -> None:
     layer = layer_of()
     with pytest.raises(CacheError, match="states require a gradient, and a cache holds none"):
         continued(layer, X, cache_of(layer, 3))
-    for given_, says in (
+    for fields, message in (
         ({"dtype": torch.int8}, "keep states in float32"),
         ({"kv_heads": 0}, "must be positive"),
     ):
-        shape: dict[str, Any] = {"kv_heads": 1, "head_dim": 4, **given_}
-        with pytest.raises(CacheError, match=says):
+        shape: dict[str, Any] = {"kv_heads": 1, "head_dim": 4, **fields}
+        with pytest.raises(CacheError, match=message):
             PagedCache(CacheSpec(**shape), [Causal()], [layer.state(torch.float32)])
 
 
@@ -172,8 +172,8 @@ def test_caches_that_do_not_fit_the_layer() -> None:
             "earlier keys are rotated anew as a row grows, but they have been summed",
         ),
     ]
-    for layer, cache, says in cases:
-        with pytest.raises(ConfigError, match=says), torch.no_grad():
+    for layer, cache, message in cases:
+        with pytest.raises(ConfigError, match=message), torch.no_grad():
             continued(layer, X, cache)
 
 
@@ -181,22 +181,22 @@ def test_cross_attention_reads_the_sums_of_memory() -> None:
     layer = layer_of(pattern=Full(), positions=NoPositions())
     memory = X[:, :7].flip(1)
     at = Tokens.from_lengths([7, 4, 0])
-    got = layer(X, memory=memory, memory_tokens=at)
+    actual = layer(X, memory=memory, memory_tokens=at)
     (q,), keys = layer.projected(X, "q"), layer.keys(memory)
     k, v = keys.k, keys.v
     for b, n in enumerate((7, 4, 0)):
         out = linear_attend(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n], layer.mixer.linear)
-        want = layer.o_proj(out.transpose(1, 2).flatten(2))
-        assert torch.allclose(got[b : b + 1], want, rtol=0, atol=1e-12)
+        expected = layer.o_proj(out.transpose(1, 2).flatten(2))
+        assert torch.allclose(actual[b : b + 1], expected, rtol=0, atol=1e-12)
     causal, turned = layer_of(positions=NoPositions()), layer_of(pattern=Full())
-    for other, given_, says in (
+    for other, options, message in (
         (causal, {}, "needs pattern=Full"),
         (turned, {}, "no rotary positions"),
         (layer, {"cache": cache_of(layer_of(), 3).pages[0]}, "takes no cache"),
         (layer, {"rotation": ROTARY.rotation(torch.arange(N), D)}, "memory is given, and nothing is rotated"),
     ):
-        with pytest.raises(ConfigError, match=says):
-            other(X, memory=memory, **given_)
+        with pytest.raises(ConfigError, match=message):
+            other(X, memory=memory, **options)
     with pytest.raises(ConfigError, match="memory_tokens describe"):
         layer(X, memory_tokens=at)
     with pytest.raises(ConfigError, match=r"memory has 2 rows, x has 3"):
@@ -212,20 +212,20 @@ def test_values_turn_where_the_scheme_says_so() -> None:
     q, k, v = layer.projected(X)
     rotation = ROTARY.rotation(torch.arange(N), D, dtype=torch.float64)
     out = linear_attend(q, k, rotation.apply(v), layer.mixer.linear, Causal(), rotation=rotation)
-    want = layer.o_proj(out.transpose(1, 2).flatten(2))
-    assert torch.allclose(layer(X), want, rtol=0, atol=1e-12)
-    assert not torch.allclose(plain(X), want, atol=1e-3)
+    expected = layer.o_proj(out.transpose(1, 2).flatten(2))
+    assert torch.allclose(layer(X), expected, rtol=0, atol=1e-12)
+    assert not torch.allclose(plain(X), expected, atol=1e-3)
 
 
 def test_bfloat16_in_and_out() -> None:
     layer = layer_of().to(torch.bfloat16)
     exact = layer_of()
     exact.load_state_dict(layer.state_dict())
-    got = layer(X.bfloat16())
-    assert got.dtype == torch.bfloat16
-    want = exact(X.bfloat16().double())
-    assert (got.double() - want).norm() < 0.02 * want.norm()
-    got.float().sum().backward()
+    actual = layer(X.bfloat16())
+    assert actual.dtype == torch.bfloat16
+    expected = exact(X.bfloat16().double())
+    assert (actual.double() - expected).norm() < 0.02 * expected.norm()
+    actual.float().sum().backward()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in layer.parameters())
 
 
@@ -234,9 +234,9 @@ def test_autocast_reaches_the_projections_and_not_the_sums(count: int) -> None:
     layer = layer_of().float()
     x = torch.randn(1, count, WIDTH, generator=torch.Generator().manual_seed(4))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        got = layer(x)
+        actual = layer(x)
         q, k, v = layer.projected(x)
-    assert q.dtype == got.dtype == torch.bfloat16
+    assert q.dtype == actual.dtype == torch.bfloat16
     rotation = ROTARY.rotation(torch.arange(count), D, dtype=torch.float64)
     exact = linear_attend(q.double(), k.double(), v.double(), layer.mixer.linear, Causal(), rotation=rotation)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -244,7 +244,7 @@ def test_autocast_reaches_the_projections_and_not_the_sums(count: int) -> None:
             q, k, v, layer.mixer.linear, Causal(), rotation=ROTARY.rotation(torch.arange(count), D)
         )
     assert (inner.double() - exact).abs().max() <= 2**-8 * exact.abs().max(), "one rounding"
-    got.float().sum().backward()
+    actual.float().sum().backward()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in layer.parameters())
 
 

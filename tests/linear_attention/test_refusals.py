@@ -1,4 +1,4 @@
-"""What linear attention cannot do is said, with the reason (row 83), and so is what does not fit."""
+"""Refusals of linear attention: what it cannot do, with the reason (requirement 83), and arguments that do not fit."""
 
 import pytest
 import torch
@@ -121,9 +121,9 @@ def test_calls_that_do_not_fit() -> None:
         ({"past": linear_state(k[:1].detach(), v[:1].detach())}, r"past must be of .* = \[2, 2, 6, 5\]"),
         ({"past": linear_state(k, v)}, "past has no gradient"),
     ]
-    for changed, says in calls:
+    for changed, message in calls:
         args = {"q": q, "k": k, "v": v, "linear": LinearAttentionSpec(), "pattern": Causal(), **changed}
-        with pytest.raises(HeadwayError, match=says):
+        with pytest.raises(HeadwayError, match=message):
             linear_attend(**args)  # type: ignore[arg-type]
     with pytest.raises(PatternError, match="one document per row"):
         linear_state(k, v, tokens=packed)
@@ -143,9 +143,9 @@ def test_layers_that_cannot_be() -> None:
         ({"form": "fast"}, "there is no form .fast"),
         ({"kv_heads": 3}, "cannot share 3"),
     ]
-    for given, says in cases:
-        with pytest.raises(HeadwayError, match=says):
-            LinearAttention(24, 4, **given)  # type: ignore[arg-type]
+    for fields, message in cases:
+        with pytest.raises(HeadwayError, match=message):
+            LinearAttention(24, 4, **fields)  # type: ignore[arg-type]
 
 
 def test_trained_turns_are_the_layer_s_own() -> None:

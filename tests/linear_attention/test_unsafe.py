@@ -1,4 +1,4 @@
-"""What goes wrong when the denominator turns too, and that the other two ways are free of it (rows 79 to 81)."""
+"""A rotated denominator can be 0, so that results blow up; the other two variants are safe (requirements 79 to 81)."""
 
 import random
 
@@ -26,9 +26,9 @@ D = 64
 
 
 def pairs(count: int, farthest: int = 2048, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys from N(0, 1), [count, D], and distances from 1 to `farthest`."""
+    """Returns queries and keys from N(0, 1), [count, D], and distances from 1 to `farthest`."""
     noise = random.Random(seed)
-    made = [
+    drawn = [
         (
             [noise.gauss(0, 1) for _ in range(D)],
             [noise.gauss(0, 1) for _ in range(D)],
@@ -36,32 +36,32 @@ def pairs(count: int, farthest: int = 2048, seed: int = 0) -> tuple[Tensor, Tens
         )
         for _ in range(count)
     ]
-    q, k, apart = (torch.tensor(x, dtype=torch.float64) for x in zip(*made, strict=True))
-    return q, k, apart.long()
+    q, k, distances = (torch.tensor(x, dtype=torch.float64) for x in zip(*drawn, strict=True))
+    return q, k, distances.long()
 
 
-def products(q: Tensor, k: Tensor, apart: Tensor) -> Tensor:
-    """(R_m phi(q)) . phi(k) of each pair, with phi = elu + 1."""
+def products(q: Tensor, k: Tensor, distances: Tensor) -> Tensor:
+    """Returns (R_m phi(q)) . phi(k) of each pair, with phi = elu + 1."""
     phi_q, phi_k = (torch.nn.functional.elu(x) + 1 for x in (q, k))
-    turned = Rotary(pairing="adjacent").rotate(phi_q[None, None], apart)[0, 0]
+    turned = Rotary(pairing="adjacent").rotate(phi_q[None, None], distances)[0, 0]
     return (turned * phi_k).sum(-1)
 
 
 def test_row_79_some_random_pairs_have_a_negative_product() -> None:
-    """With distances up to 2048; before the rotation none has. Nearer pairs turn less, and fewer are negative."""
+    """With distances up to 2048; unrotated products are positive. Nearer pairs rotate less, and fewer are negative."""
     assert int((products(*pairs(300)) < 0).sum()) == 37
-    q, k, apart = pairs(300)
-    assert products(q, k, apart * 0).min() > 0
+    q, k, distances = pairs(300)
+    assert products(q, k, distances * 0).min() > 0
     assert (products(*pairs(300, farthest=64)) < 0).sum() < 5
 
 
 def breaking() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v [1, 1, 2, D] and positions [2] for which the second query's turned denominator is 0 to rounding.
+    """Returns q, k, v [1, 1, 2, D] and positions [2] where the second query's rotated denominator is 0 to rounding.
 
-    The second query goes from one whose denominator is positive to one whose is negative; between them it is 0."""
-    q, k, apart = pairs(300)
-    worst = int(products(q, k, apart).argmin())
-    at = torch.tensor([0, int(apart[worst])])
+    The second query is found by bisection between a query with a positive denominator and one with a negative one."""
+    q, k, distances = pairs(300)
+    worst = int(products(q, k, distances).argmin())
+    at = torch.tensor([0, int(distances[worst])])
     keys = torch.stack((k[worst], torch.full((D,), -4.0, dtype=torch.float64)))[None, None]
 
     def denominator(x: Tensor) -> float:
@@ -98,8 +98,10 @@ def test_row_79_the_result_blows_up_and_row_80_row_81_stay_finite_there() -> Non
 
 def test_row_79_weights_of_the_turned_denominator_are_no_distribution() -> None:
     q, k, v, at = breaking()
-    got = linear_weights(q, k, BOTH, Causal(), rotation=table(at, D))
-    assert got.min() < 0, "though they sum to 1, or to anything where rounding is all that is left of the sum"
+    weights = linear_weights(q, k, BOTH, Causal(), rotation=table(at, D))
+    assert weights.min() < 0, (
+        "though they sum to 1, or to anything where rounding is all that is left of the sum"
+    )
     assert torch.isfinite(v).all()
 
 
@@ -117,9 +119,9 @@ def test_row_80_gradients_are_finite_where_row_79_breaks() -> None:
 def test_row_80_weights_may_be_negative_and_need_not_sum_to_1() -> None:
     q, k, _ = tensors(12, 40, d=8)
     far = table(torch.arange(40) * 1000, 8)
-    got = linear_weights(q, k, LinearAttentionSpec("relu"), rotation=far)
-    assert got.min() < -0.01
-    assert (got.sum(-1) - 1).abs().max() > 0.1
+    weights = linear_weights(q, k, LinearAttentionSpec("relu"), rotation=far)
+    assert weights.min() < -0.01
+    assert (weights.sum(-1) - 1).abs().max() > 0.1
     assert not LinearAttentionSpec("relu").is_distribution
 
 
@@ -129,12 +131,12 @@ def test_row_80_row_81_a_shift_of_all_positions_changes_nothing(
     linear: LinearAttentionSpec, form: str
 ) -> None:
     q, k, v = tensors(13, N)
-    here, there, stretched = (
+    plain, shifted, stretched = (
         linear_attend(q, k, v, linear, Causal(), rotation=table(at, 6), form=form)
         for at in (torch.arange(N), torch.arange(N) + 12345, torch.arange(N) * 2)
     )
-    assert torch.allclose(here, there, rtol=0, atol=1e-10)
-    assert not torch.allclose(here, stretched, rtol=0, atol=1e-3), "distances matter"
+    assert torch.allclose(plain, shifted, rtol=0, atol=1e-10)
+    assert not torch.allclose(plain, stretched, rtol=0, atol=1e-3), "distances matter"
 
 
 @pytest.mark.parametrize("pattern", [Causal(), Full()], ids=str)
@@ -142,14 +144,14 @@ def test_row_81_the_cosine_kind_stays_a_distribution_under_rotation(pattern: Pat
     linear = LinearAttentionSpec("cosine")
     assert linear.is_distribution
     q, k, _ = tensors(14, 40, d=8)
-    got = linear_weights(q, k, linear, pattern, rotation=table(torch.arange(40) * 1000, 8))
-    assert got.min() >= 0
-    assert torch.allclose(got.sum(-1), torch.ones(2, 4, 40, dtype=torch.float64))
-    free = linear_weights(q, k, linear, pattern)
-    assert not torch.allclose(got, free, atol=1e-3), "and positions matter"
+    weights = linear_weights(q, k, linear, pattern, rotation=table(torch.arange(40) * 1000, 8))
+    assert weights.min() >= 0
+    assert torch.allclose(weights.sum(-1), torch.ones(2, 4, 40, dtype=torch.float64))
+    unrotated = linear_weights(q, k, linear, pattern)
+    assert not torch.allclose(weights, unrotated, atol=1e-3), "and positions matter"
 
 
 def test_row_81_a_zero_vector_has_no_direction() -> None:
     q, k, _ = tensors(15, N)
-    got = linear_weights(q * 0, k, LinearAttentionSpec("cosine"))
-    assert torch.allclose(got, torch.full_like(got, 1 / N))
+    weights = linear_weights(q * 0, k, LinearAttentionSpec("cosine"))
+    assert torch.allclose(weights, torch.full_like(weights, 1 / N))

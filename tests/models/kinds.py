@@ -1,4 +1,4 @@
-"""Models of every kind of layer, each with the reason why its steps are not native, where there is one."""
+"""Models with every kind of layer, each with the reason why its decode steps are not native, if they are not."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -50,7 +50,7 @@ from tests.models.changes import (
 
 
 class Kind(NamedTuple):
-    """A model of two small layers, changed; `reason`: a word of why its steps are not native, None where they are."""
+    """A small model of two layers and a change; `reason` is part of why its steps are not native, None if they are."""
 
     fields: dict[str, Any]
     reason: str | None = None
@@ -98,11 +98,11 @@ WIDE = {"width": 256, "hidden": 256, "head_dim": 64}
 
 
 FIELDS = {weights: WIDE if weights.endswith("_K") or weights == "nf4" else {} for weights in WEIGHTS}
-"""Of models whose matrices are kept so: NF4 has blocks of 64 inputs, K-quants of 256."""
+"""Fields of models whose weights are stored in each format: NF4 has blocks of 64 inputs, K-quants of 256."""
 
 
 def _reason(fields: Mapping[str, Any]) -> str | None:
-    """A word of why a model with these fields is not native."""
+    """Returns part of the message why a model with these fields is not native, None if it is."""
     norms = {"rotated": "before they rotate them"}
     if fields.get("norm") == "layer":
         norms["head"] = "by their mean square alone"
@@ -173,8 +173,8 @@ KINDS: dict[str, Kind] = {
         {"experts": Experts(count=6, top=2, shared=24, shared_gate=True, normalized=False, router_bias=True)}
     ),
     **{
-        f"experts {order}": Kind({"order": order, "experts": Experts(count=4, top=2, shared=8), **more})
-        for order, more in zip(ORDERS, [{}, {"residual_scale": 0.3}, {"mlp_bias": True}] * 2, strict=False)
+        f"experts {order}": Kind({"order": order, "experts": Experts(count=4, top=2, shared=8), **fields})
+        for order, fields in zip(ORDERS, [{}, {"residual_scale": 0.3}, {"mlp_bias": True}] * 2, strict=False)
     },
     **{
         f"experts as {weights}": Kind(

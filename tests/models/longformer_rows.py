@@ -1,4 +1,4 @@
-"""What the tests of Longformer's claims share: a small encoder and its ids."""
+"""Shared by the tests of Longformer's claims: a small encoder and its ids."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ SIZE: dict[str, Any] = {
     "attention_dropout": 0.0, "trained_context": 64,
 }  # fmt: skip
 EXACT = 1e-12
-"""Of the largest value: float64 rounds to 1e-16, and sums of a few hundred terms are compared."""
+"""Tolerance relative to the largest value: float64 rounds to 1e-16, and sums of a few hundred terms are compared."""
 
 
 def encoder(patterns: Pattern | Sequence[Pattern], layers: int = 2, **fields: Any) -> ModelSpec:

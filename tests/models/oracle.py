@@ -1,4 +1,4 @@
-"""`transformers` as oracle: the same weights in its model and in ours."""
+"""`transformers` as the oracle: the same weights in its model and in ours."""
 
 from typing import Any
 
@@ -19,13 +19,13 @@ from headway.patterns import Causal, Window
 from headway.positions import Rotary
 
 WIDTH, VOCAB, LAYERS, HEADS, HEAD_DIM, HIDDEN = 40, 61, 3, 4, 12, 56
-"""The width is not heads * head_dim, so that nothing can confuse the two."""
+"""The width differs from heads * head_dim, so that code that confuses the two fails."""
 
 WINDOW = 5
 
 
 def config(family: str, kv_heads: int, tied: bool) -> PreTrainedConfig:
-    """A small config of the family in `transformers`."""
+    """Returns a small config of the family in `transformers`."""
     common: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": WIDTH,
@@ -62,10 +62,10 @@ FAMILY_NAMES = ["llama", "llama-biased", "mistral", "mistral-full", "ministral",
 
 
 def spec(family: str, kv_heads: int, tied: bool, **changes: Any) -> ModelSpec:
-    """The same in our words, written by hand; `changes` make a mutant."""
+    """Returns our spec of the same model, written by hand; `changes` make a mutant."""
     window = Window.last(WINDOW)
     layered = (Causal(), window, Causal())
-    own: dict[str, Any] = {
+    family_fields: dict[str, Any] = {
         "llama": {"patterns": Causal()},
         "llama-biased": {"patterns": Causal(), "qkv_bias": True, "out_bias": True, "mlp_bias": True},
         "mistral": {"patterns": window},
@@ -86,14 +86,14 @@ def spec(family: str, kv_heads: int, tied: bool, **changes: Any) -> ModelSpec:
         "norm_eps": 1e-5,
         "trained_context": 64,
         "positions": Rotary(1000.0, pairing="halves"),
-        **own,
+        **family_fields,
     }
     name = family.removesuffix("-biased").removesuffix("-full")
     return ModelSpec.of(name, **{**fields, **changes})
 
 
 def random_model(cfg: PreTrainedConfig, seed: int = 0) -> Any:
-    """Their model with weights of standard deviation about 0.3: at 0.02, wrong rotary angles hide.
+    """Returns a `transformers` model with weights of standard deviation 0.3: at 0.02, wrong rotary angles hide.
 
     Gains are spread around 1; biases are random too."""
     torch.manual_seed(seed)
@@ -104,35 +104,35 @@ def random_model(cfg: PreTrainedConfig, seed: int = 0) -> Any:
     return model
 
 
-def ours(theirs: Any, spec: ModelSpec) -> Decoder:
-    """Our decoder with their weights, under their names; strict."""
+def ours(reference: Any, spec: ModelSpec) -> Decoder:
+    """Returns our decoder with the weights of the reference, loaded strictly under the same names."""
     model = build(spec, device="cpu", seed=1)
-    state = dict(theirs.state_dict())
+    state = dict(reference.state_dict())
     if spec.tied:
         assert torch.equal(state.pop("lm_head.weight"), state["model.embed_tokens.weight"])
     model.load_state_dict(state)
     return model.eval()
 
 
-def differences(theirs: Any, model: Decoder, ids: Tensor) -> tuple[float, float]:
-    """(logits, gradients): the largest difference over the largest value; gradients by parameter, the worst.
+def differences(reference: Any, model: Decoder, ids: Tensor) -> tuple[float, float]:
+    """Returns the largest relative differences (logits, gradients), for gradients that of the worst parameter.
 
     The gradients are those of a fixed random projection of the logits."""
     weights = torch.randn(*ids.shape, VOCAB, generator=torch.Generator().manual_seed(7)) / ids.numel()
-    want, got = theirs(ids).logits, model(ids)
-    for run, logits in ((theirs, want), (model, got)):
-        run.zero_grad()
+    expected, actual = reference(ids).logits, model(ids)
+    for module, logits in ((reference, expected), (model, actual)):
+        module.zero_grad()
         (logits * weights).sum().backward()
-    found = {name: p.grad for name, p in model.named_parameters()}
+    gradients = {name: p.grad for name, p in model.named_parameters()}
     worst = 0.0
-    for name, p in theirs.named_parameters():
-        worst = max(worst, relative(found[name], p.grad))
-    return relative(got, want), worst
+    for name, p in reference.named_parameters():
+        worst = max(worst, relative(gradients[name], p.grad))
+    return relative(actual, expected), worst
 
 
-def relative(got: Tensor | None, want: Tensor | None) -> float:
-    """max |got - want| / max |want|."""
-    assert got is not None
-    assert want is not None
-    assert got.shape == want.shape
-    return float((got - want).detach().abs().max() / want.detach().abs().max())
+def relative(actual: Tensor | None, expected: Tensor | None) -> float:
+    """Returns max |actual - expected| / max |expected|."""
+    assert actual is not None
+    assert expected is not None
+    assert actual.shape == expected.shape
+    return float((actual - expected).detach().abs().max() / expected.detach().abs().max())

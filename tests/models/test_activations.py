@@ -1,9 +1,9 @@
-"""What a forward pass is said to keep for the backward is what autograd keeps, for everything that can be built (rows
-91 and 109).
+"""The bytes that a forward pass is said to keep for the backward are those that autograd keeps, for every kind of
+model (rows 91 and 109).
 
-Measured by `saved_tensors_hooks`: the bytes of the distinct storages that are saved, parameters aside. Beyond the
-formula are cosines and sines (8 d bytes for each position of one row, where rows are alike), ids, a few bytes per
-row, and the sums of linear attention: in these small models up to 2 %.
+Measured with `saved_tensors_hooks`: the bytes of the distinct storages that are saved, without parameters. Not in the
+formula are cosines and sines (8 d bytes for each position of one row, if all rows have the same positions), ids, a few
+bytes per row, and the sums of linear attention: up to 2 % in these small models.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ IDS = torch.randint(97, (ROWS, TOKENS), generator=torch.Generator().manual_seed(
 
 
 def kept(run: Callable[[], Tensor], model: torch.nn.Module) -> int:
-    """Bytes of the distinct storages that autograd keeps for `run`, without parameters and buffers."""
+    """Returns the bytes of the distinct storages that autograd keeps for `run`, without parameters and buffers."""
     storages: dict[int, int] = {}
 
     def note(t: Tensor) -> Tensor:
@@ -44,19 +44,19 @@ def kept(run: Callable[[], Tensor], model: torch.nn.Module) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         assert run().isfinite()
-    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-    return sum(size for at, size in storages.items() if at not in own)
+    ignored = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    return sum(size for pointer, size in storages.items() if pointer not in ignored)
 
 
 def loss_of(model: Model, ids: Tensor, fused: bool) -> Tensor:
-    """A loss over all tokens: the model's own, or of all logits at once."""
-    spec, given = model.spec, {}
-    first = (ids[:, :SOURCE],) if isinstance(model, EncoderDecoder) else ()
+    """Returns a loss over all tokens: the model's own fused loss, or one of all logits at once."""
+    spec, options = model.spec, {}
+    sources = (ids[:, :SOURCE],) if isinstance(model, EncoderDecoder) else ()
     if spec.global_projections:
-        given["tokens"] = Tokens.range(ids.shape[1]).with_global([3])
+        options["tokens"] = Tokens.range(ids.shape[1]).with_global([3])
     if fused and spec.head.needs_vocab:
-        return model(*first, ids, targets=ids, **given).total
-    out = model(*first, ids, **given).float()
+        return model(*sources, ids, targets=ids, **options).total
+    out = model(*sources, ids, **options).float()
     if not spec.head.needs_vocab and spec.head.task not in ("tag", "answer"):
         return out.sum()
     return F.cross_entropy(out.flatten(0, -2), (ids % out.shape[-1]).flatten())
@@ -91,8 +91,8 @@ def llamas() -> Iterator[ModelSpec]:
 def linears() -> Iterator[ModelSpec]:
     for positions in (NoPositions(), Rotary(pairing="halves")):
         for feature in ("elu+1", "cosine", "softmax"):
-            plain = ModelSpec.of("llama", **GROUPED, positions=positions)
-            yield plain.with_mixer(LinearAttentionSpec(feature))
+            llama = ModelSpec.of("llama", **GROUPED, positions=positions)
+            yield llama.with_mixer(LinearAttentionSpec(feature))
     roformer = ModelSpec.of("roformer", **SIZE)
     for features in (("elu+1",), ("cosine",), ("softmax",), ("softmax", "softmax over tokens")):
         yield roformer.with_mixer(LinearAttentionSpec(*features))
@@ -122,8 +122,8 @@ def hybrids() -> Iterator[ModelSpec]:
         beside = Softmax(beside=SSDSpec(heads=4, key_heads=2, head_dim=16, value_dim=8), factors=(0.5, 2.0))
         yield ModelSpec.of("llama", **{**GROUPED, **change}, mixers=beside)
     for order in ("pre", "post", "sandwich", "output"):
-        some = {"layers": 4, "layer_hidden": (None, 0, 24, None), "order": order, "dropout": 0.1}
-        yield ModelSpec.of("llama", **{**GROUPED, **some})
+        fields = {"layers": 4, "layer_hidden": (None, 0, 24, None), "order": order, "dropout": 0.1}
+        yield ModelSpec.of("llama", **{**GROUPED, **fields})
 
 
 def heads() -> Iterator[ModelSpec]:
@@ -151,9 +151,9 @@ def pairs() -> Iterator[ModelSpec]:
 
 def measured(spec: ModelSpec, dtype: torch.dtype, fused: bool, backend: str) -> tuple[int, int]:
     model = build(spec, seed=0, dtype=dtype, backend=backend if spec.softmax_layers else "auto")
-    found = kept(lambda: loss_of(model, IDS, fused), model)
+    actual = kept(lambda: loss_of(model, IDS, fused), model)
     source = SOURCE if isinstance(model, EncoderDecoder) else None
-    want = cost.activation_bytes(
+    expected = cost.activation_bytes(
         spec,
         TOKENS,
         ROWS,
@@ -162,9 +162,9 @@ def measured(spec: ModelSpec, dtype: torch.dtype, fused: bool, backend: str) -> 
         scores="stored" if backend == "dense" else "recomputed",
     )
     if not fused and spec.head.needs_vocab:
-        # the log-probabilities of all of them, and what is capped
-        want["logits"] = (4 + dtype.itemsize * (spec.logit_cap is not None)) * spec.vocab * TOKENS * ROWS
-    return found, sum(want.values())
+        # log-probabilities of all tokens in float32 and, if they are capped, the logits in `dtype`
+        expected["logits"] = (4 + dtype.itemsize * (spec.logit_cap is not None)) * spec.vocab * TOKENS * ROWS
+    return actual, sum(expected.values())
 
 
 @chequered("specs,dtype", [llamas, linears, hybrids, heads, pairs], [torch.float32, torch.bfloat16])
@@ -173,29 +173,34 @@ def test_rows_91_and_109_kept_bytes_are_what_autograd_keeps(
 ) -> None:
     for spec in specs():
         for fused, backend in ((True, "auto"), (False, "auto"), (False, "dense")):
-            found, want = measured(spec, dtype, fused, backend)
-            assert abs(found - want) < TOLERANCE * want, (spec, fused, backend, found / want)
+            actual, expected = measured(spec, dtype, fused, backend)
+            assert abs(actual - expected) < TOLERANCE * expected, (spec, fused, backend, actual / expected)
 
 
 @share("family", FAMILIES, 0, 3)
 def test_row_91_so_they_are_in_every_family(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for rows of zeros, which products of few rows are given more of: experts have few rows here."""
+    """Measured without the rows of zeros that products of few rows are padded with, as experts have few rows here."""
     monkeypatch.setattr(products, "filled_rows", lambda rows: rows)
     spec = ModelSpec.of(family, **SIZE)
     spec = replace(spec, positions=Relative(8)) if family == "nezha" else spec
     for backend in ("auto", "dense"):
         if backend == "auto" and family == "nezha":
-            continue  # in so short rows "auto" is "dense" for these scores, which stores them
-        found, want = measured(spec, torch.float32, False, backend)
-        assert abs(found - want) < TOLERANCE * want, (backend, found / want)
+            continue  # "auto" is "dense" for these scores in rows this short, which stores them
+        actual, expected = measured(spec, torch.float32, False, backend)
+        assert abs(actual - expected) < TOLERANCE * expected, (backend, actual / expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_a_norm_behind_the_embedding_keeps_what_autograd_keeps_for_it(dtype: torch.dtype) -> None:
-    """To the byte: what a model with one keeps beyond the same model without."""
-    specs = [ModelSpec.of("llama", **GROUPED, norm="layer", embedding_norm=given) for given in (True, False)]
-    (more, wanted), (less, said) = (measured(spec, dtype, False, "sdpa") for spec in specs)
-    assert more - less == wanted - said > 0
+    """To the byte: what a model with the norm keeps beyond the same model without it."""
+    specs = [
+        ModelSpec.of("llama", **GROUPED, norm="layer", embedding_norm=with_norm)
+        for with_norm in (True, False)
+    ]
+    (actual_with, expected_with), (actual_without, expected_without) = (
+        measured(spec, dtype, False, "sdpa") for spec in specs
+    )
+    assert actual_with - actual_without == expected_with - expected_without > 0
 
 
 def test_a_fused_loss_keeps_a_matrix_in_place_of_the_logits() -> None:
@@ -220,13 +225,15 @@ def test_four_times_the_length_is_sixteen_times_the_scores() -> None:
 
 def test_checkpointed_blocks_keep_one_block_and_the_inputs() -> None:
     spec = ModelSpec.of("llama", **{**GROUPED, "layers": 5}, patterns=Causal())
-    few = cost.activation_bytes(spec, 64, 2, gradient_checkpointing="block")
-    one = cost.activation_bytes(ModelSpec.of("llama", **{**GROUPED, "layers": 1}), 64, 2)
-    assert {k: v for k, v in few.items() if k != "inputs"} == one
-    assert few["inputs"] == 5 * 2 * 64 * 48 * 4
+    by_cause = cost.activation_bytes(spec, 64, 2, gradient_checkpointing="block")
+    of_one_layer = cost.activation_bytes(ModelSpec.of("llama", **{**GROUPED, "layers": 1}), 64, 2)
+    assert {k: v for k, v in by_cause.items() if k != "inputs"} == of_one_layer
+    assert by_cause["inputs"] == 5 * 2 * 64 * 48 * 4
     pair = ModelSpec.of_pair("bart", **{**SIZE, "layers": 4})
-    again, whole = (cost.activation_bytes(pair, 64, 2, gradient_checkpointing=g) for g in ("block", "none"))
-    assert sum(again.values()) < sum(whole.values())
+    checkpointed, plain = (
+        cost.activation_bytes(pair, 64, 2, gradient_checkpointing=g) for g in ("block", "none")
+    )
+    assert sum(checkpointed.values()) < sum(plain.values())
 
 
 def test_a_source_is_of_an_encoder_decoder() -> None:

@@ -1,4 +1,4 @@
-"""Batches that hold nothing, and positions that no table has."""
+"""Empty batches, and positions that a learned table lacks, that were never trained, or that are no integers."""
 
 import pytest
 import torch
@@ -43,12 +43,12 @@ def test_a_batch_of_nothing_gives_nothing_and_no_gradient(scheme: str, shape: tu
 @pytest.mark.parametrize("bad", [16, 10**6, -1])
 def test_a_position_that_a_learned_table_lacks_is_named(bad: int) -> None:
     model, ids = build(spec_of("learned"), seed=0), torch.zeros(1, 3, dtype=torch.int64)
-    at = Tokens.range(3).with_position(torch.tensor([[0, bad, 2]]))
+    tokens = Tokens.range(3).with_position(torch.tensor([[0, bad, 2]]))
     low, high = min(bad, 0), max(bad, 2)
     with pytest.raises(
         ValueError, match=rf"positions {low}\.\.{high} do not fit a table for positions 0\.\.15"
     ):
-        model(ids, tokens=at)
+        model(ids, tokens=tokens)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Blocks and their parts that are computed again in the backward: the same gradients, less kept."""
+"""Gradient checkpointing of blocks and of their parts: the same gradients, less kept."""
 
 from typing import Any, get_args
 
@@ -19,23 +19,23 @@ ROWS = torch.randint(VOCAB, (2, 26), generator=torch.Generator().manual_seed(0))
 def test_checkpointed_blocks_give_the_same_gradients(dropout: float, order: Any) -> None:
     spec = ModelSpec.of_depth(2, VOCAB, context=64, attention_dropout=dropout, dropout=dropout, order=order)
     model = build(spec, seed=0)
-    found = []
-    for again in get_args(Checkpointing):
-        model.gradient_checkpointing = again
+    gradients = []
+    for mode in get_args(Checkpointing):
+        model.gradient_checkpointing = mode
         model.zero_grad()
         torch.manual_seed(5)
         model(ROWS).pow(2).sum().backward()
-        found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-    assert len(found[0]) == len(list(model.parameters()))
-    for plain, *others in zip(*found, strict=True):
-        assert all(torch.equal(plain, other) for other in others)
+        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    assert len(gradients[0]) == len(list(model.parameters()))
+    for expected, *recomputed in zip(*gradients, strict=True):
+        assert all(torch.equal(expected, actual) for actual in recomputed)
 
 
 def test_checkpointed_blocks_keep_less() -> None:
     model = build(ModelSpec.of_depth(4, VOCAB, context=64), seed=0)
-    kept = {}
-    for again in get_args(Checkpointing):
-        model.gradient_checkpointing = again
+    kept_bytes = {}
+    for mode in get_args(Checkpointing):
+        model.gradient_checkpointing = mode
         storages: dict[int, int] = {}
 
         def count(t: Tensor, into: dict[int, int] = storages) -> Tensor:
@@ -44,13 +44,13 @@ def test_checkpointed_blocks_keep_less() -> None:
 
         with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
             model.hidden(ROWS)
-        own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-        kept[again] = sum(n for at, n in storages.items() if at not in own)
-    assert kept["block"] * 5 < kept["none"]
-    assert kept["block"] < min(kept["attention"], kept["feed_forward"])
+        ignored = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        kept_bytes[mode] = sum(n for pointer, n in storages.items() if pointer not in ignored)
+    assert kept_bytes["block"] * 5 < kept_bytes["none"]
+    assert kept_bytes["block"] < min(kept_bytes["attention"], kept_bytes["feed_forward"])
     for part, cause in (("attention", "attention"), ("feed_forward", "feed-forward")):
-        said = cost.activation_bytes(model.spec, ROWS.shape[1], 2)[cause]
-        assert kept["none"] - kept[part] == pytest.approx(said, rel=0.1)
+        expected = cost.activation_bytes(model.spec, ROWS.shape[1], 2)[cause]
+        assert kept_bytes["none"] - kept_bytes[part] == pytest.approx(expected, rel=0.1)
 
 
 def test_another_part_to_be_computed_again_is_refused() -> None:

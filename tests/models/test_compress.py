@@ -1,4 +1,4 @@
-"""A model with compressed weights: the same results to the bit, in fewer bytes."""
+"""A model with compressed weights: bit-identical results, the same state dict, and what is refused."""
 
 from pathlib import Path
 
@@ -22,30 +22,30 @@ def decoder(tied: bool = False) -> torch.nn.Module:
 @pytest.mark.parametrize("tied", [False, True])
 def test_text_and_states_are_the_same(tied: bool, tmp_path: Path) -> None:
     model, config = decoder(tied), GenerationConfig(max_new_tokens=12)
-    before, state = generate(model, PROMPTS, config), model.state_dict()
+    expected, state = generate(model, PROMPTS, config), model.state_dict()
     compress_model(model)
-    assert [one.ids for one in generate(model, PROMPTS, config)] == [one.ids for one in before]
+    assert [result.ids for result in generate(model, PROMPTS, config)] == [result.ids for result in expected]
     assert model.lm_head.kept.name == ("plain" if tied else "compressed")
-    found = model.state_dict()
-    assert found.keys() == state.keys()
-    assert all(torch.equal(t, state[name]) for name, t in found.items())
+    actual = model.state_dict()
+    assert actual.keys() == state.keys()
+    assert all(torch.equal(t, state[name]) for name, t in actual.items())
     save_folder(tmp_path, model)
     assert all(torch.equal(t, state[name]) for name, t in load_model(tmp_path).state_dict().items())
-    compress_model(model)  # again: nothing is left to do
+    compress_model(model)  # a second call does nothing
 
 
 def test_many_rows_and_gradients() -> None:
-    """A prompt longer than a step goes through torch, as plain weights do, and a gradient reaches the inputs."""
+    """A prompt of more rows than a decode step goes through torch, as with plain weights; inputs get gradients."""
     model, ids = decoder(), torch.arange(90).view(1, 90) % 96
     with torch.no_grad():
-        right = model(ids)
+        expected = model(ids)
         compress_model(model)
-        assert torch.equal(model(ids), right)
+        assert torch.equal(model(ids), expected)
     layer = model.model.blocks[0].self_attn.q_proj
     x = torch.randn(3, 64, dtype=torch.bfloat16, requires_grad=True)
     layer(x).sum().backward()
-    plain = layer.matrix.float().sum(0).expand(3, 64)
-    torch.testing.assert_close(x.grad.float(), plain, atol=0.02, rtol=0.02)
+    expected_gradient = layer.matrix.float().sum(0).expand(3, 64)
+    torch.testing.assert_close(x.grad.float(), expected_gradient, atol=0.02, rtol=0.02)
 
 
 def test_what_is_refused() -> None:
@@ -53,7 +53,7 @@ def test_what_is_refused() -> None:
         ConfigError, match=r"weights of bf16 on the CPU are compressed, not torch\.float32 on cpu"
     ):
         compress_model(decoder().float())
-    few = decoder()
-    quantize_model(few, "int8")
+    quantized = decoder()
+    quantize_model(quantized, "int8")
     with pytest.raises(ConfigError, match="adapters or quantized layers"):
-        compress_model(few)
+        compress_model(quantized)

@@ -1,4 +1,4 @@
-"""What the spec says it costs is what it costs: counted by brute force, by torch, by the caches themselves."""
+"""Costs that are computed from a spec are those counted by brute force, by torch and by the caches."""
 
 from functools import partial
 
@@ -23,14 +23,14 @@ ALL: tuple[Pattern, ...] = (
 )
 
 
-def spec_of(patterns: Pattern | tuple[Pattern, ...] = ALL, layers: int = 5, **more: object) -> ModelSpec:
-    fields = {"vocab": 97, "width": 40, "heads": 4, "kv_heads": 2, "head_dim": 12, "hidden": 56, **more}
+def spec_of(patterns: Pattern | tuple[Pattern, ...] = ALL, layers: int = 5, **changes: object) -> ModelSpec:
+    fields = {"vocab": 97, "width": 40, "heads": 4, "kv_heads": 2, "head_dim": 12, "hidden": 56, **changes}
     return ModelSpec.of("llama", layers=layers, patterns=patterns, **fields)
 
 
 def sees(pattern: Pattern, n: int) -> Tensor:
-    at = Tokens.range(n)
-    return visible(pattern, at, at)[0].expand(4, -1, -1)
+    tokens = Tokens.range(n)
+    return visible(pattern, tokens, tokens)[0].expand(4, -1, -1)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ SMALLEST = (
     *("qwen3-0.6b", "bert-base-chinese", "roberta-base", "nezha-cn-base", "roformer-chinese-char-small"),
     *("gpt2", "santacoder", "starcoder2-3b", "falcon-7b"),
 )
-"""One of each family without experts; WoBERT's is BERT's."""
+"""One model of each family without experts; WoBERT's family is BERT's."""
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def counted(model: Decoder, run: object) -> int:
 
 @pytest.mark.parametrize("n", [1, 7, 64])
 def test_operations_equal_torch_s_count(n: int) -> None:
-    """torch counts whole score matrices (dense backend); what a pattern spares is the difference, pair by pair."""
+    """torch counts whole score matrices (dense backend); the pairs that patterns hide are subtracted."""
     spec = spec_of()
     model = build(spec, seed=0, backend="dense").eval()
     ids = torch.randint(97, (1, n))
@@ -193,7 +193,7 @@ def test_decode_operations_equal_torch_s_count() -> None:
 
 @pytest.mark.parametrize("n", [1, 64])
 def test_operations_of_experts_are_those_of_the_chosen(n: int) -> None:
-    """torch counts the sum of what K experts give, too, 2 K M for each row."""
+    """torch also counts the weighted sum of the outputs of K experts, 2 K M for each row."""
     experts = Experts(count=6, top=2, hidden=24, shared=8, shared_gate=True, router_bias=True)
     spec = spec_of(Causal(), layers=2, experts=(None, experts))
     model = build(spec, seed=0, backend="dense").eval()
@@ -211,12 +211,12 @@ def test_operations_of_experts_are_those_of_the_chosen(n: int) -> None:
 
 def test_several_rows_read_as_many_experts_as_they_are_expected_to_choose() -> None:
     spec = spec_of(Causal(), layers=1, experts=Experts(count=6, top=2, hidden=56))
-    all_of_them, drawn = cost.weight_bytes_read(spec, batch=1000), torch.Generator().manual_seed(0)
-    chosen = torch.rand(2000, 3, 6, generator=drawn).topk(2).indices.flatten(1)
+    many_rows, generator = cost.weight_bytes_read(spec, batch=1000), torch.Generator().manual_seed(0)
+    chosen = torch.rand(2000, 3, 6, generator=generator).topk(2).indices.flatten(1)
     distinct = sum(len({*row}) for row in chosen.tolist()) / 2000
-    one = 2 * 3 * 56 * 40
-    found = cost.weight_bytes_read(spec, batch=3) + (1000 - 3) * 80
-    assert abs((all_of_them - found) / one - (6 - distinct)) < 0.05
+    expert_bytes = 2 * 3 * 56 * 40
+    three_rows = cost.weight_bytes_read(spec, batch=3) + (1000 - 3) * 80
+    assert abs((many_rows - three_rows) / expert_bytes - (6 - distinct)) < 0.05
 
 
 def test_training_counts_two_products_more_per_product() -> None:
@@ -227,8 +227,8 @@ def test_training_counts_two_products_more_per_product() -> None:
     with FlopCounterMode(display=False) as counter:
         model(ids).sum().backward()
     linear = 3 * (cost.prefill_flops(spec, 64, logits=64) - 4 * 12 * cost.attention_pairs(spec, 64))
-    found = counter.get_flop_counts()["Global"]
-    products = sum(v for op, v in found.items() if "mm" in str(op))
+    counts = counter.get_flop_counts()["Global"]
+    products = sum(v for op, v in counts.items() if "mm" in str(op))
     assert products == linear
 
 
@@ -262,8 +262,8 @@ def test_stored_bytes_are_those_of_the_caches(n: int) -> None:
     model = build(spec, seed=0).eval()
     cache = model.make_cache(3)
     with torch.no_grad():
-        for some in torch.zeros(3, n, dtype=torch.int64).split(40, 1):
-            model(some, cache=cache)
+        for chunk in torch.zeros(3, n, dtype=torch.int64).split(40, 1):
+            model(chunk, cache=cache)
     assert cache.slots == cost.cache_slots(spec, n)
     assert cache.nbytes == cost.kv_bytes_stored(spec, n, torch.float32, batch=3)
 
@@ -272,8 +272,8 @@ def test_stored_bytes_are_those_of_the_caches(n: int) -> None:
 def test_cache_bytes_shrink_with_kv_heads(kv_heads: int) -> None:
     """Row 51: exactly g / h, stored and read."""
     full, shared = spec_of(Causal(), kv_heads=4), spec_of(Causal(), kv_heads=kv_heads)
-    for ask in (cost.kv_bytes_stored, cost.kv_bytes_read):
-        assert ask(shared, 128) * 4 == ask(full, 128) * kv_heads
+    for count_bytes in (cost.kv_bytes_stored, cost.kv_bytes_read):
+        assert count_bytes(shared, 128) * 4 == count_bytes(full, 128) * kv_heads
     assert cost.kv_bytes_per_token(shared, torch.float32) == 5 * 2 * kv_heads * 12 * 4
     assert cost.kv_bytes_stored(shared, 128, torch.float32) == 128 * cost.kv_bytes_per_token(
         shared, torch.float32

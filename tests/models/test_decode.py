@@ -1,4 +1,4 @@
-"""Decoding equals the full forward, a row of a batch equals the row alone, a packed row its documents."""
+"""Decoding in steps equals the full forward pass, a row of a batch the row alone, a packed row its documents."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -68,9 +68,9 @@ def ids_of(rows: int, length: int = LENGTH) -> Tensor:
     return torch.randint(VOCAB, (rows, length), generator=torch.Generator().manual_seed(rows))
 
 
-def far(got: Tensor, want: Tensor) -> float:
-    got, want = got.detach(), want.detach()
-    return float((got - want).abs().max() / want.abs().max())
+def far(actual: Tensor, expected: Tensor) -> float:
+    actual, expected = actual.detach(), expected.detach()
+    return float((actual - expected).abs().max() / expected.abs().max())
 
 
 @torch.no_grad()
@@ -116,19 +116,19 @@ def test_a_row_of_a_ragged_batch_equals_the_row_alone(name: str, side: str) -> N
     lengths, total = [1, WINDOW, 19, 13], 19
     tokens = Tokens.from_lengths(lengths, total, side)
     ids = ids_of(4, total)
-    ids[~tokens.valid] = -100  # what stands in empty slots does not matter
+    ids[~tokens.valid] = -100  # the ids of empty slots do not matter
     batch = model(ids, tokens=tokens)
     assert bool(batch.isfinite().all())
     cache = model.make_cache(4)
     cached = model(ids, tokens=tokens, cache=cache)
     following = ids_of(4, 9)
-    more = torch.cat([model(following[:, i : i + 1], cache=cache) for i in range(9)], 1)
+    continued = torch.cat([model(following[:, i : i + 1], cache=cache) for i in range(9)], 1)
     for b, n in enumerate(lengths):
-        own = ids[b][tokens.valid[b]]
-        alone = model(torch.cat([own, following[b]])[None])[0]
-        for got in (batch, cached):
-            assert far(got[b][tokens.valid[b]], alone[:n]) < CLOSE
-        assert far(more[b], alone[n:]) < CLOSE
+        row_ids = ids[b][tokens.valid[b]]
+        alone = model(torch.cat([row_ids, following[b]])[None])[0]
+        for logits in (batch, cached):
+            assert far(logits[b][tokens.valid[b]], alone[:n]) < CLOSE
+        assert far(continued[b], alone[n:]) < CLOSE
 
 
 @torch.no_grad()
@@ -139,11 +139,11 @@ def test_a_packed_row_equals_its_documents_alone() -> None:
     ids = ids_of(2, 22)
     packed = model(ids, tokens=tokens)
     for b, row in enumerate(lengths):
-        at = 0
+        start = 0
         for n in row:
-            alone = model(ids[b : b + 1, at : at + n])[0]
-            assert far(packed[b, at : at + n], alone) < CLOSE
-            at += n
+            alone = model(ids[b : b + 1, start : start + n])[0]
+            assert far(packed[b, start : start + n], alone) < CLOSE
+            start += n
 
 
 @torch.no_grad()
@@ -179,8 +179,8 @@ def test_frequencies_that_move_decode_alike_on_either_side_of_the_trained_contex
 
 @torch.no_grad()
 def test_across_the_trained_context_deep_states_keep_their_old_angles() -> None:
-    """A stated limit: one layer decodes alike across it (tests/nn), but deeper layers are fed states that were
-    computed when the row was shorter, and nothing short of a new forward pass can change those."""
+    """A known limit: one layer decodes alike across it (tests/nn), but deeper layers get states that were computed
+    when the row was shorter, and only a new forward pass could change those."""
     ids = ids_of(1)
     for positions in (DYNAMIC, LONG):
         model = model_of((Causal(),), positions)
@@ -204,13 +204,13 @@ def test_a_row_without_tokens_is_harmless() -> None:
 @torch.no_grad()
 def test_windows_hold_no_more_pages_than_they_see() -> None:
     model = build(replace(model_of(ALTERNATING).spec, layers=2, patterns=ALTERNATING), seed=0).eval()
-    cache, held = model.make_cache(2), set()
+    cache, window_sizes = model.make_cache(2), set()
     for _ in range(40):
         model(ids_of(2, 7), cache=cache)
-        window, whole = cache.slots
-        assert whole == PAGE * -(-cache.lengths[0] // PAGE)
-        held.add(window)
-    assert held == {PAGE, 2 * PAGE}, "a window of 6 that ends within a page sees it alone"
+        window, full = cache.slots
+        assert full == PAGE * -(-cache.lengths[0] // PAGE)
+        window_sizes.add(window)
+    assert window_sizes == {PAGE, 2 * PAGE}, "a window of 6 that ends within a page sees it alone"
 
 
 def test_logits_for_selects_slots() -> None:

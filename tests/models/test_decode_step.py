@@ -1,4 +1,4 @@
-"""A step as one native call is the model's own step: same logits, same cache."""
+"""A decode step as one native call gives the logits and the cache of the model's own step."""
 
 from copy import deepcopy
 from random import Random
@@ -30,117 +30,120 @@ def model(family: str = "llama", patterns: Pattern | tuple[Pattern, ...] = CAUSA
     layers = len(patterns) if isinstance(patterns, tuple) else 2
     sizes = {"width": 48, "heads": 4, "head_dim": 12, "layers": layers}
     spec = ModelSpec.of_depth(2, 53, family=family, patterns=patterns, **{**sizes, **fields})
-    made = build(spec, seed=0).eval()
+    decoder = build(spec, seed=0).eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in decoder.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    return made
+    return decoder
 
 
-def read(made: Decoder, rows: int, tokens: int = 5, slack: int = 0) -> BatchCache:
-    """A cache of random tokens, another number of them in each row."""
+def read(decoder: Decoder, rows: int, tokens: int = 5, slack: int = 0) -> BatchCache:
+    """Returns a cache of random tokens, a different number of them in each row."""
     ids = torch.randint(53, (rows, tokens), generator=torch.Generator().manual_seed(rows))
-    cache = made.make_cache(rows, slack=slack)
+    cache = decoder.make_cache(rows, slack=slack)
     lengths = [max(1, tokens - i) for i in range(rows)]
     with torch.inference_mode():
-        made(ids, tokens=cache.next_tokens(tokens, lengths), cache=cache)
+        decoder(ids, tokens=cache.next_tokens(tokens, lengths), cache=cache)
     return cache
 
 
 def native(
     step: DecodeStep, cache: BatchCache, ids: torch.Tensor, lengths: list[int] | None = None
 ) -> torch.Tensor:
-    """The next tokens of rows by native steps: logits [B, T, V], 0 in empty slots."""
+    """Returns the logits [B, T, V] of the rows' next tokens by a native step, 0 in empty slots."""
     with cache.step(cache.next_tokens(ids.shape[1], lengths)) as packed:
         logits = step.read(packed.take(ids), packed.tokens, range(len(packed.at))).clone()
     return packed.put(logits.unsqueeze(0), *ids.shape)
 
 
-def exact_form(made: Decoder) -> Decoder:
-    """The same numbers in float64, plain."""
-    exact = deepcopy(made)
+def exact_form(decoder: Decoder) -> Decoder:
+    """Returns the decoder in float64, with plain weights of the same values."""
+    exact = deepcopy(decoder)
     for layer in linears(exact).values():
         if layer.weight is None and layer.embedding is None:
             layer.keep(WEIGHTS["plain"].pack(layer.matrix))
     return exact.double()
 
 
-def steps(made: Decoder, rows: int, count: int = 14) -> None:
-    """Steps of both kinds side by side, from one cache."""
-    assert_within_reference(*map(torch.cat, zip(*stepped(made, rows, count), strict=True)))
+def steps(decoder: Decoder, rows: int, count: int = 14) -> None:
+    """Checks native steps against steps of the modules, each from a cache of the same tokens."""
+    assert_within_reference(*map(torch.cat, zip(*stepped(decoder, rows, count), strict=True)))
 
 
-def stepped(made: Decoder, rows: int, count: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Logits of each step: native, of the modules in float64, and of the modules."""
-    exact_model = exact_form(made)
-    ours, plain, exact = read(made, rows), read(made, rows), read(exact_model, rows)
-    step, results = DecodeStep(made, ours.pages), []
+def stepped(decoder: Decoder, rows: int, count: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Returns the logits of each step: native, of the modules in float64, and of the modules."""
+    exact_model = exact_form(decoder)
+    native_cache, plain_cache, exact_cache = read(decoder, rows), read(decoder, rows), read(exact_model, rows)
+    step, results = DecodeStep(decoder, native_cache.pages), []
     generator = torch.Generator().manual_seed(2)
     with torch.inference_mode():
         for _ in range(count):
             ids = torch.randint(53, (rows, 1), generator=generator)
-            low, right = (m(ids, cache=past) for m, past in ((made, plain), (exact_model, exact)))
-            results.append((native(step, ours, ids), right, low))
-    assert ours.lengths == plain.lengths
+            reference, expected = (
+                module(ids, cache=cache)
+                for module, cache in ((decoder, plain_cache), (exact_model, exact_cache))
+            )
+            results.append((native(step, native_cache, ids), expected, reference))
+    assert native_cache.lengths == plain_cache.lengths
     return results
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_several_tokens_of_each_row_and_some_taken_back(dtype: torch.dtype) -> None:
-    """As drafts are read: rows of 0 to 4 tokens, of which up to 3 are trimmed."""
-    made = model("llama", WINDOWS).to(dtype)
-    exact_model = exact_form(made)
-    ours, plain = (read(made, 3, slack=3) for _ in range(2))
-    exact, step = read(exact_model, 3, slack=3), DecodeStep(made, ours.pages)
-    draw = Random(0)
+    """Rows of 0 to 4 tokens, of which up to 3 are trimmed afterwards, as with draft tokens."""
+    decoder = model("llama", WINDOWS).to(dtype)
+    exact_model = exact_form(decoder)
+    native_cache, plain_cache = (read(decoder, 3, slack=3) for _ in range(2))
+    exact_cache, step = read(exact_model, 3, slack=3), DecodeStep(decoder, native_cache.pages)
+    rng = Random(0)
     with torch.inference_mode():
         for _ in range(12):
-            lengths = [draw.randint(0, 4), 4, draw.randint(1, 4)]
-            ids = torch.tensor([[draw.randrange(53) for _ in range(4)] for _ in lengths])
-            low, right = (
-                m(ids, tokens=past.next_tokens(4, lengths), cache=past)
-                for m, past in ((made, plain), (exact_model, exact))
+            lengths = [rng.randint(0, 4), 4, rng.randint(1, 4)]
+            ids = torch.tensor([[rng.randrange(53) for _ in range(4)] for _ in lengths])
+            reference, expected = (
+                module(ids, tokens=cache.next_tokens(4, lengths), cache=cache)
+                for module, cache in ((decoder, plain_cache), (exact_model, exact_cache))
             )
-            logits = native(step, ours, ids, lengths)
+            logits = native(step, native_cache, ids, lengths)
             for b, n in enumerate(lengths):
                 if n:
-                    assert_within_reference(logits[b, :n], right[b, :n], low[b, :n])
-            back = [draw.randint(0, max(0, n - 1)) for n in lengths]
-            for cache in (ours, plain, exact):
-                cache.trim(back)
-    assert ours.lengths == plain.lengths
+                    assert_within_reference(logits[b, :n], expected[b, :n], reference[b, :n])
+            trimmed = [rng.randint(0, max(0, n - 1)) for n in lengths]
+            for cache in (native_cache, plain_cache, exact_cache):
+                cache.trim(trimmed)
+    assert native_cache.lengths == plain_cache.lengths
 
 
 @at_levels(0)
 @pytest.mark.parametrize("family", ["qwen3", "gpt2"])
 def test_what_lies_between_products_is_rounded_as_in_the_model(use: Use, level: str, family: str) -> None:  # noqa: F811
-    """Norms, activations, gates, rotations, sums: what is stored of them is the model's, and prefers no side."""
+    """Norms, activations, gates, rotations, sums: their stored results are the model's, rounded without bias."""
     use(level)
-    made = model(family, width=128, heads=8, head_dim=16).bfloat16()
-    ours, plain = read(made, 9, 1), read(made, 9, 1)
-    step = DecodeStep(made, ours.pages)
+    decoder = model(family, width=128, heads=8, head_dim=16).bfloat16()
+    native_cache, plain_cache = read(decoder, 9, 1), read(decoder, 9, 1)
+    step = DecodeStep(decoder, native_cache.pages)
     with torch.inference_mode():
         for _ in range(6):
             ids = torch.randint(53, (9, 1))
-            assert_unbiased(native(step, ours, ids), made(ids, cache=plain).double(), family)
-        for at, (got, right) in enumerate(stored(ours, plain)):
-            assert_unbiased(got, right.double(), family)
-            if at < 2:  # keys and values of the first layer, before attention
-                assert_rounded_once(got, right.double(), family, ulps=2)
+            assert_unbiased(native(step, native_cache, ids), decoder(ids, cache=plain_cache).double(), family)
+        for index, (actual, expected) in enumerate(stored(native_cache, plain_cache)):
+            assert_unbiased(actual, expected.double(), family)
+            if index < 2:  # keys and values of the first layer, before attention
+                assert_rounded_once(actual, expected.double(), family, ulps=2)
 
 
 def stored(*caches: BatchCache) -> list[tuple[torch.Tensor, ...]]:
-    """Keys and values of caches, layer by layer."""
-    kept = []
+    """Returns the keys and values of all layers, each tensor as a tuple with one entry for each cache."""
+    by_cache = []
     for cache in caches:
         tensors = []
         for layer in cache.pages.layers:
             assert isinstance(layer, PagedLayer)
             keys = stored_keys(layer.tensors, places(cache.tables, layer.of, cache.device)).gathered()
             tensors += [t[0][:, keys.tokens.valid[0]] for t in (keys.k, keys.v)]
-        kept.append(tensors)
-    return list(zip(*kept, strict=True))
+        by_cache.append(tensors)
+    return list(zip(*by_cache, strict=True))
 
 
 @at_levels(1)
@@ -162,39 +165,41 @@ def test_windows_and_rows_that_differ(use: Use, level: str, dtype: torch.dtype, 
 @pytest.mark.parametrize("patterns", [CAUSAL, WINDOWS], ids=["causal", "windows"])
 @pytest.mark.parametrize("rounds", [24, pytest.param(60, marks=pytest.mark.slow)])
 def test_texts_of_a_reader_are_what_each_is_alone(patterns: Pattern, native: bool, rounds: int) -> None:
-    """However they come, share beginnings, fork and go, and are read in pieces: the logits of one forward pass."""
-    made, draw = (
+    """However sequences come, share prefixes, fork, end and are read in pieces: the logits of one forward pass."""
+    decoder, rng = (
         model("llama", patterns, kv_heads=2).double() if not native else model("llama", patterns),
         Random(0),
     )
-    reader, texts = Reader(made, budget=2**30), []
+    reader, sequences = Reader(decoder, budget=2**30), []
     assert (reader.native is not None) == native
     for _ in range(rounds):
-        if len(texts) < 3 or draw.random() < 0.2:
-            ids = [draw.randrange(53) for _ in range(draw.randint(1, 150))]
+        if len(sequences) < 3 or rng.random() < 0.2:
+            ids = [rng.randrange(53) for _ in range(rng.randint(1, 150))]
             ids = (
-                draw.choice(texts)[1][: draw.randint(0, 200)] + ids if texts and draw.random() < 0.6 else ids
+                rng.choice(sequences)[1][: rng.randint(0, 200)] + ids
+                if sequences and rng.random() < 0.6
+                else ids
             )
-            texts.append((reader.cache.open(ids), ids))
-        if draw.random() < 0.2:
-            table, ids = draw.choice(texts)
-            texts.append((reader.cache.pool.fork(table), list(ids)))
+            sequences.append((reader.cache.open(ids), ids))
+        if rng.random() < 0.2:
+            table, ids = rng.choice(sequences)
+            sequences.append((reader.cache.pool.fork(table), list(ids)))
         chunks = []
-        for table, ids in draw.sample(texts, draw.randint(1, min(4, len(texts)))):
+        for table, ids in rng.sample(sequences, rng.randint(1, min(4, len(sequences)))):
             if len(table) == len(ids):
-                ids += [draw.randrange(53) for _ in range(draw.randint(1, 3))]
-            chunks.append((table, ids[len(table) : len(table) + draw.randint(1, 60)]))
-        logits = reader.read(chunks, [range(len(new)) for _, new in chunks]).split(
-            [len(new) for _, new in chunks]
+                ids += [rng.randrange(53) for _ in range(rng.randint(1, 3))]
+            chunks.append((table, ids[len(table) : len(table) + rng.randint(1, 60)]))
+        logits = reader.read(chunks, [range(len(new_ids)) for _, new_ids in chunks]).split(
+            [len(new_ids) for _, new_ids in chunks]
         )
         reader.end()
-        for (table, new), of_text in zip(chunks, logits, strict=True):
+        for (table, new_ids), actual in zip(chunks, logits, strict=True):
             with torch.inference_mode():
-                whole = made(torch.tensor([table.ids]), logits_for=slice(-len(new), None))[0]
-            torch.testing.assert_close(of_text, whole, rtol=1e-4, atol=1e-4)
-        if len(texts) > 5:
-            reader.cache.pool.close(texts.pop(draw.randrange(len(texts)))[0])
-    for table, _ in texts:
+                expected = decoder(torch.tensor([table.ids]), logits_for=slice(-len(new_ids), None))[0]
+            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+        if len(sequences) > 5:
+            reader.cache.pool.close(sequences.pop(rng.randrange(len(sequences)))[0])
+    for table, _ in sequences:
         reader.cache.pool.close(table)
     assert not any(counts["used"] for counts in page_counts(reader.cache.pool))
 
@@ -221,28 +226,28 @@ def test_many_rows_are_left_to_modules_where_torch_has_tiles(
     most: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of plain bf16, from the rows on at which a layer's products are worth its modules, here `worth`; never where
-    steps are to be exact. A reader says it."""
+    """Modules take over only for plain bf16 weights, from the number of rows on at which a layer's products outweigh
+    the cost of its modules, here `worth`, and never if steps must be exact. The choice's reason names the limit."""
     monkeypatch.setattr(decode_step, "cpu_flags", lambda: flags)
-    made = model(width=48, hidden=44, heads=4, head_dim=12, kv_heads=4).to(dtype)
-    for layer in linears(made.requires_grad_(False)).values():
+    decoder = model(width=48, hidden=44, heads=4, head_dim=12, kv_heads=4).to(dtype)
+    for layer in linears(decoder.requires_grad_(False)).values():
         layer.keep(WEIGHTS[weights].pack(layer.matrix))
-    per_layer = sum(layer.matrix.numel() for layer in linears(made).values()) // 2
+    per_layer = sum(layer.matrix.numel() for layer in linears(decoder).values()) // 2
     monkeypatch.setattr(decode_step, "MODULES_COST", worth * per_layer)
-    step, choice = choose_step(made, read(made, 1).pages)
+    step, choice = choose_step(decoder, read(decoder, 1).pages)
     assert step is not None
     assert step.most_rows == most
     assert (f"up to {most} tokens" in choice.why) == (most < 64)
     calls: list[int] = []
-    whole = DecodeStep.read
+    original = DecodeStep.read
 
-    def recorded(self: DecodeStep, ids: Tensor, *given: Any) -> Tensor:
+    def recorded(self: DecodeStep, ids: Tensor, *arguments: Any) -> Tensor:
         calls.append(ids.shape[1])
-        return whole(self, ids, *given)
+        return original(self, ids, *arguments)
 
     monkeypatch.setattr(DecodeStep, "read", recorded)
     for exact in (False, True):
-        reader = Reader(made, exact=exact)
+        reader = Reader(decoder, exact=exact)
         for count in (most, most + 1):
             tables = [reader.cache.open() for _ in range(count)]
             reader.read([(table, [7]) for table in tables], [[0]] * count)

@@ -1,4 +1,4 @@
-"""What differs between two models: every field is told, numbers are those of the modules, a ladder ends at its top."""
+"""Differences between two models: every field is reported, numbers are those of the modules, ladders are complete."""
 
 import json
 from dataclasses import fields, replace
@@ -55,8 +55,8 @@ OTHER: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
 
 
 def test_the_aspects_are_all_fields_and_each_once() -> None:
-    told = [field for aspect in ASPECTS.values() for field in aspect.fields]
-    assert sorted(told) == sorted(f.name for f in fields(ModelSpec))
+    listed = [field for aspect in ASPECTS.values() for field in aspect.fields]
+    assert sorted(listed) == sorted(f.name for f in fields(ModelSpec))
 
 
 @pytest.mark.parametrize("field", [f.name for f in fields(ModelSpec)])
@@ -67,26 +67,28 @@ def test_a_field_that_differs_is_told_under_its_own_aspect(field: str) -> None:
         new = not old if isinstance(old, bool) else 2 * old if old else 0.25 if isinstance(old, float) else 2
         change = {field: new, **({"patterns": Causal()} if field == "layers" else {})}
     changed = replace(spec, **change)
-    own = {name for name, aspect in ASPECTS.items() if field in aspect.fields}
-    aspects = {one.aspect.removeprefix("encoder's ") for one in differences(spec, changed)}
-    assert own <= aspects or (field == "encoder" and aspects == {"layers"})
+    expected = {name for name, aspect in ASPECTS.items() if field in aspect.fields}
+    aspects = {difference.aspect.removeprefix("encoder's ") for difference in differences(spec, changed)}
+    assert expected <= aspects or (field == "encoder" and aspects == {"layers"})
     assert differences(spec, spec) == ()
 
 
 def test_numbers_are_those_of_the_modules() -> None:
-    other = replace(BASE, kv_heads=2)
-    found = {one.name: one for one in numbers(BASE, other, 32)}
-    counts = [sum(p.numel() for p in build(spec, seed=0).parameters()) for spec in (BASE, other)]
-    assert [found["parameters"].first, found["parameters"].second] == counts
-    assert found["keys and values, bytes per token"].ratio == 0.5
+    grouped = replace(BASE, kv_heads=2)
+    by_name = {number.name: number for number in numbers(BASE, grouped, 32)}
+    counts = [sum(p.numel() for p in build(spec, seed=0).parameters()) for spec in (BASE, grouped)]
+    assert [by_name["parameters"].first, by_name["parameters"].second] == counts
+    assert by_name["keys and values, bytes per token"].ratio == 0.5
     assert numbers(BASE, ENCODER, 32)[-1].second is not None
-    assert found["... feed-forward"].ratio == 1
+    assert by_name["... feed-forward"].ratio == 1
 
 
 def test_numbers_that_a_model_lacks_are_none() -> None:
-    kept = {one.name: one for one in numbers(ENCODER, BASE, 32)}["keys and values, bytes per token"]
-    assert kept.first is None
-    assert kept.ratio is None
+    kv_bytes = {number.name: number for number in numbers(ENCODER, BASE, 32)}[
+        "keys and values, bytes per token"
+    ]
+    assert kv_bytes.first is None
+    assert kv_bytes.ratio is None
 
 
 def test_row_33_a_ladder_changes_one_aspect_at_a_time() -> None:
@@ -96,8 +98,8 @@ def test_row_33_a_ladder_changes_one_aspect_at_a_time() -> None:
     specs = list(steps.values())
     assert specs[0] == first
     assert specs[-1] == replace(BASE, kv_heads=2)
-    for (name, above), below in zip(list(steps.items())[1:], specs, strict=False):
-        assert [one.aspect for one in differences(below, above)] == [name]
+    for (name, spec), previous in zip(list(steps.items())[1:], specs, strict=False):
+        assert [difference.aspect for difference in differences(previous, spec)] == [name]
 
 
 def test_a_ladder_between_sizes_that_no_step_can_have_is_refused() -> None:
@@ -106,10 +108,13 @@ def test_a_ladder_between_sizes_that_no_step_can_have_is_refused() -> None:
 
 
 def test_row_33_the_command_lists_the_differences_of_the_document(capsys: pytest.CaptureFixture[str]) -> None:
-    (row,) = (one for one in rows() if one.number == 33)
-    assert run([*row.shown_by.split()[1:], "--json"]) == 0
+    (requirement,) = (row for row in rows() if row.number == 33)
+    assert run([*requirement.shown_by.split()[1:], "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    told = {one["aspect"]: (one["first"], one["second"]) for one in report["differences"]}
+    by_aspect = {
+        difference["aspect"]: (difference["first"], difference["second"])
+        for difference in report["differences"]
+    }
     for aspect, old, new in (
         ("order", "post: norm(x + f(x))", "pre: x + f(norm(x))"),
         ("norm", "LayerNorm", "RMSNorm"),
@@ -117,10 +122,10 @@ def test_row_33_the_command_lists_the_differences_of_the_document(capsys: pytest
         ("feed-forward", "relu(up x)", "silu(gate x) * up x"),
         ("heads", "(MHA)", "(GQA)"),
     ):
-        assert old in told[aspect][0]
-        assert new in told[aspect][1]
-    kept = next(one for one in report["numbers"] if one["name"].startswith("keys and values"))
-    assert kept["second"] == 2 * 80 * 8 * 128 * 2, "80 layers, 8 of 64 heads of 128, bfloat16"
+        assert old in by_aspect[aspect][0]
+        assert new in by_aspect[aspect][1]
+    kv_bytes = next(number for number in report["numbers"] if number["name"].startswith("keys and values"))
+    assert kv_bytes["second"] == 2 * 80 * 8 * 128 * 2, "80 layers, 8 of 64 heads of 128, bfloat16"
 
 
 def test_sizes_and_folders_are_compared(tmp_path, capsys) -> None:  # type: ignore[no-untyped-def]

@@ -1,4 +1,4 @@
-"""Encoders and encoder-decoders of the same blocks: what they see, what they cost, what they refuse."""
+"""Encoders and encoder-decoders that are built of the same blocks: what they see, cost and refuse."""
 
 from dataclasses import replace
 from typing import Any, get_args
@@ -50,8 +50,8 @@ def encoder(family: str = "bert", **fields: Any) -> ModelSpec:
 
 def seq2seq(**fields: Any) -> ModelSpec:
     size = {**SIZE, "dropout": 0.0, "init_std": 0.3}
-    own = ModelSpec.of("transformer", **size, causal=False, patterns=Full(), head=Head("states"))
-    return ModelSpec.of("transformer", **size, encoder=own, **fields)
+    encoder_spec = ModelSpec.of("transformer", **size, causal=False, patterns=Full(), head=Head("states"))
+    return ModelSpec.of("transformer", **size, encoder=encoder_spec, **fields)
 
 
 def count(model: torch.nn.Module) -> int:
@@ -86,10 +86,10 @@ def test_every_scheme_decodes_as_it_sees_all_at_once(positions: Any) -> None:
     model = build(spec, seed=1, dtype=torch.float64).eval()
     assert cost.parameter_count(spec) == count(model)
     with torch.no_grad():
-        whole = model(IDS)
+        full = model(IDS)
         cache = model.make_cache(2)
         steps = torch.cat([model(IDS[:, i : i + 1], cache=cache) for i in range(7)], 1)
-    assert float((whole - steps).abs().max()) < 1e-12 * float(whole.abs().max())
+    assert float((full - steps).abs().max()) < 1e-12 * float(full.abs().max())
 
 
 @pytest.mark.parametrize("positions", SCHEMES, ids=str)
@@ -97,8 +97,8 @@ def test_every_scheme_in_an_encoder_ignores_padding(positions: Any) -> None:
     model = build(encoder(positions=positions), seed=2, dtype=torch.float64).eval()
     tokens = Tokens.from_lengths([7, 4])
     with torch.no_grad():
-        both, alone = model(IDS, tokens=tokens), model(IDS[1:, :4])
-    assert float((both[1, :4] - alone[0]).abs().max()) < 1e-12 * float(alone.abs().max())
+        batch, alone = model(IDS, tokens=tokens), model(IDS[1:, :4])
+    assert float((batch[1, :4] - alone[0]).abs().max()) < 1e-12 * float(alone.abs().max())
 
 
 @pytest.mark.parametrize("kind", ["elu+1", "cosine"])
@@ -107,9 +107,9 @@ def test_linear_attention_by_one_line(kind: str) -> None:
     model = build(decoder.with_mixer(LinearAttentionSpec(kind)), seed=1, dtype=torch.float64).eval()
     assert model.state_dict().keys() == build(decoder, device="meta").state_dict().keys()
     with torch.no_grad():
-        whole, cache = model(IDS), model.make_cache(2)
+        full, cache = model(IDS), model.make_cache(2)
         steps = torch.cat([model(IDS[:, i : i + 1], cache=cache) for i in range(7)], 1)
-    assert float((whole - steps).abs().max()) < 1e-12 * float(whole.abs().max())
+    assert float((full - steps).abs().max()) < 1e-12 * float(full.abs().max())
     roformer = build(encoder("roformer").with_mixer(LinearAttentionSpec(kind)), seed=1).eval()
     assert roformer(IDS).shape == (2, 7, 50)
 
@@ -162,12 +162,12 @@ def test_packed_documents_are_pooled_one_by_one(family: str, pool: Pool) -> None
     head = Head("classify", labels=("a", "b"), dense="tanh", pool=pool)
     model = build(spec.with_head(head), seed=3, dtype=torch.float64).eval()
     tokens = mark_global(Tokens.packed([[3, 4], [1, 5]]), "classify")
-    found = model(IDS, tokens=tokens)
+    packed = model(IDS, tokens=tokens)
     alone = [
         model(IDS[row : row + 1, begin:end], tokens=mark_global(Tokens.range(end - begin), "classify"))
         for row, begin, end in ((0, 0, 3), (0, 3, 7), (1, 0, 1), (1, 1, 6))
     ]
-    assert torch.allclose(found, torch.cat(alone))
+    assert torch.allclose(packed, torch.cat(alone))
 
 
 @pytest.mark.parametrize("ties", [{}, {"tied": True}, {"tied": True, "shared_embedding": True}], ids=str)
@@ -176,37 +176,37 @@ def test_row_15_and_25_a_decoder_reads_the_encoder_s_last_states(ties: dict[str,
     assert isinstance(model, EncoderDecoder)
     source = torch.randint(0, 50, (2, 9), generator=torch.Generator().manual_seed(1))
     source_tokens = Tokens.from_lengths([9, 6])
-    seen: list[Tensor] = []
+    memory_keys: list[Tensor] = []
     model.encoder.norm = None
     handles = [
         block.cross_attn.register_forward_pre_hook(  # type: ignore[union-attr]
-            lambda module, args, given: seen.append(given["memory"].k), with_kwargs=True
+            lambda module, args, kwargs: memory_keys.append(kwargs["memory"].k), with_kwargs=True
         )
         for block in model.decoder.blocks
     ]
     with torch.no_grad():
-        whole = model(source, IDS, source_tokens=source_tokens)
+        full = model(source, IDS, source_tokens=source_tokens)
         memory = model.encode(source, tokens=source_tokens)
         for handle in handles:
             handle.remove()
-        for block, keys in zip(model.decoder.blocks, seen, strict=True):
+        for block, keys in zip(model.decoder.blocks, memory_keys, strict=True):
             assert block.cross_attn is not None
-            own = block.cross_attn.k_proj(memory.states).unflatten(-1, (4, 8)).transpose(1, 2)
-            assert torch.equal(keys, own)
+            expected = block.cross_attn.k_proj(memory.states).unflatten(-1, (4, 8)).transpose(1, 2)
+            assert torch.equal(keys, expected)
         keys, cache = model.memory_keys(memory), model.make_cache(2)
         steps = torch.cat(
             [model.logits(model.hidden(IDS[:, i : i + 1], memory=keys, cache=cache)) for i in range(7)], 1
         )
-        assert float((whole - steps).abs().max()) < 1e-12 * float(whole.abs().max())
+        assert float((full - steps).abs().max()) < 1e-12 * float(full.abs().max())
         alone = model(source[1:, :6], IDS[1:])
-        assert float((whole[1] - alone[0]).abs().max()) < 1e-12 * float(whole.abs().max())
+        assert float((full[1] - alone[0]).abs().max()) < 1e-12 * float(full.abs().max())
 
 
 def test_row_14_a_target_does_not_see_what_follows() -> None:
     model = build(seq2seq(), seed=5, dtype=torch.float64).eval()
-    source, other = IDS, IDS.clone()
-    other[:, 4:] = 7
-    assert torch.equal(model(source, IDS)[:, :4], model(source, other)[:, :4])
+    source, changed = IDS, IDS.clone()
+    changed[:, 4:] = 7
+    assert torch.equal(model(source, IDS)[:, :4], model(source, changed)[:, :4])
 
 
 def test_row_21_three_matrices_are_one() -> None:

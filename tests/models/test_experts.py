@@ -60,28 +60,28 @@ def test_experts_that_do_not_fit_are_refused(given: Any, says: str) -> None:
 @torch.no_grad()
 def test_padded_packed_and_cached_rows_are_whole_ones() -> None:
     model = made()
-    whole = model(IDS)
+    full = model(IDS)
     ids, tokens = IDS.clone(), Tokens.from_lengths([19, 12], side="left")
     ids[1, 7:] = IDS[1, :12]
-    assert off(model(ids, tokens=tokens)[1, 7:], whole[1, :12]) < 1e-5
+    assert off(model(ids, tokens=tokens)[1, 7:], full[1, :12]) < 1e-5
     packed = model(IDS.view(1, -1), tokens=Tokens.packed([[19, 19]]))
-    assert off(packed.view_as(whole), whole) < 1e-5
+    assert off(packed.view_as(full), full) < 1e-5
     for border in range(1, 19):
         cache = model.make_cache(2)
         steps = [model(IDS[:, :border], cache=cache), model(IDS[:, border:], cache=cache)]
-        assert off(torch.cat(steps, 1), whole) < 1e-5
+        assert off(torch.cat(steps, 1), full) < 1e-5
 
 
 def test_checkpointed_parts_have_the_same_gradient() -> None:
     model = made().train()
-    wanted: list[torch.Tensor] = []
-    for how in ("none", "block", "feed_forward", "attention"):
-        model.gradient_checkpointing = how
+    expected: list[torch.Tensor] = []
+    for mode in ("none", "block", "feed_forward", "attention"):
+        model.gradient_checkpointing = mode
         model.zero_grad()
         model(IDS, targets=IDS).total.backward()
         grads = [p.grad.clone() for p in model.parameters()]
-        wanted = wanted or grads
-        assert all(torch.equal(a, b) for a, b in zip(grads, wanted, strict=True)), how
+        expected = expected or grads
+        assert all(torch.equal(a, b) for a, b in zip(grads, expected, strict=True)), mode
 
 
 @pytest.mark.parametrize("bits", ["int8", "int4"])
@@ -89,35 +89,35 @@ def test_checkpointed_parts_have_the_same_gradient() -> None:
 def test_rounded_experts_are_near_and_go_to_a_folder_and_back(bits: str, tmp_path: Path) -> None:
     spec = ModelSpec.of("qwen3_moe", **SIZES, experts=(None, replace(EXPERTS, shared=0, shared_gate=False)))
     model = made(spec, 0.1)
-    want = model(IDS)
+    expected = model(IDS)
     for calibrate in (None, [IDS[0, :3]]):
         rounded = made(spec, 0.1)
         quantize_model(rounded, bits, calibrate=calibrate)
         names = quantized_layers(rounded)
         assert "model.layers.1.mlp.experts.5.down_proj" in names
         assert not any(name.rpartition(".")[2] == "gate" for name in names)
-        assert off(rounded(IDS), want) < (0.05 if bits == "int8" else 0.5)
+        assert off(rounded(IDS), expected) < (0.05 if bits == "int8" else 0.5)
     save_folder(tmp_path / "rounded", rounded)
-    again = build_model(load_folder(tmp_path / "rounded"))
-    assert torch.equal(again(IDS), rounded(IDS))
+    loaded = build_model(load_folder(tmp_path / "rounded"))
+    assert torch.equal(loaded(IDS), rounded(IDS))
 
 
 def test_adapters_are_beside_experts_and_in_them() -> None:
     model = made()
     adapter = Adapter.fresh(model, Lora(rank=4), ["down_proj"])
-    g = torch.Generator().manual_seed(2)
-    drawn = {name: torch.randn(t.shape, generator=g) * 0.1 for name, t in adapter.tensors.items()}
-    attach(model, replace(adapter, tensors=drawn))
+    generator = torch.Generator().manual_seed(2)
+    tensors = {name: torch.randn(t.shape, generator=generator) * 0.1 for name, t in adapter.tensors.items()}
+    attach(model, replace(adapter, tensors=tensors))
     assert "model.layers.1.mlp.experts.3.down_proj" in adapter.layers
     with pytest.raises(ConfigError, match="the blocks have no linear layer 'gate'"):
         Adapter.fresh(made(), Lora(rank=4), ["gate"])
-    beside = model(IDS)
-    beside.sum().backward()
+    adapted = model(IDS)
+    adapted.sum().backward()
     with torch.no_grad():
         merge(model)
-        assert off(model(IDS), beside) < 1e-4
+        assert off(model(IDS), adapted) < 1e-4
         unmerge(model)
-        assert torch.equal(model(IDS), beside)
+        assert torch.equal(model(IDS), adapted)
 
 
 def test_what_transformers_cannot_say_goes_to_a_folder_of_ours(tmp_path: Path) -> None:
@@ -128,15 +128,15 @@ def test_what_transformers_cannot_say_goes_to_a_folder_of_ours(tmp_path: Path) -
     for block in model.model.blocks[1::2]:
         block.mlp.gate.e_score_correction_bias.copy_(torch.randn(6))
     save_folder(tmp_path / "ours", model)
-    again = build_model(load_folder(tmp_path / "ours"))
+    loaded = build_model(load_folder(tmp_path / "ours"))
     with torch.no_grad():
-        assert torch.equal(again(IDS), model(IDS))
+        assert torch.equal(loaded(IDS), model(IDS))
     with pytest.raises(ConfigError, match=r"cannot express the .*experts of this llama"):
         write_spec(spec)
 
 
 def test_experts_in_one_tensor_have_no_adapters_and_no_codes_of_their_own(tmp_path: Path) -> None:
-    """In files of Granite, whose experts are two tensors of a layer."""
+    """Files of Granite keep the experts of a layer in two tensors."""
     spec = ModelSpec.of("granitemoe", **SIZES)
     adapter = Adapter.fresh(made(spec), Lora(rank=4))
     with pytest.raises(

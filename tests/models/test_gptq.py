@@ -1,4 +1,4 @@
-"""GPTQ in blocks is GPTQ column by column, and changes outputs less than rounding does."""
+"""GPTQ by blocks gives the codes of GPTQ column by column, and changes outputs less than rounding does."""
 
 import pytest
 import torch
@@ -12,16 +12,16 @@ from headway.quantization import QuantizedMatrix, quantize_clipped, round_weight
 
 
 def problem(outputs: int, inputs: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Weights [O, I], and H [I, I] of inputs that depend on each other; float64."""
-    noise = torch.Generator().manual_seed(seed)
-    mix = torch.randn(inputs, inputs, generator=noise, dtype=torch.float64) / inputs**0.5
-    x = torch.randn(3 * inputs, inputs, generator=noise, dtype=torch.float64)
-    x = (x @ mix + 0.3 * x) * torch.rand(inputs, generator=noise, dtype=torch.float64).exp()
-    return torch.randn(outputs, inputs, generator=noise, dtype=torch.float64), x.T @ x
+    """Returns weights [O, I] and H [I, I] of correlated inputs, in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    mix = torch.randn(inputs, inputs, generator=generator, dtype=torch.float64) / inputs**0.5
+    x = torch.randn(3 * inputs, inputs, generator=generator, dtype=torch.float64)
+    x = (x @ mix + 0.3 * x) * torch.rand(inputs, generator=generator, dtype=torch.float64).exp()
+    return torch.randn(outputs, inputs, generator=generator, dtype=torch.float64), x.T @ x
 
 
 def naive(weight: Tensor, hessian: Tensor, bits: int, group: int) -> QuantizedMatrix:
-    """One input after the other; each changes all that are behind it at once, and H^-1 loses its row and column
+    """Quantizes one input after the other; each changes all later ones at once, and H^-1 loses its row and column
     (Frantar et al. 2023, equations 2 and 3)."""
     w = weight.clone()
     h = hessian.clone()
@@ -31,9 +31,9 @@ def naive(weight: Tensor, hessian: Tensor, bits: int, group: int) -> QuantizedMa
     codes = torch.empty(w.shape, dtype=torch.uint8)
     order = hessian.diagonal().argsort(descending=True).tolist()
     for i in order:
-        one = round_weights(w[:, i : i + 1], scale[:, i // group, None], None, bits, 1)
-        codes[:, i] = one.codes[:, 0]
-        error = (w[:, i] - one.dequantize(torch.float64)[:, 0]) / inverse[i, i]
+        column = round_weights(w[:, i : i + 1], scale[:, i // group, None], None, bits, 1)
+        codes[:, i] = column.codes[:, 0]
+        error = (w[:, i] - column.dequantize(torch.float64)[:, 0]) / inverse[i, i]
         w -= torch.outer(error, inverse[i])
         inverse -= torch.outer(inverse[:, i], inverse[i]) / inverse[i, i].clone()
     return QuantizedMatrix(codes, scale, None, bits, group)
@@ -48,15 +48,15 @@ def naive(weight: Tensor, hessian: Tensor, bits: int, group: int) -> QuantizedMa
 )
 def test_blocks_give_the_codes_of_single_columns(inputs: int, group: int, bits: int, seed: int) -> None:
     w, h = problem(5, inputs, seed)
-    found, wanted = gptq(w, h, bits, group), naive(w, h, bits, min(group, inputs))
-    assert torch.equal(found.scale, wanted.scale)
-    assert torch.equal(found.codes, wanted.codes)
+    actual, expected = gptq(w, h, bits, group), naive(w, h, bits, min(group, inputs))
+    assert torch.equal(actual.scale, expected.scale)
+    assert torch.equal(actual.codes, expected.codes)
 
 
 def test_groups_that_are_longer_than_a_block() -> None:
     w, h = problem(3, 300, 0)
-    found, wanted = gptq(w, h, 4, 192), naive(w, h, 4, 192)
-    assert torch.equal(found.codes, wanted.codes)
+    actual, expected = gptq(w, h, 4, 192), naive(w, h, 4, 192)
+    assert torch.equal(actual.codes, expected.codes)
 
 
 def test_the_factor_is_that_of_the_damped_inverse() -> None:

@@ -46,7 +46,7 @@ STREAMS = ModelSpec.of(
     positions=PerLayer((WINDOW, Rotary(500.0, pairing="halves"))),
     mixers=(Softmax(v_norm=True), Softmax(v_norm=True), Softmax(kv_from=0), Softmax(kv_from=1)),
     mlp_sparsity=(0.6, 0.0, 0.9, 0.0),
-    per_layer_embedding=16,  # of 7 one token may have no gate above 0, and a gradient of rounding alone
+    per_layer_embedding=16,  # with 7, a token may have no gate above 0, and so gradients of rounding errors
     per_layer_vocab=37,
     altup=AltUp(3), laurel=5,
     init_std=0.3,
@@ -60,8 +60,8 @@ IDS = torch.randint(53, (2, 19), generator=torch.Generator().manual_seed(1))
 @torch.no_grad()
 def test_decoding_is_the_full_forward_at_every_border(chunks: tuple[int, ...], name: str) -> None:
     model = build(SPECS[name], dtype=torch.float64, seed=0).eval()
-    cache, ends = model.make_cache(2), [0, *accumulate(chunks)]
-    steps = [model(IDS[:, a:b], cache=cache) for a, b in pairwise(ends)]
+    cache, borders = model.make_cache(2), [0, *accumulate(chunks)]
+    steps = [model(IDS[:, a:b], cache=cache) for a, b in pairwise(borders)]
     assert off(torch.cat(steps, 1), model(IDS)) < 1e-12
 
 
@@ -69,14 +69,14 @@ def test_decoding_is_the_full_forward_at_every_border(chunks: tuple[int, ...], n
 @torch.no_grad()
 def test_packed_padded_and_selected_slots_are_rows_alone(spec: ModelSpec) -> None:
     model = build(spec, dtype=torch.float64, seed=0).eval()
-    whole = model(IDS)
+    full = model(IDS)
     packed = model(torch.cat((IDS[:1], IDS[1:, :12]), 1), tokens=Tokens.packed([[19, 12]]))
-    assert off(packed[0], torch.cat((whole[0], whole[1, :12]))) < 1e-12
+    assert off(packed[0], torch.cat((full[0], full[1, :12]))) < 1e-12
     tokens = Tokens.from_lengths([19, 12], side="left")
     ids = IDS.clone()
     ids[1, 7:] = IDS[1, :12]
-    assert off(model(ids, tokens=tokens)[1, 7:], whole[1, :12]) < 1e-12
-    assert off(model(IDS, logits_for=slice(16, 19)), whole[:, 16:]) < 1e-12
+    assert off(model(ids, tokens=tokens)[1, 7:], full[1, :12]) < 1e-12
+    assert off(model(IDS, logits_for=slice(16, 19)), full[:, 16:]) < 1e-12
 
 
 def test_a_layer_without_keys_of_its_own_has_none_and_keeps_none() -> None:
@@ -106,9 +106,9 @@ def test_a_plan_counts_what_is_built() -> None:
 @chequered("how,name", ["block", "attention", "feed_forward"], list(SPECS))
 def test_gradients_are_the_same_where_layers_are_computed_again(how: Any, name: str) -> None:
     gradients = []
-    for again in ("none", how):
+    for mode in ("none", how):
         model = build(SPECS[name], seed=0).train()
-        states = model.model(IDS, Tokens.range(19), gradient_checkpointing=again)
+        states = model.model(IDS, Tokens.range(19), gradient_checkpointing=mode)
         model.logits(states).square().sum().backward()
         gradients.append({key: p.grad for key, p in model.named_parameters()})
     assert all(torch.equal(gradients[0][key], grad) for key, grad in gradients[1].items())
@@ -122,15 +122,15 @@ def test_kept_bytes_are_what_autograd_keeps(dtype: torch.dtype, name: str) -> No
     wider = tuple(size and 2 * size - 16 for size in spec.layer_hidden)
     spec = replace(spec, patterns=Causal(), width=40, hidden=56, layer_hidden=wider, logit_cap=None)
     model = build(spec, seed=0, dtype=dtype, backend="dense")
-    found = kept(lambda: loss_of(model, torch.randint(53, (2, 48)), fused=False), model)
-    want = cost.activation_bytes(spec, 48, 2, dtype, scores="stored") | {"logits": 4 * 53 * 2 * 48}
-    assert abs(found - sum(want.values())) < 0.01 * sum(want.values())
+    actual = kept(lambda: loss_of(model, torch.randint(53, (2, 48)), fused=False), model)
+    expected = cost.activation_bytes(spec, 48, 2, dtype, scores="stored") | {"logits": 4 * 53 * 2 * 48}
+    assert abs(actual - sum(expected.values())) < 0.01 * sum(expected.values())
 
 
 def test_sizes_that_are_those_of_all_layers_need_not_be_said() -> None:
-    said = replace(SPEC, mixers=(Softmax(kv_heads=2, head_dim=8),), layer_hidden=(28,))
-    assert said == replace(SPEC, mixers=(Softmax(),), layer_hidden=(0,))
-    assert not differ(said.mixers)
+    explicit = replace(SPEC, mixers=(Softmax(kv_heads=2, head_dim=8),), layer_hidden=(28,))
+    assert explicit == replace(SPEC, mixers=(Softmax(),), layer_hidden=(0,))
+    assert not differ(explicit.mixers)
 
 
 MIXERS = SPEC.mixers
@@ -192,9 +192,9 @@ def test_attention_alone_attends_to_keys_of_another_layer() -> None:
     x = torch.randn(1, 5, 12)
     shared: dict[Any, Any] = {first: None}
     first(x, shared=shared)
-    given = Attention(12, 4, 2)
-    given.load_state_dict({**first.state_dict(), **second.state_dict()})
-    assert torch.equal(second(x, shared=shared), given(x))
+    reference = Attention(12, 4, 2)
+    reference.load_state_dict({**first.state_dict(), **second.state_dict()})
+    assert torch.equal(second(x, shared=shared), reference(x))
     with pytest.raises(ConfigError, match="kv_from is another layer"):
         second(x)
     with pytest.raises(ConfigError, match="of the same kv_heads"):
@@ -224,7 +224,7 @@ def test_what_stands_beside_attention_needs_its_state_and_x_alone() -> None:
 def test_heads_of_attention_change_beside_a_state() -> None:
     spec = ModelSpec.of("llama", **SIZE, mixers=Softmax(beside=SSD))
     model = build(spec, seed=0, dtype=torch.float64).eval()
-    whole, state = model(IDS), model.state_dict()
-    for changed, other in (repeat_kv_heads(state, spec, 4), change_pairing(state, spec, "adjacent")):
-        assert other.mixers == spec.mixers
-        assert (fill(other, changed, dtype=torch.float64)(IDS) - whole).abs().max() < 1e-12
+    full, state = model(IDS), model.state_dict()
+    for changed, changed_spec in (repeat_kv_heads(state, spec, 4), change_pairing(state, spec, "adjacent")):
+        assert changed_spec.mixers == spec.mixers
+        assert (fill(changed_spec, changed, dtype=torch.float64)(IDS) - full).abs().max() < 1e-12

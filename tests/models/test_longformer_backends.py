@@ -1,4 +1,4 @@
-"""Longformer's claims, rows 98 to 101: three implementations, one function, and what each stores."""
+"""Longformer's claims, rows 98 to 101: three implementations of the same function, and what each stores."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,14 +21,14 @@ from tests.checkpoints.hf import off
 from tests.models.longformer_rows import EXACT, HEADS, encoder, ids, made
 from tests.plans import area
 
-BACKENDS = ("dense", "diagonal", "banded")  # "loop" is diagonal; "chunks" takes windows alone
+BACKENDS = ("dense", "diagonal", "banded")  # "loop" is diagonal; "chunks" only takes windows
 MARKED = [[0, 4], [7]]
 
 
 def states_and_gradients(
     spec: ModelSpec, backend: str, dtype: torch.dtype, count: int = 33
 ) -> list[tuple[str, Tensor]]:
-    """The states at the tokens, and the gradient of every parameter."""
+    """Returns the states at the tokens, and the gradient of every parameter."""
     model = made(spec, backend, dtype)
     tokens = Tokens.from_lengths([count, count - 9]).with_global(MARKED)
     out = model(ids(2, count), tokens=tokens)[tokens.valid]
@@ -48,30 +48,30 @@ IMPLEMENTED = [
 @pytest.mark.parametrize("spec", IMPLEMENTED, ids=["window", "dilated", "by head", "shared keys"])
 @pytest.mark.parametrize("backend", BACKENDS[1:])
 def test_rows_98_to_101_every_implementation_by_name_through_a_model(spec: ModelSpec, backend: str) -> None:
-    base = states_and_gradients(spec, "dense", torch.float64)
-    found = states_and_gradients(spec, backend, torch.float64)
-    scale = max(float(g.abs().max()) for _, g in base[1:])
-    assert [name for name, _ in found] == [name for name, _ in base]
-    assert off(found[0][1], base[0][1]) < EXACT
-    assert any("q_global_proj" in name for name, _ in found)
-    for (name, a), (_, b) in zip(found[1:], base[1:], strict=True):
+    expected = states_and_gradients(spec, "dense", torch.float64)
+    actual = states_and_gradients(spec, backend, torch.float64)
+    scale = max(float(g.abs().max()) for _, g in expected[1:])
+    assert [name for name, _ in actual] == [name for name, _ in expected]
+    assert off(actual[0][1], expected[0][1]) < EXACT
+    assert any("q_global_proj" in name for name, _ in actual)
+    for (name, a), (_, b) in zip(actual[1:], expected[1:], strict=True):
         assert float((a - b).abs().max()) < EXACT * scale, name
 
 
 @pytest.mark.skipif(library() is None, reason="the native kernels are not built")
 @pytest.mark.parametrize("spec", IMPLEMENTED, ids=["window", "dilated", "by head", "shared keys"])
 def test_row_100_the_kernels_by_name_through_a_model(spec: ModelSpec) -> None:
-    """Within twice the error that the dense form has in float32, in the root mean square over all numbers."""
+    """The root mean square error over all numbers is at most twice that of the dense form in float32."""
     exact = dict(states_and_gradients(spec, "dense", torch.float64))
-    plain = dict(states_and_gradients(spec, "dense", torch.float32))
-    found = dict(states_and_gradients(spec, "native", torch.float32))
+    dense = dict(states_and_gradients(spec, "dense", torch.float32))
+    actual = dict(states_and_gradients(spec, "native", torch.float32))
 
-    def error(of: dict[str, Tensor], part: Callable[[str], bool]) -> float:
-        away = [(of[name].double() - exact[name]).flatten() for name in exact if part(name)]
-        return float(torch.cat(away).square().mean().sqrt())
+    def error(results: dict[str, Tensor], part: Callable[[str], bool]) -> float:
+        errors = [(results[name].double() - exact[name]).flatten() for name in exact if part(name)]
+        return float(torch.cat(errors).square().mean().sqrt())
 
     for part in (lambda name: name == "out", lambda name: name != "out"):
-        assert error(found, part) <= 2 * error(plain, part)
+        assert error(actual, part) <= 2 * error(dense, part)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -81,22 +81,22 @@ def test_row_101_gradcheck_of_both_projections(backend: str) -> None:
     )
     layer = layer.double()
     tokens = Tokens.from_lengths([6, 4]).with_global([[1, 4], [0]])
-    real = tokens.valid.unsqueeze(-1)
+    valid = tokens.valid.unsqueeze(-1)
     weights = [p.detach().requires_grad_() for p in layer.parameters()]
     names = [name for name, _ in layer.named_parameters()]
 
-    def run(x: Tensor, *given: Tensor) -> Tensor:
+    def run(x: Tensor, *parameters: Tensor) -> Tensor:
         y: Tensor = torch.func.functional_call(
-            layer, dict(zip(names, given, strict=True)), (x,), {"tokens": tokens}
+            layer, dict(zip(names, parameters, strict=True)), (x,), {"tokens": tokens}
         )
-        return y * real
+        return y * valid
 
     x = torch.randn(2, 6, 6, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(run, (x, *weights), fast_mode=True)
 
 
 class Largest(TorchDispatchMode):
-    """The most numbers that one tensor holds, of all that are made inside."""
+    """The number of elements of the largest tensor that is made inside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,26 +113,26 @@ class Largest(TorchDispatchMode):
 def test_row_98_the_loop_stores_scores_that_are_seen_and_no_others() -> None:
     n, k = 512, 16
     q = torch.randn(1, 1, n, 4)
-    found = {}
+    numbers = {}
     for backend in BACKENDS:
         with Largest() as largest:
             attend(q, q, q, Window.around(k), backend=backend)
-        found[backend] = largest.numbers
-    assert found["diagonal"] == n * (2 * k + 1)
-    assert found["dense"] >= n * n
-    assert found["banded"] < n * n / 4
+        numbers[backend] = largest.numbers
+    assert numbers["diagonal"] == n * (2 * k + 1)
+    assert numbers["dense"] >= n * n
+    assert numbers["banded"] < n * n / 4
 
 
 def test_row_99_chunks_by_name_store_twice_the_scores_of_the_loop() -> None:
-    """Numbers of the largest tensor that either makes: scores, w + 1 = 65 a token in the loop, 2 w = 128 in chunks."""
+    """Elements of the largest tensor that each makes: scores, w + 1 = 65 a token in the loop, 2 w = 128 in chunks."""
     n, d, pattern = 1024, 2, Window.around(32)
     q, k, v = (torch.randn(1, 1, n, d) for _ in range(3))
-    found = {}
+    numbers = {}
     for backend in ("diagonal", "chunks"):
         with Largest() as largest:
             attend(q, k, v, pattern, backend=backend)
-        found[backend] = largest.numbers
-    assert found == {"diagonal": n * 65, "chunks": n * 128}
+        numbers[backend] = largest.numbers
+    assert numbers == {"diagonal": n * 65, "chunks": n * 128}
     with pytest.raises(BackendError, match="windows without sinks or global tokens"):
         attend(q, k, v, pattern | Global(), backend="chunks")
     with pytest.raises(BackendError, match=r"Causal\(\) is no window with an end on both sides"):
@@ -141,7 +141,7 @@ def test_row_99_chunks_by_name_store_twice_the_scores_of_the_loop() -> None:
 
 @pytest.mark.parametrize(("k", "ratio"), [(128, 2.0), (256, 2.0), (512, 1.5)])
 def test_row_99_blocks_compute_less_than_twice_what_is_seen(k: int, ratio: float) -> None:
-    """Overlapping w x w chunks store about twice of it (the paper, section 3.2); the plan's blocks follow the band."""
+    """Overlapping w x w chunks store about twice as much (the paper, section 3.2); the blocks follow the band."""
     n = 4096
-    at = Tokens.range(n)
-    assert 1 < area(plan(Window.around(k), at, at)) / pairs(Window.around(k), n) < ratio
+    tokens = Tokens.range(n)
+    assert 1 < area(plan(Window.around(k), tokens, tokens)) / pairs(Window.around(k), n) < ratio

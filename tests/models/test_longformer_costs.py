@@ -1,4 +1,4 @@
-"""Longformer's claims, rows 95, 104 and 110: the field of a stack, and how many pairs are computed."""
+"""Longformer's claims, rows 95, 104 and 110: the receptive field of a stack, and the number of computed pairs."""
 
 import pytest
 from hypothesis import given
@@ -14,14 +14,14 @@ from tests.models.longformer_rows import HEADS, encoder, ids, made
 windows = st.builds(Window, st.integers(0, 3), st.integers(0, 3), st.integers(1, 3))
 by_layer: st.SearchStrategy[Pattern] = st.one_of(
     windows,
-    st.tuples(windows, windows).map(lambda two: two[0] | two[1]),
-    st.lists(windows, min_size=HEADS, max_size=HEADS).map(lambda four: PerHead(*four)),
+    st.tuples(windows, windows).map(lambda pair: pair[0] | pair[1]),
+    st.lists(windows, min_size=HEADS, max_size=HEADS).map(lambda heads: PerHead(*heads)),
 )
 
 
 @given(st.lists(by_layer, min_size=1, max_size=3), st.booleans())
 def test_row_104_the_field_by_gradient_is_the_predicted_one(patterns: list[Pattern], bare: bool) -> None:
-    """The token in the middle depends on inputs up to `reach` away on either side, and on none beyond."""
+    """The token in the middle depends on inputs from `before` to `after` tokens away, and on none beyond."""
     spec = encoder(patterns, len(patterns), positions=NoPositions(), global_projections=not bare)
     before, after = cost.reach(spec)
     assert before is not None
@@ -45,7 +45,7 @@ def test_row_104_the_field_by_gradient_is_the_predicted_one(patterns: list[Patte
 
 
 def test_row_104_the_paper_s_number() -> None:
-    """l layers of window w span l w others: 12 of 512 are 6144, more than the 4096 that there are, and itself."""
+    """l layers of window w reach l w other tokens: 12 of 512 reach 6144, beyond the 4096 of the model, and itself."""
     spec = encoder([Window.around(256)], 12)
     assert cost.receptive_field(spec) == 1 + 12 * 512
     assert cost.reach(spec) == (12 * 256, 12 * 256)
@@ -55,8 +55,8 @@ def test_row_104_the_paper_s_number() -> None:
 
 @pytest.mark.parametrize(("k", "step"), [(1, 1), (8, 1), (8, 2), (8, 4), (256, 1), (256, 2)])
 def test_rows_95_and_110_pairs_are_counted(k: int, step: int) -> None:
-    """n (w + 1) but for the edges, where k of a side are missing to the first and the last k step tokens:
-    w + 1 = 2 k + 1 pairs a token, dilated or not; from n to 2 n they double, where those of full grow fourfold."""
+    """n (w + 1) pairs but for the edges, where the first and last k step tokens lack up to k on a side: w + 1 = 2 k + 1
+    pairs for each token, dilated or not. From n to 2 n they double; those of full attention grow fourfold."""
     for n in (2048, 4096):
         counted = pairs(Window.around(k, step=step), n)
         assert counted == n * (2 * k + 1) - step * k * (k + 1)
@@ -69,12 +69,12 @@ def test_rows_95_and_110_pairs_are_counted(k: int, step: int) -> None:
 def test_row_110_global_tokens_add_2_n_pairs_each() -> None:
     n, k, marks = 1000, 8, [100, 300, 301]
     tokens = Tokens.range(n).with_global(marks)
-    near = pairs(Window.around(k), n)
-    more = pairs(Window.around(k) | Global(), n, tokens=tokens) - near
+    window_pairs = pairs(Window.around(k), n)
+    added = pairs(Window.around(k) | Global(), n, tokens=tokens) - window_pairs
     columns_and_rows = 2 * n * len(marks) - len(marks) ** 2
-    within = sum(
+    in_window = sum(
         abs(i - j) <= k and (i in marks or j in marks)
         for i in range(n)
         for j in range(max(0, i - k), min(n, i + k + 1))
     )
-    assert more == columns_and_rows - within
+    assert added == columns_and_rows - in_window

@@ -1,4 +1,4 @@
-"""Longformer's claims, row 111: a decoder with windows, dilation and global tokens goes on one token at a time."""
+"""Longformer's claims, row 111: a decoder with windows, dilation and global tokens decodes token by token."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from tests.checkpoints.hf import off
 from tests.models.longformer_rows import EXACT, HEADS, SIZE, ids
 from tests.pairwise import chequered
 
-DECODED: list[tuple[Pattern, int]] = [  # and how far back its window reaches
+DECODED: list[tuple[Pattern, int]] = [  # patterns, and how far back their windows reach
     (Window.last(4) | (Causal() & GlobalKeys()), 3),
     (Window(3, 0, 2) | (Causal() & GlobalKeys()), 6),
     (PerHead(*(Window.last(i + 2, step=i + 1) for i in range(HEADS))) | (Causal() & GlobalKeys()), 16),
@@ -30,9 +30,9 @@ LONG = 200
 
 
 def global_mask(rows: int, count: int) -> Tensor:
-    """Which tokens are global: others in each row, in its first page."""
-    at = torch.arange(count)
-    return torch.stack([(at % (7 + 4 * row) == 3 + row) & (at < 60) for row in range(rows)])
+    """Returns which tokens are global: different ones in each row, all in its first page."""
+    index = torch.arange(count)
+    return torch.stack([(index % (7 + 4 * row) == 3 + row) & (index < 60) for row in range(rows)])
 
 
 SPLITS = {"steps": [1] * LONG, "prompt": [167, *[1] * 33], "chunks": [5, 122, 31, 1, 3, 38]}
@@ -43,18 +43,18 @@ LAYERS = {
 
 @chequered("patterns,split", list(LAYERS), list(SPLITS), of=3)
 def test_row_111_decoding_from_pages_is_the_full_forward(patterns: str, split: str) -> None:
-    """Tokens are marked global as they come (`next_tokens(n).with_global(mask)`), and stay so in the cache, which
-    holds the pages of the window and of the global tokens: no more, however long the row gets."""
+    """Tokens are marked global as they come (`next_tokens(n).with_global(mask)`) and stay so in the cache, which holds
+    only the pages of the window and of the global tokens, however long the row gets."""
     layers, splits = LAYERS[patterns], SPLITS[split]
     model, row, glob = decoder([pattern for pattern, _ in layers]), ids(2, LONG), global_mask(2, LONG)
-    cache, parts, at = model.make_cache(2), [], 0
+    cache, parts, start = model.make_cache(2), [], 0
     with torch.no_grad():
-        whole = model(row, tokens=Tokens.range(LONG).with_global(glob))
+        full = model(row, tokens=Tokens.range(LONG).with_global(glob))
         for n in splits:
-            tokens = cache.next_tokens(n).with_global(glob[:, at : at + n])
-            parts.append(model(row[:, at : at + n], tokens=tokens, cache=cache))
-            at += n
-    assert off(torch.cat(parts, 1), whole) < EXACT
+            tokens = cache.next_tokens(n).with_global(glob[:, start : start + n])
+            parts.append(model(row[:, start : start + n], tokens=tokens, cache=cache))
+            start += n
+    assert off(torch.cat(parts, 1), full) < EXACT
     for i, (pattern, reach) in enumerate(layers * (2 // len(layers))):
         pages = 1 + (reach > LONG - 3 * PAGE) + pattern.retention.globals
         assert cache.slots[i] == PAGE * pages, (
@@ -68,11 +68,11 @@ def test_row_111_marks_matter_and_cannot_come_later() -> None:
     mark = torch.zeros(1, 20, dtype=torch.bool)
     mark[0, 2] = True
     with torch.no_grad():
-        with_it = model(row, tokens=Tokens.range(20).with_global(mark))
-        without = model(row)
-        assert off(with_it[:, :3], without[:, :3]) < EXACT
-        assert off(with_it[:, 9:], without[:, 9:]) > 1e-3
+        marked = model(row, tokens=Tokens.range(20).with_global(mark))
+        unmarked = model(row)
+        assert off(marked[:, :3], unmarked[:, :3]) < EXACT
+        assert off(marked[:, 9:], unmarked[:, 9:]) > 1e-3
         cache = model.make_cache(1)
         model(row[:, :10], tokens=cache.next_tokens(10).with_global(mark[:, :10]), cache=cache)
-        rest = model(row[:, 10:], cache=cache)  # nothing is said of the past again
-    assert off(rest, with_it[:, 10:]) < EXACT
+        continued = model(row[:, 10:], cache=cache)  # marks of the past are not given again
+    assert off(continued, marked[:, 10:]) < EXACT

@@ -22,8 +22,8 @@ def test_row_97_the_first_token_for_classification_wherever_padding_stands() -> 
     for task in pooled:
         marked = mark_global(Tokens.from_lengths([5, 3], side="left"), task)
         assert marked.globals.tolist() == [[True] + [False] * 4, [False, False, True, False, False]]
-    others: tuple[Task, ...] = ("tag", "masked-lm", "states")
-    for task in others:
+    unpooled: tuple[Task, ...] = ("tag", "masked-lm", "states")
+    for task in unpooled:
         assert mark_global(Tokens.range(4), task).is_global is None
 
 
@@ -36,8 +36,8 @@ def test_row_97_the_question_for_answers() -> None:
     assert right.globals.int().tolist() == [[1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0]]
     left = mark_global(Tokens.from_lengths([8, 7], side="left"), "answer", BERT_STYLE)
     assert left.globals.int().tolist() == [[1, 1, 1, 0, 0, 0, 0, 0], [0, 1, 1, 1, 1, 0, 0, 0]]
-    one = mark_global(Tokens.range(7).with_global([6]), "answer", ROBERTA_STYLE)
-    assert one.globals.int().tolist() == [[1, 1, 0, 0, 0, 0, 1]]
+    roberta = mark_global(Tokens.range(7).with_global([6]), "answer", ROBERTA_STYLE)
+    assert roberta.globals.int().tolist() == [[1, 1, 0, 0, 0, 0, 1]]
 
 
 def test_row_97_the_question_is_what_transformers_takes_for_it() -> None:
@@ -50,8 +50,8 @@ def test_row_97_the_question_is_what_transformers_takes_for_it() -> None:
         row[i, ends] = sep
         texts.append([None, *[0] * question, None, None, *[1] * text, None])
     marked = mark_global(Tokens.range(12), "answer", texts)
-    theirs: Any = _compute_global_attention_mask
-    assert torch.equal(marked.globals, theirs(row, sep))
+    reference: Any = _compute_global_attention_mask
+    assert torch.equal(marked.globals, reference(row, sep))
 
 
 @pytest.mark.parametrize(("style", "special"), [("Bert", ("[CLS]", "[SEP]")), ("Roberta", ("<s>", "</s>"))])
@@ -61,24 +61,24 @@ def test_row_97_pairs_as_a_tokenizer_encodes_them(style: str, special: tuple[str
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     ends = [(special[1], 1), (special[0], 0)]
     backend.post_processor = getattr(processors, f"{style}Processing")(*ends)
-    found = Tokenizer(backend).inputs([("who was here", "a cat"), ("who", "a cat was here")])
-    tokens = Tokens.from_lengths([len(one.ids) for one in found])
-    glob = mark_global(tokens, "answer", [one.texts for one in found]).globals
-    named = {i: word for word, i in words.items()}
-    shown = [
-        [named[i] for i, on in zip(one.ids, row, strict=False) if on]
-        for one, row in zip(found, glob.tolist(), strict=True)
+    inputs = Tokenizer(backend).inputs([("who was here", "a cat"), ("who", "a cat was here")])
+    tokens = Tokens.from_lengths([len(pair.ids) for pair in inputs])
+    glob = mark_global(tokens, "answer", [pair.texts for pair in inputs]).globals
+    word_of = {i: word for word, i in words.items()}
+    marked_words = [
+        [word_of[i] for i, marked in zip(pair.ids, row, strict=False) if marked]
+        for pair, row in zip(inputs, glob.tolist(), strict=True)
     ]
-    assert shown == [[special[0], "who", "was", "here"], [special[0], "who"]]
+    assert marked_words == [[special[0], "who", "was", "here"], [special[0], "who"]]
 
 
 def test_packed_texts_are_marked_as_rows_are() -> None:
     texts = [[None, 0, 0, None, 1, None], [None, 0, None, 1, 1, 1, None]]
-    lengths = [len(own) for own in texts]
+    lengths = [len(row) for row in texts]
     rows, packed = Tokens.from_lengths(lengths), Tokens.packed(lengths)
-    for task, of in (("answer", texts), ("classify", None), ("tag", None)):
-        by_row = mark_global(rows, task, of).globals.expand(2, -1)  # type: ignore[arg-type]
-        marked = mark_global(packed, task, of).globals  # type: ignore[arg-type]
+    for task, given_texts in (("answer", texts), ("classify", None), ("tag", None)):
+        by_row = mark_global(rows, task, given_texts).globals.expand(2, -1)  # type: ignore[arg-type]
+        marked = mark_global(packed, task, given_texts).globals  # type: ignore[arg-type]
         assert marked[0].equal(torch.cat([row[:n] for row, n in zip(by_row, lengths, strict=True)]))
 
 
@@ -101,7 +101,7 @@ def test_row_97_what_marks_nothing_is_refused(call: Callable[[], Tokens], messag
 
 
 def _global_reference(layer: Any, x: Tensor, is_global: list[int], w: int) -> Tensor:
-    """Longformer's layer, query by query: a global query uses the second projections and sees all."""
+    """Computes Longformer's layer query by query: a global query uses the second projections and sees all tokens."""
 
     def heads(y: Tensor) -> Tensor:
         return y.unflatten(-1, (4, 8))

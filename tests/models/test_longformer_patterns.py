@@ -1,5 +1,5 @@
-"""Longformer's claims, rows 94, 96, 103 and 105: windows, dilation and global tokens by layer and by head are what
-they are defined to be, and cost no parameters."""
+"""Longformer's claims, rows 94, 96, 103 and 105: windows, dilation and global tokens by layer and by head follow
+their definitions, and add no parameters."""
 
 import itertools
 from typing import Any
@@ -23,19 +23,19 @@ LAYERS: list[list[list[Side]]] = [
 
 
 def pattern_of(heads: list[Side]) -> Pattern:
-    """One layer: the same window in all heads, or a window for each (row 103: dilation by head)."""
+    """Returns the pattern of one layer: the same window in all heads, or one for each (row 103: dilation by head)."""
     windows = [Window(*side) for side in heads]
     return (windows[0] if len(set(heads)) == 1 else PerHead(*windows)) | Global()
 
 
-def by_hand(layer: Any, heads: list[Side], real: Tensor, glob: Tensor, x: Tensor) -> Tensor:
-    """[B, T, M] -> [B, T, M], from the definition: scores of all pairs in float64, of which some are kept."""
+def by_hand(layer: Any, heads: list[Side], valid: Tensor, is_global: Tensor, x: Tensor) -> Tensor:
+    """Computes [B, T, M] -> [B, T, M] by the definition: scores of all pairs, of which the visible ones are kept."""
     count = x.shape[1]
-    away = torch.arange(count) - torch.arange(count)[:, None]
-    near = torch.stack(
-        [(away >= -b * s) & (away <= a * s) & (away % s == 0) for b, a, s in heads]
+    distance = torch.arange(count) - torch.arange(count)[:, None]
+    in_window = torch.stack(
+        [(distance >= -b * s) & (distance <= a * s) & (distance % s == 0) for b, a, s in heads]
     )  # [H, T, T]
-    seen = (near | glob[:, None, None, :]) & real[:, None, None, :]
+    visible = (in_window | is_global[:, None, None, :]) & valid[:, None, None, :]
 
     def attended(q: Any, k: Any, v: Any, mask: Tensor) -> Tensor:
         a, b, c = (p(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in (q, k, v))
@@ -44,10 +44,10 @@ def by_hand(layer: Any, heads: list[Side], real: Tensor, glob: Tensor, x: Tensor
         out: Tensor = (weights @ c).transpose(1, 2).flatten(2)
         return out
 
-    local = attended(layer.q_proj, layer.k_proj, layer.v_proj, seen)
-    everything = real[:, None, None, :].expand_as(seen)
-    wide = attended(layer.q_global_proj, layer.k_global_proj, layer.v_global_proj, everything)
-    y: Tensor = layer.o_proj(torch.where(glob.unsqueeze(-1), wide, local))
+    local_out = attended(layer.q_proj, layer.k_proj, layer.v_proj, visible)
+    everything = valid[:, None, None, :].expand_as(visible)
+    global_out = attended(layer.q_global_proj, layer.k_global_proj, layer.v_global_proj, everything)
+    y: Tensor = layer.o_proj(torch.where(is_global.unsqueeze(-1), global_out, local_out))
     return y
 
 
@@ -59,35 +59,35 @@ def test_rows_96_and_103_an_encoder_is_its_definition(
     """Windows and dilations by layer and by head, with global tokens that differ from row to row."""
     model = made(encoder([pattern_of(heads) for heads in layers], len(layers)))
     tokens = Tokens.from_lengths([20, 13]).with_global(marked)
-    real, row = tokens.valid, ids(2, 20)
+    valid, batch = tokens.valid, ids(2, 20)
     with torch.no_grad():
-        found = model(row, tokens=tokens)[real]
+        actual = model(batch, tokens=tokens)[valid]
         for block, heads in zip(model.model.blocks, layers, strict=True):
             layer = block.self_attn
 
             def shown(x: Tensor, *, layer: Any = layer, heads: Any = heads, **_: Any) -> Tensor:
-                return by_hand(layer, heads, real, tokens.globals, x)
+                return by_hand(layer, heads, valid, tokens.globals, x)
 
             layer.forward = shown  # type: ignore[method-assign,assignment]
-        expected = model(row, tokens=tokens)[real]
-    assert off(found, expected) < EXACT
+        expected = model(batch, tokens=tokens)[valid]
+    assert off(actual, expected) < EXACT
 
 
 def test_row_103_each_layer_sees_by_its_own_pattern() -> None:
     patterns = [pattern_of(heads) for heads in LAYERS[0]]
-    other = encoder([patterns[1], patterns[0], patterns[2]], 3)
-    one, two = made(encoder(patterns, 3)), made(other)
+    swapped = encoder([patterns[1], patterns[0], patterns[2]], 3)
+    first, second = made(encoder(patterns, 3)), made(swapped)
     with torch.no_grad():
-        assert off(one(ids(1, 20)), two(ids(1, 20))) > 1e-3
+        assert off(first(ids(1, 20)), second(ids(1, 20))) > 1e-3
 
 
 @pytest.mark.parametrize("window", [19, 20, 60])
 def test_row_94_a_window_that_reaches_all_is_full(window: int) -> None:
-    row = ids(2, 20)
+    batch = ids(2, 20)
     with torch.no_grad():
-        full, near = (made(encoder(p))(row) for p in (Full(), Window.around(window) | Global()))
-        assert off(near, full) < EXACT
-        assert off(made(encoder(Window.around(18)))(row), full) > 1e-6
+        full, windowed = (made(encoder(p))(batch) for p in (Full(), Window.around(window) | Global()))
+        assert off(windowed, full) < EXACT
+        assert off(made(encoder(Window.around(18)))(batch), full) > 1e-6
 
 
 def test_row_105_one_state_dict_in_all_patterns() -> None:
@@ -96,7 +96,7 @@ def test_row_105_one_state_dict_in_all_patterns() -> None:
         PerHead(*(Window.around(i) for i in range(HEADS))) | Global(),
     ]  # fmt: skip
     base = made(encoder(Full()))
-    seen = []
+    outputs = []
     for pattern in patterns:
         spec = base.spec.with_patterns(pattern)
         assert (
@@ -107,6 +107,8 @@ def test_row_105_one_state_dict_in_all_patterns() -> None:
         model = made(spec)
         model.load_state_dict(base.state_dict())
         with torch.no_grad():
-            seen.append(model(ids(1, 20)))
-    assert all(off(a, b) > 1e-6 for a, b in itertools.combinations([seen[0], *seen[1:3], seen[5]], 2))
-    assert off(seen[4], seen[0]) < EXACT
+            outputs.append(model(ids(1, 20)))
+    assert all(
+        off(a, b) > 1e-6 for a, b in itertools.combinations([outputs[0], *outputs[1:3], outputs[5]], 2)
+    )
+    assert off(outputs[4], outputs[0]) < EXACT

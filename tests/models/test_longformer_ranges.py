@@ -1,5 +1,5 @@
 """Longformer's claims, rows 94, 96, 103 and 111: any windows, dilations and global tokens, by layer and by head, at
-any length, in an encoder and in a decoder: what a dense product in float64 gives."""
+any length, in an encoder and in a decoder, give what dense products in float64 give."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ layers_of = st.lists(
 
 @st.composite
 def texts(draw: st.DrawFn) -> tuple[list[int], list[list[int]]]:
-    """Lengths of the rows, and the global tokens of each."""
+    """Draws the lengths of the rows and the global tokens of each."""
     lengths = draw(st.lists(st.integers(1, 40), min_size=1, max_size=3))
     return lengths, [sorted(draw(st.sets(st.integers(0, n - 1), max_size=6))) for n in lengths]
 
@@ -37,20 +37,20 @@ def test_an_encoder_is_its_definition(
     lengths, marked = text
     model = made(encoder([pattern_of(heads) for heads in layers], len(layers)), backend)
     tokens = Tokens.from_lengths(lengths).with_global(marked)
-    real, row = tokens.valid, ids(len(lengths), max(lengths))
-    found = model(row, tokens=tokens)[real]
+    valid, batch = tokens.valid, ids(len(lengths), max(lengths))
+    actual = model(batch, tokens=tokens)[valid]
     for block, heads in zip(model.model.blocks, layers, strict=True):
         layer = block.self_attn
 
         def shown(x: torch.Tensor, *, layer: Any = layer, heads: Any = heads, **_: Any) -> torch.Tensor:
-            return by_hand(layer, heads, real, tokens.globals, x)
+            return by_hand(layer, heads, valid, tokens.globals, x)
 
         layer.forward = shown  # type: ignore[method-assign,assignment]
-    assert off(found, model(row, tokens=tokens)[real]) < EXACT
+    assert off(actual, model(batch, tokens=tokens)[valid]) < EXACT
 
 
 def causal(heads: list[tuple[int, int]]) -> Pattern:
-    """Windows that look back alone: (how many, step) by head, and global keys."""
+    """Returns windows that only look back, (tokens, step) for each head, with global keys."""
     windows = [Window(before, 0, step) for before, step in heads]
     return (windows[0] if len(set(heads)) == 1 else PerHead(*windows)) | (Causal() & GlobalKeys())
 
@@ -73,9 +73,9 @@ def test_a_decoder_with_dilated_windows_is_its_dense_form(
         "llama", **{**SIZE, "layers": 2, "kv_heads": HEADS, "patterns": [causal(h) for h in layers]}
     )
     tokens = Tokens.from_lengths(lengths).with_global(marked)
-    row = ids(len(lengths), max(lengths))
-    said = [
-        build(spec, seed=3, dtype=torch.float64, backend=b).eval()(row, tokens=tokens)[tokens.valid]
+    batch = ids(len(lengths), max(lengths))
+    logits = [
+        build(spec, seed=3, dtype=torch.float64, backend=b).eval()(batch, tokens=tokens)[tokens.valid]
         for b in (backend, "dense")
     ]
-    assert off(*said) < EXACT
+    assert off(*logits) < EXACT

@@ -1,4 +1,4 @@
-"""One law over all kinds of layers: a kind's native steps are those of its modules, or it has a reason that is said."""
+"""One law for every kind of layer: its native steps are those of its modules, or a reason is given why not."""
 
 import logging
 
@@ -19,7 +19,7 @@ from tests.tolerance import assert_within_reference
 
 
 def is_slow(kind: int, dtype: int) -> bool:
-    """Quick is half of the product; of families, made of what other kinds have one by one, a quarter."""
+    """Half of the combinations run by default, and a quarter of the families, whose parts other kinds cover singly."""
     return (kind + dtype) % (4 if list(KINDS)[kind].startswith("family ") else 2) > 0
 
 
@@ -34,18 +34,18 @@ def is_slow(kind: int, dtype: int) -> bool:
 )
 def test_native_steps_are_those_of_the_modules_or_have_a_reason(kind: str, dtype: torch.dtype) -> None:
     fields, reason, change = KINDS[kind]
-    made = model(**fields).to(dtype)
-    wide = made.spec.norm == "rms" and bool(made.spec.norm_offset)
-    if wide and made.spec.order == "post" and dtype == torch.bfloat16:
+    decoder = model(**fields).to(dtype)
+    has_offset = decoder.spec.norm == "rms" and bool(decoder.spec.norm_offset)
+    if has_offset and decoder.spec.order == "post" and dtype == torch.bfloat16:
         reason = reason or "rounded behind it"
     if change is not None:
-        change(made)
+        change(decoder)
     if reason is None:
-        # together: ten tokens are too few for what a reference's error says
-        results = [*stepped(made, 1, 10), *stepped(made, 9, 10)]
+        # compared together: ten tokens are too few to estimate the error of the reference
+        results = [*stepped(decoder, 1, 10), *stepped(decoder, 9, 10)]
         assert_within_reference(*map(torch.cat, zip(*results, strict=True)))
         return
-    step, choice = choose_step(made, made.make_cache(1).pages)
+    step, choice = choose_step(decoder, decoder.make_cache(1).pages)
     assert step is None
     assert choice.what == "modules"
     assert reason in choice.why
@@ -66,27 +66,27 @@ def test_operations_beside_products_at_every_level(use: Use, level: str) -> None
 
 
 def test_a_cache_of_another_type_and_switched_off_adapters() -> None:
-    made = model()
-    other = made.make_cache(1, dtype=torch.float64).pages
-    step, choice = choose_step(made, other)
+    decoder = model()
+    pages = decoder.make_cache(1, dtype=torch.float64).pages
+    step, choice = choose_step(decoder, pages)
     assert step is None
     assert "in the type of the weights" in choice.why
     with pytest.raises(NotLowered, match="in the type of the weights"):
-        DecodeStep(made, other)
-    before, ids = read(made, 2), torch.tensor([[7], [9]])
-    adapted(Lora(rank=2, magnitude=True))(made)
-    set_active(made, [])
-    wanted = native(DecodeStep(model(), before.pages), before, ids)
-    again = read(made, 2)
-    assert torch.equal(native(DecodeStep(made, again.pages), again, ids), wanted)
+        DecodeStep(decoder, pages)
+    cache, ids = read(decoder, 2), torch.tensor([[7], [9]])
+    adapted(Lora(rank=2, magnitude=True))(decoder)
+    set_active(decoder, [])
+    expected = native(DecodeStep(model(), cache.pages), cache, ids)
+    adapted_cache = read(decoder, 2)
+    assert torch.equal(native(DecodeStep(decoder, adapted_cache.pages), adapted_cache, ids), expected)
 
 
 def test_the_reason_is_said_once_and_a_reader_knows_it(caplog: pytest.LogCaptureFixture) -> None:
     say_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         scheme = Rotary(pairing="halves", scaling=DYNAMIC)
-        for made in (model(positions=scheme), model(positions=scheme), model()):
-            assert Reader(made).steps.what == ("modules" if made.spec.positions == scheme else "native")
+        for decoder in (model(positions=scheme), model(positions=scheme), model()):
+            assert Reader(decoder).steps.what == ("modules" if decoder.spec.positions == scheme else "native")
     assert [record.getMessage() for record in caplog.records] == [
         "decoding by modules, not by native steps: the kernels know no rotation that depends on the length",
     ]
@@ -95,15 +95,15 @@ def test_the_reason_is_said_once_and_a_reader_knows_it(caplog: pytest.LogCapture
 
 @at_levels(1)
 def test_scores_of_experts_that_are_no_numbers_give_none(use: Use, level: str) -> None:  # noqa: F811
-    """Of one expert, of some in all groups, and of all; there are more groups than std::sort inserts one by one."""
+    """NaN scores of one expert, of some in all groups, of all; with more groups than std::sort sorts by insertion."""
     use(level)
     for which in (slice(5, 6), slice(0, None, 2), slice(None)):
         experts = Experts(count=72, top=3, score="sigmoid", choice_bias=True, groups=36, top_groups=3)
-        made = model(experts=experts)
-        before, ids = read(made, 3), torch.tensor([[7], [9], [2]])
+        decoder = model(experts=experts)
+        cache, ids = read(decoder, 3), torch.tensor([[7], [9], [2]])
         with torch.no_grad():
-            for layer in made.modules():
+            for layer in decoder.modules():
                 if isinstance(layer, Router):
                     layer.weight[which] = torch.nan
-            assert native(DecodeStep(made, before.pages), before, ids).isnan().all()
-            assert made(ids).isnan().all()
+            assert native(DecodeStep(decoder, cache.pages), cache, ids).isnan().all()
+            assert decoder(ids).isnan().all()

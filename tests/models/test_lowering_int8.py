@@ -1,4 +1,4 @@
-"""Native steps that keep keys and values in 8 bits: the codes are those of `quantize`, the logits those of modules."""
+"""Native steps with int8 keys and values: the codes are those of `quantize`, the logits those of the modules."""
 
 from random import Random
 
@@ -22,17 +22,19 @@ def model(dtype: torch.dtype) -> Decoder:
 
 
 def read_together(readers: list[Reader]) -> list[torch.Tensor]:
-    """The logits of each reader, of texts in pieces, one of which forks."""
-    draw, results = Random(0), []
-    texts = [[reader.open([]) for _ in range(3)] for reader in readers]
+    """Returns the logits of each reader for sequences that are read in pieces, one of which forks."""
+    rng, results = Random(0), []
+    sequences = [[reader.open([]) for _ in range(3)] for reader in readers]
     for step in range(10):
         if step == 6:
-            for reader, tables in zip(readers, texts, strict=True):
+            for reader, tables in zip(readers, sequences, strict=True):
                 tables.append(reader.cache.pool.fork(tables[0]))
-        ids = [[draw.randrange(330) for _ in range(draw.choice([1, 1, 15]))] for _ in texts[0]]
+        ids = [[rng.randrange(330) for _ in range(rng.choice([1, 1, 15]))] for _ in sequences[0]]
         logits = []
-        for reader, tables in zip(readers, texts, strict=True):
-            logits.append(reader.read(list(zip(tables, ids, strict=True)), [range(len(new)) for new in ids]))
+        for reader, tables in zip(readers, sequences, strict=True):
+            logits.append(
+                reader.read(list(zip(tables, ids, strict=True)), [range(len(new_ids)) for new_ids in ids])
+            )
             reader.end()
         results.append(logits)
     return [torch.cat(of_reader) for of_reader in zip(*results, strict=True)]
@@ -42,51 +44,51 @@ def read_together(readers: list[Reader]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_they_are_those_of_the_modules(use: Use, level: str, dtype: torch.dtype) -> None:  # noqa: F811
     use(level)
-    made = model(dtype)
-    readers = [Reader(of, kv_dtype=torch.int8) for of in (made, made, model(torch.float64))]
+    decoder = model(dtype)
+    readers = [Reader(net, kv_dtype=torch.int8) for net in (decoder, decoder, model(torch.float64))]
     assert [reader.steps.what for reader in readers] == ["native", "native", "modules"]
     readers[1].native = None
-    ours, modules, exact = read_together(readers)
-    assert_within_reference(ours, exact, modules)
+    native, modules, exact = read_together(readers)
+    assert_within_reference(native, exact, modules)
 
 
 @at_levels(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_codes_are_those_of_quantize(use: Use, level: str, dtype: torch.dtype) -> None:  # noqa: F811
-    """To the bit, of a token that is no number and of a head of zeros, too."""
+    """Codes and scales are equal to the bit, also for a token of NaN and for a head of zeros."""
     use(level)
-    made = model(dtype)
+    decoder = model(dtype)
     with torch.no_grad():
-        made.model.embed_tokens.weight[7] = torch.nan  # type: ignore[union-attr]
-        made.model.layers[0].self_attn.k_proj.weight[:8] = 0  # type: ignore[union-attr, index]
-    readers = [Reader(made, kv_dtype=kept) for kept in (None, torch.int8)]
+        decoder.model.embed_tokens.weight[7] = torch.nan  # type: ignore[union-attr]
+        decoder.model.layers[0].self_attn.k_proj.weight[:8] = 0  # type: ignore[union-attr, index]
+    readers = [Reader(decoder, kv_dtype=kv_dtype) for kv_dtype in (None, torch.int8)]
     for reader in readers:
         reader.read([(reader.open([]), [5, 7, *range(40)])], [[0]])
     plain, coded = (reader.cache.layers[0] for reader in readers)
     assert isinstance(plain, PagedLayer)
     assert isinstance(coded, PagedLayer)
-    for own, codes, scale in zip(plain.tensors, coded.tensors[:2], coded.tensors[2:], strict=True):
-        wanted, of_row = quantize(own[:, :, :42])
-        assert torch.equal(codes[:, :, :42], wanted)
-        torch.testing.assert_close(scale[:, :, :42], of_row, rtol=0, atol=0, equal_nan=True)
+    for values, codes, scale in zip(plain.tensors, coded.tensors[:2], coded.tensors[2:], strict=True):
+        expected, expected_scale = quantize(values[:, :, :42])
+        assert torch.equal(codes[:, :, :42], expected)
+        torch.testing.assert_close(scale[:, :, :42], expected_scale, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("moved", [1, 2, 3], ids=["values", "scales of keys", "scales of values"])
 def test_what_alone_has_moved_is_written_where_it_is(moved: int) -> None:
-    """Pages that were given back and made again may lie where others lay, but for one of their tensors."""
+    """Pages that are allocated again may have their old addresses, except for one of their tensors."""
     readers = [Reader(model(torch.float32), kv_dtype=torch.int8) for _ in range(2)]
-    texts = [reader.open([]) for reader in readers]
-    before = []  # its memory is nobody else's
+    tables = [reader.open([]) for reader in readers]
+    old_tensors = []  # kept, so that their memory is not reused
     for moves in (False, True):
         for layer in readers[0].cache.layers if moves else ():
             assert isinstance(layer, PagedLayer)
-            before.append(layer.tensors)
+            old_tensors.append(layer.tensors)
             layer.tensors = *layer.tensors[:moved], layer.tensors[moved].clone(), *layer.tensors[moved + 1 :]
-        for reader, text in zip(readers, texts, strict=True):
-            reader.read([(text, [5, 6, 7])], [[2]])
+        for reader, table in zip(readers, tables, strict=True):
+            reader.read([(table, [5, 6, 7])], [[2]])
             reader.end()
-    for layer, other in zip(*(reader.cache.layers for reader in readers), strict=True):
+    for layer, expected_layer in zip(*(reader.cache.layers for reader in readers), strict=True):
         assert isinstance(layer, PagedLayer)
-        assert isinstance(other, PagedLayer)
-        for own, wanted in zip(layer.tensors, other.tensors, strict=True):
-            assert torch.equal(own[:, :, :6], wanted[:, :, :6])
+        assert isinstance(expected_layer, PagedLayer)
+        for actual, expected in zip(layer.tensors, expected_layer.tensors, strict=True):
+            assert torch.equal(actual[:, :, :6], expected[:, :, :6])

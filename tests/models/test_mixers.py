@@ -1,4 +1,4 @@
-"""Mixers by layer: what they compute however a row is cut, what a spec says of them, and what is refused."""
+"""Mixers by layer: the same results however a row is cut, costs and words of their specs, and what is refused."""
 
 from typing import Any
 
@@ -29,29 +29,29 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 @torch.no_grad()
 def test_decoding_is_the_full_forward_at_every_cut(model: Any) -> None:
-    whole = model(IDS)
+    full = model(IDS)
     for cut in range(1, 23):
         cache = model.make_cache(2)
         parts = [model(IDS[:, :cut], cache=cache), model(IDS[:, cut:], cache=cache)]
-        assert (torch.cat(parts, 1) - whole).abs().max() < 1e-12
+        assert (torch.cat(parts, 1) - full).abs().max() < 1e-12
     cache = model.make_cache(2)
     steps = [model(IDS[:, i : i + 1], cache=cache) for i in range(23)]
-    assert (torch.cat(steps, 1) - whole).abs().max() < 1e-12
+    assert (torch.cat(steps, 1) - full).abs().max() < 1e-12
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_ragged_rows_and_packed_documents_are_rows_of_their_own(model: Any, side: str) -> None:
-    whole = model(IDS)
+    full = model(IDS)
     tokens = Tokens.from_lengths([23, 9], side=side)
-    at = tokens.valid[1]
+    valid = tokens.valid[1]
     ids = IDS.clone()
     ids[1] = 60
-    ids[1, at] = IDS[1, :9]
-    assert (model(ids, tokens=tokens)[1, at] - whole[1, :9]).abs().max() < 1e-12
+    ids[1, valid] = IDS[1, :9]
+    assert (model(ids, tokens=tokens)[1, valid] - full[1, :9]).abs().max() < 1e-12
     packed = model(IDS.view(1, -1), tokens=Tokens.packed([[23, 23]]))
-    assert (packed.view(2, 23, -1) - whole).abs().max() < 1e-12
-    cache, made = model.make_cache(2), []
+    assert (packed.view(2, 23, -1) - full).abs().max() < 1e-12
+    cache, outputs = model.make_cache(2), []
     for count, lengths in ((7, [7, 3]), (9, [9, 0]), (7, [7, 6])):
         begin = cache.lengths
         ids = torch.zeros(2, count, dtype=torch.int64)
@@ -59,24 +59,24 @@ def test_ragged_rows_and_packed_documents_are_rows_of_their_own(model: Any, side
         for row, n in enumerate(lengths):
             ids[row, next_tokens.valid[row]] = IDS[row, begin[row] : begin[row] + n]
         out = model(ids, tokens=next_tokens, cache=cache)
-        made.append([out[row, next_tokens.valid[row]] for row in range(2)])
+        outputs.append([out[row, next_tokens.valid[row]] for row in range(2)])
     for row, n in enumerate((23, 9)):
-        assert (torch.cat([part[row] for part in made]) - whole[row, :n]).abs().max() < 1e-12
+        assert (torch.cat([part[row] for part in outputs]) - full[row, :n]).abs().max() < 1e-12
 
 
 @torch.no_grad()
 def test_forks_and_reordered_rows_go_on_by_themselves(model: Any) -> None:
-    whole = model(torch.cat((IDS[:, :11], IDS[[1, 0], 11:]), 1))
+    full = model(torch.cat((IDS[:, :11], IDS[[1, 0], 11:]), 1))
     cache = model.make_cache(2)
     model(IDS[:, :11], cache=cache)
-    other = cache.fork()
+    fork = cache.fork()
     model(IDS[:, 11:], cache=cache)
-    assert (model(IDS[[1, 0], 11:], cache=other) - whole[:, 11:]).abs().max() < 1e-12
+    assert (model(IDS[[1, 0], 11:], cache=fork) - full[:, 11:]).abs().max() < 1e-12
     cache = model.make_cache(2)
     model(IDS[:, :11], cache=cache)
     cache.reorder([1, 1, 0])
-    found = model(IDS[[0, 0, 1], 11:], cache=cache)
-    assert (found - whole[[1, 1, 0], 11:]).abs().max() < 1e-12
+    reordered = model(IDS[[0, 0, 1], 11:], cache=cache)
+    assert (reordered - full[[1, 1, 0], 11:]).abs().max() < 1e-12
 
 
 def test_a_cache_holds_what_was_counted(model: Any) -> None:
@@ -155,8 +155,8 @@ def test_what_cannot_be_is_refused(make: Any, message: str) -> None:
 def test_fields_that_say_nothing_are_left_out_with_the_last_layer_that_hears_them() -> None:
     spec = ModelSpec.of("qwen3_5_text", **SIZE)
     assert (spec.gate, spec.qk_norm, spec.softmax_layers) == ("channel", "head", (3,))
-    other = spec.with_mixer(DELTA)
-    assert (other.gate, other.qk_norm, other.positions) == (None, "none", NoPositions())
+    replaced = spec.with_mixer(DELTA)
+    assert (replaced.gate, replaced.qk_norm, replaced.positions) == (None, "none", NoPositions())
     windows = ModelSpec.of("llama", **SIZE, patterns=Window.last(4))
     assert windows.with_mixer([Softmax(), DELTA]).patterns == (Window.last(4), Causal()) * 2
 
@@ -165,20 +165,20 @@ def test_fields_that_say_nothing_are_left_out_with_the_last_layer_that_hears_the
 def test_a_decoder_without_its_output_layer_sees_what_it_did() -> None:
     spec = SPECS["delta + full"]
     model = build(spec, seed=0, dtype=torch.float64).eval()
-    other = build(spec.with_head(Head("states")), seed=0, dtype=torch.float64).eval()
-    other.load_state_dict({name: p for name, p in model.state_dict().items() if "lm_head" not in name})
-    assert torch.equal(other(IDS), model.hidden(IDS))
+    states_model = build(spec.with_head(Head("states")), seed=0, dtype=torch.float64).eval()
+    states_model.load_state_dict({name: p for name, p in model.state_dict().items() if "lm_head" not in name})
+    assert torch.equal(states_model(IDS), model.hidden(IDS))
     causal = ModelSpec.of("roformer", **{**SIZE, "kv_heads": 4}).with_mixer(DELTA)
     assert (causal.patterns, causal.positions) == ((Causal(),) * 4, NoPositions())
 
 
 def test_a_cache_of_another_layer_is_refused() -> None:
     model = build(SPECS["delta"], seed=0)
-    other = build(SPECS["delta"].with_mixer(DeltaSpec(heads=2, key_heads=2, head_dim=4)), seed=0)
+    smaller = build(SPECS["delta"].with_mixer(DeltaSpec(heads=2, key_heads=2, head_dim=4)), seed=0)
     with pytest.raises(
         ConfigError, match=r"cache must keep the states of DeltaSpec.*got a PagedStates of DeltaSpec"
     ):
-        model(IDS, cache=other.make_cache(2))
+        model(IDS, cache=smaller.make_cache(2))
     linear = build(SPECS["delta"].with_mixer(LinearAttentionSpec()), seed=0)
     with pytest.raises(
         ConfigError, match=r"LinearAttention: cache must keep the sums of .* a PagedStates of DeltaSpec"

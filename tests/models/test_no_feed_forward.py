@@ -1,4 +1,4 @@
-"""Row 20: layers without their feed-forward are a setting, hidden=0: built, counted, saved, decoded."""
+"""Row 20: models whose layers have no feed-forward (hidden=0) are built, counted, saved and decoded."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -39,12 +39,12 @@ class AttentionAlone(Reference):
 @pytest.mark.parametrize("order", ["post", "pre"])
 @torch.no_grad()
 def test_row_20_the_model_is_the_paper_without_its_third_section(order: str) -> None:
-    alone = made(order=order, final_norm=order == "pre", hidden=0)
-    assert not any("mlp" in name or "post_attention" in name for name in alone.state_dict())
-    whole = alone(SOURCE, TARGET)
+    model = made(order=order, final_norm=order == "pre", hidden=0)
+    assert not any("mlp" in name or "post_attention" in name for name in model.state_dict())
+    full = model(SOURCE, TARGET)
     for row in range(2):
-        wanted = AttentionAlone(alone, order)(SOURCE[row], TARGET[row])
-        assert float((whole[row] - wanted).abs().max()) < 1e-12 * float(wanted.abs().max())
+        expected = AttentionAlone(model, order)(SOURCE[row], TARGET[row])
+        assert float((full[row] - expected).abs().max()) < 1e-12 * float(expected.abs().max())
 
 
 @torch.no_grad()
@@ -70,12 +70,13 @@ def test_a_block_without_one_adds_attention_alone() -> None:
 
 def test_what_it_costs_is_attention_embedding_and_norms() -> None:
     spec = ModelSpec.of("llama", **SIZE)
-    whole = replace(spec, hidden=88)
+    with_feed_forward = replace(spec, hidden=88)
     m, layers = spec.width, spec.layers
-    assert cost.parameter_count(whole) - cost.parameter_count(spec) == layers * (3 * m * 88 + m)
+    assert cost.parameter_count(with_feed_forward) - cost.parameter_count(spec) == layers * (3 * m * 88 + m)
     assert cost.parameters(spec)["feed-forward"] == 0
     assert (
-        cost.prefill_flops(whole, 16, 16) - cost.prefill_flops(spec, 16, 16) == 2 * 16 * layers * 3 * m * 88
+        cost.prefill_flops(with_feed_forward, 16, 16) - cost.prefill_flops(spec, 16, 16)
+        == 2 * 16 * layers * 3 * m * 88
     )
     assert ASPECTS["feed-forward"].words(spec) == "none: layers of attention alone"
 
@@ -87,22 +88,22 @@ def test_what_it_costs_is_attention_embedding_and_norms() -> None:
         for name, family in FAMILIES.items()
         if family.defaults.get("order", "pre") in ("pre", "post")
         and "hidden" not in family.defaults
-        and name != "nemotron_h"  # whose folders say of each sub-layer what it is
+        and name != "nemotron_h"  # whose folders name the kind of each sub-layer
     ],
 )
 def test_a_folder_of_our_own_has_it_and_transformers_has_no_name_for_it(family: str, tmp_path: Path) -> None:
-    pair = (family in LAYOUTS and LAYOUTS[family].encoder_keys is not None) or family == "transformer"
-    usual = FAMILIES[family].defaults.get("positions")  # of which a folder keeps those that its layers have
-    size = {**SIZE, "layers": len(usual.schemes)} if isinstance(usual, PerLayer) else SIZE
-    spec = (ModelSpec.of_pair if pair else ModelSpec.of)(family, **size)
+    is_pair = (family in LAYOUTS and LAYOUTS[family].encoder_keys is not None) or family == "transformer"
+    positions = FAMILIES[family].defaults.get("positions")  # a folder keeps the schemes of its layers
+    size = {**SIZE, "layers": len(positions.schemes)} if isinstance(positions, PerLayer) else SIZE
+    spec = (ModelSpec.of_pair if is_pair else ModelSpec.of)(family, **size)
     assert unsupported_by_transformers(spec), "hidden=0 would be read as another model"
     assert config_from_spec(spec)["model_type"] == "headway"
-    before = build(spec, seed=0)
-    save_folder(tmp_path / "it", before)
-    after = build_model(load_folder(tmp_path / "it"))
-    assert after.spec == spec
-    assert {n: p.tolist() for n, p in after.state_dict().items()} == {
-        n: p.tolist() for n, p in before.state_dict().items()
+    model = build(spec, seed=0)
+    save_folder(tmp_path / "it", model)
+    loaded = build_model(load_folder(tmp_path / "it"))
+    assert loaded.spec == spec
+    assert {n: p.tolist() for n, p in loaded.state_dict().items()} == {
+        n: p.tolist() for n, p in model.state_dict().items()
     }
 
 
@@ -118,9 +119,9 @@ def test_other_formats_refuse_it_by_name() -> None:
 
 def test_a_translator_s_setting() -> None:
     config = TranslationConfig.of({"source": "a", "target": "b", "width": 32, "hidden": 0})
-    found = build(translation_spec(config, 300), seed=0)
-    assert isinstance(found, EncoderDecoder)
-    blocks = [m for m in found.modules() if isinstance(m, Block)]
+    model = build(translation_spec(config, 300), seed=0)
+    assert isinstance(model, EncoderDecoder)
+    blocks = [m for m in model.modules() if isinstance(m, Block)]
     assert len(blocks) == 2 * config.layers
     assert all(block.mlp is None for block in blocks)
     assert isinstance(blocks[-1].cross_attn, nn.Module)

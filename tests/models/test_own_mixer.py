@@ -1,4 +1,4 @@
-"""A mixer from outside the package: a value, a layer and a row of the table, in one file."""
+"""A mixer from outside the package: a value, a layer and a row of the table of mixers, in one file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,15 +21,15 @@ from tests.models.mixers import SIZE
 
 @dataclass(frozen=True)
 class Fading:
-    """Each token is mixed with what there was before: s = keep * s + x W."""
+    """Mixes each token with the state of those before: s = keep * s + x W."""
 
     keep: float
 
 
 class FadingLayer(StateLayer):
-    def __init__(self, width: int, of: Fading) -> None:
-        super().__init__(width, of)
-        self.keep = of.keep
+    def __init__(self, width: int, mixer: Fading) -> None:
+        super().__init__(width, mixer)
+        self.keep = mixer.keep
         self.in_proj = Linear(width, width, bias=False)
         self.o_proj = Linear(width, width, bias=False)
 
@@ -44,11 +44,11 @@ class FadingLayer(StateLayer):
     ) -> tuple[Tensor, list[Tensor]]:
         (x,) = inputs
         state, out = torch.zeros_like(x[:, 0]) if past is None else past[0].to(x.dtype), []
-        there = order.tokens.valid.expand(x.shape[:2])
+        valid = order.tokens.valid.expand(x.shape[:2])
         for t in range(x.shape[1]):
             if order.begins is not None:
                 state = state.masked_fill(order.begins[:, t, None], 0.0)
-            state = torch.where(there[:, t, None], self.keep * state + x[:, t], state)
+            state = torch.where(valid[:, t, None], self.keep * state + x[:, t], state)
             out.append(state)
         return torch.stack(out, 1), [state]
 
@@ -57,7 +57,7 @@ class FadingLayer(StateLayer):
 def spec(monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
     kind = MixerKind(
         name="fading means",
-        layer=lambda spec, mixer, *how: FadingLayer(spec.width, mixer),
+        layer=lambda spec, mixer, *args: FadingLayer(spec.width, mixer),
         flops=lambda spec, mixer, pattern, n: 2.0 * n * spec.width,
     )
     monkeypatch.setitem(MIXERS, Fading, kind)
@@ -68,14 +68,14 @@ def spec(monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
 def test_a_model_has_it_with_caches_documents_and_engines(spec: ModelSpec) -> None:
     model = build(spec, seed=0, dtype=torch.float64).eval()
     ids = torch.randint(97, (2, 11), generator=torch.Generator().manual_seed(0))
-    whole, cache = model(ids), model.make_cache(2)
+    full, cache = model(ids), model.make_cache(2)
     parts = [model(ids[:, :4], cache=cache), *(model(ids[:, i : i + 1], cache=cache) for i in range(4, 11))]
-    assert (torch.cat(parts, 1) - whole).abs().max() < 1e-12
+    assert (torch.cat(parts, 1) - full).abs().max() < 1e-12
     packed = model(ids.view(1, -1), tokens=Tokens.packed([[11, 11]]))
-    assert (packed.view(2, 11, -1) - whole).abs().max() < 1e-12
+    assert (packed.view(2, 11, -1) - full).abs().max() < 1e-12
     config = GenerationConfig(max_new_tokens=5)
     alone = [generate(model, [row], config)[0].ids for row in ids.tolist()]
-    assert [one.ids for one in generate(model, ids.tolist(), config)] == alone
+    assert [result.ids for result in generate(model, ids.tolist(), config)] == alone
 
 
 def test_folders_words_and_costs_know_it(spec: ModelSpec) -> None:

@@ -1,4 +1,4 @@
-"""Logits and gradients equal those of `transformers`, family by family; small slips are caught."""
+"""Logits and gradients equal those of `transformers`, family by family, and small mistakes in a spec are noticed."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,9 +18,9 @@ LOGITS, GRADIENTS = 1e-5, 1e-4
 IDS = torch.randint(oracle.VOCAB, (2, 23), generator=torch.Generator().manual_seed(3))
 
 
-def check(theirs: Any, model: Decoder) -> None:
-    """The comparison that parity tests pass and mutants must fail."""
-    logits, gradients = oracle.differences(theirs, model, IDS)
+def check(reference: Any, model: Decoder) -> None:
+    """Raises AssertionError if logits or gradients differ: parity tests must pass this, and mutants must not."""
+    logits, gradients = oracle.differences(reference, model, IDS)
     assert logits < LOGITS, f"logits differ by {logits:.1e}"
     assert gradients < GRADIENTS, f"gradients differ by {gradients:.1e}"
 
@@ -29,20 +29,20 @@ def check(theirs: Any, model: Decoder) -> None:
 @pytest.mark.parametrize("kv_heads", [4, 2, 1], ids=["MHA", "GQA", "MQA"])
 @pytest.mark.parametrize("family", oracle.FAMILY_NAMES)
 def test_logits_and_gradients_equal_transformers(family: str, kv_heads: int, tied: bool) -> None:
-    theirs = oracle.random_model(oracle.config(family, kv_heads, tied))
-    check(theirs, oracle.ours(theirs, oracle.spec(family, kv_heads, tied)))
+    reference = oracle.random_model(oracle.config(family, kv_heads, tied))
+    check(reference, oracle.ours(reference, oracle.spec(family, kv_heads, tied)))
 
 
 def test_dropping_a_part_is_seen() -> None:
-    """A check that cannot fail shows nothing: norms of queries and keys, and windows, matter at these weights."""
-    theirs = oracle.random_model(oracle.config("qwen3", 2, False))
+    """The comparison can fail: norms of queries and keys, and windows, matter with these weights."""
+    reference = oracle.random_model(oracle.config("qwen3", 2, False))
     with torch.no_grad():
-        want = theirs(IDS).logits
+        expected = reference(IDS).logits
     for change in ({"qk_norm": "none"}, {"patterns": Causal()}):
         model = build(oracle.spec("qwen3", 2, False, **change), seed=1).eval()
-        model.load_state_dict({k: v for k, v in theirs.state_dict().items() if k in model.state_dict()})
+        model.load_state_dict({k: v for k, v in reference.state_dict().items() if k in model.state_dict()})
         with torch.no_grad():
-            assert oracle.relative(model(IDS), want) > 100 * LOGITS
+            assert oracle.relative(model(IDS), expected) > 100 * LOGITS
 
 
 ROTARY = Rotary(1000.0, pairing="halves")
@@ -61,42 +61,42 @@ MUTANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("mutant", MUTANTS)
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_mutants_fail_the_comparison(family: str, mutant: str) -> None:
-    theirs = oracle.random_model(oracle.config(family, 2, False))
-    if mutant == "another eps":  # eps is seen where inputs are small: shrink the embedding
+    reference = oracle.random_model(oracle.config(family, 2, False))
+    if mutant == "another eps":  # eps matters for small inputs: shrink the embedding
         with torch.no_grad():
-            theirs.model.embed_tokens.weight.mul_(0.01)
-    check(theirs, oracle.ours(theirs, oracle.spec(family, 2, False)))
+            reference.model.embed_tokens.weight.mul_(0.01)
+    check(reference, oracle.ours(reference, oracle.spec(family, 2, False)))
     with pytest.raises(AssertionError, match="differ by"):
-        check(theirs, oracle.ours(theirs, oracle.spec(family, 2, False, **MUTANTS[mutant])))
+        check(reference, oracle.ours(reference, oracle.spec(family, 2, False, **MUTANTS[mutant])))
 
 
 def test_bfloat16_is_as_near_to_the_truth_as_transformers() -> None:
-    """Against the same bf16 weights in float64: within twice the error that their bf16 run makes."""
-    theirs = oracle.random_model(oracle.config("qwen3", 2, False)).bfloat16()
+    """Against the same bf16 weights in float64: at most twice the error that `transformers` makes in bf16."""
+    reference = oracle.random_model(oracle.config("qwen3", 2, False)).bfloat16()
     model = build(oracle.spec("qwen3", 2, False), dtype=torch.bfloat16, seed=1)
-    model.load_state_dict(theirs.state_dict())
+    model.load_state_dict(reference.state_dict())
     with torch.no_grad():
-        low, got = theirs(IDS).logits.double(), model.eval()(IDS).double()
-        truth = model.double()(IDS)
-    rms = [float((x - truth).pow(2).mean().sqrt()) for x in (low, got)]
+        their_logits, our_logits = reference(IDS).logits.double(), model.eval()(IDS).double()
+        exact = model.double()(IDS)
+    rms = [float((x - exact).pow(2).mean().sqrt()) for x in (their_logits, our_logits)]
     assert rms[1] <= 2 * rms[0]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padded_batches_equal_transformers(side: str) -> None:
-    theirs = oracle.random_model(oracle.config("qwen2", 2, False))
-    model = oracle.ours(theirs, oracle.spec("qwen2", 2, False))
+    reference = oracle.random_model(oracle.config("qwen2", 2, False))
+    model = oracle.ours(reference, oracle.spec("qwen2", 2, False))
     lengths, total = [23, 9, 1], 23
     tokens = Tokens.from_lengths(lengths, total, side)
     ids = torch.randint(oracle.VOCAB, (3, total))
     position = tokens.index.clamp(min=0)
     with torch.no_grad():
-        want = theirs(ids, attention_mask=tokens.valid.long(), position_ids=position).logits
-        got = model(ids, tokens=tokens)
-    assert oracle.relative(got[tokens.valid], want[tokens.valid]) < LOGITS
+        expected = reference(ids, attention_mask=tokens.valid.long(), position_ids=position).logits
+        actual = model(ids, tokens=tokens)
+    assert oracle.relative(actual[tokens.valid], expected[tokens.valid]) < LOGITS
 
 
 def test_spec_is_what_the_state_dict_says() -> None:
     spec: ModelSpec = oracle.spec("qwen3", 2, False)
-    theirs = oracle.random_model(oracle.config("qwen3", 2, False))
-    assert cost.parameter_count(spec) == sum(p.numel() for p in theirs.parameters())
+    reference = oracle.random_model(oracle.config("qwen3", 2, False))
+    assert cost.parameter_count(spec) == sum(p.numel() for p in reference.parameters())

@@ -1,8 +1,8 @@
-"""What `headway plan` says of peaks is within 10 % of what processes hold, measured.
+"""The peaks that `headway plan` predicts are within 10 % of those measured in processes.
 
-Measured is the peak of resident memory (VmHWM) of a step that was done before, beyond that of a process that has done
-the same with a toy: parameters and moments are among it, libraries are not. malloc returns what is freed (blocks from
-1 MiB on): what the C library would hold on to is no part of the prediction.
+Measured is the peak of resident memory (VmHWM) of a step that has run before, beyond that of a process that has done
+the same with a tiny model: parameters and moments are included, libraries are not. malloc returns freed blocks from
+1 MiB on to the system: memory that the C library would hold on to is no part of the prediction.
 """
 
 import os
@@ -32,13 +32,13 @@ F32, BF16 = torch.float32, torch.bfloat16
 BOX = Machine(name="box", memory=32 << 30, bandwidth=20e9, peak=500e9)
 RETURNS = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 NEW = 4
-"""Tokens that are decoded."""
+"""Number of tokens that are decoded."""
 CHUNK = 256
-"""Tokens of a long prompt that are read at a time."""
+"""Number of tokens of a long prompt that are read at a time."""
 
 
 class Shape(NamedTuple):
-    """Rows of a model; `redo`: with gradient checkpointing."""
+    """A model and the size of its batch; `redo`: the gradient checkpointing."""
 
     spec: ModelSpec
     context: int
@@ -49,7 +49,7 @@ class Shape(NamedTuple):
 
     @property
     def toy(self) -> "Shape":
-        """The same with next to no bytes."""
+        """The same shape with a tiny model that takes next to no bytes."""
         sizes: dict[str, Any] = {"vocab": 64, "width": 32, "layers": 2, "heads": 2, "hidden": 64}
         spec = catalog.spec("transformer-base") if self.source else ModelSpec.of(self.spec.family, **sizes)
         return self._replace(spec=spec, context=16, batch=1, source=16 if self.source else None)
@@ -71,7 +71,7 @@ BERT = ModelSpec.of(
 HYBRID = llama(family="qwen3_5_text")
 CONVOLUTIONS = llama(family="lfm2")
 EXPERTS = llama(family="qwen3_moe", experts=Experts(count=4, top=2), layers=4)
-"""Of matrices above 1 MiB in bf16, too, which malloc returns."""
+"""A model whose matrices are above 1 MiB in bf16, too, so that malloc returns them."""
 PAIR = catalog.spec("transformer-base")
 SHAPES = {
     "decoder, training": Shape(LLAMA, 512, 4),
@@ -107,10 +107,10 @@ def ids(spec: ModelSpec, *shape: int) -> torch.Tensor:
 class Same(Objective[Any]):
     def __init__(self, shape: Shape) -> None:
         row = ids(shape.spec, shape.batch, shape.context)
-        given = {"ids": row}
+        fields = {"ids": row}
         if shape.spec.encoder is not None:
-            given["source"] = ids(shape.spec.encoder, shape.batch, shape.source or 0)
-        self.parts = [Batch(given, row)]
+            fields["source"] = ids(shape.spec.encoder, shape.batch, shape.source or 0)
+        self.parts = [Batch(fields, row)]
 
     def batches(self, step: int) -> Sequence[Batch]:
         return self.parts
@@ -145,8 +145,8 @@ def decoding(shape: Shape) -> Callable[[], object]:
     def call() -> None:
         reader = Reader(model)
         tables = [reader.cache.open() for _ in prompts]
-        for at in range(0, len(prompts[0]), CHUNK):
-            pieces = [prompt[at : at + CHUNK] for prompt in prompts]
+        for start in range(0, len(prompts[0]), CHUNK):
+            pieces = [prompt[start : start + CHUNK] for prompt in prompts]
             reader.read(list(zip(tables, pieces, strict=True)), [[len(piece) - 1] for piece in pieces])
             reader.end()
         for _ in range(NEW):
@@ -157,58 +157,60 @@ def decoding(shape: Shape) -> Callable[[], object]:
 
 
 def _said(shape: Shape, report: cost.Report) -> int:
-    """Of a training step: what `plan` reports, and of a part that is computed again what the same function says."""
+    """Returns the bytes of a training step as `plan` reports them, or as `cost.training_bytes` for other `redo`."""
     if shape.redo in ("none", "block"):
         return report.checkpointed if shape.redo == "block" else sum(report.training.values())
-    again: TrainingOptions = {"source": shape.source, "gradient_checkpointing": shape.redo}
-    return sum(cost.training_bytes(shape.spec, shape.context, shape.batch, shape.dtype, **again).values())
+    options: TrainingOptions = {"source": shape.source, "gradient_checkpointing": shape.redo}
+    return sum(cost.training_bytes(shape.spec, shape.context, shape.batch, shape.dtype, **options).values())
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)  # products of bf16 take minutes where the processor has none
+@pytest.mark.timeout(1500)  # bf16 products take minutes if the processor has no instruction for them
 @pytest.mark.parametrize("name", SHAPES)
 def test_row_44_and_91_the_peak_is_within_a_tenth_of_what_is_said(name: str) -> None:
     shape = SHAPES[name]
     spec, context, batch, dtype, source, _ = shape
     chunk = CHUNK if "decoding" in name else None
-    asked: dict[str, Any] = {"context": context, "batch": batch, "source": source, "dtype": dtype}
-    report = plan(spec, model="m", machine=BOX, prefill_chunk=chunk, **asked)
+    arguments: dict[str, Any] = {"context": context, "batch": batch, "source": source, "dtype": dtype}
+    report = plan(spec, model="m", machine=BOX, prefill_chunk=chunk, **arguments)
     if "decoding" in name:
-        make, said = decoding, report.needed
+        make, predicted = decoding, report.needed
     elif "prefill" in name or "forward" in name:
-        make, said = first_pass, report.needed
+        make, predicted = first_pass, report.needed
     else:
-        make, said = training, _said(shape, report)
+        make, predicted = training, _said(shape, report)
     with patch.dict(os.environ, RETURNS), SubprocessRunner() as runner:
         runner.call(peak_of, make, shape.toy)
         measured = runner.call(peak_of, make, shape)
-    print(f"{name}: {measured / 2**20:.0f} MiB measured, {said / 2**20:.0f} said ({said / measured:.2f})")
+    print(
+        f"{name}: {measured / 2**20:.0f} MiB measured, {predicted / 2**20:.0f} said ({predicted / measured:.2f})"
+    )
     assert measured > 2e8, "large beside what libraries take"
-    assert abs(said - measured) < 0.1 * measured
+    assert abs(predicted - measured) < 0.1 * measured
 
 
 def test_the_peak_of_training_holds_what_no_moment_can_do_without() -> None:
-    """Weights and moments, and either what is kept for the backward or all gradients; blocks again never hold more."""
+    """Weights and moments, and either kept activations or all gradients; checkpointed blocks never take more."""
     for shape in SHAPES.values():
         spec, context, batch, dtype, source, _ = shape
         n, w = cost.parameter_count(spec), 4
-        plain, again = (
+        plain, checkpointed = (
             cost.training_bytes(spec, context, batch, dtype, source=source, gradient_checkpointing=redo)
             for redo in ("none", "block")
         )
-        for found in (plain, again):
-            assert found["parameters"] == w * n + (dtype.itemsize * n if dtype != F32 else 0)
-            assert found["optimizer"] == 2 * w * n
-            assert sum(found.values()) >= found["parameters"] + found["optimizer"] + dtype.itemsize * n
-        kept = cost.activation_bytes(spec, context, batch, dtype, source=source)
-        assert sum(plain.values()) >= 3 * w * n + sum(kept.values())
-        assert sum(again.values()) <= sum(plain.values())
+        for by_part in (plain, checkpointed):
+            assert by_part["parameters"] == w * n + (dtype.itemsize * n if dtype != F32 else 0)
+            assert by_part["optimizer"] == 2 * w * n
+            assert sum(by_part.values()) >= by_part["parameters"] + by_part["optimizer"] + dtype.itemsize * n
+        activations = cost.activation_bytes(spec, context, batch, dtype, source=source)
+        assert sum(plain.values()) >= 3 * w * n + sum(activations.values())
+        assert sum(checkpointed.values()) <= sum(plain.values())
     assert sum(cost.training_bytes(LLAMA, 1).values()) < 16.1 * cost.parameter_count(LLAMA)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_gradients_are_summed_beside_where_a_worker_has_a_second_pass(workers: int) -> None:
-    """Until then each worker has its own, and how many of them are busy does not matter."""
+    """Before a second pass each worker has its own gradients, and the number of busy workers does not matter."""
     n = cost.parameter_count(LLAMA)
     gradients = [
         cost.training_bytes(LLAMA, 1, 1, BF16, passes=passes, workers=workers)["gradients"]
@@ -220,7 +222,7 @@ def test_gradients_are_summed_beside_where_a_worker_has_a_second_pass(workers: i
 
 @pytest.mark.parametrize("spec", [LLAMA, BERT, PAIR], ids=lambda spec: spec.kind)
 def test_what_lies_outside_of_blocks_is_gathered_for_the_whole_step(spec: ModelSpec) -> None:
-    """And of an encoder-decoder neither stack's blocks are."""
+    """Blocks are not gathered for the whole step: of an encoder-decoder those of neither stack."""
     with torch.device("meta"):
         model = blank(spec)
     outside = sum(p.numel() for name, p in model.named_parameters() if ".layers." not in name)
@@ -228,23 +230,23 @@ def test_what_lies_outside_of_blocks_is_gathered_for_the_whole_step(spec: ModelS
 
 
 def test_passes_side_by_side_and_one_after_the_other() -> None:
-    """Each worker has activations and gradients of its own; from the second pass on there is the sum; of an adapter
-    gradients and moments are its own."""
+    """Each worker has activations and gradients of its own, and from the second pass on there is their sum; with an
+    adapter, gradients and moments are only its own."""
     sizes: dict[str, Any] = {"passes": 8, "gradient_checkpointing": "block"}
     n = cost.parameter_count(LLAMA)
     for dtype, sums in ((F32, 0), (BF16, 4 * n)):
         e = dtype.itemsize
-        one, two, four = (
+        one_worker, two_workers, four_workers = (
             sum(cost.training_bytes(LLAMA, 512, 2, dtype, workers=w, **sizes).values()) for w in (1, 2, 4)
         )
-        alone = sum(cost.training_bytes(LLAMA, 512, 2, dtype, gradient_checkpointing="block").values())
-        kept = cost.activation_bytes(LLAMA, 512, 2, dtype, gradient_checkpointing="block")
-        assert alone + sums <= one + e * n
-        assert one < two < four
-        assert four - two >= 2 * e * n
-        assert two - one >= kept["inputs"]
-    little = cost.training_bytes(LLAMA, 512, 2, BF16, adapter=1000)
-    assert little["parameters"] == 6000
-    assert little["optimizer"] == 8000
-    assert little["gradients"] <= 6000
-    assert sum(little.values()) > sum(cost.activation_bytes(LLAMA, 512, 2, BF16).values())
+        one_pass = sum(cost.training_bytes(LLAMA, 512, 2, dtype, gradient_checkpointing="block").values())
+        activations = cost.activation_bytes(LLAMA, 512, 2, dtype, gradient_checkpointing="block")
+        assert one_pass + sums <= one_worker + e * n
+        assert one_worker < two_workers < four_workers
+        assert four_workers - two_workers >= 2 * e * n
+        assert two_workers - one_worker >= activations["inputs"]
+    adapter = cost.training_bytes(LLAMA, 512, 2, BF16, adapter=1000)
+    assert adapter["parameters"] == 6000
+    assert adapter["optimizer"] == 8000
+    assert adapter["gradients"] <= 6000
+    assert sum(adapter.values()) > sum(cost.activation_bytes(LLAMA, 512, 2, BF16).values())

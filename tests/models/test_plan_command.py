@@ -62,49 +62,49 @@ def test_the_command_prints_all_kinds(
 @pytest.mark.usefixtures("_quick")
 def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "llama-2-70b", "--json", "--dtype", "float32"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["weights"] == 4 * 68_976_648_192
-    assert found["what_fits"] == {}
-    assert found["context"] == 4096
-    assert found["fits"] is False
-    assert found["layers"][0]["cache"]["what"] == "growing"
+    report = json.loads(capsys.readouterr().out)
+    assert report["weights"] == 4 * 68_976_648_192
+    assert report["what_fits"] == {}
+    assert report["context"] == 4096
+    assert report["fits"] is False
+    assert report["layers"][0]["cache"]["what"] == "growing"
 
 
 @pytest.mark.usefixtures("_quick")
 def test_what_would_fit_is_named_where_a_model_does_not(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each option, typed as it is printed, makes it fit, and needs what was said."""
-    asked = ["plan", "llama-2-13b", "--context", "4096", "--batch", "8"]
-    assert run(asked) == 0
+    """Each option, given as printed, makes the model fit and needs the printed bytes."""
+    command = ["plan", "llama-2-13b", "--context", "4096", "--batch", "8"]
+    assert run(command) == 0
     out = capsys.readouterr().out
     options = re.findall(r"(?m)^    (--[a-z].*?) {2,}(\S+ \S+)$", out)
     assert "it does NOT fit" in out
     assert "--batch 1" in [option for option, _ in options]
     assert options[-1][0].startswith("--context ")
     for option, needed in options:
-        assert run([*asked, *option.split()]) == 0
+        assert run([*command, *option.split()]) == 0
         assert f"it fits: {needed} of 32.00 GiB" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("_quick")
 def test_a_vocab_that_processes_do_not_share_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    for model, whole in (("gpt2", True), ("llama-2-7b", False)):
+    for model, is_named in (("gpt2", True), ("llama-2-7b", False)):
         assert run(["plan", model, "--mesh", "tp=2", "--processes", "2"]) == 0
-        assert ("tp=2 does not divide a vocab of 50257" in capsys.readouterr().out) == whole
+        assert ("tp=2 does not divide a vocab of 50257" in capsys.readouterr().out) == is_named
 
 
 @pytest.mark.usefixtures("_quick")
 def test_weights_of_few_bits_are_counted_where_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    """Linear layers of the blocks alone: the other parts take what they take in bfloat16, of whatever size the whole
-    is."""
+    """Only linear layers of the blocks are quantized: other parts take as much as in bfloat16, whatever the size of the
+    model."""
     assert run(["plan", "llama-2-7b", "--weights", "int4", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    counts, taken = found["parameters"], found["weight_bytes"]
-    assert counts.keys() == taken.keys()
-    assert sum(taken.values()) == found["weights"]
-    for place in ("embedding", "norms", "output layer"):
-        assert taken[place] == 2 * counts[place]
-    for place in ("attention", "feed-forward"):
-        assert 0.5 * counts[place] < taken[place] < 0.65 * counts[place]
+    report = json.loads(capsys.readouterr().out)
+    counts, sizes = report["parameters"], report["weight_bytes"]
+    assert counts.keys() == sizes.keys()
+    assert sum(sizes.values()) == report["weights"]
+    for part in ("embedding", "norms", "output layer"):
+        assert sizes[part] == 2 * counts[part]
+    for part in ("attention", "feed-forward"):
+        assert 0.5 * counts[part] < sizes[part] < 0.65 * counts[part]
     assert run(["plan", "llama-2-7b", "--weights", "int4"]) == 0
     assert re.search(r"embedding +131 072 000 +250.00 MiB", capsys.readouterr().out)
 
@@ -122,10 +122,10 @@ def test_the_command_reads_a_folder(tmp_path: Path, capsys: pytest.CaptureFixtur
 
     oracle.config("qwen2", 2, False).save_pretrained(tmp_path)
     assert run(["plan", str(tmp_path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["family"] == "qwen2"
-    assert sum(found["parameters"].values()) == cost.parameter_count(oracle.spec("qwen2", 2, False))
-    assert [layer["layers"] for layer in found["layers"]] == [[0, 2], [1]]
+    report = json.loads(capsys.readouterr().out)
+    assert report["family"] == "qwen2"
+    assert sum(report["parameters"].values()) == cost.parameter_count(oracle.spec("qwen2", 2, False))
+    assert [layer["layers"] for layer in report["layers"]] == [[0, 2], [1]]
 
 
 @pytest.mark.parametrize(

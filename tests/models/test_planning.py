@@ -1,4 +1,4 @@
-"""`headway plan`: the report adds up, says what would run, and says so when it cannot."""
+"""`headway plan`: the report adds up, names the backends that would run, and says what does not fit."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ from tests.native.presence import pretend
 BOX = Machine(name="box", memory=32 << 30, bandwidth=20e9, peak=500e9)
 
 
-def report_of(spec: ModelSpec, **given: Any) -> Report:
-    return plan(spec, **{"model": "m", "context": 4096, "batch": 2, "machine": BOX, **given})
+def report_of(spec: ModelSpec, **options: Any) -> Report:
+    return plan(spec, **{"model": "m", "context": 4096, "batch": 2, "machine": BOX, **options})
 
 
 def test_a_report_adds_up() -> None:
@@ -74,9 +74,9 @@ def test_grouped_heads_move_less_and_large_batches_are_bound_by_compute() -> Non
         assert report.kv == 2 * 4096 * 2 * 32 * kv_heads * 128 * 2
         moved.append(report.moved)
     assert moved[0] > moved[1] > moved[2]
-    many = report_of(catalog.spec("llama-2-70b"), context=16, batch=256, machine=BOX)
-    assert many.bound == "compute"
-    assert many.step_seconds == many.step_flops / 500e9
+    large_batch = report_of(catalog.spec("llama-2-70b"), context=16, batch=256, machine=BOX)
+    assert large_batch.bound == "compute"
+    assert large_batch.step_seconds == large_batch.step_flops / 500e9
 
 
 @pytest.mark.parametrize("context", [4, 12])
@@ -86,8 +86,8 @@ def test_the_backends_named_are_the_backends_run(context: int, monkeypatch: pyte
     ran: list[str] = []
     pick = select.pick
 
-    def note(*given: Any) -> Any:
-        backend = pick(*given)
+    def note(*arguments: Any) -> Any:
+        backend = pick(*arguments)
         ran.append(backend.name)
         return backend
 
@@ -109,15 +109,15 @@ def test_what_does_not_fit_is_said() -> None:
     report = report_of(catalog.spec("llama-2-70b"))
     assert not report.fits
     tight = Machine(name="b", memory=67 << 28, bandwidth=1e9, peak=1e9)
-    whole = report_of(catalog.spec("llama-2-7b"), machine=tight)
-    chunks = report_of(catalog.spec("llama-2-7b"), machine=tight, prefill_chunk=512)
-    assert chunks.fits
-    assert not whole.fits
+    unchunked = report_of(catalog.spec("llama-2-7b"), machine=tight)
+    chunked = report_of(catalog.spec("llama-2-7b"), machine=tight, prefill_chunk=512)
+    assert chunked.fits
+    assert not unchunked.fits
     short = report_of(catalog.spec("llama-2-7b"), context=512)
     assert (
-        chunks.working == short.working + 2 * 4096 * 128 * 2
+        chunked.working == short.working + 2 * 4096 * 128 * 2
     )  # the keys and values of a head are packed again
-    assert whole.needed - chunks.needed == whole.working - chunks.working
+    assert unchunked.needed - chunked.needed == unchunked.working - chunked.working
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_longer_context_than_was_trained_is_said() -> None:
 
 @pytest.mark.parametrize("context", [10**8, 10**11])
 def test_a_plan_is_arithmetic_at_any_length(context: int) -> None:
-    """What a row of 100 million tokens would take is answered without a number for each of them."""
+    """The plan of a row of 100 million tokens is computed without a number for each of them."""
     spec = catalog.spec("mistral-7b").with_patterns([Window.last(4096), Causal()])
     report = report_of(spec, context=context, batch=1)
     window, full = 4096 * 4097 // 2 + (context - 4096) * 4096, context * (context + 1) // 2

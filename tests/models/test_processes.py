@@ -1,4 +1,4 @@
-"""What a process of a training step sends is known before it runs."""
+"""What a process sends in a training step is known before the step runs."""
 
 from dataclasses import replace
 from typing import Any
@@ -51,11 +51,11 @@ def test_row_45_keys_that_a_step_sends_are_those_of_the_plan() -> None:
 
 def test_a_ring_sends_twice_what_a_process_lacks_of_the_sum() -> None:
     net = build(SPEC, seed=0)
-    (one,), four = process_shares(SPEC, Mesh(), 240, 4), process_shares(SPEC, Mesh(dp=4), 240, 4)
-    assert one.gradients_sent == one.keys_sent == one.hops == 0
-    own = 4 * sum(p.numel() for p in net.parameters())
-    assert [share.gradients_sent for share in four] == [2 * own * 3 // 4] * 4
-    assert all(share.memory < one.memory for share in four)
+    (single,), four = process_shares(SPEC, Mesh(), 240, 4), process_shares(SPEC, Mesh(dp=4), 240, 4)
+    assert single.gradients_sent == single.keys_sent == single.hops == 0
+    gradient_bytes = 4 * sum(p.numel() for p in net.parameters())
+    assert [share.gradients_sent for share in four] == [2 * gradient_bytes * 3 // 4] * 4
+    assert all(share.memory < single.memory for share in four)
 
 
 PLAIN = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
@@ -82,7 +82,7 @@ LAYERS: dict[str, tuple[dict[str, Any], Checkpointing]] = {
 
 @pytest.mark.parametrize("which", LAYERS)
 def test_row_45_sums_of_shared_layers_are_those_that_a_step_makes(which: str) -> None:
-    """Bytes of tensors that are summed, of which a ring sends 2 (R - 1) / R, and what a shared softmax takes."""
+    """Bytes of the tensors that are summed, of which a ring sends 2 (R - 1) / R, and those of a shared softmax."""
     fields, checkpointing = LAYERS[which]
     size = {"vocab": 31, "width": 16, "heads": 4, "kv_heads": 2, "head_dim": 4, "hidden": 24}
     spec = ModelSpec.of_depth(3, **size | fields)
@@ -120,7 +120,7 @@ def test_sums_of_an_encoder_decoder(order: Any, checkpointing: Checkpointing, vo
 
 
 class Summed(Exchange):
-    """What a ring of two ranks sends of each sum, and what is sent as it is."""
+    """Counts what a ring of two ranks sends for each sum, and what is sent directly."""
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange, self.rank, self.ranks, self.bytes = exchange, exchange.rank, exchange.ranks, 0
@@ -136,23 +136,23 @@ class Summed(Exchange):
 
 @pytest.mark.parametrize("vocab", [31, 32])
 def test_what_a_process_holds_is_its_share_of_heads_and_units(vocab: int) -> None:
-    """Weights, gradients and moments of the model that it has, and activations of it."""
-    whole = ModelSpec.of_depth(3, vocab, width=16, heads=4, kv_heads=2, head_dim=4, hidden=24)
-    net: Any = build(whole, seed=0)
+    """The weights, gradients and moments of its share of the model, and the activations of this share."""
+    spec = ModelSpec.of_depth(3, vocab, width=16, heads=4, kv_heads=2, head_dim=4, hidden=24)
+    net: Any = build(spec, seed=0)
     shard(net, TensorParallel(Rank(1, 2)))
-    one, two = process_shares(whole, Mesh(), 64, 2)[0], process_shares(whole, Mesh(dp=2, tp=2), 64, 4)
-    own = 4 * sum(p.numel() for p in net.parameters())
-    assert [share.gradients_sent for share in two] == [2 * own // 2] * 4
-    assert all(16 * own // 4 < share.memory < one.memory for share in two)
+    single, shares = process_shares(spec, Mesh(), 64, 2)[0], process_shares(spec, Mesh(dp=2, tp=2), 64, 4)
+    weight_bytes = 4 * sum(p.numel() for p in net.parameters())
+    assert [share.gradients_sent for share in shares] == [2 * weight_bytes // 2] * 4
+    assert all(16 * weight_bytes // 4 < share.memory < single.memory for share in shares)
 
 
 @pytest.mark.parametrize("patterns", [[Window.last(20), Causal()], [Causal(), Window.last(20)]])
 def test_hops_are_those_of_the_layer_that_makes_most(patterns: list[Pattern]) -> None:
-    """Wherever it stands: under a window neighbours suffice, and Causal() needs all."""
+    """Wherever that layer is: windows only need neighbours, Causal() needs all ranks."""
     spec = replace(SPEC, layers=2, patterns=tuple(patterns))
     assert [share.hops for share in process_shares(spec, Mesh(cp=4), 240, 1)] == [3] * 4
-    near = process_shares(spec.with_patterns(Window.last(20)), Mesh(cp=4), 240, 1)
-    assert [share.hops for share in near] == [1] * 4
+    windows = process_shares(spec.with_patterns(Window.last(20)), Mesh(cp=4), 240, 1)
+    assert [share.hops for share in windows] == [1] * 4
 
 
 def test_rows_that_are_too_long_to_be_cut_tile_by_tile_are_refused() -> None:
@@ -170,15 +170,15 @@ def test_what_has_no_share_is_refused() -> None:
 
 
 def test_parts_of_weights_are_sent_for_each_pass_and_gradients_once() -> None:
-    """Each block's weights for the forward and for the backward, all others once."""
+    """The weights of each block are sent for the forward and for the backward pass, all others once."""
     net = build(SPEC, seed=0)
     n = sum(p.numel() for p in net.parameters())
     blocks = sum(p.numel() for name, p in net.named_parameters() if ".layers." in name)
-    (one,), four = process_shares(SPEC, Mesh(), 240, 4), process_shares(SPEC, Mesh(fsdp=4), 240, 4)
-    both = process_shares(SPEC, Mesh(dp=2, fsdp=2), 240, 4)
-    assert one.weights_sent == 0
+    (single,), four = process_shares(SPEC, Mesh(), 240, 4), process_shares(SPEC, Mesh(fsdp=4), 240, 4)
+    replicated = process_shares(SPEC, Mesh(dp=2, fsdp=2), 240, 4)
+    assert single.weights_sent == 0
     assert [share.weights_sent for share in four] == [3 * 4 * (n + blocks) // 4] * 4
     assert [share.gradients_sent for share in four] == [3 * 4 * n // 4] * 4
-    assert [share.gradients_sent for share in both] == [4 * n // 2 + 2 * 4 * n // 4] * 4
-    assert [share.weights_sent for share in both] == [4 * (n + blocks) // 2] * 4
-    assert all(share.memory < beside.memory for share, beside in zip(four, both, strict=True))
+    assert [share.gradients_sent for share in replicated] == [4 * n // 2 + 2 * 4 * n // 4] * 4
+    assert [share.weights_sent for share in replicated] == [4 * (n + blocks) // 2] * 4
+    assert all(share.memory < other.memory for share, other in zip(four, replicated, strict=True))

@@ -1,4 +1,4 @@
-"""Models of 8 and 4 bits: which layers are rounded, to what, and that all ways of running them agree."""
+"""Models in 8 and 4 bits: which layers are rounded, to what, and that all ways to run them agree."""
 
 from dataclasses import replace
 
@@ -63,10 +63,10 @@ def test_what_cannot_be_quantized_is_an_error() -> None:
     attach(adapted, Adapter.fresh(adapted, Lora(rank=2)))
     with pytest.raises(ConfigError, match=r"merge adapters first"):
         quantize_model(adapted, "int8")
-    done = fresh()
-    quantize_model(done, "int8")
+    quantized = fresh()
+    quantize_model(quantized, "int8")
     with pytest.raises(ConfigError, match=r"take a model of plain weights"):
-        quantize_model(done, "int4")
+        quantize_model(quantized, "int4")
 
 
 @pytest.mark.parametrize(("weights", "value"), [("int8", torch.nan), ("int4", torch.inf)])
@@ -83,58 +83,58 @@ def test_a_weight_that_is_no_number_is_named_and_nothing_is_changed(weights: str
 
 @torch.no_grad()
 def test_calibration_is_gptq_of_what_the_quantized_layers_before_give() -> None:
-    """Blocks whose positions differ are given different rotations."""
+    """The blocks have different positions, so that calibration must give each its own rotation."""
     rows = list(IDS)
     schemes = tuple(Rotary(pairing="halves", theta=theta) for theta in (10000.0, 3.0, 100.0))
     spec = replace(SPEC, layers=3, patterns=3 * SPEC.patterns[:1], positions=PerLayer(schemes))
     model, plain = fresh(spec), fresh(spec)
     quantize_model(model, "int4", calibrate=rows)
     partly = fresh(spec)
-    found = quantized_layers(model)
+    layers = quantized_layers(model)
     name = "model.layers.2.mlp.gate_proj"
-    # the first two blocks as they were made, the third as it was: what its feed-forward is given is what was summed
-    for at in (0, 1):
-        partly.model.layers[at] = model.model.layers[at]
-    seen: list[Tensor] = []
-    partly.get_submodule(name).register_forward_pre_hook(lambda _, x: seen.append(x[0]))
+    # the first two blocks are quantized, the third is not: its feed-forward is given the inputs that were summed
+    for index in (0, 1):
+        partly.model.layers[index] = model.model.layers[index]
+    inputs: list[Tensor] = []
+    partly.get_submodule(name).register_forward_pre_hook(lambda _, x: inputs.append(x[0]))
     for row in rows:
         partly(row[None])
-    hessian = sum(x[0].T @ x[0] for x in seen).double()
-    wanted = gptq(plain.get_submodule(name).weight, hessian, 4, 32)
-    assert (found[name].panels.unpack().codes == wanted.codes).float().mean() > 0.999
-    other = fresh()
-    quantize_model(other, "int4")
+    hessian = sum(x[0].T @ x[0] for x in inputs).double()
+    expected = gptq(plain.get_submodule(name).weight, hessian, 4, 32)
+    assert (layers[name].panels.unpack().codes == expected.codes).float().mean() > 0.999
+    rounded = fresh()
+    quantize_model(rounded, "int4")
     reference = plain(IDS)
-    gaps = [float((one(IDS) - reference).square().mean()) for one in (model, other)]
+    gaps = [float((candidate(IDS) - reference).square().mean()) for candidate in (model, rounded)]
     assert gaps[0] < 0.8 * gaps[1]
 
 
 def dense(model: Decoder, dtype: torch.dtype) -> Tensor:
-    """Logits of a few places by plain weights in place of the codes, in a dtype."""
+    """Returns logits of a few positions in a dtype, with dequantized weights in place of the codes."""
     plain = fresh(dtype=next(model.parameters()).dtype).to(dtype)
     for name, layer in quantized_layers(model).items():
         plain.get_submodule(name).weight.data = layer.dequantize().to(dtype)
     return plain(IDS[:, :36])[:, 30:]
 
 
-def off(found: Tensor, wanted: Tensor) -> float:
-    return float((found.double() - wanted.double()).abs().max() / wanted.double().abs().max())
+def off(actual: Tensor, expected: Tensor) -> float:
+    return float((actual.double() - expected.double()).abs().max() / expected.double().abs().max())
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
 def test_native_steps_are_those_of_the_modules(weights: str, dtype: torch.dtype) -> None:
-    """Both round inputs to the same 8 bits, and each is off by what the dtype costs plain weights."""
+    """Both round inputs to the same 8 bits and differ by at most twice the error of the dtype with plain weights."""
     if library() is None:
         pytest.skip("needs the native kernels")
     model = fresh(dtype=dtype)
     quantize_model(model, weights, output=weights == "int8")
-    native, plain = model.make_cache(3), model.make_cache(3)
-    for cache in (native, plain):
+    native_cache, plain_cache = model.make_cache(3), model.make_cache(3)
+    for cache in (native_cache, plain_cache):
         model(IDS[:, :30], cache=cache)
-    step = DecodeStep(model, native.pages)
-    within = 2 * off(dense(model, dtype), dense(model, torch.float64))
-    for at in range(30, 36):
-        ids = IDS[:, at : at + 1]
-        assert off(native_step(step, native, ids), model(ids, cache=plain)) < within
+    step = DecodeStep(model, native_cache.pages)
+    tolerance = 2 * off(dense(model, dtype), dense(model, torch.float64))
+    for position in range(30, 36):
+        ids = IDS[:, position : position + 1]
+        assert off(native_step(step, native_cache, ids), model(ids, cache=plain_cache)) < tolerance

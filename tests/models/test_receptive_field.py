@@ -1,4 +1,4 @@
-"""Patterns change what is seen, never what is trained (rows 103, 104, 105, 14)."""
+"""Patterns change which tokens are seen, and never which parameters are trained (rows 103, 104, 105, 14)."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def model_of(patterns: tuple[Pattern, ...]) -> Decoder:
 
 
 def influence(model: Decoder) -> torch.Tensor:
-    """bool [LENGTH]: which input embeddings the last token's state depends on, by gradient."""
+    """Returns bool [LENGTH]: the input embeddings that the last token's state depends on, by gradient."""
     ids = torch.randint(VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(1))
     embedded: list[torch.Tensor] = []
 
@@ -41,12 +41,12 @@ def influence(model: Decoder) -> torch.Tensor:
 
 
 def predicted(patterns: tuple[Pattern, ...]) -> set[int]:
-    """Tokens reachable from the last one along allowed pairs, layer by layer: written out, nothing reused."""
-    at = Tokens.range(LENGTH)
+    """Returns the tokens that are reachable from the last one along allowed pairs, layer by layer."""
+    tokens = Tokens.range(LENGTH)
     reached = {LENGTH - 1}
     for pattern in reversed(patterns):
-        sees = visible(pattern, at, at)[0, 0]
-        reached |= {k for q in reached for k in range(LENGTH) if sees[q, k]}
+        allowed = visible(pattern, tokens, tokens)[0, 0]
+        reached |= {k for q in reached for k in range(LENGTH) if allowed[q, k]}
     return reached
 
 
@@ -68,7 +68,7 @@ def test_sinks_have_no_bound() -> None:
 
 
 def test_layers_see_through_their_own_pattern() -> None:
-    """Row 103: the layer's pattern, not another's."""
+    """Row 103: each layer has its own pattern, not that of another."""
     model = model_of(LISTS[0])
     assert [block.self_attn.pattern for block in model.model.layers] == list(LISTS[0])  # type: ignore[union-attr]
 
@@ -81,7 +81,7 @@ def test_the_same_weights_load_in_all_patterns() -> None:
         assert cost.parameter_count(spec) == cost.parameter_count(base.spec)
         model = build(spec, dtype=torch.float64, seed=1)
         model.load_state_dict(base.state_dict())
-        # As far as a window reaches past the row's start, it sees what a causal pattern sees.
+        # The first token sees only itself in every pattern.
         assert torch.allclose(model(ids[:, :1]), base(ids[:, :1]), rtol=0, atol=1e-12)
 
 
@@ -92,6 +92,6 @@ def test_no_output_depends_on_a_later_token() -> None:
         changed = ids.clone()
         changed[0, 20] = (ids[0, 20] + 1) % VOCAB
         with torch.no_grad():
-            a, b = model(ids), model(changed)
-        assert torch.equal(a[:, :20], b[:, :20])
-        assert not torch.equal(a[:, 20:], b[:, 20:])
+            before, after = model(ids), model(changed)
+        assert torch.equal(before[:, :20], after[:, :20])
+        assert not torch.equal(before[:, 20:], after[:, 20:])

@@ -1,4 +1,4 @@
-"""What models, layers and pure values refuse, and what they say then."""
+"""What models, layers and pure values refuse, and their messages."""
 
 import re
 from collections.abc import Callable
@@ -30,7 +30,7 @@ EMBEDDER = ENCODER.with_head(Head("embed"))
 
 
 class Evens(Pattern):
-    """Without a primitive."""
+    """A pattern that is not built from the primitives of the library."""
 
     def allows(self, q: Tokens, k: Tokens) -> Any:
         return (k.index % 2 == 0).expand(*q.index.shape[:-1], q.count, k.count)
@@ -39,24 +39,24 @@ class Evens(Pattern):
         raise NotImplementedError
 
 
-def decoder(ids: torch.Tensor = IDS, **more: Any) -> Any:
-    return build(DECODER, seed=0)(ids, **more)
+def decoder(ids: torch.Tensor = IDS, **options: Any) -> Any:
+    return build(DECODER, seed=0)(ids, **options)
 
 
-def pair(source: torch.Tensor, ids: torch.Tensor, **more: Any) -> Any:
-    return build(PAIR, seed=0)(source, ids, **more)
+def pair(source: torch.Tensor, ids: torch.Tensor, **options: Any) -> Any:
+    return build(PAIR, seed=0)(source, ids, **options)
 
 
-def attention(**more: Any) -> Attention:
-    return Attention(16, 2, pattern=Full(), **more)
+def attention(**options: Any) -> Attention:
+    return Attention(16, 2, pattern=Full(), **options)
 
 
-def block(**more: Any) -> Block:
-    return Block(attention(), FeedForward(16, 16), lambda: RMSNorm(16), **more)
+def block(**options: Any) -> Block:
+    return Block(attention(), FeedForward(16, 16), lambda: RMSNorm(16), **options)
 
 
 def sums() -> Any:
-    """A layer's cache that keeps no keys."""
+    """Returns the cache of one layer that keeps no keys."""
     return build(DECODER.with_mixer(LinearAttentionSpec("elu+1")), seed=0).make_cache(1).pages[0]
 
 

@@ -1,4 +1,4 @@
-"""Row 25: a model that learns to write a sequence backwards."""
+"""Row 25: a model learns to write a sequence backwards."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ START, END = 0, 1
 
 
 def reversals(rows: int, generator: torch.Generator, longest: int = 10, vocab: int = 16) -> tuple[Any, ...]:
-    """Random sequences and themselves backwards: (sources [B, S], their tokens, targets [B, T], their lengths); a
+    """Returns random sequences and their reversals: (sources [B, S], their tokens, targets [B, T], their lengths); a
     target ends with END."""
     lengths = torch.randint(2, longest + 1, (rows,), generator=generator)
     sources = torch.randint(2, vocab, (rows, longest), generator=generator)
@@ -31,13 +31,13 @@ def test_row_25_reversing_is_learned_and_greedy_decoding_is_the_repeated_full_fo
     spec = ModelSpec.of_pair("transformer", **size, tied=True, dropout=0.0, init_std=64**-0.5)
     model = build(spec, seed=0)
     assert isinstance(model, EncoderDecoder)
-    steps, warmup, g = 500, 100, torch.Generator().manual_seed(0)
+    steps, warmup, generator = 500, 100, torch.Generator().manual_seed(0)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda i: min((i + 1) / warmup, (steps - i) / (steps - warmup))
     )
     for _ in range(steps):
-        sources, tokens, targets, lengths = reversals(48, g)
+        sources, tokens, targets, lengths = reversals(48, generator)
         shifted = F.pad(targets[:, :-1], (1, 0), value=START)  # teacher forcing
         logits = model(sources, shifted, source_tokens=tokens)
         inside = torch.arange(targets.shape[1]) < lengths[:, None]
@@ -49,14 +49,16 @@ def test_row_25_reversing_is_learned_and_greedy_decoding_is_the_repeated_full_fo
     model.eval()
     sources, tokens, targets, lengths = reversals(200, torch.Generator().manual_seed(1))
     inputs = [row[: n - 1].tolist() for row, n in zip(sources, lengths.tolist(), strict=True)]
-    wanted = [row[:n].tolist() for row, n in zip(targets, lengths.tolist(), strict=True)]
+    expected = [row[:n].tolist() for row, n in zip(targets, lengths.tolist(), strict=True)]
     ids = {"decoder_start_token_id": START, "eos_token_id": END}
-    found = [one.ids for one in translate(model, inputs, GenerationConfig(max_new_tokens=12), generation=ids)]
-    right = sum(a == b for a, b in zip(found, wanted, strict=True))
-    assert right >= 196, f"{right} of 200 sequences are reversed"
-    for source, text in zip(inputs[:20], found, strict=False):
+    outputs = [
+        result.ids for result in translate(model, inputs, GenerationConfig(max_new_tokens=12), generation=ids)
+    ]
+    correct = sum(a == b for a, b in zip(outputs, expected, strict=True))
+    assert correct >= 196, f"{correct} of 200 sequences are reversed"
+    for source, output in zip(inputs[:20], outputs, strict=False):
         written = [START]
         while written[-1] != END and len(written) <= 12:
             with torch.no_grad():
                 written.append(int(model(torch.tensor([source]), torch.tensor([written]))[0, -1].argmax()))
-        assert written[1:] == text
+        assert written[1:] == output

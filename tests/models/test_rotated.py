@@ -1,4 +1,4 @@
-"""What a native step rotates by is what the model's layers rotate by, to the bit."""
+"""A native step rotates by the same table as the model's layers, to the bit."""
 
 import pytest
 import torch
@@ -15,8 +15,8 @@ from headway.tokens import Tokens
 def test_its_rows_are_those_of_the_tokens(
     pairing: str, trainable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Near the beginning, where rows are kept, at the end of what is kept, and behind it; frequencies that are trained
-    between two steps are the new ones."""
+    """Tables are equal within the rows that are kept, at their end and beyond it, also with frequencies that are
+    trained between two steps."""
     monkeypatch.setattr(rotated, "KEPT", 100)
     rotary = RotaryEmbedding(Rotary(100.0, pairing=pairing, trainable=trainable), 12)
     step = Rotated(rotary, torch.float32)

@@ -1,4 +1,4 @@
-"""Logits of some slots are those of all, though the last layer computes no others."""
+"""Logits of selected slots are those of all slots, though the last layer only computes the selected ones."""
 
 from typing import Any
 
@@ -59,7 +59,7 @@ def ids_of(rows: int = 2) -> Tensor:
 
 
 def given_to_last(model: Decoder) -> list[int]:
-    """The slots that the last feed-forward is given, call by call."""
+    """Returns a list that gets the number of slots which the last feed-forward is given, call by call."""
     counts: list[int] = []
     model.model.blocks[-1].mlp.register_forward_pre_hook(lambda _, args: counts.append(args[0].shape[1]))
     return counts
@@ -76,9 +76,9 @@ def given_to_last(model: Decoder) -> list[int]:
 def test_slots_are_those_of_all(last: str, scheme: str, order: str, rows: str, slots: list[int]) -> None:
     model = model_of(patterns=(Causal(), LAST[last]), positions=SCHEMES[scheme], order=order)
     counts = given_to_last(model)
-    whole, which = model(ids_of(), tokens=ROWS[rows]), torch.tensor(slots)
-    some = model(ids_of(), tokens=ROWS[rows], logits_for=which)
-    torch.testing.assert_close(some, whole[:, which], rtol=1e-10, atol=1e-10)
+    full, selected = model(ids_of(), tokens=ROWS[rows]), torch.tensor(slots)
+    actual = model(ids_of(), tokens=ROWS[rows], logits_for=selected)
+    torch.testing.assert_close(actual, full[:, selected], rtol=1e-10, atol=1e-10)
     assert counts == [LENGTH, len(slots)]
 
 
@@ -87,10 +87,10 @@ def test_slots_are_those_of_all(last: str, scheme: str, order: str, rows: str, s
 def test_a_chunk_behind_a_cache(last: str) -> None:
     model, ids = model_of(patterns=(Causal(), LAST[last])), ids_of()
     counts = given_to_last(model)
-    whole, cache = model(ids), model.make_cache(2)
+    full, cache = model(ids), model.make_cache(2)
     for begin, end in ((0, 6), (6, 17), (17, LENGTH)):
-        one = model(ids[:, begin:end], cache=cache, logits_for=slice(-1, None))
-        torch.testing.assert_close(one[:, 0], whole[:, end - 1], rtol=1e-10, atol=1e-10)
+        last_logits = model(ids[:, begin:end], cache=cache, logits_for=slice(-1, None))
+        torch.testing.assert_close(last_logits[:, 0], full[:, end - 1], rtol=1e-10, atol=1e-10)
     assert counts == [LENGTH, 2, 2, 2], "one of each row"
 
 
@@ -98,25 +98,25 @@ def test_a_chunk_behind_a_cache(last: str) -> None:
 def test_backends_that_know_no_other_queries_compute_all(backend: str) -> None:
     model = model_of(backend, patterns=(Window.last(5), Window.last(4)))
     model = model.float() if backend == "native" else model
-    whole = model(ids_of())
-    some = model(ids_of(), logits_for=torch.tensor([[20, 2], [3, 7]]))
-    expected = torch.stack([whole[0, [20, 2]], whole[1, [3, 7]]])
-    torch.testing.assert_close(some, expected, rtol=1e-4, atol=1e-4 if backend == "native" else 1e-10)
+    full = model(ids_of())
+    actual = model(ids_of(), logits_for=torch.tensor([[20, 2], [3, 7]]))
+    expected = torch.stack([full[0, [20, 2]], full[1, [3, 7]]])
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4 if backend == "native" else 1e-10)
 
 
 def test_linear_attention_sums_over_all() -> None:
     model = model_of(patterns=(Causal(), Causal()), mixers=LinearAttentionSpec("relu"), attention_scale=None)
-    whole = model(ids_of())
-    torch.testing.assert_close(model(ids_of(), logits_for=slice(3, 9)), whole[:, 3:9], rtol=1e-10, atol=1e-10)
+    full = model(ids_of())
+    torch.testing.assert_close(model(ids_of(), logits_for=slice(3, 9)), full[:, 3:9], rtol=1e-10, atol=1e-10)
 
 
 def test_dropout_of_weights_draws_what_it_draws_for_all() -> None:
     model = model_of(patterns=(Causal(), Causal()), attention_dropout=0.5).train()
     torch.manual_seed(0)
-    whole = model(ids_of())
+    full = model(ids_of())
     torch.manual_seed(0)
-    some = model(ids_of(), logits_for=slice(-2, None))
-    torch.testing.assert_close(some, whole[:, -2:], rtol=1e-10, atol=1e-10)
+    actual = model(ids_of(), logits_for=slice(-2, None))
+    torch.testing.assert_close(actual, full[:, -2:], rtol=1e-10, atol=1e-10)
 
 
 def test_a_slice_that_goes_backwards_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Specs that cannot be are refused in words; those that can are built, the same for the same seed."""
+"""Impossible specs are refused with a reason; possible ones are built, equal for equal seeds."""
 
 import math
 from dataclasses import FrozenInstanceError, replace
@@ -103,13 +103,13 @@ def test_patterns_are_given_once_or_by_layer_or_repeated() -> None:
     assert ModelSpec.of("llama", **FIELDS, patterns=window).patterns == (window,) * 4
     repeated = ModelSpec.of("llama", **FIELDS, patterns=[window, Causal()])
     assert repeated.patterns == (window, Causal(), window, Causal())
-    own = (window, window, window, Causal())
-    assert repeated.with_patterns(own).patterns == own
-    assert repeated.with_patterns(own) == ModelSpec.of("llama", **FIELDS, patterns=own)
+    by_layer = (window, window, window, Causal())
+    assert repeated.with_patterns(by_layer).patterns == by_layer
+    assert repeated.with_patterns(by_layer) == ModelSpec.of("llama", **FIELDS, patterns=by_layer)
 
 
 def test_families_are_data() -> None:
-    others = {*DECODERS, *HYBRIDS, *PAIRS, *ENCODERS}
+    special = {*DECODERS, *HYBRIDS, *PAIRS, *ENCODERS}
     assert {n for n in FAMILIES if set(ModelSpec.of(n, **FIELDS).mixers) != {Softmax()}} <= {
         *HYBRIDS,
         "gemma3n_text",
@@ -120,9 +120,9 @@ def test_families_are_data() -> None:
     assert not any(
         any(ModelSpec.of(name, **FIELDS).experts) for name in FAMILIES if name not in {*EXPERTS, *HYBRIDS}
     )
-    apart = {*DECODERS, *EXPERTS}
-    specs = {name: ModelSpec.of(name, **FIELDS) for name in FAMILIES if name not in apart}
-    llamas = [n for n, s in specs.items() if s.causal and s.gated and s.norm == "rms" and n not in others]
+    tested_apart = {*DECODERS, *EXPERTS}
+    specs = {name: ModelSpec.of(name, **FIELDS) for name in FAMILIES if name not in tested_apart}
+    llamas = [n for n, s in specs.items() if s.causal and s.gated and s.norm == "rms" and n not in special]
     normed = [name for name in NORMED if name != "olmo"]
     assert llamas == ["llama", "mistral", "ministral", "qwen2", "qwen3", *normed]
     assert [n for n in llamas if specs[n].qkv_bias] == ["qwen2", "glm4"]
@@ -160,11 +160,11 @@ def test_one_dial() -> None:
         assert 0 <= spec.hidden - 8 * spec.width / 3 < 64
         assert spec.heads // spec.kv_heads == (1 if depth % 2 else 2)
         assert spec.tied
-    other = ModelSpec.of_depth(
+    changed = ModelSpec.of_depth(
         6, 300, group=3, tied=False, hidden=500, family="qwen3", patterns=[Window.last(9), Causal()]
     )
-    assert (other.kv_heads, other.tied, other.hidden, other.qk_norm) == (2, False, 500, "head")
-    assert other.patterns[:2] == (Window.last(9), Causal())
+    assert (changed.kv_heads, changed.tied, changed.hidden, changed.qk_norm) == (2, False, 500, "head")
+    assert changed.patterns[:2] == (Window.last(9), Causal())
     with pytest.raises(ValueError, match="6 heads cannot be shared 4 to a kv head; group must divide 6"):
         ModelSpec.of_depth(6, 300, group=4)
     with pytest.raises(ValueError, match="depth counts layers, 1 or more, got 0"):
@@ -176,13 +176,13 @@ def test_the_same_seed_gives_the_same_weights() -> None:
     a, b, c = (build(spec, seed=s).state_dict() for s in (1, 1, 2))
     assert all(torch.equal(a[n], b[n]) for n in a)
     assert not torch.equal(a["model.embed_tokens.weight"], c["model.embed_tokens.weight"])
-    low = build(spec, seed=1, dtype=torch.bfloat16).state_dict()
-    assert all(torch.equal(a[n].bfloat16(), low[n]) for n in a)
+    in_bf16 = build(spec, seed=1, dtype=torch.bfloat16).state_dict()
+    assert all(torch.equal(a[n].bfloat16(), in_bf16[n]) for n in a)
     torch.manual_seed(3)
     first = build(spec).state_dict()
     torch.manual_seed(3)
-    again = build(spec).state_dict()
-    assert all(torch.equal(first[n], again[n]) for n in first)
+    second = build(spec).state_dict()
+    assert all(torch.equal(first[n], second[n]) for n in first)
 
 
 def test_fresh_weights_are_those_of_the_table() -> None:
@@ -203,7 +203,7 @@ def test_fresh_weights_are_those_of_the_table() -> None:
 
 
 def test_every_parameter_is_filled() -> None:
-    """Memory is poisoned with NaN in tests: what is not written shows."""
+    """Tests fill fresh memory with NaN: parameters that are not written show."""
     for positions in (Learned(64), NoPositions()):
         spec = ModelSpec.of("llama", **FIELDS, positions=positions, trained_context=64, mlp_bias=True)
         for name, parameter in build(spec, seed=0).named_parameters():
@@ -214,10 +214,10 @@ def test_parameter_names_are_those_of_transformers() -> None:
     from tests.models import oracle
 
     for family in oracle.FAMILY_NAMES:
-        theirs = oracle.random_model(oracle.config(family, 2, False))
+        reference = oracle.random_model(oracle.config(family, 2, False))
         model = build(oracle.spec(family, 2, False), device="meta")
         assert {n: p.shape for n, p in model.state_dict().items()} == {
-            n: p.shape for n, p in theirs.state_dict().items()
+            n: p.shape for n, p in reference.state_dict().items()
         }
     tied = build(oracle.spec("llama", 2, True), device="meta")
     assert "lm_head.weight" not in tied.state_dict()

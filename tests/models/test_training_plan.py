@@ -1,4 +1,4 @@
-"""`headway plan` on devices of a data sheet: whether training fits, and the hours that it takes."""
+"""`headway plan` for devices with a data sheet: whether training fits, and the hours that it takes."""
 
 import json
 from typing import Any
@@ -24,40 +24,40 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     assert run(["plan", *arguments, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
 
 
 def command_of(row: int) -> list[str]:
-    (own,) = (one for one in rows() if one.number == row)
-    name, *arguments = own.shown_by.split()[1:]
+    (requirement,) = (candidate for candidate in rows() if candidate.number == row)
+    name, *arguments = requirement.shown_by.split()[1:]
     assert name == "plan"
     return arguments
 
 
 def test_row_116_the_hours_of_alpaca_are_a_share_of_the_peak(capsys: pytest.CaptureFixture[str]) -> None:
-    """52K rows of 512, 3 epochs, 8 A100 of 80 GB, 3 hours: the operations are 6 N for each token, and a little for the
-    scores, and the published time leaves seven eighths of the peak unused."""
-    found = planned(capsys, *command_of(116))
-    took, n = found["training_time"], cost.parameter_count(catalog.spec("llama-1-7b"))
-    assert took["tokens"] == 52_000 * 512 * 3
-    assert 6 * 0.97 * n < took["flops"] / took["tokens"] < 6 * 1.03 * n
-    assert took["seconds"] == pytest.approx(took["flops"] / (8 * 312e12))
-    assert took["share"] == pytest.approx(took["seconds"] / (3 * 3600))
-    assert 0.1 < took["share"] < 0.15
-    assert found["training_fits"]
+    """52K rows of 512, 3 epochs, 8 A100 of 80 GB, 3 hours: 6 N operations for each token and a few more for the scores;
+    the published time leaves seven eighths of the peak unused."""
+    report = planned(capsys, *command_of(116))
+    time, n = report["training_time"], cost.parameter_count(catalog.spec("llama-1-7b"))
+    assert time["tokens"] == 52_000 * 512 * 3
+    assert 6 * 0.97 * n < time["flops"] / time["tokens"] < 6 * 1.03 * n
+    assert time["seconds"] == pytest.approx(time["flops"] / (8 * 312e12))
+    assert time["share"] == pytest.approx(time["seconds"] / (3 * 3600))
+    assert 0.1 < time["share"] < 0.15
+    assert report["training_fits"]
 
 
 def test_row_116_vicuna_fits_with_blocks_computed_again_and_not_without(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """70K rows of 2048 in a day, where the document says that checkpointing solved the memory."""
+    """70K rows of 2048 in a day; the document says that checkpointing was needed to save memory."""
     sizes = ["llama-1-13b", "--context", "2048", "--batch", "128", "--device", "A100-80G"]
     shared = [*sizes, "--processes", "8", "--mesh", "fsdp=8"]
-    found = planned(capsys, *shared, "--rows", "70000", "--epochs", "3", "--hours", "24")
-    assert (found["training_fits"], found["checkpointed_fits"]) == (False, True)
-    assert 0.1 < found["training_time"]["share"] < 0.2
-    assert found["training_needed"] == max(share["memory"] for share in found["processes"])
+    report = planned(capsys, *shared, "--rows", "70000", "--epochs", "3", "--hours", "24")
+    assert (report["training_fits"], report["checkpointed_fits"]) == (False, True)
+    assert 0.1 < report["training_time"]["share"] < 0.2
+    assert report["training_needed"] == max(share["memory"] for share in report["processes"])
     assert run(["plan", *shared]) == 0
     out = capsys.readouterr().out
     assert "to train in each of 8 processes, it does NOT fit: 227.95 GiB of 80.00 GiB" in out
@@ -68,32 +68,32 @@ def test_row_116_vicuna_fits_with_blocks_computed_again_and_not_without(
 @pytest.mark.usefixtures("_quick")
 def test_row_91_it_is_training_that_fits_in_24_gib(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = command_of(91)
-    found = planned(capsys, *arguments)
-    assert found["machine"]["memory"] == 24 * 2**30
-    assert (found["context"], found["batch"]) == (1024, 8)
-    assert found["training_needed"] == sum(found["training"].values()) > found["needed"]
-    assert found["training_fits"]
+    report = planned(capsys, *arguments)
+    assert report["machine"]["memory"] == 24 * 2**30
+    assert (report["context"], report["batch"]) == (1024, 8)
+    assert report["training_needed"] == sum(report["training"].values()) > report["needed"]
+    assert report["training_fits"]
     assert not planned(capsys, *arguments, "--memory", "4GiB")["training_fits"], "which it could be run in"
     assert planned(capsys, *arguments, "--memory", "4GiB")["fits"]
 
 
 @pytest.mark.usefixtures("_quick")
 def test_row_44_the_command_shows_what_either_saves(capsys: pytest.CaptureFixture[str]) -> None:
-    """Scores that are computed again, and blocks that are: each takes gibibytes from the peak."""
-    found = planned(capsys, *command_of(44))
-    peak = sum(found["training"].values())
-    assert found["checkpointed"] < 0.7 * peak < 0.7 * 0.5 * found["scores_stored"]
+    """Recomputed scores and checkpointed blocks each save gibibytes of the peak."""
+    report = planned(capsys, *command_of(44))
+    peak = sum(report["training"].values())
+    assert report["checkpointed"] < 0.7 * peak < 0.7 * 0.5 * report["scores_stored"]
     spec = catalog.spec("llama-1-13b")
-    whole = training_bytes(spec, found["context"], found["batch"], torch.bfloat16, scores="stored")
-    assert found["scores_stored"] == sum(whole.values())
+    stored = training_bytes(spec, report["context"], report["batch"], torch.bfloat16, scores="stored")
+    assert report["scores_stored"] == sum(stored.values())
 
 
 @pytest.mark.usefixtures("_quick")
 def test_processes_of_this_machine_share_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    found = planned(capsys, "gpt2", "--batch", "2", "--processes", "2", "--rows", "10")
-    assert found["training_needed"] == sum(share["memory"] for share in found["processes"])
-    assert found["training_time"]["devices"] == 1, "whose peak is that of all cores"
-    assert found["training_time"]["share"] is None
+    report = planned(capsys, "gpt2", "--batch", "2", "--processes", "2", "--rows", "10")
+    assert report["training_needed"] == sum(share["memory"] for share in report["processes"])
+    assert report["training_time"]["devices"] == 1, "whose peak is that of all cores"
+    assert report["training_time"]["share"] is None
 
 
 def test_a_device_is_its_data_sheet() -> None:
@@ -110,9 +110,9 @@ def test_time_is_that_of_all_tokens_on_all_devices() -> None:
     spec = catalog.spec("gpt2")
     once = training_time(spec, 64, 100, 1e12)
     assert once.seconds == 100 * 64 * cost.train_flops(spec, 64) / 1e12
-    more = training_time(spec, 64, 100, 1e12, epochs=3, devices=2, hours=1.0)
-    assert more.seconds == pytest.approx(1.5 * once.seconds)
-    assert more.share == pytest.approx(more.seconds / 3600)
+    repeated = training_time(spec, 64, 100, 1e12, epochs=3, devices=2, hours=1.0)
+    assert repeated.seconds == pytest.approx(1.5 * once.seconds)
+    assert repeated.share == pytest.approx(repeated.seconds / 3600)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Calls of every kind for the kernels of every level, and everything that comes out of one."""
+"""Calls of every kind for the kernels of every level, and all results of a call."""
 
 from dataclasses import replace
 
@@ -38,13 +38,13 @@ SETS = ["one", "two"]
 
 
 def sides(kind: str, n: int) -> tuple[Tokens, Tokens]:
-    """Queries and keys: the same tokens, or a later chunk, queries before keys, a ring that has wrapped."""
+    """Returns queries and keys: the same tokens, or a later chunk, queries before keys, a ring that has wrapped."""
     if kind in ("left", "right"):
-        at = Tokens.from_lengths([n, n - n // 3], n, kind)
+        tokens = Tokens.from_lengths([n, n - n // 3], n, kind)
     elif kind == "packed":
-        at = Tokens.packed([[n // 3, n - n // 3], [n // 2]], n)
+        tokens = Tokens.packed([[n // 3, n - n // 3], [n // 2]], n)
     elif kind == "global":
-        at = Tokens.range(n).with_global([[0, n // 2], [n - 1]])
+        tokens = Tokens.range(n).with_global([[0, n // 2], [n - 1]])
     elif kind == "chunk":
         return Tokens.range(n // 4 + 1, start=n - n // 4 - 1), Tokens.range(n)
     elif kind == "before":
@@ -53,8 +53,8 @@ def sides(kind: str, n: int) -> tuple[Tokens, Tokens]:
         ring = Tokens(torch.cat((torch.arange(n, n + n // 3), torch.arange(n // 3, n))).unsqueeze(0))
         return Tokens.range(3, start=max(0, n + n // 3 - 3)), ring
     else:
-        at = Tokens.range(n)
-    return at, at
+        tokens = Tokens.range(n)
+    return tokens, tokens
 
 
 def steps(kind: str, heads: int) -> tuple[SoftCap | ALiBi | RelativeBias, ...]:
@@ -81,27 +81,27 @@ def problem(
     sets: str = "one",
 ) -> Problem:
     q, k = sides(kind, n)
-    more = {"score": steps(score, heads[0]), "dropout": dropout, "seed": 2**40 + n, "scale": scale}
+    options = {"score": steps(score, heads[0]), "dropout": dropout, "seed": 2**40 + n, "scale": scale}
     split = k.count // 3 if sets == "two" else None
-    return Problem.random(pattern, q, k, dtype, heads=heads, dims=dims, split=split, **more)
+    return Problem.random(pattern, q, k, dtype, heads=heads, dims=dims, split=split, **options)
 
 
 def outcome(case: Problem, threads: int = 1) -> list[Tensor]:
-    """out, lse and the gradients of q, k and v for fixed gradients of both; with this many threads."""
+    """Returns out, lse and the gradients of q, k and v for fixed gradients of both, computed with this many threads."""
     leaves = [t.detach().requires_grad_() for t in (case.q, case.k, case.v)]
     q, k, v = leaves
-    before = torch.get_num_threads()
+    previous = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         part = replace(case, q=q, k=k, v=v).run()
-        given = torch.Generator().manual_seed(1)
-        d_out = torch.randn(part.out.shape, generator=given).to(part.out.dtype)
-        d_lse = torch.randn(part.lse.shape, generator=given)
+        generator = torch.Generator().manual_seed(1)
+        d_out = torch.randn(part.out.shape, generator=generator).to(part.out.dtype)
+        d_lse = torch.randn(part.lse.shape, generator=generator)
         return [part.out, part.lse, *torch.autograd.grad((part.out, part.lse), leaves, (d_out, d_lse))]
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)
 
 
-def equal(a: list[Tensor], b: list[Tensor]) -> None:
-    for name, x, y in zip(("out", "lse", "dq", "dk", "dv"), a, b, strict=True):
+def equal(actual: list[Tensor], expected: list[Tensor]) -> None:
+    for name, x, y in zip(("out", "lse", "dq", "dk", "dv"), actual, expected, strict=True):
         assert torch.equal(x, y), name

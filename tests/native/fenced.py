@@ -43,20 +43,22 @@ def fences() -> Iterator[None]:
         FENCE.fence_on(0)
 
 
-def of_problem(*what: object, threads: int = 1, **more: object) -> Run:
+def of_problem(*arguments: object, threads: int = 1, **options: object) -> Run:
     torch.manual_seed(0)
-    case = problem(*what, **more)  # type: ignore[arg-type]
+    case = problem(*arguments, **options)  # type: ignore[arg-type]
 
     def run() -> list[Tensor]:
-        own = replace(case, q=case.q.clone(), k=case.k.clone(), v=case.v.clone())
-        return outcome(own, threads)
+        copied = replace(case, q=case.q.clone(), k=case.k.clone(), v=case.v.clone())
+        return outcome(copied, threads)
 
     return run
 
 
-def long(pattern: object, at: Tokens, dims: tuple[int, int], dtype: torch.dtype, score: str = "none") -> Run:
+def long(
+    pattern: object, tokens: Tokens, dims: tuple[int, int], dtype: torch.dtype, score: str = "none"
+) -> Run:
     torch.manual_seed(0)
-    case = Problem.random(pattern, at, at, dtype, 1, (2, 1), dims, score=steps(score, 2))  # type: ignore[arg-type]
+    case = Problem.random(pattern, tokens, tokens, dtype, 1, (2, 1), dims, score=steps(score, 2))  # type: ignore[arg-type]
     return lambda: outcome(replace(case, q=case.q.clone(), k=case.k.clone(), v=case.v.clone()))
 
 
@@ -64,26 +66,26 @@ def of_int8(queries: int, keys: int, dims: tuple[int, int], dtype: torch.dtype) 
     torch.manual_seed(0)
     q_tokens, k_tokens = Tokens.range(queries, start=keys - queries), Tokens.range(keys)
     case = Problem.random(Causal(), q_tokens, k_tokens, dtype, 2, (4, 2), dims)
-    kept = KeyValues(case.k, case.v, k_tokens).quantized()
+    stored = KeyValues(case.k, case.v, k_tokens).quantized()
 
     def run() -> list[Tensor]:
-        own = replace(
-            kept,
-            k=kept.k.clone(),
-            v=kept.v.clone(),
-            k_scale=kept.k_scale.clone(),
-            v_scale=kept.v_scale.clone(),
+        copied = replace(
+            stored,
+            k=stored.k.clone(),
+            v=stored.v.clone(),
+            k_scale=stored.k_scale.clone(),
+            v_scale=stored.v_scale.clone(),
         )
-        part = attend_keys(case.q.clone(), q_tokens, [own], Causal(), backend="native")
+        part = attend_keys(case.q.clone(), q_tokens, [copied], Causal(), backend="native")
         return [part.out, part.lse]
 
     return run
 
 
 def of_products(count: int, outputs: int, inputs: int, dtype: torch.dtype) -> Run:
-    draw = torch.Generator().manual_seed(0)
-    x, w = (torch.randn(n, inputs, generator=draw) for n in (count, outputs))
-    bias = torch.randn(outputs, generator=draw)
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(n, inputs, generator=generator) for n in (count, outputs))
+    bias = torch.randn(outputs, generator=generator)
     kinds: list[object] = [w, w.bfloat16(), compressed.Compressed.pack(w.bfloat16())]
     kinds += [Panels.pack(quantize_weights(w, bits, 32, symmetric=s)) for bits, s in ((8, True), (4, False))]
     if inputs % 256 == 0:
@@ -92,33 +94,33 @@ def of_products(count: int, outputs: int, inputs: int, dtype: torch.dtype) -> Ru
     coded = [Nf4.pack(w)] if inputs % 64 == 0 else []
 
     def run() -> list[Tensor]:
-        own = [t.clone() if isinstance(t, Tensor) else t._replace(data=t.data.clone()) for t in kinds]  # type: ignore[attr-defined]
-        own += [
+        copies = [t.clone() if isinstance(t, Tensor) else t._replace(data=t.data.clone()) for t in kinds]  # type: ignore[attr-defined]
+        copies += [
             replace(t, **{n: getattr(t, n).clone() for n in ("codes", "scales", "largest")}).native()
             for t in coded
         ]
-        return list(linear(x.to(dtype), own, [bias.clone()] * len(own)))  # type: ignore[arg-type]
+        return list(linear(x.to(dtype), copies, [bias.clone()] * len(copies)))  # type: ignore[arg-type]
 
     return run
 
 
 def of_rows(count: int, width: int, dtype: torch.dtype) -> Run:
-    draw = torch.Generator().manual_seed(0)
-    x, y = (torch.randn(count, width, generator=draw).to(dtype) for _ in range(2))
-    gain, targets = torch.randn(width, generator=draw).to(dtype), torch.arange(count) % width
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(count, width, generator=generator).to(dtype) for _ in range(2))
+    gain, targets = torch.randn(width, generator=generator).to(dtype), torch.arange(count) % width
 
     def run() -> list[Tensor]:
-        found: list[Tensor] = []
+        results: list[Tensor] = []
         for kind in ("rms", "layer"):
             leaves = [t.clone().requires_grad_() for t in (x, y, gain, gain)]
-            made = add_norm(kind, *leaves, 1e-5)  # type: ignore[arg-type]
-            found += [*made, *torch.autograd.grad(made, leaves, [y.clone(), x.clone()])]
-            both = [t.clone().requires_grad_() for t in (x, y)]
-            out = gated(*both, "gelu")
-            found += [out, *torch.autograd.grad(out, both, y.clone())]
+            normed = add_norm(kind, *leaves, 1e-5)  # type: ignore[arg-type]
+            results += [*normed, *torch.autograd.grad(normed, leaves, [y.clone(), x.clone()])]
+            gate_and_up = [t.clone().requires_grad_() for t in (x, y)]
+            out = gated(*gate_and_up, "gelu")
+            results += [out, *torch.autograd.grad(out, gate_and_up, y.clone())]
         logits = x.clone()
         return [
-            *found,
+            *results,
             *(t for t in rows.cross_entropy(logits, gain.clone(), targets.clone(), True) if t is not None),
             logits,
         ]
@@ -127,14 +129,14 @@ def of_rows(count: int, width: int, dtype: torch.dtype) -> Run:
 
 
 def of_step(dtype: torch.dtype) -> Run:
-    """Logits of the next token of two rows."""
-    made = model().to(dtype)
-    cache = read(made, 2)
+    """Computes the logits of the next token of two rows."""
+    decoder = model().to(dtype)
+    cache = read(decoder, 2)
 
     def run() -> list[Tensor]:
         with torch.inference_mode():
             copy = cache.fork()
-            return [native(DecodeStep(made, copy.pages), copy, torch.tensor([[3], [5]]))]
+            return [native(DecodeStep(decoder, copy.pages), copy, torch.tensor([[3], [5]]))]
 
     return run
 
@@ -148,7 +150,7 @@ SHORT: dict[str, Run] = {
     "rows": of_rows(3, 33, SINGLE),
     "a step": of_step(SINGLE),
 }
-"""Where the kernels ask for all kinds of memory that there are."""
+"""Calls in which the kernels request every kind of memory that they use."""
 
 
 def calls(dtype: torch.dtype) -> Iterator[tuple[str, Run]]:
@@ -170,21 +172,21 @@ def calls(dtype: torch.dtype) -> Iterator[tuple[str, Run]]:
     yield "a step", of_step(dtype)
 
 
-def same(name: str, got: list[Tensor], right: list[Tensor]) -> None:
-    for a, b in zip(got, right, strict=True):
+def same(name: str, actual: list[Tensor], expected: list[Tensor]) -> None:
+    for a, b in zip(actual, expected, strict=True):
         assert torch.equal(a, b), name
 
 
 def nothing_lies_outside() -> None:
-    """The bits are the same with fences at the end of each tensor and of all memory that the kernels ask for."""
+    """The bits are the same with fences at the end of each tensor and of all memory that the kernels request."""
     for name, run in (*SHORT.items(), *calls(SINGLE), *calls(HALF)):
-        right = run()
+        expected = run()
         with fences():
-            same(name, run(), right)
+            same(name, run(), expected)
 
 
 def refusing(run: Run, number: int) -> list[Tensor] | None:
-    """None where the request of this number, which is refused, ends the call as it should."""
+    """Refuses the request with this number. Returns None if the call ends with the expected error."""
     FENCE.fence_refuse(number)
     try:
         with fences():
@@ -196,19 +198,19 @@ def refusing(run: Run, number: int) -> list[Tensor] | None:
 
 
 def no_memory_is_said() -> None:
-    """Whichever request is refused; the next call is as it should be."""
+    """Whichever request is refused, an error says so, and the next call is right."""
     for name, run in SHORT.items():
-        right, refused = run(), 0
-        while (got := refusing(run, refused)) is None:
+        expected, refused = run(), 0
+        while (actual := refusing(run, refused)) is None:
             refused += 1
-        same(name, got, right)
+        same(name, actual, expected)
         assert refused == FENCE.fence_requests() > 1, name
 
 
 def asked_by_backward(pattern: Pattern, n: int, heads: int, dims: tuple[int, int]) -> int:
-    """Bytes."""
-    at = Tokens.range(n)
-    case = Problem.random(pattern, at, at, rows=1, heads=(heads, heads), dims=dims)
+    """Returns the bytes that a backward pass requests beyond its forward pass."""
+    tokens = Tokens.range(n)
+    case = Problem.random(pattern, tokens, tokens, rows=1, heads=(heads, heads), dims=dims)
     sizes = []
     with fences():
         for run in (case.run, lambda: outcome(case)):
@@ -219,8 +221,8 @@ def asked_by_backward(pattern: Pattern, n: int, heads: int, dims: tuple[int, int
 
 
 def long_rows_need_no_more() -> None:
-    """Sums of keys are kept where two parts of the queries read them, of windows and the first keys: as many in rows
-    twice as long. Keys that outgrow a cache are taken in stretches: there is more of the gradients of queries only."""
+    """Sums of keys are kept where two parts of the queries read them, for windows and first keys: as many in rows twice
+    as long. Keys that outgrow a cache are taken in stretches: only the gradients of queries grow."""
     for pattern in (Window.last(70), Window.last(70) | Causal() & Sink(70)):
         once, twice = (asked_by_backward(pattern, n, 8, (1, 1)) for n in (4032, 8064))
         assert once == twice, (pattern, once, twice)

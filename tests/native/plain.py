@@ -1,4 +1,4 @@
-"""Attention as the formula says it, with scores, dropout, the logsumexp and gradients, in the dtype of its inputs."""
+"""Attention by the formula, with scores, dropout, the logsumexp and gradients, in the dtype of its inputs."""
 
 import hashlib
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ NAMES = ("out", "lse", "dq", "dk", "dv", "dtable")
 
 @dataclass(frozen=True)
 class Problem:
-    """Tensors, tokens and everything else of one call; `split` says where the keys are cut into sets."""
+    """Tensors, tokens and all options of one call; `split` is where the keys are cut into two sets."""
 
     q: Tensor
     k: Tensor
@@ -69,21 +69,21 @@ class Problem:
         return keep_scale(seed, p, rows, heads, queries[None], keys[None], torch.float64)
 
     def formula(self) -> Partial:
-        """softmax(scores) v and logsumexp(scores), every product and sum in the dtype of the inputs."""
+        """Computes softmax(scores) v and logsumexp(scores), every product and sum in the dtype of the inputs."""
         weights, lse = self.weights()
         return Partial(weights @ self._of_heads(self.v), lse)
 
     def weights(self) -> tuple[Tensor, Tensor]:
-        """What values are multiplied with, [B, H, T, S], and the logsumexp [B, H, T]."""
+        """Returns the factors of the values [B, H, T, S], with dropout, and the logsumexp [B, H, T]."""
         q, k = self.q, self._of_heads(self.k)
         scores = q @ k.transpose(-1, -2) * self.scale
         for step in self.scores:
             scores = step.apply(scores, q, self.q_tokens, self.k_tokens, self.scale)
         mask = self.visible
-        some = mask.any(-1, keepdim=True)
-        scores = scores.masked_fill(~mask & some, float("-inf"))
+        sees_any = mask.any(-1, keepdim=True)
+        scores = scores.masked_fill(~mask & sees_any, float("-inf"))
         weights = torch.softmax(scores, -1).masked_fill(~mask, 0.0)
-        lse = torch.logsumexp(scores, -1).masked_fill(~some.squeeze(-1), float("-inf"))
+        lse = torch.logsumexp(scores, -1).masked_fill(~sees_any.squeeze(-1), float("-inf"))
         return weights * self.kept.to(weights.dtype) if self.more.get("dropout") else weights, lse
 
     def _of_heads(self, t: Tensor) -> Tensor:
@@ -100,37 +100,38 @@ class Problem:
         return (score,) if isinstance(score, Score) else score
 
     def run(self, backend: str = "native") -> Partial:
-        """The same by a backend, over one or two sets of keys."""
+        """Computes the same by a backend, over one or two sets of keys."""
         cuts = [0, self.k.shape[2]] if self.split is None else [0, self.split, self.k.shape[2]]
         keys = [
             KeyValues(self.k[:, :, a:b], self.v[:, :, a:b], self.k_tokens.slice(a, b))
             for a, b in pairwise(cuts)
         ]
-        more = {"scale": None, **self.more}
-        return attend_keys(self.q, self.q_tokens, keys, self.pattern, backend=backend, **more)
+        options = {"scale": None, **self.more}
+        return attend_keys(self.q, self.q_tokens, keys, self.pattern, backend=backend, **options)
 
 
-def results(problem: Problem, how: str, d_out: Tensor, d_lse: Tensor) -> list[Tensor]:
-    """out, lse and the gradients of q, k, v and of the tables of the scores, by "formula" or a backend."""
+def results(problem: Problem, method: str, d_out: Tensor, d_lse: Tensor) -> list[Tensor]:
+    """Returns out, lse and the gradients of q, k, v and of the tables of the scores, by "formula" or a backend."""
     leaves = [t.detach().clone().requires_grad_() for t in (problem.q, problem.k, problem.v)]
     steps, tables = [], []
     for step in problem.scores:
-        own = tuple(t.detach().to(problem.q.dtype).requires_grad_() for t in step.parameters)
-        steps.append(step.with_parameters(own))
-        tables += own
+        parameters = tuple(t.detach().to(problem.q.dtype).requires_grad_() for t in step.parameters)
+        steps.append(step.with_parameters(parameters))
+        tables += parameters
     q, k, v = leaves
-    asked = replace(problem, q=q, k=k, v=v, more={**problem.more, "score": tuple(steps)})
-    part = asked.formula() if how == "formula" else asked.run(how)
-    some = part.lse > float("-inf")
+    copied = replace(problem, q=q, k=k, v=v, more={**problem.more, "score": tuple(steps)})
+    part = copied.formula() if method == "formula" else copied.run(method)
+    sees_any = part.lse > float("-inf")
     loss = (part.out * d_out.to(part.out.dtype)).sum()
-    loss = loss + (part.lse.masked_fill(~some, 0.0) * d_lse.to(part.lse.dtype)).sum()
+    loss = loss + (part.lse.masked_fill(~sees_any, 0.0) * d_lse.to(part.lse.dtype)).sum()
     grads = torch.autograd.grad(loss, [*leaves, *tables], allow_unused=True, materialize_grads=True)
     return [part.out.detach(), part.lse.detach(), *grads]
 
 
 def terms(problem: Problem, lse: Tensor) -> list[Tensor | float]:
-    """What the terms of each result amount to where they cancel, of standard normal q, k, v and gradients: for `terms`
-    of `assert_within_reference`. A weight errs relatively as its score does absolutely, by ulps of the logsumexp."""
+    """Returns the magnitude of each result's terms where they cancel, for standard normal q, k, v and gradients, as
+    `terms` of `assert_within_reference`. A weight errs relatively as its score does absolutely, by ulps of the
+    logsumexp."""
     square = (problem.to(torch.float64).weights()[0] * lse.abs().clamp_min(1.0).unsqueeze(-1)).square()
     of_query, of_head = (square.sum(n).sqrt().unsqueeze(-1) for n in (-1, -2))
     of_key = of_head.square().unflatten(1, (problem.k.shape[1], -1)).sum(2).sqrt()
@@ -142,7 +143,7 @@ def terms(problem: Problem, lse: Tensor) -> list[Tensor | float]:
 
 @dataclass(frozen=True)
 class Reference:
-    """What a problem is measured against: float64, the dtype of its inputs, and what terms amount to."""
+    """The references of a problem: in float64, in the dtype of its inputs, and the magnitudes of the terms."""
 
     exact: list[Tensor]
     low: list[Tensor]
@@ -158,7 +159,7 @@ class Reference:
 
 
 known: dict[bytes, Reference] = {}
-"""Of the problems before: the next level has the same ones, and the formula takes longer than the kernels."""
+"""References of recent problems: the next level has the same ones, and the formula takes longer than the kernels."""
 
 
 def reference(problem: Problem, d_out: Tensor, d_lse: Tensor) -> Reference:
@@ -178,30 +179,34 @@ def reference(problem: Problem, d_out: Tensor, d_lse: Tensor) -> Reference:
     return known[key]
 
 
-def check(problem: Problem, how: str = "native") -> None:
-    """Output, logsumexp and all gradients err no more than is said of the formula in the dtype of the inputs."""
+def check(problem: Problem, method: str = "native") -> None:
+    """Checks that output, logsumexp and gradients err no more than the formula in the dtype of the inputs allows."""
     dtype = problem.q.dtype
     rounded = (step.with_parameters(tuple(t.to(dtype) for t in step.parameters)) for step in problem.scores)
     problem = replace(problem, more={**problem.more, "score": tuple(rounded)})
     d_out = torch.randn(*problem.q.shape[:3], problem.v.shape[-1]).to(dtype)
     d_lse = torch.randn(problem.q.shape[:3])
-    of = reference(problem, d_out, d_lse)
-    got = results(problem, how, d_out, d_lse)
-    some = problem.visible.any(-1)
-    assert torch.equal(got[1] > float("-inf"), some)
-    for name, a, b, c, size in zip(NAMES, got, of.exact, of.low, of.terms, strict=False):
+    expected = reference(problem, d_out, d_lse)
+    results_of_method = results(problem, method, d_out, d_lse)
+    sees_any = problem.visible.any(-1)
+    assert torch.equal(results_of_method[1] > float("-inf"), sees_any)
+    for name, actual, exact, low, size in zip(
+        NAMES, results_of_method, expected.exact, expected.low, expected.terms, strict=False
+    ):
         if name == "lse":
-            a, b, c = (t[some].unsqueeze(-1) for t in (a, b, c))
-        assert a.dtype == (torch.float32 if name == "lse" else dtype), name
-        assert_within_reference(a, b, c, name, size, f"attention {str(dtype)[6:]} {name}")
+            actual, exact, low = (t[sees_any].unsqueeze(-1) for t in (actual, exact, low))
+        assert actual.dtype == (torch.float32 if name == "lse" else dtype), name
+        assert_within_reference(actual, exact, low, name, size, f"attention {str(dtype)[6:]} {name}")
         if dtype == torch.bfloat16 and name in ("out", "dv"):
-            assert_rounded(a, b, size, problem, how)
+            assert_rounded(actual, exact, size, problem, method)
 
 
-def assert_rounded(got: Tensor, exact: Tensor, size: Tensor | float, problem: Problem, how: str) -> None:
-    """Sums in float32 are rounded once, but for those over each of several sets. Where weights are rounded before,
-    that prefers no side either, unless they are alike or all multiplied with the same factor first."""
-    if how == "native" and problem.split is None and loader.search().library.level not in OF_PAIRS:
-        assert_rounded_once(got, exact, str(problem.pattern), size)
+def assert_rounded(
+    actual: Tensor, exact: Tensor, size: Tensor | float, problem: Problem, method: str
+) -> None:
+    """Checks that sums in float32 are rounded once, except those over each of several sets. If weights are rounded
+    before, that is unbiased, too, unless they are alike or all multiplied by the same factor first."""
+    if method == "native" and problem.split is None and loader.search().library.level not in OF_PAIRS:
+        assert_rounded_once(actual, exact, str(problem.pattern), size)
     elif problem.scale and not problem.more.get("dropout"):
-        assert_unbiased(got, exact, str(problem.pattern))
+        assert_unbiased(actual, exact, str(problem.pattern))

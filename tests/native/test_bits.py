@@ -1,4 +1,4 @@
-"""What the bits of the native kernels do not depend on: where tensors lie, threads, the run; and no work at all."""
+"""What the bits of the native kernels do not depend on: memory layout, threads, the run; and empty inputs."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -73,12 +73,12 @@ def test_bits_do_not_depend_on_threads_or_on_the_run(use: Use, level: str, name:
 def test_the_result_of_a_row_does_not_depend_on_rows_beside_it(
     use: Use, level: str, dtype: torch.dtype
 ) -> None:
-    """One query against so many keys that they are read in parts, and two of them against few."""
+    """One query against so many keys that they are read in parts, and two queries against few."""
     use(level)
     lengths, longest = [4700, 130, 2049], 4700
-    at = Tokens.from_lengths(lengths, longest, "right")
-    for q in (Tokens(at.index.new_tensor(lengths).unsqueeze(1) - 1), Tokens.range(2, longest)):
-        case = Problem.random(Full(), q, at, dtype, 3, (4, 2), (32, 32))
+    key_tokens = Tokens.from_lengths(lengths, longest, "right")
+    for q in (Tokens(key_tokens.index.new_tensor(lengths).unsqueeze(1) - 1), Tokens.range(2, longest)):
+        case = Problem.random(Full(), q, key_tokens, dtype, 3, (4, 2), (32, 32))
         together = case.run()
         for b in range(3):
             row = torch.tensor([b])
@@ -89,7 +89,7 @@ def test_the_result_of_a_row_does_not_depend_on_rows_beside_it(
                 k=case.k[row],
                 v=case.v[row],
                 q_tokens=tokens,
-                k_tokens=at.select_rows(row),
+                k_tokens=key_tokens.select_rows(row),
             )
             part = alone.run()
             assert torch.equal(together.out[b], part.out[0])

@@ -1,4 +1,4 @@
-"""Products with weights in blocks of 256 (q4_K, q5_K, q6_K) against exact integers, and what they are kept as."""
+"""Products with weights in blocks of 256 (q4_K, q5_K, q6_K) against exact integers, and how they are stored."""
 
 from dataclasses import replace
 
@@ -22,18 +22,18 @@ BITS = sorted(PARTS)
 
 
 def drawn(outputs: int, inputs: int, bits: int, seed: int = 0) -> BlockMatrix:
-    """Codes and scales of every size that there is."""
-    draw = torch.Generator().manual_seed(seed)
+    """Returns a matrix with codes and scales of every size."""
+    generator = torch.Generator().manual_seed(seed)
 
     def whole(low: int, high: int, count: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
-        return torch.randint(low, high, (outputs, count), generator=draw).to(dtype)
+        return torch.randint(low, high, (outputs, count), generator=generator).to(dtype)
 
     parts, blocks = inputs // PARTS[bits], inputs // 256
-    d = (torch.rand(outputs, blocks, generator=draw) * 0.01).half()
+    d = (torch.rand(outputs, blocks, generator=generator) * 0.01).half()
     codes = whole(0, 1 << bits, inputs)
     if bits == 6:
         return BlockMatrix(codes, whole(-128, 128, parts, torch.int8), None, d, None, bits)
-    dmin = (torch.rand(outputs, blocks, generator=draw) * 0.1).half()
+    dmin = (torch.rand(outputs, blocks, generator=generator) * 0.1).half()
     return BlockMatrix(codes, whole(0, 64, parts), whole(0, 64, parts), d, dmin, bits)
 
 
@@ -44,18 +44,18 @@ def test_products_are_those_of_the_numbers_with_inputs_in_8_bits(
     use: Use, level: str, dtype: torch.dtype, bits: int
 ) -> None:
     use(level)
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     for rows, outputs, inputs in SIZES:
-        x = torch.randn(rows, inputs, generator=draw).to(dtype)
-        matrix, b = drawn(outputs, inputs, bits, rows), torch.randn(outputs, generator=draw)
-        (got,) = linear(x, [BlockPanels.pack(matrix)], [b])
+        x = torch.randn(rows, inputs, generator=generator).to(dtype)
+        matrix, b = drawn(outputs, inputs, bits, rows), torch.randn(outputs, generator=generator)
+        (actual,) = linear(x, [BlockPanels.pack(matrix)], [b])
         q, scale = rounded(x)
-        whole = (q * scale.unsqueeze(2)).flatten(1)
+        rounded_x = (q * scale.unsqueeze(2)).flatten(1)
         w = matrix.dequantize()
-        right, low = whole.double() @ w.double().T + b.double(), whole @ w.T + b
+        expected, reference = rounded_x.double() @ w.double().T + b.double(), rounded_x @ w.T + b
         parts = replace(matrix, low=None if matrix.low is None else 0 * matrix.low).dequantize(torch.float64)
         terms = x.double().norm(dim=1, keepdim=True) * parts.square().mean().sqrt()
-        assert_sums(f"products of {bits} bits in blocks", got, right, low, terms)
+        assert_sums(f"products of {bits} bits in blocks", actual, expected, reference, terms)
 
 
 @at_levels(1, EVERY_LEVEL)
@@ -64,9 +64,9 @@ def test_products_are_those_of_the_numbers_with_inputs_in_8_bits(
 def test_a_row_gets_the_same_bits_alone_and_among_many(
     use: Use, level: str, dtype: torch.dtype, bits: int
 ) -> None:
-    """Beside other matrices, too."""
+    """Also beside other matrices."""
     use(level)
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     for rows, outputs, inputs in [
         (9, 1, 256),
         (16, 40, 1280),
@@ -74,13 +74,13 @@ def test_a_row_gets_the_same_bits_alone_and_among_many(
         (193, 70, 512),
         (300, 33, 2560),
     ]:
-        x = torch.randn(rows, inputs, generator=draw).to(dtype)
+        x = torch.randn(rows, inputs, generator=generator).to(dtype)
         packed = BlockPanels.pack(drawn(outputs, inputs, bits))
-        other = Panels.pack(quantize_weights(torch.randn(20, inputs, generator=draw), 4, 32))
-        many, beside = linear(x, [packed, other])
-        few = [linear(x[at : at + 3], [packed])[0] for at in range(0, rows, 3)]
+        other_matrix = Panels.pack(quantize_weights(torch.randn(20, inputs, generator=generator), 4, 32))
+        many, other_product = linear(x, [packed, other_matrix])
+        few = [linear(x[first : first + 3], [packed])[0] for first in range(0, rows, 3)]
         assert torch.equal(many, torch.cat(few)), (rows, outputs, inputs)
-        assert torch.equal(beside, linear(x, [other])[0])
+        assert torch.equal(other_product, linear(x, [other_matrix])[0])
 
 
 @at_levels(2, EVERY_LEVEL)
@@ -98,16 +98,16 @@ def test_what_is_no_number_stays_in_its_row(use: Use, level: str, bits: int, row
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(BITS), st.integers(1, 40), st.integers(1, 3), st.integers(0, 99))
 def test_panels_give_back_what_they_are_made_of(bits: int, outputs: int, blocks: int, seed: int) -> None:
-    """Whole, some panels of it, and some rows, in the bytes that are counted."""
+    """The whole matrix, some panels and some rows are unpacked, and the packed data has the counted bytes."""
     matrix = drawn(outputs, 256 * blocks, bits, seed)
     packed = BlockPanels.pack(matrix)
-    again, numbers = packed.unpack(), matrix.dequantize()
+    unpacked, numbers = packed.unpack(), matrix.dequantize()
     for name in ("codes", "scale", "low", "d", "dmin"):
-        mine, theirs = getattr(matrix, name), getattr(again, name)
-        assert (mine is None and theirs is None) or torch.equal(mine, theirs)
+        expected, actual = getattr(matrix, name), getattr(unpacked, name)
+        assert (expected is None and actual is None) or torch.equal(expected, actual)
     assert torch.equal(packed.unpack(outputs // 16, 1).dequantize(), numbers[outputs // 16 * 16 :][:16])
-    at = torch.randint(outputs, (7,), generator=torch.Generator().manual_seed(seed))
-    assert torch.equal(packed.rows(at), numbers[at])
+    picked = torch.randint(outputs, (7,), generator=torch.Generator().manual_seed(seed))
+    assert torch.equal(packed.rows(picked), numbers[picked])
     bytes_of_file = {4: 144, 5: 176, 6: 210}[bits] * blocks * 16 * -(-outputs // 16)
     assert bytes_of_file <= packed.data.nbytes <= 1.03 * bytes_of_file
 
@@ -115,20 +115,20 @@ def test_panels_give_back_what_they_are_made_of(bits: int, outputs: int, blocks:
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(BITS), st.integers(1, 9), st.integers(0, 99), st.sampled_from([1e-3, 1.0, 30.0]))
 def test_a_code_is_the_nearest_of_its_part(bits: int, outputs: int, seed: int, size: float) -> None:
-    """A number of a part is off by half a step, and by what rounding of its scales to whole numbers moves its ends:
-    half of a unit of each; zeros are exact."""
+    """A number is off by at most half a step, and by what rounding the scales of its part to whole numbers moves its
+    ends: half a unit of each. Zeros are exact."""
     w = torch.randn(outputs, 512, generator=torch.Generator().manual_seed(seed)) * size
     w[0, :256] = 0.0
-    made = quantize_blocks(w, bits)
-    each = 256 // PARTS[bits]
-    d = made.d.float().repeat_interleave(each, 1)
-    step = (d * made.scale.float()).repeat_interleave(PARTS[bits], 1)
+    quantized = quantize_blocks(w, bits)
+    parts_per_block = 256 // PARTS[bits]
+    d = quantized.d.float().repeat_interleave(parts_per_block, 1)
+    step = (d * quantized.scale.float()).repeat_interleave(PARTS[bits], 1)
     slack = d.repeat_interleave(PARTS[bits], 1) * (1 << bits) / 2
-    if made.dmin is not None:
-        slack = slack + made.dmin.float().repeat_interleave(256, 1) / 2
-    off = (made.dequantize() - w).abs()
-    assert bool((off <= 0.5 * step + slack + 2.0**-10 * w.abs().max()).all())
-    assert not made.dequantize()[0, :256].any()
+    if quantized.dmin is not None:
+        slack = slack + quantized.dmin.float().repeat_interleave(256, 1) / 2
+    error = (quantized.dequantize() - w).abs()
+    assert bool((error <= 0.5 * step + slack + 2.0**-10 * w.abs().max()).all())
+    assert not quantized.dequantize()[0, :256].any()
 
 
 def test_what_the_kernels_refuse() -> None:

@@ -1,4 +1,4 @@
-"""One library per CPU level: built from exactly these sources, replaced at once, left out aloud."""
+"""Libraries of the CPU levels: built from exactly their sources, replaced at once, and left out with a message."""
 
 import os
 import re
@@ -17,7 +17,7 @@ quiet = {"say": lambda _: None}
 
 
 def program(path: Path, script: str) -> str:
-    """A compiler of our own: a shell script that ends in calling the real one."""
+    """Writes a compiler of our own: a shell script that ends by calling the real one."""
     path.write_text("#!/bin/sh\n" + script + f'\nexec {build.compiler()[0]} "$@"\n')
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path)
@@ -41,8 +41,8 @@ def test_a_library_exports_the_c_interface_and_nothing_else(small: Small) -> Non
 def test_the_hash_changes_with_any_source_and_any_flag(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, sources = (made := small.copy(tmp_path)).folder, made.sources
-    seen = {build.source_hash("portable", sources)}
+    _, sources = (copied := small.copy(tmp_path)).folder, copied.sources
+    hashes = {build.source_hash("portable", sources)}
     for change in (
         lambda: (sources / "headway.h").write_text((sources / "headway.h").read_text() + "\n"),
         lambda: (sources / "more.cpp").write_text(""),
@@ -50,33 +50,33 @@ def test_the_hash_changes_with_any_source_and_any_flag(
         lambda: monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-g")),
     ):
         change()
-        now = build.source_hash("portable", sources)
-        assert now not in seen
-        seen.add(now)
+        new_hash = build.source_hash("portable", sources)
+        assert new_hash not in hashes
+        hashes.add(new_hash)
 
 
 def test_what_is_up_to_date_is_left_alone(small: Small, tmp_path: Path) -> None:
-    made = small.copy(tmp_path)
-    path = made.folder / build.file_name("portable")
-    old = path.stat().st_ino
-    again = {"only": ["portable"], "sources": made.sources, "force": False, **quiet}
-    assert build.build(made.folder, **again) == [path]
-    assert path.stat().st_ino == old
-    with (made.sources / "measure.cpp").open("a") as file:
+    copied = small.copy(tmp_path)
+    path = copied.folder / build.file_name("portable")
+    inode = path.stat().st_ino
+    options = {"only": ["portable"], "sources": copied.sources, "force": False, **quiet}
+    assert build.build(copied.folder, **options) == [path]
+    assert path.stat().st_ino == inode
+    with (copied.sources / "measure.cpp").open("a") as file:
         file.write("// another\n")
-    assert build.build(made.folder, **again) == [path]
-    assert path.stat().st_ino != old
-    assert build.built_hash(path) == build.source_hash("portable", made.sources)
+    assert build.build(copied.folder, **options) == [path]
+    assert path.stat().st_ino != inode
+    assert build.built_hash(path) == build.source_hash("portable", copied.sources)
 
 
 def test_levels_share_the_sources_that_multiply_no_bytes() -> None:
-    """And each has those of its own that do, or that say which it is."""
+    """Sources that multiply bytes, or that say which level a library is, are compiled for each level."""
 
     def included(name: str, known: set[str]) -> set[str]:
         if name not in known:
             known.add(name)
-            for other in re.findall(r'#include "(\S+)"', (build.SOURCES / name).read_text()):
-                included(other, known)
+            for header in re.findall(r'#include "(\S+)"', (build.SOURCES / name).read_text()):
+                included(header, known)
         return known
 
     sources = {unit.name: included(unit.name, set()) for unit in build.SOURCES.glob("*.cpp")}
@@ -90,20 +90,20 @@ def test_levels_share_the_sources_that_multiply_no_bytes() -> None:
 def test_sources_that_change_meanwhile_leave_a_stale_library(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = small.copy(tmp_path)
-    edit = f"""case "$*" in *measure.cpp*) echo "// meanwhile" >> {made.sources}/measure.cpp;; esac"""
+    copied = small.copy(tmp_path)
+    edit = f"""case "$*" in *measure.cpp*) echo "// meanwhile" >> {copied.sources}/measure.cpp;; esac"""
     monkeypatch.setenv("CXX", program(tmp_path / "c++", edit))
-    (path,) = build.build(made.folder, ["portable"], sources=made.sources, **quiet)
-    assert build.built_hash(path) not in (None, build.source_hash("portable", made.sources))
+    (path,) = build.build(copied.folder, ["portable"], sources=copied.sources, **quiet)
+    assert build.built_hash(path) not in (None, build.source_hash("portable", copied.sources))
 
 
 def test_sources_that_do_not_compile_leave_the_old_library(small: Small, tmp_path: Path) -> None:
-    made = small.copy(tmp_path)
-    before = {path: path.read_bytes() for path in made.folder.iterdir()}
-    (made.sources / "wrong.cpp").write_text("int f() { return unheard_of; }")
+    copied = small.copy(tmp_path)
+    contents = {path: path.read_bytes() for path in copied.folder.iterdir()}
+    (copied.sources / "wrong.cpp").write_text("int f() { return unheard_of; }")
     with pytest.raises(BuildError, match=r"(?s)do not compile.*wrong\.cpp.*last words:.*unheard_of"):
-        build.build(made.folder, ["portable"], sources=made.sources, **quiet)
-    assert {path: path.read_bytes() for path in made.folder.iterdir()} == before
+        build.build(copied.folder, ["portable"], sources=copied.sources, **quiet)
+    assert {path: path.read_bytes() for path in copied.folder.iterdir()} == contents
 
 
 def test_without_a_compiler_it_says_which_were_looked_for(
@@ -127,16 +127,16 @@ def test_the_compiler_may_come_with_arguments(small: Small, monkeypatch: pytest.
 def test_levels_that_the_compiler_is_too_old_for_are_left_out(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = 'case "$*" in *-mavx512*) echo "no such option -mavx512" >&2; exit 1;; esac'
-    monkeypatch.setenv("CXX", program(tmp_path / "c++", old))
-    said: list[str] = []
-    made = build.build(tmp_path / "lib", sources=small.sources, say=said.append)
+    script = 'case "$*" in *-mavx512*) echo "no such option -mavx512" >&2; exit 1;; esac'
+    monkeypatch.setenv("CXX", program(tmp_path / "c++", script))
+    messages: list[str] = []
+    built = build.build(tmp_path / "lib", sources=small.sources, say=messages.append)
     known = ("avxvnni", "avx2", "portable")
-    assert made == [tmp_path / "lib" / build.file_name(level) for level in known]
-    assert [line.split(",")[0] for line in said[:4]] == [
+    assert built == [tmp_path / "lib" / build.file_name(level) for level in known]
+    assert [line.split(",")[0] for line in messages[:4]] == [
         f"level {level} is left out" for level in ("amx", "avx512bf16", "avx512vnni", "avx512")
     ]
-    assert "too old for it: no such option -mavx512" in said[0]
+    assert "too old for it: no such option -mavx512" in messages[0]
     with pytest.raises(BuildError, match="no such option -mavx512"):
         build.build(tmp_path / "lib", ["avx512"], sources=small.sources, **quiet)
 
@@ -146,16 +146,16 @@ def test_the_best_level_that_the_compiler_knows_is_built_and_kept(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "log"
-    old = f'case "$*" in *-mavx512bf16*) exit 1;; *) echo "$*" >> {log};; esac'
-    monkeypatch.setenv("CXX", program(tmp_path / "c++", old))
-    for calls in (True, False):  # the second time nothing is compiled
+    script = f'case "$*" in *-mavx512bf16*) exit 1;; *) echo "$*" >> {log};; esac'
+    monkeypatch.setenv("CXX", program(tmp_path / "c++", script))
+    for compiles in (True, False):  # the second time nothing is compiled
         log.write_text("")
-        made = build.build(
+        built = build.build(
             tmp_path / "lib", levels.known(), best=True, force=False, sources=small.sources, **quiet
         )
-        assert made == [tmp_path / "lib" / build.file_name("avx512vnni")]
-        assert [*(tmp_path / "lib").iterdir()] == made
-        assert ("-c" in log.read_text().split()) is calls
+        assert built == [tmp_path / "lib" / build.file_name("avx512vnni")]
+        assert [*(tmp_path / "lib").iterdir()] == built
+        assert ("-c" in log.read_text().split()) is compiles
 
 
 def test_an_installation_compiles_this_machines_level_unless_others_are_asked_for() -> None:
@@ -205,8 +205,8 @@ def test_a_build_that_is_not_required_may_fail(
 
 def test_building_imports_nothing_heavy() -> None:
     script = "import sys, headway.native.build; print(*{n.split('.')[0] for n in sys.modules})"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert not {"torch", "numpy", "typer"} & set(done.stdout.split())
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not {"torch", "numpy", "typer"} & set(result.stdout.split())
 
 
 @pytest.mark.parametrize(
@@ -222,8 +222,8 @@ def test_each_system_has_its_names_and_its_openmp(system: str, name: str, openmp
         f"import sys; sys.platform = {system!r}; from headway.native import build as b; "
         "print(b.file_name('portable'), *b.FLAGS)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(f"{name} -O3 -std=c++17 {openmp} -fno-exceptions ")
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.startswith(f"{name} -O3 -std=c++17 {openmp} -fno-exceptions ")
 
 
 OUTSIDE = """
@@ -245,12 +245,12 @@ def test_a_sanitized_library_stops_at_a_read_outside_its_memory(small: Small, tm
     asan = subprocess.run(
         [*build.compiler(), "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
     ).stdout.strip()
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", OUTSIDE, str(tmp_path), str(small.sources)],
         capture_output=True,
         text=True,
         env={**os.environ, "LD_PRELOAD": asan, "ASAN_OPTIONS": "detect_leaks=0"},
     )
-    assert done.returncode
-    assert "AddressSanitizer" in done.stderr
-    assert "headway_read" in done.stderr
+    assert result.returncode
+    assert "AddressSanitizer" in result.stderr
+    assert "headway_read" in result.stderr

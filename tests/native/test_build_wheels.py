@@ -1,4 +1,4 @@
-"""Wheels and editable installs: which libraries they take with them, and what is said where there are none."""
+"""Wheels and editable installs: which libraries they contain, and what is reported if there are none."""
 
 import os
 import shutil
@@ -17,31 +17,31 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def project(small: Small, tmp_path: Path) -> Path:
-    """The project with the small sources alone."""
+    """Copies the project, with only the small sources of the kernels."""
     for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
-    away = shutil.ignore_patterns("csrc", "lib", "__pycache__")
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=away)
+    ignored = shutil.ignore_patterns("csrc", "lib", "__pycache__")
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=ignored)
     shutil.copytree(small.sources, tmp_path / "src/headway/native/csrc")
     return tmp_path
 
 
 def wheel(project: Path, **environment: str) -> tuple[str, set[str], str]:
-    """Builds a wheel; its name, the native files in it, and what was said (with the exit code's name "" if 1)."""
-    done = subprocess.run(
+    """Builds a wheel. Returns its name ("" if that fails), the native files in it, and the messages."""
+    result = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "dist"],
         cwd=project,
         capture_output=True,
         text=True,
         env={**os.environ, **environment},
     )
-    if done.returncode:
-        return "", set(), done.stderr
+    if result.returncode:
+        return "", set(), result.stderr
     (path,) = (project / "dist").glob("*.whl")
     with zipfile.ZipFile(path) as archive:
         names = {name.removeprefix("headway/native/") for name in archive.namelist() if "/native/" in name}
-    return path.name, names, done.stdout + done.stderr
+    return path.name, names, result.stdout + result.stderr
 
 
 @pytest.mark.slow
@@ -62,30 +62,34 @@ def test_a_wheel_takes_its_libraries_and_their_sources_with_it(project: Path) ->
 def test_libraries_that_are_kept_are_taken_and_a_wheel_is_of_the_machine_that_it_is_for(
     project: Path, tmp_path: Path
 ) -> None:
-    asked = {"HEADWAY_BUILD": "require", "HEADWAY_LEVELS": "portable", "HEADWAY_KEEP": str(tmp_path / "kept")}
-    name, files, _ = wheel(project, **asked)
-    kept = tmp_path / "kept" / build.file_name("portable")
-    written = kept.stat().st_ino
-    assert f"lib/{kept.name}" in files
+    environment = {
+        "HEADWAY_BUILD": "require",
+        "HEADWAY_LEVELS": "portable",
+        "HEADWAY_KEEP": str(tmp_path / "kept"),
+    }
+    name, files, _ = wheel(project, **environment)
+    library = tmp_path / "kept" / build.file_name("portable")
+    inode = library.stat().st_ino
+    assert f"lib/{library.name}" in files
     shutil.rmtree(project / "dist")
-    again, files, said = wheel(project, **asked, HEADWAY_MACHINE="riscv64", CXX="/nonexistent")
-    assert f"lib/{kept.name}" in files
-    assert kept.stat().st_ino == written
-    assert "at a time" not in said
+    other_name, files, messages = wheel(project, **environment, HEADWAY_MACHINE="riscv64", CXX="/nonexistent")
+    assert f"lib/{library.name}" in files
+    assert library.stat().st_ino == inode
+    assert "at a time" not in messages
     if sys.platform == "linux":
-        assert again == name.replace(build.platform.machine(), "riscv64")
+        assert other_name == name.replace(build.platform.machine(), "riscv64")
 
 
 @pytest.mark.slow
 def test_without_a_compiler_the_wheel_is_pure_unless_libraries_are_required(project: Path) -> None:
-    nowhere = {"CXX": "/nonexistent"}
-    name, files, said = wheel(project, HEADWAY_BUILD="auto", **nowhere)
+    environment = {"CXX": "/nonexistent"}
+    name, files, messages = wheel(project, HEADWAY_BUILD="auto", **environment)
     assert name.endswith("-py3-none-any.whl")
     assert not any(file.startswith("lib/") for file in files)
-    assert "installed without its native kernels: no C++ compiler: CXX=/nonexistent" in said
-    name, _, said = wheel(project, HEADWAY_BUILD="require", **nowhere)
+    assert "installed without its native kernels: no C++ compiler: CXX=/nonexistent" in messages
+    name, _, messages = wheel(project, HEADWAY_BUILD="require", **environment)
     assert not name
-    assert "no C++ compiler: CXX=/nonexistent" in said
+    assert "no C++ compiler: CXX=/nonexistent" in messages
     shutil.rmtree(project / "dist")
     name, files, _ = wheel(project, HEADWAY_BUILD="off")
     assert name.endswith("-py3-none-any.whl")

@@ -1,4 +1,4 @@
-"""Compressed bf16 weights: the same numbers to the bit, alone and in products, beside a reader in plain Python."""
+"""Compressed bf16 weights: the same numbers to the bit, alone, in products, and read by plain Python."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ PLACES = 64
 
 
 def any_bits(outputs: int, inputs: int, seed: int, rare: float = 0.1) -> Tensor:
-    """Normal numbers, and of some of them other bits: infinities, NaN, zeros, those that are not normal."""
+    """Returns normal numbers, of which some get random bits: infinities, NaN, zeros, subnormal numbers."""
     generator = torch.Generator().manual_seed(seed)
     w = (torch.randn(outputs, inputs, generator=generator) * 0.02).bfloat16()
     bits = torch.randint(-(1 << 15), 1 << 15, w.shape, dtype=torch.int16, generator=generator)
@@ -25,25 +25,25 @@ def any_bits(outputs: int, inputs: int, seed: int, rare: float = 0.1) -> Tensor:
 
 
 def read(packed: Compressed) -> Tensor:
-    """What `csrc/compressed.h` says of the format, place by place."""
+    """Reads the format place by place, as `csrc/compressed.h` describes it."""
     data, table = packed.data.numpy(), packed.table.to_bytes(8, "little")
     out = np.zeros((packed.outputs, packed.inputs), np.uint16)
-    for row, at in enumerate(packed.starts.tolist()):
+    for row, offset in enumerate(packed.starts.tolist()):
         for first in range(0, packed.inputs, PLACES):
-            planes = np.unpackbits(data[at : at + 24].reshape(3, 8), axis=1, bitorder="little")
-            rest, at = data[at + 24 : at + 88], at + 88
+            planes = np.unpackbits(data[offset : offset + 24].reshape(3, 8), axis=1, bitorder="little")
+            low_bytes, offset = data[offset + 24 : offset + 88], offset + 88
             for place in range(PLACES):
                 code = int(planes[0, place] + 2 * planes[1, place] + 4 * planes[2, place])
-                exponent = table[code] if code < CODES else int(data[at])
+                exponent = table[code] if code < CODES else int(data[offset])
                 assert (exponent in table[:CODES]) == (code < CODES)
-                at += code == CODES
+                offset += code == CODES
                 lane, inside = divmod(place, 16)
                 column = first + (lane * 8 + inside if inside < 8 else 32 + lane * 8 + inside - 8)
                 if column < packed.inputs:
-                    own = int(rest[place])
-                    out[row, column] = (own & 0x80) << 8 | exponent << 7 | own & 0x7F
+                    low_byte = int(low_bytes[place])
+                    out[row, column] = (low_byte & 0x80) << 8 | exponent << 7 | low_byte & 0x7F
                 else:
-                    assert exponent == rest[place] == 0
+                    assert exponent == low_bytes[place] == 0
     return torch.from_numpy(out.view(np.int16))
 
 
@@ -58,7 +58,7 @@ def test_the_format_is_what_it_is_said_to_be() -> None:
 @at_levels(0)
 def test_to_the_bit(use: Use, level: str) -> None:
     use(level)
-    before = torch.get_num_threads()
+    previous = torch.get_num_threads()
 
     @given(
         outputs=st.integers(1, 40),
@@ -72,19 +72,19 @@ def test_to_the_bit(use: Use, level: str) -> None:
         w = any_bits(outputs, inputs + 3, seed, rare)[:, 1 : inputs + 1]
         packed = Compressed.pack(w)
         assert torch.equal(packed.unpack().view(torch.int16), w.contiguous().view(torch.int16))
-        some = packed.unpack(outputs // 3, 5)
-        assert torch.equal(some.view(torch.int16), w[outputs // 3 :][:5].contiguous().view(torch.int16))
+        part = packed.unpack(outputs // 3, 5)
+        assert torch.equal(part.view(torch.int16), w[outputs // 3 :][:5].contiguous().view(torch.int16))
 
     try:
         check()
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)
 
 
 @at_levels(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_are_those_of_plain_weights(use: Use, level: str, dtype: torch.dtype) -> None:
-    """Rows that are streamed for, and more; a row longer than a line of plain weights."""
+    """Sizes with few rows, which stream the weights, with more, and with a row longer than a line of plain weights."""
     use(level)
     generator = torch.Generator().manual_seed(1)
     for rows, outputs, inputs in [*SIZES, (6, 18, 16_400), (40, 40, 96)]:
@@ -97,7 +97,7 @@ def test_products_are_those_of_plain_weights(use: Use, level: str, dtype: torch.
 
 
 def test_bits_of_normal_weights() -> None:
-    """8 of sign and mantissa, 3 of a code, and 8 more for one in 47, under 2^-5 of the standard deviation or so."""
+    """8 bits of sign and mantissa, 3 of a code, and 8 more for one in 47, those below about 2^-5 of the deviation."""
     w = torch.randn(512, 512, generator=torch.Generator().manual_seed(0)).bfloat16()
     bits = 8 * Compressed.pack(w).nbytes / w.numel()
     exponents = torch.bincount((w.view(torch.int16) >> 7 & 0xFF).flatten().long(), minlength=256)

@@ -1,4 +1,4 @@
-"""Which level a machine gets: of the flags that its system lists, and of what that lets a process use."""
+"""The level that a machine gets, by the flags that its system lists and by what the system lets a process use."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def test_each_machine_gets_its_level(machine: str) -> None:
 
 
 def test_every_level_is_the_best_of_some_machine() -> None:
-    """But the portable one, which is for all."""
+    """Except the portable one, which is for all."""
     assert {level for level, _ in MACHINES.values()} == {*levels.LEVELS} - {"portable"}
 
 
@@ -63,7 +63,7 @@ def test_arm_levels_ask_for_what_their_instructions_need() -> None:
 def test_macos_names_instruction_sets_otherwise(
     named: set[str], level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The level of M1 and of M2, and one that no Mac has."""
+    """The levels of M1 and of M2, and one that no Mac has."""
     monkeypatch.setattr(processor.sys, "platform", "darwin")
     monkeypatch.setattr(processor.platform, "machine", lambda: "arm64")
     monkeypatch.setattr(processor, "sysctl", lambda name: name.rpartition(".")[2] in named)
@@ -71,7 +71,7 @@ def test_macos_names_instruction_sets_otherwise(
 
 
 def test_the_system_is_asked_and_says_why_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the CPU has tiles, Linux gives them or names an error; elsewhere nothing has to be asked."""
+    """If the CPU has tiles, Linux grants them or names an error; elsewhere nothing needs to be requested."""
     assert processor.tiles_refused() == processor.tiles_refused.__wrapped__()
     if levels.TILES not in processor.cpu_flags():
         assert processor.tiles_refused()

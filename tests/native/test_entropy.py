@@ -22,30 +22,32 @@ def test_cross_entropy(use: Use, threads: None, level: str, dtype: torch.dtype) 
         targets = torch.arange(count) % vocab
         targets[::3] = -100
         for b in (None, bias):
-            whole = logits.double() if b is None else logits.double() + b.double()
-            right = F.cross_entropy(whole, targets, ignore_index=-100, reduction="none")
+            exact_logits = logits.double() if b is None else logits.double() + b.double()
+            expected = F.cross_entropy(exact_logits, targets, ignore_index=-100, reduction="none")
             onehot = F.one_hot(targets.clamp_min(0), vocab)
-            slope = (whole.softmax(-1) - onehot) * (targets != -100)[:, None]
-            hits, made = torch.empty(count, dtype=torch.bool), logits.clone()
-            losses = rows.cross_entropy(made, b, targets, False, hits)
-            assert torch.equal(made, logits)
-            low = F.cross_entropy(whole.float(), targets, ignore_index=-100, reduction="none")
-            assert_within_reference(losses, right, low, "losses", whole.abs().amax(), "cross entropy")
-            assert torch.equal(hits, (whole.argmax(-1) == targets) & (targets != -100))
-            assert torch.equal(rows.cross_entropy(made, b, targets, True), losses)
-            # a probability errs by roundings of logits; of that of the target 1 is taken
-            terms = whole.softmax(-1) * (4 + 2 * whole.abs().amax()) + onehot
+            expected_grad = (exact_logits.softmax(-1) - onehot) * (targets != -100)[:, None]
+            hits, buffer = torch.empty(count, dtype=torch.bool), logits.clone()
+            losses = rows.cross_entropy(buffer, b, targets, False, hits)
+            assert torch.equal(buffer, logits)
+            reference = F.cross_entropy(exact_logits.float(), targets, ignore_index=-100, reduction="none")
+            assert_within_reference(
+                losses, expected, reference, "losses", exact_logits.abs().amax(), "cross entropy"
+            )
+            assert torch.equal(hits, (exact_logits.argmax(-1) == targets) & (targets != -100))
+            assert torch.equal(rows.cross_entropy(buffer, b, targets, True), losses)
+            # a probability errs by roundings of logits; 1 is subtracted from that of the target
+            terms = exact_logits.softmax(-1) * (4 + 2 * exact_logits.abs().amax()) + onehot
             if dtype == torch.bfloat16:
-                assert_rounded_once(made, slope, "gradient", terms=terms)
+                assert_rounded_once(buffer, expected_grad, "gradient", terms=terms)
             else:
-                assert bool(((made - slope).abs() <= 2**-23 * terms).all())
+                assert bool(((buffer - expected_grad).abs() <= 2**-23 * terms).all())
 
 
 def test_cross_entropy_reads_targets_and_bias_by_their_strides() -> None:
     x, weight, bias = (draw(*n, seed=0, dtype=torch.float32) for n in ((4, 8), (6, 8), (6, 2)))
-    given = x, weight, torch.arange(8).view(4, 2)[:, 0] % 6
-    right = plain_cross_entropy(*given, bias[:, 0])
-    assert float(fused_cross_entropy(*given, bias=bias[:, 0]).total) == pytest.approx(float(right))
+    arguments = x, weight, torch.arange(8).view(4, 2)[:, 0] % 6
+    expected = plain_cross_entropy(*arguments, bias[:, 0])
+    assert float(fused_cross_entropy(*arguments, bias=bias[:, 0]).total) == pytest.approx(float(expected))
 
 
 def test_the_first_of_equal_logits_is_the_hit() -> None:

@@ -34,12 +34,12 @@ from tests.tolerance import ulp
 
 
 def _cases() -> list[tuple[str, str, tuple[Any, ...]]]:
-    """Every two of pattern, tokens, dtype and score meet; everything else is drawn beside them."""
-    draw = random.Random(0)
+    """Returns cases in which any two of pattern, tokens, dtype and score meet; other settings are random."""
+    rng = random.Random(0)
     cases = []
     for pattern, kind, dtype, score in pairwise(PATTERNS, TOKENS, DTYPES, STEPS):
-        level, n, heads, dims = (draw.choice(axis) for axis in (BASES, LENGTHS, HEADS, DIMS))
-        dropout, scale, sets = (draw.choice(axis) for axis in (DROPOUT, SCALES, SETS))
+        level, n, heads, dims = (rng.choice(axis) for axis in (BASES, LENGTHS, HEADS, DIMS))
+        dropout, scale, sets = (rng.choice(axis) for axis in (DROPOUT, SCALES, SETS))
         words = level, pattern, kind, n, heads, dims, str(dtype)[6:], score, dropout, scale, sets
         call = pattern, kind, n, heads, dims, dtype, score, dropout, scale, sets
         cases.append(("-".join(map(str, words)), level, call))
@@ -62,12 +62,12 @@ def test_every_kind_of_call_equals_the_formula(use: Use, level: str, case: tuple
 def test_every_level_and_width_equals_the_formula(
     use: Use, level: str, dims: tuple[int, int], dtype: torch.dtype
 ) -> None:
-    """Every pattern, with everything else drawn beside it."""
+    """Every pattern, with random other settings."""
     use(level)
-    draw = random.Random(f"{level} {dims} {dtype}")
+    rng = random.Random(f"{level} {dims} {dtype}")
     for pattern in PATTERNS:
-        kind, n, heads, score = (draw.choice(axis) for axis in (TOKENS, LENGTHS, HEADS, STEPS))
-        check(problem(pattern, kind, n, heads, dims, dtype, score, draw.choice(DROPOUT)))
+        kind, n, heads, score = (rng.choice(axis) for axis in (TOKENS, LENGTHS, HEADS, STEPS))
+        check(problem(pattern, kind, n, heads, dims, dtype, score, rng.choice(DROPOUT)))
 
 
 @at_levels(1)
@@ -87,7 +87,7 @@ def test_any_pattern_on_any_tokens_equals_the_formula(use: Use, level: str, dtyp
 @at_levels(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_around_the_end_of_a_block_equal_the_formula(use: Use, level: str, dtype: torch.dtype) -> None:
-    """The last block of 64 keys lacks one, is whole, or has one: for a whole row of queries, and for one."""
+    """The last block of 64 keys lacks one, is full, or has one: for a whole row of queries, and for one query."""
     use(level)
     for n in (63, 64, 65, 127, 191):
         for pattern, queries in ((Full(), n), (Causal(), n), (Window.around(66), n), (Causal(), 1)):
@@ -98,7 +98,7 @@ def test_rows_around_the_end_of_a_block_equal_the_formula(use: Use, level: str, 
 @at_levels(3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_long_rows_in_many_parts_equal_the_formula(use: Use, level: str, dtype: torch.dtype) -> None:
-    """Keys split over the threads, several chunks of tiles, tiles unlike the others, blocks packed again."""
+    """Keys split over the threads, several chunks of tiles, irregular tiles, blocks that are packed again."""
     use(level)
     for queries, keys, heads, pattern in (
         (1, 3001, (8, 2), Full()),
@@ -114,22 +114,27 @@ def test_long_rows_in_many_parts_equal_the_formula(use: Use, level: str, dtype: 
 def test_queries_that_see_far_more_than_others_equal_the_formula(
     use: Use, level: str, dtype: torch.dtype
 ) -> None:
-    """All pieces of the backward take them, each against a share of the keys: of one head and of several, in two
+    """All pieces of the backward take these queries, each for a share of the keys: of one head and of several, in two
     tiles or three, at the front of each part of a dilated row, in some rows only, with keys that only they see."""
     use(level)
-    at, every = Tokens.range(1100), list(range(0, 1100, 10))
-    hole = at.index.clone()
-    hole[:, 350:750] = -1
-    for pattern, side, heads, more in (
-        (Window.around(40) | Global(), at.with_global([0, 1, 750]), (2, 1), {}),
-        (Window.around(40, step=2) | Global(), at.with_global([5, 100, 750]), (2, 2), {"scale": -0.3}),
-        (Window.around(9) | GlobalQueries(), at.with_global([[7], []]), (2, 1), {"dropout": 0.3, "seed": 3}),
-        (Window.last(40) | Causal() & Sink(70) | GlobalQueries(), at.with_global(every), (2, 1), {}),
-        (Window.around(9) | GlobalQueries(), at.with_global(list(range(0, 1100, 6))), (1, 1), {}),
-        (Window.around(9) | GlobalQueries(), Tokens(hole).with_global([4, 1000]), (1, 1), {}),
-        (Window.around(150) | Global(), at.with_global([3, 9]), (2, 1), {"score": steps("table", 2)}),
+    base, every_tenth = Tokens.range(1100), list(range(0, 1100, 10))
+    index = base.index.clone()
+    index[:, 350:750] = -1
+    for pattern, side, heads, options in (
+        (Window.around(40) | Global(), base.with_global([0, 1, 750]), (2, 1), {}),
+        (Window.around(40, step=2) | Global(), base.with_global([5, 100, 750]), (2, 2), {"scale": -0.3}),
+        (
+            Window.around(9) | GlobalQueries(),
+            base.with_global([[7], []]),
+            (2, 1),
+            {"dropout": 0.3, "seed": 3},
+        ),
+        (Window.last(40) | Causal() & Sink(70) | GlobalQueries(), base.with_global(every_tenth), (2, 1), {}),
+        (Window.around(9) | GlobalQueries(), base.with_global(list(range(0, 1100, 6))), (1, 1), {}),
+        (Window.around(9) | GlobalQueries(), Tokens(index).with_global([4, 1000]), (1, 1), {}),
+        (Window.around(150) | Global(), base.with_global([3, 9]), (2, 1), {"score": steps("table", 2)}),
     ):
-        check(Problem.random(pattern, side, side, dtype, side.rows, heads, (16, 16), **more))
+        check(Problem.random(pattern, side, side, dtype, side.rows, heads, (16, 16), **options))
 
 
 @at_levels(5)
@@ -137,8 +142,8 @@ def test_queries_that_see_far_more_than_others_equal_the_formula(
 def test_few_queries_of_long_rows_equal_the_formula(
     use: Use, level: str, dtype: torch.dtype, rows: int
 ) -> None:
-    """Queries of one kv head in every number, against blocks that they see whole, in part and not at all; scores
-    near 0, far above and far below."""
+    """Queries of one kv head in every number, against blocks that they see fully, in part and not at all; scores near
+    0, far above and far below."""
     use(level)
     keys = Tokens.from_lengths([700, 389], 700, "left")
     last = Tokens(torch.tensor([[699], [388]]))
@@ -153,10 +158,10 @@ def test_few_queries_of_long_rows_equal_the_formula(
         k[..., :200, 0] = size
         check(replace(case, q=q, k=k))
     q[..., 0], k[..., 0] = -300.0, 4.0
-    low = replace(case, q=q, k=k)
-    got, exact = low.run(), low.to(torch.float64).formula()
-    torch.testing.assert_close(got.lse.double(), exact.lse, atol=0.01, rtol=1e-5)
-    torch.testing.assert_close(got.out.double(), exact.out, atol=0.05, rtol=0.05)
+    far_below = replace(case, q=q, k=k)
+    actual, expected = far_below.run(), far_below.to(torch.float64).formula()
+    torch.testing.assert_close(actual.lse.double(), expected.lse, atol=0.01, rtol=1e-5)
+    torch.testing.assert_close(actual.out.double(), expected.out, atol=0.05, rtol=0.05)
 
 
 @at_levels(6)
@@ -164,8 +169,8 @@ def test_few_queries_of_long_rows_equal_the_formula(
 def test_long_rows_of_one_head_are_split_and_added_up(use: Use, level: str, pattern: Pattern) -> None:
     """Parts of the queries of one kv head, each with gradients of the keys that it reaches."""
     use(level)
-    at = Tokens.from_lengths([2000, 700], 2000, "left") if pattern == Causal() else Tokens.range(2000)
-    check(Problem.random(pattern, at, at, rows=at.rows, heads=(1, 1), dims=(16, 16)))
+    key_tokens = Tokens.from_lengths([2000, 700], 2000, "left") if pattern == Causal() else Tokens.range(2000)
+    check(Problem.random(pattern, key_tokens, key_tokens, rows=key_tokens.rows, heads=(1, 1), dims=(16, 16)))
 
 
 @at_levels(7)
@@ -174,21 +179,21 @@ def test_long_rows_of_one_head_are_split_and_added_up(use: Use, level: str, patt
 def test_rows_whose_scores_lie_far_below_zero_are_computed_from_their_maximum(
     use: Use, level: str, dtype: torch.dtype, queries: int
 ) -> None:
-    """Some rows of a tile have scores near -300 or -1e5, the others near 0; the bits of the others stay."""
+    """Some rows of a tile have scores near -300 or -1e5, the others near 0, and those keep their bits."""
     use(level)
     case = problem(Causal(), "range", 4500 if queries == 1 else queries, (4, 2), (16, 16), dtype)
     case = replace(case, k=case.k.clone())
     case.k[..., 0] = 4.0
     if queries == 1:
         case = replace(case, q=case.q[:, :, :1].clone(), q_tokens=Tokens.range(1, start=4499))
-    usual = case.run()
-    low = case.q.clone()
-    low[0, :, ::3, 0], low[1, :, ::3, 0] = -300.0, -1e5
-    got, exact = replace(case, q=low).run(), replace(case, q=low).to(torch.float64).formula()
-    torch.testing.assert_close(got.lse.double(), exact.lse, atol=0.01, rtol=1e-5)
-    torch.testing.assert_close(got.out.double(), exact.out, atol=0.05, rtol=0.05)
-    others = torch.arange(case.q.shape[2]) % 3 > 0
-    assert torch.equal(got.out[:, :, others], usual.out[:, :, others])
+    unchanged = case.run()
+    low_q = case.q.clone()
+    low_q[0, :, ::3, 0], low_q[1, :, ::3, 0] = -300.0, -1e5
+    actual, expected = replace(case, q=low_q).run(), replace(case, q=low_q).to(torch.float64).formula()
+    torch.testing.assert_close(actual.lse.double(), expected.lse, atol=0.01, rtol=1e-5)
+    torch.testing.assert_close(actual.out.double(), expected.out, atol=0.05, rtol=0.05)
+    other_rows = torch.arange(case.q.shape[2]) % 3 > 0
+    assert torch.equal(actual.out[:, :, other_rows], unchanged.out[:, :, other_rows])
 
 
 @at_levels(8)
@@ -197,10 +202,10 @@ def test_rows_whose_scores_lie_far_below_zero_are_computed_from_their_maximum(
 def test_keys_in_stretches_give_every_query_its_whole_gradient(
     use: Use, level: str, dtype: torch.dtype, pattern: Pattern
 ) -> None:
-    """Packed keys of this width outgrow a cache, so that tiles come by once for each stretch of them."""
+    """Packed keys of this width exceed a cache, so that tiles are visited once for each stretch of keys."""
     use(level)
-    at = Tokens.from_lengths([600, 211], 600, "left")
-    check(Problem.random(pattern, at, at, dtype, 2, (2, 1), (256, 160)))
+    key_tokens = Tokens.from_lengths([600, 211], 600, "left")
+    check(Problem.random(pattern, key_tokens, key_tokens, dtype, 2, (2, 1), (256, 160)))
 
 
 @at_levels(9)
@@ -209,12 +214,13 @@ def test_as_many_scores_as_there_may_be_get_each_its_gradient(use: Use, level: s
     tables = tuple(step for _ in range(MOST_SCORES) for step in steps("table", 2))
     case = replace(problem(Causal(), "range", 97, (2, 1), (16, 16), torch.float32), more={"score": tables})
     d_out, d_lse = torch.randn(2, 2, 97, 16), torch.randn(2, 2, 97)
-    made, right = (
-        results(c, how, d_out, d_lse) for c, how in ((case, "native"), (case.to(torch.float64), "formula"))
+    native_results, exact_results = (
+        results(c, method, d_out, d_lse)
+        for c, method in ((case, "native"), (case.to(torch.float64), "formula"))
     )
-    assert len(made) == 5 + MOST_SCORES
-    for got, exact in zip(made, right, strict=True):
-        torch.testing.assert_close(got.double(), exact, atol=1e-4, rtol=1e-4)
+    assert len(native_results) == 5 + MOST_SCORES
+    for actual, expected in zip(native_results, exact_results, strict=True):
+        torch.testing.assert_close(actual.double(), expected, atol=1e-4, rtol=1e-4)
 
 
 # Relative error of the exponentials (csrc/vec.h), which is the absolute one of a logsumexp over a single key.
@@ -224,19 +230,19 @@ EXP_ERROR = {torch.float32: 1e-5, torch.bfloat16: 1.3e-4}
 @at_levels(10)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_scores_of_any_size_keep_the_softmax(use: Use, level: str, dtype: torch.dtype) -> None:
-    """Rising and falling by 128 a key: the running maximum is renewed, all other weights underflow to 0."""
+    """Scores rise or fall by 128 a key: the running maximum is renewed, and all other weights underflow to 0."""
     use(level)
-    at = torch.arange(300)
+    index = torch.arange(300)
     k = torch.zeros(300, 16, dtype=dtype)
-    k[:, 0], k[:, 9] = at // 16 * 2048, at % 16 * 128
+    k[:, 0], k[:, 9] = index // 16 * 2048, index % 16 * 128
     for sign in (1.0, -1.0):
         case = problem(Causal(), "range", 300, (2, 1), (16, 16), dtype, scale=sign)
         case = replace(case, k=k.expand(2, 1, -1, -1), q=torch.ones_like(case.q))
-        got = case.run()
-        last = at if sign > 0 else torch.zeros_like(at)
-        torch.testing.assert_close(got.out, case.v[:, :, last].expand_as(got.out))
-        scores = (sign * case.k.float().sum(-1))[:, :, last].expand_as(got.lse)
-        torch.testing.assert_close(got.lse, scores, atol=EXP_ERROR[dtype], rtol=1.3e-6)
+        actual = case.run()
+        largest = index if sign > 0 else torch.zeros_like(index)
+        torch.testing.assert_close(actual.out, case.v[:, :, largest].expand_as(actual.out))
+        scores = (sign * case.k.float().sum(-1))[:, :, largest].expand_as(actual.lse)
+        torch.testing.assert_close(actual.lse, scores, atol=EXP_ERROR[dtype], rtol=1.3e-6)
 
 
 @at_levels(11)
@@ -255,7 +261,7 @@ def test_keys_keep_their_weights_where_later_ones_of_a_block_outrun_them(
 
 @at_levels(12)
 def test_rounded_weights_sum_to_1(use: Use, level: str) -> None:
-    """Weights in bfloat16 are divided by the sum of what was rounded: values that are all 1 stay 1, to the bit."""
+    """Weights in bfloat16 are divided by the sum of the rounded ones: values that are all 1 stay 1, to the bit."""
     use(level)
     for pattern in (Window.last(2), Window.last(3), Window.around(7), Causal()):
         case = problem(pattern, "range", 300, (6, 2), (16, 16), torch.bfloat16)
@@ -265,8 +271,8 @@ def test_rounded_weights_sum_to_1(use: Use, level: str) -> None:
 
 @at_levels(13)
 def test_the_even_one_of_two_equally_near_numbers_is_written(use: Use, level: str) -> None:
-    """Keys of 0 give all weights alike; of as many keys as a power of two, sums of whole numbers are exact, and often
-    lie in the middle of two numbers of bf16. Levels whose exponential of 0 is not quite 1 are off by an ulp there."""
+    """Keys of 0 give equal weights; for a number of keys that is a power of two, sums of whole numbers are exact, and
+    often halfway between two numbers of bf16. Levels whose exponential of 0 is not quite 1 are off by an ulp there."""
     use(level)
     for keys, queries, heads, dims in (
         (1, 3, (2, 1), (8, 8)),
@@ -282,11 +288,11 @@ def test_the_even_one_of_two_equally_near_numbers_is_written(use: Use, level: st
             torch.randint(-9, 10, (2, *sizes[0][:2], dims[1])).bfloat16(),
             torch.zeros(2, *sizes[0][:2]),
         )
-        got, exact = (
-            results(c, how, d_out, d_lse)
-            for c, how in ((case, "native"), (case.to(torch.float64), "formula"))
+        actual, expected = (
+            results(c, method, d_out, d_lse)
+            for c, method in ((case, "native"), (case.to(torch.float64), "formula"))
         )
-        for at in (NAMES.index("out"), NAMES.index("dv")):
-            off = (got[at].double() - exact[at].bfloat16().double()).abs()
-            allowed = 0.0 if level in OF_PAIRS else ulp(exact[at], torch.bfloat16)
-            assert bool((off <= allowed).all()), (NAMES[at], keys, queries)
+        for index in (NAMES.index("out"), NAMES.index("dv")):
+            error = (actual[index].double() - expected[index].bfloat16().double()).abs()
+            tolerance = 0.0 if level in OF_PAIRS else ulp(expected[index], torch.bfloat16)
+            assert bool((error <= tolerance).all()), (NAMES[index], keys, queries)

@@ -1,4 +1,4 @@
-"""The kernels read int8 keys and values with a scale per slot: the numbers that these stand for, at every level."""
+"""The kernels read int8 keys and values with a scale per slot as the dequantized numbers, at every level."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ PATTERNS: list[Pattern] = [
 
 
 def places(kind: str, slots: int) -> tuple[Tokens, Tokens]:
-    """A step of decoding, a chunk or a whole row of queries, over keys in order, wrapped, ragged, or with pins."""
+    """Returns tokens of a step, a chunk or a row of queries, and of keys: in order, wrapped, ragged, or pinned."""
     last = Tokens.range(1, start=slots - 1)
     if kind in ("ring", "wrapped"):
         queries = Tokens.range(slots) if kind == "wrapped" else last
@@ -56,7 +56,7 @@ def stored(case: Problem) -> KeyValues:
 
 
 def standing(case: Problem, keys: KeyValues, dtype: torch.dtype) -> Problem:
-    """The same call over the numbers that the keys stand for."""
+    """Returns the same call over the dequantized keys and values."""
     plain = keys.dequantized(dtype)
     return replace(case, q=case.q.to(dtype), k=plain.k, v=plain.v)
 
@@ -65,17 +65,17 @@ def run(case: Problem, keys: KeyValues) -> Partial:
     return attend_keys(case.q, case.q_tokens, [keys], case.pattern, backend="native")
 
 
-def same(got: Partial, case: Problem, keys: KeyValues, level: str) -> None:
-    """Where products are of the dtype of q, the very bits that the kernels make of the numbers themselves; in 16 bits
-    within twice the error of the formula."""
+def same(actual: Partial, case: Problem, keys: KeyValues, level: str) -> None:
+    """Checks for the bits that dequantized numbers give, if products are of the dtype of q; in 16 bits, the error is at
+    most twice that of the formula."""
     dtype = case.q.dtype
     if dtype == torch.float32 or level in OF_PAIRS:
         plain = standing(case, keys, dtype).run()
-        assert torch.equal(got.out, plain.out)
-        assert torch.equal(got.lse, plain.lse)
+        assert torch.equal(actual.out, plain.out)
+        assert torch.equal(actual.lse, plain.lse)
     if dtype != torch.float32:
-        exact, low = (standing(case, keys, d).formula() for d in (torch.float64, dtype))
-        assert_within_reference(got.out, exact.out, low.out, "out")
+        exact, reference = (standing(case, keys, d).formula() for d in (torch.float64, dtype))
+        assert_within_reference(actual.out, exact.out, reference.out, "out")
 
 
 @at_levels(0)
@@ -83,9 +83,9 @@ def same(got: Partial, case: Problem, keys: KeyValues, level: str) -> None:
 @pytest.mark.parametrize("kind", ["step", "chunk", "row", "ring", "wrapped", "ragged", "pinned"])
 def test_int8_is_what_it_stands_for(use: Use, level: str, dtype: torch.dtype, kind: str) -> None:
     use(level)
-    for at, dims in enumerate(WIDTHS):
-        q_tokens, k_tokens = places(kind, (1, 63, 64, 130, 201)[at % 5])
-        heads, pattern = HEADS[at % 3], PATTERNS[(at // 2) % 3]
+    for number, dims in enumerate(WIDTHS):
+        q_tokens, k_tokens = places(kind, (1, 63, 64, 130, 201)[number % 5])
+        heads, pattern = HEADS[number % 3], PATTERNS[(number // 2) % 3]
         case = Problem.random(pattern, q_tokens, k_tokens, dtype, heads=heads, dims=dims)
         keys = stored(case)
         same(run(case, keys), case, keys, level)
@@ -94,17 +94,17 @@ def test_int8_is_what_it_stands_for(use: Use, level: str, dtype: torch.dtype, ki
 @at_levels(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_where_int8_and_scales_lie_changes_nothing(use: Use, level: str, dtype: torch.dtype) -> None:
-    """A view of a larger cache, slots apart, rows or heads that are one, and any address."""
+    """Keys and scales may be views of a larger cache, with slots apart, one row or head for all, at any address."""
     use(level)
     case = Problem.random(Causal(), *places("chunk", 70), dtype, heads=(6, 2), dims=(33, 17))
     keys = stored(case)
-    want = run(case, keys)
+    expected = run(case, keys)
 
     def inside(t: Tensor) -> Tensor:
-        big = torch.full(
+        buffer = torch.full(
             (t.shape[0] + 1, t.shape[1] + 2, 2 * t.shape[2] + 3, *t.shape[3:]), 77, dtype=t.dtype
         )
-        view = big[1:, 1:-1, 2:-1:2]
+        view = buffer[1:, 1:-1, 2:-1:2]
         view.copy_(t)
         return view
 
@@ -113,12 +113,12 @@ def test_where_int8_and_scales_lie_changes_nothing(use: Use, level: str, dtype: 
         return flat[1:].view(t.shape).copy_(t)
 
     for move in (inside, odd, lambda t: t.transpose(1, 2).contiguous().transpose(1, 2)):
-        got = run(case, keys.map(move))
-        assert torch.equal(got.out, want.out)
-        assert torch.equal(got.lse, want.lse)
-    one = keys.map(lambda t: t[:1, :1].contiguous().expand(2, 2, *t.shape[2:]))
-    got, same_rows = run(case, one), run(case, one.map(Tensor.contiguous))
-    assert torch.equal(got.out, same_rows.out)
+        actual = run(case, keys.map(move))
+        assert torch.equal(actual.out, expected.out)
+        assert torch.equal(actual.lse, expected.lse)
+    shared = keys.map(lambda t: t[:1, :1].contiguous().expand(2, 2, *t.shape[2:]))
+    actual, copied = run(case, shared), run(case, shared.map(Tensor.contiguous))
+    assert torch.equal(actual.out, copied.out)
 
 
 @at_levels(2)
@@ -134,9 +134,9 @@ def test_slots_that_nobody_sees_may_hold_any_scale(use: Use, level: str, dtype: 
             spoilt = replace(
                 keys, **{n: getattr(keys, n).masked_fill(unseen, bad) for n in ("k_scale", "v_scale")}
             )
-            got, want = run(case, spoilt), run(case, keys)
-            assert torch.equal(got.out, want.out)
-            assert torch.equal(got.lse, want.lse)
+            actual, expected = run(case, spoilt), run(case, keys)
+            assert torch.equal(actual.out, expected.out)
+            assert torch.equal(actual.lse, expected.lse)
 
 
 @at_levels(3)
@@ -145,14 +145,14 @@ def test_slots_that_nobody_sees_may_hold_any_scale(use: Use, level: str, dtype: 
 def test_a_fault_in_a_key_is_seen_by_those_who_see_the_key(
     use: Use, level: str, dtype: torch.dtype, bad: float
 ) -> None:
-    """Heads of 33 and 17: what pads the last vector of a row must not become NaN * 0 either."""
+    """Heads of 33 and 17: the padding of a row's last vector must not become NaN * 0 either."""
     use(level)
     case = Problem.random(Window.last(40), *places("row", 131), dtype, heads=(6, 2), dims=(33, 17))
     clean = run(case, stored(case))
-    sees = case.visible[..., 50]
+    sees_key = case.visible[..., 50]
     for name in ("k", "v"):
         spoilt = getattr(case, name).clone()
         spoilt[:, :, 50, 5] = bad
-        got = run(case, stored(replace(case, **{name: spoilt})))
-        assert torch.equal(got.out[~sees], clean.out[~sees])
-        assert got.out[sees].isnan().all()
+        actual = run(case, stored(replace(case, **{name: spoilt})))
+        assert torch.equal(actual.out[~sees_key], clean.out[~sees_key])
+        assert actual.out[sees_key].isnan().all()

@@ -1,4 +1,4 @@
-"""Products of rows: those of float weights against float64, those of 8 and 4 bits against exact integers."""
+"""Products of rows: with float weights against float64, with weights of 8 and 4 bits against exact integers."""
 
 import pytest
 import torch
@@ -31,34 +31,34 @@ FORMS = [(8, None, True), (8, None, False), (8, 32, True), (4, 32, True), (4, 32
 
 
 def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows in 8 bits as (whole numbers [R, G, 32], scales [R, G]): what the kernels multiply."""
+    """Returns rows in 8 bits as the kernels multiply them: (whole numbers [R, G, 32], scales [R, G])."""
     rows, inputs = x.shape
     groups = torch.zeros(rows, -(-inputs // GROUP) * GROUP)
     groups[:, :inputs] = x.float()
     groups = groups.view(rows, -1, GROUP)
     largest = groups.abs().amax(2)
-    by = torch.full_like(largest, 127) / largest  # 127 / tensor is rounded twice
-    q = (groups * by.unsqueeze(2)).nan_to_num(0.0).round()
+    factor = torch.full_like(largest, 127) / largest  # 127 / tensor is rounded twice
+    q = (groups * factor.unsqueeze(2)).nan_to_num(0.0).round()
     return q, largest / 127
 
 
 def exactly(x: Tensor, matrix: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
-    """The rounded rows times the weights that the codes stand for, in `dtype`."""
+    """Returns the product of the rounded rows and the dequantized weights, in `dtype`."""
     q, scale = (t.to(dtype) for t in rounded(x))
-    whole = (q * scale.unsqueeze(2)).flatten(1)[:, : x.shape[1]]
-    each, zero = (
+    rounded_x = (q * scale.unsqueeze(2)).flatten(1)[:, : x.shape[1]]
+    weight_scale, zero = (
         t.to(dtype).repeat_interleave(matrix.group, 1)[:, : x.shape[1]]
         for t in (matrix.scale, matrix.zero_or_middle)
     )
-    return whole @ (each * (matrix.codes.to(dtype) - zero)).T
+    return rounded_x @ (weight_scale * (matrix.codes.to(dtype) - zero)).T
 
 
-def assert_sums(check: str, got: Tensor, right: Tensor, low: Tensor, terms: Tensor) -> None:
-    """Sums in float32 err as those of torch do, `low`; in bf16 they are rounded once."""
-    if got.dtype == torch.bfloat16:
-        assert_rounded_once(got, right, check, terms)
+def assert_sums(check: str, actual: Tensor, expected: Tensor, reference: Tensor, terms: Tensor) -> None:
+    """Checks that sums in float32 err as those of torch, `reference`, and that sums in bf16 are rounded once."""
+    if actual.dtype == torch.bfloat16:
+        assert_rounded_once(actual, expected, check, terms)
     else:
-        assert_within_reference(got, right, low, check, terms, check)
+        assert_within_reference(actual, expected, reference, check, terms, check)
 
 
 @at_levels(0, EVERY_LEVEL)
@@ -71,20 +71,20 @@ def test_float_weights(use: Use, level: str, dtype: torch.dtype, weights: torch.
         x = torch.randn(rows, inputs, generator=generator).to(dtype)
         w = torch.randn(outputs, inputs + 3, generator=generator).to(weights)[:, 1 : inputs + 1]  # unaligned
         b = torch.randn(outputs, generator=generator)
-        (got,) = linear(x, [w], [b])
-        right = x.double() @ w.double().T + b.double()
-        assert_sums("products", got, right, F.linear(x.float(), w.float(), b), inputs**0.5)
+        (actual,) = linear(x, [w], [b])
+        expected = x.double() @ w.double().T + b.double()
+        assert_sums("products", actual, expected, F.linear(x.float(), w.float(), b), inputs**0.5)
 
 
 @at_levels(1, EVERY_LEVEL)
 def test_what_lies_in_the_middle_of_two_numbers_is_rounded_to_the_even_one(use: Use, level: str) -> None:
-    """Sums of whole numbers, exact in float32; every tenth of them in the middle of two numbers of bf16."""
+    """Sums of whole numbers, exact in float32; every tenth of them is halfway between two numbers of bf16."""
     use(level)
     for rows, outputs, inputs in SIZES:
         x, w = (torch.randint(-9, 10, (n, inputs)).bfloat16() for n in (rows, outputs))
-        right = (x.double() @ w.double().T).bfloat16()
+        expected = (x.double() @ w.double().T).bfloat16()
         for weights in (w, w.float()):
-            assert torch.equal(linear(x, [weights])[0], right)
+            assert torch.equal(linear(x, [weights])[0], expected)
 
 
 @at_levels(2, EVERY_LEVEL)
@@ -97,18 +97,20 @@ def test_codes(
     generator = torch.Generator().manual_seed(0)
     for rows, outputs, inputs in SIZES:
         x = torch.randn(rows, inputs, generator=generator).to(dtype)
-        made = quantize_weights(
+        quantized = quantize_weights(
             torch.randn(outputs, inputs, generator=generator), bits, group, symmetric=symmetric
         )
-        kept = (
-            QuantizedMatrix(made.codes, made.scale.half().float(), made.zero, bits, made.group)
+        matrix = (
+            QuantizedMatrix(
+                quantized.codes, quantized.scale.half().float(), quantized.zero, bits, quantized.group
+            )
             if group
-            else made
+            else quantized
         )
-        (got,) = linear(x, [Panels.pack(kept)])
-        right, low = (exactly(x, kept, dtype) for dtype in (torch.float64, torch.float32))
-        terms = x.double().norm(dim=1, keepdim=True) * kept.dequantize(torch.float64).square().mean().sqrt()
-        assert_sums(f"products of {bits} bits", got, right, low, terms)
+        (actual,) = linear(x, [Panels.pack(matrix)])
+        expected, reference = (exactly(x, matrix, dtype) for dtype in (torch.float64, torch.float32))
+        terms = x.double().norm(dim=1, keepdim=True) * matrix.dequantize(torch.float64).square().mean().sqrt()
+        assert_sums(f"products of {bits} bits", actual, expected, reference, terms)
 
 
 @at_levels(3, EVERY_LEVEL)
@@ -129,7 +131,7 @@ def test_a_row_gets_the_same_bits_alone_and_among_many(use: Use, level: str, dty
         for bits, group, symmetric in FORMS:
             packed = Panels.pack(quantize_weights(w, bits, group, symmetric=symmetric))
             (many,) = linear(x, [packed], [b])
-            few = [linear(x[at : at + 3], [packed], [b])[0] for at in range(0, rows, 3)]
+            few = [linear(x[first : first + 3], [packed], [b])[0] for first in range(0, rows, 3)]
             assert torch.equal(many, torch.cat(few)), (rows, outputs, inputs, bits, group, symmetric)
 
 
@@ -141,18 +143,18 @@ def test_several_matrices_share_rows_and_threads_change_no_bit(use: Use, level: 
     x = torch.randn(2, rows // 2, 96, generator=generator)
     matrices = [torch.randn(40, 96, generator=generator), torch.randn(8, 96, generator=generator).bfloat16()]
     packed = [Panels.pack(quantize_weights(matrices[0], bits, 32)) for bits in (8, 4)]
-    before = torch.get_num_threads()
+    previous = torch.get_num_threads()
     try:
         results = []
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
             results.append(linear(x, [*matrices, *packed]))
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)
     alone = [linear(x, [matrix])[0] for matrix in (*matrices, *packed)]
     for result in results:
         assert [tuple(y.shape[2:]) for y in result] == [(40,), (8,), (40,), (40,)]
-        assert all(torch.equal(y, one) for y, one in zip(result, alone, strict=True))
+        assert all(torch.equal(y, expected) for y, expected in zip(result, alone, strict=True))
 
 
 @at_levels(5, EVERY_LEVEL)
@@ -172,10 +174,10 @@ def test_what_is_no_number_stays_in_its_row(use: Use, level: str, bad: float, ro
 @given(st.integers(1, 40), st.integers(1, 100), st.sampled_from([8, 4]), st.booleans())
 def test_a_code_is_off_by_half_a_step(outputs: int, inputs: int, bits: int, symmetric: bool) -> None:
     w = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(inputs))
-    made = quantize_weights(w, bits, 32, symmetric=symmetric)
-    step = made.scale.repeat_interleave(32, 1)[:, :inputs]
+    quantized = quantize_weights(w, bits, 32, symmetric=symmetric)
+    step = quantized.scale.repeat_interleave(32, 1)[:, :inputs]
     slack = 0.5 if symmetric else 1.0  # the zero is rounded as well
-    assert bool(((made.dequantize() - w).abs() <= step * slack * (1 + 1e-5) + 1e-7).all())
+    assert bool(((quantized.dequantize() - w).abs() <= step * slack * (1 + 1e-5) + 1e-7).all())
 
 
 def test_what_the_kernels_refuse() -> None:

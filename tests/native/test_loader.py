@@ -1,4 +1,4 @@
-"""The best library that this CPU can run and that is of these sources, or none, and then why."""
+"""The loader takes the best library that this CPU can run and that is built from these sources, or says why not."""
 
 import warnings
 from pathlib import Path
@@ -15,34 +15,34 @@ BEST, *LOWER = levels.runnable(levels.NEEDS[ALL_LEVELS[0]], tiles=True)
 
 
 def find(small: Small, wanted: str = "", level: str = BEST) -> loader.Found:
-    """What is found for a CPU that has just this level."""
+    """Returns the result of a search on a CPU that has just this level."""
     return loader.find(small.folder, wanted, levels.NEEDS[level], small.sources)
 
 
 def outdate(small: Small, level: str) -> None:
-    """Makes one level's library one of other sources."""
+    """Makes one level's library look as if built from other sources."""
     path = small.folder / build.file_name(level)
-    right = build.source_hash(level, small.sources).encode()
-    path.write_bytes(path.read_bytes().replace(right, b"0123456789abcdef"))
+    source_hash = build.source_hash(level, small.sources).encode()
+    path.write_bytes(path.read_bytes().replace(source_hash, b"0123456789abcdef"))
 
 
 @pytest.mark.parametrize("level", levels.known())
 def test_each_cpu_gets_the_best_level_that_it_can_run(small: Small, level: str) -> None:
-    found = find(small, level=level)
-    assert found.library is not None
-    assert found.library.level == level
-    assert found.why is found.trouble is None
+    result = find(small, level=level)
+    assert result.library is not None
+    assert result.library.level == level
+    assert result.why is result.trouble is None
 
 
 @pytest.mark.parametrize("lacking", sorted(levels.NEEDS[BEST]))
 def test_one_missing_instruction_set_rules_a_level_out(small: Small, lacking: str) -> None:
-    found = loader.find(small.folder, "", levels.NEEDS[BEST] - {lacking}, small.sources)
-    assert found.library is not None
-    assert lacking not in levels.NEEDS[found.library.level]
+    result = loader.find(small.folder, "", levels.NEEDS[BEST] - {lacking}, small.sources)
+    assert result.library is not None
+    assert lacking not in levels.NEEDS[result.library.level]
 
 
 def test_the_names_of_instruction_sets_are_those_of_the_system() -> None:
-    """As Linux spells them: the best level is that of the newest instructions of its that are there."""
+    """As Linux spells them: the best level is that of the newest instructions that the system lists."""
     flags = {"amx_int8": "amx", "avx512_bf16": "avx512bf16", "avx512_vnni": "avx512vnni", "avx512f": "avx512"}
     flags |= {"avx_vnni": "avxvnni", "avx2": "avx2", "i8mm": "i8mm", "asimddp": "dotprod", "asimd": "neon"}
     system = Path("/proc/cpuinfo").read_text().split()
@@ -55,47 +55,47 @@ REFUSED = "the system refuses tile registers (some error)"
 
 @pytest.mark.skipif("amx" not in levels.known(), reason="this architecture has no tiles")
 def test_the_next_level_takes_over_where_the_system_refuses_tiles(small: Small, tmp_path: Path) -> None:
-    has = levels.NEEDS["amx"]
-    found = loader.find(small.folder, "", has, small.sources, REFUSED)
-    assert found.library is not None
-    assert found.library.level == "avx512bf16"
-    assert found.trouble == (
+    flags = levels.NEEDS["amx"]
+    result = loader.find(small.folder, "", flags, small.sources, REFUSED)
+    assert result.library is not None
+    assert result.library.level == "avx512bf16"
+    assert result.trouble == (
         f"headway runs its native kernels at level avx512bf16 only: {REFUSED}, which amx needs; "
         "HEADWAY_NATIVE=avx512bf16 is that without this warning"
     )
-    assert loader.find(small.folder, "avx512bf16", has, small.sources, REFUSED).trouble is None
+    assert loader.find(small.folder, "avx512bf16", flags, small.sources, REFUSED).trouble is None
     with pytest.raises(
         BackendError, match=r"HEADWAY_NATIVE=amx cannot be had: .*\(some error\); .*take avx512bf16"
     ):
-        loader.find(small.folder, "amx", has, small.sources, REFUSED)
-    made = small.copy(tmp_path)
-    outdate(made, "avx512bf16")
-    found = loader.find(made.folder, "", has, made.sources, REFUSED)
-    assert found.library is not None
-    assert found.library.level == "avx512vnni"
-    assert found.trouble is not None
-    assert "libheadway_avx512bf16.so is stale" in found.trouble
-    assert f"and {REFUSED}, which amx needs" in found.trouble
+        loader.find(small.folder, "amx", flags, small.sources, REFUSED)
+    copied = small.copy(tmp_path)
+    outdate(copied, "avx512bf16")
+    result = loader.find(copied.folder, "", flags, copied.sources, REFUSED)
+    assert result.library is not None
+    assert result.library.level == "avx512vnni"
+    assert result.trouble is not None
+    assert "libheadway_avx512bf16.so is stale" in result.trouble
+    assert f"and {REFUSED}, which amx needs" in result.trouble
 
 
 @pytest.mark.parametrize(("asked", "asks"), [("", True), ("amx", True), ("avx512bf16", False), ("0", False)])
 def test_the_system_is_asked_for_tiles_where_they_would_be_used(
     asked: str, asks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
+    calls: list[str] = []
     monkeypatch.setenv("HEADWAY_NATIVE", asked)
     monkeypatch.setattr(loader, "cpu_flags", lambda: levels.NEEDS[BEST])
-    monkeypatch.setattr(loader, "tiles_refused", lambda: said.append("asked") or REFUSED)
+    monkeypatch.setattr(loader, "tiles_refused", lambda: calls.append("asked") or REFUSED)
     monkeypatch.setattr(loader, "find", lambda *_, refused: loader.Found(None, refused))
     assert loader.search.__wrapped__().why == (REFUSED if asks and "amx" in ALL_LEVELS else "")
-    assert bool(said) == (asks and "amx" in ALL_LEVELS)
+    assert bool(calls) == (asks and "amx" in ALL_LEVELS)
 
 
 @pytest.mark.parametrize("level", levels.known())
 def test_a_level_can_be_asked_for(small: Small, level: str) -> None:
-    found = find(small, level, level)
-    assert found.library is not None
-    assert found.library.level == level
+    result = find(small, level, level)
+    assert result.library is not None
+    assert result.library.level == level
 
 
 def test_turned_off_is_no_trouble(small: Small) -> None:
@@ -116,24 +116,24 @@ def test_a_level_that_is_not_to_be_had_is_an_error(small: Small, tmp_path: Path)
             find(small, "avx2", "portable")
     with pytest.raises(BackendError, match=f"{BEST} was not built in {tmp_path}; .*headway.native.build"):
         find(Small(tmp_path, small.sources), BEST)
-    made = small.copy(tmp_path)
-    outdate(made, BEST)
+    copied = small.copy(tmp_path)
+    outdate(copied, BEST)
     with pytest.raises(BackendError, match=f"HEADWAY_NATIVE={BEST} cannot be had: .* is stale"):
-        find(made, BEST)
+        find(copied, BEST)
 
 
 def test_a_stale_library_is_not_used(small: Small, tmp_path: Path) -> None:
-    made = small.copy(tmp_path)
-    with (made.sources / "measure.cpp").open("a") as file:
+    copied = small.copy(tmp_path)
+    with (copied.sources / "measure.cpp").open("a") as file:
         file.write("// another\n")
-    found = find(made)
-    assert found.library is None
-    assert found.trouble == f"headway runs without its native kernels: {found.why}"
-    assert found.why is not None
-    assert f"{build.file_name(BEST)} is stale (built from sources" in found.why
-    assert "build them: python -m headway.native.build" in found.why
+    result = find(copied)
+    assert result.library is None
+    assert result.trouble == f"headway runs without its native kernels: {result.why}"
+    assert result.why is not None
+    assert f"{build.file_name(BEST)} is stale (built from sources" in result.why
+    assert "build them: python -m headway.native.build" in result.why
     for level in LOWER:
-        assert level in found.why.split("are unusable too")[0]
+        assert level in result.why.split("are unusable too")[0]
 
 
 @pytest.mark.skipif(not LOWER, reason="this architecture has one level")
@@ -142,26 +142,26 @@ def test_a_stale_library_is_not_used(small: Small, tmp_path: Path) -> None:
 def test_the_next_level_takes_over_from_one_that_is_unusable(
     small: Small, tmp_path: Path, damage: str, level: str
 ) -> None:
-    made = small.copy(tmp_path)
-    path = made.folder / build.file_name(level)
+    copied = small.copy(tmp_path)
+    path = copied.folder / build.file_name(level)
     words = {
         "stale": "is stale",
         "missing": f"{level} was not built",
         "cut": "cannot be opened",
     }
     if damage == "stale":
-        outdate(made, level)
+        outdate(copied, level)
     elif damage == "missing":
         path.unlink()
     else:
-        path.write_bytes(f"headway-source-hash:{build.source_hash(level, made.sources)}\0".encode())
-    found = loader.find(made.folder, "", levels.NEEDS[level], made.sources)
-    others = [x for x in levels.runnable(levels.NEEDS[level], tiles=True) if x != level]
-    assert found.library is not None
-    assert found.library.level == others[0]
-    assert found.trouble is not None
-    assert found.trouble.startswith(f"headway runs its native kernels at level {others[0]} only: ")
-    assert words[damage] in found.trouble
+        path.write_bytes(f"headway-source-hash:{build.source_hash(level, copied.sources)}\0".encode())
+    result = loader.find(copied.folder, "", levels.NEEDS[level], copied.sources)
+    runnable = [x for x in levels.runnable(levels.NEEDS[level], tiles=True) if x != level]
+    assert result.library is not None
+    assert result.library.level == runnable[0]
+    assert result.trouble is not None
+    assert result.trouble.startswith(f"headway runs its native kernels at level {runnable[0]} only: ")
+    assert words[damage] in result.trouble
 
 
 def test_without_libraries_it_says_what_to_do(
@@ -179,10 +179,10 @@ def test_without_libraries_it_says_what_to_do(
 
 
 def test_trouble_is_announced_once(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = find(Small(tmp_path, small.sources))
-    monkeypatch.setattr(loader, "search", lambda: found)
+    result = find(Small(tmp_path, small.sources))
+    monkeypatch.setattr(loader, "search", lambda: result)
     loader._announce.cache_clear()
-    assert loader.why_missing() == found.why
+    assert loader.why_missing() == result.why
     with pytest.warns(
         UserWarning, match="headway runs without its native kernels: none were built"
     ) as caught:

@@ -1,4 +1,4 @@
-"""What the kernels measure of a machine, and how many threads they take on it."""
+"""What the kernels measure of a machine, and how many threads they use on it."""
 
 import ctypes
 import os
@@ -19,9 +19,9 @@ from tests.native.conftest import OF_PAIRS, Small, Use, at_levels
 def test_roofs_are_those_of_a_machine_and_bf16_has_one_where_there_is_an_instruction(
     use: Use, level: str
 ) -> None:
-    """Within three orders of magnitude of what machines do: nothing here is fast or slow.
+    """Within three orders of magnitude of real machines: this is no test of speed.
 
-    Of several tries the best: one of 10 ms may fall wholly into another process's turn.
+    The best of several tries counts: one of 10 ms may fall wholly into another process's turn.
     """
     use(level)
     library = loader.search().library
@@ -65,7 +65,7 @@ def process(script: str, small: Small) -> subprocess.CompletedProcess[str]:
 
 @at_levels(2)
 def test_each_byte_is_read_once(small: Small, level: str) -> None:
-    """The exclusive or of all words is that of numpy, wherever the bytes are cut into parts and streams."""
+    """The exclusive or of all words is that of numpy, however the bytes are divided into parts and streams."""
     library = loader.open_library(small.folder, level, small.sources)
     data = np.random.default_rng(0).integers(0, 256, 1 << 14, np.uint8)
     for count in (0, 1, 7, 8, 63, 64, 65, 191, 256, 257, 1000, 1024, 4097, 1 << 14):
@@ -90,9 +90,9 @@ print(library.dll.headway_peak(0, 100_000, 0.001) > 0)
 
 
 def test_more_threads_than_openmp_can_start_are_neither_asked_for_nor_started(small: Small) -> None:
-    """In a process of its own, which would crash: no call of the kernels has a team that large."""
-    done = process(CROWD, small)
-    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    """The process of this test would crash if a call of the kernels had a team that large."""
+    result = process(CROWD, small)
+    assert (result.returncode, result.stdout) == (0, "True\n"), result.stderr
 
 
 FORK = """
@@ -112,8 +112,8 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), loader.threads())
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_process_runs_on_one_thread(small: Small) -> None:
-    done = process(FORK, small)
-    assert done.stdout.split() == ["7", "2"], done.stderr
+    result = process(FORK, small)
+    assert result.stdout.split() == ["7", "2"], result.stderr
 
 
 @pytest.mark.skipif(not shutil.which("g++") or sys.platform != "linux", reason="GNU's OpenMP, on Linux")
@@ -123,5 +123,5 @@ def test_the_library_shares_torchs_openmp(small: Small) -> None:
         "lines = open('/proc/self/maps').read().splitlines()\n"
         "print(*{line.split()[-1] for line in lines if 'omp' in os.path.basename(line.split()[-1])})"
     )
-    done = process(script, small)
-    assert len(done.stdout.split()) == 1, done.stdout + done.stderr
+    result = process(script, small)
+    assert len(result.stdout.split()) == 1, result.stdout + result.stderr

@@ -1,4 +1,4 @@
-"""What the kernels read, write and ask for: nothing outside of what they are given, and no more than they need."""
+"""The memory that kernels read, write and request: nothing outside of their tensors, and no more than they need."""
 
 import os
 import subprocess
@@ -24,11 +24,11 @@ def test_kernels_stay_in_their_memory_and_say_where_there_is_none(tmp_path: Path
     subprocess.run(
         [*compiler, "-x", "c", str(source), "-O1", "-shared", "-fPIC", "-o", str(fence), "-ldl"], check=True
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-m", "tests.native.fenced", *EVERY_LEVEL],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "LD_PRELOAD": str(fence)},
     )
-    assert done.returncode == 0, done.stdout
+    assert result.returncode == 0, result.stdout

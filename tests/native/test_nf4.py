@@ -1,4 +1,4 @@
-"""Products with NF4 weights: those of the numbers that the codes stand for, at every level."""
+"""Products with NF4 weights are those with the dequantized weights, at every level."""
 
 import pytest
 import torch
@@ -29,14 +29,14 @@ SIZES = [
     (3, 2, 16448),
     (9, 3, 16448),
 ]
-"""Rows, outputs, inputs: up to more blocks than have a largest scale together, rows longer than a line of weights."""
+"""Rows, outputs, inputs: up to more blocks than share a largest scale, and rows longer than a line of weights."""
 
 
 def drawn(outputs: int, inputs: int, seed: int = 0) -> Nf4:
-    """Weights whose blocks have scales of every size, one of them 0."""
-    draw = torch.Generator().manual_seed(seed)
-    w = torch.randn(outputs, inputs, generator=draw)
-    w = w.view(-1, 64) * torch.randn(w.numel() // 64, 1, generator=draw).exp()
+    """Returns weights whose blocks have scales of every size, one of them 0."""
+    generator = torch.Generator().manual_seed(seed)
+    w = torch.randn(outputs, inputs, generator=generator)
+    w = w.view(-1, 64) * torch.randn(w.numel() // 64, 1, generator=generator).exp()
     w[seed % len(w)] = 0.0
     return Nf4.pack(w.view(outputs, inputs))
 
@@ -48,24 +48,27 @@ def matrix_of(weight: Nf4) -> Nf4Matrix:
 
 
 def check_products(x: Tensor, weight: Nf4, b: Tensor) -> None:
-    """Against the float64 product with the dequantized weights."""
+    """Checks a product against the float64 product with the dequantized weights."""
     w = weight.dequantize(x.dtype)
-    right = x.double() @ w.double().T + b
-    low = (x.float() @ w.float().T + b).to(x.dtype)
+    expected = x.double() @ w.double().T + b
+    reference = (x.float() @ w.float().T + b).to(x.dtype)
     terms = (x.double().square() @ w.double().square().T).sqrt()
-    (got,) = linear(x, [matrix_of(weight)], [b])
-    assert_sums("products of nf4", got, right, low, terms)
+    (actual,) = linear(x, [matrix_of(weight)], [b])
+    assert_sums("products of nf4", actual, expected, reference, terms)
 
 
 @at_levels(0)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_are_those_of_the_numbers(use: Use, level: str, dtype: torch.dtype) -> None:
-    """Of whole matrices, and of rows and columns of them, which begin within the blocks of a largest scale."""
+    """With whole matrices, and with rows and columns of them, which begin within the blocks of a largest scale."""
     use(level)
-    draw = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     for rows, outputs, inputs in SIZES:
         weight = drawn(outputs, inputs, rows)
-        x, b = torch.randn(rows, inputs, generator=draw).to(dtype), torch.randn(outputs, generator=draw)
+        x, b = (
+            torch.randn(rows, inputs, generator=generator).to(dtype),
+            torch.randn(outputs, generator=generator),
+        )
         check_products(x, weight, b)
         check_products(x, weight.part(0, range(outputs // 3, outputs)), b[outputs // 3 :])
         begin = inputs // 128 * 64
@@ -78,16 +81,16 @@ def test_products_are_those_of_the_numbers(use: Use, level: str, dtype: torch.dt
 def test_weights_are_the_dequantized_ones_to_the_bit(
     use: Use, level: str, dtype: torch.dtype, rows: int
 ) -> None:
-    """Rows of the identity make them of a matrix and its parts; a bias takes a column away before it is rounded."""
+    """Rows of the identity give the weights of a matrix and of its parts; a bias cancels a column before rounding."""
     use(level)
-    whole = drawn(90, 320)
-    for weight in (whole, whole.part(0, range(13, 90)), whole.part(1, range(128, 320))):
+    full = drawn(90, 320)
+    for weight in (full, full.part(0, range(13, 90)), full.part(1, range(128, 320))):
         w, eye = weight.dequantize(dtype), torch.eye(weight.shape[1], dtype=dtype)
-        got = torch.cat([linear(some, [matrix_of(weight)])[0] for some in eye.split(rows)])
-        assert torch.equal(got, w.T)
-        for at, column in enumerate(w.T.float()):
-            (left,) = linear(eye[at].expand(rows, -1), [matrix_of(weight)], [-column])
-            assert not left.any()
+        actual = torch.cat([linear(chunk, [matrix_of(weight)])[0] for chunk in eye.split(rows)])
+        assert torch.equal(actual, w.T)
+        for index, column in enumerate(w.T.float()):
+            (remainder,) = linear(eye[index].expand(rows, -1), [matrix_of(weight)], [-column])
+            assert not remainder.any()
 
 
 @at_levels(2)
@@ -96,7 +99,7 @@ def test_bits_do_not_depend_on_other_rows_nor_on_threads_nor_on_where_a_part_was
     use: Use, level: str, dtype: torch.dtype
 ) -> None:
     use(level)
-    before = torch.get_num_threads()
+    previous = torch.get_num_threads()
 
     @given(
         rows=st.integers(1, 40) | st.just(200),
@@ -108,19 +111,19 @@ def test_bits_do_not_depend_on_other_rows_nor_on_threads_nor_on_where_a_part_was
     )
     def check(rows: int, outputs: int, blocks: int, cut: int, threads: int, seed: int) -> None:
         torch.set_num_threads(threads)
-        weight, draw = drawn(outputs, 64 * blocks, seed), torch.Generator().manual_seed(seed)
-        x, plain = (torch.randn(n, 64 * blocks, generator=draw).to(dtype) for n in (rows, 5))
-        whole, beside = linear(x, [matrix_of(weight), plain])
-        assert torch.equal(beside, linear(x, [plain])[0])
-        at, first = seed % rows, cut % outputs
-        assert torch.equal(linear(x[at : at + 1], [matrix_of(weight)])[0][0], whole[at])
+        weight, generator = drawn(outputs, 64 * blocks, seed), torch.Generator().manual_seed(seed)
+        x, plain = (torch.randn(n, 64 * blocks, generator=generator).to(dtype) for n in (rows, 5))
+        product, plain_product = linear(x, [matrix_of(weight), plain])
+        assert torch.equal(plain_product, linear(x, [plain])[0])
+        row, first = seed % rows, cut % outputs
+        assert torch.equal(linear(x[row : row + 1], [matrix_of(weight)])[0][0], product[row])
         part = weight.part(0, range(first, outputs))
-        assert torch.equal(linear(x, [matrix_of(part)])[0], whole[:, first:])
+        assert torch.equal(linear(x, [matrix_of(part)])[0], product[:, first:])
 
     try:
         check()
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)
 
 
 @at_levels(3)
@@ -138,14 +141,14 @@ def test_what_is_no_number_stays_in_its_row(use: Use, level: str, dtype: torch.d
 @at_levels(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_steps_of_decoding_are_those_of_the_modules(use: Use, level: str, dtype: torch.dtype) -> None:
-    """With an adapter, and one that has magnitudes, too."""
+    """Steps are equal also with an adapter, and with one that has magnitudes."""
     use(level)
     for lora in (None, Lora(rank=2, alpha=3.0), Lora(rank=2, alpha=3.0, magnitude=True)):
-        made = model(**WIDE).to(dtype)
-        kept = kept_as("nf4")
-        (kept if lora is None else both(kept, adapted(lora)))(made)
+        decoder = model(**WIDE).to(dtype)
+        quantize = kept_as("nf4")
+        (quantize if lora is None else both(quantize, adapted(lora)))(decoder)
         for rows in (1, 9):
-            steps(made, rows, 3)
+            steps(decoder, rows, 3)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -154,9 +157,9 @@ def test_a_layer_multiplies_few_rows_by_the_kernels_which_read_what_it_keeps(dty
     matrix = matrix_of(weight)
     assert torch.equal(weight.product(x, b), linear(x, [matrix], [b])[0])
     assert matrix.codes.data_ptr() == weight.codes.data_ptr()
-    more = torch.cat((x, x[:1]))
+    too_many = torch.cat((x, x[:1]))
     w = weight.dequantize(dtype)
-    assert torch.equal(weight.product(more), torch.nn.functional.linear(more, w))
+    assert torch.equal(weight.product(too_many), torch.nn.functional.linear(too_many, w))
 
 
 def test_rows_that_are_no_whole_blocks_have_a_reason_and_are_refused() -> None:

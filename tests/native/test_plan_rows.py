@@ -1,4 +1,4 @@
-"""Plans of rows of one query, by the kernels: the blocks that each pair of tokens says."""
+"""Plans of rows of one query by the kernels have the blocks that follow from each pair of tokens."""
 
 from array import array
 
@@ -35,8 +35,17 @@ def test_runs_are_those_that_each_pair_of_tokens_says(use: Use, level: str) -> N
 def planned(pattern: Pattern, index: list[int], room: int = 100) -> list[list[tuple[int, int, bool]]]:
     code, queries = array("i", program(pattern)), array("i", index)
     first, begin, end, full = array("i", [0] * (len(index) + 1)), *(array(kind, [0] * room) for kind in "iiB")
-    at, queried, *runs = (a.buffer_info()[0] for a in (code, queries, first, begin, end, full))
-    count = plan_rows(at, len(code) // 4, queried, len(index), (runs[0], runs[1], runs[2], runs[3]), room)
+    code_address, query_address, *run_addresses = (
+        a.buffer_info()[0] for a in (code, queries, first, begin, end, full)
+    )
+    count = plan_rows(
+        code_address,
+        len(code) // 4,
+        query_address,
+        len(index),
+        (run_addresses[0], run_addresses[1], run_addresses[2], run_addresses[3]),
+        room,
+    )
     assert count == first[-1]
     return [
         [(begin[r], end[r], bool(full[r])) for r in range(first[i], first[i + 1])] for i in range(len(index))
@@ -44,17 +53,17 @@ def planned(pattern: Pattern, index: list[int], room: int = 100) -> list[list[tu
 
 
 def by_pairs(pattern: Pattern, query: int) -> list[tuple[int, int, bool]]:
-    """From the mask of all keys up to the end of the query's block."""
+    """Returns the runs by the mask of all keys up to the end of the query's block."""
     count = (query // 64 + 1) * 64
-    seen = visible(pattern, Tokens(torch.tensor([[query]])), Tokens.range(count)).view(-1, 64)
+    blocks = visible(pattern, Tokens(torch.tensor([[query]])), Tokens.range(count)).view(-1, 64)
     runs: list[tuple[int, int, bool]] = []
-    for block, mask in enumerate(seen):
+    for block, mask in enumerate(blocks):
         if mask.any():
-            whole, begin = bool(mask.all()), 64 * block
-            if runs and runs[-1][1:] == (begin, whole):
-                runs[-1] = runs[-1][0], begin + 64, whole
+            is_full, begin = bool(mask.all()), 64 * block
+            if runs and runs[-1][1:] == (begin, is_full):
+                runs[-1] = runs[-1][0], begin + 64, is_full
             else:
-                runs.append((begin, begin + 64, whole))
+                runs.append((begin, begin + 64, is_full))
     return runs
 
 

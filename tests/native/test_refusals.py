@@ -1,4 +1,4 @@
-"""A library says what it does not know of a call, and computes nothing."""
+"""A library names what it does not know of a call, and computes nothing."""
 
 import ctypes
 from collections.abc import Callable
@@ -21,7 +21,7 @@ UNKNOWN = c.ERRORS[3]
 
 
 class Spoiling:
-    """The functions of a library, but what `function` is called with has another value in `field`."""
+    """The functions of a library, but the structure that `function` is called with has another value in `field`."""
 
     def __init__(self, dll: ctypes.CDLL, function: str, field: str, value: int) -> None:
         self.dll, self.function, self.field, self.value = dll, function, field, value

@@ -11,11 +11,11 @@ from tests.native.conftest import Use, at_levels
 from tests.native.test_rows import DTYPES, assert_as_the_formula, draw, rotated
 
 
-def assert_rotated(xs: list[Tensor], cos: Tensor, sin: Tensor, pairing: str | Tensor, what: str) -> None:
+def assert_rotated(xs: list[Tensor], cos: Tensor, sin: Tensor, pairing: str | Tensor, label: str) -> None:
     def plain(*xs: Tensor) -> list[Tensor]:
         return rotated(xs, cos, sin, pairing)
 
-    assert_as_the_formula("rotation", lambda *xs: rotate(xs, cos, sin, pairing), plain, xs, what, plain)
+    assert_as_the_formula("rotation", lambda *xs: rotate(xs, cos, sin, pairing), plain, xs, label, plain)
 
 
 @at_levels(0)
@@ -32,20 +32,20 @@ def test_rotations(use: Use, threads: None, level: str, dtype: torch.dtype, pair
             first = order[::2]
         else:
             first = torch.arange(size // 2) if pairing == "halves" else torch.arange(0, size, 2)
-        other = (
+        second = (
             partner[first]
             if isinstance(partner, Tensor)
             else first + (size // 2 if pairing == "halves" else 1)
         )
         angle = 3 * draw(batch, 33, size // 2, seed=5, dtype=torch.float32)
         cos, sin = torch.empty(batch, 33, size), torch.empty(batch, 33, size)
-        cos[..., first] = cos[..., other] = angle.cos()
-        sin[..., first], sin[..., other] = -angle.sin(), angle.sin()
+        cos[..., first] = cos[..., second] = angle.cos()
+        sin[..., first], sin[..., second] = -angle.sin(), angle.sin()
         q, k, v = (draw(2, 33, heads, dim, seed=heads, dtype=dtype).transpose(1, 2) for heads in (8, 3, 1))
-        v = v.contiguous()  # in another layout
+        v = v.contiguous()  # has another memory layout
 
-        for some in ([q, k], [q], [q, k, v]):
-            assert_rotated(some, cos, sin, partner, f"{pairing} {size} of {dim}")
+        for tensors in ([q, k], [q], [q, k, v]):
+            assert_rotated(tensors, cos, sin, partner, f"{pairing} {size} of {dim}")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,4 +1,4 @@
-"""The native kernels see exactly what is visible: weights, what is dropped, and how far bad numbers go."""
+"""The native kernels see exactly the visible keys: weights, dropout, and how far bad numbers spread."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from tests.pairwise import pairwise
 
 
 def weights(case: Problem) -> Tensor:
-    """[B, H, T, S]: the output where value j is the j-th unit vector."""
+    """Returns the weights [B, H, T, S]: the output if value j is the j-th unit vector."""
     rows, heads, keys, _ = case.k.shape
     eye = torch.eye(keys, dtype=case.q.dtype).expand(rows, heads, keys, keys)
     return replace(case, v=eye).run().out
@@ -32,14 +32,14 @@ def test_weights_are_0_exactly_where_a_key_is_not_visible(use: Use, level: str, 
 @at_levels(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_dropout_drops_is_known_beforehand(use: Use, level: str, dtype: torch.dtype) -> None:
-    """Bit for bit the words of attention/dropout.py: for any seed, number of keys before, and order of slots."""
+    """Bit for bit those of attention/dropout.py: for any seed, number of keys before, and order of slots."""
     use(level)
     for kind, seed in zip(TOKENS, (0, 1, -5, 2**31, 2**40 + 7, 2**62, 3, 4), strict=True):
         case = problem(Window.around(70, step=2) | Global(), kind, 131, (6, 2), (8, 8), dtype)
         case = replace(case, more={"dropout": 0.4, "seed": seed})
         for split in (None, 50):
-            seen = case.visible & (case.kept != 0)
-            assert torch.equal(weights(replace(case, split=split)) != 0, seen), (kind, seed, split)
+            expected = case.visible & (case.kept != 0)
+            assert torch.equal(weights(replace(case, split=split)) != 0, expected), (kind, seed, split)
 
 
 @at_levels(2)
@@ -72,18 +72,18 @@ def test_a_bad_key_or_value_spoils_only_the_queries_that_see_it(
     for pattern in (Causal(), Window.last(40), Window.around(9, step=3) | Sink(1) & Causal()):
         case = problem(pattern, "range", 131, (6, 2), (64, 64), dtype)
         clean = outcome(case)
-        for at in (0, 50, 130):
-            sees = case.visible[..., at]
+        for slot in (0, 50, 130):
+            sees_slot = case.visible[..., slot]
             for name in ("k", "v"):
                 t = getattr(case, name).clone()
-                t[:, :, at, 5] = bad
-                got = replace(case, **{name: t}).run()
-                assert torch.equal(got.out[~sees], clean[0][~sees]), (pattern, at, name)
-                assert torch.equal(got.lse[~sees], clean[1][~sees]), (pattern, at, name)
-                assert not got.out[..., 5][sees].isfinite().any() or bad < 0 or name == "k"
+                t[:, :, slot, 5] = bad
+                actual = replace(case, **{name: t}).run()
+                assert torch.equal(actual.out[~sees_slot], clean[0][~sees_slot]), (pattern, slot, name)
+                assert torch.equal(actual.lse[~sees_slot], clean[1][~sees_slot]), (pattern, slot, name)
+                assert not actual.out[..., 5][sees_slot].isfinite().any() or bad < 0 or name == "k"
                 if bad != bad:
-                    wrong = got.out if name == "k" else got.out[..., 5]
-                    assert wrong[sees].isnan().all(), (pattern, at, name)
+                    spoilt = actual.out if name == "k" else actual.out[..., 5]
+                    assert spoilt[sees_slot].isnan().all(), (pattern, slot, name)
 
 
 @at_levels(4)
@@ -96,16 +96,16 @@ def test_a_bad_query_spoils_only_itself_and_the_keys_that_it_sees(
     for pattern in (Causal(), Window.last(40), Window.around(9, step=3)):
         case = problem(pattern, "range", 131, (6, 2), (64, 64), dtype)
         clean = outcome(case)
-        for at in (0, 50, 130):
+        for slot in (0, 50, 130):
             q = case.q.clone()
-            q[:, :, at, 5] = bad
+            q[:, :, slot, 5] = bad
             out, lse, dq, dk, dv = outcome(replace(case, q=q))
-            other, unseen = torch.arange(131) != at, ~case.visible[0, 0, at]
-            for got, kept in zip((out, lse, dq), clean[:3], strict=True):
-                assert torch.equal(got[:, :, other], kept[:, :, other]), (pattern, at)
-            for got, kept in zip((dk, dv), clean[3:], strict=True):
-                assert torch.equal(got[:, :, unseen], kept[:, :, unseen]), (pattern, at)
-            assert not out[:, :, at].isfinite().all()
+            other_slots, unseen = torch.arange(131) != slot, ~case.visible[0, 0, slot]
+            for actual, expected in zip((out, lse, dq), clean[:3], strict=True):
+                assert torch.equal(actual[:, :, other_slots], expected[:, :, other_slots]), (pattern, slot)
+            for actual, expected in zip((dk, dv), clean[3:], strict=True):
+                assert torch.equal(actual[:, :, unseen], expected[:, :, unseen]), (pattern, slot)
+            assert not out[:, :, slot].isfinite().all()
 
 
 @at_levels(5)
@@ -119,11 +119,11 @@ def test_a_bad_query_hides_no_large_score_of_its_neighbour(use: Use, level: str,
     clean = replace(case, q=q).run()
     q = q.clone()
     q[:, :, 50, 5] = float("nan")
-    got, other = replace(case, q=q).run(), torch.arange(131) != 50
+    actual, other_slots = replace(case, q=q).run(), torch.arange(131) != 50
     assert clean.out.isfinite().all()
     assert clean.lse[:, :, 48].abs().max() > 100
-    assert torch.equal(got.out[:, :, other], clean.out[:, :, other])
-    assert torch.equal(got.lse[:, :, other], clean.lse[:, :, other])
+    assert torch.equal(actual.out[:, :, other_slots], clean.out[:, :, other_slots])
+    assert torch.equal(actual.lse[:, :, other_slots], clean.lse[:, :, other_slots])
 
 
 @at_levels(6)
@@ -137,13 +137,13 @@ def test_a_bad_gradient_spoils_only_its_query_and_the_keys_that_it_sees(
         leaves = [t.requires_grad_() for t in (case.q, case.k, case.v)]
         out, d_out = case.run().out, torch.randn(2, 6, 131, 64).to(dtype)
         clean = torch.autograd.grad(out, leaves, d_out, retain_graph=True)
-        for at in (0, 50, 130):
-            wrong = d_out.clone()
-            wrong[:, :, at, 9] = float("nan")
-            got = torch.autograd.grad(out, leaves, wrong, retain_graph=True)
-            other, unseen = torch.arange(131) != at, ~case.visible[0, 0, at]
-            for x, y, rows in zip(got, clean, (other, unseen, unseen), strict=True):
-                assert torch.equal(x[:, :, rows], y[:, :, rows]), (pattern, at)
+        for slot in (0, 50, 130):
+            spoilt = d_out.clone()
+            spoilt[:, :, slot, 9] = float("nan")
+            actual = torch.autograd.grad(out, leaves, spoilt, retain_graph=True)
+            other_slots, unseen = torch.arange(131) != slot, ~case.visible[0, 0, slot]
+            for x, y, rows in zip(actual, clean, (other_slots, unseen, unseen), strict=True):
+                assert torch.equal(x[:, :, rows], y[:, :, rows]), (pattern, slot)
                 assert x[:, :, ~rows].isnan().any()
 
 

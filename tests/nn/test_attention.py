@@ -18,9 +18,9 @@ WIDTH, HEADS, LENGTH = 24, 6, 11
 X = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-def layer_of(kv_heads: int = 2, **given: object) -> Attention:
+def layer_of(kv_heads: int = 2, **options: object) -> Attention:
     torch.manual_seed(1)
-    layer = Attention(WIDTH, HEADS, kv_heads, **{"head_dim": 6, **given}).double()  # type: ignore[arg-type]
+    layer = Attention(WIDTH, HEADS, kv_heads, **{"head_dim": 6, **options}).double()  # type: ignore[arg-type]
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.3)
@@ -28,12 +28,12 @@ def layer_of(kv_heads: int = 2, **given: object) -> Attention:
 
 
 def reference(layer: Attention, x: Tensor, memory: Tensor | None = None) -> Tensor:
-    """Head by head and query by query, from the definition."""
+    """Computes attention head by head and query by query, from the definition."""
     source = x if memory is None else memory
     group = HEADS // layer.heads.kv_heads
     d, e = layer.head_dim, layer.value_dim
-    at_q, at_k = Tokens.range(x.shape[1]), Tokens.range(source.shape[1])
-    sees = visible(layer.pattern, at_q, at_k)[0]
+    q_tokens, k_tokens = Tokens.range(x.shape[1]), Tokens.range(source.shape[1])
+    visible_pairs = visible(layer.pattern, q_tokens, k_tokens)[0]
     heads = []
     for h in range(HEADS):
         g = h // group
@@ -46,21 +46,23 @@ def reference(layer: Attention, x: Tensor, memory: Tensor | None = None) -> Tens
             q, k = layer.q_norm(q), layer.k_norm(k)
         if isinstance(layer.positions, Rotary):
             rotate = layer.positions.rotate
-            q, k = rotate(q[:, None], at_q.index)[:, 0], rotate(k[:, None], at_k.index)[:, 0]
+            q, k = rotate(q[:, None], q_tokens.index)[:, 0], rotate(k[:, None], k_tokens.index)[:, 0]
         rows = []
         for t in range(x.shape[1]):
-            allowed = sees[h if sees.shape[0] > 1 else 0, t]
+            allowed = visible_pairs[h if visible_pairs.shape[0] > 1 else 0, t]
             scores = (k @ q[:, t, :, None])[..., 0] * d**-0.5
             scores = scores.masked_fill(~allowed, float("-inf"))
             if layer.sink_logit is not None:
                 scores = torch.cat((scores, layer.sink_logit[h].expand(2, 1)), 1)
             weights = scores.softmax(-1)
             assert torch.allclose(weights.sum(-1), torch.ones(2, dtype=torch.float64))
-            seen = (weights[:, : v.shape[1], None] * v).sum(1)
+            head_output = (weights[:, : v.shape[1], None] * v).sum(1)
             if layer.g_proj is not None:
                 gate = (x[:, t] @ layer.g_proj.weight.T).unflatten(1, (HEADS, -1))[:, h]
-                seen = seen * (F.softplus(gate) if layer.gate_act == "softplus" else gate.sigmoid())
-            rows.append(seen)
+                head_output = head_output * (
+                    F.softplus(gate) if layer.gate_act == "softplus" else gate.sigmoid()
+                )
+            rows.append(head_output)
         heads.append(torch.stack(rows, 1))
     out = torch.cat(heads, -1) @ layer.o_proj.weight.T
     return out if layer.o_proj.bias is None else out + layer.o_proj.bias
@@ -152,7 +154,7 @@ def test_row_6_dropout_on_weights_and_on_the_output_are_two_things() -> None:
 
 
 def test_dropped_weights_are_dropped_at_their_rate() -> None:
-    """Values that are one-hot show each weight: zero at rate p, 1 / (1 - p) of the others."""
+    """One-hot values show each weight: zero at rate p, the others scaled by 1 / (1 - p)."""
     n, p = 64, 0.25
     layer = Attention(n, 1, head_dim=n, pattern=Full(), dropout=p)
     with torch.no_grad():
@@ -161,9 +163,9 @@ def test_dropped_weights_are_dropped_at_their_rate() -> None:
     x = torch.eye(n)[None]
     dropped = layer(x)
     weights = layer.eval()(x)
-    gone = dropped == 0
-    assert abs(float(gone.float().mean()) - p) < 5 * (p * (1 - p) / n**2) ** 0.5
-    assert torch.allclose(dropped[~gone], weights[~gone] / (1 - p), rtol=1e-5, atol=0)
+    is_zero = dropped == 0
+    assert abs(float(is_zero.float().mean()) - p) < 5 * (p * (1 - p) / n**2) ** 0.5
+    assert torch.allclose(dropped[~is_zero], weights[~is_zero] / (1 - p), rtol=1e-5, atol=0)
 
 
 def test_tensors_of_scores_belong_to_the_module() -> None:
@@ -175,9 +177,9 @@ def test_tensors_of_scores_belong_to_the_module() -> None:
     y = layer(X)
     assert not torch.allclose(y, plain(X))
     y.pow(2).sum().backward()
-    found = dict(layer.named_parameters())["score.0_0"].grad
-    assert found is not None
-    assert float(found.abs().sum()) > 0
+    grad = dict(layer.named_parameters())["score.0_0"].grad
+    assert grad is not None
+    assert float(grad.abs().sum()) > 0
     with torch.device("meta"):
         fresh = Attention(
             WIDTH,

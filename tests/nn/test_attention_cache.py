@@ -1,4 +1,4 @@
-"""A layer with a cache: it goes on by itself, and keys are turned by the length of their row."""
+"""A layer with a cache: it continues where it stopped, and keys are rotated by the length of their row."""
 
 import pytest
 import torch
@@ -14,8 +14,8 @@ from tests.nn.test_attention import CASES, HEADS, LENGTH, MOVING, WIDTH, X, in_c
 @pytest.mark.parametrize("edges", [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [5], [3, 4, 9]])
 def test_a_cache_continues_by_itself(case: str, edges: list[int]) -> None:
     layer = layer_of(2, **CASES[case])
-    got = in_chunks(layer, X, edges)
-    assert torch.allclose(got, layer(X), rtol=0, atol=1e-12)
+    actual = in_chunks(layer, X, edges)
+    assert torch.allclose(actual, layer(X), rtol=0, atol=1e-12)
 
 
 def test_without_a_cache_nothing_is_remembered() -> None:
@@ -23,15 +23,15 @@ def test_without_a_cache_nothing_is_remembered() -> None:
     cache = cache_of(layer, 2)
     with torch.no_grad():
         continued(layer, X[:, :4], cache)
-        kept = cache.lengths, cache.nbytes
+        before = cache.lengths, cache.nbytes
         layer(X[:, 4:])
-    assert (cache.lengths, cache.nbytes) == kept
+    assert (cache.lengths, cache.nbytes) == before
 
 
 @pytest.mark.parametrize("pattern", [Causal(), Window.last(4)], ids=str)
 @pytest.mark.parametrize("name", MOVING)
 def test_frequencies_that_move_with_the_length_decode_alike(name: str, pattern: Pattern) -> None:
-    """The cache keeps keys unrotated: after t tokens a query sees what a full forward over t tokens gives it."""
+    """The cache stores keys unrotated: after t tokens a query gets what a full forward over t tokens gives it."""
     layer = layer_of(2, positions=MOVING[name], pattern=pattern)
     stepped = in_chunks(layer, X, list(range(1, LENGTH)))
     for t in range(1, LENGTH + 1):
@@ -55,26 +55,26 @@ def test_a_ragged_cache_turns_keys_by_each_row_s_length() -> None:
     cache = cache_of(layer, 2)
     with torch.no_grad():
         continued(layer, X[:, :8], cache, Tokens.from_lengths([8, 3]))
-        got = continued(layer, X[:, 8:9], cache)
+        actual = continued(layer, X[:, 8:9], cache)
         for b, n in enumerate((8, 3)):
             alone = torch.cat([X[b : b + 1, :n], X[b : b + 1, 8:9]], 1)
-            assert torch.allclose(got[b, 0], layer(alone)[0, -1], rtol=0, atol=1e-12)
+            assert torch.allclose(actual[b, 0], layer(alone)[0, -1], rtol=0, atol=1e-12)
 
 
 def test_global_queries_are_rotated_by_the_length_of_their_row() -> None:
-    """Where frequencies move with the length, a global query's are those of its whole row (or document), not of the
-    global tokens alone."""
+    """If frequencies depend on the length, those of a global query belong to its whole row (or document), and not to
+    the global tokens alone."""
     torch.manual_seed(2)
     layer = GlobalAttention(
         WIDTH, HEADS, head_dim=6, pattern=Window.around(2) | Global(), positions=MOVING["dynamic"]
     ).double()
     tokens = Tokens.from_lengths([LENGTH, 8]).with_global([[0, 3], [5]])
-    got = layer(X, tokens=tokens)
+    actual = layer(X, tokens=tokens)
     for row, length, marks in ((0, LENGTH, (0, 3)), (1, 8, (5,))):
-        x, at = X[row : row + 1, :length], torch.arange(length)
+        x, index = X[row : row + 1, :length], torch.arange(length)
         q, k, v = layer.projected(x, of_global=True)
-        q, k = (MOVING["dynamic"].rotate(t, at, length) for t in (q, k))
+        q, k = (MOVING["dynamic"].rotate(t, index, length) for t in (q, k))
         out = ((q @ k.mT) * 6**-0.5).softmax(-1) @ v
-        want = layer.o_proj(out.transpose(1, 2).flatten(2))
+        expected = layer.o_proj(out.transpose(1, 2).flatten(2))
         for slot in marks:
-            assert torch.allclose(got[row, slot], want[0, slot], rtol=0, atol=1e-12)
+            assert torch.allclose(actual[row, slot], expected[0, slot], rtol=0, atol=1e-12)

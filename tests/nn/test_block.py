@@ -1,4 +1,4 @@
-"""Where the norms stand (rows 27, 31)."""
+"""The places of the norms in a block (rows 27, 31)."""
 
 from functools import partial
 
@@ -67,28 +67,29 @@ def test_the_two_orders_are_the_documented_formulas_with_the_same_weights() -> N
 
 
 def test_the_orders_that_norm_outputs_are_the_documented_formulas() -> None:
-    both, out = block_of("sandwich"), block_of("output")
-    assert order_of_calls(both) == [
+    sandwich, output = block_of("sandwich"), block_of("output")
+    assert order_of_calls(sandwich) == [
         *("input_layernorm", "self_attn", "post_attention_layernorm"),
         *("pre_feedforward_layernorm", "mlp", "post_feedforward_layernorm"),
     ]
-    assert order_of_calls(out) == [
+    assert order_of_calls(output) == [
         "self_attn",
         "post_attention_layernorm",
         "mlp",
         "post_feedforward_layernorm",
     ]
-    x = X + both.post_attention_layernorm(both.self_attn(both.input_layernorm(X)))
+    x = X + sandwich.post_attention_layernorm(sandwich.self_attn(sandwich.input_layernorm(X)))
     assert torch.equal(
-        both(X), x + both.post_feedforward_layernorm(both.mlp(both.pre_feedforward_layernorm(x)))
+        sandwich(X),
+        x + sandwich.post_feedforward_layernorm(sandwich.mlp(sandwich.pre_feedforward_layernorm(x))),
     )
-    x = X + out.post_attention_layernorm(out.self_attn(X))
-    assert torch.equal(out(X), x + out.post_feedforward_layernorm(out.mlp(x)))
+    x = X + output.post_attention_layernorm(output.self_attn(X))
+    assert torch.equal(output(X), x + output.post_feedforward_layernorm(output.mlp(x)))
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_what_is_added_is_scaled(order: str) -> None:
-    """By 2, as if the last matrices were: but for norms of outputs, which undo that."""
+    """A scale of 2 equals doubling the last weights of each branch: of its output norm, if any, or its projection."""
     plain, scaled = block_of(order), block_of(order)
     scaled.residual_scale = 2.0
     with torch.no_grad():
@@ -106,12 +107,12 @@ def test_what_is_added_is_scaled(order: str) -> None:
 
 def test_the_first_norm_is_left_out() -> None:
     torch.manual_seed(0)
-    sizes = Attention(16, 4), FeedForward(16, 24), partial(RMSNorm, 16)
-    block = Block(*sizes, first_norm=False).double()
+    arguments = Attention(16, 4), FeedForward(16, 24), partial(RMSNorm, 16)
+    block = Block(*arguments, first_norm=False).double()
     x = X + block.self_attn(X)
     assert torch.equal(block(X), x + block.mlp(block.post_attention_layernorm(x)))
     with pytest.raises(ConfigError, match="order 'output' has no norm in front of attention alone"):
-        Block(*sizes, "output", first_norm=False)
+        Block(*arguments, "output", first_norm=False)
 
 
 def test_parts_that_an_order_would_not_use_are_refused() -> None:
@@ -128,11 +129,11 @@ def test_parts_that_an_order_would_not_use_are_refused() -> None:
 
 def test_the_residual_passes_through_pre_norm_alone() -> None:
     """With sub-layers that give 0, pre-norm is the identity and post-norm is not."""
-    for order, same in (("pre", True), ("post", False)):
+    for order, is_identity in (("pre", True), ("post", False)):
         block = block_of(order)
         for layer in (block.self_attn.o_proj, block.mlp.down_proj):
             nn.init.zeros_(layer.weight)
-        assert torch.equal(block(X), X) == same
+        assert torch.equal(block(X), X) == is_identity
 
 
 def test_other_norms_and_feed_forwards_fit() -> None:
@@ -147,7 +148,7 @@ def test_a_wrong_order_is_refused() -> None:
 
 
 class Still(nn.Module):
-    """A feed-forward that nothing is learned through."""
+    """A feed-forward of zeros, through which no gradient flows."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.zeros_like(x)
@@ -155,14 +156,14 @@ class Still(nn.Module):
 
 @pytest.mark.parametrize("feeds", [True, False])
 def test_first_and_second_derivatives_are_those_of_float64(feeds: bool) -> None:
-    """Where the kernels add to the stream and norm in one pass, too; without a feed-forward the sum alone is used."""
+    """Also where the kernels add to the stream and norm in one pass; without a feed-forward only the sum is used."""
     torch.manual_seed(0)
     attn = Attention(16, 4, 2, dropout=0.0, backend="dense")
     block = Block(attn, FeedForward(16, 24, gated=True) if feeds else Still(), partial(RMSNorm, 16), "pre")
-    sides = []
+    derivatives = []
     for dtype in (torch.float32, torch.float64):
         x = X.to(dtype).requires_grad_()
         (slope,) = torch.autograd.grad(block.to(dtype)(x).sin().sum(), x, create_graph=True)
-        sides.append((slope.detach(), *torch.autograd.grad(slope.square().sum(), x)))
-    for ours, exact in zip(*sides, strict=True):
-        torch.testing.assert_close(ours.double(), exact, rtol=0, atol=1e-5 * float(exact.abs().max()))
+        derivatives.append((slope.detach(), *torch.autograd.grad(slope.square().sum(), x)))
+    for actual, expected in zip(*derivatives, strict=True):
+        torch.testing.assert_close(actual.double(), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))

@@ -1,4 +1,4 @@
-"""The layer of the gated delta rule against those of transformers, and over cuts, documents and padding."""
+"""The layer of the gated delta rule against those of `transformers`, and over cuts, documents and padding."""
 
 from typing import Any
 
@@ -24,8 +24,8 @@ BIAS = {"qwen": "decay", "mamba": "step"}
 
 def layer(spec: DeltaSpec | SSDSpec, dtype: torch.dtype = torch.float64) -> GatedDelta | SSD:
     torch.manual_seed(0)
-    made = GatedDelta(16, spec) if isinstance(spec, DeltaSpec) else SSD(16, spec, norm_eps=1e-6)
-    return made.to(dtype)
+    mixer = GatedDelta(16, spec) if isinstance(spec, DeltaSpec) else SSD(16, spec, norm_eps=1e-6)
+    return mixer.to(dtype)
 
 
 def states(*shape: int, seed: int = 1) -> Tensor:
@@ -33,9 +33,9 @@ def states(*shape: int, seed: int = 1) -> Tensor:
 
 
 def theirs(name: str, ours: GatedDelta | SSD) -> nn.Module:
-    """The layer of transformers with these weights."""
+    """Returns the layer of `transformers` with the weights of `ours`."""
     weights = dict(ours.state_dict())
-    made: nn.Module
+    reference: nn.Module
     if name == "mamba":
         from transformers.models.mamba2.configuration_mamba2 import Mamba2Config
         from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
@@ -44,15 +44,15 @@ def theirs(name: str, ours: GatedDelta | SSD) -> nn.Module:
             hidden_size=16, num_heads=4, head_dim=8, n_groups=2, state_size=6, num_hidden_layers=1, use_bias=True,
             layer_norm_epsilon=1e-6, chunk_size=32,
         )  # fmt: skip
-        made = Mamba2Mixer(config, 0)
+        reference = Mamba2Mixer(config, 0)
         parts = ("gate_proj", "mixed_proj", "step_proj")
-        given_ = {f"in_proj.{leaf}": torch.cat([weights[f"{part}.{leaf}"] for part in parts]) for leaf in WB}
-        given_ |= {f"out_proj.{leaf}": weights[f"o_proj.{leaf}"] for leaf in WB}
-        given_ |= {"A_log": weights["log_rate"], "dt_bias": weights["step_bias"], "D": weights["skip"]}
-        given_ |= {"conv1d.bias": weights["conv_bias"], "norm.weight": weights["norm.weight"]}
-        made.load_state_dict({**given_, "conv1d.weight": weights["conv"].unsqueeze(1)})
-        return made
-    mine = {key: weights[f"{key}.weight"] for key in ("q_proj", "k_proj", "v_proj")}
+        state = {f"in_proj.{leaf}": torch.cat([weights[f"{part}.{leaf}"] for part in parts]) for leaf in WB}
+        state |= {f"out_proj.{leaf}": weights[f"o_proj.{leaf}"] for leaf in WB}
+        state |= {"A_log": weights["log_rate"], "dt_bias": weights["step_bias"], "D": weights["skip"]}
+        state |= {"conv1d.bias": weights["conv_bias"], "norm.weight": weights["norm.weight"]}
+        reference.load_state_dict({**state, "conv1d.weight": weights["conv"].unsqueeze(1)})
+        return reference
+    projections = {key: weights[f"{key}.weight"] for key in ("q_proj", "k_proj", "v_proj")}
     if name == "qwen":
         from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
         from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
@@ -61,9 +61,9 @@ def theirs(name: str, ours: GatedDelta | SSD) -> nn.Module:
             hidden_size=16, linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=8,
             linear_value_head_dim=6, num_hidden_layers=1, layer_types=["linear_attention"],
         )  # fmt: skip
-        made = Qwen3_5GatedDeltaNet(config, 0)
-        given_ = {
-            "in_proj_qkv.weight": torch.cat(list(mine.values())),
+        reference = Qwen3_5GatedDeltaNet(config, 0)
+        state = {
+            "in_proj_qkv.weight": torch.cat(list(projections.values())),
             "in_proj_z.weight": weights["gate_proj.weight"],
             "in_proj_b.weight": weights["beta_proj.weight"],
             "in_proj_a.weight": weights["decay_proj.weight"],
@@ -80,8 +80,8 @@ def theirs(name: str, ours: GatedDelta | SSD) -> nn.Module:
             hidden_size=16, linear_num_heads=2, linear_head_dim=8, num_hidden_layers=1, rms_norm_eps=1e-6,
             layer_types=["linear_attention"],
         )  # fmt: skip
-        made = KimiLinearDeltaAttention(config, 0)
-        given_ = {f"{key}.weight": value for key, value in mine.items()} | {
+        reference = KimiLinearDeltaAttention(config, 0)
+        state = {f"{key}.weight": value for key, value in projections.items()} | {
             "forget_gate.f_a_proj.weight": weights["decay_down.weight"],
             "forget_gate.f_b_proj.weight": weights["decay_proj.weight"],
             "forget_gate.dt_bias": weights["decay_bias"],
@@ -93,111 +93,116 @@ def theirs(name: str, ours: GatedDelta | SSD) -> nn.Module:
             "o_proj.weight": weights["o_proj.weight"],
         }
     weight = ours.conv if isinstance(ours, SSD) else torch.cat([ours.q_conv, ours.k_conv, ours.v_conv])
-    made.load_state_dict({**given_, "conv1d.weight": weight.unsqueeze(1)})
-    return made
+    reference.load_state_dict({**state, "conv1d.weight": weight.unsqueeze(1)})
+    return reference
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_transformers_computes_the_same_forward_and_backward(name: str) -> None:
     ours = layer(SPECS[name], torch.float32)
-    other, x = theirs(name, ours), states(2, 70, 16).float()
+    reference, x = theirs(name, ours), states(2, 70, 16).float()
     results = []
-    for run in (ours, other):
-        own = x.clone().requires_grad_()
-        y = run(own)
+    for module in (ours, reference):
+        leaf = x.clone().requires_grad_()
+        y = module(leaf)
         y.square().sum().backward()
-        results.append((y, own.grad))
+        results.append((y, leaf.grad))
     for a, b in zip(*results, strict=True):
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-5)
     pairs = [("conv", "conv1d.weight"), ("o_proj.weight", None)]
     pairs += [] if name == "kimi" else [("log_rate", "A_log"), (f"{BIAS[name]}_bias", "dt_bias")]
     pairs += [("skip", "D"), ("conv_bias", "conv1d.bias")] if name == "mamba" else []
-    their, mine = dict(other.named_parameters()), {key: p.grad for key, p in ours.named_parameters()}
+    their_parameters, our_grads = (
+        dict(reference.named_parameters()),
+        {key: p.grad for key, p in ours.named_parameters()},
+    )
     if name != "mamba":
-        mine["conv"] = torch.cat([mine[f"{part}_conv"] for part in "qkv"])
-    for a, b in pairs:
-        want = their[b or (a if name == "kimi" else "out_proj.weight")].grad
-        got = mine[a]
-        assert got is not None
-        assert want is not None
-        assert torch.allclose(got, want.view_as(got), rtol=1e-3, atol=1e-4), a
+        our_grads["conv"] = torch.cat([our_grads[f"{part}_conv"] for part in "qkv"])
+    for our_name, their_name in pairs:
+        expected = their_parameters[their_name or (our_name if name == "kimi" else "out_proj.weight")].grad
+        actual = our_grads[our_name]
+        assert actual is not None
+        assert expected is not None
+        assert torch.allclose(actual, expected.view_as(actual), rtol=1e-3, atol=1e-4), our_name
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_computing_it_again_in_the_backward_changes_nothing(name: str) -> None:
     mixer, x = layer(SPECS[name], torch.float32), states(1, 70, 16).float()
-    ways = (mixer, lambda x: checkpoint(mixer, x, use_reentrant=False))
-    once, again = (torch.autograd.grad(way(x).square().sum(), [*mixer.parameters()]) for way in ways)
+    calls = (mixer, lambda x: checkpoint(mixer, x, use_reentrant=False))
+    once, again = (torch.autograd.grad(call(x).square().sum(), [*mixer.parameters()]) for call in calls)
     assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
 
 
 @pytest.mark.parametrize("name", SPECS)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=5))
 def test_however_a_row_is_cut(name: str, lengths: list[int]) -> None:
-    made, x = layer(SPECS[name]), states(2, sum(lengths), 16)
+    mixer, x = layer(SPECS[name]), states(2, sum(lengths), 16)
     with torch.no_grad():
-        whole, past, parts = made(x), None, []
+        full, past, parts = mixer(x), None, []
         for part in x.split(lengths, 1):
-            y, past = made.after(part, past)
+            y, past = mixer.after(part, past)
             parts.append(y)
-    assert torch.allclose(torch.cat(parts, 1), whole, rtol=0, atol=1e-10)
+    assert torch.allclose(torch.cat(parts, 1), full, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_documents_padding_and_order(name: str) -> None:
-    made, x = layer(SPECS[name]), states(1, 9, 16)
+    mixer, x = layer(SPECS[name]), states(1, 9, 16)
     lengths = [2, 4, 3]
     with torch.no_grad():
-        alone = torch.cat([made(part) for part in x.split(lengths, 1)], 1)
-        packed = made(x, tokens=Tokens.packed([lengths]))
+        alone = torch.cat([mixer(part) for part in x.split(lengths, 1)], 1)
+        packed = mixer(x, tokens=Tokens.packed([lengths]))
         assert torch.allclose(packed, alone, rtol=0, atol=1e-10)
-        turned = torch.tensor([[8, 3, 0, 5, 1, 2, 7, 4, 6]])
-        tokens = Tokens.packed([lengths]).gather(turned)
-        assert torch.allclose(made(x[:, turned[0]], tokens=tokens), alone[:, turned[0]], rtol=0, atol=1e-10)
+        shuffled = torch.tensor([[8, 3, 0, 5, 1, 2, 7, 4, 6]])
+        tokens = Tokens.packed([lengths]).gather(shuffled)
+        assert torch.allclose(
+            mixer(x[:, shuffled[0]], tokens=tokens), alone[:, shuffled[0]], rtol=0, atol=1e-10
+        )
         rows = torch.full((3, 6, 16), torch.nan, dtype=torch.float64)
         slots = [[0, 2], [0, 1, 4, 5], [3, 4, 5]]
         index = torch.full((3, 6), -1)
         for row, part in enumerate(x[0].split(lengths)):
             rows[row, slots[row]], index[row, slots[row]] = part, torch.arange(len(part))
-        padded, past = made.after(rows, None, tokens=Tokens(index))
-        own = torch.cat([padded[row, at] for row, at in enumerate(slots)])
-        assert torch.allclose(own, alone[0], rtol=0, atol=1e-10)
+        padded, past = mixer.after(rows, None, tokens=Tokens(index))
+        joined = torch.cat([padded[row, filled] for row, filled in enumerate(slots)])
+        assert torch.allclose(joined, alone[0], rtol=0, atol=1e-10)
         for row, part in enumerate(x.split(lengths, 1)):
-            for a, b in zip(past, made.after(part, None)[1], strict=True):
+            for a, b in zip(past, mixer.after(part, None)[1], strict=True):
                 assert torch.allclose(a[row], b[0], rtol=0, atol=1e-10)
 
 
 def test_the_convolution_sees_a_document_alone() -> None:
     x, weight = states(2, 7, 3), states(3, 4, seed=2)
     begins = torch.tensor([[False, False, True, False, True, False, False]])
-    got = short_convolution(x, weight, begins=begins)
+    actual = short_convolution(x, weight, begins=begins)
     document = begins.cumsum(1)[0]
     for t in range(7):
-        seen = [w for w in range(4) if t >= w and document[t - w] == document[t]]
-        want = sum((weight[:, 3 - w] * x[:, t - w] for w in seen), start=torch.zeros(2, 3, dtype=x.dtype))
-        assert torch.allclose(got[:, t], want, rtol=0, atol=1e-12)
+        taps = [w for w in range(4) if t >= w and document[t - w] == document[t]]
+        expected = sum((weight[:, 3 - w] * x[:, t - w] for w in taps), start=torch.zeros(2, 3, dtype=x.dtype))
+        assert torch.allclose(actual[:, t], expected, rtol=0, atol=1e-12)
 
 
 def test_what_cannot_be_is_said() -> None:
-    wrong: list[tuple[dict[str, Any], str]] = [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"heads": 3, "key_heads": 2, "head_dim": 8}, "cannot share 2"),
         ({"heads": 2, "key_heads": 2, "head_dim": 0}, "head_dim must be a whole number"),
         ({"heads": 2, "key_heads": 2, "head_dim": 8, "rank": 0}, "rank must be a whole number"),
         ({"heads": 2, "key_heads": 2, "head_dim": 8, "decay": "heads"}, 'did you mean "head"'),
         ({"heads": 2, "key_heads": 2, "head_dim": 8, "gate": "swish"}, "there is no gate"),
     ]
-    for fields, says in wrong:
-        with pytest.raises(ConfigError, match=says):
+    for fields, message in cases:
+        with pytest.raises(ConfigError, match=message):
             DeltaSpec(**fields)
     with pytest.raises(ConfigError, match="SSDSpec: heads: 3 query heads cannot share 2"):
         SSDSpec(heads=3, key_heads=2, head_dim=8)
-    made = layer(QWEN)
+    mixer = layer(QWEN)
     with pytest.raises(ConfigError, match=r"x must be \[batch, tokens, 16\]"):
-        made(states(1, 3, 8))
+        mixer(states(1, 3, 8))
     with pytest.raises(ConfigError, match="tokens describe"):
-        made(states(1, 3, 16), tokens=Tokens.range(4))
-    past = made.after(states(1, 3, 16), None)[1]
+        mixer(states(1, 3, 16), tokens=Tokens.range(4))
+    past = mixer.after(states(1, 3, 16), None)[1]
     with pytest.raises(ConfigError, match="one document per row"):
-        made.after(states(1, 3, 16), past, tokens=Tokens.packed([[1, 2]]))
+        mixer.after(states(1, 3, 16), past, tokens=Tokens.packed([[1, 2]]))
     with pytest.raises(HeadwayError, match="short_convolution"):
         short_convolution(states(1, 3, 4), states(5, 4))

@@ -36,9 +36,9 @@ def test_a_learned_table_is_added_row_by_position(offset: int) -> None:
     assert positions.weight is not None
     assert positions.weight.shape == (6 + offset, WIDTH)
     tokens = Tokens.from_lengths([5, 3], side="left")
-    got = positions(X, tokens)
-    assert torch.equal(got[0], X[0] + positions.weight[offset : offset + 5])
-    assert torch.equal(got[1, 2:], X[1, 2:] + positions.weight[offset : offset + 3])
+    actual = positions(X, tokens)
+    assert torch.equal(actual[0], X[0] + positions.weight[offset : offset + 5])
+    assert torch.equal(actual[1, 2:], X[1, 2:] + positions.weight[offset : offset + 3])
     moved = Tokens.range(5).with_position(torch.tensor([[5, 0, 1, 1, 3]]))
     assert torch.equal(positions(X, moved), X + positions.weight[torch.tensor([5, 0, 1, 1, 3]) + offset])
     with pytest.raises(ValueError, match=r"positions 0\.\.7 do not fit a table for positions 0\.\.5"):
@@ -48,10 +48,10 @@ def test_a_learned_table_is_added_row_by_position(offset: int) -> None:
 def test_sinusoids_are_added_by_position() -> None:
     positions = PositionEmbedding(Sinusoidal(100.0), WIDTH).double()
     assert not list(positions.parameters())
-    got = positions(X.double(), Tokens.range(5, start=7)) - X.double()
-    at = torch.arange(7, 12, dtype=torch.float64)[:, None] / 100.0 ** (torch.arange(0, 8, 2).double() / 8)
-    assert torch.allclose(got[..., 0::2], at.sin(), rtol=0, atol=1e-14)
-    assert torch.allclose(got[..., 1::2], at.cos(), rtol=0, atol=1e-14)
+    actual = positions(X.double(), Tokens.range(5, start=7)) - X.double()
+    angles = torch.arange(7, 12, dtype=torch.float64)[:, None] / 100.0 ** (torch.arange(0, 8, 2).double() / 8)
+    assert torch.allclose(actual[..., 0::2], angles.sin(), rtol=0, atol=1e-14)
+    assert torch.allclose(actual[..., 1::2], angles.cos(), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("scheme", [NoPositions(), Rotary(pairing="halves")], ids=str)
@@ -63,7 +63,7 @@ def test_other_schemes_add_nothing(scheme: PositionScheme) -> None:
 
 @torch.no_grad()
 def test_positions_reach_the_model() -> None:
-    """Rotary sees differences of positions only, additive schemes see positions, none sees neither."""
+    """Rotary only sees differences of positions, additive schemes see positions, none sees neither."""
     ids = torch.tensor([[1, 5, 2, 5, 7]])
     base = Tokens.range(5)
     moved, spread = base.with_position(base.index + 9), base.with_position(base.index * 2)
@@ -73,16 +73,18 @@ def test_positions_reach_the_model() -> None:
         Sinusoidal(): (False, False),
         NoPositions(): (True, True),
     }
-    for scheme, want in schemes.items():
+    for scheme, expected in schemes.items():
         fields = {"positions": scheme, "context": 32, "init_std": 0.3}
         model = build(ModelSpec.of_depth(2, 11, **fields), seed=0, dtype=torch.float64)
         plain = model(ids)
-        same = tuple(torch.allclose(model(ids, tokens=t), plain, rtol=0, atol=1e-9) for t in (moved, spread))
-        assert same == want, scheme
+        unchanged = tuple(
+            torch.allclose(model(ids, tokens=t), plain, rtol=0, atol=1e-9) for t in (moved, spread)
+        )
+        assert unchanged == expected, scheme
 
 
 def _published(kind: str, position: int, width: int) -> list[float]:
-    """Row of a position as its authors' code computes it, number by number."""
+    """Returns the row of a position as its authors' code computes it, number by number."""
     angles = [position * math.exp(-math.log(10000.0) / width * 2 * i) for i in range(width // 2)]
     if kind == "vaswani":
         return [f(angle) for angle in angles for f in (math.sin, math.cos)]
@@ -94,6 +96,6 @@ def _published(kind: str, position: int, width: int) -> list[float]:
 )
 def test_sinusoids_are_those_that_were_published(kind: str, scheme: Sinusoidal) -> None:
     for width in (4, 10, 64):
-        wanted = torch.tensor([_published(kind, p, width) for p in range(200)], dtype=torch.float64)
-        found = scheme.embedding(torch.arange(200), width, torch.float64)
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-11)
+        expected = torch.tensor([_published(kind, p, width) for p in range(200)], dtype=torch.float64)
+        actual = scheme.embedding(torch.arange(200), width, torch.float64)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-11)

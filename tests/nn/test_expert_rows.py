@@ -1,4 +1,4 @@
-"""All experts in one pass, forward and backward, are every expert on the rows that chose it; and who else runs them."""
+"""All experts in one pass, forward and backward, equal each expert on its rows; other layers run them one by one."""
 
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +27,7 @@ def layer_of(count: int = 6, top: int = 2, activation: str = "silu", **options: 
 
 
 def inputs(layer: MixtureOfExperts, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x, weights, order and counts, as the layer makes them."""
+    """Returns x, weights, order and counts as the layer makes them."""
     x = torch.randn(rows, WIDTH)
     chosen, weights = layer.gate(x)
     pairs = chosen.flatten()
@@ -36,7 +36,7 @@ def inputs(layer: MixtureOfExperts, rows: int) -> tuple[Tensor, Tensor, Tensor, 
 
 
 def gradients(run: Callable[..., Tensor], tensors: list[Tensor], dy: Tensor) -> list[Tensor]:
-    """The result, and the gradient of each tensor."""
+    """Returns the result and the gradient of each tensor."""
     leaves = [t.detach().requires_grad_() for t in tensors]
     y = run(*leaves)
     return [y.detach(), *torch.autograd.grad(y, leaves, dy.to(y.dtype))]
@@ -53,29 +53,31 @@ def test_they_err_as_torch_s_operations_do(rows: int, count: int, data: st.DataO
     plain = partial(plain_expert_rows, act, counts.tolist(), order)
 
     fast = partial(expert_rows._ExpertRows.apply, act, counts.tolist(), order)
-    got, low = gradients(fast, tensors, dy), gradients(plain, tensors, dy)
-    exact = gradients(plain, [t.double() for t in tensors], dy)
-    for i, (one, reference, right) in enumerate(zip(got, low, exact, strict=True)):
-        assert_within_reference(one, right, reference, f"{i}", terms=WIDTH**0.5)
+    fast_results, plain_results = gradients(fast, tensors, dy), gradients(plain, tensors, dy)
+    exact_results = gradients(plain, [t.double() for t in tensors], dy)
+    for i, (actual, reference, expected) in enumerate(
+        zip(fast_results, plain_results, exact_results, strict=True)
+    ):
+        assert_within_reference(actual, expected, reference, f"{i}", terms=WIDTH**0.5)
 
 
 def test_the_layer_computes_so_where_gradients_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And by its experts alone elsewhere: equal, and with equal gradients."""
+    """Elsewhere its experts run one by one, with equal results and equal gradients."""
     layer, x = layer_of(), torch.randn(2, 9, WIDTH, requires_grad=True)
     y = layer(x)
     assert "ExpertRows" in str(y.grad_fn.next_functions[0][0]), y.grad_fn
     grads = torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])
     monkeypatch.setattr("headway.nn.experts.expert_rows", lambda *_: None)
-    other = layer(x)
-    torch.testing.assert_close(y, other, rtol=1e-5, atol=1e-6)
-    again = torch.autograd.grad(other.square().sum(), [x, *layer.parameters()])
-    for one, another in zip(grads, again, strict=True):
-        torch.testing.assert_close(one, another, rtol=1e-4, atol=1e-5)
+    one_by_one = layer(x)
+    torch.testing.assert_close(y, one_by_one, rtol=1e-5, atol=1e-6)
+    expected_grads = torch.autograd.grad(one_by_one.square().sum(), [x, *layer.parameters()])
+    for actual, expected in zip(grads, expected_grads, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_in_bf16_experts_have_few_counts_of_rows() -> None:
-    """oneDNN compiles a kernel for each. Results and gradients are those of the rows alone, to the bit or bf16's own
-    error."""
+    """oneDNN compiles a kernel for each count. Results and gradients are those of the rows without padding, to the bit
+    or to the error of bf16."""
     torch.manual_seed(0)
     layer, x = layer_of().bfloat16(), torch.randn(83, WIDTH).bfloat16().requires_grad_()
     counts: set[int] = set()
@@ -155,8 +157,8 @@ def test_what_it_does_not_compute_is_left_to_the_experts(make: Callable[[], Mixt
     x = torch.randn(5, WIDTH, dtype=dtype)
     chosen, weights = layer.gate(x)
     pairs = chosen.flatten()
-    given = x, weights, pairs.argsort(stable=True), pairs.bincount(minlength=len(layer.experts))
-    assert expert_rows.expert_rows(layer.experts, *given) is None
+    arguments = x, weights, pairs.argsort(stable=True), pairs.bincount(minlength=len(layer.experts))
+    assert expert_rows.expert_rows(layer.experts, *arguments) is None
     assert layer(x).shape == x.shape
 
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts equal every expert on every row, weighted."""
+"""A mixture of experts equals the weighted sum of every expert on every row."""
 
 from dataclasses import replace
 from typing import Any
@@ -26,41 +26,45 @@ KINDS = {
 
 
 def made(experts: Experts, **options: Any) -> MixtureOfExperts:
-    """A layer of width 10 in float64, whose biases are not 0."""
+    """Returns a layer of width 10 in float64 whose biases are not 0."""
     layer = MixtureOfExperts(experts, 10, **{"gated": True, **options}).double()
-    g = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for t in (*layer.parameters(), *layer.buffers()):
-            t.copy_(torch.randn(t.shape, generator=g, dtype=torch.float64) * 0.5)
+            t.copy_(torch.randn(t.shape, generator=generator, dtype=torch.float64) * 0.5)
     return layer
 
 
 def weights_of_all(layer: MixtureOfExperts, rows: Tensor) -> Tensor:
-    """The weight of every expert for every row [R, E], 0 of those that are not chosen, from the published formulas."""
-    how, gate = layer.gate.how, layer.gate
+    """Returns every expert's weight for every row [R, E], 0 for those not chosen, by the published formulas."""
+    options, gate = layer.gate.how, layer.gate
     logits = rows @ gate.weight.T + (0 if gate.bias is None else gate.bias)
-    found = torch.zeros_like(logits)
-    for row, l in enumerate(logits):
-        s = l.exp() / l.exp().sum() if how.score == "softmax" else 1 / (1 + (-l).exp())
+    weights = torch.zeros_like(logits)
+    for row, row_logits in enumerate(logits):
+        scores = (
+            row_logits.exp() / row_logits.exp().sum()
+            if options.score == "softmax"
+            else 1 / (1 + (-row_logits).exp())
+        )
         bias = gate.e_score_correction_bias
-        c = (s.detach() if bias is None else s.detach() + bias).tolist()
-        each = how.count // how.groups
-        groups = [range(i * each, (i + 1) * each) for i in range(how.groups)]
-        if how.groups > 1:
-            groups.sort(key=lambda group: -sum(sorted(c[i] for i in group)[-2:]))
-        of = [i for group in groups[: how.top_groups] for i in group]
-        chosen = sorted(of, key=lambda i: -c[i])[: how.top]
-        total = sum(s[i] for i in chosen) if how.normalized else 1.0
+        choices = (scores.detach() if bias is None else scores.detach() + bias).tolist()
+        group_size = options.count // options.groups
+        groups = [range(i * group_size, (i + 1) * group_size) for i in range(options.groups)]
+        if options.groups > 1:
+            groups.sort(key=lambda group: -sum(sorted(choices[i] for i in group)[-2:]))
+        candidates = [i for group in groups[: options.top_groups] for i in group]
+        chosen = sorted(candidates, key=lambda i: -choices[i])[: options.top]
+        total = sum(scores[i] for i in chosen) if options.normalized else 1.0
         for i in chosen:
-            found[row, i] = how.scale * s[i] / total
-    return found
+            weights[row, i] = options.scale * scores[i] / total
+    return weights
 
 
 def naive(layer: MixtureOfExperts, x: Tensor) -> Tensor:
-    """Every expert on every row."""
+    """Computes the weighted sum of every expert on every row."""
     rows = x.reshape(-1, x.shape[-1])
-    each = torch.stack([expert(rows) for expert in layer.experts], 1)
-    y = (weights_of_all(layer, rows)[..., None] * each).sum(1)
+    outputs = torch.stack([expert(rows) for expert in layer.experts], 1)
+    y = (weights_of_all(layer, rows)[..., None] * outputs).sum(1)
     if layer.shared_expert is not None:
         gate = layer.shared_expert_gate
         y = y + layer.shared_expert(rows) * (1 if gate is None else torch.sigmoid(rows @ gate.weight.T))
@@ -71,17 +75,19 @@ def naive(layer: MixtureOfExperts, x: Tensor) -> Tensor:
 def test_chosen_experts_are_every_expert_on_every_row_weighted(kind: str) -> None:
     layer = made(KINDS[kind])
     x = torch.randn(2, 9, 10, dtype=torch.float64, requires_grad=True)
-    got, want = layer(x), naive(layer, x)
-    assert (got - want).abs().max() < 1e-12 * want.abs().max()
-    given = [x, *layer.parameters()]
-    ours, theirs = (torch.autograd.grad(y.square().sum(), given, allow_unused=True) for y in (got, want))
-    for name, a, b in zip(["x", *dict(layer.named_parameters())], ours, theirs, strict=True):
+    actual, expected = layer(x), naive(layer, x)
+    assert (actual - expected).abs().max() < 1e-12 * expected.abs().max()
+    leaves = [x, *layer.parameters()]
+    our_grads, naive_grads = (
+        torch.autograd.grad(y.square().sum(), leaves, allow_unused=True) for y in (actual, expected)
+    )
+    for name, a, b in zip(["x", *dict(layer.named_parameters())], our_grads, naive_grads, strict=True):
         assert a is not None, name
         assert (a - b).abs().max() <= 1e-12 * max(float(b.abs().max()), 1.0), name
     with torch.no_grad():
-        assert torch.equal(layer(x), got)
+        assert torch.equal(layer(x), actual)
         alone = torch.cat([layer(row[None, None]) for row in x.flatten(0, 1)], 1).view(x.shape)
-        assert (alone - got).abs().max() < 1e-12 * want.abs().max()
+        assert (alone - actual).abs().max() < 1e-12 * expected.abs().max()
         assert layer(x[:, :0]).shape == (2, 0, 10)
 
 
@@ -102,25 +108,25 @@ def test_gradients_are_those_of_differences(kind: str) -> None:
 def test_an_expert_without_rows_has_a_gradient_of_zero() -> None:
     layer = made(replace(BASE, top=1))
     layer(torch.randn(1, 10, dtype=torch.float64)).sum().backward()
-    hit = [any(p.grad.any() for p in expert.parameters()) for expert in layer.experts]
-    assert sum(hit) == 1
+    used = [any(p.grad.any() for p in expert.parameters()) for expert in layer.experts]
+    assert sum(used) == 1
     assert all(p.grad is not None for p in layer.parameters())
 
 
 @torch.no_grad()
 def test_a_row_reads_the_weights_of_its_own_experts_alone() -> None:
-    """Counted by who is called, and by their bytes."""
+    """Counted by the layers that are called, and by their bytes."""
     layer = made(replace(BASE, shared=20))
     read: list[int] = []
     for part in linears(layer).values():
-        part.register_forward_pre_hook(lambda part, given: read.append(part.nbytes))
+        part.register_forward_pre_hook(lambda part, args: read.append(part.nbytes))
     layer(torch.randn(1, 1, 10, dtype=torch.float64))
     assert sum(read) == 8 * 3 * 10 * (3 * 12 + 20)
     read.clear()
     x = torch.randn(1, 40, 10, dtype=torch.float64)
     layer(x)
-    hit = len(set(layer.gate(x[0])[0].flatten().tolist()))
-    assert sum(read) == 8 * 3 * 10 * (hit * 12 + 20)
+    chosen = len(set(layer.gate(x[0])[0].flatten().tolist()))
+    assert sum(read) == 8 * 3 * 10 * (chosen * 12 + 20)
 
 
 def test_the_router_is_computed_in_float32_and_its_choosing_bias_stays_so() -> None:
@@ -144,12 +150,12 @@ def test_experts_in_fewer_bits_are_the_dequantized_ones(form: Any) -> None:
     plain.load_state_dict(layer.state_dict())
     for name, part in linears(layer).items():
         part.keep(form.pack(part.matrix))
-        other = plain.get_submodule(name)
-        assert isinstance(other, Linear)
-        other.weight.copy_(part.matrix)
+        plain_linear = plain.get_submodule(name)
+        assert isinstance(plain_linear, Linear)
+        plain_linear.weight.copy_(part.matrix)
     x = torch.randn(2, 7, 32)
-    want = plain(x)
-    assert (layer(x) - want).abs().max() < 0.03 * want.abs().max()
+    expected = plain(x)
+    assert (layer(x) - expected).abs().max() < 0.03 * expected.abs().max()
 
 
 def test_dropout_falls_in_training_alone() -> None:

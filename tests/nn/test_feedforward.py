@@ -1,4 +1,4 @@
-"""Feed-forwards (rows 20, 32)."""
+"""Feed-forward layers (rows 20, 32)."""
 
 import math
 from collections.abc import Callable
@@ -21,12 +21,12 @@ def test_the_formulas() -> None:
     x = torch.randn(2, 5, 8, dtype=torch.float64)
     plain = FeedForward(8, 20, "relu", bias=True).double()
     up, down = plain.up_proj, plain.down_proj
-    want = F.relu(x @ up.weight.T + up.bias) @ down.weight.T + down.bias
-    assert torch.allclose(plain(x), want, rtol=0, atol=1e-13)
+    expected = F.relu(x @ up.weight.T + up.bias) @ down.weight.T + down.bias
+    assert torch.allclose(plain(x), expected, rtol=0, atol=1e-13)
     gated = GatedFeedForward(8, 20, "silu").double()
     gate = x @ gated.gate_proj.weight.T
-    want = (gate * torch.sigmoid(gate) * (x @ gated.up_proj.weight.T)) @ gated.down_proj.weight.T
-    assert torch.allclose(gated(x), want, rtol=0, atol=1e-13)
+    expected = (gate * torch.sigmoid(gate) * (x @ gated.up_proj.weight.T)) @ gated.down_proj.weight.T
+    assert torch.allclose(gated(x), expected, rtol=0, atol=1e-13)
 
 
 def test_an_activation_with_trained_numbers_is_theirs() -> None:
@@ -57,11 +57,11 @@ def test_biases_only_when_asked_for() -> None:
 
 def test_a_token_does_not_see_another() -> None:
     x = torch.randn(1, 6, 8)
-    other = x.clone()
-    other[0, 3] += 1
+    changed = x.clone()
+    changed[0, 3] += 1
     for layer in (FeedForward(8, 20), GatedFeedForward(8, 20)):
-        same = (layer(x) == layer(other)).all(-1)[0]
-        assert same.tolist() == [True, True, True, False, True, True]
+        unchanged = (layer(x) == layer(changed)).all(-1)[0]
+        assert unchanged.tolist() == [True, True, True, False, True, True]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -69,24 +69,27 @@ def test_a_token_does_not_see_another() -> None:
 def test_chunks_of_hidden_layers_that_nobody_keeps(
     kind: Callable[..., FeedForward], dtype: torch.dtype
 ) -> None:
-    """Equal to all of them at once, which is what a backward needs."""
+    """Equal to the whole hidden layer at once, which a backward pass needs."""
     torch.manual_seed(0)
     layer = kind(24, 40, bias=True).to(dtype)
     x = torch.randn(3, CHUNK - 100, 24).to(dtype)
-    seen: list[int] = []
-    layer.down_proj.register_forward_pre_hook(lambda _, given: seen.append(given[0][..., 0].numel()))
+    row_counts: list[int] = []
+    layer.down_proj.register_forward_pre_hook(lambda _, args: row_counts.append(args[0][..., 0].numel()))
     layer.eval()
-    whole = layer(x)
+    full = layer(x)
     with torch.no_grad():
         chunked = layer(x)
-    assert seen == [x[..., 0].numel(), *([CHUNK, CHUNK, CHUNK - 300] if library() else [x[..., 0].numel()])]
-    unit = torch.finfo(dtype).eps * whole.detach().abs().max()
-    assert chunked.shape == whole.shape
-    assert torch.allclose(chunked, whole, rtol=0, atol=float(2 * unit))
+    assert row_counts == [
+        x[..., 0].numel(),
+        *([CHUNK, CHUNK, CHUNK - 300] if library() else [x[..., 0].numel()]),
+    ]
+    unit = torch.finfo(dtype).eps * full.detach().abs().max()
+    assert chunked.shape == full.shape
+    assert torch.allclose(chunked, full, rtol=0, atol=float(2 * unit))
     with torch.no_grad():
         assert torch.equal(layer(x[:1]), layer._transform(x[:1]))
         assert layer.train()(x).shape == x.shape
-    assert seen[-1] == x[..., 0].numel()
+    assert row_counts[-1] == x[..., 0].numel()
 
 
 def test_swish_between_half_of_x_and_relu() -> None:
@@ -113,24 +116,29 @@ def test_dropout_of_the_hidden_layer_is_on_average_nothing_and_only_in_training(
         dropped = kind(8, 20, dropout=0.5).double()
         dropped.load_state_dict(plain.state_dict())
         assert torch.equal(dropped.eval()(x), plain(x))
-        many = dropped.train()(x.expand(1, 40000, 8))
-        assert not torch.equal(many[:, 0], many[:, 1])
-        error = many.std(1) / 40000**0.5
-        assert ((many.mean(1) - plain(x)[:, 0]).abs() < 5 * error).all()
+        samples = dropped.train()(x.expand(1, 40000, 8))
+        assert not torch.equal(samples[:, 0], samples[:, 1])
+        error = samples.std(1) / 40000**0.5
+        assert ((samples.mean(1) - plain(x)[:, 0]).abs() < 5 * error).all()
 
 
 def test_the_clamped_swiglu_of_gpt_oss() -> None:
-    """Its formula, with the gradient of its own operations, of which gate and up alone are kept."""
+    """Its formula, with the gradient of its own operations; only gate and up are kept for the backward."""
     gate, up = (10 * torch.randn(4, 9, requires_grad=True, dtype=torch.float64) for _ in range(2))
-    low = gate.clamp(max=7)
-    want = (up.clamp(-7, 7) + 1) * low * torch.sigmoid(1.702 * low)
-    kept: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        got = gated(gate, up, "clamped_swiglu")
-    assert torch.equal(got, plain_gated(gate, up, "clamped_swiglu"))
-    assert torch.allclose(got, want, rtol=0, atol=1e-12)
-    assert len(kept) == 2
-    ours, theirs = (torch.autograd.grad(y.square().sum(), (gate, up), retain_graph=True) for y in (got, want))
-    assert all(torch.allclose(a, b, rtol=1e-12, atol=1e-12) for a, b in zip(ours, theirs, strict=True))
+    clamped = gate.clamp(max=7)
+    expected = (up.clamp(-7, 7) + 1) * clamped * torch.sigmoid(1.702 * clamped)
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        actual = gated(gate, up, "clamped_swiglu")
+    assert torch.equal(actual, plain_gated(gate, up, "clamped_swiglu"))
+    assert torch.allclose(actual, expected, rtol=0, atol=1e-12)
+    assert len(saved) == 2
+    actual_grads, expected_grads = (
+        torch.autograd.grad(y.square().sum(), (gate, up), retain_graph=True) for y in (actual, expected)
+    )
+    assert all(
+        torch.allclose(a, b, rtol=1e-12, atol=1e-12)
+        for a, b in zip(actual_grads, expected_grads, strict=True)
+    )
     small = [torch.randn(2, 3, requires_grad=True, dtype=torch.float64) for _ in range(2)]
     assert torch.autograd.gradgradcheck(lambda g, u: gated(g, u, "clamped_swiglu"), small)

@@ -1,4 +1,4 @@
-"""All products with weights go through `Linear`, so that another form of weights is used everywhere by construction."""
+"""All products with weights go through `Linear`, so that another form of weights takes effect everywhere."""
 
 import ast
 from collections import Counter
@@ -63,7 +63,7 @@ class Counted:
 
 @dataclass(frozen=True, eq=False)
 class Added(Weight):
-    """W, and `size` times something of another kind beside it: a form from outside of the package."""
+    """W, and `size` times another term beside it: a form from outside of the package."""
 
     name = "added"
     w: Tensor
@@ -101,7 +101,7 @@ def added(layer: Linear, size: float = 0.0) -> Counted:
 
 @share("name", ALL, 0, 3)
 def test_every_product_with_a_weight_goes_through_the_form_that_is_kept(name: str) -> None:
-    """What adds nothing changes no bit and is called everywhere; what adds something shows in each layer."""
+    """A form that adds nothing changes no bit and is called everywhere; one that adds something shows in each layer."""
     spec = ALL[name]
     plain = build(spec, seed=0).eval()
     changed = build(spec, seed=0).eval()
@@ -120,11 +120,11 @@ def test_every_product_with_a_weight_goes_through_the_form_that_is_kept(name: st
 
 
 ROUTES = ("mlp.gate", "shared_expert_gate")
-"""Matrices that choose experts, which stay as they are: nobody quantizes or adapts them."""
+"""Matrices that choose experts, which stay as they are: they are neither quantized nor adapted."""
 
 
 class Inside(TorchFunctionMode):
-    """Fails where a parameter of two axes is a factor of a product outside of a `Linear` or a router."""
+    """Fails if a parameter of two axes is a factor of a product outside of a `Linear` or a router."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -168,27 +168,27 @@ PRODUCTS = {
     *("integrations/transformers/products.py", "integrations/transformers/loss.py"),
     "checkpoints/formats/meta.py",
 }
-"""Where products with weights are written: the layer and its products, the one that is tied to an embedding, those that
-are put in its place, its fused loss, routers, the same for models of transformers, and the formulas that files of
-Meta's are checked by. `classic` is plain torch, too: the classes that the documents print."""
+"""Files that may write products with weights: the layer and its products, the one that is tied to an embedding, those
+that replace it, its fused loss, routers, the same for models of transformers, and the formulas that check files of
+Meta. `classic` is plain torch, too: the classes that the documents print."""
 
 
 def test_no_file_but_these_writes_such_a_product() -> None:
-    wrong = []
+    violations = []
     for path in sorted(SOURCE.rglob("*.py")):
         name = path.relative_to(SOURCE).as_posix()
         if name in PRODUCTS or name.startswith("classic/"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            what = node.func if isinstance(node, ast.Call) else None
-            if isinstance(what, ast.Attribute) and what.attr in ("Linear", "linear", "bilinear"):
-                owner = ast.unparse(what.value)
+            function = node.func if isinstance(node, ast.Call) else None
+            if isinstance(function, ast.Attribute) and function.attr in ("Linear", "linear", "bilinear"):
+                owner = ast.unparse(function.value)
                 if owner in ("nn", "F", "torch.nn", "nn.functional", "torch.nn.functional"):
-                    wrong.append(f"{name}:{node.lineno} {ast.unparse(what)}")
+                    violations.append(f"{name}:{node.lineno} {ast.unparse(function)}")
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
                 sides = ast.unparse(node.left), ast.unparse(node.right)
-                wrong += [f"{name}:{node.lineno} {s}" for s in sides if ".weight" in s]
-    assert not wrong
+                violations += [f"{name}:{node.lineno} {s}" for s in sides if ".weight" in s]
+    assert not violations
 
 
 def test_it_is_torch_s_own_layer() -> None:
@@ -224,13 +224,13 @@ def test_a_tied_output_layer_has_no_matrix_of_its_own(tmp_path: Path) -> None:
     assert model.lm_head.matrix is model.model.embed_tokens.weight
     assert "tied" in repr(model.lm_head)
     save_folder(tmp_path / "m", model)
-    again = build_model(load_folder(tmp_path / "m"))
-    assert torch.equal(run(again), run(model))
-    moved = build(model.spec, seed=0, dtype=torch.float64)
-    assert moved.lm_head.matrix.dtype == torch.float64
+    loaded = build_model(load_folder(tmp_path / "m"))
+    assert torch.equal(run(loaded), run(model))
+    in_float64 = build(model.spec, seed=0, dtype=torch.float64)
+    assert in_float64.lm_head.matrix.dtype == torch.float64
     with torch.no_grad():
         model.model.embed_tokens.weight *= 2
-    assert not torch.equal(run(model), run(again))
+    assert not torch.equal(run(model), run(loaded))
 
 
 def test_losses_of_an_adapted_output_layer_are_those_of_its_logits() -> None:
@@ -245,33 +245,36 @@ def test_losses_of_an_adapted_output_layer_are_those_of_its_logits() -> None:
 
 @pytest.mark.parametrize("label_smoothing", [None, 0.1])
 def test_what_is_not_trained_costs_no_output_layer_and_changes_nothing(label_smoothing: float | None) -> None:
-    """Losses, hits and gradients where most targets are ignored are those of all targets, with weights of 0 or 1."""
-    noise = torch.Generator().manual_seed(0)
+    """With most targets ignored, losses, hits and gradients are those of all targets with weights of 0 or 1."""
+    generator = torch.Generator().manual_seed(0)
     layer = Linear.output(8, 11).double()
-    x = torch.randn(3, 7, 8, generator=noise, dtype=torch.float64, requires_grad=True)
-    targets = torch.randint(11, (3, 7), generator=noise)
-    kept = torch.rand(3, 7, generator=noise) < 0.4
+    x = torch.randn(3, 7, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(11, (3, 7), generator=generator)
+    is_trained = torch.rand(3, 7, generator=generator) < 0.4
     calls: list[int] = []
-    layer.register_forward_hook(lambda module, given, found: calls.append(found.numel() // 11))
-    found = output_cross_entropy(
-        layer, x, targets.where(kept, IGNORE_INDEX), 11, label_smoothing=label_smoothing, hits=True
+    layer.register_forward_hook(lambda module, args, out: calls.append(out.numel() // 11))
+    losses = output_cross_entropy(
+        layer, x, targets.where(is_trained, IGNORE_INDEX), 11, label_smoothing=label_smoothing, hits=True
     )
-    found.total.backward()
+    losses.total.backward()
     gradients = [x.grad, layer.weight.grad]
     x.grad, layer.weight.grad = None, None
     logits = layer(x)
-    each = F.cross_entropy(
+    token_losses = F.cross_entropy(
         logits.flatten(0, 1), targets.flatten(), reduction="none", label_smoothing=label_smoothing or 0.0
     )
-    (each * kept.flatten()).sum().backward()
-    plain = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets) * kept
-    assert torch.allclose(found.each, plain, rtol=1e-12, atol=1e-12)
-    assert float(found.nats) == pytest.approx(float(plain.detach().sum()), rel=1e-12)
-    assert found.hits is not None
-    assert torch.equal(found.hits, kept & (logits.argmax(-1) == targets))
-    assert found.tokens == int(kept.sum())
-    for mine, theirs in zip(gradients, (x.grad, layer.weight.grad), strict=True):
-        assert mine is not None
-        assert theirs is not None
-        assert torch.allclose(mine, theirs, rtol=1e-12, atol=1e-12)
-    assert label_smoothing is None or max(calls[:-1]) <= int(kept.sum())
+    (token_losses * is_trained.flatten()).sum().backward()
+    unsmoothed = (
+        F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+        * is_trained
+    )
+    assert torch.allclose(losses.each, unsmoothed, rtol=1e-12, atol=1e-12)
+    assert float(losses.nats) == pytest.approx(float(unsmoothed.detach().sum()), rel=1e-12)
+    assert losses.hits is not None
+    assert torch.equal(losses.hits, is_trained & (logits.argmax(-1) == targets))
+    assert losses.tokens == int(is_trained.sum())
+    for actual, expected in zip(gradients, (x.grad, layer.weight.grad), strict=True):
+        assert actual is not None
+        assert expected is not None
+        assert torch.allclose(actual, expected, rtol=1e-12, atol=1e-12)
+    assert label_smoothing is None or max(calls[:-1]) <= int(is_trained.sum())

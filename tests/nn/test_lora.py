@@ -1,4 +1,4 @@
-"""Adapters beside frozen layers: against the weights that compute the same, and what is trained."""
+"""Adapters beside frozen layers: against weights that contain them, and what is trained."""
 
 from typing import Any
 
@@ -42,25 +42,25 @@ def small(family: str = "llama", dtype: torch.dtype = torch.float64) -> Any:
 
 
 def trained(model: Any, lora: Lora, seed: int = 1) -> Adapter:
-    """A fresh adapter after some steps: no part of it is what it was."""
-    fresh, drawn = Adapter.fresh(model, lora), torch.Generator().manual_seed(seed)
-    noise = {name: torch.randn(value.shape, generator=drawn) for name, value in fresh.tensors.items()}
-    found = {
+    """Returns an adapter as it is after some steps: none of its tensors has its initial values."""
+    fresh, generator = Adapter.fresh(model, lora), torch.Generator().manual_seed(seed)
+    noise = {name: torch.randn(value.shape, generator=generator) for name, value in fresh.tensors.items()}
+    tensors = {
         name: value * (1 + 0.3 * noise[name]) if "magnitude" in name else value + 0.2 * noise[name]
         for name, value in fresh.tensors.items()
     }
-    return Adapter(fresh.layers, found)
+    return Adapter(fresh.layers, tensors)
 
 
 def naive(layer: Linear, part: LowRank) -> tuple[Tensor, Tensor]:
-    """(weight with the adapter in it, the norm of its rows), by the formula of the papers with B A made."""
+    """Returns (weight with the adapter, norms of its rows), by the formula of the papers, with the matrix B A."""
     lora = part.lora
     scale = lora.alpha / (lora.rank**0.5 if lora.stabilized else lora.rank)
-    whole = layer.weight + scale * part.lora_B @ part.lora_A
-    norm = whole.pow(2).sum(1, keepdim=True).sqrt()
+    merged = layer.weight + scale * part.lora_B @ part.lora_A
+    norm = merged.pow(2).sum(1, keepdim=True).sqrt()
     if part.lora_magnitude_vector is None:
-        return whole, norm
-    return part.lora_magnitude_vector[:, None] * whole / norm.detach(), norm
+        return merged, norm
+    return part.lora_magnitude_vector[:, None] * merged / norm.detach(), norm
 
 
 @settings(max_examples=25, deadline=None)
@@ -78,11 +78,11 @@ def test_the_products_side_by_side_are_the_formula_with_its_gradients(
     part = LowRank(lora, *(value.double() for value in parts))
     layer.adapters["mine"], layer.active = part, ("mine",)
     weight, _ = naive(layer, part)
-    wanted, y = torch.nn.functional.linear(x, weight, layer.bias), layer(x)
-    torch.testing.assert_close(y, wanted, rtol=1e-9, atol=1e-9)
-    ours = torch.autograd.grad(y.square().sum(), (x, *part.parameters()))
-    theirs = torch.autograd.grad(wanted.square().sum(), (x, *part.parameters()))
-    for a, b in zip(ours, theirs, strict=True):
+    expected, y = torch.nn.functional.linear(x, weight, layer.bias), layer(x)
+    torch.testing.assert_close(y, expected, rtol=1e-9, atol=1e-9)
+    actual_grads = torch.autograd.grad(y.square().sum(), (x, *part.parameters()))
+    expected_grads = torch.autograd.grad(expected.square().sum(), (x, *part.parameters()))
+    for a, b in zip(actual_grads, expected_grads, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(part.merged(layer.weight.detach()), weight.detach())
 
@@ -90,13 +90,15 @@ def test_the_products_side_by_side_are_the_formula_with_its_gradients(
 @pytest.mark.parametrize("magnitude", [False, True])
 def test_a_fresh_adapter_adds_nothing_and_is_a_function_of_its_seed(magnitude: bool) -> None:
     model = small()
-    before = model(IDS)
+    expected = model(IDS)
     adapters = [Adapter.fresh(model, Lora(rank=3, magnitude=magnitude), seed=seed) for seed in (0, 0, 1)]
     attach(model, adapters[0])
-    torch.testing.assert_close(model(IDS), before, rtol=0, atol=1e-12 if magnitude else 0)
-    first, again, other = (one.tensors["model.layers.0.mlp.down_proj.lora_A.weight"] for one in adapters)
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
+    torch.testing.assert_close(model(IDS), expected, rtol=0, atol=1e-12 if magnitude else 0)
+    first, same_seed, other_seed = (
+        adapter.tensors["model.layers.0.mlp.down_proj.lora_A.weight"] for adapter in adapters
+    )
+    assert torch.equal(first, same_seed)
+    assert not torch.equal(first, other_seed)
     assert first.abs().max() <= 40**-0.5
     assert first.std() == pytest.approx(
         (40 * 3) ** -0.5, rel=0.2
@@ -105,11 +107,11 @@ def test_a_fresh_adapter_adds_nothing_and_is_a_function_of_its_seed(magnitude: b
 
 def test_all_linear_layers_of_the_blocks_unless_some_are_asked_for() -> None:
     model = small()
-    every = block_linears(model)
-    assert len(every) == 7 * 2
-    assert Adapter.fresh(model, Lora()).layers.keys() == every.keys()
-    some = Adapter.fresh(model, Lora(), ("q_proj", "v_proj"))
-    assert sorted(some.layers) == [f"model.layers.{i}.self_attn.{n}_proj" for i in (0, 1) for n in "qv"]
+    layers = block_linears(model)
+    assert len(layers) == 7 * 2
+    assert Adapter.fresh(model, Lora()).layers.keys() == layers.keys()
+    chosen = Adapter.fresh(model, Lora(), ("q_proj", "v_proj"))
+    assert sorted(chosen.layers) == [f"model.layers.{i}.self_attn.{n}_proj" for i in (0, 1) for n in "qv"]
     with pytest.raises(ConfigError, match=r"no linear layer 'q_prj' \(did you mean \"q_proj\"\?\)"):
         Adapter.fresh(model, Lora(), ("q_prj",))
     cross = build(ModelSpec.of_pair("transformer", **{**SIZE, "kv_heads": 4}), seed=0)
@@ -129,11 +131,11 @@ def test_what_is_trained_is_the_adapter_and_nothing_else() -> None:
 def test_several_add_up_and_merge_and_unmerge_restores_the_bits() -> None:
     model = small(dtype=torch.float32)
     weights = {name: value.clone() for name, value in model.state_dict().items()}
-    base, each = model(IDS), {}
+    base, outputs = model(IDS), {}
     for name, lora in (("a", Lora(rank=2)), ("b", Lora(rank=3, alpha=-4)), ("c", Lora(magnitude=True))):
-        attach(model, trained(model, lora, seed=len(each)), name)
+        attach(model, trained(model, lora, seed=len(outputs)), name)
         set_active(model, [name])
-        each[name] = model(IDS)
+        outputs[name] = model(IDS)
     assert adapter_names(model) == ["a", "b", "c"]
     layer = dict(adapted(model))["model.layers.0.mlp.up_proj"]
     x = torch.randn(4, 24)
@@ -142,19 +144,19 @@ def test_several_add_up_and_merge_and_unmerge_restores_the_bits() -> None:
         plain = x @ layer.weight.T
         parts = [layer.adapters[name](x, layer.kept, plain) for name in active]
         torch.testing.assert_close(layer(x), plain + sum(parts), rtol=1e-6, atol=1e-6)
-        beside = model(IDS)
+        unmerged = model(IDS)
         merge(model)
-        assert all(one.merged for _, one in adapted(model))
-        torch.testing.assert_close(model(IDS), beside, rtol=1e-5, atol=1e-5)
+        assert all(linear.merged for _, linear in adapted(model))
+        torch.testing.assert_close(model(IDS), unmerged, rtol=1e-5, atol=1e-5)
         with pytest.raises(ConfigError, match=r"merged into the weights; unmerge"):
             set_active(model, [])
         unmerge(model)
-        assert torch.equal(model(IDS), beside)
+        assert torch.equal(model(IDS), unmerged)
     set_active(model, [])
     assert torch.equal(model(IDS), base)
-    here = model.state_dict()
-    assert all(torch.equal(here[name], value) for name, value in weights.items())
-    assert all((value - base).abs().max() > 1e-3 for value in each.values())
+    state = model.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in weights.items())
+    assert all((value - base).abs().max() > 1e-3 for value in outputs.values())
 
 
 def test_dropout_falls_on_the_input_of_the_adapter_alone_and_in_training_only() -> None:
@@ -168,10 +170,10 @@ def test_dropout_falls_on_the_input_of_the_adapter_alone_and_in_training_only() 
     layer.train()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        found = layer(x)
+        actual = layer(x)
         torch.manual_seed(3)
         dropped = torch.nn.functional.dropout(x, 0.5)
-    torch.testing.assert_close(found, x @ layer.weight.T + dropped @ (weight - layer.weight).T)
+    torch.testing.assert_close(actual, x @ layer.weight.T + dropped @ (weight - layer.weight).T)
 
 
 def test_what_cannot_be_is_refused() -> None:
@@ -202,14 +204,14 @@ def test_what_is_attached_is_what_was_given() -> None:
     model = small()
     adapter = trained(model, Lora(rank=2, magnitude=True))
     attach(model, adapter, "a")
-    found = Adapter.of(model, "a")
-    assert found.layers == adapter.layers
-    assert found.tensors.keys() == adapter.tensors.keys()
-    assert all(torch.equal(found.tensors[n].to(v.dtype), v) for n, v in adapter.tensors.items())
+    attached = Adapter.of(model, "a")
+    assert attached.layers == adapter.layers
+    assert attached.tensors.keys() == adapter.tensors.keys()
+    assert all(torch.equal(attached.tensors[n].to(v.dtype), v) for n, v in adapter.tensors.items())
 
 
 def test_an_attached_adapter_is_a_copy() -> None:
-    """What is trained of one model changes neither the adapter that was given nor another model that has it."""
+    """Training the adapter of one model changes neither the given adapter nor another model that has it."""
     first, second = small(), small()
     adapter = trained(first, Lora(rank=2, magnitude=True))
     before = {name: value.clone() for name, value in adapter.tensors.items()}
@@ -218,5 +220,5 @@ def test_an_attached_adapter_is_a_copy() -> None:
     with torch.no_grad():
         for _, parameter in named_adapter_parameters(first):
             parameter.add_(1)
-    for found in (adapter, Adapter.of(second, "default")):
-        assert all(torch.equal(found.tensors[name], value) for name, value in before.items())
+    for untouched in (adapter, Adapter.of(second, "default")):
+        assert all(torch.equal(untouched.tensors[name], value) for name, value in before.items())

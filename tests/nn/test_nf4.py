@@ -1,4 +1,4 @@
-"""NF4 against bitsandbytes, a naive search, and the product with the weights that it stands for."""
+"""NF4 against bitsandbytes, a naive search, and products with the dequantized weights."""
 
 import hashlib
 
@@ -14,7 +14,7 @@ from tests.tolerance import assert_rounded_once
 
 
 def weights(rows: int, columns: int) -> Tensor:
-    """The same numbers on every machine."""
+    """Returns the same numbers on every machine."""
     n = torch.arange(rows * columns)
     return (((n * 7919) % 20011 - 10005).float() / 65536).view(rows, columns)
 
@@ -36,10 +36,10 @@ def digest(x: Tensor) -> str:
     ],
 )
 def test_codes_and_scales_are_those_of_bitsandbytes(shape: tuple[int, int], codes: str, scales: str) -> None:
-    """Digests of what bitsandbytes 0.50.2 makes of the same numbers:
+    """Digests of the results of bitsandbytes 0.50.2 for the same numbers:
     `quantize_4bit(w, blocksize=64, quant_type="nf4", compress_statistics=True)`."""
-    found = Nf4.pack(weights(*shape))
-    assert (digest(found.codes), digest(found.scales)) == (codes, scales)
+    packed = Nf4.pack(weights(*shape))
+    assert (digest(packed.codes), digest(packed.scales)) == (codes, scales)
 
 
 @pytest.mark.parametrize("shape", [(8, 64), (300, 64), (7, 9), (1, 1), (33, 50)])
@@ -47,23 +47,23 @@ def test_codes_and_scales_are_those_of_bitsandbytes(shape: tuple[int, int], code
 def test_each_number_has_the_nearest_value_of_its_block(shape: tuple[int, int], dtype: torch.dtype) -> None:
     w = torch.randn(shape, generator=torch.Generator().manual_seed(0)).mul(0.02).to(dtype)
     w.view(-1)[: min(64, w.numel() // 2)] = 0  # a block without a scale
-    found = Nf4.pack(w)
-    flat, codes = w.float().view(-1), torch.stack((found.codes >> 4, found.codes & 15), 1).view(-1)
+    packed = Nf4.pack(w)
+    flat, codes = w.float().view(-1), torch.stack((packed.codes >> 4, packed.codes & 15), 1).view(-1)
     blocks = flat.split(64)
     largest = torch.stack([block.abs().max() for block in blocks])
     values = torch.tensor(VALUES)
     for i, block in enumerate(blocks):
-        own = values[codes[i * 64 : i * 64 + len(block)].long()]
+        chosen = values[codes[i * 64 : i * 64 + len(block)].long()]
         best = (block[:, None] - values * largest[i]).abs().min(1).values
-        torch.testing.assert_close((block - own * largest[i]).abs(), best, rtol=1e-5, atol=1e-8)
-    of_scales = [part.abs().max() for part in (largest - largest.mean()).split(256)]
-    step = torch.cat([m.expand(len(p)) for m, p in zip(of_scales, largest.split(256), strict=True)])
-    wanted = (largest - largest.mean())[:, None] - dynamic_map() * step[:, None]
+        torch.testing.assert_close((block - chosen * largest[i]).abs(), best, rtol=1e-5, atol=1e-8)
+    maxima = [part.abs().max() for part in (largest - largest.mean()).split(256)]
+    step = torch.cat([m.expand(len(p)) for m, p in zip(maxima, largest.split(256), strict=True)])
+    distances = (largest - largest.mean())[:, None] - dynamic_map() * step[:, None]
     torch.testing.assert_close(
-        (found.scale() - largest).abs(), wanted.abs().min(1).values, rtol=1e-4, atol=1e-7
+        (packed.scale() - largest).abs(), distances.abs().min(1).values, rtol=1e-4, atol=1e-7
     )
-    expected = values[codes[: len(flat)].long()] * found.scale().repeat_interleave(64)[: len(flat)]
-    assert torch.equal(found.dequantize(dtype), expected.view(shape).to(dtype))
+    expected = values[codes[: len(flat)].long()] * packed.scale().repeat_interleave(64)[: len(flat)]
+    assert torch.equal(packed.dequantize(dtype), expected.view(shape).to(dtype))
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -71,20 +71,20 @@ def test_the_layer_is_the_product_with_its_matrix_and_keeps_no_weight_for_the_ba
     torch.manual_seed(0)
     layer = nf4(Linear(70, 33, bias=bias))
     x = torch.randn(2, 5, 70, requires_grad=True)
-    kept: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+    saved: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
         y = layer(x)
-    assert max(kept, default=0) < 33 * 70
-    wanted = nn.functional.linear(x, layer.matrix, layer.bias)
-    assert torch.equal(y, wanted)
+    assert max(saved, default=0) < 33 * 70
+    expected = nn.functional.linear(x, layer.matrix, layer.bias)
+    assert torch.equal(y, expected)
     grad = torch.randn_like(y)
-    assert torch.equal(*(torch.autograd.grad(out, x, grad)[0] for out in (y, wanted)))
+    assert torch.equal(*(torch.autograd.grad(out, x, grad)[0] for out in (y, expected)))
 
 
 def test_bytes_of_a_weight_and_a_cast_of_the_model_that_leaves_them_alone() -> None:
     layer = nf4(Linear(512, 1024, bias=False))
-    held = sum(b.numel() * b.itemsize for b in layer.buffers())
-    assert held / (512 * 1024) == pytest.approx(0.5 + 1 / 64 + 4 / 64 / 256, rel=1e-4)
+    stored = sum(b.numel() * b.itemsize for b in layer.buffers())
+    assert stored / (512 * 1024) == pytest.approx(0.5 + 1 / 64 + 4 / 64 / 256, rel=1e-4)
     assert not [*layer.parameters()]
     before = layer.matrix
     cast = layer.to(torch.bfloat16)

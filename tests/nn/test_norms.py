@@ -1,4 +1,4 @@
-"""RMSNorm (row 29), and LayerNorm beside it."""
+"""RMSNorm (row 29) and LayerNorm."""
 
 import pytest
 import torch
@@ -33,34 +33,38 @@ def test_the_formula_is_bit_equal_to_transformers_and_the_kernels_within_roundin
         x = (torch.randn(3, 7, WIDTH) * size).to(dtype)
         assert torch.equal(plain_rms_norm(x, ours.weight, eps), theirs(x))
         assert ours(x).dtype == dtype
-        # the order of the sum of squares, and its root: two roundings; bf16 rounds what differs by them once more
+        # the sum of squares in another order, and its root: two roundings; bf16 rounds the difference once more
         torch.testing.assert_close(ours(x), theirs(x), rtol=4 * torch.finfo(dtype).eps, atol=0)
 
 
 def test_casting_after_the_gain_is_another_function() -> None:
-    """The test above can fail: the other order of cast and gain gives other bits in bf16."""
+    """The test above can fail: a cast after the gain gives other bits in bf16."""
     ours, _ = pair(torch.bfloat16, 1e-6)
     x = torch.randn(64, WIDTH).bfloat16()
-    wide = x.float()
-    other = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6) * ours.weight.float()).bfloat16()
-    assert not torch.equal(ours(x), other)
+    in_float32 = x.float()
+    cast_last = (
+        in_float32 * torch.rsqrt(in_float32.pow(2).mean(-1, keepdim=True) + 1e-6) * ours.weight.float()
+    ).bfloat16()
+    assert not torch.equal(ours(x), cast_last)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_an_offset_is_that_of_gemma(dtype: torch.dtype) -> None:
-    """1 + w in float32, and one rounding behind it: bf16 numbers near 1 hold few bits of a small w."""
+    """1 + w in float32, rounded once afterwards: bf16 numbers near 1 keep few bits of a small w."""
     ours, theirs = RMSNorm(WIDTH, 1e-6, offset=1.0).to(dtype), Gemma2RMSNorm(WIDTH, 1e-6).to(dtype)
     assert torch.equal(ours.weight, theirs.weight)
     with torch.no_grad():
         theirs.weight.copy_(ours.weight.normal_(0, 0.01))
     x = (torch.randn(3, 7, WIDTH) * 3).to(dtype)
     y = torch.randn(x.shape).to(dtype)
-    eps = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)  # theirs is float32 in float64, too
-    for found, wanted in ((ours(x), theirs(x)), (normed_sum(ours, x, y)[0], theirs(x + y))):
-        assert found.dtype == dtype
-        torch.testing.assert_close(found, wanted, rtol=4 * eps, atol=0)
+    eps = max(
+        torch.finfo(dtype).eps, torch.finfo(torch.float32).eps
+    )  # theirs computes in float32 even for float64
+    for actual, expected in ((ours(x), theirs(x)), (normed_sum(ours, x, y)[0], theirs(x + y))):
+        assert actual.dtype == dtype
+        torch.testing.assert_close(actual, expected, rtol=4 * eps, atol=0)
         if dtype == torch.bfloat16:  # rounded once, at the same place
-            assert (found != wanted).float().mean() < 0.05
+            assert (actual != expected).float().mean() < 0.05
 
 
 def test_the_formula_in_float64() -> None:
@@ -69,8 +73,8 @@ def test_the_formula_in_float64() -> None:
     assert norm.bias is not None
     torch.nn.init.normal_(norm.bias)
     x = torch.randn(5, WIDTH, dtype=torch.float64)
-    want = x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * norm.weight + norm.bias
-    assert torch.allclose(norm(x), want, rtol=0, atol=1e-14)
+    expected = x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * norm.weight + norm.bias
+    assert torch.allclose(norm(x), expected, rtol=0, atol=1e-14)
 
 
 @torch.no_grad()
@@ -98,13 +102,16 @@ def test_an_offset_of_a_layer_norm_is_that_of_nemotron(dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize("kind", ["rms", "layer"])
 def test_a_norm_without_weights_is_one_with_ones(kind: Norm) -> None:
-    bare, other = make_norm(kind, WIDTH, 1e-5, False, weight=False), make_norm(kind, WIDTH, 1e-5, False)
+    bare, with_ones = make_norm(kind, WIDTH, 1e-5, False, weight=False), make_norm(kind, WIDTH, 1e-5, False)
     assert [*bare.parameters()] == []
     x = torch.randn(3, 7, WIDTH, requires_grad=True)
     y = torch.randn(3, 7, WIDTH)
-    for found, wanted in ((bare(x), other(x)), (normed_sum(bare, x, y)[0], normed_sum(other, x, y)[0])):
-        torch.testing.assert_close(found, wanted)
-        grads = [torch.autograd.grad(out, x, y)[0] for out in (found, wanted)]
+    for actual, expected in (
+        (bare(x), with_ones(x)),
+        (normed_sum(bare, x, y)[0], normed_sum(with_ones, x, y)[0]),
+    ):
+        torch.testing.assert_close(actual, expected)
+        grads = [torch.autograd.grad(out, x, y)[0] for out in (actual, expected)]
         torch.testing.assert_close(*grads)
 
 

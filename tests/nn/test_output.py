@@ -1,4 +1,4 @@
-"""The loss of an output layer where few slots are trained: how many rows products are given, and what comes of it."""
+"""The loss of an output layer with few trained slots: how many rows its products are given, and the results."""
 
 from collections.abc import Callable
 
@@ -15,27 +15,27 @@ WIDTH, VOCAB, SLOTS = 16, 40, 200
 
 
 def targets(trained: int) -> Tensor:
-    """[2, SLOTS / 2], `trained` of them not ignored."""
-    some = torch.randperm(SLOTS)[:trained]
+    """Returns targets [2, SLOTS / 2], of which `trained` are not ignored."""
+    slots = torch.randperm(SLOTS)[:trained]
     ids = torch.full((SLOTS,), IGNORE_INDEX)
-    ids[some] = torch.randint(VOCAB, (trained,))
+    ids[slots] = torch.randint(VOCAB, (trained,))
     return ids.view(2, -1)
 
 
-def plain(layer: Linear, x: Tensor, wanted: Tensor) -> Losses:
-    return output_cross_entropy(layer, x, wanted, VOCAB, hits=True)
+def plain(layer: Linear, x: Tensor, target_ids: Tensor) -> Losses:
+    return output_cross_entropy(layer, x, target_ids, VOCAB, hits=True)
 
 
-def smoothed(layer: Linear, x: Tensor, wanted: Tensor) -> Losses:
-    return output_cross_entropy(layer, x, wanted, VOCAB, label_smoothing=0.1, hits=True)
+def smoothed(layer: Linear, x: Tensor, target_ids: Tensor) -> Losses:
+    return output_cross_entropy(layer, x, target_ids, VOCAB, label_smoothing=0.1, hits=True)
 
 
 @pytest.mark.parametrize("loss", [plain, smoothed])
 def test_in_bf16_products_have_few_counts_of_rows(
     loss: Callable[[Linear, Tensor, Tensor], Losses], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """oneDNN compiles a kernel for each and keeps it: of answers alone, every batch had its own. Losses and gradients
-    are those of the trained slots alone, to a rounding of bf16."""
+    """oneDNN compiles and keeps a kernel for each count: with answers alone, every batch had its own. Losses and
+    gradients are those of the trained slots alone, to a rounding of bf16."""
     torch.manual_seed(0)
     layer, counts = Linear(WIDTH, VOCAB, bias=False).bfloat16(), set()
     with torch.no_grad():
@@ -43,21 +43,21 @@ def test_in_bf16_products_have_few_counts_of_rows(
     for module in ("cross_entropy", "products"):
         run = getattr(products, "forward_product" if module == "cross_entropy" else "linear")
 
-        def counted(x: Tensor, *others: Tensor, run: Callable[..., Tensor] = run) -> Tensor:
+        def counted(x: Tensor, *arguments: Tensor, run: Callable[..., Tensor] = run) -> Tensor:
             counts.add(x.numel() // WIDTH)
-            return run(x, *others)
+            return run(x, *arguments)
 
-        where = "headway.nn.cross_entropy.forward_product", "headway.nn.weights.plain.linear"
-        monkeypatch.setattr(where[module == "products"], counted)
+        paths = "headway.nn.cross_entropy.forward_product", "headway.nn.weights.plain.linear"
+        monkeypatch.setattr(paths[module == "products"], counted)
     for trained in (1, 15, 17, 100, round(SLOTS * (1 - SPARSE)) - 1):
-        wanted, results = targets(trained), []
+        target_ids, results = targets(trained), []
         x = torch.randn(2, SLOTS // 2, WIDTH).bfloat16().requires_grad_()
         for pads in (True, False):
             with pytest.MonkeyPatch.context() as patch:
                 if not pads:
                     patch.setattr("headway.nn.output.added_rows", lambda rows: 0)
                 counts.clear()
-                losses = loss(layer, x, wanted)
+                losses = loss(layer, x, target_ids)
                 assert counts == {products.filled_rows(trained) if pads else trained}
             assert losses.tokens == trained
             assert losses.hits is not None
@@ -76,8 +76,8 @@ def test_a_head_in_front_of_the_output_has_few_counts_too() -> None:
     assert isinstance(model.head.dense, nn.Module)
     model.head.dense.register_forward_pre_hook(lambda _, args: counts.add(len(args[0])))
     for trained in (3, 30, 90):
-        wanted = targets(trained)
-        losses = model(torch.randint(VOCAB, wanted.shape), targets=wanted)
+        target_ids = targets(trained)
+        losses = model(torch.randint(VOCAB, target_ids.shape), targets=target_ids)
         assert losses.tokens == trained
-        assert (losses.each != 0).eq(wanted != IGNORE_INDEX).all()
+        assert (losses.each != 0).eq(target_ids != IGNORE_INDEX).all()
     assert counts == {16, 32, 96}

@@ -15,9 +15,9 @@ LOG_P = st.floats(-200.0, -1e-3)
 def test_dpo_is_its_formula(c: float, r: float, ref_c: float, ref_r: float, beta: float) -> None:
     args = [torch.tensor([x], dtype=torch.float64) for x in (c, r, ref_c, ref_r)]
     margin = beta * ((c - ref_c) - (r - ref_r))
-    found = dpo_loss(args[0], args[1], (args[2], args[3]), beta)
+    actual = dpo_loss(args[0], args[1], (args[2], args[3]), beta)
     expected = math.log1p(math.exp(-margin)) if margin > -30 else -margin
-    torch.testing.assert_close(found, torch.tensor([expected], dtype=torch.float64), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(actual, torch.tensor([expected], dtype=torch.float64), rtol=1e-9, atol=1e-12)
     assert float(dpo_margin(args[0], args[1], (args[0], args[1]), beta)) == 0.0
 
 
@@ -30,9 +30,9 @@ def test_orpo_is_its_formula(c: float, r: float, beta: float) -> None:
         log_odds_ratio(*mean), torch.tensor([ratio], dtype=torch.float64), rtol=1e-8, atol=1e-10
     )
     tokens = (torch.tensor([3.0], dtype=torch.float64), torch.tensor([7.0], dtype=torch.float64))
-    found = orpo_loss(mean[0] * 3, mean[1] * 7, tokens, beta)
+    actual = orpo_loss(mean[0] * 3, mean[1] * 7, tokens, beta)
     expected = -c + beta * math.log1p(math.exp(-ratio))
-    torch.testing.assert_close(found, torch.tensor([expected], dtype=torch.float64), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(actual, torch.tensor([expected], dtype=torch.float64), rtol=1e-8, atol=1e-10)
 
 
 def test_gradients_stay_finite_where_an_answer_is_certain_or_impossible() -> None:

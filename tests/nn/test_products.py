@@ -1,5 +1,5 @@
-"""Products on oneDNN, and of bf16 that is widened: against float64, forward and backward; and where torch's own path
-stays."""
+"""Products on oneDNN and widened products of bf16 against float64, forward and backward; and which ones torch's own
+path keeps."""
 
 import pytest
 import torch
@@ -24,8 +24,8 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_emulates_bf16", lambda: False)
 
 
-def results(run: object, given: list[Tensor], dy: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    inputs = [t.detach().to(dtype).requires_grad_() for t in given]
+def results(run: object, tensors: list[Tensor], dy: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    inputs = [t.detach().to(dtype).requires_grad_() for t in tensors]
     assert callable(run)
     y = run(*inputs)
     return [y, *torch.autograd.grad(y, inputs, dy.to(dtype))]
@@ -36,40 +36,44 @@ def test_they_are_products_and_so_are_their_gradients(bias: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     for shape, inputs, outputs in SIZES:
         x = torch.randn(*shape, 2 * inputs, generator=generator)[..., :inputs]
-        given = [x, torch.randn(outputs, inputs, generator=generator)]
-        given += [torch.randn(outputs, generator=generator)] * bias
+        tensors = [x, torch.randn(outputs, inputs, generator=generator)]
+        tensors += [torch.randn(outputs, generator=generator)] * bias
         dy = torch.randn(*shape, outputs, generator=generator)
-        exact, low = (results(F.linear, given, dy, dtype) for dtype in (torch.float64, torch.float32))
-        for got, right, rough in zip(results(linear, given, dy, torch.float32), exact, low, strict=True):
-            assert_within_reference(got, right, rough, f"{shape} {inputs} {outputs}")
+        exact, plain = (results(F.linear, tensors, dy, dtype) for dtype in (torch.float64, torch.float32))
+        for actual, expected, reference in zip(
+            results(linear, tensors, dy, torch.float32), exact, plain, strict=True
+        ):
+            assert_within_reference(actual, expected, reference, f"{shape} {inputs} {outputs}")
 
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_bf16_without_an_instruction_is_widened_and_rounded_once(
     bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Forward and backward, and where nothing is recorded: what float64 gives of the same numbers, in bf16."""
+    """Forward and backward, and without recorded gradients: the float64 result of the same numbers, in bf16."""
     monkeypatch.setattr(products, "_emulates_bf16", lambda: True)
     generator = torch.Generator().manual_seed(0)
     for shape, inputs, outputs in SIZES:
-        given = [
+        tensors = [
             torch.randn(*shape, inputs, generator=generator),
             torch.randn(outputs, inputs, generator=generator),
         ]
-        given = [t.bfloat16() for t in given + [torch.randn(outputs, generator=generator)] * bias]
+        tensors = [t.bfloat16() for t in tensors + [torch.randn(outputs, generator=generator)] * bias]
         dy = torch.randn(*shape, outputs, generator=generator).bfloat16()
-        exact, low = (results(F.linear, given, dy, dtype) for dtype in (torch.float64, torch.bfloat16))
-        for got, right, rough in zip(results(linear, given, dy, torch.bfloat16), exact, low, strict=True):
-            assert got.dtype == torch.bfloat16
-            assert_within_reference(got, right, rough, f"{shape} {inputs} {outputs}")
-        x, rows = given[0].reshape(-1, inputs), dy.reshape(-1, outputs)
-        for got, right in (
-            (products.forward_product(x, given[1]), x.double() @ given[1].double().T),
-            (products.input_product(rows, given[1]), rows.double() @ given[1].double()),
+        exact, plain = (results(F.linear, tensors, dy, dtype) for dtype in (torch.float64, torch.bfloat16))
+        for actual, expected, reference in zip(
+            results(linear, tensors, dy, torch.bfloat16), exact, plain, strict=True
+        ):
+            assert actual.dtype == torch.bfloat16
+            assert_within_reference(actual, expected, reference, f"{shape} {inputs} {outputs}")
+        x, rows = tensors[0].reshape(-1, inputs), dy.reshape(-1, outputs)
+        for actual, expected in (
+            (products.forward_product(x, tensors[1]), x.double() @ tensors[1].double().T),
+            (products.input_product(rows, tensors[1]), rows.double() @ tensors[1].double()),
             (products.weight_product(rows, x), rows.double().T @ x.double()),
         ):
-            off = (got.double() - right).abs()
-            assert (off <= 2.0**-8 * right.abs() + 1e-5 * right.abs().max()).all()
+            error = (actual.double() - expected).abs()
+            assert (error <= 2.0**-8 * expected.abs() + 1e-5 * expected.abs().max()).all()
 
 
 def test_bf16_is_widened_where_torch_has_no_instruction_for_it() -> None:
@@ -84,18 +88,18 @@ def test_second_derivatives_are_those_of_torch() -> None:
         grads = torch.autograd.grad(run(x, weight).square().sum(), (x, weight), create_graph=True)
         return list(torch.autograd.grad(sum(g.square().sum() for g in grads), (x, weight)))
 
-    for got, right in zip(second(linear), second(F.linear), strict=True):
-        torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-2)
+    for actual, expected in zip(second(linear), second(F.linear), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_are_the_same_bits_whatever_else_is_there(dtype: torch.dtype) -> None:
     x, weight, bias = (torch.randn(*size).to(dtype) for size in ((2, 300, 48), (70, 48), (70,)))
     with torch.inference_mode():
-        whole = linear(x, weight, bias)
-        assert whole.shape == (2, 300, 70)
+        full = linear(x, weight, bias)
+        assert full.shape == (2, 300, 70)
         for rows in (FEW, FEW + 1, 127, 200, 299):
-            assert linear(x[0, :rows], weight, bias).equal(whole[0, :rows])
+            assert linear(x[0, :rows], weight, bias).equal(full[0, :rows])
 
 
 def test_few_numbers_of_rows_are_multiplied() -> None:
@@ -107,7 +111,7 @@ def test_few_numbers_of_rows_are_multiplied() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_kernels_of_any_number_of_rows_take_little_memory(dtype: torch.dtype) -> None:
-    """300 numbers of rows, whose own kernels were 0.3 MB each and more."""
+    """300 numbers of rows, whose own kernels would take 0.3 MB and more each."""
     weight = torch.randn(72, 40).to(dtype)
     with torch.inference_mode():
         linear(torch.randn(FEW, 40).to(dtype), weight)

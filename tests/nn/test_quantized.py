@@ -1,4 +1,4 @@
-"""Weights of 8 and 4 bits: what is kept, and products against the stated formulas in float64."""
+"""Weights in 8 and 4 bits: what is stored, and products against the stated formulas in float64."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def quantized(layer: Linear, matrix: QuantizedMatrix) -> Linear:
 
 
 def exact(matrix: QuantizedMatrix) -> Tensor:
-    """scale (code - zero) in float64."""
+    """Returns scale (code - zero) in float64."""
     inputs = matrix.codes.shape[1]
     scale, zero = (
         t.double().repeat_interleave(matrix.group, 1)[:, :inputs]
@@ -39,12 +39,12 @@ def exact(matrix: QuantizedMatrix) -> Tensor:
 
 
 def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x in 8 bits in groups of 32: integers [R, G, 32] and scales [R, G], in float64."""
+    """Returns x in 8 bits in groups of 32: integers [R, G, 32] and scales [R, G], in float64."""
     groups = nn.functional.pad(x.float(), (0, -x.shape[1] % 32)).unflatten(1, (-1, 32))
-    most = groups.abs().amax(2)
-    by = most.new_tensor(127).div(most)  # 127 / most would be 127 times a rounded reciprocal
-    q = (groups * by.nan_to_num(0, 0, 0).unsqueeze(2)).round()
-    return q.double(), most.double() / 127
+    largest = groups.abs().amax(2)
+    factor = largest.new_tensor(127).div(largest)  # 127 / largest would be 127 times a rounded reciprocal
+    q = (groups * factor.nan_to_num(0, 0, 0).unsqueeze(2)).round()
+    return q.double(), largest.double() / 127
 
 
 @pytest.mark.parametrize(("bits", "group", "symmetric"), FORMS)
@@ -56,17 +56,19 @@ def test_panels_give_back_codes_scales_and_zeros(
     w = numbers(outputs, inputs, seed=seed)
     matrix = quantize_weights(w, bits, group, symmetric=symmetric)
     panels = Panels.pack(matrix)
-    found = panels.unpack()
-    assert torch.equal(found.codes, matrix.codes)
-    assert torch.equal(found.zero_or_middle, matrix.zero_or_middle)
-    assert (found.zero is None, found.bits, found.group) == (symmetric, bits, matrix.group)
-    torch.testing.assert_close(found.scale, matrix.scale, rtol=2.0**-11 if panels.has_scales else 0, atol=0)
-    again = Panels.pack(found)
-    assert torch.equal(again.data, panels.data)
-    assert torch.equal(again.unpack().scale, found.scale)
+    unpacked = panels.unpack()
+    assert torch.equal(unpacked.codes, matrix.codes)
+    assert torch.equal(unpacked.zero_or_middle, matrix.zero_or_middle)
+    assert (unpacked.zero is None, unpacked.bits, unpacked.group) == (symmetric, bits, matrix.group)
+    torch.testing.assert_close(
+        unpacked.scale, matrix.scale, rtol=2.0**-11 if panels.has_scales else 0, atol=0
+    )
+    repacked = Panels.pack(unpacked)
+    assert torch.equal(repacked.data, panels.data)
+    assert torch.equal(repacked.unpack().scale, unpacked.scale)
     parts = [panels.unpack(first, 1) for first in range(len(panels.data))]
-    assert torch.equal(torch.cat([part.codes for part in parts]), found.codes)
-    assert torch.equal(torch.cat([part.scale for part in parts]), found.scale)
+    assert torch.equal(torch.cat([part.codes for part in parts]), unpacked.codes)
+    assert torch.equal(torch.cat([part.scale for part in parts]), unpacked.scale)
 
 
 @given(
@@ -76,15 +78,15 @@ def test_panels_give_back_codes_scales_and_zeros(
 def test_scales_of_groups_are_kept_to_the_rounding_of_float16_at_the_largest_of_their_row(
     seed: int, sizes: list[float]
 ) -> None:
-    """Whichever has the largest, and where the first is 0; below 2^-14 of the largest float16 has fixed steps."""
+    """Whichever group has the largest scale, also if the first is 0; below 2^-14 of it, float16 has fixed steps."""
     w = (
         numbers(5, 4, 32, seed=seed)
         * torch.tensor([sizes, sizes[::-1], [0, *sizes[1:]], [0, 0, 0, 1], [0] * 4])[..., None]
     )
     matrix = quantize_weights(w.flatten(1), 8, 32)
-    kept = Panels.pack(matrix).unpack().scale.double()
-    wanted, largest = matrix.scale.double(), matrix.scale.double().amax(1, keepdim=True)
-    assert torch.all((kept - wanted).abs() <= wanted * 2.0**-11 + largest * 2.0**-25)
+    actual = Panels.pack(matrix).unpack().scale.double()
+    expected, largest = matrix.scale.double(), matrix.scale.double().amax(1, keepdim=True)
+    assert torch.all((actual - expected).abs() <= expected * 2.0**-11 + largest * 2.0**-25)
 
 
 @pytest.mark.parametrize(("bits", "group", "symmetric"), FORMS)
@@ -99,14 +101,14 @@ def test_weights_are_kept_to_half_a_step(bits: int, group: int | None, symmetric
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_clipped_scale_is_never_worse_and_survives_every_way_of_keeping_it(bits: int) -> None:
     w = numbers(19, 160)
-    found = quantize_clipped(w, bits, 32)
+    clipped = quantize_clipped(w, bits, 32)
     plain = quantize_weights(w, bits, 32)
-    kept = QuantizedMatrix(plain.codes, plain.scale.bfloat16().float(), None, bits, 32)
-    errors = [(exact(m) - w).square().view(19, 5, 32).sum(2) for m in (found, kept)]
+    in_bf16 = QuantizedMatrix(plain.codes, plain.scale.bfloat16().float(), None, bits, 32)
+    errors = [(exact(m) - w).square().view(19, 5, 32).sum(2) for m in (clipped, in_bf16)]
     assert torch.all(errors[0] <= errors[1] * (1 + 1e-6))
     assert bits == 8 or errors[0].sum() < 0.9 * errors[1].sum()
-    assert torch.equal(found.scale, found.scale.bfloat16().float())
-    assert torch.equal(Panels.pack(found).unpack().scale, found.scale)
+    assert torch.equal(clipped.scale, clipped.scale.bfloat16().float())
+    assert torch.equal(Panels.pack(clipped).unpack().scale, clipped.scale)
 
 
 @pytest.mark.parametrize(("bits", "group", "symmetric"), FORMS)
@@ -115,7 +117,7 @@ def test_a_clipped_scale_is_never_worse_and_survives_every_way_of_keeping_it(bit
 def test_products_are_sums_of_integers(
     bits: int, group: int | None, symmetric: bool, rows: int, dtype: torch.dtype
 ) -> None:
-    """Integers are exact; scales of inputs are three roundings off at most, the sum over G groups G more."""
+    """Integers are exact; the scales of inputs are at most three roundings off, the sum over G groups G more."""
     if library() is None:
         pytest.skip("needs the native kernels")
     layer = quantized(Linear(150, 35), quantize_weights(numbers(35, 150), bits, group, symmetric=symmetric))
@@ -124,14 +126,14 @@ def test_products_are_sums_of_integers(
     weights = nn.functional.pad(exact(matrix), (0, 10)).unflatten(1, (-1, 32))
     terms = torch.einsum("rgi,ogi->rog", q, weights) * scale[:, None]
     bias = layer.bias.detach().double()
-    wanted = terms.sum(2) + bias
-    within = (terms.abs().sum(2) + bias.abs()) * 2.0**-24 * (5 + 8)
+    expected = terms.sum(2) + bias
+    tolerance = (terms.abs().sum(2) + bias.abs()) * 2.0**-24 * (5 + 8)
     if dtype == torch.bfloat16:
-        within = within + wanted.abs() * 2.0**-8
+        tolerance = tolerance + expected.abs() * 2.0**-8
     with torch.no_grad():
-        found = layer(x)
-    assert found.dtype == dtype
-    assert torch.all((found.double() - wanted).abs() <= within)
+        actual = layer(x)
+    assert actual.dtype == dtype
+    assert torch.all((actual.double() - expected).abs() <= tolerance)
 
 
 @pytest.mark.parametrize(("bits", "group", "symmetric"), FORMS)
@@ -139,9 +141,9 @@ def test_a_large_matrix_is_packed_as_its_rows_are(
     bits: int, group: int | None, symmetric: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     matrix = quantize_weights(numbers(75, 150), bits, group, symmetric=symmetric)
-    whole = Panels.pack(matrix)
+    packed = Panels.pack(matrix)
     monkeypatch.setattr("headway.native.panels.AT_ONCE", 2 * PANEL * 150)
-    assert torch.equal(Panels.pack(matrix).data, whole.data)
+    assert torch.equal(Panels.pack(matrix).data, packed.data)
 
 
 @pytest.mark.parametrize(("bits", "group", "symmetric"), FORMS)
@@ -152,15 +154,15 @@ def test_the_dequantized_product_is_that_of_its_blocks(
     layer = quantized(Linear(150, 75), quantize_weights(numbers(75, 150), bits, group, symmetric=symmetric))
     x = numbers(5, 13, 150, seed=1)
     w, bias = exact(layer.kept.panels.unpack()), layer.bias.detach().double()
-    wanted = x.double() @ w.T + bias
-    within = (x.double().abs() @ w.abs().T + bias.abs()) * 2.0**-24 * 152
+    expected = x.double() @ w.T + bias
+    tolerance = (x.double().abs() @ w.abs().T + bias.abs()) * 2.0**-24 * 152
     with torch.no_grad():
-        found = dequantized_linear(x, layer.kept.panels, layer.bias)
-        assert torch.all((found.double() - wanted).abs() <= within)
-        half = dequantized_linear(x.bfloat16(), layer.kept.panels, layer.bias.bfloat16())
-        wanted = x.bfloat16().double() @ layer.matrix.bfloat16().double().T + layer.bias.bfloat16().double()
-        within = within + wanted.abs() * 2.0**-7
-        assert torch.all((half.double() - wanted).abs() <= within)
+        actual = dequantized_linear(x, layer.kept.panels, layer.bias)
+        assert torch.all((actual.double() - expected).abs() <= tolerance)
+        in_bf16 = dequantized_linear(x.bfloat16(), layer.kept.panels, layer.bias.bfloat16())
+        expected = x.bfloat16().double() @ layer.matrix.bfloat16().double().T + layer.bias.bfloat16().double()
+        tolerance = tolerance + expected.abs() * 2.0**-7
+        assert torch.all((in_bf16.double() - expected).abs() <= tolerance)
 
 
 @pytest.mark.parametrize(("bits", "group", "symmetric"), FORMS)
@@ -168,7 +170,7 @@ def test_the_dequantized_product_is_that_of_its_blocks(
 def test_rounding_the_inputs_costs_what_is_stated(
     bits: int, group: int | None, symmetric: bool, rows: int
 ) -> None:
-    """At most m / 254 sum |w'| of each group; in the mean over outputs, the deviation of independent roundings."""
+    """At most m / 254 sum |w'| of each group; averaged over outputs, the deviation of independent roundings."""
     if library() is None:
         pytest.skip("needs the native kernels")
     layer = quantized(
@@ -176,12 +178,12 @@ def test_rounding_the_inputs_costs_what_is_stated(
     )
     x = numbers(rows, 320, seed=1)
     w = exact(layer.kept.panels.unpack())
-    most, groups = x.double().unflatten(1, (-1, 32)).abs().amax(2), w.unflatten(1, (-1, 32))
+    largest, groups = x.double().unflatten(1, (-1, 32)).abs().amax(2), w.unflatten(1, (-1, 32))
     with torch.no_grad():
         error = (layer(x).double() - x.double() @ w.T).abs()
     sums = (x.double().abs() @ w.abs().T) * 2.0**-22
-    assert torch.all(error <= (most / 254) @ groups.abs().sum(2).T + sums)
-    deviation = ((most / 440).square() @ groups.square().sum(2).T).sqrt()
+    assert torch.all(error <= (largest / 254) @ groups.abs().sum(2).T + sums)
+    deviation = ((largest / 440).square() @ groups.square().sum(2).T).sqrt()
     assert 0.9 < float((error / deviation).square().mean().sqrt()) < 1.1
 
 
@@ -215,26 +217,26 @@ def test_layers_of_one_input_share_a_call_and_change_no_bit(monkeypatch: pytest.
         alone = [layer(x) for layer in layers]
         assert all(torch.equal(a, b) for a, b in zip(products(x, layers), alone, strict=True))
         assert calls == [1, 1, 1, 3]
-        seen: list[Tensor] = []
-        layers[1].register_forward_hook(lambda module, args, out: seen.append(out))
+        hooked: list[Tensor] = []
+        layers[1].register_forward_hook(lambda module, args, out: hooked.append(out))
         products(x, layers)  # hooks are called
-        assert torch.equal(seen[0], alone[1])
+        assert torch.equal(hooked[0], alone[1])
         plain = [Linear(96, 5), *layers[:1]]
         assert all(torch.equal(a, layer(x)) for a, layer in zip(products(x, plain), plain, strict=True))
 
 
 def test_gradients_reach_inputs_and_no_weight() -> None:
-    """Where a gradient is asked for, inputs are not rounded, and it is that of the numbers that the codes stand for."""
+    """If a gradient is recorded, inputs are not rounded, and the gradient is that of the dequantized weights."""
     layer = quantized(Linear(64, 16), quantize_weights(numbers(16, 64), 8))
     x = numbers(3, 64).requires_grad_()
-    kept: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+    saved: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
         y = layer(x)
-    assert max(kept, default=0) < 16 * 64
-    wanted = nn.functional.linear(x, layer.matrix, layer.bias)
-    assert torch.equal(y, wanted)
+    assert max(saved, default=0) < 16 * 64
+    expected = nn.functional.linear(x, layer.matrix, layer.bias)
+    assert torch.equal(y, expected)
     grad = torch.randn_like(y)
-    assert torch.equal(*(torch.autograd.grad(out, x, grad)[0] for out in (y, wanted)))
+    assert torch.equal(*(torch.autograd.grad(out, x, grad)[0] for out in (y, expected)))
     assert not [p for name, p in layer.named_parameters() if name != "bias"]
 
 
@@ -253,15 +255,15 @@ def test_a_part_of_a_matrix_is_that_part_of_its_numbers(
     bits: int, group: int | None, symmetric: bool
 ) -> None:
     matrix = quantize_weights(numbers(6, 48), bits, group, symmetric=symmetric)
-    whole = matrix.dequantize()
+    full = matrix.dequantize()
     for axis, rows in ((0, range(2, 5)), (0, range(6)), (1, range(24, 48)), (1, range(48)), (1, range(24))):
         part = matrix.part(axis, rows)
-        assert torch.equal(part.dequantize(), whole.narrow(axis, rows.start, len(rows)))
+        assert torch.equal(part.dequantize(), full.narrow(axis, rows.start, len(rows)))
         assert (part.bits, part.zero is None) == (bits, symmetric)
         assert part.scale.shape == part.zero_or_middle.shape
         assert part.scale.shape[1] == -(-part.codes.shape[1] // part.group)
     if group is None:  # a row has one scale, so any inputs are a part
-        assert torch.equal(matrix.part(1, range(5, 12)).dequantize(), whole[:, 5:12])
+        assert torch.equal(matrix.part(1, range(5, 12)).dequantize(), full[:, 5:12])
     else:
         for rows in (range(1, 1 + group), range(group + 1)):
             with pytest.raises(AssertionError):
@@ -275,6 +277,6 @@ def test_codes_of_zero_are_the_middle_unless_they_are_kept(bits: int, middle: in
     moved = matrix.moved(lambda t: t.flip(0))
     assert moved.zero is None
     assert torch.equal(moved.dequantize(), matrix.dequantize().flip(0))
-    kept = quantize_weights(numbers(3, 32), bits, 16, symmetric=False)
-    assert kept.zero_or_middle is kept.zero
-    assert torch.equal(kept.moved(lambda t: t.flip(0)).dequantize(), kept.dequantize().flip(0))
+    with_zeros = quantize_weights(numbers(3, 32), bits, 16, symmetric=False)
+    assert with_zeros.zero_or_middle is with_zeros.zero
+    assert torch.equal(with_zeros.moved(lambda t: t.flip(0)).dequantize(), with_zeros.dequantize().flip(0))

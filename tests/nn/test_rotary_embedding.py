@@ -1,4 +1,4 @@
-"""The module that holds what embedding queries and keys: nothing, trained frequencies, or a trained rotation."""
+"""The module that embeds queries and keys: it holds nothing, trained frequencies, or a trained rotation."""
 
 import copy
 
@@ -32,7 +32,7 @@ TOKENS = Tokens.range(9, start=3)
 def moved(
     scheme: Rotary | SpecialOrthogonal, head_dim: int = 6, seed: int = 0, size: float = 0.1
 ) -> RotaryEmbedding:
-    """As after some training: every trained number has changed."""
+    """Returns a module as it is after some training: every trained number has changed."""
     embedding = RotaryEmbedding(scheme, head_dim).double()
     assert embedding.frequency_offset is not None
     with torch.no_grad():
@@ -67,7 +67,7 @@ def test_plain_rotary_is_its_own_table_and_enters_no_checkpoint(values):
 @pytest.mark.parametrize(("scheme", "count"), [(TRAINED, 4), (FREE, 28)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, DOUBLE])
 def test_a_fresh_module_turns_as_the_standard_does_in_every_dtype(scheme, count, dtype):
-    """What is trained is the drift, so weights in bfloat16 do not round the frequencies."""
+    """Offsets from the standard frequencies are trained, so that weights in bfloat16 do not round the frequencies."""
     embedding, x = RotaryEmbedding(scheme, 8).to(dtype), random(1, 1, 2, 9, 8)
     assert {k: tuple(v.shape) for k, v in embedding.state_dict().items()} == {"frequency_offset": (count,)}
     pairing = "halves" if scheme is TRAINED else "adjacent"
@@ -81,16 +81,16 @@ def test_a_fresh_module_turns_as_the_standard_does_in_every_dtype(scheme, count,
 @pytest.mark.parametrize("scheme", [TRAINED, Rotary(pairing="adjacent", trainable=True, dims=4), FREE])
 @pytest.mark.parametrize("shift", [1, 1000, -77, 10**6])
 def test_trained_turns_keep_norms_and_know_the_difference_alone(scheme, shift):
-    """Rows 62 and 63, after training: float64 scores of shifted rows agree to shift * 2^-52 * some tens."""
+    """Rows 62 and 63, after training: float64 scores of shifted rows agree to some tens of shift * 2^-52."""
     embedding = moved(scheme)
     q, k = random(3, 2, 1, 2, 9, 6)
     index = torch.arange(9)[None]
-    here, there = (embedding(Tokens(index, position=index + p), DOUBLE) for p in (0, shift))
-    scores = here.apply(q) @ here.apply(k).mT
+    unshifted, shifted = (embedding(Tokens(index, position=index + p), DOUBLE) for p in (0, shift))
+    scores = unshifted.apply(q) @ unshifted.apply(k).mT
     torch.testing.assert_close(
-        there.apply(q) @ there.apply(k).mT, scores, rtol=0, atol=1e-12 + 1e-14 * abs(shift)
+        shifted.apply(q) @ shifted.apply(k).mT, scores, rtol=0, atol=1e-12 + 1e-14 * abs(shift)
     )
-    torch.testing.assert_close(there.apply(q).norm(dim=-1), q.norm(dim=-1), rtol=1e-14, atol=0)
+    torch.testing.assert_close(shifted.apply(q).norm(dim=-1), q.norm(dim=-1), rtol=1e-14, atol=0)
     assert torch.equal(embedding(Tokens.range(1), DOUBLE).apply(q[:, :, :1]), q[:, :, :1])
 
 
@@ -133,7 +133,7 @@ def test_gradients_reach_what_is_trained(scheme):
 
 @pytest.mark.parametrize("scheme", [TRAINED, FREE])
 def test_training_finds_turns_that_made_the_data(scheme):
-    """Scores of a known drift, from other frequencies than the standard ones: descent reaches them."""
+    """Scores with a known offset from the standard frequencies: gradient descent finds the offset."""
     truth, embedding = moved(scheme, seed=5, size=0.02), RotaryEmbedding(scheme, 6).double()
     q, k = random(6, 2, 8, 1, 9, 6)
 
@@ -157,25 +157,25 @@ def test_training_finds_turns_that_made_the_data(scheme):
 
 @pytest.mark.parametrize("scheme", [TRAINED, FREE])
 def test_state_returns(scheme):
-    embedding, other = moved(scheme), RotaryEmbedding(scheme, 6).double()
-    other.load_state_dict(copy.deepcopy(embedding.state_dict()))
+    embedding, loaded = moved(scheme), RotaryEmbedding(scheme, 6).double()
+    loaded.load_state_dict(copy.deepcopy(embedding.state_dict()))
     x = random(7, 1, 1, 9, 6)
-    assert torch.equal(embedding(TOKENS, DOUBLE).apply(x), other(TOKENS, DOUBLE).apply(x))
+    assert torch.equal(embedding(TOKENS, DOUBLE).apply(x), loaded(TOKENS, DOUBLE).apply(x))
 
 
 @pytest.mark.parametrize("scheme", [TRAINED, FREE, Rotary(pairing="halves")])
 def test_one_token_at_a_time_is_the_row(scheme):
-    """Keys are turned once, by their own position, so caches may keep them."""
+    """Keys are rotated once, by their own position, so that caches may keep them."""
     embedding = (
         moved(scheme)
         if scheme is not Rotary(pairing="halves") and scheme in (TRAINED, FREE)
         else RotaryEmbedding(scheme, 6)
     )
     x = random(8, 1, 2, 9, 6)
-    whole = embedding(Tokens.range(9), DOUBLE).apply(x)
+    full = embedding(Tokens.range(9), DOUBLE).apply(x)
     for i in range(9):
         alone = embedding(Tokens.range(1, start=i), DOUBLE).apply(x[:, :, i : i + 1])
-        torch.testing.assert_close(alone, whole[:, :, i : i + 1], rtol=0, atol=1e-14)
+        torch.testing.assert_close(alone, full[:, :, i : i + 1], rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("scheme", [TRAINED, FREE, Rotary(pairing="adjacent")])
@@ -190,8 +190,8 @@ def test_length_dependent_scalings_use_each_rows_own_length():
     rotary = Rotary(pairing="halves", scaling=DynamicNTK(4.0, 8))
     embedding, x = RotaryEmbedding(rotary, 8), random(10, 2, 2, 20, 8)
     tokens = Tokens.from_lengths([20, 6], total=20)
-    at = torch.where(tokens.valid, tokens.positions, 0)
-    expected = rotary.rotate(x, at, torch.tensor([20, 6]))
+    positions = torch.where(tokens.valid, tokens.positions, 0)
+    expected = rotary.rotate(x, positions, torch.tensor([20, 6]))
     assert torch.equal(embedding(tokens, DOUBLE).apply(x), expected)
 
 

@@ -17,12 +17,12 @@ BASE = Experts(count=6, top=2, hidden=12, aux_loss_coef=0.3, z_loss_coef=0.07)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=g, dtype=torch.float64) * 2
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64) * 2
 
 
 def published(rows: list[list[float]], top: int) -> tuple[float, float]:
-    """Equations 4 to 6 of Switch Transformers, of `top` experts for each row, and equation 5 of ST-MoE, row by row."""
+    """Returns equations 4 to 6 of Switch Transformers, with `top` experts for each row, and equation 5 of ST-MoE."""
     count = len(rows[0])
     f, p, z = [0.0] * count, [0.0] * count, 0.0
     for row in rows:
@@ -36,23 +36,23 @@ def published(rows: list[list[float]], top: int) -> tuple[float, float]:
 
 
 def test_both_losses_are_the_published_sums_over_the_rows_of_all_layers() -> None:
-    """However the experts are chosen: by sigmoids, biases and groups, too. Rows that are no tokens do not count."""
-    how = replace(BASE, score="sigmoid", choice_bias=True, groups=3, top_groups=2)
+    """However the experts are chosen, also by sigmoids, biases and groups. Rows that are no tokens do not count."""
+    experts = replace(BASE, score="sigmoid", choice_bias=True, groups=3, top_groups=2)
     first, second = drawn(9, 6), drawn(5, 6, seed=1)
-    real = torch.tensor([1, 1, 0, 1, 0], dtype=torch.bool)
-    found = router_losses([Routed(how, first, None), Routed(how, second, real)])
-    aux, z = published([*first.tolist(), *second[real].tolist()], 2)
-    assert found.each == pytest.approx({"router_aux_loss": aux, "router_z_loss": z}, rel=1e-12)
-    assert float(found.total) == pytest.approx(0.3 * aux + 0.07 * z, rel=1e-12)
+    valid = torch.tensor([1, 1, 0, 1, 0], dtype=torch.bool)
+    losses = router_losses([Routed(experts, first, None), Routed(experts, second, valid)])
+    aux, z = published([*first.tolist(), *second[valid].tolist()], 2)
+    assert losses.each == pytest.approx({"router_aux_loss": aux, "router_z_loss": z}, rel=1e-12)
+    assert float(losses.total) == pytest.approx(0.3 * aux + 0.07 * z, rel=1e-12)
 
 
 def test_layers_of_other_experts_have_losses_of_their_own() -> None:
     few, many = replace(BASE, z_loss_coef=0.0), replace(BASE, count=8, top=3, aux_loss_coef=0.0)
     a, b = drawn(9, 6), drawn(9, 8, seed=1)
-    found = router_losses([Routed(few, a, None), Routed(many, b, None)])
+    losses = router_losses([Routed(few, a, None), Routed(many, b, None)])
     aux, z = published(a.tolist(), 2)[0], published(b.tolist(), 3)[1]
-    assert found.each == pytest.approx({"router_aux_loss": aux, "router_z_loss": z}, rel=1e-12)
-    assert float(found.total) == pytest.approx(0.3 * aux + 0.07 * z, rel=1e-12)
+    assert losses.each == pytest.approx({"router_aux_loss": aux, "router_z_loss": z}, rel=1e-12)
+    assert float(losses.total) == pytest.approx(0.3 * aux + 0.07 * z, rel=1e-12)
 
 
 def test_even_routing_has_the_least_loss_and_gradients_are_those_of_differences() -> None:
@@ -71,13 +71,13 @@ def test_routers_are_heard_with_gradients_where_somebody_listens() -> None:
     tokens = Tokens.from_lengths([4, 2])
     with routing_of(torch.nn.ModuleList([layer, silent])) as routed:
         layer(x, tokens), silent(x, tokens)
-        with torch.no_grad():  # of a model that is compared with
+        with torch.no_grad():  # as for a reference model
             layer(x, tokens)
     layer(x, tokens)
-    (one,) = routed
-    assert one.real is not None
-    assert one.real.tolist() == [True] * 6 + [False] * 2
-    assert torch.equal(one.logits, x.view(8, 10) @ layer.gate.weight.T)
+    (record,) = routed
+    assert record.real is not None
+    assert record.real.tolist() == [True] * 6 + [False] * 2
+    assert torch.equal(record.logits, x.view(8, 10) @ layer.gate.weight.T)
     router_losses(routed).total.backward()
     assert layer.gate.weight.grad is not None
 

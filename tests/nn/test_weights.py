@@ -1,4 +1,4 @@
-"""Every form of weights, with every adapter, whole or shared by ranks, in every use: a table whose cells are run."""
+"""Every form of weights, with every adapter, whole or shared by ranks, in every use: all cells of a table are run."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -47,17 +47,19 @@ def layer_of(weights: str, adapters: str, outputs: int = OUTPUTS) -> Linear:
 
 
 def formula(layer: Linear, x: Tensor) -> Tensor:
-    """In the dtype of x, from the numbers that the weights stand for, adapters made as matrices."""
+    """Computes the layer in the dtype of x, with dequantized weights and with adapters as matrices."""
     w = layer.matrix.to(x.dtype)
-    whole = w
+    merged = w
     for part in layer.adapters.values():
         a, b, m = (
             None if t is None else t.to(x.dtype)
             for t in (part.lora_A, part.lora_B, part.lora_magnitude_vector)
         )
-        one = w + part.lora.scale * b @ a
-        whole = whole - w + (one if m is None else (m / one.detach().norm(dim=1))[:, None] * one)
-    return x @ whole.T + layer.bias.to(x.dtype)
+        adapted = w + part.lora.scale * b @ a
+        merged = (
+            merged - w + (adapted if m is None else (m / adapted.detach().norm(dim=1))[:, None] * adapted)
+        )
+    return x @ merged.T + layer.bias.to(x.dtype)
 
 
 @dataclass
@@ -79,32 +81,32 @@ def run(layer: Linear, x: Tensor, use: str) -> Found:
 
 
 def shared(layer: Linear, x: Tensor, use: str, axis: int | None) -> list[Found]:
-    """What each rank finds, with its outputs joined and its gradients of whole parameters summed."""
+    """Returns the result of each rank, with its outputs joined and its gradients of whole parameters summed."""
     if axis is None:
         return [run(layer, x, use)]
 
     def rank(exchange: Exchange) -> Found:
         part, share = layer_of(*layer.made), Share(TensorParallel(exchange), axis)  # type: ignore[attr-defined]
-        at = share.part(INPUTS if axis else OUTPUTS)
+        span = share.part(INPUTS if axis else OUTPUTS)
         part.divide(share)
-        found = run(part, x[:, at.start : at.stop] if axis else x, use)
+        result = run(part, x[:, span.start : span.stop] if axis else x, use)
         if axis == 0:
-            found.y = torch.cat(exchange.gather(found.y), 1)
-        elif found.dx is not None:
-            found.dx = torch.cat(exchange.gather(found.dx), 1)
-        for name, grad in (found.adapters or {}).items():
+            result.y = torch.cat(exchange.gather(result.y), 1)
+        elif result.dx is not None:
+            result.dx = torch.cat(exchange.gather(result.dx), 1)
+        for name, grad in (result.adapters or {}).items():
             cut = {"lora_A": 1, "lora_B": None} if axis else {"lora_A": None}
-            where = cut.get(name.rpartition(".")[2], None if axis else 0)
+            dim = cut.get(name.rpartition(".")[2], None if axis else 0)
             gathered = exchange.gather(grad)
-            found.adapters[name] = sum(gathered) if where is None else torch.cat(gathered, where)  # type: ignore[index]
-        return found
+            result.adapters[name] = sum(gathered) if dim is None else torch.cat(gathered, dim)  # type: ignore[index]
+        return result
 
     return simulate(RANKS, rank)
 
 
 @chequered("weights,share,adapters", list(WEIGHTS), list(SHARES), list(ADAPTERS))
 def test_every_cell_is_the_formula(weights: str, share: str, adapters: str) -> None:
-    """Within twice the error of the same formula in float32, and for codes without gradients what rounding of x costs:
+    """At most twice the error of the same formula in float32, and for codes without gradients the cost of rounding x:
     at most m / 254 sum |w| of a group of 32."""
     layer = layer_of(weights, adapters)
     layer.made = weights, adapters  # type: ignore[assignment]
@@ -113,40 +115,45 @@ def test_every_cell_is_the_formula(weights: str, share: str, adapters: str) -> N
     )  # norms in the dtype of the weights
     for use, rows in USES.items():
         x = numbers(rows, INPUTS, seed=5)
-        exact, low = (formula(layer, x.to(dtype)).detach() for dtype in (torch.float64, torch.float32))
-        within = 2 * (low - exact).abs().max() + 16 * 2.0**-24 * exact.abs().max()
+        exact, in_float32 = (formula(layer, x.to(dtype)).detach() for dtype in (torch.float64, torch.float32))
+        tolerance = 2 * (in_float32 - exact).abs().max() + 16 * 2.0**-24 * exact.abs().max()
         if use != "train" and issubclass(WEIGHTS[weights], Packed):
-            most = x.double().unflatten(1, (-1, 32)).abs().amax(2)
-            rounding = (most / 254) @ layer.matrix.double().unflatten(1, (-1, 32)).abs().sum(2).T
-            within = within + rounding * (12 if adapters == "dora" else 1)  # gains of this layer are below 12
-        within = within + coarse * exact.abs().max()
-        for found in shared(layer, x, use, SHARES[share]):
-            assert torch.all((found.y - exact).abs() <= within), (use, float((found.y - exact).abs().max()))
+            largest = x.double().unflatten(1, (-1, 32)).abs().amax(2)
+            rounding = (largest / 254) @ layer.matrix.double().unflatten(1, (-1, 32)).abs().sum(2).T
+            tolerance = tolerance + rounding * (
+                12 if adapters == "dora" else 1
+            )  # gains of this layer are below 12
+        tolerance = tolerance + coarse * exact.abs().max()
+        for result in shared(layer, x, use, SHARES[share]):
+            assert torch.all((result.y - exact).abs() <= tolerance), (
+                use,
+                float((result.y - exact).abs().max()),
+            )
             if use == "train":
-                check_gradients(layer, x, found, 3e-5 + 2 * coarse)
+                check_gradients(layer, x, result, 3e-5 + 2 * coarse)
 
 
-def check_gradients(layer: Linear, x: Tensor, found: Found, within: float) -> None:
-    wide = x.double().requires_grad_()
+def check_gradients(layer: Linear, x: Tensor, result: Found, tolerance: float) -> None:
+    exact_x = x.double().requires_grad_()
     trained = dict(layer.adapters.named_parameters())
-    dx, *grads = torch.autograd.grad(formula(layer, wide).square().sum(), [wide, *trained.values()])
-    assert found.dx is not None
-    assert found.adapters is not None
-    pairs = [(found.dx, dx), *zip(found.adapters.values(), grads, strict=True)]
-    for mine, right in pairs:
-        assert (mine - right).abs().max() <= within * right.abs().max()
+    dx, *grads = torch.autograd.grad(formula(layer, exact_x).square().sum(), [exact_x, *trained.values()])
+    assert result.dx is not None
+    assert result.adapters is not None
+    pairs = [(result.dx, dx), *zip(result.adapters.values(), grads, strict=True)]
+    for actual, expected in pairs:
+        assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_a_part_is_those_numbers_to_the_bit(weights: str) -> None:
-    whole = layer_of(weights, "none").kept
+    weight = layer_of(weights, "none").kept
     columns = (
-        (range(256, 512), range(256)) if isinstance(whole, BlockQuantized) else (range(128, 256), range(64))
+        (range(256, 512), range(256)) if isinstance(weight, BlockQuantized) else (range(128, 256), range(64))
     )
-    for axis, rows in ((0, range(16, 48)), (0, range(16)), *((1, some) for some in columns)):
-        assert whole.part_reason(axis, rows) is None
-        part = whole.part(axis, rows)
-        assert torch.equal(part.dequantize(), whole.dequantize().narrow(axis, rows.start, len(rows)))
+    for axis, rows in ((0, range(16, 48)), (0, range(16)), *((1, span) for span in columns)):
+        assert weight.part_reason(axis, rows) is None
+        part = weight.part(axis, rows)
+        assert torch.equal(part.dequantize(), weight.dequantize().narrow(axis, rows.start, len(rows)))
         assert part.shape == tuple(part.dequantize().shape)
 
 
@@ -172,24 +179,24 @@ def test_what_a_layer_keeps_survives_casts_copies_and_state_dicts(weights: str) 
     assert ("weight" in state) is not packed
     layer.to(torch.bfloat16)
     assert torch.equal(layer.matrix.float(), before.float())  # the plain ones are numbers of bf16
-    again = layer_of(weights, "none")
+    loaded = layer_of(weights, "none")
     if packed:
-        again.load_state_dict({name: torch.zeros_like(t) for name, t in state.items()})
-        assert not torch.equal(again.matrix, before)
-        again.load_state_dict(state)
-    assert torch.equal(again.matrix, before)
+        loaded.load_state_dict({name: torch.zeros_like(t) for name, t in state.items()})
+        assert not torch.equal(loaded.matrix, before)
+        loaded.load_state_dict(state)
+    assert torch.equal(loaded.matrix, before)
     layer.keep(WEIGHTS["plain"].pack(before))
     assert [name for name, _ in layer.named_buffers()] == []
     assert torch.equal(layer.weight, before)
 
 
 def test_layers_of_one_input_share_what_their_forms_share() -> None:
-    """The same to the bit as each alone, whatever stands beside what."""
+    """Bit-identical to each layer alone, whichever forms are combined."""
     x = numbers(9, INPUTS, seed=5)
     layers = [layer_of(weights, adapters) for weights in WEIGHTS for adapters in ("none", "lora")]
     with torch.no_grad():
         alone = [layer(x) for layer in layers]
-        for some in (
+        for chosen in (
             [0, 1],
             [2, 3],
             [4, 5],
@@ -200,8 +207,8 @@ def test_layers_of_one_input_share_what_their_forms_share() -> None:
             [1, 3, 5, 7, 9],
             [4, 10, 12, 14],
         ):
-            for at, y in zip(some, products(x, [layers[i] for i in some]), strict=True):
-                assert torch.equal(y, alone[at]), some
+            for index, y in zip(chosen, products(x, [layers[i] for i in chosen]), strict=True):
+                assert torch.equal(y, alone[index]), chosen
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,7 +239,7 @@ class Signs(Weight):
 
 @pytest.mark.parametrize("adapters", ADAPTERS)
 def test_a_form_from_outside_is_one_class(adapters: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It multiplies, gives gradients and takes adapters."""
+    """The form multiplies, gives gradients and takes adapters."""
     monkeypatch.setitem(WEIGHTS, "signs", Signs)
     test_every_cell_is_the_formula("signs", "whole", adapters)
     layer = layer_of("signs", adapters)

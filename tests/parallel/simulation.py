@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: what runs on several processes, with no process group."""
+"""Simulates ranks by threads of one process, without a process group."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Mail = defaultdict[tuple[int, int], SimpleQueue[Tensor | None]]
 
 
 def simulate(ranks: int, run: Callable[[Exchange], Result]) -> list[Result]:
-    """`run(exchange)` on every rank, each a thread of its own; the results by rank.
+    """Runs `run(exchange)` on every rank, each in its own thread; returns the results by rank.
 
-    Where one raises, the others end when they wait for it, and its error is raised. Gradients are best taken by
-    `torch.autograd.grad`: parameters that ranks share would be added to by all.
+    If one rank raises, the others end when they wait for it, and its error is raised. Take gradients by
+    `torch.autograd.grad`: with `backward`, all ranks would add to the `grad` of parameters that they share.
     """
     mail: Mail = defaultdict(SimpleQueue)
     pairs = [(source, to) for source in range(ranks) for to in range(ranks)]
@@ -58,7 +58,7 @@ class _Threads(Exchange):
 
     def start(self, sent: Tensor | None, to: int, received: Tensor | None, source: int) -> Callable[[], None]:
         if sent is not None:
-            self.mail[self.rank, to].put(sent.clone())  # who sends may write over it when it has waited
+            self.mail[self.rank, to].put(sent.clone())  # the sender may overwrite its tensor after waiting
 
         def wait() -> None:
             if received is None:

@@ -1,4 +1,4 @@
-"""A training step of a small model by one process and by a rank, for processes and for threads."""
+"""A training step of a small model, on one process and on one rank, where ranks are processes or threads."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,14 +25,14 @@ PATTERNS: dict[str, Sequence[Pattern]] = {
 
 
 def model_of(name: str, ntk: bool = False, vocab: int = VOCAB, **changes: Any) -> Decoder | Encoder:
-    """Two layers of two grouped heads, in float64; "global" is an encoder. `changes` are other fields of the spec."""
-    both, plain = name == "global", {"dropout": 0.0, "attention_dropout": 0.0}
+    """Returns two layers of grouped heads in float64; "global" is an encoder. `changes` override fields of the spec."""
+    bidirectional, plain = name == "global", {"dropout": 0.0, "attention_dropout": 0.0}
     fields: dict[str, Any] = (
-        {"family": "bert", "causal": False, "head": Head("masked-lm"), **plain} if both else {}
+        {"family": "bert", "causal": False, "head": Head("masked-lm"), **plain} if bidirectional else {}
     )
     if ntk:
         fields["positions"] = Rotary(1e4, pairing="halves", scaling=DynamicNTK(4.0, 64))
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "patterns": PATTERNS[name],
         "width": 16,
         "head_dim": 8,
@@ -40,7 +40,7 @@ def model_of(name: str, ntk: bool = False, vocab: int = VOCAB, **changes: Any) -
         "init_std": 0.3,
     }
     spec = ModelSpec.of_depth(
-        2, vocab, context=COUNT, group=None if both else 2, **{**usual, **fields, **changes}
+        2, vocab, context=COUNT, group=None if bidirectional else 2, **{**defaults, **fields, **changes}
     )
     model = build(spec, seed=0).double()
     assert isinstance(model, Decoder | Encoder)
@@ -48,8 +48,8 @@ def model_of(name: str, ntk: bool = False, vocab: int = VOCAB, **changes: Any) -
 
 
 def rows(name: str) -> tuple[Tensor, Tensor, Tokens]:
-    """ids, targets of which some are not trained (one rank of two or four has none), and tokens: packed documents, or
-    global tokens."""
+    """Returns ids, targets, and tokens with documents or global tokens. Some targets are ignored: all of the second
+    quarter of a row, which is one of four contiguous shards."""
     random = torch.Generator().manual_seed(5)
     ids = torch.randint(VOCAB, (2, COUNT), generator=random)
     targets = torch.randint(VOCAB, (2, COUNT), generator=random)
@@ -60,7 +60,7 @@ def rows(name: str) -> tuple[Tensor, Tensor, Tokens]:
 
 
 def step(model: Decoder | Encoder, name: str, exchange: Exchange | None = None) -> list[Tensor]:
-    """The loss per trained token, and the gradient of every parameter; those of a rank are to be summed over ranks."""
+    """Returns the loss per trained token and the gradient of every parameter; those of ranks must be summed."""
     ids, targets, tokens = rows(name)
     trained = int((targets != IGNORE_INDEX).sum())
     if exchange is None:
@@ -74,14 +74,14 @@ def step(model: Decoder | Encoder, name: str, exchange: Exchange | None = None) 
     return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)]
 
 
-def whole(shards: Shards, name: str, own: Tensor) -> Tensor:
-    """A parameter, or what is of its shape, of the parts of all ranks; all ranks call it alike."""
-    if name not in shards.axes or not own.dim():
-        return own
-    return torch.cat(shards.tensor.exchange.gather(own.detach()), shards.axes[name])
+def whole(shards: Shards, name: str, part: Tensor) -> Tensor:
+    """Joins a parameter, or its gradient, from the parts of all ranks; every rank must call it."""
+    if name not in shards.axes or not part.dim():
+        return part
+    return torch.cat(shards.tensor.exchange.gather(part.detach()), shards.axes[name])
 
 
 def gather(model: Model) -> dict[str, Tensor]:
-    """The state dict of the whole model."""
+    """Returns the state dict of the whole model, joined from all ranks."""
     assert model.shards is not None
     return {name: whole(model.shards, name, value) for name, value in model.state_dict().items()}

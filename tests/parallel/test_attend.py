@@ -1,4 +1,4 @@
-"""Attention over sharded rows is attention in one process: loss, every gradient, by the law that partials merge."""
+"""Attention over sharded rows equals attention in one process: the loss and every gradient."""
 
 from collections.abc import Sequence
 
@@ -19,64 +19,64 @@ from tests.parallel.simulation import simulate
 
 LAYOUTS = {"contiguous": ShardLayout.contiguous, "zigzag": ShardLayout.zigzag}
 SUM = {"rtol": 1e-11, "atol": 1e-12}
-"""Sums of float64 in another order: a few hundred roundings of 1e-16 of numbers of about 1."""
+"""Sums of float64 in another order: a few hundred roundings of 1e-16 relative to numbers of about 1."""
 
 
 def drawn(count: int, dtype: torch.dtype = torch.float64, rows: int = 2, heads: int = 4) -> list[Tensor]:
-    """q, k, v (two query heads to a kv head), and weights of out and lse in a loss."""
+    """Returns q, k, v (two query heads for each kv head), and weights of out and lse in a loss."""
     random = torch.Generator().manual_seed(count)
     shapes = ((rows, heads, count, 6), (rows, 2, count, 6), (rows, 2, count, 5), (rows, heads, count, 5))
-    made = [torch.randn(shape, generator=random, dtype=torch.float64).to(dtype) for shape in shapes]
-    return [*made, torch.randn(rows, heads, count, generator=random, dtype=torch.float64)]
+    tensors = [torch.randn(shape, generator=random, dtype=torch.float64).to(dtype) for shape in shapes]
+    return [*tensors, torch.randn(rows, heads, count, generator=random, dtype=torch.float64)]
 
 
 def loss_of(out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor) -> Tensor:
-    """Linear in out, and in the finite lse."""
+    """Returns a loss that is linear in out and in the finite lse."""
     return (out * d_out).sum() + (lse * d_lse).masked_fill(lse == float("-inf"), 0.0).sum()
 
 
 def alone(
-    pattern: Pattern, tokens: Tokens, given: Sequence[Tensor], steps: Sequence[Score] = ()
+    pattern: Pattern, tokens: Tokens, inputs: Sequence[Tensor], steps: Sequence[Score] = ()
 ) -> list[Tensor]:
-    """(loss, gradients of q, k, v and of the scores' tables) in one process."""
-    q, k, v, d_out, d_lse = given
+    """Returns the loss and the gradients for q, k, v and the scores' tables, in one process."""
+    q, k, v, d_out, d_lse = inputs
     leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-    own = [
+    scores = [
         step.with_parameters(tuple(p.detach().requires_grad_() for p in step.parameters)) for step in steps
     ]
-    part = attend_keys(leaves[0], tokens, [KeyValues(leaves[1], leaves[2], tokens)], pattern, score=own)
+    part = attend_keys(leaves[0], tokens, [KeyValues(leaves[1], leaves[2], tokens)], pattern, score=scores)
     loss = loss_of(part.out, part.lse, d_out, d_lse)
-    tables = [p for step in own for p in step.parameters]
+    tables = [p for step in scores for p in step.parameters]
     return [loss.detach(), *torch.autograd.grad(loss, [*leaves, *tables], materialize_grads=True)]
 
 
 def sharded(
     pattern: Pattern,
     tokens: Tokens,
-    given: Sequence[Tensor],
+    inputs: Sequence[Tensor],
     layout: ShardLayout,
     steps: Sequence[Score] = (),
     backend: str = "auto",
 ) -> list[Tensor]:
-    """The same by ranks: losses and gradients of tables summed, those of q, k and v put in order."""
+    """Returns the same from ranks: losses and gradients of tables are summed, those of q, k and v joined in order."""
 
     def rank(exchange: Exchange) -> tuple[list[Tensor], list[Tensor]]:
         context = ContextParallel(tokens, layout, exchange)
-        q, k, v, d_out, d_lse = (context.take(t, 2) for t in given)
+        q, k, v, d_out, d_lse = (context.take(t, 2) for t in inputs)
         leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-        own = [
+        scores = [
             step.with_parameters(tuple(p.detach().requires_grad_() for p in step.parameters))
             for step in steps
         ]
-        part = context.attend(*leaves, pattern, score=own, backend=backend)
+        part = context.attend(*leaves, pattern, score=scores, backend=backend)
         loss = loss_of(part.out, part.lse, d_out, d_lse)
-        tables = [p for step in own for p in step.parameters]
-        made = torch.autograd.grad(loss, [*leaves, *tables], materialize_grads=True)
-        return [loss.detach(), *made[3:]], list(made[:3])
+        tables = [p for step in scores for p in step.parameters]
+        gradients = torch.autograd.grad(loss, [*leaves, *tables], materialize_grads=True)
+        return [loss.detach(), *gradients[3:]], list(gradients[:3])
 
-    found = simulate(layout.ranks, rank)
-    sums = [torch.stack(same).sum(0) for same in zip(*(s for s, _ in found), strict=True)]
-    shards = [layout.join(list(same), 2) for same in zip(*(g for _, g in found), strict=True)]
+    results = simulate(layout.ranks, rank)
+    sums = [torch.stack(same).sum(0) for same in zip(*(s for s, _ in results), strict=True)]
+    shards = [layout.join(list(same), 2) for same in zip(*(g for _, g in results), strict=True)]
     return [sums[0], *shards, *sums[1:]]
 
 
@@ -133,7 +133,7 @@ def tables(heads: int) -> dict[str, Score]:
 @pytest.mark.parametrize("backend", ["dense", "banded"])
 @pytest.mark.parametrize("name", tables(4))
 def test_scores_that_depend_on_positions_are_kept(name: str, backend: str) -> None:
-    """And the gradient of a table is the sum of the ranks' gradients."""
+    """The gradient of a score's table is the sum of the ranks' gradients."""
     tokens, numbers, steps = Tokens.packed([19, 21]), drawn(40), [tables(4)[name]]
     actual = sharded(Causal(), tokens, numbers, ShardLayout.zigzag(40, 4), steps, backend)
     torch.testing.assert_close(actual, alone(Causal(), tokens, numbers, steps), **SUM)
@@ -153,8 +153,8 @@ def test_what_is_tied_to_slots_of_one_process_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("backend", ["auto", "native", "banded", "dense"])
 def test_partials_of_bfloat16_are_float32_and_rounded_once(backend: str) -> None:
-    """Every partial is merged in float32: the result is that of the same numbers in float32, within its rounding,
-    where merging rounded outputs would be 2^-9 off."""
+    """Partials are merged in float32: the result is that of the same numbers in float32, within its rounding, while
+    merging rounded outputs would be 2^-9 off."""
     count, layout = 600, ShardLayout.zigzag(600, 4)
     numbers = drawn(count, torch.bfloat16)
 
@@ -167,12 +167,12 @@ def test_partials_of_bfloat16_are_float32_and_rounded_once(backend: str) -> None
         assert all(g.dtype == torch.bfloat16 for g in grads)
         return part.out.detach(), part.lse.detach()
 
-    found = simulate(4, rank)
+    results = simulate(4, rank)
     tokens = Tokens.range(count)
     q, k, v = (t.float() for t in numbers[:3])
     exact = attend_keys(q.double(), tokens, [KeyValues(k.double(), v.double(), tokens)], Causal())
     for at, expected in ((0, exact.out), (1, exact.lse)):
-        actual = layout.join([part[at] for part in found], 2)
+        actual = layout.join([part[at] for part in results], 2)
         torch.testing.assert_close(actual, expected.float(), rtol=1e-5, atol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""A model whose experts ranks share has the loss, the gradients and the text that it has in one process."""
+"""A model whose experts are divided among ranks has the loss, gradients and generated text of one process."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ from tests.train.objectives import Given
 from tests.train.processes import together
 
 SUM = {"rtol": 1e-10, "atol": 1e-12}
-"""Sums of float64 in another order."""
+"""Tolerance for sums of float64 in another order."""
 EXPERTS = Experts(count=8, top=2, hidden=12, shared=10, shared_gate=True, aux_loss_coef=0.3, z_loss_coef=0.1)
 
 
@@ -48,7 +48,7 @@ def rows_of(sizes: Sequence[int], width: int = 10) -> list[Tensor]:
 @pytest.mark.parametrize("sizes", [(7, 12), (0, 5), (1, 0, 9, 4)], ids=str)
 @pytest.mark.parametrize("crowded", [False, True], ids=["", "all choose the experts of one rank"])
 def test_rows_go_to_their_experts_and_back(sizes: Sequence[int], crowded: bool) -> None:
-    """With every gradient; ranks without rows, and without rows for their experts, among them."""
+    """Outputs and every gradient; some ranks have no rows, or no rows for their experts."""
     whole, rows = layer_of(), rows_of(sizes)
     if crowded:
         with torch.no_grad():
@@ -56,41 +56,43 @@ def test_rows_go_to_their_experts_and_back(sizes: Sequence[int], crowded: bool) 
             whole.gate.weight[:2] = 9
         rows = [part.abs() for part in rows]
     x = [part.clone().requires_grad_() for part in rows]
-    made = whole(torch.cat(x))
+    output = whole(torch.cat(x))
     names, parameters = zip(*whole.named_parameters(), strict=True)
-    every = torch.autograd.grad(made.square().sum(), [*x, *parameters])
-    expected = dict(zip(names, every[len(x) :], strict=True))
+    all_gradients = torch.autograd.grad(output.square().sum(), [*x, *parameters])
+    expected = dict(zip(names, all_gradients[len(x) :], strict=True))
 
     def rank(exchange: Exchange) -> Any:
-        own = copy.deepcopy(whole)
-        own.divide(ExpertParallel(exchange))
-        given = rows[exchange.rank].clone().requires_grad_()
-        y = own(given)
-        named = dict(own.named_parameters())
-        dx, *gradients = torch.autograd.grad(y.square().sum(), [given, *named.values()])
-        return y.detach(), dx, dict(zip(named, gradients, strict=True))
+        local = copy.deepcopy(whole)
+        local.divide(ExpertParallel(exchange))
+        x_local = rows[exchange.rank].clone().requires_grad_()
+        y = local(x_local)
+        named = dict(local.named_parameters())
+        dx, *grads = torch.autograd.grad(y.square().sum(), [x_local, *named.values()])
+        return y.detach(), dx, dict(zip(named, grads, strict=True))
 
-    found = simulate(len(sizes), rank)
-    torch.testing.assert_close(torch.cat([y for y, _, _ in found]), made.detach(), **SUM)
-    for (_, dx, _), want in zip(found, every, strict=False):
+    results = simulate(len(sizes), rank)
+    torch.testing.assert_close(torch.cat([y for y, _, _ in results]), output.detach(), **SUM)
+    for (_, dx, _), want in zip(results, all_gradients, strict=False):
         torch.testing.assert_close(dx, want, **SUM)
-    of_experts = [name for name in names if name.startswith("experts.")]
-    assert sorted(name for _, _, one in found for name in one if name in of_experts) == sorted(of_experts)
+    expert_names = [name for name in names if name.startswith("experts.")]
+    assert sorted(name for _, _, grads in results for name in grads if name in expert_names) == sorted(
+        expert_names
+    )
     for name, want in expected.items():
-        torch.testing.assert_close(sum(one[name] for _, _, one in found if name in one), want, **SUM)
+        torch.testing.assert_close(sum(grads[name] for _, _, grads in results if name in grads), want, **SUM)
 
 
 @torch.no_grad()
 def test_of_the_same_rows_each_rank_sends_out_its_part() -> None:
-    """Fewer than ranks, too; all have the same bits."""
-    whole, many = layer_of(), rows_of([9])[0]
-    for x in (many, many[:1], many[:0]):
+    """Also with fewer rows than ranks; all ranks get the same bits."""
+    whole, rows = layer_of(), rows_of([9])[0]
+    for x in (rows, rows[:1], rows[:0]):
 
         def rank(exchange: Exchange, x: Tensor = x) -> Tensor:
-            own = copy.deepcopy(whole)
-            own.divide(ExpertParallel(exchange, same_rows=True))
+            local = copy.deepcopy(whole)
+            local.divide(ExpertParallel(exchange, same_rows=True))
             with torch.no_grad():
-                y: Tensor = own(x)
+                y: Tensor = local(x)
             return y
 
         first, second = simulate(2, rank)
@@ -101,25 +103,25 @@ def test_of_the_same_rows_each_rank_sends_out_its_part() -> None:
 def model_of(**fields: Any) -> Decoder:
     sizes: dict[str, Any] = {"vocab": 31, "width": 16, "layers": 4, "heads": 4, "hidden": 24, "init_std": 0.3}
     experts = [None, replace(EXPERTS, shared=0, shared_gate=False)]
-    made = build(ModelSpec.of("qwen3_moe", **{**sizes, "experts": experts, **fields}), seed=0).double()
-    assert isinstance(made, Decoder)
-    return made
+    model = build(ModelSpec.of("qwen3_moe", **{**sizes, "experts": experts, **fields}), seed=0).double()
+    assert isinstance(model, Decoder)
+    return model
 
 
 def batches(count: int) -> list[Batch]:
-    """Of other lengths each, with targets that are not trained."""
+    """Returns batches of different lengths, some of whose targets are ignored."""
     g = torch.Generator().manual_seed(3)
-    found = []
+    made = []
     for i in range(count):
         ids = torch.randint(31, (2, 12 + i), generator=g)
         targets = torch.randint(31, ids.shape, generator=g)
         targets[torch.rand(ids.shape, generator=g) < 0.3] = IGNORE_INDEX
-        found.append(Batch({"ids": ids, "tokens": Tokens.from_lengths([12 + i, 9])}, targets))
-    return found
+        made.append(Batch({"ids": ids, "tokens": Tokens.from_lengths([12 + i, 9])}, targets))
+    return made
 
 
 def stepped(count: int, parallel: Parallel = ALONE, *, muon: bool = False, crowded: bool = False) -> Any:
-    """Losses, norms, sums and weights of three clipped steps in float64 of so many micro batches."""
+    """Returns losses, norms, sums and weights after three clipped steps in float64, of `count` micro-batches each."""
     net: Any = model_of()
     net.gradient_checkpointing = "block" if crowded else "none"
     if crowded:
@@ -132,13 +134,13 @@ def stepped(count: int, parallel: Parallel = ALONE, *, muon: bool = False, crowd
     for p in net.parameters():
         p.requires_grad_(p.dim() == 2 or not muon)
     trained = [p for p in net.parameters() if p.requires_grad]
-    kind = torch.optim.Muon(trained, 0.05) if muon else torch.optim.SGD(trained, 0.1)
-    optimizer = Optimizer.single(net, kind)
+    inner = torch.optim.Muon(trained, 0.05) if muon else torch.optim.SGD(trained, 0.1)
+    optimizer = Optimizer.single(net, inner)
     trainer = Trainer(Given(batches(count)), net, optimizer, clip=0.5, seed=0, parallel=parallel)
     trainer.optimizer.own(parallel, net.shards)
-    done = [trainer.step() for _ in range(3)]
+    reports = [trainer.step() for _ in range(3)]
     whole: Any = net if divided is None else divided.whole()
-    stats = [(one.loss, one.grad_norm, dict(one.extra)) for one in done]
+    stats = [(report.loss, report.grad_norm, dict(report.extra)) for report in reports]
     return stats, dict(whole.state_dict())
 
 
@@ -153,10 +155,10 @@ SLOW = [
 def test_row_45_steps_of_shared_experts_are_those_of_one_process(
     mesh: str, count: int, crowded: bool, tmp_path: Path
 ) -> None:
-    """Processes over gloo; of an odd number of micro batches one process has a dummy. Greedy text, too, by `led`."""
+    """Processes over gloo; with an odd number of micro-batches one process runs a dummy. Also greedy text, by `led`."""
     expected = stepped(count, crowded=crowded)
     prompts, config = [[1, 2, 3], [7]], GenerationConfig(max_new_tokens=8, sampling=Sampling(temperature=0.0))
-    texts = [made.ids for made in generate(model_of().eval(), prompts, config)]
+    texts = [text.ids for text in generate(model_of().eval(), prompts, config)]
 
     def rank(number: int) -> None:
         with joined(mesh) as parallel:
@@ -164,11 +166,11 @@ def test_row_45_steps_of_shared_experts_are_those_of_one_process(
             torch.testing.assert_close(stats, expected[0], **SUM)
             torch.testing.assert_close(weights, expected[1], **SUM)
             if mesh == "expert=2":
-                own = model_of().eval()
+                local = model_of().eval()
                 assert parallel.experts is not None
-                shard_experts(own, replace(parallel.experts, same_rows=True))
-                found = led(own, lambda: [made.ids for made in generate(own, prompts, config)])
-                assert found == (None if number else texts)
+                shard_experts(local, replace(parallel.experts, same_rows=True))
+                actual = led(local, lambda: [text.ids for text in generate(local, prompts, config)])
+                assert actual == (None if number else texts)
 
     together(Mesh.read(mesh).ranks, rank, tmp_path)
 
@@ -180,7 +182,7 @@ def test_muon_steps_each_process_by_itself(tmp_path: Path) -> None:
         with joined("expert=2") as parallel:
             stats, weights = stepped(2, parallel, muon=True)
             torch.testing.assert_close(stats[0], expected[0][0], **SUM)
-            # orthogonalised in bfloat16
+            # Muon orthogonalises in bfloat16
             torch.testing.assert_close(weights, expected[1], rtol=0.02, atol=0.02)
 
     together(2, rank, tmp_path)
@@ -189,29 +191,29 @@ def test_muon_steps_each_process_by_itself(tmp_path: Path) -> None:
 def test_text_of_ranks_as_threads_and_what_they_keep() -> None:
     whole = model_of().eval()
     prompts, config = [[1, 2, 3], [7], [4] * 30], GenerationConfig(max_new_tokens=6)
-    expected = [made.ids for made in generate(whole, prompts, config)]
+    expected = [text.ids for text in generate(whole, prompts, config)]
 
     def rank(exchange: Exchange) -> Any:
-        own = copy.deepcopy(whole)
-        shards = shard_experts(own, ExpertParallel(exchange, same_rows=True))
-        numbers = sum(p.numel() for p in own.parameters())
+        local = copy.deepcopy(whole)
+        shards = shard_experts(local, ExpertParallel(exchange, same_rows=True))
+        numbers = sum(p.numel() for p in local.parameters())
 
         def body() -> Any:
             with pytest.raises(ConfigError, match="exact"):
-                reader_of(own, exact=True)
-            return [made.ids for made in generate(own, prompts, config)]
+                reader_of(local, exact=True)
+            return [text.ids for text in generate(local, prompts, config)]
 
-        return numbers, led(own, body), {*own.state_dict()} | shards.elsewhere
+        return numbers, led(local, body), {*local.state_dict()} | shards.elsewhere
 
-    found = simulate(2, rank)
-    assert [texts for _, texts, _ in found] == [expected, None]
-    assert all(names == {*whole.state_dict()} for _, _, names in found)
+    results = simulate(2, rank)
+    assert [texts for _, texts, _ in results] == [expected, None]
+    assert all(names == {*whole.state_dict()} for _, _, names in results)
     half = cost.parameters(whole.spec)["experts"] // 2
-    assert [numbers for numbers, _, _ in found] == [cost.parameter_count(whole.spec) - half] * 2
+    assert [numbers for numbers, _, _ in results] == [cost.parameter_count(whole.spec) - half] * 2
 
 
 class Counting(Exchange):
-    """Bytes of rows, which are floating numbers, that go to other ranks."""
+    """Counts the bytes of floating-point tensors (rows, not indices) sent to other ranks."""
 
     def __init__(self, inner: Exchange) -> None:
         self.inner, self.rank, self.ranks, self.sent = inner, inner.rank, inner.ranks, 0
@@ -223,19 +225,21 @@ class Counting(Exchange):
 
 @pytest.mark.parametrize("redo", ["none", "attention", "feed_forward", "block"])
 def test_bytes_of_rows_are_those_of_the_plan(redo: Any) -> None:
-    """Where tokens choose evenly: here token i of every rank chooses the experts i and i + 4 of 8."""
+    """If tokens choose experts evenly: here token i of every rank chooses the experts i % 4 and i % 4 + 4 of 8."""
     spec, ids = model_of().spec, torch.arange(8)[None]
     planned = process_shares(spec, Mesh(expert=2), 8, 2, torch.float64, gradient_checkpointing=redo)
 
     def rank(exchange: Exchange) -> int:
-        own: Any = build(spec, seed=0).double()
-        own.gradient_checkpointing = redo
+        local: Any = build(spec, seed=0).double()
+        local.gradient_checkpointing = redo
         counting = Counting(exchange)
-        shard_experts(own, ExpertParallel(counting))
-        for layer in own.modules():
+        shard_experts(local, ExpertParallel(counting))
+        for layer in local.modules():
             if isinstance(layer, MixtureOfExperts):
-                layer.gate.register_forward_hook(lambda gate, given, made: (even(len(given[0])), made[1]))
-        own(ids, targets=ids).total.backward()
+                layer.gate.register_forward_hook(
+                    lambda gate, inputs, routing: (even(len(inputs[0])), routing[1])
+                )
+        local(ids, targets=ids).total.backward()
         return counting.sent
 
     def even(rows: int) -> Tensor:
@@ -245,42 +249,42 @@ def test_bytes_of_rows_are_those_of_the_plan(redo: Any) -> None:
 
 
 def test_a_rank_keeps_the_rows_of_its_experts() -> None:
-    """In float32, where one process goes through all experts in one pass and keeps less."""
+    """In float32; one process computes all experts in one pass and keeps less."""
     spec = model_of().spec
     ids = torch.randint(0, spec.vocab, (4, 64), generator=torch.Generator().manual_seed(0))
 
     def rank(exchange: Exchange) -> int:
         model: Any = build(spec, seed=0)
         shard_experts(model, ExpertParallel(exchange))
-        own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
         kept: dict[int, int] = {}
 
         def keep(t: Tensor) -> Tensor:
             storage = t.untyped_storage()
-            if storage.data_ptr() not in own:
+            if storage.data_ptr() not in parameters:
                 kept[storage.data_ptr()] = storage.nbytes()
             return t
 
-        mine = ids[2 * exchange.rank : 2 * exchange.rank + 2]
+        local_ids = ids[2 * exchange.rank : 2 * exchange.rank + 2]
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-            total = model(mine, targets=mine).total
+            total = model(local_ids, targets=local_ids).total
         return sum(kept.values()) if total.requires_grad else 0
 
-    said = sum(cost.activation_bytes(spec, 64, 2, expert_rows="sorted").values())
-    assert sum(simulate(2, rank)) == pytest.approx(2 * said, rel=0.03)
+    predicted = sum(cost.activation_bytes(spec, 64, 2, expert_rows="sorted").values())
+    assert sum(simulate(2, rank)) == pytest.approx(2 * predicted, rel=0.03)
 
 
 def test_what_a_process_holds_and_adds_up() -> None:
     spec = model_of().spec
     two = process_shares(spec, Mesh(expert=2), 64, 4)[0]
     experts, every = cost.parameters(spec)["experts"], cost.parameter_count(spec)
-    plain, own = (
+    plain, divided = (
         cost.training_bytes(spec, 64, 2, elsewhere=numbers, expert_rows="sorted")
         for numbers in (0, experts // 2)
     )
-    assert plain["parameters"] - own["parameters"] == 4 * experts // 2
-    assert plain["optimizer"] - own["optimizer"] == 8 * experts // 2
-    assert two.memory == sum(own.values()) < sum(plain.values())
+    assert plain["parameters"] - divided["parameters"] == 4 * experts // 2
+    assert plain["optimizer"] - divided["optimizer"] == 8 * experts // 2
+    assert two.memory == sum(divided.values()) < sum(plain.values())
     assert two.rows == 2
     assert two.gradients_sent == 4 * (every - experts)
     four = process_shares(spec, Mesh(dp=2, expert=2), 64, 4)[0]
@@ -312,11 +316,11 @@ def test_what_cannot_be_shared_is_refused_by_name() -> None:
             shard_experts(adapted, ranks)
         with pytest.raises(ConfigError, match=r"activation_dropout=0.1 would be drawn otherwise"):
             shard_experts(model_of(activation_dropout=0.1), ranks)
-        own = model_of()
-        shard_experts(own, replace(ranks, same_rows=True))
+        local = model_of()
+        shard_experts(local, replace(ranks, same_rows=True))
         with pytest.raises(ConfigError, match="is shared by ranks already"):
-            shard_experts(own, ranks)
+            shard_experts(local, ranks)
         with pytest.raises(ConfigError, match="same rows compute no gradients"):
-            own(torch.arange(4)[None])
+            local(torch.arange(4)[None])
 
     simulate(2, of_two)

@@ -1,4 +1,4 @@
-"""A model whose rows are sharded over ranks has the loss and every gradient that it has in one process."""
+"""A model whose rows are sharded over ranks has the loss and every gradient of one process."""
 
 import sys
 from pathlib import Path
@@ -18,16 +18,16 @@ from tests.parallel import steps
 from tests.parallel.simulation import simulate
 
 SUM = {"rtol": 1e-10, "atol": 1e-12}
-"""Sums of float64 in another order, through two layers."""
+"""Tolerance for sums of float64 in another order, through two layers."""
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("name", steps.PATTERNS)
 def test_row_45_loss_and_every_gradient_are_those_of_one_process(name: str, ranks: int) -> None:
-    """Packed documents, grouped heads, rotary positions by index; a rank without a trained token is among them."""
+    """With packed documents, grouped heads and rotary positions; a contiguous shard of four has no trained token."""
     model = steps.model_of(name)
-    found = simulate(ranks, lambda exchange: steps.step(model, name, exchange))
-    sums = [torch.stack(same).sum(0) for same in zip(*found, strict=True)]
+    results = simulate(ranks, lambda exchange: steps.step(model, name, exchange))
+    sums = [torch.stack(same).sum(0) for same in zip(*results, strict=True)]
     torch.testing.assert_close(sums, steps.step(model, name), **SUM)
 
 
@@ -36,8 +36,8 @@ def test_rotations_that_depend_on_lengths_and_blocks_that_are_computed_again() -
     expected = steps.step(model, "sink")
     assert isinstance(model, Decoder)
     model.train().gradient_checkpointing = "block"
-    found = simulate(2, lambda exchange: steps.step(model, "sink", exchange))
-    sums = [torch.stack(same).sum(0) for same in zip(*found, strict=True)]
+    results = simulate(2, lambda exchange: steps.step(model, "sink", exchange))
+    sums = [torch.stack(same).sum(0) for same in zip(*results, strict=True)]
     torch.testing.assert_close(sums, expected, **SUM)
 
 
@@ -63,7 +63,7 @@ def test_what_cannot_be_sharded_is_refused_by_name() -> None:
 
 
 def process(rank: int, ranks: int, folder: str, names: list[str]) -> None:
-    """One rank of a gloo group: sums of losses and gradients by all_reduce, compared with one process."""
+    """Runs one rank of a gloo group: sums losses and gradients by all_reduce and compares with one process."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
     try:

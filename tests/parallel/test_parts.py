@@ -1,4 +1,4 @@
-"""What each process writes of tensors that all have together: every number once, however they are sharded."""
+"""Checkpoints of sharded tensors: the processes together write every number once, however it is sharded."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ SHAPES = {"even": (8, 4), "uneven": (7, 3), "fewer than processes": (1, 3), "of 
 
 
 def test_every_number_is_written_once_and_read_by_whoever_has_it(tmp_path: Path) -> None:
-    """By four processes in a mesh of 2 x 2; read again as another placement has it."""
+    """Four processes in a mesh of 2 x 2 write; then each reads what any other placement gives it."""
     whole = {
         f"{placed}, {shape}": torch.arange(float(torch.Size(size).numel())).reshape(size)
         for placed in PLACEMENTS
@@ -36,10 +36,12 @@ def test_every_number_is_written_once_and_read_by_whoever_has_it(tmp_path: Path)
         with joined("dp=4") as parallel:
             mesh = init_device_mesh("cpu", (2, 2))
 
-            def placed(like: str) -> dict[str, torch.Tensor]:
+            def placed(placement_name: str) -> dict[str, torch.Tensor]:
                 def place(name: str) -> torch.Tensor:
-                    how = PLACEMENTS.get(like or name.partition(",")[0])
-                    return whole[name] if how is None else distribute_tensor(whole[name], mesh, how)
+                    placement = PLACEMENTS.get(placement_name or name.partition(",")[0])
+                    return (
+                        whole[name] if placement is None else distribute_tensor(whole[name], mesh, placement)
+                    )
 
                 names = [n for n in whole if "alone" not in n or parallel.rank == 2]
                 return {n: place(n) if "," in n else whole[n] for n in names}
@@ -47,15 +49,17 @@ def test_every_number_is_written_once_and_read_by_whoever_has_it(tmp_path: Path)
             parts = own_parts(placed(""), parallel)
             write_shard(tmp_path, "model", parallel.rank, 4, parts)
             dist.barrier()
-            found = open_tensors(tmp_path)
-            assert found.keys() == whole.keys()
-            assert all(torch.equal(found[name], value) for name, value in whole.items())
-            for like in PLACEMENTS:
-                for name, target in placed(like).items():
+            tensors = open_tensors(tmp_path)
+            assert tensors.keys() == whole.keys()
+            assert all(torch.equal(tensors[name], value) for name, value in whole.items())
+            for placement_name in PLACEMENTS:
+                for name, target in placed(placement_name).items():
                     expected = target.clone()
-                    fill(target.zero_() if "," in name else target, found, name)
-                    a, b = (t.to_local() if "," in name else t for t in (target, expected))
-                    assert torch.equal(a, b)
+                    fill(target.zero_() if "," in name else target, tensors, name)
+                    actual_local, expected_local = (
+                        t.to_local() if "," in name else t for t in (target, expected)
+                    )
+                    assert torch.equal(actual_local, expected_local)
             written = parallel.gather(sum(part.value.numel() for part in parts.values()))
             assert sum(written) == sum(value.numel() for value in whole.values())
             assert max(written) < 2 * min(written)

@@ -1,4 +1,4 @@
-"""Hops, bytes and work are counted from the pattern before anything runs, and are those that happen."""
+"""Plans of context parallelism: hops, bytes and work counted from the pattern are those that happen."""
 
 from collections.abc import Callable
 
@@ -23,13 +23,13 @@ def plan_of(pattern: Pattern, layout: ShardLayout, tokens: Tokens | None = None)
 
 
 def imbalance(plan: ContextPlan) -> float:
-    """The pairs of the busiest rank over their mean; 1 is balanced."""
+    """Returns the busiest rank's number of pairs over the mean; 1 is balanced."""
     work = [plan.pairs(rank) for rank in range(plan.ranks)]
     return max(work) * plan.ranks / sum(work)
 
 
 def test_row_45_a_window_of_512_at_32k_over_8_shards_needs_1_hop_of_7() -> None:
-    """And of the neighbour's 4096 keys the 512 that it sees travel (511, in whole tiles)."""
+    """Of the neighbour's 4096 keys only the 512 that are seen travel (511, rounded up to whole tiles)."""
     plan = plan_of(Window.last(512), ShardLayout.contiguous(LONG, RANKS))
     assert plan.hops == (1,)
     assert [plan.keys_read(rank) for rank in range(RANKS)] == [0, *[512] * 7]
@@ -37,7 +37,7 @@ def test_row_45_a_window_of_512_at_32k_over_8_shards_needs_1_hop_of_7() -> None:
     sent = plan.bytes_sent(0, rows=2, kv_heads=4, head_dim=64, dtype=torch.bfloat16)
     assert (
         sent == 2 * 512 * 2 * 4 * 128 * 2
-    )  # its keys twice; rank 0 reads none, whose gradients would go home
+    )  # its keys, forward and backward; rank 0 reads no keys, so it returns no gradients
     assert plan.bytes_sent(7, rows=2, kv_heads=4, head_dim=64, dtype=torch.bfloat16) == 512 * 2 * 4 * 128 * 4
     assert imbalance(plan) < 1.1
 
@@ -83,7 +83,7 @@ def test_the_layout_is_chosen_by_the_patterns() -> None:
 
 
 def test_a_layout_is_judged_by_all_layers_and_a_mean_head() -> None:
-    """Keys that are read are summed over layers, and each head has its share of a layer's."""
+    """Keys read are summed over layers; within a layer they are the mean over heads."""
     tokens, near, wide = Tokens.range(4096), Window.last(128), Window.last(256)
     for patterns, keys in (
         ([near], 384),
@@ -118,7 +118,7 @@ def test_every_key_that_is_seen_is_read(pattern: Pattern, tokens: Tokens, zigzag
 
 
 class Counted(Exchange):
-    """Another exchange, with the bytes that it sent."""
+    """Wraps an exchange and counts the bytes that it sends."""
 
     def __init__(self, other: Exchange) -> None:
         self.other, self.rank, self.ranks, self.bytes = other, other.rank, other.ranks, 0
@@ -161,7 +161,7 @@ def test_layouts_take_rows_apart_and_join_them() -> None:
 
 @pytest.mark.parametrize(("count", "tile"), [(64 * 1024, 64), (64 * 1024 + 2, 65), (160 * 1024, 160)])
 def test_tiles_grow_where_a_row_would_have_more_than_1024(count: int, tile: int) -> None:
-    """A window of 1 at the border of two shards reads the neighbour's last key: a tile of it."""
+    """A window of 2 reads the neighbour's last key at the border of two shards, as one tile."""
     plan = plan_of(Window.last(2), ShardLayout.contiguous(count, 2))
     last = (count // 2) % tile or tile
     assert plan.keys_read(1) == last

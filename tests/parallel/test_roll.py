@@ -1,4 +1,4 @@
-"""Who of a run's processes is missing, as the others' notes in the store say: they are written here by hand."""
+"""Which process of a run is missing, by the notes that processes leave in the store; tests write them by hand."""
 
 import re
 import threading
@@ -17,7 +17,7 @@ Store = dist.HashStore
 
 
 class Others:
-    """Ranks beside one: their notes, and heartbeats of those in `beating`."""
+    """The other ranks: writes their notes, and heartbeats of those in `beating`."""
 
     def __init__(self, store: Any, ranks: list[int]) -> None:
         self.store, self.beating, self.over = store, {*ranks}, threading.Event()
@@ -42,16 +42,16 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run() -> Iterator[tuple[Roll, Others]]:
-    """Rank 1 of 4, and the others."""
+    """Yields rank 1 of 4, and the other ranks."""
     store = Store()
     others = Others(store, [0, 2, 3])
-    own = Roll(store, 1, 4)
-    own.come()
+    rank_1 = Roll(store, 1, 4)
+    rank_1.come()
     for rank in (0, 2, 3):
         store.set(f"at/{rank}", "1")
-    yield own, others
+    yield rank_1, others
     others.over.set()
-    own.leave(None)
+    rank_1.leave(None)
 
 
 FAILED = RuntimeError("connection closed")
@@ -69,12 +69,12 @@ def test_a_failure_of_which_nobody_is_the_reason_stays_what_it_was(run: tuple[Ro
 
 def test_a_process_without_a_heartbeat_is_gone_and_the_others_are_told(run: tuple[Roll, Others]) -> None:
     run[1].beating -= {2, 3}
-    gone = [
+    expected = [
         f"rank {rank} (process {100 + rank} on host h) is gone: it was killed, or its host is; its heartbeat stopped"
         for rank in (2, 3)
     ]
-    assert said(run) == "; ".join(gone)
-    assert run[1].store.get("absent").decode() == "; ".join(gone)
+    assert said(run) == "; ".join(expected)
+    assert run[1].store.get("absent").decode() == "; ".join(expected)
 
 
 def test_a_process_that_never_signed_is_named_so(run: tuple[Roll, Others]) -> None:
@@ -128,14 +128,14 @@ def test_a_store_that_does_not_answer_is_that_of_rank_0(
 
 
 def test_waiting_ends_with_the_key_or_with_the_main_process(run: tuple[Roll, Others]) -> None:
-    own, others = run
+    rank_1, others = run
     threading.Timer(0.2, others.store.set, ("made", "1")).start()
-    own.wait("made")
+    rank_1.wait("made")
     others.store.set("left/0", "KeyboardInterrupt")
     with pytest.raises(
         RankError, match=re.escape("rank 0 (process 100 on host h) stopped: KeyboardInterrupt")
     ):
-        own.wait("never")
+        rank_1.wait("never")
 
 
 def test_waiting_for_a_process_that_went_silent_ends_after_a_while(
@@ -150,19 +150,19 @@ def test_waiting_for_a_process_that_went_silent_ends_after_a_while(
 @pytest.mark.parametrize("why", [None, "KeyboardInterrupt"])
 def test_who_leaves_for_a_reason_leaves_it_and_lingers_until_the_others_have_gone(why: str | None) -> None:
     store = Store()
-    own = Roll(store, 0, 1)
-    own.ranks = 3
-    own.leave(why)
-    assert not own._thread.is_alive()
+    rank_0 = Roll(store, 0, 1)
+    rank_0.ranks = 3
+    rank_0.leave(why)
+    assert not rank_0._thread.is_alive()
     assert store.check(["left/0"]) == (why is not None)
     begun = time.monotonic()
     for rank, after in ((1, 0.1), (2, 0.3)):
         threading.Timer(after, store.set, (f"left/{rank}", "-gone")).start()
-    own.linger()
+    rank_0.linger()
     assert (time.monotonic() - begun > 0.25) == (why is not None)
     begun = time.monotonic()
     store.delete_key("left/2")
-    own.linger()
+    rank_0.linger()
     assert (0.9 < time.monotonic() - begun < 5) == (why is not None), "at most twice the silence"
 
 
@@ -174,7 +174,7 @@ def test_only_rank_0_lingers(run: tuple[Roll, Others]) -> None:
 
 
 def test_who_signs_alone_waits_for_the_others_and_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store's own patience ends it."""
+    """The store's own timeout ends the wait."""
     store = Store()
     monkeypatch.setattr(
         Store, "wait", lambda *_: (_ for _ in ()).throw(RuntimeError("wait timeout")), raising=False

@@ -1,4 +1,4 @@
-"""A model whose heads and hidden units ranks share has the loss and every gradient that it has in one process."""
+"""A model whose heads and hidden units are divided among ranks has the loss and every gradient of one process."""
 
 import copy
 from typing import Any
@@ -23,36 +23,36 @@ from tests.parallel import steps
 from tests.parallel.simulation import simulate
 
 SUM = {"rtol": 1e-10, "atol": 1e-12}
-"""Sums of float64 in another order, through two layers."""
+"""Tolerance for sums of float64 in another order, through two layers."""
 
 
 def four_heads(name: str, **fields: Any) -> Model:
-    """As `steps.model_of`, with four kv heads, which four ranks can share."""
+    """Returns `steps.model_of` with four kv heads, which four ranks can share."""
     return steps.model_of(name, heads=8, kv_heads=4, head_dim=4, **fields)
 
 
 def shared_step(
     model: Model, exchange: Exchange, name: str, context: Exchange | None = None
 ) -> list[torch.Tensor]:
-    """`steps.step` of this rank's share of a model; gradients are those of the whole one."""
-    own = copy.deepcopy(model)
-    shards = shard(own, TensorParallel(exchange))
-    loss, *gradients = steps.step(own, name, context)
-    named = dict(zip(dict(own.named_parameters()), gradients, strict=True))
+    """Returns `steps.step` of this rank's shard of a model, with gradients joined to those of the whole model."""
+    local = copy.deepcopy(model)
+    shards = shard(local, TensorParallel(exchange))
+    loss, *gradients = steps.step(local, name, context)
+    named = dict(zip(dict(local.named_parameters()), gradients, strict=True))
     shards.add_up(named)
     return [loss, *(steps.whole(shards, parameter, gradient) for parameter, gradient in named.items())]
 
 
 def assert_shared(model: Model, name: str, ranks: int) -> None:
     expected = steps.step(model, name)
-    for found in simulate(ranks, lambda exchange: shared_step(model, exchange, name)):
-        torch.testing.assert_close(found, expected, **SUM)
+    for actual in simulate(ranks, lambda exchange: shared_step(model, exchange, name)):
+        torch.testing.assert_close(actual, expected, **SUM)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("name", steps.PATTERNS)
 def test_row_45_shared_heads_have_the_loss_and_every_gradient_of_one_process(name: str, ranks: int) -> None:
-    """Packed documents, grouped heads, rotary positions; every rank has all of them."""
+    """With packed documents, grouped heads and rotary positions; every rank has all tokens."""
     assert_shared(four_heads(name), name, ranks)
 
 
@@ -85,10 +85,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("which", VARIANTS)
 def test_blocks_as_declared(which: str) -> None:
-    """What heads have of their own is those of the rank's heads; what they share has the gradient of all."""
+    """Parameters of single heads are sharded with them; parameters that heads share get the gradient of all ranks."""
     model = four_heads("full", **VARIANTS[which])
     with torch.no_grad():
-        for p in model.parameters():  # biases are 0 and gains 1 where training begins
+        for p in model.parameters():  # biases start as 0 and gains as 1
             p += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()), dtype=p.dtype)
     assert_shared(model, "full", 2)
 
@@ -114,7 +114,7 @@ PAIRS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("which", PAIRS)
 def test_an_encoder_decoder(which: str, smoothing: float) -> None:
-    """Cross-attention of shared heads, and an encoder's states that all layers are given."""
+    """Cross-attention with divided heads, and encoder states that all layers read."""
     fields = {**PAIRS[which], "width": 16, "layers": 2, "heads": 4, "hidden": 24, "init_std": 0.3}
     plain = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
     model = build(ModelSpec.of_pair("transformer", **fields, **plain), seed=0).double()
@@ -125,19 +125,19 @@ def test_an_encoder_decoder(which: str, smoothing: float) -> None:
         return [loss.detach(), *torch.autograd.grad(loss, list(net.parameters()))]
 
     def rank(exchange: Exchange) -> list[torch.Tensor]:
-        own = copy.deepcopy(model)
-        shards = shard(own, TensorParallel(exchange))
-        loss, *gradients = step(own)
-        named = zip(dict(own.named_parameters()), gradients, strict=True)
+        local = copy.deepcopy(model)
+        shards = shard(local, TensorParallel(exchange))
+        loss, *gradients = step(local)
+        named = zip(dict(local.named_parameters()), gradients, strict=True)
         return [loss, *(steps.whole(shards, name, gradient) for name, gradient in named)]
 
-    for found in simulate(2, rank):
-        torch.testing.assert_close(found, step(model), **SUM)
+    for actual in simulate(2, rank):
+        torch.testing.assert_close(actual, step(model), **SUM)
 
 
 @pytest.mark.parametrize("name", ["full", "window", "sink", "dilated"])
 def test_row_45_shared_heads_of_sharded_rows(name: str) -> None:
-    """Two processes for the heads by two for the tokens of each row: the sums of each are its own."""
+    """Two processes for the heads times two for the tokens of each row; each axis sums in its own group."""
     model = four_heads(name)
     mesh = Mesh(cp=2, tp=2)
 
@@ -147,14 +147,14 @@ def test_row_45_shared_heads_of_sharded_rows(name: str) -> None:
         )
         return shared_step(model, tp, name, cp)
 
-    found = simulate(4, rank)
-    for t in range(2):  # ranks (c, t) with c = 0, 1 have one share of the heads
-        sums = [torch.stack(same).sum(0) for same in zip(found[t], found[2 + t], strict=True)]
+    results = simulate(4, rank)
+    for t in range(2):  # ranks (c, t) with c = 0, 1 have the same heads
+        sums = [torch.stack(same).sum(0) for same in zip(results[t], results[2 + t], strict=True)]
         torch.testing.assert_close(sums, steps.step(model, name), **SUM)
 
 
 class Among(Exchange):
-    """Messages among some of an exchange's ranks."""
+    """An exchange among a group of another exchange's ranks."""
 
     def __init__(self, every: Exchange, group: list[int]) -> None:
         self.every, self.group = every, group
@@ -175,7 +175,7 @@ class Among(Exchange):
 def test_what_ranks_have_is_gathered_to_the_bit(
     heads: int, group: int, units: int, ranks: int, seed: int
 ) -> None:
-    """Every parameter, for any sizes that ranks divide; others are refused before anything is changed."""
+    """Every parameter, for any sizes that ranks divide; other sizes are refused before anything is changed."""
     spec = ModelSpec.of(
         "llama", vocab=7, width=8, layers=1, heads=heads * group, kv_heads=heads, head_dim=2, hidden=units
     )
@@ -183,23 +183,23 @@ def test_what_ranks_have_is_gathered_to_the_bit(
     expected = {name: t.clone() for name, t in model.state_dict().items()}
 
     def rank(exchange: Exchange) -> dict[str, torch.Tensor] | None:
-        own = copy.deepcopy(model)
+        local = copy.deepcopy(model)
         try:
-            shards = shard(own, TensorParallel(exchange))
+            shards = shard(local, TensorParallel(exchange))
         except ConfigError:
             assert heads % ranks or units % ranks
-            torch.testing.assert_close(own.state_dict(), expected, rtol=0, atol=0)
+            torch.testing.assert_close(local.state_dict(), expected, rtol=0, atol=0)
             return None
-        for name, t in own.state_dict().items():
+        for name, t in local.state_dict().items():
             whole, axis = expected[name], shards.axes.get(name)
             assert torch.equal(whole if axis is None else whole.chunk(ranks, axis)[exchange.rank], t)
             assert t.numel() == whole.numel() // (1 if axis is None else ranks)
-        return steps.gather(own)
+        return steps.gather(local)
 
-    for found in simulate(ranks, rank):
-        assert (found is None) == bool(heads % ranks or units % ranks)
-        if found is not None:
-            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    for actual in simulate(ranks, rank):
+        assert (actual is None) == bool(heads % ranks or units % ranks)
+        if actual is not None:
+            torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -241,7 +241,7 @@ def test_a_model_is_shared_once_and_as_it_is_trained() -> None:
 
 
 class Rank(Exchange):
-    """Of which nobody asks for a message."""
+    """A rank that must not send or receive."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         self.rank, self.ranks = rank, ranks
@@ -251,40 +251,40 @@ class Rank(Exchange):
 
 
 def test_two_sums_a_layer_each_way() -> None:
-    """Of what all tokens of the rows have: B T width numbers, in front of and behind attention and feed-forward."""
+    """Each sum is over B T width numbers: one for attention and one for feed-forward, forward and backward."""
     model = four_heads("full")
-    asked: dict[int, list[int]] = {0: [], 1: []}
+    sizes: dict[int, list[int]] = {0: [], 1: []}
 
     def rank(exchange: Exchange) -> None:
-        own, add = copy.deepcopy(model), exchange.sum
+        local, add = copy.deepcopy(model), exchange.sum
 
         def counted(t: torch.Tensor) -> torch.Tensor:
-            asked[exchange.rank].append(t.numel())
+            sizes[exchange.rank].append(t.numel())
             return add(t)
 
         exchange.sum = counted  # type: ignore[method-assign]
-        shard(own, TensorParallel(exchange))
-        steps.step(own, "full")
+        shard(local, TensorParallel(exchange))
+        steps.step(local, "full")
 
     simulate(2, rank)
     ids, _, _ = steps.rows("full")
-    assert asked[0] == asked[1] == [ids.numel() * model.spec.width] * (2 * 2 * model.spec.layers)
+    assert sizes[0] == sizes[1] == [ids.numel() * model.spec.width] * (2 * 2 * model.spec.layers)
 
 
 def test_a_rank_keeps_what_is_said_of_its_share() -> None:
-    """For the backward, of a model in training without dropout: no mask of all hidden units."""
+    """Bytes kept for the backward of a model in training without dropout equal the estimate: no mask is stored."""
     spec = ModelSpec.of("llama", vocab=256, width=64, layers=3, heads=4, kv_heads=2, hidden=160)
     ids = torch.randint(0, spec.vocab, (2, 64), generator=torch.Generator().manual_seed(0))
 
     def rank(exchange: Exchange) -> int:
         model: Any = build(spec, seed=0)
         shard(model, TensorParallel(exchange))
-        own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
         kept: dict[int, torch.UntypedStorage] = {}
 
         def keep(t: torch.Tensor) -> torch.Tensor:
             storage = t.untyped_storage()
-            if storage.data_ptr() not in own:
+            if storage.data_ptr() not in parameters:
                 kept[storage.data_ptr()] = storage
             return t
 
@@ -292,6 +292,6 @@ def test_a_rank_keeps_what_is_said_of_its_share() -> None:
             model(ids, targets=ids)
         return sum(storage.nbytes() for storage in kept.values())
 
-    said = sum(cost.activation_bytes(share_of(spec, 2, 0), 64, 2).values())
+    predicted = sum(cost.activation_bytes(share_of(spec, 2, 0), 64, 2).values())
     for measured in simulate(2, rank):
-        assert measured == pytest.approx(said, rel=0.02)
+        assert measured == pytest.approx(predicted, rel=0.02)

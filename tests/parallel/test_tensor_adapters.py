@@ -1,4 +1,4 @@
-"""Adapters of layers that ranks share: loss and every gradient of one process, and nothing more that is sent."""
+"""Adapters of layers divided among ranks: loss and gradients of one process, and no other messages."""
 
 import copy
 from typing import Any
@@ -26,15 +26,15 @@ ADAPTERS: dict[str, tuple[Lora, tuple[str, ...], bool]] = {
 
 
 def in_4_bits(model: Model) -> Model:
-    """Its blocks, in place."""
+    """Quantizes the linear layers of a model's blocks to nf4 in place, and returns it."""
     for layer in block_linears(model).values():
         layer.keep(Nf4.pack(layer.matrix))
     return model
 
 
 def adapted_model(which: str, ranks: int = 2) -> Model:
-    """In float64, with biases, four kv heads, and an adapter no part of which is as it began. In 4 bits rows have
-    blocks for each of the ranks, and scales of which 256 lie across the ranks'."""
+    """Returns a model in float64 with biases, four kv heads, and an adapter with all tensors changed from their start.
+    In 4 bits, rows divide into whole blocks for each rank, and groups of 256 scales span ranks."""
     lora, targets, nf4 = ADAPTERS[which]
     size: dict[str, Any] = (
         {"width": 128, "head_dim": 16 * ranks, "hidden": 192 * ranks}
@@ -51,7 +51,7 @@ def adapted_model(which: str, ranks: int = 2) -> Model:
 
 
 def step(model: Model) -> dict[str, torch.Tensor]:
-    """The loss, and the gradient of all that is trained, by name."""
+    """Returns the loss and the gradients of all trained parameters, by name."""
     ids, targets, tokens = steps.rows("sink")
     loss = model(ids, tokens=tokens, targets=targets).total / targets.numel()
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -71,68 +71,68 @@ def test_row_45_adapters_of_shared_layers_have_the_loss_and_every_gradient_of_on
     expected = step(model)
 
     def rank(exchange: Exchange) -> dict[str, torch.Tensor]:
-        own = copy.deepcopy(model)
-        shards = shard(own, TensorParallel(exchange))
-        found = step(own)
-        shards.add_up(found)
-        return {name: steps.whole(shards, name, value) for name, value in found.items()}
+        local = copy.deepcopy(model)
+        shards = shard(local, TensorParallel(exchange))
+        results = step(local)
+        shards.add_up(results)
+        return {name: steps.whole(shards, name, value) for name, value in results.items()}
 
     assert all(value.abs().max() > 1e-6 for value in expected.values())
-    for found in simulate(ranks, rank):
-        torch.testing.assert_close(found, expected, **SUM)
+    for results in simulate(ranks, rank):
+        torch.testing.assert_close(results, expected, **SUM)
 
 
 @pytest.mark.parametrize("which", ["dora", "dora, 4 bits"])
 def test_what_ranks_have_is_gathered_to_the_bit(which: str) -> None:
-    """Adapters, and codes and scales of weights in 4 bits, of which each has half."""
+    """Adapters, and the codes and scales of 4-bit weights, of which each rank has half."""
     model = adapted_model(which)
     expected = {name: t.clone() for name, t in model.state_dict().items()}
 
     def rank(exchange: Exchange) -> dict[str, torch.Tensor]:
-        own = copy.deepcopy(model)
-        shard(own, TensorParallel(exchange))
-        for name, layer in block_linears(own).items():
+        local = copy.deepcopy(model)
+        shard(local, TensorParallel(exchange))
+        for name, layer in block_linears(local).items():
             whole = block_linears(model)[name].matrix.chunk(2, 0 if "_proj" in name and not row(name) else 1)
             assert torch.equal(layer.matrix, whole[exchange.rank]), name
-        return steps.gather(own)
+        return steps.gather(local)
 
-    for found in simulate(2, rank):
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    for actual in simulate(2, rank):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 def row(name: str) -> bool:
-    """Whether a layer is cut by its inputs."""
+    """Returns whether a layer is sharded by its inputs."""
     return name.rpartition(".")[2] in ("o_proj", "down_proj")
 
 
 @pytest.mark.parametrize("which", ["lora", "lora of some", "qlora", "dora"])
 def test_an_adapter_sends_nothing_but_norms_of_rows(which: str) -> None:
-    """Two sums a layer each way, as without one; in DoRA a number for each output of o_proj and down_proj."""
+    """Two sums a layer each way, as without adapter; DoRA adds one number for each output of o_proj and down_proj."""
     model = adapted_model(which)
-    asked: list[int] = []
+    sizes: list[int] = []
 
     def rank(exchange: Exchange) -> None:
-        own, add = copy.deepcopy(model), exchange.sum
+        local, add = copy.deepcopy(model), exchange.sum
 
         def counted(t: torch.Tensor) -> torch.Tensor:
             if exchange.rank == 0:
-                asked.append(t.numel())
+                sizes.append(t.numel())
             return add(t)
 
         exchange.sum = counted  # type: ignore[method-assign]
-        shard(own, TensorParallel(exchange))
-        step(own)
+        shard(local, TensorParallel(exchange))
+        step(local)
 
     simulate(2, rank)
     ids, _, _ = steps.rows("sink")
     norms = 2 * model.spec.layers if which == "dora" else 0
-    assert sorted(asked) == [model.spec.width] * norms + [ids.numel() * model.spec.width] * (
+    assert sorted(sizes) == [model.spec.width] * norms + [ids.numel() * model.spec.width] * (
         2 * 2 * model.spec.layers - 1
     )
 
 
 def test_of_an_adapter_a_rank_has_what_its_layer_has() -> None:
-    """Columns of A or rows of B and m; in the optimizer and in memory."""
+    """Columns of A, or rows of B and m: so for the optimizer, too."""
     model = adapted_model("dora")
     before = {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
     shards = shard(model, TensorParallel(Rank(1, 2)))

@@ -1,4 +1,4 @@
-"""Chunks through caches: pages go where a chunk ends; and how few places know of a leaf."""
+"""The pattern Chunk in caches (pages are released at the end of a chunk), and that few files depend on a leaf."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from headway.tokens import Tokens
 
 
 def test_pages_are_released_where_a_chunk_ends() -> None:
-    """A window of as many keys holds a page or more at any time; of a chunk that has ended none is left."""
+    """No page is left after a chunk has ended, while a window of as many keys always holds one or more."""
     size = 3 * PAGE
     kind = PageClass((Chunk(size) & Causal()).retention, 1)
     assert [kind.held(n) for n in (1, PAGE, size - 1, size, size + 1, size + PAGE + 1)] == [1, 1, 3, 0, 1, 2]
@@ -31,9 +31,9 @@ def test_it_is_told_and_drawn() -> None:
     assert draw(pattern, 5).splitlines() == ["# . . . .", "# # . . .", "# # # . .", ". . . # .", ". . . # #"]
     assert "no earlier keys but the last 2 of a chunk of 3" in choose_cache(pattern).why
     at = Tokens.range(5)
-    told = [[FATES[fate] for fate in row] for row in fates(pattern, at, at)[0, 0].tolist()]
-    assert told[1] == ["seen", "seen", "later", "later", "later"]
-    assert told[3] == ["released", "released", "released", "seen", "later"]
+    rows_of_fates = [[FATES[fate] for fate in row] for row in fates(pattern, at, at)[0, 0].tolist()]
+    assert rows_of_fates[1] == ["seen", "seen", "later", "later", "later"]
+    assert rows_of_fates[3] == ["released", "released", "released", "seen", "later"]
 
 
 def test_what_another_head_sees_is_kept() -> None:
@@ -44,15 +44,15 @@ def test_what_another_head_sees_is_kept() -> None:
 
 
 def test_few_places_know_of_it() -> None:
-    """What a leaf is: a class, its number and a test of a pair for each language; all else asks the pattern."""
+    """A leaf is a class, a number, and a test of a pair in each language; all other code asks the pattern."""
     root = Path(headway.__file__).parent
     names = r"Kind\.CHUNK\b|HEADWAY_CHUNK\b|\bCHUNK = 6\b|class Chunk\(Pattern\)|headway\.patterns.* import .*\bChunk\b"
-    said = {
+    files = {
         str(path.relative_to(root))
         for path in (*root.rglob("*.py"), *SOURCES.iterdir())
         if re.search(names, path.read_text())
     }
-    assert said == {
+    assert files == {
         "__init__.py",
         "patterns/__init__.py",
         "patterns/leaves.py",

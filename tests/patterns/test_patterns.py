@@ -1,4 +1,4 @@
-"""Patterns: their truth, their text, what caches need to keep."""
+"""Patterns: which pairs they allow, their text form, reach, and retention in caches."""
 
 import itertools
 from dataclasses import replace
@@ -47,7 +47,7 @@ def test_row_93_the_leaves_say_what_their_names_say() -> None:
 
 
 def test_global_tokens_see_all_and_are_seen_by_all() -> None:
-    """MISSION row 96: symmetric, and different for every example of a batch."""
+    """The mask is symmetric, and global tokens differ between rows of a batch (requirement 96)."""
     at = Tokens.range(4).with_global([[1], [3]])
     mask = visible(Window.around(0) | Global(), at, at)
     assert torch.equal(mask, mask.transpose(-1, -2))
@@ -70,7 +70,7 @@ def test_a_prefix_lm() -> None:
 
 
 def test_a_window_is_its_definition_pair_by_pair() -> None:
-    """k = q + j * step for some j with -before <= j <= after."""
+    """Key k is seen by query q if k = q + j * step for some j with -before <= j <= after."""
     for before, after, step in itertools.product((0, 1, 3), (0, 1, 2), (1, 2, 3)):
         places = [j * step for j in range(-before, after + 1)]
         sees = [[k for k in range(14) if k - q in places] for q in range(14)]
@@ -95,8 +95,8 @@ def test_the_text_form_parses_and_prints_back(p: Pattern) -> None:
 
 @given(patterns, tokens())
 def test_causal_patterns_never_look_ahead_and_reach_is_a_bound(p: Pattern, at: Tokens) -> None:
-    away = at.index.unsqueeze(-2) - at.index.unsqueeze(-1)
-    pairs = away.expand(at.rows, -1, -1)[visible(p, at, at).expand(at.rows, -1, -1, -1)[:, 0]]
+    distance = at.index.unsqueeze(-2) - at.index.unsqueeze(-1)
+    pairs = distance.expand(at.rows, -1, -1)[visible(p, at, at).expand(at.rows, -1, -1, -1)[:, 0]]
     before, after = p.reach
     if p.is_causal:
         assert (pairs <= 0).all()
@@ -136,16 +136,16 @@ LEAVES = [
 
 @pytest.mark.parametrize("leaf", [Causal(), *LEAVES], ids=str)
 def test_the_reach_of_a_leaf_is_that_of_its_furthest_pairs(leaf: Pattern) -> None:
-    """Where there is a bound, some pair is as far apart."""
+    """If there is a bound, some visible pair reaches it."""
     at = Tokens.range(60)
-    away = (at.index.unsqueeze(-2) - at.index.unsqueeze(-1))[visible(leaf, at, at)[:, 0]].tolist()
-    for bound, furthest in zip(leaf.reach, (-min([0, *away]), max([0, *away])), strict=True):
+    distances = (at.index.unsqueeze(-2) - at.index.unsqueeze(-1))[visible(leaf, at, at)[:, 0]].tolist()
+    for bound, furthest in zip(leaf.reach, (-min([0, *distances]), max([0, *distances])), strict=True):
         assert bound in (None, furthest)
 
 
 @pytest.mark.parametrize("leaf", [*LEAVES, GlobalKeys(), Window(5) | Sink(2) | GlobalKeys()], ids=str)
 def test_the_retention_of_a_leaf_keeps_nothing_in_vain(leaf: Pattern) -> None:
-    """The oldest recent key, the last sink and a global key are seen later; what is not kept is not."""
+    """The oldest recent key, the last sink and a global key are seen later; keys that are not kept are not."""
     keep, t = leaf.retention, 30
     at = Tokens.range(60).with_global([20])
     needed = visible(leaf, at, at)[0, 0, t + 1 :, : t + 1].any(0).nonzero()[:, 0].tolist()

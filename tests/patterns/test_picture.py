@@ -1,4 +1,4 @@
-"""Pictures of cells: every number in them by hand, and cells that are read back from the paths."""
+"""Pictures of cells: exact SVG of small examples, and cells read back from the paths."""
 
 import re
 
@@ -11,7 +11,7 @@ from headway.patterns.picture import BLUE, figure, svg
 
 
 def cells_of(picture: str, fills: list[str], shape: tuple[int, int]) -> Tensor:
-    """The cells that the paths of a picture paint, by the numbers of their fills."""
+    """Returns the cells that a picture's paths paint, numbered by their fill."""
     cells = torch.zeros(shape, dtype=torch.int64)
     for fill, path in re.findall(r'<path fill="(#\w+)" d="([^"]*)"/>', picture):
         for x, y, length, back in re.findall(r"M(\d+) (\d+)h(\d+)v1h-(\d+)z", path):
@@ -59,8 +59,8 @@ def test_cells_are_read_back(data: st.DataObject) -> None:
 
 
 def test_a_figure_has_titles_as_text_and_pictures_as_they_are() -> None:
-    made = figure([("a < b", "<svg/>"), ("c", "<i/>")], "<b>below</b>")
-    assert made == (
+    html = figure([("a < b", "<svg/>"), ("c", "<i/>")], "<b>below</b>")
+    assert html == (
         '<div style="background:white;color:#1d2733;font-family:sans-serif;padding:8px">'
         '<div style="display:flex;flex-wrap:wrap;gap:14px">'
         '<div><div style="font-size:11px;margin-bottom:3px">a &lt; b</div><svg/></div>'

@@ -1,4 +1,4 @@
-"""Programs: a pattern lowered is the pattern, however it is evaluated."""
+"""Programs: a lowered pattern allows the same pairs as the pattern."""
 
 import operator
 from functools import reduce
@@ -29,7 +29,7 @@ from tests.strategies import patterns, tokens
 
 
 def run(program: Program, q: Tokens, k: Tokens) -> Tensor:
-    """The stack machine of csrc/mask.h, on tensors."""
+    """Evaluates a program like the stack machine of csrc/mask.h, on tensors."""
     i, j = q.index.unsqueeze(-1), k.index.unsqueeze(-2)
     stack: list[Tensor] = []
     for kind, first, last, step in program:
@@ -62,13 +62,13 @@ def test_a_program_is_its_pattern(pattern: Pattern, q: Tokens, k: Tokens) -> Non
 @given(patterns, tokens(), tokens())
 def test_folding_the_truth_of_leaves_is_the_truth(pattern: Pattern, q: Tokens, k: Tokens) -> None:
     if min(q.rows, k.rows) in (1, max(q.rows, k.rows)):
-        made = fold(
+        folded = fold(
             pattern,
             lambda leaf: leaf.allows(q, k),
             lambda parts: reduce(torch.logical_and, parts),
             lambda parts: reduce(torch.logical_or, parts),
         )
-        assert torch.equal(made, pattern.allows(q, k))
+        assert torch.equal(folded, pattern.allows(q, k))
 
 
 @given(patterns)
@@ -81,7 +81,7 @@ def test_a_leaf_is_the_standard_one_of_its_primitive(pattern: Pattern) -> None:
 def test_leaving_out_what_decides_nothing_changes_nothing(pattern: Pattern, q: Tokens, k: Tokens) -> None:
     if min(q.rows, k.rows) in (1, max(q.rows, k.rows)):
         plain = mapped(pattern, standard)
-        real = q.valid.unsqueeze(-1) & k.valid.unsqueeze(-2)  # what is said of empty slots is not looked at
+        real = q.valid.unsqueeze(-1) & k.valid.unsqueeze(-2)  # results at empty slots are unspecified
         assert torch.equal(plain.allows(q, k) & real, pattern.allows(q, k) & real)
 
 
@@ -111,10 +111,10 @@ def test_the_interval_of_a_pattern(text: str, bounds: tuple[int | None, int | No
     assert interval(pattern) == bounds
     if bounds is not None:
         at = Tokens.range(14)
-        away = at.index.unsqueeze(-2) - at.index.unsqueeze(-1)
+        distance = at.index.unsqueeze(-2) - at.index.unsqueeze(-1)
         before, after = (20 if n is None else n for n in bounds)
         seen = pattern.allows(at, at)
-        assert torch.equal(seen, ((away >= -before) & (away <= after)).expand_as(seen))
+        assert torch.equal(seen, ((distance >= -before) & (distance <= after)).expand_as(seen))
 
 
 def test_what_is_asked_of_patterns() -> None:

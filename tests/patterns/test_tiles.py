@@ -1,4 +1,4 @@
-"""What is known of tiles is what their tokens say: bounds over every tile, by looking at each slot."""
+"""Extents of tiles equal bounds computed from every slot, and leaves judge tiles from them."""
 
 import itertools
 
@@ -36,7 +36,7 @@ LEAVES = [
 
 
 def naive(at: Tokens, tile: int, step: int) -> list[list[dict[str, int | bool] | None]]:
-    """For every row and tile the value of each field, None where the tile has no token."""
+    """Returns the value of each field for every row and tile; None if the tile has no token."""
     at = at.expand(at.rows)
     rows = []
     for b in range(at.rows):
@@ -60,20 +60,20 @@ def naive(at: Tokens, tile: int, step: int) -> list[list[dict[str, int | bool] |
 @given(sides, sizes, st.integers(1, 3))
 def test_extents_are_the_bounds_over_the_tokens_of_each_tile(at: Tokens, tile: int, step: int) -> None:
     known = at.start is not None and at.is_global is None
-    made = Extent.of(at, tile, step).map(lambda t: t.expand(at.rows, -1))
-    wanted = naive(at, tile, step)
-    assert made.lo.shape == (at.rows, -(-at.count // tile))
-    for b, row in enumerate(wanted):
+    extent = Extent.of(at, tile, step).map(lambda t: t.expand(at.rows, -1))
+    expected = naive(at, tile, step)
+    assert extent.lo.shape == (at.rows, -(-at.count // tile))
+    for b, row in enumerate(expected):
         for t, fields in enumerate(row):
             if fields is None:
                 for name in ("any_token", "all_tokens", "any_global", "all_global"):
-                    assert not getattr(made, name)[b, t], name
-                assert made.lo[b, t] > made.hi[b, t]
+                    assert not getattr(extent, name)[b, t], name
+                assert extent.lo[b, t] > extent.hi[b, t]
                 continue
             for name in FIELDS if known else FIELDS + RESIDUES:
-                assert getattr(made, name)[b, t] == fields[name], name
-            assert made.residue_lo[b, t] <= fields["residue_lo"] <= fields["residue_hi"]
-            assert fields["residue_hi"] <= made.residue_hi[b, t]
+                assert getattr(extent, name)[b, t] == fields[name], name
+            assert extent.residue_lo[b, t] <= fields["residue_lo"] <= fields["residue_hi"]
+            assert fields["residue_hi"] <= extent.residue_hi[b, t]
 
 
 @given(sides, sizes, sizes, st.integers(1, 3))
@@ -86,8 +86,8 @@ def test_groups_of_tiles_joined_are_the_wider_tiles(at: Tokens, tile: int, count
 
 @pytest.mark.parametrize("leaf", LEAVES, ids=str)
 def test_leaves_judge_tiles_of_neighbours_exactly(leaf: Pattern) -> None:
-    """Where indices leave nothing out, tiles are possible if some pair of them is visible and certain if all pairs are:
-    neither less nor more."""
+    """For contiguous indices, a tile is possible exactly if some of its pairs is visible, and certain exactly if all
+    are."""
     marks = torch.arange(30)[None] % 7 < 2
     for ahead, q_tile, k_tile in itertools.product((0, 1, 6, 29), (1, 2, 3, 8), (1, 2, 4, 8)):
         q, k = Tokens.range(30, start=ahead).with_global(marks), Tokens.range(30).with_global(marks)
@@ -100,7 +100,7 @@ def test_leaves_judge_tiles_of_neighbours_exactly(leaf: Pattern) -> None:
 
 @pytest.mark.parametrize("step", [2, 3])
 def test_a_dilated_window_judges_slots_exactly(step: int) -> None:
-    """Tiles of a single slot know their residue."""
+    """Tiles of a single slot have a known residue."""
     window = Window(3, 2, step)
     q, k = (Tokens.range(40).gather(torch.randperm(40).unsqueeze(0)) for _ in "qk")
     truth = visible(window, q, k)[:, 0]
@@ -111,6 +111,6 @@ def test_a_dilated_window_judges_slots_exactly(step: int) -> None:
 def test_documents_keep_all_their_bits() -> None:
     """Ids that agree in their lower 32 bits are different documents."""
     ids = torch.tensor([[1, 1 + 2**32, 1, 1]])
-    made = Extent.of(Tokens(torch.tensor([[0, 0, 1, 2]]), document=ids), 2)
-    assert made.document_lo.tolist() == [[1, 1]]
-    assert made.document_hi.tolist() == [[1 + 2**32, 1]]
+    extent = Extent.of(Tokens(torch.tensor([[0, 0, 1, 2]]), document=ids), 2)
+    assert extent.document_lo.tolist() == [[1, 1]]
+    assert extent.document_hi.tolist() == [[1 + 2**32, 1]]

@@ -1,4 +1,4 @@
-"""A small model under any position scheme, and the schemes that there are."""
+"""A small model under any position scheme, and one of each scheme."""
 
 import torch
 from torch import Tensor, nn
@@ -40,18 +40,18 @@ EVERY = {
 
 
 class Small(nn.Module):
-    """Attention layers under one scheme, by the protocol of schemes alone: no word here names a kind of one."""
+    """Attention layers under one scheme, using only the protocol of schemes: no code depends on a kind of scheme."""
 
     def __init__(self, scheme: PositionScheme, layers: int = 2, pattern: Pattern = FULL) -> None:
         super().__init__()
         self.pattern, self.schemes = pattern, scheme.expand(layers)
         self.marks = PositionEmbedding(scheme, WIDTH)
-        rotary = {own: RotaryEmbedding(own, HEAD_DIM) for own in self.schemes}
-        self.rotary = nn.ModuleList(rotary[own] for own in self.schemes)
-        every = [own.scores(HEADS, HEAD_DIM, pattern == FULL) for own in self.schemes]
-        shared = dict(zip(self.schemes, every, strict=True))
+        rotary = {s: RotaryEmbedding(s, HEAD_DIM) for s in self.schemes}
+        self.rotary = nn.ModuleList(rotary[s] for s in self.schemes)
+        all_steps = [s.scores(HEADS, HEAD_DIM, pattern == FULL) for s in self.schemes]
+        shared = dict(zip(self.schemes, all_steps, strict=True))
         self.steps = [
-            shared[own] if own.shared else steps for own, steps in zip(self.schemes, every, strict=True)
+            shared[s] if s.shared else steps for s, steps in zip(self.schemes, all_steps, strict=True)
         ]
         tables = [t for steps in self.steps for step in steps for t in step.parameters if t.requires_grad]
         self.tables = nn.ParameterList(tables)
@@ -73,9 +73,9 @@ class Small(nn.Module):
         return x
 
 
-def small(scheme: PositionScheme, **given: object) -> Small:
+def small(scheme: PositionScheme, **options: object) -> Small:
     torch.manual_seed(0)
-    model = Small(scheme, **given)  # type: ignore[arg-type]
+    model = Small(scheme, **options)  # type: ignore[arg-type]
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.3)
@@ -86,6 +86,6 @@ def inputs() -> Tensor:
     return torch.randn(2, LENGTH, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-def shifted(by: int) -> Tokens:
+def shifted(shift: int) -> Tokens:
     index = torch.arange(LENGTH)[None]
-    return Tokens(index, position=index + by)
+    return Tokens(index, position=index + shift)

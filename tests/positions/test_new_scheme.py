@@ -1,5 +1,5 @@
-"""A position scheme is one file: those that are written here, outside of the package, are built, trained, cached, saved
-and loaded as its own are."""
+"""A position scheme is one class: schemes written here, outside the package, are built, trained, cached, saved and
+loaded like its own."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from headway.scores import ALiBi, Score
 
 
 class Scale(Rotation):
-    """Multiplies by a number for each position: queries by 2^a, keys too."""
+    """Multiplies queries and keys by a number for each position."""
 
     def __init__(self, factor: Tensor) -> None:
         self.factor, self.rotates_values = factor, False
@@ -30,7 +30,7 @@ class Scale(Rotation):
 
 @dataclass(frozen=True)
 class Loudness(PositionScheme):
-    """Queries and keys of position p are multiplied by 1 + (sin(p / period) + w) / 2, w trained."""
+    """Multiplies queries and keys of position p by 1 + (sin(p / period) + w) / 2, with a trained w."""
 
     period: float = 3.0
     marks = "queries and keys"
@@ -56,7 +56,7 @@ class Loudness(PositionScheme):
 
 @dataclass(frozen=True)
 class Parity(PositionScheme):
-    """Even positions add 1 to every second column, odd ones subtract it."""
+    """Adds 1 to every second column at even positions, and subtracts it at odd ones."""
 
     limit: int = 64
     marks = "embeddings"
@@ -68,7 +68,7 @@ class Parity(PositionScheme):
 
 @dataclass(frozen=True)
 class Slope(PositionScheme):
-    """One slope for all heads."""
+    """ALiBi with one slope for all heads."""
 
     slope: float = 0.3
     marks = "scores"
@@ -105,15 +105,15 @@ def made(positions: PositionScheme) -> Decoder:
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_a_new_scheme_marks_and_its_cost_is_known(scheme: PositionScheme) -> None:
-    model, other = made(scheme), made(Slope(0.0))
+    model, unmarked = made(scheme), made(Slope(0.0))
     assert sum(p.numel() for p in model.parameters()) == cost.parameter_count(model.spec)
     trained = scheme.marks == "queries and keys"
     assert cost.parameters(model.spec).get("positions", 0) == 2 * trained
     moved = model(IDS.roll(1, 1))[:, -1]
     assert not torch.allclose(moved, model(IDS)[:, -1], atol=1e-3)
-    kept = {n: t for n, t in model.state_dict().items() if "rotary" not in n}
-    other.load_state_dict(kept)
-    assert not torch.allclose(other(IDS), model(IDS), atol=1e-3)
+    weights = {n: t for n, t in model.state_dict().items() if "rotary" not in n}
+    unmarked.load_state_dict(weights)
+    assert not torch.allclose(unmarked(IDS), model(IDS), atol=1e-3)
     assert cost.plan(model.spec, model="m", context=16, machine=BOX).fits
 
 
@@ -137,12 +137,12 @@ def test_a_new_scheme_is_trained(scheme: PositionScheme) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_a_new_scheme_decodes_from_a_cache_as_in_full(scheme: PositionScheme, chunks: list[int]) -> None:
     model = made(scheme).double().eval()
-    cache, begin, found = model.make_cache(2), 0, []
+    cache, begin, logits = model.make_cache(2), 0, []
     with torch.no_grad():
         for count in chunks:
-            found.append(model(IDS[:, begin : begin + count], cache=cache))
+            logits.append(model(IDS[:, begin : begin + count], cache=cache))
             begin += count
-        torch.testing.assert_close(torch.cat(found, 1), model(IDS), rtol=0, atol=1e-12)
+        torch.testing.assert_close(torch.cat(logits, 1), model(IDS), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)

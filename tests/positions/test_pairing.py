@@ -1,4 +1,4 @@
-"""Rows 55, 60, 61: five forms of one rotation, and conversion between pairings."""
+"""Conversion between pairings of rotary coordinates, and rotation matrices (requirements 55, 60, 61)."""
 
 import pytest
 import torch
@@ -32,8 +32,8 @@ def test_matrices_multiply_as_positions_add():
     frm=pairings(8), to=pairings(8), heads=st.integers(1, 4), rest=st.integers(0, 3), seed=st.integers(0, 999)
 )
 def test_conversion_preserves_scores_and_returns_exactly(frm, to, heads, rest, seed):
-    """q = W x with W converted, turned in the new pairing, gives the old scores: weights, biases and a
-    prefix of D.
+    """Converted weights and biases, rotated in the new pairing, give the old scores, also if only a prefix of the head
+    is rotated. Converting back restores every bit.
     """
     head_dim, width, tokens = 8 + rest, 5, 4
     kv = 1 if heads % 2 else 2
@@ -43,17 +43,17 @@ def test_conversion_preserves_scores_and_returns_exactly(frm, to, heads, rest, s
     }
 
     def scores(pairing, changed):
-        rotary, made = Rotary(pairing=pairing, dims=8), []
+        rotary, rotated = Rotary(pairing=pairing, dims=8), []
         for h, parts in weights.items():
             w, b = parts
             if changed:
                 w, b = (to_pairing(t, heads=h, head_dim=head_dim, dims=8, frm=frm, to=to) for t in parts)
-            made.append(
+            rotated.append(
                 rotary.rotate(
                     (x @ w.T + b).unflatten(-1, (h, head_dim)).transpose(1, 2), torch.arange(tokens)
                 )
             )
-        q, k = made[0], made[-1]
+        q, k = rotated[0], rotated[-1]
         return (
             q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT
             if q.shape[1] % k.shape[1] == 0
@@ -63,13 +63,13 @@ def test_conversion_preserves_scores_and_returns_exactly(frm, to, heads, rest, s
     torch.testing.assert_close(scores(to, True), scores(frm, False), rtol=0, atol=1e-12)
     for h, parts in weights.items():
         for t in parts:
-            there = to_pairing(t, heads=h, head_dim=head_dim, dims=8, frm=frm, to=to)
-            assert torch.equal(to_pairing(there, heads=h, head_dim=head_dim, dims=8, frm=to, to=frm), t)
+            converted = to_pairing(t, heads=h, head_dim=head_dim, dims=8, frm=frm, to=to)
+            assert torch.equal(to_pairing(converted, heads=h, head_dim=head_dim, dims=8, frm=to, to=frm), t)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4])
 def test_adjacent_to_halves_is_the_permutation_of_metas_files(heads):
-    """The public conversion script's formula, with the head count of the tensor itself (keys have fewer)."""
+    """Equals the formula of the public conversion script, with the tensor's own number of heads (keys have fewer)."""
     head_dim, width = 6, 5
     w = random(4, heads * head_dim, width)
     expected = w.view(heads, head_dim // 2, 2, width).transpose(1, 2).reshape(heads * head_dim, width)

@@ -1,4 +1,4 @@
-"""What position schemes refuse, with its words."""
+"""What position schemes refuse, and the error messages."""
 
 from collections.abc import Callable
 from typing import Any
@@ -56,7 +56,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: HALVES.frequencies(65), r"head_dim 65 is odd.*dims=64"),
     (lambda: halves(dims=64).frequencies(32), r"dims=64 does not fit heads of 32"),
     (lambda: Rotary(pairing=((0, 1),)).frequencies(4), r"lists 1 pairs, but 4 rotated dims are 2 pairs"),
-    # what it turns
+    # what Rotary rotates
     (lambda: HALVES.rotate(torch.zeros(1, 1, 3, 8), torch.arange(3).bfloat16()),
      r"positions must be integers.*got torch.bfloat16"),
     (lambda: HALVES.rotate(torch.zeros(1, 1, 3, 8), torch.arange(3).half()), r"got torch.float16"),
@@ -68,7 +68,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
      r"2 rows do not fit a batch of 3"),
     (lambda: HALVES.rotate(torch.zeros(1, 1, 3, 8), torch.zeros(1, 1, 3, dtype=torch.long)),
      r"\[T\] or \[B, T\], got shape \(1, 1, 3\)"),
-    # its frequencies
+    # frequencies of Rotary
     (lambda: halves(schedule="lineal"), r"no schedule 'lineal' \(did you mean \"linear\"\?\)"),
     (lambda: halves(schedule=()), r"d/2 finite numbers, got \(\)"),
     (lambda: halves(schedule=(1.0, float("inf"))), r"d/2 finite numbers"),
@@ -144,7 +144,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
      r"64 rotated dims are 32 pairs, but short_factor and long_factor hold 1 numbers"),
     (lambda: Rotary(1.0, pairing="halves", scaling=YaRN(2.0, 8)).frequencies(8), r"theta must be greater than 1"),
     (lambda: halves(scaling=DynamicNTK(2.0, 8)).frequencies(2), r"more than 2 rotated dims"),
-    # what is added to embeddings
+    # schemes added to embeddings
     (lambda: Learned(0), r"size must be >= 1 and offset >= 0, got 0 and 0"),
     (lambda: Learned(8, -1), r"got 8 and -1"),
     (lambda: Sinusoidal(pairing="half"), r"Sinusoidal: there is no pairing 'half' .*adjacent, halves"),

@@ -1,4 +1,4 @@
-"""Rotary embedding as a value: identities, precision, shapes, refusals (rows 40, 54, 57-60, 64, 72, 76)."""
+"""Rotary embedding: identities, precision, shapes, refusals (requirements 40, 54, 57-60, 64, 72, 76)."""
 
 import math
 
@@ -24,7 +24,7 @@ def turned(rotary: Rotary, x: torch.Tensor, position: int) -> torch.Tensor:
 
 @given(m=st.integers(0, 500), n=st.integers(0, 500), seed=seeds)
 def test_expansion_of_one_pair_has_sine_of_m_minus_n(m, n, seed):
-    """E10: a reader's expansion is printed with sin(n - m); the sign that holds is sin(m - n)."""
+    """Slip E10: the document prints the expansion with sin(n - m); right is sin(m - n)."""
     q, k = vectors(seed, 2, 2)
     rotary = Rotary(pairing="adjacent")
     score = turned(rotary, q, m) @ turned(rotary, k, n)
@@ -34,7 +34,7 @@ def test_expansion_of_one_pair_has_sine_of_m_minus_n(m, n, seed):
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_a_position_is_its_rows_own(pairing):
-    """Row 40: position_ids [B, T], any order, any gap; a table shorter than a position does not exist."""
+    """Requirement 40: position_ids [B, T] in any order and with gaps; no table limits positions."""
     rotary = Rotary(pairing=pairing)
     x = vectors(2, 2, 3, 4, 6)
     position = torch.tensor([[0, 1, 2, 3], [2999, 5, 5, 70000]])
@@ -60,9 +60,7 @@ def test_half_precision_is_float32_rounded_once(dtype, pairing):
 
 @pytest.mark.parametrize("pairing", PAIRINGS[:2])
 def test_float32_keeps_float32_precision_at_any_position(pairing):
-    """A table made of float32 angles errs by about position * 2^-24; ours by a few units in the last
-    place.
-    """
+    """A table of float32 angles errs by about position * 2^-24; ours errs by a few units in the last place."""
     rotary = Rotary(pairing=pairing)
     x = vectors(4, 1, 1, 3, 64)
     position = torch.tensor([1_000_003, -77_777, 2**40 + 1])
@@ -72,7 +70,7 @@ def test_float32_keeps_float32_precision_at_any_position(pairing):
 
 
 def test_shift_by_1000_changes_scores_by_rounding_only():
-    """Row 64, in float32: the tolerance is the error of the two dot products themselves."""
+    """Requirement 64, in float32: the tolerance is the error of the two dot products themselves."""
     rotary = Rotary(pairing="halves")
     q, k = (x.float() for x in vectors(5, 2, 1, 1, 32, 64))
     at = torch.arange(32)
@@ -102,7 +100,7 @@ def test_gradients_of_half_precision_have_its_dtype(pairing):
 @pytest.mark.parametrize("pairing", PAIRINGS[:2])
 @pytest.mark.parametrize("head_dim", [7, 8])
 def test_partial_rotary_leaves_the_rest_alone(pairing, head_dim):
-    """Also with an odd head, and strides that do not allow a complex view."""
+    """Also for heads of odd width, and for strides that do not allow a complex view."""
     rotary = Rotary(pairing=pairing, dims=4)
     x = vectors(7, 2, 3, 5, head_dim)
     out = rotary.rotate(x, torch.arange(5))
@@ -151,9 +149,7 @@ SCALED = [DynamicNTK(4.0, 8), LongRope((1.0,) * 4, (2.0, 3.0, 4.0, 5.0), 8, fact
 @pytest.mark.parametrize("scaling", SCALED)
 @pytest.mark.parametrize("pairing", ["adjacent", "halves"])
 def test_length_dependent_scalings_use_each_rows_own_length(scaling, pairing):
-    """A row in a batch is the row alone; a long row leaves a short one as it was (bad input 17, for
-    rotary).
-    """
+    """A row in a batch equals the row alone; a long row does not change a short one."""
     rotary = Rotary(pairing=pairing, scaling=scaling)
     assert rotary.length_dependent
     x = vectors(10, 2, 2, 20, 8)

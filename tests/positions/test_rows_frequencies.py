@@ -1,4 +1,4 @@
-"""Rows 62, 65, 67, 68 and 73: which frequencies, what they do to far tokens, and training them."""
+"""Frequencies: schedules, decay over distance, and training them (requirements 62, 65, 67, 68, 73)."""
 
 import gzip
 import math
@@ -24,16 +24,16 @@ def curve(schedule: object) -> torch.Tensor:
 
 
 def test_row_65_the_curve_has_the_golden_numbers():
-    found = curve("powers")
+    values = curve("powers")
     for m, value in GOLDEN.items():
-        assert round(found[m].item(), 6) == value
+        assert round(values[m].item(), 6) == value
 
 
 def test_row_67_decay_is_a_trend():
-    """115 of 256 steps rise and the least is at 236; of random pairs about half exceed the unturned product."""
-    found = curve("powers")
-    assert int((found.diff() > 0).sum()) == 115
-    assert int(found.argmin()) == 236
+    """The curve rises in 115 of 256 steps, with its minimum at 236; about half of random pairs exceed distance 0."""
+    values = curve("powers")
+    assert int((values.diff() > 0).sum()) == 115
+    assert int(values.argmin()) == 236
     q, k = torch.randn(2, 400, 1, 1, 128, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     far = Rotary(pairing="adjacent").rotate(k.expand(400, 1, 257, 128), DISTANCE)
     score = (far * q).sum(-1)[:, 0].abs()
@@ -42,14 +42,14 @@ def test_row_67_decay_is_a_trend():
 
 @pytest.mark.parametrize("schedule", FALLS)
 def test_row_68_every_schedule_starts_at_32_5_and_ends_at_its_golden_number(schedule):
-    found = curve(schedule)
-    assert found[0].item() == pytest.approx(32.5, abs=1e-12)
+    values = curve(schedule)
+    assert values[0].item() == pytest.approx(32.5, abs=1e-12)
     digits = len(str(FALLS[schedule]).split(".")[1])
-    assert found[256].item() == pytest.approx(FALLS[schedule], abs=0.5 * 10**-digits)
+    assert values[256].item() == pytest.approx(FALLS[schedule], abs=0.5 * 10**-digits)
     if schedule == "equal":
-        torch.testing.assert_close(found, torch.full_like(found, 32.5), rtol=1e-12, atol=0)
+        torch.testing.assert_close(values, torch.full_like(values, 32.5), rtol=1e-12, atol=0)
     else:
-        assert found.max() == found[0]
+        assert values.max() == values[0]
 
 
 def test_row_68_schedules_are_their_formulas():
@@ -64,12 +64,14 @@ def test_row_68_schedules_are_their_formulas():
         (3, -0.5, 0, 1, 2, 4): [3.0, -0.5, 0.0, 1.0, 2.0, 4.0],
     }
     for schedule, numbers in expected.items():
-        found = Rotary(pairing="halves", schedule=schedule).frequencies(d)
-        torch.testing.assert_close(found, torch.tensor(numbers, dtype=torch.float64), rtol=1e-15, atol=1e-16)
+        frequencies = Rotary(pairing="halves", schedule=schedule).frequencies(d)
+        torch.testing.assert_close(
+            frequencies, torch.tensor(numbers, dtype=torch.float64), rtol=1e-15, atol=1e-16
+        )
 
 
 def test_row_68_equal_frequencies_repeat():
-    """A distance and the same plus a whole turn get the same score, whatever q and k are."""
+    """Distances that differ by a whole turn get the same score for any q and k."""
     turn = 8
     rotary = Rotary(pairing="halves", schedule=(2 * math.pi / turn,) * 8)
     q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -78,7 +80,7 @@ def test_row_68_equal_frequencies_repeat():
 
 
 def test_row_73_halved_queries_and_doubled_keys_give_a_cosine():
-    """Q = [q/2, q/2], K = [k, k], one frequency: cos(m - n) q . k, which rises and falls."""
+    """With Q = [q/2, q/2], K = [k, k] and one frequency, the score is cos(m - n) q . k, which rises and falls."""
     rotary = Rotary(pairing="halves", schedule="equal")
     q, k = torch.randn(2, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     twice_q, twice_k = torch.cat((q, q)) / 2, torch.cat((k, k))
@@ -90,7 +92,7 @@ def test_row_73_halved_queries_and_doubled_keys_give_a_cosine():
 
 
 def test_row_62_trained_frequencies_move_the_table():
-    """With an offset of 0 it is the same rotation; without any it is refused."""
+    """With an offset of 0 the rotation is that of fixed frequencies; other offsets shift the frequencies."""
     fixed, trained = (Rotary(pairing="halves", trainable=t) for t in (False, True))
     x = torch.randn(1, 2, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     start = trained.frequencies(8)
@@ -118,8 +120,8 @@ def test_row_62_gradients_reach_the_frequencies(pairing):
 
 @pytest.mark.slow
 def test_row_62_training_the_frequencies_hardly_changes_the_loss():
-    """Characters of Shakespeare, 300 steps, context 64: fixed and trained frequencies end closer to each other than
-    a quarter of what positions are worth. (Su et al. 2021 fix theirs, having seen no difference.)
+    """On characters of Shakespeare (300 steps, context 64), losses with fixed and with trained frequencies differ by
+    less than a quarter of what positions gain. (Su et al. 2021 fix theirs, having seen no difference.)
     """
     text = gzip.decompress(data_path("tinyshakespeare/input.txt.gz").read_bytes()).decode()[:200_000]
     symbols = sorted(set(text))

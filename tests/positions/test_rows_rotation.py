@@ -1,4 +1,4 @@
-"""Rows 40, 54-61, 63 and 77: what turning is, by pairs and by a whole trained rotation."""
+"""Rotations by pairs and by a trained SO(d) matrix: identities (requirements 40, 54-61, 63, 77)."""
 
 import math
 from dataclasses import replace
@@ -39,7 +39,7 @@ def skew(seed: int, dims: int, size: float = 1.0) -> Tensor:
 
 
 def offset_to(start: Rotary, generator: Tensor) -> Tensor:
-    """What is trained below the diagonal where A is `generator`."""
+    """Returns the trained offset (entries below the diagonal) with which the scheme's generator is `generator`."""
     change = generator - SpecialOrthogonal(start).generator(len(generator))
     return change[*torch.tril_indices(*generator.shape, -1)]
 
@@ -52,7 +52,7 @@ def at(table: MatrixTable, x: Tensor) -> Tensor:
 
 
 def test_row_40_a_longer_table_begins_with_the_shorter_one():
-    """A table built to 2048 and one to 3000 agree to the bit, in half precision, too."""
+    """Tables of 2048 and of 3000 positions agree in every bit, also in half precision."""
     x = random(0, 1, 2, 3000, 64)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         short = HALVES.rotate(x[:, :, :2048].to(dtype), torch.arange(2048))
@@ -96,17 +96,17 @@ def test_row_55_five_printed_forms_are_one(dims):
         torch.testing.assert_close(form, ours, rtol=0, atol=1e-12)
     torch.testing.assert_close(HALVES.rotate(halves, position), split[1], rtol=0, atol=1e-12)
     wrong = (rotate_half_form(x, position) - ours).abs().max()
-    assert wrong > 0.1 if dims > 2 else wrong < 1e-12  # two coordinates can only be paired in one way
+    assert wrong > 0.1 if dims > 2 else wrong < 1e-12  # with two coordinates there is only one pairing
 
 
 def test_row_55_the_dense_matrix_is_nearly_all_zeros():
-    """2 d of its d^2 numbers are not 0, and only those are multiplied by `Rotary`."""
+    """Only 2 d of its d^2 numbers are not 0, and `Rotary` multiplies only by those."""
     for dims in (4, 64, 128):
         assert int(rotation_matrix(7, dims).count_nonzero()) == 2 * dims
 
 
 def test_row_56_the_derivation_is_seen_in_numbers():
-    """|f(q, m)| = |q|, and the angle phi(m) grows by the same theta at each step."""
+    """Checks |f(q, m)| = |q|, and that the angle phi(m) grows by the same theta at each step."""
     rotary = Rotary(pairing="adjacent", schedule=(0.3,))
     q = random(2, 2)
     steps = torch.arange(200)
@@ -122,13 +122,15 @@ def test_row_56_the_derivation_is_seen_in_numbers():
     theta=st.sampled_from([10.0, 10000.0, 1e6]), turns=st.sampled_from(TURNS),
 )  # fmt: skip
 def test_row_57_scores_know_the_difference_alone(m, n, far, seed, theta, turns):
-    """(R_m q) . (R_n k) = q . (R_(n-m) k), by `Rotary` and by its matrices."""
+    """Checks (R_m q) . (R_n k) = q . (R_(n-m) k), by `Rotary` and by rotation matrices."""
     pairing, dims = turns
     rotary = Rotary(theta, pairing=pairing, dims=dims)
     q, k = random(seed, 2, 1, 1, 1, 8)
     alone = (q * rotary.rotate(k, torch.tensor([n - m]))).sum()
-    for by, limit in ((0, 1e-10), (far, 1e-8)):
-        left = (rotary.rotate(q, torch.tensor([m + by])) * rotary.rotate(k, torch.tensor([n + by]))).sum()
+    for shift, limit in ((0, 1e-10), (far, 1e-8)):
+        left = (
+            rotary.rotate(q, torch.tensor([m + shift])) * rotary.rotate(k, torch.tensor([n + shift]))
+        ).sum()
         torch.testing.assert_close(left, alone, rtol=0, atol=limit)
     product = rotation_matrix(m, dims, theta).T @ rotation_matrix(n, dims, theta)
     torch.testing.assert_close(product, rotation_matrix(n - m, dims, theta), rtol=0, atol=1e-11)
@@ -152,9 +154,9 @@ def test_row_59_frequencies_counted_from_0_or_from_1_are_the_same(theta):
     d = 64
     from_0 = torch.tensor([theta ** (-2 * i / d) for i in range(d // 2)], dtype=DOUBLE)
     from_1 = torch.tensor([theta ** (-2 * (i - 1) / d) for i in range(1, d // 2 + 1)], dtype=DOUBLE)
-    found = Rotary(theta, pairing="halves").frequencies(d)
+    actual = Rotary(theta, pairing="halves").frequencies(d)
     assert torch.equal(from_0, from_1)
-    torch.testing.assert_close(found, from_0, rtol=1e-15, atol=0)
+    torch.testing.assert_close(actual, from_0, rtol=1e-15, atol=0)
 
 
 def test_row_60_one_complex_number_a_pair_and_any_origin():
@@ -164,10 +166,10 @@ def test_row_60_one_complex_number_a_pair_and_any_origin():
     product = torch.view_as_complex(q.unflatten(-1, (8, 2))) * torch.polar(torch.ones_like(angle), angle)
     turned = ADJACENT.rotate(q, torch.arange(11))
     torch.testing.assert_close(turned, torch.view_as_real(product).flatten(-2), rtol=0, atol=1e-14)
-    zero, one = (
+    from_0, from_1 = (
         ADJACENT.rotate(q, p) @ ADJACENT.rotate(k, p).mT for p in (torch.arange(11), torch.arange(1, 12))
     )
-    torch.testing.assert_close(zero, one, rtol=0, atol=1e-13)
+    torch.testing.assert_close(from_0, from_1, rtol=0, atol=1e-13)
 
 
 # -- SO(d) -----------------------------------------------------------------------------------------------------
@@ -175,9 +177,9 @@ def test_row_60_one_complex_number_a_pair_and_any_origin():
 
 @given(m=near, n=near, seed=seeds)
 def test_row_63_powers_of_any_rotation_know_the_difference_alone(m, n, seed):
-    """R_m^T R_n = R_(n-m), R_m^T R_m = I and R_0 = I, for a random A."""
+    """Checks R_m^T R_n = R_(n-m), R_m^T R_m = I and R_0 = I, for a random generator A."""
     r_m, r_n, moved, zero = rotation_matrices(skew(seed, 6), torch.tensor([m, n, n - m, 0]))
-    limit = 1e-11  # |A| m 2^-52 for |A| up to ten
+    limit = 1e-11  # about |A| m 2^-52, with |A| up to ten
     torch.testing.assert_close(r_m.T @ r_n, moved, rtol=0, atol=limit)
     torch.testing.assert_close(r_m.T @ r_m, torch.eye(6, dtype=DOUBLE), rtol=0, atol=1e-14)
     assert torch.equal(zero, torch.eye(6, dtype=DOUBLE))
@@ -215,7 +217,7 @@ def test_row_63_starts_as_rotary_and_stays_exact_far_away(start):
 
 
 def test_row_63_is_a_rotary_after_another_projection():
-    """A = Q F Q^T: with W_q and W_k multiplied by Q^T the scores are those of `Rotary`."""
+    """With A = Q F Q^T, and W_q and W_k multiplied by Q^T, the scores are those of `Rotary`."""
     generator = skew(6, 6)
     value, vector = torch.linalg.eigh(1j * generator)
     upper = vector[:, value > 0]
@@ -240,12 +242,12 @@ def test_row_63_table_of_half_precision_is_float32_rounded_once():
     assert torch.equal(table.apply(x)[..., 6:], x[..., 6:])
 
 
-# -- extensions that are named -----------------------------------------------------------------------------------
+# -- other extensions ---------------------------------------------------------------------------------------------
 
 
 @given(seed=seeds, dy=st.integers(-50, 50), dx=st.integers(-50, 50))
 def test_row_77_two_rotaries_on_halves_of_a_head_know_both_differences(seed, dy, dx):
-    """RoPE-2D: rows turn the first half of a head, columns the second; scores know (dy, dx) alone."""
+    """RoPE-2D: rows rotate the first half of a head, columns the second; scores depend on (dy, dx) only."""
 
     def turned(x: Tensor, row: int, column: int) -> Tensor:
         parts = zip(x.view(1, 1, 1, 16).chunk(2, -1), (row, column), strict=True)
@@ -258,7 +260,7 @@ def test_row_77_two_rotaries_on_halves_of_a_head_know_both_differences(seed, dy,
 
 @given(seed=seeds)
 def test_row_77_collinear_queries_and_keys_score_highest_at_distance_0(seed):
-    """CoCA: where each pair of k is a multiple >= 0 of that of q, score(m) = sum_i |q_i|^2 t_i cos(m theta_i)."""
+    """CoCA: if each pair of k is t_i >= 0 times that of q, then score(m) = sum_i |q_i|^2 t_i cos(m theta_i)."""
     q, t = random(seed, 16), random(seed + 1, 8).relu()
     k = q * t.repeat_interleave(2)
     far = ADJACENT.rotate(k.expand(1, 1, 257, 16), torch.arange(257))[0, 0] @ q

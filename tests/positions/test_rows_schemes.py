@@ -1,4 +1,4 @@
-"""Rows 22, 69, 70 and 76: sinusoids; schemes by layer; turned values; odd heads and prefixes."""
+"""Sinusoids, schemes by layer, rotated values, odd heads and prefixes (requirements 22, 69, 70, 76)."""
 
 import math
 
@@ -46,7 +46,7 @@ def test_row_22_sinusoids_are_the_formula_and_turn_with_distance(p, k, width):
         assert table[0, 2 * i : 2 * i + 2].tolist() == pytest.approx(
             [math.sin(angle), math.cos(angle)], abs=limit
         )
-    swap = table[0].unflatten(-1, (-1, 2)).flip(-1).flatten()  # (cos, sin): a turn by k is Rotary's by -k
+    swap = table[0].unflatten(-1, (-1, 2)).flip(-1).flatten()  # (cos, sin): shifted by k = rotated by -k
     moved = Rotary(pairing="adjacent").rotate(swap.view(1, 1, 1, -1), torch.tensor([k]))
     torch.testing.assert_close(
         moved.flatten().unflatten(-1, (-1, 2)).flip(-1).flatten(), table[1], rtol=0, atol=limit
@@ -73,7 +73,7 @@ def test_row_69_each_layer_has_its_own_scheme():
 
 
 def test_row_69_rotary_in_the_first_layer_only():
-    """The first layer is that of a model with rotary everywhere, the later ones those of a model without."""
+    """The first layer equals that of a model with rotary everywhere, later ones those of a model without positions."""
     first, everywhere, nowhere = (small(s) for s in (EVERY["rotary in the first layer"], ROTARY, NONE))
     x, tokens = inputs(), Tokens.range(LENGTH)
     for model in (first, everywhere, nowhere):
@@ -112,7 +112,7 @@ def test_row_70_turned_values_are_those_of_transformers():
 
 @pytest.mark.parametrize("by", [1, 1000])
 def test_row_70_turned_values_break_shift_invariance(by):
-    """Outputs of turned values turn with the shift: sum_j w_ij R_(j+s) v_j = R_s sum_j w_ij R_j v_j."""
+    """With rotated values, outputs rotate with the shift: sum_j w_ij R_(j+s) v_j = R_s sum_j w_ij R_j v_j."""
     q, k, v = torch.randn(3, 1, 2, LENGTH, HEAD_DIM, dtype=torch.float64)
 
     def out(values: bool, by: int) -> Tensor:

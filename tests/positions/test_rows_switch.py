@@ -1,4 +1,4 @@
-"""Row 74: ways to mark positions, compared over one switch."""
+"""Position schemes compared in one small model (requirement 74)."""
 
 import math
 
@@ -36,14 +36,14 @@ RELATIVE = EVERY.keys() - BLIND - {"sinusoidal", "learned", "ALiBi"}
 
 @pytest.mark.parametrize("name", EVERY)
 def test_row_74_one_switch_changes_what_a_model_knows_of_places(name):
-    """Order is seen by all but none; a shift of all positions is seen by those that mark embeddings or values."""
+    """All schemes but NoPositions see order; only those that mark embeddings or values see a shift of all positions."""
     model, x = small(EVERY[name]), inputs()
     order = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(3))
-    there = model(x, shifted(0))
-    shuffled = (model(x[:, order], shifted(0)) - there[:, order]).abs().max() / there.abs().max()
+    unshifted = model(x, shifted(0))
+    shuffled = (model(x[:, order], shifted(0)) - unshifted[:, order]).abs().max() / unshifted.abs().max()
     assert (shuffled < 1e-12) == (name in BLIND)
     assert name in BLIND or shuffled > 1e-3
-    moved = (model(x, shifted(1000)) - there).abs().max() / there.abs().max()
+    moved = (model(x, shifted(1000)) - unshifted).abs().max() / unshifted.abs().max()
     assert (moved < 1e-11) == (name not in MOVES)
     assert name not in MOVES or moved > 1e-3
 
@@ -60,12 +60,12 @@ def test_row_74_everything_trained_gets_a_gradient(name):
 
 @pytest.mark.slow
 def test_row_74_schemes_learn_within_one_budget():
-    """Two causal layers name the token that stood three places before: 200 steps, one seed, one rate.
+    """Two causal layers learn to name the token three places back, in 200 steps with one seed and one rate.
 
-    Chance is 1/16. Those whose scores can single out one distance learn it; a causal mask alone tells far less.
+    Chance is 1/16. Schemes whose scores can single out one distance learn it; a causal mask alone is far from enough.
     """
     symbols, back, rows = 16, 3, 64
-    right = {}
+    accuracy = {}
     for name, scheme in EVERY.items():
         torch.manual_seed(4)
         embed, model = nn.Embedding(symbols, WIDTH), Small(scheme, pattern=Causal())
@@ -79,11 +79,11 @@ def test_row_74_schemes_learn_within_one_budget():
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        right[name] = (logits[:, back:].argmax(-1) == ids[:, :-back]).float().mean().item()
-    print({name: round(share, 3) for name, share in right.items()})
+        accuracy[name] = (logits[:, back:].argmax(-1) == ids[:, :-back]).float().mean().item()
+    print({name: round(share, 3) for name, share in accuracy.items()})
     for name in RELATIVE:
-        assert right[name] > 0.9, right
-    assert right["none"] < 0.3
+        assert accuracy[name] > 0.9, accuracy
+    assert accuracy["none"] < 0.3
 
 
 def test_row_74_schemes_make_the_steps_of_scores():
@@ -110,7 +110,7 @@ def test_row_74_schemes_make_the_steps_of_scores():
 
 
 def test_row_74_relative_keys_are_the_printed_formula():
-    """e_ij = q_i . (k_j + a[clip(j - i)]) / sqrt(D), in a loop over queries."""
+    """Checks e_ij = q_i . (k_j + a[clip(j - i)]) / sqrt(D), in a loop over queries."""
     q, k, v = torch.randn(3, 1, 2, LENGTH, HEAD_DIM, dtype=torch.float64)
     (step,) = Relative(3).scores(2, HEAD_DIM, True)
     table = step.parameters[0].double()
@@ -127,8 +127,8 @@ def test_row_74_fixed_relative_keys_are_the_published_sinusoids():
     for row in range(9):
         for i in range(3):
             angle = row / 10000 ** (2 * i / 6)
-            found = step.table[row, 2 * i : 2 * i + 2].tolist()
-            assert found == pytest.approx([math.sin(angle), math.cos(angle)], abs=1e-7)
+            values = step.table[row, 2 * i : 2 * i + 2].tolist()
+            assert values == pytest.approx([math.sin(angle), math.cos(angle)], abs=1e-7)
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])

@@ -1,4 +1,4 @@
-"""Rotary scalings against transformers' own functions (bad inputs 23-25, as far as values are concerned)."""
+"""Rotary scalings against transformers' own functions."""
 
 import math
 
@@ -9,7 +9,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from headway.positions import DynamicNTK, LinearScaling, Llama3, LongRope, Rotary, YaRN
 
-# float32 pow and reciprocal there, float64 here: the oracle is right to a few units of 2^-24
+# transformers computes powers in float32, we in float64: the oracle is right to a few units of 2^-24
 TOLERANCE = {"rtol": 4e-7, "atol": 0.0}
 
 
@@ -66,8 +66,8 @@ YARNS = [
         (1e6, 2.5, 32768),
         (150000.0, 32.0, 64),
         (10000.0, 1.0, 4096),
-        (100.0, 4.0, 4096),  # even the last pair turns often: the ramp ends beyond the pairs
-        (10000.0, 4.0, 6),  # no pair turns at all: an empty ramp
+        (100.0, 4.0, 4096),  # even the last pair rotates often: the ramp ends beyond the pairs
+        (10000.0, 4.0, 6),  # no pair rotates fast enough: an empty ramp
     ],
 )
 def test_yarn(options, theta, factor, context):
@@ -124,7 +124,7 @@ def test_longrope(length, how):
 
 
 def test_longrope_without_factor_is_what_transformers_derives():
-    """There, a missing factor is max_position_embeddings / original; here the ratio is given by name."""
+    """transformers derives a missing factor as max_position_embeddings / original; here the factor is given."""
     lists = {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
     _, amplitude = oracle("longrope", context=4096, original_max_position_embeddings=512, **lists)
     assert LongRope(**lists, trained_context=512, factor=4096 / 512).amplitude == pytest.approx(
@@ -142,7 +142,7 @@ def test_a_mutant_would_be_seen():
 
 
 def test_scalings_leave_fast_pairs_and_stretch_slow_ones():
-    """What the rules are for: the fastest pair is kept and the slowest is divided by the factor."""
+    """The fastest pair is kept, and the slowest is divided by the factor."""
     plain = Rotary(pairing="halves").frequencies(64)
     for scaling in (YaRN(8.0, 4096), Llama3(8.0, 1.0, 4.0, 4096)):
         ratio = plain / Rotary(pairing="halves", scaling=scaling).frequencies(64)
@@ -152,7 +152,7 @@ def test_scalings_leave_fast_pairs_and_stretch_slow_ones():
 
 
 def test_dynamic_at_the_stretched_length_slows_the_last_pair_by_its_growth():
-    """theta' is chosen so that the slowest pair is interpolated by exactly factor * L / C - (factor - 1)."""
+    """theta' makes the slowest pair slower by exactly factor * L / C - (factor - 1)."""
     for length in (4096, 6000, 20_000):
         ratio = (
             Rotary(pairing="halves").frequencies(64)[-1]

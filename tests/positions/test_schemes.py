@@ -1,4 +1,4 @@
-"""Positions that are added to embeddings (row 22), and the decay of rotary products (rows 65-68)."""
+"""Positions added to embeddings (requirement 22), and bounds of rotary products (requirements 65-68)."""
 
 import pytest
 import torch
@@ -24,14 +24,14 @@ GOLDEN = {
 def product(
     q: torch.Tensor, k: torch.Tensor, distance: torch.Tensor, frequencies: torch.Tensor
 ) -> torch.Tensor:
-    """|sum_i q_i k_i^* e^(i m theta_i)| for q, k [..., d] in neighbour pairs: what `bound` bounds."""
+    """Returns |sum_i q_i k_i^* e^(i m theta_i)| for q, k [..., d] in adjacent pairs, which `bound` bounds."""
     angle = distance.double()[..., None] * frequencies.double()
     q, k = (torch.view_as_complex(x.double().unflatten(-1, (-1, 2)).contiguous()) for x in (q, k))
     return (q * k.conj() * torch.polar(torch.ones_like(angle), angle)).sum(-1).abs()
 
 
 def test_sinusoids_of_half_precision_are_rounded_once_at_any_position():
-    """Far beyond what was trained and before 0: in bfloat16 itself 257 would be 256."""
+    """Positions far beyond training and below 0; computed in bfloat16, position 257 would be 256."""
     at = torch.tensor([257, 4099, 1_000_003, -5])
     exact = Sinusoidal().embedding(at, 16, torch.float64)
     assert Sinusoidal().embedding(at, 16).dtype == torch.float32
@@ -66,7 +66,7 @@ def test_schemes_are_values():
 
 @given(seed=st.integers(0, 2**31), pairs=st.integers(1, 32))
 def test_abel_bound_holds(seed, pairs):
-    """Row 66: 50 x 64 random q, k, each at 257 distances."""
+    """Requirement 66: 64 random q, k for each example, each at 257 distances."""
     generator = torch.Generator().manual_seed(seed)
     q, k = torch.randn(2, 64, 1, 2 * pairs, dtype=torch.float64, generator=generator)
     frequencies, distance = Rotary(pairing="adjacent").frequencies(2 * pairs), torch.arange(257)
@@ -75,7 +75,7 @@ def test_abel_bound_holds(seed, pairs):
 
 
 def test_product_is_the_rotated_score_without_its_sign():
-    """|Re| of the complex sum is |score|; the sum's modulus bounds it."""
+    """The score is the real part of the complex sum, so the sum's modulus bounds |score|."""
     q, k = torch.randn(2, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     rotary = Rotary(pairing="adjacent")
     turned = rotary.rotate(q.view(1, 1, 1, 8), torch.tensor([9])).flatten()

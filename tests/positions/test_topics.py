@@ -1,4 +1,4 @@
-"""The topics rotary-decay (rows 65-68) and order (row 16), and that their verdicts can be otherwise."""
+"""The topics rotary-decay (requirements 65-68) and permutation (16), and that their verdicts can be negative."""
 
 from dataclasses import replace
 

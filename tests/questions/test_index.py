@@ -1,4 +1,4 @@
-"""Questions in words: those of the documents find their topic first, paraphrases among three, others nothing."""
+"""Questions in words: those of the documents find their topic first, paraphrases among three, others find nothing."""
 
 import json
 import math
@@ -86,14 +86,17 @@ def test_rows_112_113_114_115_a_question_of_the_documents_finds_its_topic_first(
 
 def test_paraphrases_are_apart_from_the_index_and_nine_of_ten_find_their_topic_among_three() -> None:
     index = {language: Index(entries(language)) for language in LANGUAGES}
-    asked = [
-        (q, topic) for language in LANGUAGES for topic, some in PARAPHRASES[language].items() for q in some
+    questions = [
+        (q, topic)
+        for language in LANGUAGES
+        for topic, phrasings in PARAPHRASES[language].items()
+        for q in phrasings
     ]
     known = {q for language in LANGUAGES for entry in entries(language) for q in entry.ask}
-    assert len(asked) == 60
-    assert known.isdisjoint(q for q, _ in asked)
-    found = [topic in {m.entry.topic for m in index[language_of(q)].find(q)} for q, topic in asked]
-    assert sum(found) >= 0.9 * len(asked)
+    assert len(questions) == 60
+    assert known.isdisjoint(q for q, _ in questions)
+    hits = [topic in {m.entry.topic for m in index[language_of(q)].find(q)} for q, topic in questions]
+    assert sum(hits) >= 0.9 * len(questions)
 
 
 @pytest.mark.parametrize(("question", "topic"), CAPTIONS.items())
@@ -102,32 +105,39 @@ def test_captions_and_remarks_of_the_documents_find_their_topic_first(question: 
 
 
 def test_a_set_by_someone_who_had_not_seen_the_index() -> None:
-    """91.7 % first, 96.7 % among three, all declined: it was run once, and the index has not been changed since."""
+    """91.7 % first, 96.7 % among three, all declined; it was run once, and the index has not been changed since."""
     index = {language: Index(entries(language)) for language in LANGUAGES}
-    known = {question for one in index.values() for entry in one.entries for question in entry.ask}
-    asked = [(q, [topic]) for language in LANGUAGES for topic, qs in BLIND[language].items() for q in qs]
-    asked += [(either["question"], either["topics"]) for either in BLIND["either"]]
+    known = {
+        question
+        for language_index in index.values()
+        for entry in language_index.entries
+        for question in entry.ask
+    }
+    questions = [(q, [topic]) for language in LANGUAGES for topic, qs in BLIND[language].items() for q in qs]
+    questions += [(either["question"], either["topics"]) for either in BLIND["either"]]
     answers = [
-        ([match.entry.topic for match in index[language_of(q)].find(q)], topics) for q, topics in asked
+        ([match.entry.topic for match in index[language_of(q)].find(q)], topics) for q, topics in questions
     ]
-    others = [q for kind in ("unrelated", "near") for language in LANGUAGES for q in BLIND[kind][language]]
-    assert (len(asked), len(others)) == (120, 50)
-    assert known.isdisjoint(question for question, _ in asked)
+    unrelated = [q for kind in ("unrelated", "near") for language in LANGUAGES for q in BLIND[kind][language]]
+    assert (len(questions), len(unrelated)) == (120, 50)
+    assert known.isdisjoint(question for question, _ in questions)
     assert sum(bool(best) and best[0] in topics for best, topics in answers) == 110
     assert sum(not {*best}.isdisjoint(topics) for best, topics in answers) == 116
-    assert [q for q in others if index[language_of(q)].find(q)] == []
+    assert [q for q in unrelated if index[language_of(q)].find(q)] == []
 
 
 def test_what_no_entry_answers_is_declined() -> None:
     index = {language: Index(entries(language)) for language in LANGUAGES}
-    asked = [question for language in LANGUAGES for question in DECLINED[language]]
-    assert len(asked) >= 860
-    answered = [question for question in asked if index[language_of(question)].find(question)]
-    assert answered == ["GPT-4 到底有多少参数?"]  # by the sizes of LLaMA
+    questions = [question for language in LANGUAGES for question in DECLINED[language]]
+    assert len(questions) >= 860
+    answered = [question for question in questions if index[language_of(question)].find(question)]
+    assert answered == ["GPT-4 到底有多少参数?"]  # answered by the sizes of LLaMA
 
 
 def test_no_sentence_of_the_index_names_what_lies_beside_its_subject() -> None:
-    sentences = [text for one in LANGUAGES for entry in entries(one) for text in (*entry.ask, *entry.says)]
+    sentences = [
+        text for language in LANGUAGES for entry in entries(language) for text in (*entry.ask, *entry.says)
+    ]
     assert [text for text in sentences if least(text) == math.inf] == []
 
 
@@ -152,9 +162,9 @@ def test_a_question_needs_less_the_more_it_has_of_the_subject() -> None:
 
 def test_unrelated_questions_are_declined() -> None:
     index = {language: Index(entries(language)) for language in LANGUAGES}
-    asked = [q for language in LANGUAGES for q in PARAPHRASES["unrelated"][language]]
-    assert len(asked) == 20
-    assert [q for q in asked if index[language_of(q)].find(q)] == []
+    questions = [q for language in LANGUAGES for q in PARAPHRASES["unrelated"][language]]
+    assert len(questions) == 20
+    assert [q for q in questions if index[language_of(q)].find(q)] == []
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -186,14 +196,14 @@ def test_scores_are_those_of_the_formula() -> None:
     weight = {term: index.idf(term) for term in ("red", "ink", stem("softmax"))}
     assert index.idf("red") == pytest.approx(0.7 * math.log(4 / 2.5))
     assert index.idf("softmax") == pytest.approx(math.log(4 / 0.5))
-    whole, own = sum(weight.values()), weight["red"] + weight["ink"]
+    whole, matched = sum(weight.values()), weight["red"] + weight["ink"]
     assert first.entry.topic == "a"
-    assert first.score == pytest.approx((own / (whole * own) ** 0.5 + own / whole / 1.5) / 2)
+    assert first.score == pytest.approx((matched / (whole * matched) ** 0.5 + matched / whole / 1.5) / 2)
     assert first.terms == ("ink", "red")
 
 
 def test_numbers_and_single_characters_are_no_reason_to_answer() -> None:
-    """What is not there is declined, whatever small words it shares with what is."""
+    """Unknown subjects are declined, whatever small words they share with entries."""
     index = Index([Entry("a", "", "", ("8 heads of q", "多"), ""), Entry("b", "", "", ("owl",), "")])
     assert index.find("8 attention") == ()
     assert index.find("注意力多") == ()

@@ -1,4 +1,4 @@
-"""A recipe of five runs that takes a second."""
+"""Fixtures: a recipe of five runs that takes about a second."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,11 +26,11 @@ STAGES: list[dict[str, Any]] = [
 
 @pytest.fixture
 def make(tmp_path: Path, corpus: Path) -> Callable[..., Recipe]:  # noqa: F811
-    """A recipe in the folder of its first argument; keys of the file may be given."""
+    """Returns a function that makes a recipe, given the name of its output folder and other keys of its file."""
 
     def made(out: str, stages: Any = STAGES, *, small: bool = False, toy: Any = None, **keys: Any) -> Recipe:
         file = tmp_path / "recipe.yaml"
-        whole = {
+        content = {
             **BASE,
             "data": str(corpus),
             "out": str(tmp_path / out),
@@ -38,7 +38,7 @@ def make(tmp_path: Path, corpus: Path) -> Callable[..., Recipe]:  # noqa: F811
             "small": toy or {},
             **keys,
         }
-        file.write_text(yaml.safe_dump(whole, sort_keys=False), encoding="utf-8")
+        file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
         return read_recipe(file, small=small)
 
     return made

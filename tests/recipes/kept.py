@@ -1,9 +1,9 @@
-"""Numbers of single seeds that result pages rest on: docs/results/NAME.json of the recipe NAME, and what follows from
+"""Numbers of single seeds behind the result pages: docs/results/NAME.json of the recipe NAME, and what follows from
 them.
 
     python -m tests.recipes.kept hybrid runs/hybrid
 
-keeps those of a run, and puts their table, claims and picture on the pages of both languages; prose is for people.
+keeps those of a run, and puts their table, claims and picture on the pages of both languages; prose is written by hand.
 """
 
 import json
@@ -20,25 +20,25 @@ from tests.command_lines import ROOT
 RECIPES, RESULTS = ROOT / "recipes", ROOT / "docs" / "results"
 LANGUAGES = {"en": ".md", "zh": ".zh.md"}
 BLOCKS = re.compile(r"(?P<table>(?:^\|.*\n)+)|(?P<claims>(?:^- .*`[)）]\n)+)", re.MULTILINE)
-"""The table of a page, and its list of claims."""
+"""Matches the table of a page and its list of claims."""
 
 
 def kept_names() -> list[str]:
-    """The recipes whose numbers are kept."""
+    """Returns the names of the recipes whose numbers are kept."""
     return sorted(path.stem for path in RESULTS.glob("*.json"))
 
 
 def kept_report(name: str, language: str = "en") -> RecipeReport:
-    """The report of the numbers that are kept, with the claims that the recipe makes now."""
+    """Returns the report of the kept numbers, with the claims that the recipe makes now."""
     return report_of(name, json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")), language)
 
 
 def report_of(name: str, kept: Mapping[str, Any], language: str = "en") -> RecipeReport:
-    """The same of such numbers."""
-    seeds = json.dumps([one["seed"] for one in kept["seeds"]])
+    """Returns the report of the numbers `kept`, with the claims that the recipe makes now."""
+    seeds = json.dumps([entry["seed"] for entry in kept["seeds"]])
     records = tuple(
-        tuple({**stage, "run": {"settings": {"context": stage["context"]}}} for stage in one["stages"])
-        for one in kept["seeds"]
+        tuple({**stage, "run": {"settings": {"context": stage["context"]}}} for stage in entry["stages"])
+        for entry in kept["seeds"]
     )
     return RecipeReport(read_recipe(RECIPES / f"{name}.yaml", [f"seeds={seeds}"]), records, language)
 
@@ -65,11 +65,11 @@ def keep(name: str, run: Path) -> None:
 
 
 def blocks(text: str) -> dict[str, str]:
-    """The first table of a page, and its first list of claims."""
-    found: dict[str, str] = {}
+    """Returns the first table of a page and its first list of claims."""
+    first: dict[str, str] = {}
     for match in BLOCKS.finditer(text):
-        found.setdefault(str(match.lastgroup), match[0])
-    return found
+        first.setdefault(str(match.lastgroup), match[0])
+    return first
 
 
 def renew_pages(name: str) -> None:

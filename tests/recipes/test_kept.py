@@ -1,4 +1,4 @@
-"""Verdicts and tables of result pages follow from the numbers of their seeds, where these are kept."""
+"""Verdicts and tables of result pages follow from the numbers of their seeds, if these are kept."""
 
 import copy
 import json
@@ -14,7 +14,7 @@ NOT_KEPT = {
     *("alpaca", "context-extend", "evolution", "gqa-uptrain", "long-classify", "long-qa"),
     *("longformer-4096", "longformer-charlm", "roformer-chinese", "roformer-six"),
 }
-"""Recipes that ran before numbers of single seeds were kept: their pages have means, spreads and counts alone."""
+"""Recipes that ran before numbers of single seeds were kept: their pages have means, spreads and counts only."""
 
 
 def test_every_recipe_s_numbers_are_kept_or_named_here() -> None:
@@ -31,11 +31,11 @@ def test_pages_say_what_the_numbers_of_the_seeds_say(name: str, language: str) -
 
 
 def others(name: str, kept: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The same numbers, but for one measure of the last seed that a claim compares."""
+    """Yields the numbers with another value of one measure of the last seed, for each claim that compares one."""
     for claim in report_of(name, kept).recipe.claims:
         stage, measure = claim.operands[0]
         changed = copy.deepcopy(kept)
-        record = next(one for one in changed["seeds"][-1]["stages"] if one["stage"] == stage)
+        record = next(entry for entry in changed["seeds"][-1]["stages"] if entry["stage"] == stage)
         record["measures"][measure] *= 1.5
         yield changed
 

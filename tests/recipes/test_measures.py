@@ -1,4 +1,4 @@
-"""What a stage is measured by, where a clock is needed: one whose times are known."""
+"""Measures of a stage that need a clock, with a clock whose times are known."""
 
 import time
 from typing import Any
@@ -10,7 +10,7 @@ from headway.recipes import run
 
 
 def test_decoding_is_timed_without_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt takes 3 s; a step 1 s, but for those of a few runs that something else slows down."""
+    """A prompt takes 3 s and a step 1 s, except in a few runs, which other work disturbs."""
     now, steps = 0.0, iter([1.0, 1.0, 0.0, 4.0, 0.0, 1.0, 0.0, 0.5, 0.0, 1.0, 0.0])
 
     def generated(model: Any, prompts: list[list[int]], settings: Any) -> None:

@@ -1,4 +1,4 @@
-"""The picture of a recipe: what its claims compare, before and after."""
+"""The picture of a recipe: the measures that its claims compare, before and after training."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a recipe's file may say, and whose word is the last."""
+"""What a recipe's file may contain, and which source of a setting wins."""
 
 import json
 import re
@@ -50,15 +50,17 @@ def test_later_words_win(make: Make, tmp_path: Path) -> None:
         {"name": "b", "task": "masked-lm", "from": None, "family": "bert", "mask_share": 0.2},
     ]
     keys = {"mask_share": 0.3, "toy": {"steps": 2, "lr": 0.2}, "kv_heads": None, "heads": 2}
-    usual, small = make("out", stages, **keys), make("out", stages, small=True, **keys)
-    assert [s.settings["steps"] for s in usual.stages] == [7, 4]
+    full, small = make("out", stages, **keys), make("out", stages, small=True, **keys)
+    assert [s.settings["steps"] for s in full.stages] == [7, 4]
     assert [s.settings["steps"] for s in small.stages] == [2, 2]
     assert [s.settings.get("lr") for s in small.stages] == [0.3, 0.2]
-    assert [s.settings["mask_share"] for s in usual.stages] == [0.3, 0.2]
-    given = read_recipe(tmp_path / "recipe.yaml", ["steps=9", "b.steps=5", "out=x"], {"lr": 1.0}, small=True)
-    assert [s.settings["steps"] for s in given.stages] == [9, 5]
-    assert {s.settings["lr"] for s in given.stages} == {1.0}
-    assert given.out == Path("x")
+    assert [s.settings["mask_share"] for s in full.stages] == [0.3, 0.2]
+    overridden = read_recipe(
+        tmp_path / "recipe.yaml", ["steps=9", "b.steps=5", "out=x"], {"lr": 1.0}, small=True
+    )
+    assert [s.settings["steps"] for s in overridden.stages] == [9, 5]
+    assert {s.settings["lr"] for s in overridden.stages} == {1.0}
+    assert overridden.out == Path("x")
     with pytest.raises(ConfigError, match="there is no stage 'c'"):
         read_recipe(tmp_path / "recipe.yaml", ["c.steps=5"])
 

@@ -1,4 +1,4 @@
-"""A recipe is a sequence of ordinary runs: what each begins with, and that it goes on wherever it was killed."""
+"""A recipe is a sequence of ordinary runs: what each begins with, and that it resumes wherever it was killed."""
 
 import json
 import operator
@@ -71,8 +71,8 @@ def test_without_matplotlib_a_recipe_reports_without_its_picture(
 
 
 def test_a_translator_s_sentences_are_looked_at_before_it_is_trained(tmp_path: Path) -> None:
-    given = small("gqa-translation", tmp_path / "out")
-    recipe = replace(given, tests=(tmp_path / "lost.en", tmp_path / "target"))
+    shipped = small("gqa-translation", tmp_path / "out")
+    recipe = replace(shipped, tests=(tmp_path / "lost.en", tmp_path / "target"))
     with pytest.raises(ConfigError, match=r"tests: .*lost\.en: no such file"):
         run_recipe(recipe, quiet=True)
     assert not [*recipe.out.rglob("stage.json")]
@@ -80,20 +80,20 @@ def test_a_translator_s_sentences_are_looked_at_before_it_is_trained(tmp_path: P
 
 def test_the_files_of_all_stages_are_looked_at_before_the_first_is_run(make: Make) -> None:
     held = {"validation": "b.txt", "validation_share": 0.0}
-    lost = [{"name": "one"}, {"name": "two", "data": "a.txt"}, {"name": "three", **held}]
-    recipe = make("out", lost)
-    lost_files = r"two: data a\.txt: no such file or folder\nthree: validation b\.txt: .*\nPaths are"
-    with pytest.raises(ConfigError, match=lost_files):
+    stages = [{"name": "one"}, {"name": "two", "data": "a.txt"}, {"name": "three", **held}]
+    recipe = make("out", stages)
+    message = r"two: data a\.txt: no such file or folder\nthree: validation b\.txt: .*\nPaths are"
+    with pytest.raises(ConfigError, match=message):
         run_recipe(recipe, quiet=True)
     assert not (recipe.stage_folder(recipe.stages[0], 0) / "config.yaml").exists()
 
 
 def test_killed_in_every_stage_it_goes_on_to_the_bit(make: Make) -> None:
-    """Two micro batches a step, one in `long`; killed in the third step of each stage in turn."""
+    """Two micro-batches a step, one in `long`; killed in the third step of each stage in turn."""
     whole, killed = make("whole"), make("killed")
     run_recipe(whole, quiet=True)
-    for left in (5, 8 - 4 + 5, 8 - 4 + 5, 8 - 4 + 3, 4 - 2 + 5):
-        run = killed_at_micro_batch(killed, left, run_recipe)  # type: ignore[arg-type]
+    for count in (5, 8 - 4 + 5, 8 - 4 + 5, 8 - 4 + 3, 4 - 2 + 5):
+        run = killed_at_micro_batch(killed, count, run_recipe)  # type: ignore[arg-type]
         assert in_a_child(run) == -signal.SIGKILL
     assert not (killed.stage_folder(killed.stages[-1], 0) / "final").exists()
     with pytest.raises(ConfigError, match="is not empty; resume it with --resume auto"):
@@ -104,18 +104,18 @@ def test_killed_in_every_stage_it_goes_on_to_the_bit(make: Make) -> None:
 
 
 def test_the_gradient_of_a_pooled_head_is_the_sum_of_those_that_it_stands_for(make: Make) -> None:
-    """What the moments after surgery are made by: m' exactly, v' from above."""
+    """The moments after surgery follow from this: m' exactly, v' as an upper bound."""
     recipe = make("out", [{"name": "mha"}])
     run_recipe(recipe, quiet=True)
     spec, last = load_folder(final(recipe, 0)).spec, checkpoints(recipe.stage_folder(recipe.stages[0], 0))[-1]
     last /= f"{MOMENTS}.safetensors"
-    was, now = open_tensors(last), moments_after(last, spec, (("gqa", {"kv_heads": 2}),))
+    before, after = open_tensors(last), moments_after(last, spec, (("gqa", {"kv_heads": 2}),))
     name = "model.layers.0.self_attn.k_proj.weight"
     for field, factor in (("exp_avg", 1), ("exp_avg_sq", 2)):
-        heads = was[f"{name}/{field}"].unflatten(0, (4, -1))
+        heads = before[f"{name}/{field}"].unflatten(0, (4, -1))
         expected = torch.stack([factor * (heads[0] + heads[1]), factor * (heads[2] + heads[3])]).flatten(0, 1)
-        torch.testing.assert_close(now[f"{name}/{field}"], expected, rtol=1e-6, atol=0)
-    assert now.keys() == was.keys()
+        torch.testing.assert_close(after[f"{name}/{field}"], expected, rtol=1e-6, atol=0)
+    assert after.keys() == before.keys()
     assert not any(
         ".k_proj." in n for n in moments_after(last, spec, (("gqa", {"kv_heads": 2, "pool": "random"}),))
     )
@@ -128,15 +128,15 @@ def test_seeds_make_runs_of_their_own_and_a_table_with_spread(make: Make) -> Non
     report = run_recipe(recipe, quiet=True)
     assert report.measures(0)["one"]["loss"] != report.measures(1)["one"]["loss"]
     verdicts = ["two seeds, it holds in both", "two seeds, it does not hold"]
-    assert [said for _, _, said in report.verdicts] == verdicts
+    assert [verdict for _, _, verdict in report.verdicts] == verdicts
     losses = [report.measures(i)["one"]["val_loss"] for i in (0, 1)]
     head, (row,) = report.rows()
     spread = f"{np.mean(losses):.4g} ± {np.std(losses, ddof=1):.2g}"
     assert dict(zip(head, row, strict=True))["val_loss"] == spread
     assert spread in report.text()
     assert "published loss" in report.markdown().splitlines()[0]
-    kept = json.loads((recipe.out / "report.json").read_text())
-    assert [len(records) for records in kept["stages"]] == [1, 1]
+    saved = json.loads((recipe.out / "report.json").read_text())
+    assert [len(records) for records in saved["stages"]] == [1, 1]
     unknown = make("out", stages, seeds=[0, 1], claims={"x": "one.nothing > 1"})
     with pytest.raises(ConfigError, match="has no measure 'nothing'"):
         run_recipe(unknown, resume="auto", quiet=True)
@@ -207,7 +207,7 @@ def test_a_claim_is_seen_when_every_seed_shows_it() -> None:
 def test_a_difference_within_the_spread_of_seeds_is_not_seen(
     margins: tuple[float, ...], said: str, rule: str
 ) -> None:
-    """In any comparison of the chain: c is far above b."""
+    """In any comparison of the chain; c is far above b."""
     claim = Claim.read("order", rule, ["a", "b", "c"])
     seeds = [{"a": {"x": 1.0}, "b": {"x": 1.0 + margin}, "c": {"x": 8.0}} for margin in margins]
     count = sum(margin > 0 for margin in margins)
@@ -224,7 +224,7 @@ SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.g
 
 @given(st.sampled_from([*SIGNS]), st.integers(-2, 2), st.integers(-2, 2))
 def test_a_claim_compares_as_its_sign_says(sign: str, a: int, b: int) -> None:
-    """Equal ones too."""
+    """Equal values, too."""
     claim = Claim.read("order", f"a.x {sign} b.x", ["a", "b"])
     assert claim.holds({"a": {"x": a}, "b": {"x": b}}) == SIGNS[sign](a, b)
 
@@ -264,30 +264,30 @@ CHAIN = [
 def test_a_folder_that_moved_goes_on_where_it_was_stopped(
     make: Make, tmp_path: Path, seeds: list[int]
 ) -> None:
-    """Killed in its last stage, whose model and moments lie in the folder; what is done is not done again."""
+    """Killed in its last stage, whose model and moments are in the folder; stages that are done are not run again."""
     whole, killed = make("whole", CHAIN, seeds=seeds), make("killed", CHAIN, seeds=seeds)
     run_recipe(whole, quiet=True)
     run = killed_at_micro_batch(killed, 8 + 4 + 3, run_recipe)  # type: ignore[arg-type]
     assert in_a_child(run) == -signal.SIGKILL
     (tmp_path / "killed").rename(tmp_path / "moved")
     moved = make("moved", CHAIN, seeds=seeds)
-    done = moved.stage_folder(moved.stages[1], 0) / "final" / "adapter_model.safetensors"
-    before = done.stat()
+    finished = moved.stage_folder(moved.stages[1], 0) / "final" / "adapter_model.safetensors"
+    before = finished.stat()
     run_recipe(moved, resume="auto", quiet=True)
-    assert done.stat() == before
+    assert finished.stat() == before
     for s in whole.stages:
         assert_same_bits(str(moved.stage_folder(s, 0)), str(whole.stage_folder(s, 0)))
 
 
 def test_a_recipe_takes_more_seeds_and_fewer(make: Make) -> None:
-    one = run_recipe(make("out", CHAIN[:2]), quiet=True)
+    single = run_recipe(make("out", CHAIN[:2]), quiet=True)
     with pytest.raises(ConfigError, match="is done, with other settings"):
         run_recipe(make("out", CHAIN[:2], lr=1e-4), resume="auto", quiet=True)
-    two = run_recipe(make("out", CHAIN, seeds=[0, 1]), resume="auto", quiet=True)
-    assert two.measures(0)["lora"] == one.measures(0)["lora"]
-    assert two.measures(1)["lora"]["loss"] != one.measures(0)["lora"]["loss"]
-    again = run_recipe(make("out", CHAIN, seed=1), resume="auto", quiet=True)
-    assert again.measures(0) == two.measures(1)
+    both = run_recipe(make("out", CHAIN, seeds=[0, 1]), resume="auto", quiet=True)
+    assert both.measures(0)["lora"] == single.measures(0)["lora"]
+    assert both.measures(1)["lora"]["loss"] != single.measures(0)["lora"]["loss"]
+    other_seed = run_recipe(make("out", CHAIN, seed=1), resume="auto", quiet=True)
+    assert other_seed.measures(0) == both.measures(1)
 
 
 def test_a_second_start_of_a_recipe_says_who_runs_it(make: Make, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The recipes of several stages: each is understood and runs with --small; killed anywhere, it goes on to the bit."""
+"""The shipped recipes of several stages: each is read, runs with --small, and resumes bit for bit when killed."""
 
 import re
 import signal
@@ -26,7 +26,7 @@ IN_MAKE_TEST = {"context-extend", "roformer-six"}
 
 
 def small(name: str, out: Path) -> Recipe:
-    """With toy data in the places of the recipe's."""
+    """Returns the small form of a recipe, with toy data in place of its own."""
     data = TOYS[name](out.parent)
     return read_recipe(FOLDER / f"{name}.yaml", [*data, f"out={out}", "threads=1"], small=True)
 
@@ -64,7 +64,7 @@ def test_killed_in_every_stage_it_goes_on_to_the_bit(name: str, tmp_path: Path) 
 
 
 def killed_inside(recipe: Recipe, folder: Path) -> Callable[[], None]:
-    """The recipe, gone on with, and killed in the first step of the run in `folder`."""
+    """Returns a function that resumes the recipe and kills its process in the first step of the run in `folder`."""
 
     def run() -> None:
         train = recipes_run.train
@@ -81,7 +81,7 @@ def killed_inside(recipe: Recipe, folder: Path) -> Callable[[], None]:
 
 
 def test_row_41_a_recipe_names_its_data_and_the_table_has_it() -> None:
-    """Rows 41, 90, 92, 107, 108. What has no row is a reader's own: a folder."""
+    """Rows 41, 90, 92, 107, 108. Data that is not in the table is a folder of the user's own."""
     named = set()
     for name in RECIPES:
         for stage in read_recipe(FOLDER / f"{name}.yaml").stages:
@@ -99,7 +99,7 @@ def test_a_recipe_whose_files_are_not_there_says_what_makes_them(tmp_path: Path)
 
 
 def test_rows_90_and_92_encoders_are_compared_on_triplets_and_titles() -> None:
-    """At equal budgets, in rows of two lengths, beside the published numbers."""
+    """They have equal budgets, rows of two lengths, and the published numbers."""
     recipe = read_recipe(FOLDER / "roformer-chinese.yaml")
     stages = {stage.name: stage for stage in recipe.stages}
     published = {name: stage.published["test"] for name, stage in stages.items() if stage.published}
@@ -119,7 +119,7 @@ def test_rows_90_and_92_encoders_are_compared_on_triplets_and_titles() -> None:
 
 
 def test_row_108_long_readers_are_compared_with_truncation() -> None:
-    """Equal models, on the same records with the same steps; for answers, with sliding pieces, too."""
+    """Equal models are trained on the same records with the same steps; for answers, also with sliding windows."""
     recipe = read_recipe(FOLDER / "long-classify.yaml")
     assert {stage.source for stage in recipe.stages} == {None}
     settings = {stage.name: {**stage.settings, "micro_batch": None} for stage in recipe.stages}
@@ -155,8 +155,8 @@ def test_rows_49_and_50_the_curve_has_its_controls_and_each_published_figure_its
     recipe = read_recipe(FOLDER / "gqa-uptrain.yaml")
     stages, rules = {s.name: s for s in recipe.stages}, " ".join(claim.rule for claim in recipe.claims)
     whole = stages["mha"].settings["steps"]
-    again, every = (stages["mean2"].settings[name] for name in ("steps", "eval_every"))
-    points = {step / whole for step in range(0, again + 1, every)}
+    steps, eval_every = (stages["mean2"].settings[name] for name in ("steps", "eval_every"))
+    points = {step / whole for step in range(0, steps + 1, eval_every)}
     assert {0.0, 0.01, 0.02, 0.05, 0.1} <= points
     assert stages["scratch2"].settings["steps"] == whole + stages["mean2"].settings["steps"]
     assert stages["scratch2"].source is None
@@ -184,7 +184,7 @@ def test_row_107_all_character_models_have_equal_parameters_and_tokens(tmp_path:
 
 
 def test_mixers_are_compared_at_one_budget(tmp_path: Path) -> None:
-    """Parameters within a thousandth, the same tokens and rates; three layers of four are others in the hybrid."""
+    """Parameters are equal to a thousandth, tokens and rates are the same; the hybrid replaces three layers of four."""
     recipe = read_recipe(FOLDER / "hybrid.yaml")
     specs = {s.name: make_spec(cast(TextConfig, s.config(tmp_path, 0)), 2048) for s in recipe.stages}
     counts = {name: cost.parameter_count(spec) for name, spec in specs.items()}
@@ -200,14 +200,14 @@ def test_mixers_are_compared_at_one_budget(tmp_path: Path) -> None:
 
 
 def test_the_page_on_mixers_has_the_claims_of_its_recipe_with_the_verdicts_of_its_table() -> None:
-    """Each claim, asked of the means in the table."""
+    """Each claim is evaluated on the means in the table."""
     text = (FOLDER.parent / "docs" / "results" / "hybrid.md").read_text(encoding="utf-8")
     head, _, *body = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
     means = [[cell.partition(" ±")[0].replace(" ", "") for cell in row] for row in body]
     table = {row[0]: {name: float(v) for name, v in zip(head[4:], row[4:], strict=True)} for row in means}
     claims = read_recipe(FOLDER / "hybrid.yaml").claims
-    told = [line for line in text.splitlines() if line.startswith(("- seen (", "- not seen"))]
-    for claim, line in zip(claims, told, strict=True):
+    claim_lines = [line for line in text.splitlines() if line.startswith(("- seen (", "- not seen"))]
+    for claim, line in zip(claims, claim_lines, strict=True):
         assert line.endswith(f": {claim.text} (`{claim.rule}`)")
         assert line.startswith("- seen (3 of 3") == claim.holds(table)
 

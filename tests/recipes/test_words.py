@@ -1,4 +1,4 @@
-"""The report of a recipe in Chinese: all of what it says, and nothing of what programs read."""
+"""The report of a recipe in Chinese: all its text is translated, and nothing that programs read."""
 
 import ast
 import itertools
@@ -32,7 +32,7 @@ CLAIMS = {claim.text for recipe in SHIPPED for claim in recipe.claims}
 
 
 def panels_of(recipe: Recipe) -> Iterator[Panel]:
-    """Of its claims, and of what might be claimed of the columns of its table; each stage is measured in every way."""
+    """Yields the panels of a recipe's claims and of claims on the columns of its table; each stage has all measures."""
     first = recipe.stages[0].name
     columns = [Claim(column, f"{first}.{column} > 0") for column in recipe.columns]
     measures = {measure for claim in (*recipe.claims, *columns) for _, measure in claim.operands}
@@ -55,8 +55,8 @@ def test_claims_have_a_chinese_of_their_own() -> None:
 
 
 def test_numbers_of_a_verdict_stay() -> None:
-    for said in VERDICTS:
-        assert sorted(re.findall(r"\d", CHINESE(said))) == sorted(re.findall(r"\d", said))
+    for verdict in VERDICTS:
+        assert sorted(re.findall(r"\d", CHINESE(verdict))) == sorted(re.findall(r"\d", verdict))
     assert CHINESE("not seen at this size (2 of 3 seeds)") == "在此规模下未见（3 个种子，2 个成立）"
 
 
@@ -66,11 +66,11 @@ def test_every_entry_is_said() -> None:
         node.value for text in sources for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)
     }
     parts = {part for text in LABELS for part in re.split("held-out |, nats|: less", text)}
-    said = {*VERDICTS, *CLAIMS, *LABELS, *parts, *(text for text in constants if isinstance(text, str))}
+    sentences = {*VERDICTS, *CLAIMS, *LABELS, *parts, *(text for text in constants if isinstance(text, str))}
     unused = [
         key
         for key, text in CHINESE.table.items()
-        if not any(Translation({key: text})(one) != one for one in said)
+        if not any(Translation({key: text})(sentence) != sentence for sentence in sentences)
     ]
     assert unused == []
 
@@ -98,23 +98,23 @@ def toy(language: str = "en") -> RecipeReport:
 
 
 def test_a_report_in_chinese_has_no_english_but_names_rules_and_its_users_claims() -> None:
-    said = toy("zh").markdown()
-    assert "| two | chat，接 one | 64 | 3 | 5 | 4 | 1.7 | 9 |" in said
-    assert "- 可见（3 个种子，3 个成立）：由此续训，损失继续下降 (`two.val_loss < two.start_loss`)" in said
-    assert "- 在此规模下未见（3 个种子，0 个成立）：rows of mine are better (`" in said
-    words = re.findall(r"[A-Za-z]\w+", re.sub("`.*`|rows of mine are better", "", said))
+    page = toy("zh").markdown()
+    assert "| two | chat，接 one | 64 | 3 | 5 | 4 | 1.7 | 9 |" in page
+    assert "- 可见（3 个种子，3 个成立）：由此续训，损失继续下降 (`two.val_loss < two.start_loss`)" in page
+    assert "- 在此规模下未见（3 个种子，0 个成立）：rows of mine are better (`" in page
+    words = re.findall(r"[A-Za-z]\w+", re.sub("`.*`|rows of mine are better", "", page))
     assert {*words} == {"one", "two", "chat", "start_loss", "val_loss", "loss"}
     assert "由此续训" in toy("zh").text()
 
 
 def test_in_english_it_is_as_it_was() -> None:
-    said = toy().markdown()
-    assert said.startswith(
+    page = toy().markdown()
+    assert page.startswith(
         "| stage | task | length | steps | start_loss | val_loss | published loss | published steps |"
     )
-    assert "| two | chat from one |" in said
-    assert "- seen (3 of 3 seeds): training goes on from there (`" in said
-    assert not HAN.search(said)
+    assert "| two | chat from one |" in page
+    assert "- seen (3 of 3 seeds): training goes on from there (`" in page
+    assert not HAN.search(page)
 
 
 def test_programs_read_the_same_in_both_languages() -> None:
@@ -123,12 +123,12 @@ def test_programs_read_the_same_in_both_languages() -> None:
 
 
 def test_labels_of_a_picture_are_chinese_and_drawn_with_a_font_that_has_them(tmp_path: Path) -> None:
-    found = list(panels(toy().recipe.claims, toy().measured))
+    drawn = list(panels(toy().recipe.claims, toy().measured))
     axes: Any = Figure().add_subplot()
-    draw_panel(axes, found[0], CHINESE)
+    draw_panel(axes, drawn[0], CHINESE)
     assert axes.get_title() == "留出数据的损失，nat：越小越好"
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["训练前", "训练后", "行长 64"]
-    draw_panels(found, tmp_path / "report.png", "zh")  # a character that no font has is a warning
+    draw_panels(drawn, tmp_path / "report.png", "zh")  # a character that no font has is a warning
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -148,9 +148,9 @@ def test_the_language_of_the_environment_is_that_of_a_report(
     without_a_font(monkeypatch)
     run_recipe(recipe, resume="auto")
     assert languages == ["en", "zh", "en"]
-    said = [line for line in capsys.readouterr().err.splitlines() if "labelled in English" in line]
-    assert said[0].startswith("report.png is labelled in English: pictures in Chinese need a font")
-    assert "`pip install zhplot` brings one" in said[0]
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "labelled in English" in line]
+    assert warnings[0].startswith("report.png is labelled in English: pictures in Chinese need a font")
+    assert "`pip install zhplot` brings one" in warnings[0]
 
 
 def without_a_font(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Toy data for each shipped recipe of several stages: a function of a folder that gives overrides."""
+"""Toy data for each shipped recipe of several stages: functions that write it to a folder and return overrides."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -11,13 +11,13 @@ HAN = "".join(map(chr, range(0x4E00, 0x4E40)))
 
 
 def text(folder: Path) -> list[str]:
-    """One long document."""
+    """Writes one long document."""
     (folder / "text.txt").write_text("".join(documents(0, 400)), encoding="utf-8")
     return [f"data={folder / 'text.txt'}"]
 
 
 def letters(folder: Path) -> list[str]:
-    """The 27 symbols of text8."""
+    """Writes a text of the 27 symbols of text8."""
     rng = random.Random(0)
     symbols = "".join(map(chr, range(97, 123))) + " "
     (folder / "text8.txt").write_text(symbols + "".join(rng.choices(symbols, k=30000)), encoding="utf-8")
@@ -25,14 +25,14 @@ def letters(folder: Path) -> list[str]:
 
 
 def chinese(folder: Path) -> list[str]:
-    """Chapters of random characters."""
+    """Writes chapters of random characters."""
     rng = random.Random(0)
     chapters = [{"text": "".join(rng.choices(HAN, k=500))} for _ in range(8)]
     return [f"data={write(folder / 'chapters.jsonl', chapters)}"]
 
 
 def comparison(folder: Path) -> list[str]:
-    """Chapters, triplets of their passages, and titles of two classes."""
+    """Writes chapters, triplets of random passages, and titles of two classes."""
     rng = random.Random(1)
 
     def some(count: int) -> str:
@@ -47,53 +47,57 @@ def comparison(folder: Path) -> list[str]:
     ranked = ("bert_triplets", "wobert_triplets", "roformer_triplets", "roformer_long")
     named = ("wobert_titles", "roformer_titles")
     files = [(name, triplets) for name in ranked] + [(name, str(titles)) for name in named]
-    own = [f"{name}.{key}={file}" for name, file in files for key in ("data", "validation")]
-    return [*chinese(folder), *own]
+    overrides = [f"{name}.{key}={file}" for name, file in files for key in ("data", "validation")]
+    return [*chinese(folder), *overrides]
 
 
 def reviews(folder: Path) -> list[str]:
-    """Texts with one of two labels; some are beyond the context."""
+    """Writes texts with one of two labels; some are longer than the context."""
     texts = documents(2, 24, most=90)
     data = write(folder / "r.jsonl", [{"text": text, "label": str(i % 2)} for i, text in enumerate(texts)])
-    held = ("reviews128", "reviews512", "reviews2048", "imdb128", "imdb512")
-    own = [f"{name}.data={data}" for name in ("imdb128", "imdb512", "news512", "news2048")]
-    return [f"data={data}", *own, *(f"{name}.validation={data}" for name in held)]
+    measured = ("reviews128", "reviews512", "reviews2048", "imdb128", "imdb512")
+    overrides = [f"{name}.data={data}" for name in ("imdb128", "imdb512", "news512", "news2048")]
+    return [f"data={data}", *overrides, *(f"{name}.validation={data}" for name in measured)]
 
 
 def meetings(folder: Path) -> list[str]:
-    """Questions that a word of a text answers."""
+    """Writes questions that a word of a text answers."""
     texts = documents(3, 12, most=90)
-    words = [one.split()[-1] for one in texts]
+    words = [passage.split()[-1] for passage in texts]
     records: list[dict[str, object]] = [
-        {"question": "where", "context": one, "answers": [{"text": word, "answer_start": one.rindex(word)}]}
-        for one, word in zip(texts, words, strict=True)
+        {
+            "question": "where",
+            "context": passage,
+            "answers": [{"text": word, "answer_start": passage.rindex(word)}],
+        }
+        for passage, word in zip(texts, words, strict=True)
     ]
     data = write(folder / "q.jsonl", records)
     return [f"data={data}", *(f"{name}.validation={data}" for name in ("long", "pieces", "beginning"))]
 
 
 def long_text(folder: Path) -> list[str]:
-    """Documents of some thousand tokens."""
+    """Writes documents of some thousand tokens."""
     lines: list[dict[str, object]] = [{"text": "".join(documents(seed, 60))} for seed in range(4)]
     return [f"data={write(folder / 'long.jsonl', lines)}"]
 
 
 def instructions(folder: Path, *stages: str, base: str = "base") -> list[str]:
-    """A text, and instructions with an answer of a word or two."""
+    """Writes a text, and instructions with an answer of a word or two."""
     lines: list[dict[str, object]] = [
         {
-            "instruction": one.split()[0],
-            "input": one.split()[-1] * (i % 2),
-            "output": " ".join(one.split()[:2]),
+            "instruction": document.split()[0],
+            "input": document.split()[-1] * (i % 2),
+            "output": " ".join(document.split()[:2]),
         }
-        for i, one in enumerate(documents(4, 20))
+        for i, document in enumerate(documents(4, 20))
     ]
     data = write(folder / "alpaca.jsonl", lines)
     return [f"{base}.{text(folder)[0]}", *(f"{stage}.data={data}" for stage in stages)]
 
 
 def talks(folder: Path, *stages: str, base: str = "base") -> list[str]:
-    """And conversations of one to three rounds."""
+    """Writes the data of `instructions`, and conversations of one to three rounds."""
     turns = [{"from": "human", "value": "one two"}, {"from": "gpt", "value": "three"}]
     lines: list[dict[str, object]] = [{"conversations": turns * (1 + i % 3)} for i in range(20)]
     data = write(folder / "sharegpt.jsonl", lines)
@@ -101,13 +105,13 @@ def talks(folder: Path, *stages: str, base: str = "base") -> list[str]:
 
 
 def evolution(folder: Path) -> list[str]:
-    """And the text once more."""
-    others = talks(folder, "vicuna", "llama2_chat", base="llama")
-    return [*others, f"llama2.{text(folder)[0]}"]
+    """Writes the data of `talks`, and takes the text once more."""
+    overrides = talks(folder, "vicuna", "llama2_chat", base="llama")
+    return [*overrides, f"llama2.{text(folder)[0]}"]
 
 
 def pairs(folder: Path) -> list[str]:
-    """Sentences, and the same backwards."""
+    """Writes sentences and the same backwards."""
     lines = [line[:40] for line in documents(5, 40)]
     sides = {"source": lines, "target": [line[::-1] for line in lines]}
     for side, texts in sides.items():

@@ -1,4 +1,4 @@
-"""Functions, calls of them as families write them, and chats that ask for them."""
+"""Functions, calls of them in the formats of model families, and chats that offer them."""
 
 import json
 from typing import Any
@@ -27,20 +27,20 @@ TOOLS = [
 ]  # fmt: skip
 LM = talker()
 KIMI = next(marks for marks in REASONING if marks.open == "<|open|>think<|sep|>")
-IDS = [how.found[-1] for how in FORMATS]
+IDS = [call_format.found[-1] for call_format in FORMATS]
 FRAMED = {"functions.": HARMONY, "<atem:invoke": ATEM, "argument": KIMI}
-"""Reasoning of families that have marks around their texts, too."""
+"""Reasoning formats of families that put marks around their texts, too."""
 
 
 KINDS = {type(None): "null", bool: "boolean", int: "number", str: "string", list: "array", dict: "object"}
 
 
-def spelled(how: CallFormat, calls: list[tuple[str, dict[str, Any]]]) -> str:
-    """Calls as a family writes them."""
+def spelled(call_format: CallFormat, calls: list[tuple[str, dict[str, Any]]]) -> str:
+    """Returns calls as a family writes them."""
     written = []
     for name, arguments in calls:
         inner = json.dumps(arguments, ensure_ascii=False)
-        if (tags := how.tags) is not None:
+        if (tags := call_format.tags) is not None:
             inner = tags.separator.join(
                 (
                     value if tags.text and isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -48,18 +48,18 @@ def spelled(how: CallFormat, calls: list[tuple[str, dict[str, Any]]]) -> str:
                 for key, value in arguments.items()
             )
         written.append((name, inner))
-    return how.write(written).replace("{index}", "3")
+    return call_format.write(written).replace("{index}", "3")
 
 
 def merged(parts: list[Part]) -> list[Part]:
-    """Pieces of one part together."""
-    found: list[Part] = []
+    """Returns the parts with consecutive pieces of the same part joined."""
+    joined: list[Part] = []
     for part in parts:
-        if found and part.kind != "call" and found[-1][::2] == part[::2]:
-            found[-1] = Part(part.kind, found[-1].text + part.text, part.call)
+        if joined and part.kind != "call" and joined[-1][::2] == part[::2]:
+            joined[-1] = Part(part.kind, joined[-1].text + part.text, part.call)
         else:
-            found.append(part)
-    return found
+            joined.append(part)
+    return joined
 
 
 def calls_of(parts: list[Part]) -> list[tuple[str, Any]]:
@@ -84,16 +84,20 @@ SHORT = {
 FUNCTIONS = [{"type": "function", "function": {"name": name, "parameters": SHORT}} for name in ("f", "g.h")]
 
 
-def template_of(how: CallFormat, *more: str) -> str:
-    """A chat template that is found to be of a family."""
-    return "{{ messages[0].content }}{% if tools %}{% endif %}{# " + " ".join([*how.found, *more]) + " #}"
+def template_of(call_format: CallFormat, *extra: str) -> str:
+    """Returns a chat template that is recognized as one of a family."""
+    return (
+        "{{ messages[0].content }}{% if tools %}{% endif %}{# "
+        + " ".join([*call_format.found, *extra])
+        + " #}"
+    )
 
 
-def accepts(one: Prepared, text: str, tokenizer: Tokenizer = LM.need_tokenizer()) -> bool:  # noqa: B008
-    """Whether the grammar of an answer lets a text be all of it."""
-    asked, within = one.grammar
-    assert asked is not None
-    state = Grammars(tokenizer, tokenizer.vocab_size, LM.eos).compile(*asked, within=within).copy()
+def accepts(prepared_chat: Prepared, text: str, tokenizer: Tokenizer = LM.need_tokenizer()) -> bool:  # noqa: B008
+    """Returns whether the grammar of an answer accepts a text as the whole answer."""
+    constraint, within = prepared_chat.grammar
+    assert constraint is not None
+    state = Grammars(tokenizer, tokenizer.vocab_size, LM.eos).compile(*constraint, within=within).copy()
     for token in tokenizer.encode(text, bos=False, eos=False, special=True):
         if not state.allowed()[token]:
             return False

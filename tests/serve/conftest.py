@@ -1,4 +1,4 @@
-"""A server of a small model, on a port of its own."""
+"""A server of a small model on a port of its own, and helpers for tests of serving."""
 
 import threading
 import time
@@ -31,7 +31,7 @@ from headway.serve.worker import Worker
 
 @dataclass
 class House:
-    """A server that runs."""
+    """A running server with its parts."""
 
     url: str
     models: Models
@@ -40,50 +40,55 @@ class House:
     listener: Listener
 
     def used(self) -> int:
-        """Pages that texts hold."""
+        """Returns the number of KV cache pages that sequences hold."""
         engines = [place.model.engine for place in self.models.loaded() if isinstance(place.model, Decoding)]
         pools = [engine.reader.cache.pool for engine in engines]
         return sum(pool.held - pool.idle for pool in pools)
 
 
 def placed(*models: Served) -> list[Place]:
-    """The places of models that are loaded."""
+    """Returns places whose models are loaded."""
     return [Place(model.name, partial(copy, model), model, size=model.nbytes) for model in models]
 
 
 def talker(*, context: int = 512) -> LanguageModel:
-    """Random weights, bytes, and a chat template."""
+    """Returns a language model with random weights, a byte-level tokenizer and a chat template."""
     tokenizer = byte_level().with_chat_template("chatml")
     return LanguageModel(small(Causal(), context=context, vocab=max(330, tokenizer.vocab_size)), tokenizer)
 
 
 def settles(holds: Callable[[], bool], seconds: float = 30) -> None:
-    """Until it holds. What waits for a gate meanwhile waits longer, and a busy machine may stand for seconds."""
-    until = time.monotonic() + seconds
+    """Waits until `holds()`: a busy machine may stall for seconds, and gates in other threads wait longer than this."""
+    deadline = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < until
+        assert time.monotonic() < deadline
         time.sleep(0.005)
 
 
 @contextmanager
 def serving(
-    *names: str, keep: int = 1 << 24, most: int = 256, strict: bool = False, **how: Any
+    *names: str, keep: int = 1 << 24, most: int = 256, strict: bool = False, **options: Any
 ) -> Iterator[House]:
     worker = Worker(most)
     models = [Decoding(name, talker(), worker, keep=keep) for name in names or ("small",)]
-    with running(Models(placed(*models)), worker, strict=strict, **how) as house:
+    with running(Models(placed(*models)), worker, strict=strict, **options) as house:
         yield house
 
 
 @contextmanager
-def running(models: Models, worker: Worker, *, strict: bool = False, **how: Any) -> Iterator[House]:
-    """A server of these models. `how`: of `make_app`, and `listener`: of `Listener`."""
-    settings, keys = how.pop("listener", {}), how.pop("keys", ())
-    how["keys"] = [Key(key) if isinstance(key, str) else key for key in keys]
+def running(models: Models, worker: Worker, *, strict: bool = False, **options: Any) -> Iterator[House]:
+    """Yields a running server of these models. `options`: those of `make_app`, and `listener`: those of `Listener`."""
+    settings, keys = options.pop("listener", {}), options.pop("keys", ())
+    options["keys"] = [Key(key) if isinstance(key, str) else key for key in keys]
     server = Server(models, worker, strict=strict)
     listens = threading.Event()
     listener = Listener(
-        server, make_app(server, **how), host="127.0.0.1", port=0, say=lambda url: listens.set(), **settings
+        server,
+        make_app(server, **options),
+        host="127.0.0.1",
+        port=0,
+        say=lambda url: listens.set(),
+        **settings,
     )
     thread = threading.Thread(target=listener.run, daemon=True)
     thread.start()
@@ -103,21 +108,21 @@ def house() -> Iterator[House]:
 
 @pytest.fixture
 def client(house: House) -> Iterator[Any]:
-    """OpenAI's own."""
+    """OpenAI's own client."""
     openai = pytest.importorskip("openai")
-    with openai.OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as one:
-        yield one
+    with openai.OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as openai_client:
+        yield openai_client
 
 
 @pytest.fixture(scope="module")
 def encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One of every task, and one whose vectors may be cut."""
+    """A model for every task, and one whose vectors may be cut."""
     from tests.serve.encoders import KINDS, encoder, words
 
     tokenizer = words(tmp_path_factory.mktemp("words"))
-    made = {kind: encoder(kind, tokenizer) for kind in KINDS}
-    made["nested"] = encoder("embedder", tokenizer, dimensions=(8, 16))
-    return made
+    models = {kind: encoder(kind, tokenizer) for kind in KINDS}
+    models["nested"] = encoder("embedder", tokenizer, dimensions=(8, 16))
+    return models
 
 
 SCRIPT = [
@@ -133,18 +138,18 @@ SCRIPT = [
 
 
 class Scripted:
-    """Reads these parts, whatever is written: one a push, and at the end all."""
+    """A reader that returns scripted parts whatever it reads: one for each push, and at the end all that are left."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = list(parts)
 
     def push(self, text: str, *, last: bool) -> list[Part]:
         count = len(self.parts) if last else 1
-        said, self.parts = self.parts[:count], self.parts[count:]
-        return said
+        parts, self.parts = self.parts[:count], self.parts[count:]
+        return parts
 
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers are read as SCRIPT."""
+    """Makes every answer be read as SCRIPT."""
     monkeypatch.setattr(Prepared, "reader", lambda self: Scripted(SCRIPT))

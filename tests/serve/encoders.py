@@ -1,4 +1,4 @@
-"""Small encoders of every task, and a server of all of them."""
+"""Small encoders for every task, and a server of all of them."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ WORDS = """the cat sat on a mat dog ran home . , who where is not ##s ##ting b c
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
 LABELS = ("O", "B-PER", "I-PER", "B-LOC")
 ULP = 2.0**-23
-"""Outputs are rounded to float32 once: where texts stand together, sums of float64 may round to the neighbour."""
+"""Outputs are rounded to float32 once: in a batch, sums in float64 may round to the neighbouring number."""
 KINDS: dict[str, tuple[type[TextEncoder], Head]] = {
     "embedder": (Embedder, Head("embed", pool="mean", unit=True)),
     "labels": (Classifier, Head("classify", labels=("no", "yes", "perhaps"), dense="tanh")),
@@ -33,14 +33,16 @@ KINDS: dict[str, tuple[type[TextEncoder], Head]] = {
 
 
 def words(path: Path) -> Tokenizer:
-    """A tokenizer as BERT's."""
+    """Returns a WordPiece tokenizer like BERT's."""
     (path / "vocab.txt").write_text("\n".join(VOCAB))
     (path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     return Tokenizer.load(path)
 
 
-def encoder(kind: str, tokenizer: Tokenizer, dtype: torch.dtype = torch.float64, **more: Any) -> TextEncoder:
-    """Random weights, large enough to tell right from wrong."""
+def encoder(
+    kind: str, tokenizer: Tokenizer, dtype: torch.dtype = torch.float64, **options: Any
+) -> TextEncoder:
+    """Returns an encoder with random weights, large enough to tell right results from wrong ones."""
     wrapper, head = KINDS[kind]
     spec = ModelSpec.of("bert", vocab=len(VOCAB), width=32, layers=2, heads=4, hidden=48, trained_context=64)
     model = build(spec.with_head(head), seed=3, dtype=dtype).eval()
@@ -50,7 +52,7 @@ def encoder(kind: str, tokenizer: Tokenizer, dtype: torch.dtype = torch.float64,
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    return wrapper(model, tokenizer, **more)
+    return wrapper(model, tokenizer, **options)
 
 
 @contextmanager
@@ -60,17 +62,17 @@ def serving_encoders(
     exact: bool = False,
     most: int = 256,
     decoders: Sequence[str] = ("talker",),
-    **how: Any,
+    **options: Any,
 ) -> Iterator[House]:
-    """A server of these, and of decoders."""
+    """Yields a server of these models and of decoders."""
     worker = Worker(most)
     named = {**models, **dict.fromkeys(decoders, talker())}
     served = [served_as(name, model, worker, keep=1 << 20, exact=exact) for name, model in named.items()]
-    with running(Models(placed(*served)), worker, **how) as house:
+    with running(Models(placed(*served)), worker, **options) as house:
         yield house
 
 
 def answered(house: House, path: str, **body: Any) -> dict[str, Any]:
-    status, told = ask(house, path, body)
-    assert status == 200, told
-    return told
+    status, response = ask(house, path, body)
+    assert status == 200, response
+    return response

@@ -1,4 +1,4 @@
-"""A model, its grammars, and a schema that texts follow."""
+"""A model, its grammars, and a schema for texts."""
 
 from headway.serve.grammar import Grammars
 from tests.serve.conftest import talker

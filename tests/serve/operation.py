@@ -1,4 +1,4 @@
-"""What is asked of a server in operation, in this process or of its own."""
+"""Helpers to query a server in operation, in this process or in one of its own."""
 
 import http.client
 import json
@@ -19,68 +19,68 @@ def answer(
     house: House, path: str = "/v1/completions", body: Any = BODY, method: str = "POST", **headers: str
 ) -> tuple[int, http.client.HTTPMessage, bytes]:
     address = urlsplit(house.url)
-    there = http.client.HTTPConnection(address.hostname or "", address.port, timeout=30)
-    given = {"Content-Type": "application/json"}
-    given |= {name.replace("_", "-"): value for name, value in headers.items()}
-    there.request(method, path, json.dumps(body) if method == "POST" else None, given)
-    response = there.getresponse()
-    told = response.status, response.headers, response.read()
-    there.close()
-    return told
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=30)
+    sent_headers = {"Content-Type": "application/json"}
+    sent_headers |= {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, path, json.dumps(body) if method == "POST" else None, sent_headers)
+    response = connection.getresponse()
+    result = response.status, response.headers, response.read()
+    connection.close()
+    return result
 
 
 @contextmanager
 def held(house: House) -> Iterator[None]:
-    """While open, no step of the engine ends."""
+    """Blocks the engine: no step ends while the context is open."""
     engine, gate = engine_of(house), threading.Event()
-    whole = engine.reader.read
+    original = engine.reader.read
 
-    def read(*args: Any, **named: Any) -> Any:
+    def read(*args: Any, **kwargs: Any) -> Any:
         gate.wait(60)
-        return whole(*args, **named)
+        return original(*args, **kwargs)
 
     engine.reader.read = read
     try:
         yield
     finally:
         gate.set()
-        engine.reader.read = whole
+        engine.reader.read = original
 
 
 @contextmanager
-def asking(house: House, **how: Any) -> Iterator[list[Any]]:
-    """A request that is asked beside what follows, and its answer behind it."""
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(answer(house, **how)))
+def asking(house: House, **request: Any) -> Iterator[list[Any]]:
+    """Yields the list that gets the answer to a request, which is sent before and answered after the block."""
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(answer(house, **request)))
     before = len(house.server.open)
     thread.start()
     settles(lambda: len(house.server.open) > before)
-    yield found
+    yield answers
     thread.join()
 
 
 def house_gate(house: House) -> None:
-    """Lets the steps go on that `held` holds."""
+    """Lets the steps go on that `held` blocks."""
     engine_of(house).reader.read.__closure__[0].cell_contents.set()
 
 
 @contextmanager
 def command(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`headway serve ...` as a process of its own, and the address that it says."""
-    asked = [sys.executable, "-m", "headway", "serve", *map(str, arguments), "--port", "0"]
-    with subprocess.Popen(asked, stderr=subprocess.PIPE, text=True) as process:
+    """Runs `headway serve ...` in a process of its own; yields the process and the lines up to its address."""
+    command_line = [sys.executable, "-m", "headway", "serve", *map(str, arguments), "--port", "0"]
+    with subprocess.Popen(command_line, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        said = []
+        lines = []
         for line in process.stderr:
-            said.append(line)
+            lines.append(line)
             if line.startswith("listening: "):
                 break
         try:
-            yield process, "".join(said)
+            yield process, "".join(lines)
         finally:
             process.kill()
 
 
-def api(said: str) -> str:
-    """The address of the protocol, in what the command has said."""
-    return said.splitlines()[-1].removeprefix("listening: ").partition(",")[0] + "/v1"
+def api(printed: str) -> str:
+    """Returns the base URL of the API from the lines that the command has printed."""
+    return printed.splitlines()[-1].removeprefix("listening: ").partition(",")[0] + "/v1"

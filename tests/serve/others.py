@@ -1,5 +1,5 @@
-"""Programs of others that ask a server: in environments of their own, and from their sources, where ours cannot hold
-them. `HEADWAY_PEERS` is a folder that keeps what was fetched; without it that is `.peers` beside this repository."""
+"""Programs of other projects that call a server: in environments of their own and from their sources, if ours cannot
+hold them. `HEADWAY_PEERS` is the folder that keeps what was fetched; by default `.peers` beside this repository."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ HOME = Path(os.environ.get("HEADWAY_PEERS") or Path(__file__).parents[2] / ".pee
 
 
 def python_of(name: str, *requirements: str) -> Path:
-    """The interpreter of an environment that has these requirements; it is made where it is not there."""
+    """Returns the interpreter of an environment with these requirements, which is made if absent."""
     home = HOME / name
     if not (home / "complete").exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
@@ -21,12 +21,14 @@ def python_of(name: str, *requirements: str) -> Path:
 
 
 def sources_of(package: str, version: str) -> Path:
-    """The folder of a package's source distribution."""
+    """Returns the folder of a package's source distribution, which is fetched if absent."""
     home = HOME / "src" / f"{package.replace('-', '_')}-{version}"
     if not home.is_dir():
         home.parent.mkdir(parents=True, exist_ok=True)
-        asked = ["--no-deps", "--no-binary", package, f"{package}=={version}"]
-        subprocess.run([sys.executable, "-m", "pip", "download", "-q", *asked, "-d", home.parent], check=True)
+        options = ["--no-deps", "--no-binary", package, f"{package}=={version}"]
+        subprocess.run(
+            [sys.executable, "-m", "pip", "download", "-q", *options, "-d", home.parent], check=True
+        )
         with tarfile.open(f"{home}.tar.gz") as packed:
             packed.extractall(home.parent, filter="data")
     return home

@@ -1,4 +1,4 @@
-"""What models are loaded from when they are asked for, and adapters of theirs."""
+"""Models that are loaded on request, and adapters for them."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ SIZE = Decoding("x", talker(), Worker(), keep=0).nbytes
 
 
 class Source:
-    """What models are loaded from: counts, waits and fails."""
+    """A source of models that counts its loads, waits for `gate` and fails if told to."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker, self.loads, self.gate = worker, dict[str, int](), threading.Event()
@@ -41,15 +41,15 @@ class Source:
 
 @contextmanager
 def house_of(
-    make: Callable[[Source], list[Any]], memory: int | None = None, ttl: float | None = None, **how: Any
+    make: Callable[[Source], list[Any]], memory: int | None = None, ttl: float | None = None, **options: Any
 ) -> Iterator[tuple[House, Source]]:
     source = Source(Worker())
-    with running(Models(make(source), memory=memory, ttl=ttl), source.worker, **how) as house:
+    with running(Models(make(source), memory=memory, ttl=ttl), source.worker, **options) as house:
         yield house, source
 
 
 def listed(house: House) -> dict[str, str]:
-    return {one["id"]: one["state"] for one in ask(house, "/v1/models", method="GET")[1]["data"]}
+    return {entry["id"]: entry["state"] for entry in ask(house, "/v1/models", method="GET")[1]["data"]}
 
 
 def saved_adapter(lm: LanguageModel, folder: Path, seed: int) -> Adapter:

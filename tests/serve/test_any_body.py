@@ -1,4 +1,4 @@
-"""Whatever a body says, it is answered or refused: never a failure of the server."""
+"""Every request body is answered or refused: none makes the server fail."""
 
 from typing import Any
 
@@ -72,7 +72,7 @@ values = st.recursive(
 
 @st.composite
 def changed(draw: st.DrawFn, value: Any) -> Any:
-    """The same but for one place, which may be deep inside."""
+    """Draws a value that differs from the given one at a single place, which may be deep inside."""
     if isinstance(value, dict) and value and draw(st.booleans()):
         name = draw(st.sampled_from(sorted(value)))
         return {**value, name: draw(changed(value[name]))}
@@ -87,7 +87,7 @@ def changed(draw: st.DrawFn, value: Any) -> Any:
 def test_it_is_answered_or_refused(house: House, path: str, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(BODIES[path])))
     body = {**BODIES[path], name: data.draw(changed(BODIES[path][name]))}
-    status, told = ask(house, path, body)
-    assert status in (200, 400, 404), told
-    assert bool(isinstance(told, dict) and told.get("error")) == (status != 200)
+    status, response = ask(house, path, body)
+    assert status in (200, 400, 404), response
+    assert bool(isinstance(response, dict) and response.get("error")) == (status != 200)
     assert house.used() == 0

@@ -1,4 +1,4 @@
-"""Answers of blocks: whatever parts a text has, and however they come, the events make what is told as a whole."""
+"""Answers of blocks: whatever parts a text has, and however they arrive, the events add up to the whole answer."""
 
 import json
 from types import SimpleNamespace
@@ -21,26 +21,26 @@ calls = st.builds(
     st.sampled_from(["find", "stop"]),
     words,
 )
-said = st.builds(lambda kind, text: [Part(kind, text)], st.sampled_from(["text", "reasoning"]), words)
-scripts = st.lists(st.one_of(said, calls), max_size=6).map(
+prose = st.builds(lambda kind, text: [Part(kind, text)], st.sampled_from(["text", "reasoning"]), words)
+scripts = st.lists(st.one_of(prose, calls), max_size=6).map(
     lambda groups: [p for group in groups for p in group]
 )
 
 
 class Cut:
-    """Reads a script, so many parts at each push."""
+    """A reader that returns a script, a given number of parts at each push."""
 
     def __init__(self, parts: list[Part], counts: list[int]) -> None:
         self.parts, self.counts = list(parts), list(counts)
 
     def push(self, text: str, *, last: bool) -> list[Part]:
         count = len(self.parts) if last or not self.counts else self.counts.pop()
-        told, self.parts = self.parts[:count], self.parts[count:]
-        return told
+        pushed, self.parts = self.parts[:count], self.parts[count:]
+        return pushed
 
 
 def told(kind: Any, parts: list[Part], counts: list[int], reason: str) -> tuple[BlockAnswer, list[Any]]:
-    """An answer and its events."""
+    """Returns an answer to scripted parts, and all its events."""
     text = SampledText(Request(0, [1, 2], GenerationConfig(), 99), None)
     answer = kind(Responses(), SimpleNamespace(name="m"), [text], [], reader=lambda: Cut(parts, counts))
     events = [*answer.begin()]
@@ -61,32 +61,32 @@ drawn = {
 def test_messages(parts: list[Part], counts: list[int], reason: str) -> None:
     answer, events = told(MessageAnswer, parts, counts, reason)
     content: list[dict[str, Any]] = []
-    given, is_open = "", False
+    partial_json, is_open = "", False
     for event in events:
         match event["type"]:
             case "content_block_start":
                 assert (event["index"], is_open) == (len(content), False)
                 content.append(dict(event["content_block"]))
-                given, is_open = "", True
+                partial_json, is_open = "", True
             case "content_block_delta":
                 assert (event["index"], is_open) == (len(content) - 1, True)
                 delta = event["delta"]
                 name = {"text_delta": "text", "thinking_delta": "thinking"}.get(delta["type"])
                 if name is None:
-                    given += delta["partial_json"]
+                    partial_json += delta["partial_json"]
                 else:
                     content[-1][name] += delta[name]
             case "content_block_stop":
                 if content[-1]["type"] == "tool_use":
-                    content[-1]["input"] = json.loads(given)
+                    content[-1]["input"] = json.loads(partial_json)
                 is_open = False
     assert not is_open
     whole = answer.whole()
     assert whole["content"] == content
     assert len(content) >= 1
-    last, made = events[-2], events[0]["message"]
+    last, begun = events[-2], events[0]["message"]
     assert last["delta"]["stop_reason"] == whole["stop_reason"]
-    assert whole == {**made, "content": content, **last["delta"], "usage": last["usage"]}
+    assert whole == {**begun, "content": content, **last["delta"], "usage": last["usage"]}
     assert "".join(block.get("text", "") for block in content) == "".join(
         p.text for p in parts if p.kind == "text"
     )

@@ -1,4 +1,4 @@
-"""Clients that people have, untouched: what they make of an answer is what the Python API gives."""
+"""Unmodified clients that people use: what they read from an answer is what the Python API gives."""
 
 import json
 import os
@@ -69,7 +69,7 @@ async def main():
 
 whole, parts = asyncio.run(main())
 """
-"""An agent's own client of /v1/responses."""
+"""An agent of the openai-agents package, which uses /v1/responses."""
 TWO_AGENTS = """
 import asyncio
 from typing import Literal
@@ -109,14 +109,14 @@ async def main():
 
 asyncio.run(main())
 """
-"""One agent hands over to another, which calls a function and reads its result; that is streamed, and goes on."""
+"""One agent hands over to another, which calls a function and reads its result; this is streamed, and continued."""
 END = "print(json.dumps([whole, ''.join(parts)]))\n"
 
 
 @pytest.fixture(scope="module")
 def house() -> Iterator[House]:
-    with serving() as begun:
-        yield begun
+    with serving() as running_house:
+        yield running_house
 
 
 @pytest.fixture(scope="module")
@@ -125,13 +125,13 @@ def lm() -> LanguageModel:
 
 
 def test_an_agent_asks_for_responses(house: House, lm: LanguageModel) -> None:
-    """It takes no answer that is cut: the least bias that ends one makes the end likelier."""
+    """The client refuses truncated answers, so the end token gets the smallest bias with which an answer ends."""
     (end, *_) = lm.eos
-    tried = ((bias, lm.chat(SAID, max_new_tokens=48, bias={end: bias})) for bias in range(1, 100))
-    bias, whole = next((bias, reply) for bias, reply in tried if reply.finish_reason == "eos")
-    assert whole.text
-    said = [*SAID, {f"{end}": bias}]
-    assert told(python_of(*AGENTS), ONE_AGENT + END, house, said) == [whole.text] * 2
+    attempts = ((bias, lm.chat(SAID, max_new_tokens=48, bias={end: bias})) for bias in range(1, 100))
+    bias, expected = next((bias, reply) for bias, reply in attempts if reply.finish_reason == "eos")
+    assert expected.text
+    arguments = [*SAID, {f"{end}": bias}]
+    assert told(python_of(*AGENTS), ONE_AGENT + END, house, arguments) == [expected.text] * 2
 
 
 def test_agents_hand_over_call_functions_and_go_on() -> None:
@@ -149,9 +149,11 @@ def test_agents_hand_over_call_functions_and_go_on() -> None:
         "tool_output",
         "message_output_created",
     ]
-    assert len(cities) == 3  # whole, streamed, and once more
+    assert len(cities) == 3  # of the whole answer, the stream, and the one more turn
     assert cities[0] == cities[1]
-    assert outputs[1:] == [f"a cat in {city}" for city in (cities[0], cities[2])]  # behind the hand-over's
+    assert outputs[1:] == [
+        f"a cat in {city}" for city in (cities[0], cities[2])
+    ]  # the first is the hand-over's
     assert answers[0] == answers[1] == answers[3]
     assert {*map(type, answers)} == {bool}
 
@@ -163,17 +165,17 @@ def test_a_conversation(name: str, house: House, lm: LanguageModel) -> None:
 
 
 def check_conversation(python: Path, program: str, house: House, lm: LanguageModel) -> None:
-    """A program tells the reply twice, whole and streamed; it is the Python API's."""
+    """A program prints the reply twice, whole and streamed; both are the Python API's."""
     assert told(python, program + END, house, SAID) == [lm.chat(SAID, max_new_tokens=12).text] * 2
 
 
-def told(python: Path, program: str, house: House, said: Any) -> Any:
-    """What a program prints in its last line."""
-    asked = [python, "-c", BEGIN + program, f"{house.url}/v1", json.dumps(said)]
+def told(python: Path, program: str, house: House, arguments: Any) -> Any:
+    """Returns what a program prints in its last line."""
+    command = [python, "-c", BEGIN + program, f"{house.url}/v1", json.dumps(arguments)]
     environment = {**os.environ, "PYTHONPATH": "", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    done = subprocess.run(asked, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 def test_lm_eval_measures_what_headway_eval_does(house: House, lm: LanguageModel, tmp_path: Path) -> None:
@@ -190,7 +192,7 @@ def test_lm_eval_measures_what_headway_eval_does(house: House, lm: LanguageModel
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
         text = template.format(name=name, file=data, delimiter=" ")
         (tmp_path / "tasks" / f"{name}.yaml").write_text(text)
-    asked = [
+    command = [
         sys.executable,
         "-m",
         "headway",
@@ -199,8 +201,8 @@ def test_lm_eval_measures_what_headway_eval_does(house: House, lm: LanguageModel
         "--harness",
         "own_choice,own_rolling",
     ]
-    more = ["--tasks", tmp_path / "tasks", "--json"]
-    ours = json.loads(subprocess.run([*asked, *more], capture_output=True, text=True, check=True).stdout)
+    options = ["--tasks", tmp_path / "tasks", "--json"]
+    ours = json.loads(subprocess.run([*command, *options], capture_output=True, text=True, check=True).stdout)
     for name in ("own_choice", "own_rolling"):
         theirs = lm_eval.simple_evaluate(
             model="local-completions",
@@ -208,10 +210,10 @@ def test_lm_eval_measures_what_headway_eval_does(house: House, lm: LanguageModel
                 "model": "small",
                 "base_url": f"{house.url}/v1/completions",
                 "tokenizer": str(tmp_path / "model"),
-                "tokenizer_backend": "huggingface",  # an id of 0 is none to the one that asks the server
+                "tokenizer_backend": "huggingface",  # the backend that asks the server takes id 0 for none
                 "num_concurrent": 4,
                 "max_length": 512,
-                "add_bos_token": name == "own_choice",  # what rolls has it in front
+                "add_bos_token": name == "own_choice",  # rolling requests have the token in front already
             },
             tasks=[name],
             task_manager=TaskManager(include_path=str(tmp_path / "tasks")),

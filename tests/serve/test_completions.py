@@ -1,4 +1,4 @@
-"""Completions and chat completions, asked for by OpenAI's own client."""
+"""Completions and chat completions, requested by OpenAI's own client."""
 
 import json
 import socket
@@ -19,20 +19,20 @@ openai = pytest.importorskip("openai")
 
 @pytest.fixture
 def client() -> Iterator[Callable[..., Any]]:
-    """Clients of a server, which are closed."""
-    made: list[Any] = []
+    """Makes clients of a server; they are closed after the test."""
+    clients: list[Any] = []
 
-    def client(house: House, **more: Any) -> Any:
-        made.append(openai.OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0, **more))
-        return made[-1]
+    def client(house: House, **options: Any) -> Any:
+        clients.append(openai.OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0, **options))
+        return clients[-1]
 
     yield client
-    for one in made:
-        one.close()
+    for made_client in clients:
+        made_client.close()
 
 
 def drawn(number: int) -> dict[str, Any]:
-    """A request of many settings."""
+    """Returns a request with many settings."""
     draw = Random(number)
     prompt = "".join(draw.choice("the cat sat ") for _ in range(draw.randint(3, 90)))
     return {
@@ -51,40 +51,40 @@ def drawn(number: int) -> dict[str, Any]:
     }
 
 
-def expected(house: House, asked: dict[str, Any]) -> list[Any]:
-    """What `LanguageModel.generate` makes of it, alone."""
+def expected(house: House, body: dict[str, Any]) -> list[Any]:
+    """Returns what `LanguageModel.generate` makes of a request alone."""
     lm = next(iter(house.models.places.values())).model.lm
     options = {
-        "max_new_tokens": asked["max_tokens"],
-        "temperature": asked["temperature"],
-        "top_p": asked["top_p"],
-        "top_k": asked["extra_body"]["top_k"],
-        "seed": asked["seed"],
-        "stop": asked["stop"] or (),
-        "log_probs": asked["logprobs"] is not None,
-        "bias": {int(token): more for token, more in asked["logit_bias"].items()},
-        "frequency_penalty": asked["frequency_penalty"],
-        "presence_penalty": asked["presence_penalty"],
-        "top_log_probs": asked["logprobs"] or 0,
+        "max_new_tokens": body["max_tokens"],
+        "temperature": body["temperature"],
+        "top_p": body["top_p"],
+        "top_k": body["extra_body"]["top_k"],
+        "seed": body["seed"],
+        "stop": body["stop"] or (),
+        "log_probs": body["logprobs"] is not None,
+        "bias": {int(token): added for token, added in body["logit_bias"].items()},
+        "frequency_penalty": body["frequency_penalty"],
+        "presence_penalty": body["presence_penalty"],
+        "top_log_probs": body["logprobs"] or 0,
     }
-    return lm.generate([asked["prompt"]] * asked["n"], **options)
+    return lm.generate([body["prompt"]] * body["n"], **options)
 
 
 def test_a_stream_says_the_same_and_its_usage_last(house: House, client: Callable[..., Any]) -> None:
-    asked = drawn(4) | {"logprobs": 1}
+    body = drawn(4) | {"logprobs": 1}
     chunks = list(
         client(house).completions.create(
-            model="small", stream=True, stream_options={"include_usage": True}, **asked
+            model="small", stream=True, stream_options={"include_usage": True}, **body
         )
     )
-    texts, offsets = [""] * asked["n"], [list[int]() for _ in range(asked["n"])]
+    texts, offsets = [""] * body["n"], [list[int]() for _ in range(body["n"])]
     for chunk in chunks[:-1]:
         assert chunk.usage is None
         for choice in chunk.choices:
             texts[choice.index] += choice.text
             offsets[choice.index] += choice.logprobs.text_offset
-    assert texts == [made.text for made in expected(house, asked)]
-    whole = client(house).completions.create(model="small", **asked)
+    assert texts == [generation.text for generation in expected(house, body)]
+    whole = client(house).completions.create(model="small", **body)
     assert offsets == [choice.logprobs.text_offset for choice in whole.choices]
     assert chunks[-1].choices == []
     assert (
@@ -109,16 +109,16 @@ def test_a_conversation(house: House, client: Callable[..., Any]) -> None:
     plain = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
     assert answer.choices[0].message.content == lm.chat(plain, max_new_tokens=9).text
     assert len(answer.choices[0].logprobs.content) == answer.usage.completion_tokens == 9
-    again = client(house).chat.completions.create(
+    chunks = client(house).chat.completions.create(
         model="small", messages=messages, max_completion_tokens=9, temperature=0, stream=True
     )
-    said = [choice for chunk in again for choice in chunk.choices]
-    assert said[0].delta.role == "assistant"
-    assert "".join(choice.delta.content or "" for choice in said) == answer.choices[0].message.content
-    assert [choice.finish_reason for choice in said[:-1]] == [None] * (len(said) - 1)
-    assert said[-1].finish_reason == "length"
-    assert said[-1].delta.content is None
-    assert said[0].delta.content is None
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    assert choices[0].delta.role == "assistant"
+    assert "".join(choice.delta.content or "" for choice in choices) == answer.choices[0].message.content
+    assert [choice.finish_reason for choice in choices[:-1]] == [None] * (len(choices) - 1)
+    assert choices[-1].finish_reason == "length"
+    assert choices[-1].delta.content is None
+    assert choices[0].delta.content is None
 
 
 def test_what_others_stored_is_told(house: House, client: Callable[..., Any]) -> None:
@@ -142,47 +142,49 @@ def test_what_others_stored_is_told(house: House, client: Callable[..., Any]) ->
 def test_prompts_are_told_with_their_log_probabilities(
     house: House, client: Callable[..., Any], most: int
 ) -> None:
-    """As lm-evaluation-harness asks: the sum over a continuation is `LanguageModel.score`'s."""
+    """lm-evaluation-harness relies on this: the sum over a continuation is that of `LanguageModel.score`."""
     lm = house.models.places["small"].model.lm
     context, continuation = "the cat sat", " on the mat"
-    ids, wanted = lm._pair(0, context, continuation, False)
-    asked = {
+    ids, continuation_ids = lm._pair(0, context, continuation, False)
+    body = {
         "model": "small",
-        "prompt": [ids + wanted, ids],
+        "prompt": [ids + continuation_ids, ids],
         "max_tokens": most,
         "temperature": 0,
         "echo": True,
     }
-    answer = client(house).completions.create(**asked, logprobs=1)
-    told = answer.choices[0].logprobs
+    answer = client(house).completions.create(**body, logprobs=1)
+    log_probs = answer.choices[0].logprobs
     scored = lm.score(context, continuation)
-    assert told.token_logprobs[0] is told.top_logprobs[0] is None
-    assert told.token_logprobs[len(ids) : len(told.tokens) - most] == pytest.approx(
+    assert log_probs.token_logprobs[0] is log_probs.top_logprobs[0] is None
+    assert log_probs.token_logprobs[len(ids) : len(log_probs.tokens) - most] == pytest.approx(
         scored.log_probs, abs=2e-5
     )
     greedy = [
         value == max(top.values())
-        for value, top in zip(told.token_logprobs[len(ids) :], told.top_logprobs[len(ids) :], strict=True)
+        for value, top in zip(
+            log_probs.token_logprobs[len(ids) :], log_probs.top_logprobs[len(ids) :], strict=True
+        )
     ]
-    assert all(greedy[: len(wanted)]) == scored.is_greedy
-    assert all(greedy[len(wanted) :])
+    assert all(greedy[: len(continuation_ids)]) == scored.is_greedy
+    assert all(greedy[len(continuation_ids) :])
     assert answer.choices[0].text.startswith("the cat sat on the mat")
     assert answer.choices[1].logprobs.token_logprobs[1 : len(ids)] == pytest.approx(
-        told.token_logprobs[1 : len(ids)], abs=2e-5
+        log_probs.token_logprobs[1 : len(ids)], abs=2e-5
     )
-    chunks = [*client(house).completions.create(**asked, logprobs=1, stream=True)]
-    said = [one for chunk in chunks for one in chunk.choices if one.index == 0]
-    assert [token for one in said for token in one.logprobs.tokens] == told.tokens
-    assert "".join(one.text for one in said) == answer.choices[0].text
+    chunks = [*client(house).completions.create(**body, logprobs=1, stream=True)]
+    choices = [choice for chunk in chunks for choice in chunk.choices if choice.index == 0]
+    assert [token for choice in choices for token in choice.logprobs.tokens] == log_probs.tokens
+    assert "".join(choice.text for choice in choices) == answer.choices[0].text
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_pages(house: House, stream: bool) -> None:
-    asked = {"model": "small", "prompt": "go on", "max_tokens": 400, "seed": 3, "stream": stream}
-    body, address = json.dumps(asked).encode(), urlsplit(house.url)
+    fields = {"model": "small", "prompt": "go on", "max_tokens": 400, "seed": 3, "stream": stream}
+    body, address = json.dumps(fields).encode(), urlsplit(house.url)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
-    with socket.create_connection((address.hostname, address.port)) as there:
-        there.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    with socket.create_connection((address.hostname, address.port)) as connection:
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         settles(lambda: house.worker.count > 0)
     settles(lambda: not house.used() and not house.worker.count)
 
@@ -209,21 +211,21 @@ def test_a_client_that_leaves_frees_its_pages(house: House, stream: bool) -> Non
 def test_what_is_wrong_is_said(
     house: House, more: dict[str, Any], status: int, words: str, client: Callable[..., Any]
 ) -> None:
-    with pytest.raises(openai.APIStatusError) as told:
+    with pytest.raises(openai.APIStatusError) as caught:
         client(house).completions.create(**{"model": "small", "prompt": "x", "max_tokens": 3, **more})
-    assert told.value.status_code == status
-    assert words in told.value.body["message"]
-    more = {"n_prompt_tokens", "n_ctx"} if "exceeds" in words else set()
-    assert told.value.body.keys() == {"message", "type", "param", "code", *more}
+    assert caught.value.status_code == status
+    assert words in caught.value.body["message"]
+    extra_keys = {"n_prompt_tokens", "n_ctx"} if "exceeds" in words else set()
+    assert caught.value.body.keys() == {"message", "type", "param", "code", *extra_keys}
 
 
 def test_unknown_fields_are_told_or_refused(house: House, client: Callable[..., Any]) -> None:
-    asked = {"model": "small", "prompt": "x", "max_tokens": 1, "user": "me", "extra_body": {"mirostat": 2}}
-    assert client(house).completions.create(**asked).warnings == [
+    body = {"model": "small", "prompt": "x", "max_tokens": 1, "user": "me", "extra_body": {"mirostat": 2}}
+    assert client(house).completions.create(**body).warnings == [
         "mirostat is unknown here and changes nothing"
     ]
     with serving(strict=True) as strict, pytest.raises(openai.BadRequestError, match="mirostat"):
-        client(strict).completions.create(**asked)
+        client(strict).completions.create(**body)
 
 
 def test_models_are_found_by_their_names(client: Callable[..., Any]) -> None:
@@ -240,9 +242,9 @@ def test_a_stream_lives_while_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> 
         reader = house.models.places["small"].model.engine.reader  # type: ignore[union-attr]
         read = reader.read
 
-        def slow(*given: Any, **named: Any) -> Any:
-            time.sleep(0.4)  # before the first token, and between others
-            return read(*given, **named)
+        def slow(*args: Any, **kwargs: Any) -> Any:
+            time.sleep(0.4)  # before the first token, and between later ones
+            return read(*args, **kwargs)
 
         monkeypatch.setattr(reader, "read", slow)
         body = json.dumps({"prompt": "the cat", "max_tokens": 3, "temperature": 0, "stream": True})
@@ -251,7 +253,7 @@ def test_a_stream_lives_while_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> 
         with urllib.request.urlopen(request) as answer:
             pieces = answer.read().decode().split("\n\n")
     comments = [i for i, piece in enumerate(pieces) if piece == ": still here"]
-    told = [i for i, piece in enumerate(pieces) if piece.startswith('data: {"')]
-    assert comments[0] < told[0]
-    assert any(one < i < other for one, other in pairwise(told) for i in comments)
+    events = [i for i, piece in enumerate(pieces) if piece.startswith('data: {"')]
+    assert comments[0] < events[0]
+    assert any(earlier < i < later for earlier, later in pairwise(events) for i in comments)
     assert pieces[-2:] == ["data: [DONE]", ""]

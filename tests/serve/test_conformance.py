@@ -1,4 +1,4 @@
-"""Suites of others: the tests of OpenAI's client for what is served here, strict; schemathesis on our own schema."""
+"""Test suites of others: those of OpenAI's client for what is served here, run strictly; schemathesis on our schema."""
 
 import os
 import re
@@ -34,7 +34,7 @@ SERVED: dict[str, dict[str, str]] = {
         "it is strict (as theirs with aiohttp is), it refuses the text that it gets before that"
     },
 }
-"""Their files for what is served here, and why some of their tests do not pass, by what matches the names of these."""
+"""Test files of theirs for what is served here; reasons why some tests do not pass, by patterns of the tests' names."""
 CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,"
     "response_schema_conformance"
@@ -48,7 +48,7 @@ def test_the_tests_of_openais_client_pass_or_have_a_reason(name: str, tmp_path: 
     file = sources / "tests" / "api_resources" / name
     plugins = ("pytest", "pytest-asyncio", "pytest-xdist", "rich", "inline-snapshot", "Pillow")
     python = python_of("openai-tests", f"openai[aiohttp]=={OPENAI}", *plugins)
-    asked = [
+    command = [
         python,
         "-m",
         "pytest",
@@ -65,15 +65,15 @@ def test_the_tests_of_openais_client_pass_or_have_a_reason(name: str, tmp_path: 
     encoders = {model: embedder for model in models if "embedding" in model}
     with serving_encoders(encoders, decoders=sorted(models - encoders.keys())) as house:
         environment = {**os.environ, "TEST_API_BASE_URL": f"{house.url}/v1", "PYTHONPATH": ""}
-        done = subprocess.run(asked, cwd=sources, env=environment, capture_output=True, text=True)
+        result = subprocess.run(command, cwd=sources, env=environment, capture_output=True, text=True)
     passed, failed = set[str](), set[str]()
     for case in ElementTree.parse(report).iter("testcase"):
-        some = failed if case.findall("failure") + case.findall("error") else passed
-        some.add(f"{case.get('name')} {case.get('classname')}")
-    assert passed, done.stdout[-5000:]
-    told = {case for case in passed | failed for reason in SERVED[name] if re.match(reason, case)}
-    assert sorted(failed - told) == [], done.stdout[-5000:]
-    assert sorted(told & passed) == [], "these pass, and need no reason any longer"
+        outcomes = failed if case.findall("failure") + case.findall("error") else passed
+        outcomes.add(f"{case.get('name')} {case.get('classname')}")
+    assert passed, result.stdout[-5000:]
+    explained = {case for case in passed | failed for reason in SERVED[name] if re.match(reason, case)}
+    assert sorted(failed - explained) == [], result.stdout[-5000:]
+    assert sorted(explained & passed) == [], "these pass, and need no reason any longer"
     for reason in SERVED[name]:
         assert any(re.match(reason, case) for case in failed), f"{reason} is no test of theirs"
 
@@ -82,10 +82,10 @@ def test_the_tests_of_openais_client_pass_or_have_a_reason(name: str, tmp_path: 
 @pytest.mark.timeout(1200)
 def test_schemathesis_finds_no_fault_and_nothing_undeclared(house: House, tmp_path: Path) -> None:
     python = python_of("schemathesis", "schemathesis==4.32")
-    asked = [python.with_name("schemathesis"), "run", f"{house.url}/openapi.json", "--checks", CHECKS]
-    more = ["--max-examples", "50", "--seed", "1", "--request-timeout", "30"]
-    done = subprocess.run([*asked, *more], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-5000:]
+    command = [python.with_name("schemathesis"), "run", f"{house.url}/openapi.json", "--checks", CHECKS]
+    options = ["--max-examples", "50", "--seed", "1", "--request-timeout", "30"]
+    result = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-5000:]
     assert not house.worker.count
 
 
@@ -101,7 +101,7 @@ def test_what_may_be_answered_is_declared(house: House) -> None:
 
 
 def test_a_wrong_method_is_told_the_right_one(house: House) -> None:
-    with pytest.raises(urllib.error.HTTPError) as told:
+    with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(urllib.request.Request(f"{house.url}/health", method="DELETE"))
-    assert (told.value.code, told.value.headers["allow"]) == (405, "GET")
-    told.value.close()
+    assert (caught.value.code, caught.value.headers["allow"]) == (405, "GET")
+    caught.value.close()

@@ -1,4 +1,4 @@
-"""Encoders over HTTP: every answer is what the Python API gives, whatever is asked beside it."""
+"""Encoders over HTTP: every answer is what the Python API gives, whatever else is requested meanwhile."""
 
 import asyncio
 import base64
@@ -34,79 +34,79 @@ def house(encoders: dict[str, Any]) -> Iterator[House]:
 
 
 def refused(house: House, path: str, **body: Any) -> str:
-    status, told = ask(house, path, body)
-    assert status == 400, told
-    message: str = told["error"]["message"]
+    status, response = ask(house, path, body)
+    assert status == 400, response
+    message: str = response["error"]["message"]
     return message
 
 
 def drawn(number: int, longest: int = 40) -> list[str]:
-    """Texts of mixed lengths."""
+    """Returns random texts of mixed lengths."""
     draw = Random(number)
     return [" ".join(draw.choices(WORDS[:15], k=draw.randint(1, longest))) for _ in range(draw.randint(1, 5))]
 
 
 def test_16_clients_get_what_each_alone_gets(house: House, encoders: dict[str, Any]) -> None:
-    asked = [drawn(number) for number in range(16)]
+    batches = [drawn(number) for number in range(16)]
 
     async def ask_all() -> list[Any]:
-        async with openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as there:
-            made = (there.embeddings.create(model="embedder", input=texts) for texts in asked)
-            return await asyncio.gather(*made)
+        async with openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as client:
+            requests = (client.embeddings.create(model="embedder", input=texts) for texts in batches)
+            return await asyncio.gather(*requests)
 
-    for texts, answer in zip(asked, asyncio.run(ask_all()), strict=True):
-        assert [one.index for one in answer.data] == [*range(len(texts))]
-        found = torch.tensor([one.embedding for one in answer.data])
-        alone = torch.stack([encoders["embedder"].embed(text) for text in texts])
-        assert torch.allclose(found, alone, rtol=ULP, atol=ULP)
-        lengths = [len(one.ids) for one in encoders["embedder"].tokenizer.inputs(texts)]
+    for texts, answer in zip(batches, asyncio.run(ask_all()), strict=True):
+        assert [data.index for data in answer.data] == [*range(len(texts))]
+        actual = torch.tensor([data.embedding for data in answer.data])
+        expected = torch.stack([encoders["embedder"].embed(text) for text in texts])
+        assert torch.allclose(actual, expected, rtol=ULP, atol=ULP)
+        lengths = [len(encoded.ids) for encoded in encoders["embedder"].tokenizer.inputs(texts)]
         assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(lengths)
 
 
 def test_exact_is_the_same_bits_in_float32(encoders: dict[str, Any]) -> None:
-    own = encoder("embedder", encoders["embedder"].tokenizer, torch.float32)
-    asked = [drawn(number) for number in range(8)]
-    found: dict[int, Any] = {}
+    embedder = encoder("embedder", encoders["embedder"].tokenizer, torch.float32)
+    batches = [drawn(number) for number in range(8)]
+    answers: dict[int, Any] = {}
 
-    def one(house: House, number: int) -> None:
-        found[number] = answered(house, "/v1/embeddings", model="own", input=asked[number])["data"]
+    def ask_one(house: House, number: int) -> None:
+        answers[number] = answered(house, "/v1/embeddings", model="own", input=batches[number])["data"]
 
-    with serving_encoders({"own": own}, exact=True, decoders=()) as house:
-        threads = [threading.Thread(target=one, args=(house, number)) for number in range(8)]
+    with serving_encoders({"own": embedder}, exact=True, decoders=()) as house:
+        threads = [threading.Thread(target=ask_one, args=(house, number)) for number in range(8)]
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
-    for number, texts in enumerate(asked):
-        alone = own.embed(texts, batch_size=1)
-        assert torch.tensor([data["embedding"] for data in found[number]]).equal(alone)
+    for number, texts in enumerate(batches):
+        expected = embedder.embed(texts, batch_size=1)
+        assert torch.tensor([data["embedding"] for data in answers[number]]).equal(expected)
 
 
 def test_embeddings_of_ids_and_in_base64(house: House, encoders: dict[str, Any]) -> None:
-    own = encoders["embedder"]
-    ids = [one.ids for one in own.tokenizer.inputs(TEXTS)]
-    said = answered(house, "/v1/embeddings", model="embedder", input=TEXTS)["data"]
-    wanted = torch.tensor([one["embedding"] for one in said])
-    assert torch.allclose(wanted, own.embed(TEXTS), rtol=ULP, atol=ULP)
+    embedder = encoders["embedder"]
+    ids = [encoded.ids for encoded in embedder.tokenizer.inputs(TEXTS)]
+    rows = answered(house, "/v1/embeddings", model="embedder", input=TEXTS)["data"]
+    vectors = torch.tensor([data["embedding"] for data in rows])
+    assert torch.allclose(vectors, embedder.embed(TEXTS), rtol=ULP, atol=ULP)
     by_ids = answered(house, "/v1/embeddings", model="embedder", input=ids)["data"]
-    assert torch.allclose(torch.tensor([one["embedding"] for one in by_ids]), wanted, rtol=ULP, atol=ULP)
-    (one,) = answered(house, "/v1/embeddings", model="embedder", input=ids[1])["data"]
-    assert one["embedding"] == pytest.approx(wanted[1].tolist(), abs=ULP)
+    assert torch.allclose(torch.tensor([data["embedding"] for data in by_ids]), vectors, rtol=ULP, atol=ULP)
+    (single,) = answered(house, "/v1/embeddings", model="embedder", input=ids[1])["data"]
+    assert single["embedding"] == pytest.approx(vectors[1].tolist(), abs=ULP)
     coded = answered(
         house, "/v1/embeddings", model="embedder", input=TEXTS, encoding_format="base64", user="me"
     )
     assert "warnings" not in coded
-    for vector, data in zip(wanted, coded["data"], strict=True):
+    for vector, data in zip(vectors, coded["data"], strict=True):
         raw = base64.b64decode(data["embedding"])
         assert struct.unpack(f"<{len(vector)}f", raw) == pytest.approx(vector.tolist(), abs=ULP)
-    told = answered(house, "/v1/embeddings", model="embedder", input="a dog", pooling="last")
-    assert told["warnings"] == ["pooling is unknown here and changes nothing"]
+    response = answered(house, "/v1/embeddings", model="embedder", input="a dog", pooling="last")
+    assert response["warnings"] == ["pooling is unknown here and changes nothing"]
 
 
 def test_vectors_are_cut_where_they_were_trained_to_be(house: House, encoders: dict[str, Any]) -> None:
-    said = answered(house, "/v1/embeddings", model="nested", input=TEXTS, dimensions=8)["data"]
-    found = torch.tensor([one["embedding"] for one in said])
+    rows = answered(house, "/v1/embeddings", model="nested", input=TEXTS, dimensions=8)["data"]
+    actual = torch.tensor([row["embedding"] for row in rows])
     whole = encoders["nested"].embed(TEXTS)
-    assert torch.allclose(found, encoders["nested"].embed(TEXTS, dimensions=8), rtol=ULP, atol=ULP)
-    assert torch.allclose(found, torch.nn.functional.normalize(whole[:, :8]), atol=1e-6)
+    assert torch.allclose(actual, encoders["nested"].embed(TEXTS, dimensions=8), rtol=ULP, atol=ULP)
+    assert torch.allclose(actual, torch.nn.functional.normalize(whole[:, :8]), atol=1e-6)
     message = refused(house, "/v1/embeddings", model="nested", input="a", dimensions=9)
     assert "have 32 numbers" in message
     assert "8, 16" in message
@@ -120,35 +120,35 @@ def test_ranks_and_scores(house: House, encoders: dict[str, Any]) -> None:
     query, documents = "the cat", [TEXTS[0], {"text": TEXTS[1]}, TEXTS[2], TEXTS[0]]
     vectors = encoders["embedder"].embed([query, *TEXTS[:3], TEXTS[0]])
     logits = encoders["ranker"].logits([(query, text) for text in (*TEXTS[:3], TEXTS[0])])[:, 0]
-    for model, score, wanted in (
+    for model, score, expected in (
         ("embedder", "cosine", cosine(vectors[:1], vectors[1:])),
         ("ranker", "sigmoid", logits.sigmoid()),
         ("ranker", "logit", logits),
     ):
         raw = {"raw_scores": True} if score == "logit" else {}
         for path in ("/v1/rerank", "/rerank"):
-            told = answered(
+            response = answered(
                 house, path, model=model, query=query, documents=documents, return_documents=True, **raw
             )
-            assert told["score"] == score
-            values = [one["relevance_score"] for one in told["results"]]
-            order = [one["index"] for one in told["results"]]
+            assert response["score"] == score
+            values = [row["relevance_score"] for row in response["results"]]
+            order = [row["index"] for row in response["results"]]
             assert values == sorted(values, reverse=True)
             assert sorted(order) == [0, 1, 2, 3]
             assert order.index(0) < order.index(3)  # equals stay in their order
-            assert values == pytest.approx(wanted[order].tolist(), abs=1e-6)
-            assert [one["document"]["text"] for one in told["results"]] == [
+            assert values == pytest.approx(expected[order].tolist(), abs=1e-6)
+            assert [row["document"]["text"] for row in response["results"]] == [
                 [*TEXTS[:3], TEXTS[0]][i] for i in order
             ]
         best = answered(house, "/v1/rerank", model=model, query=query, documents=documents, top_n=2, **raw)
         assert best["results"] == [
-            {"index": one["index"], "relevance_score": pytest.approx(one["relevance_score"], abs=1e-6)}
-            for one in told["results"][:2]
+            {"index": row["index"], "relevance_score": pytest.approx(row["relevance_score"], abs=1e-6)}
+            for row in response["results"][:2]
         ]
         scores = answered(house, "/score", model=model, text_1=query, text_2=TEXTS[:3], **raw)
-        assert [one["score"] for one in scores["data"]] == pytest.approx(wanted[:3].tolist(), abs=1e-6)
+        assert [row["score"] for row in scores["data"]] == pytest.approx(expected[:3].tolist(), abs=1e-6)
         pairs = answered(house, "/score", model=model, text_1=[query] * 2, text_2=TEXTS[:2], **raw)
-        assert [one["score"] for one in pairs["data"]] == pytest.approx(wanted[:2].tolist(), abs=1e-6)
+        assert [row["score"] for row in pairs["data"]] == pytest.approx(expected[:2].tolist(), abs=1e-6)
     assert "3 labels" in refused(house, "/rerank", model="labels", query="a", documents=["b"])
     assert "cosines" in refused(
         house, "/rerank", model="embedder", query="a", documents=["b"], raw_scores=True
@@ -159,32 +159,37 @@ def test_ranks_and_scores(house: House, encoders: dict[str, Any]) -> None:
 
 
 def test_labels_spans_masks_and_answers(house: House, encoders: dict[str, Any]) -> None:
-    said = answered(house, "/classify", model="labels", input=TEXTS)
-    for one, labels in zip(said["data"], encoders["labels"].classify(TEXTS), strict=True):
-        assert one["label"] == labels[0].label
-        assert one["num_classes"] == len(one["probs"]) == 3
+    response = answered(house, "/classify", model="labels", input=TEXTS)
+    for row, labels in zip(response["data"], encoders["labels"].classify(TEXTS), strict=True):
+        assert row["label"] == labels[0].label
+        assert row["num_classes"] == len(row["probs"]) == 3
         named = {label.label: label.probability for label in labels}
-        assert one["probs"] == pytest.approx([named[name] for name in ("no", "yes", "perhaps")], abs=ULP)
-    said = answered(house, "/v1/tag", model="tagger", input=TEXTS)
+        assert row["probs"] == pytest.approx([named[name] for name in ("no", "yes", "perhaps")], abs=ULP)
+    response = answered(house, "/v1/tag", model="tagger", input=TEXTS)
     spans = encoders["tagger"].tag(TEXTS)
     assert any(spans)
-    for one, own in zip(said["data"], spans, strict=True):
-        wanted = [{**vars(span), "probability": pytest.approx(span.probability, abs=ULP)} for span in own]
-        assert one["spans"] == wanted
+    for row, expected_spans in zip(response["data"], spans, strict=True):
+        expected = [
+            {**vars(span), "probability": pytest.approx(span.probability, abs=ULP)} for span in expected_spans
+        ]
+        assert row["spans"] == expected
     masked = ["the [MASK] sat on a [MASK] .", "[MASK]"]
-    said = answered(house, "/v1/fill-mask", model="filler", input=masked, top_k=3)
-    for one, places in zip(said["data"], encoders["filler"].fill_mask(masked, top_k=3), strict=True):
-        wanted = [
-            [{**vars(found), "probability": pytest.approx(found.probability, abs=ULP)} for found in place]
+    response = answered(house, "/v1/fill-mask", model="filler", input=masked, top_k=3)
+    for row, places in zip(response["data"], encoders["filler"].fill_mask(masked, top_k=3), strict=True):
+        expected = [
+            [
+                {**vars(candidate), "probability": pytest.approx(candidate.probability, abs=ULP)}
+                for candidate in place
+            ]
             for place in places
         ]
-        assert one["masks"] == wanted
+        assert row["masks"] == expected
     long = " ".join(drawn(3, 90) + drawn(5, 90))
-    how = {"top_k": 3, "stride": 9, "longest": 7, "no_answer": 0.5}
-    said = answered(house, "/v1/answer", model="answerer", question="who sat", context=long, **how)
-    found = encoders["answerer"].answer("who sat", long, **how)
-    assert said["answers"] == [
-        {**vars(one), "probability": pytest.approx(one.probability, abs=1e-6)} for one in found
+    options = {"top_k": 3, "stride": 9, "longest": 7, "no_answer": 0.5}
+    response = answered(house, "/v1/answer", model="answerer", question="who sat", context=long, **options)
+    answers = encoders["answerer"].answer("who sat", long, **options)
+    assert response["answers"] == [
+        {**vars(answer), "probability": pytest.approx(answer.probability, abs=1e-6)} for answer in answers
     ]
 
 
@@ -214,10 +219,10 @@ def test_what_is_wrong_is_said(house: House, path: str, body: dict[str, Any], wo
 
 def test_a_long_text_is_cut_where_that_is_asked(house: House, encoders: dict[str, Any]) -> None:
     long = "the cat " * 40
-    told = answered(house, "/v1/embeddings", model="embedder", input=long, truncate=True)
-    wanted = encoders["embedder"].embed(long, cut=True)
-    assert told["data"][0]["embedding"] == pytest.approx(wanted.tolist(), abs=ULP)
-    assert told["usage"]["prompt_tokens"] == 64
+    response = answered(house, "/v1/embeddings", model="embedder", input=long, truncate=True)
+    expected = encoders["embedder"].embed(long, cut=True)
+    assert response["data"][0]["embedding"] == pytest.approx(expected.tolist(), abs=ULP)
+    assert response["usage"]["prompt_tokens"] == 64
 
 
 def test_too_many_tokens_are_refused_before_they_are_read(house: House) -> None:
@@ -226,11 +231,11 @@ def test_too_many_tokens_are_refused_before_they_are_read(house: House) -> None:
 
 
 def test_models_say_what_they_are_for(house: House) -> None:
-    told = ask(house, "/v1/models", method="GET")[1]["data"]
-    tasks = {model["id"]: model["task"] for model in told}
+    models = ask(house, "/v1/models", method="GET")[1]["data"]
+    tasks = {model["id"]: model["task"] for model in models}
     assert tasks["talker"] == "causal-lm"
     assert tasks["filler"] == "masked-lm"
-    assert {model["max_model_len"] for model in told if model["id"] in KINDS} == {64}
+    assert {model["max_model_len"] for model in models if model["id"] in KINDS} == {64}
 
 
 def test_an_encoder_without_a_head_is_not_served(encoders: dict[str, Any]) -> None:
@@ -249,7 +254,7 @@ ODD: list[Any] = [
 
 
 def test_odd_requests_are_answered_or_refused(house: House) -> None:
-    own: dict[str, dict[str, Any]] = {
+    bodies: dict[str, dict[str, Any]] = {
         "/v1/embeddings": {"model": "embedder", "input": "a"},
         "/v1/rerank": {"model": "ranker", "query": "a", "documents": ["a"]},
         "/v1/score": {"model": "embedder", "text_1": "a", "text_2": "b"},
@@ -260,14 +265,14 @@ def test_odd_requests_are_answered_or_refused(house: House) -> None:
         "/v1/translate": {"model": "talker", "text": "a"},
     }
     fields = {task.path: [*task.model_fields, "bogus"] for task in TASKS}
-    assert own.keys() == fields.keys()
-    draw, found = Random(1), set[int]()
+    assert bodies.keys() == fields.keys()
+    draw, statuses = Random(1), set[int]()
     for _ in range(300):
         path = draw.choice([*fields])
         names = draw.sample(fields[path], draw.randint(1, 2))
-        body = own[path] | {name: draw.choice(ODD) for name in names}
-        status, told = ask(house, path, body)
-        assert status in (200, 400, 404), (path, body, told)
-        found.add(status)
-    assert found == {200, 400, 404}
+        body = bodies[path] | {name: draw.choice(ODD) for name in names}
+        status, response = ask(house, path, body)
+        assert status in (200, 400, 404), (path, body, response)
+        statuses.add(status)
+    assert statuses == {200, 400, 404}
     assert house.worker.count == 0

@@ -1,4 +1,4 @@
-"""Texts that wait for an encoder: how many may, which are read in a step, and what becomes of them."""
+"""Texts that wait for an encoder: how many may wait, which are read in a step, and what becomes of them."""
 
 import json
 import socket
@@ -26,7 +26,7 @@ def house(encoders: dict[str, Any]) -> Iterator[House]:
 
 
 def waiting(packing: Packing) -> int:
-    """How many texts are to be read."""
+    """Returns the number of texts that are still to be read."""
     return sum(not text.ended for text in packing.waiting)
 
 
@@ -37,18 +37,18 @@ def test_no_more_than_may_wait_are_taken(encoders: dict[str, Any], most: int) ->
         read, goes_on = packing._read, threading.Event()
         packing._read = lambda texts: goes_on.wait(60) and read(texts)
         body = {"model": "embedder", "input": "a dog"}
-        found: list[Any] = []
+        responses: list[Any] = []
         threads = [
-            threading.Thread(target=lambda: found.append(ask(house, "/v1/embeddings", body)))
+            threading.Thread(target=lambda: responses.append(ask(house, "/v1/embeddings", body)))
             for _ in range(most)
         ]
         [thread.start() for thread in threads]
         settles(lambda: house.worker.count == most)
-        status, told = ask(house, "/v1/embeddings", body)
-        assert (status, told["error"]["type"]) == (429, "rate_limit_error")
+        status, response = ask(house, "/v1/embeddings", body)
+        assert (status, response["error"]["type"]) == (429, "rate_limit_error")
         goes_on.set()
         [thread.join() for thread in threads]
-        assert [status for status, _ in found] == [200] * most
+        assert [status for status, _ in responses] == [200] * most
 
 
 def test_a_decoder_writes_while_many_texts_are_read(house: House) -> None:
@@ -87,8 +87,8 @@ def test_a_client_that_leaves_takes_its_texts_along(house: House) -> None:
         body = json.dumps({"model": "embedder", "input": ["the cat " * 20] * 500}).encode()
         address = urlsplit(house.url)
         head = f"POST /v1/embeddings HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
-        with socket.create_connection((address.hostname, address.port)) as there:
-            there.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        with socket.create_connection((address.hostname, address.port)) as connection:
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             assert begun.wait(30)
             assert waiting(packing) > 400
         settles(lambda: waiting(packing) == 0)
@@ -104,9 +104,9 @@ def test_a_step_reads_as_much_as_its_budget_holds(seed: int) -> None:
     lengths = [draw.randint(1, 60) for _ in range(draw.randint(1, 40))]
     steps: list[list[int]] = []
 
-    def read(some: Any) -> list[torch.Tensor]:
-        steps.append([len(one.ids) for one in some])
-        return [torch.zeros(1)] * len(some)
+    def read(texts: Any) -> list[torch.Tensor]:
+        steps.append([len(text.ids) for text in texts])
+        return [torch.zeros(1)] * len(texts)
 
     packing = Packing(read, 50)
     for i, n in enumerate(lengths):
@@ -122,9 +122,9 @@ def test_a_step_reads_as_much_as_its_budget_holds(seed: int) -> None:
 def test_a_short_request_does_not_wait_for_a_long_one() -> None:
     steps: list[list[int]] = []
 
-    def read(some: Any) -> list[torch.Tensor]:
-        steps.append([one.ids[0] for one in some])
-        return [torch.zeros(1)] * len(some)
+    def read(texts: Any) -> list[torch.Tensor]:
+        steps.append([text.ids[0] for text in texts])
+        return [torch.zeros(1)] * len(texts)
 
     packing = Packing(read, 100)
     for i in range(50):
@@ -142,11 +142,11 @@ def test_a_short_request_does_not_wait_for_a_long_one() -> None:
 def test_what_cannot_be_read_fails_its_own_texts_alone() -> None:
     calls: list[int] = []
 
-    def read(some: Any) -> list[torch.Tensor]:
-        calls.append(len(some))
+    def read(batch: Any) -> list[torch.Tensor]:
+        calls.append(len(batch))
         if len(calls) == 1:
             raise RuntimeError("broken")
-        return [torch.tensor([float("nan") if one.ids[0] == 7 else 1.0]) for one in some]
+        return [torch.tensor([float("nan") if packed_text.ids[0] == 7 else 1.0]) for packed_text in batch]
 
     packing = Packing(read, 4)
     texts = [Packed(Encoded.of([token] * 2), i) for i, token in enumerate([1, 1, 7, 1])]

@@ -1,4 +1,4 @@
-"""What HTTP answers, to many at once, is what `LanguageModel.generate` makes of each request alone."""
+"""What HTTP answers to many clients at once is what `LanguageModel.generate` makes of each request alone."""
 
 import asyncio
 import time
@@ -23,11 +23,11 @@ openai = pytest.importorskip("openai")
 
 CLIENTS = 16
 COMMON = "the cat sat on the mat and the cat sat still, " * 3
-"""Some prompts begin with it, so that what others stored is used."""
+"""The beginning of some prompts, so that the KV cache stored for other requests is used."""
 
 
 def drawn(number: int) -> dict[str, Any]:
-    """A request of many settings, in the words of `POST /v1/completions`."""
+    """Returns a request with many settings, in the fields of `POST /v1/completions`."""
     draw = Random(number)
     prompt = draw.choice(["", COMMON]) + "".join(
         draw.choice("the cat sat ") for _ in range(draw.randint(3, 90))
@@ -67,39 +67,42 @@ def grammars(lm: LanguageModel) -> Grammars:
     return Grammars(lm.need_tokenizer(), lm.spec.vocab, lm.eos)
 
 
-def alone(lm: LanguageModel, asked: dict[str, Any], exact: bool) -> list[tuple[str, str, list[float]]]:
-    """Texts, reasons and log probabilities of a request, by `LanguageModel.generate`."""
-    apart = {"prompt", "n", "stream", "structured_outputs"}
-    options = {RENAMED.get(name, name): value for name, value in asked.items() if name not in apart}
-    options |= {"log_probs": asked["logprobs"] is not None, "top_log_probs": asked["logprobs"] or 0}
-    options |= {"bias": {int(token): more for token, more in asked["logit_bias"].items()}, "exact": exact}
-    if form := asked["structured_outputs"]:
+def alone(lm: LanguageModel, request: dict[str, Any], exact: bool) -> list[tuple[str, str, list[float]]]:
+    """Returns texts, finish reasons and log-probabilities of a request, by `LanguageModel.generate`."""
+    left_out = {"prompt", "n", "stream", "structured_outputs"}
+    options = {RENAMED.get(name, name): value for name, value in request.items() if name not in left_out}
+    options |= {"log_probs": request["logprobs"] is not None, "top_log_probs": request["logprobs"] or 0}
+    options |= {"bias": {int(token): added for token, added in request["logit_bias"].items()}, "exact": exact}
+    if form := request["structured_outputs"]:
         options["grammar"] = grammars(lm).compile(*next(iter(form.items())))
-    made = lm.generate([asked["prompt"]] * asked["n"], **{**options, "stop": asked["stop"] or ()})
+    generations = lm.generate(
+        [request["prompt"]] * request["n"], **{**options, "stop": request["stop"] or ()}
+    )
     reasons = {"eos": "stop"}
     return [
-        (text.text, reasons.get(text.finish_reason, text.finish_reason), [*text.log_probs]) for text in made
+        (text.text, reasons.get(text.finish_reason, text.finish_reason), [*text.log_probs])
+        for text in generations
     ]
 
 
-async def told(client: Any, asked: dict[str, Any]) -> list[tuple[str, str, list[float]]] | None:
-    """The same by HTTP; of a request that is given up nothing is told."""
+async def told(client: Any, request: dict[str, Any]) -> list[tuple[str, str, list[float]]] | None:
+    """Returns the same as `alone`, over HTTP; None for a request that the client gives up."""
     ours = "top_k", "min_p", "repetition_penalty", "structured_outputs"
-    extra = {name: asked[name] for name in ours if asked[name] is not None}
-    usual = {name: value for name, value in asked.items() if name not in ours}
+    extra = {name: request[name] for name in ours if request[name] is not None}
+    usual = {name: value for name, value in request.items() if name not in ours}
     answer = await client.completions.create(model="small", extra_body=extra, **usual)
-    texts: list[tuple[str, str, list[float]]] = [("", "", []) for _ in range(asked["n"])]
+    texts: list[tuple[str, str, list[float]]] = [("", "", []) for _ in range(request["n"])]
 
     def add(choice: Any) -> None:
         text, _, values = texts[choice.index]
         values += choice.logprobs.token_logprobs if choice.logprobs else []
         texts[choice.index] = text + choice.text, choice.finish_reason, values
 
-    if not asked["stream"]:
+    if not request["stream"]:
         for choice in answer.choices:
             add(choice)
         return texts
-    leaves = Random(asked["seed"]).random() < 0.3
+    leaves = Random(request["seed"]).random() < 0.3
     async for chunk in answer:
         for choice in chunk.choices:
             add(choice)
@@ -109,28 +112,32 @@ async def told(client: Any, asked: dict[str, Any]) -> list[tuple[str, str, list[
     return texts
 
 
-async def ask_all(url: str, asked: list[dict[str, Any]]) -> list[Any]:
-    """The answers to all of them, asked by so many clients as there are."""
+async def ask_all(url: str, requests: list[dict[str, Any]]) -> list[Any]:
+    """Returns the answers to all requests, of which at most CLIENTS are sent at once."""
     room = asyncio.Semaphore(CLIENTS)
 
-    async def one(each: dict[str, Any]) -> Any:
+    async def ask_one(request: dict[str, Any]) -> Any:
         async with room:
-            return await told(client, each)
+            return await told(client, request)
 
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        return await asyncio.gather(*map(one, asked))
+        return await asyncio.gather(*map(ask_one, requests))
 
 
 def compare(url: str, lm: LanguageModel, count: int, *, exact: bool, seed: int = 0) -> None:
-    asked = [drawn(seed + number) for number in range(count)]
-    answers = asyncio.run(ask_all(url, asked))
+    requests = [drawn(seed + number) for number in range(count)]
+    answers = asyncio.run(ask_all(url, requests))
     assert 0 < sum(answer is None for answer in answers) < count / 2
-    for one, answer in zip(asked, answers, strict=True):
+    for request, answer in zip(requests, answers, strict=True):
         if answer is None:
             continue
-        for (text, reason, values), (own, why, probs) in zip(answer, alone(lm, one, exact), strict=True):
-            assert (text, reason) == (own, why), one
-            assert values == (probs if exact else pytest.approx(probs, abs=5e-5)), one
+        for (text, reason, log_probs), (expected_text, expected_reason, expected_log_probs) in zip(
+            answer, alone(lm, request, exact), strict=True
+        ):
+            assert (text, reason) == (expected_text, expected_reason), request
+            assert log_probs == (
+                expected_log_probs if exact else pytest.approx(expected_log_probs, abs=5e-5)
+            ), request
 
 
 def in_bf16(lm: LanguageModel) -> None:
@@ -162,7 +169,7 @@ def house_of(kind: str) -> Iterator[tuple[House, LanguageModel, bool]]:
 LEFT = pytest.mark.filterwarnings(
     "ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning"
 )
-"""The client's own: httpx' generators below a stream that was closed are ended when they are collected."""
+"""These warnings come from the client: httpx' generators below a closed stream end when they are collected."""
 
 LONG = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -178,9 +185,9 @@ LONG = [pytest.mark.slow, pytest.mark.timeout(3600)]
 def test_many_at_once_are_those_of_one_after_the_other(kind: str, count: int) -> None:
     with house_of(kind) as (house, lm, exact):
         compare(house.url, lm, count, exact=exact)
-        until = time.monotonic() + 10
-        while house.used() or house.worker.count:  # those that left
-            assert time.monotonic() < until
+        deadline = time.monotonic() + 10
+        while house.used() or house.worker.count:  # requests of clients that left are still ending
+            assert time.monotonic() < deadline
             time.sleep(0.01)
 
 
@@ -189,9 +196,9 @@ def test_many_at_once_are_those_of_one_after_the_other(kind: str, count: int) ->
 @pytest.mark.parametrize("options", [(), ("--exact",)])
 def test_the_command_answers_the_same(tmp_path: Path, options: tuple[str, ...]) -> None:
     talker().save(tmp_path / "small")
-    with command(tmp_path / "small", *options) as (_, said):
+    with command(tmp_path / "small", *options) as (_, printed):
         compare(
-            api(said).removesuffix("/v1"),
+            api(printed).removesuffix("/v1"),
             load(tmp_path / "small", task="causal-lm"),
             50,
             exact=bool(options),

@@ -1,4 +1,4 @@
-"""What models of families write of which a chat template says how: their own markup, read whole and cut anywhere."""
+"""What model families write, as far as a chat template says how: their own markup, read whole and cut anywhere."""
 
 import json
 from typing import Any
@@ -105,31 +105,31 @@ FAMILIES: dict[str, tuple[str, str, bool, str, str]] = {
         False, "Hm.", "Let me look.",
     ),
 }  # fmt: skip
-"""What a template of the family has; an answer, whether the prompt ends within reasoning; reasoning and text of it."""
+"""For each family: what its template has, an answer, whether the prompt ends in reasoning, its reasoning and text."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_familys_own_markup_is_read_cut_anywhere(family: str) -> None:
-    template, text, inside, reasoning, said = FAMILIES[family]
+    template, text, inside, reasoning, prose = FAMILIES[family]
     text = text.replace("GIVEN", json.dumps(GIVEN, ensure_ascii=False))
-    marks, how = find_reasoning(template), find_format(template)
-    assert how is not None
+    marks, call_format = find_reasoning(template), find_format(template)
+    assert call_format is not None
 
     def read(*pieces: str) -> Any:
-        reader = CallReader(marks, inside, how, SCHEMAS)
+        reader = CallReader(marks, inside, call_format, SCHEMAS)
         parts = [part for piece in pieces for part in reader.push(piece, last=False)]
         return merged([*parts, *reader.push("", last=True)])
 
     parts = read(text)
     assert calls_of(parts) == [("get_weather", GIVEN), ("now", {})]
     assert "".join(part.text for part in parts if part.kind == "reasoning") == reasoning
-    assert "".join(part.text for part in parts if part.kind == "text") == said
+    assert "".join(part.text for part in parts if part.kind == "text") == prose
     assert read(*text) == parts
     for i in range(len(text)):
         assert read(text[:i], text[i:]) == parts
-    if said:  # where no functions are asked for, too
-        parts = CallReader(marks, inside).push(text.partition(said)[0] + said, last=True)
-        assert [part for part in parts if part.kind == "text"] == [Part("text", said)]
+    if prose:  # also if no functions are offered
+        parts = CallReader(marks, inside).push(text.partition(prose)[0] + prose, last=True)
+        assert [part for part in parts if part.kind == "text"] == [Part("text", prose)]
 
 
 @pytest.mark.parametrize(
@@ -176,24 +176,29 @@ CHOSEN = {
     "found", ["<parameter=", "argument", "tool_calls>", "<|tool_call>", "List of tools: "]
 )
 def test_texts_of_forced_calls_follow_their_schemas(found: str) -> None:
-    """What is written between tags is what is read: a choice as it is, a text that follows a pattern as JSON."""
-    how = next(how for how in map(find_format, [FAMILIES[f][0] for f in FAMILIES] + ["tools <tool_call> <parameter="])
-               if how is not None and how.found[-1] == found)  # fmt: skip
-    tokenizer = LM.need_tokenizer().with_chat_template(template_of(how))
+    """What is written between tags is what is read: an enum's value as it is, a string with a pattern as JSON."""
+    call_format = next(
+        call_format
+        for call_format in map(
+            find_format, [FAMILIES[name][0] for name in FAMILIES] + ["tools <tool_call> <parameter="]
+        )
+        if call_format is not None and call_format.found[-1] == found
+    )
+    tokenizer = LM.need_tokenizer().with_chat_template(template_of(call_format))
     tools = [{"type": "function", "function": {"name": "f", "parameters": CHOSEN}}]
     chat = prepared(tokenizer, tools=tools, tool_choice="required", parallel_tool_calls=False)
-    asked, within = chat.grammar
-    assert asked is not None
-    grammar = Grammars(tokenizer, LM.spec.vocab, LM.eos).compile(*asked, within=within)
+    constraint, within = chat.grammar
+    assert constraint is not None
+    grammar = Grammars(tokenizer, LM.spec.vocab, LM.eos).compile(*constraint, within=within)
     for seed in range(3):
-        told = LM.generate(chat.ids, grammar=grammar, temperature=0.9, seed=seed, max_new_tokens=300)
-        ((name, arguments),) = calls_of(merged(chat.reader().push(told.text, last=True)))
+        generation = LM.generate(chat.ids, grammar=grammar, temperature=0.9, seed=seed, max_new_tokens=300)
+        ((name, arguments),) = calls_of(merged(chat.reader().push(generation.text, last=True)))
         assert name == "f"
         jsonschema.validate(arguments, CHOSEN)
 
 
 def test_what_an_answer_in_messages_may_be() -> None:
-    """Of harmony, whose texts have marks around them, too."""
+    """For harmony, which also puts marks around texts."""
     tokenizer = LM.need_tokenizer().with_chat_template(
         "{{ messages[0].content }}{# " + HARMONY_TEMPLATE.replace("{", "").replace("}", "") + " #}"
     )
@@ -228,7 +233,7 @@ HISTORY = [
 
 
 def test_calls_of_earlier_turns_are_text_where_a_template_writes_none() -> None:
-    """LFM2's, whose conversations have them in their contents."""
+    """For LFM2, whose conversations have calls in their contents."""
     template = "{% if tools %}List of tools: {% endif %}{{ messages[1].content }}{{ messages[1].role }}"
     chat = prepared(LM.need_tokenizer().with_chat_template(template), messages=HISTORY)
     text = LM.need_tokenizer().decode(chat.ids)
@@ -245,6 +250,8 @@ def test_a_template_gets_reasoning_by_the_name_that_it_reads() -> None:
 def test_a_template_that_writes_calls_in_an_unknown_way_is_named() -> None:
     template = "{{ messages[0].content }}{# tools tool_calls <calls> #}"
     chat = prepared(LM.need_tokenizer().with_chat_template(template))
-    assert [one for one in chat.warnings if "how this chat template writes calls is unknown" in one]
+    assert [
+        warning for warning in chat.warnings if "how this chat template writes calls is unknown" in warning
+    ]
     template = "{{ messages[0].content }}"
     assert prepared(LM.need_tokenizer().with_chat_template(template)).warnings == []

@@ -1,5 +1,5 @@
-"""Requests of which a fifth are cut, malformed, oversized, slow, or without a key: what others get is what they always
-get, and nothing is left behind."""
+"""Requests of which a fifth are cut, malformed, oversized, slow, or without a key: the others get their usual
+answers, and nothing is left behind."""
 
 import asyncio
 import gc
@@ -17,7 +17,7 @@ from tests.serve.conftest import House, serving, settles
 
 KEY = "the-key"
 REFUSED = (200, 400, 401, 403, 404, 405, 408, 413, 431, 0)
-"""What may be said to spoiled bytes: they may be good by chance, 0 is nothing; and never 500."""
+"""Statuses for spoiled bytes, which may be valid by chance; 0 is no answer, and 500 never happens."""
 EXPECTED = {"cut": (0,), "malformed": REFUSED, "oversized": (413, 0), "key": (401,)}
 PROMPTS = ["the cat", "sat on the mat " * 5, "a", "where is it? " * 12]
 
@@ -30,15 +30,15 @@ def message(body: bytes, key: str = KEY, path: str = "/v1/completions", more: st
 
 
 def good(draw: Random) -> dict[str, Any]:
-    asked: dict[str, Any] = {"prompt": draw.choice(PROMPTS), "max_tokens": draw.choice([1, 4, 9]), "seed": 3}
-    return {**asked, "stream": draw.random() < 0.4, "n": draw.choice([1, 1, 2])}
+    body: dict[str, Any] = {"prompt": draw.choice(PROMPTS), "max_tokens": draw.choice([1, 4, 9]), "seed": 3}
+    return {**body, "stream": draw.random() < 0.4, "n": draw.choice([1, 1, 2])}
 
 
 def malformed(draw: Random) -> bytes:
-    """Bytes that are no request, or not one that can be answered."""
+    """Returns bytes that are no request, or not one that can be answered."""
     whole = message(json.dumps(good(draw)).encode())
     kind = draw.randrange(6)
-    if kind == 0:  # some bytes are others
+    if kind == 0:  # some bytes are replaced
         spoiled = bytearray(whole)
         for _ in range(draw.randint(1, 8)):
             spoiled[draw.randrange(len(whole))] = draw.randrange(256)
@@ -56,85 +56,85 @@ def malformed(draw: Random) -> bytes:
 
 
 async def send(house: House, draw: Random) -> tuple[str, int, dict[str, Any] | None, bytes]:
-    """One request: its kind, the status of its answer (0: none), what was asked if it was whole, and what was said."""
+    """Sends a request; returns its kind, the answer's status (0: none), the body if it was whole, and the answer."""
     kind = draw.choice(["cut", "malformed", "oversized", "slow", "key"]) if draw.random() < 0.2 else "good"
-    asked = good(draw)
-    data = message(json.dumps(asked).encode(), key="wrong" if kind == "key" else KEY)
+    body = good(draw)
+    data = message(json.dumps(body).encode(), key="wrong" if kind == "key" else KEY)
     if kind == "malformed":
         data = malformed(draw)
     if kind == "oversized":
         data = message(json.dumps({"prompt": "x" * 70_000}).encode())
     reader, writer = await asyncio.open_connection(urlsplit(house.url).hostname, urlsplit(house.url).port)
-    said = b""
+    answer = b""
     try:
-        if kind == "cut":  # in the head, in the body, or while the answer comes
+        if kind == "cut":  # in the head, in the body, or while the answer is sent
             at = draw.randrange(1, len(data) + 1)
             writer.write(data[:at])
             await writer.drain()
             if at == len(data) or draw.random() < 0.3:
                 await asyncio.sleep(draw.random() * 0.02)
             writer.transport.abort()
-            return kind, 0, None, said
+            return kind, 0, None, answer
         for piece in [data[i : i + 60] for i in range(0, len(data), 60)] if kind == "slow" else [data]:
             writer.write(piece)
             await writer.drain()
             await asyncio.sleep(0.002 if kind == "slow" else 0)
         async with asyncio.timeout(60):
-            said = await reader.read()
+            answer = await reader.read()
     except ConnectionError:
         pass
     finally:
         writer.transport.abort()
-    status = int(said[9:12]) if said.startswith(b"HTTP/1.1 ") else 0
-    return kind, status, asked, said
+    status = int(answer[9:12]) if answer.startswith(b"HTTP/1.1 ") else 0
+    return kind, status, body, answer
 
 
-def texts(said: bytes, stream: bool) -> list[str]:
-    """The texts of an answer, in order."""
-    head, _, body = said.partition(b"\r\n\r\n")
+def texts(answer: bytes, stream: bool) -> list[str]:
+    """Returns the texts of an answer, in order."""
+    head, _, body = answer.partition(b"\r\n\r\n")
     if b"chunked" in head:
-        pieces, rest = b"", body
-        while rest:
-            size, _, rest = rest.partition(b"\r\n")
-            pieces, rest = pieces + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+        pieces, remaining = b"", body
+        while remaining:
+            size, _, remaining = remaining.partition(b"\r\n")
+            pieces, remaining = pieces + remaining[: int(size, 16)], remaining[int(size, 16) + 2 :]
         body = pieces
     if not stream:
         return [choice["text"] for choice in json.loads(body)["choices"]]
-    found: dict[int, str] = {}
+    by_index: dict[int, str] = {}
     events = [line[6:] for line in body.split(b"\n") if line.startswith(b"data: ")]
     assert events[-1] == b"[DONE]"
     for event in events[:-1]:
         for choice in json.loads(event)["choices"]:
-            found[choice["index"]] = found.get(choice["index"], "") + choice["text"]
-    return [found[i] for i in sorted(found)]
+            by_index[choice["index"]] = by_index.get(choice["index"], "") + choice["text"]
+    return [by_index[i] for i in sorted(by_index)]
 
 
 async def storm(house: House, count: int, at_once: int, seed: int) -> Counter[tuple[str, int]]:
-    gate, told = asyncio.Semaphore(at_once), Counter[tuple[str, int]]()
+    gate, counts = asyncio.Semaphore(at_once), Counter[tuple[str, int]]()
     known: dict[str, list[str]] = {}
 
-    async def one(number: int) -> None:
+    async def send_one(number: int) -> None:
         async with gate:
-            kind, status, asked, said = await send(house, Random(seed * 100_003 + number))
-        told[kind, status] += 1
+            kind, status, body, answer = await send(house, Random(seed * 100_003 + number))
+        counts[kind, status] += 1
         if kind in ("good", "slow"):
-            assert status == 200, said[:300]
-            assert asked is not None
-            what = json.dumps({**asked, "stream": None})
-            found = texts(said, asked["stream"])
-            assert known.setdefault(what, found) == found  # the same request, the same texts
+            assert status == 200, answer[:300]
+            assert body is not None
+            key = json.dumps({**body, "stream": None})
+            actual = texts(answer, body["stream"])
+            assert known.setdefault(key, actual) == actual  # equal requests get equal texts
         else:
-            assert status in EXPECTED[kind], (kind, said[:300])
+            assert status in EXPECTED[kind], (kind, answer[:300])
 
-    await asyncio.gather(*map(one, range(count)))
+    await asyncio.gather(*map(send_one, range(count)))
     lm = house.models.places["small"].model.lm  # type: ignore[attr-defined]
-    for what, found in known.items():
-        asked = json.loads(what)
-        made = lm.generate(
-            [asked["prompt"]] * asked["n"], max_new_tokens=asked["max_tokens"], temperature=1.0, seed=3
+    for key, texts_told in known.items():
+        body = json.loads(key)
+        generations = lm.generate(
+            [body["prompt"]] * body["n"], max_new_tokens=body["max_tokens"], temperature=1.0, seed=3
         )
-        assert found == [text.text for text in made]
-    return told
+        assert texts_told == [text.text for text in generations]
+    return counts
 
 
 def nothing_is_left(house: House) -> None:
@@ -148,7 +148,7 @@ def nothing_is_left(house: House) -> None:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A body that is shorter than its head says is not waited for for long, and is bounded by less than usual."""
+    """Short patience for a body shorter than its head says, and a low bound on the size of bodies."""
     monkeypatch.setattr("headway.serve.guard.PATIENCE", 2.0)
     monkeypatch.setattr("headway.serve.running.PATIENCE", 2.0)
     monkeypatch.setattr("headway.serve.guard.MOST_BYTES", 60_000)
@@ -156,16 +156,16 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_faults_of_some_harm_no_others() -> None:
     with serving(keys=[Key(KEY)], most=10_000) as house:
-        told = asyncio.run(storm(house, 200, 16, seed=1))
-        assert sum(told.values()) == 200
-        assert {kind for kind, _ in told} == {"good", *EXPECTED, "slow"}
+        counts = asyncio.run(storm(house, 200, 16, seed=1))
+        assert sum(counts.values()) == 200
+        assert {kind for kind, _ in counts} == {"good", *EXPECTED, "slow"}
         nothing_is_left(house)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_ten_thousand_requests_leave_nothing_behind() -> None:
-    """Of pages, tasks, Python's objects, and of memory: what grows has grown in the first half."""
+    """Neither pages nor tasks, Python objects or memory: what grows has grown in the first half."""
     with serving(keys=[Key(KEY)], most=10_000) as house:
         sizes, objects = [], []
         for seed in range(10):

@@ -1,4 +1,4 @@
-"""Texts that follow grammars: in Python, of any tokenizer, drafted, sent back, and in a forked process."""
+"""Texts that follow grammars: in Python, with any tokenizer, with drafts, preempted, and in a forked process."""
 
 import json
 import os
@@ -26,7 +26,7 @@ KEYS = st.sampled_from(["a", "name", "größe", "x y", '"', "</s>"])
 
 
 def schemas() -> st.SearchStrategy[dict[str, Any]]:
-    """Small schemas whose texts are short."""
+    """Returns a strategy for small schemas whose texts are short."""
     leaves = st.one_of(
         st.just({"type": "boolean"}),
         st.just({"type": "null"}),
@@ -58,7 +58,7 @@ def schemas() -> st.SearchStrategy[dict[str, Any]]:
                 inner,
                 st.integers(0, 2),
             ),
-            st.lists(inner, min_size=1, max_size=2).map(lambda some: {"anyOf": some}),
+            st.lists(inner, min_size=1, max_size=2).map(lambda options: {"anyOf": options}),
         )
 
     return st.recursive(leaves, grown, max_leaves=5)
@@ -68,10 +68,10 @@ def schemas() -> st.SearchStrategy[dict[str, Any]]:
 @given(schemas(), st.integers(0, 99))
 def test_a_random_model_writes_json_of_any_schema(schema: dict[str, Any], seed: int) -> None:
     grammar = GRAMMARS.compile("json", schema)
-    told = LM.generate("hello", grammar=grammar, temperature=1.5, seed=seed, max_new_tokens=300)
-    assert told.finish_reason in ("stop", "eos", "length")
-    if told.finish_reason != "length":
-        jsonschema.validate(json.loads(told.text), schema)
+    generation = LM.generate("hello", grammar=grammar, temperature=1.5, seed=seed, max_new_tokens=300)
+    assert generation.finish_reason in ("stop", "eos", "length")
+    if generation.finish_reason != "length":
+        jsonschema.validate(json.loads(generation.text), schema)
 
 
 @pytest.mark.parametrize(
@@ -85,30 +85,32 @@ def test_a_random_model_writes_json_of_any_schema(schema: dict[str, Any], seed: 
 )
 def test_every_text_of_a_grammar_is_written_and_no_other(kind: str, source: Any, texts: set[str]) -> None:
     grammar = GRAMMARS.compile(kind, source)
-    told = [
+    generations = [
         LM.generate("so", grammar=grammar, temperature=3.0, seed=seed, max_new_tokens=20)
         for seed in range(60)
     ]
-    assert {one.text for one in told} == texts
+    assert {generation.text for generation in generations} == texts
 
 
 @pytest.mark.parametrize("tokenizer", [sentencepiece()], ids=["sentencepiece"])
 def test_tokens_of_other_tokenizers_are_their_bytes(tokenizer: Any) -> None:
-    """A token is allowed just where its bytes go on with a text of the grammar."""
+    """A token is allowed only if its bytes continue a text of the grammar."""
     size = tokenizer.vocab_size
     state = Grammars(tokenizer, size + 3, [2]).compile("regex", "( the|cat) ?a").copy()
     table = tokenizer.table.bytes_of
-    written, whole = b"", (b" the a", b" thea", b"cat a", b"cata")
+    written, sentences = b"", (b" the a", b" thea", b"cat a", b"cata")
     while not state.ended:
         fits = [
-            i for i in range(3, size) if table[i] and any(one.startswith(written + table[i]) for one in whole)
+            i
+            for i in range(3, size)
+            if table[i] and any(sentence.startswith(written + table[i]) for sentence in sentences)
         ]
         allowed = state.allowed().nonzero().flatten().tolist()
         assert allowed
         assert set(allowed) <= set(fits)
         state.advance(allowed[-1])
         written += table[allowed[-1]]
-    assert written in whole
+    assert written in sentences
     with pytest.raises(ConfigError, match="words and no bytes"):
         Grammars(word_piece(), 12, [2])
 
@@ -121,8 +123,8 @@ def alone(seed: int) -> tuple[int, ...]:
     return tuple(write([seed])[0].ids)
 
 
-def write(seeds: list[int], **how: Any) -> list[SampledText]:
-    """Texts of one grammar, written together."""
+def write(seeds: list[int], **options: Any) -> list[SampledText]:
+    """Returns texts of one grammar, generated in one batch."""
     texts = []
     for seed in seeds:
         config = GenerationConfig(
@@ -131,8 +133,8 @@ def write(seeds: list[int], **how: Any) -> list[SampledText]:
         )  # fmt: skip
         (request,) = make_requests([LM.need_tokenizer().encode("go " * 20)], config, LM.spec)
         texts.append(SampledText(request, LM.tokenizer))
-    draft = how.pop("draft", None)
-    engine = Engine(Reader(LM.model, slack=8 if draft else 0, **how), draft=draft)
+    draft = options.pop("draft", None)
+    engine = Engine(Reader(LM.model, slack=8 if draft else 0, **options), draft=draft)
     for _ in engine.run(texts):
         pass
     return texts
@@ -155,20 +157,22 @@ def test_neither_do_neighbours_and_texts_that_are_sent_back(monkeypatch: pytest.
 
 def test_probabilities_are_those_of_the_model() -> None:
     grammar = GRAMMARS.compile("json", SCHEMA)
-    told = LM.generate("go", grammar=grammar, max_new_tokens=30, log_probs=True)
-    assert not torch.tensor(told.log_probs).isinf().any()
-    free = LM.generate("go", max_new_tokens=1, log_probs=True, top_log_probs=1, bias={told.ids[0]: 100.0})
-    assert told.log_probs[0] == pytest.approx(free.log_probs[0], abs=1e-5)
+    generation = LM.generate("go", grammar=grammar, max_new_tokens=30, log_probs=True)
+    assert not torch.tensor(generation.log_probs).isinf().any()
+    unconstrained = LM.generate(
+        "go", max_new_tokens=1, log_probs=True, top_log_probs=1, bias={generation.ids[0]: 100.0}
+    )
+    assert generation.log_probs[0] == pytest.approx(unconstrained.log_probs[0], abs=1e-5)
 
 
 def test_a_forked_process_writes_the_same_text() -> None:
-    """Of the threads of its parent it has none."""
+    """A forked process has none of its parent's threads."""
     write([1])
     child = os.fork()
     if child == 0:
         os._exit(tuple(write([1])[0].ids) != alone(1))
-    end = time.monotonic() + 60
-    while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < end:
+    deadline = time.monotonic() + 60
+    while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < deadline:
         time.sleep(0.01)
     if not ended[0]:
         os.kill(child, signal.SIGKILL)

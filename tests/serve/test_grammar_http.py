@@ -1,4 +1,4 @@
-"""Texts that follow grammars, through HTTP: asked for in any form, and with bad intent."""
+"""Texts that follow grammars over HTTP: requested in every form, and with bad intent."""
 
 import time
 from typing import Annotated, Any
@@ -18,15 +18,15 @@ class City(BaseModel):
 
 
 def test_pydantic_models_are_parsed(client: Any) -> None:
-    asked = {
+    body = {
         "model": "small",
         "messages": [{"role": "user", "content": "a city"}],
         "seed": 8,
         "temperature": 0.4,
     }
-    told = client.chat.completions.parse(response_format=City, max_completion_tokens=400, **asked)
-    assert isinstance(told.choices[0].message.parsed, City)
-    assert told.choices[0].finish_reason == "stop"
+    completion = client.chat.completions.parse(response_format=City, max_completion_tokens=400, **body)
+    assert isinstance(completion.choices[0].message.parsed, City)
+    assert completion.choices[0].finish_reason == "stop"
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,12 @@ def test_pydantic_models_are_parsed(client: Any) -> None:
 def test_http_says_what_generate_says(
     client: Any, fields: dict[str, Any], kind: str | None, source: Any
 ) -> None:
-    told = client.completions.create(
+    completion = client.completions.create(
         model="small", prompt="go", max_tokens=30, seed=3, n=3, extra_body=fields
     )
     grammar = None if kind is None else GRAMMARS.compile(kind, source)
-    made = LM.generate(["go"] * 3, grammar=grammar, seed=3, temperature=1.0, max_new_tokens=30)
-    assert [choice.text for choice in told.choices] == [one.text for one in made]
+    generations = LM.generate(["go"] * 3, grammar=grammar, seed=3, temperature=1.0, max_new_tokens=30)
+    assert [choice.text for choice in completion.choices] == [generation.text for generation in generations]
 
 
 def nested(levels: int) -> dict[str, Any]:
@@ -92,22 +92,22 @@ CHOICES = [{"anyOf": [{"properties": {f"a{j}": {"const": i}}} for i in range(4)]
     ids=lambda asked: str(asked)[:50],
 )  # fmt: skip
 def test_what_cannot_be_followed_is_refused_in_time(client: Any, asked: dict[str, Any]) -> None:
-    begun = time.process_time()
-    with pytest.raises(openai.BadRequestError) as told:
+    start = time.process_time()
+    with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(
             model="small", prompt="x", max_tokens=3, extra_body={"structured_outputs": asked}
         )
-    assert time.process_time() - begun < 5
-    assert len(told.value.body["message"]) < 2000
+    assert time.process_time() - start < 5
+    assert len(caught.value.body["message"]) < 2000
 
 
 def test_formats_of_responses(client: Any) -> None:
     for form in ({"type": "json_object"}, {"type": "json_schema", "name": "a", "schema": {"const": 5}}):
-        asked = {"model": "small", "input": "go", "max_output_tokens": 16, "text": {"format": form}}
-        assert client.responses.create(**asked).output_text[:1] in "{5"
+        body = {"model": "small", "input": "go", "max_output_tokens": 16, "text": {"format": form}}
+        assert client.responses.create(**body).output_text[:1] in "{5"
     for form in ({"type": "yaml"}, {"type": "json_schema", "name": "a"}):
         with pytest.raises(openai.BadRequestError, match="response_format"):
-            client.responses.create(**{**asked, "text": {"format": form}})
+            client.responses.create(**{**body, "text": {"format": form}})
 
 
 def test_a_grammar_that_grows_too_large_fails_its_own_text(client: Any, house: House) -> None:

@@ -1,4 +1,4 @@
-"""Who may ask, and what: attacks on a server of one's own machine."""
+"""Who may send requests, and which: attacks on a server that runs on one's own machine."""
 
 import http.client
 import json
@@ -16,22 +16,22 @@ def ask(
     house: House, path: str = "/v1/completions", body: Any = BODY, method: str = "POST", **headers: str
 ) -> tuple[int, dict[str, Any]]:
     address = urlsplit(house.url)
-    there = http.client.HTTPConnection(address.hostname or "", address.port, timeout=10)
-    given = {
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=10)
+    sent_headers = {
         "Content-Type": "application/json",
         **{name.replace("_", "-"): value for name, value in headers.items()},
     }
-    there.request(method, path, body if isinstance(body, bytes) else json.dumps(body), given)
-    answer = there.getresponse()
-    told = answer.status, json.loads(answer.read())
-    there.close()
-    return told
+    connection.request(method, path, body if isinstance(body, bytes) else json.dumps(body), sent_headers)
+    answer = connection.getresponse()
+    response = answer.status, json.loads(answer.read())
+    connection.close()
+    return response
 
 
 def test_a_page_elsewhere_that_calls_itself_this_machine_is_refused() -> None:
     with serving(hosts=("localhost", "127.0.0.1", "[::1]")) as house:
-        status, told = ask(house, Host="evil.example:8080")
-        assert (status, told["error"]["type"]) == (403, "invalid_request_error")
+        status, response = ask(house, Host="evil.example:8080")
+        assert (status, response["error"]["type"]) == (403, "invalid_request_error")
         for host in ("localhost:1", "127.0.0.1", "[::1]:99"):
             assert ask(house, Host=host)[0] == 200
 
@@ -50,8 +50,8 @@ def test_bodies_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"nul", b"\xff\xfe", b'{"prompt": NaN}', b"[" * 60_000])
 def test_what_is_no_json_is_said(house: House, body: bytes) -> None:
-    status, told = ask(house, body=body)
-    assert (status, told["error"]["type"]) == (400, "invalid_request_error")
+    status, response = ask(house, body=body)
+    assert (status, response["error"]["type"]) == (400, "invalid_request_error")
 
 
 @pytest.mark.parametrize(
@@ -66,23 +66,23 @@ def test_what_is_no_json_is_said(house: House, body: bytes) -> None:
     ],
 )
 def test_numbers_are_bounded(house: House, more: dict[str, Any]) -> None:
-    status, told = ask(house, body={**BODY, **more})
-    assert (status in (400, 413), told["error"]["type"]) == (True, "invalid_request_error")
+    status, response = ask(house, body={**BODY, **more})
+    assert (status in (400, 413), response["error"]["type"]) == (True, "invalid_request_error")
 
 
 def test_a_key_is_needed_where_there_are_keys() -> None:
     with serving(keys=["one", "two"]) as house:
         for headers in ({}, {"Authorization": "Bearer thr"}, {"X_Api_Key": "on"}):
-            status, told = ask(house, **headers)
-            assert (status, told["error"]["type"]) == (401, "authentication_error")
+            status, response = ask(house, **headers)
+            assert (status, response["error"]["type"]) == (401, "authentication_error")
         assert ask(house, Authorization="Bearer two")[0] == ask(house, X_Api_Key="one")[0] == 200
         assert ask(house, "/v1/models", method="GET")[0] == ask(house, "/health", method="GET")[0] == 200
 
 
 def test_no_more_than_may_wait_are_taken() -> None:
     with serving(most=0) as house:
-        status, told = ask(house)
-        assert (status, told["error"]["type"]) == (429, "rate_limit_error")
+        status, response = ask(house)
+        assert (status, response["error"]["type"]) == (429, "rate_limit_error")
 
 
 def test_there_is_no_other_path(house: House) -> None:

@@ -1,4 +1,4 @@
-"""Keys and their limits: who may ask, how much, and what only an admin may."""
+"""Keys and their limits: who may send requests, how many, and what only an admin may do."""
 
 import json
 from pathlib import Path
@@ -34,16 +34,16 @@ def test_a_key_has_so_many_tokens_in_a_minute(monkeypatch: pytest.MonkeyPatch) -
     with key.asking():
         pass
     key.spend(90)
-    with pytest.raises(visits.Busy) as told, key.asking():
+    with pytest.raises(visits.Busy) as caught, key.asking():
         pass
-    assert told.value.again == 31
+    assert caught.value.again == 31
     clock[0] += 31
     with key.asking():
         pass
     key.spend(30)
     clock[0] += 3600
     key.spend(0)
-    assert key._used == 0  # what was not used is not saved
+    assert key._used == 0  # unused tokens are not saved up
 
 
 def test_tokens_that_were_read_and_written_are_paid_for() -> None:
@@ -67,12 +67,12 @@ def test_what_encoders_read_is_paid_for(tmp_path: Path) -> None:
 
 
 def test_no_key_can_tell_what_another_asked() -> None:
-    asked = {"prompt": [9] * 200, "max_tokens": 1}
+    body = {"prompt": [9] * 200, "max_tokens": 1}
     with serving(keys=[Key("a"), Key("b")]) as house:
         cached = []
         for key in ("a", "a", "b", "b"):
-            told = json.loads(answer(house, body=asked, X_Api_Key=key)[2])
-            cached.append(told["usage"]["prompt_tokens_details"]["cached_tokens"])
+            response = json.loads(answer(house, body=body, X_Api_Key=key)[2])
+            cached.append(response["usage"]["prompt_tokens_details"]["cached_tokens"])
         assert cached == [0, 192, 0, 192]
 
 
@@ -89,11 +89,11 @@ def test_a_file_of_keys(tmp_path: Path) -> None:
 
 
 def test_admin_verbs_need_an_admin(house: House) -> None:
-    asked = {"lora_name": "x", "lora_path": "/nowhere"}
+    adapter = {"lora_name": "x", "lora_path": "/nowhere"}
     verbs = "load_lora_adapter", "unload_lora_adapter"
     for path in (f"/v1/{verb}" for verb in verbs):
-        assert answer(house, path.removeprefix("/v1"), body=asked)[0] in (403, 404)
-        body = asked if path.endswith("/load_lora_adapter") else {"lora_name": "x"}
+        assert answer(house, path.removeprefix("/v1"), body=adapter)[0] in (403, 404)
+        body = adapter if path.endswith("/load_lora_adapter") else {"lora_name": "x"}
         assert answer(house, path, body=body)[0] == 403
         with serving(keys=[Key("user"), Key("boss", admin=True)]) as keyed:
             assert answer(keyed, path, body=body)[0] == 401

@@ -1,4 +1,4 @@
-"""Models that come and go: loaded when they are asked for, given up for others."""
+"""Models that are loaded on request and unloaded for others."""
 
 import threading
 import time
@@ -27,9 +27,9 @@ def test_a_model_is_loaded_when_it_is_asked_for_while_others_write() -> None:
     with house_of(make) as (house, source):
         assert listed(house) == {"here": "loaded", "later": "unloaded"}
         source.gate.clear()
-        found: list[Any] = []
+        responses: list[Any] = []
         threads = [
-            threading.Thread(target=lambda: found.append(ask(house, body={**LONG, "model": "later"})))
+            threading.Thread(target=lambda: responses.append(ask(house, body={**LONG, "model": "later"})))
             for _ in "12"
         ]
         for thread in threads:
@@ -37,12 +37,12 @@ def test_a_model_is_loaded_when_it_is_asked_for_while_others_write() -> None:
         settles(lambda: bool(source.loads))
         expected = ask(house, body={**LONG, "model": "here"})  # the others wait for their model
         assert expected[0] == 200
-        assert not found
+        assert not responses
         source.gate.set()
         for thread in threads:
             thread.join()
-        assert [status for status, _ in found] == [200, 200]
-        assert found[0][1]["choices"] == expected[1]["choices"]
+        assert [status for status, _ in responses] == [200, 200]
+        assert responses[0][1]["choices"] == expected[1]["choices"]
         assert source.loads == {"later": 1}
         assert listed(house) == {"here": "loaded", "later": "loaded"}
 
@@ -50,16 +50,16 @@ def test_a_model_is_loaded_when_it_is_asked_for_while_others_write() -> None:
 def test_a_folder_that_fails_says_why_and_harms_no_other() -> None:
     with house_of(lambda s: [s.place("good"), s.place("bad", fails=True)]) as (house, _):
         for _ in "12":
-            status, told = ask(house, body={**LONG, "model": "bad"})
-            assert (status, told["error"]["type"]) == (503, "unavailable_error")
-            assert "no config.json" in told["error"]["message"]
+            status, response = ask(house, body={**LONG, "model": "bad"})
+            assert (status, response["error"]["type"]) == (503, "unavailable_error")
+            assert "no config.json" in response["error"]["message"]
             assert ask(house, body={**LONG, "model": "good"})[0] == 200
         assert listed(house) == {"good": "loaded", "bad": "failed"}
         assert answer(house, "/ready", method="GET")[0] == 200
 
 
 def test_models_share_a_budget_of_bytes() -> None:
-    """The one that was used longest ago is given up; what is in use, and what was given as it is, stays."""
+    """The least recently used model is unloaded, and the KV caches share what the weights leave."""
     memory = int(2.4 * SIZE * 8 / 7)
     with house_of(lambda s: [s.place("a"), s.place("b"), s.place("c")], memory) as (house, source):
         for name, loaded in (("a", "a"), ("b", "ab"), ("a", "ab"), ("c", "ac"), ("b", "bc"), ("b", "bc")):
@@ -76,8 +76,8 @@ def test_what_is_in_use_is_not_given_up() -> None:
         assert ask(house, body={**LONG, "model": "a"})[0] == 200
         settles(lambda: not house.server.open)
         with house.models.places["a"].asked():
-            status, told = ask(house, body={**LONG, "model": "b"})
-        assert (status, f"its weights take {SIZE} bytes" in told["error"]["message"]) == (503, True)
+            status, response = ask(house, body={**LONG, "model": "b"})
+        assert (status, f"its weights take {SIZE} bytes" in response["error"]["message"]) == (503, True)
         assert ask(house, body={**LONG, "model": "b"})[0] == 200
         assert [place.name for place in house.models.loaded()] == ["b"]
 
@@ -107,35 +107,35 @@ def test_time_counts_from_when_a_model_was_loaded_or_its_adapter_used() -> None:
     base = source.place("a")
     models = Models([base], ttl=30)
     tuned = Place("tuned", base.load, base=base)
-    begun = time.monotonic()
+    start = time.monotonic()
     models.load(base)
-    assert base.used >= begun, "it is not given up before it was asked once"
+    assert base.used >= start, "it is not given up before it was asked once"
     with tuned.asked():
         assert (base.live, tuned.live) == (1, 1)
     assert (base.live, tuned.live) == (0, 0)
-    assert base.used >= begun
+    assert base.used >= start
     source.worker.close()
 
 
 def test_pages_are_bounded_by_what_weights_leave() -> None:
-    """Three texts fit at once, and twelve are written all the same: as each alone."""
+    """Three sequences fit at once, yet twelve are generated, each as if it were alone."""
     prompts = [[i % 50 + 3] * 100 for i in range(12)]
     with house_of(lambda s: [s.place("a")]) as (house, _):
         assert ask(house, body=SHORT)[0] == 200
         model = house.models.places["a"].model
         assert isinstance(model, Decoding)
         engine = model.engine
-        pool, made = engine.reader.cache.pool, model.lm.generate(prompts, max_new_tokens=60)
+        pool, generations = engine.reader.cache.pool, model.lm.generate(prompts, max_new_tokens=60)
         model.keep(3 * pool.most(160, engine.step_tokens))
-        status, told = ask(house, body={"prompt": prompts, "max_tokens": 60, "temperature": 0})
+        status, response = ask(house, body={"prompt": prompts, "max_tokens": 60, "temperature": 0})
         assert status == 200
-        assert [choice["text"] for choice in told["choices"]] == [text.text for text in made]
+        assert [choice["text"] for choice in response["choices"]] == [text.text for text in generations]
         assert pool.budget == 3 * pool.most(160, engine.step_tokens) >= pool.held
         too_long = {"prompt": [5] * 300, "max_tokens": 200}
         model.keep(1)
         settles(lambda: pool.budget == 1)
-        status, told = ask(house, body=too_long)
-        assert (status, "bytes" in told["error"]["message"]) == (400, True)
+        status, response = ask(house, body=too_long)
+        assert (status, "bytes" in response["error"]["message"]) == (400, True)
 
 
 def test_texts_that_are_being_written_keep_their_room() -> None:
@@ -144,13 +144,13 @@ def test_texts_that_are_being_written_keep_their_room() -> None:
         model = house.models.places["a"].model
         assert isinstance(model, Decoding)
         expected = ask(house, body=LONG)[1]["choices"]
-        found: list[Any] = []
-        thread = threading.Thread(target=lambda: found.append(ask(house, body=LONG)))
+        responses: list[Any] = []
+        thread = threading.Thread(target=lambda: responses.append(ask(house, body=LONG)))
         thread.start()
         settles(lambda: bool(model.engine.running))
         model.keep(1)
         thread.join()
-        assert found[0][1]["choices"] == expected
+        assert responses[0][1]["choices"] == expected
 
 
 def test_unavailable_says_what_failed() -> None:
@@ -160,7 +160,7 @@ def test_unavailable_says_what_failed() -> None:
 
 
 def test_the_thread_that_loads_ends_with_it() -> None:
-    """Its OpenMP threads would keep those of the engines from spinning."""
+    """Its OpenMP threads would keep the threads of the engines from spinning."""
     model, threads = Decoding("x", talker(), Worker(), keep=0), list[threading.Thread]()
 
     def load() -> Decoding:

@@ -1,4 +1,4 @@
-"""Adapters that come and go while others write."""
+"""Adapters that are loaded and unloaded while other requests are answered."""
 
 import asyncio
 import json
@@ -24,22 +24,22 @@ from tests.serve.test_worker import LONG
 ADMIN = [Key("boss", admin=True)]
 
 
-def text_of(house: House, model: str, **more: Any) -> str:
-    status, told = ask(house, body={**LONG, "model": model, "max_tokens": 40, **more}, X_Api_Key="boss")
-    assert status == 200, told
-    text: str = told["choices"][0]["text"]
+def text_of(house: House, model: str, **fields: Any) -> str:
+    status, response = ask(house, body={**LONG, "model": model, "max_tokens": 40, **fields}, X_Api_Key="boss")
+    assert status == 200, response
+    text: str = response["choices"][0]["text"]
     return text
 
 
 def expected(folders: list[Path]) -> list[str]:
-    """What `generate` makes with each adapter alone, and without any."""
-    made = []
+    """Returns what `generate` makes without an adapter, and with each adapter alone."""
+    texts = []
     for folder in [None, *folders]:
         lm = talker()
         if folder is not None:
             attach(lm.model, load_adapter(folder, lm.spec), "own")
-        made.append(lm.generate(LONG["prompt"], max_new_tokens=40, seed=1, temperature=1.0).text)
-    return made
+        texts.append(lm.generate(LONG["prompt"], max_new_tokens=40, seed=1, temperature=1.0).text)
+    return texts
 
 
 @pytest.mark.filterwarnings("ignore:.*bears no fingerprint")
@@ -50,36 +50,36 @@ def test_adapters_come_and_go_while_others_write(tmp_path: Path) -> None:
         saved_adapter(lm, folder, seed)
     plain, *adapted = expected(folders)
     assert len({plain, *adapted}) == 3
-    memory = int(1.4 * SIZE * 8 / 7)  # weights are there once
+    memory = int(1.4 * SIZE * 8 / 7)  # room for the weights once
     with house_of(lambda s: [s.place("small")], memory, keys=ADMIN) as (house, _):
         assert text_of(house, "small") == plain
-        stop, wrong = threading.Event(), list[str]()
+        stop, wrong_texts = threading.Event(), list[str]()
 
         def others() -> None:
             while not stop.is_set():
                 if (text := text_of(house, "small", prompt=LONG["prompt"])) != plain:
-                    wrong.append(text)
+                    wrong_texts.append(text)
 
         thread = threading.Thread(target=others)
         thread.start()
         for name, folder, text in zip(("one.x", "two"), folders, adapted, strict=True):
             body = {"lora_name": name, "lora_path": str(folder)}
-            for status in (200, 400):  # the name is taken then
+            for status in (200, 400):  # the second time, the name is taken
                 assert ask(house, "/v1/load_lora_adapter", body=body, X_Api_Key="boss")[0] == status
             assert text_of(house, name) == text
         assert [text_of(house, name) for name in ("one.x", "two", "small")] == [*adapted, plain]
         assert listed(house) == {"small": "loaded", "one.x": "loaded", "two": "loaded"}
-        gone = ask(house, "/v1/unload_lora_adapter", body={"lora_name": "one.x"}, X_Api_Key="boss")
-        assert gone[0] == 200
+        response = ask(house, "/v1/unload_lora_adapter", body={"lora_name": "one.x"}, X_Api_Key="boss")
+        assert response[0] == 200
         assert ask(house, body={**LONG, "model": "one.x"}, X_Api_Key="boss")[0] == 404
         assert [text_of(house, name) for name in ("two", "small")] == [adapted[1], plain]
         stop.set()
         thread.join()
-        assert not wrong
+        assert not wrong_texts
         model = house.models.places["small"].model
         assert isinstance(model, Decoding)
         settles(lambda: len(adapter_names(model.lm.model)) == 1)
-        # another one of the same name is not taken for the one before
+        # an adapter loaded later under the same name is not taken for the one before
         body = {"lora_name": "one.x", "lora_path": str(folders[1])}
         assert ask(house, "/v1/load_lora_adapter", body=body, X_Api_Key="boss")[0] == 200
         assert text_of(house, "one.x") == adapted[1]
@@ -95,8 +95,8 @@ def test_what_is_no_adapter_is_said_and_leaves_nothing(tmp_path: Path) -> None:
         ):
             assert ask(house, "/v1/load_lora_adapter", body=body, X_Api_Key="boss")[0] == status
         for name, status in (("small", 400), ("x", 404)):
-            told = ask(house, "/v1/unload_lora_adapter", body={"lora_name": name}, X_Api_Key="boss")
-            assert told[0] == status
+            response = ask(house, "/v1/unload_lora_adapter", body={"lora_name": name}, X_Api_Key="boss")
+            assert response[0] == status
         assert listed(house) == {"small": "loaded"}
 
 
@@ -104,22 +104,22 @@ def test_an_adapter_that_is_in_use_is_taken_off_when_its_text_has_ended(tmp_path
     saved_adapter(talker(), tmp_path / "a", 5)
     worker = Worker()
     model = Decoding("small", talker(), worker, keep=1 << 20)
-    other = model.adapted("a", str(tmp_path / "a"))
+    adapted = model.adapted("a", str(tmp_path / "a"))
 
     async def write() -> str:
-        texts = other.texts([[5, 6, 7]], GenerationConfig(max_new_tokens=60))
-        said, first = "", True
-        async for told in other.write(texts):
+        texts = adapted.texts([[5, 6, 7]], GenerationConfig(max_new_tokens=60))
+        text, first = "", True
+        async for deltas in adapted.write(texts):
             if first:
-                other.drop()
+                adapted.drop()
                 first = False
-            said += "".join(delta.text for _, delta in told)
-        return said
+            text += "".join(delta.text for _, delta in deltas)
+        return text
 
-    said = asyncio.run(write())
+    text = asyncio.run(write())
     lm = talker()
     attach(lm.model, load_adapter(tmp_path / "a", lm.spec), "own")
-    assert said == lm.generate([5, 6, 7], max_new_tokens=60).text
+    assert text == lm.generate([5, 6, 7], max_new_tokens=60).text
     settles(lambda: not adapter_names(model.lm.model))
     worker.close()
 

@@ -1,4 +1,4 @@
-"""What reads calls and reasoning: of every family, in any pieces."""
+"""The readers of calls and reasoning: for every family, in any pieces."""
 
 from itertools import pairwise
 from typing import Any
@@ -14,26 +14,26 @@ from tests.serve.calls import FRAMED, IDS, KIMI, SCHEMA, TOOLS, calls_of, merged
 SCHEMAS = {"f": SCHEMA, "g": TOOLS[1]["function"]["parameters"]}  # type: ignore[index]
 
 
-def marks_of(how: CallFormat) -> Reasoning:
-    return FRAMED.get(how.found[-1], REASONING[0])
+def marks_of(call_format: CallFormat) -> Reasoning:
+    return FRAMED.get(call_format.found[-1], REASONING[0])
 
 
-def answered(how: CallFormat, thought: str, text: str, calls: list[Any]) -> str:
-    """An answer as a family writes it."""
-    marks, called = marks_of(how), spelled(how, calls)
+def answered(call_format: CallFormat, thought: str, text: str, calls: list[Any]) -> str:
+    """Returns an answer as a family writes it."""
+    marks, called = marks_of(call_format), spelled(call_format, calls)
     if marks is HARMONY:
-        said = f"<|channel|>commentary<|message|>{text}<|end|><|start|>assistant"
-        return f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant{said}{called}"
+        framed_text = f"<|channel|>commentary<|message|>{text}<|end|><|start|>assistant"
+        return f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant{framed_text}{called}"
     if marks is ATEM:
-        said = f"{marks.frame[0]}{text}{marks.close}"
-        return f"{marks.open}{thought}{marks.close}{said}{called}"
+        framed_text = f"{marks.frame[0]}{text}{marks.close}"
+        return f"{marks.open}{thought}{marks.close}{framed_text}{called}"
     if marks is KIMI:
         return f"{marks.open}{thought}{marks.close}{text.join(marks.frame[:2])}{called}{marks.frame[2]}"
     return f"{marks.open}\n{thought}\n{marks.close}\n\n{text}{called}"
 
 
-def read(text: str, cuts: list[int] = [], **how: Any) -> list[Part]:  # noqa: B006
-    reader = CallReader(**how)
+def read(text: str, cuts: list[int] = [], **options: Any) -> list[Part]:  # noqa: B006
+    reader = CallReader(**options)
     ends = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     pieces = [text[a:b] for a, b in pairwise(ends)]
     return merged(
@@ -99,8 +99,10 @@ def test_what_is_no_call_is_text_whichever_way_it_is_cut(
 
 def test_only_what_may_become_markup_is_held_back() -> None:
     reader = CallReader(how=HERMES)
-    told = [reader.push(piece, last=False) for piece in ["Hello", " ", "there", " <", "b", " <tool_c", "all"]]
-    assert ["".join(part.text for part in parts) for parts in told] == [
+    pushed = [
+        reader.push(piece, last=False) for piece in ["Hello", " ", "there", " <", "b", " <tool_c", "all"]
+    ]
+    assert ["".join(part.text for part in parts) for parts in pushed] == [
         "Hello",
         "",
         " there",
@@ -112,5 +114,5 @@ def test_only_what_may_become_markup_is_held_back() -> None:
     reader = CallReader(how=HERMES)
     reader.push('<tool_call>\n{"name": "f", "arguments": ', last=False)
     pieces = ['{"ci', 'ty": "', "Pa", "ris"]
-    told = [part for piece in pieces for part in reader.push(piece, last=False)]
-    assert told == [Part("call", "f"), *(Part("arguments", piece) for piece in pieces)]
+    pushed = [part for piece in pieces for part in reader.push(piece, last=False)]
+    assert pushed == [Part("call", "f"), *(Part("arguments", piece) for piece in pieces)]

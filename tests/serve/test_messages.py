@@ -1,4 +1,4 @@
-"""Anthropic's messages, asked for by its own client; and blocks, which both further protocols have."""
+"""Anthropic's messages, requested by its own client; and content blocks, which responses have, too."""
 
 import asyncio
 import json
@@ -19,25 +19,25 @@ GREEDY = {"temperature": 0}
 
 @pytest.fixture
 def client(house: House) -> Iterator[Any]:
-    with anthropic.Anthropic(base_url=house.url, api_key="none", max_retries=0) as made:
-        yield made
+    with anthropic.Anthropic(base_url=house.url, api_key="none", max_retries=0) as anthropic_client:
+        yield anthropic_client
 
 
 def written(house: House, messages: Sequence[dict[str, str]], **options: Any) -> str:
-    """What the Python API answers."""
+    """Returns the answer of the Python API."""
     return str(house.models.places["small"].model.lm.chat(list(messages), **options).text)
 
 
 def test_a_message_is_the_text_of_a_chat(house: House, client: Any) -> None:
-    asked = {"model": "small", "max_tokens": 12, "messages": TALK, "system": "Be brief."}
-    answer = client.messages.create(**asked, extra_body={"seed": 5, **SAMPLED})
-    told = [{"role": "system", "content": "Be brief."}, *TALK]
-    assert answer.content[0].text == written(house, told, max_new_tokens=12, seed=5, **SAMPLED)
+    fields = {"model": "small", "max_tokens": 12, "messages": TALK, "system": "Be brief."}
+    answer = client.messages.create(**fields, extra_body={"seed": 5, **SAMPLED})
+    messages = [{"role": "system", "content": "Be brief."}, *TALK]
+    assert answer.content[0].text == written(house, messages, max_new_tokens=12, seed=5, **SAMPLED)
     assert (answer.role, answer.type, answer.model) == ("assistant", "message", "small")
     assert (answer.stop_reason, answer.stop_sequence, answer.usage.output_tokens) == ("max_tokens", None, 12)
-    ids = house.models.places["small"].model.lm.need_tokenizer().render_chat(told)
+    ids = house.models.places["small"].model.lm.need_tokenizer().render_chat(messages)
     assert answer.usage.input_tokens + answer.usage.cache_read_input_tokens == len(ids)
-    again = client.messages.create(**asked, extra_body={"seed": 5, **SAMPLED})
+    again = client.messages.create(**fields, extra_body={"seed": 5, **SAMPLED})
     assert again.usage.cache_read_input_tokens > 0
     assert again.content[0].text == answer.content[0].text
 
@@ -46,29 +46,31 @@ def test_tokens_are_counted_without_writing(house: House, client: Any) -> None:
     counted = client.messages.count_tokens(
         model="small", messages=TALK, system=[{"type": "text", "text": "Be."}]
     )
-    told = [{"role": "system", "content": "Be."}, *TALK]
+    messages = [{"role": "system", "content": "Be."}, *TALK]
     assert counted.input_tokens == len(
-        house.models.places["small"].model.lm.need_tokenizer().render_chat(told)
+        house.models.places["small"].model.lm.need_tokenizer().render_chat(messages)
     )
 
 
 def test_a_stop_sequence_is_named(house: House, client: Any) -> None:
     whole = written(house, TALK, max_new_tokens=30)
-    asked = {"model": "small", "max_tokens": 30, "messages": TALK, "extra_body": GREEDY}
-    answer = client.messages.create(**asked, stop_sequences=["never there", whole[5:7]])
+    fields = {"model": "small", "max_tokens": 30, "messages": TALK, "extra_body": GREEDY}
+    answer = client.messages.create(**fields, stop_sequences=["never there", whole[5:7]])
     assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", whole[5:7])
     assert answer.content[0].text == whole[: whole.index(whole[5:7])]
 
 
 def test_a_stream_is_the_message_and_its_events_are_in_order(house: House) -> None:
-    asked = {"model": "small", "max_tokens": 9, "messages": TALK, "extra_body": GREEDY}
+    fields = {"model": "small", "max_tokens": 9, "messages": TALK, "extra_body": GREEDY}
 
     async def ask() -> tuple[list[str], Any]:
-        async with anthropic.AsyncAnthropic(base_url=house.url, api_key="none", max_retries=0) as there:
-            stream = await there.messages.create(**asked, stream=True)
+        async with anthropic.AsyncAnthropic(
+            base_url=house.url, api_key="none", max_retries=0
+        ) as async_client:
+            stream = await async_client.messages.create(**fields, stream=True)
             names = [event.type async for event in stream]
-            async with there.messages.stream(**asked) as told:
-                return names, await told.get_final_message()
+            async with async_client.messages.stream(**fields) as stream_of_message:
+                return names, await stream_of_message.get_final_message()
 
     names, message = asyncio.run(ask())
     assert names[:2] == ["message_start", "content_block_start"]
@@ -83,12 +85,12 @@ def test_halves_of_characters_are_held_back(house: House, client: Any) -> None:
     assert tokenizer.table is not None
     halves = [token for token, spelled in tokenizer.table.bytes_of.items() if spelled in (b"\xc3", b"\xa9")]
     bias = dict.fromkeys(halves, 60.0)
-    more = {"logit_bias": {str(token): value for token, value in bias.items()}, "seed": 1}
-    asked = {"model": "small", "max_tokens": 40, "messages": TALK, "extra_body": more}
-    with client.messages.stream(**asked) as stream:
-        said = [*stream.text_stream]
-    assert "".join(said) == written(house, TALK, max_new_tokens=40, temperature=1.0, seed=1, bias=bias)
-    assert "é" in said
+    extra_body = {"logit_bias": {str(token): value for token, value in bias.items()}, "seed": 1}
+    fields = {"model": "small", "max_tokens": 40, "messages": TALK, "extra_body": extra_body}
+    with client.messages.stream(**fields) as stream:
+        pieces = [*stream.text_stream]
+    assert "".join(pieces) == written(house, TALK, max_new_tokens=40, temperature=1.0, seed=1, bias=bias)
+    assert "é" in pieces
 
 
 class Animal(BaseModel):
@@ -97,8 +99,8 @@ class Animal(BaseModel):
 
 
 def test_a_text_follows_the_schema_of_a_model(client: Any) -> None:
-    asked = {"model": "small", "max_tokens": 200, "messages": TALK, "extra_body": {"seed": 2}}
-    assert isinstance(client.messages.parse(**asked, output_format=Animal).parsed_output, Animal)
+    fields = {"model": "small", "max_tokens": 200, "messages": TALK, "extra_body": {"seed": 2}}
+    assert isinstance(client.messages.parse(**fields, output_format=Animal).parsed_output, Animal)
 
 
 def test_a_tool_that_must_be_used_is_used_and_answered(client: Any) -> None:
@@ -109,8 +111,8 @@ def test_a_tool_that_must_be_used_is_used_and_answered(client: Any) -> None:
         "additionalProperties": False,
     }
     tools = [{"name": "find", "input_schema": schema}, {"type": "web_search_20250305", "name": "web_search"}]
-    asked = {"model": "small", "max_tokens": 200, "tools": tools, "extra_body": {"seed": 4}}
-    used = client.messages.create(**asked, messages=TALK, tool_choice={"type": "any"})
+    fields = {"model": "small", "max_tokens": 200, "tools": tools, "extra_body": {"seed": 4}}
+    used = client.messages.create(**fields, messages=TALK, tool_choice={"type": "any"})
     [call] = used.content
     assert (call.type, call.name, call.input["on"] in (1, 2), used.stop_reason) == (
         "tool_use",
@@ -118,22 +120,22 @@ def test_a_tool_that_must_be_used_is_used_and_answered(client: Any) -> None:
         True,
         "tool_use",
     )
-    with client.messages.stream(**asked, messages=TALK, tool_choice={"type": "any"}) as stream:
+    with client.messages.stream(**fields, messages=TALK, tool_choice={"type": "any"}) as stream:
         assert stream.get_final_message().content[0].input == call.input
     result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "found"}]}
-    told = [*TALK, {"role": "assistant", "content": used.content}, {"role": "user", "content": [result]}]
-    answer = client.messages.create(**asked, messages=told, tool_choice={"type": "none"})
+    messages = [*TALK, {"role": "assistant", "content": used.content}, {"role": "user", "content": [result]}]
+    answer = client.messages.create(**fields, messages=messages, tool_choice={"type": "none"})
     assert answer.content[0].type == "text"
 
 
 @pytest.mark.usefixtures("scripted")
 def test_thoughts_and_calls_are_blocks(client: Any) -> None:
-    asked = {"model": "small", "max_tokens": 6, "messages": TALK, "extra_body": GREEDY}
-    whole = client.messages.create(**asked)
-    with client.messages.stream(**asked) as stream:
+    fields = {"model": "small", "max_tokens": 6, "messages": TALK, "extra_body": GREEDY}
+    whole = client.messages.create(**fields)
+    with client.messages.stream(**fields) as stream:
         events = [event for event in stream if event.type.startswith("content_block_")]
-        told = stream.get_final_message()
-    for message in (whole, told):
+        streamed = stream.get_final_message()
+    for message in (whole, streamed):
         thought, text, call, other = message.content
         assert (thought.type, thought.thinking, text.type, text.text) == (
             "thinking",
@@ -155,12 +157,12 @@ def test_thoughts_and_calls_are_blocks(client: Any) -> None:
 @pytest.mark.usefixtures("scripted")
 def test_a_call_that_is_whole_is_the_reason_to_stop(house: House, client: Any) -> None:
     text = written(house, TALK, max_new_tokens=30)
-    asked = {"model": "small", "max_tokens": 30, "messages": TALK, "extra_body": GREEDY}
-    halted = client.messages.create(**asked, stop_sequences=[text[5:7]])
+    fields = {"model": "small", "max_tokens": 30, "messages": TALK, "extra_body": GREEDY}
+    halted = client.messages.create(**fields, stop_sequences=[text[5:7]])
     assert halted.stop_reason == "stop_sequence"
-    assert client.messages.create(**asked).stop_reason == "max_tokens"
+    assert client.messages.create(**fields).stop_reason == "max_tokens"
     [eos] = house.models.places["small"].model.lm.eos
-    ended = client.messages.create(**{**asked, "extra_body": {"logit_bias": {str(eos): 1000}}})
+    ended = client.messages.create(**{**fields, "extra_body": {"logit_bias": {str(eos): 1000}}})
     assert ended.stop_reason == "tool_use"
 
 
@@ -207,11 +209,11 @@ def test_a_conversation_with_tools_is_that_of_a_chat() -> None:
         {"role": "user", "content": "so?"},
     ]
     find = {"name": "find", "description": "Finds.", "parameters": {"type": "object"}}
-    told = chat.model_dump(by_alias=True, exclude_unset=True)
-    assert told["tools"] == [{"type": "function", "function": find}]
-    assert told["tool_choice"] == {"type": "function", "function": {"name": "find"}}
+    dumped = chat.model_dump(by_alias=True, exclude_unset=True)
+    assert dumped["tools"] == [{"type": "function", "function": find}]
+    assert dumped["tool_choice"] == {"type": "function", "function": {"name": "find"}}
     assert (chat.max_tokens, chat.stop, chat.top_k, chat.seed) == (3, ["x"], 4, 2)
-    assert told["response_format"] == {
+    assert dumped["response_format"] == {
         "type": "json_schema",
         "json_schema": {"name": "answer", "type": "json_schema", "schema": {}},
     }
@@ -235,31 +237,31 @@ def test_a_conversation_with_tools_is_that_of_a_chat() -> None:
 def test_what_is_wrong_is_said_as_anthropic_does(
     client: Any, more: dict[str, Any], status: int, words: str
 ) -> None:
-    with pytest.raises(anthropic.APIStatusError) as told:
+    with pytest.raises(anthropic.APIStatusError) as caught:
         client.messages.create(**{"model": "small", "max_tokens": 3, "messages": TALK, **more})
-    assert told.value.status_code == status
-    assert told.value.body["type"] == "error"
-    assert told.value.body["error"].keys() == {"type", "message"}
-    assert words in told.value.body["error"]["message"]
+    assert caught.value.status_code == status
+    assert caught.value.body["type"] == "error"
+    assert caught.value.body["error"].keys() == {"type", "message"}
+    assert words in caught.value.body["error"]["message"]
 
 
 def test_a_key_is_asked_for_as_anthropic_does() -> None:
     with serving(keys=["one"]) as house:
         with (
-            anthropic.Anthropic(base_url=house.url, api_key="two", max_retries=0) as there,
-            pytest.raises(anthropic.AuthenticationError) as told,
+            anthropic.Anthropic(base_url=house.url, api_key="two", max_retries=0) as keyed_client,
+            pytest.raises(anthropic.AuthenticationError) as caught,
         ):
-            there.messages.create(model="small", max_tokens=1, messages=TALK)
-        assert told.value.body["error"]["type"] == "authentication_error"
-        with anthropic.Anthropic(base_url=house.url, api_key="one", max_retries=0) as there:
-            assert there.messages.create(model="small", max_tokens=1, messages=TALK).type == "message"
+            keyed_client.messages.create(model="small", max_tokens=1, messages=TALK)
+        assert caught.value.body["error"]["type"] == "authentication_error"
+        with anthropic.Anthropic(base_url=house.url, api_key="one", max_retries=0) as keyed_client:
+            assert keyed_client.messages.create(model="small", max_tokens=1, messages=TALK).type == "message"
 
 
 def test_what_changes_nothing_is_told(client: Any) -> None:
-    asked = {"model": "small", "max_tokens": 1, "messages": TALK, "metadata": {"user_id": "me"}}
+    fields = {"model": "small", "max_tokens": 1, "messages": TALK, "metadata": {"user_id": "me"}}
     tools = [{"type": "web_search_20250305", "name": "web_search"}]
     thinking = {"type": "enabled", "budget_tokens": 1024}
-    answer = client.messages.create(**asked, tools=tools, thinking=thinking)
+    answer = client.messages.create(**fields, tools=tools, thinking=thinking)
     assert json.dumps(answer.warnings) == json.dumps(
         [
             "thinking.budget_tokens is unknown here and changes nothing",

@@ -1,4 +1,4 @@
-"""A server in operation: request ids, logs, metrics, readiness, what comes over the wire, its end."""
+"""A server in operation: request ids, logs, metrics, readiness, input over the wire, shutdown."""
 
 import json
 import logging
@@ -29,38 +29,41 @@ SECRET = "sesame-opens-this"
 
 def test_an_answer_has_the_id_of_its_request(house: House) -> None:
     assert answer(house, X_Request_Id="mine-1")[1]["X-Request-Id"] == "mine-1"
-    made = {answer(house, X_Request_Id=bad)[1]["X-Request-Id"] for bad in ("", "a b", "x" * 200, '"\\')}
-    assert len(made) == 4
-    assert all(len(name) == 32 for name in made)
+    ids = {
+        answer(house, X_Request_Id=unsuitable)[1]["X-Request-Id"]
+        for unsuitable in ("", "a b", "x" * 200, '"\\')
+    }
+    assert len(ids) == 4
+    assert all(len(name) == 32 for name in ids)
     for path, status in (("/v1/none", 404), ("/health", 405)):
-        told = answer(house, path, X_Request_Id="mine-2")
-        assert (told[0], told[1]["X-Request-Id"]) == (status, "mine-2")
+        response = answer(house, path, X_Request_Id="mine-2")
+        assert (response[0], response[1]["X-Request-Id"]) == (status, "mine-2")
 
 
 def test_logs_are_lines_without_prompts_and_keys(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="headway.serve")
-    asked = {"prompt": f"{SECRET} is my prompt", "max_tokens": 3, "user": SECRET}
+    body = {"prompt": f"{SECRET} is my prompt", "max_tokens": 3, "user": SECRET}
     with serving(keys=[Key(SECRET, name="me")]) as house:
-        answer(house, body=asked, X_Api_Key=SECRET, X_Request_Id="r1")
-        answer(house, body={**asked, "model": SECRET}, X_Api_Key=SECRET)
-        answer(house, body={**asked, "temperature": SECRET}, X_Api_Key=SECRET)
+        answer(house, body=body, X_Api_Key=SECRET, X_Request_Id="r1")
+        answer(house, body={**body, "model": SECRET}, X_Api_Key=SECRET)
+        answer(house, body={**body, "temperature": SECRET}, X_Api_Key=SECRET)
         answer(house, f"/v1/{SECRET}", X_Api_Key=SECRET)
         answer(house, X_Api_Key=f"{SECRET}?")
         engine_of(house).reader.read = broken
-        assert answer(house, body=asked, X_Api_Key=SECRET)[0] == 500
+        assert answer(house, body=body, X_Api_Key=SECRET)[0] == 500
         settles(lambda: not house.server.open)
         for path in ("/metrics", "/slots", "/props", "/v1/models"):
-            status, _, said = answer(house, path, method="GET", X_Api_Key=SECRET)
+            status, _, content = answer(house, path, method="GET", X_Api_Key=SECRET)
             assert status == 200
-            assert SECRET not in said.decode()
+            assert SECRET not in content.decode()
     lines = [Lines().format(record) for record in caplog.records]
     assert not [line for line in lines if SECRET in line]
-    told = [json.loads(line) for line in lines]
-    first = next(one for one in told if one.get("id") == "r1")
+    records = [json.loads(line) for line in lines]
+    first = next(record for record in records if record.get("id") == "r1")
     assert (first["key"], first["route"], first["status"]) == ("me", "POST /v1/completions", 200)
     assert first["models"] == ["small"]
     assert first["new_tokens"] == 3
-    assert [one["status"] for one in told if "status" in one] == [
+    assert [record["status"] for record in records if "status" in record] == [
         200,
         404,
         400,
@@ -72,7 +75,7 @@ def test_logs_are_lines_without_prompts_and_keys(caplog: pytest.LogCaptureFixtur
         200,
         200,
     ]
-    assert any(one.get("error") == "RuntimeError" for one in told)
+    assert any(record.get("error") == "RuntimeError" for record in records)
 
 
 def broken(*args: Any, **named: Any) -> Any:
@@ -85,7 +88,7 @@ def broken(*args: Any, **named: Any) -> Any:
 def numbers(house: House) -> dict[tuple[str, str], float]:
     text = answer(house, "/metrics", method="GET")[2].decode()
     return {
-        (sample.name, ",".join(value for _, value in sorted(sample.labels.items()))): sample.value
+        (sample.name, ",".join(label for _, label in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
@@ -95,26 +98,30 @@ def test_metrics_are_what_answers_told() -> None:
     with serving() as house:
         usage = []
         for seed in range(3):
-            asked = {"prompt": [7] * 150, "max_tokens": 5, "n": 2, "seed": seed}
-            usage.append(json.loads(answer(house, body=asked)[2])["usage"])
+            body = {"prompt": [7] * 150, "max_tokens": 5, "n": 2, "seed": seed}
+            usage.append(json.loads(answer(house, body=body)[2])["usage"])
         answer(house, body={"prompt": "x", "max_tokens": -1})
         settles(lambda: not house.server.open)
-        found = numbers(house)
-        prompt, new = (sum(one[f"{kind}_tokens"] for one in usage) for kind in ("prompt", "completion"))
-        cached = sum(one["prompt_tokens_details"]["cached_tokens"] for one in usage)
-        assert found["vllm:prompt_tokens_total", "small"] == prompt
-        assert found["vllm:generation_tokens_total", "small"] == new == 30
-        assert found["vllm:prefix_cache_queries_total", "small"] == prompt
-        assert found["vllm:prefix_cache_hits_total", "small"] == cached == 256
-        assert found["vllm:request_success_total", "length,small"] == 6
-        assert found["vllm:time_to_first_token_seconds_count", "small"] == 6
-        assert found["vllm:e2e_request_latency_seconds_count", "small"] == 6
-        assert found["vllm:inter_token_latency_seconds_count", "small"] == 24
-        assert found["vllm:num_requests_running", "small"] == found["vllm:num_requests_waiting", "small"] == 0
-        assert found["vllm:kv_cache_usage_perc", "small"] == 0
-        assert found["headway_answers_total", "/v1/completions,200"] == 3
-        assert found["headway_answers_total", "/v1/completions,400"] == 1
-        assert found["headway_page_bytes", "small,kept"] > 0
+        samples = numbers(house)
+        prompt, new = (sum(counts[f"{kind}_tokens"] for counts in usage) for kind in ("prompt", "completion"))
+        cached = sum(counts["prompt_tokens_details"]["cached_tokens"] for counts in usage)
+        assert samples["vllm:prompt_tokens_total", "small"] == prompt
+        assert samples["vllm:generation_tokens_total", "small"] == new == 30
+        assert samples["vllm:prefix_cache_queries_total", "small"] == prompt
+        assert samples["vllm:prefix_cache_hits_total", "small"] == cached == 256
+        assert samples["vllm:request_success_total", "length,small"] == 6
+        assert samples["vllm:time_to_first_token_seconds_count", "small"] == 6
+        assert samples["vllm:e2e_request_latency_seconds_count", "small"] == 6
+        assert samples["vllm:inter_token_latency_seconds_count", "small"] == 24
+        assert (
+            samples["vllm:num_requests_running", "small"]
+            == samples["vllm:num_requests_waiting", "small"]
+            == 0
+        )
+        assert samples["vllm:kv_cache_usage_perc", "small"] == 0
+        assert samples["headway_answers_total", "/v1/completions,200"] == 3
+        assert samples["headway_answers_total", "/v1/completions,400"] == 1
+        assert samples["headway_page_bytes", "small,kept"] > 0
         with held(house), asking(house, body=LONG):
             settles(lambda: numbers(house)["vllm:num_requests_running", "small"] == 1)
             house_gate(house)
@@ -123,20 +130,20 @@ def test_metrics_are_what_answers_told() -> None:
 def test_ready_once_each_model_has_been_checked() -> None:
     with serving() as house:
         engine, reads = engine_of(house), []
-        whole = engine.reader.read
-        engine.reader.read = lambda *args, **named: (reads.append(1), whole(*args, **named))[1]
+        read = engine.reader.read
+        engine.reader.read = lambda *args, **kwargs: (reads.append(1), read(*args, **kwargs))[1]
         for _ in "12":
             status, _, body = answer(house, "/ready", method="GET")
             assert (status, json.loads(body)) == (200, {"status": "ready", "models": {"small": "loaded"}})
-        assert len(reads) == 2  # cold and warm, and never again
+        assert len(reads) == 2  # once cold and once warm; the second request reads nothing
         assert house.used() == 0
 
 
 def test_a_model_that_finds_nothing_again_is_not_ready() -> None:
     with serving() as house:
         engine = engine_of(house)
-        whole = engine.reader.open
-        engine.reader.open = lambda ids, adapters, shares, salt: whole(ids, adapters, False, salt)
+        original = engine.reader.open
+        engine.reader.open = lambda ids, adapters, shares, salt: original(ids, adapters, False, salt)
         status, _, body = answer(house, "/ready", method="GET")
         assert status == 503
         assert "is not found by the same prompt" in json.loads(body)["error"]["message"]
@@ -146,25 +153,25 @@ def test_a_model_that_finds_nothing_again_is_not_ready() -> None:
 
 
 def raw(house: House, *parts: bytes, wait: float = 0.0) -> bytes:
-    """What the server says to bytes that are sent in parts, to the end."""
+    """Sends bytes in parts; returns what the server answers until it closes the connection."""
     address = urlsplit(house.url)
-    with socket.create_connection((address.hostname, address.port), timeout=10) as there:
-        said = b""
+    with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
+        received = b""
         try:
             for part in parts:
-                there.sendall(part)
+                connection.sendall(part)
                 time.sleep(wait)
-            while more := there.recv(1 << 16):
-                said += more
+            while chunk := connection.recv(1 << 16):
+                received += chunk
         except ConnectionError:
             pass
-        return said
+        return received
 
 
 def test_heads_are_bounded_while_they_come(house: House) -> None:
     endless = [b"GET /health HTTP/1.1\r\n", *[b"x-%d: %s\r\n" % (i, b"y" * 4000) for i in range(40)]]
     for parts in (endless, [b"GET /" + b"a" * 300_000]):
-        assert raw(house, *parts)[:12] in (b"HTTP/1.1 431", b"")  # at once: more is not waited for
+        assert raw(house, *parts)[:12] in (b"HTTP/1.1 431", b"")  # at once, without waiting for the rest
     assert raw(house, b"".join([*endless, b"host: x\r\n\r\n"])).startswith(b"HTTP/1.1 431")
     assert answer(house)[0] == 200
 
@@ -173,7 +180,7 @@ def test_heads_and_bodies_come_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "PATIENCE", 0.1)
     monkeypatch.setattr("headway.serve.running.PATIENCE", 0.1)
     with serving() as house:
-        assert raw(house, b"POST /v1/comp") == b""  # closed, without a word
+        assert raw(house, b"POST /v1/comp") == b""  # closed without an answer
         head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         assert raw(house, head + b"Content-Length: 100\r\nConnection: close\r\n\r\n{").startswith(
             b"HTTP/1.1 408"
@@ -182,20 +189,22 @@ def test_heads_and_bodies_come_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bodies_of_many_pieces_are_refused_before_they_are_read(house: House) -> None:
-    for many, mark in (([0] * 300_000, ","), ([[]] * 70_000, "["), ([{}] * 70_000, "{")):
-        status, _, body = answer(house, body={"prompt": "x", "z": many})
-        told = f"the body has {mark} more than"
-        assert (status, told in json.loads(body)["error"]["message"]) == (413, True)
+    for values, mark in (([0] * 300_000, ","), ([[]] * 70_000, "["), ([{}] * 70_000, "{")):
+        status, _, body = answer(house, body={"prompt": "x", "z": values})
+        message = f"the body has {mark} more than"
+        assert (status, message in json.loads(body)["error"]["message"]) == (413, True)
 
 
 def test_pages_of_other_origins_ask_where_they_may(house: House) -> None:
-    asked = {"Origin": "https://a.example", "Access_Control_Request_Method": "POST"}
-    assert answer(house, method="OPTIONS", **asked)[1]["Access-Control-Allow-Origin"] is None
+    headers_of_request = {"Origin": "https://a.example", "Access_Control_Request_Method": "POST"}
+    assert answer(house, method="OPTIONS", **headers_of_request)[1]["Access-Control-Allow-Origin"] is None
     with serving(cors=["https://a.example"], keys=[Key("k")]) as open_house:
-        status, headers, _ = answer(open_house, method="OPTIONS", **asked)
+        status, headers, _ = answer(open_house, method="OPTIONS", **headers_of_request)
         assert (status, headers["Access-Control-Allow-Origin"]) == (200, "https://a.example")
-        other = {**asked, "Origin": "https://b.example"}
-        assert answer(open_house, method="OPTIONS", **other)[1]["Access-Control-Allow-Origin"] is None
+        of_other_origin = {**headers_of_request, "Origin": "https://b.example"}
+        assert (
+            answer(open_house, method="OPTIONS", **of_other_origin)[1]["Access-Control-Allow-Origin"] is None
+        )
         assert answer(open_house, Origin="https://a.example", X_Api_Key="k")[0] == 200
 
 
@@ -205,7 +214,7 @@ def test_pages_of_other_origins_ask_where_they_may(house: House) -> None:
 def test_it_ends_when_what_is_being_written_is_done() -> None:
     with serving() as house:
         expected = json.loads(answer(house, body=LONG)[2])["choices"]
-        with held(house), asking(house, body=LONG) as found:
+        with held(house), asking(house, body=LONG) as answers:
             house.listener.drain()
             status, headers, body = answer(house)
             assert (status, headers["Retry-After"]) == (503, "1")
@@ -213,28 +222,28 @@ def test_it_ends_when_what_is_being_written_is_done() -> None:
             assert answer(house, "/ready", method="GET")[0] == 503
             assert answer(house, "/health", method="GET")[0] == 200
             house_gate(house)
-        assert found[0][0] == 200
-        assert json.loads(found[0][2])["choices"] == expected
+        assert answers[0][0] == 200
+        assert json.loads(answers[0][2])["choices"] == expected
         settles(lambda: house.listener.should_exit)
 
 
 def test_it_does_not_wait_for_ever() -> None:
-    with serving(listener={"patience": 0.1}) as house, held(house), asking(house, body=LONG) as found:
+    with serving(listener={"patience": 0.1}) as house, held(house), asking(house, body=LONG) as answers:
         house.listener.drain()
         settles(lambda: house.listener.should_exit)
-        settles(lambda: bool(found) or not house.server.open)
+        settles(lambda: bool(answers) or not house.server.open)
 
 
 CERTIFICATE = Path(__file__).with_name("localhost.pem")
-"""Of this machine, signed by itself; made by `openssl req -x509`."""
+"""A certificate of this machine, signed by itself; made by `openssl req -x509`."""
 
 
 def test_it_answers_over_tls() -> None:
     files = {"ssl_certfile": str(CERTIFICATE), "ssl_keyfile": str(CERTIFICATE)}
     with serving(listener=files) as house:
         assert house.url.startswith("https://127.0.0.1:")
-        known = ssl.create_default_context(cafile=str(CERTIFICATE))
-        with urlopen(f"{house.url}/health", timeout=10, context=known) as told:
-            assert json.load(told) == {"status": "ok"}
+        context = ssl.create_default_context(cafile=str(CERTIFICATE))
+        with urlopen(f"{house.url}/health", timeout=10, context=context) as response:
+            assert json.load(response) == {"status": "ok"}
         with pytest.raises(URLError, match="CERTIFICATE_VERIFY_FAILED"):
             urlopen(f"{house.url}/health", timeout=10)

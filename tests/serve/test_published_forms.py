@@ -1,5 +1,5 @@
 """The calls that the chat templates of llama.cpp's sources write are read back, whole and cut anywhere: what a template
-writes of a message with calls is what its model is to write."""
+writes for a message with calls is what its model should write."""
 
 import json
 from functools import cache
@@ -44,7 +44,7 @@ REFUSED = {
     "google-gemma-2-2b-it": "System role not supported",
     "llama-cpp-deepseek-r1": "Object of type generator is not JSON serializable",
 }
-"""Those that write no functions, or no calls, in the sandbox: what the template says, of transformers too."""
+"""Templates that write no functions or no calls in the sandbox, with their errors (transformers gives them, too)."""
 ASKED_AS_HERMES = {
     "HuggingFaceTB-SmolLM3-3B": "its functions are told by a variable of its own, and earlier calls are not written",
     "llama-cpp-rwkv-world": "knows no functions",
@@ -52,31 +52,36 @@ ASKED_AS_HERMES = {
     "microsoft-Phi-3.5-mini-instruct": "knows no functions",
 }
 ONE_CALL = {"GigaChat3", "meta-llama", "openai-gpt-oss"}
-"""Those that write one call of a message."""
+"""Templates that write only one call of a message."""
 NO_TEXT = {"NVIDIA-Nemotron-Nano-v2", "google-gemma-4", "openai-gpt-oss"}
-"""Those that write text otherwise beside calls: behind them, as reasoning, or as a message of its own."""
+"""Templates that write text beside calls in another way: behind them, as reasoning, or as a message of its own."""
 
 INSTRUCTS = "CohereForAI-c4ai-command-r-plus-tool_use"
-"""It writes how to call behind all messages, between question and answer."""
+"""This template writes how to call behind all messages, between question and answer."""
 
 
 @cache
 def plain() -> Tokenizer:
     tokenizer = byte_level()
-    tokenizer.encode_pieces([])  # makes what all copies share
+    tokenizer.encode_pieces([])  # builds the tables that all copies share
     return tokenizer
 
 
-def prepared(tokenizer: Tokenizer, *said: dict[str, Any]) -> tuple[Prepared, str]:
-    """A chat, and what the template writes of it; an answer is to follow a user."""
-    chat = Prepared(Chat(messages=[{"role": "user", "content": "go"}, *said], tools=TOOLS), tokenizer)  # type: ignore[arg-type]
+def prepared(tokenizer: Tokenizer, *messages: dict[str, Any]) -> tuple[Prepared, str]:
+    """Returns a chat and its prompt by the template; without `messages`, the prompt ends where the answer begins."""
+    chat = Prepared(Chat(messages=[{"role": "user", "content": "go"}, *messages], tools=TOOLS), tokenizer)  # type: ignore[arg-type]
     assert tokenizer.chat_template is not None
-    options = {"bos_token": "", "eos_token": "<|eos|>", "add_generation_prompt": not said, **chat.variables}
+    options = {
+        "bos_token": "",
+        "eos_token": "<|eos|>",
+        "add_generation_prompt": not messages,
+        **chat.variables,
+    }
     return chat, tokenizer.chat_template.render(chat.messages, **options)
 
 
 def answer(file: Path) -> tuple[Prepared, str, int]:
-    """A chat, what the model answers when it calls, and how many calls that is."""
+    """Returns a chat, what the model answers when it calls, and the number of these calls."""
     tokenizer = plain().with_chat_template(file)
     count = 1 if any(map(file.stem.startswith, ONE_CALL)) else 2
     text = "" if any(map(file.stem.startswith, NO_TEXT)) else TEXT

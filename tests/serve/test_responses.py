@@ -1,4 +1,4 @@
-"""OpenAI's responses, asked for by its own client."""
+"""OpenAI's responses, requested by its own client."""
 
 import asyncio
 import json
@@ -16,47 +16,49 @@ TEXT = "output_item.added content_part.added (output_text.delta )+output_text.do
 
 
 def written(house: House, messages: list[dict[str, str]], **options: Any) -> str:
-    """What the Python API answers."""
+    """Returns the answer of the Python API."""
     return str(house.models.places["small"].model.lm.chat(messages, **options).text)
 
 
 def test_a_response_is_the_text_of_a_chat(house: House, client: Any) -> None:
     sampled = {"temperature": 0.9, "top_p": 0.95}
-    asked = {"model": "small", "input": "the cat sat", "instructions": "Be brief.", "max_output_tokens": 12}
-    answer = client.responses.create(**asked, **sampled, extra_body={"seed": 5})
-    told = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "the cat sat"}]
-    assert answer.output_text == written(house, told, max_new_tokens=12, seed=5, **sampled)
+    fields = {"model": "small", "input": "the cat sat", "instructions": "Be brief.", "max_output_tokens": 12}
+    answer = client.responses.create(**fields, **sampled, extra_body={"seed": 5})
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "the cat sat"}]
+    assert answer.output_text == written(house, messages, max_new_tokens=12, seed=5, **sampled)
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert (answer.instructions, answer.temperature, answer.top_p) == ("Be brief.", 0.9, 0.95)
-    ids = house.models.places["small"].model.lm.need_tokenizer().render_chat(told)
+    ids = house.models.places["small"].model.lm.need_tokenizer().render_chat(messages)
     assert (answer.usage.input_tokens, answer.usage.output_tokens) == (len(ids), 12)
-    again = client.responses.create(**asked, **sampled, extra_body={"seed": 5})
+    again = client.responses.create(**fields, **sampled, extra_body={"seed": 5})
     assert again.usage.input_tokens_details.cached_tokens > 0
     assert again.output_text == answer.output_text
 
 
 def test_a_stream_is_the_response_and_its_events_are_in_order(house: House, client: Any) -> None:
-    asked = {"model": "small", "input": "the cat sat", "max_output_tokens": 9, "temperature": 0}
-    events = [*client.responses.create(**asked, stream=True)]
+    fields = {"model": "small", "input": "the cat sat", "max_output_tokens": 9, "temperature": 0}
+    events = [*client.responses.create(**fields, stream=True)]
     names = " ".join(event.type.removeprefix("response.") for event in events)
     assert re.fullmatch(f"created in_progress {TEXT} incomplete", names), names
     assert [event.sequence_number for event in events] == [*range(len(events))]
-    said = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    streamed = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     text = written(house, [{"role": "user", "content": "the cat sat"}], max_new_tokens=9)
-    assert said == events[-1].response.output_text == client.responses.create(**asked).output_text == text
+    assert (
+        streamed == events[-1].response.output_text == client.responses.create(**fields).output_text == text
+    )
     assert {event.response.id for event in events if hasattr(event, "response")} == {events[0].response.id}
 
 
 def test_streams_and_parsing_of_the_client_itself(house: House, client: Any) -> None:
     [eos] = house.models.places["small"].model.lm.eos
     bias = {"logit_bias": {str(eos): 7.0}, "seed": 3}
-    asked = {"model": "small", "input": [{"role": "user", "content": "go"}], "extra_body": bias}
-    with client.responses.stream(**asked) as stream:
-        told = [event.type for event in stream]
+    fields = {"model": "small", "input": [{"role": "user", "content": "go"}], "extra_body": bias}
+    with client.responses.stream(**fields) as stream:
+        types = [event.type for event in stream]
         final = stream.get_final_response()
-    assert told[-1] == "response.completed"
+    assert types[-1] == "response.completed"
     assert final.status == "completed"
-    made = written(
+    expected = written(
         house,
         [{"role": "user", "content": "go"}],
         max_new_tokens=128,
@@ -64,13 +66,15 @@ def test_streams_and_parsing_of_the_client_itself(house: House, client: Any) -> 
         seed=3,
         bias={eos: 7.0},
     )
-    assert final.output_text == client.responses.parse(**asked).output_text == made
+    assert final.output_text == client.responses.parse(**fields).output_text == expected
 
     async def ask() -> str:
-        async with openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as there:
-            return str((await there.responses.create(**asked)).output_text)
+        async with openai.AsyncOpenAI(
+            base_url=f"{house.url}/v1", api_key="none", max_retries=0
+        ) as async_client:
+            return str((await async_client.responses.create(**fields)).output_text)
 
-    assert asyncio.run(ask()) == made
+    assert asyncio.run(ask()) == expected
 
 
 class Animal(BaseModel):
@@ -79,13 +83,13 @@ class Animal(BaseModel):
 
 
 def test_a_text_follows_the_schema_of_a_model(client: Any) -> None:
-    asked = {"model": "small", "input": "x", "max_output_tokens": 200, "extra_body": {"seed": 2}}
-    animal = client.responses.parse(**asked, text_format=Animal).output_parsed
+    fields = {"model": "small", "input": "x", "max_output_tokens": 200, "extra_body": {"seed": 2}}
+    animal = client.responses.parse(**fields, text_format=Animal).output_parsed
     assert isinstance(animal, Animal)
-    with client.responses.stream(**asked, text_format=Animal) as stream:
+    with client.responses.stream(**fields, text_format=Animal) as stream:
         assert stream.get_final_response().output_parsed == animal
-    found = client.responses.create(**asked, text={"format": {"type": "json_object"}}, temperature=0.3)
-    assert found.output_text.startswith("{")
+    response = client.responses.create(**fields, text={"format": {"type": "json_object"}}, temperature=0.3)
+    assert response.output_text.startswith("{")
 
 
 def test_a_function_that_must_be_called_is_called_and_answered(client: Any) -> None:
@@ -96,26 +100,26 @@ def test_a_function_that_must_be_called_is_called_and_answered(client: Any) -> N
         "additionalProperties": False,
     }
     tools = [{"type": "function", "name": "find", "parameters": schema, "strict": True}]
-    asked = {"model": "small", "max_output_tokens": 200, "tools": tools, "extra_body": {"seed": 4}}
-    called = client.responses.create(**asked, input="x", tool_choice="required")
+    fields = {"model": "small", "max_output_tokens": 200, "tools": tools, "extra_body": {"seed": 4}}
+    called = client.responses.create(**fields, input="x", tool_choice="required")
     [call] = called.output
     assert (call.type, call.name, json.loads(call.arguments)["on"] in (1, 2)) == (
         "function_call",
         "find",
         True,
     )
-    with client.responses.stream(**asked, input="x", tool_choice="required") as stream:
+    with client.responses.stream(**fields, input="x", tool_choice="required") as stream:
         assert stream.get_final_response().output[0].arguments == call.arguments
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "found"}
-    told = [{"role": "user", "content": "x"}, *called.output, result]
-    assert client.responses.create(**asked, input=told, tool_choice="none").output[0].type == "message"
+    items = [{"role": "user", "content": "x"}, *called.output, result]
+    assert client.responses.create(**fields, input=items, tool_choice="none").output[0].type == "message"
 
 
 @pytest.mark.usefixtures("scripted")
 def test_thoughts_and_calls_are_items(client: Any) -> None:
-    asked = {"model": "small", "input": "x", "max_output_tokens": 6, "temperature": 0}
-    whole = client.responses.create(**asked)
-    with client.responses.stream(**asked) as stream:
+    fields = {"model": "small", "input": "x", "max_output_tokens": 6, "temperature": 0}
+    whole = client.responses.create(**fields)
+    with client.responses.stream(**fields) as stream:
         events = [*stream]
     last = events[-1].response
     for response in (whole, last):
@@ -171,8 +175,8 @@ def test_a_conversation_with_tools_is_that_of_a_chat() -> None:
     )
     chat = body.chat()
     calls = [
-        {"type": "function", "id": f"c{n}", "function": {"name": "find", "arguments": given}}
-        for n, given in ((1, "{}"), (2, "[]"))
+        {"type": "function", "id": f"c{n}", "function": {"name": "find", "arguments": arguments}}
+        for n, arguments in ((1, "{}"), (2, "[]"))
     ]
     assert [message.plain() for message in chat.messages] == [
         {"role": "system", "content": "i"},
@@ -184,10 +188,10 @@ def test_a_conversation_with_tools_is_that_of_a_chat() -> None:
         {"role": "user", "content": "so?"},
     ]
     find = {"name": "find", "parameters": {"type": "object"}, "strict": True}
-    told = chat.model_dump(by_alias=True, exclude_unset=True)
-    assert told["tools"] == [{"type": "function", "function": find}]
-    assert told["tool_choice"] == {"type": "function", "function": {"name": "find"}}
-    assert told["response_format"] == {
+    dumped = chat.model_dump(by_alias=True, exclude_unset=True)
+    assert dumped["tools"] == [{"type": "function", "function": find}]
+    assert dumped["tool_choice"] == {"type": "function", "function": {"name": "find"}}
+    assert dumped["response_format"] == {
         "type": "json_schema",
         "json_schema": {"name": "n", "schema": {}},
     }
@@ -216,9 +220,9 @@ def test_a_conversation_with_tools_is_that_of_a_chat() -> None:
     ],
 )
 def test_what_is_wrong_is_said(client: Any, more: dict[str, Any], words: str) -> None:
-    with pytest.raises(openai.BadRequestError) as told:
+    with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(**{"model": "small", "input": "x", "max_output_tokens": 1, **more})
-    assert words in told.value.body["message"]
+    assert words in caught.value.body["message"]
 
 
 @pytest.mark.parametrize("given", ["", []])
@@ -227,17 +231,17 @@ def test_a_probe_of_nothing_is_answered(client: Any, given: Any) -> None:
 
 
 def test_tools_of_others_are_skipped_by_name_or_refused(client: Any) -> None:
-    asked: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "input": "x",
         "max_output_tokens": 1,
         "tools": [{"type": "web_search"}],
         "store": False,
     }
-    answer = client.responses.create(model="small", **asked)
+    answer = client.responses.create(model="small", **fields)
     assert answer.warnings == ["tools.web_search is unknown here and changes nothing"]
     with (
         serving(strict=True) as strict,
-        openai.OpenAI(base_url=f"{strict.url}/v1", api_key="none", max_retries=0) as there,
+        openai.OpenAI(base_url=f"{strict.url}/v1", api_key="none", max_retries=0) as strict_client,
         pytest.raises(openai.BadRequestError, match=r"tools\.web_search"),
     ):
-        there.responses.create(model="small", **asked)
+        strict_client.responses.create(model="small", **fields)

@@ -1,4 +1,4 @@
-"""What was kept is found by the next run of a server, where the model is the same one."""
+"""The KV cache that a server stored is found by its next run if the model is the same."""
 
 import json
 from pathlib import Path
@@ -24,8 +24,8 @@ from tests.serve.conftest import placed, running, talker
 from tests.serve.test_guard import ask
 
 
-def engine_of(kind: str, **how: Any) -> Engine:
-    return Engine(Reader(MODELS[kind], keep=1 << 24, **how))
+def engine_of(kind: str, **options: Any) -> Engine:
+    return Engine(Reader(MODELS[kind], keep=1 << 24, **options))
 
 
 @pytest.mark.parametrize(
@@ -44,21 +44,21 @@ def test_what_was_kept_is_found_elsewhere(kind: str, how: dict[str, Any]) -> Non
     assert sum(map(len, kept.keys)) > 0
     put_kept(second.reader.cache, kept)
     for number in range(3, 6):
-        here, there = (drawn(Random(number), number, common, 200, 60, False) for _ in "ab")
-        first.add(here)
+        in_first, in_second = (drawn(Random(number), number, common, 200, 60, False) for _ in "ab")
+        first.add(in_first)
         drain(first)
-        second.add(there)
+        second.add(in_second)
         drain(second)
-        assert ids_of(here) == ids_of(there)
-        assert here.stored == there.stored
+        assert ids_of(in_first) == ids_of(in_second)
+        assert in_first.stored == in_second.stored
     with pytest.raises(CacheError, match="an empty cache"):
         put_kept(second.reader.cache, kept)
     with pytest.raises(CacheError, match="other layers"):
         put_kept(engine_of("linear" if kind == "full" else "full").reader.cache, kept)
 
 
-def decoder(folder: Path, worker: Worker, **how: Any) -> Decoding:
-    model = served_as("small", load(str(folder)), worker, keep=1 << 24, **{"exact": False, **how})
+def decoder(folder: Path, worker: Worker, **options: Any) -> Decoding:
+    model = served_as("small", load(str(folder)), worker, keep=1 << 24, **{"exact": False, **options})
     assert isinstance(model, Decoding)
     model.source = folder
     return model

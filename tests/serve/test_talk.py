@@ -1,4 +1,4 @@
-"""Talks with a server: `headway chat --url`, and `headway run`."""
+"""Conversations with a server: `headway chat --url`, and `headway run`."""
 
 import io
 from pathlib import Path
@@ -19,16 +19,16 @@ def talks(lines: str, *arguments: str, code: int = 0) -> None:
         assert run([*arguments]) == code
 
 
-def replies(*asked: str, system: str | None = None) -> str:
-    """What `LanguageModel.chat` says, turn by turn."""
-    lm, said = talker(), ""
+def replies(*questions: str, system: str | None = None) -> str:
+    """Returns the replies of `LanguageModel.chat`, a line for each turn."""
+    lm, printed = talker(), ""
     messages = [] if system is None else [{"role": "system", "content": system}]
-    for number, text in enumerate(asked, 1):
+    for number, text in enumerate(questions, 1):
         messages.append({"role": "user", "content": text})
         options = {"max_new_tokens": 6, "temperature": 1.2, "seed": 2 * number, "top_k": 9}
         messages.append({"role": "assistant", "content": lm.chat(messages, **options).text})
-        said += messages[-1]["content"] + "\n"
-    return said
+        printed += messages[-1]["content"] + "\n"
+    return printed
 
 
 HOW = ["-n", "6", "-t", "1.2"]
@@ -37,25 +37,25 @@ HOW = ["-n", "6", "-t", "1.2"]
 def test_a_talk_with_a_server_is_that_with_its_model(
     house: House, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["chat", "--url", f"{house.url}/v1", *HOW, "--top-k", "9"]
-    talks("hello\nand?\n/reset\n/quit\n", *asked)
+    command = ["chat", "--url", f"{house.url}/v1", *HOW, "--top-k", "9"]
+    talks("hello\nand?\n/reset\n/quit\n", *command)
     out, err = capsys.readouterr()
     assert out == replies("hello", "and?")
     assert "forgotten" in err
-    talks("hello\n", *asked, "--system", "be brief")
+    talks("hello\n", *command, "--system", "be brief")
     assert capsys.readouterr().out == replies("hello", system="be brief")
-    talks("hello\n", "chat", "small", *asked[1:])
+    talks("hello\n", "chat", "small", *command[1:])
     assert capsys.readouterr().out == replies("hello")
 
 
 def test_what_a_server_cannot_be_told_is_refused(house: House, capsys: pytest.CaptureFixture[str]) -> None:
     url = ["--url", f"{house.url}/v1"]
-    for more, words in (
+    for flags, words in (
         (["--dtype", "bf16"], "--dtype is of models that are loaded here"),
         (["--plain"], "leave out --plain"),
         (["other"], "404 there is no model 'other'"),
     ):
-        talks("hello\n", "chat", *more, *url, code=0 if more == ["other"] else 1)
+        talks("hello\n", "chat", *flags, *url, code=0 if flags == ["other"] else 1)
         assert words in capsys.readouterr().err
     talks("", "chat", code=1)
     assert "name a model, or a server by --url" in capsys.readouterr().err
@@ -105,4 +105,4 @@ def test_run_serves_and_talks(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert out.startswith(f"{first}\n")
     assert out.count("\n") == first.count("\n") + 2
     assert "mine is loaded" in err
-    assert "#mine" in err  # the address, for others
+    assert "#mine" in err  # the address for other programs

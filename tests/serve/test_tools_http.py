@@ -1,4 +1,4 @@
-"""Functions and reasoning over HTTP, asked for by OpenAI's own client."""
+"""Functions and reasoning over HTTP, requested by OpenAI's own client."""
 
 import json
 from typing import Any
@@ -26,15 +26,15 @@ ASKED = {
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
 def test_calls_are_the_same_streamed(client: Any, choice: Any) -> None:
-    asked = {**ASKED, "tool_choice": choice, "parallel_tool_calls": False}
-    whole = client.chat.completions.create(n=2, **asked)
-    with client.chat.completions.stream(n=2, **asked) as stream:
+    fields = {**ASKED, "tool_choice": choice, "parallel_tool_calls": False}
+    whole = client.chat.completions.create(n=2, **fields)
+    with client.chat.completions.stream(n=2, **fields) as stream:
         chunks = [event.chunk for event in stream if event.type == "chunk"]
-        told = stream.get_final_completion()
-    for one, other in zip(whole.choices, told.choices, strict=True):
-        assert one.finish_reason == other.finish_reason == "tool_calls"
-        assert one.message.content is None
-        (call,), (streamed,) = one.message.tool_calls, other.message.tool_calls
+        streamed_completion = stream.get_final_completion()
+    for choice_of_whole, choice_of_stream in zip(whole.choices, streamed_completion.choices, strict=True):
+        assert choice_of_whole.finish_reason == choice_of_stream.finish_reason == "tool_calls"
+        assert choice_of_whole.message.content is None
+        (call,), (streamed,) = choice_of_whole.message.tool_calls, choice_of_stream.message.tool_calls
         assert call.function.name == streamed.function.name == "f"
         assert call.function.arguments == streamed.function.arguments
         assert call.id.startswith("call_")
@@ -45,11 +45,13 @@ def test_calls_are_the_same_streamed(client: Any, choice: Any) -> None:
 
 
 def test_text_is_that_of_generate_where_functions_are_there(client: Any) -> None:
-    told = client.chat.completions.create(**{**ASKED, "max_completion_tokens": 20})
+    completion = client.chat.completions.create(**{**ASKED, "max_completion_tokens": 20})
     chat = Chat(**ASKED)
-    made = LM.generate(Prepared(chat, LM.need_tokenizer()).ids, seed=3, temperature=0.6, max_new_tokens=20)
-    assert told.choices[0].message.content == made.text
-    assert told.choices[0].message.tool_calls is None
+    generation = LM.generate(
+        Prepared(chat, LM.need_tokenizer()).ids, seed=3, temperature=0.6, max_new_tokens=20
+    )
+    assert completion.choices[0].message.content == generation.text
+    assert completion.choices[0].message.tool_calls is None
 
 
 @pytest.mark.parametrize(
@@ -81,18 +83,18 @@ def test_what_is_wrong_with_functions_is_said(client: Any, fields: dict[str, Any
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_reasoning_is_told_apart(client: Any, house: House, stream: bool) -> None:
-    """Through HTTP, by a template that begins an answer within reasoning."""
+    """Over HTTP, with a template that begins an answer within reasoning."""
     lm = house.models.places["small"].model.lm
     before = lm.tokenizer
     lm.tokenizer = before.with_chat_template("{{ messages[0].content }}<think>\n{# </think> #}")
-    asked = {"model": "small", "messages": ASKED["messages"], "seed": 1, "max_completion_tokens": 30}
+    fields = {"model": "small", "messages": ASKED["messages"], "seed": 1, "max_completion_tokens": 30}
     try:
-        told = client.chat.completions.create(stream=stream, temperature=0.5, **asked)
-        said = [chunk.choices[0].delta for chunk in told] if stream else [told.choices[0].message]
-        ids = lm.tokenizer.render_chat(asked["messages"])
+        answer = client.chat.completions.create(stream=stream, temperature=0.5, **fields)
+        messages = [chunk.choices[0].delta for chunk in answer] if stream else [answer.choices[0].message]
+        ids = lm.tokenizer.render_chat(fields["messages"])
     finally:
         lm.tokenizer = before
-    made = LM.generate(ids, seed=1, temperature=0.5, max_new_tokens=30).text.strip()
-    thoughts = "".join(getattr(one, "reasoning_content", None) or "" for one in said)
-    assert thoughts.strip() == made
-    assert not any(one.content for one in said)
+    expected = LM.generate(ids, seed=1, temperature=0.5, max_new_tokens=30).text.strip()
+    thoughts = "".join(getattr(message, "reasoning_content", None) or "" for message in messages)
+    assert thoughts.strip() == expected
+    assert not any(message.content for message in messages)

@@ -1,4 +1,4 @@
-"""Translators over HTTP: every text is what `Translator.translate` finds, whatever is asked beside it."""
+"""Translators over HTTP: every text is what `Translator.translate` finds, whatever else is requested meanwhile."""
 
 import threading
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def house(translator: Translator) -> Iterator[House]:
 
 
 def drawn(number: int) -> dict[str, Any]:
-    """A request of many settings."""
+    """Returns a request with many settings."""
     draw = Random(number)
     texts = [" ".join(draw.choices(WORDS, k=draw.randint(1, 12))) for _ in range(draw.randint(1, 3))]
     beams = draw.choice([1, 2, 4])
@@ -57,30 +57,35 @@ def drawn(number: int) -> dict[str, Any]:
 
 
 def test_many_at_once_are_those_of_one_after_the_other(house: House, translator: Translator) -> None:
-    asked, told = [drawn(number) for number in range(16)], dict[int, Any]()
+    requests, responses = [drawn(number) for number in range(16)], dict[int, Any]()
 
-    def one(number: int) -> None:
-        told[number] = ask(house, "/v1/translate", {"model": "ours", **asked[number]})
+    def ask_one(number: int) -> None:
+        responses[number] = ask(house, "/v1/translate", {"model": "ours", **requests[number]})
 
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(16)]
+    threads = [threading.Thread(target=ask_one, args=(number,)) for number in range(16)]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
-    for number, body in enumerate(asked):
-        status, answer = told[number]
+    for number, body in enumerate(requests):
+        status, answer = responses[number]
         assert status == 200, answer
         texts = body["text"] if isinstance(body["text"], list) else [body["text"]]
-        how = {name: body[name] for name in ("beams", "n_best", "length_penalty", "prefix")}
-        found = translator.translate(texts, max_new_tokens=body["max_tokens"], **how)
-        assert [one["text"] for one in answer["data"]] == [one.text for one in found]
-        for one, wanted in zip(answer["data"], found, strict=True):
-            assert one["score"] == pytest.approx(wanted.score, abs=1e-9)
-            assert [other["text"] for other in one["hypotheses"]] == [text.text for text in wanted.hypotheses]
-            assert one["finish_reason"] == ("length" if wanted.finish_reason == "length" else "stop")
-        given, new = sum(one.prompt_tokens for one in found), sum(len(one.ids) for one in found)
+        options = {name: body[name] for name in ("beams", "n_best", "length_penalty", "prefix")}
+        translations = translator.translate(texts, max_new_tokens=body["max_tokens"], **options)
+        assert [row["text"] for row in answer["data"]] == [row.text for row in translations]
+        for row, expected in zip(answer["data"], translations, strict=True):
+            assert row["score"] == pytest.approx(expected.score, abs=1e-9)
+            assert [hypothesis["text"] for hypothesis in row["hypotheses"]] == [
+                expected_hypothesis.text for expected_hypothesis in expected.hypotheses
+            ]
+            assert row["finish_reason"] == ("length" if expected.finish_reason == "length" else "stop")
+        prompt_tokens, new_tokens = (
+            sum(translation.prompt_tokens for translation in translations),
+            sum(len(translation.ids) for translation in translations),
+        )
         assert answer["usage"] == {
-            "prompt_tokens": given,
-            "completion_tokens": new,
-            "total_tokens": given + new,
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": new_tokens,
+            "total_tokens": prompt_tokens + new_tokens,
         }
     reader = house.models.places["ours"].model.engine.reader  # type: ignore[attr-defined]
     pools = [cache.pool for cache in (reader.cache, reader.sources.cache)]
@@ -100,12 +105,14 @@ def test_many_at_once_are_those_of_one_after_the_other(house: House, translator:
     ],
 )
 def test_what_is_wrong_is_said(house: House, more: dict[str, Any], words: str) -> None:
-    status, told = ask(house, "/v1/translate", {"model": "ours", "text": "the cat", "max_tokens": 2, **more})
+    status, response = ask(
+        house, "/v1/translate", {"model": "ours", "text": "the cat", "max_tokens": 2, **more}
+    )
     assert status == 400
-    assert words in told["error"]["message"]
+    assert words in response["error"]["message"]
 
 
 def test_no_new_tokens_are_no_text(house: House) -> None:
-    status, told = ask(house, "/v1/translate", {"model": "ours", "text": "the cat", "max_tokens": 0})
+    status, response = ask(house, "/v1/translate", {"model": "ours", "text": "the cat", "max_tokens": 0})
     assert status == 200
-    assert told["data"][0]["text"] == ""
+    assert response["data"][0]["text"] == ""

@@ -1,4 +1,4 @@
-"""The thread that writes: whose turn it is, what fails alone, and what comes back when it ends."""
+"""The worker thread of a server: whose turn it is, what fails alone, and what continues when the thread ends."""
 
 import http.client
 import json
@@ -26,7 +26,7 @@ LONG = {"prompt": "go on", "max_tokens": 300, "seed": 1, "logit_bias": {}}
 
 
 class Named:
-    """One that has turns."""
+    """A client of `FairTurns` whose turns have a fixed cost."""
 
     def __init__(self, cost: float) -> None:
         self.cost, self.had, self.turns = cost, 0.0, 0
@@ -34,29 +34,29 @@ class Named:
 
 @given(st.lists(st.floats(0.01, 10), min_size=1, max_size=6), st.integers(1, 300))
 def test_all_have_the_same_time_however_long_a_turn_is(costs: list[float], count: int) -> None:
-    turns, some = FairTurns[Named](), [Named(cost) for cost in costs]
+    turns, clients = FairTurns[Named](), [Named(cost) for cost in costs]
     for _ in range(count):
-        one = turns.next(some)
-        one.had, one.turns = one.had + one.cost, one.turns + 1
-        turns.took(one, one.cost)
-        for other in some:
-            for another in some:
-                assert other.had - another.had <= other.cost + 1e-6
+        client = turns.next(clients)
+        client.had, client.turns = client.had + client.cost, client.turns + 1
+        turns.took(client, client.cost)
+        for ahead in clients:
+            for behind in clients:
+                assert ahead.had - behind.had <= ahead.cost + 1e-6
 
 
 @given(st.lists(st.floats(0.01, 10), min_size=2, max_size=6), st.integers(1, 200))
 def test_who_comes_late_is_not_owed_the_time_before(costs: list[float], count: int) -> None:
-    turns, (late, *some) = FairTurns[Named](), [Named(cost) for cost in costs]
+    turns, (late, *early) = FairTurns[Named](), [Named(cost) for cost in costs]
     for _ in range(count):
-        turns.took(one := turns.next(some), one.cost)
-    since = dict.fromkeys(some, 0.0)
+        turns.took(client := turns.next(early), client.cost)
+    since = dict.fromkeys(early, 0.0)
     for _ in range(50):
-        one = turns.next([late, *some])
-        turns.took(one, one.cost)
-        if one is late:
+        client = turns.next([late, *early])
+        turns.took(client, client.cost)
+        if client is late:
             late.had += late.cost
         else:
-            since[one] += one.cost
+            since[client] += client.cost
         assert late.had <= max(since.values()) + late.cost + max(costs)
 
 
@@ -68,49 +68,49 @@ def engine_of(house: House, name: str = "small") -> Any:
 
 @contextmanager
 def failing(engine: Any, error: BaseException, after: int = 0) -> Iterator[list[int]]:
-    """A model that fails in its steps, after so many of them."""
-    whole, steps = engine.reader.read, [0]
+    """Makes a model's steps fail, after so many of them; yields the count of steps."""
+    original, steps = engine.reader.read, [0]
 
-    def read(*args: Any, **named: Any) -> Any:
+    def read(*args: Any, **kwargs: Any) -> Any:
         steps[0] += 1
         if steps[0] > after:
             raise error
-        return whole(*args, **named)
+        return original(*args, **kwargs)
 
     engine.reader.read = read
     try:
         yield steps
     finally:
-        engine.reader.read = whole
+        engine.reader.read = original
 
 
 class Killed(BaseException):
-    """What no step handles."""
+    """An exception that no step handles."""
 
 
 def test_the_thread_comes_back_when_it_is_killed() -> None:
     with serving() as house:
         before = ask(house, body=LONG)
         with failing(engine_of(house), Killed(), after=3):
-            status, told = ask(house, body=LONG)
-            assert (status, told["error"]["type"]) == (503, "unavailable_error")
-            assert "ask again" in told["error"]["message"]
-        began = time.monotonic()
+            status, response = ask(house, body=LONG)
+            assert (status, response["error"]["type"]) == (503, "unavailable_error")
+            assert "ask again" in response["error"]["message"]
+        start = time.monotonic()
         assert ask(house, body=LONG)[1]["choices"] == before[1]["choices"]
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - start < 5
         assert house.worker.restarts == 1
         settles(lambda: not house.used() and not house.worker.count)
 
 
 def test_it_comes_back_when_it_is_killed_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving() as house:
-        whole, killed = house.worker._tell, threading.Event()
+        original, killed = house.worker._tell, threading.Event()
 
         def tell(*tickets: Any) -> None:
             if not killed.is_set():
                 killed.set()
                 raise Killed
-            whole(*tickets)
+            original(*tickets)
 
         monkeypatch.setattr(house.worker, "_tell", tell)
         assert ask(house, body=LONG)[0] == 503
@@ -123,31 +123,31 @@ def test_a_model_that_fails_harms_no_other(stream: bool) -> None:
     with serving("good", "bad") as house:
         expected = ask(house, body={**LONG, "model": "good"})[1]["choices"]
         with failing(engine_of(house, "bad"), BackendError("broken"), after=2):
-            found: list[Any] = []
-            asked = {**LONG, "model": "good"}
-            other = threading.Thread(target=lambda: found.append(ask(house, body=asked)))
+            responses: list[Any] = []
+            body = {**LONG, "model": "good"}
+            other = threading.Thread(target=lambda: responses.append(ask(house, body=body)))
             other.start()
             for _ in range(3):
                 status = ask_raw(house, {**LONG, "model": "bad", "stream": stream})
                 assert "broken" in status or "the server failed" in status
             other.join()
-        assert found[0][1]["choices"] == expected
+        assert responses[0][1]["choices"] == expected
         settles(lambda: not house.used())
 
 
 def ask_raw(house: House, body: dict[str, Any]) -> str:
     address = urlsplit(house.url)
-    there = http.client.HTTPConnection(address.hostname or "", address.port, timeout=10)
-    there.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-    text = there.getresponse().read().decode()
-    there.close()
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=10)
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    text = connection.getresponse().read().decode()
+    connection.close()
     return text
 
 
 def test_a_step_that_fails_for_none_does_not_spin() -> None:
-    """What is raised before any text is read fails those of the engine, and the thread waits."""
+    """An error before any text is read fails the requests of the engine, and the thread waits."""
     with serving() as house:
-        engine, whole = engine_of(house), engine_of(house).reader.open
+        engine, original = engine_of(house), engine_of(house).reader.open
         calls = [0]
 
         def opens(*args: Any) -> Any:
@@ -158,7 +158,7 @@ def test_a_step_that_fails_for_none_does_not_spin() -> None:
         assert ask(house, body=LONG)[0] == 500
         time.sleep(0.05)
         assert calls[0] < 4
-        engine.reader.open = whole
+        engine.reader.open = original
         assert ask(house, body=LONG)[0] == 200
 
 
@@ -166,22 +166,22 @@ def test_prompts_that_wait_are_bounded() -> None:
     with serving() as house:
         house.worker.most_waiting = 100
         engine = engine_of(house)
-        gate, whole = threading.Event(), engine.reader.read
+        gate, original = threading.Event(), engine.reader.read
 
-        def read(*args: Any, **named: Any) -> Any:
+        def read(*args: Any, **kwargs: Any) -> Any:
             gate.wait(60)
-            return whole(*args, **named)
+            return original(*args, **kwargs)
 
         engine.reader.read = read
         thread = threading.Thread(target=ask, args=(house,), kwargs={"body": {**LONG, "prompt": [5] * 90}})
         thread.start()
         settles(lambda: house.worker.count == 1)
-        status, told = ask(house, body={**LONG, "prompt": [5] * 20})
-        assert (status, told["error"]["type"]) == (429, "rate_limit_error")
-        assert "90 tokens wait, these have 20" in told["error"]["message"]
+        status, response = ask(house, body={**LONG, "prompt": [5] * 20})
+        assert (status, response["error"]["type"]) == (429, "rate_limit_error")
+        assert "90 tokens wait, these have 20" in response["error"]["message"]
         gate.set()
         thread.join()
-        assert ask(house, body={**LONG, "prompt": [5] * 200})[0] == 200  # alone, none waits before it
+        assert ask(house, body={**LONG, "prompt": [5] * 200})[0] == 200  # alone: no other prompt waits
 
 
 def test_texts_of_another_salt_share_nothing() -> None:

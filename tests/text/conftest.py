@@ -23,7 +23,7 @@ def byte_level() -> Tokenizer:
 
 
 def sentencepiece() -> Tokenizer:
-    """A LLaMA-style tokenizer with byte pieces, made by hand."""
+    """Returns a LLaMA-style tokenizer with byte pieces, made by hand."""
     words = ["▁", *"theacs", "▁t", "he", "▁the", "at", "▁a", "▁c", "▁cat", *"</>猫", "</", "</s"]
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *words]
     kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(words)]
@@ -32,7 +32,7 @@ def sentencepiece() -> Tokenizer:
 
 
 def word_piece() -> Tokenizer:
-    """A BERT-style tokenizer, whose decoder is neither byte-level nor SentencePiece's."""
+    """Returns a BERT-style tokenizer, whose decoder is neither byte-level nor SentencePiece's."""
     words = ["[UNK]", "[CLS]", "[SEP]", "the", "cat", "sat", "##s", "##ting", "猫", "狗", ",", "."]
     backend = Backend(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer()

@@ -1,4 +1,4 @@
-"""Folders as people have them, put together from the published files; and texts that tell tokenizers apart."""
+"""Tokenizer folders as people have them, put together from published files, and texts on which tokenizers differ."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ TEXTS = [
 BERT, GPT2, MERGES = "bert/bert_base_uncased_vocab.txt", "gpt2/encoder.json", "gpt2/vocab.bpe"
 ROBERTA = {"vocab.json": "roberta_longformer/vocab.json", "merges.txt": MERGES}
 Folder = tuple[dict[str, str], dict[str, Any]]
-# kind: (name in the folder -> file of the data, tokenizer_config.json); transformers reads all of them as they are
+# kind: (name in the folder -> file of the data, tokenizer_config.json); transformers reads these folders as they are
 READ_BY_BOTH: dict[str, Folder] = {
     "bert": ({"vocab.txt": BERT}, {"tokenizer_class": "BertTokenizer"}),
     "bert-cased": ({"vocab.txt": BERT}, {"tokenizer_class": "BertTokenizer", "do_lower_case": False}),
@@ -36,7 +36,7 @@ READ_BY_BOTH: dict[str, Folder] = {
     "longformer": (ROBERTA, {"tokenizer_class": "LongformerTokenizer", "add_prefix_space": True}),
     "qwen2": ({"vocab.json": GPT2, "merges.txt": MERGES}, {"tokenizer_class": "Qwen2Tokenizer"}),
 }
-# of files that are trained here, with fairseq's numbers or others
+# files that are trained here, with fairseq's ids or others
 FAIRSEQ = "sentencepiece.bpe.model"
 TRAINED: dict[str, Folder] = {
     "xlm-roberta": ({FAIRSEQ: "unigram"}, {"tokenizer_class": "XLMRobertaTokenizer"}),
@@ -47,9 +47,9 @@ PIECES = {
     "bpe": {"model_type": "bpe"},
     "pegasus": {"model_type": "unigram", "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
 }
-# transformers needs protobuf or tiktoken for these; it reads what we save of them
+# transformers needs protobuf or tiktoken for these; it reads them after we have saved them
 SAVED_BY_US: dict[str, Folder] = {
-    # whose files transformers reads without SentencePiece's rules for spaces at the ends, or characters
+    # transformers reads these files without SentencePiece's rules for spaces at the ends, or for characters
     "mbart": ({FAIRSEQ: "unigram"}, {"tokenizer_class": "MBartTokenizer", "src_lang": "ro_RO"}),
     "mbart50": ({FAIRSEQ: "unigram"}, {"tokenizer_class": "MBart50Tokenizer", "src_lang": "en_XX"}),
     "pegasus": ({"spiece.model": "pegasus"}, {"tokenizer_class": "PegasusTokenizer"}),
@@ -67,19 +67,19 @@ SLOW = {"bert-cased", "longformer", "qwen2", "open_llama", "llama2", "llama3", "
 
 @cache
 def pieces(kind: str) -> bytes:
-    """A small SentencePiece model of a kind in `PIECES`, trained on the texts here; skips the test without
+    """Returns a small SentencePiece model of a kind in `PIECES`, trained on `TEXTS`; skips the test without
     SentencePiece."""
     sentencepiece = pytest.importorskip("sentencepiece")
-    made = BytesIO()
+    model = BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([text for text in TEXTS for _ in range(3)]), model_writer=made, vocab_size=150,
+        sentence_iterator=iter([text for text in TEXTS for _ in range(3)]), model_writer=model, vocab_size=150,
         hard_vocab_limit=False, minloglevel=2, **PIECES[kind],
     )  # fmt: skip
-    return made.getvalue()
+    return model.getvalue()
 
 
 def put(folder: Path, kind: str) -> Path:
-    """The folder of a kind; skips the test when its files are absent."""
+    """Writes and returns the folder of a kind; skips the test if its files are absent."""
     files, config = {**READ_BY_BOTH, **TRAINED, **SAVED_BY_US}[kind]
     folder.mkdir(parents=True, exist_ok=True)
     for name, source in files.items():

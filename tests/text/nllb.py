@@ -15,14 +15,14 @@ SPECIALS = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
 
 
 def vocabulary() -> dict[str, int]:
-    """fairseq's, of the pieces in another order than theirs."""
+    """Returns a vocabulary with fairseq's special tokens first and the pieces in another order than SentencePiece's."""
     spec = read_model(Path("bpe"), pieces("bpe"))
     normal = sorted(piece for piece, kind in zip(spec.pieces, spec.kinds, strict=True) if kind == NORMAL)
     return {**SPECIALS, **{piece: i for i, piece in enumerate([*normal, "never"], 4)}}
 
 
 def write_nllb(words: Path, model: Path) -> None:
-    """The tokenizer's folder, and the model's, which has it too; nothing in them says a language."""
+    """Writes the tokenizer's folder, and the model's, which has the tokenizer, too; neither names a language."""
     ids = vocabulary()
     spelled = [piece for piece in ids if len(piece) == 2]
     merges = [(piece[0], piece[1]) for piece in spelled if piece[0] in ids and piece[1] in ids]

@@ -1,4 +1,4 @@
-"""What segments of conversations are compared with: renderings of `transformers`, and the answers in them."""
+"""The oracles of segments of conversations: renderings of `transformers`, and the answers in them."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -20,7 +20,8 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     "sentencepiece": sentencepiece,
     "llama2": lambda: Tokenizer.load(data_path("tokenizers/llama2")),
     "llama3": lambda: Tokenizer.load(data_path("tokenizers/llama3")),
-    "squeezes": lambda: Tokenizer.load(data_path("tokenizers/open_llama_3b")),  # double and outer spaces
+    # takes away double and outer spaces
+    "squeezes": lambda: Tokenizer.load(data_path("tokenizers/open_llama_3b")),
 }
 
 
@@ -28,21 +29,22 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
 def prepared(
     kind: str, all_of_them: bool
 ) -> tuple[Tokenizer, dict[str, tuple[Tokenizer, bool, frozenset[int]]]]:
-    """A tokenizer that has every control token, and with each template: whether it wants parts, and its stop tokens."""
+    """Returns a tokenizer with every control token and, by template, a copy that has it, whether it wants parts, and
+    its stop tokens."""
     templates = OWN | found_templates(all_of_them=all_of_them)
     tokenizer = with_controls(KINDS[kind](), list(templates.values()))
     tokenizer.encode_pieces([])  # makes what all copies share
-    found = {}
+    by_template = {}
     for name, template in templates.items():
-        own = tokenizer.with_chat_template(template.source)
-        wants_parts = "sat on" not in shown(own, CHAT[:2])
+        copy = tokenizer.with_chat_template(template.source)
+        wants_parts = "sat on" not in shown(copy, CHAT[:2])
         chats = [in_parts(c) if wants_parts else c for c in (CHAT[:2], [*CHAT, CHAT[1]])]
         stops = set()
         for chat in chats:
-            for ids in own.encode_pieces(own.chat_pieces(chat, strict=False))[1::2]:
-                stops |= {*[i for i in ids if i in own.special_ids][-1:]}
-        found[name] = own, wants_parts, frozenset(stops)
-    return tokenizer, found
+            for ids in copy.encode_pieces(copy.chat_pieces(chat, strict=False))[1::2]:
+                stops |= {*[i for i in ids if i in copy.special_ids][-1:]}
+        by_template[name] = copy, wants_parts, frozenset(stops)
+    return tokenizer, by_template
 
 
 def shown(tokenizer: Tokenizer, chat: Sequence[Message]) -> str:
@@ -55,8 +57,9 @@ def shown(tokenizer: Tokenizer, chat: Sequence[Message]) -> str:
 def expected(
     tokenizer: Tokenizer, chat: Sequence[Message], stops: frozenset[int]
 ) -> tuple[str, list[str]] | None:
-    """The rendering of `transformers`, and its answers up to their last stop token: those that its own tracker of
-    generation marks finds, or differences of renderings; None where these are none."""
+    """Returns the rendering of `transformers`, and its answers up to their last stop token: those that its own tracker
+    of generation marks finds, or without marks those between renderings; None if renderings do not begin with one
+    another."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     assert tokenizer.chat_template is not None
@@ -65,9 +68,9 @@ def expected(
         "bos_token": tokenizer.token(tokenizer.need("bos")), "eos_token": tokenizer.token(tokenizer.need("eos"))
     }  # fmt: skip
 
-    def render(some: Sequence[Message], prompt: bool = False, mask: bool = False) -> tuple[str, Any]:
+    def render(messages: Sequence[Message], prompt: bool = False, mask: bool = False) -> tuple[str, Any]:
         texts, spans = render_jinja_template(
-            [list(some)],
+            [list(messages)],
             chat_template=source,
             add_generation_prompt=prompt,
             return_assistant_tokens_mask=mask,
@@ -98,8 +101,8 @@ def expected(
 
 
 def comparable(kind: str, tokenizer: Tokenizer, text: str) -> str:
-    """SentencePiece writes a space of its own after a control token, and has one name for two kinds of space; what it
-    takes away as a normaliser is gone from both."""
+    """Returns a text as far as tokenizers agree on it: SentencePiece writes a space of its own after a control token,
+    and has one name for two kinds of space; what its normalizer takes away is gone from both texts."""
     if kind == "squeezes":
         text = tokenizer.decode(tokenizer.encode(text, bos=False, eos=False))
     return text if kind in ("byte_level", "llama3") else re.sub("[ \u2581]", "", text)

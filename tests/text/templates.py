@@ -1,4 +1,4 @@
-"""Chat templates that the tests find, a tokenizer that has their control tokens, and conversations to hurt them."""
+"""Chat templates for the tests, a tokenizer with their control tokens, and conversations that try to break them."""
 
 import re
 from collections.abc import Sequence
@@ -25,26 +25,26 @@ SAID = st.lists(st.sampled_from(WORDS), max_size=5).map("".join)
 
 @st.composite
 def conversations(draw: st.DrawFn, words: st.SearchStrategy[str] = SAID) -> list[dict[str, str]]:
-    """Rounds of a user and an assistant, perhaps with a system message before and an open question at the end."""
-    found = [{"role": "system", "content": draw(words)}] if draw(st.booleans()) else []
+    """Draws rounds of user and assistant, perhaps with a system message before and an open question at the end."""
+    messages = [{"role": "system", "content": draw(words)}] if draw(st.booleans()) else []
     for _ in range(draw(st.integers(1, 3))):
-        found += [{"role": "user", "content": draw(words)}, {"role": "assistant", "content": draw(words)}]
-    return found + ([{"role": "user", "content": draw(words)}] if draw(st.integers(0, 3)) == 0 else [])
+        messages += [{"role": "user", "content": draw(words)}, {"role": "assistant", "content": draw(words)}]
+    return messages + ([{"role": "user", "content": draw(words)}] if draw(st.integers(0, 3)) == 0 else [])
 
 
 def found_templates(*, all_of_them: bool) -> dict[str, ChatTemplate]:
-    """Those that are built in, and those of TRL."""
-    found = {name: ChatTemplate.find(name) for name in BUILT_IN}
+    """Returns the built-in templates, with `all_of_them` those of TRL, too."""
+    templates = {name: ChatTemplate.find(name) for name in BUILT_IN}
     if all_of_them:
         import trl
 
         files = sorted((Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))
-        found |= {file.stem: ChatTemplate.find(file) for file in files}
-    return found
+        templates |= {file.stem: ChatTemplate.find(file) for file in files}
+    return templates
 
 
 def with_controls(tokenizer: Tokenizer, templates: Sequence[ChatTemplate]) -> Tokenizer:
-    """The tokenizer, in which everything that looks like a control token of a template is one."""
+    """Returns the tokenizer with every name in the templates that looks like a control token added as one."""
     names = sorted({name for template in templates for name in CONTROL.findall(template.source)})
     thinks = [
         AddedToken(name, special=False, normalized=False) for name in names if "think" in name
@@ -57,5 +57,5 @@ def with_controls(tokenizer: Tokenizer, templates: Sequence[ChatTemplate]) -> To
 
 
 def in_parts(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The same messages as some templates want them."""
+    """Returns the same messages with their content in parts, as some templates want it."""
     return [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]

@@ -1,4 +1,4 @@
-"""Broken files: the error names the file, the place and what to do."""
+"""Broken tokenizer files: the error names the file, the place and what to do."""
 
 import json
 from pathlib import Path
@@ -150,10 +150,10 @@ def test_roles_of_a_sentencepiece_model_are_among_its_pieces(
     numbers = zip((3, 40, 41, 42), (2, *(n % 2**64 for n in (unk, bos, eos))), strict=True)
     data = message(*((1, row) for row in rows), (2, message(*numbers)))
     if wrong is None:
-        made = read_model(tmp_path / "x", data)
-        assert (made.unk, made.bos, made.eos) == (unk, *(None if n < 0 else n for n in (bos, eos)))
-        assert (made.pieces, made.scores, made.kinds) == ([*"abcde"], [-1.5] * 5, [1] * 5)
-        assert (made.model, made.byte_fallback, made.dummy_prefix, made.squeeze_spaces) == (
+        model = read_model(tmp_path / "x", data)
+        assert (model.unk, model.bos, model.eos) == (unk, *(None if n < 0 else n for n in (bos, eos)))
+        assert (model.pieces, model.scores, model.kinds) == ([*"abcde"], [-1.5] * 5, [1] * 5)
+        assert (model.model, model.byte_fallback, model.dummy_prefix, model.squeeze_spaces) == (
             2,
             False,
             True,
@@ -169,7 +169,7 @@ def test_roles_of_a_sentencepiece_model_are_among_its_pieces(
 
 def test_sentencepiece_models_of_another_kind_or_without_pieces(tmp_path: Path) -> None:
     row = message((1, b"a"), (2, -1.0), (3, 1))
-    for data, said in (
+    for data, detail in (
         (message((1, row), (2, message((3, 3)))), "1 pieces, kind 3"),
         (message((2, message((3, 2)))), "0 pieces, kind 2"),
     ):
@@ -177,7 +177,7 @@ def test_sentencepiece_models_of_another_kind_or_without_pieces(tmp_path: Path) 
             read_model(tmp_path / "x", data)
         assert (
             str(caught.value)
-            == f"{tmp_path / 'x'}: not a SentencePiece model of kind BPE or unigram ({said})"
+            == f"{tmp_path / 'x'}: not a SentencePiece model of kind BPE or unigram ({detail})"
         )
     single = read_model(
         tmp_path / "x", message((1, row), (2, message((3, 1), (41, 2**64 - 1), (42, 2**64 - 1))))
@@ -247,6 +247,6 @@ def test_what_a_config_says_about_bos_and_eos(tmp_path: Path) -> None:
         assert tokenizer.encode("the", eos=False) == [*a, *text]
         from transformers import AutoTokenizer
 
-        tokenizer.save(tmp_path / "again")  # with tokenizer.json, they go by its post-processor alone
+        tokenizer.save(tmp_path / "again")  # with tokenizer.json, transformers uses its post-processor alone
         theirs = AutoTokenizer.from_pretrained(tmp_path / "again")
         assert theirs("the", "the")["input_ids"] == tokenizer.encode("the", "the")

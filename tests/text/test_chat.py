@@ -1,4 +1,4 @@
-"""Chat templates: ids as `transformers` makes them, and no control token out of a message."""
+"""Chat templates: ids as `transformers` makes them, and no control token out of a message's text."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def test_ids_are_those_of_transformers(tokenizer: Tokenizer, add: bool, tmp_path
     expected = theirs.apply_chat_template(CHAT, add_generation_prompt=add, tokenize=True, return_dict=False)
     assert tokenizer.render_chat(CHAT, add_generation_prompt=add) == expected
     assert Tokenizer.load(tmp_path).render_chat(CHAT, add_generation_prompt=add) == expected
-    if add:  # which is the default: who renders wants an answer
+    if add:  # which is the default: a rendered chat is mostly to be answered
         template, marks = tokenizer.chat_template, {"bos_token": "", "eos_token": ""}
         assert tokenizer.render_chat(CHAT) == expected
         assert template.render(CHAT, **marks) == template.render(CHAT, add_generation_prompt=True, **marks)

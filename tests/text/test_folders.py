@@ -1,4 +1,5 @@
-"""Tokenizers as people have them: ids, pairs and token types of `transformers`, from their files and from ours."""
+"""Tokenizer folders as people have them: ids, pairs and token types of `transformers`, from their files and from those
+that we save."""
 
 import shutil
 from collections.abc import Iterable
@@ -35,7 +36,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def both(kind: str) -> tuple[Tokenizer, Any]:
-    """Ours, read from the published files, and theirs, read from what ours saves."""
+    """Returns our tokenizer, read from the published files, and theirs, read from what ours saves."""
     from transformers import AutoTokenizer
 
     folder = put(Path(mkdtemp()), kind)
@@ -45,13 +46,13 @@ def both(kind: str) -> tuple[Tokenizer, Any]:
 
 
 def without_control_tokens(ours: Tokenizer, text: str) -> None:
-    """transformers makes control tokens of their text everywhere; here that must be asked for."""
+    """Rejects texts with control tokens: transformers makes tokens of them everywhere, here that must be requested."""
     assume(not any(ours.token(i) in text for i in ours.special_ids))
 
 
 def encode_pair(tokenizer: Tokenizer, a: str, b: str) -> tuple[list[int], list[int]]:
-    (found,) = tokenizer.inputs([(a, b)])
-    return found.ids, found.token_types
+    (inputs,) = tokenizer.inputs([(a, b)])
+    return inputs.ids, inputs.token_types
 
 
 def same(ours: Tokenizer, theirs: Any, text: str, other: str) -> None:
@@ -89,7 +90,7 @@ def test_what_we_save_transformers_and_we_read_with_equal_ids(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(text=TEXT, other=TEXT.filter(bool))  # an empty pair is none to transformers
+@given(text=TEXT, other=TEXT.filter(bool))  # transformers takes an empty second text for none
 def test_any_text(kind: str, text: str, other: str) -> None:
     ours, theirs = both(kind)
     without_control_tokens(ours, text + other)
@@ -101,12 +102,12 @@ def test_any_text(kind: str, text: str, other: str) -> None:
 def test_offsets_are_places_of_the_text(kind: str, text: str) -> None:
     ours, theirs = both(kind)
     without_control_tokens(ours, text)
-    (found,) = ours.inputs([(text, "b c")])
+    (inputs,) = ours.inputs([(text, "b c")])
     expected = theirs(text, "b c", return_offsets_mapping=True)
-    assert found.ids == expected["input_ids"]
-    assert [o or (0, 0) for o in found.offsets] == expected["offset_mapping"]
-    assert found.texts == expected.sequence_ids()
-    assert all((o is None) == (which is None) for o, which in zip(found.offsets, found.texts, strict=True))
+    assert inputs.ids == expected["input_ids"]
+    assert [o or (0, 0) for o in inputs.offsets] == expected["offset_mapping"]
+    assert inputs.texts == expected.sequence_ids()
+    assert all((o is None) == (which is None) for o, which in zip(inputs.offsets, inputs.texts, strict=True))
 
 
 @pytest.mark.parametrize("kind", marked(["gpt2", "roberta", "qwen2", "tiktoken", "llama2", "llama3"]))
@@ -123,10 +124,10 @@ def test_lossless_kinds_give_the_text_back(kind: str, text: str) -> None:
 def test_an_answer_is_found_by_its_offsets() -> None:
     ours, _ = both("bert")
     context = "The Eiffel Tower, in Paris, was finished in 1889."
-    (found,) = ours.inputs([("When was it finished?", context)])
-    at = [i for i, (o, which) in enumerate(zip(found.offsets, found.texts, strict=True))
+    (inputs,) = ours.inputs([("When was it finished?", context)])
+    at = [i for i, (o, which) in enumerate(zip(inputs.offsets, inputs.texts, strict=True))
           if which == 1 and o is not None and context[slice(*o)] == "1889"]  # fmt: skip
-    assert [ours.token(found.ids[i]) for i in at] == ["1889"]
+    assert [ours.token(inputs.ids[i]) for i in at] == ["1889"]
 
 
 def test_templates() -> None:
@@ -137,10 +138,15 @@ def test_templates() -> None:
     assert encode_pair(roberta, "a", "b") == ([0, *a, 2, 2, *b, 2], [0] * 6)
     assert t5.encode("a") == [*t5.encode("a", bos=False), 1]
     assert llama.encode("a") == [1, *llama.encode("a", bos=False)]
-    for one in (bert, roberta, t5, llama):
-        assert one.encode("a", eos=False) + list(one.template.suffix) == one.encode("a")
-        assert list(one.template.prefix) + one.encode("a", bos=False, eos=True) == one.encode("a")
-        assert one.encode_batch(["a", ("a", "b")]) == [one.encode("a"), one.encode("a", "b")]
+    for tokenizer in (bert, roberta, t5, llama):
+        assert tokenizer.encode("a", eos=False) + list(tokenizer.template.suffix) == tokenizer.encode("a")
+        assert list(tokenizer.template.prefix) + tokenizer.encode(
+            "a", bos=False, eos=True
+        ) == tokenizer.encode("a")
+        assert tokenizer.encode_batch(["a", ("a", "b")]) == [
+            tokenizer.encode("a"),
+            tokenizer.encode("a", "b"),
+        ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -166,7 +172,9 @@ def test_a_begin_token_before_a_second_text_is_of_its_type() -> None:
     llama, bare = Template.of(backend), Template()
     assert bare.beginning(0, True) == llama.beginning(0, True) == llama
     assert llama.beginning(0, False) == bare
-    assert [part.type for part in BARE.beginning(0, True).pair] == [0] * 4  # where types are not told apart
+    assert [part.type for part in BARE.beginning(0, True).pair] == [
+        0
+    ] * 4  # for tokenizers without token types
 
 
 def test_t5_has_sentinels_and_the_first_has_the_highest_id() -> None:
@@ -193,7 +201,8 @@ def test_starcoder_s_digits_stand_alone(root: Path) -> None:
 
 
 def test_tiktoken_s_merges_are_the_ranks_in_order() -> None:
-    """Against the definition: in each piece of text, the adjacent pair of least joint rank is merged until none is."""
+    """The oracle is the definition: in each piece of text the adjacent pair of least joint rank is merged until no pair
+    has a rank."""
     import regex
 
     from headway.text.bytelevel import read_ranks
@@ -241,7 +250,7 @@ def test_added_tokens_beside_a_vocabulary_have_their_ids(root: Path) -> None:
     ],
 )
 def test_beside_a_model_s_config_too(kind: str, model: str, root: Path) -> None:
-    """transformers picks another class when it knows the model; ids stay the same."""
+    """transformers picks another class if it knows the model; the ids stay the same."""
     from transformers import CONFIG_MAPPING, AutoTokenizer
 
     ours = Tokenizer.load(put(root / f"model-{kind}", kind))
@@ -259,9 +268,9 @@ def test_gpt2_is_read_from_the_files_of_its_authors(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     for ours, theirs in (("vocab.json", "encoder.json"), ("merges.txt", "vocab.bpe")):
         shutil.copyfile(tmp_path / "named" / ours, tmp_path / "own" / theirs)
-    read, own = (Tokenizer.load(tmp_path / name) for name in ("named", "own"))
-    assert own.fingerprint == read.fingerprint
-    assert [own.encode(text) for text in TEXTS] == [read.encode(text) for text in TEXTS]
+    renamed, original = (Tokenizer.load(tmp_path / name) for name in ("named", "own"))
+    assert original.fingerprint == renamed.fingerprint
+    assert [original.encode(text) for text in TEXTS] == [renamed.encode(text) for text in TEXTS]
     (tmp_path / "own" / "vocab.bpe").unlink()
     with pytest.raises(DataError, match=r"no tokenizer\.json"):
         Tokenizer.load(tmp_path / "own")

@@ -1,4 +1,5 @@
-"""Tokenizers in GGUF's metadata: out and in again they give the same ids, on any text; what has no key is refused."""
+"""Tokenizers in GGUF metadata: written and read again they give the same ids on any text; what has no key is
+refused."""
 
 import json
 from pathlib import Path
@@ -40,7 +41,7 @@ SLOW = {"llama 2", "llama 3"}
 
 
 def through(tokenizer: Tokenizer, rows: int = 0) -> Tokenizer:
-    """The tokenizer out of the keys that it is written as."""
+    """Returns the tokenizer that is read from the keys that this one writes."""
     keys = tokenizer.gguf_metadata(rows or tokenizer.vocab_size + 7)
     backend, arguments = gguf.read(keys, Path("m.gguf"))
     return Tokenizer(backend, **arguments)
@@ -78,7 +79,7 @@ def test_the_same_special_tokens(both: tuple[Tokenizer, Tokenizer]) -> None:
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in PUBLISHED]
 )
 def test_published_tokenizers_are_the_same(name: str) -> None:
-    """LLaMA 2's spaces have equal scores, LLaMA 3 takes words that are tokens whole."""
+    """LLaMA 2's spaces have equal scores; LLaMA 3 takes words that are tokens as a whole."""
     tokenizer = Tokenizer.load(data_path(f"tokenizers/{PUBLISHED[name]}"))
     other = through(tokenizer)
     for text in HOSTILE:
@@ -87,7 +88,7 @@ def test_published_tokenizers_are_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_rules_are_recognized_and_read(rule: str) -> None:
-    """What a rule makes of a tokenizer is written under its own name, or under that of an equal one."""
+    """A tokenizer with a rule is written under the rule's name, or under that of an equal rule."""
     keys = byte_level().gguf_metadata(400) | {"tokenizer.ggml.pre": rule}
     backend, arguments = gguf.read(keys, Path("m.gguf"))
     tokenizer = Tokenizer(backend, **arguments)
@@ -106,7 +107,7 @@ def test_llama_3_begins_texts_with_bos_where_the_file_does_not_say() -> None:
 
 
 def test_an_unknown_token_of_a_byte_level_file_is_not_made_of_text() -> None:
-    """As a control token is not: llama.cpp's LLAMA_TOKEN_TYPE_UNKNOWN."""
+    """Text is never this token, as it is never a control token: llama.cpp's LLAMA_TOKEN_TYPE_UNKNOWN."""
     keys = byte_level().gguf_metadata(400)
     place = keys["tokenizer.ggml.tokens"].index("<|user|>")
     keys["tokenizer.ggml.token_type"][place] = UNKNOWN
@@ -137,7 +138,7 @@ def read_keys(keys: dict[str, Any]) -> Tokenizer:
 
 
 def test_words_of_bert_are_read() -> None:
-    """Words have the mark that pieces within words have not."""
+    """In GGUF pieces that begin words have a mark, and pieces within words have none."""
     tokenizer = word_piece()
     names = [tokenizer.token(i) for i in range(tokenizer.vocab_size)]
     controls = [i in tokenizer.special_ids for i in range(len(names))]
@@ -165,7 +166,7 @@ def test_pieces_with_probabilities_or_merges_are_read(kind: str) -> None:
     pieces = read_model(Path("m.model"), folder_pieces("unigram" if kind == "t5" else "bpe"))
     tokenizer = Tokenizer(build(pieces), bos=1, eos=2)
     model = json.loads(tokenizer.backend.to_str())["model"]
-    more = (
+    extra = (
         {"scores": pieces.scores}
         if kind == "t5"
         else {"merges": [" ".join(pair) for pair in model["merges"]]}
@@ -181,7 +182,7 @@ def test_pieces_with_probabilities_or_merges_are_read(kind: str) -> None:
         "precompiled_charsmap": list(pieces.charsmap),
         "add_bos_token": True,
     }
-    other = read_keys(keys | more)
+    other = read_keys(keys | extra)
     for text in HOSTILE:
         assert other.encode(text, eos=False) == tokenizer.encode(text, eos=False)
         assert other.decode(other.encode(text)) == tokenizer.decode(tokenizer.encode(text))

@@ -1,5 +1,5 @@
-"""Translators of many languages: their tokenizers against those of transformers, and which language is translated into
-which."""
+"""Multilingual translators: their tokenizers against those of transformers, and the choice of source and target
+language."""
 
 import json
 from pathlib import Path
@@ -95,20 +95,20 @@ def test_a_translator_is_told_both_languages(nllb: Path) -> None:
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(nllb / "m").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(nllb, src_lang="deu_Latn")
     pair = {"source_language": "deu_Latn", "target_language": "fra_Latn"}
-    found = translator.translate(PLAIN, beams=3, max_new_tokens=9, **pair)
-    for text, one in zip(PLAIN, found, strict=True):
+    translations = translator.translate(PLAIN, beams=3, max_new_tokens=9, **pair)
+    for text, translation in zip(PLAIN, translations, strict=True):
         inputs = tokenizer(text, return_tensors="pt")
         with torch.no_grad():
-            wanted = theirs.generate(
+            expected = theirs.generate(
                 **inputs, num_beams=3, max_new_tokens=9, do_sample=False, bad_words_ids=[[1]],
                 forced_bos_token_id=tokenizer.convert_tokens_to_ids("fra_Latn"),
             )[0, 1:].tolist()  # fmt: skip
-        assert wanted[0] == translator.tokenizer.languages["fra_Latn"]
-        assert one.ids == wanted[: len(one.ids)]
-        assert "fra_Latn" not in one.text
+        assert expected[0] == translator.tokenizer.languages["fra_Latn"]
+        assert translation.ids == expected[: len(translation.ids)]
+        assert "fra_Latn" not in translation.text
     bound = translator.between("deu_Latn", "fra_Latn")
-    assert [one.text for one in bound.translate(PLAIN, beams=3, max_new_tokens=9)] == [
-        one.text for one in found
+    assert [translation.text for translation in bound.translate(PLAIN, beams=3, max_new_tokens=9)] == [
+        translation.text for translation in translations
     ]
     assert bound._rows(PLAIN[0], None)[1][:2] == [2, translator.tokenizer.languages["fra_Latn"]]
     other = translator.translate(PLAIN[0], max_new_tokens=9, **{**pair, "target_language": "eng_Latn"})

@@ -1,4 +1,4 @@
-"""Marian's tokenizer of two sides, against `transformers` and SentencePiece."""
+"""Marian's tokenizer with two sides, against `transformers` and SentencePiece."""
 
 import io
 import json
@@ -39,7 +39,8 @@ TEXTS = [
 
 
 def sides(folder: Path, kind: str, *, separate: bool = False) -> Path:
-    """A folder like OPUS-MT's: two small models and a vocabulary in another order, without some of their pieces."""
+    """Writes a folder like OPUS-MT's: two small models and a vocabulary in another order, which lacks some of their
+    pieces."""
     pieces: dict[str, list[str]] = {}
     for side, texts in (("source", ENGLISH), ("target", GERMAN)):
         data = io.BytesIO()
@@ -48,12 +49,12 @@ def sides(folder: Path, kind: str, *, separate: bool = False) -> Path:
             hard_vocab_limit=False, model_type=kind, minloglevel=2,
         )  # fmt: skip
         (folder / f"{side}.spm").write_bytes(data.getvalue())
-        one = spm.SentencePieceProcessor(model_proto=data.getvalue())
-        pieces[side] = [one.id_to_piece(i) for i in range(3, one.vocab_size())]
+        processor = spm.SentencePieceProcessor(model_proto=data.getvalue())
+        pieces[side] = [processor.id_to_piece(i) for i in range(3, processor.vocab_size())]
 
     def vocabulary(names: list[str]) -> dict[str, int]:
-        found = ["</s>", "<unk>", ">>fra<<", "ж", *sorted(set(names), reverse=True)[:-3], "<pad>"]
-        return {name: i for i, name in enumerate(found)}
+        ordered = ["</s>", "<unk>", ">>fra<<", "ж", *sorted(set(names), reverse=True)[:-3], "<pad>"]
+        return {name: i for i, name in enumerate(ordered)}
 
     joint = pieces["source"] + pieces["target"]
     (folder / "vocab.json").write_text(json.dumps(vocabulary(pieces["source"] if separate else joint)))
@@ -67,7 +68,7 @@ def sides(folder: Path, kind: str, *, separate: bool = False) -> Path:
 def both(folder: Path) -> tuple[MarianTokenizer, Any]:
     from transformers import MarianTokenizer as Theirs
 
-    with warnings.catch_warnings():  # it recommends a package that it then does not use for ids
+    with warnings.catch_warnings():  # it recommends a package that its ids do not need
         warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")
         return MarianTokenizer.load(folder), Theirs.from_pretrained(folder)
 
@@ -83,9 +84,8 @@ def test_ids_and_texts_are_those_of_transformers(kind: str, separate: bool, tmp_
         assert ours.encode(text) == source
         assert ours.encode(text, side="target") == target
         assert ours.decode(target) == theirs.decode(target, skip_special_tokens=True)
-        shown = ours.decode(
-            target, special=True
-        )  # spaces after <unk> depend there on what the other side knows
+        # in transformers spaces after <unk> depend on what the other side knows
+        shown = ours.decode(target, special=True)
         assert shown.split() == theirs.decode(target).split()
 
     same()
@@ -107,8 +107,8 @@ def test_texts_of_known_pieces_come_back(tmp_path: Path) -> None:
 
 
 def pieces_of(file: Path) -> list[str]:
-    one = spm.SentencePieceProcessor(model_file=str(file))
-    return [one.id_to_piece(i) for i in range(3, one.vocab_size())]
+    processor = spm.SentencePieceProcessor(model_file=str(file))
+    return [processor.id_to_piece(i) for i in range(3, processor.vocab_size())]
 
 
 def test_what_we_save_both_read(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""The chat templates that llama.cpp's sources carry write what transformers makes of them, or are refused by both; and
-those of a tokenizer that has several, by name."""
+"""The chat templates in llama.cpp's sources write what transformers makes of them, or both refuse them; a tokenizer's
+named templates are chosen as by transformers."""
 
 import json
 from pathlib import Path
@@ -40,10 +40,10 @@ RESULTS = [
 
 
 def calling(*arguments: Any, **more: Any) -> dict[str, Any]:
-    """A message that calls functions, each with its arguments."""
+    """Returns a message that calls functions, each with its arguments."""
     calls = [
-        {"id": f"abcdefgh{i}", "type": "function", "function": {"name": tool["function"]["name"], "arguments": given}}
-        for i, (tool, given) in enumerate(zip(TOOLS, arguments, strict=False))
+        {"id": f"abcdefgh{i}", "type": "function", "function": {"name": tool["function"]["name"], "arguments": values}}
+        for i, (tool, values) in enumerate(zip(TOOLS, arguments, strict=False))
     ]  # fmt: skip
     return {"role": "assistant", "content": "Let me look.", "tool_calls": calls, **more}
 
@@ -65,14 +65,14 @@ CHATS: dict[str, tuple[list[Message], dict[str, Any], int]] = {
     "no thinking": ([ASKED], {"enable_thinking": False}, 66),
     "parts": ([{"role": "user", "content": [{"type": "text", "text": "What?"}]}], {}, 42),
 }
-"""Messages, variables, and of how many templates there is a text at least; the others refuse."""
+"""Messages, variables, and the least number of templates that give a text; the others refuse."""
 
 
 def written(write: Any) -> str | None:
-    """A text; None where it is refused, whatever for."""
+    """Returns the text, or None if it is refused for any reason."""
     try:
         return str(write())
-    except Exception:  # of Jinja and of Python, which a template of transformers lets through
+    except Exception:  # errors of Jinja and of Python, which transformers lets through from a template
         return None
 
 
@@ -100,16 +100,16 @@ def test_published_templates_write_what_transformers_writes(chat: str, theirs: A
     assert len(files) == COUNT
     different, count, tokenizer = [], 0, byte_level()
     for file in files:
-        own = tokenizer.with_chat_template(file)
-        for asked in (True, False):
-            options = {**variables, "add_generation_prompt": asked}
+        templated = tokenizer.with_chat_template(file)
+        for add_prompt in (True, False):
+            options = {**variables, "add_generation_prompt": add_prompt}
             expected = written(
                 lambda file=file, options=options: theirs.apply_chat_template(
                     messages, chat_template=file.read_text(), tokenize=False, **options
                 )
             )
-            different += [file.stem] * (ours(own, messages, **options) != expected)
-            count += asked and expected is not None
+            different += [file.stem] * (ours(templated, messages, **options) != expected)
+            count += add_prompt and expected is not None
     assert different == []
     assert count >= least
 
@@ -146,7 +146,7 @@ ASKS: list[dict[str, Any]] = [
 
 
 def put(folder: Path, where: str, named: dict[str, str]) -> None:
-    """The folder of a tokenizer with these templates in its configuration, or in files."""
+    """Writes the folder of a tokenizer with these templates in its configuration, or in files."""
     byte_level().save(folder)
     if where == "files":
         (folder / "additional_chat_templates").mkdir()
@@ -170,10 +170,10 @@ def test_templates_by_name_are_chosen_as_transformers_does(where: str, tmp_path:
     keys |= {f"tokenizer.chat_template.{name}": source for name, source in NAMED.items()}
     keys |= {"tokenizer.chat_template": keys.pop("tokenizer.chat_template.default")}
     backend, arguments = gguf.read(keys, Path("m.gguf"))
-    for each in (tokenizer, Tokenizer.load(tmp_path / "2"), Tokenizer(backend, **arguments)):
-        for asked in ASKS:
-            expected = theirs.apply_chat_template([ASKED], tokenize=False, **asked)
-            assert ours(each, [ASKED], **asked) == expected
+    for reread in (tokenizer, Tokenizer.load(tmp_path / "2"), Tokenizer(backend, **arguments)):
+        for options in ASKS:
+            expected = theirs.apply_chat_template([ASKED], tokenize=False, **options)
+            assert ours(reread, [ASKED], **options) == expected
     assert expected != theirs.apply_chat_template([ASKED], tokenize=False, tools=TOOLS)
     with pytest.raises(DataError, match=r"names none of this tokenizer's templates: default, rag, tool_use"):
         tokenizer.render_chat([ASKED], chat_template="tools")
@@ -206,15 +206,15 @@ CASES: list[tuple[list[Message], dict[str, Any]]] = [
 
 @pytest.mark.slow
 def test_published_templates_are_the_same_beside_a_default(theirs: Any) -> None:
-    """Each as "tool_use": asked for by the functions, and not otherwise."""
+    """Each file as "tool_use": used if functions are passed, and not otherwise."""
     for file in sorted(llama_cpp_path("models/templates").glob("*.jinja")):
         named = {"default": PLAIN, "tool_use": file.read_text()}
         tokenizer = byte_level().with_chat_template(one_template(named))
-        for messages, asked in CASES:
-            source = named["tool_use" if asked else "default"]
+        for messages, options in CASES:
+            source = named["tool_use" if options else "default"]
             expected = written(
-                lambda source=source, messages=messages, asked=asked: theirs.apply_chat_template(
-                    messages, chat_template=source, tokenize=False, **asked
+                lambda source=source, messages=messages, options=options: theirs.apply_chat_template(
+                    messages, chat_template=source, tokenize=False, **options
                 )
             )
-            assert ours(tokenizer, messages, **asked) == expected, file.stem
+            assert ours(tokenizer, messages, **options) == expected, file.stem

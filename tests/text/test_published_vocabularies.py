@@ -1,4 +1,4 @@
-"""The vocabularies that llama.cpp's sources carry give the ids beside them, and again as Hugging Face folders."""
+"""The vocabularies in llama.cpp's sources give the ids in the files beside them, and again as Hugging Face folders."""
 
 import unicodedata
 from pathlib import Path
@@ -21,7 +21,7 @@ REFUSED = {
     "aquila": "tokenizer.ggml.pre is not in this file",
     "gpt-neox": "tokenizer.ggml.pre is not in this file",
 }
-"""Written before files said by which rule they split text."""
+"""Written before files named the rule by which they split text."""
 BETWEEN = "\n__ggml_vocab_test__\n"
 
 
@@ -34,7 +34,7 @@ def texts_of(name: str) -> list[str]:
 
 
 def as_folders(tokenizer: Tokenizer, folder: Path) -> tuple[Tokenizer, Any]:
-    """The tokenizer as a folder is read, here and by transformers."""
+    """Returns the tokenizer as its saved folder is read, here and by transformers."""
     from transformers import AutoTokenizer
 
     tokenizer.save(folder)
@@ -43,7 +43,7 @@ def as_folders(tokenizer: Tokenizer, folder: Path) -> tuple[Tokenizer, Any]:
 
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_published_vocabulary_gives_its_ids(name: str, tmp_path: Path) -> None:
-    """llama.cpp does not compose characters (NFC), as Qwen's own tokenizers do: the ids are those without that step."""
+    """llama.cpp does not compose characters (NFC) as Qwen's own tokenizers do; its ids are those without that step."""
     rows = [
         [int(token) for token in line.split()]
         for line in Path(f"{vocabulary(name)}.out").read_text().splitlines()
@@ -54,11 +54,11 @@ def test_a_published_vocabulary_gives_its_ids(name: str, tmp_path: Path) -> None
     composes = "NFC" in repr(backend.normalizer)
     if composes:
         backend.normalizer = None  # type: ignore[assignment]
-    as_it_is = Tokenizer(backend)
+    uncomposed = Tokenizer(backend)
     for text, ids in zip(texts_of(name), rows, strict=True):
         if composes and text != unicodedata.normalize("NFC", text):
-            assert as_it_is.encode(text, bos=False, eos=False) == ids
-            ids = as_it_is.encode(unicodedata.normalize("NFC", text), bos=False, eos=False)
+            assert uncomposed.encode(text, bos=False, eos=False) == ids
+            ids = uncomposed.encode(unicodedata.normalize("NFC", text), bos=False, eos=False)
         assert tokenizer.encode(text, bos=False, eos=False) == ids
         assert again.encode(text, bos=False, eos=False) == ids
         assert theirs.encode(text, add_special_tokens=False) == ids

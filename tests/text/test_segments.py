@@ -25,19 +25,19 @@ def check(kind: str, name: str, chat: list[dict[str, Any]], all_of_them: bool) -
     chat = in_parts(chat) if wants_parts else chat
     try:
         reference = expected(tokenizer, chat, stops)
-    except Exception as error:  # jinja's own, and the template's
+    except Exception as error:  # errors of jinja, and of the template itself
         assume("raise_exception" not in str(error))
         return
     same = partial(comparable, kind, tokenizer)
     try:
-        found = chat_segments(tokenizer, chat, stop=stops)
+        segments = chat_segments(tokenizer, chat, stop=stops)
     except DataError:
         if reference is not None and all(reference[1]):
             raise
         return
     assert reference is not None
     text, answers = reference
-    ids, trained = found.ids, [turn > 0 for turn in found.turns]
+    ids, trained = segments.ids, [turn > 0 for turn in segments.turns]
     assert same(tokenizer.decode(ids, special=True)) == same(text)
     runs = [
         [i for i, _ in run]
@@ -46,12 +46,12 @@ def check(kind: str, name: str, chat: list[dict[str, Any]], all_of_them: bool) -
     ]
     assert [same(tokenizer.decode(run, special=True)) for run in runs] == [same(answer) for answer in answers]
     assert all(run[-1] in stops for run in runs)
-    if found.otherwise or found.unmarked or len(answers) != sum(m["role"] == "assistant" for m in chat):
+    if segments.otherwise or segments.unmarked or len(answers) != sum(m["role"] == "assistant" for m in chat):
         assert MARKED.search(str(tokenizer.chat_template and tokenizer.chat_template.source))
         return
     begins = [i for i, is_trained in enumerate(trained) if is_trained and not (i and trained[i - 1])]
-    said = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
-    for begin, i in zip(begins, said, strict=True):
+    assistant_turns = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
+    for begin, i in zip(begins, assistant_turns, strict=True):
         assert tokenizer.render_chat(chat[:i]) == ids[:begin]
 
 
@@ -60,8 +60,8 @@ def check(kind: str, name: str, chat: list[dict[str, Any]], all_of_them: bool) -
 @settings(max_examples=40)
 @given(chat=conversations())
 def test_answers_are_trained_and_nothing_else(kind: str, name: str, chat: list[dict[str, Any]]) -> None:
-    """Decoding the trained ids gives the answers with their stop token, all ids the rendering; the ids up to an answer
-    are those that generation reads; and what messages say of control tokens and templates is text."""
+    """The trained ids decode to the answers with their stop tokens, all ids to the rendering; the ids before an answer
+    are those that generation reads; control tokens and template syntax in messages stay text."""
     check(kind, name, chat, False)
 
 
@@ -88,19 +88,19 @@ def segments_of(
     template: str, chat: Sequence[Message], stop: int = 1, **options: Any
 ) -> list[tuple[str, bool]]:
     tokenizer = byte_level().with_chat_template(template)
-    found = chat_segments(tokenizer, chat, stop={stop}, **options)
-    runs = groupby(zip(found.ids, found.turns, strict=True), lambda x: x[1] > 0)
+    segments = chat_segments(tokenizer, chat, stop={stop}, **options)
+    runs = groupby(zip(segments.ids, segments.turns, strict=True), lambda x: x[1] > 0)
     return [(tokenizer.decode([i for i, _ in run], special=True), trained) for trained, run in runs]
 
 
 def test_what_is_trained() -> None:
-    """Up to the stop token, and of the messages that are meant."""
+    """Answers are trained up to their stop token, and only those of the chosen messages."""
     chat = [HI, YO, HI, YO]
-    before, said, after = "<|begin|><|user|>the cat<|reply|>", "sat on<|end|>", ("\n", False)
+    before, answer, after = "<|begin|><|user|>the cat<|reply|>", "sat on<|end|>", ("\n", False)
     again = "\n<|user|>the cat<|reply|>"
-    each = [(before, False), (said, True), (again, False), (said, True), after]
+    each = [(before, False), (answer, True), (again, False), (answer, True), after]
     assert segments_of(MARKED_TURNS, chat) == each
-    last = [(before + said + again, False), (said, True), after]
+    last = [(before + answer + again, False), (answer, True), after]
     assert segments_of(MARKED_TURNS, chat, train_on="last") == last
     weighted = [HI, {**YO, "weight": 0}, HI, {**YO, "weight": 1}]
     assert segments_of(MARKED_TURNS, weighted) == last
@@ -133,22 +133,22 @@ def test_what_cannot_be_trained_is_refused(template: str, chat: Sequence[Message
 
 
 def test_answers_that_generation_would_begin_otherwise_are_counted() -> None:
-    """Qwen 3 begins with a block that its generation prompt does not have, and marks what it says itself only."""
+    """Qwen 3 begins answers with a block that its generation prompt lacks; some templates mark the last answer only."""
     thinks = MARKED_TURNS.replace("{% generation %}", "<think></think>{% generation %}")
     tokenizer = byte_level().with_chat_template(thinks)
-    found = chat_segments(tokenizer, [HI, YO, HI, YO], stop={1})
-    assert (found.answers, found.otherwise, found.unmarked) == (2, 2, 0)
+    segments = chat_segments(tokenizer, [HI, YO, HI, YO], stop={1})
+    assert (segments.answers, segments.otherwise, segments.unmarked) == (2, 2, 0)
     last = MARKED_TURNS.replace("m.role == 'assistant'", "m.role == 'assistant' and loop.last")
-    found = chat_segments(tokenizer.with_chat_template(last), [HI, YO, HI, YO], stop={1})
-    assert (found.answers, found.otherwise, found.unmarked) == (1, 0, 1)
+    segments = chat_segments(tokenizer.with_chat_template(last), [HI, YO, HI, YO], stop={1})
+    assert (segments.answers, segments.otherwise, segments.unmarked) == (1, 0, 1)
 
 
 def test_text_that_goes_on_has_the_spaces_of_the_template_and_no_others() -> None:
-    """Where an answer follows text: SentencePiece puts none of its own before it, and takes none away around it."""
+    """If an answer follows text, SentencePiece puts no space of its own before it, and takes none away around it."""
     tokenizer = sentencepiece().with_chat_template("llama2")
-    found = chat_segments(tokenizer, [HI, YO, HI], stop={2})
+    segments = chat_segments(tokenizer, [HI, YO, HI], stop={2})
     assert (
-        tokenizer.decode(found.ids, special=True)
+        tokenizer.decode(segments.ids, special=True)
         == "<s> [INST] the cat [/INST] sat on </s><s> [INST] the cat [/INST]"
     )
     spaced = (
@@ -156,21 +156,21 @@ def test_text_that_goes_on_has_the_spaces_of_the_template_and_no_others() -> Non
     )
     spaced += "{{ m.content }}{{ eos_token }}{% endgeneration %}{% endif %}{% endfor %}"
     tokenizer = KINDS["squeezes"]().with_chat_template(spaced)
-    found = chat_segments(tokenizer, [HI, YO], stop={2})
-    assert tokenizer.decode(found.ids, special=True) == "A: the cat B: sat on</s>"
-    assert tokenizer.render_chat([HI]) == found.ids[: found.turns.index(1)]
+    segments = chat_segments(tokenizer, [HI, YO], stop={2})
+    assert tokenizer.decode(segments.ids, special=True) == "A: the cat B: sat on</s>"
+    assert tokenizer.render_chat([HI]) == segments.ids[: segments.turns.index(1)]
 
 
 @given(st.tuples(SAID, SAID))
 def test_a_completion_goes_on_with_its_prompt(texts: tuple[str, str]) -> None:
-    """As one text, as far as tokens do not straddle the border: the prompt's ids are those that are generated from."""
+    """Both decode as one text, and the prompt's ids are those that generation starts from."""
     for kind in ("byte_level", "sentencepiece"):
         tokenizer = KINDS[kind]()
-        found = completion_segments(tokenizer, *texts, stop={tokenizer.need("eos")})
+        segments = completion_segments(tokenizer, *texts, stop={tokenizer.need("eos")})
         prompt = tokenizer.encode(texts[0], eos=False)
-        assert found.ids[: len(prompt)] == prompt
-        assert found.turns == [0] * len(prompt) + [1] * (len(found.ids) - len(prompt))
-        assert tokenizer.decode(found.ids) == tokenizer.decode(tokenizer.encode("".join(texts)))
+        assert segments.ids[: len(prompt)] == prompt
+        assert segments.turns == [0] * len(prompt) + [1] * (len(segments.ids) - len(prompt))
+        assert tokenizer.decode(segments.ids) == tokenizer.decode(tokenizer.encode("".join(texts)))
     with pytest.raises(DataError, match=r"stop tokens: none"):
         completion_segments(tokenizer, *texts, stop=())
 
@@ -178,32 +178,33 @@ def test_a_completion_goes_on_with_its_prompt(texts: tuple[str, str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["byte_level", "llama3"])
 def test_masks_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
-    """The ids, and which are trained, over all templates with marks; what follows the stop token is not."""
+    """The ids and which of them are trained, over all templates with marks; what follows the stop token is not
+    trained."""
     from transformers import AutoTokenizer
 
     straddling = compared = 0
     chat = [HI, YO, {**HI, "content": "and the dog? 猫"}, {**YO, "content": "the\n dog 🙂 sat"}]
-    tokenizer, found = prepared(kind, True)
+    tokenizer, by_template = prepared(kind, True)
     tokenizer.save(tmp_path)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
-    for own, wants_parts, stops in found.values():
-        assert own.chat_template is not None
-        if not (MARKED.search(own.chat_template.source) and stops):
+    for copy, wants_parts, stops in by_template.values():
+        assert copy.chat_template is not None
+        if not (MARKED.search(copy.chat_template.source) and stops):
             continue
         messages = in_parts(chat) if wants_parts else chat
         expected = theirs.apply_chat_template(
             messages,
-            chat_template=own.chat_template.source,
+            chat_template=copy.chat_template.source,
             return_assistant_tokens_mask=True,
             return_dict=True,
         )
-        ours = chat_segments(own, messages, stop=stops)
+        ours = chat_segments(copy, messages, stop=stops)
         if ours.ids != expected["input_ids"]:
             straddling += 1
-            assert own.decode(ours.ids, special=True) == own.decode(expected["input_ids"], special=True)
+            assert copy.decode(ours.ids, special=True) == copy.decode(expected["input_ids"], special=True)
             continue
         compared += 1
-        pieces = own.encode_pieces(own.chat_pieces(messages))
+        pieces = copy.encode_pieces(copy.chat_pieces(messages))
         answers = [k % 2 for k, ids in enumerate(pieces) for _ in ids]
         assert answers == [int(x) for x in expected["assistant_masks"]]
         assert all(answer for answer, turn in zip(answers, ours.turns, strict=True) if turn)

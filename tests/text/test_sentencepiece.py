@@ -21,7 +21,7 @@ TEXTS = [
 
 
 def fused(ids: list[int], unk: int) -> list[int]:
-    """Neighbouring unknown tokens as one: a unigram tokenizer's cut inside "</s>" keeps two of them apart."""
+    """Joins neighbouring unknown tokens: a unigram tokenizer's cut inside "</s>" keeps two of them apart."""
     return [a for a, b in zip(ids, [*ids[1:], -1], strict=False) if not a == b == unk]
 
 
@@ -44,7 +44,7 @@ def test_ids_are_sentencepiece_s(file: str) -> None:
     for text in TEXTS:
         ids, unk = processor.encode(text), processor.unk_id()
         assert fused(tokenizer.encode(text, bos=False), unk) == fused(ids, unk), text
-        if unk not in ids:  # which SentencePiece decodes to a mark of its own
+        if unk not in ids:  # SentencePiece decodes <unk> to a mark of its own
             assert tokenizer.decode(ids) == processor.decode(ids), text
 
 
@@ -55,7 +55,7 @@ def test_ids_are_sentencepiece_s(file: str) -> None:
 def test_numbers_of_a_model_are_sentencepiece_s_and_so_many_more(
     kind: str, offset: int, unk: int, tmp_path: Path
 ) -> None:
-    """Those of fairseq, where <unk> is 3, and of Pegasus."""
+    """The ids of fairseq, where <unk> is 3, and those of Pegasus."""
     tokenizer = Tokenizer.load(put(tmp_path, kind))
     processor = pytest.importorskip("sentencepiece").SentencePieceProcessor(
         model_proto=pieces("pegasus" if kind == "pegasus" else "unigram")

@@ -1,4 +1,4 @@
-"""Decoding token by token: the deltas are the full decoding, and none ends inside a character."""
+"""Decoding token by token: the deltas join to the full decoding, and none ends inside a character."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +16,7 @@ def deltas(tokenizer: Tokenizer, ids: list[int], after: list[int] | None = None)
 
 @given(st.data(), st.sampled_from(sorted(TOKENIZERS)))
 def test_deltas_are_the_full_text(data: st.DataObject, kind: str) -> None:
-    """Any ids at all, so also byte sequences that are not UTF-8, special tokens, and half characters."""
+    """Any ids, so also byte sequences that are not UTF-8, special tokens, and half characters."""
     tokenizer = TOKENIZERS[kind]
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
     after = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=5))
@@ -55,10 +55,10 @@ def test_a_character_is_shown_as_soon_as_it_is_whole() -> None:
 
 def test_a_continuation_keeps_its_leading_space() -> None:
     tokenizer = TOKENIZERS["sentencepiece"]
-    prompt, more = tokenizer.encode("the"), tokenizer.encode(" cat", bos=False)[1:]
-    assert tokenizer.decode(more) == "cat"
-    assert tokenizer.decode(more, after=prompt) == " cat"
-    assert tokenizer.decode(more, after=[1]) == "cat"
+    prompt, continuation = tokenizer.encode("the"), tokenizer.encode(" cat", bos=False)[1:]
+    assert tokenizer.decode(continuation) == "cat"
+    assert tokenizer.decode(continuation, after=prompt) == " cat"
+    assert tokenizer.decode(continuation, after=[1]) == "cat"
 
 
 def test_special_tokens_are_silent_unless_asked_for() -> None:

@@ -1,4 +1,4 @@
-"""The chat templates that are built in write what their models were trained on."""
+"""The built-in chat templates write what their models were trained on."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ def test_alpaca_is_stanfords(about: str, tmp_path: Path) -> None:
 
 
 def vicuna(turns: Sequence[Mapping[str, str]]) -> str:
-    """FastChat's conversation.py: `get_prompt` of vicuna_v1.1 (ADD_COLON_TWO)."""
+    """Returns what FastChat's conversation.py writes: `get_prompt` of vicuna_v1.1 (ADD_COLON_TWO)."""
     system = (
         "A chat between a curious user and an artificial intelligence assistant. "
         "The assistant gives helpful, detailed, and polite answers to the user's questions."
@@ -57,7 +57,7 @@ def vicuna(turns: Sequence[Mapping[str, str]]) -> str:
 
 
 def test_vicuna_is_fastchats() -> None:
-    """500 conversations, as training and as generation (an answer that is still empty) write them."""
+    """500 conversations, as training writes them and as generation does (with a last answer that is still empty)."""
     file = data_path("conversations/dummy_conversation.json")
     tokenizer = byte_level().with_chat_template("vicuna")
     rows = json.loads(file.read_text())
@@ -71,7 +71,7 @@ def test_vicuna_is_fastchats() -> None:
 
 
 def meta(dialog: Sequence[Mapping[str, str]]) -> str:
-    """Meta's llama/generation.py: `chat_completion`, with BOS and EOS as text."""
+    """Returns what Meta's llama/generation.py writes: `chat_completion`, with BOS and EOS as text."""
     b_inst, e_inst, b_sys, e_sys = "[INST]", "[/INST]", "<<SYS>>\n", "\n<</SYS>>\n\n"
     if dialog[0]["role"] == "system":
         content = b_sys + dialog[0]["content"] + e_sys + dialog[1]["content"]
@@ -103,8 +103,8 @@ def test_templates_are_found_by_name_text_or_file(tmp_path: Path) -> None:
     assert tokenizer.chat_template is None
     assert named.chat_template is not None
     (tmp_path / "x.jinja").write_text(named.chat_template.source)
-    for given_ in (named.chat_template.source, tmp_path / "x.jinja", str(tmp_path / "x.jinja")):
-        assert tokenizer.with_chat_template(given_).render_chat(CHAT) == named.render_chat(CHAT)
+    for template in (named.chat_template.source, tmp_path / "x.jinja", str(tmp_path / "x.jinja")):
+        assert tokenizer.with_chat_template(template).render_chat(CHAT) == named.render_chat(CHAT)
     with pytest.raises(
         DataError, match=r'vicunna: no chat template of that name \(did you mean "vicuna"\?\), no file'
     ):

@@ -1,4 +1,4 @@
-"""Text to ids and back: the laws of a tokenizer, and `transformers` as the oracle."""
+"""Text to ids and back: the laws of a tokenizer, with `transformers` as the oracle."""
 
 import json
 import subprocess
@@ -171,9 +171,9 @@ def test_bare_tokenizer_json_takes_ids_from_the_model_s_config(tmp_path: Path) -
     backend = Backend(models.BPE({"a": 0, "<s>": 1, "</s>": 2}, []))
     backend.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text('{"bos_token_id": 1, "eos_token_id": [2, 0]}')
-    found = Tokenizer.load(tmp_path)
-    assert (found.bos, found.eos, found.begins_with_bos) == (1, 2, False)
-    assert found.special_ids == {1, 2}
+    tokenizer = Tokenizer.load(tmp_path)
+    assert (tokenizer.bos, tokenizer.eos, tokenizer.begins_with_bos) == (1, 2, False)
+    assert tokenizer.special_ids == {1, 2}
 
 
 def test_files_that_are_not_tokenizers(tmp_path: Path) -> None:
@@ -205,11 +205,11 @@ def test_files_that_are_not_tokenizers(tmp_path: Path) -> None:
 
 @given(TEXT)
 def test_text_to_ids_to_vectors_and_back(text: str) -> None:
-    """Mission 34: word, id, vector; an id can be told from its vector, so the text comes back."""
+    """Mission 34: word, id, vector; an id can be recovered from its vector, so the text comes back."""
     embedding = torch.nn.Embedding(BYTE_LEVEL.vocab_size, 16)
     ids = BYTE_LEVEL.encode(text)
     vectors = embedding(torch.tensor(ids)).detach()
-    found = torch.cdist(
+    nearest = torch.cdist(
         vectors, embedding.weight.detach(), compute_mode="donot_use_mm_for_euclid_dist"
     ).argmin(1)
-    assert BYTE_LEVEL.decode(found.tolist()) == text
+    assert BYTE_LEVEL.decode(nearest.tolist()) == text

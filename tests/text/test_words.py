@@ -1,4 +1,4 @@
-"""Row 86: Chinese by characters and by words. The same text, fewer tokens with words, and the text comes back."""
+"""Row 86: Chinese by characters and by words: the same text in fewer tokens with words, and the text comes back."""
 
 import gzip
 import math
@@ -63,7 +63,7 @@ def test_words_of_the_texts_are_tokens() -> None:
 
 
 def best(text: str, weight: dict[str, int]) -> float:
-    """The greatest sum of logarithms of frequencies over all cuts, by trying every cut."""
+    """Returns the greatest sum of logarithms of frequencies over all cuts, by trying every cut."""
     total = sum(weight.values())
     if not text:
         return 0.0
@@ -80,9 +80,9 @@ def test_the_cut_is_the_most_probable_one(text: str) -> None:
 
     weight = {**dict.fromkeys("宝玉黛笑道妹见过何曾", 3), **DICTIONARY}
     backend, total = _backend(weight), sum(weight.values())
-    found = backend.encode(text).tokens
-    assert "".join(found) == text
-    assert sum(math.log(weight[w] / total) for w in found) == pytest.approx(best(text, weight), abs=1e-6)
+    tokens = backend.encode(text).tokens
+    assert "".join(tokens) == text
+    assert sum(math.log(weight[w] / total) for w in tokens) == pytest.approx(best(text, weight), abs=1e-6)
 
 
 def test_control_tokens_cannot_be_typed() -> None:
@@ -100,8 +100,8 @@ def test_pairs_are_bert_s() -> None:
 
 
 def test_training_does_not_depend_on_the_order_of_texts() -> None:
-    for made, train in ((CHARACTERS, train_characters), (WORDS, train_words)):
-        assert train(iter(LINES[::-1]), 600).fingerprint == made.fingerprint
+    for trained, train in ((CHARACTERS, train_characters), (WORDS, train_words)):
+        assert train(iter(LINES[::-1]), 600).fingerprint == trained.fingerprint
     assert words(dictionary=DICTIONARY).fingerprint == CUT_BY_A_DICTIONARY.fingerprint
 
 
@@ -135,15 +135,15 @@ def test_a_vocabulary_that_is_not_filled_is_said() -> None:
 
 @pytest.mark.slow
 def test_a_novel_in_fewer_tokens_by_words() -> None:
-    """Words from the first half of 红楼梦, counted on the second: fewer tokens, and the text comes back."""
+    """Words from the first half of 红楼梦, counted on the second half: fewer tokens, and the text comes back."""
     file = data_path("chinese/hongloumeng.txt.gz")
     with gzip.open(file, "rt", encoding="utf-8-sig") as stream:
         lines = stream.read().split("\n")
     half = len(lines) // 2
     by_character = train_characters(lines[:half], 20_000)
     by_word = train_words(lines[:half], 20_000)
-    rest = "\n".join(lines[half:])
-    n, m = (len(tokenizer.encode(rest)) for tokenizer in (by_character, by_word))
-    print(f"{len(rest):,} characters: {n:,} tokens by characters, {m:,} by words")
-    assert by_word.decode(by_word.encode(rest)) == rest
+    second_half = "\n".join(lines[half:])
+    n, m = (len(tokenizer.encode(second_half)) for tokenizer in (by_character, by_word))
+    print(f"{len(second_half):,} characters: {n:,} tokens by characters, {m:,} by words")
+    assert by_word.decode(by_word.encode(second_half)) == second_half
     assert m < 0.85 * n

@@ -1,4 +1,4 @@
-"""A corpus of ragged documents, and settings of a run that takes a second."""
+"""Fixtures: a corpus of documents of different lengths, and the settings of runs that take about a second."""
 
 import itertools
 import json
@@ -22,13 +22,13 @@ def documents(seed: int, count: int, most: int = 60) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The peak of the machine is a second of work, and only scales one number of metrics.jsonl."""
+    """Skips measuring the machine's peak throughput: it takes a second and scales only one number of metrics.jsonl."""
     monkeypatch.setattr("headway.train.tasks.rows.gemm_peak", lambda dtype: 1e12)
 
 
 @pytest.fixture
 def steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run's clock shows 0.01 s more whenever it is read, however busy the machine is."""
+    """Makes a run's clock advance by 0.01 s whenever it is read, however busy the machine is."""
     clock = SimpleNamespace(monotonic=itertools.count(0, 0.01).__next__)
     for module in ("trainer", "run"):
         monkeypatch.setattr(f"headway.train.{module}.time", clock)
@@ -44,7 +44,7 @@ def corpus(tmp_path: Path) -> Path:
 @pytest.fixture
 def settings(tmp_path: Path, corpus: Path) -> Callable[..., TextConfig]:
     def make(**changes: Any) -> TextConfig:
-        usual: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "data": str(corpus),
             "vocab": 300,
             "depth": 2,
@@ -61,7 +61,7 @@ def settings(tmp_path: Path, corpus: Path) -> Callable[..., TextConfig]:
             "dtype": "fp32",
             "out": str(tmp_path / "run"),
         }
-        return TextConfig.of(usual | changes)
+        return TextConfig.of(defaults | changes)
 
     return make
 

@@ -1,4 +1,4 @@
-"""Small data for each task of a head, that a small encoder learns in a second or two."""
+"""Small data sets for each task with a head, which a small encoder learns in a second or two."""
 
 import json
 import random
@@ -23,51 +23,56 @@ def sentences(seed: int) -> Iterator[tuple[str, str, str, str]]:
 
 
 def labelled(seed: int, count: int) -> list[Record]:
-    """Which place is named; every other record is a pair."""
-    found = []
+    """Returns texts labelled with the place they name; every other record is a pair of texts."""
+    records = []
     for i, (name, verb, place, end) in zip(range(count), sentences(seed), strict=False):
         text = f"{name} {verb} in {place} {end}"
-        found.append(
+        records.append(
             {"text": text, "label": place} if i % 2 else {"text_a": name, "text_b": text, "label": place}
         )
-    return found
+    return records
 
 
 def tagged(seed: int, count: int) -> list[Record]:
-    found = []
+    records = []
     for _, (name, verb, place, end) in zip(range(count), sentences(seed), strict=False):
         inside = ["B-LOC", "I-LOC"][: len(place.split())]
         words = [name, verb, "in", *place.split(), *end.split()]
         tags = ["B-PER", "O", "O", *inside, *["O"] * len(end.split())]
-        found.append({"tokens": words, "ner_tags": tags})
-    return found
+        records.append({"tokens": words, "ner_tags": tags})
+    return records
 
 
 def questions(seed: int, count: int) -> list[Record]:
-    found = []
+    records = []
     texts = sentences(seed)
     for _ in range(count):
-        (name, verb, place, end), (_, other, elsewhere, _) = next(texts), next(texts)
-        context = f"one {other} in {elsewhere} . {name} {verb} in {place} {end}"
+        (name, verb, place, end), (_, other_verb, elsewhere, _) = next(texts), next(texts)
+        context = f"one {other_verb} in {elsewhere} . {name} {verb} in {place} {end}"
         start = context.rindex(place)
         answer = {"text": place, "answer_start": start}
-        found.append(
-            {"question": f"where is {name} ?", "context": context, "answers": [answer], "id": str(len(found))}
+        records.append(
+            {
+                "question": f"where is {name} ?",
+                "context": context,
+                "answers": [answer],
+                "id": str(len(records)),
+            }
         )
-    return found
+    return records
 
 
 def triplets(seed: int, count: int) -> list[Record]:
-    """As CAIL2019-SCM has them: which text is more like A, by the place."""
-    rng, texts, found = random.Random(seed), sentences(seed), list[Record]()
-    while len(found) < count:
+    """Returns triplets in the form of CAIL2019-SCM: the label says which of B and C names the place of A."""
+    rng, texts, records = random.Random(seed), sentences(seed), list[Record]()
+    while len(records) < count:
         a, b, c = (next(texts) for _ in range(3))
         if a[2] == b[2] != c[2]:
             near, far = " ".join(b), " ".join(c)
             label = rng.choice("BC")
             pair = (near, far) if label == "B" else (far, near)
-            found.append({"A": " ".join(a), "B": pair[0], "C": pair[1], "label": label})
-    return found
+            records.append({"A": " ".join(a), "B": pair[0], "C": pair[1], "label": label})
+    return records
 
 
 DATA: dict[str, Callable[[int, int], list[Record]]] = {
@@ -85,24 +90,24 @@ OWN: dict[str, dict[str, Any]] = {"answer": {"stride": 8}}
 
 def write(path: Path, records: Iterable[object]) -> str:
     """Writes a line of JSON for each record, and returns the path."""
-    path.write_text("".join(json.dumps(one) + "\n" for one in records), encoding="utf-8")
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return str(path)
 
 
 def settings(task: str, folder: Path, **changes: Any) -> TrainConfig:
-    """A run of the task in `folder`, with data there."""
+    """Returns the settings of a run of `task` in `folder`, and writes its data there."""
     folder.mkdir(parents=True, exist_ok=True)
     files = {
         "data": write(folder / "train.jsonl", DATA[task](0, 96)),
         "validation": write(folder / "held.jsonl", DATA[task](1, 24)),
         "out": str(folder / "run"),
     }
-    given = {"task": task, **USUAL, **OWN.get(task, {}), **files, **changes}
-    return find_task(task).settings.of({name: value for name, value in given.items() if value is not None})
+    values = {"task": task, **USUAL, **OWN.get(task, {}), **files, **changes}
+    return find_task(task).settings.of({name: value for name, value in values.items() if value is not None})
 
 
 def made(task: str, folder: Path, **changes: Any) -> HeadTask:
-    """The task of these settings, ready for its first step."""
-    found = prepared(settings(task, folder, **changes), folder)
-    assert isinstance(found, HeadTask)
-    return found
+    """Returns the task of these settings, ready for its first step."""
+    head_task = prepared(settings(task, folder, **changes), folder)
+    assert isinstance(head_task, HeadTask)
+    return head_task

@@ -1,4 +1,4 @@
-"""A task that is ready for its first step, without a run."""
+"""Prepares a task for its first step without starting a run."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from headway.train.start import checked
 
 
 def prepared(config: TrainConfig, out: Path | None = None) -> Any:
-    """The task of these settings, in the folder `out` where it is given."""
+    """Returns the prepared task of these settings; `out` replaces their output folder if given."""
     task = checked(config if out is None else config.model_copy(update={"out": str(out)}), 1)
     task.prepare(None)
     return task

@@ -1,4 +1,4 @@
-"""Several processes of a run, forked from the one that tests, so that nothing is imported again."""
+"""Starts the processes of a run as forks of the test process, so that nothing is imported again."""
 
 import faulthandler
 import os
@@ -12,34 +12,34 @@ from pathlib import Path
 from typing import Any
 
 GRACE = 5.0
-"""Seconds that processes have to say what they know when one of them failed that should not have."""
+"""Seconds that the other processes have to report what they know once one of them has failed unexpectedly."""
 
 
-def start(ranks: int, run: Callable[[int], Any], said: Path) -> list[int]:
-    """Fork `ranks` processes, as torchrun would start them; each calls run(its rank), and what it says on stderr goes
-    to `said`/RANK. Their ids."""
+def start(ranks: int, run: Callable[[int], Any], logs: Path) -> list[int]:
+    """Forks `ranks` processes with the environment of torchrun; each calls run(its rank) and writes its stderr to
+    `logs`/RANK. Returns their process ids."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    said.mkdir(parents=True, exist_ok=True)
+    logs.mkdir(parents=True, exist_ok=True)
     children = []
     for rank in range(ranks):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on forks of threaded processes
             child = os.fork()
         if child == 0:
-            _become(rank, ranks, port, run, said / str(rank))
+            _become(rank, ranks, port, run, logs / str(rank))
         children.append(child)
     return children
 
 
-def _become(rank: int, ranks: int, port: int, run: Callable[[int], Any], said: Path) -> None:
+def _become(rank: int, ranks: int, port: int, run: Callable[[int], Any], log: Path) -> None:
     code = 1
     try:
         os.environ |= {
             "RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)
         }  # fmt: skip
-        os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)  # pytest has another
         faulthandler.enable(2)
         try:
@@ -52,25 +52,27 @@ def _become(rank: int, ranks: int, port: int, run: Callable[[int], Any], said: P
 
 
 def soon(happens: Callable[[], bool], children: list[int], seconds: float = 60.0) -> None:
-    """Wait until something happens, a process comes to its end, or so many seconds are over."""
+    """Waits until `happens()` is true, a process has ended, or `seconds` are over."""
     for _ in range(round(100 * seconds)):
-        if happens() or any(os.waitid(os.P_PID, c, os.WEXITED | os.WNOHANG | os.WNOWAIT) for c in children):
+        if happens() or any(
+            os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) for child in children
+        ):
             break
         time.sleep(0.01)
 
 
 def ended(children: list[int], seconds: float = 120.0, *, alone: float = 90.0) -> list[int]:
-    """The exit codes of processes, in their order (negative: the signal that killed one). One that still runs after so
-    many seconds, or `alone` of them after another one failed (a silent one is given up after `roll.LOST`, 60), is ended
-    by SIGABRT, on which it says where it was."""
+    """Returns the exit codes of the processes in order (negative: the signal that killed one). A process that still
+    runs after `seconds`, or `alone` seconds after another one failed (ranks give up on a silent one after `roll.LOST`,
+    60 s), is ended by SIGABRT, on which it prints its stack."""
     codes: dict[int, int] = {}
-    left = round(100 * seconds)
-    while left > 0 and len(codes) < len(children):  # while all of them are stopped, nobody counts
+    rounds = round(100 * seconds)
+    while rounds > 0 and len(codes) < len(children):  # rounds, not time: none pass while all are suspended
         for child in children:
-            if child not in codes and (found := os.waitpid(child, os.WNOHANG))[0]:
-                codes[child] = os.waitstatus_to_exitcode(found[1])
-                left = left if codes[child] == 0 else min(left, round(100 * alone))
-        left -= 1
+            if child not in codes and (waited := os.waitpid(child, os.WNOHANG))[0]:
+                codes[child] = os.waitstatus_to_exitcode(waited[1])
+                rounds = rounds if codes[child] == 0 else min(rounds, round(100 * alone))
+        rounds -= 1
         time.sleep(0.01)
     for child in children:
         if child not in codes:
@@ -79,8 +81,8 @@ def ended(children: list[int], seconds: float = 120.0, *, alone: float = 90.0) -
     return [codes[child] for child in children]
 
 
-def together(ranks: int, run: Callable[[int], Any], said: Path) -> None:
-    """`run` in so many processes, all of which come to its end. AssertionError with what each has said."""
-    codes = ended(start(ranks, run, said), alone=GRACE)
-    told = "\n".join(f"rank {rank}: {(said / str(rank)).read_text()}" for rank in range(ranks))
-    assert codes == [0] * ranks, told
+def together(ranks: int, run: Callable[[int], Any], logs: Path) -> None:
+    """Calls `run` in `ranks` processes and asserts that all exit with 0; the message has the stderr of each."""
+    codes = ended(start(ranks, run, logs), alone=GRACE)
+    outputs = "\n".join(f"rank {rank}: {(logs / str(rank)).read_text()}" for rank in range(ranks))
+    assert codes == [0] * ranks, outputs

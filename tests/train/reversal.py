@@ -1,4 +1,4 @@
-"""A task in a file of its own, outside of the package: a word, and the same word backwards."""
+"""A task defined outside the package: a word, followed by the same word backwards."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,8 +70,8 @@ class Reversal(Task[Decoder]):
 
     def drawn(self, step: int) -> Batch:
         noise = torch.Generator().manual_seed(keyed(self.config.seed, step) >> 1)
-        picked = torch.randint(26, (self.config.rows, self.config.letters), generator=noise)
-        words = self.letters[torch.cat([picked, picked.flip(1)], 1)]
+        indices = torch.randint(26, (self.config.rows, self.config.letters), generator=noise)
+        words = self.letters[torch.cat([indices, indices.flip(1)], 1)]
         targets = words[:, 1:].clone()
         targets[:, : self.config.letters - 1] = IGNORE_INDEX
         return Batch({"ids": words[:, :-1]}, targets)
@@ -79,11 +79,11 @@ class Reversal(Task[Decoder]):
     def batches(self, step: int) -> Sequence[Batch]:
         inputs, targets = self.drawn(step)
         return [
-            Batch({"ids": ids}, said)
-            for ids, said in zip(inputs["ids"].chunk(2), targets.chunk(2), strict=True)
+            Batch({"ids": ids}, labels)
+            for ids, labels in zip(inputs["ids"].chunk(2), targets.chunk(2), strict=True)
         ]
 
     def evaluate(self, model: Decoder, pool: MicrobatchPool, *, whole: bool) -> Evaluation:
-        held = self.drawn(HELD_OUT)
+        batch = self.drawn(HELD_OUT)
         with torch.no_grad():
-            return Evaluation(float(self.loss(model, held).loss), self.count(held))
+            return Evaluation(float(self.loss(model, batch).loss), self.count(batch))

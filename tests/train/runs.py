@@ -1,4 +1,4 @@
-"""A small run of every task, by its name: what laws of runs are asked of."""
+"""A small run of each task by name, for the tests of rules that hold for every run."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,35 +18,35 @@ SIZE: dict[str, Any] = {
     "layers": 2, "width": 16, "heads": 2, "kv_heads": 1, "hidden": 24, "trained_context": 24, "init_std": 0.2,
 }  # fmt: skip
 HOME_MADE = dict.fromkeys(("vocab", "depth", "width", "heads", "kv_heads", "hidden", "patterns"))
-"""Of settings that a model's folder fixes."""
+"""The settings that a model folder fixes, all None."""
 
 
 def llama(folder: Path, **changes: Any) -> Path:
-    """A small model with the tokenizer of the corpus."""
+    """Saves a small model with the corpus's tokenizer and returns its folder."""
     tokenizer = train_bpe(documents(0, 60), 300)
     spec = ModelSpec.of("llama", vocab=tokenizer.vocab_size, **{**SIZE, **changes})
     save_folder(folder, build(spec, seed=0).eval(), tokenizer=tokenizer)
     return folder
 
 
-def beside(settings: Make, folder: Path, **how: Any) -> TextConfig:
-    """An adapter beside a frozen model."""
+def beside(settings: Make, folder: Path, **changes: Any) -> TextConfig:
+    """Returns the settings of an adapter run beside the frozen model in `folder`/base."""
     base = folder / "base"
     model = str(base if base.exists() else llama(base))
-    usual = {"model": model, "adapter": "lora", "rank": 4, "lr": 0.02, "warmup": 0.02, "dropout": None}
-    return settings(**HOME_MADE | usual | how)
+    defaults = {"model": model, "adapter": "lora", "rank": 4, "lr": 0.02, "warmup": 0.02, "dropout": None}
+    return settings(**HOME_MADE | defaults | changes)
 
 
 RUNS: dict[str, Callable[..., TrainConfig]] = {
-    "causal-lm": lambda settings, folder, **how: settings(**how),
-    "masked-lm": lambda settings, folder, **how: settings(**ENCODER | how),
-    "chat": lambda settings, folder, **how: test_chat.config(folder, **how),
-    "preference": lambda settings, folder, **how: test_preference.config(folder, **how),
-    "translation": lambda settings, folder, **how: translation.config(folder, **how),
+    "causal-lm": lambda settings, folder, **changes: settings(**changes),
+    "masked-lm": lambda settings, folder, **changes: settings(**ENCODER | changes),
+    "chat": lambda settings, folder, **changes: test_chat.config(folder, **changes),
+    "preference": lambda settings, folder, **changes: test_preference.config(folder, **changes),
+    "translation": lambda settings, folder, **changes: translation.config(folder, **changes),
     "adapter": beside,
-    "of one's own": lambda settings, folder, **how: ReversalConfig(out=str(folder / "run"), **how),
+    "of one's own": lambda settings, folder, **changes: ReversalConfig(out=str(folder / "run"), **changes),
     **{
-        task: lambda settings, folder, task=task, **how: heads.settings(task, folder, **how)
+        task: lambda settings, folder, task=task, **changes: heads.settings(task, folder, **changes)
         for task in heads.DATA
     },
 }

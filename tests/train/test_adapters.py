@@ -1,4 +1,4 @@
-"""Training beside a frozen model: what is trained, kept and held, and where a run goes on."""
+"""Training an adapter beside a frozen model: what is trained, saved and held in memory, and how runs resume."""
 
 import json
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def base(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def beside(settings: Make, tmp_path: Path, base: Path) -> Make:
-    """Settings of a run beside `base`."""
+    """Returns a function that makes the settings of an adapter run beside `base`."""
     return partial(runs.beside, settings, tmp_path)
 
 
@@ -78,14 +78,14 @@ def test_a_run_learns_and_leaves_an_adapter_and_the_model_as_it_was(
 def test_blocks_computed_again_and_workers_side_by_side_give_the_same_adapter(
     how: dict[str, Any], beside: Make, tmp_path: Path
 ) -> None:
-    found = []
+    adapters = []
     for number, changes in enumerate(({}, how)):
         result = train(
             beside(steps=3, adapter="dora", out=str(tmp_path / str(number)), **changes), quiet=True
         )
-        found.append(load_file(result.model / "adapter_model.safetensors"))
-    for name, value in found[0].items():
-        torch.testing.assert_close(found[1][name], value, rtol=1e-4, atol=1e-5)
+        adapters.append(load_file(result.model / "adapter_model.safetensors"))
+    for name, value in adapters[0].items():
+        torch.testing.assert_close(adapters[1][name], value, rtol=1e-4, atol=1e-5)
 
 
 def test_an_encoder_is_adapted_to_masked_tokens(corpus: Path, tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_an_encoder_is_adapted_to_masked_tokens(corpus: Path, tmp_path: Path) ->
     model = headway.load(result.model).model
     assert len(dict(adapted(model))) == 12
     vectors = [
-        headway.load(one, task="embed").embed(["one two"]) for one in (tmp_path / "base", result.model)
+        headway.load(folder, task="embed").embed(["one two"]) for folder in (tmp_path / "base", result.model)
     ]
     assert (vectors[0] - vectors[1]).abs().max() > 1e-4
 
@@ -123,7 +123,7 @@ def test_another_model_under_the_adapter_is_refused(beside: Make, base: Path) ->
 
 
 def test_an_adapter_of_a_run_is_refused_by_another_model(beside: Make, base: Path, tmp_path: Path) -> None:
-    """It bears the fingerprint of the model that the run froze, whatever lies in that folder by then."""
+    """An adapter has the fingerprint of the model that the run froze, even if the folder has another model now."""
     result = train(beside(steps=1), quiet=True)
     frozen, folder = fingerprint(load_folder(base)), load_folder(base)
     assert headway.load(result.model).generate("one", max_new_tokens=1).ids
@@ -137,11 +137,11 @@ def test_another_adapter_in_the_checkpoint_is_refused(beside: Make, tmp_path: Pa
     train(beside(steps=1), quiet=True)
     with pytest.raises(ConfigError, match=r"rank was 4, is 5"):
         train(beside(steps=2, rank=5), resume="auto", quiet=True)
-    kept = checkpoints(tmp_path / "run")[-1] / "adapter.safetensors"
-    tensors = load_file(kept)
+    file = checkpoints(tmp_path / "run")[-1] / "adapter.safetensors"
+    tensors = load_file(file)
     tensors.pop(next(iter(tensors)))
-    kept.unlink()
-    write_safetensors(kept, tensors)
+    file.unlink()
+    write_safetensors(file, tensors)
     with pytest.raises(CheckpointError, match="holds another adapter than the settings make"):
         train(beside(steps=2), resume="auto", quiet=True)
 
@@ -163,11 +163,11 @@ def test_what_is_frozen_is_in_memory_once_and_has_no_gradient(
     task = prepared(config)
     weights = MasterWeights(task.model, dtype, replicas=3)
     names = {name for name, _ in named_adapter_parameters(task.model)}
-    held = [dict(m.named_parameters()) | dict(m.named_buffers()) for m in (task.model, *weights.replicas)]
-    for name, value in held[0].items():
+    states = [dict(m.named_parameters()) | dict(m.named_buffers()) for m in (task.model, *weights.replicas)]
+    for name, value in states[0].items():
         frozen = name not in names
-        assert {id_of(other[name]) for other in held[1:]} == {id_of(held[1][name])}  # replicas share
-        assert (id_of(held[1][name]) == id_of(value)) == (frozen or dtype == torch.float32), name
+        assert {id_of(state[name]) for state in states[1:]} == {id_of(states[1][name])}  # replicas share
+        assert (id_of(states[1][name]) == id_of(value)) == (frozen or dtype == torch.float32), name
         if value.is_floating_point():
             assert value.dtype == (dtype if frozen else torch.float32), name
     for replica, batch in zip(weights.replicas, task.batches(0), strict=False):
@@ -202,8 +202,8 @@ def test_frozen_bytes_are_those_of_the_model(base: Path, beside: Make) -> None:
         model = build(load_folder(base).spec, seed=0)
         Inputs.of(beside(base="nf4" if nf4 else None, dtype="bf16")).adapt(model)
         names = {name for name, _ in named_adapter_parameters(model)}
-        held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        frozen = sum(v.numel() * v.itemsize for name, v in held.items() if name not in names)
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        frozen = sum(v.numel() * v.itemsize for name, v in tensors.items() if name not in names)
         kept = cost.Kept(torch.bfloat16, "nf4" if nf4 else None)
         assert frozen == sum(cost.kept_bytes(model.spec, kept).values())
 
@@ -219,6 +219,6 @@ def sizes(layers: int, width: int, heads: int, hidden: int, vocab: int) -> Model
     [(sizes(22, 2048, 32, 5632, 32000), 0.02), (sizes(8, 512, 8, 1408, 8192), 0.04)],
 )
 def test_a_small_share_of_gradients_and_moments_is_needed(spec: ModelSpec, share: float) -> None:
-    """r = 16 on every linear layer, at 1.1 B (TinyLlama's sizes) and at 32 M parameters."""
-    adapted = cost.trained_bytes(cost.adapter_parameters(spec, Lora(rank=16)))
-    assert adapted / cost.trained_bytes(cost.parameter_count(spec)) < share
+    """Rank 16 on every linear layer, at 1.1 B (TinyLlama's sizes) and at 32 M parameters."""
+    adapter_bytes = cost.trained_bytes(cost.adapter_parameters(spec, Lora(rank=16)))
+    assert adapter_bytes / cost.trained_bytes(cost.parameter_count(spec)) < share

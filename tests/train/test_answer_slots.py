@@ -1,4 +1,4 @@
-"""Slots of answers: of places in characters the tokens that have one of them, where a window holds all of it."""
+"""Answer slots: the tokens that hold a character of an answer, if the window holds all of it."""
 
 import pytest
 from hypothesis import given
@@ -11,9 +11,9 @@ QUESTION = [None, (0, 3), (4, 9), None]
 
 
 def window(*context: tuple[int, int] | None) -> Encoded:
-    """A question of two tokens and the tokens of a context, between tokens of the template."""
+    """Returns a question of two tokens and the tokens of a context, between tokens of the template."""
     offsets = [*QUESTION, *context, None]
-    texts = [None, 0, 0, None, *(None if at is None else 1 for at in context), None]
+    texts = [None, 0, 0, None, *(None if offset is None else 1 for offset in context), None]
     return Encoded([1] * len(offsets), [0] * len(offsets), offsets, texts)
 
 
@@ -21,14 +21,14 @@ def window(*context: tuple[int, int] | None) -> Encoded:
     ("place", "slots"),
     [
         ((10, 14), [(4, 4)]),
-        ((10, 15), [(4, 4)]),  # the space belongs to nobody
+        ((10, 15), [(4, 4)]),  # the space is in no token
         ((10, 16), [(4, 5)]),
         ((13, 16), [(4, 5)]),
         ((14, 16), [(5, 5)]),
-        ((14, 15), []),  # nothing but a space
+        ((14, 15), []),  # only a space
         ((15, 30), [(5, 6)]),
         ((9, 14), []),  # begins before the window
-        ((15, 31), []),  # ends behind it
+        ((15, 31), []),  # ends after it
         ((0, 3), []),  # characters of the question do not count
         ((11, 12), [(4, 4)]),
     ],
@@ -50,9 +50,9 @@ def test_slots_are_those_that_have_a_character_of_the_place(lengths: list[int], 
     offsets = [(end - length, end) for end, length in zip(ends, lengths, strict=True)]
     start = data.draw(st.integers(0, ends[-1] - 1))
     stop = data.draw(st.integers(start + 1, ends[-1]))
-    having = [
+    slots = [
         slot
         for slot, (low, high) in enumerate(offsets, start=4)
         if {*range(low, high)} & {*range(start, stop)}
     ]
-    assert slots_of(window(*offsets), [(start, stop)]) == [(having[0], having[-1])]
+    assert slots_of(window(*offsets), [(start, stop)]) == [(slots[0], slots[-1])]

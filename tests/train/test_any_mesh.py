@@ -1,4 +1,4 @@
-"""A run goes on at any mesh: checkpoints of one, in folders or in shards, are read by every other."""
+"""A run resumes on any mesh: checkpoints of one mesh, in folders or in shards, are read by every other."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,14 +24,14 @@ ADAPTED: dict[str, Any] = {
     "lr": 0.01, "micro_batch": 4, "workers": 1, "clip": 0.3, "save_every": 2, "keep_last": 9, **HELD, **SAMPLED
 }  # fmt: skip
 WIDE: dict[str, Any] = {"width": 128, "heads": 4, "kv_heads": 2, "hidden": 128, "init_std": 0.1}
-"""Of a base whose parts have whole blocks of nf4."""
+"""Sizes of a base model whose shards have whole blocks of nf4."""
 BESIDE = Mesh(dp=2, tp=2)
 MUON = 2.0**-8
-"""Updates of Muon are computed in bf16: a sum that is rounded otherwise turns numbers of them by as much."""
+"""Muon computes updates in bf16: a sum that is rounded otherwise changes an update by up to this factor."""
 
 
 class Case(NamedTuple):
-    """Processes of `alike` go on to the bits of those of `mesh`, and `others` to their rounding, within `rtol`."""
+    """Processes of the meshes `alike` go on with the bits of `mesh`, those of `others` with its values to `rtol`."""
 
     run: str
     how: dict[str, Any]
@@ -63,29 +63,34 @@ CASES = {
     "name", [pytest.param(name, marks=() if name == "layers" else pytest.mark.slow) for name in CASES]
 )
 def test_row_45_a_run_goes_on_at_any_mesh(name: str, settings: Make, tmp_path: Path) -> None:
-    """Folders, of whole tensors, and shards, written in the background, have the same bits of weights and moments, of
-    which the same processes, and `alike` ones, make those of the run; one process reads them, and they one's."""
-    run, how, mesh, alike, others, rtol = CASES[name]
+    """Folders of whole tensors, and shards written in the background, have the same bits of weights and moments. From
+    both, `mesh` and the meshes `alike` go on bit for bit; one process reads them, and `mesh` reads its checkpoints."""
+    run, changes, mesh, alike, other_meshes, rtol = CASES[name]
     if run == "adapter":
         llama(tmp_path / "base", **WIDE)
-    config = RUNS[run](settings, tmp_path, **how)
+    config = RUNS[run](settings, tmp_path, **changes)
     train(config, quiet=True)
     folders, shards = (
         by(mesh, config.model_copy(update=form), tmp_path / str(form["checkpoints"]))
         for form in ({"checkpoints": "folder"}, {"checkpoints": "shards", "save_in_background": True})
     )
     assert_close(folders.out, config.out, after=0, rtol=rtol)
-    whole, parts = (Path(made.out) / "checkpoint-4" for made in (folders, shards))
+    whole, parts = (Path(run_config.out) / "checkpoint-4" for run_config in (folders, shards))
     assert len(list(parts.glob("*-shard-*"))) == 2 * mesh.ranks
     assert_equal(state(parts), state(whole))
-    shapes = ({n: t.shape for n, t in state(c).items()} for c in (whole, Path(config.out) / "checkpoint-4"))
+    shapes = (
+        {n: t.shape for n, t in state(path).items()} for path in (whole, Path(config.out) / "checkpoint-4")
+    )
     assert next(shapes) == next(shapes)
     assert headway.load(Path(folders.out) / "final").generate("one two", max_new_tokens=3).ids
     for same in (mesh, *alike):
         for source in (whole, parts):
             again = by(same, config, tmp_path / f"{same} {source.parents[1].name}", str(source))
             assert_equal(weights(again.out), weights(folders.out))
-    for other, source in (*((one, parts) for one in others), (mesh, Path(config.out) / "checkpoint-4")):
+    for other, source in (
+        *((other_mesh, parts) for other_mesh in other_meshes),
+        (mesh, Path(config.out) / "checkpoint-4"),
+    ):
         again = by(other, config, tmp_path / f"{other} from {source.parents[1].name}", str(source))
         assert_close(again.out, config.out, after=4, rtol=rtol)
 

@@ -1,4 +1,4 @@
-"""The trained model as the mean of the last checkpoints; the run itself goes on from its own weights."""
+"""The final model is the mean of the last checkpoints, while the run itself goes on from its own weights."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +27,9 @@ def test_the_model_is_the_mean_of_the_last_checkpoints(settings: Make, tmp_path:
     plain = settings(
         steps=6, save_every=2, keep_last=3, validation_share=0.2, dtype=dtype, out=str(tmp_path / "plain")
     )
-    other = train(plain, quiet=True)
+    plain_result = train(plain, quiet=True)
     assert_same_bits(config.out, plain.out)
     assert result.validation is not None
-    assert other.validation is not None
-    assert result.validation.loss != other.validation.loss  # it is the mean that is measured
+    assert plain_result.validation is not None
+    # the mean is measured, not the last weights
+    assert result.validation.loss != plain_result.validation.loss

@@ -1,4 +1,4 @@
-"""What stops a run, or must not disturb it: foreign ids, windows that train nothing, numbers that overflow."""
+"""Inputs that stop a run or must not disturb it: foreign ids, steps without targets, gradients that are not finite."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +38,7 @@ Make = Callable[..., TextConfig]
 
 @pytest.mark.parametrize("bad", [-1, -101, 9, 10**6])
 def test_a_target_outside_the_vocab_is_named(bad: int) -> None:
-    """Neither trained as another token nor left out."""
+    """The target is neither trained as another token nor left out."""
     hidden, weight = torch.randn(1, 4, 8), torch.randn(9, 8)
     targets = torch.tensor([[0, IGNORE_INDEX, bad, 8]])
     with pytest.raises(DataError, match=rf"target {bad} is not in 0\.\.8, the model's vocab, and not -100"):
@@ -48,10 +48,10 @@ def test_a_target_outside_the_vocab_is_named(bad: int) -> None:
 
 
 def test_a_token_file_of_a_larger_vocab_is_refused_by_a_smaller_model(tmp_path: Path) -> None:
-    """The last token is a target only: no embedding looks at it."""
-    for ids, said in (([1, 2, 39, 3], "token id 39"), ([1, 2, 3, 39], "target 39 is not in 0..19")):
+    """The last token is only a target and is never embedded."""
+    for ids, message in (([1, 2, 39, 3], "token id 39"), ([1, 2, 3, 39], "target 39 is not in 0..19")):
         file = token_file(tmp_path / "a.tokens", [ids], VOCAB)
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             evaluate(build(ModelSpec.of_depth(1, 20), seed=0), Rows(file, 8))
 
 
@@ -71,36 +71,36 @@ def test_a_tokenizer_larger_than_the_embedding_stops_a_run_before_it_begins(
 
 
 def test_the_last_window_of_an_epoch_is_the_mean_over_its_own_tokens(tmp_path: Path) -> None:
-    """11 rows in windows of 4: the last has 3, in micro batches of 2 and 1; none is counted as if it were full."""
+    """11 rows in steps of 4: the last has 3, in micro-batches of 2 and 1, and is not averaged as if it were full."""
     documents = [list(range(n)) for n in (30, 9, 1, 17, 2, 25)]
     rows = Rows(token_file(tmp_path / "a.tokens", documents, VOCAB), 8)
     config = {"data": "x", "context": 8, "batch_tokens": 32, "micro_batch": 2, "epochs": 1}
     plan = Plan.of(TextConfig.of(config), len(rows))
     last = plan.micro_batches(plan.steps - 1 if plan.steps else 0)
     assert [len(part) for part in last] == [2, 1]
-    own, plain = model(), model()
-    stats, taken = sgd_step(Given.of(rows, last), own)
+    trained, plain = model(), model()
+    stats, gradient = sgd_step(Given.of(rows, last), trained)
     inputs, targets = rows.batch([r for part in last for r in part])
     mean = F.cross_entropy(plain(**inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX)
     mean.backward()  # torch's own mean over the tokens that are trained on
     assert stats.count == int((targets != IGNORE_INDEX).sum())
     assert stats.loss == pytest.approx(float(mean.detach()), rel=1e-6)
-    wanted = torch.cat([q.grad.flatten() for q in plain.parameters()])
-    torch.testing.assert_close(taken, wanted, rtol=0, atol=1e-6 * max(1.0, float(wanted.abs().max())))
+    expected = torch.cat([q.grad.flatten() for q in plain.parameters()])
+    torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-6 * max(1.0, float(expected.abs().max())))
 
 
 def test_a_window_that_trains_nothing_makes_no_step(settings: Make, tmp_path: Path) -> None:
-    """Documents of one token: rows without a target. No weight moves, not by decay either; nothing is NaN."""
-    done = train(settings(steps=1), quiet=True)
-    tokenizer = Tokenizer.load(done.model)
+    """Documents of one token give rows without targets: no weight moves, not even by decay, and nothing is NaN."""
+    first = train(settings(steps=1), quiet=True)
+    tokenizer = Tokenizer.load(first.model)
     with TokenFileWriter(
         tmp_path / "x.tokens", tokenizer.vocab_size, fingerprint=tokenizer.fingerprint
-    ) as out:
+    ) as writer:
         for i in range(24 * 16):
-            out.add([i % 7], text_bytes=1)
-        out.add(list(range(24)), text_bytes=24)
-    same = {"data": str(tmp_path / "x.tokens"), "tokenizer": str(done.model), "vocab": None}
-    config = settings(**same, out=str(tmp_path / "b"), epochs=1, steps=None, weight_decay=0.5, lr=0.1, save_every=1,
+            writer.add([i % 7], text_bytes=1)
+        writer.add(list(range(24)), text_bytes=24)
+    changes = {"data": str(tmp_path / "x.tokens"), "tokenizer": str(first.model), "vocab": None}
+    config = settings(**changes, out=str(tmp_path / "b"), epochs=1, steps=None, weight_decay=0.5, lr=0.1, save_every=1,
                       keep_last=99, log_every=1, optimizer="muon")  # fmt: skip
     train(config)
     records = [r for r in read_metrics(Path(config.out) / "metrics.jsonl") if "loss" in r]
@@ -108,19 +108,19 @@ def test_a_window_that_trains_nothing_makes_no_step(settings: Make, tmp_path: Pa
     assert {r["tokens"] == 0 for r in records} == {True, False}
     folders = {int(p.name.split("-")[1]): p for p in checkpoints(Path(config.out))}
     for record in records:
-        a, b = (load_model(folders[n]).state_dict() for n in (record["step"] - 1, record["step"]))
-        assert all(bool(t.isfinite().all()) for t in b.values())
+        before, after = (load_model(folders[n]).state_dict() for n in (record["step"] - 1, record["step"]))
+        assert all(bool(t.isfinite().all()) for t in after.values())
         if record["tokens"]:
             assert record["loss"] > 0
-            assert any(not torch.equal(a[n], b[n]) for n in a)
+            assert any(not torch.equal(before[n], after[n]) for n in before)
         else:
             assert (record["loss"], record["grad_norm"]) == (None, 0.0)
-            assert all(torch.equal(a[n], b[n]) for n in a)
+            assert all(torch.equal(before[n], after[n]) for n in before)
 
 
 @pytest.mark.parametrize("factor", [float("nan"), float("-inf")])
 def test_a_bad_gradient_makes_no_step_and_names_the_rows(settings: Make, factor: float) -> None:
-    """The weights stay those of the step before."""
+    """The weights stay those of the previous step."""
     kept: list[dict[str, Tensor]] = []
     models: list[torch.nn.Module] = []
 

@@ -1,4 +1,4 @@
-"""The best model of a run is kept, and a run that gets no better ends; both go on to the bit."""
+"""A run keeps its best model and ends when it no longer improves; a resumed run does so with the same bits."""
 
 import signal
 from collections.abc import Callable
@@ -30,39 +30,39 @@ HELD: dict[str, Any] = {"validation_share": 0.2, "eval_every": 1}
 
 
 def losses(out: str) -> dict[int, float]:
-    """What was held out, by step: the first of each, which models are compared by."""
+    """Returns the held-out loss of each step: the first one logged, by which models are compared."""
     lines = [r for r in read_metrics(Path(out) / "metrics.jsonl") if "val_loss" in r]
     return {r["step"]: r["val_loss"] for r in reversed(lines)}
 
 
 def scripted(monkeypatch: pytest.MonkeyPatch, task: type[Objective[Any]], *values: float) -> None:
-    """Evaluations find these losses, one after the other."""
-    found = iter(values)
-    monkeypatch.setattr(task, "evaluate", lambda *_, **__: Evaluation(next(found), 1))
+    """Makes evaluations return these losses, one after the other."""
+    remaining = iter(values)
+    monkeypatch.setattr(task, "evaluate", lambda *_, **__: Evaluation(next(remaining), 1))
 
 
 def same_weights(a: Path, b: Path) -> bool:
-    """Of all that a checkpoint `b` has: translators are left in Marian's form, which has biases of zero besides."""
-    one, other = load_folder(a).tensors, load_folder(b).tensors
-    return all(torch.equal(one[name], other[name]) for name in other)
+    """Returns whether `a` has all tensors of checkpoint `b`: saved translators have Marian's zero biases besides."""
+    actual, expected = load_folder(a).tensors, load_folder(b).tensors
+    return all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
 @share("task", [*RECORDS, "translation"], 0, 2)
 def test_of_every_task_the_best_model_is_left(task: str, tmp_path: Path) -> None:
-    """At a rate at which a model gets worse before long; one checkpoint is kept besides."""
+    """The learning rate is so high that the model soon gets worse; one more checkpoint is kept besides the best."""
     held: dict[str, Any] = {"validation_share": 0.2, "epochs": None, "lr": 0.3, "micro_batch": None}
     if task == "translation":
         files = of(task, tmp_path)
         held = {"validation_source": files.source, "validation_target": files.target, "lr_scale": 300.0}
     config = of(task, tmp_path, **held, steps=4, eval_every=1, keep_best=True, keep_last=1, seed=3)
     result = train(config, quiet=True)
-    found = losses(config.out)
-    assert [*sorted(found)] == [0, 1, 2, 3, 4]
-    best = min(found, key=lambda step: (found[step], step))
+    measured = losses(config.out)
+    assert [*sorted(measured)] == [0, 1, 2, 3, 4]
+    best = min(measured, key=lambda step: (measured[step], step))
     assert [p.name for p in checkpoints(result.out)] == sorted({f"checkpoint-{best}", "checkpoint-4"})
     assert same_weights(result.model, result.out / f"checkpoint-{best}")
     assert result.validation is not None
-    assert result.validation.loss == pytest.approx(found[best], rel=1e-6)
+    assert result.validation.loss == pytest.approx(measured[best], rel=1e-6)
 
 
 def test_the_best_is_by_any_measure_and_the_first_of_equals() -> None:
@@ -97,7 +97,7 @@ def test_a_run_ends_when_nothing_better_came(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """After two evaluations in a row, the one before the first step counted; a better one begins the count anew."""
+    """Two evaluations in a row, counting the one before the first step, end a run; a better one restarts the count."""
     config = ReversalConfig(
         out=str(tmp_path / "run"),
         steps=6,
@@ -117,10 +117,10 @@ def test_a_run_ends_when_nothing_better_came(
 
 @pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_killed_and_resumed_it_is_the_run_that_was_not(dtype: str, tmp_path: Path, settings: Make) -> None:
-    """The best is before the kill, and what was counted goes on: the run ends as early."""
-    how: dict[str, Any] = {**HELD, "steps": 12, "lr": 0.1, "lr_floor": 1.0, "keep_best": True, "keep_last": 1,
+    """The best model is from before the kill, and the count goes on, so that the run ends at the same step."""
+    changes: dict[str, Any] = {**HELD, "steps": 12, "lr": 0.1, "lr_floor": 1.0, "keep_best": True, "keep_last": 1,
                            "early_stopping_patience": 3, "save_every": 2, "dtype": dtype, "dropout": 0.1}  # fmt: skip
-    whole, killed = (settings(**how, out=str(tmp_path / name)) for name in ("whole", "killed"))
+    whole, killed = (settings(**changes, out=str(tmp_path / name)) for name in ("whole", "killed"))
     ended = train(whole, quiet=True)
     assert ended.steps == 7
     assert min(losses(whole.out), key=losses(whole.out).__getitem__) == 4
@@ -131,7 +131,7 @@ def test_killed_and_resumed_it_is_the_run_that_was_not(dtype: str, tmp_path: Pat
     assert losses(killed.out) == losses(whole.out)
     names = [[p.name for p in checkpoints(Path(c.out))] for c in (killed, whole)]
     assert names[0] == names[1]
-    again = train(killed, resume="auto", quiet=True)  # it is over, and nothing is compared twice
+    again = train(killed, resume="auto", quiet=True)  # the run is over; no evaluation is counted twice
     assert again.steps == ended.steps
     assert_same_bits(killed.out, whole.out)
 
@@ -145,34 +145,34 @@ def test_a_measure_that_is_not_there_is_named_before_the_first_step(
     ):
         train(config, quiet=True)
     assert not checkpoints(Path(config.out))
-    own = ReversalConfig(out=config.out + "-own", eval_every=1, keep_best=True)
+    unmeasured = ReversalConfig(out=config.out + "-own", eval_every=1, keep_best=True)
     monkeypatch.setattr(Reversal, "evaluate", lambda *_, **__: None)
     with pytest.raises(ConfigError, match="nothing is held out"):
-        train(own, quiet=True)
+        train(unmeasured, quiet=True)
 
 
 def test_the_best_adapter_is_left(
     tmp_path: Path, settings: Make, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = train(settings(steps=1, out=str(tmp_path / "base")), quiet=True)
-    how: dict[str, Any] = {"data": str(corpus), "model": str(base.model), "adapter": "lora", "context": 24, **HELD,
+    fields: dict[str, Any] = {"data": str(corpus), "model": str(base.model), "adapter": "lora", "context": 24, **HELD,
                            "batch_tokens": 24 * 8, "dtype": "fp32", "steps": 3, "workers": 1}  # fmt: skip
     scripted(monkeypatch, CausalLM, 5, 4, 6, 7, 4)
-    result = train(TextConfig.of({**how, "keep_best": True, "out": str(tmp_path / "run")}), quiet=True)
+    result = train(TextConfig.of({**fields, "keep_best": True, "out": str(tmp_path / "run")}), quiet=True)
     files = [result.model / "adapter_model.safetensors"]
     files += [result.out / f"checkpoint-{step}" / "adapter.safetensors" for step in (1, 3)]
-    left, best, last = (
+    final, best, last = (
         sorted(float(tensor.double().sum()) for tensor in open_tensors(file).values()) for file in files
     )
-    assert left == best != last
+    assert final == best != last
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["dp=2", "fsdp=2"])
 def test_several_processes_keep_the_best_of_one(mesh: str, tmp_path: Path, settings: Make) -> None:
-    how: dict[str, Any] = {**HELD, "steps": 12, "lr": 0.1, "lr_floor": 1.0, "keep_best": True, "micro_batch": 4,
+    changes: dict[str, Any] = {**HELD, "steps": 12, "lr": 0.1, "lr_floor": 1.0, "keep_best": True, "micro_batch": 4,
                            "early_stopping_patience": 3, "workers": 1}  # fmt: skip
-    as_one(settings(**how), tmp_path, mesh=mesh)
+    as_one(settings(**changes), tmp_path, mesh=mesh)
     alone, shared = ([p.name for p in checkpoints(tmp_path / name)] for name in ("alone", "shared"))
     assert alone == shared
     assert len(shared) == 2

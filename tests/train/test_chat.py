@@ -1,4 +1,4 @@
-"""Training on conversations: what is counted, what is saved, and the bits of a run that was killed."""
+"""Training on conversations: what is counted, measured and saved, and the tokens that end an answer."""
 
 import json
 import random
@@ -30,9 +30,9 @@ COLOURS = {"sky": "blue", "grass": "green", "snow": "white", "coal": "black"}
 
 
 def conversations(count: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Questions about colours, and how often something was asked: the answers can be learned."""
+    """Returns conversations of 1 to 3 questions about colours, whose answers can be learned."""
     rng = random.Random(seed)
-    found = []
+    records = []
     for _ in range(count):
         messages = []
         for _ in range(rng.randint(1, 3)):
@@ -41,24 +41,24 @@ def conversations(count: int, seed: int = 0) -> list[dict[str, Any]]:
                 {"from": "human", "value": f"what colour is {thing}?"},
                 {"from": "gpt", "value": colour},
             ]
-        found.append({"conversations": messages})
-    return found
+        records.append({"conversations": messages})
+    return records
 
 
 def config(folder: Path, **changes: Any) -> ChatConfig:
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "data": write(folder / "chats.jsonl", conversations(60)),
         "template": SHORT, "vocab": 280, "depth": 1, "width": 16, "heads": 2, "kv_heads": 1, "hidden": 24,
         "context": 64, "batch_tokens": 64 * 6, "micro_batch": 2, "steps": 6, "lr": 1e-3, "dtype": "fp32",
         "backend": "sdpa", "out": str(folder / "run"), "workers": 1,
     }  # fmt: skip
-    return ChatConfig(**usual | changes)
+    return ChatConfig(**defaults | changes)
 
 
 def test_a_run_says_what_became_of_the_data_and_its_model_chats(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Trained on answers alone, a model answers; generation stops where training did."""
+    """A model trained on answers alone learns to answer, and its generation stops where the answers ended."""
     settings = config(
         tmp_path,
         steps=80,
@@ -71,10 +71,10 @@ def test_a_run_says_what_became_of_the_data_and_its_model_chats(
         log_every=50,
     )
     result = train(settings)
-    said = capsys.readouterr().err
-    assert "training: 54 examples read, 54 trained on; " in said
-    assert "of their slots are filled" in said
-    assert "held out: 6 examples read, 6 trained on; " in said
+    stderr = capsys.readouterr().err
+    assert "training: 54 examples read, 54 trained on; " in stderr
+    assert "of their slots are filled" in stderr
+    assert "held out: 6 examples read, 6 trained on; " in stderr
     assert result.validation is not None
     turns, log = result.validation.metrics, read_metrics(result.metrics)
     assert turns.keys() == {"loss_turn_1", "loss_turn_2"}
@@ -84,12 +84,12 @@ def test_a_run_says_what_became_of_the_data_and_its_model_chats(
     assert result.next_command == f"headway chat {result.model}"
     assert json.loads((result.model / "generation_config.json").read_text())["eos_token_id"] == 1
     lm = load(result.model)
-    right = 0
+    correct = 0
     for thing, colour in COLOURS.items():
-        asked = [{"role": "user", "content": f"what colour is {thing}?"}]
-        reply = lm.chat(asked, max_new_tokens=20, temperature=0.0)
-        right += reply.text.strip() == colour and reply.finish_reason == "eos"
-    assert right == len(COLOURS)
+        messages = [{"role": "user", "content": f"what colour is {thing}?"}]
+        reply = lm.chat(messages, max_new_tokens=20, temperature=0.0)
+        correct += reply.text.strip() == colour and reply.finish_reason == "eos"
+    assert correct == len(COLOURS)
 
 
 def test_the_loss_on_held_out_answers_is_a_mean_over_their_tokens(tmp_path: Path) -> None:
@@ -100,21 +100,21 @@ def test_the_loss_on_held_out_answers_is_a_mean_over_their_tokens(tmp_path: Path
         for i in range(len(task.held_rows.examples)):
             ids, turns = map(torch.from_numpy, task.held_rows.examples[i][:2])
             logits = task.model(ids[None, :-1])[0].log_softmax(-1)  # type: ignore[arg-type]
-            each = -logits[torch.arange(len(ids) - 1), ids[1:]]
+            token_nats = -logits[torch.arange(len(ids) - 1), ids[1:]]
             for turn in turns[turns > 0].unique().tolist():
-                nats[turn] += float(each[turns[1:] == turn].double().sum())
+                nats[turn] += float(token_nats[turns[1:] == turn].double().sum())
                 count[turn] += int((turns == turn).sum())
-    found = task.held_rows.evaluate(task.model)
-    assert found.tokens == count.total()
-    assert found.loss == pytest.approx(nats.total() / count.total(), rel=1e-5)
+    evaluation = task.held_rows.evaluate(task.model)
+    assert evaluation.tokens == count.total()
+    assert evaluation.loss == pytest.approx(nats.total() / count.total(), rel=1e-5)
     by_turn = {f"loss_turn_{turn}": nats[turn] / count[turn] for turn in sorted(count)}
     assert len(by_turn) == 3
-    assert found.metrics == pytest.approx(by_turn, rel=1e-5)
-    assert found.unit == "answer token"
+    assert evaluation.metrics == pytest.approx(by_turn, rel=1e-5)
+    assert evaluation.unit == "answer token"
 
 
 def test_a_folder_brings_its_template_and_its_stop_tokens(tmp_path: Path) -> None:
-    """An answer ends with a token that generation_config.json names, and what else that says is kept."""
+    """Answers end with a token that generation_config.json names; the other values of that file are kept."""
     tokenizer = train_bpe(
         documents(0, 20), 300, special_tokens=["<|im_start|>", "<|im_end|>"]
     ).with_chat_template("chatml")
@@ -131,22 +131,22 @@ def test_a_folder_brings_its_template_and_its_stop_tokens(tmp_path: Path) -> Non
     )
     generation = {"eos_token_id": [end, 1], "temperature": 0.5}
     save_folder(tmp_path / "model", build(spec, seed=0), tokenizer=tokenizer, generation=generation)
-    taken = dict.fromkeys(("template", "vocab", "depth", "width", "heads", "kv_heads", "hidden"))
-    settings = config(tmp_path, model=str(tmp_path / "model"), steps=1, clip=float("inf"), **taken)
+    unset = dict.fromkeys(("template", "vocab", "depth", "width", "heads", "kv_heads", "hidden"))
+    settings = config(tmp_path, model=str(tmp_path / "model"), steps=1, clip=float("inf"), **unset)
     result = train(settings, quiet=True)
     assert train(settings, resume="auto", quiet=True).steps == 1  # clip=inf is read as it was written
     assert json.loads((result.model / "generation_config.json").read_text())["temperature"] == 0.5
-    kept = Tokenizer.load(result.model).chat_template
-    assert kept is not None
-    assert kept.source == tokenizer.chat_template.source  # type: ignore[union-attr]
+    saved = Tokenizer.load(result.model).chat_template
+    assert saved is not None
+    assert saved.source == tokenizer.chat_template.source  # type: ignore[union-attr]
     (tmp_path / "model" / "generation_config.json").write_text('{"eos_token_id": 1}')
     with pytest.raises(
         DataError,
         match=r"chats\.jsonl:1: an answer ends with '<\|im_end\|>', where generation would not stop",
     ):
         train(settings.model_copy(update={"out": str(tmp_path / "other")}), quiet=True)
-    named = settings.model_copy(update={"out": str(tmp_path / "third"), "stop": ("<|im_end|>",)})
-    result = train(named, quiet=True)
+    with_stop = settings.model_copy(update={"out": str(tmp_path / "third"), "stop": ("<|im_end|>",)})
+    result = train(with_stop, quiet=True)
     assert json.loads((result.model / "generation_config.json").read_text())["eos_token_id"] == [end, 1]
 
 

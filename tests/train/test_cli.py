@@ -23,10 +23,10 @@ Make = Callable[..., TextConfig]
 
 
 def flags(config: TextConfig, *names: str) -> list[str]:
-    found = []
+    arguments = []
     for name in names:
-        found += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
-    return found
+        arguments += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
+    return arguments
 
 
 @pytest.mark.parametrize("kind", [TextConfig, TranslationConfig])
@@ -39,10 +39,10 @@ def test_every_setting_is_a_flag_with_its_help(kind: type[TrainConfig]) -> None:
 
 def test_help_has_units_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["train", "--help"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "--context TOKENS length of a training row [default: 512]" in said
-    assert "(none | block | attention | feed_forward)" in said
-    assert "(adamw | muon) [default: adamw]" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "--context TOKENS length of a training row [default: 512]" in output
+    assert "(none | block | attention | feed_forward)" in output
+    assert "(adamw | muon) [default: adamw]" in output
 
 
 def test_print_config_is_what_runs(
@@ -71,39 +71,39 @@ def test_train_by_flags_alone_then_eval(settings: Make, capsys: pytest.CaptureFi
         "context",
         "batch_tokens",
     )
-    given = [*flags(config, *names, "micro_batch", "steps", "warmup", "dtype", "out"), "--json"]
-    assert run(["train", *given, "--validation-share", "0.2"]) == 0
-    done = json.loads(capsys.readouterr().out)
-    assert done["steps"] == 2
+    arguments = [*flags(config, *names, "micro_batch", "steps", "warmup", "dtype", "out"), "--json"]
+    assert run(["train", *arguments, "--validation-share", "0.2"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["steps"] == 2
     assert read_config(Path(config.out) / "config.yaml") == settings(
         steps=2, validation_share=0.2, task="causal-lm"
     )
 
     held = str(Path(config.out) / "data" / "validation.tokens")
-    assert run(["eval", done["model"], "--data", held, "--dtype", "fp32", "--json"]) == 0
+    assert run(["eval", result["model"], "--data", held, "--dtype", "fp32", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["bits_per_byte"] == pytest.approx(done["val_bits_per_byte"], rel=1e-6)
+    assert report["bits_per_byte"] == pytest.approx(result["val_bits_per_byte"], rel=1e-6)
     assert report["context"] == config.context
     assert sum(p["tokens"] for p in report["positions"]) == report["tokens"]
 
-    assert run(["eval", done["model"], "--data", config.data, "--context", "16", "--dtype", "fp32"]) == 0
-    said = capsys.readouterr().out
-    assert "bits per byte" in said
-    assert "tokens to look back on" in said
+    assert run(["eval", result["model"], "--data", config.data, "--context", "16", "--dtype", "fp32"]) == 0
+    output = capsys.readouterr().out
+    assert "bits per byte" in output
+    assert "tokens to look back on" in output
 
 
 def test_dry_run_writes_nothing(settings: Make, capsys: pytest.CaptureFixture[str]) -> None:
     config = settings()
-    given = flags(config, "data", "context", "batch_tokens", "steps", "out")
-    assert run(["train", *given, "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert "parameters" in said
-    assert "optimizer steps" in said
+    arguments = flags(config, "data", "context", "batch_tokens", "steps", "out")
+    assert run(["train", *arguments, "--dry-run"]) == 0
+    output = capsys.readouterr().out
+    assert "parameters" in output
+    assert "optimizer steps" in output
     assert not Path(config.out).exists()
-    assert run(["train", *given, "--dry-run", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["steps"] == 6
-    assert found["memory"].keys() >= {"parameters", "optimizer", "gradients", "working"}
+    assert run(["train", *arguments, "--dry-run", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["steps"] == 6
+    assert plan["memory"].keys() >= {"parameters", "optimizer", "gradients", "working"}
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_wrong_usage_says_what_is_wrong(
 def test_a_stopped_run_says_how_to_resume_and_that_command_does(
     settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Stopped after 4 of 6 steps; it ends with the bits of the run that nobody stopped."""
+    """A run that is stopped after 4 of 6 steps and resumed ends with the bits of an uninterrupted run."""
     whole, stopped = settings(out=str(tmp_path / "whole")), settings(out=str(tmp_path / "a run"))
     assert run(["train", "--config", str(written(tmp_path, whole))]) == 0
     step = Reporter.step
@@ -144,9 +144,9 @@ def test_a_stopped_run_says_how_to_resume_and_that_command_does(
     with monkeypatch.context() as patched:
         patched.setattr(Reporter, "step", stop)
         assert run(["train", "--config", str(written(tmp_path, stopped))]) == 130
-    said = capsys.readouterr().err
-    assert f"saved {stopped.out}/checkpoint-4\n" in said
-    command = said.partition("resume with: headway ")[2].splitlines()[0]
+    stderr = capsys.readouterr().err
+    assert f"saved {stopped.out}/checkpoint-4\n" in stderr
+    command = stderr.partition("resume with: headway ")[2].splitlines()[0]
     assert run([*shlex.split(command), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 6
     assert_same_bits(stopped.out, whole.out)
@@ -179,10 +179,10 @@ def test_the_environment_is_the_weakest_source(
     monkeypatch.setenv("HEADWAY_THREADS", "3")
     monkeypatch.setenv("HEADWAY_BACKEND", "")
     pairs = ["train", "--task", "translation", "--source", "x", "--target", "y"]
-    for given, wanted in (([], 3), (["threads=2"], 2), (["--threads", "1"], 1)):
-        assert run(["train", "--data", "x", "--print-config", *given]) == 0
-        said = capsys.readouterr().out
-        assert f"threads: {wanted} " in said
-        assert "backend: auto " in said
-        assert run([*pairs, "--print-config", *given]) == 0
-        assert f"threads: {wanted} " in capsys.readouterr().out
+    for arguments, threads in (([], 3), (["threads=2"], 2), (["--threads", "1"], 1)):
+        assert run(["train", "--data", "x", "--print-config", *arguments]) == 0
+        output = capsys.readouterr().out
+        assert f"threads: {threads} " in output
+        assert "backend: auto " in output
+        assert run([*pairs, "--print-config", *arguments]) == 0
+        assert f"threads: {threads} " in capsys.readouterr().out

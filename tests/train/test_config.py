@@ -1,4 +1,4 @@
-"""Settings: where they come from, what is refused, and in which words."""
+"""Settings: where they come from, which are refused, and with which messages."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""When a run by the clock ends, by hand: behind = held out x (seconds of a step) / 2 + 4 (seconds of a save)."""
+"""When a run with a time limit ends, by hand: behind = held out x (seconds of a step) / 2 + 4 (seconds of a save)."""
 
 import math
 

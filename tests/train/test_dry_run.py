@@ -1,4 +1,4 @@
-"""A dry run says of every task what a run would do, and touches nothing; paths are looked at before anything else."""
+"""A dry run describes the run of any task and writes nothing; paths are checked before anything else."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ RECORDS: dict[str, dict[str, Any]] = {
     "answer": {"question": "who?", "context": "one two", "answers": [{"text": "two", "answer_start": 4}]},
     "embed": {"anchor": "one", "positive": "two", "negative": "three"},
 }
-"""A record of each task that trains on a file of them."""
+"""A record of each task that trains on a file of records."""
 
 
 def of(task: str, folder: Path, **changes: Any) -> Any:
@@ -40,41 +40,41 @@ def of(task: str, folder: Path, **changes: Any) -> Any:
     rows = [RECORDS[task], RECORDS[task] | ({"label": 0} if task == "classify" else {})]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows) * 25)
     template = {"template": "vicuna"} if task == "preference" else {}
-    usual = {"data": str(file), "task": task, "out": str(folder / "run"), **SMALL, **template}
-    return settings_of(task).of(usual | changes)
+    defaults = {"data": str(file), "task": task, "out": str(folder / "run"), **SMALL, **template}
+    return settings_of(task).of(defaults | changes)
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_task_says_what_a_run_would_do(task: str, tmp_path: Path) -> None:
-    """At its own default family, with the tokenizer that is to be trained and with one that is given."""
+    """With the task's default family; first with a tokenizer yet to be trained, then with a trained one."""
     config = of(task, tmp_path)
     files = sorted(tmp_path.iterdir())
-    found = describe_run(config)
+    plan = describe_run(config)
     assert sorted(tmp_path.iterdir()) == files
-    assert sum(found.groups.values()) == cost.parameter_count(found.spec)
-    made = prepared(config, tmp_path / "made")
-    assert type(made.model.spec.head) is type(found.spec.head)
-    assert made.model.spec.head == found.spec.head
-    assert f"\n  optimizer steps            {found.steps}" in found.text()
-    if found.exact or task == "translation":
-        assert found.steps == made.steps
+    assert sum(plan.groups.values()) == cost.parameter_count(plan.spec)
+    ready = prepared(config, tmp_path / "made")
+    assert type(ready.model.spec.head) is type(plan.spec.head)
+    assert ready.model.spec.head == plan.spec.head
+    assert f"\n  optimizer steps            {plan.steps}" in plan.text()
+    if plan.exact or task == "translation":
+        assert plan.steps == ready.steps
     if task == "translation":
         return
-    made.tokenizer.save(tmp_path / "tokenizer")
-    given = of(task, tmp_path, vocab=None, tokenizer=str(tmp_path / "tokenizer"))
-    found, made = describe_run(given), prepared(given, tmp_path / "again")
-    assert found.exact == (task not in ("causal-lm", "masked-lm"))
-    assert found.spec == made.model.spec
-    if found.exact:
-        assert (found.steps, found.rows) == (made.steps, made.plan.rows)
-        assert found.micro_batches == len(made.batches(0))
+    ready.tokenizer.save(tmp_path / "tokenizer")
+    with_tokenizer = of(task, tmp_path, vocab=None, tokenizer=str(tmp_path / "tokenizer"))
+    plan, ready = describe_run(with_tokenizer), prepared(with_tokenizer, tmp_path / "again")
+    assert plan.exact == (task not in ("causal-lm", "masked-lm"))
+    assert plan.spec == ready.model.spec
+    if plan.exact:
+        assert (plan.steps, plan.rows) == (ready.steps, ready.plan.rows)
+        assert plan.micro_batches == len(ready.batches(0))
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_settings_of_the_machine_reach_every_model(task: str, tmp_path: Path) -> None:
-    made = prepared(of(task, tmp_path, gradient_checkpointing="block", backend="sdpa"))
-    assert made.model.gradient_checkpointing == "block"
-    mixers = [m.mixer.backend for m in made.model.modules() if isinstance(m, Attention)]
+    ready = prepared(of(task, tmp_path, gradient_checkpointing="block", backend="sdpa"))
+    assert ready.model.gradient_checkpointing == "block"
+    mixers = [m.mixer.backend for m in ready.model.modules() if isinstance(m, Attention)]
     assert mixers
     assert set(mixers) == {"sdpa"}
     with pytest.raises(BackendError, match="unknown backend 'cuda_core'"):
@@ -91,15 +91,18 @@ def test_the_command_has_it_for_every_task(tmp_path: Path, capsys: pytest.Captur
 
 def test_all_paths_are_looked_at_before_anything_is_done(tmp_path: Path) -> None:
     config = of("translation", tmp_path)
-    lost = {"validation_source": str(tmp_path / "a.em"), "validation_target": str(tmp_path / "none" / "b.de")}
+    missing = {
+        "validation_source": str(tmp_path / "a.em"),
+        "validation_target": str(tmp_path / "none" / "b.de"),
+    }
     with pytest.raises(ConfigError) as refused:
-        train(config.model_copy(update=lost), quiet=True)
+        train(config.model_copy(update=missing), quiet=True)
     assert str(refused.value) == (
         f'validation_source {tmp_path}/a.em: no such file or folder (did you mean "a.en"?); '
         f"validation_target {tmp_path}/none/b.de: no such file or folder. Paths are relative to {Path.cwd()}"
     )
     assert not Path(config.out).exists()
     chat = of("chat", tmp_path, template="vicunna", data=str(tmp_path / "x"), moments=str(tmp_path / "m"))
-    said = r"data .*/x: no such.*; moments .*/m: no such.*; template vicunna: no chat template of that name \(did"
-    with pytest.raises(ConfigError, match=said):
+    message = r"data .*/x: no such.*; moments .*/m: no such.*; template vicunna: no chat template of that name \(did"
+    with pytest.raises(ConfigError, match=message):
         train(chat, quiet=True)

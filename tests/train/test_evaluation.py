@@ -1,4 +1,4 @@
-"""Bits per byte are exact: every token but the first of a document is predicted once, bytes are the text's."""
+"""Bits per byte are exact: each token but a document's first is predicted once, and bytes are those of the text."""
 
 import math
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def test_bits_per_byte_by_hand(tmp_path: Path) -> None:
         ModelSpec.of_depth(1, tokenizer.vocab_size, width=16, heads=2, kv_heads=1, head_dim=8), seed=0
     )
     context = 12
-    found = evaluate(model, Rows(file, context))
+    evaluation = evaluate(model, Rows(file, context))
 
     nats, count, by_position = 0.0, 0, [0.0] * context
     stream = [(d, t) for d in range(3) for t in file.document(d).tolist()]
@@ -46,12 +46,12 @@ def test_bits_per_byte_by_hand(tmp_path: Path) -> None:
                 count += 1
                 by_position[i - first] += loss
     size = sum(len(text.encode()) for text in texts)
-    assert found.tokens == count == len(file) - 3
-    assert found.text_bytes == size
-    assert found.bits_per_byte == pytest.approx(nats / math.log(2) / size, rel=1e-5)
-    assert found.perplexity == pytest.approx(math.exp(nats / count), rel=1e-5)
-    assert [b.first for b in found.positions] == [0]
-    assert found.positions[0].nats == pytest.approx(sum(by_position), rel=1e-5)
+    assert evaluation.tokens == count == len(file) - 3
+    assert evaluation.text_bytes == size
+    assert evaluation.bits_per_byte == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+    assert evaluation.perplexity == pytest.approx(math.exp(nats / count), rel=1e-5)
+    assert [b.first for b in evaluation.positions] == [0]
+    assert evaluation.positions[0].nats == pytest.approx(sum(by_position), rel=1e-5)
     assert model.training
 
 
@@ -70,21 +70,21 @@ def test_positions_add_up_and_a_limit_reads_less(tmp_path: Path) -> None:
     model = build(
         ModelSpec.of_depth(1, tokenizer.vocab_size, width=16, heads=2, kv_heads=1, head_dim=8), seed=0
     )
-    found = evaluate(model, Rows(file, 40))
-    assert [(b.first, b.last) for b in found.positions] == [(0, 15), (16, 31), (32, 39)]
-    assert sum(b.tokens for b in found.positions) == found.tokens
-    assert sum(b.nats for b in found.positions) == pytest.approx(found.nats)
-    less = evaluate(model, Rows(file, 40), limit=50)
-    assert less.tokens == 50
-    assert less.text_bytes == round(found.text_bytes * 50 / found.tokens)
-    seen: list[tuple[int, int]] = []
+    whole = evaluate(model, Rows(file, 40))
+    assert [(b.first, b.last) for b in whole.positions] == [(0, 15), (16, 31), (32, 39)]
+    assert sum(b.tokens for b in whole.positions) == whole.tokens
+    assert sum(b.nats for b in whole.positions) == pytest.approx(whole.nats)
+    limited = evaluate(model, Rows(file, 40), limit=50)
+    assert limited.tokens == 50
+    assert limited.text_bytes == round(whole.text_bytes * 50 / whole.tokens)
+    calls: list[tuple[int, int]] = []
     longer = Rows(file, 40_000)
-    few = evaluate(model, longer, limit=50, progress=lambda done, total: seen.append((done, total)))
-    assert (few.tokens, seen) == (50, [(1, 1)])
-    assert few.positions[-1].last == 49  # the slots behind the limit are not computed
-    assert few.nats == pytest.approx(evaluate(model, Rows(file, 50), limit=50).nats, rel=1e-6)
+    of_long_row = evaluate(model, longer, limit=50, progress=lambda done, total: calls.append((done, total)))
+    assert (of_long_row.tokens, calls) == (50, [(1, 1)])
+    assert of_long_row.positions[-1].last == 49  # the slots after the limit are not computed
+    assert of_long_row.nats == pytest.approx(evaluate(model, Rows(file, 50), limit=50).nats, rel=1e-6)
     everything = evaluate(model, Rows(file, 40), limit=10**6)
-    assert (everything.nats, everything.text_bytes) == (found.nats, found.text_bytes)
+    assert (everything.nats, everything.text_bytes) == (whole.nats, whole.text_bytes)
 
 
 def test_the_time_of_an_evaluation_is_that_of_its_batches(
@@ -94,8 +94,8 @@ def test_the_time_of_an_evaluation_is_that_of_its_batches(
 
     from headway.data import TokenFileWriter
 
-    with TokenFileWriter(tmp_path / "a.tokens", 9) as out:
-        out.add([1, 2, 3])
+    with TokenFileWriter(tmp_path / "a.tokens", 9) as writer:
+        writer.add([1, 2, 3])
     clock = SimpleNamespace(perf_counter=iter((100.0, 100.25)).__next__)
     monkeypatch.setattr("headway.train.evaluation.time", clock)
     model = build(ModelSpec.of_depth(1, 9), seed=0)
@@ -107,9 +107,9 @@ def test_the_time_of_an_evaluation_is_that_of_its_batches(
 def test_nothing_to_predict_is_an_error(tmp_path: Path) -> None:
     from headway.data import TokenFileWriter
 
-    with TokenFileWriter(tmp_path / "a.tokens", 9) as out:
-        out.add([1])
-        out.add([2])
+    with TokenFileWriter(tmp_path / "a.tokens", 9) as writer:
+        writer.add([1])
+        writer.add([2])
     model = build(ModelSpec.of_depth(1, 9), seed=0)
     with pytest.raises(DataError, match="no token to predict: every document has a single token"):
         evaluate(model, Rows(TokenFile(tmp_path / "a.tokens"), 8))

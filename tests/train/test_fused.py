@@ -1,4 +1,4 @@
-"""Training with fused operators, and with their formulas in torch's operations, on the text of this repository."""
+"""Training with fused operators has the losses of training with their formulas in torch, on text of this repository."""
 
 from pathlib import Path
 
@@ -14,12 +14,12 @@ from headway.train.trainer import Trainer
 from tests.operators import plain
 
 TEXT = torch.tensor(list((Path(__file__).parents[2] / "docs" / "log.md").read_bytes()[: 1 << 16]))
-"""The beginning of the log, to which lines are added at its end."""
+"""The beginning of the log, which stays the same: lines are added at its end."""
 CONTEXT, BATCH = 96, 4
 
 
 class Bytes(Objective[Decoder]):
-    """Pieces of the text, drawn by (seed, step)."""
+    """An objective on excerpts of the text, drawn by (seed, step)."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -50,15 +50,15 @@ def test_in_float32_twenty_steps_have_the_losses_of_the_formulas(monkeypatch: py
 def test_in_bf16_two_hundred_steps_end_as_near_to_float32_as_the_formulas(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Runs of one seed part by their roundings: over four seeds, the root of the mean square of how far they end
-    from the formulas in float32 is at most four times that of the formulas in bf16 (more, by chance, once in a
-    hundred)."""
+    """Runs of one seed drift apart by rounding: over four seeds, the root mean square distance of the final losses
+    from those of the formulas in float32 is at most four times that of the formulas in bf16 (by chance, it is more
+    once in a hundred times)."""
 
     def ends(dtype: torch.dtype) -> list[float]:
         return [sum(losses(seed, 200, dtype)[-20:]) / 20 for seed in range(4)]
 
-    def apart(these: list[float]) -> float:
-        return sum((a - b) ** 2 for a, b in zip(these, exact, strict=True)) ** 0.5
+    def apart(final_losses: list[float]) -> float:
+        return sum((a - b) ** 2 for a, b in zip(final_losses, exact, strict=True)) ** 0.5
 
     fused = ends(torch.bfloat16)
     plain(monkeypatch)

@@ -1,4 +1,4 @@
-"""The norm that gradients are clipped by has the same bits however they are sharded."""
+"""The gradient norm for clipping has the same bits however the gradients are sharded."""
 
 import math
 from fractions import Fraction
@@ -23,8 +23,8 @@ def test_squares_of_rows_are_those_of_any_part(
 ) -> None:
     x = gradients(seed, rows, columns)
     x = x.flatten() if vector else x
-    found = torch.cat([row_squares(part) for part in x.chunk(parts)])
-    assert torch.equal(found, row_squares(x))
+    squares = torch.cat([row_squares(part) for part in x.chunk(parts)])
+    assert torch.equal(squares, row_squares(x))
 
 
 @pytest.mark.parametrize("columns", [PIECE, 3 * PIECE + 5, 40_000])

@@ -1,4 +1,4 @@
-"""Heads of encoders: what is trained is what `transformers` minimises."""
+"""Heads of encoders: the trained loss is the one that `transformers` minimises."""
 
 import copy
 import dataclasses
@@ -26,20 +26,20 @@ from tests.small_bert import LABELS, TEXTS, bert
 from tests.train.heads import DATA, made
 
 TASKS = list(DATA)
-pytestmark = pytest.mark.filterwarnings("ignore:train_words")  # of so few words
+pytestmark = pytest.mark.filterwarnings("ignore:train_words")  # the corpora have few words
 
 
-# --- what is minimised
+# --- losses
 
 
 def theirs(folder: Path, kind: str, **config: Any) -> tuple[Any, Any, Tokenizer]:
-    """A random model of transformers, ours of the same folder, and its tokenizer."""
+    """Returns a random model of transformers, our model of the same folder, and its tokenizer."""
     path, model = bert(folder, kind, **config)
     return model, build_model(load_folder(path)), Tokenizer.load(path)
 
 
 def asked(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The same in the names of transformers."""
+    """Returns the inputs under the names of transformers."""
     mask = inputs["tokens"].valid.long()
     return {"input_ids": inputs["ids"], "token_type_ids": inputs["types"], "attention_mask": mask}
 
@@ -51,10 +51,10 @@ def test_the_loss_of_classes_is_that_of_transformers(tmp_path: Path) -> None:
     config = ClassifyConfig(data="", context=24)
     rows = Classify.rows(records, config, Reading(tokenizer, ours.spec))
     batch = rows.batch(range(len(rows)))
-    wanted = model(**asked(dict(batch.inputs)), labels=batch.targets).loss
-    found = rows.loss(outputs(ours, batch), batch)
+    expected = model(**asked(dict(batch.inputs)), labels=batch.targets).loss
+    actual = rows.loss(outputs(ours, batch), batch)
     assert batch.targets.tolist() == [0, 1, 2, 0, 1, 2]
-    assert float(found.loss) / rows.count(batch) == pytest.approx(wanted.item(), rel=1e-5)
+    assert float(actual.loss) / rows.count(batch) == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_the_loss_of_tags_is_that_of_transformers(tmp_path: Path) -> None:
@@ -65,11 +65,11 @@ def test_the_loss_of_tags_is_that_of_transformers(tmp_path: Path) -> None:
     ]
     rows = Tag.rows(records, TagConfig(data="", context=24), Reading(tokenizer, ours.spec))
     batch = rows.batch([0, 1])
-    assert batch.targets[0, :6].tolist() == [-100, 0, 1, 2, 2, -100]  # cat ##s: B-PER and on with I-PER
-    assert batch.targets[1, :3].tolist() == [-100, 3, 3]  # on ##s: there is no I-LOC
-    wanted = model(**asked(dict(batch.inputs)), labels=batch.targets).loss
-    found = rows.loss(outputs(ours, batch), batch)
-    assert float(found.loss) / rows.count(batch) == pytest.approx(wanted.item(), rel=1e-5)
+    assert batch.targets[0, :6].tolist() == [-100, 0, 1, 2, 2, -100]  # cat ##s: B-PER, then I-PER
+    assert batch.targets[1, :3].tolist() == [-100, 3, 3]  # on ##s: B-LOC twice, as the labels have no I-LOC
+    expected = model(**asked(dict(batch.inputs)), labels=batch.targets).loss
+    actual = rows.loss(outputs(ours, batch), batch)
+    assert float(actual.loss) / rows.count(batch) == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_the_loss_of_answers_is_that_of_transformers(tmp_path: Path) -> None:
@@ -83,9 +83,9 @@ def test_the_loss_of_answers_is_that_of_transformers(tmp_path: Path) -> None:
     batch = rows.batch([0, 1, 2])
     starts, ends = torch.tensor([5, 6, 0]), torch.tensor([5, 7, 0])
     assert batch.targets.long().argmax(1).tolist() == torch.stack([starts, ends], 1).tolist()
-    wanted = model(**asked(dict(batch.inputs)), start_positions=starts, end_positions=ends).loss
-    found = rows.loss(outputs(ours, batch), batch)
-    assert float(found.loss) / rows.count(batch) == pytest.approx(wanted.item(), rel=1e-5)
+    expected = model(**asked(dict(batch.inputs)), start_positions=starts, end_positions=ends).loss
+    actual = rows.loss(outputs(ours, batch), batch)
+    assert float(actual.loss) / rows.count(batch) == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_the_loss_of_several_answers_is_minus_log_of_the_sum_of_their_probabilities(tmp_path: Path) -> None:
@@ -100,15 +100,15 @@ def test_the_loss_of_several_answers_is_minus_log_of_the_sum_of_their_probabilit
     p = out[0].softmax(0)
     slots = batch.targets[0, :, 0].nonzero().flatten().tolist()
     assert [rows.parts[0].text.ids[i] for i in slots] == [tokenizer.encode("cat", bos=False)[0]] * 2
-    wanted = -(p[slots, 0].sum().log() + p[slots, 1].sum().log()) / 2
-    assert float(rows.loss(out, batch).loss) == pytest.approx(wanted.item(), rel=1e-5)
-    # and a longer row beside it, whose slots are empty here, changes nothing
-    more = Window(1, tokenizer.inputs([("who ran", "a cat " * 7)])[0], [(0, 0)])
+    expected = -(p[slots, 0].sum().log() + p[slots, 1].sum().log()) / 2
+    assert float(rows.loss(out, batch).loss) == pytest.approx(expected.item(), rel=1e-5)
+    # a longer row in the batch, whose additional slots are empty here, changes nothing
+    longer = Window(1, tokenizer.inputs([("who ran", "a cat " * 7)])[0], [(0, 0)])
     both = copy.copy(rows)
-    both.texts = [*rows.texts, more.text]
-    both.parts = [*rows.parts, more]
+    both.texts = [*rows.texts, longer.text]
+    both.parts = [*rows.parts, longer]
     first = both.loss(out_of(both, ours)[:1], slice_of(both.batch([0, 1]), 1))
-    assert float(first.loss) == pytest.approx(wanted.item(), rel=1e-5)
+    assert float(first.loss) == pytest.approx(expected.item(), rel=1e-5)
 
 
 def out_of(rows: QuestionRows, model: Any) -> Tensor:
@@ -144,46 +144,46 @@ def test_the_losses_of_triplets_are_their_formulas() -> None:
         return (vectors[a] @ vectors[b]).item()
 
     margin = sum(max(0.0, 0.2 - cos(r.anchor, r.positive) + cos(r.anchor, str(r.negative))) for r in records)
-    others = [r.positive for r in records] + [str(r.negative) for r in records]
-    t, info = 0.05, 0.0
+    candidates = [r.positive for r in records] + [str(r.negative) for r in records]
+    temperature, info = 0.05, 0.0
     for r in records:
-        scores = torch.tensor([cos(r.anchor, x) / t for x in others])
-        info -= cos(r.anchor, r.positive) / t - float(scores.logsumexp(0))
-    for loss, wanted in (("margin", margin), ("infonce", info)):
+        scores = torch.tensor([cos(r.anchor, candidate) / temperature for candidate in candidates])
+        info -= cos(r.anchor, r.positive) / temperature - float(scores.logsumexp(0))
+    for loss, expected in (("margin", margin), ("infonce", info)):
         rows = Embed.rows(records, EmbedConfig(data="", loss=loss), Reading(tokenizer, spec))
         batch = rows.batch([0, 1, 2])
-        assert float(rows.loss(outputs(model, batch), batch).loss) == pytest.approx(wanted, rel=1e-4)
-        right = [cos(r.anchor, r.positive) > cos(r.anchor, str(r.negative)) for r in records]
-        assert rows.evaluate(model).metrics == {"accuracy": pytest.approx(sum(right) / 3)}
+        assert float(rows.loss(outputs(model, batch), batch).loss) == pytest.approx(expected, rel=1e-4)
+        correct = [cos(r.anchor, r.positive) > cos(r.anchor, str(r.negative)) for r in records]
+        assert rows.evaluate(model).metrics == {"accuracy": pytest.approx(sum(correct) / 3)}
 
 
-def small(tokenizer: Tokenizer, head: Head, family: str = "roformer", **more: Any) -> ModelSpec:
+def small(tokenizer: Tokenizer, head: Head, family: str = "roformer", **fields: Any) -> ModelSpec:
     spec = ModelSpec.of(
         family, vocab=tokenizer.vocab_size, width=32, layers=2, heads=2, hidden=48, dropout=0.0, attention_dropout=0.0,
-        **more,
+        **fields,
     )  # fmt: skip
     return spec.with_head(head)
 
 
-# --- how it is trained
+# --- micro-batches
 
 
 @share("task", TASKS, 1, 2)
 def test_micro_batches_are_the_whole_batch(task: str, tmp_path: Path) -> None:
-    """In float64, to the order of summation; infonce has no micro batches."""
-    own = {"loss": "margin"} if task == "embed" else {}
+    """Gradients in float64 are equal up to the order of summation; margin is used, as infonce has no micro-batches."""
+    changes = {"loss": "margin"} if task == "embed" else {}
     gradients = []
     for i, micro_batch in enumerate((16, 5, 1)):
-        found = made(task, tmp_path / str(i), micro_batch=micro_batch, **own)
-        model = found.model.double()
-        batches = found.batches(0)
+        head_task = made(task, tmp_path / str(i), micro_batch=micro_batch, **changes)
+        model = head_task.model.double()
+        batches = head_task.batches(0)
         assert len(batches) == -(-16 // micro_batch)
-        count = sum(found.count(batch) for batch in batches)
+        count = sum(head_task.count(batch) for batch in batches)
         for batch in batches:
-            (found.loss(model, batch).total / count).backward()
+            (head_task.loss(model, batch).total / count).backward()
         gradients.append([p.grad for p in model.parameters() if p.grad is not None])
-    for others in gradients[1:]:
-        for a, b in zip(gradients[0], others, strict=True):
+    for split_gradients in gradients[1:]:
+        for a, b in zip(gradients[0], split_gradients, strict=True):
             assert torch.allclose(a, b, rtol=1e-10, atol=1e-13)
 
 

@@ -1,4 +1,4 @@
-"""Processes are started by the command, by torchrun, by SLURM, and by Ray Train."""
+"""Processes of a run are started by the command, torchrun, SLURM or Ray Train."""
 
 import os
 import subprocess
@@ -19,17 +19,17 @@ Make = Callable[..., TextConfig]
 
 
 def ran(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    around = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(command, capture_output=True, text=True, env=around, cwd=ROOT, timeout=240)
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(command, capture_output=True, text=True, env=variables, cwd=ROOT, timeout=240)
 
 
 @pytest.fixture
 def shared(settings: Make, tmp_path: Path) -> Path:
-    """Settings of a run with two micro batches a step, which was made in one process, too."""
-    how: dict[str, Any] = {"micro_batch": 4, "optimizer": "muon", "dropout": 0.1}
-    train(settings(**how, out=str(tmp_path / "alone")), quiet=True)
+    """Returns the settings file of a run with two micro-batches a step, after making the same run in one process."""
+    changes: dict[str, Any] = {"micro_batch": 4, "optimizer": "muon", "dropout": 0.1}
+    train(settings(**changes, out=str(tmp_path / "alone")), quiet=True)
     file = tmp_path / "run.yaml"
-    file.write_text(config_yaml(settings(**how, out=str(tmp_path / "shared"))))
+    file.write_text(config_yaml(settings(**changes, out=str(tmp_path / "shared"))))
     return file
 
 
@@ -43,7 +43,7 @@ STARTED: dict[str, tuple[list[str], dict[str, str]]] = {
     "ray": ([sys.executable, "recipes/ray_train.py", "2", "FILE"], {"RAY_USAGE_STATS_ENABLED": "0"}),
 }  # fmt: skip
 SLURM = {"srun": 'exec "$@"', "scontrol": "echo localhost", "python": f'exec {sys.executable} "$@"'}
-"""The commands of a cluster of one node, as scripts."""
+"""The commands of a cluster of one node, replaced by shell scripts."""
 
 
 @pytest.mark.slow
@@ -52,13 +52,13 @@ def test_processes_are_started_and_train_as_one(by: str, shared: Path) -> None:
     command, environment = STARTED[by]
     commands = shared.parent / "bin"
     commands.mkdir()
-    for name, does in SLURM.items() if by == "slurm" else ():
-        (commands / name).write_text(f"#!/bin/sh\n{does}\n")
+    for name, script in SLURM.items() if by == "slurm" else ():
+        (commands / name).write_text(f"#!/bin/sh\n{script}\n")
         (commands / name).chmod(0o755)
-    given = [str(shared) if word == "FILE" else word for word in command]
-    done = ran(*given, PATH=f"{commands}:{os.environ['PATH']}", **environment)
-    assert done.returncode == 0, done.stderr
-    assert by == "ray" or done.stdout.count("next: headway generate") == 1
+    arguments = [str(shared) if word == "FILE" else word for word in command]
+    completed = ran(*arguments, PATH=f"{commands}:{os.environ['PATH']}", **environment)
+    assert completed.returncode == 0, completed.stderr
+    assert by == "ray" or completed.stdout.count("next: headway generate") == 1
     assert_same_bits(str(shared.parent / "shared"), str(shared.parent / "alone"))
 
 
@@ -79,24 +79,24 @@ def test_settings_are_looked_at_before_processes_are_started(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Said once, and nothing is started."""
+    """The error is printed once, and nothing is started."""
     started: list[object] = []
     monkeypatch.setattr("torch.distributed.run.run", started.append)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr("sys.argv", ["headway", "train"])
-    usual = ["--data", str(corpus), "--depth", "1", "--out", str(tmp_path / "run")]
-    assert run(["train", "--processes", "2", *usual, *arguments]) == 1
-    told = capfd.readouterr().err
-    assert said in told
-    assert told.startswith("headway: error: ")
-    assert told.count("\n") == 1
+    options = ["--data", str(corpus), "--depth", "1", "--out", str(tmp_path / "run")]
+    assert run(["train", "--processes", "2", *options, *arguments]) == 1
+    stderr = capfd.readouterr().err
+    assert said in stderr
+    assert stderr.startswith("headway: error: ")
+    assert stderr.count("\n") == 1
     assert not started
-    assert run(["train", "--processes", "2", *usual]) == 0
+    assert run(["train", "--processes", "2", *options]) == 0
     assert len(started) == 1
 
 
 def test_a_run_of_several_processes_goes_on_in_as_many() -> None:
-    """The mesh of its settings is of so many."""
+    """The mesh in its settings needs that many processes."""
     assert resume_command(Path("runs/x"), 1) == "headway train --config runs/x/config.yaml --resume auto"
     several = "headway train --processes 2 --config 'a run/config.yaml' --resume auto"
     assert resume_command(Path("a run"), 2) == several

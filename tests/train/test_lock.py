@@ -1,4 +1,4 @@
-"""One run in a folder at a time, however many are started and however they end."""
+"""Only one run at a time uses a folder, however many are started and however they end."""
 
 import errno
 import fcntl
@@ -24,46 +24,46 @@ Make = Callable[..., TextConfig]
 
 
 def started(count: int, function: Callable[[int], object]) -> list[tuple[int, str]]:
-    """`function(i)` in `count` processes that begin at the same moment; exit statuses, and what their errors said."""
-    gate, opened = os.pipe()
-    heard: list[tuple[int, int]] = []
+    """Calls function(i) in `count` processes at the same moment; returns their exit codes and error messages."""
+    gate_reader, gate_writer = os.pipe()
+    children: list[tuple[int, int]] = []
     for i in range(count):
-        end, said = os.pipe()
+        reader, writer = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on forks of threaded processes
             child = os.fork()
         if child == 0:
-            os.close(opened)
+            os.close(gate_writer)
             code = 3
             try:
-                os.read(gate, 1)  # until the gate's last end is closed
+                os.read(gate_reader, 1)  # returns when all write ends of the gate are closed
                 function(i)
                 code = 0
             except ConfigError as error:
-                os.write(said, str(error).encode())
+                os.write(writer, str(error).encode())
                 code = 1
             finally:
                 os._exit(code)
-        os.close(said)
-        heard.append((child, end))
-    os.close(gate)
-    os.close(opened)
-    found = []
-    for child, end in heard:
+        os.close(writer)
+        children.append((child, reader))
+    os.close(gate_reader)
+    os.close(gate_writer)
+    results = []
+    for child, reader in children:
         _, status = os.waitpid(child, 0)
-        with open(end, encoding="utf-8") as file:
-            found.append((os.waitstatus_to_exitcode(status), file.read()))
-    return found
+        with open(reader, encoding="utf-8") as file:
+            results.append((os.waitstatus_to_exitcode(status), file.read()))
+    return results
 
 
 @pytest.mark.parametrize("count", [2, 8])
 def test_of_runs_that_begin_together_exactly_one_runs(settings: Make, tmp_path: Path, count: int) -> None:
     alone = settings(steps=8, out=str(tmp_path / "alone"))
     train(alone, quiet=True)
-    found = started(count, lambda i: train(settings(steps=8), quiet=True))
-    assert sorted(code for code, _ in found) == [0] + [1] * (count - 1)
-    said = [text for code, text in found if code]
-    assert all("run is in use by " in text or "already holds a run" in text for text in said), said
+    results = started(count, lambda i: train(settings(steps=8), quiet=True))
+    assert sorted(code for code, _ in results) == [0] + [1] * (count - 1)
+    messages = [text for code, text in results if code]
+    assert all("run is in use by " in text or "already holds a run" in text for text in messages), messages
     assert_same_bits(settings().out, alone.out)
     text = (tmp_path / "run" / "metrics.jsonl").read_text("utf-8")
     assert [json.loads(line)["step"] for line in text.splitlines()] == list(range(1, 9))
@@ -92,9 +92,9 @@ def test_the_second_says_who_uses_the_folder(
     assert len(before) == 2
     with locked(tmp_path / "run"):
         assert run(["train", "--config", str(tmp_path / "run.yaml"), "--resume", resume]) == 1
-    said = capsys.readouterr().err
-    assert f"run is in use by process {os.getpid()} on host {socket.gethostname()} since 20" in said
-    assert "choose another folder with --out" in said
+    stderr = capsys.readouterr().err
+    assert f"run is in use by process {os.getpid()} on host {socket.gethostname()} since 20" in stderr
+    assert "choose another folder with --out" in stderr
 
 
 def test_what_a_killed_run_leaves_locks_nothing(settings: Make, tmp_path: Path) -> None:
@@ -110,12 +110,16 @@ def test_what_a_killed_run_leaves_locks_nothing(settings: Make, tmp_path: Path) 
 
 def test_a_lock_of_another_host_is_not_taken_over(settings: Make, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    left = tmp_path / "run" / LOCK
-    left.write_text(json.dumps({"process": 7, "host": "elsewhere", "since": "2026-11-22T10:00:00+00:00"}))
-    with pytest.raises(ConfigError, match=rf"by process 7 on host elsewhere .* If it is gone, remove {left}"):
+    lock_file = tmp_path / "run" / LOCK
+    lock_file.write_text(
+        json.dumps({"process": 7, "host": "elsewhere", "since": "2026-11-22T10:00:00+00:00"})
+    )
+    with pytest.raises(
+        ConfigError, match=rf"by process 7 on host elsewhere .* If it is gone, remove {lock_file}"
+    ):
         train(settings(), quiet=True)
     assert [p.name for p in (tmp_path / "run").iterdir()] == [LOCK]
-    left.unlink()
+    lock_file.unlink()
     train(settings(steps=1), quiet=True)
 
 
@@ -145,8 +149,8 @@ def test_a_refused_run_leaves_no_folder(settings: Make, tmp_path: Path) -> None:
 def test_a_lock_on_a_file_that_its_holder_removed_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another run ends between the opening of the file and its lock: the lock is taken anew, on the file of that name,
-    which keeps a third run out."""
+    """If another run ends between the opening and the locking of the file, the lock is taken again on the new file of
+    that name, which keeps a third run out."""
     flock, ended = fcntl.flock, []
 
     def after_its_end(descriptor: int, operation: int) -> None:
@@ -163,7 +167,7 @@ def test_a_lock_on_a_file_that_its_holder_removed_is_none(
 
 
 def test_locks_that_come_and_go_are_held_by_one_at_a_time(tmp_path: Path) -> None:
-    """Each of 4 processes holds the lock 25 times: the folder, its lock and whatever made them come and go."""
+    """Each of 4 processes takes the lock 25 times, while the folder and its lock file are made and removed."""
 
     def often(i: int) -> None:
         done = 0
@@ -184,7 +188,7 @@ def test_locks_that_come_and_go_are_held_by_one_at_a_time(tmp_path: Path) -> Non
 def test_a_folder_that_goes_while_it_is_made_is_made_anew(
     error: type[OSError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`mkdir(parents=True, exist_ok=True)` takes several steps, and another run ends between two of them."""
+    """`mkdir(parents=True, exist_ok=True)` takes several steps, and another run may end between two of them."""
     mkdir, ended = Path.mkdir, []
 
     def gone_at_first(path: Path, *args: object, **options: object) -> None:

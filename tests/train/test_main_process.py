@@ -1,4 +1,4 @@
-"""Of several processes one speaks: `headway train` where torchrun has started it."""
+"""Only the main process prints: `headway train` when torchrun has started it."""
 
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,16 @@ from headway.train import Interrupted, TextConfig
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, str]]:
-    """What training is asked for; it is stopped at once."""
-    asked: list[tuple[Any, str]] = []
+    """Replaces training by a function that records its arguments and stops at once; returns the records."""
+    calls: list[tuple[Any, str]] = []
 
     def stopped(config: TextConfig, *, resume: str) -> None:
-        asked.append((config, resume))
+        calls.append((config, resume))
         raise Interrupted(Path("out/checkpoint-7"))
 
     monkeypatch.setattr(headway.train, "train", stopped)
     monkeypatch.setattr(headway.hardware, "keep_freed_memory", lambda: True)
-    return asked
+    return calls
 
 
 @pytest.mark.parametrize(("rank", "speaks"), [(None, True), ("0", True), ("1", False)])
@@ -44,9 +44,9 @@ def test_the_main_process_says_how_to_resume(
     assert run(["train", "--data", "x", "--out", "out", "--resume", "never"]) == 130
     ((config, resume),) = started
     assert (config.out, resume) == ("out", "never")
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err == speaks * (
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err == speaks * (
         "saved out/checkpoint-7\n"
         f"resume with: headway train {processes}--config out/config.yaml --resume auto\n"
     )
@@ -71,8 +71,8 @@ def test_a_recipe_is_run_and_not_described(
     recipe = tmp_path / "r.yaml"
     recipe.write_text("stages: {}\n")
     assert run(["train", "--config", str(recipe), flag]) == 1
-    said = " ".join(capsys.readouterr().err.split())
-    assert "is a recipe of several runs; --print-config and --dry-run are for one run" in said
+    stderr = " ".join(capsys.readouterr().err.split())
+    assert "is a recipe of several runs; --print-config and --dry-run are for one run" in stderr
     assert run(["train", "--config", str(recipe), "--processes", "2"]) == 1
-    said = " ".join(capsys.readouterr().err.split())
-    assert "is a recipe of several runs, which one process makes; drop --processes" in said
+    stderr = " ".join(capsys.readouterr().err.split())
+    assert "is a recipe of several runs, which one process makes; drop --processes" in stderr

@@ -1,4 +1,4 @@
-"""Pre-training of encoders on masked tokens (rows 82, 84, 87)."""
+"""Pre-training of encoders on masked tokens (rows 82, 84, 86, 87)."""
 
 import gzip
 import json
@@ -69,22 +69,20 @@ def test_row_87_a_run_learns_and_logs_loss_and_accuracy(
     held = [r for r in records if "val_loss" in r]
     assert [r["step"] for r in held] == [20, 40]
     assert all(set(r) == {"step", "val_loss", "val_tokens", "val_accuracy"} for r in held)
-    found = result.validation
-    assert found is not None
-    assert (
-        held[-1]["val_accuracy"] == found.accuracy == sum(b.hits or 0 for b in found.positions) / found.tokens
-    )
+    last = result.validation
+    assert last is not None
+    assert held[-1]["val_accuracy"] == last.accuracy == sum(b.hits or 0 for b in last.positions) / last.tokens
     assert held[-1]["val_accuracy"] > held[0]["val_accuracy"]
-    assert found.bits_per_byte is None
-    said = capsys.readouterr().err
-    assert re.search(r"held out, step 40: loss \d\.\d{4}, accuracy 0\.\d{4} over \d+ tokens", said)
-    assert re.search(r"step 20: one \[MASK\] three -> one.*three\n", said)
+    assert last.bits_per_byte is None
+    stderr = capsys.readouterr().err
+    assert re.search(r"held out, step 40: loss \d\.\d{4}, accuracy 0\.\d{4} over \d+ tokens", stderr)
+    assert re.search(r"step 20: one \[MASK\] three -> one.*three\n", stderr)
     assert result.curve.read_bytes().startswith(b"\x89PNG")
 
     file, tokenizer = TokenFile(result.out / "data" / "validation.tokens"), Tokenizer.load(result.model)
     again = evaluate(model_of(result.model), masked_rows(file, 24, tokenizer, seed=config.seed))
-    assert (again.hits, again.tokens) == (found.hits, found.tokens)
-    assert again.nats == pytest.approx(found.nats, rel=1e-5)
+    assert (again.hits, again.tokens) == (last.hits, last.tokens)
+    assert again.nats == pytest.approx(last.nats, rel=1e-5)
     other = evaluate(model_of(result.model), masked_rows(file, 24, tokenizer, seed=config.seed + 1))
     assert other.nats != again.nats
 
@@ -98,39 +96,39 @@ def examples(config: TextConfig, folder: Path) -> tuple[MaskedRows, ModelSpec]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_loss_is_the_mean_over_masked_tokens(encoder: Make, tmp_path: Path, family: str) -> None:
-    """Against all logits of the model's own forward pass."""
+    """Compared with the cross-entropy on all logits of the model's forward pass."""
     patterns = "Window.around(3) | Global()" if family == "longformer" else None
     rows, spec = examples(encoder(family=family, patterns=patterns), tmp_path / "made")
     model = build(replace(spec, init_std=0.3), seed=1).eval()
     assert isinstance(model, Encoder)
     batch = rows.batch(range(6))
     ids, tokens, targets = batch.inputs["ids"], batch.inputs["tokens"], batch.targets
-    kept = targets != IGNORE_INDEX
+    masked = targets != IGNORE_INDEX
     assert (tokens.is_global is not None) == spec.global_projections
-    logits = model(ids, tokens=tokens)[kept].double().detach()
-    wanted = F.cross_entropy(logits, targets[kept], reduction="none")
+    logits = model(ids, tokens=tokens)[masked].double().detach()
+    expected = F.cross_entropy(logits, targets[masked], reduction="none")
     total, nats, count, each, hits = model(ids, tokens=tokens, targets=targets)
-    assert (count, float(nats)) == (int(kept.sum()), float(total.detach()))
-    assert not each[~kept].any()
-    assert not hits[~kept].any()
-    torch.testing.assert_close(each[kept].double(), wanted, rtol=1e-5, atol=1e-5)
-    assert float(total.detach()) == pytest.approx(float(wanted.sum()), rel=1e-6)
-    assert torch.equal(hits[kept], logits.argmax(-1) == targets[kept])
-    twin = MasterWeights(model, torch.float32)
-    assert accumulated(twin, [batch]) == (float(total.detach()), count, {"hits": int(hits.sum())})
+    assert (count, float(nats)) == (int(masked.sum()), float(total.detach()))
+    assert not each[~masked].any()
+    assert not hits[~masked].any()
+    torch.testing.assert_close(each[masked].double(), expected, rtol=1e-5, atol=1e-5)
+    assert float(total.detach()) == pytest.approx(float(expected.sum()), rel=1e-6)
+    assert torch.equal(hits[masked], logits.argmax(-1) == targets[masked])
+    weights = MasterWeights(model, torch.float32)
+    assert accumulated(weights, [batch]) == (float(total.detach()), count, {"hits": int(hits.sum())})
 
 
 def test_every_parameter_is_trained(encoder: Make, tmp_path: Path) -> None:
-    """Longformer's projections of global tokens too, but in the last layer, where only [CLS] would ask for them."""
+    """So are Longformer's projections of global tokens, except in the last layer, where only [CLS] would need them."""
     for family in FAMILIES:
         rows, spec = examples(encoder(family=family), tmp_path / family)
-        twin = MasterWeights(build(replace(spec, init_std=0.3), seed=1).train(), torch.float32)
-        accumulated(twin, [rows.batch(range(8))])
-        still = {n for n, p in twin.master.named_parameters() if p.grad is None or not p.grad.any()}
+        weights = MasterWeights(build(replace(spec, init_std=0.3), seed=1).train(), torch.float32)
+        accumulated(weights, [rows.batch(range(8))])
+        untrained = {n for n, p in weights.master.named_parameters() if p.grad is None or not p.grad.any()}
         # A bias on the keys adds the same to all scores of a query.
-        still = {n for n in still if not n.endswith(("k_proj.bias", "k_global_proj.bias"))}
+        untrained = {n for n in untrained if not n.endswith(("k_proj.bias", "k_global_proj.bias"))}
         last = f"model.layers.{spec.layers - 1}.self_attn."
-        assert all(n.startswith(last) and "_global_proj." in n for n in still), (family, still)
+        assert all(n.startswith(last) and "_global_proj." in n for n in untrained), (family, untrained)
 
 
 def test_a_packed_row_is_its_texts_alone(encoder: Make, tmp_path: Path) -> None:
@@ -145,10 +143,10 @@ def test_a_packed_row_is_its_texts_alone(encoder: Make, tmp_path: Path) -> None:
         batch.inputs["ids"], batch.targets, tokens.index, tokens.document, strict=True
     ):
         for d in document[index >= 0].unique():
-            own = document == d
-            said = targets[own][None]
-            if (said != IGNORE_INDEX).any():
-                alone.append(model(ids[own][None], targets=said).each[said != IGNORE_INDEX])
+            inside = document == d
+            labels = targets[inside][None]
+            if (labels != IGNORE_INDEX).any():
+                alone.append(model(ids[inside][None], targets=labels).each[labels != IGNORE_INDEX])
     assert len(alone) > len(rows)
     together = model(**batch.inputs, targets=batch.targets).each[batch.targets != IGNORE_INDEX]
     torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-5)
@@ -156,48 +154,48 @@ def test_a_packed_row_is_its_texts_alone(encoder: Make, tmp_path: Path) -> None:
 
 @share("family", ["bert", "roformer"], 1, 2)
 def test_transformers_goes_on_with_what_was_trained(encoder: Make, family: str) -> None:
-    """The saved folder is its BertForMaskedLM or RoFormerForMaskedLM; loss by its own labels, rows with padding."""
+    """transformers loads the folder as BertForMaskedLM or RoFormerForMaskedLM, with the same loss on padded rows."""
     import transformers
 
-    theirs = {"bert": transformers.BertForMaskedLM, "roformer": transformers.RoFormerForMaskedLM}[family]
+    peer_class = {"bert": transformers.BertForMaskedLM, "roformer": transformers.RoFormerForMaskedLM}[family]
     result = train(encoder(family=family, steps=3, pack=False, validation_share=0.2), quiet=True)
     config = json.loads((result.model / "config.json").read_text())
-    assert config["architectures"] == [theirs.__name__]
-    peer, ours = theirs.from_pretrained(result.model).eval(), model_of(result.model)
+    assert config["architectures"] == [peer_class.__name__]
+    peer, ours = peer_class.from_pretrained(result.model).eval(), model_of(result.model)
     file, tokenizer = TokenFile(result.out / "data" / "validation.tokens"), Tokenizer.load(result.model)
     rows = masked_rows(file, 24, tokenizer, packed=False, draw=5)
     batch = rows.batch(range(len(rows)))
     ids, tokens, targets = batch.inputs["ids"], batch.inputs["tokens"], batch.targets
     with torch.no_grad():
-        said = peer(input_ids=ids, attention_mask=tokens.valid.long(), labels=targets)
-        found = ours(ids, tokens=tokens, targets=targets)
-    assert found.tokens > 5
-    assert float(found.nats) / found.tokens == pytest.approx(float(said.loss), rel=1e-5)
-    peers = transformers.AutoTokenizer.from_pretrained(result.model)
-    assert peers("one two")["input_ids"] == tokenizer.encode("one two")
-    assert peers.mask_token_id == tokenizer.mask
+        peer_output = peer(input_ids=ids, attention_mask=tokens.valid.long(), labels=targets)
+        actual = ours(ids, tokens=tokens, targets=targets)
+    assert actual.tokens > 5
+    assert float(actual.nats) / actual.tokens == pytest.approx(float(peer_output.loss), rel=1e-5)
+    peer_tokenizer = transformers.AutoTokenizer.from_pretrained(result.model)
+    assert peer_tokenizer("one two")["input_ids"] == tokenizer.encode("one two")
+    assert peer_tokenizer.mask_token_id == tokenizer.mask
 
 
 def test_masks_do_not_depend_on_micro_batches_and_differ_by_step(encoder: Make, tmp_path: Path) -> None:
-    seen: list[list[float]] = []
+    token_counts: list[list[float]] = []
     for size in (8, 3):
         config = encoder(dropout=0.0, micro_batch=size, out=str(tmp_path / str(size)))
         result = train(config, quiet=True)
-        seen.append([r["tokens"] for r in read_metrics(result.metrics) if "loss" in r])
-    assert seen[0] == seen[1]
+        token_counts.append([r["tokens"] for r in read_metrics(result.metrics) if "loss" in r])
+    assert token_counts[0] == token_counts[1]
     rows, _ = examples(encoder(), tmp_path / "made")
     assert not torch.equal(rows.drawn(0).batch([0])[1], rows.drawn(1).batch([0])[1])
 
 
 def test_the_command_line(encoder: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Train by flags, evaluate at the trained length and at four times of it (row 84)."""
+    """Trains by flags, and evaluates at the trained length and at four times that length (row 84)."""
     out = str(tmp_path / "run")
     sizes = "--depth 2 --width 16 --heads 2 --vocab 300 --context 24 --batch-tokens 96 --steps 2"
-    how = f"--family roformer {sizes} --dtype fp32 --validation-share 0.3"
-    assert run(["train", *how.split(), "--data", encoder().data, "--out", out]) == 0
-    said = capsys.readouterr().out
-    assert "held-out accuracy" in said
-    assert f"next: headway eval {out}/final --data" in said
+    options = f"--family roformer {sizes} --dtype fp32 --validation-share 0.3"
+    assert run(["train", *options.split(), "--data", encoder().data, "--out", out]) == 0
+    output = capsys.readouterr().out
+    assert "held-out accuracy" in output
+    assert f"next: headway eval {out}/final --data" in output
     held = f"{out}/data/validation.tokens"
     for context in (24, 96):
         arguments = ["eval", f"{out}/final", "--data", held, "--dtype", "fp32", "--context", str(context)]
@@ -219,8 +217,8 @@ def test_the_command_line(encoder: Make, tmp_path: Path, capsys: pytest.CaptureF
     {"units": "characters", "mixers": "cosine"},
 ], ids=lambda c: "-".join(map(str, c.values())))  # fmt: skip
 def test_a_small_roformer_learns_chinese(tmp_path: Path, changes: dict[str, Any]) -> None:
-    """Rows 82, 84, 86: the loss falls with linear attention too; held-out accuracy beats naming the most frequent
-    token; rows of four times the length give finite losses, near those of the trained length."""
+    """Rows 82, 84, 86: the loss falls, also with linear attention; held-out accuracy beats naming the most frequent
+    token; rows of four times the length have a loss near that of the trained length."""
     text = gzip.decompress(data_path("chinese/hongloumeng.txt.gz").read_bytes()).decode("utf-8-sig")
     (tmp_path / "text.txt").write_text(text[:200_000], encoding="utf-8")
     config = TextConfig.of(
@@ -246,7 +244,7 @@ def test_a_small_roformer_learns_chinese(tmp_path: Path, changes: dict[str, Any]
 
 
 def test_words_are_fewer_than_characters(tmp_path: Path, encoder: Make) -> None:
-    """Row 86: the same text, shorter with words."""
+    """Row 86: the same text has fewer tokens with words."""
     text = "宝玉笑道：“妹妹来了。”黛玉笑道：“宝玉来了。”\n" * 20
     (tmp_path / "zh.txt").write_text(text, encoding="utf-8")
     sizes = {}
@@ -254,8 +252,8 @@ def test_words_are_fewer_than_characters(tmp_path: Path, encoder: Make) -> None:
         config = encoder(
             data=str(tmp_path / "zh.txt"), units=units, vocab=vocab, steps=1, out=str(tmp_path / units)
         )
-        made = train(config, quiet=True)
-        file, tokenizer = TokenFile(made.out / "data" / "train.tokens"), Tokenizer.load(made.model)
+        result = train(config, quiet=True)
+        file, tokenizer = TokenFile(result.out / "data" / "train.tokens"), Tokenizer.load(result.model)
         assert tokenizer.decode(file.tokens.tolist()) == text
         sizes[units] = len(file)
     assert sizes["words"] < sizes["characters"] == len(text)

@@ -1,4 +1,4 @@
-"""Which encoders can be pre-trained, from which settings and folders, and what is said of the others."""
+"""Which encoders can be pre-trained, from which settings and folders, and the error messages for all others."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,16 +31,16 @@ def test_specs_of_encoders(encoder: Make) -> None:
     assert spec.mixers == (LinearAttentionSpec("elu+1"),) * spec.layers
     assert (spec.dropout, spec.attention_dropout) == (0.2, 0.0)
     assert text_task_of(spec) == "masked-lm"
-    found = describe_run(encoder(family="roformer"))
-    assert sum(found.groups.values()) == cost.parameter_count(found.spec)
+    plan = describe_run(encoder(family="roformer"))
+    assert sum(plan.groups.values()) == cost.parameter_count(plan.spec)
 
 
 def test_models_that_have_no_mask_to_fill(encoder: Make, settings: Make, tmp_path: Path) -> None:
-    done = train(encoder(steps=1), quiet=True)
+    first = train(encoder(steps=1), quiet=True)
     folder = {**dict.fromkeys((*ENCODER, "vocab", "depth", "width", "heads")), "model": str(tmp_path / "c")}
-    spec = model_of(done.model).spec
+    spec = model_of(first.model).spec
     classifier = build(spec.with_head(Head("classify", labels=("a", "b"), dense="tanh")), seed=0)
-    save_folder(tmp_path / "c", classifier, tokenizer=Tokenizer.load(done.model))
+    save_folder(tmp_path / "c", classifier, tokenizer=Tokenizer.load(first.model))
     with pytest.raises(
         ConfigError,
         match=r"nothing trains .* this encoder \(bert\) has Head\('classify'\); it is pre-trained with",
@@ -49,7 +49,7 @@ def test_models_that_have_no_mask_to_fill(encoder: Make, settings: Make, tmp_pat
     plain = train(settings(steps=1, out=str(tmp_path / "decoder")), quiet=True)
     with pytest.raises(DataError, match="this tokenizer has no mask token"):
         train(encoder(vocab=None, tokenizer=str(plain.model), out=str(tmp_path / "e")), quiet=True)
-    longer = {**folder, "model": str(done.model), "context": 48}
+    longer = {**folder, "model": str(first.model), "context": 48}
     with pytest.raises(
         ConfigError, match=r"context 48 is more than the 24 tokens that .* can take; lower context"
     ):

@@ -1,4 +1,4 @@
-"""`headway eval --task`: a model that a run left, measured on what the run held out, is what the run measured last."""
+"""`headway eval --task` of a run's model on the run's held-out data repeats the last evaluation of the run."""
 
 import json
 from collections.abc import Callable
@@ -22,13 +22,13 @@ from tests.train.test_chat import SHORT, conversations
 from tests.train.test_preference import pairs
 from tests.train.translation import TINY, corpus
 
-pytestmark = pytest.mark.filterwarnings("ignore:train_words")  # of so few words
+pytestmark = pytest.mark.filterwarnings("ignore:train_words")  # the corpora have few words
 Case = Callable[[Path], tuple[TrainConfig, list[str]]]
 ROWS = ["context=64"]
 
 
 def chat(folder: Path) -> tuple[TrainConfig, list[str]]:
-    """An answer ends with a token that is no EOS, which generation_config.json alone says to eval."""
+    """Answers end with a token other than EOS, which eval learns from generation_config.json only."""
     held = write(folder / "held.jsonl", conversations(20, seed=1))
     other = SHORT.replace("{{ eos_token }}", "{{ bos_token }}")
     config = test_chat.config(folder, validation=held, train_on="last", template=other, stop=("<|begin|>",))
@@ -41,7 +41,7 @@ def share_of_chats(folder: Path) -> tuple[TrainConfig, list[str]]:
 
 
 def adapter(folder: Path) -> tuple[TrainConfig, list[str]]:
-    """Whose template, beside it, is another than its base's."""
+    """Returns the case of an adapter whose own chat template differs from its base's."""
     base = train(
         test_chat.config(folder, template=SHORT.replace("A:", "B:"), steps=1, out=str(folder / "base")),
         quiet=True,
@@ -75,13 +75,16 @@ def translation(folder: Path) -> tuple[TrainConfig, list[str]]:
 
 def text(**changes: Any) -> Case:
     def made(folder: Path) -> tuple[TrainConfig, list[str]]:
-        files = [write(folder / f"{i}.jsonl", [{"text": t} for t in documents(i, 30)]) for i in (0, 1)]
-        usual: dict[str, Any] = {
+        files = [
+            write(folder / f"{i}.jsonl", [{"text": document} for document in documents(i, 30)])
+            for i in (0, 1)
+        ]
+        defaults: dict[str, Any] = {
             "data": files[0], "validation": files[1], "vocab": 300, "depth": 1, "width": 16, "heads": 2,
             "hidden": 24, "context": 24, "batch_tokens": 96, "steps": 4, "dtype": "fp32", "workers": 1,
             "backend": "sdpa", "out": str(folder / "run"),
         }  # fmt: skip
-        return TextConfig.of(usual | changes), ["--data", files[1], "--context", "24"]
+        return TextConfig.of(defaults | changes), ["--data", files[1], "--context", "24"]
 
     return made
 
@@ -111,8 +114,8 @@ def report(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str
     code = run([*arguments, "--json"])
     out, err = capsys.readouterr()
     assert code == 0, err
-    found: dict[str, Any] = json.loads(out)
-    return found
+    result: dict[str, Any] = json.loads(out)
+    return result
 
 
 @share("case", CASES, 1, 2)
@@ -123,11 +126,11 @@ def test_eval_of_what_a_run_left_is_the_runs_last_evaluation(
     result = train(config, quiet=True)
     last = next(line for line in reversed(read_metrics(result.metrics)) if "val_loss" in line)
     command = ["eval", str(result.model), "--task", case.partition(",")[0], "--dtype", "fp32", *arguments]
-    found = report(command, capsys)
+    evaluation = report(command, capsys)
     measured = {name.removeprefix("val_"): value for name, value in last.items() if name.startswith("val_")}
     assert "loss" in measured
     for name, value in measured.items():
-        assert found[name] == pytest.approx(value, rel=1e-5), name
+        assert evaluation[name] == pytest.approx(value, rel=1e-5), name
     assert run([*command, "--limit", "7"]) == 0
     assert run([*command, "lr=1"]) == 1
     assert f"eval measures no model of task {case.partition(',')[0]} by 'lr'" in capsys.readouterr().err
@@ -141,7 +144,7 @@ def test_what_is_measured_is_said_before_it_is(tmp_path: Path, capsys: pytest.Ca
     config, arguments = orpo(tmp_path)
     result = train(config, quiet=True)
     held, model = arguments[1], str(result.model)
-    for given, said in (
+    for options, message in (
         (["--task", "classify", "--data", held], "llama is no encoder"),
         (["--task", "preferences", "--data", held], 'did you mean "preference"?'),
         (
@@ -156,28 +159,30 @@ def test_what_is_measured_is_said_before_it_is(tmp_path: Path, capsys: pytest.Ca
         (["--task", "translation", "source=a", "target=b"], "llama is no encoder-decoder"),
         (["--task", "tests.train.reversal:Reversal", "letters=3"], "Reversal measures within its runs alone"),
     ):
-        assert run(["eval", model, *given]) == 1
-        assert said in capsys.readouterr().err
+        assert run(["eval", model, *options]) == 1
+        assert message in capsys.readouterr().err
 
 
 def test_a_classifier_is_printed_class_by_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = heads.settings("classify", tmp_path)
     command = ["eval", str(train(config, quiet=True).model), "--data", str(config.validation)]
-    found = report(command, capsys)
-    wanted = [json.loads(line)["label"] for line in Path(str(config.validation)).read_text().splitlines()]
-    assert [sum(row) for row in found["confusion"]] == [wanted.count(label) for label in found["labels"]]
-    right = sum(row[i] for i, row in enumerate(found["confusion"]))
-    assert found["accuracy"] == pytest.approx(right / len(wanted))
+    evaluation = report(command, capsys)
+    labels = [json.loads(line)["label"] for line in Path(str(config.validation)).read_text().splitlines()]
+    assert [sum(row) for row in evaluation["confusion"]] == [
+        labels.count(label) for label in evaluation["labels"]
+    ]
+    correct = sum(row[i] for i, row in enumerate(evaluation["confusion"]))
+    assert evaluation["accuracy"] == pytest.approx(correct / len(labels))
     assert run(command) == 0
     printed = [line.split() for line in capsys.readouterr().out.splitlines()]
-    for one, row in zip(found["classes"], found["confusion"], strict=True):
-        scores = [cell(one[name]) for name in ("precision", "recall", "f1", "count")]
-        assert [*one["label"].split(), *scores] in printed
-        assert [*one["label"].split(), *map(str, row)] in printed
+    for scored, row in zip(evaluation["classes"], evaluation["confusion"], strict=True):
+        scores = [cell(scored[name]) for name in ("precision", "recall", "f1", "count")]
+        assert [*scored["label"].split(), *scores] in printed
+        assert [*scored["label"].split(), *map(str, row)] in printed
 
 
 def test_records_of_a_limit_are_drawn_from_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file that is sorted by class: the first ones are of one."""
+    """The file is sorted by class, so its first records are all of one class."""
     config = heads.settings("classify", tmp_path)
     result = train(config, quiet=True)
     lines = Path(str(config.validation)).read_text().splitlines()
@@ -191,6 +196,6 @@ def test_records_of_a_limit_are_drawn_from_all(tmp_path: Path, capsys: pytest.Ca
         "--limit",
         str(len(lines) // 4),
     ]
-    found = report(command, capsys)
-    assert found["records"] == len(lines) // 4
-    assert all(one["count"] for one in found["classes"])
+    evaluation = report(command, capsys)
+    assert evaluation["records"] == len(lines) // 4
+    assert all(scored["count"] for scored in evaluation["classes"])

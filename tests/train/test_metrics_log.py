@@ -1,4 +1,4 @@
-"""metrics.jsonl line by line, and what is said of a step."""
+"""metrics.jsonl line by line, and the progress line of a step."""
 
 import io
 from pathlib import Path
@@ -32,11 +32,11 @@ def test_lines_are_appended_and_what_is_not_finite_is_null(tmp_path: Path) -> No
     assert path.read_text() == "", "a run from the beginning keeps nothing"
     heard = Heard()
     log.send = heard.write
-    given = {"step": 1, "loss": float("nan"), "lr": float("-inf"), "x": 0.5, "name": "a"}
-    log.write(given)
+    record = {"step": 1, "loss": float("nan"), "lr": float("-inf"), "x": 0.5, "name": "a"}
+    log.write(record)
     log.write({"step": 2})
     assert path.read_text() == ('{"step": 1, "loss": null, "lr": null, "x": 0.5, "name": "a"}\n{"step": 2}\n')
-    assert heard.records == [given, {"step": 2}]
+    assert heard.records == [record, {"step": 2}]
 
 
 def test_after_a_checkpoint_later_lines_are_dropped(tmp_path: Path) -> None:
@@ -68,10 +68,10 @@ def test_a_step_in_a_line() -> None:
     line = "loss 3.412  5321 tok/s  lr 2.10e-03  |g| 0.82  eta 3:20"
     assert summary(RECORD) == line
     assert summary(RECORD, short=True) == "loss 3.412  5321 tok/s  eta 3:20"
-    more = RECORD | {"bits_per_byte": 1.70649, "accuracy": 0.25}
-    assert summary(more) == line.replace("3.412  ", "3.412  1.706 bits/byte  accuracy 0.250  ")
-    none = RECORD | {"loss": None, "bits_per_byte": None, "accuracy": None}
-    assert summary(none) == line.replace("3.412", "-")
+    with_metrics = RECORD | {"bits_per_byte": 1.70649, "accuracy": 0.25}
+    assert summary(with_metrics) == line.replace("3.412  ", "3.412  1.706 bits/byte  accuracy 0.250  ")
+    without_numbers = RECORD | {"loss": None, "bits_per_byte": None, "accuracy": None}
+    assert summary(without_numbers) == line.replace("3.412", "-")
     assert "bits/byte" in summary(RECORD | {"bits_per_byte": 0.0})
 
 
@@ -85,15 +85,15 @@ def test_a_clock(seconds: float, text: str) -> None:
 
 
 def told(total: int | None, every: int, steps: list[tuple[int, float]], **options: Any) -> list[int]:
-    """The steps that are said of steps at so many seconds."""
+    """Returns the steps whose progress is printed, for pairs of a step and its seconds since the start."""
     stream = io.StringIO()
     with Reporter(total, every, stream=stream, **options) as reporter:
         for step, seconds in steps:
             reporter.step(RECORD | {"step": step, "seconds": seconds})
     lines = stream.getvalue().splitlines()
-    of = f"/{total}" if total else ""
+    suffix = f"/{total}" if total else ""
     numbers = [int(line.removeprefix("step ").partition("/" if total else " ")[0]) for line in lines]
-    assert lines == [f"step {n}{of}  {summary(RECORD)}" for n in numbers]
+    assert lines == [f"step {n}{suffix}  {summary(RECORD)}" for n in numbers]
     return numbers
 
 
@@ -113,7 +113,7 @@ class Terminal(io.StringIO):
 
 
 def test_on_a_terminal_a_bar_is_filled_by_steps_or_by_the_clock(capsys: pytest.CaptureFixture[str]) -> None:
-    """What goes to stdout goes there, not above the bar."""
+    """What is printed to stdout stays on stdout and is not drawn above the bar."""
     for total, shown in ((None, (30.0, 120.0, "step 7")), (8, (7, 8, "7/8"))):
         terminal = Terminal()
         with Reporter(total, 10, stream=terminal) as reporter:
@@ -122,11 +122,11 @@ def test_on_a_terminal_a_bar_is_filled_by_steps_or_by_the_clock(capsys: pytest.C
             print("a result")
             assert reporter._bar is not None
             (task,) = reporter._bar.tasks
-        said = terminal.getvalue()
+        output = terminal.getvalue()
         assert (task.completed, task.total) == shown[:2]
-        assert all(text in said for text in (shown[2], "loss 3.412", "a [bold]remark"))
+        assert all(text in output for text in (shown[2], "loss 3.412", "a [bold]remark"))
         assert capsys.readouterr().out == "a result\n"
-        assert "a result" not in said
+        assert "a result" not in output
 
 
 @pytest.mark.parametrize("kind", [Terminal, io.StringIO])
@@ -147,24 +147,24 @@ def test_a_reader_that_is_gone_does_not_end_a_run(
 def test_a_running_mean_by_hand() -> None:
     assert running_mean([float(i % 2) for i in range(39)]) == [float(i % 2) for i in range(39)]
     values = [float(i * i) for i in range(80)]
-    found = running_mean(values)
-    assert found[0] == 0.0
-    assert found[1] == pytest.approx((0 + 1 + 4) / 3)
-    assert found[40] == pytest.approx(sum(values[38:43]) / 5)
-    assert found[-2] == pytest.approx(sum(values[77:]) / 3)
-    assert found[-1] == pytest.approx(79**2)
+    means = running_mean(values)
+    assert means[0] == 0.0
+    assert means[1] == pytest.approx((0 + 1 + 4) / 3)
+    assert means[40] == pytest.approx(sum(values[38:43]) / 5)
+    assert means[-2] == pytest.approx(sum(values[77:]) / 3)
+    assert means[-1] == pytest.approx(79**2)
     assert running_mean([]) == []
 
 
 def test_speed_is_tokens_read_and_its_share_of_the_peak_that_of_their_operations(
     settings: Any, steady_clock: None
 ) -> None:
-    """Rows are whole, so a step reads all of its 8 x 24 tokens, predicted or not; the peak is 1e12 here."""
-    done = train(settings(steps=3), quiet=True)
-    records = [record for record in read_metrics(done.metrics) if "tokens_per_s" in record]
-    spec = load_folder(done.model).spec
+    """Rows are full, so a step reads all of its 8 x 24 tokens, predicted or not; the peak is set to 1e12 here."""
+    result = train(settings(steps=3), quiet=True)
+    records = [record for record in read_metrics(result.metrics) if "tokens_per_s" in record]
+    spec = load_folder(result.model).spec
     assert len(records) == 3
-    for record in records:  # the clock is read twice more by the end of a step
+    for record in records:  # the clock is read twice per step, 0.01 s each
         assert record["tokens_per_s"] == pytest.approx(8 * 24 / 0.02, rel=1e-9)
         assert record["tokens"] < 8 * 24
         share = record["tokens_per_s"] * cost.train_flops(spec, 24) / 1e12

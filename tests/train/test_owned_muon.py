@@ -1,4 +1,4 @@
-"""Which process orthogonalises which matrix: its work is that of a product of the matrix with its own transpose."""
+"""Which process orthogonalises which matrix; its work is a product of the matrix with its own transpose."""
 
 from math import prod
 
@@ -15,7 +15,7 @@ SHAPES = st.lists(st.tuples(st.integers(1, 64), st.integers(1, 64)), max_size=24
 def test_the_busiest_has_at_most_one_matrix_more_than_the_idlest(
     shapes: list[tuple[int, int]], count: int
 ) -> None:
-    """So no process has more than the mean and one matrix."""
+    """Then no process has more than the mean plus one matrix."""
     owners, work = owners_of(shapes, count), [prod(shape) * min(shape) for shape in shapes]
     assert len(owners) == len(shapes)
     load = [sum(w for w, owner in zip(work, owners, strict=True) if owner == rank) for rank in range(count)]

@@ -1,4 +1,4 @@
-"""The parts of a step that need no run: schedule, groups, loss, plan."""
+"""The parts of a step that need no run: schedule, parameter groups, optimizer state, loss, plan of rows."""
 
 import math
 from itertools import pairwise
@@ -61,8 +61,8 @@ def test_only_matrices_decay() -> None:
         p.grad = torch.zeros_like(p)
     optimizer.step(1.0)
     for name, p in m.named_parameters():
-        wanted = before[name] * (1 - 0.1 * 0.5) if name in groups.matrices else before[name]
-        torch.testing.assert_close(p, wanted)
+        expected = before[name] * (1 - 0.1 * 0.5) if name in groups.matrices else before[name]
+        torch.testing.assert_close(p, expected)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
@@ -105,7 +105,7 @@ def test_optimizer_state_is_strict() -> None:
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_moments_of_another_run_are_taken_where_they_fit(kind: str) -> None:
-    """A parameter without moments steps as if it had none, and the state is whole: it can be saved and loaded."""
+    """A parameter without moments steps like a fresh one, and the state is complete: it can be saved and loaded."""
 
     def stepped(optimizer: Optimizer) -> None:
         for p in optimizer.parameters.values():
@@ -115,8 +115,8 @@ def test_moments_of_another_run_are_taken_where_they_fit(kind: str) -> None:
     config = TextConfig(data="x", optimizer=kind)  # type: ignore[arg-type]
     first, second, fresh = (Optimizer.of(parameter_groups(model()), config) for _ in range(3))
     stepped(first)
-    lost = "model.layers.0.self_attn.k_proj.weight"
-    kept = {key: value for key, value in first.state_tensors().items() if lost not in key}
+    missing = "model.layers.0.self_attn.k_proj.weight"
+    kept = {key: value for key, value in first.state_tensors().items() if missing not in key}
     assert (
         second.load_state_tensors(kept | {"nobody/step": torch.zeros(())}, strict=False)
         == len(first.parameters) - 1
@@ -125,7 +125,7 @@ def test_moments_of_another_run_are_taken_where_they_fit(kind: str) -> None:
     Optimizer.of(parameter_groups(model()), config).load_state_tensors(second.state_tensors())
     stepped(second)
     stepped(fresh)
-    torch.testing.assert_close(second.parameters[lost], fresh.parameters[lost], rtol=0, atol=0)
+    torch.testing.assert_close(second.parameters[missing], fresh.parameters[missing], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -147,13 +147,13 @@ def test_chunked_loss_is_the_plain_one(
     assert count == int((targets != IGNORE_INDEX).sum())
     assert hits is not None
     assert torch.equal(hits, F.linear(hidden, weight, bias).argmax(-1) == targets)
-    wanted = plain_cross_entropy(hidden, weight, targets, bias)
-    torch.testing.assert_close(total, wanted)
-    torch.testing.assert_close(losses.sum(), wanted)
+    expected = plain_cross_entropy(hidden, weight, targets, bias)
+    torch.testing.assert_close(total, expected)
+    torch.testing.assert_close(losses.sum(), expected)
     assert torch.equal(losses == 0, targets == IGNORE_INDEX)
-    of = (hidden, weight) if bias is None else (hidden, weight, bias)
-    found = torch.autograd.grad(0.37 * total, of)
-    for a, b in zip(found, torch.autograd.grad(0.37 * wanted, of), strict=True):
+    inputs = (hidden, weight) if bias is None else (hidden, weight, bias)
+    gradients = torch.autograd.grad(0.37 * total, inputs)
+    for a, b in zip(gradients, torch.autograd.grad(0.37 * expected, inputs), strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -165,10 +165,10 @@ def test_chunked_loss_in_bf16_is_as_near_as_bf16_is(monkeypatch: pytest.MonkeyPa
     targets = torch.randint(0, 100, (64,), generator=generator)
     low_h, low_w = (t.bfloat16().requires_grad_() for t in (hidden, weight))
     exact_h, exact_w = (t.detach().double().requires_grad_() for t in (low_h, low_w))
-    wanted = torch.autograd.grad(plain_cross_entropy(exact_h, exact_w, targets), (exact_h, exact_w))
-    plain = torch.autograd.grad(plain_cross_entropy(low_h, low_w, targets), (low_h, low_w))
-    found = torch.autograd.grad(fused_cross_entropy(low_h, low_w, targets)[0], (low_h, low_w))
-    for a, b, exact in zip(found, plain, wanted, strict=True):
+    exact_gradients = torch.autograd.grad(plain_cross_entropy(exact_h, exact_w, targets), (exact_h, exact_w))
+    plain_gradients = torch.autograd.grad(plain_cross_entropy(low_h, low_w, targets), (low_h, low_w))
+    fused_gradients = torch.autograd.grad(fused_cross_entropy(low_h, low_w, targets)[0], (low_h, low_w))
+    for a, b, exact in zip(fused_gradients, plain_gradients, exact_gradients, strict=True):
         assert (a.double() - exact).norm() <= 2 * (b.double() - exact).norm()
 
 

@@ -1,4 +1,4 @@
-"""Which records of a file are trained on, and which are held out."""
+"""Which records of a file are trained on and which are held out."""
 
 import json
 from pathlib import Path
@@ -20,11 +20,13 @@ def test_a_share_of_the_records_is_held_out_and_at_least_one(
     drawn = []
     for seed in (0, 0, 1, 2):
         config = TextConfig.of({"data": str(file), "validation_share": share, "seed": seed})
-        train, out, _ = split(config, (Labelled,), (Labelled,))
-        assert out is not None
-        assert len(out) == held
-        assert sorted(r.text for r in [*train, *out] if isinstance(r, Labelled)) == [*map(str, range(count))]
-        drawn.append([r.where for r in out])
+        train, held_records, _ = split(config, (Labelled,), (Labelled,))
+        assert held_records is not None
+        assert len(held_records) == held
+        assert sorted(r.text for r in [*train, *held_records] if isinstance(r, Labelled)) == [
+            *map(str, range(count))
+        ]
+        drawn.append([r.where for r in held_records])
     assert drawn[0] == drawn[1]
     assert len({*map(tuple, drawn)}) > 1
 
@@ -38,7 +40,7 @@ def test_something_is_left_to_train_on(tmp_path: Path) -> None:
 
 
 def test_a_sample_is_drawn_whatever_the_order_and_is_always_the_same() -> None:
-    """Of a file sorted by class, each class has its share: within 4 deviations of a draw without replacement."""
+    """In a file sorted by class, each class has its share, to 4 standard deviations of draws without replacement."""
     drawn = sample(3000, 300)
     assert drawn == sorted({*drawn}) == sample(3000, 300)
     assert len(drawn) == 300

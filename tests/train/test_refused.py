@@ -1,4 +1,4 @@
-"""What no run can have, of any task, is refused before it begins, and in which words."""
+"""Settings that no run can have are refused before it begins, for each task, with a message that names the cause."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from headway.errors import HeadwayError
 from headway.train import train
 from tests.train.runs import HOME_MADE, RUNS, Make
 
-pytestmark = pytest.mark.filterwarnings("ignore:train_words")  # of so few words
+pytestmark = pytest.mark.filterwarnings("ignore:train_words")  # the corpora have few words
 HELD: dict[str, Any] = {"validation_share": 0.2, "eval_every": 1}
 LAYERS: dict[str, Any] = {"patterns": None}
 

@@ -26,15 +26,15 @@ Make = Callable[..., TextConfig]
 
 
 def state(checkpoint: Path) -> dict[str, Tensor]:
-    """Weights, or the adapter of a frozen model, and moments."""
-    beside = any(checkpoint.glob("adapter*"))
-    trained = state_tensors(checkpoint, ADAPTER) if beside else load_folder(checkpoint).tensors
+    """Returns the weights of a checkpoint (beside a frozen model, those of the adapter) and its moments."""
+    has_adapter = any(checkpoint.glob("adapter*"))
+    trained = state_tensors(checkpoint, ADAPTER) if has_adapter else load_folder(checkpoint).tensors
     both = dict(trained) | dict(state_tensors(checkpoint, MOMENTS))
     return {name: value.clone() for name, value in both.items()}
 
 
 def weights(out: str | Path) -> dict[str, Tensor]:
-    """The last state of a run."""
+    """Returns the last state of a run."""
     return state(checkpoints(Path(out))[-1])
 
 
@@ -49,14 +49,14 @@ def assert_same_bits(out: str, reference: str) -> None:
 
 
 def lines(out: str) -> list[list[Any]]:
-    """Of metrics.jsonl, what does not depend on the clock."""
+    """Returns the values of each step in metrics.jsonl that do not depend on the clock."""
     names = ("step", "loss", "trained_tokens", "lr", "grad_norm")
     records = [r for r in read_metrics(Path(out) / "metrics.jsonl") if "loss" in r]
     return [[record[name] for name in names] for record in records]
 
 
 def in_a_child(run: Callable[[], Any]) -> int:
-    """Run in a forked process; returns its exit status (negative: the signal that killed it)."""
+    """Calls `run` in a forked process and returns its exit status (negative: the signal that killed it)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on forks of threaded processes
         child = os.fork()
@@ -78,7 +78,7 @@ def kill_me() -> None:
 def killed_when(
     due: Callable[[int], bool], config: TrainConfig, trained: Callable[..., Any]
 ) -> Callable[[], None]:
-    """Behind the first micro batch whose number in this process is due."""
+    """Returns a function that resumes the run and kills its process after the first micro-batch whose number is due."""
 
     def run() -> None:
         numbers, collect = itertools.count(1), MasterWeights.collect
@@ -97,11 +97,12 @@ def killed_when(
 def killed_at_micro_batch(
     config: TrainConfig, number: int, trained: Callable[..., Any] = train
 ) -> Callable[[], None]:
+    """Returns a function that resumes the run and kills its process after `number` micro-batches."""
     return killed_when(lambda count: count == number, config, trained)
 
 
 def killed_in_step(config: TrainConfig, step: int) -> Callable[[], None]:
-    """Behind the first micro batch of a step."""
+    """Returns a function that resumes the run and kills its process after the first micro-batch of a step."""
     log = Path(config.out) / METRICS
     return killed_when(lambda _: log.exists() and len(lines(config.out)) == step - 1, config, train)
 
@@ -109,6 +110,8 @@ def killed_in_step(config: TrainConfig, step: int) -> Callable[[], None]:
 def killed_at_disk_call(
     config: TrainConfig, name: str, number: int, trained: Callable[..., Any] = train
 ) -> Callable[[], None]:
+    """Returns a function that resumes the run and kills its process at disk operation `number` on paths with `name`."""
+
     def run() -> None:
         count = 0
 
@@ -126,28 +129,28 @@ def killed_at_disk_call(
 
 
 def test_killed_inside_windows_and_inside_a_save(settings: Make, tmp_path: Path) -> None:
-    """8 rows in micro batches of 3: three per window. Killed in the second of step 4, then in the last of step 5,
-    then in the midst of writing checkpoint-4."""
-    usual = settings(save_every=2, optimizer="muon", out=str(tmp_path / "killed"))
+    """8 rows in micro-batches of 3 are three a step. Killed in the second of step 4, then while checkpoint-4 is
+    written, then in the second of step 5."""
+    config = settings(save_every=2, optimizer="muon", out=str(tmp_path / "killed"))
     reference = settings(optimizer="muon", out=str(tmp_path / "whole"))
     train(reference, quiet=True)
-    assert in_a_child(killed_at_micro_batch(usual, 3 * 3 + 2)) == -signal.SIGKILL
+    assert in_a_child(killed_at_micro_batch(config, 3 * 3 + 2)) == -signal.SIGKILL
     assert [p.name for p in checkpoints(tmp_path / "killed")] == ["checkpoint-0", "checkpoint-2"]
-    assert in_a_child(killed_at_disk_call(usual, "checkpoint-4", 9)) == -signal.SIGKILL
+    assert in_a_child(killed_at_disk_call(config, "checkpoint-4", 9)) == -signal.SIGKILL
     assert checkpoints(tmp_path / "killed")[-1].name == "checkpoint-2"
-    assert in_a_child(killed_at_micro_batch(usual, 3 * 3 - 1)) == -signal.SIGKILL
+    assert in_a_child(killed_at_micro_batch(config, 3 * 3 - 1)) == -signal.SIGKILL
     assert checkpoints(tmp_path / "killed")[-1].name == "checkpoint-4"
-    train(usual, resume="auto", quiet=True)
-    assert_same_bits(usual.out, reference.out)
+    train(config, resume="auto", quiet=True)
+    assert_same_bits(config.out, reference.out)
 
 
 @pytest.mark.slow
 def test_killed_at_twenty_random_moments(settings: Make, tmp_path: Path) -> None:
-    usual = settings(save_every=1, steps=60, out=str(tmp_path / "killed"))
+    config = settings(save_every=1, steps=60, out=str(tmp_path / "killed"))
     reference = settings(steps=60, out=str(tmp_path / "whole"))
-    begin = time.monotonic()
+    started = time.monotonic()
     train(reference, quiet=True)
-    whole = time.monotonic() - begin
+    whole_seconds = time.monotonic() - started
     rng, kills = random.Random(0), 0
     for _ in range(200):
         if kills == 20:
@@ -157,26 +160,26 @@ def test_killed_at_twenty_random_moments(settings: Make, tmp_path: Path) -> None
             child = os.fork()
         if child == 0:
             try:
-                train(usual, resume="auto", quiet=True)
+                train(config, resume="auto", quiet=True)
             finally:
                 os._exit(0)
-        time.sleep(rng.uniform(0.02, 0.3) * whole)
+        time.sleep(rng.uniform(0.02, 0.3) * whole_seconds)
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-        if os.waitstatus_to_exitcode(status) == 0:  # it came to its end: begin again
+        if os.waitstatus_to_exitcode(status) == 0:  # the run has ended: begin a new one
             import shutil
 
-            assert_same_bits(usual.out, reference.out)
-            shutil.rmtree(usual.out)
+            assert_same_bits(config.out, reference.out)
+            shutil.rmtree(config.out)
         else:
             kills += 1
     assert kills == 20
-    train(usual, resume="auto", quiet=True)
-    assert_same_bits(usual.out, reference.out)
+    train(config, resume="auto", quiet=True)
+    assert_same_bits(config.out, reference.out)
 
 
 def test_a_pattern_that_a_folder_says_in_a_shorter_form_resumes(settings: Make, tmp_path: Path) -> None:
-    """As recipes/small.yaml writes it: a window that looks back only is causal already, and config.json says it so."""
+    """As in recipes/small.yaml: a window that only looks back is causal already; config.json has the shorter form."""
     patterns = "Window.last(8) & Causal(); Causal()"
     whole = settings(patterns=patterns, out=str(tmp_path / "whole"), steps=3, save_every=2)
     train(whole, quiet=True)
@@ -187,22 +190,22 @@ def test_a_pattern_that_a_folder_says_in_a_shorter_form_resumes(settings: Make, 
 
 
 def test_looking_changes_nothing(settings: Make, tmp_path: Path) -> None:
-    """Evaluations, samples, saves and callbacks, even ones that draw random numbers."""
+    """Evaluations, samples, saves and callbacks do not change a run, even if they draw random numbers."""
     plain = settings(out=str(tmp_path / "plain"))
     watched = settings(
         out=str(tmp_path / "watched"), validation_share=0.0, validation=plain.data, eval_every=1, save_every=1,
         sample_prompts=["one two"], sample_every=2, sample_tokens=5,
     )  # fmt: skip
-    seen: list[int] = []
+    steps: list[int] = []
 
     def look(context: CallbackContext) -> None:
         torch.rand(3)
         assert not context.model.training
-        seen.append(context.step)
+        steps.append(context.step)
 
     train(plain, quiet=True)
     train(watched, callbacks=[Callback(look, every_steps=4)], quiet=True)
-    assert seen == [4, 6]
+    assert steps == [4, 6]
     assert_same_bits(watched.out, plain.out)
 
 

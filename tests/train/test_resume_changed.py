@@ -1,4 +1,4 @@
-"""A run that goes on with other settings, another model or another text: refused, or said."""
+"""Resuming with other settings, another model or another text is refused or reported."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,12 +23,12 @@ def test_what_does_not_fit_a_checkpoint_is_refused(settings: Make, tmp_path: Pat
         train(other, resume="auto", quiet=True)
     with pytest.raises(CheckpointError, match=r"nowhere is no training checkpoint: it has no training.json"):
         train(config, resume=str(tmp_path / "nowhere"), quiet=True)
-    said = Path(config.out) / "checkpoint-2" / "config.json"
-    was = said.read_text("utf-8")
-    said.write_text(was.replace('"sliding_window": 8', '"sliding_window": 7'), "utf-8")
+    config_file = Path(config.out) / "checkpoint-2" / "config.json"
+    original = config_file.read_text("utf-8")
+    config_file.write_text(original.replace('"sliding_window": 8', '"sliding_window": 7'), "utf-8")
     with pytest.raises(CheckpointError, match=r"checkpoint-2 holds another model than the settings make"):
         train(settings(steps=4), resume="auto", quiet=True)
-    said.write_text(was, "utf-8")
+    config_file.write_text(original, "utf-8")
     with (Path(config.data)).open("a") as file:
         file.write('{"text": "more"}\n')
     again = settings(steps=4, out=str(tmp_path / "again"))
@@ -41,9 +41,9 @@ def test_more_steps_go_on_and_say_that_the_schedule_is_another(
 ) -> None:
     train(settings(steps=2), quiet=True)
     assert train(settings(steps=4), resume="auto").steps == 4
-    said = capsys.readouterr().err
-    assert "not bit for bit the same run: steps was 2, is 4" in said
-    assert "going on from" in said
+    stderr = capsys.readouterr().err
+    assert "not bit for bit the same run: steps was 2, is 4" in stderr
+    assert "going on from" in stderr
     steps = [r["step"] for r in read_metrics(Path(settings().out) / "metrics.jsonl") if "loss" in r]
     assert steps == [1, 2, 3, 4]
 
@@ -67,24 +67,24 @@ def test_a_checkpoint_is_not_overtaken_by_later_ones_of_another_history(
 def test_a_text_that_has_changed_is_not_gone_on_with_unless_told(
     settings: Make, corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The run has encoded it, and reads those tokens; what it reads is named."""
+    """A resumed run reads the tokens it has encoded: if the text has changed, only with cached_tokens, and says so."""
     config = settings(steps=2, validation_share=0.1)
     train(config, quiet=True)
-    more, was = config.model_copy(update={"steps": 4}), corpus.read_bytes()
-    told = more.model_copy(update={"cached_tokens": True})
-    corpus.write_bytes(was + b'{"text": "one more"}\n')
+    longer, original = config.model_copy(update={"steps": 4}), corpus.read_bytes()
+    from_cache = longer.model_copy(update={"cached_tokens": True})
+    corpus.write_bytes(original + b'{"text": "one more"}\n')
     with pytest.raises(
         ConfigError, match=rf"{corpus} has changed since this run encoded it; put back .*--cached-tok"
     ):
-        train(more, resume="auto", quiet=True)
+        train(longer, resume="auto", quiet=True)
     assert checkpoints(Path(config.out))[-1].name == "checkpoint-2"
     corpus.unlink()
     with pytest.raises(ConfigError, match=rf"data {corpus}: no such file"):
-        train(more, resume="auto", quiet=True)
-    train(told.model_copy(update={"steps": 3}), resume="auto")
+        train(longer, resume="auto", quiet=True)
+    train(from_cache.model_copy(update={"steps": 3}), resume="auto")
     assert (
         f"{corpus} is gone since this run encoded it: going on with the tokens in" in capsys.readouterr().err
     )
-    corpus.write_bytes(was)  # the same text, whatever its date
-    assert train(more, resume="auto").steps == 4
+    corpus.write_bytes(original)  # the same text, though written later
+    assert train(longer, resume="auto").steps == 4
     assert "since this run encoded it" not in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Training adds the losses of routers, as `transformers` does, over the tokens of each micro batch."""
+"""Training adds the losses of routers, as `transformers` does, over the tokens of each micro-batch."""
 
 import json
 from collections.abc import Callable
@@ -26,8 +26,8 @@ from tests.train.objectives import Given, sgd_step
 
 Make = Callable[..., TextConfig]
 FLOAT = 1e-5
-"""Their routers, norms and angles are computed in float32, in models of every dtype; ten times as much of gradients, as
-in `tests/checkpoints/test_decoders.py`."""
+"""Relative tolerance: transformers computes routers, norms and angles in float32 in models of every dtype. Gradients
+have ten times as much, as in `tests/checkpoints/test_decoders.py`."""
 THEIRS: dict[str, dict[str, Any]] = {
     "mixtral": {**MOE, "num_local_experts": 4},
     "qwen3_moe": {**QWEN, "head_dim": 10, "norm_topk_prob": True, "mlp_only_layers": [0]},
@@ -38,17 +38,17 @@ IDS = torch.randint(0, 61, (2, 19), generator=torch.Generator().manual_seed(1))
 
 
 def pair(family: str, folder: Path) -> tuple[Any, Decoder]:
-    """A model of theirs that adds its loss, and ours from its folder, both in float64."""
+    """Returns a model of transformers that adds its router loss, and ours from its folder, both in float64."""
     config = AutoConfig.for_model(
         family, **THEIRS[family], output_router_logits=True, router_aux_loss_coef=COEF
     )
-    how = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    model = AutoModelForCausalLM.from_config(config, **how).double()
-    g = torch.Generator().manual_seed(0)
+    backends = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_config(config, **backends).double()
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, p in model.named_parameters():
             gain = name.endswith("norm.weight")
-            p.copy_(torch.randn(p.shape, generator=g, dtype=p.dtype) * 0.3 + gain)
+            p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype) * 0.3 + gain)
     model.save_pretrained(folder)
     ours = build_model(load_folder(folder), dtype=torch.float64)
     assert isinstance(ours, Decoder)
@@ -56,20 +56,20 @@ def pair(family: str, folder: Path) -> tuple[Any, Decoder]:
 
 
 def batch_of(rows: list[int], side: str = "right") -> Batch:
-    """Some rows of IDS, padded to the longest; targets are the tokens that follow."""
+    """Returns rows of IDS, padded to the longest; targets are the tokens that follow."""
     count = max(LENGTHS[row] for row in rows)
     ids = torch.zeros(len(rows), count, dtype=torch.int64)
     targets = torch.full_like(ids, IGNORE_INDEX)
     for i, row in enumerate(rows):
-        n = LENGTHS[row]
-        at = slice(0, n) if side == "right" else slice(count - n, count)
-        ids[i, at] = IDS[row, :n]
-        targets[i, at][:-1] = IDS[row, 1:n]
+        length = LENGTHS[row]
+        slots = slice(0, length) if side == "right" else slice(count - length, count)
+        ids[i, slots] = IDS[row, :length]
+        targets[i, slots][:-1] = IDS[row, 1:length]
     return Batch({"ids": ids, "tokens": Tokens.from_lengths([LENGTHS[r] for r in rows], side=side)}, targets)
 
 
 def packed() -> Batch:
-    """Both as documents of one row."""
+    """Returns both rows of IDS as documents of one row."""
     parts = [batch_of([row]) for row in range(2)]
     ids = torch.cat([part.inputs["ids"] for part in parts], 1)
     return Batch({"ids": ids, "tokens": Tokens.packed([LENGTHS])}, torch.cat([p.targets for p in parts], 1))
@@ -77,40 +77,44 @@ def packed() -> Batch:
 
 @pytest.mark.parametrize("family", THEIRS)
 def test_loss_and_gradients_are_those_of_transformers(family: str, tmp_path: Path) -> None:
-    """Of padded rows; and ours of rows that are padded on the other side, or packed, are the same."""
+    """Theirs of rows padded on the right; ours of rows padded on either side, or packed, are the same."""
     model, ours = pair(family, tmp_path)
-    assert {one.aux_loss_coef for one in ours.spec.experts if one is not None} == {COEF}
+    assert {experts.aux_loss_coef for experts in ours.spec.experts if experts is not None} == {COEF}
     padded = batch_of([0, 1])
     tokens = padded.inputs["tokens"]
     labels = torch.where(tokens.valid, padded.inputs["ids"], IGNORE_INDEX)
-    out = model(padded.inputs["ids"], attention_mask=tokens.valid.long(), labels=labels)
-    out.loss.backward()
+    output = model(padded.inputs["ids"], attention_mask=tokens.valid.long(), labels=labels)
+    output.loss.backward()
     plain = model(
         padded.inputs["ids"], attention_mask=tokens.valid.long(), labels=labels, output_router_logits=False
     )
-    want = {name: p.grad for name, p in model.named_parameters()}
+    their_gradients = {name: p.grad for name, p in model.named_parameters()}
     trained = dict(ours.named_parameters())
     for batch in (padded, batch_of([0, 1], "left"), packed()):
         before = {name: p.detach().clone() for name, p in trained.items()}
         stats, _ = sgd_step(Given([batch]), ours)
-        assert stats.extra["router_aux_loss"] / stats.count == pytest.approx(out.aux_loss.item(), rel=FLOAT)
+        assert stats.extra["router_aux_loss"] / stats.count == pytest.approx(
+            output.aux_loss.item(), rel=FLOAT
+        )
         assert stats.loss == pytest.approx(plain.loss.item(), rel=FLOAT)
         total = stats.loss + COEF * stats.extra["router_aux_loss"] / stats.count
-        assert total == pytest.approx(out.loss.item(), rel=FLOAT)
+        assert total == pytest.approx(output.loss.item(), rel=FLOAT)
         for name, p in trained.items():
-            taken = before[name] - p.detach()
-            theirs = theirs_of(name, want, ours.spec)
-            assert (taken - theirs).abs().max() <= 10 * FLOAT * float(theirs.abs().max()), name
+            gradient = before[name] - p.detach()
+            expected = theirs_of(name, their_gradients, ours.spec)
+            assert (gradient - expected).abs().max() <= 10 * FLOAT * float(expected.abs().max()), name
             p.data.copy_(before[name])
 
 
-def theirs_of(name: str, found: dict[str, Tensor], spec: ModelSpec) -> Tensor:
-    """Their gradient of a parameter of ours: all experts of a layer are one tensor."""
+def theirs_of(name: str, gradients: dict[str, Tensor], spec: ModelSpec) -> Tensor:
+    """Returns their gradient of one of our parameters: they have all experts of a layer in one tensor."""
     if ".experts." not in name:
-        return found[name]
-    layer, _, rest = name.partition(".experts.")
-    number, part, _ = rest.split(".")
-    stacked = found[f"{layer}.experts.{'down_proj' if part == 'down_proj' else 'gate_up_proj'}"][int(number)]
+        return gradients[name]
+    layer, _, suffix = name.partition(".experts.")
+    number, part, _ = suffix.split(".")
+    stacked = gradients[f"{layer}.experts.{'down_proj' if part == 'down_proj' else 'gate_up_proj'}"][
+        int(number)
+    ]
     if part == "down_proj":
         return stacked
     units = len(stacked) // 2
@@ -118,7 +122,7 @@ def theirs_of(name: str, found: dict[str, Tensor], spec: ModelSpec) -> Tensor:
 
 
 def small(vocab: int = 61, **fields: Any) -> Decoder:
-    how = Experts(count=4, top=2, hidden=8, aux_loss_coef=0.5, z_loss_coef=0.2)
+    experts = Experts(count=4, top=2, hidden=8, aux_loss_coef=0.5, z_loss_coef=0.2)
     sizes: dict[str, Any] = {
         "vocab": vocab,
         "width": 16,
@@ -127,27 +131,27 @@ def small(vocab: int = 61, **fields: Any) -> Decoder:
         "hidden": 8,
         "init_std": 0.3,
     }
-    spec = ModelSpec.of("qwen3_moe", **sizes, experts=replace(how, **fields))
+    spec = ModelSpec.of("qwen3_moe", **sizes, experts=replace(experts, **fields))
     model = build(spec, seed=0).double()
     assert isinstance(model, Decoder)
     return model
 
 
 def test_micro_batches_have_losses_of_their_own_weighted_by_their_targets() -> None:
-    """Which is one batch's where each has the same tokens, and always for what is a mean over tokens alone."""
-    one, two = batch_of([0]), batch_of([1])
-    stats, _ = sgd_step(Given([one, two]), small())
-    model, alone = small(), []
-    for batch in (one, two):
+    """The losses of a step are those of one batch if its micro-batches have the same tokens."""
+    first, second = batch_of([0]), batch_of([1])
+    stats, _ = sgd_step(Given([first, second]), small())
+    model, separate = small(), []
+    for batch in (first, second):
         with routing_of(model) as routed:
             model(**batch.inputs, targets=batch.targets)
-        alone.append(router_losses(routed).each)
-    for name in alone[0]:
+        separate.append(router_losses(routed).each)
+    for name in separate[0]:
         assert stats.extra[name] / stats.count == pytest.approx(
-            (18 * alone[0][name] + 11 * alone[1][name]) / 29
+            (18 * separate[0][name] + 11 * separate[1][name]) / 29
         )
-    twice, gradient = sgd_step(Given([one, one]), small())
-    once, expected = sgd_step(Given([doubled(one)]), small())
+    twice, gradient = sgd_step(Given([first, first]), small())
+    once, expected = sgd_step(Given([doubled(first)]), small())
     assert twice.extra["router_aux_loss"] == pytest.approx(once.extra["router_aux_loss"], rel=1e-12)
     torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-12)
 
@@ -161,9 +165,9 @@ def doubled(batch: Batch) -> Batch:
 def test_layers_that_are_computed_again_count_once(redo: Any) -> None:
     plain, again = small(), small()
     again.gradient_checkpointing = redo
-    (first, expected), (second, found) = (sgd_step(Given([packed()]), model) for model in (plain, again))
+    (first, expected), (second, actual) = (sgd_step(Given([packed()]), model) for model in (plain, again))
     assert first.extra == second.extra
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-13)
 
 
 def test_without_a_coefficient_nothing_is_added_or_kept() -> None:
@@ -174,12 +178,12 @@ def test_without_a_coefficient_nothing_is_added_or_kept() -> None:
 
 
 def test_what_the_backward_needs_of_them_is_counted() -> None:
-    """By `cost`: a softmax and scores, of every token and layer."""
+    """`cost` counts a softmax and scores for each token and layer."""
     plain, batch = small(aux_loss_coef=0.0, z_loss_coef=0.0), packed()
-    kept: dict[int, int] = {}
+    saved_bytes: dict[int, int] = {}
 
     def keep(t: Tensor) -> Tensor:
-        kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        saved_bytes[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
         return t
 
     model = small()
@@ -187,17 +191,19 @@ def test_what_the_backward_needs_of_them_is_counted() -> None:
         model(**batch.inputs, targets=batch.targets)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         router_losses(routed)
-    more = [cost.activation_bytes(m.spec, 31, 1, torch.float64)["feed-forward"] for m in (plain, model)]
-    assert more[1] - more[0] == 2 * 2 * 31 * 4 * 8
-    assert sum(n for n in kept.values() if n > 1000) == more[1] - more[0]
+    activations = [
+        cost.activation_bytes(m.spec, 31, 1, torch.float64)["feed-forward"] for m in (plain, model)
+    ]
+    assert activations[1] - activations[0] == 2 * 2 * 31 * 4 * 8
+    assert sum(count for count in saved_bytes.values() if count > 1000) == activations[1] - activations[0]
 
 
 def test_a_run_logs_them_and_its_folder_keeps_the_coefficient(settings: Make, tmp_path: Path) -> None:
     tokenizer = train_bpe(documents(0, 60), 300)
     model = small(z_loss_coef=0.0, vocab=tokenizer.vocab_size).float()
     save_folder(tmp_path / "base", model, tokenizer=tokenizer)
-    given = ("vocab", "depth", "width", "heads", "kv_heads", "hidden", "patterns")
-    config = settings(**dict.fromkeys(given), model=str(tmp_path / "base"), lr=0.01, steps=30)
+    unset = ("vocab", "depth", "width", "heads", "kv_heads", "hidden", "patterns")
+    config = settings(**dict.fromkeys(unset), model=str(tmp_path / "base"), lr=0.01, steps=30)
     train(config, quiet=True)
     losses = [r["router_aux_loss"] for r in read_metrics(Path(config.out) / "metrics.jsonl") if "lr" in r]
     assert len(losses) == 30

@@ -1,4 +1,4 @@
-"""A whole run: what it leaves behind, how it ends, and what it refuses to write over."""
+"""A whole run: what it leaves behind, how it ends, and what it refuses to overwrite."""
 
 import re
 import signal
@@ -52,21 +52,21 @@ def test_a_run_learns_and_leaves_everything(settings: Make, capsys: pytest.Captu
     assert result.validation is not None
     assert records[-1] == {"val_bits_per_byte": result.validation.bits_per_byte}
     assert [r["step"] for r in records if "val_loss" in r] == [20, 40]
-    wanted = {
+    expected = {
         "step", "epoch", "loss", "bits_per_byte", "tokens", "trained_tokens", "tokens_per_s", "lr", "grad_norm",
         "peak_memory_bytes", "share_of_gemm_peak", "seconds", "eta_s",
     }  # fmt: skip
-    assert all(set(r) == wanted for r in steps)
+    assert all(set(r) == expected for r in steps)
     factors = [learning_rate(n / 40, warmup=config.warmup, floor=config.lr_floor) for n in range(1, 41)]
     assert [r["lr"] for r in steps] == [config.lr * factor for factor in factors]
     assert steps[-1]["trained_tokens"] == sum(r["tokens"] for r in steps) == result.trained_tokens
     assert [p.name for p in checkpoints(out)] == ["checkpoint-30", "checkpoint-40"]
     assert read_config(out / "config.yaml") == config.model_copy(update={"task": "causal-lm"})
     assert result.curve.read_bytes().startswith(b"\x89PNG")
-    said = capsys.readouterr().err
-    assert "step 20/40  loss " in said
-    assert "step 40: one|" in said
-    assert "step 21/40" not in said
+    stderr = capsys.readouterr().err
+    assert "step 20/40  loss " in stderr
+    assert "step 40: one|" in stderr
+    assert "step 21/40" not in stderr
 
     file = TokenFile(out / "data" / "validation.tokens")
     for folder in (result.model, checkpoints(out)[-1]):
@@ -83,9 +83,10 @@ def test_without_matplotlib_a_run_ends_as_ever_and_says_what_draws_its_curve(
     assert result.curve is None
     assert (result.model / "config.json").exists()
     assert {path.suffix for path in result.out.iterdir()}.isdisjoint({".png"})
-    said = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     assert (
-        said.count('loss.png is not drawn: matplotlib is not installed; pip install "headway[plots]"\n') == 1
+        stderr.count('loss.png is not drawn: matplotlib is not installed; pip install "headway[plots]"\n')
+        == 1
     )
 
 
@@ -118,12 +119,12 @@ def test_a_finished_run_that_is_resumed_trains_nothing_more(settings: Make) -> N
 
 def test_a_run_that_is_to_have_fewer_steps_than_it_has_is_refused(settings: Make) -> None:
     train(settings(steps=4), quiet=True)
-    was = (Path(settings().out) / "config.yaml").read_text()
+    saved = (Path(settings().out) / "config.yaml").read_text()
     with pytest.raises(
         ConfigError, match=r"checkpoint-4 has done 4 steps, and the run is to have 3; .*--resume PATH"
     ):
         train(settings(steps=3), resume="auto", quiet=True)
-    assert (Path(settings().out) / "config.yaml").read_text() == was
+    assert (Path(settings().out) / "config.yaml").read_text() == saved
 
 
 def test_settings_that_cannot_be_written_whole_leave_the_old_ones(settings: Make) -> None:
@@ -141,16 +142,16 @@ def test_settings_that_cannot_be_written_whole_leave_the_old_ones(settings: Make
 def test_training_goes_on_from_a_folder(run: str, settings: Make, tmp_path: Path) -> None:
     first = train(RUNS[run](settings, tmp_path, steps=3), quiet=True)
     config = settings(model=str(first.model), out=str(tmp_path / "more"), steps=1, lr=1e-9, **HOME_MADE)
-    more = train(config, quiet=True)
-    a, b = (build_model(load_folder(done.model)) for done in (first, more))
+    resumed = train(config, quiet=True)
+    a, b = (build_model(load_folder(result.model)) for result in (first, resumed))
     assert a.spec == b.spec
     for p, q in zip(a.parameters(), b.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
-    assert Tokenizer.load(more.model).fingerprint == Tokenizer.load(first.model).fingerprint
+    assert Tokenizer.load(resumed.model).fingerprint == Tokenizer.load(first.model).fingerprint
 
 
 def test_the_clock_can_end_a_run(settings: Make, steady_clock: None) -> None:
-    """And what is still to be done behind the last step, evaluation and checkpoint, is within its time."""
+    """The evaluation and the checkpoint after the last step are within the time limit, too."""
     config = settings(steps=None, max_seconds=3.0, validation_share=0.5, lr_floor=0.25)
     result = train(config, quiet=True)
     steps = [r for r in read_metrics(result.metrics) if "loss" in r]
@@ -175,20 +176,20 @@ def test_threads_and_random_numbers_are_a_runs_own() -> None:
 def test_a_disk_without_room_is_seen_before_anything_is_trained(
     run: str, how: dict[str, Any], settings: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What is asked for is what a run writes, but for headers, settings and tokenizer; of an adapter none of the frozen
-    weights."""
+    """The required space is what the run writes, except for headers, settings and tokenizer; the frozen weights beside
+    an adapter are not counted."""
     config = RUNS[run](settings, tmp_path, save_every=1, steps=4, keep_last=2, **how)
     with monkeypatch.context() as patch:
         patch.setattr(disk, "free", lambda path: 0)
         with pytest.raises(
             ConfigError, match=r"this run writes (\S+) KiB \(3 checkpoints of (\S+) KiB"
-        ) as refused:
+        ) as caught:
             train(config, quiet=True)
     assert not Path(config.out).exists()
     train(config, quiet=True)
-    wrote = sum(p.stat().st_size for p in checkpoints(Path(config.out))[-1].glob("*.safetensors"))
-    said = float(re.findall(r"checkpoints of (\S+) KiB", str(refused.value))[0]) * 1024
-    assert said == pytest.approx(wrote, rel=0.15)
+    written_bytes = sum(p.stat().st_size for p in checkpoints(Path(config.out))[-1].glob("*.safetensors"))
+    stated_bytes = float(re.findall(r"checkpoints of (\S+) KiB", str(caught.value))[0]) * 1024
+    assert stated_bytes == pytest.approx(written_bytes, rel=0.15)
 
 
 @pytest.mark.parametrize("at", ["checkpoint-4", "final"])
@@ -197,15 +198,15 @@ def test_a_disk_that_is_full_later_leaves_a_checkpoint_to_go_on_from(settings: M
     train(whole, quiet=True)
     full = watch(lambda operation, path, data: 20 if f".{at}." in str(path) and data else None)
     kept = "checkpoint-2" if at == "checkpoint-4" else "checkpoint-6"
-    asked = rf"No space left .* stopped at step {4 if kept[-1] == '2' else 6}; .* resume from \S*{kept}: headway train"
-    with full, pytest.raises(CheckpointError, match=asked):
+    match = rf"No space left .* stopped at step {4 if kept[-1] == '2' else 6}; .* resume from \S*{kept}: headway train"
+    with full, pytest.raises(CheckpointError, match=match):
         train(config, quiet=True)
     train(config, resume="auto", quiet=True)
     assert_same_bits(config.out, whole.out)
 
 
 def test_the_curve_shows_every_held_out_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one far above and one far below what training came to; a point that is not a number is none."""
+    """Points far above and far below the training losses are shown, too; a point without a loss is left out."""
     drawn: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda self, path: drawn.append(self))
     held = {0: 11.0, 50: 0.25, 99: 9.0, 100: None}
@@ -256,43 +257,43 @@ def test_a_curve_of_one_point_or_none_is_drawn(tmp_path: Path) -> None:
 
 @pytest.fixture
 def _signals_as_in_the_foreground() -> Iterator[None]:
-    """Python's own handlers: who started the tests in the background, or by nohup, has some ignored."""
-    usual = {
+    """Installs Python's default handlers: tests that run in the background or by nohup have some signals ignored."""
+    defaults = {
         signal.SIGINT: signal.default_int_handler,
         signal.SIGTERM: signal.SIG_DFL,
         signal.SIGHUP: signal.SIG_DFL,
     }
-    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    before = {number: signal.signal(number, handler) for number, handler in defaults.items()}
     yield
-    for number, was in before.items():
-        signal.signal(number, was)
+    for number, previous in before.items():
+        signal.signal(number, previous)
 
 
 @pytest.mark.usefixtures("_signals_as_in_the_foreground")
 def test_a_second_ctrl_c_stops_at_once_and_other_threads_take_no_signals() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     before = signal.getsignal(signal.SIGINT)
-    with stop_request(said.append) as stop:
+    with stop_request(messages.append) as stop:
         signal.raise_signal(signal.SIGINT)
         assert stop()
-        assert said == ["stopping after this step (once more to stop at once, without saving)"]
+        assert messages == ["stopping after this step (once more to stop at once, without saving)"]
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGINT) is before
-    with stop_request(said.append) as stop:  # the terminal is closed
+    with stop_request(messages.append) as stop:  # the terminal is closed
         signal.raise_signal(signal.SIGHUP)
         assert stop()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup leaves it
-    with stop_request(said.append) as stop:
+    with stop_request(messages.append) as stop:
         signal.raise_signal(signal.SIGHUP)
         assert not stop()
 
     def elsewhere() -> None:
-        with stop_request(said.append):
-            seen.append(signal.getsignal(signal.SIGINT))
+        with stop_request(messages.append):
+            handlers.append(signal.getsignal(signal.SIGINT))
 
-    seen: list[object] = []
+    handlers: list[object] = []
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join()
-    assert seen == [before]
+    assert handlers == [before]

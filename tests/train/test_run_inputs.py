@@ -1,4 +1,4 @@
-"""What a run is given: settings, text, what of it is held out, and the model that is made of them."""
+"""Inputs of a run: settings, text, its held-out part, and the model that is built from them."""
 
 import re
 from collections.abc import Callable
@@ -45,10 +45,12 @@ def test_documents_are_held_out_whole(share: float) -> None:
 def test_of_one_document_the_end_is_held_out_from_a_line_on(share: float) -> None:
     lines = [f"line {i}\n" for i in range(100)]
     read = pieces(["".join(lines[:30]), "".join(lines[30:77]), "".join(lines[77:])])
-    first, rest = ("".join(p.text for p in hold_out(read, share, 0, held_out=h)) for h in (False, True))
-    assert first + rest == "".join(lines)
-    assert first.endswith("\n")
-    assert len(rest) == pytest.approx(share * len(first + rest), abs=8)
+    train_text, held_text = (
+        "".join(p.text for p in hold_out(read, share, 0, held_out=h)) for h in (False, True)
+    )
+    assert train_text + held_text == "".join(lines)
+    assert train_text.endswith("\n")
+    assert len(held_text) == pytest.approx(share * len(train_text + held_text), abs=8)
     assert [p.ends for p in hold_out(read, share, 0, held_out=False)][-1]
 
 
@@ -67,21 +69,23 @@ def test_one_dial_and_its_overrides() -> None:
 
 
 def test_layers_mix_tokens_with_what_is_named() -> None:
-    given = {"data": "x", "depth": 4, "heads": 4, "kv_heads": 2, "width": 64}
-    spec = make_spec(TextConfig.of({**given, "mixers": "delta; cosine; softmax;attention"}), 500)
+    fields = {"data": "x", "depth": 4, "heads": 4, "kv_heads": 2, "width": 64}
+    spec = make_spec(TextConfig.of({**fields, "mixers": "delta; cosine; softmax;attention"}), 500)
     delta = DeltaSpec(heads=4, key_heads=2, head_dim=16)
     assert spec.mixers == (delta, LinearAttentionSpec("cosine"), LinearAttentionSpec("softmax"), Softmax())
     assert (
-        make_spec(TextConfig.of({**given, "mixers": "attention; delta"}), 500).mixers
+        make_spec(TextConfig.of({**fields, "mixers": "attention; delta"}), 500).mixers
         == (Softmax(), delta) * 2
     )
     ssd = SSDSpec(heads=8, key_heads=1, head_dim=128, value_dim=16)
-    assert make_spec(TextConfig.of({**given, "mixers": "ssd; attention"}), 500).mixers == (ssd, Softmax()) * 2
-    assert make_spec(TextConfig.of(given), 500).mixers == (Softmax(),) * 4
+    assert (
+        make_spec(TextConfig.of({**fields, "mixers": "ssd; attention"}), 500).mixers == (ssd, Softmax()) * 2
+    )
+    assert make_spec(TextConfig.of(fields), 500).mixers == (Softmax(),) * 4
 
 
 def test_layers_of_state_space_duality_are_trained_by_name(settings: Make) -> None:
-    """And the folder that is left has them."""
+    """The saved folder has layers of state-space duality, too."""
     config = settings(patterns=None, mixers="ssd; attention", steps=8)
     result = train(config, quiet=True)
     spec = load_folder(Path(config.out) / "final").spec
@@ -109,27 +113,27 @@ def test_bad_text_is_named_with_its_line(settings: Make, corpus: Path, content: 
 def test_catalog_and_token_files_need_a_tokenizer(settings: Make, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="model 'llama-2-7b' comes without a tokenizer"):
         train(settings(model="llama-2-7b", **HOME_MADE), quiet=True)
-    done = train(settings(steps=1), quiet=True)
-    tokens = str(done.out / "data" / "train.tokens")
+    first = train(settings(steps=1), quiet=True)
+    tokens = str(first.out / "data" / "train.tokens")
     with pytest.raises(ConfigError, match="holds token ids; give the tokenizer that made them"):
         train(settings(data=tokens, out=str(tmp_path / "b")), quiet=True)
-    held = {"validation_share": 0.1, "tokenizer": str(done.model), "vocab": None}
+    held_out = {"validation_share": 0.1, "tokenizer": str(first.model), "vocab": None}
     with pytest.raises(ConfigError, match=r"validation_share cuts text, but .* is a token file"):
-        train(settings(data=tokens, out=str(tmp_path / "b"), **held), quiet=True)
-    same = settings(data=tokens, tokenizer=str(done.model), vocab=None, steps=1, out=str(tmp_path / "c"))
-    assert train(same, quiet=True).loss == done.loss
+        train(settings(data=tokens, out=str(tmp_path / "b"), **held_out), quiet=True)
+    same = settings(data=tokens, tokenizer=str(first.model), vocab=None, steps=1, out=str(tmp_path / "c"))
+    assert train(same, quiet=True).loss == first.loss
 
 
 def test_preview_counts_and_touches_nothing(settings: Make) -> None:
     config = settings()
     before = sorted(Path(config.data).parent.iterdir())
-    found = describe_run(config)
+    plan = describe_run(config)
     assert sorted(Path(config.data).parent.iterdir()) == before
-    assert sum(found.groups.values()) == cost.parameter_count(found.spec)
-    assert (found.steps, found.rows_per_step, found.micro_batches) == (6, 8, 3)
-    assert "optimizer steps" in found.text()
-    done = train(config, quiet=True)
-    tokens = done.out / "data" / "train.tokens"
-    exact = describe_run(settings(data=str(tokens), tokenizer=str(done.model), vocab=None))
+    assert sum(plan.groups.values()) == cost.parameter_count(plan.spec)
+    assert (plan.steps, plan.rows_per_step, plan.micro_batches) == (6, 8, 3)
+    assert "optimizer steps" in plan.text()
+    result = train(config, quiet=True)
+    tokens = result.out / "data" / "train.tokens"
+    exact = describe_run(settings(data=str(tokens), tokenizer=str(result.model), vocab=None))
     assert exact.exact
     assert exact.data == {"training tokens": len(TokenFile(tokens))}

@@ -1,4 +1,4 @@
-"""The bits of a run depend neither on whether it was killed, nor on the processes that share it: laws of every task."""
+"""The bits of a run of any task depend neither on whether it was killed nor on the processes that share it."""
 
 import signal
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.train.runs import RUNS, Make
 from tests.train.test_processes import HALVES, as_one
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_in_step, weights
 
-pytestmark = pytest.mark.filterwarnings("ignore:train_words")  # of so few words
+pytestmark = pytest.mark.filterwarnings("ignore:train_words")  # the corpora have few words
 DROPPING: dict[str, Any] = {"dropout": 0.1, "micro_batch": 8, "width": 16, "steps": 8}
 LONG: dict[str, Any] = {"batch_tokens": 24 * 30, "micro_batch": 12, "keep_last": 9}
 
@@ -48,9 +48,9 @@ KILLED: dict[str, tuple[str, dict[str, Any]]] = {
 
 @share("name", KILLED, 0, 2)
 def test_killed_and_resumed_it_is_the_run_that_was_not(name: str, settings: Make, tmp_path: Path) -> None:
-    """Killed within step 4, the checkpoint of step 2 being the last; what the caller drew before has no part in it."""
-    run, how = KILLED[name]
-    config = RUNS[run](settings, tmp_path, save_every=2, **how)
+    """Killed in step 4, after the checkpoint of step 2; random numbers drawn before the run have no effect on it."""
+    run, changes = KILLED[name]
+    config = RUNS[run](settings, tmp_path, save_every=2, **changes)
     whole, killed = (config.model_copy(update={"out": str(tmp_path / out)}) for out in ("whole", "killed"))
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -77,13 +77,13 @@ EPOCHS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @share("name", EPOCHS, 1, 2)
 def test_resumed_from_every_step_it_is_the_run(name: str, settings: Make, tmp_path: Path) -> None:
-    """Across epochs."""
-    run, how = EPOCHS[name]
-    whole = RUNS[run](settings, tmp_path, **how | {"save_every": 1, "keep_last": 99})
-    done = train(whole, quiet=True)
-    there = checkpoints(Path(whole.out))
-    assert len(there) == done.steps + 1 > 3
-    for checkpoint in there[:-1]:
+    """The steps go across the end of an epoch."""
+    run, changes = EPOCHS[name]
+    whole = RUNS[run](settings, tmp_path, **changes | {"save_every": 1, "keep_last": 99})
+    result = train(whole, quiet=True)
+    saved = checkpoints(Path(whole.out))
+    assert len(saved) == result.steps + 1 > 3
+    for checkpoint in saved[:-1]:
         again = whole.model_copy(update={"out": str(tmp_path / f"from-{checkpoint.name}")})
         train(again, resume=str(checkpoint), quiet=True)
         a, b = weights(again.out), weights(whole.out)
@@ -96,7 +96,7 @@ ODD: dict[str, Any] = {
     **HALVES, "steps": 6, "heads": 4, "kv_heads": 2, "hidden": 22, "workers": 1, "validation_share": 0.1,
     "eval_every": 3,
 }  # fmt: skip
-"""11 hidden units of a process are 6 and 5."""
+"""With tp=2 a process has 11 hidden units, which fsdp=2 divides into 6 and 5."""
 BOTH = "fsdp=2,tp=2"
 Case = tuple[str, dict[str, Any]]
 MOMENTS = [(dtype, optimizer) for dtype in ("fp32", "bf16") for optimizer in ("adamw", "muon")]
@@ -153,8 +153,8 @@ MESHES: list[tuple[str, str | None, dict[str, Case]]] = [
 def test_row_45_any_mesh_trains_alike(
     mesh: str, other: str | None, case: Case, settings: Make, tmp_path: Path
 ) -> None:
-    """As one process does, or as those of another mesh: weights, moments and every line of the log. With clipping,
-    dropout, documents of all lengths and held-out data; the keys of an encoder's states are made before a decoder's
-    blocks run, and the log probabilities of a reference are there before weights are cut."""
-    run, how = case
-    as_one(RUNS[run](settings, tmp_path, **how), tmp_path, mesh=mesh, other=other)
+    """Weights, moments and log lines are those of one process or of another mesh, with clipping, dropout, documents of
+    all lengths and held-out data. The keys of an encoder's states are made before a decoder's blocks run, and the
+    log-probabilities of a reference before weights are sharded."""
+    run, changes = case
+    as_one(RUNS[run](settings, tmp_path, **changes), tmp_path, mesh=mesh, other=other)

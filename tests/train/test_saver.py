@@ -1,5 +1,5 @@
-"""Checkpoints in shards: whole or not there, whoever is killed when; written while the run goes on; of any number of
-processes for any other."""
+"""Checkpoints in shards: complete or absent, whichever process is killed when; written while the run goes on; written
+by any number of processes and read by any other."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def shards_of(checkpoint: Path) -> int:
 
 
 def writing(monkeypatch: pytest.MonkeyPatch, act: Callable[[int, int, Write, Path], None]) -> None:
-    """act(rank, step, write, folder) in the place of write(folder), wherever a process writes its part."""
+    """Replaces write(folder), by which a process writes its shard, with act(rank, step, write, folder)."""
     shard = State.shard
 
     def acting(state: State, parallel: Any, *, copied: bool) -> Write:
@@ -49,32 +49,32 @@ def writing(monkeypatch: pytest.MonkeyPatch, act: Callable[[int, int, Write, Pat
 
 @pytest.mark.parametrize("mesh", [pytest.param("dp=2", marks=pytest.mark.slow), "fsdp=2"])
 def test_two_processes_save_what_one_does_and_go_on_as_one(settings: Make, tmp_path: Path, mesh: str) -> None:
-    """In the background, with Muon; then one process alone, whose checkpoints are folders."""
-    how = {**HALVES, "optimizer": "muon", "save_every": 2}
-    alone = settings(**how, out=str(tmp_path / "alone"))
-    shared = settings(**how, **BACKGROUND, mesh=mesh, out=str(tmp_path / "shared"))
+    """They save in the background, with Muon; then one process alone resumes, whose checkpoints are folders."""
+    changes = {**HALVES, "optimizer": "muon", "save_every": 2}
+    alone = settings(**changes, out=str(tmp_path / "alone"))
+    shared = settings(**changes, **BACKGROUND, mesh=mesh, out=str(tmp_path / "shared"))
     train(alone, quiet=True)
     together(2, lambda rank: train(shared), tmp_path / "said")
     assert_same_bits(shared.out, alone.out)
-    there = checkpoints(Path(shared.out))
-    assert [(path.name, shards_of(path)) for path in there] == [("checkpoint-4", 2), ("checkpoint-6", 2)]
+    saved = checkpoints(Path(shared.out))
+    assert [(path.name, shards_of(path)) for path in saved] == [("checkpoint-4", 2), ("checkpoint-6", 2)]
     again = alone.model_copy(update={"out": str(tmp_path / "again")})
-    train(again, resume=str(there[0]), quiet=True)
+    train(again, resume=str(saved[0]), quiet=True)
     a, b = weights(again.out), weights(alone.out)
     assert all(torch.equal(a[name], b[name]) for name in b)
 
 
 @pytest.mark.slow
 def test_one_two_and_four_processes_go_on_from_each_other(settings: Make, tmp_path: Path) -> None:
-    """Four micro batches a step; a run that goes on with another number of processes has the bits of one that began
-    from a folder with the same weights and moments."""
-    usual = settings(**HALVES | {"micro_batch": 2}, steps=8, save_every=2, keep_last=9)
-    first = usual.model_copy(update={"out": str(tmp_path / "first"), "save_every": 4})
+    """With four micro-batches a step: a run resumed by another number of processes has the bits of one resumed from a
+    folder with the same weights and moments."""
+    base = settings(**HALVES | {"micro_batch": 2}, steps=8, save_every=2, keep_last=9)
+    first = base.model_copy(update={"out": str(tmp_path / "first"), "save_every": 4})
     train(first, quiet=True)
     begin = Path(first.out) / "checkpoint-4"
 
-    def goes_on(name: str, source: Path, ranks: int, **how: Any) -> str:
-        config = usual.model_copy(update={"out": str(tmp_path / name), **how})
+    def goes_on(name: str, source: Path, ranks: int, **changes: Any) -> str:
+        config = base.model_copy(update={"out": str(tmp_path / name), **changes})
         together(ranks, lambda rank: train(config, resume=str(source)), tmp_path / "said")
         return config.out
 
@@ -90,12 +90,12 @@ def test_one_two_and_four_processes_go_on_from_each_other(settings: Make, tmp_pa
         shards = goes_on(f"shards-{mesh}", begin, ranks, mesh=mesh, checkpoints="shards")
         assert shards_of(checkpoints(Path(shards))[-1]) == ranks
         assert_same_bits(shards, folder)
-        for other, axes in ((1, None), (2, "fsdp=2"), (4, "dp=2,fsdp=2")):
-            ends = [
-                goes_on(f"{Path(out).name}-{axes}", Path(out) / "checkpoint-6", other, mesh=axes)
+        for other_ranks, axes in ((1, None), (2, "fsdp=2"), (4, "dp=2,fsdp=2")):
+            outs = [
+                goes_on(f"{Path(out).name}-{axes}", Path(out) / "checkpoint-6", other_ranks, mesh=axes)
                 for out in (folder, shards)
             ]
-            assert_same_bits(*ends)
+            assert_same_bits(*outs)
 
 
 def test_a_checkpoint_in_shards_is_a_model(settings: Make, tmp_path: Path) -> None:
@@ -103,53 +103,53 @@ def test_a_checkpoint_in_shards_is_a_model(settings: Make, tmp_path: Path) -> No
     result = train(config, quiet=True)
     last = checkpoints(Path(config.out))[-1]
     assert shards_of(last) == 1
-    final, own = (load(path).generate("one two", max_new_tokens=5) for path in (result.model, last))
-    assert own.ids == final.ids
+    final, from_shards = (load(path).generate("one two", max_new_tokens=5) for path in (result.model, last))
+    assert from_shards.ids == final.ids
     a, b = load_folder(last).tensors, load_folder(result.model).tensors
     assert all(torch.equal(a[name], b[name]) for name in b)
     moved = settings(moments=str(last), steps=1, out=str(tmp_path / "moved"))
     plain = settings(out=str(tmp_path / "plain"))
     train(plain, quiet=True)
     file = checkpoints(Path(plain.out))[-1] / "optimizer.safetensors"
-    same = settings(moments=str(file), steps=1, out=str(tmp_path / "same"))
+    same_moments = settings(moments=str(file), steps=1, out=str(tmp_path / "same"))
     train(moved, quiet=True)
-    train(same, quiet=True)
-    assert_same_bits(moved.out, same.out)
+    train(same_moments, quiet=True)
+    assert_same_bits(moved.out, same_moments.out)
 
 
 @pytest.mark.slow
 def test_the_mean_of_checkpoints_in_shards(settings: Make, tmp_path: Path) -> None:
-    how = {"save_every": 2, "keep_last": 3, "average": 3}
+    changes = {"save_every": 2, "keep_last": 3, "average": 3}
     plain, shards = (
-        settings(**how, **more, out=str(tmp_path / str(i))) for i, more in enumerate(({}, BACKGROUND))
+        settings(**changes, **form, out=str(tmp_path / str(i))) for i, form in enumerate(({}, BACKGROUND))
     )
     a, b = (load_folder(train(config, quiet=True).model).tensors for config in (plain, shards))
     assert all(torch.equal(a[name], b[name]) for name in b)
 
 
-# --- when it is there
+# --- when a checkpoint is complete
 
 
 def test_the_run_goes_on_while_a_process_writes(
     settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 1 writes checkpoint-3 until rank 0 has called back at step 5: it is not there yet, though rank 0 had written
-    its part before they asked each other; checkpoint-6 begins when it is."""
-    go, config = tmp_path / "go", settings(**HALVES, **BACKGROUND, save_every=3, steps=6, keep_last=9)
+    """Rank 1 writes checkpoint-3 until rank 0 calls back at step 5. Until then it is absent, although rank 0 has its
+    shard written; checkpoint-6 is begun when checkpoint-3 is complete."""
+    release, config = tmp_path / "go", settings(**HALVES, **BACKGROUND, save_every=3, steps=6, keep_last=9)
     out = Path(config.out)
 
     def slowly(rank: int, step: int, write: Write, folder: Path) -> None:
         if rank == 1 and step == 3:
-            soon(go.exists, [])
+            soon(release.exists, [])
         write(folder)
 
-    def look(c: CallbackContext) -> None:
-        if c.step == 4:
+    def look(context: CallbackContext) -> None:
+        if context.step == 4:
             soon(lambda: bool([*out.glob(".checkpoint-3.partial-*/training.json")]), [])
-            soon(lambda: not [t for t in threading.enumerate() if isinstance(t, Writer)], [])
-        elif c.step == 5:
+            soon(lambda: not [thread for thread in threading.enumerate() if isinstance(thread, Writer)], [])
+        elif context.step == 5:
             assert [p.name for p in checkpoints(out)] == ["checkpoint-0"]
-            go.touch()
+            release.touch()
 
     writing(monkeypatch, slowly)
     together(2, lambda rank: train(config, callbacks=[Callback(look, every_steps=1)]), tmp_path / "said")
@@ -160,7 +160,7 @@ def test_the_run_goes_on_while_a_process_writes(
 def test_what_is_saved_is_of_its_step(
     settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The part of step 2 is written when step 3 is done."""
+    """The shard of step 2 is written after step 3."""
     stepped = tmp_path / "stepped"
     config = settings(**BACKGROUND, save_every=2, keep_last=9, out=str(tmp_path / "run"))
     plain = settings(**SHARDS, save_every=2, keep_last=9, out=str(tmp_path / "plain"))
@@ -172,7 +172,7 @@ def test_what_is_saved_is_of_its_step(
         write(folder)
 
     writing(monkeypatch, late)
-    train(config, quiet=True, callbacks=[Callback(lambda c: stepped.touch(), every_steps=3)])
+    train(config, quiet=True, callbacks=[Callback(lambda context: stepped.touch(), every_steps=3)])
     for name in ("checkpoint-2", "checkpoint-4", "checkpoint-6"):
         files = [p.name for p in (Path(plain.out) / name).glob("*-shard-*")]
         assert len(files) == 2
@@ -195,11 +195,11 @@ def test_a_process_that_cannot_write_ends_all_of_them(
     writing(monkeypatch, full)
     assert ended(start(2, lambda rank: train(config), tmp_path / "said")) == [1, 1]
     for rank in (0, 1):
-        said = (tmp_path / "said" / str(rank)).read_text()
-        assert "CheckpointError: could not save" in said
-        assert "rank 1: OSError: [Errno 28] No space left on device" in said
-        assert "resume from" in said
-        assert "checkpoint-2" in said
+        stderr = (tmp_path / "said" / str(rank)).read_text()
+        assert "CheckpointError: could not save" in stderr
+        assert "rank 1: OSError: [Errno 28] No space left on device" in stderr
+        assert "resume from" in stderr
+        assert "checkpoint-2" in stderr
     assert sorted(p.name for p in Path(config.out).glob("*checkpoint-*")) == ["checkpoint-0", "checkpoint-2"]
 
 
@@ -211,7 +211,7 @@ def test_a_signal_waits_for_the_save(settings: Make, tmp_path: Path, monkeypatch
         write(folder)
 
     writing(monkeypatch, slowly)
-    stop = Callback(lambda c: os.kill(os.getpid(), signal.SIGTERM), every_steps=2)
+    stop = Callback(lambda context: os.kill(os.getpid(), signal.SIGTERM), every_steps=2)
     with pytest.raises(Interrupted):
         train(config, quiet=True, callbacks=[stop])
     assert [step_of(p) for p in checkpoints(Path(config.out))] == [0, 2, 3]
@@ -221,7 +221,7 @@ def test_a_signal_waits_for_the_save(settings: Make, tmp_path: Path, monkeypatch
 def test_a_process_killed_while_it_writes_leaves_the_last_checkpoint(
     settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 1 in its part of checkpoint-4, when rank 0 may have written; then rank 0 in the midst of publishing it."""
+    """Rank 1 is killed while it writes its shard of checkpoint-4; then one process alone while it publishes that."""
     monkeypatch.setattr("headway.parallel.roll.SILENCE", 1.5)
     config = settings(**HALVES, **BACKGROUND, save_every=2, out=str(tmp_path / "killed"))
     whole = settings(**HALVES, out=str(tmp_path / "whole"))
@@ -232,9 +232,9 @@ def test_a_process_killed_while_it_writes_leaves_the_last_checkpoint(
         )
         children = start(2, lambda rank: train(config), tmp_path / "said")
         assert ended(children) == [1, -signal.SIGKILL]
-    said = (tmp_path / "said" / "0").read_text()
-    assert f"RankError: rank 1 (process {children[1]} on host" in said
-    assert "checkpoint-2: headway train" in said
+    stderr = (tmp_path / "said" / "0").read_text()
+    assert f"RankError: rank 1 (process {children[1]} on host" in stderr
+    assert "checkpoint-2: headway train" in stderr
     assert sorted(p.name for p in Path(config.out).glob("*checkpoint-*")) == ["checkpoint-0", "checkpoint-2"]
     assert in_a_child(killed_at_disk_call(config, "checkpoint-4", 22)) == -signal.SIGKILL
     assert checkpoints(Path(config.out))[-1].name == "checkpoint-2"
@@ -247,7 +247,7 @@ def test_a_process_killed_while_it_writes_leaves_the_last_checkpoint(
 def test_killed_at_ten_random_moments(
     settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mesh: str
 ) -> None:
-    """A save in shards at every step: in the background, or (of four processes) in the foreground."""
+    """Shards are saved at every step: by two processes in the background, by four in the foreground."""
     monkeypatch.setattr("headway.parallel.roll.SILENCE", 1.5)
     ranks = Mesh.read(mesh).ranks
 
@@ -265,15 +265,15 @@ def test_a_shard_that_is_cut_off_or_gone_is_named(settings: Make) -> None:
     config = settings(**SHARDS, steps=2)
     train(config, quiet=True)
     last = checkpoints(Path(config.out))[-1]
-    for what in ("model", "optimizer"):
-        file = last / f"{what}-shard-00001-of-00001.safetensors"
+    for kind in ("model", "optimizer"):
+        file = last / f"{kind}-shard-00001-of-00001.safetensors"
         whole = file.read_bytes()
         file.write_bytes(whole[:-8])
         with pytest.raises(CheckpointError, match=f"{file.name} is truncated"):
             train(config, resume="auto", quiet=True)
         file.write_bytes(whole)
-        file.rename(last / f"{what}-shard-00001-of-00002.safetensors")
+        file.rename(last / f"{kind}-shard-00001-of-00002.safetensors")
         with pytest.raises(CheckpointError, match="holds 1 of 2 shards"):
             train(config, resume="auto", quiet=True)
-        (last / f"{what}-shard-00001-of-00002.safetensors").rename(file)
+        (last / f"{kind}-shard-00001-of-00002.safetensors").rename(file)
     assert (last / STATE).exists()

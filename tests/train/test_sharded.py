@@ -1,4 +1,4 @@
-"""Several processes that have a part of every weight each train as one process does, bit for bit."""
+"""Several processes that each have a shard of every weight train as one process does, bit for bit."""
 
 import re
 import sys
@@ -30,9 +30,9 @@ Make = Callable[..., TextConfig]
 
 
 def test_row_45_two_sharded_processes_are_one(settings: Make, tmp_path: Path) -> None:
-    """Muon and AdamW, clipping, dropout, documents of all lengths, held-out text."""
-    how = {**HALVES, "steps": 8, "optimizer": "muon"}
-    as_one(settings(**how, validation_share=0.1, eval_every=4), tmp_path, mesh="fsdp=2")
+    """With Muon and AdamW, clipping, dropout, documents of all lengths and held-out text."""
+    changes = {**HALVES, "steps": 8, "optimizer": "muon"}
+    as_one(settings(**changes, validation_share=0.1, eval_every=4), tmp_path, mesh="fsdp=2")
 
 
 @pytest.mark.slow
@@ -41,8 +41,8 @@ def test_row_45_prompts_are_continued_as_by_one_process(settings: Make, tmp_path
     config = settings(**HALVES | {"steps": 6}, **prompts)
 
     def said(ranks: int, mesh: str | None) -> list[str]:
-        own = config.model_copy(update={"mesh": mesh, "out": str(tmp_path / f"run {ranks}")})
-        together(ranks, lambda rank: train(own), tmp_path / f"said {ranks}")
+        run_config = config.model_copy(update={"mesh": mesh, "out": str(tmp_path / f"run {ranks}")})
+        together(ranks, lambda rank: train(run_config), tmp_path / f"said {ranks}")
         return re.findall(r"^step \d+: .*", (tmp_path / f"said {ranks}" / "0").read_text(), re.MULTILINE)
 
     assert len(alone := said(1, None)) == 6
@@ -51,7 +51,7 @@ def test_row_45_prompts_are_continued_as_by_one_process(settings: Make, tmp_path
 
 @pytest.mark.slow
 def test_row_45_two_replicas_of_two_parts(settings: Make, tmp_path: Path) -> None:
-    """Muon's matrices have four owners; sums of four micro batches are in another order."""
+    """Muon's matrices have four owners, and the sums over four micro-batches are in another order."""
     alone, shared = (settings(optimizer="muon", micro_batch=2, out=str(tmp_path / name)) for name in "ab")
     train(alone, quiet=True)
     together(4, lambda rank: train(shared.model_copy(update={"mesh": "dp=2,fsdp=2"})), tmp_path / "said")
@@ -60,29 +60,29 @@ def test_row_45_two_replicas_of_two_parts(settings: Make, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_killed_and_resumed_by_one_and_by_two_sharded(settings: Make, tmp_path: Path) -> None:
-    """Two processes are killed, then one, and two go on."""
+    """Two processes are killed, then one that resumed alone; two finish the run."""
     whole = settings(**HALVES | {"steps": 6}, optimizer="muon", out=str(tmp_path / "whole"))
-    usual = whole.model_copy(update={"out": str(tmp_path / "killed"), "save_every": 2})
-    sharded = usual.model_copy(update={"mesh": "fsdp=2"})
+    single = whole.model_copy(update={"out": str(tmp_path / "killed"), "save_every": 2})
+    sharded = single.model_copy(update={"mesh": "fsdp=2"})
     train(whole, quiet=True)
     assert ended(start(2, lambda rank: killed_at_micro_batch(sharded, 4)(), tmp_path / "one")) == [-9, -9]
-    assert [path.name for path in checkpoints(Path(usual.out))][-1] == "checkpoint-2"
-    assert in_a_child(killed_at_micro_batch(usual, 5)) == -9
-    assert [path.name for path in checkpoints(Path(usual.out))][-1] == "checkpoint-4"
+    assert [path.name for path in checkpoints(Path(single.out))][-1] == "checkpoint-2"
+    assert in_a_child(killed_at_micro_batch(single, 5)) == -9
+    assert [path.name for path in checkpoints(Path(single.out))][-1] == "checkpoint-4"
     together(2, lambda rank: train(sharded, resume="auto"), tmp_path / "two")
     assert "not bit for bit" not in (tmp_path / "two" / "0").read_text()
-    assert_same_bits(usual.out, whole.out)
+    assert_same_bits(single.out, whole.out)
 
 
 @pytest.mark.slow
 def test_of_a_frozen_base_nothing_is_gathered_for_a_folder(
     settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither for checkpoints nor for the trained model: every shape that is gathered has a side of the rank."""
+    """Neither for checkpoints nor for the final model: every gathered shape has a side of the adapter's rank, 5."""
     first = train(settings(), quiet=True)
     fresh = dict.fromkeys(("vocab", "depth", "width", "heads", "kv_heads", "hidden", "patterns", "dropout"))
-    how = {**fresh, "micro_batch": 4, "model": str(first.model), "adapter": "lora", "rank": 5, "steps": 2}
-    alone = settings(**how, checkpoints="folder", out=str(tmp_path / "alone"))
+    changes = {**fresh, "micro_batch": 4, "model": str(first.model), "adapter": "lora", "rank": 5, "steps": 2}
+    alone = settings(**changes, checkpoints="folder", out=str(tmp_path / "alone"))
     shared = alone.model_copy(update={"mesh": "fsdp=2", "out": str(tmp_path / "shared")})
     train(alone, quiet=True)
     redistribute = DTensor.redistribute
@@ -93,9 +93,9 @@ def test_of_a_frozen_base_nothing_is_gathered_for_a_folder(
 
     monkeypatch.setattr(DTensor, "redistribute", gathered)
     together(2, lambda rank: train(shared), tmp_path / "said")
-    said = re.findall(r"^gathered (.*)", (tmp_path / "said" / "1").read_text(), re.MULTILINE)
-    assert len(said) >= 14 * 2
-    assert all("5" in shape.split() for shape in said)
+    shapes = re.findall(r"^gathered (.*)", (tmp_path / "said" / "1").read_text(), re.MULTILINE)
+    assert len(shapes) >= 14 * 2
+    assert all("5" in shape.split() for shape in shapes)
     assert_same_bits(shared.out, alone.out)
 
 
@@ -103,7 +103,7 @@ def test_of_a_frozen_base_nothing_is_gathered_for_a_folder(
 
 
 def test_a_step_of_parts_has_the_bits_of_one_of_the_whole(tmp_path: Path) -> None:
-    """Of parameters with rows of 1 to 40 numbers, where the last of a tensor are in no whole vector."""
+    """Parameters have rows of 1 to 40 numbers, so that the last numbers of a shard do not fill a vector register."""
 
     def weights(parallel: Parallel = ALONE) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(0)
@@ -130,8 +130,8 @@ def test_a_step_of_parts_has_the_bits_of_one_of_the_whole(tmp_path: Path) -> Non
 
 
 def stepped(count: int, parallel: Parallel = ALONE) -> list[torch.Tensor]:
-    """Losses and norms of three steps of `count` micro batches of different lengths in float64, and the weights behind
-    them."""
+    """Returns losses and norms of three steps of `count` micro-batches of different lengths in float64, and the weights
+    after them."""
     net: Any = model().double()
     sharded = divide(SimpleNamespace(model=net), parallel, torch.float32)  # type: ignore[arg-type]
     if sharded is not None:
@@ -151,12 +151,12 @@ def stepped(count: int, parallel: Parallel = ALONE) -> list[torch.Tensor]:
     ids=str,
 )
 def test_row_45_four_micro_batches_by_sharded_processes(tmp_path: Path, mesh: Mesh) -> None:
-    """And three, so that one process has none in the last turn."""
+    """Also of three micro-batches, so that one process has none in the last turn."""
     expected = [stepped(count) for count in (3, 4)]
 
     def rank(number: int) -> None:
         with joined(str(mesh)) as parallel:
-            found = [stepped(count, parallel) for count in (3, 4)]
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+            actual = [stepped(count, parallel) for count in (3, 4)]
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
     together(mesh.ranks, rank, tmp_path)

@@ -1,4 +1,4 @@
-"""What `headway plan` says that processes send is what a step sends, counted at torch's collectives."""
+"""The bytes that `headway plan` states are those that processes send in a step, counted at torch's collectives."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ CONTEXT = 24
 
 
 class Sent(TorchDispatchMode):
-    """Bytes that a ring sends for what is gathered, cut into parts, summed or sent to one process, by axis."""
+    """Counts the bytes that a ring sends to gather, scatter or sum tensors or to send them to one process, by axis."""
 
     def __init__(self, parallel: Parallel) -> None:
         super().__init__()
@@ -46,14 +46,14 @@ class Sent(TorchDispatchMode):
             case "c10d::allreduce_":
                 self._add("summed", 2, args[0], args[1])
             case "c10d::send":
-                sent = sum(t.nbytes for t in args[0])
-                self.bytes["sent", self.axes[dist.ProcessGroup.unbox(args[1])]] += sent
+                nbytes = sum(t.nbytes for t in args[0])
+                self.bytes["sent", self.axes[dist.ProcessGroup.unbox(args[1])]] += nbytes
         return func(*args, **(kwargs or {}))
 
-    def _add(self, what: str, times: int, wholes: Sequence[torch.Tensor], group: Any) -> None:
-        among = dist.ProcessGroup.unbox(group)
-        nbytes = sum(t.nbytes for t in wholes)
-        self.bytes[what, self.axes[among]] += times * nbytes * (among.size() - 1) // among.size()
+    def _add(self, kind: str, times: int, tensors: Sequence[torch.Tensor], group: Any) -> None:
+        ring = dist.ProcessGroup.unbox(group)
+        nbytes = sum(t.nbytes for t in tensors)
+        self.bytes[kind, self.axes[ring]] += times * nbytes * (ring.size() - 1) // ring.size()
 
 
 HOW: dict[str, Any] = {
@@ -77,16 +77,16 @@ CASES: dict[str, tuple[ModelSpec, torch.dtype, Checkpointing]] = {
 
 
 def sent_in_a_step(
-    spec: ModelSpec, dtype: torch.dtype, again: Checkpointing, parallel: Parallel
+    spec: ModelSpec, dtype: torch.dtype, checkpointing: Checkpointing, parallel: Parallel
 ) -> Counter[tuple[str, str]]:
-    """By each process, which has one row."""
+    """Returns the bytes that this process sends in a step in which each process has one row."""
     net: Any = build(spec, seed=0)
-    net.gradient_checkpointing = again
+    net.gradient_checkpointing = checkpointing
     divide(SimpleNamespace(model=net), parallel, dtype)  # type: ignore[arg-type]
     ids, tokens = torch.zeros(1, CONTEXT, dtype=torch.int64), Tokens.range(CONTEXT)
-    given = {"ids": ids, "tokens": tokens} | ({} if spec.encoder is None else {"source": ids})
+    inputs = {"ids": ids, "tokens": tokens} | ({} if spec.encoder is None else {"source": ids})
     optimizer = Optimizer.single(net, torch.optim.AdamW(net.parameters(), 0.1, fused=True))
-    batches = [Batch(given, ids)] * parallel.mesh.batches
+    batches = [Batch(inputs, ids)] * parallel.mesh.batches
     trainer = Trainer(Given(batches), net, optimizer, clip=0.5, parallel=parallel)
     with Sent(parallel) as sent:
         trainer.step()
@@ -105,16 +105,16 @@ def sent_in_a_step(
     ids=str,
 )
 def test_row_45_bytes_of_a_step_are_those_that_are_said(mesh: Mesh, tmp_path: Path) -> None:
-    """Of weights, gradients and sums, exactly, where parts of rows need no padding."""
+    """Exactly, for weights, gradients and sums, if the shards of tensors need no padding."""
 
     def rank(number: int) -> None:
         with joined(str(mesh)) as parallel:
-            for name, (spec, dtype, again) in CASES.items():
-                found = sent_in_a_step(spec, dtype, again, parallel)
-                how: Any = {"gradient_checkpointing": again, "source": spec.encoder and CONTEXT}
-                share = process_shares(spec, mesh, CONTEXT, mesh.batches, dtype, **how)[number]
-                assert found["gathered", "fsdp"] == share.weights_sent, name
-                assert found["cut", "fsdp"] + found["summed", "dp"] == share.gradients_sent, name
-                assert found["summed", "tp"] + found["sent", "tp"] == share.sums_sent, name
+            for name, (spec, dtype, checkpointing) in CASES.items():
+                sent = sent_in_a_step(spec, dtype, checkpointing, parallel)
+                options: Any = {"gradient_checkpointing": checkpointing, "source": spec.encoder and CONTEXT}
+                share = process_shares(spec, mesh, CONTEXT, mesh.batches, dtype, **options)[number]
+                assert sent["gathered", "fsdp"] == share.weights_sent, name
+                assert sent["cut", "fsdp"] + sent["summed", "dp"] == share.gradients_sent, name
+                assert sent["summed", "tp"] + sent["sent", "tp"] == share.sums_sent, name
 
     together(mesh.ranks, rank, tmp_path)

@@ -1,5 +1,5 @@
-"""What `headway plan` says of processes that have parts of the weights, beside what they hold, measured as in
-`tests/models/test_peak.py`."""
+"""The memory that `headway plan` states for processes with shards of the weights, compared with their peak, which is
+measured as in `tests/models/test_peak.py`."""
 
 import os
 import socket
@@ -24,7 +24,7 @@ from tests.models.test_peak import BF16, F32, LLAMA, RETURNS, Same, Shape
 
 
 class Each(Same):
-    """A micro batch for each process."""
+    """An objective with a micro-batch for each process."""
 
     def __init__(self, shape: Shape, count: int) -> None:
         super().__init__(shape)
@@ -48,7 +48,7 @@ def peak(shape: Shape, mesh: str) -> int:
 
 
 def peaks(shape: Shape, mesh: Mesh) -> list[int]:
-    """Of each process."""
+    """Returns the measured peak of each process."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -77,9 +77,13 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_row_45_the_peak_of_sharded_processes_is_what_is_said(name: str) -> None:
     shape, mesh = SHAPES[name]
-    how: Any = {"gradient_checkpointing": shape.redo}
-    shares = process_shares(shape.spec, mesh, shape.context, shape.batch * mesh.batches, shape.dtype, **how)
+    options: Any = {"gradient_checkpointing": shape.redo}
+    shares = process_shares(
+        shape.spec, mesh, shape.context, shape.batch * mesh.batches, shape.dtype, **options
+    )
     for measured, share in zip(peaks(shape, mesh), shares, strict=True):
-        said = share.memory
-        print(f"{name}: {measured / 2**20:.0f} MiB measured, {said / 2**20:.0f} said ({said / measured:.2f})")
-        assert abs(said - measured) < 0.15 * measured
+        stated = share.memory
+        print(
+            f"{name}: {measured / 2**20:.0f} MiB measured, {stated / 2**20:.0f} said ({stated / measured:.2f})"
+        )
+        assert abs(stated - measured) < 0.15 * measured

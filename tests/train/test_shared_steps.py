@@ -1,4 +1,4 @@
-"""Steps in memory that processes share are those of one process, and a wrong one shows."""
+"""Steps that processes share, compared in memory, equal those of one process, and wrong ones are noticed."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -34,16 +34,16 @@ def test_row_45_four_micro_batches_by_one_two_and_four(tmp_path: Path, ranks: in
 
 
 def mean_of_means(parallel: Parallel, tensors: Iterable[torch.Tensor], *axes: str) -> None:
-    """Each process's gradient divided by its own trained tokens."""
-    given = Given(ragged(4))
-    counts = parallel.gather(sum(given.count(batch) for _, batch in parallel.share(ragged(4))))
-    for t in (held := list(tensors)):
+    """A wrong sum: each process's gradient is divided by its own trained tokens."""
+    objective = Given(ragged(4))
+    counts = parallel.gather(sum(objective.count(batch) for _, batch in parallel.share(ragged(4))))
+    for t in (gradients := list(tensors)):
         t.mul_(sum(counts) / counts[parallel.rank] / parallel.mesh.ranks)
-    add_up(parallel, held, *axes)
+    add_up(parallel, gradients, *axes)
 
 
 def repeated(parallel: Parallel, items: Sequence[Any]) -> list[tuple[int, Any]]:
-    """The first item of every process is that of the main one."""
+    """A wrong share: the first item of every process is that of the main process."""
     return [(0, items[0]), *share(parallel, items)[1:]]
 
 
@@ -63,8 +63,8 @@ def test_row_45_what_is_wrong_shows(tmp_path: Path, wrong: str) -> None:
         setattr(Parallel, *WRONG[wrong])
         with joined() as parallel:
             _, *weights = stepped(4, parallel)
-        far = max(float((a - b).abs().max()) for a, b in zip(weights, expected[1:], strict=True))
-        assert far > 1e-4, far
+        distance = max(float((a - b).abs().max()) for a, b in zip(weights, expected[1:], strict=True))
+        assert distance > 1e-4, distance
 
     together(2, rank, tmp_path)
 
@@ -81,15 +81,15 @@ def test_row_45_what_is_wrong_shows(tmp_path: Path, wrong: str) -> None:
     ids=str,
 )
 def test_row_45_steps_of_sharded_rows_are_those_of_one_process(mesh: Mesh, tmp_path: Path) -> None:
-    """Loss and gradients in float64, over three steps; some processes have no trained token."""
+    """Losses of three steps and the weights after them in float64; some processes have no trained token."""
 
     def of_rows(name: str, parallel: Parallel = ALONE) -> tuple[list[float | None], list[torch.Tensor]]:
         net = steps.model_of(name)
         ids, targets, tokens = steps.rows(name)
-        one = Batch({"ids": ids, "tokens": tokens}, targets)
+        batch = Batch({"ids": ids, "tokens": tokens}, targets)
         sharded = divide(SimpleNamespace(model=net), parallel, torch.float32)  # type: ignore[arg-type]
         optimizer = Optimizer.single(net, torch.optim.SGD(net.parameters(), 0.1))
-        trainer = Trainer(Given([one] * mesh.batches), net, optimizer, clip=0.5, seed=0, parallel=parallel)
+        trainer = Trainer(Given([batch] * mesh.batches), net, optimizer, clip=0.5, seed=0, parallel=parallel)
         losses = [trainer.step().loss for _ in range(3)]
         whole: Any = net if sharded is None else sharded.whole()
         return losses, [p.detach() for p in whole.parameters()]
@@ -108,7 +108,7 @@ def test_row_45_steps_of_sharded_rows_are_those_of_one_process(mesh: Mesh, tmp_p
 
 
 class Draws(Given):
-    """Notes what torch draws in each micro batch."""
+    """An objective that records a number that torch draws in each micro-batch."""
 
     def __init__(self, parts: Sequence[Batch]) -> None:
         super().__init__(parts)

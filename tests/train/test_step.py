@@ -1,4 +1,4 @@
-"""One step: its gradient does not depend on how the window was cut, packed, or kept in memory."""
+"""One step: its gradient does not depend on how its rows are cut into micro-batches, packed or kept in memory."""
 
 import re
 from pathlib import Path
@@ -32,7 +32,7 @@ def model(seed: int = 0) -> Decoder:
 
 
 def ragged(rows: int, length: int = 16) -> list[Batch]:
-    """Rows of one document each, of very different lengths."""
+    """Returns rows of one document each, of very different lengths."""
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(1, length + 1, (rows,), generator=generator).tolist()
     ids = torch.randint(0, VOCAB, (rows, length + 1), generator=generator)
@@ -50,18 +50,18 @@ def batch(ids: Tensor, targets: Tensor, tokens: Tokens) -> Batch:
 
 
 def joined(batches: list[Batch], size: int) -> list[Batch]:
-    out = []
+    micro_batches = []
     for i in range(0, len(batches), size):
         part = batches[i : i + size]
         lengths = [int(b.inputs["tokens"].valid.sum()) for b in part]
-        out.append(
+        micro_batches.append(
             batch(
                 torch.cat([b.inputs["ids"] for b in part]),
                 torch.cat([b.targets for b in part]),
                 Tokens.from_lengths(lengths, total=part[0].targets.shape[1]),
             )
         )
-    return out
+    return micro_batches
 
 
 def gradients(
@@ -83,7 +83,7 @@ def test_accumulation_is_a_big_batch() -> None:
 
 
 def test_accumulation_is_not_the_mean_of_micro_batch_means() -> None:
-    """The mistake that the law above is there for would be seen by it."""
+    """The test above would notice this mistake."""
     rows = ragged(8)
     whole = gradients(joined(rows, 8))
     means = [gradients([row]) for row in rows]
@@ -108,8 +108,8 @@ def test_checkpointed_blocks_give_the_same_gradients() -> None:
 
 
 def test_a_window_without_a_trained_token_has_no_gradient() -> None:
-    only = ragged(1)[0]
-    empty = only._replace(targets=torch.full_like(only.targets, IGNORE_INDEX))
+    row = ragged(1)[0]
+    empty = row._replace(targets=torch.full_like(row.targets, IGNORE_INDEX))
     weights = MasterWeights(model(), torch.float32)
     assert accumulated(weights, [empty] * 3) == (0.0, 0, {})
     assert all(p.grad is None for p in weights.master.parameters())
@@ -142,6 +142,6 @@ def test_what_is_not_finite_stops_with_step_and_rows(tmp_path: Path, where: str)
 def test_clipping_bounds_the_norm_and_reports_it_before(tmp_path: Path) -> None:
     rows = Rows(token_file(tmp_path / "a.tokens", [list(range(30))], VOCAB), 8)
     for clip in (1e-2, float("inf")):
-        stats, taken = sgd_step(Given.of(rows, [[0, 1]]), model(), clip=clip)
+        stats, gradient = sgd_step(Given.of(rows, [[0, 1]]), model(), clip=clip)
         assert stats.grad_norm > 0.1
-        assert float(taken.norm()) == pytest.approx(min(clip, stats.grad_norm), rel=1e-4)
+        assert float(gradient.norm()) == pytest.approx(min(clip, stats.grad_norm), rel=1e-4)

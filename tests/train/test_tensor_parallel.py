@@ -1,4 +1,4 @@
-"""Runs whose heads and hidden units several processes share are those of one process."""
+"""Runs whose heads and hidden units are sharded over several processes equal the run of one process."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,29 +37,29 @@ SHARED: dict[str, Any] = {
 def stepped(
     name: str, mesh: Mesh, parallel: Parallel = ALONE, lora: Lora | None = None
 ) -> tuple[list[float | None], list[float], Any]:
-    """Losses, norms and weights of three clipped steps in float64, with dropout where rows are whole; of a model or of
-    an adapter. 11 hidden units a rank, of which a part of the axis fsdp has 6 or 5."""
+    """Returns losses, gradient norms and weights of three clipped steps in float64, of a model or an adapter; with
+    dropout if rows are whole (cp = 1). A tp rank has 11 hidden units, of which an fsdp rank has 6 or 5."""
     p = 0.0 if mesh.cp > 1 else 0.1
     drops = {"dropout": p, "attention_dropout": p, "activation_dropout": p}
-    how: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "heads": 8,
         "kv_heads": 4,
         "head_dim": 4,
         "qk_norm": "head",
         "hidden": 11 * mesh.tp,
     }
-    net = steps.model_of(name, vocab=32, **how, **drops)
+    net = steps.model_of(name, vocab=32, **fields, **drops)
     if lora is not None:
         attach(net, Adapter.fresh(net, replace(lora, dropout=p)), dtype=torch.float64)
     divided = divide(SimpleNamespace(model=net), parallel, torch.float32)  # type: ignore[arg-type]
     ids, targets, tokens = steps.rows(name)
-    one = Batch({"ids": ids, "tokens": tokens}, targets)
+    batch = Batch({"ids": ids, "tokens": tokens}, targets)
     trained = [p for p in net.parameters() if p.requires_grad]
     optimizer = Optimizer.single(net, torch.optim.SGD(trained, 0.1 if lora is None else 1.0))
-    trainer = Trainer(Given([one] * mesh.batches), net, optimizer, clip=0.5, seed=0, parallel=parallel)
-    done = [trainer.step() for _ in range(3)]
+    trainer = Trainer(Given([batch] * mesh.batches), net, optimizer, clip=0.5, seed=0, parallel=parallel)
+    results = [trainer.step() for _ in range(3)]
     whole: Any = net if divided is None else divided.whole()
-    return [stats.loss for stats in done], [stats.grad_norm for stats in done], whole.state_dict()
+    return [stats.loss for stats in results], [stats.grad_norm for stats in results], whole.state_dict()
 
 
 BOTH = Mesh(fsdp=2, tp=2)
@@ -75,7 +75,7 @@ SLOW = [
     ("mesh", "name"), [(Mesh(tp=2), "sink"), (Mesh(tp=2), "global"), (BOTH, "sink"), *SLOW]
 )
 def test_row_45_steps_of_shared_heads_are_those_of_one_process(mesh: Mesh, name: str, tmp_path: Path) -> None:
-    """Loss, norm of the whole gradient, and weights; dropout is that of one process, of attention weights, too."""
+    """Losses, global gradient norms and weights are equal; so is dropout, also that of attention weights."""
     expected = stepped(name, mesh)
 
     def rank(number: int) -> None:
@@ -100,7 +100,7 @@ ADAPTED = [
 def test_row_45_steps_of_shared_adapters_are_those_of_one_process(
     mesh: Mesh, lora: Lora, tmp_path: Path
 ) -> None:
-    """With dropout of what adapters are given, too, of which o_proj and down_proj have a part on each rank."""
+    """Includes dropout of the adapters' inputs, of which o_proj and down_proj have a part on each rank."""
     expected = stepped("sink", mesh, lora=lora)
     assert expected[0][-1] < expected[0][0] - 1e-3
 
@@ -113,10 +113,10 @@ def test_row_45_steps_of_shared_adapters_are_those_of_one_process(
 
 
 def by(mesh: Mesh, config: TextConfig, folder: Path, resume: str = "never") -> TextConfig:
-    """Train by the processes of a mesh, in a folder of the run's own; its settings."""
-    own = config.model_copy(update={"mesh": str(mesh), "out": str(folder / "run")})
-    together(mesh.ranks, lambda rank: train(own, resume=resume), folder / "said")
-    return own
+    """Trains with the processes of a mesh in a folder of the run's own; returns the settings of that run."""
+    run_config = config.model_copy(update={"mesh": str(mesh), "out": str(folder / "run")})
+    together(mesh.ranks, lambda rank: train(run_config, resume=resume), folder / "said")
+    return run_config
 
 
 @pytest.mark.slow
@@ -124,17 +124,17 @@ def by(mesh: Mesh, config: TextConfig, folder: Path, resume: str = "never") -> T
 def test_who_resumes_a_run_of_shared_layers_or_rows_is_told_of_other_bits(
     settings: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], mesh: str
 ) -> None:
-    """Whose sums are rounded otherwise; by processes of the same mesh the run goes on to the bit."""
+    """Another mesh rounds sums otherwise; with the same mesh the run goes on bit for bit."""
     config = settings(**SHARED | {"dropout": 0.0}, mesh=mesh, out=str(tmp_path / "shared"))
     together(2, lambda rank: train(config), tmp_path / "said")
-    there = Path(config.out) / "checkpoint-4"
+    checkpoint = Path(config.out) / "checkpoint-4"
     alone, alike = (
         config.model_copy(update={"mesh": m, "out": str(tmp_path / name)})
         for name, m in (("alone", None), ("alike", mesh))
     )
-    train(alone, resume=str(there))
+    train(alone, resume=str(checkpoint))
     assert f"not bit for bit the same run: {mesh[:2]}: 2 then, 1 now" in capsys.readouterr().err
-    together(2, lambda rank: train(alike, resume=str(there)), tmp_path / "said")
+    together(2, lambda rank: train(alike, resume=str(checkpoint)), tmp_path / "said")
     assert "not bit for bit" not in (tmp_path / "said" / "0").read_text()
     assert all(torch.equal(t, weights(config.out)[name]) for name, t in weights(alike.out).items())
 
@@ -143,7 +143,7 @@ def test_who_resumes_a_run_of_shared_layers_or_rows_is_told_of_other_bits(
 @pytest.mark.parametrize("mesh", [Mesh(tp=2), BOTH], ids=str)
 def test_callbacks_are_given_the_whole_model(settings: Make, tmp_path: Path, mesh: Mesh) -> None:
     config = settings(**SHARED, sample_prompts=("one",), sample_tokens=4, sample_every=2)
-    own = config.model_copy(update={"mesh": str(mesh), "out": str(tmp_path / "run")})
+    run_config = config.model_copy(update={"mesh": str(mesh), "out": str(tmp_path / "run")})
 
     def seen(context: CallbackContext) -> None:
         model: Any = context.model
@@ -152,7 +152,9 @@ def test_callbacks_are_given_the_whole_model(settings: Make, tmp_path: Path, mes
         (tmp_path / f"seen-{context.step}").touch()
 
     together(
-        mesh.ranks, lambda rank: train(own, callbacks=[Callback(seen, every_steps=2)]), tmp_path / "said"
+        mesh.ranks,
+        lambda rank: train(run_config, callbacks=[Callback(seen, every_steps=2)]),
+        tmp_path / "said",
     )
     assert len(list(tmp_path.glob("seen-*"))) == 3
 
@@ -163,8 +165,8 @@ def test_callbacks_are_given_the_whole_model(settings: Make, tmp_path: Path, mes
 def test_row_45_runs_of_four_processes(
     settings: Make, tmp_path: Path, mesh: Mesh, dtype: str, optimizer: str
 ) -> None:
-    how = {**SHARED, "dtype": dtype, "optimizer": optimizer, "validation_share": 0.1, "eval_every": 3}
-    config = settings(**how | ({"dropout": 0.0} if mesh.cp > 1 else {}))
+    changes = {**SHARED, "dtype": dtype, "optimizer": optimizer, "validation_share": 0.1, "eval_every": 3}
+    config = settings(**changes | ({"dropout": 0.0} if mesh.cp > 1 else {}))
     train(config, quiet=True)
     shared = by(mesh, config, tmp_path / "shared")
     assert_close(shared.out, config.out, after=0, rtol=1e-4 if dtype == "fp32" else 2e-2)
@@ -172,7 +174,7 @@ def test_row_45_runs_of_four_processes(
 
 
 def assert_close(out: str, reference: str, after: int, rtol: float = 1e-4) -> None:
-    """Loss, norm and held-out loss of each step behind `after`, and the shapes of what is saved."""
+    """Asserts equal losses, norms and held-out losses of each step after `after`, and equal shapes of saved weights."""
 
     def measured(folder: str) -> list[list[float]]:
         records = [r for r in read_metrics(Path(folder) / "metrics.jsonl") if r.get("step", 0) > after]
@@ -180,8 +182,8 @@ def assert_close(out: str, reference: str, after: int, rtol: float = 1e-4) -> No
 
     ours, theirs = measured(out), measured(reference)
     assert [len(line) for line in ours] == [len(line) for line in theirs]
-    for one, other in zip(ours, theirs, strict=True):
-        assert one == pytest.approx(other, rel=rtol)
+    for actual, expected in zip(ours, theirs, strict=True):
+        assert actual == pytest.approx(expected, rel=rtol)
     if not (Path(out) / "final" / "config.json").exists():
         return
     a, b = weights(out), weights(reference)
@@ -195,8 +197,8 @@ REFUSED: dict[str, tuple[Mesh, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_cannot_be_shared_is_refused(settings: Make, tmp_path: Path, what: str) -> None:
-    """Before any step."""
-    mesh, changes, words = REFUSED[what]
+    """The error is raised before any step."""
+    mesh, changes, message = REFUSED[what]
     config = settings(**SHARED | changes)
     parallel: Any = SimpleNamespace(mesh=mesh, rank=0, tensor=TensorParallel(Rank(0, 2)))
     task = prepared(config)
@@ -205,5 +207,5 @@ def test_what_cannot_be_shared_is_refused(settings: Make, tmp_path: Path, what: 
         spread(task, parallel)
         divide(task, parallel, torch.float32)
 
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=message):
         begin()

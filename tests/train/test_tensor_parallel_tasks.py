@@ -1,4 +1,4 @@
-"""Every task of the trainer, its model shared by two processes, is trained as in one."""
+"""Each task of the trainer, with a model that two processes share, is trained as by one process."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,10 @@ from tests.train import heads
 from tests.train.runs import RUNS, Make
 from tests.train.test_tensor_parallel import assert_close, by
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:train_words")]  # of so few words
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:train_words"),
+]  # the corpora have few words
 TWO: dict[str, Any] = {
     "kv_heads": 2, "backend": "auto", "dropout": 0.1, "steps": 6, "clip": 0.3, "workers": 1,
 }  # fmt: skip
@@ -29,8 +32,8 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @share("task", TASKS, 0, 3)
 def test_row_45_tasks_of_shared_models(task: str, settings: Make, tmp_path: Path) -> None:
-    """Losses, norms and held-out losses, with dropout, which is drawn alike by both."""
-    run, how = TASKS[task]
-    config = RUNS[run](settings, tmp_path, **how)
+    """Losses, norms and held-out losses are equal, with dropout, which both processes draw alike."""
+    run, changes = TASKS[task]
+    config = RUNS[run](settings, tmp_path, **changes)
     train(config, quiet=True)
     assert_close(by(Mesh(tp=2), config, tmp_path / "shared").out, config.out, after=0)

@@ -1,4 +1,4 @@
-"""Trackers get every line of metrics.jsonl once, also when the run was killed in between, and never stop a run."""
+"""Trackers get each line of metrics.jsonl once, even if the run is killed in between, and never stop a run."""
 
 import sys
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Sent = dict[str, list[tuple[int, dict[str, float]]]]
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Sent]:
-    """A module of this name with wandb's calls; what was logged, by run."""
+    """Returns a function that installs a module with wandb's calls under a name and returns what is logged, by run."""
 
     def make(name: str) -> Sent:
         sent: Sent = {}
@@ -28,13 +28,14 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Sent]:
         module.__spec__ = ModuleSpec(name, None)
         module.login = lambda prompt, verify: prompt or verify
 
-        def init(**given: Any) -> Any:
-            assert given["project"] == "headway"
-            assert given["config"]["depth"] == 2
-            assert (given["resume"], given.get("id", given["name"])) == ("allow", given["name"])
-            own = sent.setdefault(given["name"], [])
+        def init(**options: Any) -> Any:
+            assert options["project"] == "headway"
+            assert options["config"]["depth"] == 2
+            assert (options["resume"], options.get("id", options["name"])) == ("allow", options["name"])
+            calls = sent.setdefault(options["name"], [])
             return SimpleNamespace(
-                log=lambda values, step: own.append((step, dict(values))), finish=lambda: own.append((-1, {}))
+                log=lambda values, step: calls.append((step, dict(values))),
+                finish=lambda: calls.append((-1, {})),
             )
 
         module.init = init
@@ -78,13 +79,13 @@ def test_each_line_is_sent_once_whatever_was_killed(
     train(config, resume="auto", quiet=True)
     ((_, lines),) = sent.items()
     lines = [line for line in lines if line[0] >= 0]
-    wanted = expected(Path(config.out))
-    assert [step for step, _ in lines] == [step for step, _ in wanted] == [1, 2, 3, 3, 4, 5, 6, 6]
+    logged = expected(Path(config.out))
+    assert [step for step, _ in lines] == [step for step, _ in logged] == [1, 2, 3, 3, 4, 5, 6, 6]
     assert [values["loss"] for _, values in lines if "loss" in values] == [
-        v["loss"] for _, v in wanted if "loss" in v
+        values["loss"] for _, values in logged if "loss" in values
     ]
     train(config, resume="auto", quiet=True)
-    assert sum(len(own) for own in sent.values()) == 8 + 3  # and three times finish
+    assert sum(len(calls) for calls in sent.values()) == 8 + 3  # and three calls of finish
 
 
 def test_a_run_that_is_reported_late_is_sent_from_its_beginning(
@@ -104,7 +105,7 @@ def test_a_tracker_that_fails_costs_the_run_nothing(
     settings: Make, fake: Callable[[str], Sent], capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake("trackio")
-    sys.modules["trackio"].init = lambda **given: 1 / 0  # type: ignore[attr-defined]
+    sys.modules["trackio"].init = lambda **options: 1 / 0  # type: ignore[attr-defined]
     assert train(settings(report=["trackio"])).steps == 6
     assert (
         "trackio takes no more of this run (ZeroDivisionError: division by zero)" in capsys.readouterr().err
@@ -143,10 +144,10 @@ def test_the_events_of_tensorboard_are_the_lines_of_metrics(settings: Make) -> N
         train(config, callbacks=[Callback(die, every_steps=1)], quiet=True)
     train(config, resume="auto", quiet=True)
     events = EventAccumulator(str(Path(config.out) / "tensorboard"), size_guidance={"scalars": 0}).Reload()
-    wanted = expected(Path(config.out))
+    logged = expected(Path(config.out))
     assert {"loss", "lr", "grad_norm", "val_loss"} <= set(events.Tags()["scalars"])
     for tag in events.Tags()["scalars"]:
-        found = [(event.step, event.value) for event in events.Scalars(tag)]
-        own = [(step, values[tag]) for step, values in wanted if tag in values]
-        assert [step for step, _ in found] == [step for step, _ in own]
-        assert [value for _, value in found] == pytest.approx([value for _, value in own], rel=1e-6)
+        actual = [(event.step, event.value) for event in events.Scalars(tag)]
+        of_tag = [(step, values[tag]) for step, values in logged if tag in values]
+        assert [step for step, _ in actual] == [step for step, _ in of_tag]
+        assert [value for _, value in actual] == pytest.approx([value for _, value in of_tag], rel=1e-6)

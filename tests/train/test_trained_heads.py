@@ -1,4 +1,4 @@
-"""Trained heads of encoders: what is measured is what the commands give, and `transformers` loads them."""
+"""Trained encoder heads: models and commands give the measures of the log, and `transformers` loads the models."""
 
 import json
 import shlex
@@ -14,12 +14,12 @@ from headway.train import train
 from tests.train.heads import DATA, settings
 
 TASKS = list(DATA)
-pytestmark = pytest.mark.filterwarnings("ignore:train_words")  # of so few words
+pytestmark = pytest.mark.filterwarnings("ignore:train_words")  # the corpora have few words
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One run of each task that learns what there is to learn."""
+    """Returns one run of each task, long enough to learn its data."""
     folder = tmp_path_factory.mktemp("heads")
     steps = {"answer": 150}
     with pytest.MonkeyPatch.context() as patch:
@@ -36,7 +36,7 @@ def held(result: Any) -> list[dict[str, Any]]:
 
 
 def last(result: Any) -> dict[str, Any]:
-    """The evaluation after the last step, in metrics.jsonl."""
+    """Returns the evaluation after the last step from metrics.jsonl."""
     lines = [json.loads(line) for line in result.metrics.read_text().splitlines()]
     return next(line for line in reversed(lines) if "val_loss" in line)
 
@@ -46,9 +46,9 @@ def test_a_trained_classifier_is_as_right_as_the_log_says(trained: dict[str, Any
     model = headway.load(result.model, task="classify")
     records = held(result)
     texts = [r["text"] if "text" in r else (r["text_a"], r["text_b"]) for r in records]
-    found = [row[0].label for row in model.classify(texts)]
+    labels = [row[0].label for row in model.classify(texts)]
     assert model.spec.head.labels == ("new york", "oslo", "rome")
-    assert last(result)["val_accuracy"] == accuracy([r["label"] for r in records], found) > 0.9
+    assert last(result)["val_accuracy"] == accuracy([r["label"] for r in records], labels) > 0.9
     assert result.validation.metrics["accuracy"] == last(result)["val_accuracy"]
     assert result.accuracy is not None
 
@@ -56,40 +56,40 @@ def test_a_trained_classifier_is_as_right_as_the_log_says(trained: dict[str, Any
 def test_a_trained_tagger_is_as_right_as_the_log_says(trained: dict[str, Any]) -> None:
     result = trained["tag"]
     model = headway.load(result.model, task="tag")
-    wanted, found = [], []
+    expected, predicted = [], []
     for record in held(result):
         text = " ".join(record["tokens"])
         tags = ["O"] * len(record["tokens"])
         for span in model.tag(text):
-            first, behind = text[: span.start].count(" "), text[: span.end].count(" ") + 1
-            tags[first:behind] = [f"B-{span.label}", *[f"I-{span.label}"] * (behind - first - 1)]
-        found.append(tags)
-        wanted.append(record["ner_tags"])
-    assert last(result)["val_f1"] == pytest.approx(entity_f1(wanted, found))
+            first, stop = text[: span.start].count(" "), text[: span.end].count(" ") + 1
+            tags[first:stop] = [f"B-{span.label}", *[f"I-{span.label}"] * (stop - first - 1)]
+        predicted.append(tags)
+        expected.append(record["ner_tags"])
+    assert last(result)["val_f1"] == pytest.approx(entity_f1(expected, predicted))
     assert last(result)["val_f1"] > 0.9
 
 
 def test_a_trained_answerer_is_as_right_as_the_log_says(trained: dict[str, Any]) -> None:
     result = trained["answer"]
     model = headway.load(result.model, task="answer")
-    found = [
+    exact = [
         squad_exact([r["answers"][0]["text"]], model.answer(r["question"], r["context"], stride=8)[0].text)
         for r in held(result)
     ]
-    assert last(result)["val_exact"] == pytest.approx(sum(found) / len(found))
+    assert last(result)["val_exact"] == pytest.approx(sum(exact) / len(exact))
     assert last(result)["val_exact"] > 0.7
     assert last(result)["val_f1"] >= last(result)["val_exact"]
 
 
 def test_row_90_a_trained_embedder_ranks_triplets(trained: dict[str, Any]) -> None:
-    """Triplets as CAIL2019-SCM has them: A, B, C and which of the two is more like A."""
+    """The triplets have the form of CAIL2019-SCM: A, B, C, and which of B and C is more like A."""
     result = trained["embed"]
     model = headway.load(result.model, task="embed")
-    right = []
+    correct = []
     for record in held(result):
         a, b, c = model.embed([record[name] for name in "ABC"])
-        right.append(("B" if a @ b > a @ c else "C") == record["label"])
-    assert last(result)["val_accuracy"] == pytest.approx(sum(right) / len(right))
+        correct.append(("B" if a @ b > a @ c else "C") == record["label"])
+    assert last(result)["val_accuracy"] == pytest.approx(sum(correct) / len(correct))
     assert last(result)["val_accuracy"] > 0.9
 
 
@@ -114,13 +114,13 @@ def test_eval_measures_what_the_log_says(
     records = str(result.out.parent / "held.jsonl")
     command = ["eval", str(result.model), "--data", records, "--dtype", "fp32", "--json"]
     assert run(command) == 0
-    found = json.loads(capsys.readouterr().out)
+    report = json.loads(capsys.readouterr().out)
     for name, value in last(result).items():
         if name != "step":
-            assert found[name.removeprefix("val_")] == pytest.approx(value, rel=1e-5)
+            assert report[name.removeprefix("val_")] == pytest.approx(value, rel=1e-5)
     assert run([*command, "--limit", "5"]) == 0
     out, err = capsys.readouterr()
-    assert json.loads(out)["loss"] != pytest.approx(found["loss"], rel=1e-5)
+    assert json.loads(out)["loss"] != pytest.approx(report["loss"], rel=1e-5)
     assert f"5 of {len(held(result))} records are measured, drawn by a fixed seed\n" in err
 
 

@@ -1,4 +1,4 @@
-"""Row 26: translation as a task: batches, schedule, smoothing, settings, its score."""
+"""Row 26: translation as a task: batches, schedule, label smoothing, settings and BLEU."""
 
 import math
 from pathlib import Path
@@ -36,13 +36,13 @@ def test_batches_hold_every_pair_once_and_no_more_slots_than_asked(
     lengths: list[tuple[int, int]], seed: int
 ) -> None:
     pairs = Pairs([[9] * a for a, _ in lengths], [[9] * b for _, b in lengths])
-    found = batches(pairs, 40, seed, 0)
-    assert sorted(i for rows in found for i in rows) == list(range(len(lengths)))
-    for rows in found:
+    epoch = batches(pairs, 40, seed, 0)
+    assert sorted(i for rows in epoch for i in rows) == list(range(len(lengths)))
+    for rows in epoch:
         inputs = pairs.batch(rows).inputs
         assert inputs["source"].numel() <= 40
         assert inputs["ids"].numel() <= 40
-    assert found == batches(pairs, 40, seed, 0)
+    assert epoch == batches(pairs, 40, seed, 0)
 
 
 def test_epochs_have_orders_of_their_own() -> None:
@@ -75,30 +75,30 @@ def test_labels_are_smoothed_as_the_formula_says(
     logits = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0))
     targets = torch.tensor([[1, 2, IGNORE_INDEX], [0, 6, 3]])
     logits.requires_grad_()
-    loss, nats, count, each, _ = chunked_cross_entropy(
+    loss, nats, count, token_nats, _ = chunked_cross_entropy(
         logits, targets, torch.nn.Identity(), 7, label_smoothing=smoothing
     )
     log_p = logits.double().log_softmax(-1)
-    kept = targets != IGNORE_INDEX
+    trained = targets != IGNORE_INDEX
     picked = log_p.gather(-1, targets.clamp_min(0).unsqueeze(-1))[..., 0]
-    wanted = -(1 - smoothing) * picked - smoothing * log_p.mean(-1)
-    assert float(loss.detach()) == pytest.approx(float(wanted[kept].detach().sum()), rel=1e-5)
-    assert float(nats) == pytest.approx(float(-picked[kept].detach().sum()), rel=1e-5)
+    expected = -(1 - smoothing) * picked - smoothing * log_p.mean(-1)
+    assert float(loss.detach()) == pytest.approx(float(expected[trained].detach().sum()), rel=1e-5)
+    assert float(nats) == pytest.approx(float(-picked[trained].detach().sum()), rel=1e-5)
     assert count == 5
-    torch.testing.assert_close(each.double(), torch.where(kept, -picked, 0.0))
+    torch.testing.assert_close(token_nats.double(), torch.where(trained, -picked, 0.0))
     weights = torch.rand(2, 3, generator=torch.Generator().manual_seed(1))
-    for found, exact in (
-        (loss, wanted[kept].sum()),
-        ((weights * each).sum(), -(weights * picked)[kept].sum()),
+    for actual, exact in (
+        (loss, expected[trained].sum()),
+        ((weights * token_nats).sum(), -(weights * picked)[trained].sum()),
     ):
-        (a,), (b,) = (torch.autograd.grad(x, logits, retain_graph=True) for x in (found, exact))
+        (a,), (b,) = (torch.autograd.grad(value, logits, retain_graph=True) for value in (actual, exact))
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("micro_batch", [1, 5, 7, 100])
 def test_a_step_reads_all_of_its_pairs_however_it_is_cut(micro_batch: int, tmp_path: Path) -> None:
-    def targets(**how: Any) -> list[list[int]]:
-        task = prepared(TranslationConfig.of({**TINY, **files, **how}), tmp_path)
+    def targets(**changes: Any) -> list[list[int]]:
+        task = prepared(TranslationConfig.of({**TINY, **files, **changes}), tmp_path)
         rows = [row for batch in task.batches(2) for row in batch.targets.tolist()]
         return [[i for i in row if i != IGNORE_INDEX] for row in rows]
 
@@ -110,9 +110,9 @@ def test_a_step_reads_all_of_its_pairs_however_it_is_cut(micro_batch: int, tmp_p
 
 
 def test_the_gradient_is_that_of_the_mean_over_target_tokens(tmp_path: Path) -> None:
-    """The first step's norm, against torch: dropout is 0, and one batch holds all pairs."""
-    files, more = corpus(tmp_path, 9), {"out": str(tmp_path / "run"), "steps": 1, "batch_tokens": 4096}
-    config = TranslationConfig.of({**TINY, **files, **more})
+    """The first step's norm is compared with torch's: dropout is 0, and one batch holds all pairs."""
+    files, one_step = corpus(tmp_path, 9), {"out": str(tmp_path / "run"), "steps": 1, "batch_tokens": 4096}
+    config = TranslationConfig.of({**TINY, **files, **one_step})
     result = train(config, quiet=True)
     tokenizer = Tokenizer.load(result.model)
     pairs = encode_pairs(tokenizer, *read_pairs(config.source, config.target), config.context)
@@ -147,10 +147,10 @@ def test_bleu_is_that_of_sacrebleu() -> None:
     import sacrebleu
 
     texts, references = ["the cat sat on the mat .", "a dog"], ["the cat sat on a mat .", "the dog"]
-    found = bleu(texts, references)
-    assert found.score == sacrebleu.corpus_bleu(texts, [references]).score
-    assert "tok:13a" in found.signature
-    assert "version:" in str(found)
+    result = bleu(texts, references)
+    assert result.score == sacrebleu.corpus_bleu(texts, [references]).score
+    assert "tok:13a" in result.signature
+    assert "version:" in str(result)
     assert bleu(references, references).score == pytest.approx(100)
     with pytest.raises(DataError, match="2 translations, 1 references"):
         bleu(texts, references[:1])
@@ -206,4 +206,4 @@ def test_row_26_german_from_english(tmp_path: Path) -> None:
     lines = [gzip.decompress(path.read_bytes()).decode().splitlines()[:40] for path in files.values()]
     beams, greedy = (translator.translate(lines[0], beams=n, max_new_tokens=40) for n in (4, 1))
     assert all(b.score >= g.score - 1e-4 for b, g in zip(beams, greedy, strict=True))  # type: ignore[operator]
-    print(bleu([one.text for one in beams], lines[1]))
+    print(bleu([translation.text for translation in beams], lines[1]))

@@ -1,4 +1,4 @@
-"""Row 26: BLEU on Multi30K is that of three seeds, and a model that loses its positions or its source is far off."""
+"""Row 26: BLEU on Multi30K is that of three seeds, and a model without its positions or its source is far below."""
 
 import gzip
 import statistics
@@ -22,13 +22,13 @@ SEEDS = (20.79, 19.31, 21.30)
 
 
 def without_positions(monkeypatch: pytest.MonkeyPatch, model: nn.Module) -> None:
-    """Nothing is added to embeddings."""
+    """Makes the model add zeros to embeddings instead of positions."""
     plain = Sinusoidal.embedding
-    monkeypatch.setattr(Sinusoidal, "embedding", lambda *given: 0 * plain(*given))
+    monkeypatch.setattr(Sinusoidal, "embedding", lambda *arguments: 0 * plain(*arguments))
 
 
 def without_cross_attention(monkeypatch: pytest.MonkeyPatch, model: nn.Module) -> None:
-    """Nothing comes from the encoder."""
+    """Sets the outputs of cross-attention to zero, so that nothing comes from the encoder."""
     for block in model.modules():
         if isinstance(block, Block) and block.cross_attn is not None:
             for parameter in block.cross_attn.o_proj.parameters():
@@ -38,7 +38,7 @@ def without_cross_attention(monkeypatch: pytest.MonkeyPatch, model: nn.Module) -
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_row_26_bleu_is_within_three_deviations_of_three_seeds_and_mutants_are_not(tmp_path: Path) -> None:
-    """Mutants are of the trained model: a position or a source that is lost on the way to the decoder."""
+    """The mutants are the trained model with positions or the source lost on the way to the decoder."""
     names = ("train.en", "train.de", "test_2016_flickr.en", "test_2016_flickr.de")
     source, target, english, german = (data_path(f"multi30k/{name}.gz") for name in names)
     files = [f"source={source}", f"target={target}", f"out={tmp_path / 'run'}"]
@@ -48,16 +48,16 @@ def test_row_26_bleu_is_within_three_deviations_of_three_seeds_and_mutants_are_n
     )
 
     def score(count: int) -> float:
-        found = translator.translate(texts[:count], beams=1, max_new_tokens=60)
-        return bleu([one.text for one in found], references[:count]).score
+        translations = translator.translate(texts[:count], beams=1, max_new_tokens=60)
+        return bleu([translation.text for translation in translations], references[:count]).score
 
     mean, allowed = statistics.fmean(SEEDS), 3 * statistics.stdev(SEEDS)
     whole = score(1000)
-    lost = {}
+    mutant_scores = {}
     for mutant in (without_positions, without_cross_attention):
         with pytest.MonkeyPatch.context() as patch:
             mutant(patch, translator.model)
-            lost[mutant.__name__] = score(1000)
-    print(whole, lost)
+            mutant_scores[mutant.__name__] = score(1000)
+    print(whole, mutant_scores)
     assert abs(whole - mean) <= allowed
-    assert all(found < mean - 2 * allowed for found in lost.values()), lost
+    assert all(bleu_score < mean - 2 * allowed for bleu_score in mutant_scores.values()), mutant_scores

@@ -1,4 +1,4 @@
-"""The folder of a trained translator: it translates, here and in `transformers`."""
+"""The folder of a trained translation model translates in headway and in `transformers`."""
 
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, str]]:
     folder = tmp_path_factory.mktemp("translation")
     files = corpus(folder)
     held = {"validation_source": files["source"], "validation_target": files["target"]}
-    found = train(TranslationConfig.of({**TINY, **files, **held, "out": str(folder / "run")}), quiet=True)
-    return found, files
+    result = train(TranslationConfig.of({**TINY, **files, **held, "out": str(folder / "run")}), quiet=True)
+    return result, files
 
 
 def test_the_loss_falls_and_the_folder_translates(run: tuple[Any, dict[str, str]]) -> None:
@@ -38,19 +38,21 @@ def test_the_loss_falls_and_the_folder_translates(run: tuple[Any, dict[str, str]
     translator = headway.load(result.model)
     assert isinstance(translator, Translator)
     texts = Path(files["source"]).read_text("utf-8").splitlines()[:12]
-    found = translator.translate(texts, max_new_tokens=16)
-    assert [one.text for one in translator.translate(texts, max_new_tokens=16, batch_size=5)] == [
-        one.text for one in found
+    translations = translator.translate(texts, max_new_tokens=16)
+    assert [beam.text for beam in translator.translate(texts, max_new_tokens=16, batch_size=5)] == [
+        beam.text for beam in translations
     ]
-    assert translator.translate(texts[3], max_new_tokens=16).text == found[3].text
+    assert translator.translate(texts[3], max_new_tokens=16).text == translations[3].text
     greedy = translator.translate(texts, beams=1, max_new_tokens=16)
-    for one, other in zip(found, greedy, strict=True):  # row 26: beams are no worse than greedy
-        assert one.score is not None
-        assert other.score is not None
-        assert one.score >= other.score - 1e-5
+    for beam, single in zip(translations, greedy, strict=True):  # row 26: no worse than greedy
+        assert beam.score is not None
+        assert single.score is not None
+        assert beam.score >= single.score - 1e-5
     best = translator.translate(texts[0], n_best=3, length_penalty=0.0, max_new_tokens=16).hypotheses
     assert len(best) == 3
-    assert [b.score for b in best] == sorted((b.score for b in best), reverse=True)
+    assert [hypothesis.score for hypothesis in best] == sorted(
+        (hypothesis.score for hypothesis in best), reverse=True
+    )
     assert best[0].score == pytest.approx(sum(best[0].log_probs))
 
 
@@ -70,7 +72,7 @@ def test_a_translator_is_saved_and_loaded(run: tuple[Any, dict[str, str]], tmp_p
 
 
 def test_transformers_translates_as_the_trained_folder_does(run: tuple[Any, dict[str, str]]) -> None:
-    """As a Marian model, with its tokenizer; padded, greedily and by beams."""
+    """transformers loads a Marian model and its tokenizer; texts are padded, and translated greedily and by beams."""
     result, files = run
     assert result.transformers == "loads it"
     tokenizer = transformers.AutoTokenizer.from_pretrained(result.model)
@@ -80,9 +82,9 @@ def test_transformers_translates_as_the_trained_folder_does(run: tuple[Any, dict
     inputs = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
     assert inputs["attention_mask"].min() == 0
     for beams in (1, 3):
-        found = model.generate(**inputs, num_beams=beams, do_sample=False, max_new_tokens=16)
+        generated = model.generate(**inputs, num_beams=beams, do_sample=False, max_new_tokens=16)
         expected = ours.translate(texts, beams=beams, max_new_tokens=16, length_penalty=1.0)
-        assert tokenizer.batch_decode(found, skip_special_tokens=True) == [one.text for one in expected]
+        assert tokenizer.batch_decode(generated, skip_special_tokens=True) == [text.text for text in expected]
 
 
 def changed(**change: Any) -> ModelSpec:
@@ -102,10 +104,10 @@ def test_a_translator_is_written_as_a_marian_model_with_the_same_logits(tmp_path
     again = headway.load(tmp_path / "m").model
     source, target = torch.randint(2, 300, (2, 11)), torch.randint(2, 300, (2, 7))
     with torch.no_grad():
-        right = model(source, target)
-        for found in (theirs(input_ids=source, decoder_input_ids=target).logits, again(source, target)):
-            torch.testing.assert_close(found, right, rtol=0, atol=1e-5 * float(right.abs().max()))
-    save_folder(tmp_path / "own", model, keep_pairing=True)  # as checkpoints are, which go on bit for bit
+        expected = model(source, target)
+        for actual in (theirs(input_ids=source, decoder_input_ids=target).logits, again(source, target)):
+            torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    save_folder(tmp_path / "own", model, keep_pairing=True)  # as in checkpoints, which resume bit for bit
     assert load_folder(tmp_path / "own").spec == model.spec
 
 

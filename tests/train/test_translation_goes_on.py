@@ -1,4 +1,4 @@
-"""A translator whose training goes on from a folder, and decoders whose heads share keys and values."""
+"""Training a translation model further from a folder, and decoders whose heads share keys and values."""
 
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def go_on(folder: Path, start: Path, **changes: Any) -> list[dict[str, Any]]:
-    """The metrics of a run of three steps."""
-    own = {key: value for key, value in TINY.items() if key in ("context", "batch_tokens", "dtype")}
+    """Trains three steps from the model in `start` and returns the metrics."""
+    sizes = {key: value for key, value in TINY.items() if key in ("context", "batch_tokens", "dtype")}
     files = corpus(folder)
     held = {f"validation_{side}": path for side, path in files.items()}
     run = {"steps": 3, "warmup": 1, "lr_scale": 0.01, "eval_at_start": True, "out": str(folder / "run")}
     result = train(
-        TranslationConfig.of({**own, **files, **held, **run, "model": str(start), **changes}), quiet=True
+        TranslationConfig.of({**sizes, **files, **held, **run, "model": str(start), **changes}), quiet=True
     )
     return read_metrics(result.metrics)
 
@@ -92,7 +92,7 @@ def test_heads_that_cannot_share_are_refused(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_keys_and_values_of_the_decoder_alone_are_pooled_and_repeated(trained: Path) -> None:
-    """Pooled to one head and repeated to two, the model is that of one head."""
+    """Pooled to one head and repeated to two, the model computes what the pooled one computes."""
     folder = load_folder(trained)
     pooled = pool_heads(folder.spec, folder.tensors, 1)
     repeated = repeat_kv_heads(pooled[1], pooled[0], 2)
@@ -101,6 +101,6 @@ def test_keys_and_values_of_the_decoder_alone_are_pooled_and_repeated(trained: P
     assert {name.rpartition(".")[0] for name in changed} == {
         f"decoder.layers.0.{mixer}.{side}_proj" for mixer in ("self_attn", "cross_attn") for side in "kv"
     }
-    one, two = restore(*pooled), restore(repeated[1], repeated[0])
+    pooled_model, repeated_model = restore(*pooled), restore(repeated[1], repeated[0])
     ids = torch.arange(5, 12)[None]
-    assert off(one(ids, ids), two(ids, ids)) < 1e-6
+    assert off(pooled_model(ids, ids), repeated_model(ids, ids)) < 1e-6

@@ -1,4 +1,4 @@
-"""A translator's run that was ended goes on, and refuses what does not fit."""
+"""A translation run that ended goes on as if it had been longer, and refuses inputs that do not fit it."""
 
 import os
 import signal
@@ -35,41 +35,41 @@ def test_a_run_that_ended_goes_on_as_if_it_had_been_longer(
     train(translation(out=str(tmp_path / "whole")), quiet=True)
     ended = train(translation(**end), quiet=True)
     assert ended.steps == end.get("steps", 0)
-    last = headway.load(checkpoints(ended.out)[-1], task="translation")  # is a translator by itself
-    assert last.generation["decoder_start_token_id"] == START
+    checkpoint = headway.load(checkpoints(ended.out)[-1], task="translation")  # without the final model
+    assert checkpoint.generation["decoder_start_token_id"] == START
     train(translation(), resume="auto")
-    said = capsys.readouterr().err
-    assert "going on from" in said
-    assert "not bit for bit" not in said
+    stderr = capsys.readouterr().err
+    assert "going on from" in stderr
+    assert "not bit for bit" not in stderr
     assert_same_bits(translation().out, str(tmp_path / "whole"))
     again = train(translation(), resume="auto", quiet=True)
     assert (again.steps, again.loss) == (10, None)  # nothing was left to do
 
 
 def test_a_second_ctrl_c_saves_no_checkpoint(translation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    given, plain = translation(), Trainer.step
+    run_config, plain_step = translation(), Trainer.step
 
     def twice(trainer: Trainer[Any]) -> StepStats:
         if trainer.progress.step == 1:
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
-        return plain(trainer)
+        return plain_step(trainer)
 
     monkeypatch.setattr(Trainer, "step", twice)
     with pytest.raises(KeyboardInterrupt) as stop:
-        train(given, quiet=True)
+        train(run_config, quiet=True)
     assert not isinstance(stop.value, Interrupted)
-    assert [p.name for p in checkpoints(Path(given.out))] == ["checkpoint-0"]
+    assert [p.name for p in checkpoints(Path(run_config.out))] == ["checkpoint-0"]
 
 
 def test_other_pairs_are_refused(translation: Make) -> None:
-    given = translation(steps=3)
-    train(given, quiet=True)
-    lines = Path(given.target).read_text("utf-8").splitlines()
-    more = translation(steps=4)
-    Path(given.target).write_text("\n".join([lines[1], lines[0], *lines[2:]]), "utf-8")
+    first = translation(steps=3)
+    train(first, quiet=True)
+    lines = Path(first.target).read_text("utf-8").splitlines()
+    longer = translation(steps=4)
+    Path(first.target).write_text("\n".join([lines[1], lines[0], *lines[2:]]), "utf-8")
     with pytest.raises(ConfigError, match=r"the training data is not the same: it was .*'pairs': 60"):
-        train(more, resume="auto", quiet=True)
+        train(longer, resume="auto", quiet=True)
 
 
 def test_a_checkpoint_of_another_kind_of_run_is_refused(
@@ -88,11 +88,11 @@ def test_a_checkpoint_of_another_kind_of_run_is_refused(
 
 def test_pairs_are_told_apart_by_ids_and_order() -> None:
     plain = Pairs([[5, 6], [7]], [[8], [9]])
-    others = [
+    different = [
         Pairs([[5], [6, 7]], [[8], [9]]),
         Pairs([[7], [5, 6]], [[8], [9]]),
         Pairs([[5, 6], [7]], [[9], [8]]),
         Pairs([[5, 6]], [[7], [8], [9]]),
     ]
     assert plain.described() == Pairs([(5, 6), (7,)], [(8,), (9,)]).described()
-    assert all(plain.described() != other.described() for other in others)
+    assert all(plain.described() != pairs.described() for pairs in different)

@@ -1,4 +1,4 @@
-"""Beside TRL's SFTTrainer: the same chats, the same trained tokens, the same loss, the same steps."""
+"""Comparison with TRL's SFTTrainer: the same chats give the same trained tokens, loss and steps."""
 
 import json
 from collections import Counter
@@ -34,7 +34,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A small LLaMA with a tokenizer and a template, and chats."""
+    """Writes a small LLaMA with a tokenizer and a template, and chats; returns both paths."""
     folder = tmp_path_factory.mktemp("trl")
     records = list(read_records(data_path("conversations/dummy_conversation.json"), Chat))[:CHATS]
     chats = [
@@ -90,19 +90,19 @@ def ours(model: Path, chats: Path) -> Examples:
 def test_the_same_tokens_are_trained_with_the_same_loss(
     made: tuple[Path, Path], tmp_path: Path, packing: bool
 ) -> None:
-    """Ids that are trained, each in its example; and the sum of their losses, to 1e-5."""
+    """The trained ids are the same, and the sum of their losses is equal to 1e-5."""
     from headway import load
 
     trainer = theirs(*made, tmp_path, packing=packing, packing_strategy="bfd")
     labels: Counter[int] = Counter()
     total = 0.0
     for batch in trainer.get_train_dataloader():
-        wanted = batch.pop("labels")[:, 1:]
+        targets = batch.pop("labels")[:, 1:]
         with torch.no_grad():
             logits = trainer.model(**batch).logits[:, :-1].float()
-        labels.update(wanted[wanted != IGNORE_INDEX].tolist())
+        labels.update(targets[targets != IGNORE_INDEX].tolist())
         total += float(
-            torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum")
+            torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
         )
     rows = ChatRows(ours(*made), LENGTH, pack=packing)
     batch = rows.batch(range(len(rows)))
@@ -115,7 +115,7 @@ def test_the_same_tokens_are_trained_with_the_same_loss(
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_ten_steps_of_adamw_are_the_same(made: tuple[Path, Path], tmp_path: Path, packing: bool) -> None:
-    """The loss of each step, with all chats in one, to 1e-4."""
+    """The losses of steps that each hold all chats are equal to 1e-4."""
     trainer = theirs(*made, tmp_path / "theirs", packing=packing, packing_strategy="bfd")
     trainer.train()
     expected = [line["loss"] for line in trainer.state.log_history if "loss" in line]
@@ -124,7 +124,7 @@ def test_ten_steps_of_adamw_are_the_same(made: tuple[Path, Path], tmp_path: Path
         data=str(made[1]), model=str(made[0]), out=str(tmp_path / "ours"), context=LENGTH, batch_tokens=LENGTH * count,
         steps=10, lr=1e-3, warmup=0.0, lr_floor=1.0, clip=1e9, pack=packing, dtype="fp32", workers=1,
     )  # fmt: skip
-    found = [line["loss"] for line in read_metrics(train(config, quiet=True).metrics) if "loss" in line]
-    assert len(found) == len(expected) == 10
-    assert found == pytest.approx(expected, abs=1e-4)
-    assert found[-1] < found[0] - 0.1
+    actual = [line["loss"] for line in read_metrics(train(config, quiet=True).metrics) if "loss" in line]
+    assert len(actual) == len(expected) == 10
+    assert actual == pytest.approx(expected, abs=1e-4)
+    assert actual[-1] < actual[0] - 0.1

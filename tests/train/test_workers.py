@@ -1,4 +1,4 @@
-"""Side by side: the same gradients, the same bits whoever is done first, and threads as they were."""
+"""Micro-batches side by side: the same bits whichever worker is done first, and threads as they were before."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -46,26 +46,26 @@ def test_an_error_in_a_worker_is_raised() -> None:
 @pytest.mark.parametrize("redo", ["none", "block"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_side_by_side_is_one_after_the_other_bit_for_bit(dtype: torch.dtype, redo: Checkpointing) -> None:
-    """Also when the workers finish in the other order."""
+    """Results and gradients of two and three workers are those of one."""
     rows = joined(ragged(10), 2)
-    found = []
+    runs = []
     for count in (1, 2, 3):
         m = model()
         m.gradient_checkpointing = redo
         weights = MasterWeights(m, dtype, count)
         with MicrobatchPool(count) as workers:
             result = accumulated(weights, rows, workers)
-        found.append((result, [p.grad for p in m.parameters()]))
-    for result, gradients in found[1:]:
-        assert result == found[0][0]
-        for a, b in zip(gradients, found[0][1], strict=True):
+        runs.append((result, [p.grad for p in m.parameters()]))
+    for result, gradients in runs[1:]:
+        assert result == runs[0][0]
+        for a, b in zip(gradients, runs[0][1], strict=True):
             assert a is not None
             assert b is not None
             assert torch.equal(a, b)
 
 
 class Backwards(MicrobatchPool):
-    """Computes the items in the other order; results still come in theirs."""
+    """Computes the items in reverse order; results still come in the order of the items."""
 
     def map(self, run: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         return [run(item) for item in reversed(list(items))][::-1]
@@ -121,9 +121,9 @@ def test_another_number_of_workers_is_said_on_resume(
 ) -> None:
     train(settings(steps=1, workers=1, micro_batch=None), quiet=True)
     train(settings(steps=1, workers=2, micro_batch=None), resume="auto")
-    said = capsys.readouterr().err
-    assert "workers: 1 then, 2 now" in said
-    assert "micro_batch: 8 then, 4 now" in said
+    stderr = capsys.readouterr().err
+    assert "workers: 1 then, 2 now" in stderr
+    assert "micro_batch: 8 then, 4 now" in stderr
 
 
 def test_evaluation_side_by_side(settings: Make, tmp_path: Path) -> None:
@@ -144,10 +144,10 @@ ADAPTER = {"model": "m", "adapter": "lora", "adapter_dropout": 0.25}
 FEW = {"batch_tokens": 24 * 3}
 
 
-def workers(how: dict[str, Any], gradient: int = 0, **spec: float) -> Choice:
-    """Of 8 micro batches on 4 threads."""
-    usual = {"data": "x", "threads": 4, "context": 24, "batch_tokens": 24 * 8, "micro_batch": 1}
-    return choose_workers(TextConfig.of(usual | how), ModelSpec.of_depth(1, 9, **spec), gradient)
+def workers(changes: dict[str, Any], gradient: int = 0, **spec: float) -> Choice:
+    """Returns the number of workers chosen for 8 micro-batches on 4 threads."""
+    defaults = {"data": "x", "threads": 4, "context": 24, "batch_tokens": 24 * 8, "micro_batch": 1}
+    return choose_workers(TextConfig.of(defaults | changes), ModelSpec.of_depth(1, 9, **spec), gradient)
 
 
 @pytest.mark.parametrize(
@@ -173,8 +173,8 @@ def workers(how: dict[str, Any], gradient: int = 0, **spec: float) -> Choice:
 def test_how_many_workers_and_why(
     how: dict[str, Any], spec: dict[str, float], gradient: int, count: int, why: str
 ) -> None:
-    found = workers(how, gradient, **spec)
-    assert (found.what, found.why) == (str(count), why)
+    choice = workers(how, gradient, **spec)
+    assert (choice.what, choice.why) == (str(count), why)
 
 
 @pytest.mark.parametrize(

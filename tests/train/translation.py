@@ -1,4 +1,4 @@
-"""Small data for translation, and settings of a run that takes a second."""
+"""A small parallel corpus, and the settings of a translation run that takes a second."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ TINY: dict[str, Any] = {
 
 
 def corpus(folder: Path, count: int = 60) -> dict[str, str]:
-    """Colours and things, word by word."""
+    """Writes colours and things in English and, word by word, in German; returns the settings that name the files."""
     picks = [[(7 * i + 3 * j) % 6 for j in range(1 + i % 3)] for i in range(count)]
     (folder / "a.en").write_text("".join(" ".join(ENGLISH[k] for k in p) + "\n" for p in picks), "utf-8")
     (folder / "a.de").write_text("".join(" ".join(GERMAN[k] for k in p) + "\n" for p in picks), "utf-8")
@@ -32,8 +32,8 @@ def corpus(folder: Path, count: int = 60) -> dict[str, str]:
 
 
 def config(folder: Path, **changes: Any) -> TranslationConfig:
-    """With held-out pairs and dropout, in steps of up to 40 pairs, some three an epoch."""
+    """Returns settings with held-out pairs and dropout, in steps of up to 40 pairs, about three steps an epoch."""
     files = corpus(folder)
     held = {f"validation_{side}": path for side, path in files.items()}
-    how = {"batch_tokens": 128, "micro_batch": 20, "seed": 1, "steps": 10, "dropout": 0.1}
-    return TranslationConfig.of({**TINY, **files, **held, **how, "out": str(folder / "run"), **changes})
+    defaults = {"batch_tokens": 128, "micro_batch": 20, "seed": 1, "steps": 10, "dropout": 0.1}
+    return TranslationConfig.of({**TINY, **files, **held, **defaults, "out": str(folder / "run"), **changes})

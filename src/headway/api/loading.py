@@ -123,7 +123,7 @@ def load(
         task: the task; None takes the one for which the folder was saved.
         dtype: "float32", "bfloat16", ... or a torch dtype; None or "auto" keeps the file's (float16 becomes
             float32 on a CPU, where float16 is hundreds of times slower): the rule of `headway.storage.dtypes`.
-        backend: attention backend; a named one fails rather than falls back.
+        backend: attention backend; a named one that cannot run is an error, never a fallback.
         revision: branch, tag or commit of a Hub id.
         allow_pickle: whether to read old `.bin` weights too (with torch's restricted unpickler).
         adapter: folders of PEFT adapters, whose effects add up; the tokenizer and generation_config.json come from the

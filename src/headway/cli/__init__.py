@@ -43,37 +43,53 @@ class Command(NamedTuple):
 COMMANDS = {
     name: Command(help, f"headway.cli.{place}")
     for name, place, help in (
-        ("train", "train", "Train a language model, an encoder or a translator; resumes bit for bit"),
-        ("data", "data", "The data of the shipped recipes, from files that you have; where they are from"),
-        ("preview", "preview", "The tokens that a model would be trained on, and their mask"),
+        ("train", "train", "Train a language model, an encoder or a translator; resume bit for bit"),
+        (
+            "data",
+            "data",
+            "Prepare the data of the shipped recipes from files that you have, or say where to get them",
+        ),
+        ("preview", "preview", "Show the tokens that a model would be trained on, and their loss mask"),
         ("generate", "generate", "Continue a prompt"),
-        ("translate", "translate", "Translate texts, by beam search; BLEU against references"),
-        ("fill-mask", "encoders:fill_mask", "Find words for masked places"),
+        ("translate", "translate", "Translate texts by beam search; report BLEU against references"),
+        ("fill-mask", "encoders:fill_mask", "Fill in masked words"),
         ("classify", "encoders:classify", "Label texts, pairs of texts, or spans of texts"),
         ("answer", "encoders:answer", "Find the answer to a question in a text"),
-        ("embed", "encoders:embed", "One vector for each text, or how similar texts are"),
-        ("chat", "chat", "Talk with a model in the terminal"),
-        ("run", "serve:run", "Download a model if needed, serve it, and talk with it"),
-        ("serve", "serve", "Answer over HTTP, as OpenAI's servers do"),
-        ("eval", "evaluate", "Bits per byte of a model on a text, or tasks of lm-evaluation-harness"),
-        ("instruct", "instruct", "Make instructions from seed tasks by asking a model"),
-        ("judge", "judge", "Let a model judge the answers of two others"),
-        ("convert", "convert", "Convert a checkpoint to another format, and verify that both are equal"),
-        ("surgery", "surgery", "Change a model: fewer kv heads, windows, longer rows; before and after"),
-        ("quantize", "surgery:quantize", "Weights of 8 or 4 bits; perplexity and KL, before and after"),
+        ("embed", "encoders:embed", "Embed texts as vectors, or compare how similar they are"),
+        ("chat", "chat", "Chat with a model in the terminal"),
+        ("run", "serve:run", "Download a model if needed, serve it, and chat with it"),
+        ("serve", "serve", "Serve models over HTTP with an OpenAI-compatible API"),
+        ("eval", "evaluate", "Measure bits per byte on a text, or run tasks of lm-evaluation-harness"),
+        ("instruct", "instruct", "Generate instruction data from seed tasks by asking a model"),
+        ("judge", "judge", "Let a model judge the answers of two other models"),
+        (
+            "convert",
+            "convert",
+            "Convert a checkpoint to another format, and verify that both compute the same",
+        ),
+        (
+            "surgery",
+            "surgery",
+            "Change a model: fewer kv heads, windows, longer contexts; measured before and after",
+        ),
+        (
+            "quantize",
+            "surgery:quantize",
+            "Quantize weights to 8 or 4 bits; measure perplexity and KL before and after",
+        ),
         ("show", "show", "Draw an attention pattern and report what it costs"),
-        ("models", "inspect:models", "The published sizes by name, and how Chinese encoders compare"),
-        ("inspect", "inspect", "What a checkpoint is: sizes, positions, pairing, patterns"),
-        ("tokenize", "inspect:tokenize", "The tokens of a text, with ids and offsets"),
-        ("plan", "plan", "Does it fit, what does it move, how fast: before anything runs"),
-        ("diff", "diff", "What differs between two models, in words and numbers"),
-        ("doctor", "doctor", "What is usable on this machine, and why not"),
+        ("models", "inspect:models", "List published model sizes by name, and compare Chinese encoders"),
+        ("inspect", "inspect", "Describe a checkpoint: sizes, positions, pairing, patterns"),
+        ("tokenize", "inspect:tokenize", "Show the tokens of a text, with ids and offsets"),
+        ("plan", "plan", "Estimate memory, traffic and speed before anything runs"),
+        ("diff", "diff", "Compare two models, in words and numbers"),
+        ("doctor", "doctor", "Report what is usable on this machine, and why something is not"),
     )
 }
 
 LABORATORY = ("demo", "explain", "bench")
 """Commands of the optional package that `NEEDS_IT` tells how to install."""
-NEEDS_IT = 'which headway\'s laboratory has; pip install "headway[lab]"'
+NEEDS_IT = 'which is in the package headway-lab; pip install "headway[lab]"'
 
 USAGE = "usage: headway COMMAND [OPTIONS]   (headway COMMAND --help has more)"
 

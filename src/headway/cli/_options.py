@@ -64,26 +64,31 @@ COMMON: Mapping[str, Mapping[str, Any]] = {
         "max": MOST_THREADS,
         "envvar": "HEADWAY_THREADS",
     },
-    "backend": {"help": "attention backend; fails rather than falls back", "envvar": "HEADWAY_BACKEND"},
-    "kv_cache_dtype": {"help": "auto | int8: what caches store; int8 is rounded, half of bfloat16"},
+    "backend": {
+        "help": "attention backend; an error if it cannot run, never a fallback",
+        "envvar": "HEADWAY_BACKEND",
+    },
+    "kv_cache_dtype": {
+        "help": "auto | int8: dtype of the KV cache; int8 rounds, and halves bfloat16's memory"
+    },
     "dtype": {
-        "help": "float32 (fp32) | bfloat16 (bf16) | ...: of weights and products; auto is the file's, float32 for "
-        "float16"
+        "help": "float32 (fp32) | bfloat16 (bf16) | ...: dtype of weights and products; auto is that of the file, "
+        "float32 for float16"
     },
     "allow_pickle": {"help": "read pickles (weights only)"},
     "adapter": {
-        "help": "an adapter (PEFT's), a folder or an id of the Hub; may be given often, they add up",
+        "help": "a PEFT adapter, a folder or an id of the Hub; repeat it to add several",
         "parser": folder_of,
         "metavar": "FOLDER",
     },
-    "any_base": {"help": "take adapters that were trained beside other weights, or do not say which"},
+    "any_base": {"help": "accept adapters that were trained on other weights, or do not say on which"},
     "overwrite": {"help": "replace the model in the target folder"},
     "cut": {"help": "truncate texts that are too long; without it they are an error"},
     "context": {"help": "tokens per row [default: the trained context, at most 2048]", "min": 2},
     "limit": {"help": "evaluate only the first N tokens of the text", "min": 1},
     "out": {"help": "folder to write"},
     "timeout": {
-        "help": "a server that is silent for so long is asked again, up to 6 times [default: 600]",
+        "help": "retry a request after this long without an answer, up to 6 times [default: 600]",
         "min": 0.1,
         "metavar": "SECONDS",
     },

@@ -106,7 +106,7 @@ class MachineSettings(Settings):
         instructions for it, else fp32. fp16 is refused on a CPU
     gradient_checkpointing: what the backward pass recomputes instead of keeping its activations: whole
         blocks, or one part of each block
-    backend: attention backend; fails rather than falls back
+    backend: attention backend; an error if it cannot run, never a fallback
     threads: CPU threads [default: torch's]
     mesh: what the processes of the run share: dp=N, the micro batches of a step; fsdp=N, these and all
         weights; expert=N, these and the experts of each layer; tp=N, each layer; cp=N, the tokens of each row;

@@ -1,13 +1,13 @@
-"""Draws faults from all of `src`, one place of the code at a time, and looks whether a test notices each.
+"""Draws random faults from all of `src`, one place of the code each, and checks whether a test notices them.
 
-    python -m tests.mutants.drawn map                    which test runs which line; renewed for tests that changed
-    python -m tests.mutants.drawn run --seed SEED        400 faults, 80 of them of the kernels; goes on where it ended
-    python -m tests.mutants.drawn run --again FILE       what lived in a file of results once more, by its tests of now
-    python -m tests.mutants.drawn list --seed SEED       the faults that would be tried
-    python -m tests.mutants.drawn report FILE            the table of a file of results, and what lived
+    python -m tests.mutants.drawn map                    records which test runs which line; updates changed tests only
+    python -m tests.mutants.drawn run --seed SEED        tries 400 faults, 80 of them in the kernels; resumes if stopped
+    python -m tests.mutants.drawn run --again FILE       retries the faults that lived, with the tests of today
+    python -m tests.mutants.drawn list --seed SEED       lists the faults that would be tried
+    python -m tests.mutants.drawn report FILE            prints the table of a file of results and what lived
 
-A fault is killed where a test fails that passes without it, or where nothing answers in time. It is tried against the
-tests that run its line, those beside it first, as many as take a minute without a fault.
+A fault is killed if a test fails that passes without it, or if the tests do not end in time. It is tried against the
+tests that run its line, the nearest first, as many as take a minute without a fault.
 """
 
 import argparse
@@ -28,55 +28,55 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
     for verb in ("map", "run", "list", "report"):
-        one = verbs.add_parser(verb)
+        command = verbs.add_parser(verb)
         if verb != "report":
-            one.add_argument(
+            command.add_argument(
                 "--cache", type=Path, default=ROOT / ".mutants", help="folder of maps and copies"
             )
         if verb in ("map", "run"):
-            one.add_argument("-j", type=int, default=1, metavar="WORKERS", help="processes at a time")
+            command.add_argument("-j", type=int, default=1, metavar="WORKERS", help="processes at a time")
         if verb in ("run", "list"):
-            one.add_argument("--seed", help="any text: it decides the list, for a given tree")
-            one.add_argument("--again", type=Path, metavar="FILE", help="what lived in a file of results")
-            one.add_argument("--ids", nargs="+", default=[], metavar="ID", help="of the list only these")
-            one.add_argument("--count", type=int, default=400, help="faults in all [400]")
-            one.add_argument("--cpp", type=int, default=80, help="of them of the kernels [80]")
-            one.add_argument("--only", default="", metavar="PATH", help="only files below src/...")
-            one.add_argument("--out", type=Path, help="file of results [CACHE/SEED.jsonl]")
+            command.add_argument("--seed", help="any text: it decides the list, for a given tree")
+            command.add_argument("--again", type=Path, metavar="FILE", help="what lived in a file of results")
+            command.add_argument("--ids", nargs="+", default=[], metavar="ID", help="of the list only these")
+            command.add_argument("--count", type=int, default=400, help="faults in all [400]")
+            command.add_argument("--cpp", type=int, default=80, help="of them of the kernels [80]")
+            command.add_argument("--only", default="", metavar="PATH", help="only files below src/...")
+            command.add_argument("--out", type=Path, help="file of results [CACHE/SEED.jsonl]")
         if verb == "run":
-            one.add_argument(
+            command.add_argument(
                 "--budget", type=float, default=BUDGET, help="seconds of a fault's tests without it [60]"
             )
-            one.add_argument("--hours", type=float, default=6.0, help="begin no fault later [6]")
+            command.add_argument("--hours", type=float, default=6.0, help="begin no fault later [6]")
         if verb == "report":
-            one.add_argument("file", type=Path)
+            command.add_argument("file", type=Path)
         if verb in ("run", "report"):
-            one.add_argument(
+            command.add_argument(
                 "--equivalent", type=Path, metavar="FILE", help="lines: id, why it changes nothing"
             )
-    given = parser.parse_args(words)
-    if given.verb in ("run", "list") and (given.seed is None) == (given.again is None):
+    namespace = parser.parse_args(words)
+    if namespace.verb in ("run", "list") and (namespace.seed is None) == (namespace.again is None):
         parser.error("one of --seed and --again is needed")
-    return given
+    return namespace
 
 
-def drawn(given: argparse.Namespace) -> tuple[list[Fault], list[Fault]]:
-    """Python's faults, and an order in which those of the kernels are tried. A list that was begun is gone on with,
-    also where the tree has changed since: `.list` beside its results has the ids."""
-    if given.again:
-        ids = [key for key, row in Results(given.again).rows().items() if row["outcome"] == "lived"]
-    elif (kept := listed(given)).exists():
-        ids = kept.read_text().split()
+def drawn(options: argparse.Namespace) -> tuple[list[Fault], list[Fault]]:
+    """Returns the faults of Python files, and those of the kernels in the order to try them. A list that was begun is
+    resumed even if the tree has changed since: the file `.list` beside its results has the ids."""
+    if options.again:
+        ids = [key for key, row in Results(options.again).rows().items() if row["outcome"] == "lived"]
+    elif (list_file := listed(options)).exists():
+        ids = list_file.read_text().split()
     else:
-        compiled = Map(given.cache, ROOT).compiled() if given.cpp else ()
-        faults = draw.draw(ROOT, given.seed, given.count - given.cpp, given.only)
-        faults += draw.draw_cpp(ROOT, given.seed, compiled, given.only)
+        compiled = Map(options.cache, ROOT).compiled() if options.cpp else ()
+        faults = draw.draw(ROOT, options.seed, options.count - options.cpp, options.only)
+        faults += draw.draw_cpp(ROOT, options.seed, compiled, options.only)
         ids = [fault.id for fault in faults]
-        if given.verb == "run" and not given.ids:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text("\n".join(ids))
-    faults = draw.named(ROOT, [key for key in ids if key in given.ids or not given.ids])
-    if not given.ids and len(faults) < len(ids):
+        if options.verb == "run" and not options.ids:
+            list_file.parent.mkdir(parents=True, exist_ok=True)
+            list_file.write_text("\n".join(ids))
+    faults = draw.named(ROOT, [key for key in ids if key in options.ids or not options.ids])
+    if not options.ids and len(faults) < len(ids):
         print(
             f"{len(ids) - len(faults)} of {len(ids)} places are gone: their lines have changed",
             file=sys.stderr,
@@ -84,22 +84,22 @@ def drawn(given: argparse.Namespace) -> tuple[list[Fault], list[Fault]]:
     return [f for f in faults if not f.of_kernels], [f for f in faults if f.of_kernels]
 
 
-def results_file(given: argparse.Namespace) -> Path:
-    out: Path = given.again or given.out or given.cache / f"{given.seed}.jsonl"
+def results_file(options: argparse.Namespace) -> Path:
+    out: Path = options.again or options.out or options.cache / f"{options.seed}.jsonl"
     return out
 
 
-def listed(given: argparse.Namespace) -> Path:
-    return results_file(given).with_suffix(".list")
+def listed(options: argparse.Namespace) -> Path:
+    return results_file(options).with_suffix(".list")
 
 
-def run(given: argparse.Namespace) -> int:
-    python, cpp = drawn(given)
-    out = results_file(given)
+def run(options: argparse.Namespace) -> int:
+    python, cpp = drawn(options)
+    out = results_file(options)
     results = Results(out)
-    rows = {} if given.again or given.ids else results.rows()
-    queue = Queue(python, cpp, len(cpp) if given.again or given.ids else given.cpp, rows)
-    tries = Run(ROOT, given.cache, results, given.hours, given.budget)
+    rows = {} if options.again or options.ids else results.rows()
+    queue = Queue(python, cpp, len(cpp) if options.again or options.ids else options.cpp, rows)
+    tries = Run(ROOT, options.cache, results, options.hours, options.budget)
     if tries.failing:
         print(
             f"{len(tries.failing)} tests fail without any fault and are not asked:",
@@ -109,27 +109,27 @@ def run(given: argparse.Namespace) -> int:
     if stale := tries.map.stale():
         print(f"{len(stale)} files have changed since the map was made; their lines are carried over")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes ignore SIGINT otherwise
     try:
-        tries.go(given.j, queue, lambda text: print(text, flush=True))
+        tries.go(options.j, queue, lambda text: print(text, flush=True))
     except KeyboardInterrupt:
         print(f"stopped; the same command goes on, {out} has what was tried")
         return 130
-    print(report.text([*results.rows().values()], report.reasons(given.equivalent)))
+    print(report.text([*results.rows().values()], report.reasons(options.equivalent)))
     return 0
 
 
 def main(words: list[str] | None = None) -> int:
-    given = arguments(words)
-    if given.verb == "map":
-        record.make(given.cache, given.j)
-    elif given.verb == "run":
-        return run(given)
-    elif given.verb == "list":
-        python, cpp = drawn(given)
-        print(*(f"{fault.id:10} {fault}" for fault in (*python, *cpp[: given.cpp])), sep="\n")
+    options = arguments(words)
+    if options.verb == "map":
+        record.make(options.cache, options.j)
+    elif options.verb == "run":
+        return run(options)
+    elif options.verb == "list":
+        python, cpp = drawn(options)
+        print(*(f"{fault.id:10} {fault}" for fault in (*python, *cpp[: options.cpp])), sep="\n")
     else:
-        print(report.text([*Results(given.file).rows().values()], report.reasons(given.equivalent)))
+        print(report.text([*Results(options.file).rows().values()], report.reasons(options.equivalent)))
     return 0
 
 

@@ -1,8 +1,8 @@
-"""Which tests run a line, and in which order they are asked.
+"""Finds the tests that run a line, and the order in which to try them.
 
 A line of a function is run by the tests that ran it, or that share a fixture which ran it. A line of a module or class
-is run once, by the first that imports it: its tests are those that run where its name stands. Files that have changed
-since the map was made have their lines carried over.
+body runs once, in the first test that imports it: its tests are those that run lines which use the name it defines.
+For files that have changed since the map was made, lines are matched to the old ones.
 """
 
 import ast
@@ -43,7 +43,7 @@ class Generation:
 
     @functools.cached_property
     def sizes(self) -> dict[str, int]:
-        """How many lines each test runs."""
+        """The number of lines that each test runs."""
         sizes: dict[str, int] = defaultdict(int)
         for context, bits in self.data.execute("select context_id, numbits from line_bits"):
             for test in self.expand(self.names[context]):
@@ -51,13 +51,13 @@ class Generation:
         return sizes
 
     def expand(self, context: str) -> list[str]:
-        """The tests of a context: itself, or those that share a fixture."""
+        """Returns the tests of a context: the test itself, or those that share a fixture."""
         if context.startswith("fixture "):
             return self.sharing.get(context, [])
         return [name for name in (context, *context.split("|")) if name in self.tests][:1]
 
     def _runs(self, file: str) -> dict[int, set[str]]:
-        """The tests of each line of a Python file, as the file was."""
+        """Returns the tests of each line of a Python file, in the version of the map."""
         lines: dict[int, set[str]] = defaultdict(set)
         query = "select context_id, numbits from line_bits where file_id = ?"
         for context, bits in self.data.execute(query, (self.paths.get(file, -1),)):
@@ -71,19 +71,20 @@ class Generation:
         text = json.loads((self.folder / "kernels.json").read_text())
         names, lines = text["tests"], text["lines"]
         return {
-            file: {int(n): {names[i] for i in tests} for n, tests in of.items()} for file, of in lines.items()
+            file: {int(n): {names[i] for i in tests} for n, tests in own_lines.items()}
+            for file, own_lines in lines.items()
         }
 
     def _old_lines(self, file: str, now: str) -> dict[int, list[int]]:
-        """For each line of a file, which has the text `now`: its lines in the map."""
+        """Returns, for each line of a file whose text is `now`, its lines in the map's version."""
         path = self.folder / file
         before = path.read_text().splitlines() if path.exists() else []
         return carried(before, now.splitlines())
 
 
 def carried(before: list[str], now: list[str]) -> dict[int, list[int]]:
-    """For each line of a text (from 1) the lines that it comes from; for a changed one those that it replaces, for a
-    new one its neighbours."""
+    """Returns, for each line of `now` (from 1), the lines of `before` that it comes from: for a changed line those that
+    it replaces, for a new line its neighbours."""
     if before == now:
         return {n: [n] for n in range(1, len(now) + 1)}
     lines: dict[int, list[int]] = {}
@@ -94,7 +95,7 @@ def carried(before: list[str], now: list[str]) -> dict[int, list[int]]:
 
 
 class Map:
-    """The tests of the lines of a checkout."""
+    """The tests that run each line of a checkout."""
 
     def __init__(self, cache: Path, root: Path) -> None:
         self.root = root
@@ -115,11 +116,11 @@ class Map:
 
     @property
     def failing(self) -> list[str]:
-        """The tests that fail without any fault."""
+        """Tests that fail without any fault."""
         return sorted(test for test, facts in self.tests.items() if facts["outcome"] == "failed")
 
     def stale(self) -> list[str]:
-        """The files whose text is another than when the first generation was made."""
+        """Returns the files that have changed since the first generation was made."""
         first = self.generations[0].folder
         files = (path.relative_to(first).as_posix() for path in sorted(first.glob("src/**/*.*")))
         return [
@@ -139,7 +140,7 @@ class Map:
         return {test for test in tests if self.usable(test)}
 
     def compiled(self) -> set[tuple[str, int]]:
-        """The lines of kernels (file's name, number) that have code, as far as the map knows."""
+        """Returns the kernel lines (file name, number) that have code according to the map."""
         lines = set()
         for path in (self.root / "src/headway/native/csrc").iterdir():
             file = path.relative_to(self.root).as_posix()
@@ -149,7 +150,7 @@ class Map:
         return lines
 
     def tests_of(self, file: str, line: int) -> list[str]:
-        """The tests that run a line, in no order."""
+        """Returns the tests that run a line, unordered."""
         if not file.endswith(".py"):
             return [*self._running(file, [line])]
         statement, inside = statement_at(parsed(self.sources[file]), line)
@@ -161,7 +162,7 @@ class Map:
         return [*tests]
 
     def _users(self, file: str, statement: ast.stmt, depth: int) -> set[str]:
-        """The tests that run a line where a name stands that a statement of a module or class binds."""
+        """Returns the tests that run a line which uses a name bound by this statement of a module or class."""
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return self._running(file, range(statement.body[0].lineno, (statement.end_lineno or 0) + 1))
         names = bound(statement)
@@ -170,17 +171,21 @@ class Map:
             return tests
         word = re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b")
         of_module = statement in parsed(self.sources[file]).body
-        for other, text in self.sources.items():
-            if not other.endswith(".py") or not word.search(text):
+        for user_file, text in self.sources.items():
+            if not user_file.endswith(".py") or not word.search(text):
                 continue
-            if of_module and other != file and not imports(text, file, names):
+            if of_module and user_file != file and not imports(text, file, names):
                 continue
             lines = {n for n, line in enumerate(text.splitlines(), 1) if word.search(line)}
-            tests |= self._running(other, lines & function_lines(text))
+            tests |= self._running(user_file, lines & function_lines(text))
             for line in sorted(lines - function_lines(text)):
-                at, _ = statement_at(parsed(text), line)
-                if other == file and at is not statement and not isinstance(at, (ast.Import, ast.ImportFrom)):
-                    tests |= self._users(other, at, depth - 1)
+                user, _ = statement_at(parsed(text), line)
+                if (
+                    user_file == file
+                    and user is not statement
+                    and not isinstance(user, (ast.Import, ast.ImportFrom))
+                ):
+                    tests |= self._users(user_file, user, depth - 1)
         return tests
 
 
@@ -191,7 +196,7 @@ def parsed(text: str) -> ast.Module:
 
 @functools.cache
 def function_lines(text: str) -> frozenset[int]:
-    """The lines of the bodies of a file's functions."""
+    """Returns the lines of the bodies of a file's functions."""
     return frozenset(
         line
         for node in ast.walk(parsed(text))
@@ -202,20 +207,20 @@ def function_lines(text: str) -> frozenset[int]:
 
 @functools.cache
 def imported(text: str) -> frozenset[tuple[str, str]]:
-    """The modules and names that a file imports names from."""
+    """Returns the (module, name) pairs of a file's `from` imports."""
     nodes = (node for node in ast.walk(parsed(text)) if isinstance(node, ast.ImportFrom))
     return frozenset((node.module or "", alias.name) for node in nodes for alias in node.names)
 
 
 def imports(text: str, file: str, names: list[str]) -> bool:
-    """Whether a text imports a module, or one of its names from it or from a package that it is part of."""
+    """Returns whether a source imports the module `file`, or any of `names` from it or from a parent package."""
     module = ".".join(Path(file).with_suffix("").parts[1:]).removesuffix(".__init__")
     wanted = {*names, module.rpartition(".")[2]}
     return any(name in wanted and f"{module}.".startswith(f"{place}.") for place, name in imported(text))
 
 
 def bound(statement: ast.stmt) -> list[str]:
-    """The names that a statement gives something to."""
+    """Returns the names that a statement binds."""
     match statement:
         case ast.Assign(targets=targets):
             return [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)]
@@ -225,32 +230,32 @@ def bound(statement: ast.stmt) -> list[str]:
 
 
 def statement_at(tree: ast.Module, line: int) -> tuple[ast.stmt, bool]:
-    """The smallest statement that a line is part of, and whether it stands in the body of a function."""
+    """Returns the smallest statement that contains a line, and whether it is in the body of a function."""
     around = [
         node
         for node in ast.walk(tree)
         if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
     ]
-    around = around or tree.body[:1]  # a comment
+    around = around or tree.body[:1]  # the line is a comment
     statement = min(reversed(around), key=lambda node: (node.end_lineno or node.lineno) - node.lineno)
     functions = (node for node in around if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
     return statement, any(node.body[0].lineno <= line and node is not statement for node in functions)
 
 
 def of_statement(statement: ast.stmt, line: int) -> range:
-    """The lines that are run when a line is: of a simple statement all, of another what comes before its body; the line
-    alone where it stands between two bodies."""
+    """Returns the lines that run together with a line: all of a simple statement, or the head of a compound one; the
+    line alone if it is between two bodies."""
     body = getattr(statement, "body", None) or getattr(statement, "cases", None)
     if not body:
         return range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
     first = getattr(body[0], "lineno", None) or body[0].pattern.lineno
-    own = range(statement.lineno, max(first, statement.lineno + 1))
-    return own if line in own else range(line, line + 1)
+    head = range(statement.lineno, max(first, statement.lineno + 1))
+    return head if line in head else range(line, line + 1)
 
 
 def ordered(tests: Iterable[str], file: str, sizes: dict[str, int], seconds: dict[str, float]) -> list[str]:
-    """The tests of a file's line in the order to ask them: those beside it first, then those that run the fewest lines,
-    then the fastest; a function's second case comes after the first of every other."""
+    """Returns the tests of a line in the order to try them: the nearest by path first, then those that run the fewest
+    lines, then the fastest; a test function's second case comes after the first case of every other."""
     beside = mirror(file)
 
     def key(test: str) -> tuple[int, int, float, str]:
@@ -268,11 +273,11 @@ def ordered(tests: Iterable[str], file: str, sizes: dict[str, int], seconds: dic
 
 
 def mirror(file: str) -> list[str]:
-    """Where the tests of a file of `src` stand: its own test file, and the folder of its package."""
+    """Returns path prefixes of the tests nearest to a file of `src`: its own test file, then its package's folder."""
     parts = Path(file).with_suffix("").parts[2:]
     if not file.endswith(".py"):
         return ["tests/native/"]
     folders = [f"tests/{part}/" for part in parts[:-1]]
     stem = parts[-1].strip("_")
-    own = [f"{folder}test_{stem}" for folder in (*folders, "tests/")]
-    return [*own, *reversed(folders)]
+    own_files = [f"{folder}test_{stem}" for folder in (*folders, "tests/")]
+    return [*own_files, *reversed(folders)]

@@ -1,6 +1,6 @@
-"""Where a C++ file can be broken, and how: line by line, outside of comments, texts and the preprocessor's lines.
+"""Finds the possible faults of a C++ file, line by line, outside comments, strings and preprocessor lines.
 
-Whether the result compiles is for the compiler to say.
+Whether the result compiles is left to the compiler.
 """
 
 import re
@@ -34,22 +34,22 @@ PAIR = re.compile(r"(?<=[(,])\s*([\w.\->\[\]]+), ([\w.\->\[\]]+)(?=[,)])")
 
 
 def faults(file: str, source: bytes) -> list[Fault]:
-    """All places of a C++ file, in their order."""
+    """Returns all faults of a C++ file, in the order of their places."""
     code = HIDDEN.sub(lambda m: re.sub(rb"[^\n]", b" ", m.group()), source).decode("latin-1")
-    found = []
-    at, before = 0, ";"
+    result = []
+    offset, previous = 0, ";"
     for line in code.splitlines(keepends=True):
         text = line.rstrip("\n")
-        for start, end, new, operator in _of_line(text, begins=before[-1] in ";{}:"):
+        for start, end, new, operator in _of_line(text, begins=previous[-1] in ";{}:"):
             if text[start:end] != new:
-                found.append(fault(file, source, at + start, at + end, new, operator))
-        at += len(line)
-        before = text.rstrip() or before
-    return numbered(found)
+                result.append(fault(file, source, offset + start, offset + end, new, operator))
+        offset += len(line)
+        previous = text.rstrip() or previous
+    return numbered(result)
 
 
 def _of_line(line: str, begins: bool) -> Iterator[tuple[int, int, str, str]]:
-    """The changes of one line: from, to, the new text, the kind. `begins`: a statement begins with the line."""
+    """Yields the changes of a line: start, end, new text, kind. `begins`: a statement begins with the line."""
     for old, new in OPERATORS.items():
         for match in re.finditer(re.escape(old), line):
             yield match.start() + 1, match.end() - 1, new.strip(), "operator"

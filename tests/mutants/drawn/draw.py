@@ -1,4 +1,4 @@
-"""Draws faults from all of `src`: a line by chance, then one of its places. The seed decides, for a given tree."""
+"""Draws faults from all of `src`: a random line, then one of its places. Tree and seed determine the result."""
 
 import random
 from collections import defaultdict
@@ -25,7 +25,7 @@ def cpp_files(root: Path, only: str = "") -> list[str]:
 
 
 def draw(root: Path, seed: str, count: int, only: str = "") -> list[Fault]:
-    """`count` faults of Python files, at most one of a line; fewer where there are no more lines."""
+    """Returns `count` faults of Python files, at most one in each line; fewer if lines run out."""
     sources = {file: (root / file).read_bytes() for file in python_files(root, only)}
     faults = [fault for file, source in sources.items() for fault in python_faults.faults(file, source)]
     drawn = []
@@ -38,7 +38,7 @@ def draw(root: Path, seed: str, count: int, only: str = "") -> list[Fault]:
 
 
 def draw_cpp(root: Path, seed: str, compiled: Collection[tuple[str, int]], only: str = "") -> list[Fault]:
-    """Faults of the kernels, one for each line that is `compiled` (file's name, number), in an order to try them in."""
+    """Returns one fault for each line in `compiled` (file name, number), in the order to try them."""
     faults = [
         f for file in cpp_files(root, only) for f in cpp_faults.faults(file, (root / file).read_bytes())
     ]
@@ -46,7 +46,7 @@ def draw_cpp(root: Path, seed: str, compiled: Collection[tuple[str, int]], only:
 
 
 def shuffled(faults: list[Fault], seed: str) -> list[Fault]:
-    """One fault of each line, the lines by chance: every line counts the same, however many places it has."""
+    """Returns one fault for each line, lines in random order: a line counts once, however many places it has."""
     lines = defaultdict[tuple[str, int], list[Fault]](list)
     for fault in faults:
         lines[fault.file, fault.line].append(fault)
@@ -57,7 +57,7 @@ def shuffled(faults: list[Fault], seed: str) -> list[Fault]:
 
 
 def named(root: Path, ids: Collection[str]) -> list[Fault]:
-    """The faults of these ids in their order, as far as the tree has them."""
+    """Returns the faults with these ids in their order; ids that the tree no longer has are left out."""
     faults: dict[str, Fault] = {}
     for file in (*python_files(root), *cpp_files(root)):
         of_file = python_faults.faults if file.endswith(".py") else cpp_faults.faults

@@ -1,4 +1,4 @@
-"""A fault: one place of a file, what stands there and what is put in its place."""
+"""A fault: a place in a file, its old text and its new text."""
 
 import hashlib
 from collections import Counter
@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Fault:
-    """The bytes from `start` to `end` of `file`, which are `old`, become `new`. `line` counts from 1; `operator` says
-    what kind of change it is; `id` stays the same while the line does."""
+    """Replaces the bytes `old` from `start` to `end` of `file` by `new`. `line` counts from 1; `operator` is the kind
+    of change; `id` stays the same as long as the line's text does."""
 
     file: str
     line: int
@@ -33,22 +33,22 @@ class Fault:
 
 
 def fault(file: str, source: bytes, start: int, end: int, new: str, operator: str) -> Fault:
-    """A fault with its line and its id: a hash of the file's name, the line's text, the place in it, and the change."""
-    begins = source.rfind(b"\n", 0, start) + 1
-    text = source[begins:].partition(b"\n")[0]
+    """Returns a fault with its line and id: a hash of file name, text of the line, place in it, and change."""
+    line_start = source.rfind(b"\n", 0, start) + 1
+    text = source[line_start:].partition(b"\n")[0]
     indent = len(text) - len(text.lstrip())
-    words = (file, text.strip().decode(), str(start - begins - indent), operator, new)
+    words = (file, text.strip().decode(), str(start - line_start - indent), operator, new)
     key = hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]
     line = source.count(b"\n", 0, start) + 1
     return Fault(file, line, start, end, source[start:end].decode(), new, operator, key)
 
 
 def numbered(faults: Iterable[Fault]) -> list[Fault]:
-    """Faults in the order of their places, each once; where lines are alike, the second's id ends in -2, and so on."""
+    """Returns faults ordered by place, each once; for equal lines, the second fault's id ends in -2, and so on."""
     seen = Counter[str]()
     result = []
-    for each in sorted(dict.fromkeys(faults), key=lambda f: (f.start, f.end, f.new, f.operator)):
-        seen[each.id] += 1
-        count = seen[each.id]
-        result.append(each if count == 1 else replace(each, id=f"{each.id}-{count}"))
+    for one in sorted(dict.fromkeys(faults), key=lambda f: (f.start, f.end, f.new, f.operator)):
+        seen[one.id] += 1
+        count = seen[one.id]
+        result.append(one if count == 1 else replace(one, id=f"{one.id}-{count}"))
     return result

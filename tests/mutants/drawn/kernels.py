@@ -1,7 +1,7 @@
-"""Compiles the kernels of one CPU level unit by unit: so that they note what they run, and with a fault.
+"""Compiles the kernels of one CPU level unit by unit: to record which code runs, or with a fault.
 
-Both kinds are compiled with `SPEED`, which is quicker than what is released; the tests pass with it too. A library
-with a fault is stamped as the sources without it, so that it is taken where those are.
+Both are compiled with `SPEED`, which compiles faster than the release's flags; the tests pass with it too. A library
+with a fault has the stamp of the sources without it, so that the loader accepts it.
 """
 
 import functools
@@ -29,26 +29,26 @@ void __sanitizer_cov_trace_pc(void) {
   if (at < sizeof seen) seen[at] = 1;
 }
 """
-"""What a block of code calls first; the place of the call, from the library's beginning, is noted."""
+"""Every block of code calls the hook first; it records the call's offset from the start of the library."""
 
 
-sys.path.insert(0, str(ROOT / "src"))  # headway is imported late, and from there
+sys.path.insert(0, str(ROOT / "src"))  # headway is imported later, from this path
 
 
 class DoesNotCompileError(Exception):
-    """The compiler's words."""
+    """Raised with the compiler's output."""
 
 
 @functools.cache
 def level() -> str:
-    """The best CPU level here."""
+    """Returns the best CPU level of this machine."""
     from headway.native.levels import of_this_machine
 
     return of_this_machine()[0]
 
 
 def command(sources: Path) -> list[str]:
-    """The compiler and its flags, stamped as the `sources`."""
+    """Returns the compiler and its flags, with the stamp of `sources`."""
     from headway.native import build
 
     return [*build.compiler(), *build._flags(level(), sources), SPEED]
@@ -61,10 +61,10 @@ def library_name() -> str:
 
 
 def call(*words: str) -> str:
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        raise DoesNotCompileError(done.stdout[-2000:])
-    return done.stdout
+    process = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if process.returncode:
+        raise DoesNotCompileError(process.stdout[-2000:])
+    return process.stdout
 
 
 def link(objects: Iterable[Path], out: Path) -> Path:
@@ -73,8 +73,8 @@ def link(objects: Iterable[Path], out: Path) -> Path:
 
 
 def noting(cache: Path) -> Path:
-    """A library of the best level that notes what it runs, in a folder with the others as they were built; compiled
-    once for the sources that are there."""
+    """Returns a library of the best level that records which blocks run, in a folder with copies of the other levels'
+    libraries. It is compiled again only if the sources have changed."""
     from headway.native import build
 
     out = cache / "noting"
@@ -86,9 +86,9 @@ def noting(cache: Path) -> Path:
     for path in (ROOT / "src/headway/native/lib").glob("*.so"):
         if path.name != library.name:
             shutil.copy2(path, out)
-    note = out / "noting.c"
-    note.write_text(NOTING)
-    call("gcc", "-O1", "-fPIC", "-c", str(note), "-o", str(out / "noting.o"))
+    hook = out / "noting.c"
+    hook.write_text(NOTING)
+    call("gcc", "-O1", "-fPIC", "-c", str(hook), "-o", str(out / "noting.o"))
     objects = [out / "noting.o"]
     for unit in sorted((ROOT / CSRC).glob("*.cpp")):
         objects.append(out / f"{unit.name}.o")
@@ -98,20 +98,20 @@ def noting(cache: Path) -> Path:
 
 
 def lines_of_blocks(library: Path) -> dict[int, set[tuple[str, int]]]:
-    """For each block of a library that notes: the lines (file's name, number) whose code it has."""
+    """Returns the source lines (file name, number) of each block of a recording library, by address."""
     text = call("objdump", "-d", "--no-show-raw-insn", str(library))
     addresses = re.finditer(r"call\s+\S+ <__sanitizer_cov_trace_pc.*?>\n\s+([0-9a-f]+):", text)
     begins = sorted(int(m.group(1), 16) for m in addresses)
     blocks: dict[int, set[tuple[str, int]]] = {begin: set() for begin in begins}
-    address, here = 0, set[tuple[str, int]]()
+    address, lines = 0, set[tuple[str, int]]()
     for row in call("objdump", "--dwarf=decodedline", str(library)).splitlines():
         if not (match := re.match(r"(\S+)\s+(\d+|-)\s+0x([0-9a-f]+)", row)):
             continue
-        if (place := int(match.group(3), 16)) != address:
-            _spread(blocks, begins, here, address, place)
-            address, here = place, set()
+        if (next_address := int(match.group(3), 16)) != address:
+            _spread(blocks, begins, lines, address, next_address)
+            address, lines = next_address, set()
         if match.group(2) != "-":
-            here.add((Path(match.group(1)).name, int(match.group(2))))
+            lines.add((Path(match.group(1)).name, int(match.group(2))))
     return blocks
 
 
@@ -122,14 +122,14 @@ def _spread(
     low: int,
     high: int,
 ) -> None:
-    """Lines whose code is at the addresses from `low` to `high` into the blocks that these are part of."""
+    """Adds lines with code at addresses from `low` to `high` to the blocks that contain these addresses."""
     if lines:
         for begin in begins[max(bisect_right(begins, low) - 1, 0) : bisect_right(begins, high - 1)]:
             blocks[begin] |= lines
 
 
 class Builder:
-    """Compiles the kernels of a checkout with one file changed: what does not include it is compiled once."""
+    """Compiles the kernels of a checkout with one file changed; units that do not include it are compiled once."""
 
     def __init__(self, tree: Path, scratch: Path) -> None:
         self.libraries = tree / "src/headway/native/lib"
@@ -147,7 +147,7 @@ class Builder:
 
     @functools.cached_property
     def included(self) -> dict[str, set[str]]:
-        """The units that each file is part of."""
+        """The units that include each file."""
         users = defaultdict(set)
         for unit in self.units:
             for word in call(*self.command, "-MM", str(unit)).replace("\\\n", " ").split()[1:]:
@@ -160,7 +160,7 @@ class Builder:
         return target
 
     def build(self, name: str, text: str, out: Path) -> bool:
-        """The library with csrc/`name` as `text`, in the folder `out`; False where it is the same machine code."""
+        """Builds the library in `out` with `text` as csrc/`name`; returns False if the machine code is unchanged."""
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)
         before = (self.sources / name).read_text()

@@ -1,7 +1,7 @@
-"""Where a Python file can be broken, and how: by its syntax tree. What the tree does not name stays byte for byte.
+"""Finds the possible faults of a Python file by its syntax tree; all other bytes of the file stay as they are.
 
-Left alone is what is there to be read: docstrings, annotations, decorators, words of errors, warnings and help,
-`__all__`, what is for type checkers, and what stands in f-strings.
+What people and tools read is left alone: docstrings, annotations, decorators, texts of errors, warnings and help,
+`__all__`, code for type checkers, and f-strings.
 """
 
 import ast
@@ -26,26 +26,26 @@ TWINS = {"min": "max", "any": "all", "amin": "amax", "argmin": "argmax", "minimu
 TWINS |= {new: old for old, new in TWINS.items()}
 SAYING = {"warn", "print", "say", "echo", "log", "debug", "info", "warning", "error", "exception", "secho",
           "rule"}  # fmt: skip
-"""Functions whose arguments are read by people."""
+"""Functions whose arguments people read."""
 TYPING = {"cast", "TypeVar", "NewType", "ParamSpec", "TypeAlias", "overload"}
 HELP = {"help", "description", "doc", "title", "epilog", "metavar", "short_help", "name", "examples"}
 SAFE = {"strict", "encoding", "newline"}
-"""Arguments that guard against what does not happen here."""
+"""Arguments that guard against errors that do not occur in tests."""
 BY_KEY = {"get", "pop", "setdefault", "getattr", "hasattr", "setattr", "startswith", "endswith", "removeprefix",
           "removesuffix", "split", "partition", "index", "find"}  # fmt: skip
-"""Functions whose texts are keys, or compared."""
+"""Functions whose string arguments are keys or are compared."""
 PLAIN = re.compile(r"""("[^"\\\n]*"|'[^'\\\n]*')""")
 
 
 def faults(file: str, source: bytes) -> list[Fault]:
-    """All places of a Python file, in their order; one for each text that a place can have instead."""
+    """Returns all faults of a Python file in order of place; a place has one for each text that can replace it."""
     finder = _Finder(file, source)
     finder.visit(ast.parse(source))
     return numbered(finder.found)
 
 
 def changes(source: bytes, broken: bytes) -> bool:
-    """Whether a changed source is still Python, and another program."""
+    """Returns whether a changed source still compiles and has another syntax tree."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -57,7 +57,7 @@ def changes(source: bytes, broken: bytes) -> bool:
 
 
 def called(node: ast.Call) -> str:
-    """The last word of what is called."""
+    """Returns the last name of the called expression."""
     match node.func:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name
@@ -75,13 +75,13 @@ class _Finder(Places):
         super().__init__(file, source)
         self.keys, self.modules, self.depth = set[ast.AST](), set[str](), 0
 
-    # What is not looked into.
+    # Nodes that are not visited.
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Places in f-strings are not known before Python 3.12."""
+        """Skips f-strings: positions inside them are not known before Python 3.12."""
 
     def visit_Assert(self, node: ast.Assert) -> None:
-        """For those who read, and for type checkers."""
+        """Skips assertions: they are for readers and type checkers."""
 
     def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
         self.modules |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
@@ -155,7 +155,7 @@ class _Finder(Places):
         self.visit(node.value)
 
     def skip_call(self, value: ast.expr) -> None:
-        """f(x, ...) becomes x, x.f(...) becomes x."""
+        """Adds the faults f(x, ...) -> x and x.f(...) -> x."""
         if not isinstance(value, ast.Call) or called(value) in TYPING:
             return
         if value.args and not isinstance(value.args[0], ast.Starred) and not is_text(value.args[0]):
@@ -211,7 +211,7 @@ class _Finder(Places):
         self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
-        types = not self.depth and isinstance(node.op, ast.BitOr)  # an alias of types, as a rule
+        types = not self.depth and isinstance(node.op, ast.BitOr)  # at module level `|` usually joins types
         if type(node.op) in COMPUTED and not types and not is_text(node.left) and not is_text(node.right):
             self.between(node.left, node.right, *COMPUTED[type(node.op)], "operator")
         self.generic_visit(node)
@@ -272,12 +272,12 @@ class _Finder(Places):
             self.visit(value)
 
     def arguments(self, node: ast.Call) -> None:
-        """Two neighbours change places; one with a keyword is left out."""
-        for one, other in itertools.pairwise(node.args):
-            if not isinstance(one, ast.Starred) and not isinstance(other, ast.Starred):
-                (start, left), (right, end) = self.span(one), self.span(other)
+        """Adds faults that swap two neighbouring positional arguments, or leave out a keyword argument."""
+        for first, second in itertools.pairwise(node.args):
+            if not isinstance(first, ast.Starred) and not isinstance(second, ast.Starred):
+                (start, left), (right, end) = self.span(first), self.span(second)
                 middle = self.source[left:right].decode()
-                self.put(start, end, f"{self.text(other)}{middle}{self.text(one)}", "arguments")
+                self.put(start, end, f"{self.text(second)}{middle}{self.text(first)}", "arguments")
         spans = sorted(self.span(argument) for argument in (*node.args, *node.keywords))
         for keyword in node.keywords:
             start, end = self.span(keyword)

@@ -1,4 +1,4 @@
-"""Places of a Python file: the texts of nodes of its syntax tree, and what is put in their stead."""
+"""Source texts of syntax tree nodes of a Python file, and the faults that replace them."""
 
 import ast
 import itertools
@@ -32,7 +32,7 @@ class Places(ast.NodeVisitor):
         self.put(*self.span(node), new, operator)
 
     def between(self, left: ast.expr, right: ast.expr, pattern: str, new: str, operator: str) -> None:
-        """The operator between two operands, which are kept: the last such text outside of comments."""
+        """Replaces the operator between two operands, found by `pattern` outside comments."""
         start, end = self.span(left)[1], self.span(right)[0]
         gap = re.sub(rb"#[^\n]*", lambda m: b" " * len(m.group()), self.source[start:end])
         if match := re.search(pattern.encode(), gap):

@@ -1,7 +1,7 @@
-"""Makes the map of which test runs which line, outside of the repository, and renews it for tests that changed.
+"""Records the map of which test runs which line, outside the repository, and updates it for tests that changed.
 
-A map is a folder of generations, each with the sources as they were, what coverage recorded (`lines`, a database), and
-`tests.json`. The first has all tests; later ones have the test files that are new or have changed since.
+A map is a folder of generations, each with a copy of the sources, the database of coverage (`lines`), and `tests.json`.
+The first has all tests; later ones have the test files that are new or have changed since.
 """
 
 import hashlib
@@ -31,16 +31,16 @@ ONE_THREAD = {
     "MPLBACKEND": "Agg", "HEADWAY_BUILD": "require",
     "HEADWAY_DATA": os.environ.get("HEADWAY_DATA") or str(ROOT.parent / "shared/data"),
 }  # fmt: skip
-"""What tests run under in a copy of the checkout: as in it, with the same data."""
+"""Environment of tests in a copy of the checkout, with the same data as in the checkout."""
 
 
 def generations(cache: Path) -> list[Path]:
-    """The folders of a map, the oldest first."""
+    """Returns the folders of a map, the oldest first."""
     return sorted((path.parent for path in cache.glob("map/*/tests.json")), key=lambda path: int(path.name))
 
 
 def test_files(root: Path) -> dict[str, str]:
-    """All test files, with a hash of each."""
+    """Returns the hash of each test file."""
     paths = sorted((root / "tests").rglob("test_*.py"))
     return {
         path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()[:16]
@@ -49,7 +49,7 @@ def test_files(root: Path) -> dict[str, str]:
 
 
 def changed(cache: Path) -> list[str]:
-    """The test files that the map does not have, or has in another form."""
+    """Returns the test files that are new or changed since the map was made."""
     known: dict[str, str] = {}
     for folder in generations(cache):
         known |= json.loads((folder / "tests.json").read_text())["files"]
@@ -57,7 +57,7 @@ def changed(cache: Path) -> list[str]:
 
 
 def make(cache: Path, workers: int) -> None:
-    """Runs the tests that the map lacks, and writes down what they run."""
+    """Runs the tests that the map lacks, and records which lines they run."""
     files = changed(cache)
     if not files:
         print("the map has all tests")
@@ -74,7 +74,7 @@ def make(cache: Path, workers: int) -> None:
 
 
 def run(tree: Path, out: Path, library: Path, workers: int, files: list[str]) -> None:
-    """The tests of some files, or of all, under the recorder."""
+    """Runs the tests of some files (all if the list is empty) under the recorder."""
     (out / "settings").write_text(SETTINGS.format(tree=tree, out=out, test=recorder.TEST))
     environment = {
         "PYTHONPATH": str(tree / "src"), recorder.OUT: str(out), recorder.KERNELS: str(library),
@@ -98,17 +98,17 @@ def run(tree: Path, out: Path, library: Path, workers: int, files: list[str]) ->
 
 
 def finish(out: Path, files: list[str], library: Path) -> None:
-    """Joins what the processes wrote, and keeps what is asked for later."""
+    """Joins the records of all processes, and keeps what the map needs."""
     command = [sys.executable, "-m", "coverage", "combine", "--quiet", f"--rcfile={out / 'settings'}"]
     subprocess.run(command, check=True, cwd=out)
     tests: dict[str, dict[str, Any]] = {}
     for path in out.glob("tests-*.json"):
         tests |= json.loads(path.read_text())
     hashes = test_files(out / "tree")
-    of_lines = lines_of_kernels(tests, library)
+    kernel_lines = lines_of_kernels(tests, library)
     for facts in tests.values():
         facts.pop("blocks", None)
-    (out / "kernels.json").write_text(json.dumps(of_lines, separators=(",", ":")))
+    (out / "kernels.json").write_text(json.dumps(kernel_lines, separators=(",", ":")))
     shutil.copytree(out / "tree/src", out / "src", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     facts = {"files": {file: hashes[file] for file in files if file in hashes}, "tests": tests}
     shutil.rmtree(out / "tree")
@@ -118,16 +118,16 @@ def finish(out: Path, files: list[str], library: Path) -> None:
 
 
 def lines_of_kernels(tests: dict[str, dict[str, Any]], library: Path) -> dict[str, Any]:
-    """`lines`: for each file of the kernels and each line that has code the tests that run it, by their place in
-    `tests`."""
+    """Returns `tests` (names) and `lines`: for each kernel file and each of its lines with code, the indices in
+    `tests` of the tests that run it."""
     blocks = kernels.lines_of_blocks(library)
-    ours = {path.name for path in (ROOT / CSRC).iterdir()}
+    kernel_files = {path.name for path in (ROOT / CSRC).iterdir()}
     lines: dict[str, dict[str, list[int]]] = defaultdict(dict)
     for file, line in set().union(*blocks.values()):
-        if file in ours:
+        if file in kernel_files:
             lines[file][str(line)] = []
     for number, facts in enumerate(tests.values()):
         for file, line in set().union(*(blocks.get(block, set()) for block in facts.get("blocks", ()))):
-            if file in ours:
+            if file in kernel_files:
                 lines[file][str(line)].append(number)
     return {"tests": [*tests], "lines": lines}

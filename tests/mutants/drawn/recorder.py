@@ -1,7 +1,7 @@
-"""A plugin of pytest: the lines of `src` that each test runs, here and in processes that it starts, and its seconds.
+"""A pytest plugin that records each test's seconds and the lines of `src` that it runs, also in its subprocesses.
 
-`record.make` starts pytest with it and sets the environment that it needs. coverage, which starts with every process
-there, is told which test runs; the kernels were compiled so that they note the blocks of code that they run.
+`record.make` starts pytest with it and sets the environment that it needs. Coverage starts with every process there and
+is told which test runs; the kernels are compiled so that they record the blocks of code that run.
 """
 
 import ctypes
@@ -19,14 +19,14 @@ import pytest
 
 OUT = "HEADWAY_MUTANTS_OUT"
 TEST = "HEADWAY_MUTANTS_TEST"
-"""The test that runs, for coverage in processes that it starts."""
+"""Environment variable with the running test, for coverage in its subprocesses."""
 KERNELS = "HEADWAY_MUTANTS_KERNELS"
 KEPT = ("headway.hardware", "headway_lab.explain", "headway_lab.bench", "headway.attention.backends.flex")
-"""Modules whose caches are not emptied before each test: what is in them took long."""
+"""Modules whose caches are kept between tests, since filling them is slow."""
 
 
 def fixture_context(name: str, base: str) -> str:
-    """The context of a fixture that several tests share; no test has such a name."""
+    """Returns the coverage context of a fixture that several tests share; no test id looks like it."""
     return f"fixture {base}::{name}"
 
 
@@ -39,14 +39,14 @@ class Recorder:
         self.seen: Any = None
 
     def context(self, name: str) -> str:
-        """What follows is run by `name`; what was so before."""
+        """Sets the coverage context to `name`, and returns the previous one."""
         before, os.environ[TEST] = os.environ.get(TEST, ""), name
         if current := coverage.Coverage.current():
             current.switch_context(name)
         return before
 
     def forget(self) -> None:
-        """Empties the caches of functions, that a test runs what it needs and not the first that needs it alone."""
+        """Empties function caches, so that every test runs the code that it needs, not only the first one."""
         for name in sys.modules.keys() - self.modules:
             self.modules.add(name)
             if name.partition(".")[0] in ("headway", "headway_lab", "tests") and not name.startswith(KEPT):
@@ -56,7 +56,7 @@ class Recorder:
             cached.cache_clear()
 
     def blocks(self) -> list[int]:
-        """The addresses of the kernels' blocks that were run since this was last asked."""
+        """Returns the addresses of the kernel blocks that ran since the last call."""
         path = os.environ.get(KERNELS)
         if not path:
             return []

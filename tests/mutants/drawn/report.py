@@ -1,4 +1,4 @@
-"""What became of a list of faults: a table by package, small ones pooled by floor, and those that no test noticed."""
+"""The report of a run: a table by package, small packages pooled by floor, and the faults that lived."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 POOLED = 25
-"""A package with fewer faults is pooled with the others of its floor."""
+"""A package with fewer faults is pooled with other small ones of its floor."""
 MOST_EQUIVALENT = 0.08
 FLOORS = {
     "pure values, hardware": (
@@ -28,7 +28,7 @@ KERNELS = "headway/native/csrc"
 
 @dataclass
 class Count:
-    """Faults of one package or pool, by what became of them."""
+    """Numbers of faults of one package or pool, by outcome."""
 
     killed: int = 0
     timeout: int = 0
@@ -42,7 +42,7 @@ class Count:
 
     @property
     def score(self) -> float:
-        """Noticed ones of those that change something."""
+        """Share of noticed faults among those that change something."""
         real = self.faults - self.equivalent
         return (self.killed + self.timeout) / real if real else 1.0
 
@@ -52,7 +52,7 @@ class Count:
 
 
 def package(file: str) -> str:
-    """src/headway/nn/block.py is of headway/nn, src/headway/report.py of headway/report."""
+    """Returns a file's package: headway/nn for src/headway/nn/block.py, headway/report for src/headway/report.py."""
     if file.startswith(f"src/{KERNELS}/"):
         return KERNELS
     parts = Path(file).with_suffix("").parts
@@ -60,7 +60,7 @@ def package(file: str) -> str:
 
 
 def floor(name: str) -> str:
-    """The floor of a package."""
+    """Returns the floor of a package."""
     top, _, part = name.partition("/")
     if top != "headway":
         return LABORATORY
@@ -74,11 +74,11 @@ def outcome(row: Mapping[str, Any], equivalent: Mapping[str, str]) -> str:
 
 
 def table(rows: list[dict[str, Any]], equivalent: Mapping[str, str] = {}) -> dict[str, Count]:
-    """The counts of each package, and of each floor those of its small ones together."""
+    """Returns the counts of each large package, and for each floor those of its small packages together."""
     packages: dict[str, Count] = defaultdict(Count)
     for row in rows:
-        name, what = package(row["file"]), outcome(row, equivalent)
-        setattr(packages[name], what, getattr(packages[name], what) + 1)
+        name, result_name = package(row["file"]), outcome(row, equivalent)
+        setattr(packages[name], result_name, getattr(packages[name], result_name) + 1)
     result: dict[str, Count] = {}
     for name, count in sorted(packages.items()):
         large = count.faults >= POOLED or name == KERNELS
@@ -91,7 +91,7 @@ def table(rows: list[dict[str, Any]], equivalent: Mapping[str, str] = {}) -> dic
 
 
 def text(rows: list[dict[str, Any]], equivalent: Mapping[str, str] = {}) -> str:
-    """The report. ValueError where more than `MOST_EQUIVALENT` of the faults are said to change nothing."""
+    """Returns the report. Raises ValueError if more than `MOST_EQUIVALENT` of the faults are called equivalent."""
     rows = [row for row in rows if row["outcome"] in ("killed", "lived", "timeout")]
     claimed = sum(outcome(row, equivalent) == "equivalent" for row in rows)
     if claimed > MOST_EQUIVALENT * len(rows):
@@ -109,15 +109,15 @@ def text(rows: list[dict[str, Any]], equivalent: Mapping[str, str] = {}) -> str:
             f"{name:{width}}  {c.faults:6}  {c.killed:6}  {c.timeout:7}  {c.lived:5}  {c.equivalent:10}  {c.score:5.1%}"
         )
     lines += [f"{name}: {', '.join(c.parts)}" for name, c in counts.items() if c.parts]
-    for what, title in (("lived", "lived"), ("equivalent", "change nothing")):
-        these = sorted(
-            (r for r in rows if outcome(r, equivalent) == what), key=lambda r: (r["file"], r["line"])
+    for result_name, title in (("lived", "lived"), ("equivalent", "change nothing")):
+        listed = sorted(
+            (r for r in rows if outcome(r, equivalent) == result_name), key=lambda r: (r["file"], r["line"])
         )
-        if these:
+        if listed:
             lines += [
                 "",
-                f"{len(these)} {title}:",
-                *(survivor(row, equivalent.get(row["id"])) for row in these),
+                f"{len(listed)} {title}:",
+                *(survivor(row, equivalent.get(row["id"])) for row in listed),
             ]
     return "\n".join(lines)
 
@@ -133,7 +133,7 @@ def survivor(row: Mapping[str, Any], reason: str | None = None) -> str:
 
 
 def reasons(path: Path | None) -> dict[str, str]:
-    """A file of lines `id reason`. ValueError where one has no reason."""
+    """Reads a file of lines `id reason`. Raises ValueError if a line has no reason."""
     result = {}
     for entry in path.read_text().splitlines() if path else ():
         if entry.strip() and not entry.startswith("#"):

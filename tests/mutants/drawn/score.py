@@ -1,4 +1,4 @@
-"""Tries faults one by one, each against the tests that run its line, and writes down what became of it."""
+"""Tries faults one by one, each against the tests that run its line, and records the outcomes."""
 
 import contextlib
 import json
@@ -19,24 +19,24 @@ from tests.mutants.drawn.fault import Fault
 from tests.mutants.drawn.record import ONE_THREAD
 
 BUDGET = 60.0
-"""Seconds that the tests of one fault may take without it, as they did when the map was made."""
+"""Largest total of the seconds that the tests of one fault took when the map was made."""
 FIRST = 6.0
-"""Seconds of the tests that are run before the files of the others are imported."""
+"""Seconds of the tests that run before the files of the remaining tests are imported."""
 
 
 def chosen(tests: list[str], seconds: dict[str, float], budget: float) -> list[str]:
-    """The first tests that fit into a budget together, at least one; without those too long for what is left."""
-    taken, spent = [], 0.0
+    """Returns the tests that fit into a budget of seconds, in order, at least one; longer ones are skipped."""
+    selected, spent = [], 0.0
     for test in tests:
         cost = seconds.get(test, 0.1)
-        if not taken or spent + cost <= budget:
-            taken.append(test)
+        if not selected or spent + cost <= budget:
+            selected.append(test)
             spent += cost
-    return taken
+    return selected
 
 
 def stages(tests: list[str], seconds: dict[str, float], first: float = FIRST) -> list[list[str]]:
-    """The tests in two lists, the first of about `first` seconds; in each those of a file together."""
+    """Returns the tests in two lists, the first of about `first` seconds; within each, tests of a file are together."""
     spent, count = 0.0, 0
     while count < len(tests) and (not count or spent + seconds.get(tests[count], 0.1) <= first):
         spent += seconds.get(tests[count], 0.1)
@@ -59,11 +59,11 @@ class Worker:
         self.tree = copy(root, folder / "tree")
         self.built: kernels.Builder | None = None
         (folder / "temporary").mkdir()
-        where = {"PYTHONPATH": str(self.tree / "src"), "TMPDIR": str(folder / "temporary")}
+        environment = {"PYTHONPATH": str(self.tree / "src"), "TMPDIR": str(folder / "temporary")}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.mutants.drawn.server", str(folder)],
             cwd=self.tree,
-            env={**os.environ, **ONE_THREAD, **where},
+            env={**os.environ, **ONE_THREAD, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -93,7 +93,7 @@ class Worker:
         return answer
 
     def write(self, path: Path, content: bytes) -> None:
-        """Each time with another second as the time of its change: compiled Python files are told apart by it."""
+        """Writes a file with a new time of change, in whole seconds: compiled Python files are checked against it."""
         path.write_bytes(content)
         self.times += 2
         os.utime(path, (self.times, self.times))
@@ -108,7 +108,7 @@ class Worker:
             self.write(path, before)
 
     def cpp(self, fault: Fault, tests: list[list[str]], limit: float) -> dict[str, Any]:
-        """Two more outcomes: `invalid` (it does not compile), `same` (it is compiled to the same)."""
+        """Tries a fault of the kernels; further outcomes: `invalid` (does not compile), `same` (same machine code)."""
         self.built = self.built or kernels.Builder(self.tree, self.folder / "built")
         path = self.tree / fault.file
         try:
@@ -128,14 +128,14 @@ class Worker:
 
 @dataclass
 class Results:
-    """A file of results, a line of JSON for each; a later line of a fault counts instead of an earlier one."""
+    """A file of results, one JSON line for each fault; a fault's last line counts."""
 
     path: Path
 
     def rows(self) -> dict[str, dict[str, Any]]:
         rows = {}
         for line in self.path.read_text().splitlines() if self.path.exists() else ():
-            with contextlib.suppress(json.JSONDecodeError):  # cut where a run was killed
+            with contextlib.suppress(json.JSONDecodeError):  # a line is cut if a run was killed
                 row = json.loads(line)
                 rows[row["id"]] = row
         return rows
@@ -147,7 +147,7 @@ class Results:
 
 
 class Run:
-    """Faults to try, on workers of this map."""
+    """Tries faults on several workers, with the map in `cache`."""
 
     def __init__(
         self, root: Path, cache: Path, results: Results, hours: float, budget: float = BUDGET
@@ -169,14 +169,14 @@ class Run:
         return cover.ordered(tests, fault.file, self.sizes, self.seconds)
 
     def attempt(self, worker: Worker, fault: Fault) -> dict[str, Any]:
-        """Tries a fault; a test that killed it and fails without it too is left out, and the fault tried again."""
+        """Tries a fault. If the test that killed it fails without it too, leaves the test out and tries again."""
         while True:
             tests = self.tests(fault)
-            taken = chosen(tests, self.seconds, self.budget)
-            limit = 30 + 3 * sum(self.seconds.get(test, 0.1) for test in taken)
-            if taken or fault.of_kernels:
+            selected = chosen(tests, self.seconds, self.budget)
+            limit = 30 + 3 * sum(self.seconds.get(test, 0.1) for test in selected)
+            if selected or fault.of_kernels:
                 answer = (worker.cpp if fault.of_kernels else worker.python)(
-                    fault, stages(taken, self.seconds), limit
+                    fault, stages(selected, self.seconds), limit
                 )
             else:
                 answer = {"outcome": "lived", "seconds": 0.0}
@@ -188,14 +188,14 @@ class Run:
             self.verified |= {*passed}
         facts = {key: answer[key] for key in ("outcome", "seconds", "words") if key in answer}
         facts["by"] = (answer.get("failed") or [answer.get("now", "")])[0]
-        return {**asdict(fault), **facts, "ran": len(passed), "left_out": len(tests) - len(taken)}
+        return {**asdict(fault), **facts, "ran": len(passed), "left_out": len(tests) - len(selected)}
 
     def verify(self, worker: Worker, killers: list[str]) -> bool:
-        """Whether tests that failed with a fault pass without."""
+        """Returns whether tests that failed with a fault pass without it."""
         answer = worker.ask([killers], 60 + 3 * sum(self.seconds.get(t, 1.0) for t in killers), first=False)
         wrong: set[str] = set()
         if answer["outcome"] == "killed":
-            wrong = {*killers} & {*answer["failed"]} or {*killers}  # all where the process came to its end
+            wrong = {*killers} & {*answer["failed"]} or {*killers}  # all of them if the process crashed
         with self.lock:
             self.failing |= wrong
             self.verified |= {*killers} - wrong
@@ -214,10 +214,10 @@ class Run:
             worker.close()
 
     def go(self, workers: int, queue: "Queue", say: Callable[[str], None]) -> None:
-        """Until the queue is empty or the time is over. Ctrl-C ends it; what is written stays."""
+        """Works until the queue is empty or time is over. Ctrl-C ends it; results written so far stay."""
         for folder in self.cache.glob("worker-*"):
             if not Path("/proc", folder.name.rpartition("-")[2]).exists():
-                shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+                shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
         threads = [
             threading.Thread(target=self.work, args=(n, queue, say), daemon=True) for n in range(workers)
         ]
@@ -229,7 +229,7 @@ class Run:
 
 
 class Queue:
-    """Python's faults, and among them those of the kernels: as many as asked for, which compile to something else."""
+    """Faults of Python files, with `count` faults of the kernels spread among them that change the machine code."""
 
     def __init__(
         self, python: Iterable[Fault], cpp: Iterable[Fault], count: int, rows: dict[str, dict[str, Any]]
@@ -252,7 +252,7 @@ class Queue:
             return self.python.pop(0) if self.python else None
 
     def done(self, row: dict[str, Any]) -> None:
-        """A fault of the kernels that is none is drawn again."""
+        """Marks a fault as tried; a kernel fault that does not compile or changes nothing is replaced by another."""
         if not counts(row):
             with self.lock:
                 self.missing += 1

@@ -1,7 +1,7 @@
-"""A process that has imported what tests need from others, and forks a child for each list of tests.
+"""A process that has imported third-party packages once, and forks a child for each job of tests.
 
-It reads a line of JSON for each: {"stages": [[test, ...], ...], "limit": seconds, "first": whether to stop at the first
-failure}, and answers with one. Neither headway nor the tests are imported here: each child imports them as they are.
+It reads one JSON line for each job: {"stages": [[test, ...], ...], "limit": seconds, "first": whether to stop at the
+first failure}, and answers with one. It imports neither headway nor tests: each child imports them as they are now.
 """
 
 import contextlib
@@ -31,14 +31,14 @@ FLAGS = (
     "--hypothesis-profile=fast",
 )
 MEMORY = 8 << 30
-"""Bytes that a child may have for its data."""
+"""Limit of a child's data segment in bytes."""
 
 
 NOTHING = {"failed": [], "passed": [], "now": "", "words": ""}
 
 
 class Chosen:
-    """A plugin: runs the tests of a list in its order, and writes down what became of each."""
+    """A pytest plugin that runs listed tests in order and records their outcomes in `said` and in the file `note`."""
 
     def __init__(self, tests: list[str], said: dict[str, Any], note: Path) -> None:
         self.order = {test: number for number, test in enumerate(tests)}
@@ -65,7 +65,7 @@ class Chosen:
 
 
 def child(job: dict[str, Any], note: Path, scratch: Path) -> None:
-    """Runs the stages one after the other, in this process."""
+    """Runs the stages of a job one after the other in this process."""
     os.setsid()
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -73,28 +73,28 @@ def child(job: dict[str, Any], note: Path, scratch: Path) -> None:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     os.environ |= {name: str(value) for name, value in job.get("environment", {}).items()}
-    said: dict[str, Any] = {**NOTHING, "failed": [], "passed": []}
+    result: dict[str, Any] = {**NOTHING, "failed": [], "passed": []}
     for tests in job["stages"]:
         files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
         stop = ["-x"] if job["first"] else []
         code = pytest.main(
-            [*FLAGS, *stop, f"--basetemp={scratch / 'tmp'}", *files], plugins=[Chosen(tests, said, note)]
+            [*FLAGS, *stop, f"--basetemp={scratch / 'tmp'}", *files], plugins=[Chosen(tests, result, note)]
         )
-        if code not in (0, 1, 5) and not said["failed"]:
-            said["failed"].append(f"pytest ended with {int(code)}")
-        if said["failed"] and job["first"]:
+        if code not in (0, 1, 5) and not result["failed"]:
+            result["failed"].append(f"pytest ended with {int(code)}")
+        if result["failed"] and job["first"]:
             break
-    said["done"] = True
-    note.write_text(json.dumps(said))
+    result["done"] = True
+    note.write_text(json.dumps(result))
 
 
 def run(job: dict[str, Any], scratch: Path) -> dict[str, Any]:
-    """Forks a child for a job, and ends it and what it started when its time is over."""
+    """Forks a child for a job, kills its process group at the end or when time is over, and returns the outcome."""
     note = scratch / "note"
     note.write_text("{}")
     began = time.monotonic()
-    number = os.fork()
-    if not number:
+    pid = os.fork()
+    if not pid:
         code = 1
         try:
             child(job, note, scratch)
@@ -105,30 +105,30 @@ def run(job: dict[str, Any], scratch: Path) -> dict[str, Any]:
             os._exit(code)
     status, parent = None, os.getppid()
     while time.monotonic() - began < job["limit"] and os.getppid() == parent:
-        ended, status = os.waitpid(number, os.WNOHANG)
+        ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             break
         time.sleep(0.02)
     else:
         status = None
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(number, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)
     if status is None:
-        os.waitpid(number, 0)
+        os.waitpid(pid, 0)
     text = note.read_text()
-    said: dict[str, Any] = {**NOTHING, **(json.loads(text) if text else {})}
+    result: dict[str, Any] = {**NOTHING, **(json.loads(text) if text else {})}
     if status is None:
-        said["outcome"] = "timeout"
-    elif said["failed"]:
-        said["outcome"] = "killed"
-    elif "done" not in said:
-        said |= {
+        result["outcome"] = "timeout"
+    elif result["failed"]:
+        result["outcome"] = "killed"
+    elif "done" not in result:
+        result |= {
             "outcome": "killed",
-            "failed": [f"crash ({os.waitstatus_to_exitcode(status)}) in {said['now']}"],
+            "failed": [f"crash ({os.waitstatus_to_exitcode(status)}) in {result['now']}"],
         }
     else:
-        said["outcome"] = "lived"
-    return {**said, "seconds": round(time.monotonic() - began, 2)}
+        result["outcome"] = "lived"
+    return {**result, "seconds": round(time.monotonic() - began, 2)}
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
-"""Writes attention, forward and backward, as cases for driver.cpp, with float64 results. No kernel of this machine is
-needed: the backward reads what the formula gives for the forward.
+"""Writes attention, forward and backward, as cases for driver.cpp, with float64 results. Needs no kernel of this
+machine: the backward reads what the formula gives for the forward.
 
     python -m tests.native.arm.attention FILE"""
 
@@ -28,13 +28,13 @@ DIMS = ((64, 64), (33, 33), (128, 128), (80, 40), (16, 16), (7, 9))
 HEADS = ((3, 3), (6, 2), (5, 1))
 STEPS = ("none", "none", "cap", "none", "alibi")
 OF_PAIRS = "avx512bf16"
-"""The level whose bounds are those of i8mm, but for the logsumexp: its exponentials are not rounded."""
+"""The level whose tolerances i8mm has, except for the logsumexp: its exponentials are not rounded."""
 DROPOUTS = (0.0, 0.0, 0.0, 0.3)
 
 
 @dataclass
 class Given:
-    """A library that has the formula's results and takes calls."""
+    """A stand-in for the library that returns the formula's results and records calls."""
 
     out: Tensor
     lse: Tensor
@@ -42,12 +42,12 @@ class Given:
 
     def headway_forward(self, call: Any) -> int:
         self._take("headway_forward", call)
-        made = self.calls[-1][0]
+        recorded = self.calls[-1][0]
         struct = call._obj
         half = self.out.dtype == torch.bfloat16
         out = self.out.contiguous().view(torch.int16 if half else torch.float32).numpy()
-        _write(made, struct.out.data, places(struct.out, self.out), out)
-        _write(made, struct.lse, np.arange(self.lse.numel()), self.lse.numpy())
+        _write(recorded, struct.out.data, places(struct.out, self.out), out)
+        _write(recorded, struct.lse, np.arange(self.lse.numel()), self.lse.numpy())
         return 0
 
     def headway_backward(self, call: Any) -> int:
@@ -59,11 +59,11 @@ class Given:
         self.calls.append((taken(function, (call,)), copied))
 
 
-def places(where: interface.TensorStruct, like: Tensor) -> np.ndarray:
-    """Elements from where a tensor begins to each of its own."""
+def places(tensor: interface.TensorStruct, like: Tensor) -> np.ndarray:
+    """Returns the offset of each element from the beginning of a tensor, in elements."""
     b, h, n, d = (torch.arange(size) for size in like.shape)
-    first = (b * where.batch).view(-1, 1, 1, 1) + (h * where.head).view(-1, 1, 1)
-    offsets: np.ndarray = (first + (n * where.slot).view(-1, 1) + d).flatten().numpy()
+    first = (b * tensor.batch).view(-1, 1, 1, 1) + (h * tensor.head).view(-1, 1, 1)
+    offsets: np.ndarray = (first + (n * tensor.slot).view(-1, 1) + d).flatten().numpy()
     return offsets
 
 
@@ -79,20 +79,20 @@ def _write(call: Call, address: int, offsets: np.ndarray, values: np.ndarray) ->
     memory[offsets] = values.flatten()
 
 
-def write(to: CaseFile, case: Problem, name: str) -> None:
-    """A call of each direction."""
+def write(file: CaseFile, case: Problem, name: str) -> None:
+    """Writes one call of each direction."""
     dtype = case.q.dtype
     d_out = torch.randn(*case.q.shape[:3], case.v.shape[-1]).to(dtype)
     d_lse = torch.randn(case.q.shape[:3])
-    of = Reference.of(case, d_out, d_lse)
-    given = Given(of.exact[0].to(dtype), of.exact[1].float())
-    before = loader.search
-    found = loader.Found(loader.Library("none", Path(), given))  # type: ignore[arg-type]
-    loader.search = lambda: found  # type: ignore[assignment]
+    reference = Reference.of(case, d_out, d_lse)
+    recorder = Given(reference.exact[0].to(dtype), reference.exact[1].float())
+    search = loader.search
+    search_result = loader.Found(loader.Library("none", Path(), recorder))  # type: ignore[arg-type]
+    loader.search = lambda: search_result  # type: ignore[assignment]
     try:
         results(case, "native", d_out, d_lse)
     finally:
-        loader.search = before  # type: ignore[assignment]
+        loader.search = search  # type: ignore[assignment]
     allowed = {
         name: allowance(
             exact,
@@ -102,42 +102,48 @@ def write(to: CaseFile, case: Problem, name: str) -> None:
             dtype,
             "portable" if name == "lse" else OF_PAIRS,
         )
-        for name, exact, low, size in zip(NAMES, of.exact, of.low, of.terms, strict=False)
+        for name, exact, low, size in zip(
+            NAMES, reference.exact, reference.low, reference.terms, strict=False
+        )
     }
-    right = dict(zip(NAMES, of.exact, strict=False))
-    for call, struct in given.calls:
-        for at, data in call.before.items():
-            to.memory(at, data)
-        to.links(call.links.items())
-        to.call(call)
-        checked = ("out",) if call.function == "headway_forward" else ("dq", "dk", "dv")
-        for what in checked:
-            where, kind = getattr(struct, what), str(dtype)[6:]
-            begin = piece(call, where.data)
-            offsets = places(where, right[what]) + (where.data - begin) // dtype.itemsize
-            numbers = (t.expand_as(right[what]).flatten().numpy() for t in (right[what], allowed[what]))
-            to.check(f"{name} {what}", begin, kind, offsets, *numbers)
+    expected = dict(zip(NAMES, reference.exact, strict=False))
+    for call, struct in recorder.calls:
+        for address, data in call.before.items():
+            file.memory(address, data)
+        file.links(call.links.items())
+        file.call(call)
+        outputs = ("out",) if call.function == "headway_forward" else ("dq", "dk", "dv")
+        for output in outputs:
+            tensor, kind = getattr(struct, output), str(dtype)[6:]
+            begin = piece(call, tensor.data)
+            offsets = places(tensor, expected[output]) + (tensor.data - begin) // dtype.itemsize
+            numbers = (
+                t.expand_as(expected[output]).flatten().numpy() for t in (expected[output], allowed[output])
+            )
+            file.check(f"{name} {output}", begin, kind, offsets, *numbers)
         if call.function == "headway_forward":
             begin = piece(call, struct.lse)
-            offsets = np.arange(right["lse"].numel()) + (struct.lse - begin) // 4
-            errs = allowed["lse"].expand_as(right["lse"]).flatten().numpy()
-            to.check(f"{name} lse", begin, "float32", offsets, right["lse"].flatten().numpy(), errs)
-        to.end(name)
+            offsets = np.arange(expected["lse"].numel()) + (struct.lse - begin) // 4
+            tolerances = allowed["lse"].expand_as(expected["lse"]).flatten().numpy()
+            file.check(
+                f"{name} lse", begin, "float32", offsets, expected["lse"].flatten().numpy(), tolerances
+            )
+        file.end(name)
 
 
 def main() -> None:
     torch.manual_seed(0)
-    more = zip(
+    settings = zip(
         cycle(KINDS), cycle(LENGTHS), cycle(DIMS), cycle(HEADS), cycle(STEPS), cycle(DROPOUTS), strict=False
     )
-    with CaseFile(Path(sys.argv[1])) as to:
+    with CaseFile(Path(sys.argv[1])) as file:
         for dtype in (torch.float32, torch.bfloat16):
             for _ in range(3):
-                for pattern, (kind, n, dims, heads, steps, dropout) in zip(PATTERNS, more, strict=False):
+                for pattern, (kind, n, dims, heads, steps, dropout) in zip(PATTERNS, settings, strict=False):
                     case = problem(pattern, kind, n, heads, dims, dtype, steps, dropout)
                     name = f"{pattern} {kind} {n} {heads} {dims} {str(dtype)[6:]} {steps} {dropout}"
-                    write(to, case, name)
-        print(f"{to.cases} cases, {to.checks} checks of {to.numbers} numbers")
+                    write(file, case, name)
+        print(f"{file.cases} cases, {file.checks} checks of {file.numbers} numbers")
 
 
 if __name__ == "__main__":

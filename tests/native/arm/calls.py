@@ -1,5 +1,5 @@
-"""Calls of the native kernels as they cross the C interface, with the memory that they read and write, so that a driver
-can make them again on another machine (driver.cpp)."""
+"""Calls of the native kernels as they cross the C interface, with the memory that they read and write, so that
+driver.cpp can repeat them on another machine."""
 
 import ctypes
 import gc
@@ -29,9 +29,9 @@ OPERATIONS = (
     c.ProductsStruct, c.HeadsStruct, c.CallStruct, c.NormStruct, c.SumsStruct, c.FactorsStruct, c.AddedStruct,
     c.ExpertsStruct, c.TapsStruct, c.DeltaStepStruct,
 )  # fmt: skip
-"""By their kinds in a step."""
+"""The structures of a step's operations, by their kind."""
 COUNTS = {"matrices": "count", "gate": "count", "up": "count", "down": "count", "scores": "score_count"}
-"""How many structures a pointer to some leads to, by its field; others lead to one."""
+"""The field that counts the structures behind a pointer, by the pointer's field; other pointers lead to one."""
 
 
 def _runs(plan: Any) -> int:
@@ -49,7 +49,7 @@ EXTENTS: dict[tuple[type[ctypes.Structure], str], Callable[[Any], int]] = {
     (c.TokensStruct, "global"): lambda x: x.rows * x.count,
     (c.CallStruct, "program"): lambda x: 16 * x.instructions,
 }
-"""Bytes of what is no tensor."""
+"""Number of bytes behind pointers to memory that is no tensor, by structure and field."""
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 Place = tuple[int, int]
 
@@ -60,12 +60,12 @@ class Unknown(Exception):
 
 @dataclass
 class Call:
-    """A call: memory as it was before it, by where that began, and after it; and where addresses stand in memory.
+    """A recorded call: the memory that it reaches, before and after it, and the addresses inside this memory.
 
     Attributes:
-        before, after: bytes of each piece of memory.
-        links: (piece, offset) -> (piece, offset) that the address there leads to.
-        arguments: addresses as such places, and numbers."""
+        before, after: bytes of each piece of memory, by the address where the piece begins.
+        links: (piece, offset) of an address -> (piece, offset) that it points to.
+        arguments: numbers, and addresses as (piece, offset)."""
 
     function: str
     before: dict[int, bytes] = field(default_factory=dict)
@@ -74,11 +74,11 @@ class Call:
     arguments: list[Place | int] = field(default_factory=list)
 
     def changed(self) -> Iterator[tuple[int, bytes]]:
-        return ((at, data) for at, data in self.after.items() if data != self.before[at])
+        return ((address, data) for address, data in self.after.items() if data != self.before[address])
 
 
 class Memory:
-    """The memory of all tensors that live."""
+    """The memory of all live tensors."""
 
     def __init__(self) -> None:
         storages = (x.untyped_storage() for x in gc.get_objects() if type(x) in TENSORS and usual(x))
@@ -89,11 +89,11 @@ class Memory:
         self._sizes = sizes
 
     def around(self, address: int) -> tuple[int, int]:
-        """Where the piece of memory begins in which an address lies, and its size."""
-        at = bisect_right(self._begins, address) - 1
-        if at < 0 or address > self._begins[at] + self._sizes[self._begins[at]]:
+        """Returns begin and size of the piece of memory that contains an address. Raises Unknown if there is none."""
+        index = bisect_right(self._begins, address) - 1
+        if index < 0 or address > self._begins[index] + self._sizes[self._begins[index]]:
             raise Unknown
-        return self._begins[at], self._sizes[self._begins[at]]
+        return self._begins[index], self._sizes[self._begins[index]]
 
 
 def usual(x: torch.Tensor) -> bool:
@@ -102,45 +102,59 @@ def usual(x: torch.Tensor) -> bool:
     )
 
 
-def taken(function: str, given: tuple[Any, ...]) -> Call:
-    """A call that is about to be made. Raises Unknown where it cannot be made again."""
+def taken(function: str, arguments: tuple[Any, ...]) -> Call:
+    """Records a call that is about to be made. Raises Unknown if it cannot be repeated."""
     call, memory = Call(function), Memory()
-    root = ctypes.cast(given[0], c_void_p).value
+    root = ctypes.cast(arguments[0], c_void_p).value
     assert root is not None
-    numbers = [int(x.value) for x in given[1:]]
+    numbers = [int(x.value) for x in arguments[1:]]
     _walk(call, memory, root, FUNCTIONS[function], numbers[0] if numbers else 1)
     call.arguments = [(root, 0), *numbers]
     return call
 
 
 def made(call: Call) -> None:
-    """Takes what it has written."""
-    call.after = {at: ctypes.string_at(at, len(data)) for at, data in call.before.items()}
+    """Records what the call has written."""
+    call.after = {address: ctypes.string_at(address, len(data)) for address, data in call.before.items()}
 
 
-def _walk(call: Call, memory: Memory, at: int, kind: type[ctypes.Structure], count: int) -> None:
-    """Structures side by side, and all that they lead to."""
-    if at in call.before:
+def _walk(call: Call, memory: Memory, address: int, kind: type[ctypes.Structure], count: int) -> None:
+    """Records adjacent structures, and everything that they point to."""
+    if address in call.before:
         return
-    call.before[at] = ctypes.string_at(at, ctypes.sizeof(kind) * count)
+    call.before[address] = ctypes.string_at(address, ctypes.sizeof(kind) * count)
     for i in range(count):
-        _fields(call, memory, at, i * ctypes.sizeof(kind), kind)
+        _fields(call, memory, address, i * ctypes.sizeof(kind), kind)
 
 
 def _fields(call: Call, memory: Memory, piece: int, offset: int, kind: type[ctypes.Structure]) -> None:
-    own = kind.from_address(piece + offset)
-    for name, of, *_ in kind._fields_:
-        at = offset + getattr(kind, name).offset
-        if issubclass(of, ctypes.Structure):
-            _fields(call, memory, piece, at, of)
-        elif issubclass(of, ctypes.Array):
-            for i in range(of._length_):
-                if issubclass(of._type_, ctypes.Structure):
-                    _fields(call, memory, piece, at + i * ctypes.sizeof(of._type_), of._type_)
-        elif of is c_void_p or hasattr(of, "contents"):
-            address = c_void_p.from_address(piece + at).value
+    structure = kind.from_address(piece + offset)
+    for name, field_type, *_ in kind._fields_:
+        field_offset = offset + getattr(kind, name).offset
+        if issubclass(field_type, ctypes.Structure):
+            _fields(call, memory, piece, field_offset, field_type)
+        elif issubclass(field_type, ctypes.Array):
+            for i in range(field_type._length_):
+                if issubclass(field_type._type_, ctypes.Structure):
+                    _fields(
+                        call,
+                        memory,
+                        piece,
+                        field_offset + i * ctypes.sizeof(field_type._type_),
+                        field_type._type_,
+                    )
+        elif field_type is c_void_p or hasattr(field_type, "contents"):
+            address = c_void_p.from_address(piece + field_offset).value
             if address:
-                _follow(call, memory, (piece, at), address, name, own, None if of is c_void_p else of._type_)
+                _follow(
+                    call,
+                    memory,
+                    (piece, field_offset),
+                    address,
+                    name,
+                    structure,
+                    None if field_type is c_void_p else field_type._type_,
+                )
 
 
 def _follow(
@@ -149,14 +163,14 @@ def _follow(
     place: Place,
     address: int,
     name: str,
-    own: Any,
+    structure: Any,
     kind: type[ctypes.Structure] | None,
 ) -> None:
-    """What an address in field `name` of a structure leads to: structures, or a tensor's memory."""
-    if isinstance(own, c.OpStruct) and name == "of":
-        kind = OPERATIONS[own.kind]
+    """Records what the address in field `name` of a structure points to: structures, or a tensor's memory."""
+    if isinstance(structure, c.OpStruct) and name == "of":
+        kind = OPERATIONS[structure.kind]
     if kind is not None:
-        count = getattr(own, COUNTS[name]) if name in COUNTS else 1
+        count = getattr(structure, COUNTS[name]) if name in COUNTS else 1
         if count:
             _walk(call, memory, address, kind, count)
             call.links[place] = (address, 0)
@@ -164,9 +178,9 @@ def _follow(
     try:
         begin, size = memory.around(address)
     except Unknown:
-        if (type(own), name) not in EXTENTS:
-            raise Unknown(f"{type(own).__name__}.{name}") from None
-        begin, size = address, EXTENTS[type(own), name](own)
+        if (type(structure), name) not in EXTENTS:
+            raise Unknown(f"{type(structure).__name__}.{name}") from None
+        begin, size = address, EXTENTS[type(structure), name](structure)
     if begin not in call.before:
         call.before[begin] = ctypes.string_at(begin, size)
     call.links[place] = (begin, address - begin)

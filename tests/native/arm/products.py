@@ -1,5 +1,5 @@
-"""Writes products of 1 to 64 rows with weights of every type as cases for driver.cpp, with float64 results. No kernel
-of this machine is needed but for weights that only kernels pack.
+"""Writes products of 1 to 64 rows with weights of every type as cases for driver.cpp, with float64 results. Needs no
+kernel of this machine, except for weights that only kernels pack.
 
     python -m tests.native.arm.products FILE [--rows ROWS ...]"""
 
@@ -28,22 +28,22 @@ OUTPUTS, INPUTS = 35, 256
 FORMS = [(8, None, True), (8, None, False), (8, 32, True), (4, 32, True), (4, 32, False), (4, 128, False)]
 """(bits, group, symmetric)."""
 Named = tuple[str, Matrix, Tensor, bool]
-"""A name, a matrix, its numbers in float64, and whether rows are rounded to 8 bits beside it."""
+"""A name, a matrix, its numbers in float64, and whether rows are rounded to 8 bits for it."""
 
 
 class Taken:
-    """A library that takes calls and makes none."""
+    """A stand-in for the library that records calls and makes none."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
 
-    def headway_linear(self, *given: Any) -> int:
-        self.calls.append(taken("headway_linear", given))
+    def headway_linear(self, *arguments: Any) -> int:
+        self.calls.append(taken("headway_linear", arguments))
         return 0
 
 
 def rounded(x: Tensor) -> Tensor:
-    """Rows in 8 bits as panels are multiplied with them, in float64."""
+    """Returns rows rounded to 8 bits as for products with panels, in float64."""
     groups = x.float().view(len(x), -1, GROUP)
     largest = groups.abs().amax(2, keepdim=True)
     q = (groups * (torch.full_like(largest, 127) / largest)).nan_to_num(0.0).round()
@@ -51,9 +51,9 @@ def rounded(x: Tensor) -> Tensor:
 
 
 def matrices(
-    dtype: torch.dtype, draw: torch.Generator, outputs: int = OUTPUTS, inputs: int = INPUTS
+    dtype: torch.dtype, generator: torch.Generator, outputs: int = OUTPUTS, inputs: int = INPUTS
 ) -> Iterator[Named]:
-    w = torch.randn(outputs, inputs, generator=draw)
+    w = torch.randn(outputs, inputs, generator=generator)
     yield "float32", w, w.double(), False
     half = w.bfloat16()
     yield "bf16", half, half.double(), False
@@ -64,24 +64,26 @@ def matrices(
     assert native is not None
     yield "nf4", native, nf4.dequantize(dtype).double(), False
     for bits, group, symmetric in FORMS:
-        made = quantize_weights(w, bits, group, symmetric=symmetric)
+        quantized = quantize_weights(w, bits, group, symmetric=symmetric)
         if group:
-            made = QuantizedMatrix(made.codes, made.scale.half().float(), made.zero, bits, made.group)
+            quantized = QuantizedMatrix(
+                quantized.codes, quantized.scale.half().float(), quantized.zero, bits, quantized.group
+            )
         name = f"{bits} bits, {group or 'rows'}, {'symmetric' if symmetric else 'with zeros'}"
-        yield name, Panels.pack(made), made.dequantize(torch.float64), True
+        yield name, Panels.pack(quantized), quantized.dequantize(torch.float64), True
     for bits in sorted(PARTS):
-        blocks = drawn(bits, draw, outputs, inputs)
+        blocks = drawn(bits, generator, outputs, inputs)
         yield f"q{bits}_K", BlockPanels.pack(blocks), blocks.dequantize(torch.float64), True
 
 
-def drawn(bits: int, draw: torch.Generator, outputs: int, inputs: int) -> BlockMatrix:
-    """Codes and scales of every size."""
+def drawn(bits: int, generator: torch.Generator, outputs: int, inputs: int) -> BlockMatrix:
+    """Returns a matrix with codes and scales of every size."""
 
     def whole(low: int, high: int, count: int, dtype: torch.dtype = torch.uint8) -> Tensor:
-        return torch.randint(low, high, (outputs, count), generator=draw).to(dtype)
+        return torch.randint(low, high, (outputs, count), generator=generator).to(dtype)
 
     parts, blocks = inputs // PARTS[bits], inputs // 256
-    d, dmin = ((torch.rand(outputs, blocks, generator=draw) * most).half() for most in (0.01, 0.1))
+    d, dmin = ((torch.rand(outputs, blocks, generator=generator) * largest).half() for largest in (0.01, 0.1))
     codes = whole(0, 1 << bits, inputs)
     if bits == 6:
         return BlockMatrix(codes, whole(-128, 128, parts, torch.int8), None, d, None, bits)
@@ -89,49 +91,49 @@ def drawn(bits: int, draw: torch.Generator, outputs: int, inputs: int) -> BlockM
 
 
 def sizes(matrix: Matrix, w: Tensor) -> Tensor:
-    """What the terms of a product amount to: of blocks, more than their sums."""
+    """Returns the magnitude of a product's terms: for blocks, larger than that of their sums."""
     return 4 * w.abs() + 0.2 if isinstance(matrix, BlockPanels) else w.abs()
 
 
-def write(to: CaseFile, x: Tensor, named: list[Named]) -> None:
-    """A call of all matrices."""
+def write(file: CaseFile, x: Tensor, named: list[Named]) -> None:
+    """Writes one call with all matrices."""
     rows, dtype = len(x), x.dtype
     dll = Taken()
-    found = loader.Library("none", Path(), dll)  # type: ignore[arg-type]
-    before, loader.search = loader.search, lambda: loader.Found(found)  # type: ignore[assignment]
+    library = loader.Library("none", Path(), dll)  # type: ignore[arg-type]
+    search, loader.search = loader.search, lambda: loader.Found(library)  # type: ignore[assignment]
     try:
         outs = linear(x, [matrix for _, matrix, _, _ in named])
     finally:
-        loader.search = before
+        loader.search = search
     (call,) = dll.calls
-    for at, data in call.before.items():
-        to.memory(at, data)
-    to.links(call.links.items())
-    to.call(call)
+    for address, data in call.before.items():
+        file.memory(address, data)
+    file.links(call.links.items())
+    file.call(call)
     kind = str(dtype).removeprefix("torch.")
     for (name, matrix, w, in_bytes), out in zip(named, outs, strict=True):
         inputs = rounded(x) if in_bytes else x.double()
-        right, allowed = inputs @ w.T, 2.0**-23 * (inputs.abs() @ sizes(matrix, w).T)
+        expected, tolerances = inputs @ w.T, 2.0**-23 * (inputs.abs() @ sizes(matrix, w).T)
         if dtype == torch.bfloat16:
-            allowed = 2 * allowed + 0.51 * ulp(right, dtype)
+            tolerances = 2 * tolerances + 0.51 * ulp(expected, dtype)
         check = f"{rows} rows of {kind} by {name}"
-        numbers = (t.flatten().numpy() for t in (right, allowed))
-        to.check(check, out.data_ptr(), kind, np.arange(out.numel()), *numbers)
-    to.end(f"products of {rows} rows")
+        numbers = (t.flatten().numpy() for t in (expected, tolerances))
+        file.check(check, out.data_ptr(), kind, np.arange(out.numel()), *numbers)
+    file.end(f"products of {rows} rows")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.native.arm.products")
     parser.add_argument("file", type=Path)
     parser.add_argument("--rows", type=int, nargs="+", default=range(1, 65))
-    given = parser.parse_args()
-    draw = torch.Generator().manual_seed(0)
-    with CaseFile(given.file) as to:
+    options = parser.parse_args()
+    generator = torch.Generator().manual_seed(0)
+    with CaseFile(options.file) as file:
         for dtype in (torch.float32, torch.bfloat16):
-            named = list(matrices(dtype, draw))
-            for rows in given.rows:
-                write(to, torch.randn(rows, INPUTS, generator=draw).to(dtype), named)
-        print(f"{to.cases} cases, {to.checks} checks of {to.numbers} numbers")
+            named = list(matrices(dtype, generator))
+            for rows in options.rows:
+                write(file, torch.randn(rows, INPUTS, generator=generator).to(dtype), named)
+        print(f"{file.cases} cases, {file.checks} checks of {file.numbers} numbers")
 
 
 if __name__ == "__main__":

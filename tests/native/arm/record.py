@@ -2,7 +2,7 @@
 
     python -m pytest -p tests.native.arm.record --cases cases.bin tests/native
 
-A call is a case where a test compares what it has written with float64: with these results, and as far off as the test
+A call becomes a case if a test compares its results with float64: with these results, and with the error that the test
 allows. Calls that are compared otherwise (bits of two calls, exact integers by torch.equal) are no cases."""
 
 import ctypes
@@ -22,16 +22,16 @@ from tests.native.arm.calls import FUNCTIONS, Call, Unknown, made, taken
 from tests.native.arm.files import CaseFile
 
 LARGEST = 4 << 20
-"""Bytes of a case; others are counted and left out."""
+"""Maximum number of bytes of a case; larger ones are counted and left out."""
 MOST = 60
-"""Cases of one test: those of its first calls."""
+"""Maximum number of cases of one test: those of its first calls."""
 LEAST = 16
-"""Bytes by which copied results are found."""
+"""Minimum number of bytes by which copied results are searched for."""
 Check = tuple[str, int, str, np.ndarray, np.ndarray, np.ndarray]
 
 
 class Recording:
-    """The calls of the test that runs, and what was checked of each."""
+    """The calls of the running test, and the checks of each."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Call, list[Check]]] = []
@@ -39,15 +39,15 @@ class Recording:
         self.functions: Counter[str] = Counter()
 
     def wrap(self, function: str, real: Any) -> Callable[..., int]:
-        def run(*given: Any) -> int:
+        def run(*arguments: Any) -> int:
             if len(self.calls) >= MOST:
-                return int(real(*given))
+                return int(real(*arguments))
             try:
-                call = taken(function, given)
+                call = taken(function, arguments)
             except Unknown as reason:
                 self.left[f"{function}: no tensor has {reason}"] += 1
-                return int(real(*given))
-            code = int(real(*given))
+                return int(real(*arguments))
+            code = int(real(*arguments))
             made(call)
             size = sum(map(len, call.before.values()))
             if code or size > LARGEST:
@@ -58,69 +58,83 @@ class Recording:
 
         return run
 
-    def compare(self, what: str, got: Tensor, right: Tensor, allowed: Tensor) -> None:
-        """Results are known by where they lie, or, where they have been copied, by their bytes."""
-        if not got.numel():
+    def compare(self, label: str, actual: Tensor, expected: Tensor, tolerances: Tensor) -> None:
+        """Finds results by their address or, if they have been copied, by their bytes."""
+        if not actual.numel():
             return
-        kind = str(got.dtype).removeprefix("torch.")
-        right, allowed = (t.detach().double().expand(got.shape) for t in (right, allowed))
-        if found := self._lying(got):
-            self._keep(what, *found, kind, right, allowed)
+        kind = str(actual.dtype).removeprefix("torch.")
+        expected, tolerances = (t.detach().double().expand(actual.shape) for t in (expected, tolerances))
+        if lying := self._lying(actual):
+            self._keep(label, *lying, kind, expected, tolerances)
             return
-        if self._copied(what, got, kind, right, allowed):
+        if self._copied(label, actual, kind, expected, tolerances):
             return
-        rows = [t.detach().reshape(-1, got.shape[-1]) for t in (got, right, allowed)]
-        found_rows = sum(self._copied(what, g, kind, r, a) for g, r, a in zip(*rows, strict=True))
+        rows = [t.detach().reshape(-1, actual.shape[-1]) for t in (actual, expected, tolerances)]
+        found_rows = sum(self._copied(label, g, kind, r, a) for g, r, a in zip(*rows, strict=True))
         self.left["results that lie nowhere"] += len(rows[0]) - found_rows
 
-    def _lying(self, got: Tensor) -> tuple[list[Check], int, np.ndarray] | None:
-        begin = got.untyped_storage().data_ptr()
-        index = torch.arange(got.untyped_storage().nbytes() // got.element_size())
-        offsets = index.as_strided(got.shape, got.stride(), got.storage_offset()).flatten()
+    def _lying(self, actual: Tensor) -> tuple[list[Check], int, np.ndarray] | None:
+        begin = actual.untyped_storage().data_ptr()
+        index = torch.arange(actual.untyped_storage().nbytes() // actual.element_size())
+        offsets = index.as_strided(actual.shape, actual.stride(), actual.storage_offset()).flatten()
         for call, checks in reversed(self.calls):
             if begin in call.after and call.after[begin] != call.before[begin]:
-                data = torch.frombuffer(bytearray(call.after[begin]), dtype=got.dtype)
-                if torch.equal(data[offsets], got.detach().flatten()):
+                data = torch.frombuffer(bytearray(call.after[begin]), dtype=actual.dtype)
+                if torch.equal(data[offsets], actual.detach().flatten()):
                     return checks, begin, offsets.numpy()
         return None
 
-    def _copied(self, what: str, got: Tensor, kind: str, right: Tensor, allowed: Tensor) -> bool:
-        data = got.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    def _copied(self, label: str, actual: Tensor, kind: str, expected: Tensor, tolerances: Tensor) -> bool:
+        data = actual.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
         if len(data) < LEAST:
             return False
         for call, checks in reversed(self.calls):
-            for at, written in call.changed():
-                place = written.find(data)
-                if place >= 0 and place % got.element_size() == 0 and call.before[at].find(data) < 0:
-                    first = place // got.element_size()
-                    self._keep(what, checks, at, np.arange(first, first + got.numel()), kind, right, allowed)
+            for address, written in call.changed():
+                position = written.find(data)
+                if (
+                    position >= 0
+                    and position % actual.element_size() == 0
+                    and call.before[address].find(data) < 0
+                ):
+                    first = position // actual.element_size()
+                    self._keep(
+                        label,
+                        checks,
+                        address,
+                        np.arange(first, first + actual.numel()),
+                        kind,
+                        expected,
+                        tolerances,
+                    )
                     return True
         return False
 
     @staticmethod
     def _keep(
-        what: str,
+        label: str,
         checks: list[Check],
-        at: int,
+        address: int,
         offsets: np.ndarray,
         kind: str,
-        right: Tensor,
-        allowed: Tensor,
+        expected: Tensor,
+        tolerances: Tensor,
     ) -> None:
-        checks.append((what, at, kind, offsets, right.flatten().numpy(), allowed.flatten().numpy()))
+        checks.append(
+            (label, address, kind, offsets, expected.flatten().numpy(), tolerances.flatten().numpy())
+        )
 
-    def write(self, to: CaseFile, name: str) -> None:
+    def write(self, file: CaseFile, name: str) -> None:
         for call, checks in self.calls:
             if not checks:
                 self.left[f"{call.function}: not compared with float64"] += 1
                 continue
-            for at, data in call.before.items():
-                to.memory(at, data)
-            to.links(call.links.items())
-            to.call(call)
-            for what, *rest in checks:
-                to.check(f"{name} {call.function} {what}", *rest)
-            to.end(name)
+            for address, data in call.before.items():
+                file.memory(address, data)
+            file.links(call.links.items())
+            file.call(call)
+            for label, *details in checks:
+                file.check(f"{name} {call.function} {label}", *details)
+            file.end(name)
             self.functions[call.function] += 1
         self.calls.clear()
 
@@ -136,8 +150,8 @@ def allowance(
     dtype: torch.dtype,
     level: str = "avx512bf16",
 ) -> Tensor:
-    """How far off numbers may be for `assert_within_reference` at a level, by default that of which it asks least: one
-    of pairs of bf16. Numbers that are not finite must be what they are."""
+    """Returns the errors that `assert_within_reference` allows at a level, by default at the least strict one, which
+    multiplies pairs of bf16. Numbers that are not finite must be equal."""
     least = tolerance.LEAST[dtype] * torch.finfo(dtype).eps
     finite = exact.masked_fill(~exact.isfinite(), 0.0)
     of_terms = torch.as_tensor(terms, dtype=torch.float64)
@@ -150,25 +164,25 @@ def allowance(
 class Recorded:
     """A library whose calls are recorded."""
 
-    def __init__(self, dll: ctypes.CDLL, to: Recording) -> None:
-        self._dll, self._to = dll, to
+    def __init__(self, dll: ctypes.CDLL, recorder: Recording) -> None:
+        self._dll, self._to = dll, recorder
 
     def __getattr__(self, name: str) -> Any:
-        real = getattr(self._dll, name)
-        return self._to.wrap(name, real) if name in FUNCTIONS else real
+        original = getattr(self._dll, name)
+        return self._to.wrap(name, original) if name in FUNCTIONS else original
 
 
 def _install() -> None:
-    """Before any test has taken these by name."""
+    """Replaces these functions before any test imports them by name."""
     plain_open, within, once = (
         loader.open_library,
         tolerance.assert_within_reference,
         tolerance.assert_rounded_once,
     )
 
-    def open_library(*given: Any, **named: Any) -> loader.Library:
-        found = plain_open(*given, **named)
-        return loader.Library(found.level, found.path, Recorded(found.dll, recording))  # type: ignore[arg-type]
+    def open_library(*arguments: Any, **options: Any) -> loader.Library:
+        library = plain_open(*arguments, **options)
+        return loader.Library(library.level, library.path, Recorded(library.dll, recording))  # type: ignore[arg-type]
 
     def assert_within_reference(
         got: Tensor, exact: Tensor, low: Tensor, what: str = "", terms: Tensor | float = 0.0, check: str = ""
@@ -191,16 +205,16 @@ def _install() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """As a plugin, which is loaded before the tests."""
+    """Installs the plugin, which is loaded before the tests."""
     _install()
     parser.addoption("--cases", type=Path, required=True, help="the file that cases are written to")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cases(request: pytest.FixtureRequest) -> Iterator[CaseFile]:
-    with CaseFile(request.config.getoption("--cases")) as to:
-        yield to
-        print(f"\n{to.cases} cases, {to.calls} calls, {to.checks} checks of {to.numbers} numbers")
+    with CaseFile(request.config.getoption("--cases")) as file:
+        yield file
+        print(f"\n{file.cases} cases, {file.calls} calls, {file.checks} checks of {file.numbers} numbers")
         for name, count in (*recording.functions.most_common(), *recording.left.most_common()):
             print(f"{count:7} {name}")
 

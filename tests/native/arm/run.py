@@ -1,11 +1,11 @@
-"""The levels of aarch64, cross-compiled, make calls from files in QEMU, whose float64 results were written here, and
+"""The levels of aarch64, cross-compiled, repeat calls from files in QEMU, whose float64 results were written here, and
 decode stories260K by the steps that this machine's kernels have made: `make test-arm`.
 
     python -m tests.native.arm.run [--keep FOLDER] [--level LEVEL ...] [--tests TESTS ...]
 
-CROSS_CXX may name the compiler with what stands before it (ccache).
+CROSS_CXX may name the compiler with a prefix (ccache).
 
-Each level runs on a processor that has no more than it asks for."""
+Each level runs on a processor that has no more than the level needs."""
 
 import argparse
 import os
@@ -26,11 +26,11 @@ ROOT = HERE.parents[2]
 COMPILER, EMULATOR, ROOT_OF_TARGET = "aarch64-linux-gnu-g++", "qemu-aarch64", Path("/usr/aarch64-linux-gnu")
 PROCESSORS = {"portable": "cortex-a57", "neon": "cortex-a57", "dotprod": "neoverse-n1", "i8mm": "max"}
 CASES = ("products", "attention", "rows", "decode")
-"""Modules beside this one, which write cases."""
+"""Modules beside this one that write cases."""
 
 
 def missing() -> str:
-    """What is not there that this needs; "" if all is."""
+    """Returns what these tests need and do not find; "" if nothing is missing."""
     for program in (COMPILER, EMULATOR):
         if not shutil.which(program):
             return f"{program} is not in PATH (Debian, Ubuntu: apt install g++-aarch64-linux-gnu qemu-user)"
@@ -39,16 +39,16 @@ def missing() -> str:
     return ""
 
 
-def record(to: Path, tests: list[str]) -> list[Path]:
-    """The files of cases, unless they are there; of `tests`, where given, those that they make."""
+def record(folder: Path, tests: list[str]) -> list[Path]:
+    """Returns the files of cases, of which missing ones are made; with `tests`, the one that these tests make."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    part, files = to / "part.bin", []
+    part, files = folder / "part.bin", []
     of_tests = ["pytest", "-q", "-s", "-p", "tests.native.arm.record", "-p", "no:cacheprovider", "--cases"]
     makers = {name: [f"tests.native.arm.{name}", str(part)] for name in CASES}
     if tests:
         makers = {"tests": [*of_tests, str(part), *tests]}
     for name, maker in makers.items():
-        files.append(to / f"{name}.bin")
+        files.append(folder / f"{name}.bin")
         if not files[-1].exists():
             subprocess.run([sys.executable, "-m", *maker], cwd=ROOT, env=environment, check=True)
             part.replace(files[-1])
@@ -56,18 +56,18 @@ def record(to: Path, tests: list[str]) -> list[Path]:
 
 
 def emulate(level: str, *command: Path) -> tuple[int, str]:
-    """A program's exit code and what it has printed, on a processor of a level."""
+    """Returns a program's exit code and output, on a processor of a level."""
     emulator = [EMULATOR, "-L", str(ROOT_OF_TARGET), "-cpu", PROCESSORS[level]]
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
-    done = subprocess.run([*emulator, *command], capture_output=True, text=True, env=environment)
-    return done.returncode, done.stderr + done.stdout
+    result = subprocess.run([*emulator, *command], capture_output=True, text=True, env=environment)
+    return result.returncode, result.stderr + result.stdout
 
 
-def operations(level: str, to: Path) -> Path:
-    """The program that compares a level's operations with plain ones."""
-    program = to / f"operations_{level}"
-    names = {"LEVEL": level, "VEC": f'"vec_{level}.h"'}
-    flags = [*levels.LEVELS[level], *(f"-DHEADWAY_{name}={value}" for name, value in names.items())]
+def operations(level: str, folder: Path) -> Path:
+    """Builds the program that compares a level's operations with plain ones."""
+    program = folder / f"operations_{level}"
+    macros = {"LEVEL": level, "VEC": f'"vec_{level}.h"'}
+    flags = [*levels.LEVELS[level], *(f"-DHEADWAY_{name}={value}" for name, value in macros.items())]
     command = [
         COMPILER,
         "-O1",
@@ -82,10 +82,10 @@ def operations(level: str, to: Path) -> Path:
 
 
 def beyond(level: str, library: Path) -> str:
-    """What is wrong with the instructions of a level's library: some that it lacks, or none that the next one lacks."""
+    """Returns what is wrong with a library's instructions: some are not of its level, or all are of a lower one."""
     instructions, lower = forms(library), levels.runnable(levels.NEEDS[level], tiles=False)[1:2]
-    if wrong := foreign(instructions, level):
-        return f"{len(wrong)} instructions are not of the level, the first of them {wrong[0]}"
+    if lacking := foreign(instructions, level):
+        return f"{len(lacking)} instructions are not of the level, the first of them {lacking[0]}"
     if lower and lower != ["portable"] and not foreign(instructions, lower[0]):
         return f"it could be of level {lower[0]}"
     return ""
@@ -93,9 +93,9 @@ def beyond(level: str, library: Path) -> str:
 
 def published() -> str:
     text = (data_path("weights/stories260K") / "stories260K.md").read_text()
-    found = re.search(r"-t 0\.0\n(.*?)\n```", text, re.DOTALL)
-    assert found is not None
-    return found[1]
+    match = re.search(r"-t 0\.0\n(.*?)\n```", text, re.DOTALL)
+    assert match is not None
+    return match[1]
 
 
 def main() -> int:
@@ -103,18 +103,18 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="a folder for libraries and cases, which are used again")
     parser.add_argument("--level", action="append", help="only this level; can be repeated")
     parser.add_argument("--tests", action="append", help="record these tests instead of the usual cases")
-    given = parser.parse_args()
+    options = parser.parse_args()
     if why := missing():
         print(f"skipped: {why}")
         return 0
     with tempfile.TemporaryDirectory() as scratch:
-        to = given.keep or Path(scratch)
-        to.mkdir(parents=True, exist_ok=True)
-        before, os.environ["CXX"] = os.environ.get("CXX", ""), os.environ.get("CROSS_CXX", COMPILER)
-        wanted = given.level or levels.known("aarch64")
-        build.build(to / "lib", wanted, machine="aarch64", force=False)
-        os.environ["CXX"] = before
-        driver = to / "driver"
+        folder = options.keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        compiler, os.environ["CXX"] = os.environ.get("CXX", ""), os.environ.get("CROSS_CXX", COMPILER)
+        chosen = options.level or levels.known("aarch64")
+        build.build(folder / "lib", chosen, machine="aarch64", force=False)
+        os.environ["CXX"] = compiler
+        driver = folder / "driver"
         command = [
             COMPILER,
             "-O2",
@@ -126,20 +126,20 @@ def main() -> int:
             "-ldl",
         ]
         subprocess.run(command, check=True)
-        files, failed = record(to, given.tests or []), 0
-        for level in wanted:
-            library = to / "lib" / build.file_name(level)
+        files, failed = record(folder, options.tests or []), 0
+        for level in chosen:
+            library = folder / "lib" / build.file_name(level)
             if why := beyond(level, library):
                 failed += 1
                 print(f"{level}: {why}")
-            programs = {Path("operations"): (operations(level, to),)}
+            programs = {Path("operations"): (operations(level, folder),)}
             programs |= {cases: (driver, library, cases) for cases in files}
             for cases, program in programs.items():
                 begin = time.monotonic()
-                code, said = emulate(level, *program)
-                if cases.stem == "decode" and published() not in said:
-                    code, said = code or 1, said + "this is not the published text\n"
-                lines = said.strip().splitlines()
+                code, output = emulate(level, *program)
+                if cases.stem == "decode" and published() not in output:
+                    code, output = code or 1, output + "this is not the published text\n"
+                lines = output.strip().splitlines()
                 print(
                     f"{level} on {PROCESSORS[level]}, {cases.stem}, {time.monotonic() - begin:.0f} s: {lines[-1]}"
                 )

@@ -1,4 +1,4 @@
-"""What is counted of the code that ran, of a log and a disassembly that are made up."""
+"""Counts of the code that ran, from an invented log and disassembly."""
 
 from collections import Counter
 
@@ -14,12 +14,14 @@ LINES = {
 }
 
 
-def log(*places: int) -> list[str]:
-    return [f"Trace 0: 0x7f00 [00000000/{0x4000 + at:016x}/00000000/ff000000] \n" for at in places]
+def log(*addresses: int) -> list[str]:
+    return [
+        f"Trace 0: 0x7f00 [00000000/{0x4000 + address:016x}/00000000/ff000000] \n" for address in addresses
+    ]
 
 
 def test_a_loop_that_runs_is_counted_each_time() -> None:
-    """Also as part of the code that leads to it."""
+    """Also as part of the code that leads into it."""
     runs = executed(iter(["IN:\n", *log(0x100, 0x104, 0x104, 0x110)]), 0x4000, LINES)
     assert runs == {(0x100, 0x110): 1, (0x104, 0x110): 2, (0x110, 0x114): 1}
     assert counted(runs, LINES, "fmla") == {0x100: 2, 0x104: 4, 0x110: 0}
@@ -34,7 +36,7 @@ def test_long_code_ends_where_the_next_begins() -> None:
 
 
 def test_code_ends_with_its_page() -> None:
-    lines = {at: Line(at, "fmla", "product") for at in range(0xFF0, 0x1010, 4)}
+    lines = {address: Line(address, "fmla", "product") for address in range(0xFF0, 0x1010, 4)}
     assert executed(iter(log(0xFF8)), 0x4000, lines) == {(0xFF8, 0x1000): 1}
 
 
@@ -45,8 +47,8 @@ def test_code_outside_the_library_is_left_out() -> None:
 
 def test_the_ratio_and_the_loops_are_named() -> None:
     times = Counter({0x104: 100, 0x100: 1})
-    (said,) = report("a product", "fmla", 4 * 190, Counter({0x104: 200, 0x100: 0}), times, LINES)
-    assert said == "a product: 1.053 fmla for each that is needed, in product at 104"
+    (line,) = report("a product", "fmla", 4 * 190, Counter({0x104: 200, 0x100: 0}), times, LINES)
+    assert line == "a product: 1.053 fmla for each that is needed, in product at 104"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A page that is open in a browser, and the numbers that it is to show."""
+"""A page that is open in a browser, and the numbers that it must show."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ SHOTS = Path(__file__).parents[3] / "runs" / "page"
 
 
 class Page:
-    """A page that is open."""
+    """An open page."""
 
     def __init__(self, driver: Any, url: str) -> None:
         self.driver, self.url = driver, url
@@ -25,20 +25,20 @@ class Page:
         self.until(lambda: self.all("#model option") and self.all(f"main.{view} *"))
 
     def all(self, selector: str) -> list[Any]:
-        found: list[Any] = self.driver.find_elements("css selector", selector)
-        return found
+        elements: list[Any] = self.driver.find_elements("css selector", selector)
+        return elements
 
     def one(self, selector: str) -> Any:
         self.until(lambda: self.all(selector))
         return self.all(selector)[0]
 
     def text(self, selector: str) -> str:
-        """What stands in the first of these; nothing where there is none."""
-        found: str = self.script("return document.querySelector(arguments[0])?.textContent ?? ''", selector)
-        return found
+        """Returns the text of the first element that matches, or "" if there is none."""
+        content: str = self.script("return document.querySelector(arguments[0])?.textContent ?? ''", selector)
+        return content
 
-    def script(self, script: str, *given: Any) -> Any:
-        return self.driver.execute_script(script, *given)
+    def script(self, script: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(script, *arguments)
 
     def put(self, selector: str, text: str) -> None:
         """Pastes a text into a field."""
@@ -46,9 +46,9 @@ class Page:
         self.script(paste, self.one(selector), text)
 
     def until(self, holds: Callable[[], Any], seconds: float = 60) -> None:
-        end = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         while not holds():
-            assert time.monotonic() < end, self.script("return document.body.innerText")
+            assert time.monotonic() < deadline, self.script("return document.body.innerText")
             time.sleep(0.05)
 
     def settings(self, **values: str) -> None:
@@ -67,7 +67,7 @@ class Page:
         self.settled()
 
     def settled(self) -> None:
-        """Waits for the row that was asked for."""
+        """Waits until the requested row is shown."""
         self.until(
             lambda: self.all(".row-text") and self.one(".inspector").get_attribute("aria-busy") != "true"
         )
@@ -77,7 +77,7 @@ class Page:
         self.driver.save_screenshot(str(SHOTS / f"{name}.png"))
 
     def facts(self, selector: str) -> dict[str, str]:
-        """Names and values of a list of facts."""
+        """Returns the names and values of a list of facts."""
         script = (
             "return [...document.querySelectorAll(`${arguments[0]} .fact`)].map((one) =>"
             "[one.querySelector('dt').textContent, one.querySelector('dd').textContent])"

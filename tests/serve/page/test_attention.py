@@ -1,4 +1,4 @@
-"""What the page is told of a text: the numbers of the Python API."""
+"""Attention as the page asks for it over HTTP: the numbers are those of the Python API."""
 
 import json
 import urllib.request
@@ -25,9 +25,9 @@ Tell = Callable[..., Any]
 @pytest.fixture
 def tell(house: House) -> Tell:
     def tell(path: str, **body: Any) -> Any:
-        status, told = ask(house, f"/v1/{path}", body={"prompt": TEXT, **body})
-        assert status == 200, told
-        return told
+        status, response = ask(house, f"/v1/{path}", body={"prompt": TEXT, **body})
+        assert status == 200, response
+        return response
 
     return tell
 
@@ -38,33 +38,35 @@ def model_of(house: House) -> Any:
 
 @pytest.mark.parametrize(("layer", "head", "query"), [(0, 0, -1), (1, 3, 40), (1, 2, 0), (-1, -2, 9)])
 def test_a_row_is_that_of_the_map(house: House, tell: Tell, layer: int, head: int, query: int) -> None:
-    told = tell("attention", layer=layer, head=head, query=query)
+    response = tell("attention", layer=layer, head=head, query=query)
     ids = model_of(house).tokenizer.encode(TEXT, eos=False)
-    one = model_of(house).attention(ids, layers=layer, heads=head)[layer % 2]
-    row, at = one.row(query)[0], query % len(ids)
-    assert told["query"] == at
-    assert told["weights"] == pytest.approx(row.tolist(), abs=1e-6)
-    assert told["sum"] == pytest.approx(1, abs=1e-5)
-    assert 0 <= told["difference"] < 1e-5 * max(1, told["largest"])
-    assert told["largest"] == pytest.approx(float(one.result(query).abs().max()), rel=1e-4)
-    (shares,) = one.shares([query])
-    assert told["shares"] == pytest.approx({**shares._asdict(), "kind": shares.kind}, abs=1e-5)
-    assert sum((end - first) for _, first, end in told["fates"]) == len(ids)
+    attention_map = model_of(house).attention(ids, layers=layer, heads=head)[layer % 2]
+    row, position = attention_map.row(query)[0], query % len(ids)
+    assert response["query"] == position
+    assert response["weights"] == pytest.approx(row.tolist(), abs=1e-6)
+    assert response["sum"] == pytest.approx(1, abs=1e-5)
+    assert 0 <= response["difference"] < 1e-5 * max(1, response["largest"])
+    assert response["largest"] == pytest.approx(float(attention_map.result(query).abs().max()), rel=1e-4)
+    (shares,) = attention_map.shares([query])
+    assert response["shares"] == pytest.approx({**shares._asdict(), "kind": shares.kind}, abs=1e-5)
+    assert sum((end - first) for _, first, end in response["fates"]) == len(ids)
 
 
 def test_all_heads_of_a_token_and_what_follows_it(house: House, tell: Tell) -> None:
-    told, lm = tell("attention/heads", query=20), model_of(house)
+    response, lm = tell("attention/heads", query=20), model_of(house)
     ids = lm.tokenizer.encode(TEXT, eos=False)
-    assert told["ids"] == ids
-    assert "".join(told["tokens"]) == lm.tokenizer.decode(ids, special=True)
+    assert response["ids"] == ids
+    assert "".join(response["tokens"]) == lm.tokenizer.decode(ids, special=True)
     log_probs = lm.next_log_probs(ids[:21])
     best = log_probs.topk(10)
-    assert [one["id"] for one in told["next"]] == best.indices.tolist()
-    assert [one["log_prob"] for one in told["next"]] == pytest.approx(best.values.tolist(), abs=1e-4)
+    assert [candidate["id"] for candidate in response["next"]] == best.indices.tolist()
+    assert [candidate["log_prob"] for candidate in response["next"]] == pytest.approx(
+        best.values.tolist(), abs=1e-4
+    )
     maps = lm.attention(ids)
-    for layer, row in enumerate(told["heads"]):
-        for shares, one in zip(maps[layer].shares([20]), row, strict=True):
-            assert one == pytest.approx({**shares._asdict(), "kind": shares.kind}, abs=1e-5)
+    for layer, row in enumerate(response["heads"]):
+        for shares, head in zip(maps[layer].shares([20]), row, strict=True):
+            assert head == pytest.approx({**shares._asdict(), "kind": shares.kind}, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -76,44 +78,46 @@ def test_all_heads_of_a_token_and_what_follows_it(house: House, tell: Tell) -> N
     ],
 )
 def test_what_if_is_next_log_probs_with_cuts(house: House, tell: Tell, cuts: list[dict[str, Any]]) -> None:
-    told, lm = tell("what-if", query=20, cuts=cuts), model_of(house)
+    response, lm = tell("what-if", query=20, cuts=cuts), model_of(house)
     ids = lm.tokenizer.encode(TEXT, eos=False)[:21]
-    made = [Cut(**{name: tuple(v) if isinstance(v, list) else v for name, v in cut.items()}) for cut in cuts]
-    before, after = lm.next_log_probs(ids), lm.next_log_probs(ids, cuts=made)
-    for one in told["tokens"]:
-        assert one["before"] == pytest.approx(float(before[one["id"]]), abs=1e-5)
-        assert one["after"] == pytest.approx(float(after[one["id"]]), abs=1e-5)
+    parsed_cuts = [
+        Cut(**{name: tuple(v) if isinstance(v, list) else v for name, v in cut.items()}) for cut in cuts
+    ]
+    before, after = lm.next_log_probs(ids), lm.next_log_probs(ids, cuts=parsed_cuts)
+    for token in response["tokens"]:
+        assert token["before"] == pytest.approx(float(before[token["id"]]), abs=1e-5)
+        assert token["after"] == pytest.approx(float(after[token["id"]]), abs=1e-5)
     assert {*before.topk(10).indices.tolist(), *after.topk(10).indices.tolist()} == {
-        one["id"] for one in told["tokens"]
+        token["id"] for token in response["tokens"]
     }
-    assert told["divergence"] == pytest.approx(float((before.exp() * (before - after)).sum()), abs=1e-4)
-    assert (told["divergence"] > 1e-6) == bool(cuts)
+    assert response["divergence"] == pytest.approx(float((before.exp() * (before - after)).sum()), abs=1e-4)
+    assert (response["divergence"] > 1e-6) == bool(cuts)
 
 
 def test_a_conversation_is_looked_at_as_its_template_writes_it(house: House, tell: Tell) -> None:
     messages = [{"role": "user", "content": "hello"}]
-    told = tell("attention/heads", prompt=None, messages=messages)
-    assert told["ids"] == model_of(house).tokenizer.render_chat(messages)
+    response = tell("attention/heads", prompt=None, messages=messages)
+    assert response["ids"] == model_of(house).tokenizer.render_chat(messages)
 
 
 def test_ids_of_an_answer_are_told_so_that_it_can_be_looked_at(house: House) -> None:
-    asked = {"prompt": TEXT, "max_tokens": 5, "temperature": 0, "return_token_ids": True}
-    _, whole = ask(house, body=asked)
-    (choice,) = whole["choices"]
+    body = {"prompt": TEXT, "max_tokens": 5, "temperature": 0, "return_token_ids": True}
+    _, completion = ask(house, body=body)
+    (choice,) = completion["choices"]
     lm = model_of(house)
-    made = lm.generate(TEXT, max_new_tokens=5)
+    generation = lm.generate(TEXT, max_new_tokens=5)
     assert choice["prompt_token_ids"] == lm.tokenizer.encode(TEXT, eos=False)
-    assert choice["token_ids"] == list(made.ids)
-    assert "token_ids" not in ask(house, body={**asked, "return_token_ids": False})[1]["choices"][0]
-    told = [
+    assert choice["token_ids"] == list(generation.ids)
+    assert "token_ids" not in ask(house, body={**body, "return_token_ids": False})[1]["choices"][0]
+    choices = [
         choice
-        for chunk in events(house, {**asked, "stream": True, "messages": [{"role": "user", "content": "x"}]})
+        for chunk in events(house, {**body, "stream": True, "messages": [{"role": "user", "content": "x"}]})
         for choice in chunk["choices"]
     ]
     prompt = lm.tokenizer.render_chat([{"role": "user", "content": "x"}])
-    assert [c.get("prompt_token_ids") for c in told] == [prompt] + [None] * (len(told) - 1)
-    made = lm.generate(prompt, max_new_tokens=5)
-    assert [token for c in told for token in c["token_ids"]] == list(made.ids)
+    assert [c.get("prompt_token_ids") for c in choices] == [prompt] + [None] * (len(choices) - 1)
+    generation = lm.generate(prompt, max_new_tokens=5)
+    assert [token for c in choices for token in c["token_ids"]] == list(generation.ids)
 
 
 def events(house: House, body: dict[str, Any]) -> list[Any]:
@@ -131,10 +135,10 @@ def test_pages_of_a_text_are_what_the_pool_has(house: House, tell: Tell) -> None
     before = tell("attention/heads", prompt=text)
     assert {*before["pages"]["classes"][0]["fates"]} == {"gone"}
     assert ask(house, body={"prompt": text, "max_tokens": 2})[0] == 200
-    told = tell("attention/heads", prompt=text)["pages"]
-    assert told["page"] == PAGE
-    assert told["classes"][0]["fates"] == ["kept"] * (len(before["ids"]) // PAGE)
-    assert told["classes"][0]["layers"] == [0, 1]
+    pages = tell("attention/heads", prompt=text)["pages"]
+    assert pages["page"] == PAGE
+    assert pages["classes"][0]["fates"] == ["kept"] * (len(before["ids"]) // PAGE)
+    assert pages["classes"][0]["layers"] == [0, 1]
 
 
 def test_pages_of_a_text_are_told_to_the_key_that_stored_it() -> None:
@@ -142,12 +146,14 @@ def test_pages_of_a_text_are_told_to_the_key_that_stored_it() -> None:
         fates = {}
         for key in ("one", "two"):
             if not fates:
-                done, _ = ask(
+                status, _ = ask(
                     house, body={"prompt": 3 * TEXT, "max_tokens": 2}, authorization=f"Bearer {key}"
                 )
-                assert done == 200
-            _, told = ask(house, "/v1/attention/heads", {"prompt": 3 * TEXT}, authorization=f"Bearer {key}")
-            fates[key] = {*told["pages"]["classes"][0]["fates"]}
+                assert status == 200
+            _, response = ask(
+                house, "/v1/attention/heads", {"prompt": 3 * TEXT}, authorization=f"Bearer {key}"
+            )
+            fates[key] = {*response["pages"]["classes"][0]["fates"]}
         assert fates == {"one": {"kept"}, "two": {"gone"}}
 
 
@@ -157,24 +163,24 @@ def test_pages_of_a_text_are_told_to_the_key_that_stored_it() -> None:
 )
 def test_released_keys_are_those_that_no_query_sees_from_here_on(pattern: Any) -> None:
     tokens = Tokens.range(20)
-    found, seen = fates(pattern, tokens, tokens)[0, 0], visible(pattern, tokens, tokens)[0, 0]
+    kinds, allowed = fates(pattern, tokens, tokens)[0, 0], visible(pattern, tokens, tokens)[0, 0]
     for t in range(20):
-        ever = seen[t:].any(0)
+        seen_later = allowed[t:].any(0)
         for j in range(20):
-            fate = ("later", "released", "kept", "seen")[int(found[t, j])]
-            assert (fate == "seen") == bool(seen[t, j])
+            fate = ("later", "released", "kept", "seen")[int(kinds[t, j])]
+            assert (fate == "seen") == bool(allowed[t, j])
             if pattern.is_causal:
                 assert (fate == "later") == (j > t)
             if fate == "released":
-                assert not ever[j]
+                assert not seen_later[j]
 
 
 def test_fates_of_heads_that_differ() -> None:
     tokens, pattern = Tokens.range(9), PerHead(Window.last(2), Window.last(4))
-    found = fates(pattern, tokens, tokens)[0]
-    assert found.shape == (2, 9, 9)
-    assert found[0, 8].tolist() == [1, 1, 1, 1, 1, 2, 2, 3, 3]  # kept for the other head
-    assert found[1, 8].tolist() == [1, 1, 1, 1, 1, 3, 3, 3, 3]
+    kinds = fates(pattern, tokens, tokens)[0]
+    assert kinds.shape == (2, 9, 9)
+    assert kinds[0, 8].tolist() == [1, 1, 1, 1, 1, 2, 2, 3, 3]  # kept for the other head
+    assert kinds[1, 8].tolist() == [1, 1, 1, 1, 1, 3, 3, 3, 3]
 
 
 @pytest.mark.parametrize(
@@ -197,9 +203,9 @@ def test_fates_of_heads_that_differ() -> None:
     ],
 )
 def test_what_is_wrong_is_said(house: House, path: str, more: dict[str, Any], words: str) -> None:
-    status, told = ask(house, f"/v1/{path}", body={"prompt": TEXT, **more})
-    assert (status, told["error"]["type"]) == (400, "invalid_request_error")
-    assert words in told["error"]["message"]
+    status, response = ask(house, f"/v1/{path}", body={"prompt": TEXT, **more})
+    assert (status, response["error"]["type"]) == (400, "invalid_request_error")
+    assert words in response["error"]["message"]
 
 
 def test_a_text_that_is_too_long_is_refused_with_both_numbers(
@@ -216,13 +222,13 @@ def test_a_text_that_is_too_long_is_refused_with_both_numbers(
 
 def test_no_more_than_may_wait_are_taken(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.serve.looks.MOST_WAITING", 0)
-    status, told = ask(house, "/v1/attention/heads", body={"prompt": TEXT})
-    assert (status, told["error"]["type"]) == (429, "rate_limit_error")
+    status, response = ask(house, "/v1/attention/heads", body={"prompt": TEXT})
+    assert (status, response["error"]["type"]) == (429, "rate_limit_error")
 
 
 def test_looks_change_nothing_of_what_is_written(house: House) -> None:
-    asked = {"prompt": TEXT, "max_tokens": 8, "temperature": 0}
-    first = ask(house, body=asked)[1]["choices"]
+    body = {"prompt": TEXT, "max_tokens": 8, "temperature": 0}
+    first = ask(house, body=body)[1]["choices"]
     assert ask(house, "/v1/what-if", body={"prompt": TEXT, "cuts": [{"layer": 0}]})[0] == 200
-    assert ask(house, body=asked)[1]["choices"] == first
+    assert ask(house, body=body)[1]["choices"] == first
     assert house.used() == 0

@@ -1,4 +1,4 @@
-"""`headway serve --demo`: the model of the demo, and the page opened."""
+"""`headway serve --demo`: the demo's model is served and the page is opened."""
 
 import os
 import signal
@@ -29,19 +29,19 @@ def test_the_page_is_opened(tmp_path: Path) -> None:
     browser = tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/opened\n')
     browser.chmod(0o755)
-    serving = subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "headway", "serve", "--demo", "--port", "0"],
         cwd=tmp_path,
         env={**os.environ, "BROWSER": f"{browser} %s"},
     )
     try:
-        opened, until = tmp_path / "opened", time.monotonic() + 120
+        opened, deadline = tmp_path / "opened", time.monotonic() + 120
         while not (opened.exists() and opened.read_text().strip()):
-            assert serving.poll() is None
-            assert time.monotonic() < until
+            assert process.poll() is None
+            assert time.monotonic() < deadline
             time.sleep(0.1)
         with urlopen(opened.read_text().strip()) as answer:
             assert b"/page/main.js" in answer.read()
     finally:
-        serving.send_signal(signal.SIGINT)
-        serving.wait(60)
+        process.send_signal(signal.SIGINT)
+        process.wait(60)

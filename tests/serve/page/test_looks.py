@@ -1,4 +1,4 @@
-"""What is computed for a look: a token alone over the keys that pages hold of its text, or the whole text again."""
+"""What is computed to look at a text: one token over the keys that pages hold of the text, or the whole text again."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,11 +36,11 @@ PATTERNS: dict[str, tuple[Pattern, ...]] = {
 
 @contextmanager
 def reading(model: Decoder) -> Iterator[tuple[House, list[int]]]:
-    """A server of a model, and the tokens of each pass of its modules."""
+    """Yields a server of a model, and the numbers of tokens of its forward passes."""
     lm, worker, counts = LanguageModel(model, byte_level()), Worker(), list[int]()
 
-    def count(module: nn.Module, given: tuple[Any, ...]) -> None:
-        counts.append(given[0].shape[1])
+    def count(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        counts.append(inputs[0].shape[1])
 
     assert model.stack.embed_tokens is not None
     model.stack.embed_tokens.register_forward_pre_hook(count)
@@ -48,28 +48,28 @@ def reading(model: Decoder) -> Iterator[tuple[House, list[int]]]:
         yield house, counts
 
 
-def look(house: House, path: str, query: int, ids: Sequence[int] = IDS, **more: Any) -> dict[str, Any]:
-    status, told = ask(house, f"/v1/{path}", {"prompt": [*ids], "query": query, **more})
-    assert status == 200, told
-    return told
+def look(house: House, path: str, query: int, ids: Sequence[int] = IDS, **options: Any) -> dict[str, Any]:
+    status, response = ask(house, f"/v1/{path}", {"prompt": [*ids], "query": query, **options})
+    assert status == 200, response
+    return response
 
 
 def store(house: House) -> None:
-    """Has pages hold the keys of the text."""
+    """Completes the text, so that pages hold its keys."""
     assert ask(house, body={"prompt": IDS, "max_tokens": 1})[0] == 200
 
 
-def check(house: House, query: int, told: dict[str, Any], layer: int, head: int) -> None:
-    """A row is that of the Python API."""
+def check(house: House, query: int, response: dict[str, Any], layer: int, head: int) -> None:
+    """Checks that a row is that of the Python API."""
     lm = house.models.places["small"].model.lm  # type: ignore[union-attr]
-    one = lm.attention(IDS, layers=layer, heads=head)[layer]
-    assert told["weights"] == pytest.approx(one.row(query)[0].tolist(), abs=1e-5)
-    assert told["sum"] == pytest.approx(1, abs=1e-5)
-    assert told["difference"] < 1e-5 * max(1, told["largest"])
-    assert told["largest"] == pytest.approx(float(one.result(query).abs().max()), rel=1e-4)
-    for name, queries in (("shares", [query]), ("mean_shares", told["sampled"])):
-        (shares,) = one.shares(queries)
-        assert told[name] == pytest.approx({**shares._asdict(), "kind": shares.kind}, abs=1e-4)
+    attention_map = lm.attention(IDS, layers=layer, heads=head)[layer]
+    assert response["weights"] == pytest.approx(attention_map.row(query)[0].tolist(), abs=1e-5)
+    assert response["sum"] == pytest.approx(1, abs=1e-5)
+    assert response["difference"] < 1e-5 * max(1, response["largest"])
+    assert response["largest"] == pytest.approx(float(attention_map.result(query).abs().max()), rel=1e-4)
+    for name, queries in (("shares", [query]), ("mean_shares", response["sampled"])):
+        (shares,) = attention_map.shares(queries)
+        assert response[name] == pytest.approx({**shares._asdict(), "kind": shares.kind}, abs=1e-4)
 
 
 @pytest.fixture
@@ -85,21 +85,21 @@ def test_a_token_takes_a_pass_of_that_token(counted: tuple[House, list[int]]) ->
     first = look(house, "attention/heads", 100)
     assert (first["stored"], first["computed"], counts) == (5 * PAGE, 21, [20, 1])
     row = look(house, "attention", 100, layer=1, head=2)
-    assert row["computed"] == len(row["sampled"]) == 64  # once for the text
+    assert row["computed"] == len(row["sampled"]) == 64  # the sampled queries are computed once for the text
     assert counts == [20, 1, 64]
     check(house, 100, row, 1, 2)
     for query, computed in ((101, 1), (5 * PAGE - 2, 1), (0, 1), (100, 1), (99, 0), (5 * PAGE + 2, 1)):
         counts.clear()
-        told = look(house, "attention", query, layer=0, head=1)
-        assert (told["stored"], told["computed"], sum(counts)) == (5 * PAGE, computed, computed)
-        check(house, query, told, 0, 1)
+        response = look(house, "attention", query, layer=0, head=1)
+        assert (response["stored"], response["computed"], sum(counts)) == (5 * PAGE, computed, computed)
+        check(house, query, response, 0, 1)
 
 
 def test_a_text_that_no_page_holds_is_read_once() -> None:
     with reading(small(PATTERNS["full"], context=512)) as (house, counts):
         for query, computed in ((100, len(IDS)), (7, 0), (len(IDS) - 1, 0)):
-            told = look(house, "attention", query, layer=1, head=0)
-            assert (told["stored"], told["computed"]) == (0, computed)
+            response = look(house, "attention", query, layer=1, head=0)
+            assert (response["stored"], response["computed"]) == (0, computed)
             assert counts == [len(IDS)]
         store(house)
         assert look(house, "attention", 100, layer=1, head=0)["computed"] == 0
@@ -115,14 +115,14 @@ def test_rows_are_those_of_the_python_api(kind: str) -> None:
             5 * PAGE + 7,
             200,
             3,
-        ):  # of windows, keys that the last two see were released
+        ):  # with windows, keys that the last two queries see were released
             for layer, head in ((0, 1), (1, 3)):
-                told = look(house, "attention", query, layer=layer, head=head)
-                assert bool(told["stored"]) == (kind == "full" or query > 200)
-                check(house, query, told, layer, head)
-            told, log_probs = look(house, "attention/heads", query), lm.next_log_probs(IDS[: query + 1])
-            assert [one["log_prob"] for one in told["next"]] == pytest.approx(
-                [float(log_probs[one["id"]]) for one in told["next"]], abs=1e-4
+                response = look(house, "attention", query, layer=layer, head=head)
+                assert bool(response["stored"]) == (kind == "full" or query > 200)
+                check(house, query, response, layer, head)
+            response, log_probs = look(house, "attention/heads", query), lm.next_log_probs(IDS[: query + 1])
+            assert [candidate["log_prob"] for candidate in response["next"]] == pytest.approx(
+                [float(log_probs[candidate["id"]]) for candidate in response["next"]], abs=1e-4
             )
 
 
@@ -134,9 +134,9 @@ def test_positions_are_those_of_the_text(positions: PositionScheme) -> None:
     assert isinstance(model, Decoder)
     with reading(model) as (house, _):
         store(house)
-        told = look(house, "attention", 150, layer=1, head=2)
-        assert told["stored"] == 5 * PAGE
-        check(house, 150, told, 1, 2)
+        response = look(house, "attention", 150, layer=1, head=2)
+        assert response["stored"] == 5 * PAGE
+        check(house, 150, response, 1, 2)
 
 
 def test_a_text_that_is_too_long_to_be_read_is_looked_at_where_pages_hold_it(
@@ -146,10 +146,10 @@ def test_a_text_that_is_too_long_to_be_read_is_looked_at_where_pages_hold_it(
     with reading(small(PATTERNS["window"], context=512)) as (house, _):
         store(house)
         for _ in range(2):
-            told = look(house, "attention", -1, layer=1, head=0)
-            check(house, len(IDS) - 1, told, 1, 0)
-            asked = {"prompt": IDS, "query": 100, "layer": 1, "head": 0}
-            status, refused = ask(house, "/v1/attention", asked)
+            response = look(house, "attention", -1, layer=1, head=0)
+            check(house, len(IDS) - 1, response, 1, 0)
+            body = {"prompt": IDS, "query": 100, "layer": 1, "head": 0}
+            status, refused = ask(house, "/v1/attention", body)
             assert (status, "at most 11 tokens" in refused["error"]["message"]) == (400, True)
 
 
@@ -160,8 +160,8 @@ def test_sums_hold_no_keys() -> None:
     assert isinstance(model, Decoder)
     with reading(model) as (house, _):
         store(house)
-        told = look(house, "attention", 150, layer=1, head=2)
-        assert (told["stored"], told["computed"]) == (0, len(IDS))
+        response = look(house, "attention", 150, layer=1, head=2)
+        assert (response["stored"], response["computed"]) == (0, len(IDS))
 
 
 def test_pages_stay_as_they_are(counted: tuple[House, list[int]]) -> None:
@@ -178,19 +178,19 @@ def test_pages_stay_as_they_are(counted: tuple[House, list[int]]) -> None:
         look(house, "attention/heads", query)
     assert state() == before
     now = [t for layer in cache.layers for t in layer.tensors]
-    for one, other in zip(tensors, now, strict=True):  # bits: memory that nobody wrote to may be no number
-        assert torch.equal(one.view(torch.int32), other.view(torch.int32))
+    for old, new in zip(tensors, now, strict=True):  # as bits: memory that was never written may hold NaN
+        assert torch.equal(old.view(torch.int32), new.view(torch.int32))
 
 
 def test_pages_of_other_keys_are_not_looked_at() -> None:
     with serving(keys=[Key("one"), Key("two")]) as house:
         stored = {}
         for key in ("one", "two"):
-            who = {"authorization": f"Bearer {key}"}
+            headers = {"authorization": f"Bearer {key}"}
             if not stored:
-                assert ask(house, body={"prompt": IDS, "max_tokens": 1}, **who)[0] == 200
-            _, told = ask(house, "/v1/attention/heads", {"prompt": IDS}, **who)
-            stored[key] = told["stored"]
+                assert ask(house, body={"prompt": IDS, "max_tokens": 1}, **headers)[0] == 200
+            _, response = ask(house, "/v1/attention/heads", {"prompt": IDS}, **headers)
+            stored[key] = response["stored"]
         assert stored == {"one": 5 * PAGE, "two": 0}
 
 
@@ -199,22 +199,22 @@ def test_a_model_is_looked_at_without_the_adapters_of_others(tmp_path: Path) -> 
     lm = talker()
     adapter = saved_adapter(lm, tmp_path / "one", 0)
     with serving(keys=[Key("boss", admin=True)]) as house:
-        who = {"X_Api_Key": "boss"}
+        headers = {"X_Api_Key": "boss"}
         body = {"lora_name": "one", "lora_path": str(tmp_path / "one")}
-        assert ask(house, "/v1/load_lora_adapter", body=body, **who)[0] == 200
+        assert ask(house, "/v1/load_lora_adapter", body=body, **headers)[0] == 200
         attach(lm.model, adapter, "own")
         for name, active in (("small", []), ("one", ["own"])):
             set_active(lm.model, active)
-            asked = {"model": name, "prompt": IDS, "query": 90}
+            request = {"model": name, "prompt": IDS, "query": 90}
             for stored in (0, 5 * PAGE):
-                _, row = ask(house, "/v1/attention", {**asked, "layer": 1, "head": 3}, **who)
+                _, row = ask(house, "/v1/attention", {**request, "layer": 1, "head": 3}, **headers)
                 expected = lm.attention(IDS, layers=1, heads=3)[1].row(90)[0]
                 assert row["weights"] == pytest.approx(expected.tolist(), abs=1e-5)
                 assert row["stored"] == stored
-                _, told = ask(house, "/v1/what-if", {**asked, "cuts": []}, **who)
+                _, response = ask(house, "/v1/what-if", {**request, "cuts": []}, **headers)
                 log_probs = lm.next_log_probs(IDS[:91])
-                for one in told["tokens"]:
-                    assert one["before"] == pytest.approx(float(log_probs[one["id"]]), abs=1e-4)
-                # another text has to be looked at before what was stored of this one is
-                assert ask(house, body={**asked, "max_tokens": 1, "query": None}, **who)[0] == 200
-                ask(house, "/v1/attention/heads", {"model": name, "prompt": "x"}, **who)
+                for token in response["tokens"]:
+                    assert token["before"] == pytest.approx(float(log_probs[token["id"]]), abs=1e-4)
+                # only after a look at another text does a look at this one use what was stored of it
+                assert ask(house, body={**request, "max_tokens": 1, "query": None}, **headers)[0] == 200
+                ask(house, "/v1/attention/heads", {"model": name, "prompt": "x"}, **headers)

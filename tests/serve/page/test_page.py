@@ -1,4 +1,4 @@
-"""The page, driven in a browser: its chat, its languages and its looks.
+"""The page, driven in a browser: its chat, its languages and its appearance.
 
 Screenshots are left in runs/page."""
 
@@ -22,27 +22,27 @@ def test_a_conversation_and_what_else_could_have_come(page: Page, long_house: Ho
     lm = model_of(long_house)
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello there"}]
     ids = lm.tokenizer.render_chat(messages)
-    made = lm.generate(ids, max_new_tokens=24)
+    generation = lm.generate(ids, max_new_tokens=24)
     page.shot("chat")
     page.all(".actions button")[1].click()
     spans = page.all(".tokens span")
-    texts = [token_text(lm.tokenizer, token) for token in made.ids]
+    texts = [token_text(lm.tokenizer, token) for token in generation.ids]
     assert [span.get_property("textContent") for span in spans] == texts
     page.script("arguments[0].click()", spans[3])
-    chances = [one.text for one in page.all(".instead .bars li > span")]
-    log_probs = lm.next_log_probs([*ids, *made.ids[:3]])
+    chances = [bar.text for bar in page.all(".instead .bars li > span")]
+    log_probs = lm.next_log_probs([*ids, *generation.ids[:3]])
     likely = log_probs.topk(5).values.exp().tolist()
     assert chances == [percent(value) for value in likely]
     page.shot("tokens")
     page.one(".actions button").click()
     page.settled()
-    assert len(page.all(".row-text span")) == len(ids) + len(made.ids)
+    assert len(page.all(".row-text span")) == len(ids) + len(generation.ids)
 
 
 def test_writing_is_stopped(page: Page, long_house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
         model_of(long_house).generation, "eos_token_id", []
-    )  # it does not come to an end before
+    )  # so that it does not end before it is stopped
     page.settings(max_tokens="15000", temperature="1")
     page.say("go on")
     page.until(lambda: len(page.text(".turn.assistant .content")) > 10)
@@ -60,8 +60,8 @@ def test_a_model_without_a_template_continues_texts(page: Page, long_house: Hous
     page.settings(temperature="0", max_tokens="12")
     page.say("the cat sat")
     page.until(lambda: page.all(".actions"))
-    made = model_of(long_house, "plain").generate("the cat sat", max_new_tokens=12)
-    assert page.text(".plain-text") == "the cat sat" + made.text
+    generation = model_of(long_house, "plain").generate("the cat sat", max_new_tokens=12)
+    assert page.text(".plain-text") == "the cat sat" + generation.text
 
 
 def test_both_languages_and_the_choice_is_remembered(page: Page) -> None:
@@ -78,7 +78,7 @@ def test_both_languages_and_the_choice_is_remembered(page: Page) -> None:
         assert re.search("[\u4e00-\u9fff]", page.text("main"))
         page.shot(f"zh-{view}")
     page.open("chat")
-    assert page.one("#send").size["height"] == height  # one line, too
+    assert page.one("#send").size["height"] == height  # its label is one line in this language, too
 
 
 def test_a_phone_and_the_dark(page: Page) -> None:
@@ -99,36 +99,38 @@ def test_model_text_is_text(page: Page) -> None:
         "<img src=x onerror=alert(1)> **bold** `code` [a](javascript:alert(1))\n\n"
         "- <script>alert(1)</script>\n\n```\n<b>\n```"
     )
-    made = page.driver.execute_async_script(
+    result = page.driver.execute_async_script(
         "const [text, done] = arguments; import('/page/markdown.js').then(({markdown}) => {"
         "const at = document.createElement('div'); at.append(...markdown(text)); document.body.append(at);"
         "done([at.textContent, [...at.querySelectorAll('*')].map((e) => e.localName)]); at.remove(); })",
         hostile,
     )
-    assert {*made[1]} <= {"p", "strong", "code", "ul", "li", "pre"}
-    assert "<img src=x onerror=alert(1)>" in made[0]
-    assert "[a](javascript:alert(1))" in made[0]
+    assert {*result[1]} <= {"p", "strong", "code", "ul", "li", "pre"}
+    assert "<img src=x onerror=alert(1)>" in result[0]
+    assert "[a](javascript:alert(1))" in result[0]
 
 
 def test_errors_are_told_and_a_key_is_asked_for(chromium: Any, locked_house: House, page: Page) -> None:
-    there = Page(chromium, locked_house.url)
-    there.say("hello")
-    there.until(lambda: "key" in there.text("#alert"))
-    there.until(lambda: there.one("#settings").get_property("open"))
-    there.shot("error")
-    there.put("#settings [name=key]", "secret")
-    there.one("#settings .main").click()
-    there.settings(max_tokens="3")
-    assert there.one("#say").get_property("value") == "hello"  # what was not answered can be said again
-    there.one("#send").click()
-    there.until(lambda: len(there.all(".actions")) == 1 and len(there.all(".turn")) == 2)
-    assert "secret" not in there.script("return JSON.stringify(localStorage)")
+    locked_page = Page(chromium, locked_house.url)
+    locked_page.say("hello")
+    locked_page.until(lambda: "key" in locked_page.text("#alert"))
+    locked_page.until(lambda: locked_page.one("#settings").get_property("open"))
+    locked_page.shot("error")
+    locked_page.put("#settings [name=key]", "secret")
+    locked_page.one("#settings .main").click()
+    locked_page.settings(max_tokens="3")
+    assert (
+        locked_page.one("#say").get_property("value") == "hello"
+    )  # a message that was not answered can be sent again
+    locked_page.one("#send").click()
+    locked_page.until(lambda: len(locked_page.all(".actions")) == 1 and len(locked_page.all(".turn")) == 2)
+    assert "secret" not in locked_page.script("return JSON.stringify(localStorage)")
     chromium.get_log("browser")
 
 
 def test_nothing_comes_from_elsewhere(page: Page, long_house: House) -> None:
     for view in VIEWS:
         page.open(view)
-    asked = page.script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
-    assert asked
-    assert all(url.startswith(long_house.url) for url in asked)
+    urls = page.script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
+    assert urls
+    assert all(url.startswith(long_house.url) for url in urls)

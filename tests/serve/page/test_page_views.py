@@ -32,30 +32,30 @@ def test_attention_of_a_token_of_8000(page: Page, long_house: House) -> None:
     assert count >= 8000
     text = lm.tokenizer.encode(lm.tokenizer.decode(ids), eos=False)
     assert count == len(text)
-    one = lm.attention(text, layers=0, heads=0)[0]
-    row = one.row(8000)[0]
+    attention_map = lm.attention(text, layers=0, heads=0)[0]
+    row = attention_map.row(8000)[0]
     shown = page.script(
         "return [...document.querySelectorAll('.row-text span')]"
         ".map((span) => [span.style.getPropertyValue('--w'), span.className])"
     )
     expected = (row.abs() / row.abs().max()).sqrt()
     assert [float(w) for w, _ in shown] == pytest.approx(expected.tolist(), abs=2e-3)
-    seen = visible(LONG[0], Tokens.range(1, 8000), Tokens.range(count))[0, 0, 0]
-    assert [("seen" in name.split()) for _, name in shown] == seen.tolist()
+    visible_keys = visible(LONG[0], Tokens.range(1, 8000), Tokens.range(count))[0, 0, 0]
+    assert [("seen" in name.split()) for _, name in shown] == visible_keys.tolist()
     assert [name.split()[0] for _, name in shown[8001:]] == ["later"] * (count - 8001)
     assert {name.split()[0] for _, name in shown[4:7900]} == {"released"}
     facts = page.facts(".numbers")
     assert float(facts["sum of weights"]) == pytest.approx(1, abs=1e-5)
     assert float(facts["weights × values − kernel"].split()[0]) < 1e-4
     assert facts["keys"] == f"the text was read again, {count} tokens"
-    (shares,) = one.shares([8000])
+    (shares,) = attention_map.shares([8000])
     nats, even = re.findall(r"[\d.]+", facts["entropy"])
     assert float(nats) == pytest.approx(shares.entropy, rel=1e-2)
     assert float(even) == pytest.approx(100 * shares.evenness, abs=1)
-    shares_shown = [one.text.split("\n")[0].split(" %")[0] for one in page.all(".bars.words li > span")]
+    shares_shown = [bar.text.split("\n")[0].split(" %")[0] for bar in page.all(".bars.words li > span")]
     assert shares_shown[0] == percent(shares.first).removesuffix(" %")
     likely = lm.next_log_probs(text[:8001]).exp().topk(6).values.tolist()
-    assert [one.text for one in page.all(".card .bars:not(.words) li > span")] == [percent(p) for p in likely]
+    assert [bar.text for bar in page.all(".card .bars:not(.words) li > span")] == [percent(p) for p in likely]
     page.shot("attention-8000")
 
 
@@ -93,14 +93,16 @@ def test_a_head_an_edge_and_a_span_are_cut(page: Page, long_house: House) -> Non
 def check_cuts(page: Page, lm: Any, ids: list[int], cuts: list[Cut]) -> None:
     page.until(lambda: len(page.all(".chip")) == len(cuts) and page.all(".what-if .bars"))
     before, after = lm.next_log_probs(ids).double(), lm.next_log_probs(ids, cuts=cuts).double()
-    likely = {token: None for one in (before, after) for token in one.topk(10).indices.tolist()}
-    found = [
-        page.script("return [arguments[0].firstChild.textContent, arguments[0].lastChild.textContent]", one)
-        for one in page.all(".what-if .bars li > span")
+    likely = {token: None for log_probs in (before, after) for token in log_probs.topk(10).indices.tolist()}
+    shown = [
+        page.script("return [arguments[0].firstChild.textContent, arguments[0].lastChild.textContent]", bar)
+        for bar in page.all(".what-if .bars li > span")
     ]
-    assert found == [[percent(math.exp(p[t])) for p in (after, before)] for t in [*likely][:12]]
-    moved = float((before.exp() * (before - after)).sum())
-    assert float(re.findall(r"[\d.e-]*\d", page.text(".what-if .lead"))[0]) == pytest.approx(moved, rel=2e-2)
+    assert shown == [[percent(math.exp(p[t])) for p in (after, before)] for t in [*likely][:12]]
+    divergence = float((before.exp() * (before - after)).sum())
+    assert float(re.findall(r"[\d.e-]*\d", page.text(".what-if .lead"))[0]) == pytest.approx(
+        divergence, rel=2e-2
+    )
 
 
 def test_a_pattern_is_typed_and_dragged(page: Page) -> None:
@@ -149,9 +151,9 @@ def test_a_rotary_pair_turns_with_its_position(page: Page) -> None:
     page.open("rotary")
     values = []
     for m, n in ((9, 3), (16, 10), (16, 9)):
-        for name, value in zip(page.all(".controls input"), (m, n), strict=False):
+        for field, value in zip(page.all(".controls input"), (m, n), strict=False):
             script = "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))"
-            page.script(script, name, value)
+            page.script(script, field, value)
         values.append(float(page.facts(".facts")["q · k"].split("= ")[1]))
     theta = 10000 ** (-8 / 32)
     assert values == pytest.approx([math.cos(d * theta + 0.55) for d in (6, 6, 7)], abs=1e-4)
@@ -167,5 +169,5 @@ def test_keys_alone_ask_another_token(page: Page) -> None:
     before = int(query.get_attribute("data-i"))
     query.send_keys(Keys.ARROW_LEFT)
     page.driver.switch_to.active_element.send_keys(Keys.ENTER)
-    row = "return document.querySelector('.row-text .query').dataset.i"  # in one step: rows are drawn again
+    row = "return document.querySelector('.row-text .query').dataset.i"  # in one script: rows are drawn again
     page.until(lambda: page.script(row) == str(before - 1))

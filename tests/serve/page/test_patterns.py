@@ -1,4 +1,4 @@
-"""Patterns over HTTP: what `headway show` says."""
+"""Patterns over HTTP: the answers are those of `headway show`."""
 
 import http.client
 import re
@@ -29,19 +29,19 @@ FILES = sorted(PAGE.iterdir())
     ],
 )
 def test_facts_and_cells_are_those_of_the_library(house: House, pattern: Any, marked: list[int]) -> None:
-    asked = {"pattern": str(pattern), "tokens": 12, "globals": marked, "layers": 3}
-    status, told = ask(house, "/v1/pattern", body=asked)
+    body = {"pattern": str(pattern), "tokens": 12, "globals": marked, "layers": 3}
+    status, response = ask(house, "/v1/pattern", body=body)
     assert status == 200
     tokens = Tokens.range(12).with_global(marked) if marked else Tokens.range(12)
     facts = pattern_facts(pattern, tokens, 3)
-    assert told == {
+    assert response == {
         **facts,
-        "cells": told["cells"],
-        "cache": {**facts["cache"], "rejected": told["cache"]["rejected"]},
+        "cells": response["cells"],
+        "cache": {**facts["cache"], "rejected": response["cache"]["rejected"]},
     }
-    seen = visible(pattern, tokens, tokens)[0]
-    assert [[[c == "#" for c in row] for row in head] for head in told["cells"]] == seen.tolist()
-    assert parse(told["pattern"]) == pattern
+    allowed = visible(pattern, tokens, tokens)[0]
+    assert [[[c == "#" for c in row] for row in head] for head in response["cells"]] == allowed.tolist()
+    assert parse(response["pattern"]) == pattern
 
 
 @pytest.mark.parametrize(
@@ -60,17 +60,17 @@ def test_facts_and_cells_are_those_of_the_library(house: House, pattern: Any, ma
     ],
 )
 def test_what_is_wrong_is_said(house: House, body: dict[str, Any], words: str) -> None:
-    status, told = ask(house, "/v1/pattern", body=body)
-    assert (status, told["error"]["type"]) == (400, "invalid_request_error")
-    assert words in told["error"]["message"]
+    status, response = ask(house, "/v1/pattern", body=body)
+    assert (status, response["error"]["type"]) == (400, "invalid_request_error")
+    assert words in response["error"]["message"]
 
 
 def test_the_page_may_ask_its_own_server_and_run_its_own_files_alone(house: House) -> None:
     address = urlsplit(house.url)
-    there = http.client.HTTPConnection(address.hostname or "", address.port, timeout=10)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=10)
     for path in ("/", *(f"/page/{file.name}" for file in FILES)):
-        there.request("GET", path)
-        answer = there.getresponse()
+        connection.request("GET", path)
+        answer = connection.getresponse()
         content = answer.read()
         assert answer.status == 200
         policy = answer.headers["content-security-policy"]
@@ -80,7 +80,7 @@ def test_the_page_may_ask_its_own_server_and_run_its_own_files_alone(house: Hous
         assert "unsafe" not in policy
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert content
-    there.close()
+    connection.close()
     for path in ("/page/../guard.py", "/page/%2e%2e/guard.py", "/page/none.js", "/page/"):
         assert ask(house, path, method="GET")[0] == 404
 

@@ -1,7 +1,7 @@
-"""A process that has imported everything, and forks a server for whoever asks: hundreds of servers are started.
+"""A process that has imported everything and forks a server for each client: tests start hundreds of servers.
 
-`forks.py SOCKET` is that process; what `COMMAND` says, with the path of the socket, is `llama-server` to its caller:
-the server lives as long as it does.
+`forks.py SOCKET` is that process. `COMMAND`, with the path of the socket, is the text of a program that its caller
+takes for `llama-server`: the server lives as long as that program.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ there.recv(1)
 """
 
 
-def answer(there: socket.socket) -> None:
-    """In a process of its own: a server, until the other end is closed."""
+def answer(connection: socket.socket) -> None:
+    """Serves, in a forked process, until the other end of the connection is closed."""
     from tests.serve.shim import llama_server
 
-    folder, *flags = json.loads(there.makefile().readline())
+    folder, *flags = json.loads(connection.makefile().readline())
     os.chdir(folder)
 
     def leave() -> None:
-        there.recv(1)
+        connection.recv(1)
         os._exit(0)
 
     threading.Thread(target=leave, daemon=True).start()
@@ -45,18 +45,18 @@ def main() -> None:
     import headway.serve.app  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    with socket.socket(socket.AF_UNIX) as door:
-        door.bind(sys.argv[1])
-        door.listen()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(sys.argv[1])
+        listener.listen()
         while True:
-            there, _ = door.accept()
+            connection, _ = listener.accept()
             if os.fork() == 0:
-                door.close()
+                listener.close()
                 try:
-                    answer(there)
+                    answer(connection)
                 finally:
                     os._exit(0)
-            there.close()
+            connection.close()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """`llama-server` in front of `headway serve`: its flags become ours, its names of paths and fields become ours.
 
-Nothing else is changed: what is answered is what the server answers. `SHIM_MODELS` is a folder of models by the last
-part of their `--hf-repo`; of a model that is not there only `/health` is answered, since a session of llama.cpp's tests
-begins by starting everything once.
+Nothing else is changed: answers are those of our server. `SHIM_MODELS` is a folder of models, named by the last part of
+their `--hf-repo`; for a model that is absent only `/health` is answered, since a session of llama.cpp's tests begins by
+starting everything once.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ PATHS = {
     "/responses": "/v1/responses",
 }
 FORMATS = {"json_schema": "json", "grammar": "grammar"}
-"""Fields that say what a text may be."""
+"""Fields that constrain a text, with their names in `structured_outputs`."""
 TAKEN = "ubatch-size threads cache-ram slot-save-path media-path reasoning-format pooling cors-origins"
-"""Flags with a value that change nothing here."""
+"""Flags with a value that have no effect here."""
 SWITCHES = (
     "offline slots jinja no-jinja cont-batching kv-unified swa-full context-shift embedding reranking "
     "no-cache-idle-slots no-mmproj backend_sampling ui-mcp-proxy"
@@ -34,7 +34,7 @@ SWITCHES = (
 
 
 def flags() -> argparse.ArgumentParser:
-    """Those of llama-server that its tests give."""
+    """Returns a parser of those flags of llama-server that its tests use."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8080)
@@ -57,15 +57,15 @@ def flags() -> argparse.ArgumentParser:
 class Renamed:
     """An application under llama-server's names.
 
-    defaults: fields that a flag has given, for requests that say nothing of them.
+    defaults: values that flags give to fields, for requests that leave the fields out.
     """
 
-    def __init__(self, app: Callable[..., Any], given: argparse.Namespace) -> None:
-        self.app, self.given = app, given
-        named = {"temperature": given.temp, "seed": given.seed}
-        self.defaults = {name: value for name, value in named.items() if value is not None}
-        thinks = given.reasoning != "off"
-        self.of_chats = {"chat_template_kwargs": {"enable_thinking": thinks}} if given.reasoning else {}
+    def __init__(self, app: Callable[..., Any], options: argparse.Namespace) -> None:
+        self.app, self.given = app, options
+        values = {"temperature": options.temp, "seed": options.seed}
+        self.defaults = {name: value for name, value in values.items() if value is not None}
+        thinks = options.reasoning != "off"
+        self.of_chats = {"chat_template_kwargs": {"enable_thinking": thinks}} if options.reasoning else {}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -85,36 +85,36 @@ class Renamed:
         return await self.app(scope, again, send)
 
     def translated(self, path: str, body: bytes) -> bytes:
-        """A body in our names."""
+        """Returns a request body with our names of its fields."""
         import orjson
 
         try:
-            said = orjson.loads(body)
+            fields = orjson.loads(body)
         except ValueError:
             return body
-        if not isinstance(said, dict):
+        if not isinstance(fields, dict):
             return body
-        said = {name: value for name, value in said.items() if value is not None}
-        said.pop("model", None)  # one model is served, whatever it is called
+        fields = {name: value for name, value in fields.items() if value is not None}
+        fields.pop("model", None)  # one model is served, whatever name a request gives
         length = "n_predict" if path in ("/completion", "/infill") else "max_tokens"
-        if length != "n_predict" and "n_predict" in said:
-            said[length] = said.pop("n_predict")
+        if length != "n_predict" and "n_predict" in fields:
+            fields[length] = fields.pop("n_predict")
         for name, ours in FORMATS.items():
-            if name in said:
-                said["structured_outputs"] = {ours: said.pop(name)}
+            if name in fields:
+                fields["structured_outputs"] = {ours: fields.pop(name)}
         if path in ("/apply-template", "/v1/chat/completions"):
-            said = {**self.of_chats, **said}
+            fields = {**self.of_chats, **fields}
         if path in ("/v1/completions", "/v1/chat/completions") and self.given.verbose:
-            said.setdefault("verbose", True)
+            fields.setdefault("verbose", True)
         if path in ("/completion", "/infill", "/v1/completions", "/v1/chat/completions"):
-            said = {**self.defaults, **said}
+            fields = {**self.defaults, **fields}
             if self.given.n_predict is not None:
-                said.setdefault(length, self.given.n_predict)
-        return orjson.dumps(said)
+                fields.setdefault(length, self.given.n_predict)
+        return orjson.dumps(fields)
 
 
-def serve(given: argparse.Namespace, folder: Path) -> None:
-    """The server of a model."""
+def serve(options: argparse.Namespace, folder: Path) -> None:
+    """Serves a model."""
     import uvicorn
 
     from headway.api import load
@@ -127,38 +127,38 @@ def serve(given: argparse.Namespace, folder: Path) -> None:
     from headway.text.chat import BUILT_IN, ChatTemplate
 
     lm = load(folder, task="causal-lm")
-    if given.ctx_size:
+    if options.ctx_size:
         lm.model.spec = replace(
-            lm.spec, trained_context=given.ctx_size // (1 if given.kv_unified else given.parallel or 1)
+            lm.spec, trained_context=options.ctx_size // (1 if options.kv_unified else options.parallel or 1)
         )
-    file = given.chat_template_file
-    template = Path(file).read_text() if file else given.chat_template or "chatml"
+    file = options.chat_template_file
+    template = Path(file).read_text() if file else options.chat_template or "chatml"
     template = ChatTemplate.find(template).source if template in BUILT_IN else template
     if "bos_token" not in template:  # llama-server begins every prompt with it
         template = "{{ bos_token }}" + template
     lm.tokenizer = lm.need_tokenizer().with_chat_template(template)
-    worker, names = Worker(slots=given.parallel), sorted((given.alias or folder.name).split(","))
+    worker, names = Worker(slots=options.parallel), sorted((options.alias or folder.name).split(","))
 
     def made() -> Decoding:
         model = Decoding(names[0], lm, worker, keep=1 << 26)
-        model.engine.step_tokens = given.batch_size or model.engine.step_tokens
+        model.engine.step_tokens = options.batch_size or model.engine.step_tokens
         return model
 
-    place = Place(names[0], made, aliases=names, tags=(given.tags or "").split(","), source=str(folder))
-    models = Models([place], ttl=given.sleep_idle_seconds)
+    place = Place(names[0], made, aliases=names, tags=(options.tags or "").split(","), source=str(folder))
+    models = Models([place], ttl=options.sleep_idle_seconds)
     models.load(place)
-    off = {"/slots": given.no_slots, "/metrics": not given.metrics, "/": given.no_ui}
+    off = {"/slots": options.no_slots, "/metrics": not options.metrics, "/": options.no_ui}
     app = make_app(
         Server(models, worker),
-        keys=[Key(given.api_key)] if given.api_key else [],
+        keys=[Key(options.api_key)] if options.api_key else [],
         off=[path for path, is_off in off.items() if is_off],
     )
-    host: Any = given.host.split(",")
-    uvicorn.run(Renamed(app, given), host=host, port=given.port, log_level="warning")  # type: ignore[arg-type]
+    host: Any = options.host.split(",")
+    uvicorn.run(Renamed(app, options), host=host, port=options.port, log_level="warning")  # type: ignore[arg-type]
 
 
-def only_health(given: argparse.Namespace) -> None:
-    """Answers that it is there."""
+def only_health(options: argparse.Namespace) -> None:
+    """Answers every GET request with status 200, and nothing else."""
 
     class Healthy(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -166,12 +166,12 @@ def only_health(given: argparse.Namespace) -> None:
             self.end_headers()
             self.wfile.write(b'{"status": "ok"}')
 
-    HTTPServer((given.host, given.port), Healthy).serve_forever()
+    HTTPServer((options.host, options.port), Healthy).serve_forever()
 
 
 def main(arguments: list[str]) -> None:
-    given, unknown = flags().parse_known_args(arguments)
+    options, unknown = flags().parse_known_args(arguments)
     if unknown:
-        print(unknown, file=sys.stderr)  # they have no counterpart
-    folder = Path(os.environ["SHIM_MODELS"]) / (given.hf_repo or "none").rpartition("/")[2]
-    serve(given, folder) if folder.is_dir() else only_health(given)
+        print(unknown, file=sys.stderr)  # these flags have no counterpart
+    folder = Path(os.environ["SHIM_MODELS"]) / (options.hf_repo or "none").rpartition("/")[2]
+    serve(options, folder) if folder.is_dir() else only_health(options)
