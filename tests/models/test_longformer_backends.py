@@ -17,7 +17,8 @@ from headway.native.loader import library
 from headway.nn import GlobalAttention
 from headway.patterns import Causal, Global, PerHead, Window, pairs
 from headway.tokens import Tokens
-from tests.models.longformer_rows import EXACT, HEADS, encoder, ids, made, off
+from tests.checkpoints.hf import off
+from tests.models.longformer_rows import EXACT, HEADS, encoder, ids, made
 from tests.plans import area
 
 BACKENDS = ("dense", "diagonal", "banded")  # "loop" is diagonal; "chunks" only takes windows
