@@ -26,6 +26,7 @@ from headway_lab.explain.report import Report
 from headway_lab.explain.rotary_decay import bound, decay
 from headway_lab.explain.rotary_forms import angles
 from headway_lab.explain.spread import Gap
+from tests.explain.toys import lost
 from tests.positions.test_schemes import GOLDEN, product
 
 TRAINED = (rotary_frequencies, rotary_values)
@@ -50,8 +51,7 @@ MODULES = (
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)
 def test_every_topic_is_seen(module: ModuleType, reports: Mapping[ModuleType, Report]) -> None:
-    lost = [claim for claim, seen in reports[module].claims.items() if not seen]
-    assert set(lost) <= {TOO_SMALL.get(module)}, reports[module].verdict
+    assert set(lost(reports[module])) <= {TOO_SMALL.get(module)}, reports[module].verdict
 
 
 @pytest.mark.slow
