@@ -110,6 +110,7 @@ def test_without_a_topic_the_questions_are_listed(capsys: pytest.CaptureFixture[
         (["scale", "--seeds", "3,3"], "a spread needs two different seeds or more, got (3, 3)"),
         (["scale", "--seeds", "many"], "--seeds takes numbers between commas, as 0,1,2; got 'many'"),
         (["--quick"], "explain: --quick is of a topic, or of all; got it with no topic"),
+        (["--out", "x"], "explain: --out is of a topic, of all or of figures; got it with no topic"),
     ],
 )
 def test_a_setting_that_a_topic_does_not_take_is_refused_by_name(

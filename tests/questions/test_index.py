@@ -244,9 +244,7 @@ def test_the_command_answers_in_the_language_of_the_question(capsys: pytest.Capt
     assert "no topic answers 'how is coffee brewed'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "others", [["scale"], ["--out", "x"], ["--quick"], ["scale", "--out", "x", "--quick"]]
-)
+@pytest.mark.parametrize("others", [["scale"], ["--quick"], ["--heads", "4"], ["--seeds", "0,1"]])
 def test_what_a_question_would_ignore_is_refused(
     others: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
