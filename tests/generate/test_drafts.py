@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headway.errors import ConfigError
@@ -166,6 +166,8 @@ def test_what_a_text_repeats_is_guessed_from_it() -> None:
     assert generation.accepted > 20
 
 
+@example([0, 1, 0, 2, 0], 1, 0, 3)  # the last occurrence, not the first
+@example([1, 0, 2, 0, 1, 0], 1, 1, 7)  # the longest suffix, not the last occurrence
 @given(
     st.lists(st.integers(0, 2), max_size=9) | st.lists(st.integers(0, 2), min_size=8, max_size=30),
     st.integers(1, 3),
