@@ -70,7 +70,7 @@ class SubprocessRunner(AbstractContextManager["SubprocessRunner"]):
                 if time.monotonic() - began > seconds:
                     raise self._stopped(f"{seconds:g} s")
             return job.result()
-        except (LimitReached, UnsupportedCase):
+        except LimitReached:
             raise
         except BrokenProcessPool:
             raise BackendError("the measuring process was killed, or crashed") from None
