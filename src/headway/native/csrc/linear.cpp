@@ -1,4 +1,4 @@
-// headway_linear: one call, by a team of its own.
+// headway_linear: one call with its own team of threads.
 #include "products.h"
 #include "team.h"
 
