@@ -1,10 +1,12 @@
-// Tiles of queries over the blocks of their plan, in parallel over (row, kv head, tiles), by a team of threads.
+// The attention forward: tiles of queries over the key blocks of their plan, run by a team of threads that share the work
+// items (batch row, kv head, tiles).
 #pragma once
 #include "decode.h"
 #include "forward_schedule.h"
 
 namespace {
 
+// One thread: its packed blocks, its tile, and the memory of the tile's queries and output.
 template <bool HALF>
 struct Worker {
   const Work& w;
@@ -26,6 +28,7 @@ struct Worker {
   }
   bool ready() const { return blocks.ready() && tile && store_of_tile; }
 
+  // Runs the tiles of an item; a tile takes the queries of as many heads as fit into its rows.
   void run(int64_t item) {
     const Item& tiles = w.items[item];
     int64_t b = tiles.head / c.kv_heads, kv = tiles.head % c.kv_heads;
@@ -44,6 +47,8 @@ struct Worker {
     }
   }
 
+  // Runs `heads` heads of queries [begin, end) of tile t, for item.rows rows of the batch: reads the queries, then the blocks,
+  // and writes the result. Rows whose reference maximum was too high (tile.h) are computed a second time, exactly.
   void run_tile(int64_t b, int64_t kv, int64_t t, int64_t begin, int64_t end, int64_t head, int64_t heads,
                 const Tokens& queries, const Tokens& keys, const Item& item) {
     Tile<HALF>& x = *tile;
@@ -84,7 +89,7 @@ struct Worker {
     }
   }
 
-  // The rows of the result, and of the queries that the next tile takes.
+  // Prefetches the rows of the result, and of the queries that the next tile reads.
   void look_ahead(int64_t b, int64_t t, int64_t begin, int64_t end, int64_t head, int64_t groups,
                   const Tokens& queries) {
     const headway_plan& p = c.plan;
@@ -96,7 +101,7 @@ struct Worker {
     tile->ahead.rows_of_tile(Rows::of(c.q, (int)c.type, b, head, (int)c.dim, queries.order), end, stop, groups);
   }
 
-  // The tile against the blocks of its part.
+  // Reads the blocks of the item's part.
   void read_blocks(int64_t b, int64_t kv, int64_t t, int64_t begin, int64_t n, const Tokens& keys, const Item& item) {
     Tile<HALF>& x = *tile;
     const headway_plan& p = c.plan;
@@ -117,7 +122,8 @@ struct Worker {
     flush(x);
   }
 
-  // Blocks first .. last - 1 of a tile, as far as they are seen whole, where they lie; false where that cannot be.
+  // Processes blocks first .. last - 1 of a tile in place, as far as the queries see them whole; returns false if this call
+  // cannot be read in place.
   bool read_directly(int64_t b, int64_t kv, int64_t at, int64_t first, int64_t last, const Tokens& keys) {
     if constexpr (W == 16) {
       Tile<HALF>& x = *tile;
@@ -135,6 +141,7 @@ struct Worker {
     return false;
   }
 
+  // Writes the rows marked in `now`: out / total, and lse = (maximum + log2 of the total) ln 2; -inf where nothing is seen.
   void write(int64_t b, const Tokens& queries, const bool* now) const {
     const Tile<HALF>& x = *tile;
     alignas(64) float lse[TILE], inverse[TILE];
@@ -156,6 +163,7 @@ struct Worker {
     write_words(c.out, c.type, b, head, slot, out, (int)c.dim_v, inverse);
   }
 
+  // Stores the rows marked in `now` as the item's partial result, which is merged later.
   void keep(const Item& item, const bool* now) const {
     const Tile<HALF>& x = *tile;
     const int64_t rows = w.partial_rows();
@@ -171,7 +179,8 @@ struct Worker {
   }
 };
 
-// Merges the parts of row r of a head: exact, in the order of the keys.
+// Merges the partial results of row r of a head in the order of the keys, and writes the row. With partial results
+// (top_p, total_p, out_p): out = sum of out_p 2^(top_p - top) / sum of whole_p 2^(top_p - top), top the largest top_p.
 template <bool HALF>
 void merge(const Work& w, int64_t head, int64_t r, float* out) {
   float top = -INFINITY, total = 0, whole = 0;
@@ -194,7 +203,7 @@ void merge(const Work& w, int64_t head, int64_t r, float* out) {
                           total == 0 ? -INFINITY : (top + log2f(total)) * LN2, whole == 0 ? 0 : 1 / whole, out);
 }
 
-// A call that a team of threads computes together.
+// A call that is computed by a team of threads.
 template <bool HALF>
 struct Forward {
   Work w;
@@ -206,7 +215,7 @@ struct Forward {
     if (!w.ready()) failed = 2;
   }
 
-  // What each of the team does.
+  // Runs in every thread of the team: takes items until none is left, then merges partial results.
   void compute() {
     if (!w.ready()) return;
     Worker<HALF> worker(w, w.blocks_kept());

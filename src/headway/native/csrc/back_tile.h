@@ -1,11 +1,12 @@
-// A tile of queries in the backward: its rows as products read them, and what its passes over a block hand on.
+// A tile of queries in the backward: its rows in the layouts of the products, and what each pass over a block leaves to the
+// next.
 #pragma once
 #include "blocks.h"
 #include "groups.h"
 
 namespace {
 
-// The product of a row of each.
+// Returns the dot product of row (b, h, slot) of x and that of y.
 INLINE float dot_rows(const headway_tensor& x, const headway_tensor& y, int64_t type, int64_t b, int64_t h,
                       int64_t slot, int64_t width) {
   int64_t i = b * x.batch + h * x.head + slot * x.slot, j = b * y.batch + h * y.head + slot * y.slot;
@@ -32,24 +33,25 @@ template <bool HALF>
 struct BackTile {
   Sizes z;
   int count;
-  float unit;       // base-2 exponent per raw score
+  float unit;       // base-2 exponent per unit of raw score
   bool q_finite, g_finite;
-  Ahead ahead, next;  // for the next block, for the next tile
+  Ahead ahead, next;  // prefetches: of the next block, of the next tile
   Row rows[TILE];
+  // per row: - logsumexp in base 2, and delta = sum(d_out * out) - d_lse
   float down[TILE], delta[TILE];
   float *q, *g;            // [rows][words]: queries and d_out, for products over their columns
-  float *q_rows, *g_rows;  // [steps][columns]: the same for products over rows
+  float *q_rows, *g_rows;  // [steps][columns]: the same for products over rows (pairs of rows in bf16)
   float* dq;               // [rows][columns]
-  int low[4], high[4];     // rows that have touched each panel of the block
+  int low[4], high[4];     // per panel of the block: the rows low .. high - 1 see it
   int groups_now;
   Group groups[TILE / ROWS + 3];
   alignas(64) float x[(TILE + 1) * BLOCK];  // [row][64]: exponents, then weights
-  alignas(64) float raw[TILE * BLOCK];    // [row][64]: raw scores, when steps on scores follow
-  alignas(64) float of_row[TILE * BLOCK / 2];  // [row][32]: dS as pairs along keys (HALF)
-  alignas(64) float p[TILE * BLOCK];    // weights: pairs of rows [row / 2][64], or [row][64] where steps follow
-  alignas(64) float ds[TILE * BLOCK];   // dS in the same form
+  alignas(64) float raw[TILE * BLOCK];    // [row][64]: raw scores, if there are steps on scores
+  alignas(64) float of_row[TILE * BLOCK / 2];  // [row][32]: dS as pairs along keys (bf16)
+  alignas(64) float p[TILE * BLOCK];    // weights: pairs of rows [row / 2][64] in bf16, else [row][64] (if EXTRA)
+  alignas(64) float ds[TILE * BLOCK];   // dS in the same layout
 
-  // The n queries of a head from place `begin` on: rows, logsumexp and delta. `negate`: the scale is negative.
+  // Reads the n queries of a head from `begin` on: rows, logsumexp and delta. `negate`: the scale is negative.
   void take(const headway_call& c, const Tokens& queries, int64_t b, int64_t head, int64_t begin, int64_t n,
             bool negate) {
     Rows q_from = Rows::of(c.q, (int)c.type, b, head, (int)c.dim, queries.order);
@@ -77,7 +79,7 @@ struct BackTile {
   }
 
  private:
-  // Rows of words (n of them, the tile is filled up with 0) as pairs of rows.
+  // Packs n rows of words as pairs of rows; the tile is padded with zeros to a multiple of 16 rows.
   static void pair_up(float* from, int64_t step, int64_t n, float* to, int columns) {
     int64_t filled = whole_units((int)n);
     memset(from + n * step, 0, (size_t)((filled - n) * step) * 4);

@@ -1,10 +1,10 @@
-// headway_backward: gradients of queries, keys, values and of the values of scores.
+// headway_backward: gradients of queries, keys, values and score values.
 //
-// An item is a part of the tiles of one (row, kv head): it owns its queries' gradients, and those of the keys and values
-// that no other item reads, which it writes as soon as its tiles have passed them. Of the others it keeps sums, which
-// are added in order. Tiles that read far more keys than others (global queries) belong to all items, each of which takes
-// them against its share of the keys. How a kv head is split depends on the shapes only, so the result does not depend on
-// the number of threads.
+// An item is a split of the tiles of one (batch row, kv head): it owns the gradients of its queries, and those of the keys
+// and values that no other item reads, which it writes as soon as its tiles have passed them. For other keys it keeps sums,
+// which are added in order at the end. Tiles that read far more keys than others (global queries) belong to all items, each
+// of which processes them with its share of the keys. How a kv head is split depends on the shapes only, so the result does
+// not depend on the number of threads.
 #include "backward.h"
 #include "backward_schedule.h"
 #include "team.h"
@@ -20,17 +20,17 @@ struct Worker {
   Blocks<HALF, true> blocks;
   Owned<BackTile<HALF>> tile;
   Owned<float> memory;
-  Owned<float> live;  // sums of blocks that this item alone reads, 0 between items
+  Owned<float> live;  // gradient sums of owned blocks, a ring buffer; 0 between items
   Extra extra;
   float q_sign;
 
-  // The item: a split of the tiles of kv head `kv` of row b.
+  // The current item: a split of the tiles of kv head `kv` of batch row b.
   int64_t b, kv;
   Tokens queries, keys;
   Part part;
-  float *kept, *front;      // sums of the other blocks; of gradients of the queries at the front
+  float *kept, *front;      // gradient sums of the blocks that are not owned, and of the queries at the front
   float* const* gradients;  // of score values
-  int64_t done, met;        // owned blocks before `done` have been written; those before `met` the front has met
+  int64_t done, met;        // owned blocks before `done` are written; the tiles at the front have read those before `met`
 
   Worker(const Work& work, int64_t most_live) : w(work), c(work.c), blocks(c, work.packed) {
     int64_t q = whole_units(w.z.d), g = whole_units(w.z.dv), d = w.z.wide_d, dv = w.z.wide_dv;
@@ -51,13 +51,13 @@ struct Worker {
   }
   bool ready() const { return blocks.ready() && tile && memory && live; }
 
-  // Sums of block n: [64][columns of keys], then [64][columns of values].
+  // Returns the gradient sums of block n: [64][columns of keys], then [64][columns of values].
   float* sums_of(int64_t n) const {
     return part.owns(n) ? live + (n - part.own_first) % part.live * w.block_size() : kept + part.place(n) * w.block_size();
   }
 
-  // Blocks before `end`, which no other tile of the item reads: the front meets its share of them, then the gradients of
-  // those that are owned are written.
+  // Completes the blocks before `end`, which no later tile of the item reads: processes the tiles at the front with their
+  // share of them, then writes the gradients of those that are owned.
   void finish(int64_t end) {
     while (done < end && done < part.own_last) {
       int64_t to = done + WAITING_BLOCKS < end ? done + WAITING_BLOCKS : end;
@@ -70,6 +70,7 @@ struct Worker {
     meet(end);
   }
 
+  // Processes the tiles at the front with the blocks of their share from `met` to `end`.
   void meet(int64_t end) {
     if (end > part.share_last) end = part.share_last;
     if (!w.front || met >= end) return;
@@ -83,8 +84,8 @@ struct Worker {
     met = end;
   }
 
-  // Keys are taken a stretch at a time, by all tiles; where there are several stretches, the gradients of all queries
-  // are kept until the last. False where memory is short.
+  // Runs an item. All tiles read a stretch of the keys before the next stretch; with several stretches, the gradients of all
+  // queries are kept until the last. Returns false if out of memory.
   bool run(int64_t head, int64_t split, const Sums& sums, float* const* of_scores) {
     b = head / c.kv_heads, kv = head % c.kv_heads;
     queries = Tokens::of(c.queries, b), keys = Tokens::of(c.keys, b), gradients = of_scores;
@@ -123,7 +124,7 @@ struct Worker {
     return true;
   }
 
-  // Does a tile read some block of the stretch that begins at `low`?
+  // Returns whether a tile reads some block of the stretch that begins at `low`.
   bool reads(int64_t at, int64_t low) const {
     const headway_plan& p = c.plan;
     for (int32_t r = p.first[at]; r < p.first[at + 1]; r++)
@@ -131,7 +132,7 @@ struct Worker {
     return false;
   }
 
-  // Tile t against those of its blocks that lie from `low` on and before `high`; `more`: another such tile follows.
+  // Tile t against its blocks from `low` up to `high`; `more`: another tile follows, so its keys are prefetched.
   void read_blocks(int64_t t, int64_t low, int64_t high, bool more) {
     const headway_plan& p = c.plan;
     int64_t at = tile_of(c.plan, b, t), begin = t * p.tile, n = rows_of(t), lowest = low * BLOCK, end = high * BLOCK;
@@ -165,7 +166,7 @@ struct Worker {
       write_words(c.dq, c.type, b, head, queries.slot(t * c.plan.tile + i), dq + i * w.z.wide_d, (int)c.dim, (float)c.scale);
   }
 
-  // The block that follows, and the sums that it will be added to.
+  // Prefetches the next block, and the sums to which it adds.
   void look_ahead(int64_t n) const {
     int64_t groups = (tile->count + ROWS - 1) / ROWS;
     bool there = n < w.z.blocks && part.reads(n);
@@ -173,7 +174,7 @@ struct Worker {
     if (there) tile->ahead.words(sums_of(n), w.block_size(), groups);
   }
 
-  // The rows of the next tile, and its sums where they are kept.
+  // Prefetches the rows of the next tile, and its gradient sums if they are kept.
   void look_ahead_rows(int64_t head, int64_t t, const float* dq, int64_t blocks) {
     int64_t begin = t * c.plan.tile, end = begin + rows_of(t);
     int64_t groups = (blocks < w.stretch ? blocks : w.stretch) * ((tile->count + ROWS - 1) / ROWS) + 1;
@@ -185,7 +186,7 @@ struct Worker {
     if (dq) x.words(dq, TILE * w.z.wide_d, groups);
   }
 
-  // The gradients of the keys of block n, from their sums.
+  // Writes the gradients of the keys and values of block n from their sums.
   void write_keys(int64_t b, int64_t kv, int64_t n, const float* sums) const {
     Tokens keys = Tokens::of(c.keys, b);
     const float* of_values = sums + BLOCK * w.z.wide_d;
@@ -197,7 +198,7 @@ struct Worker {
   }
 };
 
-// Adds in order what items kept of the gradients of tile n at the front, of all heads of a kv head, and writes it.
+// Adds, in order, what items kept of the gradients of front tile n for all heads of a kv head, and writes the result.
 template <bool HALF>
 void gather_front(Worker<HALF>& worker, const Work& w, const Sums& sums, int64_t head, int64_t n) {
   int64_t size = TILE * w.z.wide_d;
@@ -212,7 +213,7 @@ void gather_front(Worker<HALF>& worker, const Work& w, const Sums& sums, int64_t
   }
 }
 
-// Adds in order what was kept of a block of keys that nobody owns, and writes it.
+// Adds, in order, what items kept of a block of keys that no item owns, and writes the result.
 template <bool HALF>
 void gather(const Worker<HALF>& worker, const Work& w, const Sums& sums, int64_t head, int64_t n, float* total) {
   int64_t b = head / w.c.kv_heads, size = w.block_size();

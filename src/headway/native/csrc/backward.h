@@ -1,10 +1,10 @@
-// A tile of queries against a block of keys, backward. With the final logsumexp and delta = sum(d_out * out) - d_lse
-// every block stands alone:
+// The backward of a tile of queries against a block of keys. With the final logsumexp and delta = sum(d_out * out) - d_lse
+// every block is independent of the others:
 //
 //   P = exp(S - lse),  dP = d_out V^T,  dS = P * (dP - delta),  dQ += dS K,  dV += P^T d_out,  dK += dS^T Q
 //
-// Three passes over the groups of rows of the tile, each with one form of the block in the first-level cache: scores;
-// d_out V^T with the exponentials of the scores between its steps, and dS; dQ. Then dV and dK of the block's keys.
+// Three passes over the groups of rows of the tile, each with one layout of the block in the L1 cache: the scores;
+// d_out V^T, with the exponentials of the scores between its steps, and dS; dQ. Then dV and dK of the block's keys.
 #pragma once
 #include "back_tile.h"
 #include "microkernel.h"
@@ -12,8 +12,9 @@
 
 namespace {
 
-// The weights of the next panels of a group, in the place of their exponents and where products over rows read them. In
-// bf16 those are pairs of rows, so they are computed by two; in float the same, unless something else needs that place.
+// Computes the weights of the next panels of a group (row r, panel c), in place of their exponents in t.x and, where the
+// products over rows read them, in t.p. In bf16 t.p holds pairs of rows, so two rows are computed at a time; in float it is
+// written only if EXTRA: steps on scores overwrite t.x, and dropout needs other weights.
 template <bool HALF, int R, int C, bool EXTRA>
 INLINE void weigh(BackTile<HALF>& t, const Group& g, int& r, int& c) {
   int at = (g.row + r) * BLOCK + (g.first + c) * UNIT;
@@ -38,7 +39,7 @@ INLINE void weigh(BackTile<HALF>& t, const Group& g, int& r, int& c) {
   if ((c += AT_ONCE<HALF>) >= C) c = 0, r++;
 }
 
-// Attention dropout: the weights of the values and the gradients of the weights, each times its factor.
+// Attention dropout: multiplies the weights of the values and the gradients of the weights by their factors.
 template <bool HALF, int R, int C>
 INLINE void drop_weights(BackTile<HALF>& t, const Group& g, const Extra* extra, vf (&ds)[R][C * N]) {
   if (!extra->drops()) return;
@@ -57,7 +58,7 @@ INLINE void drop_weights(BackTile<HALF>& t, const Group& g, const Extra* extra, 
   }
 }
 
-// Pass 1: exponents of the weights.
+// Pass 1: the exponents of the weights.
 template <bool HALF, int R, int C, bool EXTRA>
 __attribute__((noinline)) void scores_of(BackTile<HALF>& t, const Group& g, const Block& block, const Extra* extra) {
   int64_t q_step = whole_units(t.z.d);
@@ -79,7 +80,7 @@ __attribute__((noinline)) void scores_of(BackTile<HALF>& t, const Group& g, cons
   }
 }
 
-// Pass 2: weights and dS, each in the forms that products read.
+// Pass 2: the weights and dS, each in the layouts that the products read.
 template <bool HALF, int R, int C, bool EXTRA>
 __attribute__((noinline)) void gradients_of(BackTile<HALF>& t, const Group& g, const Block& block, const Extra* extra,
                                             float* const* gradients) {
@@ -140,7 +141,7 @@ __attribute__((noinline)) void queries_of(BackTile<HALF>& t, const Group& g, con
     add_rows<HALF, R>(dq, a, HALF ? BLOCK / 2 : BLOCK, 1, k, wide, 1, g.panels * t.z.steps);
 }
 
-// dV and dK of the block's keys from all rows of the tile; panels that the same rows have touched together.
+// Adds to dV and dK of the block's keys from all rows of the tile; panels seen by the same rows are computed together.
 template <bool HALF>
 INLINE void keys_of(BackTile<HALF>& t, const float* weights, float* dk, float* dv) {
   const int by = HALF ? 2 : 1;
@@ -164,7 +165,7 @@ INLINE void keys_of(BackTile<HALF>& t, const float* weights, float* dk, float* d
   }
 }
 
-// Rows that see only `span` of a block: no weights, no dS elsewhere.
+// Rows that see only the panels `span` of a block: sets weights and dS of the other panels to 0.
 template <bool HALF>
 INLINE void clear_beside(BackTile<HALF>& t, const Span& span, int row, int rows, float* weights) {
   const int by = HALF ? 2 : 1;
@@ -175,7 +176,7 @@ INLINE void clear_beside(BackTile<HALF>& t, const Span& span, int row, int rows,
           store(weights + r * BLOCK + p * UNIT + i, vf{}), store(t.ds + r * BLOCK + p * UNIT + i, vf{});
 }
 
-// The groups of rows that see something of the block.
+// Finds the groups of rows that see some key of the block, and for each panel the range of rows that do.
 template <bool HALF>
 INLINE void find_groups(BackTile<HALF>& t, const uint64_t* seen, float* weights) {
   t.groups_now = 0;
@@ -198,7 +199,7 @@ INLINE void find_groups(BackTile<HALF>& t, const uint64_t* seen, float* weights)
   }
 }
 
-// One block: seen [row] holds the keys that each row sees, null for all of them.
+// One block: seen [row] are the bits of the keys that each row sees, null if all rows see all keys.
 template <bool HALF, bool EXTRA>
 INLINE void block_of(BackTile<HALF>& t, const Block& block, const uint64_t* seen, const Extra* extra,
                      float* const* gradients, float* dk, float* dv) {

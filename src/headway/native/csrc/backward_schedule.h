@@ -1,40 +1,44 @@
-// How the backward is cut into pieces of work, and where each sums the gradients of its keys and values.
+// Scheduling of the backward: work items, and where each accumulates the gradients of its keys and values.
 #pragma once
 #include "blocks.h"
 
 namespace {
 
-// Pieces of work aimed at, when tiles are many enough: as many where pieces share few keys, and where they share many,
-// since each sums the gradients of all its keys.
+// Number of work items to aim at if there are enough tiles: ITEMS if items share few keys, SHARING_ITEMS if they share many,
+// since each item accumulates the gradients of all its keys.
 constexpr int64_t ITEMS = 32, SHARING_ITEMS = 16;
 
-// Tiles at the front of a row that may read far more keys than others (global queries), and blocks that wait for them.
+// Maximum number of tiles at the front of a row that may read far more keys than others (global queries), and number of
+// blocks that are collected for them.
 constexpr int64_t FRONT = 2, WAITING_BLOCKS = 4;
 
-// What packed keys and sums of gradients may take, so that they stay in a cache while tiles pass by.
+// Bytes that packed keys and gradient sums may take, so that they stay in a cache while tiles pass.
 constexpr int64_t CACHED = 1 << 20;
 
-// What a split reads of the keys, in blocks: those before `pinned`, which tiles go back to again and again (sinks), and
-// those from `first` to `last`. Of the latter no other split reads those from `own_first` to `own_last`; `live` of
-// these are summed at a time. What the tiles at the front read is shared out: blocks share_first to share_last.
+// The key blocks that a split reads: those before `pinned`, which tiles return to again and again (sinks), and those from
+// `first` to `last`. Of the latter no other split reads blocks own_first .. own_last - 1; `live` of these are accumulated
+// at a time. The keys of the tiles at the front are divided among the splits: this one has share_first .. share_last - 1.
+// Example: splits that read 2-9 and 7-15 own 2-6 and 10-15.
 struct Part {
   int64_t pinned, first, last, own_first, own_last, live, share_first, share_last;
 
   int64_t owned() const { return own_last - own_first; }
   bool owns(int64_t n) const { return n >= own_first && n < own_last; }
   bool reads(int64_t n) const { return n < pinned || (n >= first && n < last); }
-  // Sums are kept of the blocks that are read but not owned: how many, and which of them is block n.
+  // Blocks that are read but not owned have sums that are kept for `gather`: their number, and the index of block n among
+  // them. With pinned 1, first 4, last 10, own_first 6, own_last 8: block 0 is 0, blocks 4, 5 are 1, 2, and blocks 8, 9 are 3, 4.
   int64_t kept() const { return pinned + last - first - owned(); }
   int64_t place(int64_t n) const {
     return n < pinned ? n : pinned + n - first - (n >= own_last ? owned() : 0);
   }
 };
 
+// How the tiles of each (batch row, kv head) are split into items.
 struct Work {
   const headway_call& c;
   Sizes z;
   int64_t splits, items;
-  int64_t front;    // tiles at the front of every row, which all pieces of work take, each against its share of the keys
+  int64_t front;    // tiles at the front of every row, which all splits process, each with its share of the keys
   int64_t packed;   // blocks of keys that are kept packed
   int64_t stretch;  // blocks of keys that all tiles read before the next ones
   Owned<Part> parts;  // [row of the plan][split]
@@ -49,7 +53,7 @@ struct Work {
   int64_t block_size() const { return BLOCK * row_size(); }
   const Part& part(int64_t b, int64_t split) const { return parts[(c.plan.rows > 1 ? b * splits : 0) + split]; }
 
-  // The first block from `from` on that a tile reads; the number of blocks if there is none.
+  // Returns the first block from `from` on that a tile reads, or the number of blocks if there is none.
   int64_t first_from(int64_t from, int64_t tile) const {
     const headway_plan& p = c.plan;
     for (int32_t r = p.first[tile]; r < p.first[tile + 1]; r++)
@@ -58,7 +62,7 @@ struct Work {
   }
 
  private:
-  // How many tiles at the front of some row read far more than others, if they are few.
+  // Returns the number of tiles at the front of some row that read far more than others, or 0 if they are more than FRONT.
   int64_t far_tiles() const {
     const headway_plan& p = c.plan;
     int64_t n = 0, usual = usual_blocks(p);
@@ -71,7 +75,7 @@ struct Work {
     return n > FRONT ? 0 : n;
   }
 
-  // False where what the tiles at the front read cannot be shared out.
+  // Chooses stretch and splits; returns false if the keys of the tiles at the front cannot be divided among the splits.
   bool cut(bool half, int64_t tiles_at_front) {
     int64_t words = half ? BLOCK / 2 : BLOCK;
     int64_t room = CACHED / ((words * (2 * z.wide_d + z.wide_dv) + BLOCK * row_size()) * 4);
@@ -101,7 +105,7 @@ struct Work {
     return true;
   }
 
-  // Every block to the last split that begins with it or before it.
+  // Divides the blocks of the tiles at the front: each block goes to the last split that begins with it or before it.
   bool share(Part* of) const {
     of[0].first = of[0].pinned;
     for (int64_t s = 0; s < splits; s++) {
@@ -113,7 +117,7 @@ struct Work {
     return true;
   }
 
-  // How many blocks the last tile reads from the first one on, before it leaves some out.
+  // Returns the number of leading blocks that the last tile reads before a gap: the sinks of a sliding window.
   int64_t pinned_of(int64_t row) const {
     const headway_plan& p = c.plan;
     if (!p.tiles) return 0;
@@ -125,6 +129,7 @@ struct Work {
     return 0;
   }
 
+  // Returns the blocks that a split reads, and how many it needs at a time.
   Part read_by(int64_t row, int64_t split, int64_t pinned) const {
     const headway_plan& p = c.plan;
     Part x = {pinned, z.blocks, pinned, 0, 0, 0, 0, 0};
@@ -143,6 +148,7 @@ struct Work {
     return x;
   }
 
+  // Sets the blocks that only this split reads.
   void own(Part* of, int64_t split) const {
     Part& x = of[split];
     x.own_first = x.first, x.own_last = x.last;
@@ -157,8 +163,8 @@ struct Work {
   }
 };
 
-// Where the sums that are kept of each item lie, of its keys and of the queries at the front, and the gradients of score
-// values for each (row of the batch, split).
+// Memory for the sums that items keep, of gradients of keys and values and of the queries at the front, and for the
+// gradients of score values of each (batch row, split).
 struct Sums {
   const Work& w;
   Owned<float> data, table;
@@ -183,7 +189,7 @@ struct Sums {
     return front_size() + w.part(head / w.c.kv_heads, split).kept() * w.block_size();
   }
   int64_t front_size() const { return w.z.group * w.front * TILE * w.z.wide_d; }
-  // [group][tile at the front][row][columns of keys]
+  // [group][tile at the front][row][columns of keys] gradients of the queries at the front
   float* front(int64_t head, int64_t split) const { return data + at[head * w.splits + split]; }
   float* kept(int64_t head, int64_t split) const { return front(head, split) + front_size(); }
   void gradients(int64_t b, int64_t split, float** to) const {
@@ -193,6 +199,7 @@ struct Sums {
       if (to[n]) next += w.c.heads * (2 * w.c.scores[n].reach + 1);
     }
   }
+  // Adds the gradients of score values of all splits, in order.
   void add_tables() const {
     for (int64_t i = 0; i < w.c.batch * w.splits; i++) {
       float* from[HEADWAY_MOST_SCORES];

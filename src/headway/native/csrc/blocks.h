@@ -1,4 +1,4 @@
-// The keys and values of a call in blocks of 64, packed when they are first needed and kept while there is room.
+// The keys and values of a call in blocks of 64, packed when first needed and kept while there is room.
 #pragma once
 #include "mask.h"
 #include "memory.h"
@@ -6,19 +6,19 @@
 
 namespace {
 
-constexpr int TILE = 96;       // rows of a tile: a row is one query of one head
+constexpr int TILE = 96;       // rows of a tile; a row is one query of one head
 constexpr float LOG2E = 1.44269504f, LN2 = 0.69314718f;
 
-// What a row of a tile is: query `place` (in block order) of head `head`.
+// A row of a tile: the query at `place` (in block order) of head `head`.
 struct Row {
-  int32_t place, head, query;  // query: which of the tile's queries, whose mask bits it shares
+  int32_t place, head, query;  // query: index among the tile's queries; rows of several heads share its mask bits
 };
 
-// The sizes that follow from a call and from whether products are of bf16 pairs.
+// Sizes that follow from a call and from whether products are of bf16 pairs.
 struct Sizes {
-  int d, dv;          // words of a row of q or k, of d_out or v: steps of a contraction
-  int wide_d, wide_dv;  // columns in whole units
-  int steps;          // steps in which a panel of 16 slots is contracted
+  int d, dv;          // words of a row of q or k, and of d_out or v: steps of a contraction
+  int wide_d, wide_dv;  // columns rounded up to whole units
+  int steps;          // steps of a contraction over the 16 slots of a panel
   int64_t blocks, group;
 
   static Sizes of(const headway_call& c, bool half) {
@@ -32,9 +32,10 @@ struct Sizes {
   }
 };
 
-// Forward reads keys as panels and values as rows; backward reads keys as both and values as panels.
+// A packed block. The forward reads keys as panels and values as rows; the backward reads keys as both, values as panels.
 struct Block {
   const float *k_panels, *v_rows, *v_panels, *k_rows;
+  // whether all keys, and all values, are finite
   bool k_finite, v_finite;
 };
 
@@ -46,21 +47,22 @@ INLINE int by_words(const headway_call& c, F f) {
   return f(Count<false>());
 }
 
-// What is wrong with a call that this library does not know; 0 if it does.
+// Returns the error code of a call that this library does not support, else 0.
 INLINE int unknown(const headway_call& c) {
   return c.plan.tile > TILE || c.dim > WIDEST || c.dim_v > WIDEST || c.type > HEADWAY_BFLOAT16 ? 3 : 0;
 }
 
-// Where the runs of tile t of row b of the batch stand in the plan.
+// Returns the index in the plan of tile t of batch row b.
 INLINE int64_t tile_of(const headway_plan& p, int64_t b, int64_t t) { return (p.rows > 1 ? b * p.tiles : 0) + t; }
 
+// Returns the number of blocks that a tile reads.
 INLINE int64_t blocks_of(const headway_plan& p, int64_t tile) {
   int64_t blocks = 0;
   for (int32_t r = p.first[tile]; r < p.first[tile + 1]; r++) blocks += (p.end[r] - p.begin[r] + BLOCK - 1) / BLOCK;
   return blocks;
 }
 
-// Calls f(run, first key) for blocks first .. last - 1 of a tile.
+// Calls f(run, first key) for blocks first .. last - 1 of those that a tile reads.
 template <class F>
 INLINE void each_block(const headway_plan& p, int64_t tile, int64_t first, int64_t last, F f) {
   int64_t before = 0;
@@ -72,8 +74,8 @@ INLINE void each_block(const headway_plan& p, int64_t tile, int64_t first, int64
   }
 }
 
-// The most blocks that a tile (but the first `front` ones of each row) reads, and two: with room for so many, packed
-// blocks stay while tiles share them.
+// Returns the largest number of blocks that a tile reads, without the first `front` tiles of each row, and two more: with
+// room for so many, packed blocks stay while neighbouring tiles share them.
 INLINE int64_t most_blocks(const headway_plan& p, int64_t front = 0) {
   int64_t most = 1;
   for (int64_t t = 0; t < p.rows * p.tiles; t++) {
@@ -83,24 +85,25 @@ INLINE int64_t most_blocks(const headway_plan& p, int64_t front = 0) {
   return most + 2;
 }
 
-// Tiles that read more blocks than this read far more than others (global queries).
+// Returns a number of blocks above which a tile counts as reading far more than the others (global queries): four times the
+// mean, at least 32.
 INLINE int64_t usual_blocks(const headway_plan& p) {
   int64_t tiles = p.rows * p.tiles, all = 0;
   for (int64_t t = 0; t < tiles; t++) all += blocks_of(p, t);
   return tiles && 4 * all > 32 * tiles ? 4 * all / tiles : 32;
 }
 
-// The end of the last run of a tile: keys before it have been read once the tile is done.
+// Returns the end of the last run of a tile: its keys before that have been read once the tile is done.
 INLINE int64_t reached(const headway_plan& p, int64_t tile) {
   return p.first[tile + 1] > p.first[tile] ? p.end[p.first[tile + 1] - 1] : 0;
 }
 
-// The first key of the block after the one at k, in run r or the next one; past all keys if there is none.
+// Returns the first key of the block after the one at k, in run r or the next; past all keys if there is none.
 INLINE int64_t next_of(const headway_plan& p, int32_t r, int32_t end, int64_t k) {
   return k + BLOCK < p.end[r] ? k + BLOCK : r + 1 < end ? p.begin[r + 1] : INT64_MAX / 2;
 }
 
-// A direct-mapped store of packed blocks: block n of a kv head lies in place n modulo the capacity.
+// A direct-mapped cache of packed blocks: block n of a kv head is stored at n modulo the capacity.
 template <bool HALF, bool BACKWARD>
 struct Blocks {
   const headway_call& c;
@@ -108,10 +111,10 @@ struct Blocks {
   int64_t capacity, places, piece_k, piece_v;
   Owned<float> data, rows;
   Owned<int64_t> tags;
-  Owned<uint32_t> used;  // when the place was last handed out
+  Owned<uint32_t> used;  // [capacity] value of `now` when the place was last handed out
   uint32_t now = 0;
   Owned<uint8_t> finite;
-  bool streams;  // a few queries: what counts is how fast keys and values are read
+  bool streams;  // few queries: the speed of reading keys and values decides
 
   Blocks(const headway_call& call, int64_t most) : c(call), z(Sizes::of(call, HALF)) {
     capacity = 1;
@@ -129,7 +132,7 @@ struct Blocks {
     used = (uint32_t*)calloc((size_t)capacity, 4);
     finite = (uint8_t*)calloc((size_t)capacity, 1);
   }
-  // Room for the words of a block, in the store's first place, whose block is given up.
+  // Returns room for the words of a block: the cache's first place, whose block is evicted.
   float* scratch() {
     tags[0] = 0;
     return data;
@@ -137,7 +140,7 @@ struct Blocks {
   bool ready() const { return data && rows && tags && used && finite; }
   int64_t size() const { return (BACKWARD ? 2 : 1) * piece_k + piece_v; }
 
-  // Has block n fetched while `groups` groups of rows are computed.
+  // Prefetches block n while `groups` groups of rows are computed.
   void look_ahead(Ahead& to, int64_t b, int64_t kv, int64_t n, const Tokens& keys, int64_t groups) const {
     bool there = n < z.blocks, packed = there && !misses(b, kv, n), raw = there && !packed && !streams;
     int64_t begin = raw ? n * BLOCK : 0, end = raw ? begin + BLOCK : 0;
@@ -147,7 +150,7 @@ struct Blocks {
     to.rows(key_rows(b, kv, keys), begin, end, groups);
     to.rows(value_rows(b, kv, keys), begin, end, groups);
   }
-  // Has rows of keys and values fetched before they are packed.
+  // Prefetches rows of keys and values before they are packed.
   void look_ahead_rows(Ahead& to, int64_t b, int64_t kv, const Tokens& keys, int64_t begin, int64_t end,
                        int64_t groups) const {
     if (end > keys.count) end = keys.count;
@@ -155,15 +158,16 @@ struct Blocks {
     to.rows_of_tile(value_rows(b, kv, keys), begin, end, groups);
   }
 
-  // From now on so many blocks stay; fewer are sooner found in the cache.
+  // Limits the cache to `most` blocks, rounded up to a power of two, from now on: fewer blocks stay in a nearer cache.
   void keep(int64_t most) {
     for (places = 1; places < most && places < capacity;) places *= 2;
   }
-  // What is handed out from now on must stay.
+  // Blocks that are handed out from now on must stay, until the next start().
   void start() { now++; }
-  // Would `get` overwrite what must stay?
+  // Returns whether `get` would overwrite a block that must stay.
   bool collides(int64_t b, int64_t kv, int64_t n) const { return used[n & (places - 1)] == now && misses(b, kv, n); }
 
+  // Returns block n, packed now unless it is cached.
   Block get(int64_t b, int64_t kv, int64_t n, const Tokens& keys) {
     int64_t at = n & (places - 1), tag = tag_of(b, kv, n);
     float* to = data + at * size();
@@ -189,7 +193,7 @@ struct Blocks {
 
   int64_t tag_of(int64_t b, int64_t kv, int64_t n) const { return ((b * c.kv_heads + kv) * z.blocks + n) + 1; }
 
-  // Answers in bit 0 whether the keys of the block are numbers (asked for by the backward only), in bit 1 the values.
+  // Packs a block. Returns in bit 0 whether its keys are finite (checked for the backward only), in bit 1 its values.
   uint8_t pack(int64_t b, int64_t kv, int64_t n, const Tokens& keys, float* to) {
     Rows k = key_rows(b, kv, keys), v = value_rows(b, kv, keys);
     float* v_to = to + piece_k;
@@ -213,7 +217,7 @@ struct Blocks {
     return (uint8_t)(!bits_of(bad_k) | !bits_of(bad_v) << 1);
   }
 
-  // 16 rows of words.
+  // 16 rows of words, `step` words apart, `width` words each.
   struct Sixteen {
     const float* at;
     int64_t step, width;
@@ -226,7 +230,7 @@ struct Blocks {
     }
   };
 
-  // The rows from `begin` on: where they lie, if they can be read there, else copied to `rows`, 0 where there is none.
+  // Returns the 16 rows from `begin` on: in place, if they can be read there, else copied to `rows`, 0 for empty slots.
   Sixteen take(const Rows& r, int64_t begin, const Tokens& keys) const {
     int64_t width = whole_units(words_of(HALF, r.width));
     bool as_is = !streams && begin + UNIT <= keys.count && r.stride % 4 == 0 &&
@@ -249,7 +253,7 @@ struct Blocks {
   }
 };
 
-// One row of a result, times a factor.
+// Writes one row of a result, times a factor.
 INLINE void write_words(const headway_tensor& t, int64_t type, int64_t b, int64_t head, int64_t slot,
                         const float* from, int count, float factor) {
   bool half = type == HEADWAY_BFLOAT16;
@@ -257,7 +261,8 @@ INLINE void write_words(const headway_tensor& t, int64_t type, int64_t b, int64_
   write_as((char*)t.data + at * (half ? 2 : 4), half, from, count, factor);
 }
 
-// A row of queries (or of the gradient of the result) as whole units of words; 0 for an empty slot.
+// Reads a row of queries (or of the gradient of the output) as whole units of words; 0 for an empty slot. `negate` flips the
+// sign bits: a negative scale is used as its absolute value with negated queries.
 template <bool HALF>
 INLINE void take_query(const Rows& r, int64_t place, bool there, bool negate, float* to) {
   int width = whole_units(words_of(HALF, r.width));

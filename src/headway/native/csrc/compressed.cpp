@@ -37,7 +37,7 @@ extern "C" int64_t headway_compress(const uint16_t* w, int64_t rows, int64_t inp
 
 extern "C" void headway_decompress(uint16_t* w, int64_t rows, int64_t inputs, const char* data, const int64_t* starts,
                                    uint64_t table) {
-  constexpr int SIDES = 4;  // rows side by side: where a block lies follows from the one before
+  constexpr int SIDES = 4;  // rows are read side by side, since the address of a block depends on the one before
   for (int64_t o = 0; o < rows; o += SIDES) {
     const int some = (int)(rows - o < SIDES ? rows - o : SIDES);
     const char* at[SIDES];

@@ -1,28 +1,30 @@
-// Short convolutions, channel by channel, along rows in order; forward, and backward in one pass.
+// Causal depthwise convolutions along rows in order; forward, and backward in one pass.
 #pragma once
 #include "gate.h"
 
 namespace {
 
 constexpr int MOST_WINDOW = 8;
-constexpr int CHANNELS = 256;  // that are taken together: a row of them is 1 KB, and a window of rows stays near
+constexpr int CHANNELS = 256;  // processed together: a row of them is 1 KB, so a window of rows stays in the cache
 
 template <bool HALF, bool SILU>
 struct Convolution {
   const headway_convolution& c;
   const int before = (int)c.window - 1;
 
-  // Where slot t - w of a row stands, from channel `first`; of a slot below 0 in what came before.
+  // Returns the address of slot t - w of a row, from channel `first` on; negative slots are in `past`.
   const char* source(int64_t b, int64_t t, int w, int64_t first) const {
     const int64_t s = t - w, of_past = (b * before + before + s) * c.channels;
     return (const char*)(s < 0 ? c.past : c.x) + ((s < 0 ? of_past : b * c.x_batch + s * c.x_row) + first) * SIZE;
   }
-  // Slots behind t that are of its document: begins = 0 0 1 0 and 3 before give 3 3 0 1.
+  // Returns how many slots before t are in its document, at most `before`; `last` is the number for t - 1. With
+  // `before` 3 and a past, begins = 0 0 1 0 give 3 3 0 1.
   int reach(int64_t b, int64_t t, int last) const {
     if (c.begins && c.begins[b * c.begins_batch + t]) return 0;
     const int known = t ? last + 1 : c.past ? before : 0;
     return known < before ? known : before;
   }
+  // Returns the convolution at slot t, before the activation.
   vf sum(int64_t b, int64_t t, int seen, int64_t at, int some) const {
     vf total = c.bias ? get<false>(c.bias, at, some) : splat(0);
     for (int w = 0; w <= seen; w++)
@@ -40,7 +42,7 @@ struct Convolution {
     }
   }
 
-  // The gradient of x_s is complete when slot s + window - 1 has been read: `open` has those that are not.
+  // The gradient of x_s is complete once slot s + window - 1 has been read: `open` is a ring buffer of the incomplete ones.
   void backward(int64_t first, int count) const {
     alignas(64) float open[MOST_WINDOW][CHANNELS], of_weight[MOST_WINDOW][CHANNELS] = {}, of_bias[CHANNELS] = {};
     for (int64_t b = 0; b < c.batch; b++) {
@@ -68,6 +70,7 @@ struct Convolution {
  private:
   static constexpr int64_t SIZE = HALF ? 2 : 4;
 
+  // Writes the gradient of x_s, which is complete, and clears its place.
   void close(int64_t b, int64_t s, float (*open)[CHANNELS], int64_t first, int count) const {
     float* x = open[(s + before) % c.window];
     void* to = s < 0 ? c.d_past : c.dx;

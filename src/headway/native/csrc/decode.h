@@ -1,11 +1,11 @@
-// Few queries against many keys, as in decoding: blocks that all queries see whole are read row by row, where they lie,
-// and not packed: what counts here is how fast memory is read.
+// Few queries against many keys, as in decoding: blocks that all queries see whole are read row by row in place, and not
+// packed, because the speed of memory decides.
 #pragma once
 #include "forward.h"
 
 namespace {
 
-// Lane i of the result is the sum of the lanes of x[i].
+// Returns a vector whose lane i is the sum of the lanes of x[i].
 INLINE vf sums_of(const vf (&x)[16]) {
   vf a[8], b[4], c[2];
   UNROLL for (int i = 0; i < 8; i++) a[i] = low_lanes(x[2 * i], x[2 * i + 1]) + high_lanes(x[2 * i], x[2 * i + 1]);
@@ -14,7 +14,7 @@ INLINE vf sums_of(const vf (&x)[16]) {
   return even_fours(c[0], c[1]) + odd_fours(c[0], c[1]);
 }
 
-// Can the rows of this call be read so? They must be whole vectors.
+// Returns whether the blocks of this call can be read in place: few rows, in whole vectors, without steps on scores.
 template <bool HALF>
 INLINE bool is_direct(const headway_call& c, int64_t rows) {
   constexpr int64_t WHOLE = HALF ? 32 : 16;
@@ -22,14 +22,14 @@ INLINE bool is_direct(const headway_call& c, int64_t rows) {
          c.dim_v % WHOLE == 0;
 }
 
-// A block of 64 keys and values, row by row.
+// The addresses of the 64 keys and 64 values of a block.
 struct Places {
   const float *k[BLOCK], *v[BLOCK];
 };
 
-// R rows from `row` against a block. A vector of scores is R rows of KEYS keys, row by row. Sums of the values are of
-// columns in the order that pairs of rows are interleaved in, and are put right by `arrange`. FIRST: what follows is
-// fetched into the first-level cache.
+// R rows from `row` on against a block. A vector of scores holds R rows by KEYS = 16 / R keys: for R = 4, lanes 0-3 are keys
+// 0-3 of the first row, lanes 4-7 the same keys of the second. Sums of values have their columns in the order in which
+// low_halves and high_halves interleave pairs of rows; `arrange` restores it. FIRST: what follows is prefetched into L1.
 template <bool HALF, int R, bool FIRST>
 struct Direct {
   static constexpr int KEYS = 16 / R, GROUPS = BLOCK / KEYS, WORDS = HALF ? 8 : 16;
@@ -40,13 +40,14 @@ struct Direct {
     values(t, row, at);
   }
 
+  // Returns a vector whose lanes of row r hold of_rows[r].
   INLINE vf by_row(const float* of_rows) {
     vf x;
     UNROLL for (int i = 0; i < 16; i++) x[i] = of_rows[i / KEYS];
     return x;
   }
 
-  // Exponents into t.s, [group][row][key].
+  // Computes the exponents into t.s, [group][row][key].
   INLINE void scores(Tile<HALF>& t, int row, const Places& at) {
     int64_t step = whole_units(t.z.d);
     const float* q = t.q + row * step;
@@ -74,6 +75,7 @@ struct Direct {
     for (int g = 0; g < GROUPS; g++) store(t.s + g * 16, load(t.s + g * 16) * unit + down);
   }
 
+  // Raises the reference maximum of the rows and rescales their sums.
   static __attribute__((noinline, cold)) void raise(Tile<HALF>& t, int row) {
     float shrink[R];
     for (int r = 0; r < R; r++) {
@@ -88,7 +90,7 @@ struct Direct {
     }
   }
 
-  // Weights into t.p: [group][row][word]. Until `arrange`, sum[row] and rounded[row] are of all R rows.
+  // Computes the weights into t.p, [group][row][word]. Until `arrange`, sum[row] and rounded[row] hold the sums of all R rows.
   INLINE void weights(Tile<HALF>& t, int row) {
     constexpr int EACH = AT_ONCE<HALF>;
     static const uint16_t all[4] = {0xFFFF, 0xFFFF, 0xFFFF, 0xFFFF};
@@ -109,7 +111,7 @@ struct Direct {
     store(t.rounded[row], rounded);
   }
 
-  // A quarter of the keys at a time, whose values stay in the first-level cache while their columns are taken.
+  // Adds weights times values, a quarter of the keys at a time: its values stay in the L1 cache while columns are processed.
   INLINE void values(Tile<HALF>& t, int row, const Places& at) {
     constexpr int MOST = R == 8 ? 2 : R == 4 ? 4 : 8, QUARTER = GROUPS / 4;
     for (int g = 0; g < GROUPS; g += QUARTER)
@@ -118,7 +120,7 @@ struct Direct {
       });
   }
 
-  // Columns c .. c + 16 C - 1 of the values of groups g .. end - 1 of keys.
+  // Columns c .. c + 16 C - 1 of the values, for groups g .. end - 1 of keys.
   template <int C>
   INLINE void columns(Tile<HALF>& t, int row, const Places& at, int g, int end, int c) {
     int64_t wide = t.z.wide_dv;
@@ -151,7 +153,7 @@ struct Direct {
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < C; i++) store(out + r * wide + i * 16, acc[r][i]);
   }
 
-  // Sums row by row and columns in their order, as the rest of the tile has them.
+  // Separates the sums of the rows and restores the order of the columns, as the rest of the tile expects.
   static void arrange(Tile<HALF>& t, int row) {
     float sum[16], rounded[16];
     memcpy(sum, t.sum[row], sizeof sum);
@@ -172,7 +174,7 @@ struct Direct {
   }
 };
 
-// Row `place` where it lies, or, when it is of another type than is computed in, its words at `to`.
+// Returns the row at `place` in place, or, if it is not in the type of the products, as words at `to`.
 template <bool HALF>
 INLINE const float* row_at(const Rows& r, int64_t place, float* to) {
   const char* at = r.at(place);
@@ -182,7 +184,7 @@ INLINE const float* row_at(const Rows& r, int64_t place, float* to) {
   return to;
 }
 
-// `words` has room for a block of keys and of values.
+// All rows of the tile against a block; `words` has room for a block of keys and of values.
 template <bool HALF>
 INLINE void direct_block(Tile<HALF>& t, const Rows& k, const Rows& v, int64_t begin, float* words) {
   Places at;
@@ -192,7 +194,7 @@ INLINE void direct_block(Tile<HALF>& t, const Rows& k, const Rows& v, int64_t be
   }
   in_halves<8>(t.count, [&](auto rows, int row) __attribute__((always_inline)) {
     constexpr int R = rows.value;
-    // A block that other rows read again must stay in the first-level cache meanwhile.
+    // If more rows read the block again, it must stay in the L1 cache in between: no prefetches into L1.
     if (R < 8 && FIRST_LEVEL && t.count == R)
       Direct<HALF, R, R < 8>::block(t, row, at);
     else

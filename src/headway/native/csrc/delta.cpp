@@ -1,4 +1,4 @@
-// headway_delta_rule: heads of rows, each by one thread of a team.
+// headway_delta_rule: each head is computed by one thread of a team.
 #include "delta.h"
 #include "team.h"
 

@@ -1,11 +1,11 @@
-// One head of the gated delta rule, chunk by chunk, forward and backward. With c_i the sum of log decays up to slot i
-// of a chunk, S the state before it and A_ij = b_i of_keys[i][j] (delta_pairs.h):
+// One head of the gated delta rule, in chunks, forward and backward. With c_i the sum of log decays up to slot i of a chunk,
+// S the state before the chunk and A_ij = b_i of_keys[i][j] (delta_pairs.h):
 //   (I + A) u = b (v - (k e^c) S) = b r,   o = (q e^c) S + of_queries u,   S' = diag(e^(c_n)) S + (k e^(c_n - c))^T u
-// and going back, with dS of what comes later: (I + A)^T y = of_queries^T do + (k e^(c_n - c)) dS, dv = b y,
-// d of_keys = - b y u^T, db = y.r - sum_j (y.u_j) of_keys[.][j]. Each use of q_i and of k_i where it reads has e^(c_i),
-// each use of k_j where it is written e^(-c_j): so dc = q dq + k (dk where it reads - dk where it is written), of which
-// pairs of a slot and itself are left out (`alone`, and `ending` of the last one and c_n), since they cancel.
-// A rule that does not erase is A = 0 and r = v, both ways.
+// Backward, with dS the gradient of S': (I + A)^T y = of_queries^T do + (k e^(c_n - c)) dS, dv = b y, d of_keys = - b y u^T,
+// db = y.r - sum_j (y.u_j) of_keys[.][j]. Each use of q_i, and of k_i where it reads, has a factor e^(c_i), each use of k_j
+// where it is written e^(-c_j): so dc = q dq + k (dk where it reads - dk where it is written), without the terms of a slot
+// with itself (`alone`, and `ending` of the last slot and c_n), which cancel.
+// A rule that does not erase has A = 0 and r = v, in both directions.
 #pragma once
 #include "delta_pairs.h"
 #include "delta_slot.h"
@@ -13,21 +13,21 @@
 
 namespace {
 
-constexpr int FEW = 6;  // slots of a chunk that are read one after the other
+constexpr int FEW = 6;  // chunks of up to so many slots are computed slot by slot
 
 template <bool HALF, bool CHANNELS>
 struct Delta {
   const headway_delta& c;
-  const int d, e;  // whole units
+  const int d, e;  // dim and dim_v in whole units
   const bool back, erases;
   int64_t b = 0, head = 0, begin = 0;
-  int count = 0, n = 0;  // slots of the chunk, and whole units
-  bool fresh = false;    // no state before it
+  int count = 0, n = 0;  // slots of the chunk, and the same in whole units
+  bool fresh = false;    // the state before it is 0
 
   explicit Delta(const headway_delta& x)
       : c(x), d(whole_units((int)x.dim)), e(whole_units((int)x.dim_v)), back(x.d_out.data || x.d_state), erases(x.erases) {}
 
-  // Room for a chunk, and going back for what each chunk needs again; what must be 0 behind its columns comes first.
+  // Allocates memory for a chunk, and in the backward for what is kept of each chunk. Arrays whose padding must be 0 come first.
   bool ready() {
     float* base = nullptr;
     for (int pass = 0; pass < 2; pass++) {
@@ -92,14 +92,14 @@ struct Delta {
 
  private:
   Owned<float> memory;
-  float *q, *k, *v, *into, *minus, *onwards;  // q e^c, - k e^c, k e^(c_n - c)
+  float *q, *k, *v, *into, *minus, *onwards;  // q e^c, -k e^c, k e^(c_n - c)
   float *r, *u, *of_keys, *of_queries, *system, *decay, *turned, *state, *beta, *q_by, *k_by, *alone;
   float *sums, *steps, *through, *far = nullptr, *near_q = nullptr, *near_k = nullptr;
   float *dq, *reads, *writes, *d_out, *y, *d_keys, *d_queries, *d_state, *turned_state, *last, *ending;
-  float *states, *rs, *us, *counts;  // of chunks: the states before them, r and u, and how many slots
+  float *states, *rs, *us, *counts;  // per chunk: the states before it, r and u, number of slots
 
   static constexpr int SIZE = HALF ? 2 : 4;
-  // A few slots behind a state, which stays where it is.
+  // Returns whether the call is a few slots after a given state, which is then updated in place.
   bool decodes() const { return c.slots && c.slots <= FEW && e == c.dim_v && c.past && !c.begins && !back; }
   int64_t place(int64_t slot) const { return (b * c.heads + head) * c.slots + slot; }
   static char* row_of(const headway_tensor& t, int64_t row, int64_t of, int64_t slot) {
@@ -111,7 +111,7 @@ struct Delta {
     copy_rows(to, to_row, from, from_row, c.dim, c.dim_v);
   }
 
-  // Reads the chunk that begins at a slot.
+  // Reads the chunk that begins at slot `from`; it ends before the next document.
   void at(int64_t from) {
     begin = from;
     const uint8_t* begins = c.begins ? c.begins + b * c.begins_batch : nullptr;
@@ -147,7 +147,7 @@ struct Delta {
       });
     }
   }
-  // One slot, from one state to another (or the same); `rows` of them, whole units side by side.
+  // Computes one slot, from state `from` to state `to` (or in place); `rows` of their rows, whole units of columns.
   void step(int i, const float* from, float* to, int rows) {
     const float g = CHANNELS ? 0 : i ? sums[i] - sums[i - 1] : sums[0];
     const float* decays = CHANNELS ? steps + i * d : nullptr;
@@ -156,12 +156,12 @@ struct Delta {
       slot_columns<decltype(units)::value>(slot, from + at, to + at, at, e, rows);
     });
   }
-  void write_out() const {  // outputs stand in r
+  void write_out() const {  // the outputs are in r
     for (int i = 0; i < count; i++)
       write_row<HALF>(row_of(c.out, b, head, begin + i), r + i * e, c.dim_v, (float)c.scale);
   }
 
-  // Decays, and what lies between the slots of the chunk.
+  // Computes the decays, and the sums over pairs of slots of the chunk.
   void prepare(bool queries) {
     pairs().forward(erases ? of_keys : nullptr, queries ? of_queries : nullptr);
     const float* end = sums + (CHANNELS ? (n - 1) * d : n - 1);
@@ -255,7 +255,7 @@ struct Delta {
     for (int i = count - 1; i >= 0; i--) write_gradients(i);
   }
 
-  // Gradients of q e^c, - k e^c and k e^(c_n - c) become those of q and k; `last` is that of c_n.
+  // Turns the gradients of q e^c, -k e^c and k e^(c_n - c) into those of q and k; `last` becomes that of c_n.
   void decay_gradients(const float* before) {
     const float* end = sums + (CHANNELS ? (n - 1) * d : n - 1);
     for (int x = 0; x < d; x++) last[x] = before ? through[x] * dot(before + x * e, d_state + x * e, e) : 0;
@@ -273,7 +273,7 @@ struct Delta {
     }
   }
 
-  // Of slot i, behind those that come later: `last` sums the gradients of c from the right.
+  // Writes the gradients of slot i; slots are visited from the last: `last` accumulates the gradient of c from the right.
   void write_gradients(int i) {
     float *of_q = dq + i * d, *of_k = reads + i * d;
     const float *query = q + i * d, *key = k + i * d, *written = writes + i * d;

@@ -1,4 +1,4 @@
-// Products of the gated delta rule: matrices in memory, triangles of them, and sums over pairs of slots that decay.
+// Products of the gated delta rule: general matrices, triangular ones, and sums over pairs of slots with decays.
 #pragma once
 #include "microkernel.h"
 
@@ -6,7 +6,7 @@ namespace {
 
 constexpr int CHUNK = 64;  // slots that are computed together
 
-// A matrix as the left side of a product: element (r, s) at at[r * row + s * step].
+// A matrix as the left factor of a product: element (r, s) is at[r * row + s * step], so `turned` is its transpose.
 struct Left {
   const float* at;
   int64_t row, step;
@@ -14,7 +14,7 @@ struct Left {
   Left from(int64_t r, int64_t s) const { return {at + r * row + s * step, row, step}; }
 };
 
-// out [rows][wide] = A B, or added to it; A [rows][steps], B [steps][wide].
+// out [rows][wide] = A B, or out += A B if ADD; A [rows][steps], B [steps][wide].
 template <bool ADD>
 __attribute__((noinline)) void multiply(float* out, int64_t out_row, Left a, const float* b, int64_t b_row, int rows,
                                         int wide, int steps) {
@@ -34,7 +34,7 @@ __attribute__((noinline)) void multiply(float* out, int64_t out_row, Left a, con
   });
 }
 
-// out [n][wide] += A B of A [n][n] that is 0 above its diagonal, or below it where it is not LOWER.
+// out [n][wide] += A B, where A [n][n] is 0 above its diagonal (LOWER), or below it.
 template <bool LOWER>
 void add_triangle(float* out, Left a, const float* b, int n, int wide) {
   for (int i = 0; i < n; i += UNIT) {
@@ -43,7 +43,7 @@ void add_triangle(float* out, Left a, const float* b, int n, int wide) {
   }
 }
 
-// x [n][wide] becomes the solution y of y - A y = x, with A [n][n] 0 on its diagonal and above it, or below it.
+// Solves y - A y = x in place: x [n][wide] becomes y. A [n][n] is 0 on and above its diagonal (LOWER), or on and below it.
 template <bool LOWER>
 void solve(float* x, Left a, int n, int wide) {
   for (int done = 0; done < n; done += UNIT) {
@@ -64,7 +64,7 @@ void solve(float* x, Left a, int n, int wide) {
   }
 }
 
-// out [wide][out_row] = x^T of x [rows][wide]; multiples of 16.
+// out = x^T for x [rows][wide], whose sizes are multiples of 16.
 INLINE void transpose(float* out, int64_t out_row, const float* x, int64_t x_row, int rows, int wide) {
   alignas(64) float tile[UNIT * LINE];
   for (int i = 0; i < rows; i += UNIT)
@@ -80,19 +80,19 @@ INLINE float dot(const float* x, const float* y, int wide) {
   return sum_of(sum);
 }
 
-// What lies between slots of a chunk: queries and keys q, k [n][d], sums c of log decays up to each slot, [n] or
-// [n][d], and their steps a = e^(log decay) where they are of channels. With decay(i, j) = e^(c_i - c_j):
+// Sums over pairs of slots of a chunk: queries and keys q, k [n][d], cumulative log decays c, [n] or [n][d] (CHANNELS), and
+// for channels the decays of single slots a = e^(log decay). With decay(i, j) = e^(c_i - c_j):
 //
 //   of_keys[i][j]    = sum_d k_id k_jd decay(i, j)_d,  j < i        [n][CHUNK], 0 elsewhere
 //   of_queries[i][j] = sum_d q_id k_jd decay(i, j)_d,  j <= i
 //
-// Either may be null: it is not wanted.
+// Either may be null, and is then not computed.
 template <bool CHANNELS>
 struct Pairs {
   int n, d;
   const float *q, *k, *c, *a;
-  float *turned, *decay;                // room: [d][CHUNK], and [CHUNK][CHUNK]
-  float *near_q, *near_k, *far;         // room of channels: [16][d], [16][d], [CHUNK][d]
+  float *turned, *decay;                // scratch: [d][CHUNK], and [CHUNK][CHUNK]
+  float *near_q, *near_k, *far;         // scratch for channels: [16][d], [16][d], [CHUNK][d]
 
   void forward(float* of_keys, float* of_queries) const {
     if (!CHANNELS) {
@@ -119,8 +119,8 @@ struct Pairs {
     }
   }
 
-  // Adds to the gradients of q, of k where it reads (i) and of k where it is written (j), from those of both, which are
-  // overwritten: of j < i alone.
+  // Adds to the gradients of q, of k where it reads (slot i) and of k where it is written (slot j), from the gradients of both
+  // matrices, which are overwritten; only pairs with j < i.
   void backward(float* d_keys, float* d_queries, float* dq, float* reads, float* writes) const {
     if (!CHANNELS) {
       for (int r = 0; r < n; r++) weigh(d_keys + r * CHUNK, r, r - 1, n), weigh(d_queries + r * CHUNK, r, r - 1, n);
@@ -135,7 +135,7 @@ struct Pairs {
       if (!i) continue;
       approach(i);
       const Left keys = {d_keys + i * CHUNK, CHUNK, 1}, queries = {d_queries + i * CHUNK, CHUNK, 1};
-      // the gradients of what approach() makes; those of `far` stand in `turned`, which has room for them
+      // gradients of the results of approach(); those of `far` are stored in `turned`, which has room for them
       multiply<false>(turned, d, keys.turned(), near_k, d, i, d, UNIT);
       multiply<true>(turned, d, queries.turned(), near_q, d, i, d, UNIT);
       const float* edge = c + (i - 1) * d;
@@ -158,7 +158,7 @@ struct Pairs {
     for (int i = 0; i < n; i++)
       for (int j = 0; j <= i; j += W) store(decay + i * CHUNK + j, exp_below_0(splat(c[i]) - load(c + j)));
   }
-  // Row r of a matrix times its decays, up to `last`; 0 behind that.
+  // Multiplies row r of a matrix by its decays up to column `last`; columns after that become 0.
   void weigh(float* row, int r, int last, int wide) const {
     for (int j = 0; j < wide; j += W) {
       const int left = last + 1 - j;
@@ -167,7 +167,8 @@ struct Pairs {
     }
   }
 
-  // Slots i .. i + 15 and all before them, seen from the last one before: near rows decay from there, far ones to it.
+  // Factors the decays between slots i .. i + 15 and all slots before them at slot i - 1, the edge: near rows get
+  // e^(c - c_edge), far rows e^(c_edge - c). Both exponents are <= 0, where e^(c_i) e^(-c_j) could overflow.
   void approach(int i) const {
     if (!i) return;
     const float* edge = c + (i - 1) * d;
@@ -183,7 +184,7 @@ struct Pairs {
         store(far + j * d + x, load(k + j * d + x) * exp_below_0(load(edge + x) - load(c + j * d + x)));
   }
 
-  // Pairs of slots i .. i + 15: a key decays step by step.
+  // Pairs within slots i .. i + 15: a key is decayed slot by slot.
   void meet(int i, float* of_keys, float* of_queries) const {
     float* key = near_k;
     for (int j = i; j < i + UNIT; j++) {
@@ -200,6 +201,7 @@ struct Pairs {
       }
     }
   }
+  // The gradients of `meet`: adds those of pairs within slots i .. i + 15.
   void part(int i, const float* d_keys, const float* d_queries, float* dq, float* reads, float* writes) const {
     float* by = near_k;
     for (int j = i; j < i + UNIT; j++) {

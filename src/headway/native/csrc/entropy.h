@@ -1,4 +1,4 @@
-// Cross entropy of rows of logits, and its gradient in their place.
+// Cross-entropy of rows of logits, and its gradient, which overwrites them.
 #pragma once
 #include "words.h"
 
@@ -8,6 +8,7 @@ template <bool HALF>
 struct Entropy {
   const headway_entropy& c;
 
+  // Returns n logits from i on of the row at `at`, with the bias.
   __attribute__((always_inline)) vf logits(int64_t at, int64_t i, int n) const {
     vf x = get<HALF>(c.logits, at + i, n);
     return c.bias ? x + get<HALF>(c.bias, i, n) : x;
@@ -16,7 +17,7 @@ struct Entropy {
 
   void run(int64_t row) const {
     int64_t at = row * c.width, target = c.targets[row];
-    if (target < 0) {  // ignored
+    if (target < 0) {  // ignored target
       c.losses[row] = 0;
       if (c.hits) c.hits[row] = 0;
       if (c.gradient) memset((char*)c.logits + at * (HALF ? 2 : 4), 0, (size_t)c.width * (HALF ? 2 : 4));
@@ -50,7 +51,7 @@ struct Entropy {
   }
 
  private:
-  // Whether a smaller id has the same logit.
+  // Returns whether a smaller token id has the same logit.
   bool before(int64_t at, int64_t target, float top) const {
     for (int64_t i = 0; i < target; i++)
       if (logit(at, i) == top) return true;

@@ -1,4 +1,4 @@
-// A mixture of experts of a few rows: rows lie sorted by their experts, and each expert that was chosen is read once.
+// A mixture of experts for a few rows: rows are sorted by expert, and each chosen expert is read once.
 #pragma once
 #include <math.h>
 
@@ -9,21 +9,22 @@
 
 namespace {
 
-// Kept by the thread that calls from one mixture to the next; a team shares it.
+// The state of a mixture, kept by the calling thread from one to the next; a team shares it.
 struct Mixture {
   headway_experts c;
-  int64_t width, hidden, pairs, size;  // pairs: of rows and their experts; size: bytes of a number
+  int64_t width, hidden, pairs, size;  // pairs: number of (row, expert) pairs; size: bytes of an element
   bool half;
   Scratch memory, products_memory;
-  float *floats, *logits;  // rows h in float32, and their scores
+  float *floats, *logits;  // rows h in float32 [rows][width], and their logits and then scores [rows][count]
   char *h, *sorted, *first, *second, *made;
 
+  // The rows of one expert.
   struct Part {
-    int64_t expert, from, count;  // its rows among the sorted
-    char* room;                   // of its products
+    int64_t expert, from, count;  // from, count: its rows among the sorted ones
+    char* room;                   // memory of its products
   };
   std::vector<Part> parts;
-  std::vector<int64_t> chosen, place;  // of each pair, the largest first: its expert, and its row among the sorted
+  std::vector<int64_t> chosen, place;  // of each pair, the row's best expert first: the expert, and the row among the sorted
   std::vector<float> weights;
 
   static int unknown(const headway_experts& c) {
@@ -36,7 +37,7 @@ struct Mixture {
     return c.top > c.count ? 3 : 0;
   }
 
-  // By one thread, before the team goes on; 2 where there is no memory.
+  // Called by one thread before the team runs; returns 2 if out of memory.
   int begin(const headway_experts& call) {
     c = call, width = c.in.inputs, hidden = c.hidden, pairs = c.rows * c.top;
     half = c.in.type == HEADWAY_BFLOAT16, size = half ? 2 : 4;
@@ -51,6 +52,7 @@ struct Mixture {
     return 0;
   }
 
+  // Called by each thread of the team; see headway_experts.
   void run(int64_t me, int64_t team, int& failed) {
     Share rows(c.rows, me, team);
     Prologue prologue(c.in);
@@ -77,6 +79,7 @@ struct Mixture {
   }
 
  private:
+  // Returns the logit of an expert for a row.
   float score(int64_t row, int64_t expert) const {
     const float *x = floats + row * width, *w = c.router + expert * width;
     Sum sum;
@@ -86,8 +89,8 @@ struct Mixture {
     return sum.total() + (c.router_bias ? c.router_bias[expert] : 0);
   }
 
-  // The experts of each row and their weights; then the rows of each expert, side by side, and room for its products:
-  // experts 2 0 2 of three rows have counts 1 0 2, begin at 0 1 1, and place the rows at 1 0 2.
+  // Chooses the experts of each row and their weights, then sorts the rows by expert, and allocates memory for the products. Top
+  // 1 of three rows, experts 2 0 2: counts are 1 0 2, experts begin at 0 1 1, and the rows are placed at 1 0 2.
   bool route() {
     for (int64_t r = 0; r < c.rows; r++) choose(r);
     parts.clear();
@@ -108,6 +111,7 @@ struct Mixture {
     return true;
   }
 
+  // Computes the scores of row r and chooses its experts.
   void choose(int64_t r) {
     float* s = logits + r * c.count;
     if (c.sigmoid) {
@@ -121,7 +125,7 @@ struct Mixture {
     std::vector<float> by(s, s + c.count);
     for (int64_t e = 0; c.choice && e < c.count; e++) by[e] += c.choice[e];
     for (float& one : by)
-      if (isnan(one)) one = INFINITY;  // as torch.topk: it is chosen, and what it gives is NaN; an order has none
+      if (isnan(one)) one = INFINITY;  // as torch.topk: NaN is the largest, and makes the output NaN; sorting needs an order
     if (c.groups > 1) leave_groups(by);
     std::vector<int64_t> order(c.count);
     for (int64_t e = 0; e < c.count; e++) order[e] = e;
@@ -137,6 +141,7 @@ struct Mixture {
       round_words(&weights[r * c.top + k], half, 1);
     }
   }
+  // Excludes the experts of all groups but the `top_groups` whose two best scores have the largest sums.
   void leave_groups(std::vector<float>& by) const {
     const int64_t each = c.count / c.groups;
     std::vector<std::pair<float, int64_t>> best;
@@ -150,7 +155,7 @@ struct Mixture {
       std::fill_n(by.begin() + best[i].second * each, each, -INFINITY);
   }
 
-  // The rows of an expert times its matrices into the hidden layer, or behind it.
+  // The products of an expert's rows: with gate and up into the hidden layer, or (behind) with down.
   struct Call {
     headway_matrix matrices[2];
     headway_products p = {};
@@ -186,6 +191,7 @@ struct Mixture {
     }
   }
 
+  // Adds up the weighted outputs of the experts of row r, and the shared expert.
   void add_up(int64_t r) const {
     alignas(64) float y[2 * UNIT], x[2 * UNIT];
     float open = 1;

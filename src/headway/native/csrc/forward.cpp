@@ -1,4 +1,4 @@
-// headway_forward: one call, by a team of its own; and plans of rows of one query.
+// headway_forward: one attention call with its own team of threads; headway_plan_rows: plans of rows of one query.
 #include "attention.h"
 #include "team.h"
 

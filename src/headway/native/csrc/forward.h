@@ -1,11 +1,11 @@
-// A tile of queries against its blocks of keys: scores, online softmax, values.
+// A tile of queries against blocks of keys: scores, online softmax, and the weighted sum of values.
 //
-// The exponentials of one group of rows are computed between the products of the next one, so that the units that
-// multiply never wait for them: `advance` is scores(group n) with exp2(group n - 1), then values(group n - 1). Levels
-// with few registers (WIDE 1) have no room for both: they finish group n - 1 before, and take panel by panel.
+// The exponentials of one group of rows are computed between the products of the next group, so that the multiply units
+// never wait for them: `advance` computes scores(group n) interleaved with exp2(group n - 1), then values(group n - 1) are
+// added. Levels with few registers (WIDE 1) have no room for both: they finish group n - 1 first, and take one panel at a time.
 //
-// Blocks that a group sees whole are taken at once. Of the others it takes the panels that some of its rows sees,
-// and keeps them until there are four, of whichever blocks: narrow products would leave the units idle.
+// Blocks that a group sees whole are processed at once. Of partly masked blocks it takes the panels that some of its rows
+// sees, and collects them, from any blocks, until there are four: narrow products would leave the multiply units idle.
 #pragma once
 #include "groups.h"
 #include "microkernel.h"
@@ -14,8 +14,8 @@
 
 namespace {
 
-// Weights of AT_ONCE panels, from c on, of row r of the pending scores: 2^s, 0 for keys that are not seen. Answers
-// their sum.
+// Computes the weights 2^s of row r of the pending scores for AT_ONCE panels from c on, 0 for masked keys. Returns their
+// sum per lane.
 template <bool HALF>
 INLINE vf weigh(Tile<HALF>& t, int r, int c) {
   vf p[AT_ONCE<HALF> * N];
@@ -40,7 +40,7 @@ INLINE vf weigh(Tile<HALF>& t, int r, int c) {
   return total;
 }
 
-// The pending weights times their values.
+// Adds the pending weights times their values to the output.
 template <bool HALF, int R>
 __attribute__((noinline)) void settle_rows(Tile<HALF>& t) {
   const Panels& of = t.pending.of;
@@ -61,7 +61,7 @@ INLINE void settle(Tile<HALF>& t) {
   t.pending.rows = 0;
 }
 
-// What is pending, without anything to hide it behind.
+// Finishes the pending scores: weights, dropout, values. Nothing overlaps with the exponentials here.
 template <bool HALF>
 __attribute__((noinline)) void finish(Tile<HALF>& t, const Extra* extra) {
   const Panels& of = t.pending.of;
@@ -87,8 +87,8 @@ __attribute__((noinline)) void finish(Tile<HALF>& t, const Extra* extra) {
   settle(t);
 }
 
-// Renews the maximum of rows whose raw scores, in t.s [row][begin .. end - 1], have left the range of the old one;
-// before them stand exponents. What is pending is settled first, since it may be of the same rows.
+// Raises the reference maximum of rows whose raw scores, t.s [row][begin .. end - 1], exceed the range of the old one; the
+// scores before `begin` are exponents already. Pending values are added first, since they may belong to the same rows.
 template <bool HALF>
 __attribute__((noinline, cold)) void raise(Tile<HALF>& t, int row, int rows, int begin, int end,
                                            const uint16_t (*bits)[4]) {
@@ -106,7 +106,7 @@ __attribute__((noinline, cold)) void raise(Tile<HALF>& t, int row, int rows, int
   }
 }
 
-// Exponents of R rows from `row` against C panels, the first of which is panel `at`.
+// Computes the exponents of rows row .. row + R - 1 for C panels, the first of which is panel `at`.
 template <bool HALF, int R, int C, bool MASKED, bool EXTRA>
 __attribute__((noinline)) void advance(Tile<HALF>& t, int row, const Panels& of, int at, const Extra* extra) {
   const Sizes& z = t.z;
@@ -136,7 +136,7 @@ __attribute__((noinline)) void advance(Tile<HALF>& t, int row, const Panels& of,
   }
   float* s = t.s + at * UNIT;
   vf unit = splat(t.unit), stale = splat(STALE);
-  auto exponents = [&]() __attribute__((always_inline)) {  // answers whether some are out of range
+  auto exponents = [&]() __attribute__((always_inline)) {  // returns whether some are out of range
     vf most = splat(-INFINITY);
     UNROLL for (int r = 0; r < R; r++) {
       vf down = splat(t.down[row + r]);
@@ -144,7 +144,7 @@ __attribute__((noinline)) void advance(Tile<HALF>& t, int row, const Panels& of,
         vf x = acc[r][i] * unit + down;
         if (MASKED) x = where((uint32_t)(of.bits[r][at + i / N] >> (i % N * W)), x, splat(-INFINITY));
         store(s + r * BLOCK + i * W, x);
-        most = vmax(x, most);  // in this order: what is no number leaves the maximum to the other rows
+        most = vmax(x, most);  // in this order: if x is NaN, vmax keeps `most`, so that other rows are still checked
       }
     }
     return greater(most, stale) != 0;
@@ -157,7 +157,7 @@ __attribute__((noinline)) void advance(Tile<HALF>& t, int row, const Panels& of,
   }
 }
 
-// R rows against their next panels, which are then pending; what was so before is settled.
+// Scores of R rows for their next panels, which become the pending ones; what was pending is finished.
 template <bool HALF, int R, bool MASKED, bool EXTRA>
 INLINE void panels_of(Tile<HALF>& t, int row, const Panels& of, const Extra* extra) {
   if (EXTRA || WIDE < 4) finish(t, extra);
@@ -171,7 +171,7 @@ INLINE void panels_of(Tile<HALF>& t, int row, const Panels& of, const Extra* ext
   t.pending = {R, row, of};
 }
 
-// Up to four of the panels of a group that wait.
+// Takes up to four of the waiting panels of a group.
 template <bool HALF, int R>
 INLINE void take_waiting(Tile<HALF>& t, int row) {
   Waiting& w = t.waiting[row / 2];
@@ -190,8 +190,8 @@ INLINE void take_waiting(Tile<HALF>& t, int row) {
   panels_of<HALF, R, true, false>(t, row, of, nullptr);
 }
 
-// R rows against what they see of a block; seen [query] holds the bits, null for all of them. `whole`: the panels of
-// the block.
+// R rows against a block: seen [query] are the bits of the keys that each query sees, null if they see all; `whole` are the
+// four panels of the block.
 template <bool HALF, int R, bool EXTRA>
 INLINE void rows_of(Tile<HALF>& t, int row, const Block& block, const Panels& whole, const uint64_t* seen,
                     const Extra* extra) {
@@ -227,6 +227,7 @@ INLINE void rows_of(Tile<HALF>& t, int row, const Block& block, const Panels& wh
   panels_of<HALF, R, true, EXTRA>(t, row, of, extra);
 }
 
+// All rows of the tile against a block.
 template <bool HALF, bool EXTRA>
 INLINE void block_of(Tile<HALF>& t, const Block& block, const uint64_t* seen, const Extra* extra) {
   Panels whole;
@@ -241,7 +242,7 @@ INLINE void block_of(Tile<HALF>& t, const Block& block, const uint64_t* seen, co
   });
 }
 
-// Everything that still waits.
+// Processes all panels that still wait.
 template <bool HALF>
 __attribute__((noinline)) void flush(Tile<HALF>& t) {
   each_group(t.count, [&](auto rows, int row) __attribute__((always_inline)) {

@@ -1,37 +1,37 @@
-// How the forward is shared out: items, each of some tiles of one (row, kv head), which threads take in turn.
+// Scheduling of the forward: work items, each some tiles of one (batch row, kv head), which threads take in turn.
 #pragma once
 #include "blocks.h"
 
 namespace {
 
-// Tiles first .. last - 1 of a (row, kv head), against blocks from .. to - 1 of what they read, which are part `part` of
-// it; of `rows` rows from that one on, where they read the same.
+// Tiles first .. last - 1 of a (batch row, kv head), against blocks from .. to - 1 of those that they read, which are part
+// `part` of them. rows > 1: as many batch rows from that one on, which read the same blocks.
 struct Item {
   int64_t head, rows, first, last, from, to, part;
 };
 
 // Tiles of an item share packed blocks, so items are long; the last ones are short, so that all threads end together.
-// Within a head the last tiles come first: when causal, the longest. Few queries against many keys are shared out by
-// parts of PART blocks instead, which are merged. What a tile adds in which order does not depend on its item, and the
-// parts of a row not on other rows, unless it begins as they do: its result is the same bits whatever is computed beside
-// it. Of rows that are said to begin alike, blocks that all of them see whole are read once.
+// Within a head the last tiles come first: with a causal mask, the longest. Few queries against many keys (decoding) are
+// divided into parts of PART blocks instead, whose results are merged (split-KV). The order in which a tile adds does not
+// depend on its item, and the parts of a row do not depend on other rows unless it shares a prefix with them: its result has
+// the same bits whatever else is in the batch. For rows that share a prefix, blocks that all of them see whole are read once.
 struct Work {
-  static constexpr int64_t LONG = 1024, SHORT = 4;  // at least: queries of an item; tiles of one of the last
-  static constexpr int64_t ONCE = 16;               // packed blocks that stay where a tile far beyond others passes once
-  static constexpr int64_t PART = 32;               // blocks; parts of a few are slower by the time that each begins with
-  static constexpr int64_t LEAST = 4, ALIKE = 8;    // blocks that are read once for several rows: at least; of a part
+  static constexpr int64_t LONG = 1024, SHORT = 4;  // minimum queries of an item; minimum tiles of one of the last
+  static constexpr int64_t ONCE = 16;               // packed blocks kept while a tile passes that reads far more than others
+  static constexpr int64_t PART = 32;               // blocks; with only a few, the start of each part costs too much
+  static constexpr int64_t LEAST = 4, ALIKE = 8;    // minimum blocks that are read once for several rows; blocks of such a part
 
   const headway_call& c;
   Sizes z;
   int64_t count = 0, usual, partials = 0;
   Owned<Item> items;
-  Owned<int64_t> begins;  // [heads + 1]: the first partial result of each; that of part p is p behind it
+  Owned<int64_t> begins;  // [heads + 1] number of the first partial result of each head; part p is p after it
   Owned<float> partial;   // [partial result][row of the tile]: top, total, whole, out[wide_dv]
 
   int64_t partial_row() const { return 3 + z.wide_dv; }
   int64_t partial_rows() const { return (c.queries.count < TILE ? c.queries.count : TILE) * z.group; }
   int64_t heads() const { return c.batch * c.kv_heads; }
-  // 0 where its result is written at once.
+  // Number of partial results of a head; 0 if its result is written directly.
   int64_t parts_of(int64_t head) const { return begins[head + 1] - begins[head]; }
 
   Work(const headway_call& call, bool half) : c(call), z(Sizes::of(call, half)), usual(usual_blocks(call.plan)) {
@@ -48,9 +48,9 @@ struct Work {
     if (partials) partial = floats(partials * partial_rows() * partial_row());
   }
   bool ready() const { return items && (!partials || partial); }
-  // For the store of packed blocks; where each is read once, two are enough.
+  // Number of packed blocks for which to allocate room; two are enough if each is read once.
   int64_t blocks_kept() const { return few() ? 2 : most_blocks(c.plan); }
-  // How many of them stay while a tile passes; fewer are sooner found in the cache.
+  // Number of packed blocks to keep while a tile passes: fewer blocks stay in a nearer cache.
   int64_t blocks_kept(int64_t b, int64_t tile) const { return far(b, tile) ? ONCE : read_by(b, tile) + 2; }
 
  private:
@@ -59,18 +59,19 @@ struct Work {
   int64_t read_by(int64_t b, int64_t tile) const { return blocks_of(c.plan, tile_of(c.plan, b, tile)); }
   bool far(int64_t b, int64_t tile) const { return read_by(b, tile) > usual; }
   static int64_t cut(int64_t blocks, int64_t part) { return (blocks + part - 1) / part; }
-  // Up to 8 rows of a tile are read where they lie; of more than that a few do not make up for the packing.
+  // Whether reading a shared prefix once pays. Up to 8 rows of a tile are read in place; with a few more than 8, the packing
+  // costs more than the sharing gains.
   bool pays(int64_t rows) const { return rows * z.group <= 8 || rows * z.group >= 32; }
 
-  // Blocks that the query of a row sees whole, from its first key on.
+  // Number of leading blocks that the query of a batch row sees whole.
   int64_t whole_blocks(int64_t b) const {
     const int32_t r = c.plan.first[tile_of(c.plan, b, 0)];
     const bool any = r < c.plan.first[tile_of(c.plan, b, 0) + 1];
     return any && c.plan.begin[r] == 0 && c.plan.full[r] ? c.plan.end[r] / BLOCK : 0;
   }
 
-  // Calls f(first row, rows, blocks) for rows that begin alike, and how many blocks all of them see whole. A row that has
-  // less than half of the others' beginning begins anew.
+  // Calls f(first row, rows, blocks) for each run of batch rows with a common prefix, and the number of blocks that all of
+  // them see whole. A row that shares less than half of the others' prefix starts a new run.
   template <class F>
   void each_alike(F f) const {
     for (int64_t b = 0, rows; b < c.batch; b += rows) {
@@ -86,6 +87,8 @@ struct Work {
     }
   }
 
+  // Items of decoding: first the shared prefixes, in parts of ALIKE blocks, then the other blocks of each head, in parts of
+  // PART. With 20 shared blocks and 70 in all: parts 0-7, 8-15, 16-19, then 20-51, 52-69.
   void share_out_parts() {
     each_alike([&](int64_t b, int64_t rows, int64_t alike) {
       const int64_t at_once = TILE / z.group;
@@ -104,6 +107,8 @@ struct Work {
     begins[heads()] = partials;
   }
 
+  // Items of many queries. The cost of a tile is its blocks, and one. An item costs 1/16 of a thread's share;
+  // at the end less, half of a thread's share of what is left.
   void share_out() {
     const headway_plan& p = c.plan;
     int64_t left = 0;

@@ -1,9 +1,10 @@
-// Activations and gates, number by number: y = act(gate) up, forward and backward.
+// Activations and gates, elementwise: y = act(gate) up, forward and backward.
 #pragma once
 #include "words.h"
 
 namespace {
 
+// act(x) and its derivative.
 struct Activated {
   vf value, slope;
 };
@@ -22,7 +23,7 @@ INLINE Activated activated(vf x) {
     vf square = x * x, s = sigmoid(x * (square * 0.0713548163f + 1.5957691216f)), y = x * s;
     return {y, s + y * (1.0f - s) * (square * 0.214064449f + 1.5957691216f)};
   }
-  if (ACT == HEADWAY_GELU) {  // the normal distribution by Abramowitz and Stegun 7.1.26, error below 8e-8
+  if (ACT == HEADWAY_GELU) {  // the normal distribution function by Abramowitz and Stegun 7.1.26, error below 8e-8
     vf size = vmax(x, -x), e = exp_below_0(x * x * -0.5f), t = 1.0f / (size * 0.231641888f + 1.0f);
     vf sum = ((((t * 1.061405429f - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
     vf tail = sum * e * 0.5f, below = x > 0.0f ? 1.0f - tail : tail;
@@ -43,7 +44,7 @@ struct Gate {
     });
   }
 
-  // Of y, too, where it is asked for.
+  // Writes the gradients, and y as well if it is given.
   void backward(int64_t row) const {
     each_words(c.width, [&](int64_t i, int n, int) __attribute__((always_inline)) {
       Activated a = activated<ACT>(get<HALF>(c.gate, row * c.gate_row + i, n));

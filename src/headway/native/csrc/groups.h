@@ -1,10 +1,10 @@
-// The rows of a tile in groups whose sums fit into the registers, and code that knows their number when it is compiled.
+// Groups of a tile's rows whose sums fit into the registers, and loops whose sizes are compile-time constants.
 #pragma once
 #include "vec.h"
 
 namespace {
 
-// Calls f with the number of rows of a group known to the compiler.
+// Calls f with the number of rows of a group as a compile-time constant.
 template <class F>
 INLINE void with_rows(int rows, F f) {
   switch (rows) {
@@ -14,7 +14,7 @@ INLINE void with_rows(int rows, F f) {
     case 1: return f(Count<1>());
   }
 }
-// Calls f(rows, row) for each group of rows.
+// Calls f(rows, row) for each group of `count` rows. ROWS 6: 13 rows are 6, 6, 1, and 8 rows are 4, 4.
 template <class F>
 INLINE void each_group(int count, F f) {
   for (int row = 0, rows; row < count; row += rows) {
@@ -24,7 +24,8 @@ INLINE void each_group(int count, F f) {
   }
 }
 
-// Calls f(size, at) for pieces of `count`: as many of MOST as there are, then half that size, and so on.
+// Calls f(size, at) for pieces of `count`: as many of size MOST as fit, then of half that size, and so on; with MOST 4,
+// 11 is 4, 4, 2, 1.
 template <int MOST, int LEAST = 1, class F>
 INLINE void in_halves(int count, F f, int at = 0) {
   for (; at + MOST <= count; at += MOST) f(Count<MOST>(), at);
@@ -36,14 +37,14 @@ INLINE void each_columns(int wide, F f) {
   in_halves<WIDE>(wide / UNIT, [&](auto units, int at) __attribute__((always_inline)) { f(units, at * UNIT); });
 }
 
-// A group of rows that sees panels [first, first + panels) of the block; `bits` are those of its rows.
+// A group of rows that sees panels [first, first + panels) of a block; `bits` are the masks of its rows.
 struct Group {
   int row, rows, first, panels;
   bool masked;
   uint16_t bits[ROWS][4];
 };
 
-// Calls f with the number of panels known to the compiler, of levels that take several.
+// Calls f with the number of panels as a compile-time constant; for levels that take several.
 template <class F>
 INLINE void with_panels(int panels, F f) {
   switch (panels) {
@@ -53,7 +54,7 @@ INLINE void with_panels(int panels, F f) {
     case 1: return f(Count<1>());
   }
 }
-// Calls f(rows, panels, group) with both numbers known to the compiler; where a level takes one panel at a time, for each.
+// Calls f(rows, panels, group) with both numbers as compile-time constants; once per panel at levels that take one at a time.
 template <class F>
 INLINE void each_panels(const Group& g, F f) {
   auto take = [&](auto panels, const Group& x) __attribute__((always_inline)) {

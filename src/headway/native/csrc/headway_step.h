@@ -1,15 +1,15 @@
-// A step of decoding: operations one after the other, beside products (headway.h).
+// A decoding step of a model: a list of operations that run one after the other.
 #pragma once
 #include "headway.h"
 
 extern "C" {
 
-// Heads of rows behind their projections, `tokens` rows of each sequence: normed where there are gains, rotated where
-// there are cosines (y = x cos + x[partner] sin on the first `rotated` numbers); keys and values go to slots[row] of
-// their sequence in a cache, or nowhere where that is negative.
+// Query, key and value heads after their projections, `tokens` rows of each sequence: normed if there are gains, rotated if
+// there are cosines (y = x cos + x[partner] sin on the first `rotated` elements). Keys and values are written to
+// slots[row] of their sequence's KV cache, or nowhere if that is negative.
 typedef struct {
   int64_t rows, tokens, heads, kv_heads, dim, dim_v;
-  int64_t type;  // of q, k, v and of the cache
+  int64_t type;  // of q, k, v and of a cache without scales
   void* q;
   const void *k, *v;
   int64_t q_row, k_row, v_row;
@@ -21,23 +21,25 @@ typedef struct {
   const int32_t* partner;  // [rotated]
   int64_t rotated, rotates_values;
   headway_tensor k_cache, v_cache;
+  // [rows] slot of the cache
   const int64_t* slots;
-  float *k_scale, *v_scale;  // of a cache in INT8: of kv head h and slot s at h scale_head + s; or null
+  float *k_scale, *v_scale;  // of an INT8 cache: the scale of kv head h, slot s is at h scale_head + s; or null
   int64_t scale_head;
 } headway_heads;
 
-// Whose rows they are, in a step: [rows] each, the rows of a text side by side.
+// The sequence of each row of a step, [rows] each; the rows of a sequence are adjacent.
 typedef struct {
-  const int64_t* pages;   // of the states of its text
-  const uint8_t* begins;  // whether the text begins, without a state
+  const int64_t* pages;   // page of the states of its sequence
+  const uint8_t* begins;  // whether the sequence begins with this row, with a zero state
 } headway_texts;
 
-// Linear attention: the rows of a text in their order, of query and key features f and, before rotation (unless
-// rotates_both), g: kv += f(k) v^T, z += g(k), out = f(q) kv / max(g(q) z, eps). Where a text begins, its sums do.
+// Linear attention. The rows of a sequence are processed in order, with query and key features f, and g, the same before
+// the rotation (after it, if rotates_both): kv += f(k) v^T, z += g(k), out = f(q) kv / max(g(q) z, eps). The sums start at 0
+// where a sequence begins.
 enum { HEADWAY_ELU1 = 0, HEADWAY_RELU_FEATURE, HEADWAY_SQUARE, HEADWAY_EXP, HEADWAY_SOFTMAX, HEADWAY_COSINE };
 typedef struct {
   int64_t rows, heads, kv_heads, dim, dim_v, type, feature, key_feature;
-  double eps;  // -INFINITY: the denominator is as it is
+  double eps;  // -INFINITY: the denominator is used as it is
   const void *q, *k, *v;
   int64_t q_row, k_row, v_row;
   const float *cos, *sin;  // [rows][rotated] or null
@@ -50,7 +52,7 @@ typedef struct {
   int64_t out_row;
 } headway_sums;
 
-// Heads of rows behind attention, each times sigmoid(lse - sink), then times sigmoid(gate), where these are given.
+// Multiplies each head of attention's output by sigmoid(lse - sink), then by sigmoid(gate), if these are given.
 typedef struct {
   int64_t rows, heads, dim;
   int64_t type;  // of out and gate
@@ -62,7 +64,7 @@ typedef struct {
   int64_t gate_row;
 } headway_factors;
 
-// x += scale * y, in rows of y.inputs numbers that `y` reads as it would for its matrices, of which it has none.
+// x += scale * y, where the rows of y, y.inputs wide, are read as for a product (norm, act, gate); y has no matrices.
 typedef struct {
   int64_t rows;
   double scale;
@@ -70,37 +72,39 @@ typedef struct {
   headway_products y;
 } headway_added;
 
-// A mixture of experts of rows h, which `in` reads as it would for its matrices, of which it has none: each row goes to
-// the `top` experts with the largest s + choice, s = softmax or sigmoid of h router^T + router_bias in float32, of the
-// `top_groups` groups whose best two add up to most. out = sum of w down(act(gate(h)) up(h)) of the chosen, w = scale s or
-// scale s / (sum of s + sum_eps), + shared sigmoid(shared_gate). Matrices write where they are told.
+// A mixture of experts. Rows h are read as for the product `in` (norm, act, gate), which has no matrices. Each row goes to
+// the `top` experts with the largest s + choice, with s = softmax or sigmoid of h router^T + router_bias in float32, among
+// the `top_groups` groups with the largest sum of their best two. out = sum over the chosen experts of
+// w down(act(gate(h)) up(h)), w = scale s or scale s / (sum of s + sum_eps), + shared sigmoid(shared_gate). The matrices'
+// own `out` is not used.
 typedef struct {
   int64_t rows, count, top, groups, top_groups, sigmoid, normalized;
   double scale, sum_eps;
   headway_products in;
   const float *router, *router_bias, *choice;  // [count][inputs], [count] or null, [count] or null
   int64_t hidden, act;
-  const headway_matrix *gate, *up, *down;  // [count]; gate may be null: act(up(h))
+  const headway_matrix *gate, *up, *down;  // [count] matrices; gate may be null: act(up(h))
   const void *shared, *shared_gate;        // [rows][inputs] and [rows], or null
   void* out;                               // [rows][inputs]
 } headway_experts;
 
-// Short convolutions of rows x, or of x times: out = act(sum over w of weight[w] x_(t - w) + bias), times `by`.
+// Causal depthwise convolutions of rows x, or x times: out = act(sum over w of weight[w] x_(t - w) + bias), times `by`.
 typedef struct {
   int64_t rows, channels, window, type, act;  // act: NO_ACT or SILU
-  const void *x, *times, *by;                 // [rows][channels], all x_row apart; times and by may be null
+  const void *x, *times, *by;                 // [rows][channels], each with row stride x_row; times and by may be null
   int64_t x_row;
   const float *weight, *bias;  // [window][channels], [channels] or null
-  float* tail;                 // [page][window - 1][channels]
+  float* tail;                 // [page][window - 1][channels] the previous rows of each sequence, the latest last
   headway_texts texts;
   void* out;
   int64_t out_row;
 } headway_taps;
 
-// The gated delta rule (`headway_delta`) of rows, with queries and keys of length 1, betas and decays from what a layer
-// has for them, ln a = rate softplus(decay + decay_bias); behind it the norm of each head times act(gate).
+// The gated delta rule (`headway_delta`) of rows, with queries and keys normalized to length 1, and beta and decay computed
+// from a layer's projections: beta = beta_scale sigmoid(beta), ln a = rate softplus(decay + decay_bias); then the norm of
+// each head times act(gate).
 typedef struct {
-  int64_t rows, heads, key_heads, dim, dim_v, type, channels;  // channels: of a decay, 1 or dim; dim_v: of whole 16
+  int64_t rows, heads, key_heads, dim, dim_v, type, channels;  // channels: of a decay, 1 or dim; dim_v: a multiple of 16
   double scale, beta_scale, unit_eps, norm_eps;
   int64_t gate_act;  // SILU or SIGMOID
   const void *q, *k, *v, *beta, *decay, *gate;
@@ -126,13 +130,14 @@ enum {
 };
 typedef struct {
   int64_t kind;
+  // The argument struct of the kind:
   const void* of;  // headway_products, _heads, _call, _norm (y may be x), _sums, _factors, _added, _experts, _taps,
                    // _delta_step
-  void *k, *v;     // where the keys and values of a headway_call lie, which layers share but for these
+  void *k, *v;     // keys and values of a headway_call, and their scales: layers share a call except for these
   const float *k_scale, *v_scale;
 } headway_op;
 
-// The operations one after the other, each when the one before is done, by one team of threads.
+// Runs the operations in order, each after the one before is complete, by one team of threads. Returns 0 or an error.
 HEADWAY_EXPORT int headway_step(const headway_op* ops, int64_t count, int64_t threads);
 
 }

@@ -1,4 +1,4 @@
-// headway_linear: one call, by a team of its own.
+// headway_linear: one call with its own team of threads.
 #include "products.h"
 #include "team.h"
 
@@ -6,7 +6,7 @@
 
 namespace {
 
-// The team shares the outputs: each weight is read once, all rows by every thread.
+// Few rows: the team shares the outputs. Each weight is read once, and every thread reads all rows.
 int by_outputs(const headway_products& c) {
   static thread_local Scratch scratch;
   Products products(c);
@@ -20,8 +20,8 @@ int by_outputs(const headway_products& c) {
   return 0;
 }
 
-// Threads take rows as they are done with others: as many as stay in their second cache while all weights pass.
-// Parts are multiples of 24 or 48 rows, whole groups of all kernels: sums do not depend on how many threads there are.
+// Many rows: threads take parts of the rows in turn, as many rows as stay in a thread's L2 cache while all weights pass.
+// Parts are multiples of 24 or 48 rows, whole groups for all kernels, so sums do not depend on the number of threads.
 int by_rows(const headway_products& c) {
   constexpr int64_t UNITS = HAS_TILES ? 48 : 24, MOST = 96;
   const int64_t units = (c.rows + UNITS - 1) / UNITS;

@@ -1,4 +1,4 @@
-// Which of the 64 keys of a block a query sees: one bit a key, from the pattern's program and the tokens.
+// Masks: which of the 64 keys of a block a query sees, one bit per key, from the pattern's program and the tokens.
 #pragma once
 #include "headway.h"
 #include "vec.h"
@@ -8,12 +8,13 @@ namespace {
 constexpr uint64_t ALL = ~0ull;
 constexpr int DEEPEST = 16;
 
+// Returns a mask of the n lowest bits.
 INLINE uint64_t first_bits(int64_t n) { return n >= 64 ? ALL : n <= 0 ? 0 : (1ull << n) - 1; }
 
-// The panels of a block from the first to the last key that some of R rows sees; bits [R][panels] for each row.
+// The panels of a block from the first to the last key that some of R rows sees; bits [R][panels] are the masks of each row.
 struct Span {
   int first, count;  // count 0: nothing is seen
-  bool all;          // every row sees every key
+  bool all;          // every row sees every key of the block
 };
 INLINE Span span_of(const uint64_t* rows, int count, uint16_t (*bits)[4]) {
   uint64_t some = 0, all = ALL;
@@ -27,6 +28,7 @@ INLINE Span span_of(const uint64_t* rows, int count, uint16_t (*bits)[4]) {
   return {first, last - first + 1, all == ALL};
 }
 
+// Returns a bit for each key of a block: test(key).
 template <class Test>
 INLINE uint64_t each_key(const int32_t* keys, Test test) {
   uint64_t bits = 0;
@@ -34,10 +36,10 @@ INLINE uint64_t each_key(const int32_t* keys, Test test) {
   return bits;
 }
 
-// x / by rounded down, for |x| < 2^40: the quotient of x + 1/2 is never as near to a whole number as it is rounded.
+// Returns floor(x / by) for |x| < 2^40. x + 1/2 is never so close to a multiple of `by` that rounding crosses it.
 INLINE int64_t floor_of(int64_t x, double inverse_of_by) { return (int64_t)floor(((double)x + 0.5) * inverse_of_by); }
 
-// The tokens of one row of the batch on one side.
+// The query or key tokens of one batch row.
 struct Tokens {
   const int32_t *index, *document;
   const uint8_t* global;
@@ -52,11 +54,11 @@ struct Tokens {
   int64_t slot(int64_t place) const { return order ? order[place] : place; }
 };
 
-// The keys of one block, filled up with empty slots. Most blocks are regular: index i is first + i * step.
+// The keys of one block, padded with empty slots. Most blocks are regular: index i is first + i * step.
 struct BlockKeys {
   alignas(64) int32_t index[BLOCK], document[BLOCK];
   uint64_t global, valid;
-  int32_t first, step;  // step 0: not regular
+  int32_t first, step;  // step 0: the block is not regular
   bool one_document;
 
   void read(const Tokens& t, int64_t begin) {
@@ -87,7 +89,8 @@ struct BlockKeys {
     inverse = 1.0 / (step ? step : 1);
   }
 
-  // Keys with first index <= k <= last index.
+  // Returns the keys with low <= index <= high. Regular blocks need no comparison per key: for first 10, step 2 and
+  // between(13, 20), keys from ceil(3 / 2) = 2 up to floor(10 / 2) = 5, bits 2 .. 5.
   uint64_t between(int64_t low, int64_t high) const {
     if (step == 1) return first_bits(high - first + 1) & ~first_bits(low - first);
     if (step > 1) return first_bits(floor_of(high - first, inverse) + 1) & ~first_bits(-floor_of(first - low, inverse));
@@ -95,7 +98,7 @@ struct BlockKeys {
     return each_key(index, [=](vi x) { return (x >= l) & (x <= h); });
   }
 
-  // Keys with (k - query) % by == 0.
+  // Returns the keys with (index - query) % by == 0.
   uint64_t aligned(int32_t query, int32_t by) const {
     if (step && step % by == 0) {
       int64_t away = (int64_t)query - first;
@@ -107,15 +110,15 @@ struct BlockKeys {
   }
 
  private:
-  double inverse;  // of step
+  double inverse;  // 1 / step
 };
 
-// What a tile's queries see of a block, instruction by instruction.
+// Evaluates a pattern's program for the queries of a tile and one block of keys.
 struct Program {
   const int32_t* code;
   int64_t count;
 
-  // seen [n] &= the keys that the queries at places begin .. begin + n - 1 see.
+  // seen [n] &= the keys that the queries at places begin .. begin + n - 1 see. The stack holds a mask per query.
   template <int MOST>
   void visible(const BlockKeys& k, const Tokens& queries, int64_t begin, int64_t n, bool documents,
                uint64_t* seen) const {

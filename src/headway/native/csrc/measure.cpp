@@ -1,5 +1,5 @@
-// The stamp of this library, and the roofs that its kernels are measured against: the rate of multiply-adds that never
-// leave the registers, and the time of one pass over memory.
+// The stamp of this library, and the hardware limits that its kernels are measured against: the rate of multiply-adds within
+// registers, and the time of one pass over memory.
 #include <omp.h>
 
 #include "team.h"
@@ -7,7 +7,7 @@
 
 namespace {
 
-// Found by searching the file, without opening it as a library.
+// Found by searching the file, without loading it as a library.
 __attribute__((used)) const char STAMP[] = "headway-source-hash:" HEADWAY_SOURCE_HASH;
 
 #if defined(__aarch64__)
@@ -15,11 +15,11 @@ constexpr bool MANY_REGISTERS = true;
 #else
 constexpr bool MANY_REGISTERS = W == 16;
 #endif
-constexpr int CHAINS = MANY_REGISTERS ? 24 : 12;  // of 32 or 16; at least units x latency of any known core
-constexpr int64_t STEPS = 1 << 16;  // some 200 us: long beside a barrier, short beside a time slice
+constexpr int CHAINS = MANY_REGISTERS ? 24 : 12;  // of 32 or 16 registers; at least units x latency of any known core
+constexpr int64_t STEPS = 1 << 16;  // some 200 us: long compared with a barrier, short compared with a time slice
 
-// STEPS rounds of one multiply-add in each of CHAINS independent registers, in bf16 of pairs. The empty statements keep
-// the compiler from folding the rounds or spilling the registers; they are no instructions.
+// STEPS rounds of one multiply-add in each of CHAINS independent registers; HALF: of bf16 pairs. The empty asm statements keep
+// the compiler from folding the rounds or spilling the registers; they emit no instructions.
 template <bool HALF>
 float multiply_add_rounds() {
   vf sum[CHAINS], scale = HALF ? (vf)splat_int(0x3F803F80) : splat(0.5f), add = splat(0.25f);
@@ -37,7 +37,7 @@ float multiply_add_rounds() {
   return sum_of(total);
 }
 
-// The shortest time in which `threads` threads do `rounds()` once each, side by side, over `seconds`.
+// Returns the shortest time in which `threads` threads run `rounds()` once each, in parallel, of all tries within `seconds`.
 double best_time(float (*rounds)(), int threads, double seconds) {
   double best = 1e30;
   const double end = omp_get_wtime() + seconds;
@@ -62,8 +62,8 @@ double best_time(float (*rounds)(), int threads, double seconds) {
   return best;
 }
 
-// Reads a span once, by as many streams side by side as the prefetchers of a core follow, each asked for ahead of time:
-// what products of few rows do with weights (linear.h). Answers the exclusive or of its words, 0 behind the last.
+// Reads a span of memory once, in as many parallel streams as the prefetchers of a core follow, with software prefetches, as
+// products of few rows read weights (linear.h). Returns the exclusive or of its 8-byte words, padded with zeros.
 uint64_t read_span(const char* from, const char* to) {
   constexpr int STREAMS = 4, AHEAD = 1024, LINE_BYTES = 64;
   const int64_t part = (to - from) / STREAMS / LINE_BYTES * LINE_BYTES;
@@ -87,8 +87,8 @@ uint64_t read_span(const char* from, const char* to) {
 
 }  // namespace
 
-// FLOP/s that `threads` threads reach together without touching memory, the best of what fits into `seconds`:
-// float32 multiply-adds (2 each), or with `bf16` products of bfloat16 pairs added in float32; 0 where this level
+// Returns the FLOP/s that `threads` threads reach together without touching memory, the best of all tries within `seconds`:
+// of float32 multiply-adds (2 each), or with `bf16` of dot products of bfloat16 pairs, summed in float32; 0 if this level
 // has no instruction for them.
 extern "C" HEADWAY_EXPORT double headway_peak(int bf16, int threads, double seconds) {
   threads = team_of(threads, INT64_MAX);
@@ -97,8 +97,8 @@ extern "C" HEADWAY_EXPORT double headway_peak(int bf16, int threads, double seco
   return products / best_time(bf16 ? multiply_add_rounds<HAS_PAIRS> : multiply_add_rounds<false>, threads, seconds);
 }
 
-// Seconds that `threads` threads need to read `bytes` bytes once, each its own part; `folded` becomes the exclusive
-// or of their words, 0 behind the last.
+// Returns the seconds that `threads` threads need to read `bytes` bytes once, each its own part; `folded` becomes the
+// exclusive or of their 8-byte words, padded with zeros.
 extern "C" HEADWAY_EXPORT double headway_read(const void* data, int64_t bytes, int threads, uint64_t* folded) {
   threads = team_of(threads, INT64_MAX);
   const char* from = (const char*)data;

@@ -1,4 +1,4 @@
-// Memory of a call: floats that are given back with their owner, and few large pages where the system has them.
+// Memory of a call: arrays that are freed with their owner, and huge pages where the system supports them.
 #pragma once
 #include <stdlib.h>
 #ifdef __linux__
@@ -10,7 +10,7 @@
 
 namespace {
 
-// Memory for floats; much of it in large pages, where the system has them.
+// Allocates floats; large arrays in huge pages, if the system supports them. Returns null if out of memory.
 INLINE float* floats(int64_t count) {
   size_t bytes = (size_t)count * 4, page = bytes < (4u << 20) ? 64 : 2u << 20;
   bytes = (bytes + page - 1) / page * page;
@@ -21,7 +21,7 @@ INLINE float* floats(int64_t count) {
   return at;
 }
 
-// Memory that is given back with its owner.
+// Owns memory from malloc, which it frees at its end.
 template <class T>
 struct Owned {
   T* at = nullptr;
@@ -31,7 +31,7 @@ struct Owned {
   operator T*() const { return at; }
 };
 
-// Has a result written to few large pages, where the system has them: faults on small ones can cost as much as a window.
+// Asks for huge pages for a result: the page faults of small ones can cost as much as computing a sliding window.
 INLINE void large_pages(const headway_tensor& t, int64_t bytes) {
 #ifdef MADV_HUGEPAGE
   constexpr uintptr_t page = 2u << 20;

@@ -1,11 +1,11 @@
-// The one product: acc[R rows][C units of 16] += sum over steps of A[row][step] * B[step][unit].
+// The matrix product of all kernels: acc[R rows][C units of 16] += sum over steps of A[row][step] * B[step][unit].
 #pragma once
 #include "groups.h"
 #include "pack.h"
 
 namespace {
 
-// Words of A lie at a[row * row_step + step * step_step]; unit c of step s of B at b[c][s * b_step].
+// One step: A's word of row r is at a[r * row_step], B's unit c at b[c][at].
 template <bool HALF, int R, int C>
 INLINE void product_step(vf (&acc)[R][C * N], const float* a, int64_t row_step, const float* const* b, int64_t at) {
   vf v[C * N];
@@ -16,6 +16,8 @@ INLINE void product_step(vf (&acc)[R][C * N], const float* a, int64_t row_step, 
   }
 }
 
+// `steps` steps. A's word of (row, step) is at a[row * row_step + step * step_step], unit c of step s of B at
+// b[c][s * b_step].
 template <bool HALF, int R, int C>
 INLINE void product(vf (&acc)[R][C * N], const float* a, int64_t row_step, int64_t step_step, const float* const* b,
                     int64_t b_step, int steps) {
@@ -26,17 +28,19 @@ INLINE void product(vf (&acc)[R][C * N], const float* a, int64_t row_step, int64
   for (; s < steps; s++) product_step<HALF, R, C>(acc, a + s * step_step, row_step, b, s * b_step);
 }
 
-// One step of the product on a row of sums where B may hold what is no number: only the parts of B's words in `take`.
+// Adds a * b to a row of `wide` sums, where B may hold NaN or infinities: `take` masks the parts of B's words that count.
 template <bool HALF>
 INLINE void add_part(float* out, float a, const float* b, int wide, uint32_t take) {
   vi some = splat_int((int32_t)take);
   for (int i = 0; i < wide; i += W)
     store(out + i, multiply_add<HALF>(load(out + i), splat(a), (vf)((vi)load(b + i) & some)));
 }
+// Returns the mask of a word of which the low half, the high half or both count.
 INLINE uint32_t parts(bool low, bool high) { return (low ? 0xFFFFu : 0) | (high ? 0xFFFF0000u : 0); }
 
-// Products of weights and values where a masked key may hold NaN: what is not seen is not touched. Panel n of the
-// values lies at v[n].
+// Adds weights times values to out [rows][wide], where a masked key may hold NaN (0 * NaN would be NaN): values of keys whose
+// bit is not set are masked to 0. p [row][4 panels][STEPS] are the weights, v[n] is panel n of the values. A bf16 step is a
+// pair of keys: of bits 0110 (keys 1 and 2), step 0 takes the high half of its words and step 1 the low half.
 template <bool HALF>
 __attribute__((noinline, cold)) void seen_only(float* out, const float* p, int rows, int panels,
                                                const uint16_t (*bits)[4], const float* const* v, int wide) {
@@ -52,7 +56,7 @@ __attribute__((noinline, cold)) void seen_only(float* out, const float* p, int r
   }
 }
 
-// Rows of A [R][pieces * steps] times rows of B [piece][steps][wide], added to out [R][wide]: C units of columns.
+// Adds A [R][pieces * steps] times B, [steps][wide] for each piece, to out [R][wide], for C units of columns from `at` on.
 template <bool HALF, int R, int C>
 INLINE void add_units(float* out, const float* a, int64_t row_step, int64_t step_step, const float* const* b, int at,
                       int wide, int pieces, int steps) {
@@ -69,6 +73,7 @@ INLINE void add_units(float* out, const float* a, int64_t row_step, int64_t step
     }
 }
 
+// The same for all `wide` columns.
 template <bool HALF, int R>
 INLINE void add_rows(float* out, const float* a, int64_t row_step, int64_t step_step, const float* const* b, int wide,
                      int pieces, int steps) {
@@ -77,7 +82,7 @@ INLINE void add_rows(float* out, const float* a, int64_t row_step, int64_t step_
   });
 }
 
-// out [keys][wide] += A^T [keys][steps] B [steps][wide] where B may hold what is no number: weights of 0 touch nothing.
+// out [keys][wide] += A^T B, for A [steps][keys], B [steps][wide], where B may hold NaN or infinities: a weight of 0 adds 0.
 template <bool HALF>
 __attribute__((noinline, cold)) void add_transposed_careful(float* out, const float* a, const float* b, int wide,
                                                             int keys, int steps) {
@@ -94,7 +99,7 @@ __attribute__((noinline, cold)) void add_transposed_careful(float* out, const fl
   }
 }
 
-// The same by products, 6 keys at a time; some columns of B for all keys, then the next ones.
+// The same with the matrix product, ROWS keys at a time: for some columns of B all keys, then for the next columns.
 template <bool HALF>
 __attribute__((noinline)) void add_transposed(float* out, const float* a, const float* b, int wide, int keys,
                                               int steps) {

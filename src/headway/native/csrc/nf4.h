@@ -1,7 +1,7 @@
-// NF4 weights as bitsandbytes keeps them: codes of 4 bits for 16 values, and a scale for each block of 64 inputs of an
-// output, itself a code of 8 bits. Weights are those of `Nf4.dequantize`: value times scale, rounded to the type of x.
-// Codes are looked up one of each lane of a register at a time, so inputs lie in the order in which that makes weights:
-// `spread_place`. A row's sums are the same bits however many rows there are.
+// NF4 weights as bitsandbytes stores them: 4-bit codes of 16 values, and a scale for each block of 64 inputs of an output,
+// itself an 8-bit code (double quantization). Weights equal those of `Nf4.dequantize`: value times scale, rounded to the type
+// of x. Codes are looked up one per lane of a register at a time, so inputs are reordered to match: `spread_place`. A row's
+// sums have the same bits however many rows there are.
 #pragma once
 #include "compressed.h"
 
@@ -9,22 +9,23 @@ namespace {
 
 constexpr int SCALED = 64;  // inputs of a block
 
-// Codes in a lane, and lanes of the codes that are looked up together; in wide registers two codes of each are.
+// Codes per lane, and lanes that are looked up together; wide registers hold two codes of each of these lanes at once.
 template <Floats KIND>
 constexpr int LANE_CODES = KIND == Floats::PAIRS ? 4 : 8;
 template <Floats KIND>
 constexpr int CODE_LANES = KIND == Floats::PAIRS ? 16 : W < 8 ? W : 8;
 template <Floats KIND>
-constexpr int CODES = LANE_CODES<KIND>* CODE_LANES<KIND>;  // inputs that lie spread: a block, or half of one
+constexpr int CODES = LANE_CODES<KIND>* CODE_LANES<KIND>;  // inputs that are reordered together: a block, or half of one
 
-// Where input i lies: those of the first code of each lane, then those of the second.
+// Returns the place of input i: first the inputs of the first code of each lane, then those of the second, ... Lanes of
+// 8 codes, 8 of them: inputs 0, 8, 16, .. 56 are at places 0..7, inputs 1, 9, .. at 8..15.
 template <Floats KIND>
 INLINE int64_t spread_place(int64_t i) {
   constexpr int64_t ALL = CODES<KIND>, EACH = LANE_CODES<KIND>;
   return i / ALL * ALL + i % EACH * CODE_LANES<KIND> + i % ALL / EACH;
 }
 
-// Codes of an output, their scales, and the number of its first block.
+// The codes of an output, the codes of their scales, and the number of the output's first block in the whole matrix.
 struct Coded {
   const char* codes;
   const uint8_t* scales;
@@ -37,8 +38,8 @@ INLINE Coded coded_row(const headway_matrix& m, int64_t output, int64_t inputs) 
           (uint64_t)(n.first + output * n.row)};
 }
 
-// Scales of `count` blocks of an output from `from`. The offset is added in a loop of its own: a product and a sum beside
-// it would be rounded once, and not twice as in `Nf4.scale`.
+// Reads the scales of `count` blocks of an output from block `from` on. The offset is added in a separate loop: product and
+// sum in one expression would be fused and rounded once, not twice as in `Nf4.scale`.
 INLINE void read_scales(float* __restrict to, const headway_nf4& n, const Coded& w, int64_t from, int64_t count) {
   const float *map = n.map, offset = n.offset;
   const uint8_t* codes = w.scales + from;
@@ -56,9 +57,9 @@ INLINE void read_scales(float* __restrict to, const headway_nf4& n, const Coded&
   for (int64_t at = 0; at < count; at++) to[at] += offset;
 }
 
-constexpr int64_t LINE_BLOCKS = LONGEST_LINE / SCALED;  // whose scales are read at a time
+constexpr int64_t LINE_BLOCKS = LONGEST_LINE / SCALED;  // blocks whose scales are read at a time
 
-// Calls f(at, weights) for all inputs of the codes at p, of a block whose values are scaled by `scale`: W words at a time.
+// Calls f(at, W words) for all weights of the codes at p, of a block with scale `scale`.
 template <Floats KIND, class F>
 INLINE void each_weight(const char* p, const float* values, float scale, F f) {
   vf table[N];
@@ -69,7 +70,7 @@ INLINE void each_weight(const char* p, const float* values, float scale, F f) {
     look_up(table, p, f);
 }
 
-// As `dots`, of coded outputs, with the same sums; x lies spread.
+// Like `dots`, for outputs in NF4, with the same sums; x is in the order of spread_place.
 template <Floats KIND, int R, int S>
 INLINE void coded_dots(float* y, int64_t y_side, const float* x, int64_t x_row, const Coded (&w)[S], const headway_nf4& n,
                        int64_t count) {
@@ -97,8 +98,8 @@ INLINE void coded_dots(float* y, int64_t y_side, const float* x, int64_t x_row, 
   write_sums(y, y_side, acc);
 }
 
-// The weights of S outputs, LONGEST_LINE at most, as `dots` reads them beside spread rows: for more rows than one decoding
-// serves.
+// Writes the weights of S outputs, LONGEST_LINE at most, as `dots` reads them with reordered rows: if there are more rows than
+// one pass over the codes serves.
 template <Floats KIND, int S>
 INLINE void plain_lines(char* const (&lines)[S], const Coded (&w)[S], const headway_nf4& n, int64_t count) {
   alignas(64) float scales[S][LINE_BLOCKS];

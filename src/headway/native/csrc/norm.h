@@ -1,4 +1,4 @@
-// Norms of rows, forward and backward: y = (z - m) r g + b over z = x + residual, with r = 1 / sqrt(mean of (z - m)^2 + eps);
+// Norms of rows, forward and backward: y = (z - m) r g + b for z = x + residual, with r = 1 / sqrt(mean of (z - m)^2 + eps).
 // m is the mean for a layer norm and 0 for an RMS norm, whose (z r) is rounded to the type of x before the gain.
 #pragma once
 #include "words.h"
@@ -9,7 +9,7 @@ template <bool HALF, bool RMS>
 struct Norm {
   const headway_norm& c;
   int64_t width;
-  float *d_gain = 0, *d_shift = 0;  // this thread's sums
+  float *d_gain = 0, *d_shift = 0;  // sums of this thread
 
   explicit Norm(const headway_norm& call) : c(call), width(call.width) {}
 
@@ -58,7 +58,7 @@ struct Norm {
       if (d_shift) put<false>(d_shift, i, get<false>(d_shift, i, n) + dy, n);
       if (c.gain) dy *= get<HALF>(c.gain, i, n);
       if (!RMS) plain.parts[k] += dy;
-      along.parts[k] += dy * h;  // lanes behind the end have dy = 0
+      along.parts[k] += dy * h;  // lanes beyond the end have dy = 0
     });
     float lift = RMS ? 0 : plain.total() / (float)width, pull = along.total() / (float)width;
     each_words(width, [&](int64_t i, int n, int) __attribute__((always_inline)) {

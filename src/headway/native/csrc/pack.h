@@ -1,25 +1,26 @@
-// Packing: rows of a tensor into the two forms that products read.
+// Packing: copies rows of a tensor into the two layouts that the products read.
 //
-//   panels  [word of the row][64 rows]:        contraction over the row (scores); a panel is 16 of the rows. Levels
+//   panels  [word of the row][64 rows]:        for contractions over the row (scores); a panel is 16 of the rows. Levels
 //                                              that take one panel at a time: [panel][word of the row][16 rows]
-//   rows    [step][unit of 16 columns][16]:    contraction over the slots (values); a step is one slot in float,
+//   rows    [step][unit of 16 columns][16]:    for contractions over the slots (values); a step is one slot in float,
 //                                              two in bf16, whose elements are interleaved
 //
-// What is read is in words: a float, or two bf16. A level without bf16 products packs floats.
+// A word is 32 bits: a float, or two bf16. Levels without bf16 products pack floats.
 #pragma once
 #include "words.h"
 
 namespace {
 
+// Returns the size of an element in bytes.
 INLINE int64_t bytes_of(int type) { return type == HEADWAY_FLOAT32 ? 4 : type == HEADWAY_BFLOAT16 ? 2 : 1; }
 
-// Rows of one (batch, head): where they are and how to read them.
+// Rows of one (batch, head) of a tensor: address, stride and type.
 struct Rows {
   const char* base;
-  const int32_t* order;  // slot of a place, or null
-  const float* scale;    // of int8 slots, or null
-  int64_t stride;        // in bytes
-  int type, width;       // elements per row
+  const int32_t* order;  // [place] slot of each place in block order, or null if they are the same
+  const float* scale;    // [slot] scales of int8 rows, or null
+  int64_t stride;        // from one slot to the next, in bytes
+  int type, width;       // width: elements per row
 
   static Rows of(const headway_tensor& t, int type, int64_t b, int64_t h, int width, const int32_t* order,
                  const float* scale = nullptr) {
@@ -28,7 +29,8 @@ struct Rows {
   }
   int64_t slot(int64_t place) const { return order ? order[place] : place; }
   const char* at(int64_t place) const { return base + slot(place) * stride; }
-  // Whole units of words, where words may lie, as they are computed with, row after row without a gap?
+  // Returns whether the rows can be used as packed words without a copy: in the type of the products, without gaps, in whole
+  // units, and aligned to words.
   template <bool HALF>
   bool side_by_side() const {
     return !order && type == (HALF ? HEADWAY_BFLOAT16 : HEADWAY_FLOAT32) && stride == width * bytes_of(type) &&
@@ -36,11 +38,13 @@ struct Rows {
   }
 };
 
+// Number of words of a row of `width` elements.
 INLINE int words_of(bool half, int width) { return half ? (width + 1) / 2 : width; }
+// Returns n rounded up to a multiple of 16.
 INLINE int whole_units(int n) { return (n + UNIT - 1) / UNIT * UNIT; }
 
-// The row at `place` as words, the last unit filled up with 0. Rows are copied before they are packed: that reads
-// memory in its own order, as prefetchers like it.
+// Copies the row at `place` as words; the last unit is filled up with zeros, int8 rows are dequantized. Rows are copied
+// before they are packed, so that memory is read in order, as the hardware prefetchers expect.
 template <bool HALF>
 INLINE void read_words(const Rows& r, int64_t place, float* to) {
   const char* from = r.at(place);
@@ -72,7 +76,8 @@ INLINE void read_words(const Rows& r, int64_t place, float* to) {
   }
 }
 
-// Is a NaN or an infinity among `count` words (a multiple of 16)?
+// Returns a mask with a nonzero lane if some of `count` words (a multiple of 16) holds a NaN or an infinity: an exponent
+// field of all ones.
 template <bool HALF>
 INLINE vi not_numbers(const float* w, int count) {
   vi found = {};
@@ -84,7 +89,7 @@ INLINE vi not_numbers(const float* w, int count) {
   return found;
 }
 
-// 16 by 16 numbers.
+// Transposes 16 by 16 words: out[c * LINE + r] = rows[r * step + c].
 INLINE void transpose16(const float* rows, int64_t step, float* out) {
   for (int from = 0; from < UNIT * UNIT / W; from += W) {
     const float* corner = rows + from / UNIT * W * step + from % UNIT;
@@ -95,7 +100,7 @@ INLINE void transpose16(const float* rows, int64_t step, float* out) {
       const vf &x = b[i / 4 * 4 + i % 4 / 2], &y = b[i / 4 * 4 + i % 4 / 2 + 2];
       a[i] = i % 2 ? high_pairs(x, y) : low_pairs(x, y);
     }
-    // a[4 i + c]: column c of each four for rows 4 i .. 4 i + 3
+    // now lanes 4 m .. 4 m + 3 of a[4 i + c] are column 4 m + c of rows 4 i .. 4 i + 3
     auto regroup = [&]() __attribute__((always_inline)) {
       UNROLL for (int i = 0; i < W / 2; i++) {
         const vf &x = a[i / 4 * 8 + i % 4], &y = a[i / 4 * 8 + i % 4 + 4];
@@ -108,7 +113,7 @@ INLINE void transpose16(const float* rows, int64_t step, float* out) {
   }
 }
 
-// The sum of each of 16 rows of W lanes.
+// Writes the sum of the W lanes of each of 16 rows to out.
 INLINE void sums_of(const float (*rows)[W], float* out) {
   if (W < 16) {
     for (int i = 0; i < 16; i++) out[i] = sum_of(load(rows[i]));
@@ -121,7 +126,8 @@ INLINE void sums_of(const float (*rows)[W], float* out) {
   store(out, total);
 }
 
-// Panel of 16 word rows, `step` words apart: out [count][LINE]; count words are written, whole units are read.
+// Packs 16 rows of words, `step` words apart, as a panel: out [count][LINE]. It writes `count` words of each row, and reads
+// whole units.
 INLINE void pack_panel(const float* rows, int64_t step, int count, float* out) {
   int at = 0;
   for (; at + 16 <= count; at += 16) transpose16(rows + at, step, out + at * LINE);
@@ -132,7 +138,8 @@ INLINE void pack_panel(const float* rows, int64_t step, int count, float* out) {
   }
 }
 
-// 16 slots in the form for contraction over slots: out [16 or 8 steps][whole columns].
+// Packs 16 slots for a contraction over slots: out [16 steps][whole columns], or in bf16 [8 steps][whole columns], where
+// each word is a pair: the element of slot 2 i and that of slot 2 i + 1.
 template <bool HALF>
 INLINE void pack_rows(const float* rows, int64_t step, int columns, float* out) {
   int whole = whole_units(columns);

@@ -1,20 +1,20 @@
-// Groups of a panel that are unpacked once for all rows of a call: codes less their zeros, and the scales of each output.
+// Groups of a panel that are unpacked once for all rows of a call: codes minus zeros, and the scales of each output.
 #pragma once
 #include "panel_tile.h"
 
 namespace {
 
-// Codes as bytes, whose zero is 128 where they have eight bits, or as words of 16 bits.
+// Codes minus zeros as bytes (for codes of eight bits minus 128 instead, see `offset`), or as 16-bit integers.
 template <class F, class CODE>
 struct Codes {
   static constexpr bool SHORT = sizeof(CODE) == 2;
-  static constexpr int DEPTH = SHORT ? DEEP / 2 : DEEP;  // they stay in the first cache while all rows pass them
-  alignas(64) CODE codes[DEPTH][GROUP / 4][UNIT][4];     // of SHORT: of each quad the first and third, then the others
+  static constexpr int DEPTH = SHORT ? DEEP / 2 : DEEP;  // groups at a time: they stay in the L1 cache while all rows pass
+  alignas(64) CODE codes[DEPTH][GROUP / 4][UNIT][4];     // SHORT: first and third input of each quad, then the others
   alignas(64) float scale[DEPTH][F::PARTS][UNIT];
   alignas(64) float low[F::LOWS ? DEPTH : 1][UNIT];
-  alignas(64) int32_t offset[F::WHOLE && !SHORT ? DEPTH : 1][UNIT];  // what codes of eight bits are above their zero
+  alignas(64) int32_t offset[F::WHOLE && !SHORT ? DEPTH : 1][UNIT];  // 8-bit codes: the zero minus 128
 
-  // `count` groups from the first of eight on.
+  // Unpacks `count` groups, starting with the first of eight.
   void take(const Panel& p, int64_t count) {
     vf d[1][2][N];
     const char* at = p.at;
@@ -28,6 +28,7 @@ struct Codes {
  private:
   typedef CODE lanes_of __attribute__((vector_size(4 * W)));
 
+  // Stores codes minus zeros of a quad.
   void put(int64_t g, int quad, int i, vi code, vi zero) {
     auto less = [&](vi w) __attribute__((always_inline)) { return (vi)((lanes_of)w - (lanes_of)zero); };
     int32_t* to = (int32_t*)codes[g][quad] + i * W;

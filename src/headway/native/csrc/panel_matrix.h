@@ -1,11 +1,11 @@
-// Rows against panels by instructions that multiply whole tiles: 16 rows by 16 outputs by the inputs of a group. The sums of
-// a group are whole numbers, and are added up as in panels.h: each result is what panel_dots makes of it, to the bit.
+// Products of rows with panels by instructions for whole tiles (AMX): 16 rows by 16 outputs by the inputs of a group. The sums
+// of a group are integers, and are added up as in panels.h: each result is bit for bit that of panel_dots.
 #pragma once
 #include "panel_shorts.h"
 
 namespace {
 
-// Adds the sums of a group, or of its part, of 16 rows to theirs.
+// Adds the integer sums of a group, or of one of its parts, for 16 rows to their float sums.
 template <class F, bool SCALES, bool ZEROS>
 INLINE void add_square(vf (&acc)[UNIT], const int32_t* sums, const Codes<F, int8_t>& w, const Inputs& x, int64_t g, int64_t part) {
   constexpr bool SCALED_GROUPS = F::BLOCKS || SCALES;
@@ -19,8 +19,8 @@ INLINE void add_square(vf (&acc)[UNIT], const int32_t* sums, const Codes<F, int8
   }
 }
 
-// All rows, 16 by 16, against `count` groups from `from`: added to y [rows][16]. Each step fetches its part of the groups that
-// follow. Four sums are under way at a time: the tiles of the next are multiplied while the last are added.
+// All rows, 16 by 16, against `count` groups from `from` on: adds to y [rows][16]. Each step prefetches its part of the groups
+// that follow. Four sums are in flight: the tiles of the next are multiplied while the last are added.
 template <class F, bool SCALES, bool ZEROS>
 void add_squares(float* y, const Rounded& x, int64_t rows, Tiles<F::QUADS>& tiles, const Codes<F, int8_t>& w, const Panel& p,
                  int64_t from, int64_t count) {
@@ -40,7 +40,7 @@ void add_squares(float* y, const Rounded& x, int64_t rows, Tiles<F::QUADS>& tile
         if (first + 3 < parts) f(Count<3>(), first + 3);
       };
       onward.some();
-      const char* next = (const char*)in.q + (first + 4) / PARTS * GROUP * UNIT;  // more than stays in the first cache
+      const char* next = (const char*)in.q + (first + 4) / PARTS * GROUP * UNIT;  // the inputs exceed the L1 cache
       UNROLL for (int i = 0; i < 4 * GROUP * UNIT / PARTS; i += 64) __builtin_prefetch(next + i);
       each([&](auto i, int64_t part) __attribute__((always_inline)) {
         const int8_t* inputs = (const int8_t*)in.q + part / PARTS * GROUP * UNIT + part % PARTS * (GROUP / PARTS);
@@ -55,7 +55,7 @@ void add_squares(float* y, const Rounded& x, int64_t rows, Tiles<F::QUADS>& tile
   }
 }
 
-// All rows against a panel: y [whole squares of rows][16].
+// All rows against a panel: y [rows rounded up to 16][16].
 template <class F>
 void panel_squares(float* y, const Rounded& x, int64_t rows, Panel p) {
   memset(y, 0, (size_t)rounded(rows, UNIT) * UNIT * sizeof(float));
@@ -73,7 +73,7 @@ void panel_squares(float* y, const Rounded& x, int64_t rows, Panel p) {
 
 constexpr int SQUARE = HAS_TILES ? UNIT : FEW_TALL;
 
-// All rows against P panels, by squares where TALL says so, or by words of 16 bits: y [P][side / 16][16].
+// All rows against P panels, with tile instructions if TALL is SQUARE, or with 16-bit products: y [P][side / 16][16].
 template <class F, int TALL, int P>
 INLINE void many_rows(float* y, int64_t side, const Rounded& x, int64_t rows, Panel (&p)[P]) {
   if constexpr (HAS_TILES && TALL == SQUARE)

@@ -1,11 +1,11 @@
-// Rows against panels where two products of 16 bits are one instruction: codes are unpacked to that once for all rows, so
-// that what is left is multiplying and adding. Each result is what panel_dots makes of it, to the bit.
+// Products of rows with panels at levels that add two 16-bit products in one instruction: codes are unpacked to 16 bits once
+// for all rows, so that only multiplying and adding remains. Each result is bit for bit that of panel_dots.
 #pragma once
 #include "panel_codes.h"
 
 namespace {
 
-// Adds `count` groups of R rows, which lie TALL by TALL, to y [R][16].
+// Adds `count` groups of R rows, stored in tiles of TALL, to y [R][16].
 template <class F, int TALL, int R, bool SCALES>
 INLINE void add_shorts(float* y, Inputs x, const Codes<F, int16_t>& w, int64_t count) {
   for (int64_t g = 0; g < count; g++, x.next())
@@ -33,10 +33,10 @@ INLINE void add_shorts(float* y, Inputs x, const Codes<F, int16_t>& w, int64_t c
     }
 }
 
-// All rows against a panel: y [whole tiles of TALL rows][16].
+// All rows against a panel: y [rows rounded up to TALL][16].
 template <class F, int TALL>
 void panel_shorts(float* y, const Rounded& x, int64_t rows, Panel p) {
-  constexpr int SHORT = TALL / 2;  // rows of the last tile, where they are enough
+  constexpr int SHORT = TALL / 2;  // rows of the last tile, if these suffice
   memset(y, 0, (size_t)rounded(rows, TALL) * UNIT * sizeof(float));
   Codes<F, int16_t> w;
   for (int64_t from = 0; from < x.groups; from += w.DEPTH) {

@@ -1,44 +1,50 @@
-// Products of rows with weights of 8 bits or fewer: panels of 16 outputs; of each 32 inputs the codes [8][16][4], then
-// scales, then zeros (headway.h). Rows are rounded to 8 bits. Sums of 32 products are integers, of 16 for Q6_K; they are
-// added up in float32 from the first group of 32 to the last: a row's results are the same bits however many rows there
-// are (panel_tile.h).
+// Products of rows with quantized weights of 8 bits or fewer. A panel is 16 outputs; for each group of 32 inputs it holds the
+// codes [8][16][4], then scales, then zeros (headway.h). Rows are quantized to 8 bits. Sums of 32 products (16 for Q6_K) are
+// integers; they are added up in float32 from the first group of 32 to the last: a row's results have the same bits however
+// many rows there are (panel_tile.h).
 #pragma once
 #include "rounded.h"
 
 namespace {
 
+// Reads 16 float16 numbers.
 INLINE void read_halves(vf (&s)[N], const char* p) {
   UNROLL for (int i = 0; i < N; i++) s[i] = read_halves(p + i * 2 * W);
 }
+// Reads 16 bytes as integers.
 template <bool SIGNED = false>
 INLINE void read_bytes(vi (&z)[N], const char* p) {
   UNROLL for (int i = 0; i < N; i++) z[i] = read_bytes<SIGNED>(p + i * W);
 }
 
+// A panel of a matrix, or its rest from a group on.
 struct Panel {
   const char* at;
-  int64_t step;  // bytes from one group to the next, and before each eight of them
+  int64_t step;  // bytes of a group, and bytes before each eight groups
   int64_t head;
   bool has_scales, has_zeros;
 
   int64_t bytes(int64_t count) const { return count * step + (count + 7) / 8 * head; }
 };
 
-// How codes of a type lie in a group: their low four bits two and two, the codes of quads 0 1 4 5 in the low halves of
-// bytes, of 2 3 6 7 in the high ones (all eight bits of INT8, one by one), then the bits above, HIGH of each code.
+// The layout of the codes of a group. INT8: 8 loads of 64 bytes, one quad (four inputs) of 16 outputs each. Fewer bits: 4 loads
+// that hold the low four bits of two quads each, 0 1 4 5 in the low halves of bytes and 2 3 6 7 in the high halves; then the
+// bits above, HIGH of each code.
 template <int TYPE>
 struct Form {
-  static constexpr bool BLOCKS = TYPE >= HEADWAY_Q4_K;  // scales are whole numbers, with a factor for each 256 inputs
+  static constexpr bool BLOCKS = TYPE >= HEADWAY_Q4_K;  // scales are integers, with a float16 factor for each 256 inputs
   static constexpr int HIGH = TYPE == HEADWAY_Q5_K ? 1 : TYPE == HEADWAY_Q6_K ? 2 : 0;
-  static constexpr bool WHOLE = TYPE == HEADWAY_INT8, LOWS = BLOCKS && HIGH < 2;  // LOWS: least numbers, too
+  static constexpr bool WHOLE = TYPE == HEADWAY_INT8, LOWS = BLOCKS && HIGH < 2;  // LOWS: the type has minima as well as scales
   static constexpr int LOADS = WHOLE ? 8 : 4, BYTES = 64 * (LOADS + HIGH), PARTS = HIGH == 2 ? 2 : 1;
-  static constexpr int QUADS = GROUP / 4 / PARTS;  // of a part
+  static constexpr int QUADS = GROUP / 4 / PARTS;  // of a part, which has a scale of its own
   static constexpr int HEAD = !BLOCKS ? 0 : LOWS ? 4 * UNIT : 2 * UNIT;
-  static constexpr int MIDDLE = WHOLE ? 0 : HIGH == 2 ? 2 : 4;  // the code of 0 is 128 >> MIDDLE, if there are no LOWS
+  static constexpr int MIDDLE = WHOLE ? 0 : HIGH == 2 ? 2 : 4;  // without LOWS the zero is 128 >> MIDDLE
 
+  // Returns the quad in the low halves of a load; quad + 2 is in the high halves.
   static constexpr int quad(int load) { return WHOLE ? load : load / 2 * 4 + load % 2; }
 };
 
+// Calls f with the Form of a quantized type.
 template <class F>
 INLINE void with_form(int64_t type, F f) {
   switch (type) {
@@ -50,7 +56,7 @@ INLINE void with_form(int64_t type, F f) {
   }
 }
 
-// Calls f with whether groups have scales and zeros of their own known to the compiler.
+// Calls f(has scales, has zeros) with both known to the compiler.
 template <class F, class G>
 INLINE void with_parts(const Panel& p, G f) {
   if constexpr (F::BLOCKS) return f(Count<1>(), Count<0>());
@@ -58,7 +64,8 @@ INLINE void with_parts(const Panel& p, G f) {
   else return p.has_scales ? f(Count<1>(), Count<0>()) : f(Count<0>(), Count<0>());
 }
 
-// The bits above the first four of the codes of a quad, in their places.
+// Returns the bits above the low four of the codes of a quad, shifted to bits 4 and 5. For Q5_K (HIGH 1) all eight quads
+// share one load, and quad 3 has bit 3 of each byte, which moves left by 1; for Q6_K quads 0-3 share the first of two.
 template <class F>
 INLINE vi high_bits(const char* group, int quad, int i) {
   constexpr int EACH = F::HIGH ? 8 / F::HIGH : 1;
@@ -67,7 +74,7 @@ INLINE vi high_bits(const char* group, int quad, int i) {
   return (shift < 0 ? bits >> -shift : bits << shift) & (F::HIGH == 2 ? 0x30303030 : 0x10101010);
 }
 
-// A group of some rows: what Rounded has of row r lies r * step behind the first, its quads far from each other.
+// A group of the quantized inputs of some rows: the values of row r are r * step after the first row's.
 struct Inputs {
   const int32_t* q;
   const float *scale, *mass;
@@ -83,13 +90,14 @@ struct Inputs {
         step(step),
         quad_step(tall * WORDS) {}
 
+  // Moves to the next group.
   __attribute__((always_inline)) void next() {
     const int64_t tall = quad_step / WORDS;
     q += GROUP / 4 * quad_step, scale += tall, mass += tall, below += tall, early += tall;
   }
 };
 
-// The factors of the scales of eight groups, and of their least numbers.
+// Reads the factors of the scales of eight groups, and of their minima.
 template <class F, int S>
 INLINE void read_head(vf (&d)[S][2][N], const char* const (&at)[S]) {
   UNROLL for (int s = 0; s < S; s++) {
@@ -98,12 +106,12 @@ INLINE void read_head(vf (&d)[S][2][N], const char* const (&at)[S]) {
   }
 }
 
-// Adds a group of R rows against S panels. Weights are unsigned: what they are above their zero is taken from the sum,
-// zero times the sum of the inputs.
+// Adds a group of R rows times S panels to acc. Codes are unsigned, so each integer sum starts from - zero * (sum of the
+// inputs): below is - 128 times that sum, and the shift by MIDDLE makes it - 8 (>> 4) or - 32 (>> 2) times.
 template <class F, int R, int S>
 INLINE void add_group(vf (&acc)[R][S][N], const char* const (&at)[S], const vf (&d)[S][2][N], const Inputs& x,
                       int64_t q_row, bool scales, bool zeros) {
-  constexpr int less = F::WHOLE ? LESS : 0;  // of 128, which is taken from codes that have no zero of their own
+  constexpr int less = F::WHOLE ? LESS : 0;  // 128 if signed_codes subtracts 128 from the codes already
   UNROLL for (int part = 0; part < F::PARTS; part++) {
     vi sums[R][S][N];
     UNROLL for (int s = 0; s < S; s++) {
@@ -157,8 +165,8 @@ INLINE void add_group(vf (&acc)[R][S][N], const char* const (&at)[S], const vf (
   }
 }
 
-// Adds `count` groups of R rows, the first of eight, to acc; before each group calls f(the S panels' places). Rows of
-// inputs lie q_row words apart.
+// Adds `count` groups of R rows to acc, from the first of eight groups on; before each group calls f(addresses of the S
+// panels). Rows of inputs are q_row words apart.
 template <class F, int R, int S, class G>
 INLINE void add_groups(vf (&acc)[R][S][N], const Panel (&p)[S], Inputs x, int64_t q_row, int64_t count, bool scales,
                        bool zeros, G f) {
@@ -176,8 +184,8 @@ INLINE void add_groups(vf (&acc)[R][S][N], const Panel (&p)[S], Inputs x, int64_
   }
 }
 
-// A few rows, R, that lie alone, against S panels of a matrix, which are read once, side by side: their 16 outputs in
-// y [s * y_side + r * 16].
+// Products of R rows (a few) with S panels of a matrix, which are read once, side by side: the 16 outputs of row r and panel
+// s go to y[s * y_side + r * 16].
 template <class F, int R, int S, bool SCALES, bool ZEROS>
 INLINE void panel_dots(float* y, int64_t y_side, const Rounded& x, int64_t row, const Panel (&p)[S]) {
   vf acc[R][S][N] = {};

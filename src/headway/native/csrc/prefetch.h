@@ -1,4 +1,4 @@
-// Fetching ahead of the kernels.
+// Prefetching ahead of the kernels.
 #pragma once
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -8,8 +8,8 @@
 
 namespace {
 
-// Does the first-level cache wait for enough lines at once to be filled from memory? From Zen 5 on AMD's does; with
-// Zen 4's, memory comes at half the speed at which the second level has it.
+// Returns whether the L1 cache can have enough lines in flight to be filled from memory at full speed. AMD's can from Zen 5
+// on; with Zen 4's, memory is read at half the speed that the L2 cache reaches.
 INLINE bool first_level_waits() {
 #if defined(__x86_64__)
   unsigned eax, ebx, ecx, edx;
@@ -21,7 +21,7 @@ INLINE bool first_level_waits() {
 }
 const bool FIRST_LEVEL = first_level_waits();
 
-// Of memory that is read once, what lies two or three pages further on: prefetchers of the machine stop at each.
+// Prefetches, from memory that is read once, the line two or three pages ahead: hardware prefetchers stop at page boundaries.
 template <bool FIRST>
 INLINE void fetch_onward(const void* x) {
   if (FIRST)
@@ -29,7 +29,7 @@ INLINE void fetch_onward(const void* x) {
   else
     __builtin_prefetch((const char*)x + 12288, 0, 2);
 }
-// (Inlined by force: compilers take a function that only prefetches for empty.)
+// always_inline is needed: compilers treat a function that only prefetches as empty.
 INLINE void fetch_onward(const char* row, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64)
     if (FIRST_LEVEL)
@@ -38,18 +38,19 @@ INLINE void fetch_onward(const char* row, int64_t bytes) {
       fetch_onward<false>(row + i);
 }
 
-// What will be read next, and where the result will go, brought into the second-level cache bit by bit while groups of
-// rows are computed: of the tile, rows of its result and rows that the next tile reads first; of a block, the one that
-// follows, packed or as rows of tensors, and its sums.
+// Brings what will be read next, and where the result will be written, into the L2 cache, piece by piece while groups of rows
+// are computed. Of the tile: the rows of its result, and the rows that the next tile reads first. Of a block: the next block,
+// packed or as rows of tensors, and its sums.
 struct Ahead {
   struct Run {
     const char* base;
     const int32_t* order;
-    int64_t stride, bytes, place, end, each;  // each: rows per group
+    int64_t stride, bytes, place, end, each;  // place: next row to fetch; each: rows per group
     bool written;
   } runs[5];
-  int count, lasting;  // the first are of the tile
+  int count, lasting;  // the first `lasting` runs are of the tile, the others of the block
 
+  // tile() and block() forget what was registered for the tile, or for the block; the functions below register more.
   void tile() { count = lasting = 0; }
   void block() { count = lasting; }
   void rows(const Rows& r, int64_t begin, int64_t end, int64_t groups, bool written = false) {
@@ -68,6 +69,7 @@ struct Ahead {
     in_a_row((const char*)from, size * 4, (size * 4 / groups + 63) / 64 * 64, false);
   }
 
+  // Prefetches the next piece of every run.
   __attribute__((noinline)) void some() {
     for (int i = 0; i < count; i++) {
       Run r = runs[i];
@@ -88,7 +90,7 @@ struct Ahead {
       for (int64_t i = 0; i < r.bytes; i += 64) __builtin_prefetch(row + i, WRITE, 2);
     }
   }
-  // `each` bytes per group.
+  // Registers contiguous memory, `each` bytes per group.
   void in_a_row(const char* from, int64_t bytes, int64_t each, bool written) {
     runs[count++] = {from, nullptr, each, each, 0, (bytes + each - 1) / each, 1, written};
   }

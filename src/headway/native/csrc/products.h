@@ -1,4 +1,4 @@
-// Rows times matrices of weights, shared out among a team of threads: see linear.h, panels.h and panel_tile.h.
+// Products of rows with weight matrices, shared by a team of threads: see linear.h, panels.h and panel_tile.h.
 #pragma once
 #include <stdlib.h>
 
@@ -11,7 +11,7 @@
 
 namespace {
 
-// Memory of a thread that calls, kept for its next call.
+// Memory of a calling thread that is reused by its next call.
 struct Scratch {
   char* at = nullptr;
   int64_t size = 0;
@@ -27,20 +27,20 @@ struct Scratch {
   }
 };
 
-constexpr int MOST_ROWS = 192;  // at a time
+constexpr int MOST_ROWS = 192;  // rows that are processed at a time
 
 INLINE bool is_packed(int64_t type) { return type >= HEADWAY_INT8 && type < HEADWAY_COMPRESSED; }
 
-// Some rows of a call, MOST_ROWS at most: `prepare` by all of a team, then, behind a barrier, `multiply` by all of it.
+// Up to MOST_ROWS rows of a call. All threads of a team call `prepare`, then, after a barrier, `multiply`.
 struct Products {
   const headway_products& c;
-  int64_t first, count;  // rows
-  int64_t rows = 0;      // with zeros behind the last, as many as kernels take
+  int64_t first, count;  // rows of the call
+  int64_t rows = 0;      // padded with zero rows to the number that the kernels process
   int64_t groups, tasks = 0;
-  bool pairs = false, plain = false, packed = false, coded = false, halves = false;  // halves: sums of 16 inputs
-  const bool many;  // rows for tiles of panels
+  bool pairs = false, plain = false, packed = false, coded = false, halves = false;  // halves: sums of 16 inputs (Q6_K)
+  const bool many;  // more rows than panel_dots takes: they are multiplied by tiles
   float *words = nullptr, *floats = nullptr;  // rows as bf16 pairs [rows][groups * 16], as float32 [rows][groups * 32]
-  float* spread = nullptr;  // rows as either in the order of nf4.h, [rows][spread_row() floats]
+  float* spread = nullptr;  // rows as either, in the input order of nf4.h: [rows][spread_row() floats]
   Rounded rounded{};
 
   explicit Products(const headway_products& call) : Products(call, 0, call.rows) {}
@@ -67,7 +67,7 @@ struct Products {
     return 0;
   }
 
-  // Bytes that `prepare` writes, and where: at a multiple of 64.
+  // Returns the bytes that `prepare` writes; `place` divides memory at a multiple of 64 for them.
   int64_t room() const {
     int64_t sum = 0;
     for (int64_t size : sizes()) sum += ::rounded(size, 64);
@@ -83,7 +83,7 @@ struct Products {
   }
   bool ready(Scratch& scratch) { return scratch.grow(room()) && (place(scratch.at), true); }
 
-  // The rows as the kernels take them, zeros behind their end.
+  // Writes the rows in the layouts of the kernels, with zeros after their end.
   void prepare(int64_t me, int64_t team) {
     Share mine(rows * groups, me, team);
     Prologue prologue(c);
@@ -120,14 +120,14 @@ struct Products {
   static int64_t panels_of(const headway_matrix& m) { return (m.outputs + UNIT - 1) / UNIT; }
   bool takes_pairs(int64_t type) const { return HAS_PAIRS && type != HEADWAY_FLOAT32 && c.type == HEADWAY_BFLOAT16; }
 
-  static constexpr Floats HALVES = HAS_PAIRS ? Floats::PAIRS : Floats::WIDENED;  // weights beside bf16 inputs
+  static constexpr Floats HALVES = HAS_PAIRS ? Floats::PAIRS : Floats::WIDENED;  // kind of weights for bf16 inputs
   Floats kind_of(const headway_matrix& m) const {
     if (m.type == HEADWAY_NF4) return c.type == HEADWAY_BFLOAT16 ? HALVES : Floats::SINGLE;
     return takes_pairs(m.type) ? Floats::PAIRS : m.type == HEADWAY_FLOAT32 ? Floats::SINGLE : Floats::WIDENED;
   }
   int64_t spread_row() const { return takes_pairs(HEADWAY_NF4) ? c.inputs / 2 : c.inputs; }
 
-  // 32 inputs of a row from `from`.
+  // Writes 32 inputs of a row from `from` on in the order of nf4.h.
   void spread_group(int64_t row, int64_t from, const float* x) {
     float* to = spread + row * spread_row();
     for (int64_t i = from; i < from + GROUP; i++)
@@ -147,7 +147,7 @@ struct Products {
     return {(const char*)m.weights + number * m.step, m.step / groups - head / 8, head, m.scales != 0, m.zeros != 0};
   }
 
-  // Panels [from, to) of a matrix.
+  // Computes panels [from, to) of a matrix.
   void run(const headway_matrix& m, int64_t from, int64_t to) const {
     alignas(64) float y[MOST_ROWS * 4 * UNIT];
     if (many && is_packed(m.type))
@@ -160,7 +160,7 @@ struct Products {
                  : side_by_side<1>(m, from, to, y);
   }
 
-  // P panels at a time, and then what is left.
+  // Computes P panels at a time, then the remaining ones singly.
   template <int TALL, int P>
   void tiles(const headway_matrix& m, int64_t from, int64_t to, float* y) const {
     for (; from + P <= to; from += P) {
@@ -172,7 +172,7 @@ struct Products {
     if constexpr (P > 1) tiles<TALL, 1>(m, from, to, y);
   }
 
-  // Panels of 16 outputs: S parts of [from, to), which are as long as one another, and then what is left.
+  // Computes panels of 16 outputs: S equal parts of [from, to) side by side, then the remaining panels.
   template <int S>
   void side_by_side(const headway_matrix& m, int64_t from, int64_t to, float* y) const {
     if (from >= to) return;
@@ -190,7 +190,7 @@ struct Products {
     }
   }
 
-  // The sums of S panels of 16 outputs, for all rows: y [S][rows][16].
+  // Computes the sums of S panels of 16 outputs for all rows: y [S][rows][16].
   template <int S>
   void sums(const headway_matrix& m, const int64_t (&at)[S], float* y) const {
     const Floats kind = kind_of(m);
@@ -220,7 +220,7 @@ struct Products {
 
   template <Floats KIND, int S>
   void float_sums(const headway_matrix& m, const int64_t (&at)[S], float* y, const float* x, int64_t x_row) const {
-    // streams of more than a few rows are made plain weights once, which stay in the cache
+    // for more than a few rows a compressed stream is decompressed once into lines that stay in the cache
     alignas(64) uint16_t lines[S][LONGEST_LINE + PLACES];
     const bool compressed = m.type == HEADWAY_COMPRESSED;
     const bool streams = compressed && (count <= FEW_STREAMED || c.inputs > LONGEST_LINE);
@@ -233,7 +233,7 @@ struct Products {
       if (compressed && !streams) unpack_rows(lines, w, m.table, c.inputs);
       each_rows<FLOAT_ROWS>(count, [&](auto some, int64_t row) {
         constexpr int R = some.value;
-        // rows that come last ask for the weights of the next output, which the first ones then find in the cache
+        // the last rows prefetch the weights of the next output, which its first rows then find in the cache
         const int64_t ahead = compressed ? 0 : count > FLOAT_ROWS && row + R >= count ? m.step : R > 2 ? 4 * FETCH : FETCH;
         if constexpr (S <= sides_of_floats(R, KIND)) {
           if (streams)
@@ -273,7 +273,7 @@ struct Products {
     }
   }
 
-  // 16 outputs from `from` of all rows: y [rows][16].
+  // Writes outputs from .. from + 15 of all rows, y [rows][16]: factor * sum + bias, or added to what `out` holds.
   void write(const headway_matrix& m, int64_t from, const float* y) const {
     const int some = (int)(m.outputs - from < UNIT ? m.outputs - from : UNIT);
     const bool half = c.type == HEADWAY_BFLOAT16;

@@ -1,10 +1,10 @@
-// What is done to rows on their way into a product: nothing, a norm, an activation, a gate.
+// What is done to rows as they are read for a product: nothing, a norm, an activation, a gate.
 #pragma once
 #include "words.h"
 
 namespace {
 
-// act(x) of 16 numbers.
+// y = act(x) of 16 numbers.
 INLINE void activate_16(int64_t act, float* y, const float* x) {
   if (act == HEADWAY_GELU) {
     for (int i = 0; i < UNIT; i++) y[i] = 0.5f * x[i] * (1 + erff(x[i] * 0.70710678f));
@@ -21,7 +21,7 @@ INLINE void activate_16(int64_t act, float* y, const float* x) {
   }
 }
 
-// Reads rows of a call. A norm's mean and scale belong to the row that was read last: groups come row by row.
+// Reads rows of a call. The norm's mean and scale are kept for the row that was read last, since groups come row by row.
 struct Prologue {
   const headway_products& c;
   bool half;
@@ -30,7 +30,7 @@ struct Prologue {
 
   explicit Prologue(const headway_products& call) : c(call), half(call.type == HEADWAY_BFLOAT16) {}
 
-  // `count` numbers of a row from `first`, into room for 32.
+  // Reads `count` elements of row r from `first` on into y, which has room for 32.
   void read(float* y, int64_t r, int64_t first, int count) {
     int64_t at = r * c.x_row + first;
     read_words(y, c.x, half, at, count);
@@ -50,13 +50,14 @@ struct Prologue {
   }
 
  private:
+  // Computes mean and scale of row r.
   void look(int64_t r) {
     row = r, mean = 0;
     if (c.norm == HEADWAY_LAYER_NORM) mean = (float)average([](float x) { return x; });
     by = (float)(1 / sqrt(average([this](float x) { return (x - mean) * (x - mean); }) + c.eps));
   }
 
-  // Of f of each number of the row.
+  // Returns the mean of f(x) over the row.
   template <class F>
   double average(F f) const {
     double sum = 0;
@@ -71,7 +72,7 @@ struct Prologue {
     return sum / (double)c.inputs;
   }
 
-  // The gain of an RMS norm multiplies what is rounded; a layer norm, or a wide RMS norm, is rounded once.
+  // An RMS norm rounds before its gain, and after it; layer norms and wide RMS norms round once, at the end.
   void norm(float* y, int64_t first, int count) const {
     for (int i = 0; i < count; i++) y[i] = (y[i] - mean) * by;
     if (c.norm == HEADWAY_RMS_NORM) round_words(y, half, count);

@@ -1,4 +1,4 @@
-// Rotary positions: y = x cos + x[partner] sin on the first `rotated` numbers of each head, the others as they are.
+// Rotary positions: y = x cos + x[partner] sin on the first `rotated` elements of each head; the others are copied.
 #pragma once
 #include "words.h"
 
@@ -8,7 +8,7 @@ template <bool HALF>
 struct Rotate {
   const headway_rotation& c;
 
-  // Every head of token t of row b.
+  // Rotates every head of token t of batch row b.
   void run(int64_t b, int64_t t) const {
     int64_t place = b * c.table_batch + t * c.rotated;
     const float *cos = c.cos + place, *sin = c.sin + place;

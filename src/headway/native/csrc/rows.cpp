@@ -1,4 +1,4 @@
-// What is done to rows beside products, each call by a team of its own that shares the rows.
+// Operations on rows other than products, each with its own team of threads, which share the rows.
 #include "convolution.h"
 #include "entropy.h"
 #include "gate.h"
@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr int64_t GRAIN = 1 << 13;  // numbers below which a thread more does not pay
+constexpr int64_t GRAIN = 1 << 13;  // elements per thread below which another thread does not pay
 
 int team(int64_t threads, int64_t rows, int64_t width) {
   int64_t most = rows * width / GRAIN;
@@ -28,7 +28,7 @@ int each_row(int threads, int64_t rows, F f) {
   return 0;
 }
 
-// Each thread sums the gradients of gain and shift over its rows; then the threads' sums are added in their order.
+// Each thread sums the gradients of gain and shift over its rows; then the sums are added in the order of the threads.
 template <bool HALF, bool RMS>
 int norm_backward(const headway_norm& c) {
   int threads = team(c.threads, c.rows, c.width);
@@ -68,7 +68,7 @@ int gate_by(const headway_gate& c) {
                   [&](int64_t row) { c.dy ? gate.backward(row) : gate.forward(row); });
 }
 
-// Channels side by side are a part of the work; of a backward all rows, which share the gradient of a weight.
+// A part of the work is a block of channels of one batch row; in the backward of all batch rows, since they share d_weight.
 template <bool HALF, bool SILU>
 int convolve(const headway_convolution& c) {
   Convolution<HALF, SILU> convolution{c};

@@ -1,9 +1,10 @@
-// What happens to scores between the products (steps on the scaled scores) and to weights (dropout).
+// Operations on scores (steps on the scaled scores) and on weights (dropout) between the two products.
 #pragma once
 #include "blocks.h"
 
 namespace {
 
+// A hash of 32 bits to 32 bits, for dropout.
 INLINE uint32_t mix(uint32_t x) {
   x ^= x >> 16;
   x *= 0x7FEB352Du;
@@ -12,7 +13,7 @@ INLINE uint32_t mix(uint32_t x) {
   return x ^ (x >> 16);
 }
 
-// The steps of a call for the keys of one block.
+// The steps of a call for the queries of a tile and the keys of one block.
 struct Extra {
   const headway_call* c;
   Tokens queries, keys;
@@ -22,11 +23,11 @@ struct Extra {
   bool drops() const { return c->dropout > 0; }
   bool steps() const { return c->score_count > 0 || drops(); }
 
-  // Do all queries of a tile see all keys of the block at key k of run r?
+  // Returns whether all queries of a tile see all keys of the block at key k of run r.
   bool whole(int32_t r, int64_t k) const { return c->plan.full[r] && c->plan.end[r] - k >= BLOCK; }
 
-  // Takes the block at key k of run r of the plan. Which of its keys each of the n queries from `place` on sees, in
-  // `seen`; null where they see all of them.
+  // Moves to the block at key k of run r of the plan. Returns `seen`, for each of the n queries from `place` on the bits of the
+  // keys that it sees, or null if all see all.
   const uint64_t* look(int32_t r, int64_t k, int64_t place, int64_t n, uint64_t* seen) {
     if (steps() || !whole(r, k)) at.read(keys, k), begin = k;
     if (whole(r, k)) return nullptr;
@@ -37,7 +38,7 @@ struct Extra {
     return seen;
   }
 
-  // raw [panels * 16] -> the scores after all steps, in natural units.
+  // s [panels * 16]: raw scores become the scores after all steps, in natural units (not base 2).
   void apply(int head, int place, int first, int panels, float* s) const {
     int32_t q = queries.index[place];
     for (int p = 0; p < panels; p++) {
@@ -48,8 +49,8 @@ struct Extra {
     }
   }
 
-  // ds [panels * 16], derivatives by the final scores -> by the scaled ones; what a step's values receive is added
-  // to gradients[step]. `raw` as in `apply`.
+  // Gradients of the steps. ds [panels * 16]: gradients by the final scores become those by the scaled scores; the gradients of
+  // a step's values are added to gradients[step]. `raw` are the scores before `apply`.
   void pull_back(int head, int place, int first, int panels, const float* raw, float* ds, float* const* gradients) const {
     constexpr int MOST = 8;
     int32_t q = queries.index[place];
@@ -77,6 +78,7 @@ struct Extra {
     }
   }
 
+  // Applies one step to the scores of query q and 16 keys.
   static void one(const headway_score& step, int head, int32_t q, const int32_t* k, float* x) {
     if (step.kind == HEADWAY_SOFT_CAP) {
       for (int j = 0; j < UNIT; j++) x[j] = step.values[0] * tanhf(x[j] / step.values[0]);
@@ -89,6 +91,7 @@ struct Extra {
   }
   static int32_t clamp(int32_t x, int32_t most) { return x < -most ? -most : x > most ? most : x; }
 
+  // Returns the hash of (batch row, head, query) for dropout; `keeps` returns whether a (query, key) is kept.
   uint32_t word(int head, int place) const {
     uint32_t low = (uint32_t)c->seed, high = (uint32_t)((uint64_t)c->seed >> 32);
     uint32_t id = (uint32_t)(c->head_ids ? c->head_ids[head] : head);
@@ -100,7 +103,7 @@ struct Extra {
     return mix(row ^ mix(key)) >= (uint32_t)(c->dropout * 4294967296.0);
   }
 
-  // Factors [panels * 16] of the weights: 1 / (1 - p) where kept, 0 where dropped.
+  // Writes the factors [panels * 16] of the weights: 1 / (1 - p) if kept, 0 if dropped.
   void keep(int head, int place, int first, int panels, float* factors) const {
     uint32_t row = word(head, place);
     float more = (float)(1.0 / (1.0 - c->dropout));

@@ -1,5 +1,5 @@
-// Layers of states in a step: short convolutions, and the gated delta rule. Rows of a text lie side by side in their
-// order; each is read behind the one before, so that states have the same bits however a text is cut into steps.
+// Layers with a recurrent state in a step: short convolutions and the gated delta rule. The rows of a sequence are adjacent and
+// processed in order, so states have the same bits however a sequence is divided into steps.
 #pragma once
 #include "convolution.h"
 #include "delta_slot.h"
@@ -7,7 +7,7 @@
 
 namespace {
 
-// Channels are shared out. The tail holds the window's earlier rows, the latest last.
+// Threads share the channels. The tail holds the previous rows of the window, the latest last.
 template <bool HALF, bool SILU>
 int take_taps(const headway_taps& c, int64_t me, int64_t team) {
   const int64_t before = c.window - 1;
@@ -38,11 +38,11 @@ int take_taps(const headway_taps& c, int64_t me, int64_t team) {
   return 0;
 }
 
-// Heads of texts are shared out.
+// Threads share the heads of the sequences.
 template <bool HALF>
 struct DeltaStep {
   const headway_delta_step& c;
-  const int d, e;  // whole units
+  const int d, e;  // dim and dim_v in whole units
   alignas(64) float q[WIDEST], k[WIDEST], v[WIDEST], y[WIDEST], decays[WIDEST], gate[WIDEST];
 
   explicit DeltaStep(const headway_delta_step& call) : c(call), d(whole_units((int)c.dim)), e((int)c.dim_v) {}
@@ -61,7 +61,7 @@ struct DeltaStep {
   float number(const void* p, int64_t at) const { return get<HALF>(p, at, 1)[0]; }
   const char* from(const void* p, int64_t at) const { return (const char*)p + at * (HALF ? 2 : 4); }
 
-  // ln a = rate softplus(raw + bias), of a head or of a channel of its keys.
+  // Returns the decay a of a head or of a channel of its keys: ln a = rate softplus(raw + bias).
   float decay(int64_t r, int64_t head, int64_t channel) const {
     const int64_t at = head * c.channels + channel;
     const float x = number(c.decay, r * c.decay_row + at) + c.decay_bias[at];
@@ -85,7 +85,7 @@ struct DeltaStep {
     each_slot_columns(e, [&](auto units, int at) __attribute__((always_inline)) {
       slot_columns<decltype(units)::value>(slot, state + at, state + at, at, e, (int)c.dim);
     });
-    // the norm of what is read, and its gate
+    // the norm of the output, and its gate
     double squares = 0;
     for (int i = 0; i < e; i++) y[i] *= (float)c.scale;
     round_words(y, HALF, e);

@@ -1,4 +1,4 @@
-// headway_step: what a model does with its next tokens, by one team of threads from the first product to the last.
+// headway_step: the operations of a model for its next tokens, run by one team of threads from the first product to the last.
 #include <new>
 
 #include "attention.h"
@@ -13,7 +13,7 @@
 
 namespace {
 
-// Heads of one row of queries, keys or values as they lie behind their projection, normed, rotated and kept.
+// One query, key or value head of a row, read from the output of its projection: norm, rotation, and the write to the cache.
 struct HeadRow {
   const headway_heads& h;
   bool half;
@@ -45,7 +45,8 @@ struct HeadRow {
     write_as((char*)to + at * (half ? 2 : 4), half, x, width, 1);
   }
 
-  // What `write` would keep of it, in 8 bits: codes, the largest of which is 127 or -127, times a scale.
+  // Rounds as `write` does, then quantizes to 8 bits: the largest absolute value becomes 127. If it is infinite or NaN, so is
+  // the scale, and codes that are not finite become 0.
   void write_codes(int8_t* to, float* scale, int width) {
     round_words(x, half, width);
     float top = 0;
@@ -58,7 +59,7 @@ struct HeadRow {
   }
 };
 
-// Every head of every row: queries stay where they are, keys and values go to their slot of the cache.
+// Processes every head of every row: queries are written in place, keys and values to their slots of the cache.
 void take_heads(const headway_heads& h, int64_t me, int64_t team) {
   HeadRow row(h);
   int64_t each = h.heads + 2 * h.kv_heads;
@@ -104,7 +105,7 @@ int take_norm(const headway_norm& c, int64_t me, int64_t team) {
   });
 }
 
-// Every head of every row, in its place.
+// Multiplies every head of every row in place by its factors.
 void take_factors(const headway_factors& c, int64_t me, int64_t team) {
   const bool half = c.type == HEADWAY_BFLOAT16;
   const int width = (int)c.dim;
@@ -130,7 +131,7 @@ void take_factors(const headway_factors& c, int64_t me, int64_t team) {
   }
 }
 
-// Every row, of which no number is needed elsewhere before all are there.
+// x += scale * y for every row; rows are independent, so each is one thread's.
 void take_added(const headway_added& c, int64_t me, int64_t team) {
   const bool half = c.y.type == HEADWAY_BFLOAT16;
   Prologue prologue(c.y);
@@ -149,6 +150,7 @@ void take_added(const headway_added& c, int64_t me, int64_t team) {
     }
 }
 
+// A step: a list of operations, checked when it is constructed, then run by a team.
 struct Step {
   const headway_op* ops;
   int64_t count;
@@ -164,7 +166,7 @@ struct Step {
   }
 
  private:
-  // Room for the largest product, so that none grows it while others read.
+  // Checks the operations, and allocates memory for the largest product, so that none grows it while other threads read.
   void look() {
     for (int64_t i = 0; i < count && !failed; i++) failed = wrong(ops[i]);
   }
@@ -203,6 +205,7 @@ struct Step {
     }
   }
 
+  // Attention: one thread constructs the call from the operation's KV cache, all compute it.
   template <bool HALF>
   int attend(const headway_op& op) {
     Forward<HALF>* forward = (Forward<HALF>*)room;

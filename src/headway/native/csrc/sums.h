@@ -1,5 +1,5 @@
-// Linear attention of a few rows, as in decoding: sums over the keys of a text in place of a softmax. A text's rows are
-// read one after the other, each from what the one before left: however it is cut into steps, its sums are the same bits.
+// Linear attention of a few rows, as in decoding: sums over the keys of a sequence instead of a softmax. The rows of a sequence
+// are processed one by one, so its sums have the same bits however it is divided into steps.
 #pragma once
 #include <math.h>
 
@@ -7,7 +7,7 @@
 
 namespace {
 
-// Calls f(first, end, page) for the rows of each text.
+// Calls f(first, end, page) for the rows of each sequence.
 template <class F>
 INLINE void each_text(const headway_texts& texts, int64_t rows, F f) {
   for (int64_t first = 0, end; first < rows; first = end) {
@@ -17,19 +17,19 @@ INLINE void each_text(const headway_texts& texts, int64_t rows, F f) {
 }
 
 struct Sums {
-  static constexpr int MOST = WIDEST + 1;  // features: those of "cosine" are one more than the numbers of a head
+  static constexpr int MOST = WIDEST + 1;  // maximum features: "cosine" has one more than the elements of a head
 
   const headway_sums& c;
   const int64_t features;
   const bool half;
   alignas(64) float v[WIDEST], num[WIDEST];
-  // of a key or a query: features of the numerator, and of the denominator
+  // features of a key or a query: in the numerator (turned), and in the denominator (plain)
   alignas(64) float turned[MOST], plain[MOST];
 
   explicit Sums(const headway_sums& call)
       : c(call), features(call.dim + (call.feature == HEADWAY_COSINE)), half(call.type == HEADWAY_BFLOAT16) {}
 
-  // Each kv head of each text is one thread's.
+  // Each kv head of each sequence is one thread's.
   void run(int64_t me, int64_t team) {
     int64_t number = 0;
     each_text(c.texts, c.rows, [&](int64_t first, int64_t end, int64_t) {
@@ -67,7 +67,7 @@ struct Sums {
     }
   }
 
-  // The features of one head of a row.
+  // Computes the features of one head of a row.
   void take(const void* from, int64_t at, int64_t feature, int64_t row) {
     const int64_t d = c.dim, ones = feature == HEADWAY_COSINE;
     float* x = plain + ones;
@@ -85,7 +85,7 @@ struct Sums {
         set([=](float x) { return x / sum; });
         break;
       }
-      default: {  // "cosine": 1 and a vector of length 1
+      default: {  // "cosine": 1, and the vector divided by its length
         double squares = 0;
         for (int64_t i = 0; i < d; i++) squares += (double)x[i] * x[i];
         const float length = (float)sqrt(squares), by = length > 1e-12f ? length : 1e-12f;

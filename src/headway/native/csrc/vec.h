@@ -1,12 +1,12 @@
-// Vectors of the CPU level that this file is compiled for. A unit is 16 floats: N vectors of W lanes. Kernels ask for no
-// level: what one has stands in its file, HEADWAY_VEC, and is the list below; a new level is such a file and a row of
+// Vectors at the CPU level for which this file is compiled. A unit is 16 floats: N vectors of W lanes. Kernels never ask for a
+// level: what differs is in the level's file, HEADWAY_VEC, and is listed below; a new level is such a file and a row of
 // levels.py.
 #pragma once
 #include HEADWAY_VEC
 
 namespace {
 
-// An operation of the level's own, else of the level that it stands on, else of vec_plain.h.
+// Each operation is the level's own, or that of the level on which it builds, or that of vec_plain.h.
 namespace level = HEADWAY_LEVEL;
 using level::HAS_PAIRS, level::HAS_TILES, level::HAS_SHORTS, level::WORDS, level::Tiles;
 using level::vmax, level::sum_of, level::largest_of, level::sum_of_ints;
@@ -18,21 +18,22 @@ using level::read_halves, level::read_bytes, level::write_bytes, level::nearest;
 using level::low_lanes, level::high_lanes, level::low_pairs, level::high_pairs, level::even_fours, level::odd_fours;
 using level::interleave, level::unpack_places, level::look_up, level::look_up_pairs;
 
-constexpr int WIDEST = 512;  // columns of a head, at most
-constexpr int LINE = WIDE < 4 ? UNIT : BLOCK;  // floats between words of a panel: panels that are read alone lie alone
+constexpr int WIDEST = 512;  // maximum columns of a head
+constexpr int LINE = WIDE < 4 ? UNIT : BLOCK;  // floats between words of a panel: UNIT if panels are read singly
 
-INLINE int panel_size(int words) { return WIDE < 4 ? words * UNIT : UNIT; }  // floats between panels of a block
+INLINE int panel_size(int words) { return WIDE < 4 ? words * UNIT : UNIT; }  // floats between the panels of a block
 
 INLINE void add_to(float* p, vf x) { store(p, load(p) + x); }
 
-// A number that the compiler knows.
+// An integer that is a compile-time constant.
 template <int X>
 struct Count {
   static constexpr int value = X;
 };
 
-// log2 of normal numbers; zeros, infinities and what is no number stay what they are. With m = x / 2^e in [2/3, 4/3) and
-// s = (m - 1) / (m + 1): log2 x = e + 2 / ln 2 * (s + s^3 / 3 + s^5 / 5 + ..), to 1e-8.
+// Returns log2 of normal numbers; zeros, infinities and NaN are returned unchanged. With m = x / 2^e in [2/3, 4/3) and
+// s = (m - 1) / (m + 1): log2 x = e + 2 / ln 2 * (s + s^3 / 3 + s^5 / 5 + ..), to 1e-8. 0x3F2AAAAB is 2/3: x = 6 has e = 3 and
+// m = 3/4.
 INLINE vf log2_of(vf x) {
   vi bits = (vi)x, e = (bits - 0x3F2AAAAB) >> 23;
   vf m = (vf)(bits - (e << 23)), s = (m - 1.0f) / (m + 1.0f), t = s * s;

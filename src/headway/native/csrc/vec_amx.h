@@ -1,4 +1,4 @@
-// AMX beside AVX-512 with BF16: products of whole tiles of bytes.
+// AMX with AVX-512 BF16: products of whole tiles of bytes.
 #pragma once
 #include "vec_avx512bf16.h"
 
@@ -8,8 +8,8 @@ using namespace avx512bf16;
 
 constexpr bool HAS_TILES = true;
 
-// The tile registers of this thread, while this lives: four of sums, and two each of rows [16][4 QUADS bytes] and of
-// weights [QUADS][16][4]. In assembly, which says what memory is read: of compilers' own functions not all do, and stores
+// The tile registers of this thread, for the lifetime of the object: four of sums, two of rows [16][4 QUADS bytes] and two of
+// weights [QUADS][16][4]. In assembly, which declares what memory is read: not all compilers' intrinsics do, and stores
 // before them were lost.
 template <int QUADS>
 struct Tiles {
@@ -30,7 +30,7 @@ struct Tiles {
   ~Tiles() { asm volatile("tilerelease"); }
   Tiles(const Tiles&) = delete;
 
-  // Sums I, of four: rows, 32 bytes apart, times weights, both signed; and where they go, [16][16].
+  // start: sum I, of four, = rows, 32 bytes apart, times weights, both signed. finish: stores it to sums [16][16].
   template <int I>
   INLINE void start(const int8_t* rows, const int8_t* weights) {
     asm volatile(

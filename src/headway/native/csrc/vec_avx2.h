@@ -11,7 +11,7 @@ using namespace plain;
 INLINE uint32_t bits_of(vi mask) { return (uint32_t)_mm256_movemask_ps((__m256)mask); }
 INLINE uint32_t greater(vf a, vf b) { return bits_of(a > b); }
 
-// Sums stay where they are: left to themselves, compilers have them change registers, and spill one for lack of room.
+// In assembly, so that each sum stays in its register: compilers move them between registers, and spill one.
 INLINE vf add_product(vf acc, vf a, vf b) {
   asm("vfmadd231ps %2, %1, %0" : "+x"(acc) : "x"(a), "x"(b));
   return acc;
@@ -34,7 +34,7 @@ INLINE vi add_four(vi acc, vi w, const int32_t* x) {
 
 constexpr bool HAS_SHORTS = true;
 INLINE vi add_two(vi acc, vi w, int32_t x) {
-  vi both;  // in place, as add_product
+  vi both;  // in place, as in add_product
   asm("vpmaddwd %2, %3, %1\n\tvpaddd %1, %0, %0" : "+x"(acc), "=&x"(both) : "x"(w), "x"(_mm256_set1_epi32(x)));
   return acc;
 }

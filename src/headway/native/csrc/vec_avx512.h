@@ -17,19 +17,19 @@ INLINE vf where(uint32_t bits, vf x, vf y) { return (vf)_mm512_mask_mov_ps((__m5
 INLINE uint32_t bits_of(vi mask) { return _mm512_movepi32_mask((__m512i)mask); }
 INLINE uint32_t greater(vf a, vf b) { return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ); }
 
-// 2^f for f in [0, 1): a polynomial, highest coefficient first, relative error 1.2e-7. For weights that are rounded
-// to bf16: a line on each sixteenth, relative error 1.2e-4, which spares the units that multiply most of the work.
+// Coefficients of a polynomial for 2^f, f in [0, 1), highest power first: relative error 1.2e-7. For weights that are rounded
+// to bf16: a straight line on each sixteenth, relative error 1.2e-4, which leaves more of the multiply units to the products.
 alignas(64) const float EXP2[6] = {1.8775767e-3f, 8.9893397e-3f, 5.5826318e-2f,
                                    2.4015361e-1f, 6.9315308e-1f, 9.9999994e-1f};
 alignas(64) const float EXP2_AT[16] = {0.9998801f, 1.0441486f, 1.0903770f, 1.1386521f, 1.1890646f, 1.2417089f, 1.2966841f, 1.3540932f,
                                        1.4140440f, 1.4766491f, 1.5420260f, 1.6102973f, 1.6815912f, 1.7560416f, 1.8337882f, 1.9149770f};
 alignas(64) const float EXP2_SLOPE[16] = {0.7083805f, 0.7397432f, 0.7724944f, 0.8066957f, 0.8424112f, 0.8797079f, 0.9186559f, 0.9593282f,
                                           1.0018013f, 1.0461549f, 1.0924721f, 1.1408400f, 1.1913493f, 1.2440948f, 1.2991756f, 1.3566950f};
-alignas(64) const float SIXTEENTHS = 786432.0f;  // x + this has floor(16 x) in its last bits
+alignas(64) const float SIXTEENTHS = 786432.0f;  // the last bits of x + SIXTEENTHS are floor(16 x)
 
-// Vectors step by step together, so that what waits for a result seldom stands before what could be computed. Constants
-// stay in memory on purpose (hence the assembly): around this code the registers hold sums of products, and compilers
-// would rather spill those.
+// The steps of several vectors are interleaved, so that independent instructions follow one another. Constants stay in memory
+// on purpose (hence the assembly): the surrounding code keeps sums of products in the registers, and compilers would rather
+// spill those.
 #define EACH_OF_2(op) op(0) op(1)
 #define EACH_OF_4(op) op(0) op(1) op(2) op(3)
 #define EXP2_LOAD(i) "vmovups %[x" #i "], %[f" #i "]\n\t"

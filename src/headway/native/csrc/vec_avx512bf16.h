@@ -22,7 +22,7 @@ INLINE vf row_pairs(vf x, vf y) {
 INLINE vf low_halves(vf x, vf y) { return (vf)_mm512_unpacklo_epi16((__m512i)x, (__m512i)y); }
 INLINE vf high_halves(vf x, vf y) { return (vf)_mm512_unpackhi_epi16((__m512i)x, (__m512i)y); }
 
-// Pairs of one bf16 of a and one of b, `whole` of each.
+// Writes pairs of one bf16 of a and one of b, `whole` of each.
 INLINE void interleave(float* to, const uint16_t* a, const uint16_t* b, int whole) {
   const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
                                        37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
@@ -57,7 +57,7 @@ INLINE void unpack_places(uint16_t* w, uint64_t low_bits, uint64_t mid_bits, uin
 template <class F>
 INLINE void look_up_pairs(const vf (&table)[N], const char* p, F f) {
   const __m512i codes = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i*)p));
-  const __m512i pairs = (__m512i)joined(table[0], table[0]);  // twice: a fifth bit of a code means nothing
+  const __m512i pairs = (__m512i)joined(table[0], table[0]);  // twice, so that the fifth bit of an index is ignored
   UNROLL for (int c = 0; c < 4; c += 2) {
     const __m512i shift = _mm512_inserti64x4(_mm512_set1_epi16(shift_of(c)), _mm256_set1_epi16(shift_of(c + 1)), 1);
     f(c / 2 * W, (vf)_mm512_permutexvar_epi16(_mm512_srlv_epi16(codes, shift), pairs));

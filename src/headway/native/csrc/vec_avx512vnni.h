@@ -1,4 +1,4 @@
-// AVX-512 with VNNI: four products of bytes at once.
+// AVX-512 with VNNI: four products of bytes in one instruction.
 #pragma once
 #include "vec_avx512.h"
 

@@ -1,4 +1,4 @@
-// AVX2 with AVX-VNNI: four products of bytes at once.
+// AVX2 with AVX-VNNI: four products of bytes in one instruction.
 #pragma once
 #include "vec_avx2.h"
 

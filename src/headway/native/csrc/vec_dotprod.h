@@ -1,4 +1,4 @@
-// Advanced SIMD with dot products: four products of signed bytes at once.
+// Advanced SIMD with dot products: four products of signed bytes in one instruction.
 #pragma once
 #include "vec_neon.h"
 

@@ -1,4 +1,4 @@
-// Advanced SIMD with products of bytes of either sign, and of pairs of bf16.
+// Advanced SIMD with products of unsigned and signed bytes, and of pairs of bf16.
 #pragma once
 #include "vec_dotprod.h"
 
@@ -13,7 +13,7 @@ INLINE vi add_four(vi acc, vi w, const int32_t* x) {
 }
 
 constexpr bool HAS_PAIRS = true;
-// In assembly: of a constant 1 in bf16 g++ 12 makes the 1 of IEEE's 16 bits.
+// In assembly: g++ 12 turns a constant 1 in bf16 into the 1 of float16.
 INLINE vf add_pairs(vf acc, vf a, vf b) {
   asm("bfdot %0.4s, %1.8h, %2.8h" : "+w"(acc) : "w"(a), "w"(b));
   return acc;
@@ -36,7 +36,7 @@ INLINE void interleave(float* to, const uint16_t* a, const uint16_t* b, int whol
   }
 }
 
-// Bytes 2 code and 2 code + 1 of the table, for each lane of 16 bits.
+// The table index of each 16-bit lane is its bytes 2 code and 2 code + 1.
 template <class F>
 INLINE void look_up_pairs(const vf (&table)[N], const char* p, F f) {
   const uint8x16x2_t all = {{(uint8x16_t)joined(table[0], table[1]), (uint8x16_t)joined(table[2], table[3])}};

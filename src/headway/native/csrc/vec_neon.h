@@ -1,5 +1,5 @@
-// Advanced SIMD of ARMv8: 32 registers of 4 lanes. Six rows by a unit of columns are 24 sums; the unit and a row's word
-// have the others.
+// Advanced SIMD of ARMv8: 32 registers of 4 lanes. Six rows by a unit of columns are 24 sums; the unit's 4 vectors and the
+// word of a row take the others.
 #pragma once
 #include <arm_neon.h>
 constexpr int W = 4, ROWS = 6, WIDE = 1, TALL = 4;
@@ -49,7 +49,7 @@ INLINE void write_bytes(int8_t* to, vi x) {
 }
 INLINE vi nearest(vf x) { return (vi)vcvtnq_s32_f32((float32x4_t)x); }
 
-// Bytes as what they are above 128: sums of two products fit into 16 bits, as inputs are at least -127.
+// Codes less 128 are signed bytes; sums of two products fit into 16 bits, since inputs are at least -127.
 constexpr int LESS = 128, WORDS = 1;
 INLINE vi signed_codes(vi w) { return w ^ (vi)vdupq_n_u8(0x80); }
 INLINE void pack_four(int32_t* to, const int8_t* q) { memcpy(to, q, 4); }
@@ -66,7 +66,7 @@ INLINE vf high_pairs(vf x, vf y) { return (vf)vzip2q_f64((float64x2_t)x, (float6
 INLINE vf even_fours(vf x, vf) { return x; }
 INLINE vf odd_fours(vf, vf y) { return y; }
 
-// 16 bytes of which each bit of a plane makes one: 255 or 0.
+// Returns 16 bytes, one for each bit of `plane` from bit `from` on: 255 if it is set, else 0.
 INLINE uint8x16_t spread_bits(uint64_t plane, int from) {
   const uint8x16_t bit = (uint8x16_t)vdupq_n_u64(0x8040201008040201);
   const uint8x8_t low = vdup_n_u8((uint8_t)(plane >> from)), high = vdup_n_u8((uint8_t)(plane >> (from + 8)));
@@ -85,7 +85,7 @@ INLINE void unpack_places(uint16_t* w, uint64_t low_bits, uint64_t mid_bits, uin
   }
   for (uint64_t others = low_bits & mid_bits & high_bits; others; others &= others - 1)
     exponent[__builtin_ctzll(others)] = (uint8_t)*other++;
-  // the eight inputs of places 16 i and those of places 16 i + 8: input_of
+  // places 16 i .. 16 i + 7 are inputs 8 i .. 8 i + 7, the next eight inputs 32 + 8 i ..: see input_of
   for (int j = 0; j < PLACES; j += 16) {
     const uint8x16_t e = vld1q_u8(exponent + j), own = vld1q_u8((const uint8_t*)rest + j), sign = vdupq_n_u8(0x80);
     const uint8x16_t high = vbslq_u8(sign, own, vshrq_n_u8(e, 1)), low = vbslq_u8(sign, vshlq_n_u8(e, 7), own);
@@ -94,7 +94,7 @@ INLINE void unpack_places(uint16_t* w, uint64_t low_bits, uint64_t mid_bits, uin
   }
 }
 
-// Bytes 4 code .. 4 code + 3 of the table, for each lane.
+// The table index of each lane is its bytes 4 code .. 4 code + 3.
 template <class F>
 INLINE void look_up(const vf (&table)[N], const char* p, F f) {
   const uint8x16x4_t all = {{(uint8x16_t)table[0], (uint8x16_t)table[1], (uint8x16_t)table[2], (uint8x16_t)table[3]}};

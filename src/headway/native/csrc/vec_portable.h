@@ -1,6 +1,6 @@
-// No instructions beyond the architecture's own.
+// The portable level: no instructions beyond the base architecture.
 #pragma once
-// lanes; rows of a group, panels at a time, and rows of a tile of bytes (panel_tile.h), in registers
+// lanes of a vector; rows of a group, panels at a time, and rows of a tile of bytes (panel_tile.h), as registers allow
 constexpr int W = 4, ROWS = 2, WIDE = 1, TALL = 1;
 #include "vec_plain.h"
 
