@@ -17,7 +17,6 @@ from headway.attention.backends.native.plan_arrays import PlanArrays, plan_array
 from headway.attention.call import Call, validate
 from headway.errors import BackendError, PatternError
 from headway.native import interface as c
-from headway.native import loader as native
 from headway.patterns import And, Causal, Full, Global, Or, Pattern, Sink, Window
 from headway.patterns.primitives import Kind
 from headway.patterns.program import OTHERS, height, lower
@@ -25,15 +24,9 @@ from headway.scores import ALiBi, Bias, RelativeBias, RelativeKey, Score, SoftCa
 from headway.tokens import Tokens
 from tests.attention.test_native_op import N, tensors
 from tests.native.plain import Problem
-from tests.native.presence import pretend
+from tests.native.presence import needs_kernels, pretend
 
 CAUSAL = Causal()
-
-
-@pytest.fixture
-def kernels() -> None:
-    if native.library() is None:
-        pytest.skip(f"no native kernels: {native.why_missing()}")
 
 
 def reason(
@@ -45,7 +38,8 @@ def reason(
     return NATIVE.unsupported_reason(call, False, "cpu")
 
 
-def test_gradients_of_queries_read_keys_where_the_store_has_them(kernels: None) -> None:
+@needs_kernels
+def test_gradients_of_queries_read_keys_where_the_store_has_them() -> None:
     slots = torch.tensor([[9, 2, 5, 7, 0]], dtype=torch.int32)
     store = torch.full((1, 2, 12, 8), torch.nan)
     store[:, :, slots[0].long()] = torch.randn(1, 2, 5, 8)
