@@ -9,12 +9,13 @@ TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "requirements.md"
 INTRODUCTION = """# Requirements
 
-What headway must do, taken from five texts on Transformers: multi-head attention with masks and caches; the Transformer
-of 2017; LLaMA, Alpaca, Vicuna; rotary embedding and RoFormer; Longformer and grouped queries.
-[documents](documents/README.md) follows these texts one by one. Each row names the tests below `tests/` that check it, and
-a command that shows it to a reader. A number in a test's name (`test_row_57_...`) is the number of a row. "in part" says
-what the tests do not cover; "missing" means that nothing shows a row yet. `python -m tests.requirements` writes this page
-from `tests/requirements.toml` and `tests/slips.toml`; `tests/test_requirements.py` checks every name on it.
+What headway must do, taken from five texts on Transformers: multi-head attention with masks and caches; the
+Transformer of 2017; LLaMA, Alpaca, Vicuna; rotary embedding and RoFormer; Longformer and grouped queries.
+[documents](documents/README.md) follows these texts one by one. Each row names the tests below `tests/` that check
+it, and a command that shows it to a reader. A number in a test's name (`test_row_57_...`) is the number of a row. "in
+part" says what the tests do not cover; "missing" means that nothing shows a row yet. `python -m tests.requirements`
+writes this page from `tests/requirements.toml` and `tests/slips.toml`; `tests/test_requirements.py` checks every name
+on it.
 """
 SLIPS = """## Slips of the documents
 

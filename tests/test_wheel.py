@@ -89,15 +89,10 @@ def test_without_the_laboratory_its_commands_say_which_package_has_them(
 ) -> None:
     monkeypatch.setattr("headway.cli.entry_points", lambda group: ())
     assert run([name]) == 2
-<<<<<<< HEAD
-    said = f'there is no command {name!r} here, which is in the package headway-lab; pip install "headway[lab]"'
-    assert said in capsys.readouterr().err
-=======
     message = (
-        f'there is no command {name!r} here, which headway\'s laboratory has; pip install "headway[lab]"'
+        f'there is no command {name!r} here, which is in the package headway-lab; pip install "headway[lab]"'
     )
     assert message in capsys.readouterr().err
->>>>>>> en-n
     assert "headway demo" not in overview()
     assert "start here:  headway show " in overview()
 

@@ -44,7 +44,11 @@ COMMANDS = {
     name: Command(help, f"headway.cli.{place}")
     for name, place, help in (
         ("train", "train", "Train a language model, an encoder or a translator; resume bit for bit"),
-        ("data", "data", "Prepare the data of the shipped recipes from files that you have, or say where to get them"),
+        (
+            "data",
+            "data",
+            "Prepare the data of the shipped recipes from files that you have, or say where to get them",
+        ),
         ("preview", "preview", "Show the tokens that a model would be trained on, and their loss mask"),
         ("generate", "generate", "Continue a prompt"),
         ("translate", "translate", "Translate texts by beam search; report BLEU against references"),
@@ -58,9 +62,21 @@ COMMANDS = {
         ("eval", "evaluate", "Measure bits per byte on a text, or run tasks of lm-evaluation-harness"),
         ("instruct", "instruct", "Generate instruction data from seed tasks by asking a model"),
         ("judge", "judge", "Let a model judge the answers of two other models"),
-        ("convert", "convert", "Convert a checkpoint to another format, and verify that both compute the same"),
-        ("surgery", "surgery", "Change a model: fewer kv heads, windows, longer contexts; measured before and after"),
-        ("quantize", "surgery:quantize", "Quantize weights to 8 or 4 bits; measure perplexity and KL before and after"),
+        (
+            "convert",
+            "convert",
+            "Convert a checkpoint to another format, and verify that both compute the same",
+        ),
+        (
+            "surgery",
+            "surgery",
+            "Change a model: fewer kv heads, windows, longer contexts; measured before and after",
+        ),
+        (
+            "quantize",
+            "surgery:quantize",
+            "Quantize weights to 8 or 4 bits; measure perplexity and KL before and after",
+        ),
         ("show", "show", "Draw an attention pattern and report what it costs"),
         ("models", "inspect:models", "List published model sizes by name, and compare Chinese encoders"),
         ("inspect", "inspect", "Describe a checkpoint: sizes, positions, pairing, patterns"),

@@ -64,8 +64,13 @@ COMMON: Mapping[str, Mapping[str, Any]] = {
         "max": MOST_THREADS,
         "envvar": "HEADWAY_THREADS",
     },
-    "backend": {"help": "attention backend; an error if it cannot run, never a fallback", "envvar": "HEADWAY_BACKEND"},
-    "kv_cache_dtype": {"help": "auto | int8: dtype of the KV cache; int8 rounds, and takes half the memory of bfloat16"},
+    "backend": {
+        "help": "attention backend; an error if it cannot run, never a fallback",
+        "envvar": "HEADWAY_BACKEND",
+    },
+    "kv_cache_dtype": {
+        "help": "auto | int8: dtype of the KV cache; int8 rounds, and halves bfloat16's memory"
+    },
     "dtype": {
         "help": "float32 (fp32) | bfloat16 (bf16) | ...: dtype of weights and products; auto is that of the file, "
         "float32 for float16"

@@ -2,7 +2,9 @@
 
 from headway.cli import Command
 
-DEMO = Command("Take a tour in three minutes: draw patterns, train a model, verify the claims", "headway_lab.cli.demo")
+DEMO = Command(
+    "Take a tour in three minutes: draw patterns, train a model, verify the claims", "headway_lab.cli.demo"
+)
 EXPLAIN = Command(
     "Answer a question about attention by a run",
     "headway_lab.cli.explain",
