@@ -74,7 +74,7 @@ class _Threads(Exchange):
 
 
 class Counted(Exchange):
-    """Wraps an exchange. `sent`: the bytes sent directly, by dtype; `summed`: the size of each tensor that was summed."""
+    """Wraps an exchange. `sent`: the bytes sent directly, by dtype; `summed`: the size of each tensor summed."""
 
     def __init__(self, other: Exchange) -> None:
         self.other, self.rank, self.ranks = other, other.rank, other.ranks
