@@ -91,7 +91,7 @@ def deep(levels: int) -> Pattern:
     return pattern
 
 
-@pytest.mark.usefixtures("kernels")
+@needs_kernels
 def test_patterns_nest_as_deep_as_the_kernels_stack() -> None:
     assert height(lower(deep(c.DEEPEST))) == c.DEEPEST
     assert reason(pattern=deep(c.DEEPEST)) is None
@@ -143,7 +143,7 @@ def test_what_is_remembered_of_tokens_goes_with_them() -> None:
     assert alive() is None
 
 
-@pytest.mark.usefixtures("kernels")
+@needs_kernels
 def test_a_cache_that_writes_its_tokens_in_place_is_read_anew() -> None:
     index = torch.full((1, 50), -1)
     at = Tokens(index)
@@ -166,7 +166,7 @@ def test_a_cache_that_writes_its_tokens_in_place_is_read_anew() -> None:
             ring.index.copy_(ring.index.flip(1))
 
 
-@pytest.mark.usefixtures("kernels")
+@needs_kernels
 def test_documents_of_any_number_are_told_apart() -> None:
     base = Tokens.packed([[5, 9, 6], [20]], 20)
     assert base.document is not None
@@ -176,7 +176,7 @@ def test_documents_of_any_number_are_told_apart() -> None:
         torch.testing.assert_close(case.run().out, case.formula().out)
 
 
-@pytest.mark.usefixtures("kernels")
+@needs_kernels
 def test_tokens_beyond_what_32_bits_count_are_refused_in_words() -> None:
     q = torch.randn(1, 1, 3, 8)
     last = Tokens.range(3, start=2**30 - 3)
@@ -187,7 +187,7 @@ def test_tokens_beyond_what_32_bits_count_are_refused_in_words() -> None:
         attend(q, q, q, Causal(), q_tokens=far, k_tokens=far, backend="native")
 
 
-@pytest.mark.usefixtures("kernels")
+@needs_kernels
 def test_wrong_scores_are_named_by_auto_and_by_name() -> None:
     q = torch.randn(1, 4, 99, 64)
     with pytest.raises(PatternError, match="ALiBi is for 3 heads, the call has 4"):
@@ -202,7 +202,7 @@ def test_wrong_scores_are_named_by_auto_and_by_name() -> None:
         torch.autograd.grad(out.sum(), twice, create_graph=True)
 
 
-@pytest.mark.usefixtures("kernels")
+@needs_kernels
 def test_sets_of_keys_share_a_gradient_and_a_score() -> None:
     """The gradient of q and of a table is the sum over the sets, in bfloat16 rounded once."""
     at = Tokens.range(90).with_global([4])
