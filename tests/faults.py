@@ -39,6 +39,25 @@ def watch(callback: Watcher) -> Iterator[None]:
         yield
 
 
+def calls_of(action: Callable[[], object]) -> list[str]:
+    """Returns the names of the calls that an action makes."""
+    operations: list[str] = []
+    with watch(lambda operation, path, data: operations.append(operation)):
+        action()
+    return operations
+
+
+def failing(n: int) -> Watcher:
+    """Returns a watcher by which call number n fails."""
+    count = iter(range(10**6))
+
+    def watcher(operation: str, path: Path, data: memoryview | None) -> None:
+        if next(count) == n:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    return watcher
+
+
 def _watched(operation: str, call: Callable[..., Any], callback: Watcher) -> Callable[..., Any]:
     def watched(first: Any, *arguments: Any) -> Any:
         data = memoryview(arguments[0]).cast("B") if operation == "write" else None

@@ -17,6 +17,7 @@ from headway.quantization import quantize
 from headway.tokens import Tokens
 from tests.cache.layers import attended
 from tests.generate.conftest import small
+from tests.laws.test_decode import piece
 from tests.naive import naive
 from tests.native.presence import needs_kernels
 from tests.tolerance import assert_within_reference
@@ -85,20 +86,20 @@ def test_every_split_stores_the_same_bits(pattern: Pattern) -> None:
 def test_decoding_through_the_kernels_is_dense_attention_over_what_is_stored(
     pattern: Pattern, dtype: torch.dtype
 ) -> None:
-    """A prompt, then step by step until pages have been released."""
+    """Prompts of two lengths, then step by step until pages have been released; every other step has no token of the
+    second row. Empty slots are given NaN, return 0, and change nothing that is stored."""
     q, k, v = drawn(2, dtype)
-    cache, begin = new_cache(pattern, 2), 0
-    for n in (60, *[1] * 20):
-        part = slice(begin, begin + n)
-        actual = attended(
-            cache, cache.next_tokens(n), q[:, :, part], k[:, :, part], v[:, :, part], pattern, "native"
-        )
-        plain = KeyValues(k[:, :, : begin + n], v[:, :, : begin + n], Tokens.range(begin + n)).quantized()
-        tokens, keys = Tokens.range(n, start=begin), plain.tokens
+    cache = new_cache(pattern)
+    for counts in ((60, 53), *[(1, 1), (1, 0)] * 10):
+        tokens = cache.next_tokens(max(counts), counts)
+        at = tokens.index.expand(2, -1)
+        actual = attended(cache, tokens, *(piece(t, at) for t in (q, k, v)), pattern, "native")
+        index, ends = torch.arange(N), torch.tensor(cache.lengths).view(2, 1)
+        plain = KeyValues(k, v, Tokens(torch.where(index < ends, index, -1))).quantized()
         low, exact = (plain.dequantized(d) for d in (dtype, torch.float64))
-        truth = naive(q[:, :, part].double(), exact.k, exact.v, pattern, tokens, keys)
-        assert_within_reference(actual, truth, naive(q[:, :, part], low.k, low.v, pattern, tokens, keys))
-        begin += n
+        queries = piece(q, at).nan_to_num(0.0)
+        truth = naive(queries.double(), exact.k, exact.v, pattern, tokens, plain.tokens)
+        assert_within_reference(actual, truth, naive(queries, low.k, low.v, pattern, tokens, plain.tokens))
 
 
 def test_bytes_copies_and_rows_take_their_scales_along() -> None:

@@ -239,6 +239,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
          "mamba_conv_bias": False, "mamba_d_ssm": None, "mamba_expand": 1},
     ),
     "exaone 3": ("exaone", {**LLAMA, "head_dim": 10}),
+    "exaone 3, GELU": ("exaone", {**LLAMA, "hidden_act": "gelu_new"}),
     "exaone 3, biases, tied": ("exaone", {**LLAMA, **BIASED, "tie_word_embeddings": True, "rope_parameters": LLAMA3}),
     "apertus 1.5": ("apertus1p5_text", {**LLAMA, "rope_parameters": LLAMA3}),
     "nemotron-h": (

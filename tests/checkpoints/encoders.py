@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from headway.checkpoints import load_folder
@@ -133,23 +132,11 @@ def seen(values: Tensor, tokens: Tokens) -> Tensor:
     return values[tokens.valid] if values.shape[:2] == tokens.valid.shape else values
 
 
-def off(ours: Tensor, theirs: Tensor) -> float:
-    """Returns the largest difference, relative to the largest value of `theirs`."""
-    return float((ours - theirs).detach().abs().max() / theirs.detach().abs().max())
-
-
 def from_them(model: Any, path: Path) -> Encoder:
     model.save_pretrained(path)
     ours = build_model(load_folder(path))
     assert isinstance(ours, Encoder)
     return ours
-
-
-def rewritten(path: Path, change: Any) -> Path:
-    """Passes the tensors of a folder through `change`, and returns the folder."""
-    file = path / "model.safetensors"
-    save_file(change(load_file(file)), file, {"format": "pt"})
-    return path
 
 
 SMALL: dict[str, Any] = {"vocab": 61, "width": 48, "layers": 2, "heads": 4, "hidden": 80, "init_std": 0.3}

@@ -49,4 +49,4 @@ def weights(model) -> dict[str, torch.Tensor]:
 
 def off(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     """Returns the largest difference, relative to the largest value of `theirs`."""
-    return float((ours - theirs).abs().max() / theirs.abs().max())
+    return float((ours - theirs).detach().abs().max() / theirs.detach().abs().max())

@@ -24,11 +24,6 @@ def small_memory(limit=30 << 20):
         tracemalloc.stop()
 
 
-def set_config(folder, **changes):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changes))
-
-
 def safetensors(path, header, values=bytes(8), length=None):
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(raw) if length is None else length) + raw + values)

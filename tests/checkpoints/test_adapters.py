@@ -3,12 +3,12 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from headway.checkpoints import load_adapter, merged_state, save_adapter
 from headway.checkpoints.bases import Base, base_of
@@ -17,6 +17,7 @@ from headway.models import ModelSpec
 from headway.nn import Adapter, Lora, adapted, attach, set_active
 from headway.positions import Rotary
 from tests.checkpoints.adapters import IDS, KINDS, SIZE, small, trained
+from tests.checkpoints.edits import set_keys, set_tensors
 from tests.pairwise import chequered
 
 FAMILIES = ("llama", "gpt2", "falcon", "gpt_bigcode", "roformer")
@@ -176,19 +177,8 @@ def test_merged_weights_compute_what_the_adapters_add(kind: str) -> None:
     assert torch.equal(merged_low[name], exact.bfloat16())
 
 
-def rewrite(folder: Path, **changes: Any) -> None:
-    """Changes keys of the folder's config."""
-    path = folder / "adapter_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-def retensor(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    """Passes the folder's tensors to `change`, which changes them in place, and saves them."""
-    tensors = load_file(folder / "adapter_model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "adapter_model.safetensors")
-
-
+rewrite = partial(set_keys, name="adapter_config.json")
+retensor = partial(set_tensors, name="adapter_model.safetensors")
 NAME = "base_model.model.model.layers.0.self_attn.q_proj"
 
 

@@ -8,11 +8,12 @@ import re
 import shutil
 import struct
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from headway.checkpoints import save_folder
@@ -20,6 +21,7 @@ from headway.cli import run
 from headway.models import ModelSpec, build
 from headway.text import train_bpe
 from tests.checkpoints.broken_tokenizers import BERT, UNIGRAM, WORDS, sentencepiece
+from tests.checkpoints.edits import set_keys, set_tensors
 from tests.checkpoints.mutations import IMPOSTORS
 
 SIZE = {"width": 16, "layers": 2, "heads": 2, "hidden": 24}
@@ -71,22 +73,15 @@ def bytes_of(change: Callable[[bytes], bytes]) -> Break:
 
 
 def tensors_of(change: Callable[[dict[str, Tensor], str], object]) -> Break:
-    def broken(folder: Path, kind: str) -> None:
-        stored = load_file(weights(folder))
-        change(stored, kind)
-        save_file(stored, weights(folder), {"format": "pt"})
-
-    return broken
+    return lambda folder, kind: set_tensors(folder, lambda stored: change(stored, kind))
 
 
 def config_of(**changes: object) -> Break:
     """Changes keys of `config.json`; "width" and "layers" stand for the family's own keys."""
 
     def broken(folder: Path, kind: str) -> None:
-        config = json.loads((folder / "config.json").read_text())
         family_keys = {"width": NAMES[kind][2], "layers": NAMES[kind][3]}
-        config |= {family_keys.get(key, key): value for key, value in changes.items()}
-        (folder / "config.json").write_text(json.dumps(config))
+        set_keys(folder, **{family_keys.get(key, key): value for key, value in changes.items()})
 
     return broken
 
@@ -105,7 +100,7 @@ def pickled(folder: Path, kind: str) -> None:
     weights(folder).unlink()
 
 
-FAULTS: dict[str, tuple[Break, str]] = {
+FAULTS_OF_FILES: dict[str, tuple[Break, str]] = {
     "cut": (bytes_of(lambda raw: raw[:-100]), r"model\.safetensors is truncated: .* repeat it"),
     "cut header": (bytes_of(lambda raw: raw[:50]), r"model\.safetensors is truncated: .* copy it again"),
     "lfs": (bytes_of(lambda raw: LFS), r"model\.safetensors is .* git-lfs pointer.*run `git lfs pull`"),
@@ -120,12 +115,10 @@ FAULTS: dict[str, tuple[Break, str]] = {
         bytes_of(lambda raw: pickle.dumps({"a": 1})),
         r"model\.safetensors is a pickle .*--allow-pickle",
     ),
+}
+FAULTS: dict[str, tuple[Break, str]] = {
     "no weights": (lambda folder, kind: weights(folder).unlink(), r"holds no weights: expected model\.safetensors"),
     "no config": (lambda folder, kind: (folder / "config.json").unlink(), r"has no config\.json"),
-    "config lfs": (
-        lambda folder, kind: (folder / "config.json").write_bytes(LFS),
-        r"config\.json is .* git-lfs pointer.*run `git lfs pull`",
-    ),
     "tied, different": (
         tensors_of(lambda stored, kind: tied(stored, kind, 1.0)),
         r"are one tensor in this model, but differ: .*tie_word_embeddings",
@@ -143,10 +136,6 @@ FAULTS: dict[str, tuple[Break, str]] = {
         r"\(1 difference\)(.|\n)*shape: \S+ is \[3, 5\], the config says \[\d+, 16\]",
     ),
     "huge width": (config_of(width=10**12), r"config\.json: \w+ is 1,000,000,000,000, and at most"),
-    "negative width": (config_of(width=-8), r"config\.json: \"\w+\" must be a positive whole number, got -8"),
-    "text width": (config_of(width="16"), r"config\.json: \"\w+\" must be a positive whole number, got '16'"),
-    "huge layers": (config_of(layers=10**9), r"config\.json: \w+ is 1,000,000,000, and at most 10,000"),
-    "more layers": (config_of(layers=9999), r"config\.json has 9,999 layers, but there are only \d+ tensors"),
     "one layer more": (config_of(layers=3), r"\(\d+ differences\)(.|\n)*missing: "),
     "unknown key": (config_of(hiden_size=1), r"config\.json: unknown key \"hiden_size\".* remove it if"),
     "unknown family": (config_of(model_type="bertt"), r"headway knows no model_type 'bertt'.*did you mean \"bert\""),
@@ -168,13 +157,12 @@ def said(folder: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> tuple[i
     return code, " ".join(capsys.readouterr().err.split("\n"))
 
 
-@pytest.mark.parametrize("kind", COMMANDS)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("fault", "kind"), [*product(FAULTS, COMMANDS), *product(FAULTS_OF_FILES, ["bert"])])
 def test_a_fault_is_named(
     fault: str, kind: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = shutil.copytree(whole / kind, tmp_path / "m")
-    breaks, message = FAULTS[fault]
+    breaks, message = (FAULTS | FAULTS_OF_FILES)[fault]
     breaks(folder, kind)
     code, text = said(folder, kind, capsys)
     assert code == 1
@@ -197,16 +185,6 @@ def test_what_is_whole_runs(
     assert code == 0, text
 
 
-def listed(change: Callable[[dict[str, str]], object]) -> Break:
-    def broken(folder: Path, kind: str) -> None:
-        file = folder / "model.safetensors.index.json"
-        index = json.loads(file.read_text())
-        change(index["weight_map"])
-        file.write_text(json.dumps(index))
-
-    return broken
-
-
 SHARDS: dict[str, tuple[Break, str]] = {
     "cut": (
         lambda folder, kind: os.truncate(sorted(folder.glob("model-*"))[1], 300),
@@ -219,14 +197,6 @@ SHARDS: dict[str, tuple[Break, str]] = {
     "no index": (
         lambda folder, kind: (folder / "model.safetensors.index.json").unlink(),
         r"holds shards .* but no model\.safetensors\.index\.json: the copy is incomplete",
-    ),
-    "another shard": (
-        listed(lambda places: places.update({next(iter(places)): sorted(places.values())[-1]})),
-        r"index\.json and its shards disagree: .*listed but not there: \S+ \(in model-",
-    ),
-    "outside": (
-        listed(lambda places: places.update({next(iter(places)): "../../etc/passwd"})),
-        r"index\.json names files outside its folder: \.\./\.\./etc/passwd",
     ),
     "two sets": (
         lambda folder, kind: shutil.copy(sorted(folder.glob("model-*"))[0], weights(folder)),

@@ -64,6 +64,11 @@ def test_row_61_the_pairs_of_the_documents_are_halves_under_another_name(tmp_pat
     convert(start, tmp_path / "1", to_pairing=MISSION_PAIRS)
     assert (tmp_path / "1" / WEIGHTS).read_bytes()[-4000:] == (start / WEIGHTS).read_bytes()[-4000:]
     assert load_folder(tmp_path / "1").spec.positions.pairing == MISSION_PAIRS
+    (change,) = convert(
+        tmp_path / "1", tmp_path / "2"
+    ).changed  # the family's own pairing, if none is asked for
+    assert str(MISSION_PAIRS) in change[1]
+    assert load_folder(tmp_path / "2").spec.positions.pairing == "halves"
 
 
 @chequered("heads,family", [(1, 4), (2, 4), (1, 2), (4, 4)], ["llama", "qwen2", "qwen3"], of=3)

@@ -27,6 +27,7 @@ from headway.nn import Attention
 from headway.tokens import Tokens
 from tests.checkpoints import expert_rows
 from tests.checkpoints.decoders import CASES, IDS, MAIN, NORMED, kernel, theirs
+from tests.checkpoints.edits import set_keys
 from tests.checkpoints.hf import off
 from tests.checkpoints.refused_rows import REFUSED
 from tests.checkpoints.shares import share
@@ -138,12 +139,11 @@ def test_a_decoder_embeds_by_its_last_token(family: str, tmp_path: Path) -> None
     config = AutoConfig.for_model(family, **NORMED)
     model = AutoModel.from_config(config, attn_implementation="eager").eval()
     model.save_pretrained(tmp_path / "theirs")
-    stored = json.loads((tmp_path / "theirs" / "config.json").read_text())
     head = {
         "architectures": [f"{type(model).__name__.removesuffix('Model')}ForCausalLM"],
         "tie_word_embeddings": True,
     }
-    (tmp_path / "theirs" / "config.json").write_text(json.dumps(stored | head))
+    set_keys(tmp_path / "theirs", **head)
     spec = ModelSpec.of(family, vocab=61, width=48, layers=2, heads=6, hidden=80)
     write_sentence_config(tmp_path / "theirs", spec.with_head(Head("embed", pool="last", unit=True)))
     ours = build_model(load_folder(tmp_path / "theirs"))

@@ -22,36 +22,31 @@ from headway.models import Encoder, EncoderDecoder, Head, ModelSpec, build, cata
 from headway.patterns import Full, Global, Window
 from headway.positions import Rotary
 from headway.tokens import Tokens
+from tests.checkpoints.edits import set_tensors
 from tests.checkpoints.encoders import (
     CLASSES,
     SMALL,
     Case,
     inputs,
-    off,
     output,
     peer,
-    rewritten,
     run,
     seen,
 )
+from tests.checkpoints.hf import off
 
 
 def test_another_table_of_angles_is_refused(tmp_path: Path) -> None:
     peer(Case("roformer", "states")).save_pretrained(tmp_path / "m")
 
-    def other_theta(state: dict[str, Tensor]) -> dict[str, Tensor]:
-        name = "encoder.embed_positions.weight"
-        return {**state, name: state[name] * 0.5}
-
-    def whole_numbers(state: dict[str, Tensor]) -> dict[str, Tensor]:
-        name = "encoder.embed_positions.weight"
-        return {**state, name: state[name].to(torch.int64)}
-
-    for change in (other_theta, whole_numbers):
+    name = "encoder.embed_positions.weight"
+    table = load_file(tmp_path / "m" / "model.safetensors")[name]
+    for other in ({name: table * 0.5}, {name: table.to(torch.int64)}):
+        set_tensors(tmp_path / "m", lambda state: state.update(other))  # noqa: B023
         with pytest.raises(
             CheckpointError, match=r"embed_positions\.weight is not what it is in every model"
         ):
-            load_folder(rewritten(tmp_path / "m", change))
+            load_folder(tmp_path / "m")
 
 
 def test_names_of_old_files(tmp_path: Path) -> None:
@@ -60,18 +55,15 @@ def test_names_of_old_files(tmp_path: Path) -> None:
     batch, tokens = inputs(theirs)
     expected = output(theirs(**batch)).detach()
 
-    def old(state: dict[str, Tensor]) -> dict[str, Tensor]:
-        ends = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
-        renamed = {}
-        for name, value in state.items():
-            for new, before in ends.items():
-                name = name.replace(new, before)
-            renamed[name] = value
-        table = renamed["bert.embeddings.word_embeddings.weight"]
-        return {
-            **renamed,
+    def old(state: dict[str, Tensor]) -> None:
+        for name in [*state]:
+            before = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+                "LayerNorm.bias", "LayerNorm.beta"
+            )
+            state[before] = state.pop(name)
+        state |= {
             "bert.embeddings.position_ids": torch.arange(20)[None],
-            "cls.predictions.decoder.weight": table.clone(),
+            "cls.predictions.decoder.weight": state["bert.embeddings.word_embeddings.weight"].clone(),
             "cls.seq_relationship.weight": torch.zeros(2, 48),
             "cls.seq_relationship.bias": torch.zeros(2),
             "bert.pooler.dense.weight": torch.zeros(48, 48),
@@ -79,7 +71,7 @@ def test_names_of_old_files(tmp_path: Path) -> None:
         }
 
     theirs.save_pretrained(tmp_path / "m")
-    folder = load_folder(rewritten(tmp_path / "m", old))
+    folder = load_folder(set_tensors(tmp_path / "m", old))
     ours = build_model(folder)
     assert isinstance(ours, Encoder)
     assert off(seen(run(ours, batch, tokens), tokens), seen(expected, tokens)) < 1e-5
@@ -89,12 +81,12 @@ def test_names_of_old_files(tmp_path: Path) -> None:
         *(f"bert.pooler.dense.{leaf}" for leaf in ("weight", "bias")),
     }
 
-    def twice(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    def twice(state: dict[str, Tensor]) -> None:
         gain = state["cls.predictions.transform.LayerNorm.gamma"].clone()
-        return {**state, "cls.predictions.transform.LayerNorm.weight": gain}
+        state["cls.predictions.transform.LayerNorm.weight"] = gain
 
     with pytest.raises(CheckpointError, match="are two names of one tensor"):
-        load_folder(rewritten(tmp_path / "m", twice))
+        load_folder(set_tensors(tmp_path / "m", twice))
 
 
 def test_the_one_bias_of_an_untied_file_may_have_its_old_name(tmp_path: Path) -> None:
@@ -105,11 +97,10 @@ def test_the_one_bias_of_an_untied_file_may_have_its_old_name(tmp_path: Path) ->
     assert torch.equal(loaded.tensors["head.out.bias"], expected)
     assert loaded.unused == ()
 
-    def one(state: dict[str, Tensor]) -> dict[str, Tensor]:
-        bias = state.pop("cls.predictions.decoder.bias")
-        return {**state, "cls.predictions.bias": bias}
+    def one(state: dict[str, Tensor]) -> None:
+        state["cls.predictions.bias"] = state.pop("cls.predictions.decoder.bias")
 
-    assert torch.equal(load_folder(rewritten(tmp_path / "m", one)).tensors["head.out.bias"], expected)
+    assert torch.equal(load_folder(set_tensors(tmp_path / "m", one)).tensors["head.out.bias"], expected)
 
 
 def test_a_folder_for_another_purpose(tmp_path: Path) -> None:

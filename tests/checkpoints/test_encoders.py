@@ -27,12 +27,12 @@ from tests.checkpoints.encoders import (
     Case,
     from_them,
     inputs,
-    off,
     output,
     peer,
     run,
     seen,
 )
+from tests.checkpoints.hf import off
 from tests.checkpoints.shares import share
 
 FIRST = ("bert", "roberta", "roformer")

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from headway.checkpoints import spec_from_config
 from headway.checkpoints.folder import load_folder
@@ -14,6 +13,7 @@ from headway.checkpoints.restore import load_model
 from headway.errors import ConfigError
 from headway.models.mixers import Softmax
 from tests.checkpoints.decoders import IDS, theirs
+from tests.checkpoints.edits import set_tensors
 from tests.checkpoints.gemma4_rows import CASES, FULL, SLIDING
 from tests.checkpoints.hf import off
 
@@ -36,12 +36,11 @@ def test_projections_of_keys_that_no_layer_reads_are_left_out(tmp_path: Path) ->
     """Published files contain them."""
     model = theirs("gemma4, e2b")
     model.save_pretrained(tmp_path)
-    file = tmp_path / "model.safetensors"
     spare = {
         f"model.layers.4.self_attn.{name}.weight": torch.ones(20, 20)
         for name in ("k_proj", "v_proj", "k_norm")
     }
-    save_file({**load_file(file), **spare}, file, {"format": "pt"})
+    set_tensors(tmp_path, lambda tensors: tensors.update(spare))
     assert {*load_folder(tmp_path).unused} == {*spare}
     assert off(load_model(tmp_path)(IDS), model(IDS).logits) < 1e-5
 

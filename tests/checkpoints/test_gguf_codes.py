@@ -173,8 +173,7 @@ def test_codes_without_a_place_become_numbers_and_that_is_said(tmp_path: Path, t
     assert choice == f"14 layers of int4, groups of 32, with zeros (awq): become numbers of {dtype}{reason}"
     assert result.rounding is not None
     expected = load_folder(tmp_path / "m").tensors
-    assert changed(tmp_path / "m", tmp_path / "out") == pytest.approx(
-        result.rounding / result.differences[0].largest, rel=1.0
-    )
+    loss = changed(tmp_path / "m", tmp_path / "out")
+    assert 0.5 < result.rounding / result.differences[0].largest / loss < 2.0  # measured on other ids
     actual = load_folder(tmp_path / "out").tensors["model.layers.0.mlp.up_proj.weight"]
     assert torch.equal(actual, expected["model.layers.0.mlp.up_proj.weight"])

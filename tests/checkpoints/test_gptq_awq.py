@@ -1,6 +1,5 @@
 """Folders of GPTQ and AWQ, packed here by their own formulas, and errors for folders that are not read."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from headway.models import build
 from headway.quantization import QuantizedMatrix, quantize_weights
 from headway.storage.safetensors import write_safetensors
 from headway.storage.tensors import open_tensors
+from tests.checkpoints.edits import set_keys
 from tests.checkpoints.test_quantized import LLAMA
 
 
@@ -69,13 +69,8 @@ def theirs(
         tensors |= {f"{layer}.{leaf}": part.contiguous() for leaf, part in pack(matrices[layer]).items()}
     (path / "model.safetensors").unlink()
     write_safetensors(path / "model.safetensors", tensors)
-    change_config(path, config)
+    set_keys(path, quantization_config=config)
     return matrices
-
-
-def change_config(path: Path, quantization: Any) -> None:
-    file = path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": quantization}))
 
 
 GPTQ = {
@@ -148,7 +143,7 @@ def test_folders_that_are_not_read_say_what_is(tmp_path: Path) -> None:
     theirs(path, config, bits, pack)
 
     def refused(match: str, quantization: Any, error: type[Exception] = ConfigError) -> None:
-        change_config(path, quantization)
+        set_keys(path, quantization_config=quantization)
         with pytest.raises(error, match=match):
             load_folder(path)
 
@@ -164,7 +159,7 @@ def test_folders_that_are_not_read_say_what_is(tmp_path: Path) -> None:
     refused(r"lacks bits", {"quant_method": "gptq"})
     refused(r"unexpected: .*g_idx|scales is \[2, ", AWQ, CheckpointError)  # another packing of the same names
     refused(r"scales is \[2, 64\].*have \[1, 64\]", {**GPTQ, "group_size": 64}, CheckpointError)
-    change_config(path, GPTQ)
+    set_keys(path, quantization_config=GPTQ)
     tensors = {name: value.clone() for name, value in open_tensors(path).items()}
     name = "model.layers.1.mlp.up_proj"
 
@@ -180,16 +175,12 @@ def test_folders_that_are_not_read_say_what_is(tmp_path: Path) -> None:
         r"groups of model.layers.1.mlp.up_proj are not of neighbouring inputs",
         g_idx=tensors[f"{name}.g_idx"].flip(0),
     )
-    change_config(
-        path, {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"g": {}}}
-    )
+    packed = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+    set_keys(path, quantization_config={**packed, "config_groups": {"g": {}}})
     with pytest.raises(ConfigError, match=r"without weights"):
         load_folder(path)
     group = {"weights": {"num_bits": 8, "strategy": "channel"}, "input_activations": {"num_bits": 8}}
-    change_config(
-        path,
-        {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"g": group}},
-    )
+    set_keys(path, quantization_config={**packed, "config_groups": {"g": group}})
     with pytest.raises(
         ConfigError, match=r"unknown key .quantization_config.config_groups.g.input_activations"
     ):

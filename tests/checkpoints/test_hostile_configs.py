@@ -9,7 +9,8 @@ from headway.errors import CheckpointError, ConfigError, DataError, HeadwayError
 from headway.models import ModelSpec, build
 from headway.positions import Rotary
 from headway.storage.reading import LONGEST_JSON, read_json
-from tests.checkpoints.hostile import SPEC, set_config, small_memory
+from tests.checkpoints.edits import set_keys
+from tests.checkpoints.hostile import SPEC, small_memory
 
 
 @pytest.fixture
@@ -62,14 +63,14 @@ def test_a_gigabyte_of_whitespace_is_not_read(folder):
 
 
 def test_a_byte_order_mark_is_taken(folder):
-    file = folder / "config.json"
+    file, spec = folder / "config.json", load_folder(folder).spec
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
-    assert load_folder(folder).spec == load_folder(folder).spec
+    assert load_folder(folder).spec == spec
     assert read_json(file)["vocab_size"] == 61
 
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-         "num_key_value_heads", "head_dim", "max_position_embeddings")  # fmt: skip  # fmt: skip
+         "num_key_value_heads", "head_dim", "max_position_embeddings")  # fmt: skip
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
@@ -80,7 +81,7 @@ SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", 
 def test_sizes_that_no_model_has_are_named_and_nothing_of_that_size_is_made(tmp_path, family, key, value):
     spec = ModelSpec.of(family, vocab=61, width=16, layers=2, heads=4, kv_heads=2, hidden=24, head_dim=4)
     save_folder(tmp_path / "m", build(spec, seed=0))
-    set_config(tmp_path / "m", **{key: value})
+    set_keys(tmp_path / "m", **{key: value})
     with small_memory():
         if key == "max_position_embeddings" and value in (10**9, 10**6):
             assert load_folder(tmp_path / "m").spec.trained_context == value
@@ -93,14 +94,13 @@ def test_sizes_that_no_model_has_are_named_and_nothing_of_that_size_is_made(tmp_
 
 @pytest.mark.parametrize("layers", [3, 1000, 10_000, 10_001, 10**9, 10**12])
 def test_more_layers_than_there_are_tensors_are_refused_before_they_are_named(folder, layers):
-    set_config(folder, num_hidden_layers=layers)
+    set_keys(folder, num_hidden_layers=layers)
     message = "missing: model.layers.2" if layers == 3 else "layers"
     with pytest.raises(HeadwayError, match=message), small_memory():
         load_folder(folder)
 
 
 def test_a_folder_of_headway_s_own_type_has_the_same_limits(tmp_path):
-
     spec = ModelSpec(**{**vars(SPEC), "positions": Rotary(pairing="adjacent")})
     save_folder(tmp_path / "m", build(spec, seed=0), keep_pairing=True)
     config = json.loads((tmp_path / "m" / "config.json").read_text())

@@ -38,6 +38,9 @@ def test_an_index_whose_map_is_none_is_named(tmp_path, listed):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
     with pytest.raises(CheckpointError, match=r"index\.json has no weight_map"):
         open_tensors(tmp_path)
+
+
+def test_an_index_of_a_file_that_is_not_there_is_named(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "x" * 300}}))
     with pytest.raises(CheckpointError, match=r"names 1 of 1 files that are not in"):
         open_tensors(tmp_path)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from headway.attention.delta import DeltaSpec
 from headway.checkpoints import config_from_spec, spec_from_config
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.heads import change_pairing, repeat_kv_heads
@@ -66,10 +65,6 @@ def test_the_text_model_of_a_folder_of_images_and_texts(
     save_folder(tmp_path / "text", ours)
     reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "text", attn_implementation="eager").eval()
     assert off(reloaded(IDS).logits, expected) < 1e-5
-
-
-SIZE: dict[str, Any] = {"vocab": 61, "width": 48, "layers": 4, "heads": 4, "hidden": 80}
-OTHER = DeltaSpec(heads=2, key_heads=2, head_dim=8)
 
 
 @pytest.mark.parametrize("name", ["delta + full", "linear + delta + full"])

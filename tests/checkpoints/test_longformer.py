@@ -9,17 +9,16 @@ import torch
 import transformers
 from torch import Tensor
 
-from headway.checkpoints import load_folder, save_folder
+from headway.checkpoints import save_folder
 from headway.checkpoints.hf.config import config_from_spec, spec_from_config
 from headway.checkpoints.hf.layouts import LAYOUTS
 from headway.checkpoints.hf.layouts.tensors import exported
-from headway.checkpoints.restore import build_model
 from headway.errors import ConfigError
 from headway.models import Encoder, ModelSpec, build, cost
 from headway.tokens import Tokens
+from tests.checkpoints.encoders import from_them
+from tests.checkpoints.hf import off
 from tests.pairwise import chequered
-
-from .hf import off
 
 VOCAB, PAD = 61, 1
 CONFIG: dict[str, Any] = {
@@ -66,14 +65,6 @@ def peer(name: str, **changes: Any) -> Any:
     return model.eval()
 
 
-def ours(model: Any, path: Path) -> Encoder:
-    """Returns the same model, read from the folder that transformers writes."""
-    model.save_pretrained(path)
-    loaded = build_model(load_folder(path))
-    assert isinstance(loaded, Encoder)
-    return loaded
-
-
 def rows(lengths: list[int], total: int) -> tuple[Tensor, Tokens, Tensor]:
     """Returns ids [B, total] with padding on the right, their tokens, and transformers' mask."""
     ids = torch.randint(2, VOCAB, (len(lengths), total), generator=torch.Generator().manual_seed(1))
@@ -95,7 +86,7 @@ def both(
 ) -> tuple[Encoder, Any, Tensor, Tensor]:
     """Returns our model, transformers' model, and the output of each at the slots that hold tokens."""
     model = peer(name, **changes)
-    encoder = ours(model, path)
+    encoder = from_them(model, path)
     ids, tokens, mask = rows(lengths, total)
     tokens = tokens.with_global(marked)
     types = torch.arange(total).expand_as(ids) // 5 % 2 * mask
@@ -112,7 +103,7 @@ def test_logits_and_gradients_are_those_of_transformers(
 ) -> None:
     encoder, model, actual, expected = both(name, tmp_path, marked, [19, 11], 19)
     assert encoder.spec.head.task == CLASSES[name]
-    assert off(actual.detach(), expected.detach()) < 1e-5
+    assert off(actual, expected) < 1e-5
     weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2))
     (actual * weights).sum().backward()
     (expected * weights).sum().backward()
@@ -147,7 +138,7 @@ def test_windows_that_transformers_reads_and_cannot_run(windows: int | list[int]
     ids, _, mask = rows([18, 7], 18)
     with pytest.raises((RuntimeError, AssertionError), match=r"expanded size of the tensor|multiple of 4"):
         model(ids, attention_mask=mask)
-    encoder = ours(model, tmp_path)
+    encoder = from_them(model, tmp_path)
     dense = build(encoder.spec, backend="dense").eval()
     dense.load_state_dict(encoder.state_dict())
     with torch.no_grad():

@@ -1,6 +1,5 @@
 """Experts in 4 bits, as published for gpt-oss, are read as the numbers that they stand for."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from headway.checkpoints.saving import save_folder
 from headway.errors import CheckpointError
 from headway.storage.lazy import lazy
 from tests.checkpoints.decoders import CASES, IDS, theirs
+from tests.checkpoints.edits import set_keys
 
 
 def packed(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,9 +46,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         experts, inputs, outputs = state.pop(name).shape
         state[f"{name}_blocks"], state[f"{name}_scales"] = packed(experts, outputs, inputs)
     save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
-    config = json.loads((tmp_path / "config.json").read_text())
     method = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": method}))
+    set_keys(tmp_path, quantization_config=method)
     return tmp_path
 
 
@@ -96,9 +95,8 @@ def test_codes_of_single_experts_are_refused_where_a_family_has_them_in_one_tens
         f"{expert}.weight_shape": torch.tensor([96, 64]),
     }
     save_file(state, folder / "model.safetensors", {"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = written_config(Scheme("pack-quantized", 4, None, False), ["lm_head"])
-    (folder / "config.json").write_text(json.dumps(config))
+    method = written_config(Scheme("pack-quantized", 4, None, False), ["lm_head"])
+    set_keys(folder, quantization_config=method)
     with pytest.raises(
         CheckpointError, match=rf"{expert} is the quantized matrix of one expert.*mxfp4 alone"
     ):

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from headway.checkpoints.folder import load_folder
@@ -15,6 +14,7 @@ from headway.checkpoints.restore import build_model
 from headway.checkpoints.saving import save_folder
 from headway.errors import CheckpointError, ConfigError
 from headway.models import EncoderDecoder, ModelSpec, build, cost
+from tests.checkpoints.edits import set_keys, set_tensors
 from tests.checkpoints.hf import off
 from tests.checkpoints.seq2seq import MARIAN, MILD, NEW_T5, PAIR, SOURCE, T5, TARGET, V, logits, theirs
 from tests.checkpoints.seq2seq_published import PUBLISHED
@@ -47,14 +47,6 @@ def test_a_published_size(name: str) -> None:
     assert (written["model_type"], spec_from_config(written)) == (config["model_type"], spec)
 
 
-def rewritten(path: Path, change: Any) -> Path:
-    """Passes a folder's tensors through `change`, which changes them in place, and returns the folder."""
-    state = load_file(path / "model.safetensors")
-    change(state)
-    save_file({key: value.contiguous() for key, value in state.items()}, path / "model.safetensors")
-    return path
-
-
 def saved(path: Path, family: str, settings: dict[str, Any]) -> Path:
     """Saves a transformers folder with fresh weights, and returns its path."""
     AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(family, **settings)).save_pretrained(path)
@@ -74,7 +66,7 @@ def test_old_files_have_tables_of_positions_and_every_name_of_the_embedding(tmp_
         state["lm_head.weight"] = shared.clone()
         del state["final_logits_bias"]
 
-    loaded = load_folder(rewritten(path, old)).tensors
+    loaded = load_folder(set_tensors(path, old)).tensors
     assert torch.equal(loaded["encoder.layers.0.mlp.up_proj.weight"], expected)
     assert torch.equal(loaded["lm_head.bias"], torch.zeros(V))
 
@@ -82,14 +74,13 @@ def test_old_files_have_tables_of_positions_and_every_name_of_the_embedding(tmp_
         state["model.decoder.embed_positions.weight"] = table.unflatten(1, (2, -1)).flip(1).flatten(1)
 
     with pytest.raises(CheckpointError, match=r"model\.decoder\.embed_positions\.weight is not what it is"):
-        load_folder(rewritten(path, swapped))
+        load_folder(set_tensors(path, swapped))
 
 
 def test_ids_of_targets_are_read_from_either_file(tmp_path: Path) -> None:
     path = saved(tmp_path, "marian", MARIAN)
     (path / "generation_config.json").unlink()
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**config, "bad_words_ids": [[60]]}))
+    set_keys(path, bad_words_ids=[[60]])
     from_config = {
         "pad_token_id": 60,
         "eos_token_id": 0,

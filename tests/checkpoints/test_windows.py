@@ -27,10 +27,6 @@ def test_each_convention(name):
     assert from_foreign(name, None) == Causal()
 
 
-def test_there_is_a_rule_for_every_row():
-    assert FOREIGN.keys() == CONVENTIONS.keys()
-
-
 def test_back_to_sliding_window():
     assert last_keys(Causal()) is None
     assert last_keys(Window.last(7)) == 7

@@ -44,7 +44,6 @@ def test_best_fit_is_what_looking_at_every_row_finds(lengths: list[int], room: i
     assert rows == naive_best_fit(lengths, room)
     assert sorted(i for row in rows for i in row) == list(range(len(lengths)))
     assert all(sum(lengths[i] for i in row) <= room for row in rows)
-    assert len(rows) <= 11 / 9 * max(1, -(-sum(lengths) // room)) * 1.5 + 4
 
 
 def test_an_example_that_fits_no_row_is_an_error() -> None:

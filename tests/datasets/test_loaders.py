@@ -157,7 +157,7 @@ def test_every_set_is_made_of_its_files_and_is_read(name: str, given: dict[str, 
     if kind is None:
         assert out.read_text(encoding="utf-8")[:2] in ("In", "in", '{"')
     else:
-        records = read_records(out, kind)
+        records = list(read_records(out, kind))
         assert records
         assert all(isinstance(record, kind) for record in records)
 

@@ -14,13 +14,13 @@ from headway.data import (
     MaskedRows,
     Masking,
     TokenFile,
-    TokenFileWriter,
     encode_corpus,
     pack,
 )
 from headway.errors import ConfigError, DataError
 from headway.nn import IGNORE_INDEX
 from headway.text import Tokenizer, train_bpe, train_characters, train_words
+from tests.datasets.test_tokenfile import token_file
 
 TEXT = "黛玉笑道：“宝玉，你来了。”\n宝玉笑道：“我来了，妹妹可好？” one two three, four-five 1234\n"
 SPECIALS = 5
@@ -182,13 +182,6 @@ def test_rows_hold_every_token_once(lengths: list[int], length: int, around: int
         assert all(size >= length - around for size in sizes[:-1])
     else:
         assert all(len(row) == 1 for row in rows)
-
-
-def token_file(path: Path, documents: list[list[int]]) -> TokenFile:
-    with TokenFileWriter(path, 100) as writer:
-        for ids in documents:
-            writer.add(ids)
-    return TokenFile(path)
 
 
 def unmasked(rows: MaskedRows, i: int) -> tuple[NDArray[np.int64], list[int]]:

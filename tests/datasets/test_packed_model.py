@@ -1,14 +1,16 @@
 """A packed row equals its documents alone: logits, loss and gradients of a decoder with windows, sinks and rotary."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from headway.data import Rows, TokenFile, TokenFileWriter
+from headway.data import Rows
 from headway.models import Decoder
 from headway.patterns import Causal
+from tests.datasets.test_tokenfile import token_file
 from tests.generate.conftest import MIXED, small
 
 DOCUMENTS = [9, 1, 16, 3, 21, 2]  # in rows of 16: one ends at an edge, one is longer than a row
@@ -16,10 +18,8 @@ DOCUMENTS = [9, 1, 16, 3, 21, 2]  # in rows of 16: one ends at an edge, one is l
 
 def rows(path: Path) -> Rows:
     generator = torch.Generator().manual_seed(3)
-    with TokenFileWriter(path / "x", 330) as out:
-        for n in DOCUMENTS:
-            out.add(torch.randint(0, 330, (n,), generator=generator).numpy())
-    return Rows(TokenFile(path / "x"), 16)
+    texts = [torch.randint(0, 330, (n,), generator=generator).tolist() for n in DOCUMENTS]
+    return Rows(token_file(path / "x", texts, 330), 16)
 
 
 def summed(logits: Tensor, targets: Tensor) -> Tensor:
@@ -30,6 +30,9 @@ def summed(logits: Tensor, targets: Tensor) -> Tensor:
 def test_packed_is_alone(tmp_path: Path, patterns: object) -> None:
     model: Decoder = small(patterns).double()  # type: ignore[arg-type]
     corpus = rows(tmp_path)
+    stream = [d for d, n in enumerate(DOCUMENTS) for _ in range(n)][:-1]  # the last token is a target only
+    parts_of_rows = [[*Counter(stream[i : i + 16]).values()] for i in range(0, len(stream), 16)]
+    assert [corpus[i].lengths for i in range(len(corpus))] == parts_of_rows
     inputs, targets = corpus.batch(range(len(corpus)))
     packed = model(**inputs)
     loss = summed(packed.flatten(0, 1), targets.flatten())

@@ -12,7 +12,7 @@ from headway.data import TokenFile, TokenFileWriter
 from headway.errors import DataError
 
 
-def write(path: Path, documents: list[list[int]], vocab: int = 100) -> TokenFile:
+def token_file(path: Path, documents: list[list[int]], vocab: int = 100) -> TokenFile:
     with TokenFileWriter(path, vocab) as writer:
         for document in documents:
             writer.add(document)
@@ -26,7 +26,7 @@ def write(path: Path, documents: list[list[int]], vocab: int = 100) -> TokenFile
 def test_documents_come_back(
     tmp_path_factory: pytest.TempPathFactory, documents: list[list[int]], vocab: int
 ) -> None:
-    file = write(tmp_path_factory.mktemp("t") / "x.tokens", documents, vocab)
+    file = token_file(tmp_path_factory.mktemp("t") / "x.tokens", documents, vocab)
     assert [file.document(i).tolist() for i in range(file.documents)] == documents
     assert file.tokens.tolist() == [i for d in documents for i in d]
     assert file.tokens.dtype == (np.uint16 if vocab <= 1 << 16 else np.uint32)
@@ -34,39 +34,39 @@ def test_documents_come_back(
 
 
 def test_the_largest_ids_fit(tmp_path: Path) -> None:
-    assert write(tmp_path / "a", [[65535]], 1 << 16).tokens[0] == 65535
-    assert write(tmp_path / "b", [[(1 << 32) - 1]], 1 << 32).tokens[0] == (1 << 32) - 1
+    assert token_file(tmp_path / "a", [[65535]], 1 << 16).tokens[0] == 65535
+    assert token_file(tmp_path / "b", [[(1 << 32) - 1]], 1 << 32).tokens[0] == (1 << 32) - 1
 
 
 def test_the_map_is_not_the_memory(tmp_path: Path) -> None:
-    assert isinstance(write(tmp_path / "x", [[1, 2]]).tokens, np.memmap)
+    assert isinstance(token_file(tmp_path / "x", [[1, 2]]).tokens, np.memmap)
     with pytest.raises(ValueError, match="read-only"):
         TokenFile(tmp_path / "x").tokens[0] = 3
 
 
 def test_empty_documents_leave_no_trace(tmp_path: Path) -> None:
-    file = write(tmp_path / "x", [[], [1], [], [2, 3], []])
+    file = token_file(tmp_path / "x", [[], [1], [], [2, 3], []])
     assert [file.document(i).tolist() for i in range(file.documents)] == [[1], [2, 3]]
     with pytest.raises(DataError, match="document 2 of 2"):
         file.document(2)
 
 
 def test_a_failure_leaves_the_old_file(tmp_path: Path) -> None:
-    write(tmp_path / "x", [[1, 2, 3]])
+    token_file(tmp_path / "x", [[1, 2, 3]])
     with pytest.raises(DataError, match="token id 500"), TokenFileWriter(tmp_path / "x", 100) as writer:
         writer.add([4, 500])
     with pytest.raises(DataError, match="no tokens; the corpus is empty"), TokenFileWriter(tmp_path / "x", 9):
         pass
     with pytest.raises(DataError, match="token id 100 in document 1 is outside the vocabulary of 100"):
-        write(tmp_path / "x", [[1], [100]])
+        token_file(tmp_path / "x", [[1], [100]])
     with pytest.raises(DataError, match="token id -1 in document 0"):
-        write(tmp_path / "x", [[-1]])
+        token_file(tmp_path / "x", [[-1]])
     assert TokenFile(tmp_path / "x").tokens.tolist() == [1, 2, 3]
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
 def test_every_truncation_is_noticed(tmp_path: Path) -> None:
-    write(tmp_path / "x", [[1, 2, 3], [4]])
+    token_file(tmp_path / "x", [[1, 2, 3], [4]])
     content = (tmp_path / "x").read_bytes()
     for n in range(len(content)):
         (tmp_path / "x").write_bytes(content[:n])
@@ -79,7 +79,7 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
         TokenFile(tmp_path)
     with pytest.raises(DataError, match="a folder is there; a token file is one file"):
         TokenFileWriter(tmp_path, 10)
-    write(tmp_path / "x", [[1]])
+    token_file(tmp_path / "x", [[1]])
     content = bytearray((tmp_path / "x").read_bytes())
     content[8] = 9
     (tmp_path / "x").write_bytes(content)
@@ -102,11 +102,11 @@ def test_a_disk_that_fails_leaves_the_old_file(
     def fail(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    write(tmp_path / "x", [[1, 2, 3]])
+    token_file(tmp_path / "x", [[1, 2, 3]])
     with monkeypatch.context() as patch:
         patch.setattr(step, fail)
         with pytest.raises(DataError, match="x: could not be written: No space left"):
-            write(tmp_path / "x", [[4]])
+            token_file(tmp_path / "x", [[4]])
     assert TokenFile(tmp_path / "x").tokens.tolist() == [1, 2, 3]
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
@@ -116,7 +116,7 @@ def test_a_disk_that_is_full_is_said_with_the_file(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
         with pytest.raises(DataError, match=r"t\.tokens: could not be written: File too large"):
-            write(tmp_path / "t.tokens", [[*range(100)]] * 100)
+            token_file(tmp_path / "t.tokens", [[*range(100)]] * 100)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [*tmp_path.iterdir()] == []

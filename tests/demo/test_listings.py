@@ -72,6 +72,7 @@ def test_what_was_learned_is_told_and_drawn_as_listed(
     text = Corpus("here", "held out by name", tuple(documents()), tuple(documents()))
     for bits in (1.6, 1.8, 2.1):
         result = learned(bits)
+        assert result.below_gzip == (bits < 2.0)
         lines += [learn.verdict(result), learn.comparison(result, text), number(result.seconds)]
         learn.draw_bits(result, Path("bits.png"))
     lines += [learn.show(sample) for sample in result.samples]

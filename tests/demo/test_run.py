@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 import shlex
 import shutil
 import signal
@@ -201,34 +200,6 @@ def test_ctrl_c_from_outside_is_exit_code_130(tmp_path: Path) -> None:
         assert child.wait(60) == 130
     assert "Traceback" not in output
     assert "stopped" in output or "interrupted" in output
-
-
-def learned(bits: float) -> learn.Learned:
-    class Found:
-        bits_per_byte = bits
-
-    class Result:
-        validation, seconds, trained_tokens = Found(), 100.0, 1_234_567
-
-    return learn.Learned(Result(), {"unigram": 4.5, "gzip": 2.0, "xz": 1.7}, None)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("bits", "below", "words"),
-    [
-        (1.9, True, "below gzip -9 (2.000) but not below xz (1.700)"),
-        (1.6, True, "below gzip -9 (2.000) and below xz (1.700)"),
-        (2.1, False, "NOT below gzip -9 (2.000)"),
-    ],
-)
-def test_the_verdict_is_said_either_way(bits: float, below: bool, words: str, tmp_path: Path) -> None:
-    assert learned(bits).below_gzip is below
-    assert words in learn.verdict(learned(bits))
-    corpus = Corpus("here", "held out by name", (Document("a.py", "a", "x" * 2_000_000),), ())
-    text = learn.comparison(learned(bits), corpus)
-    assert re.search(rf"this model +{bits:.3f} +100 s of training on 2.0 MB of other text", text)
-    learn.draw_bits(learned(bits), tmp_path / "bits.png")
-    assert (tmp_path / "bits.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_quick_takes_a_part_of_the_text(text: Corpus) -> None:

@@ -6,7 +6,8 @@ from types import ModuleType
 import pytest
 
 from headway_lab.explain import adapters, packing
-from headway_lab.explain.report import Claim, Report
+from headway_lab.explain.report import Report
+from tests.explain.toys import lost
 
 
 @pytest.mark.parametrize("module", [adapters, packing], ids=lambda m: m.__name__)
@@ -32,10 +33,6 @@ def test_a_claim_about_adapters_is_judged_by_the_worst_rank(
         changed = [{**row, name: value} if i == worst else row for i, row in enumerate(rows)]
         assert lost(adapters.judge(changed)) == [claim]
     assert not adapters.judge([*rows[:2], {**rows[2], "share": 0.03}, rows[3]]).seen
-
-
-def lost(report: Report) -> list[Claim]:
-    return [claim for claim, seen in report.claims.items() if not seen]
 
 
 @pytest.mark.parametrize(

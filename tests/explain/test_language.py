@@ -1,5 +1,6 @@
 """Topics in Chinese: every name that a report, its table or its figure shows has its translation."""
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,17 +60,26 @@ def drawn(topic: str, report: Report) -> Figure:
 def untranslated(text: str) -> bool:
     """Returns whether a text has words that the table neither translates nor names, as a whole or line by line."""
     return any(
-        key_of(line) is None
+        not [*keys_of(line)]
         for line in ([text] if text in SAY.table else text.split("\n"))
         if re.search("[A-Za-z]{3}", line) and not line.startswith("$") and not CODE.fullmatch(line)
     )
 
 
-def key_of(text: str) -> str | None:
-    """Returns the table's entry that translates a text."""
+def keys_of(text: str) -> Iterator[str]:
+    """Yields the keys of the table by which a text is translated: its own, or those of its lines, or that of its
+    template and those of the parts that fill it."""
     if text in SAY.table:
-        return text
-    return next((key for key, pattern in SAY.templates.items() if pattern.fullmatch(text)), None)
+        yield text
+        return
+    if "\n" in text:
+        parts = text.split("\n")
+    else:
+        key, match = next(((k, m) for k, p in SAY.templates.items() if (m := p.fullmatch(text))), ("", None))
+        parts = [*match.groups()] if match else []
+        yield from [key] if match else []
+    for part in parts:
+        yield from keys_of(part)
 
 
 def texts_in(topic: str) -> set[str]:
@@ -95,26 +105,30 @@ def test_every_name_has_its_translation(topic: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_translation_is_used() -> None:
-    """Every translation is used by a topic at toy size, by the fixed words of reports, or by an error."""
-    used = {
-        key_of(line) for topic in TOPICS for text in texts_in(topic) for line in (text, *text.split("\n"))
-    }
-    used |= {*VERDICTS.values(), *LACKS.values(), FEWER, *groups("en")}
-    assert [key for key in SAY.table if key not in used and not said_in_code(key)] == []
+    """Every translation is used by a topic at toy size, by the fixed words of reports, or by what the code says."""
+    texts = {text for topic in TOPICS for text in texts_in(topic)} | {*said_in_code()}
+    texts |= {*VERDICTS, *VERDICTS.values(), *LACKS, *LACKS.values(), FEWER, *groups("en")}
+    assert SAY.table.keys() - {key for text in texts for key in keys_of(text)} == set()
 
 
-def said_in_code(key: str) -> bool:
-    """Returns whether the code of reports, of errors or of the result pages has the text, or the longest part between
-    its placeholders."""
+def said_in_code() -> Iterator[str]:
+    """Yields what the code of topics, of their command and of the result pages translates or raises: the texts given to
+    `say`, `fill`, `translation(language)` and ConfigError, with {} for each value of an f-string."""
     folder = Path(str(explain.__globals__["__file__"])).parent
-    files = [
-        *folder.glob("*.py"),
-        folder.parent / "cli" / "explain.py",
-        Path(__file__).with_name("results.py"),
-    ]
-    code = "".join(path.read_text(encoding="utf-8") for path in files)
-    part = max(re.split(r"\{\w*\}", key), key=len)
-    return f'"{key}"' in code or (len(part) > 2 and part in code)
+    files = (folder.parent / "cli" / "explain.py", Path(__file__).with_name("results.py"))
+    for path in (*folder.glob("*.py"), *files):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Call(
+                    func=ast.Name(id="say" | "fill" | "ConfigError")
+                    | ast.Attribute(attr="fill")
+                    | ast.Call(func=ast.Name(id="translation")),
+                    args=[text, *_],
+                ):
+                    parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+                    yield "".join(
+                        str(part.value) if isinstance(part, ast.Constant) else "{}" for part in parts
+                    )
 
 
 def test_groups_of_topics_are_translated() -> None:

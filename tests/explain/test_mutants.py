@@ -2,22 +2,18 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from headway.models import build
 from headway.patterns import Full
 from headway.positions import Rotary
 from headway_lab.explain import TOPICS, explain, masks, offset_task
-from headway_lab.explain.contests import CONTESTS
 from headway_lab.explain.report import Report
-from headway_lab.explain.runs import Budget, Run, small
-
-EXPLAIN = "headway_lab.explain"
+from headway_lab.explain.runs import Budget, Run
+from tests.explain.toys import made, module_of
 
 
 @dataclass(frozen=True)
@@ -30,12 +26,6 @@ class Mutant:
     lost: str
     given: Mapping[str, Any] = field(default_factory=dict)
     stubs: Mapping[str, Any] = field(default_factory=dict)
-
-
-def made(*losses: float) -> tuple[Run, ...]:
-    """Returns runs with these losses."""
-    model = build(small(layers=1), device="meta")
-    return tuple(Run(model, loss, 1.0) for loss in losses)
 
 
 def low_first(specs: Mapping[str, Any], budget: Budget) -> dict[str, tuple[Run, ...]]:
@@ -232,12 +222,6 @@ TABLE: dict[str, Mutant] = {
         {"contend": low_first, "tail_loss": lambda run, spec, times: 1.0},
     ),
 }
-
-
-def module_of(topic: str) -> Any:
-    return import_module(
-        f"{EXPLAIN}.contests" if topic in CONTESTS else f"{EXPLAIN}.{topic.replace('-', '_')}"
-    )
 
 
 @pytest.fixture(autouse=True)

@@ -20,9 +20,10 @@ from headway_lab.explain import (
 )
 from headway_lab.explain.contests import CONTESTS, gaps, position_schemes, rows
 from headway_lab.explain.report import Report, Row
-from headway_lab.explain.runs import Budget, Run, small, train
+from headway_lab.explain.runs import Budget, small, train
 from headway_lab.explain.spread import gap
 from tests.explain import toys
+from tests.explain.toys import made
 
 TOY = Budget(steps=2, rows=2, seeds=(0, 1))
 
@@ -32,12 +33,6 @@ def toy_size() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         toys.at_toy_size(patch)
         yield
-
-
-def made(*losses: float, size: int = 1) -> tuple[Run, ...]:
-    """Returns runs with these losses."""
-    model = build(small(layers=size), device="meta")
-    return tuple(Run(model, loss, 1.0) for loss in losses)
 
 
 def test_rows_measure_each_contender_against_the_one_that_is_named() -> None:

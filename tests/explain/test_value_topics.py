@@ -8,15 +8,12 @@ import torch
 
 from headway.models import cost
 from headway_lab.explain import delta, experts, gates, norm_orders, sink_logit
-from headway_lab.explain.report import Claim, Report
+from headway_lab.explain.report import Report
 from headway_lab.profiling import normal
 from tests.command_lines import ROOT
+from tests.explain.toys import lost
 
 MODULES = (sink_logit, gates, delta, norm_orders, experts)
-
-
-def lost(report: Report) -> list[Claim]:
-    return [claim for claim, seen in report.claims.items() if not seen]
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)

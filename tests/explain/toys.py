@@ -16,9 +16,11 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from headway.models import build
 from headway_lab.explain import TOPICS, explain
 from headway_lab.explain.contests import CONTESTS, Contest
-from headway_lab.explain.report import Report
+from headway_lab.explain.report import Claim, Report
+from headway_lab.explain.runs import Run, small
 from headway_lab.explain.topics import Topic
 from tests import figures, listings
 from tests.explain import edges
@@ -70,6 +72,17 @@ def module_of(topic: str) -> ModuleType:
     return import_module(
         f"headway_lab.explain.{'contests' if topic in CONTESTS else topic.replace('-', '_')}"
     )
+
+
+def made(*losses: float, size: int = 1) -> tuple[Run, ...]:
+    """Returns runs of models of `size` layers with these losses."""
+    model = build(small(layers=size), device="meta")
+    return tuple(Run(model, loss, 1.0) for loss in losses)
+
+
+def lost(report: Report) -> list[Claim]:
+    """Returns the claims that a report does not show."""
+    return [claim for claim, seen in report.claims.items() if not seen]
 
 
 @cache

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from headway.generate import Draft, Generation
 from headway.generate.constraints import Text
-from headway.models import build
+from headway.models import Decoder, build
 from tests.generate.conftest import MIXED, small
 from tests.text.conftest import byte_level
 
@@ -32,6 +34,25 @@ class Scripted(Draft):
             (token + 1) % 330 if (begin + i + 1) % self.period == 0 else token
             for i, token in enumerate(coming)
         ]
+
+
+def periodic() -> Decoder:
+    """Returns a model without attention: each token decides the next one, so that a text over 8 tokens soon repeats
+    itself."""
+    model = small()
+    with torch.no_grad():
+        for block in model.model.blocks:
+            block.self_attn.o_proj.weight.zero_()
+    return model
+
+
+def looked_up(ids: list[int], count: int, least: int = 1, most: int = 3) -> list[int]:
+    """Returns what followed the last occurrence of the longest suffix of `most` to `least` ids, repeated cyclically."""
+    for n in range(most, least - 1, -1):
+        for end in range(len(ids) - 1, n - 1, -1):
+            if ids[end - n : end] == ids[len(ids) - n :]:
+                return [ids[end + i % (len(ids) - end)] for i in range(count)]
+    return []
 
 
 def essence(generations: Sequence[Generation]) -> list[tuple[list[int], str, str]]:

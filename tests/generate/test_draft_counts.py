@@ -9,6 +9,7 @@ import torch
 from headway.generate import Draft, Generation, GenerationConfig, ModelDraft, NgramDraft, generate
 from headway.models import Decoder
 from tests.generate.conftest import MIXED, small
+from tests.generate.drafts import looked_up, periodic
 
 TOKENS = 3
 PROMPTS = [[0, 5, 9], [15, 11, 9, *range(8, 16), 10, 8], [0, 17, 18, 17, 18, 17, 18], [4]]
@@ -26,28 +27,9 @@ def near(model: Decoder) -> Decoder:
     return other
 
 
-def periodic() -> Decoder:
-    """Returns a model without attention: each token decides the next one, so that a text over 8 tokens soon repeats
-    itself."""
-    model = small()
-    with torch.no_grad():
-        for block in model.model.blocks:
-            block.self_attn.o_proj.weight.zero_()
-    return model
-
-
 def by_model(model: Decoder) -> Propose:
     """Proposes what the model generates next, from its first token on."""
     return lambda ids, count: generate(model, [ids], GenerationConfig(max_new_tokens=count))[0].ids
-
-
-def looked_up(ids: list[int], count: int) -> list[int]:
-    """Returns what followed the last occurrence of the longest suffix of 3 to 1 ids, repeated cyclically."""
-    for n in (3, 2, 1):
-        for end in range(len(ids) - 1, n - 1, -1):
-            if ids[end - n : end] == ids[len(ids) - n :]:
-                return [ids[end + i % (len(ids) - end)] for i in range(count)]
-    return []
 
 
 def saved(prompt: list[int], ids: Sequence[int], propose: Propose) -> tuple[int, int]:

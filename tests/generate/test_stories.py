@@ -52,9 +52,7 @@ def test_a_stop_string(lm: LanguageModel, published: str) -> None:
     )
 
 
-def test_long_then_short_is_short_alone(lm: LanguageModel, tmp_path: Path) -> None:
-    alone = lm.generate("Once upon", max_new_tokens=40).ids
-    lm.generate(["Once upon a time, " * 20, "x"], max_new_tokens=30)
-    assert lm.generate("Once upon", max_new_tokens=40).ids == alone  # the same prompt twice, too
+def test_a_saved_model_generates_the_same(lm: LanguageModel, tmp_path: Path) -> None:
     lm.save(tmp_path / "m")
-    assert headway.load(tmp_path / "m").generate("Once upon", max_new_tokens=40).ids == alone
+    again = headway.load(tmp_path / "m").generate("Once upon", max_new_tokens=40)
+    assert again.ids == lm.generate("Once upon", max_new_tokens=40).ids

@@ -16,7 +16,8 @@ from headway.models import ModelSpec
 from headway.nn import GlobalAttention
 from headway.patterns import Causal, Global, PerHead, Window, pairs
 from headway.tokens import Tokens
-from tests.models.longformer_rows import EXACT, HEADS, encoder, ids, made, off
+from tests.checkpoints.hf import off
+from tests.models.longformer_rows import EXACT, HEADS, encoder, ids, made
 from tests.native.presence import needs_kernels
 from tests.plans import area
 

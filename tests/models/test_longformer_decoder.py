@@ -9,7 +9,8 @@ from headway.cache import PAGE
 from headway.models import Decoder, ModelSpec, build, cost
 from headway.patterns import Causal, GlobalKeys, Pattern, PerHead, Window
 from headway.tokens import Tokens
-from tests.models.longformer_rows import EXACT, HEADS, SIZE, ids, off
+from tests.checkpoints.hf import off
+from tests.models.longformer_rows import EXACT, HEADS, SIZE, ids
 from tests.pairwise import chequered
 
 DECODED: list[tuple[Pattern, int]] = [  # patterns, and how far back their windows reach

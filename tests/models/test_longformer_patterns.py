@@ -11,7 +11,8 @@ from torch import Tensor
 from headway.models import cost
 from headway.patterns import Full, Global, Pattern, PerHead, Window
 from headway.tokens import Tokens
-from tests.models.longformer_rows import EXACT, HEADS, encoder, ids, made, off
+from tests.checkpoints.hf import off
+from tests.models.longformer_rows import EXACT, HEADS, encoder, ids, made
 
 Side = tuple[int, int, int]  # before, after, step
 LAYERS: list[list[list[Side]]] = [

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from headway.models import ModelSpec, build
 from headway.patterns import Causal, GlobalKeys, Pattern, PerHead, Window
 from headway.tokens import Tokens
-from tests.models.longformer_rows import EXACT, HEADS, SIZE, encoder, ids, made, off
+from tests.checkpoints.hf import off
+from tests.models.longformer_rows import EXACT, HEADS, SIZE, encoder, ids, made
 from tests.models.test_longformer_patterns import Side, by_hand, pattern_of
 
 sides = st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(1, 4))

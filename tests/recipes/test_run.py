@@ -82,10 +82,8 @@ def test_the_files_of_all_stages_are_looked_at_before_the_first_is_run(make: Mak
     held = {"validation": "b.txt", "validation_share": 0.0}
     stages = [{"name": "one"}, {"name": "two", "data": "a.txt"}, {"name": "three", **held}]
     recipe = make("out", stages)
-    with pytest.raises(
-        ConfigError,
-        match=r"two: data a\.txt: no such file or folder\nthree: validation b\.txt: .*\nPaths are",
-    ):
+    message = r"two: data a\.txt: no such file or folder\nthree: validation b\.txt: .*\nPaths are"
+    with pytest.raises(ConfigError, match=message):
         run_recipe(recipe, quiet=True)
     assert not (recipe.stage_folder(recipe.stages[0], 0) / "config.yaml").exists()
 
@@ -125,7 +123,8 @@ def test_the_gradient_of_a_pooled_head_is_the_sum_of_those_that_it_stands_for(ma
 
 def test_seeds_make_runs_of_their_own_and_a_table_with_spread(make: Make) -> None:
     claims = {"it learns": "one.val_loss < one.start_loss", "it does not": "one.val_loss > one.start_loss"}
-    recipe = make("out", [{"name": "one", "published": {"loss": 1.7}}], seeds=[0, 1], claims=claims)
+    stages = [{"name": "one", "published": {"loss": 1.7}}]
+    recipe = make("out", stages, seeds=[0, 1], claims=claims)
     report = run_recipe(recipe, quiet=True)
     assert report.measures(0)["one"]["loss"] != report.measures(1)["one"]["loss"]
     verdicts = ["two seeds, it holds in both", "two seeds, it does not hold"]
@@ -138,9 +137,9 @@ def test_seeds_make_runs_of_their_own_and_a_table_with_spread(make: Make) -> Non
     assert "published loss" in report.markdown().splitlines()[0]
     saved = json.loads((recipe.out / "report.json").read_text())
     assert [len(records) for records in saved["stages"]] == [1, 1]
+    unknown = make("out", stages, seeds=[0, 1], claims={"x": "one.nothing > 1"})
     with pytest.raises(ConfigError, match="has no measure 'nothing'"):
-        run_recipe(make("out", [{"name": "one", "published": {"loss": 1.7}}], seeds=[0, 1],
-                        claims={"x": "one.nothing > 1"}), resume="auto", quiet=True)  # fmt: skip
+        run_recipe(unknown, resume="auto", quiet=True)
 
 
 def test_a_stage_that_is_done_keeps_its_surgery(make: Make) -> None:
@@ -156,9 +155,8 @@ def test_a_stage_that_is_done_keeps_its_settings(make: Make) -> None:
     run_recipe(make("out", [{"name": "one"}]), quiet=True)
     with pytest.raises(ConfigError, match="is done, with other settings"):
         run_recipe(make("out", [{"name": "one", "lr": 1e-4}]), resume="auto", quiet=True)
-    other = run_recipe(
-        make("out", [{"name": "one", "threads": 1, "log_every": 3}]), resume="auto", quiet=True
-    )
+    same = make("out", [{"name": "one", "threads": 1, "log_every": 3}])
+    other = run_recipe(same, resume="auto", quiet=True)
     assert other.measures(0)["one"]["steps"] == 4
 
 

@@ -1,11 +1,11 @@
 """Toy data for each shipped recipe of several stages: functions that write it to a folder and return overrides."""
 
-import json
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.train.conftest import documents
+from tests.train.heads import write
 
 HAN = "".join(map(chr, range(0x4E00, 0x4E40)))
 
@@ -27,14 +27,8 @@ def letters(folder: Path) -> list[str]:
 def chinese(folder: Path) -> list[str]:
     """Writes chapters of random characters."""
     rng = random.Random(0)
-    lines = [json.dumps({"text": "".join(rng.choices(HAN, k=500))}) + "\n" for _ in range(8)]
-    (folder / "chapters.jsonl").write_text("".join(lines), encoding="utf-8")
-    return [f"data={folder / 'chapters.jsonl'}"]
-
-
-def written(path: Path, records: list[dict[str, object]]) -> str:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    return str(path)
+    chapters = [{"text": "".join(rng.choices(HAN, k=500))} for _ in range(8)]
+    return [f"data={write(folder / 'chapters.jsonl', chapters)}"]
 
 
 def comparison(folder: Path) -> list[str]:
@@ -44,7 +38,7 @@ def comparison(folder: Path) -> list[str]:
     def some(count: int) -> str:
         return "".join(rng.choices(HAN, k=count))
 
-    triplets = written(
+    triplets = write(
         folder / "triplets.jsonl",
         [{"A": some(30), "B": some(30), "C": some(30), "label": rng.choice("BC")} for _ in range(12)],
     )
@@ -60,7 +54,7 @@ def comparison(folder: Path) -> list[str]:
 def reviews(folder: Path) -> list[str]:
     """Writes texts with one of two labels; some are longer than the context."""
     texts = documents(2, 24, most=90)
-    data = written(folder / "r.jsonl", [{"text": text, "label": str(i % 2)} for i, text in enumerate(texts)])
+    data = write(folder / "r.jsonl", [{"text": text, "label": str(i % 2)} for i, text in enumerate(texts)])
     measured = ("reviews128", "reviews512", "reviews2048", "imdb128", "imdb512")
     overrides = [f"{name}.data={data}" for name in ("imdb128", "imdb512", "news512", "news2048")]
     return [f"data={data}", *overrides, *(f"{name}.validation={data}" for name in measured)]
@@ -78,14 +72,14 @@ def meetings(folder: Path) -> list[str]:
         }
         for passage, word in zip(texts, words, strict=True)
     ]
-    data = written(folder / "q.jsonl", records)
+    data = write(folder / "q.jsonl", records)
     return [f"data={data}", *(f"{name}.validation={data}" for name in ("long", "pieces", "beginning"))]
 
 
 def long_text(folder: Path) -> list[str]:
     """Writes documents of some thousand tokens."""
     lines: list[dict[str, object]] = [{"text": "".join(documents(seed, 60))} for seed in range(4)]
-    return [f"data={written(folder / 'long.jsonl', lines)}"]
+    return [f"data={write(folder / 'long.jsonl', lines)}"]
 
 
 def instructions(folder: Path, *stages: str, base: str = "base") -> list[str]:
@@ -98,7 +92,7 @@ def instructions(folder: Path, *stages: str, base: str = "base") -> list[str]:
         }
         for i, document in enumerate(documents(4, 20))
     ]
-    data = written(folder / "alpaca.jsonl", lines)
+    data = write(folder / "alpaca.jsonl", lines)
     return [f"{base}.{text(folder)[0]}", *(f"{stage}.data={data}" for stage in stages)]
 
 
@@ -106,7 +100,7 @@ def talks(folder: Path, *stages: str, base: str = "base") -> list[str]:
     """Writes the data of `instructions`, and conversations of one to three rounds."""
     turns = [{"from": "human", "value": "one two"}, {"from": "gpt", "value": "three"}]
     lines: list[dict[str, object]] = [{"conversations": turns * (1 + i % 3)} for i in range(20)]
-    data = written(folder / "sharegpt.jsonl", lines)
+    data = write(folder / "sharegpt.jsonl", lines)
     return [*instructions(folder, "alpaca", base=base), *(f"{stage}.data={data}" for stage in stages)]
 
 

@@ -20,6 +20,7 @@ from headway.positions import Learned, Rotary
 from headway.surgery import lengthen, make_longformer
 from headway.text import Tokenizer
 from headway.tokens import Tokens
+from tests.checkpoints.hf import off
 
 VOCAB, SHORT, WINDOW, LONG = 47, 24, 16, 96
 SIZE: dict[str, Any] = {
@@ -51,10 +52,6 @@ def outputs(parts: Parts, ids: Tensor, tokens: Tokens | None = None) -> Tensor:
 
 def ids(count: int, rows: int = 2) -> Tensor:
     return torch.randint(3, VOCAB, (rows, count), generator=torch.Generator().manual_seed(2))
-
-
-def off(a: Tensor, b: Tensor) -> float:
-    return float((a - b).abs().max() / b.abs().max())
 
 
 HEADS = {

@@ -207,15 +207,6 @@ def test_added_tokens_that_fall_elsewhere(tmp_path: Path) -> None:
         Tokenizer.load(folder)
 
 
-def test_a_vocabulary_that_does_not_fit_the_model(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.load(vocab_txt(tmp_path, *BERT))
-    tokenizer.require_fits(9)
-    with pytest.raises(
-        CheckpointError, match=r"ids up to 8 \(9 tokens\) but the model's embedding has 8 rows"
-    ):
-        tokenizer.require_fits(8)
-
-
 def test_special_tokens_that_are_not_there() -> None:
     tokenizer = byte_level()
     assert tokenizer.need("bos") == 0
@@ -225,12 +216,6 @@ def test_special_tokens_that_are_not_there() -> None:
         tokenizer.need("msk")
     with pytest.raises(DataError, match="no special token is called 'msk'"):
         Tokenizer(tokenizer.backend, special={"msk": 1})
-    with pytest.raises(DataError, match="text 0 must be a str, got int"):
-        tokenizer.encode_batch([("a", 1)])  # type: ignore[list-item]
-    with pytest.raises(DataError, match="text 0 must be a str, or a pair of them, got 3"):
-        tokenizer.encode_batch([("a", "b", "c")])  # type: ignore[list-item]
-    with pytest.raises(DataError, match=r"text 1 has a lone surrogate"):
-        tokenizer.encode("a", "b\ud800")
 
 
 def test_what_a_config_says_about_bos_and_eos(tmp_path: Path) -> None:

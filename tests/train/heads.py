@@ -2,12 +2,14 @@
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from headway.train.config import TrainConfig
 from headway.train.tasks import find_task
+from headway.train.tasks.heads import HeadTask
+from tests.train.prepared import prepared
 
 NAMES, PLACES, VERBS = ("anna", "bob", "carl"), ("rome", "oslo", "new york"), ("lives", "works", "sings")
 ENDS = ("today .", "now and then .", ".", "for a very long while .")
@@ -86,7 +88,8 @@ USUAL: dict[str, Any] = {
 OWN: dict[str, dict[str, Any]] = {"answer": {"stride": 8}}
 
 
-def write(path: Path, records: list[Record]) -> str:
+def write(path: Path, records: Iterable[object]) -> str:
+    """Writes a line of JSON for each record, and returns the path."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return str(path)
 
@@ -101,3 +104,10 @@ def settings(task: str, folder: Path, **changes: Any) -> TrainConfig:
     }
     values = {"task": task, **USUAL, **OWN.get(task, {}), **files, **changes}
     return find_task(task).settings.of({name: value for name, value in values.items() if value is not None})
+
+
+def made(task: str, folder: Path, **changes: Any) -> HeadTask:
+    """Returns the task of these settings, ready for its first step."""
+    head_task = prepared(settings(task, folder, **changes), folder)
+    assert isinstance(head_task, HeadTask)
+    return head_task

@@ -28,9 +28,10 @@ from headway.train import (
 from headway.train.checkpoint import checkpoints
 from headway.train.metrics import read_metrics
 from headway.train.tasks.base import Plan
+from tests.datasets.test_tokenfile import token_file
 from tests.train.objectives import Given, sgd_step
 from tests.train.runs import HOME_MADE
-from tests.train.test_step import VOCAB, model, token_file
+from tests.train.test_step import VOCAB, model
 
 Make = Callable[..., TextConfig]
 
@@ -49,7 +50,7 @@ def test_a_target_outside_the_vocab_is_named(bad: int) -> None:
 def test_a_token_file_of_a_larger_vocab_is_refused_by_a_smaller_model(tmp_path: Path) -> None:
     """The last token is only a target and is never embedded."""
     for ids, message in (([1, 2, 39, 3], "token id 39"), ([1, 2, 3, 39], "target 39 is not in 0..19")):
-        file = token_file(tmp_path / "a.tokens", [ids])
+        file = token_file(tmp_path / "a.tokens", [ids], VOCAB)
         with pytest.raises(DataError, match=message):
             evaluate(build(ModelSpec.of_depth(1, 20), seed=0), Rows(file, 8))
 
@@ -72,7 +73,7 @@ def test_a_tokenizer_larger_than_the_embedding_stops_a_run_before_it_begins(
 def test_the_last_window_of_an_epoch_is_the_mean_over_its_own_tokens(tmp_path: Path) -> None:
     """11 rows in steps of 4: the last has 3, in micro-batches of 2 and 1, and is not averaged as if it were full."""
     documents = [list(range(n)) for n in (30, 9, 1, 17, 2, 25)]
-    rows = Rows(token_file(tmp_path / "a.tokens", documents), 8)
+    rows = Rows(token_file(tmp_path / "a.tokens", documents, VOCAB), 8)
     config = {"data": "x", "context": 8, "batch_tokens": 32, "micro_batch": 2, "epochs": 1}
     plan = Plan.of(TextConfig.of(config), len(rows))
     last = plan.micro_batches(plan.steps - 1 if plan.steps else 0)
@@ -142,12 +143,11 @@ def test_a_bad_gradient_makes_no_step_and_names_the_rows(settings: Make, factor:
     assert f"rows {', '.join(map(str, rows))} of {tokens}" in str(caught.value)
     for name, parameter in models[-1].named_parameters():
         assert torch.equal(parameter, kept[-1][name]), name
-    if factor != 1e37:
-        assert "not finite: model.layers.1.mlp.down_proj.weight." in str(caught.value)
+    assert "not finite: model.layers.1.mlp.down_proj.weight." in str(caught.value)
 
 
 def test_the_rows_that_are_named_are_the_rows_of_the_step(tmp_path: Path) -> None:
-    rows = Rows(token_file(tmp_path / "a.tokens", [[i % VOCAB for i in range(90)]]), 8)
+    rows = Rows(token_file(tmp_path / "a.tokens", [[i % VOCAB for i in range(90)]], VOCAB), 8)
     m = model()
     with torch.no_grad():
         m.model.embed_tokens.weight[5] = float("inf")  # only rows that hold token 5 are bad

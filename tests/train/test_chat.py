@@ -18,6 +18,7 @@ from headway.train import train
 from headway.train.metrics import read_metrics
 from headway.train.tasks.chat import ChatConfig, stop_ids
 from tests.train.conftest import documents
+from tests.train.heads import write
 from tests.train.prepared import prepared
 
 SHORT = (
@@ -44,14 +45,9 @@ def conversations(count: int, seed: int = 0) -> list[dict[str, Any]]:
     return records
 
 
-def written(path: Path, rows: list[Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def config(folder: Path, **changes: Any) -> ChatConfig:
     defaults: dict[str, Any] = {
-        "data": str(written(folder / "chats.jsonl", conversations(60))),
+        "data": write(folder / "chats.jsonl", conversations(60)),
         "template": SHORT, "vocab": 280, "depth": 1, "width": 16, "heads": 2, "kv_heads": 1, "hidden": 24,
         "context": 64, "batch_tokens": 64 * 6, "micro_batch": 2, "steps": 6, "lr": 1e-3, "dtype": "fp32",
         "backend": "sdpa", "out": str(folder / "run"), "workers": 1,
@@ -155,14 +151,14 @@ def test_a_folder_brings_its_template_and_its_stop_tokens(tmp_path: Path) -> Non
 
 
 def test_more_than_a_hundredth_without_an_answer_stops_the_run(tmp_path: Path) -> None:
-    silent = written(
+    silent = write(
         tmp_path / "silent.jsonl",
         [*conversations(60), *[{"conversations": [{"from": "human", "value": "hm"}]}] * 2],
     )
     with pytest.raises(
         DataError, match=r"2 of 62 examples have no answer to be trained, the first in .*silent\.jsonl:61"
     ):
-        train(config(tmp_path, data=str(silent)), quiet=True)
+        train(config(tmp_path, data=silent), quiet=True)
 
 
 def test_stop_tokens_are_the_named_ones_or_those_of_generation_and_eos() -> None:

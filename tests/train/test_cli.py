@@ -116,7 +116,7 @@ def test_dry_run_writes_nothing(settings: Make, capsys: pytest.CaptureFixture[st
         ([], 1, "data is missing: training text"),
         (["--data", "nowhere.txt", "--out", "OUT"], 1, "nowhere.txt: no such file or folder"),
         (["--data", "nowhere.txt", "--dry-run"], 1, "nowhere.txt: no such file or folder"),
-        (["--data", ".", "--dtype", "fp16", "--out", "OUT"], 1, "dtype=fp16 was asked for"),
+        (["--data", ".", "--dtype", "fp16", "--out", "OUT"], 1, "some 500 times slower than in bf16"),
         (["--data", "x", "--depth", "100000", "--dry-run"], 1, "depth = 100000: input should be less than"),
     ],
 )

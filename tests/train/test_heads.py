@@ -18,22 +18,15 @@ from headway.text import Tokenizer, train_words
 from headway.train.tasks.answer import Answer as AnswerTask
 from headway.train.tasks.answer import AnswerConfig, QuestionRows, Window, occurrences
 from headway.train.tasks.embed import Embed, EmbedConfig
-from headway.train.tasks.heads import HeadTask, outputs
+from headway.train.tasks.heads import outputs
 from headway.train.tasks.labels import Classify, ClassifyConfig, Tag, TagConfig
 from headway.train.tasks.records import Reading
 from tests.checkpoints.shares import share
 from tests.small_bert import LABELS, TEXTS, bert
-from tests.train.heads import DATA, settings
-from tests.train.prepared import prepared
+from tests.train.heads import DATA, made
 
 TASKS = list(DATA)
 pytestmark = pytest.mark.filterwarnings("ignore:train_words")  # the corpora have few words
-
-
-def made(task: str, folder: Path, **changes: Any) -> HeadTask:
-    head_task = prepared(settings(task, folder, **changes), folder)
-    assert isinstance(head_task, HeadTask)
-    return head_task
 
 
 # --- losses

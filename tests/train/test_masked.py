@@ -17,15 +17,13 @@ from headway.checkpoints.restore import build_model
 from headway.cli import run
 from headway.data import HELD_OUT, MaskedRows, Masking, TokenFile
 from headway.models import Encoder, ModelSpec, build
-from headway.nn import IGNORE_INDEX, cross_entropy
-from headway.nn.cross_entropy import fused_cross_entropy
+from headway.nn import IGNORE_INDEX
 from headway.text import Tokenizer
 from headway.train import TextConfig, evaluate, train
 from headway.train.metrics import read_metrics
 from headway.train.microbatch_pool import MasterWeights
 from tests.checkpoints.shares import share
 from tests.data import data_path
-from tests.nn.plain import plain_cross_entropy
 from tests.train.objectives import accumulated
 from tests.train.prepared import prepared
 
@@ -152,28 +150,6 @@ def test_a_packed_row_is_its_texts_alone(encoder: Make, tmp_path: Path) -> None:
     assert len(alone) > len(rows)
     together = model(**batch.inputs, targets=batch.targets).each[batch.targets != IGNORE_INDEX]
     torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-5)
-
-
-def test_the_loss_has_a_bias_and_counts_what_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cross_entropy, "chunk_rows", lambda vocab: 16)
-    generator = torch.Generator().manual_seed(0)
-    hidden, weight, bias = (
-        torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
-        for shape in ((50, 8), (30, 8), (30,))
-    )
-    targets = torch.randint(0, 30, (50,), generator=generator)
-    targets[::7] = IGNORE_INDEX
-    expected = plain_cross_entropy(hidden, weight, targets, bias)
-    actual = fused_cross_entropy(hidden, weight, targets, bias=bias, hits=True)
-    torch.testing.assert_close(actual.total, expected)
-    predicted = F.linear(hidden, weight, bias).argmax(-1)
-    assert actual.hits is not None
-    assert torch.equal(actual.hits, predicted == targets)
-    inputs = (hidden, weight, bias)
-    for a, b in zip(
-        torch.autograd.grad(actual.total, inputs), torch.autograd.grad(expected, inputs), strict=True
-    ):
-        torch.testing.assert_close(a, b)
 
 
 @share("family", ["bert", "roformer"], 1, 2)

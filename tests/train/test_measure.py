@@ -17,7 +17,8 @@ from headway.train.tasks.translation import TranslationConfig
 from tests.checkpoints.shares import share
 from tests.train import heads, test_chat, test_preference
 from tests.train.conftest import documents
-from tests.train.test_chat import SHORT, conversations, written
+from tests.train.heads import write
+from tests.train.test_chat import SHORT, conversations
 from tests.train.test_preference import pairs
 from tests.train.translation import TINY, corpus
 
@@ -28,7 +29,7 @@ ROWS = ["context=64"]
 
 def chat(folder: Path) -> tuple[TrainConfig, list[str]]:
     """Answers end with a token other than EOS, which eval learns from generation_config.json only."""
-    held = str(written(folder / "held.jsonl", conversations(20, seed=1)))
+    held = write(folder / "held.jsonl", conversations(20, seed=1))
     other = SHORT.replace("{{ eos_token }}", "{{ bos_token }}")
     config = test_chat.config(folder, validation=held, train_on="last", template=other, stop=("<|begin|>",))
     return config, ["--data", held, "train_on=last", *ROWS]
@@ -45,20 +46,20 @@ def adapter(folder: Path) -> tuple[TrainConfig, list[str]]:
         test_chat.config(folder, template=SHORT.replace("A:", "B:"), steps=1, out=str(folder / "base")),
         quiet=True,
     )
-    held = str(written(folder / "held.jsonl", conversations(20, seed=1)))
+    held = write(folder / "held.jsonl", conversations(20, seed=1))
     fresh = dict.fromkeys(("vocab", "depth", "width", "heads", "kv_heads", "hidden"))
     trained = {"model": str(base.model), "adapter": "lora", "rank": 2}
     return test_chat.config(folder, validation=held, **fresh, **trained), ["--data", held, *ROWS]
 
 
 def dpo(folder: Path) -> tuple[TrainConfig, list[str]]:
-    held = str(written(folder / "held.jsonl", pairs(30)[10:]))
+    held = write(folder / "held.jsonl", pairs(30)[10:])
     config = test_preference.config(folder, validation=held, validation_share=0.0, beta=0.3)
     return config, ["--data", held, "beta=0.3", f"reference={config.out}/checkpoint-0", *ROWS]
 
 
 def orpo(folder: Path) -> tuple[TrainConfig, list[str]]:
-    held = str(written(folder / "held.jsonl", pairs(30)[10:]))
+    held = write(folder / "held.jsonl", pairs(30)[10:])
     config = test_preference.config(folder, validation=held, validation_share=0.0, loss="orpo", beta=0.3)
     return config, ["--data", held, "beta=0.3", "loss=orpo", *ROWS]
 
@@ -75,15 +76,15 @@ def translation(folder: Path) -> tuple[TrainConfig, list[str]]:
 def text(**changes: Any) -> Case:
     def made(folder: Path) -> tuple[TrainConfig, list[str]]:
         files = [
-            written(folder / f"{i}.jsonl", [{"text": document} for document in documents(i, 30)])
+            write(folder / f"{i}.jsonl", [{"text": document} for document in documents(i, 30)])
             for i in (0, 1)
         ]
         defaults: dict[str, Any] = {
-            "data": str(files[0]), "validation": str(files[1]), "vocab": 300, "depth": 1, "width": 16, "heads": 2,
+            "data": files[0], "validation": files[1], "vocab": 300, "depth": 1, "width": 16, "heads": 2,
             "hidden": 24, "context": 24, "batch_tokens": 96, "steps": 4, "dtype": "fp32", "workers": 1,
             "backend": "sdpa", "out": str(folder / "run"),
         }  # fmt: skip
-        return TextConfig.of(defaults | changes), ["--data", str(files[1]), "--context", "24"]
+        return TextConfig.of(defaults | changes), ["--data", files[1], "--context", "24"]
 
     return made
 

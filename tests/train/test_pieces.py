@@ -5,9 +5,10 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from headway.errors import CheckpointError, ConfigError
+from headway.errors import CheckpointError
 from headway.models import Decoder, ModelSpec, build
 from headway.nn import IGNORE_INDEX, cross_entropy
 from headway.nn.cross_entropy import fused_cross_entropy
@@ -127,9 +128,12 @@ def test_moments_of_another_run_are_taken_where_they_fit(kind: str) -> None:
     torch.testing.assert_close(second.parameters[missing], fresh.parameters[missing], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("rows", [1, 7, 100])
 @pytest.mark.parametrize("ignored", ["some", "none", "all"])
-def test_chunked_loss_is_the_plain_one(rows: int, ignored: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_loss_is_the_plain_one(
+    rows: int, ignored: str, biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cross_entropy, "chunk_rows", lambda vocab: rows)
     generator = torch.Generator().manual_seed(rows)
     hidden = torch.randn(3, 11, 8, dtype=torch.float64, generator=generator, requires_grad=True)
@@ -138,14 +142,18 @@ def test_chunked_loss_is_the_plain_one(rows: int, ignored: str, monkeypatch: pyt
     if ignored != "none":
         targets[0, : 11 if ignored == "some" else None] = IGNORE_INDEX
         targets[1:] = IGNORE_INDEX if ignored == "all" else targets[1:]
-    total, _, count, losses, _ = fused_cross_entropy(hidden, weight, targets)
+    bias = torch.randn(29, dtype=torch.float64, generator=generator, requires_grad=True) if biased else None
+    total, _, count, losses, hits = fused_cross_entropy(hidden, weight, targets, bias=bias, hits=True)
     assert count == int((targets != IGNORE_INDEX).sum())
-    expected = plain_cross_entropy(hidden, weight, targets)
+    assert hits is not None
+    assert torch.equal(hits, F.linear(hidden, weight, bias).argmax(-1) == targets)
+    expected = plain_cross_entropy(hidden, weight, targets, bias)
     torch.testing.assert_close(total, expected)
     torch.testing.assert_close(losses.sum(), expected)
     assert torch.equal(losses == 0, targets == IGNORE_INDEX)
-    gradients = torch.autograd.grad(0.37 * total, (hidden, weight))
-    for a, b in zip(gradients, torch.autograd.grad(0.37 * expected, (hidden, weight)), strict=True):
+    inputs = (hidden, weight) if bias is None else (hidden, weight, bias)
+    gradients = torch.autograd.grad(0.37 * total, inputs)
+    for a, b in zip(gradients, torch.autograd.grad(0.37 * expected, inputs), strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -166,7 +174,8 @@ def test_chunked_loss_in_bf16_is_as_near_as_bf16_is(monkeypatch: pytest.MonkeyPa
 
 def test_chunked_loss_computes_no_gradient_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, weight = torch.randn(4, 8), nn.Parameter(torch.randn(9, 8))
-    monkeypatch.setattr(torch, "mm", None)
+    for product in ("input_product", "weight_product"):
+        monkeypatch.setattr(cross_entropy, product, None)
     with torch.no_grad():
         total, *_ = fused_cross_entropy(hidden, weight, torch.arange(4))
     assert not total.requires_grad
@@ -195,9 +204,7 @@ def test_the_rows_of_a_step_depend_on_nothing_but_seed_and_step() -> None:
     assert plan(13, steps=9, seed=1).rows_of(7) != plan(13, steps=9).rows_of(7)
 
 
-def test_fp16_on_a_cpu_is_refused_with_the_reason() -> None:
-    with pytest.raises(ConfigError, match=r"dtype=fp16 .* 500 times slower .* use dtype=bf16"):
-        choose_precision("fp16")
+def test_the_dtype_is_the_one_that_was_asked_for_or_has_a_reason() -> None:
     assert choose_precision("fp32").what == "fp32"
     assert choose_precision("bf16").what == "bf16"
     assert choose_precision("auto").why

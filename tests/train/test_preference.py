@@ -18,8 +18,9 @@ from headway.train import train
 from headway.train.metrics import read_metrics
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.tasks.preference import AT_ONCE, PreferenceConfig, PreferenceTuning
+from tests.train.heads import write
 from tests.train.prepared import prepared
-from tests.train.test_chat import COLOURS, SHORT, written
+from tests.train.test_chat import COLOURS, SHORT
 
 
 def pairs(count: int) -> list[dict[str, Any]]:
@@ -40,7 +41,7 @@ def pairs(count: int) -> list[dict[str, Any]]:
 
 def config(folder: Path, **changes: Any) -> PreferenceConfig:
     defaults: dict[str, Any] = {
-        "data": str(written(folder / "pairs.jsonl", pairs(40))), "validation_share": 0.2,
+        "data": write(folder / "pairs.jsonl", pairs(40)), "validation_share": 0.2,
         "template": SHORT, "vocab": 280, "depth": 1, "width": 16, "heads": 2, "kv_heads": 1, "hidden": 24,
         "context": 64, "batch": 6, "micro_batch": 2, "steps": 6, "lr": 3e-3, "dtype": "fp32",
         "backend": "sdpa", "out": str(folder / "run"), "workers": 1,
@@ -158,11 +159,11 @@ def test_beside_a_frozen_model_the_reference_is_the_policy_at_first(base: str | 
 
 def test_pairs_that_do_not_fit_are_counted(tmp_path: Path) -> None:
     long = {"prompt": "what colour is sky?", "chosen": "blue " * 60, "rejected": "red"}
-    file = written(tmp_path / "long.jsonl", [*pairs(20), long])
-    tuning = task(config(tmp_path, data=str(file), validation_share=0.0))
+    file = write(tmp_path / "long.jsonl", [*pairs(20), long])
+    tuning = task(config(tmp_path, data=file, validation_share=0.0))
     assert any("1 of 21 pairs are longer than context 64: left out" in remark for remark in tuning.remarks)
     with pytest.raises(DataError, match="none of the 40 pairs fits context 4"):
         task(config(tmp_path, context=4, validation_share=0.0))
-    broken = written(tmp_path / "broken.jsonl", [{"prompt": "x", "chosen": "y"}])
+    broken = write(tmp_path / "broken.jsonl", [{"prompt": "x", "chosen": "y"}])
     with pytest.raises(DataError, match=r"broken\.jsonl:1"):
-        task(config(tmp_path, data=str(broken)))
+        task(config(tmp_path, data=broken))

@@ -226,13 +226,16 @@ def test_what_cannot_be_shared_is_refused(
         ("dp=2,cp=3", "is of 6 processes, and the run has 4; start as many"),
     ],
 )
-def test_a_mesh_is_of_as_many_processes_as_there_are(text: str, message: str) -> None:
+def test_a_mesh_that_is_none_of_four_processes_is_named(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Mesh.of(text, 4)
+
+
+def test_a_mesh_is_of_as_many_processes_as_there_are() -> None:
     assert Mesh.of("cp=2, dp=2", 4) == Mesh(dp=2, cp=2)
     assert Mesh.of(None, 4) == Mesh(dp=4)
     assert str(Mesh(dp=2, cp=3)) == "dp=2,cp=3"
     assert str(Mesh()) == "dp=1"
-    with pytest.raises(ConfigError, match=message):
-        Mesh.of(text, 4)
 
 
 def test_processes_are_numbered_along_four_axes() -> None:

@@ -1,5 +1,6 @@
 """A run that is killed and resumed ends with the bits of one that never stopped."""
 
+import itertools
 import os
 import random
 import signal
@@ -74,20 +75,17 @@ def kill_me() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed_at_micro_batch(
-    config: TrainConfig, number: int, trained: Callable[..., Any] = train
+def killed_when(
+    due: Callable[[int], bool], config: TrainConfig, trained: Callable[..., Any]
 ) -> Callable[[], None]:
-    """Returns a function that resumes the run and kills its process after `number` micro-batches."""
+    """Returns a function that resumes the run and kills its process after the first micro-batch whose number is due."""
 
     def run() -> None:
-        count = 0
-        collect = MasterWeights.collect
+        numbers, collect = itertools.count(1), MasterWeights.collect
 
         def counted(weights: MasterWeights[Any]) -> None:
-            nonlocal count
             collect(weights)
-            count += 1
-            if count == number:
+            if due(next(numbers)):
                 kill_me()
 
         MasterWeights.collect = counted  # type: ignore[method-assign]
@@ -96,21 +94,17 @@ def killed_at_micro_batch(
     return run
 
 
+def killed_at_micro_batch(
+    config: TrainConfig, number: int, trained: Callable[..., Any] = train
+) -> Callable[[], None]:
+    """Returns a function that resumes the run and kills its process after `number` micro-batches."""
+    return killed_when(lambda count: count == number, config, trained)
+
+
 def killed_in_step(config: TrainConfig, step: int) -> Callable[[], None]:
     """Returns a function that resumes the run and kills its process after the first micro-batch of a step."""
-
-    def run() -> None:
-        collect = MasterWeights.collect
-
-        def counted(weights: MasterWeights[Any]) -> None:
-            collect(weights)
-            if (Path(config.out) / METRICS).exists() and len(lines(config.out)) == step - 1:
-                kill_me()
-
-        MasterWeights.collect = counted  # type: ignore[method-assign]
-        train(config, resume="auto", quiet=True)
-
-    return run
+    log = Path(config.out) / METRICS
+    return killed_when(lambda _: log.exists() and len(lines(config.out)) == step - 1, config, train)
 
 
 def killed_at_disk_call(

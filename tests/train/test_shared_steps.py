@@ -18,25 +18,17 @@ from headway.train.trainer import Trainer
 from tests.parallel import steps
 from tests.train.objectives import Given
 from tests.train.processes import together
+from tests.train.test_sharded import stepped
 from tests.train.test_step import model, ragged
-
-
-def of_four(parallel: Parallel = ALONE) -> list[torch.Tensor]:
-    """Returns losses of three float64 steps of four micro-batches of different lengths, and the weights after them."""
-    net = model().double()
-    optimizer = Optimizer.single(net, torch.optim.SGD(net.parameters(), 0.1))
-    trainer = Trainer(Given(ragged(4)), net, optimizer, clip=0.5, parallel=parallel)
-    losses = [trainer.step().loss for _ in range(3)]
-    return [torch.tensor(losses, dtype=torch.float64), *(p.detach() for p in net.parameters())]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_row_45_four_micro_batches_by_one_two_and_four(tmp_path: Path, ranks: int) -> None:
-    expected = of_four()
+    expected = stepped(4)
 
     def rank(number: int) -> None:
         with joined() as parallel:
-            torch.testing.assert_close(of_four(parallel), expected, rtol=0, atol=1e-12)
+            torch.testing.assert_close(stepped(4, parallel), expected, rtol=0, atol=1e-12)
 
     together(ranks, rank, tmp_path)
 
@@ -65,12 +57,12 @@ WRONG: dict[str, tuple[str, Any]] = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_row_45_what_is_wrong_shows(tmp_path: Path, wrong: str) -> None:
-    expected = of_four()
+    expected = stepped(4)
 
     def rank(number: int) -> None:
         setattr(Parallel, *WRONG[wrong])
         with joined() as parallel:
-            _, *weights = of_four(parallel)
+            _, *weights = stepped(4, parallel)
         distance = max(float((a - b).abs().max()) for a, b in zip(weights, expected[1:], strict=True))
         assert distance > 1e-4, distance
 
@@ -91,7 +83,7 @@ def test_row_45_what_is_wrong_shows(tmp_path: Path, wrong: str) -> None:
 def test_row_45_steps_of_sharded_rows_are_those_of_one_process(mesh: Mesh, tmp_path: Path) -> None:
     """Losses of three steps and the weights after them in float64; some processes have no trained token."""
 
-    def stepped(name: str, parallel: Parallel = ALONE) -> tuple[list[float | None], list[torch.Tensor]]:
+    def of_rows(name: str, parallel: Parallel = ALONE) -> tuple[list[float | None], list[torch.Tensor]]:
         net = steps.model_of(name)
         ids, targets, tokens = steps.rows(name)
         batch = Batch({"ids": ids, "tokens": tokens}, targets)
@@ -103,12 +95,12 @@ def test_row_45_steps_of_sharded_rows_are_those_of_one_process(mesh: Mesh, tmp_p
         return losses, [p.detach() for p in whole.parameters()]
 
     names = list(steps.PATTERNS)
-    expected = {name: stepped(name) for name in names}
+    expected = {name: of_rows(name) for name in names}
 
     def rank(number: int) -> None:
         with joined(str(mesh)) as parallel:
             for name in names:
-                losses, weights = stepped(name, parallel)
+                losses, weights = of_rows(name, parallel)
                 torch.testing.assert_close(losses, expected[name][0], rtol=1e-10, atol=0)
                 torch.testing.assert_close(weights, expected[name][1], rtol=1e-10, atol=1e-12)
 

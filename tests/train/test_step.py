@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.data import Batch, Rows, TokenFile, TokenFileWriter
+from headway.data import Batch, Rows
 from headway.models import Decoder, ModelSpec, build
 from headway.nn import IGNORE_INDEX
 from headway.nn.block import Checkpointing
@@ -16,6 +16,7 @@ from headway.tokens import Tokens
 from headway.train import TrainingError
 from headway.train.microbatch_pool import MasterWeights
 from headway.train.trainer import Progress
+from tests.datasets.test_tokenfile import token_file
 from tests.train.objectives import Given, accumulated, sgd_step
 
 VOCAB = 40
@@ -106,38 +107,6 @@ def test_checkpointed_blocks_give_the_same_gradients() -> None:
         torch.testing.assert_close(redone[name], grad, rtol=0, atol=1e-5 * float(grad.abs().max()) + 1e-9)
 
 
-def token_file(path: Path, documents: list[list[int]]) -> TokenFile:
-    with TokenFileWriter(path, VOCAB) as writer:
-        for ids in documents:
-            writer.add(ids, text_bytes=3 * len(ids))
-    return TokenFile(path)
-
-
-def test_a_packed_row_is_its_documents_alone(tmp_path: Path) -> None:
-    """Documents end in the middle and at the edge of a row; one is longer than a row, one is a single token."""
-    generator = torch.Generator().manual_seed(2)
-    lengths = [5, 11, 16, 1, 15, 37]
-    texts = [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in lengths]
-    rows = Rows(token_file(tmp_path / "a.tokens", texts), 16)
-    packed = [rows.batch(range(len(rows)))]
-    alone: list[Batch] = []
-    stream = [(d, i) for d, n in enumerate(lengths) for i in range(n)]
-    for start in range(0, len(stream) - 1, 16):  # row by row, each piece of a document separately
-        row = stream[start : start + 16][: len(stream) - 1 - start]
-        for d in dict.fromkeys(d for d, _ in row):
-            piece = [i for e, i in row if e == d]
-            labels = [texts[d][i + 1] if i + 1 < lengths[d] else IGNORE_INDEX for i in piece]
-            ids = torch.tensor([[texts[d][i] for i in piece]])
-            alone.append(batch(ids, torch.tensor([labels]), Tokens.range(len(piece))))
-    a, b = MasterWeights(model(), torch.float32), MasterWeights(model(), torch.float32)
-    nats, count, _ = accumulated(a, packed)
-    nats_alone, count_alone, _ = accumulated(b, alone)
-    assert count == count_alone == sum(lengths) - len(lengths)
-    assert nats == pytest.approx(nats_alone, rel=1e-5)
-    for p, q in zip(a.master.parameters(), b.master.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-6)
-
-
 def test_a_window_without_a_trained_token_has_no_gradient() -> None:
     row = ragged(1)[0]
     empty = row._replace(targets=torch.full_like(row.targets, IGNORE_INDEX))
@@ -155,7 +124,7 @@ def test_a_micro_batch_without_a_trained_token_changes_nothing() -> None:
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])
 def test_what_is_not_finite_stops_with_step_and_rows(tmp_path: Path, where: str) -> None:
-    rows = Rows(token_file(tmp_path / "a.tokens", [list(range(30))]), 8)
+    rows = Rows(token_file(tmp_path / "a.tokens", [list(range(30))], VOCAB), 8)
     m = model()
     weight = m.model.layers[0].mlp.down_proj.weight
     if where == "loss":
@@ -171,7 +140,7 @@ def test_what_is_not_finite_stops_with_step_and_rows(tmp_path: Path, where: str)
 
 
 def test_clipping_bounds_the_norm_and_reports_it_before(tmp_path: Path) -> None:
-    rows = Rows(token_file(tmp_path / "a.tokens", [list(range(30))]), 8)
+    rows = Rows(token_file(tmp_path / "a.tokens", [list(range(30))], VOCAB), 8)
     for clip in (1e-2, float("inf")):
         stats, gradient = sgd_step(Given.of(rows, [[0, 1]]), model(), clip=clip)
         assert stats.grad_norm > 0.1

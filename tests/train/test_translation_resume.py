@@ -46,7 +46,7 @@ def test_a_run_that_ended_goes_on_as_if_it_had_been_longer(
     assert (again.steps, again.loss) == (10, None)  # nothing was left to do
 
 
-def test_a_second_ctrl_c_ends_at_once(translation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_ctrl_c_saves_no_checkpoint(translation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     run_config, plain_step = translation(), Trainer.step
 
     def twice(trainer: Trainer[Any]) -> StepStats:

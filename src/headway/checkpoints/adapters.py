@@ -191,14 +191,13 @@ def _joined(
     a, b = [tensors[f"{layer}.{A}"] for layer in layers], [tensors[f"{layer}.{B}"] for layer in layers]
     shared = all(torch.equal(matrix, a[0]) for matrix in a)
     rank = len(a[0]) if shared else sum(map(len, a))
-    blocks, column = [], 0
-    for layer, rows in zip(module.layers, module.rows or (len(b[0]),), strict=True):
-        block = b[0].new_zeros(rows, rank)
-        if layer in layers:
-            part = b[layers.index(layer)]
-            block[:, column : column + part.shape[1]] = part
-            column += 0 if shared else part.shape[1]
-        blocks.append(block)
+    rows, parts = module.rows or (len(b[0]),), dict(zip(layers, b, strict=True))
+    blocks: Sequence[Tensor] = [
+        parts.get(layer, b[0].new_zeros(n, rank if shared else 0))
+        for layer, n in zip(module.layers, rows, strict=True)
+    ]
+    if not shared:
+        blocks = torch.block_diag(*blocks).split(rows)
     alpha = first.scale * (rank**0.5 if first.stabilized else rank)
     joined = {A: (a[0] if shared else torch.cat(a)).contiguous(), B: module.join_rows(blocks)}
     if first.magnitude:

@@ -47,7 +47,7 @@ COMMANDS = {
         (
             "data",
             "data",
-            "Prepare the data of the shipped recipes from files that you have, or say where to get them",
+            "Prepare the data of the shipped recipes, or say where to get it",
         ),
         ("preview", "preview", "Show the tokens that a model would be trained on, and their loss mask"),
         ("generate", "generate", "Continue a prompt"),
@@ -70,7 +70,7 @@ COMMANDS = {
         (
             "surgery",
             "surgery",
-            "Change a model: fewer kv heads, windows, longer contexts; measured before and after",
+            "Change a model (fewer kv heads, windows, longer contexts), and measure it",
         ),
         (
             "quantize",

@@ -70,7 +70,7 @@ DECODERS: Mapping[str, Family] = {
         },
     ),
     "phi3": grouped(
-        "llama in fused matrices, a part of each head rotated, LongRoPE; Phi-3, 3.5 and 4",
+        "llama with fused matrices, a part of each head rotated, LongRoPE; Phi-3, 3.5 and 4",
         {"norm_eps": 1e-5, "trained_context": 4096},
     ),
     "glm": grouped(
@@ -79,7 +79,7 @@ DECODERS: Mapping[str, Family] = {
         derive=partial_rotary(0.5, "adjacent"),
     ),
     "ernie4_5": grouped(
-        "llama in adjacent pairs, with a free head_dim; dense Ernie 4.5",
+        "llama with adjacent rotary pairs, with a free head_dim; dense Ernie 4.5",
         {
             "norm_eps": 1e-5,
             "positions": Rotary(5e5, pairing="adjacent"),
@@ -88,7 +88,7 @@ DECODERS: Mapping[str, Family] = {
         },
     ),
     "helium": Family(
-        "llama in adjacent pairs",
+        "llama with adjacent rotary pairs",
         {"norm_eps": 1e-8, "positions": Rotary(1e5, pairing="adjacent"), "trained_context": 4096},
     ),
     "cwm": grouped(
@@ -97,7 +97,7 @@ DECODERS: Mapping[str, Family] = {
         theta=1e6,
     ),
     "ministral3": grouped(
-        "mistral with queries that grow with their position",
+        "mistral with queries scaled by position",
         {
             "norm_eps": 1e-5,
             "positions": Rotary(1e6, pairing="halves", query_growth=(0.1, 16384)),
@@ -106,12 +106,12 @@ DECODERS: Mapping[str, Family] = {
     ),
     "apertus": grouped("llama with normed queries and keys, and xIELU without a gate", APERTUS, theta=12e6),
     "apertus1p5_text": grouped(
-        "apertus with ids of images and sounds, whose outputs are there; Apertus 1.5's text",
+        "apertus with token ids for images and sound in its vocabulary; Apertus 1.5's text",
         APERTUS,
         theta=12e6,
     ),
     "exaone": grouped(
-        "llama under names like gpt2's; EXAONE 3 and 3.5",
+        "llama with tensor names like gpt2's; EXAONE 3 and 3.5",
         {"norm_eps": 1e-5, "trained_context": 4096},
         theta=5e5,
     ),
@@ -120,10 +120,11 @@ DECODERS: Mapping[str, Family] = {
         {"qkv_bias": True, "trained_context": 524288},
         theta=1e7,
     ),
-    "internlm3": grouped("llama under another name", {"norm_eps": 1e-5, "trained_context": 32768}),
-    "iquestcoder": grouped("llama under another name", {"norm_eps": 1e-5, "trained_context": 131072}),
+    "internlm3": grouped("the same model as llama", {"norm_eps": 1e-5, "trained_context": 32768}),
+    "iquestcoder": grouped("the same model as llama", {"norm_eps": 1e-5, "trained_context": 131072}),
     "cohere": grouped(
-        "attention and gated feed-forward side by side behind one LayerNorm, no biases, adjacent pairs, scaled logits",
+        "attention and gated feed-forward in parallel after one LayerNorm, no biases, adjacent rotary pairs, "
+        "scaled logits",
         {**COHERE, "positions": Rotary(5e5, pairing="adjacent")},
     ),
     "cohere2": grouped(
@@ -152,11 +153,11 @@ DECODERS: Mapping[str, Family] = {
         derive=partial_rotary(0.5),
     ),
     "nanochat": Family(
-        "arcee with norms without weights, one behind the embedding, normed queries and keys, and capped logits",
+        "arcee with norms without weights, one after the embedding, normed queries and keys, and capped logits",
         {**RELU2, **NANOCHAT, "trained_context": 2048},
     ),
     "gptj": Family(
-        "a part of each head rotated in adjacent pairs, attention and feed-forward side by side behind one LayerNorm",
+        "a part of each head rotated in adjacent pairs, attention and feed-forward in parallel after one LayerNorm",
         GPTJ,
         derive=partial_rotary(0.25, "adjacent"),
     ),
@@ -166,7 +167,7 @@ DECODERS: Mapping[str, Family] = {
         derive=partial_rotary(0.5, "adjacent"),
     ),
     "gpt_neo": Family(
-        "gpt2 with windows by layer, unscaled scores, and no biases on queries, keys and values",
+        "gpt2 with windows per layer, unscaled scores, and no biases on queries, keys and values",
         {
             **GPT2,
             "qkv_bias": False,
@@ -178,7 +179,7 @@ DECODERS: Mapping[str, Family] = {
         },
     ),
     "openai-gpt": Family(
-        "gpt2 with its norms behind, and none at the end",
+        "gpt2 in post-norm order, without a last norm",
         {
             **GPT2,
             "order": "post",
@@ -188,7 +189,7 @@ DECODERS: Mapping[str, Family] = {
         },
     ),
     "opt": Family(
-        "gpt2 with ReLU, and positions from 2 on",
+        "gpt2 with ReLU, and positions that start at 2",
         {
             **GPT2,
             "activation": "relu",
@@ -198,7 +199,7 @@ DECODERS: Mapping[str, Family] = {
         },
     ),
     "ctrl": Family(
-        "gpt2 with sinusoidal positions, scaled embeddings, ReLU, and a bias of the output",
+        "gpt2 with sinusoidal positions, scaled embeddings, ReLU, and an output bias",
         {
             **GPT2,
             "norm_eps": 1e-6,
@@ -211,7 +212,7 @@ DECODERS: Mapping[str, Family] = {
         derive=scaled_embedding,
     ),
     "xglm": Family(
-        "gpt2 with sinusoidal positions from 2 on, and scaled embeddings",
+        "gpt2 with sinusoidal positions that start at 2, and scaled embeddings",
         {
             **GPT2,
             "positions": Sinusoidal(pairing="halves", closed=True, first=2),
@@ -221,7 +222,7 @@ DECODERS: Mapping[str, Family] = {
         derive=scaled_embedding,
     ),
     "biogpt": Family(
-        "gpt2 with scaled embeddings, and positions from 2 on",
+        "gpt2 with scaled embeddings, and positions that start at 2",
         {**GPT2, "activation": "gelu", "positions": Learned(1024, offset=2)},
         derive=scaled_embedding,
     ),

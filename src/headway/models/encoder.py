@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.errors import ConfigError
-from headway.models.inputs import checked_tokens
 from headway.models.mixers import norm_of
 from headway.models.spec import ModelSpec
 from headway.models.stack import TransformerStack, make_output
@@ -76,10 +75,10 @@ class Encoder(Transformer):
                 "choose; drop logits_for"
             )
         check_targets(ids, targets, logits_for)
-        tokens = checked_tokens(self.spec, ids, tokens, context=context)
         hidden = self.hidden(ids, tokens=tokens, types=types, context=context, slots=logits_for)
         if targets is not None:
             return self.head.cross_entropy(hidden, targets)
+        tokens = Tokens.range(ids.shape[1], device=ids.device) if tokens is None else tokens
         out: Tensor = self.head(hidden, tokens)
         return out
 

@@ -95,30 +95,30 @@ PAIRS: Mapping[str, Family] = {
         derive=scaled_embedding,
     ),
     "marian": Family(
-        "transformer with biases in attention and of every output, SiLU, and sines before cosines",
+        "transformer with biases in attention and on the output, SiLU, and sines before cosines",
         _MARIAN,
         derive=scaled_embedding,
     ),
     "bart": Family("transformer with learned positions, a norm behind the embedding, and GELU", _BART),
     "mbart": Family(
-        "bart with its norms in front, one more behind the last layer, and scaled embeddings",
+        "bart in pre-norm order with a last norm, and scaled embeddings",
         {**_BART, "order": "pre", "final_norm": True},
         derive=scaled_embedding,
     ),
     "plbart": Family("bart with scaled embeddings", _BART, derive=scaled_embedding),
     "mvp": Family("bart trained on labelled tasks: the same model", _BART),
     "blenderbot": Family(
-        "mbart without a norm behind the embedding",
+        "mbart without a norm after the embedding",
         {**_BART, **_PRE, "embedding_norm": False, "positions": Learned(128), "trained_context": 128},
         derive=scaled_embedding,
     ),
     "pegasus": Family(
-        "marian with its norms in front, and one more behind the last layer",
+        "marian in pre-norm order with a last norm",
         {**_MARIAN, **_PRE, "activation": "gelu", "trained_context": 1024},
         derive=scaled_embedding,
     ),
     "m2m_100": Family(
-        "pegasus with ReLU, positions from 2 on, no bias of the output; NLLB",
+        "pegasus with ReLU, positions that start at 2, no output bias; NLLB",
         {
             **_MARIAN,
             **_PRE,
@@ -131,12 +131,12 @@ PAIRS: Mapping[str, Family] = {
         derive=scaled_embedding,
     ),
     "t5": Family(
-        "pre-norm RMSNorm, a bias by distance that all layers share, unscaled scores, ReLU",
+        "pre-norm RMSNorm, a distance bias shared by all layers, unscaled scores, ReLU",
         _T5,
         derive=_scaled_logits,
     ),
     "mt5": Family(
-        "t5 with GEGLU, an output layer of its own and logits that are not scaled, over a hundred languages",
+        "t5 with GEGLU, a separate output layer, unscaled logits, and a hundred languages",
         {**_T5, "gated": True, "activation": "gelu_pytorch_tanh", "tied": False},
     ),
 }
@@ -144,14 +144,12 @@ PAIRS: Mapping[str, Family] = {
 ENCODERS: Mapping[str, Family] = {
     "bert": Family("post-norm encoder, learned positions, GELU, segments", _BERT),
     "roberta": Family("bert without segments, positions from 2 on", _ROBERTA),
-    "xlm-roberta": Family("roberta over a hundred languages: the same model", _ROBERTA),
-    "camembert": Family("roberta over French: the same model", _ROBERTA),
-    "data2vec-text": Family("roberta with other names of its tensors", _ROBERTA),
-    "roberta-prelayernorm": Family(
-        "roberta with its norms in front, and one more behind the last layer", {**_ROBERTA, **_PRE}
-    ),
+    "xlm-roberta": Family("roberta trained on a hundred languages: the same model", _ROBERTA),
+    "camembert": Family("roberta trained on French: the same model", _ROBERTA),
+    "data2vec-text": Family("roberta with other tensor names", _ROBERTA),
+    "roberta-prelayernorm": Family("roberta in pre-norm order with a last norm", {**_ROBERTA, **_PRE}),
     "longformer": Family(
-        "roberta with windows, global tokens and projections of their own for these",
+        "roberta with windows, global tokens and separate projections for these",
         {
             **_ROBERTA,
             "positions": Learned(4096, offset=2),
@@ -161,7 +159,7 @@ ENCODERS: Mapping[str, Family] = {
         },
     ),
     "modernbert": Family(
-        "pre-norm LayerNorm, none in front of the first layer, rotary positions, GELU with a gate, windows by layer",
+        "pre-norm LayerNorm, none before the first layer, rotary positions, GELU with a gate, windows per layer",
         {
             **_MODERN,
             "causal": False,
@@ -171,7 +169,7 @@ ENCODERS: Mapping[str, Family] = {
         theta=1.6e5,
     ),
     "modernbert-decoder": Family(
-        "modernbert that sees what came before: a decoder",
+        "modernbert as a causal decoder",
         {**_MODERN, "head": Head("lm", dense="gelu", bias=False)},
         theta=1.6e5,
     ),
@@ -192,7 +190,7 @@ ENCODERS: Mapping[str, Family] = {
     ),
     "distilbert": Family("bert without segments", {**_BERT, "token_types": 0}, classifier="relu"),
     "megatron-bert": Family(
-        "bert with its norms in front, one more behind the last layer, none behind the embedding",
+        "bert in pre-norm order with a last norm, and no norm after the embedding",
         {**_BERT, **_PRE, "embedding_norm": False},
     ),
     "ernie": Family("bert trained on phrases and entities: the same model", _BERT),
@@ -216,7 +214,7 @@ ENCODERS: Mapping[str, Family] = {
         theta=1000.0,
     ),
     "eurobert": grouped(
-        "llama that sees both sides",
+        "llama as a bidirectional encoder",
         {
             "causal": False,
             "patterns": Full(),

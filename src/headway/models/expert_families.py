@@ -31,7 +31,7 @@ EXPERTS: Mapping[str, Family] = {
         theta=1e6,
     ),
     "qwen2_moe": grouped(
-        "qwen2 with experts, and one that all tokens have, behind a gate; Qwen1.5-MoE, Qwen2-57B-A14B",
+        "qwen2 with experts, and a gated shared expert; Qwen1.5-MoE, Qwen2-57B-A14B",
         {"qkv_bias": True, "trained_context": 32768},
         derive=partial(shared, normalized=False),
         theta=1e6,
@@ -53,13 +53,13 @@ EXPERTS: Mapping[str, Family] = {
         theta=5e5,
     ),
     "granitemoe": _family("granite with experts", {}),
-    "granitemoeshared": _family("granite with experts, and one that all tokens have", {}),
+    "granitemoeshared": _family("granite with experts, and a shared expert", {}),
     "granitemoe_swa": _family(
-        "granite_swa with experts, and one that all tokens have, or none", {"sink_logit": True}
+        "granite_swa with experts, and with or without a shared expert", {"sink_logit": True}
     ),
     "afmoe": _family(
         "llama with norms around each sub-layer and of queries and keys, a gate, windows in three of four layers, the "
-        "others without positions, and experts by sigmoids, some of which all tokens have; Trinity",
+        "others without positions, and sigmoid-routed experts, some of them shared; Trinity",
         {
             "order": "sandwich",
             "qk_norm": "head",
@@ -70,19 +70,19 @@ EXPERTS: Mapping[str, Family] = {
         SIGMOID,
     ),
     "flint": _family(
-        "qwen3 with sink logits, windows, no positions where there is none, and experts by sigmoids, one of which all "
-        "tokens have",
+        "qwen3 with sink logits, windows, no positions in layers without a window, and sigmoid-routed experts, one of "
+        "them shared",
         {"qk_norm": "head", "sink_logit": True, "trained_context": 262144},
         replace(USUAL, score="sigmoid"),
     ),
     "minimax_m2": _family(
-        "llama with experts by sigmoids, norms over all queries and keys of a token, and half of each head rotated",
+        "llama with sigmoid-routed experts, norms over all queries and keys of a token, and half of each head rotated",
         {"qk_norm": "all", "trained_context": 196608},
         SIGMOID,
         derive=partial_rotary(0.5),
     ),
     "ernie4_5_moe": _family(
-        "ernie4_5 with experts, and some that all tokens have",
+        "ernie4_5 with experts, and shared experts",
         {
             "norm_eps": 1e-5,
             "positions": Rotary(5e5, pairing="adjacent"),
@@ -92,37 +92,37 @@ EXPERTS: Mapping[str, Family] = {
         replace(USUAL, choice_bias=True),
     ),
     "dots1": _family(
-        "qwen3 with experts by sigmoids, and some that all tokens have; dots.llm1",
+        "qwen3 with sigmoid-routed experts, and shared experts; dots.llm1",
         {"qk_norm": "head", "trained_context": 32768},
         SIGMOID,
         theta=1e7,
     ),
     "glm4_moe": _family(
-        "llama with half of each head rotated, and experts by sigmoids, one of which all tokens have; GLM-4.5 to 4.7",
+        "llama with half of each head rotated, and sigmoid-routed experts, one of them shared; GLM-4.5 to 4.7",
         {"norm_eps": 1e-5, "trained_context": 131072},
         SIGMOID,
         derive=partial_rotary(0.5),
     ),
     "exaone_moe": _family(
-        "qwen3 with experts by sigmoids, one of which all tokens have, and no positions where there is no window; "
+        "qwen3 with sigmoid-routed experts, one of them shared, and no positions in layers without a window; "
         "K-EXAONE",
         {"qk_norm": "head", "norm_eps": 1e-5, "trained_context": 262144},
         SIGMOID,
         theta=1e6,
     ),
     "solar_open": _family(
-        "llama with experts by sigmoids, one of which all tokens have; Solar Open 100B",
+        "llama with sigmoid-routed experts, one of them shared; Solar Open 100B",
         {"norm_eps": 1e-5, "trained_context": 131072},
         SIGMOID,
         theta=1e6,
     ),
     "mellum": _family(
-        "qwen3 with experts, windows by layer, and a base for each kind of layer; Mellum 2",
+        "qwen3 with experts, windows per layer, and a rotary base per kind of layer; Mellum 2",
         {"qk_norm": "head", "trained_context": 131072},
         theta=5e5,
     ),
     "hy_v3": _family(
-        "qwen3 with experts by sigmoids, one of which all tokens have; Hy3",
+        "qwen3 with sigmoid-routed experts, one of them shared; Hy3",
         {"qk_norm": "head", "norm_eps": 1e-5, "trained_context": 131072},
         SIGMOID,
         theta=11158840.0,

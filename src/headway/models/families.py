@@ -19,26 +19,24 @@ FAMILIES: Mapping[str, Family] = {
         {"norm_eps": 1e-5, "trained_context": 32768},
     ),
     "ministral": grouped(
-        "llama with a window or none, layer by layer",
+        "llama with a sliding window or none, chosen per layer",
         {"norm_eps": 1e-5, "trained_context": 32768},
     ),
     "qwen2": grouped(
-        "llama with biases on queries, keys and values, and windows by layer",
+        "llama with biases on queries, keys and values, and windows per layer",
         {"qkv_bias": True, "trained_context": 32768},
         theta=1e6,
     ),
     "qwen3": grouped(
-        "llama with normed queries and keys, a free head_dim, and windows by layer",
+        "llama with normed queries and keys, a free head_dim, and windows per layer",
         {"qk_norm": "head", "trained_context": 40960},
         theta=1e6,
     ),
     **NORMED,
     "gpt2": Family("pre-norm LayerNorm, learned positions, GELU, biases everywhere", GPT2),
-    "gpt_bigcode": Family(
-        "gpt2 with one key and value for all heads (SantaCoder, StarCoder)", {**GPT2, "kv_heads": 1}
-    ),
+    "gpt_bigcode": Family("gpt2 with multi-query attention (SantaCoder, StarCoder)", {**GPT2, "kv_heads": 1}),
     "falcon": Family(
-        "rotary positions, attention and feed-forward side by side behind one LayerNorm, one kv head",
+        "rotary positions, attention and feed-forward in parallel after one LayerNorm, one kv head",
         {
             **LAYER_NORM,
             "norm_eps": 1e-5,
@@ -50,22 +48,22 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
     "starcoder2": grouped(
-        "rotary positions, LayerNorm, biases, shared keys, windows by layer",
+        "rotary positions, LayerNorm, biases, grouped keys, windows per layer",
         {**NEOX, "activation": "gelu_pytorch_tanh", "tied": True, "trained_context": 4096},
         theta=1e5,
     ),
     "gpt_neox": Family(
-        "a quarter of each head rotated, attention and feed-forward side by side, each behind its LayerNorm; Pythia",
+        "a quarter of each head rotated, attention and feed-forward in parallel, each after its own LayerNorm; Pythia",
         {**NEOX, "order": "parallel", "activation": "gelu"},
         derive=partial_rotary(0.25),
     ),
     "phi": Family(
-        "half of each head rotated, attention and feed-forward side by side behind one LayerNorm, biases everywhere",
+        "half of each head rotated, attention and feed-forward in parallel after one LayerNorm, biases everywhere",
         {**NEOX, "order": "joint", "activation": "gelu_pytorch_tanh", "output_bias": True},
         derive=partial_rotary(0.5),
     ),
     "bloom": Family(
-        "gpt2 with ALiBi, and a LayerNorm behind the embedding",
+        "gpt2 with ALiBi, and a LayerNorm after the embedding",
         {
             **GPT2,
             "positions": LinearBias(),

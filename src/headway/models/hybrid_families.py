@@ -102,23 +102,23 @@ HYBRIDS: Mapping[str, Family] = {
         derive=_delta,
     ),
     "qwen3_next": grouped(
-        "qwen3_5_text with experts, and one that all tokens have, behind a gate; Qwen3-Next-80B-A3B",
+        "qwen3_5_text with experts, and a gated shared expert; Qwen3-Next-80B-A3B",
         _QWEN,
         derive=_delta_experts,
     ),
     "qwen3_5_moe_text": grouped(
-        "qwen3_next in other matrices; Qwen3.5's text with experts",
+        "qwen3_next with other matrix layouts; Qwen3.5's text with experts",
         _QWEN,
         derive=_delta_experts,
     ),
     "lara_mini": grouped(
         "the gated delta rule in two layers of five, qwen3's attention in windows in two, without positions in the "
-        "fifth; experts, and one that all tokens have; Lara Mini",
+        "fifth; experts, and a shared expert; Lara Mini",
         {"qk_norm": "head", "tied": True, "trained_context": 131072},
         derive=_lara,
     ),
     "olmo_hybrid": grouped(
-        "olmo2 without positions, and the gated delta rule in three layers of four, which have norms in front; OLMo "
+        "olmo2 without positions, and the gated delta rule in three layers of four, whose layers are pre-norm; OLMo "
         "Hybrid 7B",
         {"order": "output", "qk_norm": "all", "positions": NoPositions(), "trained_context": 65536},
         derive=_olmo,
@@ -130,7 +130,7 @@ HYBRIDS: Mapping[str, Family] = {
         derive=_conv,
     ),
     "lfm2_moe": grouped(
-        "lfm2 with experts by sigmoids; LFM2-8B-A1B",
+        "lfm2 with sigmoid-routed experts; LFM2-8B-A1B",
         {**_LFM2, "experts": (replace(SIGMOID, sum_eps=1e-6),)},
         theta=1e6,
         derive=_conv,

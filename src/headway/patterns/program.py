@@ -63,6 +63,11 @@ def primitive(leaf: Pattern) -> Primitive:
     return p
 
 
+def primitives(pattern: Pattern) -> list[Primitive]:
+    """Returns the primitives of all leaves that have one."""
+    return [leaf.primitive for leaf in leaves(pattern) if leaf.primitive is not None]
+
+
 def lower(pattern: Pattern) -> Program:
     """Returns the program of a pattern without opaque leaves."""
     return _lower(pattern) if torch.compiler.is_compiling() else _lowered(pattern)
@@ -216,19 +221,17 @@ simplified = TokensMemo(simplify, most=512)
 
 def kinds(pattern: Pattern) -> set[Kind]:
     """Returns the kinds of the primitives in a pattern."""
-    return {leaf.primitive.kind for leaf in leaves(pattern) if leaf.primitive is not None}
+    return {p.kind for p in primitives(pattern)}
 
 
 def sinks(pattern: Pattern) -> int:
     """Returns the largest number of first tokens that a Sink in the pattern allows."""
-    primitives = (leaf.primitive for leaf in leaves(pattern))
-    return max((p.last for p in primitives if p is not None and p.kind == Kind.SINK), default=0)
+    return max((p.last for p in primitives(pattern) if p.kind == Kind.SINK), default=0)
 
 
 def chunks(pattern: Pattern) -> set[int]:
     """Returns the sizes of the chunks in a pattern."""
-    primitives = (leaf.primitive for leaf in leaves(pattern))
-    return {p.last for p in primitives if p is not None and p.kind == Kind.CHUNK}
+    return {p.last for p in primitives(pattern) if p.kind == Kind.CHUNK}
 
 
 def without(pattern: Pattern, *gone: Kind) -> Pattern:
@@ -240,13 +243,10 @@ def interval(pattern: Pattern) -> Bounds | None:
     """Returns (before, after) if a query sees exactly the keys within these distances: for Full(), Causal() and
     windows without dilation (all of which contain distance 0), joined by & and |. None for any other pattern, and
     for `PerHead`, whose heads may differ."""
-    if isinstance(pattern, PerHead):
+    if isinstance(pattern, PerHead) or opaque(pattern) is not None:
         return None
     plain = (Kind.FULL, Kind.CAUSAL, Kind.WINDOW)
-    primitives = (leaf.primitive for leaf in leaves(pattern))
-    return (
-        pattern.reach if all(p is not None and p.kind in plain and p.step == 1 for p in primitives) else None
-    )
+    return pattern.reach if all(p.kind in plain and p.step == 1 for p in primitives(pattern)) else None
 
 
 def reads_globals(pattern: Pattern) -> bool:

@@ -66,7 +66,8 @@ def command(
     say = translation(language)
     with errors_in(say):
         if question is not None:
-            if topic is not None or out is not None or quick:
+            others = (topic, heads, kv_heads, n, d, k, r, context, steps, seeds, model, prompt, out)
+            if quick or any(other is not None for other in others):
                 raise ConfigError("explain: --question finds a topic and says its command; give it alone")
             matches = ask(question)
             print_report({"question": question, "found": matches}, to_text(matches), json)
@@ -93,6 +94,8 @@ def command(
             raise ConfigError("explain: --quick is of a topic, or of all; got it with no topic")
         if quick and topic == "figures":
             raise ConfigError("explain: --quick is of a topic, or of all; figures take a second")
+        if topic is None and out is not None:
+            raise ConfigError("explain: --out is of a topic, of all or of figures; got it with no topic")
         if topic is None:
             print_report(listing(language), "\n".join(list_lines(language)), json)
             return
@@ -108,11 +111,11 @@ def command(
         if quick and topic in TOPICS and not TOPICS[topic].quick:
             note(say(f"{topic}: {time} of one core, and no smaller run"))
         under_way = (
-            f"{topic}: about {time} of one core"
+            say(f"{topic}: about {time} of one core")
             if quick
-            else f"{topic}: about {time} of one core, with --quick less"
+            else say(f"{topic}: about {time} of one core, with --quick less")
         )
-        with progress(say(under_way)) if seconds >= LONG else nullcontext():
+        with progress(under_way) if seconds >= LONG else nullcontext():
             report = explain(topic, out, quick=quick, language=language, **settings)
         print_report(report.to_json(), report.to_text(), json)
 

@@ -258,7 +258,7 @@ def write_fields(spec: ModelSpec, keys: FieldMap) -> dict[str, Any]:
     return config
 
 
-def activation(config: ConfigReader, key: str) -> str:
+def activation(config: ConfigReader, key: str, default: str | None = None) -> str:
     """Returns an activation, by our name for it."""
-    name = config.text(key)
+    name = config.text(key, default)
     return ACTIVATIONS.get(name, name)

@@ -33,7 +33,9 @@ from headway.positions import (
 DEFAULT_THETA = 10000.0
 TRAINED = "original_max_position_embeddings"
 PARTIAL = "partial_rotary_factor"
-ROPE = ("max_position_embeddings", TRAINED, "rope_theta", "rope_scaling", "rope_parameters")
+SCALINGS = ("rope_scaling", "rope_parameters")
+"""The keys of scalings, the older first."""
+ROPE = ("max_position_embeddings", TRAINED, "rope_theta", *SCALINGS)
 """The keys that are read."""
 
 
@@ -168,7 +170,7 @@ def _keys(kind: type[Scaling] | None) -> dict[str, bool]:
 
 def _values(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     values = {}
-    for key in ("rope_scaling", "rope_parameters"):
+    for key in SCALINGS:
         value = config.get(key)
         if value is not None and not isinstance(value, Mapping):
             raise ConfigError(

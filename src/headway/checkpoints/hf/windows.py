@@ -56,6 +56,8 @@ def last_keys(pattern: Pattern) -> int | None:
 FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
 UNUSED = 4096
 """A window width to write if no layer has a window, for readers that require one."""
+PERIOD = "sliding_window_pattern"
+"""The key of n if every n-th layer has full attention, in files without `layer_types`."""
 
 
 def layer_types(kinds: object, layers: int, known: Sequence[str] = LAYER_TYPES) -> list[str]:
@@ -89,11 +91,13 @@ def every(count: int, first: int = 0, other: str = SLIDING, *, key: str = "") ->
 
 
 def read_kinds(
-    config: ConfigReader, layers: int, usual: Kinds, known: Sequence[str] = LAYER_TYPES
+    config: ConfigReader, layers: int, usual: Kinds | list[str], known: Sequence[str] = LAYER_TYPES
 ) -> list[str]:
-    """Returns the kind of each layer: from `layer_types`, or else from `usual`."""
+    """Returns the kind of each layer: from `layer_types`, or else `usual`, a list or a function that returns one."""
     kinds = config.get("layer_types")
-    return usual(config, layers) if kinds is None else layer_types(kinds, layers, known)
+    if kinds is not None:
+        return layer_types(kinds, layers, known)
+    return usual(config, layers) if callable(usual) else usual
 
 
 Bases = Mapping[str, tuple[str, float]]

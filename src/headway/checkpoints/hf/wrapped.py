@@ -10,6 +10,7 @@ from typing import Any
 from headway.checkpoints.hf.config_keys import check_keys
 from headway.checkpoints.hf.harmless import HARMLESS
 from headway.checkpoints.hf.layouts.base import ALWAYS
+from headway.checkpoints.hf.rope import SCALINGS
 from headway.errors import CheckpointError, ConfigError
 from headway.storage.lazy import LazyTensors
 
@@ -32,7 +33,6 @@ SAME = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "
 """`model_type` of a text model -> that of the family that is identical to it."""
 SIZES: Mapping[str, Mapping[str, int]] = {"gemma3_text": {"vocab_size": 262208, "num_attention_heads": 8}}
 """Sizes that published files leave out: transformers' defaults."""
-SCALINGS = ("rope_scaling", "rope_parameters")
 AXES = ("mrope_section", "mrope_interleaved")
 OF_IMAGES = (
     "vision_config", "vision_feature_layer", "vision_feature_select_strategy", "vision_aspect_ratio",

@@ -38,17 +38,16 @@ _plain = with_experts(decoder_names("", "token_embd", "output_norm", "blk.#.", M
 
 
 def _rules(spec: ModelSpec) -> list[Rule]:
-    existing, index, rules = own_shapes(spec), 0, list[Rule]()
-    plain = _plain.rules(spec)
-    for i, mixer in enumerate(spec.mixers):
+    existing, plain, rules = own_shapes(spec), _plain.rules(spec), list[Rule]()
+    for layer, first in folders.blocks_of(spec):
+        mixer = spec.mixers[layer]
         mixing = SSD.rules(mixer) if isinstance(mixer, SSD.kind) else []
         taken = {name for rule in mixing for name in rule.ours}
         for rule in [*mixing, *(rule for rule in plain if rule.ours[0] not in taken)]:
-            if "#" in rule.ours[0] and (named := rule.at(str(i))).ours[0] in existing:
-                block = index if rule.ours[0].startswith(FIRST) else index + 1
+            if "#" in rule.ours[0] and (named := rule.at(str(layer))).ours[0] in existing:
+                block = first if rule.ours[0].startswith(FIRST) else first + 1
                 theirs = rule.theirs.replace("ffn_norm", "attn_norm").replace("#", str(block))
                 rules.append(replace(named, theirs=theirs))
-        index += 2 if spec.experts[i] or spec.hidden_of(i) else 1
     return [*rules, *(rule for rule in plain if "#" not in rule.ours[0])]
 
 

@@ -22,6 +22,7 @@ from headway.checkpoints.hf.layouts.parts import rope_by_kind, windows
 from headway.checkpoints.hf.layouts.tensors import OWN_NAMES, renamed
 from headway.checkpoints.hf.windows import (
     FULL,
+    PERIOD,
     SLIDING,
     UNUSED,
     every,
@@ -36,7 +37,6 @@ from headway.models.mixers import Softmax
 
 CAUSAL = {"use_bidirectional_attention": (False, None)}
 BASES = {FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}
-PERIOD = "sliding_window_pattern"
 
 
 def gemma_keys(activation: str, kv_heads: int) -> dict[str, Key]:
@@ -241,6 +241,8 @@ PLACES = {
     ".per_layer.norm.": ".post_per_layer_input_norm.",
 }
 """Parts of our names -> theirs."""
+UNUSED_KEYS = tuple(f".self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm"))
+"""Tensors that published files have also in layers that attend to other layers' keys."""
 
 
 GEMMA4 = Layout(
@@ -254,9 +256,5 @@ GEMMA4 = Layout(
         **dict.fromkeys(("num_experts", "top_k_experts", "moe_intermediate_size"), (None,)),
     },
     parts=(windows("layer", _usual, unused=UNUSED), Part(KEYS, _read4, _write4), EMBEDDING),
-    tensors=renamed(
-        PLACES,
-        # published files have these also in layers that attend to other layers' keys
-        unused=tuple(f".self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm")),
-    ),
+    tensors=renamed(PLACES, unused=UNUSED_KEYS),
 )

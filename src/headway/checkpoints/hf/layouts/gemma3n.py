@@ -13,6 +13,7 @@ from headway.checkpoints.hf.layouts.gemma import (
     COLUMNS,
     EMBEDDING,
     PLACES,
+    UNUSED_KEYS,
     VOCAB,
     gemma_keys,
     softmax_by_layer,
@@ -98,8 +99,7 @@ GEMMA3N = Layout(
             "model.streams.into.": "model.altup_projections.",
             "model.streams.out.": "model.altup_unembed_projections.",
         },
-        # files have these also in layers that attend to other layers' keys
-        unused=tuple(f".self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm")),
+        unused=UNUSED_KEYS,
         linears=(".altup.prediction_coefs", ".altup.correction_coefs"),
     ),
 )

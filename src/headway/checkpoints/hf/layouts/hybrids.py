@@ -245,7 +245,7 @@ def _read_lara(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any
     check_silu(fields)
     layers, window = fields["layers"], from_foreign("sliding_window", config.whole("sliding_window"))
     usual = [LARA[i % len(LARA)] for i in range(layers)]
-    kinds = read_kinds(config, layers, lambda *_: usual, (FULL, SLIDING, LINEAR))
+    kinds = read_kinds(config, layers, usual, (FULL, SLIDING, LINEAR))
     mixers = mixed([FULL if kind == SLIDING else kind for kind in kinds], _read_delta(config))
     mixers["patterns"] = tuple(window if kind == SLIDING else Causal() for kind in kinds)
     return {**mixers, **in_windows(config, {**fields, **mixers})}

@@ -12,19 +12,17 @@ published files, which predate that and came with code of their own, have three 
 from collections.abc import Mapping
 from typing import Any
 
-from headway.checkpoints.hf.config_keys import ConfigReader, Key
+from headway.checkpoints.hf.config_keys import ConfigReader, Key, activation
 from headway.checkpoints.hf.layouts.base import Part
 from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout
 from headway.checkpoints.hf.layouts.llama_kin import REMOTE
 from headway.checkpoints.hf.layouts.parts import in_windows, stated
 from headway.checkpoints.hf.layouts.rules import block, decoder_names
-from headway.checkpoints.hf.windows import LAYER_TYPES, UNUSED, every
+from headway.checkpoints.hf.windows import LAYER_TYPES, PERIOD, UNUSED, every
 from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.patterns import Causal
 from headway.positions import NoPositions, PerLayer, Rotary
-
-PERIOD = "sliding_window_pattern"
 
 
 def _marks(config: ConfigReader, layers: int) -> list[int]:
@@ -90,7 +88,7 @@ def _read_exaone(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, A
     return {
         "layers": config.whole(keys["layers"]),
         "norm_eps": config.number(keys["norm_eps"], 1e-5),
-        "activation": config.text(keys["activation"], "silu"),
+        "activation": activation(config, keys["activation"], "silu"),
         "patterns": Causal(),
     }
 

@@ -25,7 +25,7 @@ def _read_lfm2(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any
     if full is not None and not (isinstance(full, list) and all(type(i) is int for i in full)):
         raise config.wrong("full_attn_idxs", "a list of numbers of layers", full)
     usual = [FULL if full is None or i in full else CONV for i in range(layers)]
-    kinds = read_kinds(config, layers, lambda *_: usual, (FULL, CONV))
+    kinds = read_kinds(config, layers, usual, (FULL, CONV))
     hidden = config.whole("intermediate_size" if config.get("block_ff_dim") is None else "block_ff_dim")
     if config.get("block_auto_adjust_ff_dim") is not False:
         hidden = int(2 * hidden / 3)

@@ -23,7 +23,7 @@ from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, block_nam
 from headway.checkpoints.hf.layouts.parts import stated
 from headway.checkpoints.hf.layouts.rules import block, same_names
 from headway.checkpoints.hf.layouts.tensors import renamed
-from headway.checkpoints.hf.rope import DEFAULT_THETA, PARTIAL, ROPE, TRAINED, read_rope, write_rope
+from headway.checkpoints.hf.rope import DEFAULT_THETA, PARTIAL, ROPE, SCALINGS, TRAINED, read_rope, write_rope
 from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.positions import LongRope, Rotary, rotations
@@ -153,7 +153,6 @@ IQUESTCODER = llama_layout(
 )
 
 
-SCALINGS = ("rope_scaling", "rope_parameters")
 KEYS = dict.fromkeys(ROPE)
 EPS = {"norm_eps": Key("rms_norm_eps", 1e-5)}
 

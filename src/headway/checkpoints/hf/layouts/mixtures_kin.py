@@ -24,7 +24,7 @@ from headway.checkpoints.hf.layouts.parts import IN_WINDOWS, rope_by_kind
 from headway.checkpoints.hf.layouts.rules import Rule, lifted
 from headway.checkpoints.hf.layouts.tensors import renamed
 from headway.checkpoints.hf.rope import PARTIAL
-from headway.checkpoints.hf.windows import FULL, SLIDING, UNUSED, every
+from headway.checkpoints.hf.windows import FULL, PERIOD, SLIDING, UNUSED, every
 
 SHARED = {".shared_expert.": ".shared_experts."}
 GROUPS = {
@@ -154,8 +154,8 @@ EXAONE_MOE = llama_layout(
         usual={**DEEPSEEK.usual, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1},
     ),
     kv_heads=32,
-    more={"sliding_window_pattern": 4},
-    usual=every(4, -1, key="sliding_window_pattern"),
+    more={PERIOD: 4},
+    usual=every(4, -1, key=PERIOD),
     unused=UNUSED,
     parts=(IN_WINDOWS,),
     tensors=renamed({".gate.e_score_": ".e_score_", **SHARED}, unused=("mtp.",)),

@@ -3,7 +3,7 @@ duality, attention without positions, a feed-forward or experts with squared ReL
 feed-forward that follows it are one layer, so that "M-*-MM-" are four layers, of which the third has no
 feed-forward."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from headway.checkpoints.hf.layouts.experts import expert_names
 from headway.checkpoints.hf.layouts.hybrids import LINEAR, mixer_keys
 from headway.checkpoints.hf.layouts.mixtures_kin import DEEPSEEK
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, own_shapes, same
-from headway.checkpoints.hf.layouts.ssd import ssd_rules
+from headway.checkpoints.hf.layouts.ssd import OLD, ssd_rules
 from headway.checkpoints.hf.windows import FULL, layer_types
 from headway.errors import ConfigError
 from headway.models import ModelSpec
@@ -26,7 +26,6 @@ from headway.positions import NoPositions
 DENSE, SPARSE = FEEDS = ("mlp", "moe")
 LETTERS = {"M": LINEAR, "*": FULL, "-": DENSE, "E": SPARSE}
 """Letters of `hybrid_override_pattern`, by which published files list the kinds of layers."""
-OLD = {"mamba": LINEAR, "attention": FULL}
 SIZES = ("mamba_num_heads", "n_groups", "ssm_state_size", "mamba_head_dim", "conv_kernel")
 SSD = dict(zip(("heads", "key_heads", "head_dim", "value_dim", "conv"), SIZES, strict=True))
 EXPERTS = replace(
@@ -120,13 +119,20 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
     return {"layers_block_type": kinds, "num_hidden_layers": len(kinds), **sizes, **experts}
 
 
+def blocks_of(spec: ModelSpec) -> Iterator[tuple[int, int]]:
+    """Yields each layer and the number of its first block; a feed-forward is a second block of its layer."""
+    block = 0
+    for layer in range(spec.layers):
+        yield layer, block
+        block += 2 if spec.experts[layer] or spec.hidden_of(layer) else 1
+
+
 def _rules(spec: ModelSpec, stacked: bool = False) -> list[Rule]:
     """Returns the rules of all tensors; `stacked`: the experts of a layer are in two tensors, as only in the class."""
-    first, at, rules = "model." if stacked else "backbone.", 0, list[Rule]()
-    for i, mixer in enumerate(spec.mixers):
-        mixing, feeding = f"{first}layers.{at}.", f"{first}layers.{at + 1}."
-        ours, experts = f"model.layers.{i}.", spec.experts[i]
-        at += 2 if experts or spec.hidden_of(i) else 1
+    first, rules = "model." if stacked else "backbone.", list[Rule]()
+    for layer, block in blocks_of(spec):
+        mixing, feeding = f"{first}layers.{block}.", f"{first}layers.{block + 1}."
+        ours, mixer, experts = f"model.layers.{layer}.", spec.mixers[layer], spec.experts[layer]
         if isinstance(mixer, SSDSpec):
             rules += ssd_rules(mixer, f"{mixing}mixer.", f"{ours}self_attn.")
         if stacked and experts:

@@ -64,7 +64,7 @@ def _read_hybrid(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, A
     heads, width, layers = fields["heads"], fields["width"], fields["layers"]
     usual = every(4, -1, LINEAR)(config, layers)
     usual = usual if FULL in usual else [*usual[:-1], FULL]
-    kinds = read_kinds(config, layers, lambda *_: usual, (FULL, LINEAR))
+    kinds = read_kinds(config, layers, usual, (FULL, LINEAR))
     key_heads = config.whole(DELTA_SIZES["key_heads"], heads)
     dim = config.whole(DELTA_SIZES["head_dim"], int(0.75 * width / key_heads))
     delta = DeltaSpec(

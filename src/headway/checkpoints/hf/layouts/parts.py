@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from headway.checkpoints.hf.config_keys import ConfigReader, Inexpressible
 from headway.checkpoints.hf.layouts.base import Part
+from headway.checkpoints.hf.rope import SCALINGS
 from headway.checkpoints.hf.windows import (
     FULL,
     SLIDING,
@@ -64,7 +65,7 @@ def stated(family: str) -> Part:
     """Returns a part that requires a stated rotary scaling, since transformers has a default for `family`."""
 
     def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-        if not any(config.get(key) for key in ("rope_scaling", "rope_parameters")):
+        if not any(config.get(key) for key in SCALINGS):
             raise ConfigError(
                 f"config.json: there are no rope_parameters, and transformers has a scaling of its own for {family}: "
                 "state them, as it does in the files that it writes"

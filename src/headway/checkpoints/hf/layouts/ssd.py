@@ -14,8 +14,8 @@ from typing import Any
 from headway.attention.delta import SSDSpec
 from headway.checkpoints.hf.config_keys import SIZES, ConfigReader, Inexpressible, Key
 from headway.checkpoints.hf.layouts.base import Layout, Part
-from headway.checkpoints.hf.layouts.experts import AUX, LAYER, ExpertKeys
-from headway.checkpoints.hf.layouts.granite import COUNT, FACTORS, NUMBERS, expert_rules
+from headway.checkpoints.hf.layouts.experts import AUX, LAYER
+from headway.checkpoints.hf.layouts.granite import COUNT, FACTORS, NUMBERS, SHARED, expert_rules
 from headway.checkpoints.hf.layouts.hybrids import LINEAR, MIXER, by_mixer, check_silu, mixed, mixer_keys
 from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, lifted, module_rules, same, within
@@ -174,28 +174,27 @@ BAMBA = llama_layout(
     parts=(Part({**USUAL, "attn_layer_indices": None}, _read_bamba, _write_bamba),),
     tensors=renamed(BAMBA_NAMES, _rules),
 )
-EXPERTS = ExpertKeys(count=COUNT, hidden="intermediate_size", shared="shared_intermediate_size", aux=0.001)
 
 
 def _read_granite(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     layers, marks = fields["layers"], config.get("position_embedding_type")
     if marks not in ("rope", "nope", None):
         raise config.wrong("position_embedding_type", 'null, "nope" or "rope"', marks)
-    kinds = read_kinds(config, layers, lambda config, n: [LINEAR] * n, (FULL, LINEAR, *OLD))
+    kinds = read_kinds(config, layers, [LINEAR] * layers, (FULL, LINEAR, *OLD))
     dense = not config.whole(COUNT[0], least=0)
     return {
         **({} if marks == "rope" else {"positions": NoPositions()}),
-        **({"hidden": config.whole(EXPERTS.shared)} if dense else EXPERTS.read(config, fields)),
+        **({"hidden": config.whole(SHARED.shared)} if dense else SHARED.read(config, fields)),
         **_read(config, fields, [OLD.get(kind, kind) for kind in kinds]),
     }
 
 
 def _write_granite(spec: ModelSpec) -> dict[str, Any]:
     keys, kinds = _write(spec)
-    dense = {COUNT[0]: 0, EXPERTS.dense: spec.hidden, EXPERTS.shared: spec.hidden}
+    dense = {COUNT[0]: 0, SHARED.dense: spec.hidden, SHARED.shared: spec.hidden}
     marks = None if spec.positions == NoPositions() else "rope"
     more = {"layer_types": [PUBLISHED[kind] for kind in kinds], "position_embedding_type": marks}
-    return {**keys, **(EXPERTS.write(spec) if any(spec.experts) else dense), **more}
+    return {**keys, **(SHARED.write(spec) if any(spec.experts) else dense), **more}
 
 
 def _granite_rules(spec: ModelSpec) -> list[Rule]:
@@ -207,10 +206,10 @@ def _granite_rules(spec: ModelSpec) -> list[Rule]:
 GRANITE_KEYS = {
     **USUAL,
     COUNT[0]: 8,
-    EXPERTS.top: 2,
-    EXPERTS.hidden: 11008,
-    EXPERTS.shared: 1024,
-    AUX: EXPERTS.aux,
+    SHARED.top: 2,
+    SHARED.hidden: 11008,
+    SHARED.shared: 1024,
+    AUX: SHARED.aux,
     "position_embedding_type": None,
 }
 GRANITE_HYBRID = llama_layout(
@@ -219,7 +218,7 @@ GRANITE_HYBRID = llama_layout(
     head_dim=FREE,
     without=("hidden",),
     only={**STEPS, "normalization_function": ("rmsnorm", None)},
-    harmless=(*EXPERTS.harmless, "mamba_chunk_size", "init_method"),
+    harmless=(*SHARED.harmless, "mamba_chunk_size", "init_method"),
     parts=(NUMBERS, Part(GRANITE_KEYS, _read_granite, _write_granite)),
     tensors=renamed({".mlp.gate.": ".block_sparse_moe.router.layer."}, _granite_rules),
 )
