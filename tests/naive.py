@@ -17,9 +17,13 @@ def naive(
     scale: float | None = None,
 ) -> Tensor:
     """Returns softmax(scale q k^T + mask) v with keys repeated for grouped heads; rows that see nothing are 0."""
+    return by_mask(q, k, v, visible(pattern, q_tokens, k_tokens), scale)
+
+
+def by_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
+    """Returns what `naive` does for a boolean mask (True: the pair may be seen)."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    mask = visible(pattern, q_tokens, k_tokens)
     scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
     weights = torch.softmax(scores.masked_fill(~mask, float("-inf")), -1)
     return torch.where(mask.any(-1, keepdim=True), weights.masked_fill(~mask, 0.0), 0.0) @ v

@@ -89,17 +89,6 @@ def test_imports_are_absolute_and_at_the_top() -> None:
     assert not wrong
 
 
-def test_classic_is_plain_torch() -> None:
-    """headway.classic, which readers of the documents try first, needs torch and nothing else of headway."""
-    allowed = {"torch", "math", "dataclasses", "typing", "collections", "__future__"}
-    wrong = []
-    for path in sorted((PACKAGE / "classic").glob("*.py")):
-        for module, line in imports(ast.parse(path.read_text())):
-            if module.split(".")[0] not in allowed and not module.startswith("headway.classic"):
-                wrong.append(f"{path.name}:{line} imports {module}")
-    assert not wrong
-
-
 def test_what_few_need_is_imported_where_it_is_needed() -> None:
     """These are imported in functions: matplotlib is optional, and the Hub's client takes a second to import."""
     seldom = {"matplotlib", "huggingface_hub", "datasets", "sacrebleu", "transformers"}

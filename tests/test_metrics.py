@@ -89,10 +89,6 @@ def test_answers_of_squad_by_hand(found: str, answers: list[str], exact: float, 
     assert squad_f1(answers, found) == pytest.approx(f1, abs=1e-12)
 
 
-def test_there_are_fifty_of_them() -> None:
-    assert len(SQUAD) == 50
-
-
 def script(answer: str, prediction: str) -> tuple[float, float]:
     """Computes exact match and F1 step by step as the script of SQuAD 2.0 does."""
     words = []

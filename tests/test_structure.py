@@ -15,11 +15,11 @@ import torch
 from headway.attention import BACKENDS
 from headway.attention.backends.native import kernels
 from headway.models import FAMILIES
-from headway.native.loader import library
 from headway.nn import Attention
 from headway.patterns import leaves
 from headway.patterns.base import Pattern
 from headway.train.tasks import TASKS
+from tests.native.presence import needs_kernels
 
 SOURCE = Path(__file__).parents[1] / "src"
 PLACES = {path.relative_to(SOURCE).as_posix(): path for path in sorted(SOURCE.rglob("*.py"))}
@@ -166,7 +166,7 @@ def test_no_code_asks_for_a_name_of_a_table(kind: str) -> None:
     assert not [place for place in OWN[kind] if not (SOURCE / place).exists()]
 
 
-@pytest.mark.skipif(library() is None, reason="the native kernels are not built")
+@needs_kernels
 @pytest.mark.parametrize("gradient", [False, True])
 def test_from_a_layer_to_the_kernels_a_call_passes_six_files(
     gradient: bool, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from headway.scores import ALiBi, RelativeBias, RelativeKey, Score, SoftCap
+
 BACKENDS = ["auto", "dense", "sdpa", "banded", "diagonal"]
 EXACT = {"rtol": 1e-11, "atol": 1e-11}
 
@@ -13,9 +15,18 @@ def qkv(n: int = 11, keys: int | None = None, rows: int = 2) -> tuple[Tensor, Te
     return q, k, v
 
 
-def by_mask(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
-    """Computes attention with a boolean mask (True: the pair may be seen); a row that sees nothing is 0."""
-    group = q.shape[1] // k.shape[1]
-    scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * q.shape[-1] ** -0.5
-    weights = scores.masked_fill(~keep, float("-inf")).softmax(-1).masked_fill(~keep, 0.0)
-    return weights.where(keep.any(-1, keepdim=True), 0.0) @ v.repeat_interleave(group, 1)
+def scores(
+    heads: int, width: int, dtype: torch.dtype = torch.float64, device: str | None = None
+) -> list[Score]:
+    """Returns a step of each kind that does not depend on slots, with tables that need gradients."""
+
+    def table(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=dtype, device=device, requires_grad=True)
+
+    return [
+        SoftCap(2.0),
+        ALiBi(),
+        RelativeBias(table(8, heads), max_distance=20),
+        RelativeBias(table(8, heads), bidirectional=False),
+        RelativeKey(table(9, width)),
+    ]

@@ -9,9 +9,9 @@ from headway.cache import BatchCache, CacheSpec, PagedCache
 from headway.patterns import Causal, Full, Window
 from headway.scores import ALiBi, Bias, RelativeBias, RelativeKey, Score, SoftCap
 from headway.tokens import Tokens
-from tests.attention.small import BACKENDS, EXACT, by_mask, qkv
+from tests.attention.small import BACKENDS, EXACT, qkv
 from tests.cache.layers import attended
-from tests.naive import with_gradients
+from tests.naive import by_mask, with_gradients
 
 
 @pytest.mark.parametrize("backend", BACKENDS[:4])
@@ -92,8 +92,10 @@ def test_a_scale_and_a_finite_bias_are_both_applied(name: str, scale: float | No
         elif isinstance(step, RelativeKey):
             s = s + torch.einsum("bhtd,tsd->bhts", q, step.parameters[0][distance.clamp(-4, 4) + 4]) * factor
         elif isinstance(step, RelativeBias):
-            at = Tokens.range(11)
-            s = s + step.apply(torch.zeros_like(s), q, at, at, 1.0)
+            bucket = torch.tensor([0, 1, 2, 2, 2, 2, 2, 3, 3, 3, 3])[distance.abs()] + 4 * (distance > 0)
+            s = s + step.table[bucket].movedim(
+                -1, 0
+            )  # distances below 2 alone, then up to 2 sqrt(10), and beyond
         else:
             s = 1.5 * torch.tanh(s / 1.5)
         return s.softmax(-1) @ v.repeat_interleave(2, 1)

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from headway.attention import KeyValues, attend, attend_keys, call_cache
 from headway.errors import BackendError, PatternError
-from headway.native import loader as native
 from headway.patterns import Causal, Full, Pattern, PerHead, Window
 from headway.scores import SoftCap
 from headway.tokens import Tokens
+from tests.native.presence import needs_kernels
 from tests.tolerance import assert_within_reference
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="the native library is not built")
+pytestmark = needs_kernels
 EXP2_OF_BF16 = 1.3e-4
 """The relative error of the kernels' exponential in bfloat16, and a rounding (csrc/vec.h)."""
 PATTERNS: list[Pattern] = [Full(), Causal(), Window.last(5)]

@@ -22,6 +22,7 @@ from headway.partial import Partial
 from headway.patterns import Causal, Full, Global, GlobalKeys, Pattern, PerHead, Sink, Window, visible
 from headway.scores import ALiBi, RelativeBias, RelativeKey, Score, SoftCap
 from headway.tokens import Tokens
+from tests.attention.small import scores
 from tests.strategies import patterns, tokens
 from tests.tolerance import assert_within_reference
 
@@ -191,19 +192,6 @@ def test_flex_is_dense_for_any_pattern_and_tokens(
     assert_same(actual, q, k, v, *at, pattern, score=score)
 
 
-def scores() -> list[Score]:
-    def table(*shape: int) -> Tensor:
-        return torch.randn(*shape, dtype=DTYPE, device=DEVICE).requires_grad_()
-
-    return [
-        SoftCap(2.0),
-        ALiBi(),
-        RelativeBias(table(8, 4), max_distance=20),
-        RelativeBias(table(32, 4), bidirectional=False),
-        RelativeKey(table(9, 16)),
-    ]
-
-
 def anywhere(*_: Tensor) -> None:
     """Replaces torch's check that the device supports a backward."""
 
@@ -212,7 +200,7 @@ def anywhere(*_: Tensor) -> None:
 def test_scores_and_all_gradients_are_those_of_dense(number: int) -> None:
     """Gradients for q, k, v and the score's table; on a CPU torch's unfused backward is allowed to run."""
     at, pattern = on_device(MOVED), Window.around(30) | Sink(2)
-    steps = [scores()[number], SoftCap(5.0)]
+    steps = [scores(4, 16, DTYPE, DEVICE)[number], SoftCap(5.0)]
     leaves = [t.requires_grad_() for t in qkv(at, at)]
     mix = [torch.randn(2, 4, 300, 24, device=DEVICE), torch.randn(2, 4, 300, device=DEVICE)]
 

@@ -13,11 +13,11 @@ from headway.attention.backends.native import torch_op as native_op
 from headway.attention.call import validate
 from headway.attention.select import BACKENDS
 from headway.errors import BackendError, PatternError
-from headway.native import loader as native
 from headway.patterns import Causal, GlobalKeys, Pattern, PerHead, Sink, Window
 from headway.quantization import LARGEST, dequantize, quantize, row_bytes
 from headway.tokens import Tokens
 from tests.naive import naive
+from tests.native.presence import needs_kernels
 from tests.tolerance import assert_within_reference
 
 DIVISION = 0.5 + LARGEST * 2**-23
@@ -158,9 +158,8 @@ def test_the_output_moves_no_more_than_the_steps_allow() -> None:
         assert 0 < (moved - exact).abs().max() <= bound
 
 
+@needs_kernels
 def test_the_operator_takes_the_scales() -> None:
-    if native.library() is None:
-        pytest.skip(f"no native kernels: {native.why_missing()}")
     part, q = set_of(21), torch.randn(2, 4, 21, 16)
     sets = [part.slice(0, 9), part.slice(9, 15).dequantized(q.dtype), part.slice(15, 21)]
     call = validate(q, part.tokens, sets, Causal(), None, (), None, 0.0, None)

@@ -17,7 +17,6 @@ from headway.attention.backends.native.plan_arrays import PlanArrays, plan_array
 from headway.attention.call import Call, validate
 from headway.errors import BackendError, PatternError
 from headway.native import interface as c
-from headway.native import loader as native
 from headway.patterns import And, Causal, Full, Global, Or, Pattern, Sink, Window
 from headway.patterns.primitives import Kind
 from headway.patterns.program import OTHERS, height, lower
@@ -25,15 +24,9 @@ from headway.scores import ALiBi, Bias, RelativeBias, RelativeKey, Score, SoftCa
 from headway.tokens import Tokens
 from tests.attention.test_native_op import N, tensors
 from tests.native.plain import Problem
-from tests.native.presence import pretend
+from tests.native.presence import needs_kernels, pretend
 
 CAUSAL = Causal()
-
-
-@pytest.fixture
-def kernels() -> None:
-    if native.library() is None:
-        pytest.skip(f"no native kernels: {native.why_missing()}")
 
 
 def reason(
@@ -45,7 +38,8 @@ def reason(
     return NATIVE.unsupported_reason(call, False, "cpu")
 
 
-def test_gradients_of_queries_read_keys_where_the_store_has_them(kernels: None) -> None:
+@needs_kernels
+def test_gradients_of_queries_read_keys_where_the_store_has_them() -> None:
     slots = torch.tensor([[9, 2, 5, 7, 0]], dtype=torch.int32)
     store = torch.full((1, 2, 12, 8), torch.nan)
     store[:, :, slots[0].long()] = torch.randn(1, 2, 5, 8)
@@ -97,7 +91,7 @@ def deep(levels: int) -> Pattern:
     return pattern
 
 
-@pytest.mark.usefixtures("kernels")
+@needs_kernels
 def test_patterns_nest_as_deep_as_the_kernels_stack() -> None:
     assert height(lower(deep(c.DEEPEST))) == c.DEEPEST
     assert reason(pattern=deep(c.DEEPEST)) is None
@@ -149,7 +143,7 @@ def test_what_is_remembered_of_tokens_goes_with_them() -> None:
     assert alive() is None
 
 
-@pytest.mark.usefixtures("kernels")
+@needs_kernels
 def test_a_cache_that_writes_its_tokens_in_place_is_read_anew() -> None:
     index = torch.full((1, 50), -1)
     at = Tokens(index)
@@ -172,7 +166,7 @@ def test_a_cache_that_writes_its_tokens_in_place_is_read_anew() -> None:
             ring.index.copy_(ring.index.flip(1))
 
 
-@pytest.mark.usefixtures("kernels")
+@needs_kernels
 def test_documents_of_any_number_are_told_apart() -> None:
     base = Tokens.packed([[5, 9, 6], [20]], 20)
     assert base.document is not None
@@ -182,7 +176,7 @@ def test_documents_of_any_number_are_told_apart() -> None:
         torch.testing.assert_close(case.run().out, case.formula().out)
 
 
-@pytest.mark.usefixtures("kernels")
+@needs_kernels
 def test_tokens_beyond_what_32_bits_count_are_refused_in_words() -> None:
     q = torch.randn(1, 1, 3, 8)
     last = Tokens.range(3, start=2**30 - 3)
@@ -193,7 +187,7 @@ def test_tokens_beyond_what_32_bits_count_are_refused_in_words() -> None:
         attend(q, q, q, Causal(), q_tokens=far, k_tokens=far, backend="native")
 
 
-@pytest.mark.usefixtures("kernels")
+@needs_kernels
 def test_wrong_scores_are_named_by_auto_and_by_name() -> None:
     q = torch.randn(1, 4, 99, 64)
     with pytest.raises(PatternError, match="ALiBi is for 3 heads, the call has 4"):
@@ -208,7 +202,7 @@ def test_wrong_scores_are_named_by_auto_and_by_name() -> None:
         torch.autograd.grad(out.sum(), twice, create_graph=True)
 
 
-@pytest.mark.usefixtures("kernels")
+@needs_kernels
 def test_sets_of_keys_share_a_gradient_and_a_score() -> None:
     """The gradient of q and of a table is the sum over the sets, in bfloat16 rounded once."""
     at = Tokens.range(90).with_global([4])

@@ -20,6 +20,7 @@ from headway.patterns import And, Causal, Global, Or, Pattern, PerHead, Sink, Wi
 from headway.scores import ALiBi, RelativeBias, Score, SoftCap
 from headway.tokens import Tokens
 from tests.checkpoints.shares import share
+from tests.native.presence import needs_kernels
 
 N = 33
 WINDOW = Window.last(9) | Causal() & Sink(2)
@@ -27,10 +28,7 @@ MARKED = Tokens.range(N).with_global([[0, 5], [9]])
 PACKED = Tokens.packed([[10, 23], [30]], N)
 
 
-@pytest.fixture(autouse=True)
-def _kernels() -> None:
-    if native.library() is None:
-        pytest.skip(f"no native kernels: {native.why_missing()}")
+pytestmark = needs_kernels
 
 
 def tensors(n: int = N, gradient: bool = True) -> list[Tensor]:

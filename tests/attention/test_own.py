@@ -26,7 +26,6 @@ from headway.attention import (
 from headway.attention.call import Call
 from headway.cache import choose_cache
 from headway.errors import BackendError
-from headway.native import loader as native
 from headway.partial import Partial, merge_all
 from headway.patterns import (
     Causal,
@@ -51,6 +50,7 @@ from tests.laws.test_plan import (
 from tests.laws.test_plan import (
     test_judging_blocks_is_conservative as conservative,
 )
+from tests.native.presence import needs_kernels
 from tests.pairwise import pairwise
 from tests.strategies import tokens
 from tests.test_orthogonality import (
@@ -132,9 +132,8 @@ def test_an_own_pattern_runs_everywhere_forward_and_backward(case: Case) -> None
     check(*case)
 
 
+@needs_kernels
 def test_the_kernels_run_what_has_a_primitive() -> None:
-    if native.library() is None:
-        pytest.skip(f"no native kernels: {native.why_missing()}")
     for kind in TOKENS:
         check(Recent(5), HEADS[1], NoPositions(), "native", kind, torch.float32, 131)
         check(Recent(5) | Sink(2), HEADS[1], NoPositions(), "native", kind, torch.bfloat16, 67)

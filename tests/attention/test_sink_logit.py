@@ -12,7 +12,6 @@ from torch import Tensor
 from headway.attention import BACKENDS, Backend, KeyValues, attend, attend_keys, attention_weights
 from headway.attention.call import validate
 from headway.errors import PatternError
-from headway.native import loader as native
 from headway.parallel import ContextParallel, Exchange, ShardLayout
 from headway.partial import Partial
 from headway.patterns import Causal, Chunk, Full, GlobalKeys, Pattern, PerHead, Sink, Window, visible
@@ -20,6 +19,7 @@ from headway.scores import SoftCap
 from headway.tokens import Tokens
 from tests import strategies
 from tests.naive import with_gradients
+from tests.native.presence import needs_kernels
 from tests.parallel.simulation import simulate
 from tests.tolerance import assert_within_reference
 
@@ -121,12 +121,10 @@ def test_flex_has_it_too() -> None:
         torch.testing.assert_close(a, b, **SUM)
 
 
-@pytest.mark.parametrize("backend", ["dense", "banded", "native", "auto"])
+@pytest.mark.parametrize("backend", ["dense", "banded", pytest.param("native", marks=needs_kernels), "auto"])
 def test_queries_and_keys_learn_where_only_the_logsumexp_tells_them(backend: str) -> None:
     """All values are 1: out = sigmoid(lse - s), so that q and k have gradients through lse alone. A backward that takes
     lse for a constant gives 0 there (torchtitan#4796)."""
-    if backend == "native" and native.library() is None:
-        pytest.skip(f"no native kernels: {native.why_missing()}")
     at = Tokens.range(9)
     q, k, _, logit = (t.float() for t in drawn(9)[:4])
     v, grad = torch.ones(2, 2, 9, 5), torch.ones(2, 4, 9, 5)

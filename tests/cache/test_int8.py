@@ -11,7 +11,6 @@ from headway.attention import KeyValues
 from headway.cache import BatchCache, CacheSpec, PagedCache, PagedLayer
 from headway.cache.paged_step import places, stored_keys
 from headway.models import Decoder, build
-from headway.native import loader as native
 from headway.patterns import Causal, Pattern, Sink, Window
 from headway.positions import DynamicNTK, Rotary
 from headway.quantization import quantize
@@ -20,6 +19,7 @@ from tests.cache.layers import attended
 from tests.generate.conftest import small
 from tests.laws.test_decode import piece
 from tests.naive import naive
+from tests.native.presence import needs_kernels
 from tests.tolerance import assert_within_reference
 
 INT8 = torch.int8
@@ -80,6 +80,7 @@ def test_every_split_stores_the_same_bits(pattern: Pattern) -> None:
             assert torch.equal(scales[0][:, valid].T, expected_scales[row, :, index])
 
 
+@needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("pattern", CASES, ids=str)
 def test_decoding_through_the_kernels_is_dense_attention_over_what_is_stored(
@@ -87,8 +88,6 @@ def test_decoding_through_the_kernels_is_dense_attention_over_what_is_stored(
 ) -> None:
     """Prompts of two lengths, then step by step until pages have been released; every other step has no token of the
     second row. Empty slots are given NaN, return 0, and change nothing that is stored."""
-    if native.library() is None:
-        pytest.skip(f"no native kernels: {native.why_missing()}")
     q, k, v = drawn(2, dtype)
     cache = new_cache(pattern)
     for counts in ((60, 53), *[(1, 1), (1, 0)] * 10):

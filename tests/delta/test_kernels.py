@@ -8,6 +8,7 @@ from headway.native import delta as native
 from headway.tokens import Tokens
 from tests.delta.cases import draw, results
 from tests.native.conftest import Use, at_levels, threads, use  # noqa: F401  (fixtures)
+from tests.saved import saved_tensors
 from tests.tolerance import assert_within_reference
 
 CASES = [
@@ -113,16 +114,9 @@ def test_second_derivatives_and_gradients_of_one_result_alone() -> None:
 def test_only_what_is_given_is_kept_for_the_backward() -> None:
     """The backward keeps no more bytes than the inputs have."""
     inputs = draw(256, d=16, e=16, dtype=torch.float32).to(torch.float32)
-    kept = 0
-
-    def keep(t: torch.Tensor) -> torch.Tensor:
-        nonlocal kept
-        kept += t.nbytes
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+    with saved_tensors() as saved:
         delta_attend(*inputs[:5], past=inputs.past, form="kernel")
-    assert kept <= sum(t.nbytes for t in inputs)
+    assert 0 < sum(t.nbytes for t in saved) <= sum(t.nbytes for t in inputs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -140,19 +134,12 @@ def test_sources_are_kept_in_place_of_their_results(key_heads: int, dtype: torch
     ]
     gradients, kept = [], []
     for used_sources in ((), sources):
-        nbytes = 0
-
-        def keep(t: torch.Tensor) -> torch.Tensor:
-            nonlocal nbytes
-            nbytes += t.nbytes
-            return t
-
         q, k, v = (source.by_head() for source in sources)
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        with saved_tensors() as saved:
             out = delta_attend(
                 q, k, v, log_decay, beta, unit_eps=1e-6, form="kernel", sources=used_sources
             ).out
-        kept.append(nbytes)
+        kept.append(sum(t.nbytes for t in saved))
         loss = out.float().square().sum()
         gradients += [torch.autograd.grad(loss, wanted, retain_graph=True) for _ in range(2)]
         first = torch.autograd.grad(loss, wanted, create_graph=True)

@@ -79,14 +79,30 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 DECODERS = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Phi3", "GPT2", "Phi", "Cohere"]
 
 
-def made(family: str) -> Any:
-    """Returns a small model with random weights."""
-    task, sizes = FAMILIES[family]
-    model = getattr(transformers, family + task)(getattr(transformers, family + "Config")(**sizes))
+def random_weights(model: Any) -> Any:
+    """Draws the matrices of a model anew, with a standard deviation of 0.3, and returns it."""
     for parameter in model.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.3)
     return model.eval()
+
+
+def made(family: str) -> Any:
+    """Returns a small model with random weights."""
+    task, sizes = FAMILIES[family]
+    return random_weights(
+        getattr(transformers, family + task)(getattr(transformers, family + "Config")(**sizes))
+    )
+
+
+def sunk(family: str) -> Any:
+    """Returns a model with a sink logit for each head, which eager attention computes as a column or as a factor."""
+    sizes = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8} if family == "GptOss" else {}
+    config = getattr(transformers, family + "Config")(**GROUPED, **sizes, **WINDOWED)
+    model = random_weights(getattr(transformers, family + "ForCausalLM")(config))
+    for block in model.model.layers:
+        nn.init.normal_(block.self_attn.sinks)
+    return model
 
 
 def inputs(model: Any) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ from headway.integrations.transformers.products import side_by_side
 from headway.integrations.transformers.steps import CACHE
 from headway.native.linear import MOST_ROWS
 from tests.checkpoints.shares import share
-from tests.integrations.accelerated import FAMILIES, GROUPED, LENGTH, VOCAB, close, inputs, made, run
+from tests.integrations.accelerated import FAMILIES, GROUPED, LENGTH, VOCAB, close, inputs, made, run, sunk
 
 
 @share("family", FAMILIES, 0, 2)
@@ -234,11 +234,7 @@ def test_attention_that_is_given_what_ours_does_not_know_is_left() -> None:
 
 @pytest.mark.parametrize("family", ["GptOss", "GraniteSWA"])
 def test_attention_with_sinks_is_taken(family: str) -> None:
-    sizes = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8} if family == "GptOss" else {}
-    config = getattr(transformers, family + "Config")(**GROUPED, **sizes)
-    model = getattr(transformers, family + "ForCausalLM")(config).eval()
-    for block in model.model.layers:
-        torch.nn.init.normal_(block.self_attn.sinks)
+    model = sunk(family)
     ids = torch.randint(3, VOCAB, (1, LENGTH))
     with torch.no_grad():
         expected = model(ids).logits

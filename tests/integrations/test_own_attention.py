@@ -9,7 +9,7 @@ from transformers.models.bert.modeling_bert import BertSelfAttention
 
 from headway.errors import BackendError
 from headway.integrations.transformers.own_attention import attention_layers
-from tests.integrations.test_transformers import VOCAB
+from tests.integrations.accelerated import VOCAB
 from tests.integrations.test_transformers_masks import KEEPING, WITHOUT, Pair
 
 SMALL = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}

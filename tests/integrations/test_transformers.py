@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor
 from transformers import (
     BertConfig,
@@ -23,7 +22,6 @@ from transformers import (
     Llama4TextConfig,
     MistralConfig,
     MistralForCausalLM,
-    PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Trainer,
@@ -31,50 +29,23 @@ from transformers import (
 )
 
 import headway.integrations.transformers  # noqa: F401  (its import registers the name)
+from tests.integrations.accelerated import GROUPED, LENGTH, SIZES, VOCAB, random_weights, sunk
 
-WINDOW, LENGTH, VOCAB = 5, 23, 61
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
-
-
-def random_weights(model: PreTrainedModel) -> Any:
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3) if parameter.dim() > 1 else None
-    return model.eval()
+WINDOW = 5
 
 
 def mistral(window: int | None = WINDOW) -> Any:
-    return random_weights(MistralForCausalLM(MistralConfig(**SIZES, sliding_window=window)))
+    return random_weights(MistralForCausalLM(MistralConfig(**GROUPED, sliding_window=window)))
 
 
 def qwen2() -> Any:
     """Returns a model with one full layer and one with a window."""
-    config = Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1)
+    config = Qwen2Config(**GROUPED, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1)
     assert config.layer_types == ["full_attention", "sliding_attention"]
     return random_weights(Qwen2ForCausalLM(config))
 
 
 MODELS = {"mistral": mistral, "qwen2": qwen2}
-
-
-def sunk(family: str) -> Any:
-    """Returns a model with a sink logit for each head, which eager attention computes as a column or as a factor."""
-    sizes = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8} if family == "GptOss" else {}
-    config = getattr(transformers, family + "Config")(**SIZES, **sizes, sliding_window=WINDOW)
-    model = random_weights(getattr(transformers, family + "ForCausalLM")(config))
-    for block in model.model.layers:
-        torch.nn.init.normal_(block.self_attn.sinks)
-    return model
 
 
 @pytest.mark.parametrize("side", ["none", "left"])
@@ -89,7 +60,7 @@ def test_sinks_are_those_of_eager(family: str, side: str) -> None:
 @pytest.mark.parametrize("side", ["none", "right"])
 def test_chunks_are_those_of_sdpa(side: str) -> None:
     config = Llama4TextConfig(
-        **SIZES, head_dim=8, attention_chunk_size=WINDOW, num_local_experts=2, intermediate_size_mlp=48
+        **GROUPED, head_dim=8, attention_chunk_size=WINDOW, num_local_experts=2, intermediate_size_mlp=48
     )
     assert config.layer_types[0] == "chunked_attention"
     assert_equal(random_weights(Llama4ForCausalLM(config)), some_ids(), attention_mask=padded(side))
@@ -208,37 +179,49 @@ def test_a_step_of_trainer_gives_the_same_weights(tmp_path: Path) -> None:
         torch.testing.assert_close(stepped[0][name], stepped[1][name], rtol=0, atol=atol)
 
 
+def assert_as_eager(model: Any, real: Tensor | None, **inputs: Any) -> None:
+    """Checks logits, or the last hidden states, of the tokens that are not padding, to 1e-5 of the largest."""
+    outputs = []
+    for implementation in ("headway", "eager"):
+        model.set_attn_implementation(implementation)
+        with torch.no_grad():
+            out = model(**inputs)[0]
+        outputs.append(out if real is None else out[real.bool()])
+    torch.testing.assert_close(*outputs, rtol=0, atol=1e-5 * float(outputs[1].abs().max()))
+
+
 def test_soft_capped_scores_are_those_of_eager() -> None:
     config = Gemma2Config(
-        **SIZES, head_dim=8, sliding_window=WINDOW, attn_logit_softcapping=2.0, query_pre_attn_scalar=8
+        **GROUPED, head_dim=8, sliding_window=WINDOW, attn_logit_softcapping=2.0, query_pre_attn_scalar=8
     )
-    model, ids = random_weights(Gemma2ForCausalLM(config)), some_ids()
-    expected, logits = run(model, "eager", ids)[0], run(model, "headway", ids)[0]
-    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    assert_as_eager(random_weights(Gemma2ForCausalLM(config)), None, input_ids=some_ids())
 
 
 @pytest.mark.parametrize("side", ["none", "left", "right"])
 def test_an_encoder_sees_both_ways(side: str) -> None:
-    sizes = {
-        name: value for name, value in SIZES.items() if name not in ("num_key_value_heads", "bos_token_id")
-    }
-    model = random_weights(BertModel(BertConfig(**sizes)))
-    ids, mask, outputs = some_ids(), padded(side), []
-    for implementation in ("headway", "sdpa"):
-        model.set_attn_implementation(implementation)
-        with torch.no_grad():
-            outputs.append(model(ids, attention_mask=mask).last_hidden_state[mask.bool()])
-    torch.testing.assert_close(*outputs, rtol=0, atol=1e-5 * float(outputs[1].abs().max()))
-
-
-def test_dropout_is_applied_in_training_only() -> None:
-    config = MistralConfig(
-        **SIZES, sliding_window=WINDOW, attention_dropout=0.5, attn_implementation="headway"
+    mask = padded(side)
+    assert_as_eager(
+        random_weights(BertModel(BertConfig(**SIZES))), mask, input_ids=some_ids(), attention_mask=mask
     )
-    model, ids = random_weights(MistralForCausalLM(config)), some_ids()
-    assert torch.equal(model(ids).logits, model(ids).logits)
+
+
+def test_dropout_is_applied_at_its_rate_in_training_only() -> None:
+    """A first token sees itself alone: of a value of 1 it reads 1, or in training 0 or 1 / (1 - rate) in each head."""
+    rate, read = 0.25, []
+    config = MistralConfig(**GROUPED, attention_dropout=rate, attn_implementation="headway")
+    model, ids = random_weights(MistralForCausalLM(config)), some_ids(200, 2)
+    layer = model.model.layers[0].self_attn
+    layer.v_proj.register_forward_hook(lambda module, inputs, values: torch.ones_like(values))
+    layer.o_proj.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0][:, 0, ::8]))
+    model(ids)
     model.train()
-    assert not torch.equal(model(ids).logits, model(ids).logits)
+    model(ids)
+    evaluated, trained = read
+    assert torch.equal(evaluated, torch.ones(200, 4))
+    kept = trained != 0
+    torch.testing.assert_close(trained, kept / (1 - rate))
+    dropped = 1 - kept.double().mean()
+    assert abs(dropped - rate) < 5 * (rate * (1 - rate) / trained.numel()) ** 0.5
 
 
 # Without large pages: whether the system grants them varies, and they round allocations up by megabytes.

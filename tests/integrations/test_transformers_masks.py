@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import (
     Aimv2TextConfig,
     Aimv2TextModel,
@@ -38,15 +37,8 @@ from transformers.masking_utils import bidirectional_mask_function, blockwise_ov
 import headway.integrations.transformers as integration
 from headway.errors import BackendError
 from headway.patterns import Causal, Chunk, Full, Window
-from tests.integrations.test_transformers import (
-    LENGTH,
-    SIZES,
-    VOCAB,
-    mistral,
-    padded,
-    random_weights,
-    some_ids,
-)
+from tests.integrations.accelerated import GROUPED, LENGTH, SIZES, VOCAB, random_weights
+from tests.integrations.test_transformers import assert_as_eager, mistral, padded, some_ids
 
 
 def test_what_stands_for_the_mask_is_one_byte() -> None:
@@ -93,19 +85,9 @@ def test_a_mask_that_is_no_pattern_is_an_error_of_the_layer_that_uses_it() -> No
 def test_a_mask_that_no_layer_uses_is_no_error() -> None:
     """Qwen2-MoE makes the mask of a window of 0 tokens, unless its config has windows."""
     sizes = {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
-    model = random_weights(Qwen2MoeForCausalLM(Qwen2MoeConfig(**SIZES, **sizes)))
+    model = random_weights(Qwen2MoeForCausalLM(Qwen2MoeConfig(**GROUPED, **sizes)))
     assert model.config.sliding_window == 0
     assert_as_eager(model, padded("left"), input_ids=some_ids(), attention_mask=padded("left"))
-
-
-def assert_as_eager(model: Any, real: Tensor, **inputs: Any) -> None:
-    """Checks logits of the tokens that are not padding, to 1e-5 of the largest."""
-    outputs = []
-    for implementation in ("headway", "eager"):
-        model.set_attn_implementation(implementation)
-        with torch.no_grad():
-            outputs.append(model(**inputs).logits[real.bool()])
-    torch.testing.assert_close(*outputs, rtol=0, atol=1e-5 * float(outputs[1].abs().max()))
 
 
 def test_a_layer_whose_own_code_says_is_causal_leaves_that_to_its_mask() -> None:
@@ -187,17 +169,10 @@ def test_a_layer_without_a_mask_must_say_what_it_sees() -> None:
 
 def test_a_layer_that_says_it_is_not_causal_leaves_that_to_its_mask() -> None:
     """As in `transformers`, the mask alone counts. AIMv2's text layers have is_causal=False and a causal mask."""
-    sizes = {
-        name: value for name, value in SIZES.items() if name not in ("num_key_value_heads", "bos_token_id")
-    }
-    model = random_weights(Aimv2TextModel(Aimv2TextConfig(**sizes | {"eos_token_id": 1})))
+    model = random_weights(Aimv2TextModel(Aimv2TextConfig(**SIZES | {"eos_token_id": 1})))
     assert not model.encoder.layers[0].attention.is_causal
-    ids, mask, outputs = some_ids(), padded("right"), []
-    for implementation in ("headway", "eager"):
-        model.set_attn_implementation(implementation)
-        with torch.no_grad():
-            outputs.append(model(ids, attention_mask=mask).last_hidden_state[mask.bool()])
-    torch.testing.assert_close(*outputs, rtol=0, atol=1e-5 * float(outputs[1].abs().max()))
+    mask = padded("right")
+    assert_as_eager(model, mask, input_ids=some_ids(), attention_mask=mask)
 
 
 def test_arguments_that_are_not_about_attention_are_let_through() -> None:

@@ -26,6 +26,7 @@ from headway.positions import NoPositions, Relative, Rotary, SpecialOrthogonal, 
 from headway.tokens import Tokens
 from tests.checkpoints.shares import share
 from tests.pairwise import chequered
+from tests.saved import saved_tensors, storage_sizes
 
 TOLERANCE = 0.02
 SIZE: dict[str, Any] = {"vocab": 97, "width": 48, "layers": 2, "heads": 4, "hidden": 80}
@@ -36,16 +37,9 @@ IDS = torch.randint(97, (ROWS, TOKENS), generator=torch.Generator().manual_seed(
 
 def kept(run: Callable[[], Tensor], model: torch.nn.Module) -> int:
     """Returns the bytes of the distinct storages that autograd keeps for `run`, without parameters and buffers."""
-    storages: dict[int, int] = {}
-
-    def note(t: Tensor) -> Tensor:
-        storages[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+    with saved_tensors() as saved:
         assert run().isfinite()
-    ignored = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-    return sum(size for pointer, size in storages.items() if pointer not in ignored)
+    return sum(storage_sizes(saved, (*model.parameters(), *model.buffers())))
 
 
 def loss_of(model: Model, ids: Tensor, fused: bool) -> Tensor:

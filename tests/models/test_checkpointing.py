@@ -4,11 +4,11 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from torch import Tensor
 
 from headway.errors import ConfigError
 from headway.models import ModelSpec, build, cost
 from headway.nn.block import Checkpointing
+from tests.saved import saved_tensors, storage_sizes
 
 VOCAB = 61
 ROWS = torch.randint(VOCAB, (2, 26), generator=torch.Generator().manual_seed(0))
@@ -36,16 +36,9 @@ def test_checkpointed_blocks_keep_less() -> None:
     kept_bytes = {}
     for mode in get_args(Checkpointing):
         model.gradient_checkpointing = mode
-        storages: dict[int, int] = {}
-
-        def count(t: Tensor, into: dict[int, int] = storages) -> Tensor:
-            into[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-            return t
-
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
+        with saved_tensors() as saved:
             model.hidden(ROWS)
-        ignored = {p.untyped_storage().data_ptr() for p in model.parameters()}
-        kept_bytes[mode] = sum(n for pointer, n in storages.items() if pointer not in ignored)
+        kept_bytes[mode] = sum(storage_sizes(saved, model.parameters()))
     assert kept_bytes["block"] * 5 < kept_bytes["none"]
     assert kept_bytes["block"] < min(kept_bytes["attention"], kept_bytes["feed_forward"])
     for part, cause in (("attention", "attention"), ("feed_forward", "feed-forward")):

@@ -13,12 +13,12 @@ from headway.attention import attend
 from headway.attention.plan import plan
 from headway.errors import BackendError
 from headway.models import ModelSpec
-from headway.native.loader import library
 from headway.nn import GlobalAttention
 from headway.patterns import Causal, Global, PerHead, Window, pairs
 from headway.tokens import Tokens
 from tests.checkpoints.hf import off
 from tests.models.longformer_rows import EXACT, HEADS, encoder, ids, made
+from tests.native.presence import needs_kernels
 from tests.plans import area
 
 BACKENDS = ("dense", "diagonal", "banded")  # "loop" is diagonal; "chunks" only takes windows
@@ -58,7 +58,7 @@ def test_rows_98_to_101_every_implementation_by_name_through_a_model(spec: Model
         assert float((a - b).abs().max()) < EXACT * scale, name
 
 
-@pytest.mark.skipif(library() is None, reason="the native kernels are not built")
+@needs_kernels
 @pytest.mark.parametrize("spec", IMPLEMENTED, ids=["window", "dilated", "by head", "shared keys"])
 def test_row_100_the_kernels_by_name_through_a_model(spec: ModelSpec) -> None:
     """The root mean square error over all numbers is at most twice that of the dense form in float32."""

@@ -21,8 +21,7 @@ from headway.parallel import (
 )
 from headway.patterns import Causal, Pattern, Window
 from headway.tokens import Tokens
-from tests.parallel.simulation import simulate
-from tests.parallel.test_plan import Counted
+from tests.parallel.simulation import Counted, simulate
 from tests.parallel.test_tensor import Rank
 
 SPEC = ModelSpec.of_depth(
@@ -41,7 +40,7 @@ def test_row_45_keys_that_a_step_sends_are_those_of_the_plan() -> None:
         context = ContextParallel(tokens, layout, counted)
         ids = torch.zeros(3, 240, dtype=torch.int64)
         net(context.take(ids), context=context, targets=context.take(ids)).total.backward()
-        return counted.bytes
+        return counted.sent.total()
 
     planned = process_shares(SPEC, Mesh(dp=2, cp=4), 240, 6)
     assert [share.keys_sent for share in planned] == 2 * simulate(4, rank)
@@ -90,10 +89,10 @@ def test_row_45_sums_of_shared_layers_are_those_that_a_step_makes(which: str) ->
 
     def rank(exchange: Exchange) -> int:
         net: Any = build(spec, seed=0)
-        shard(net, TensorParallel(counted := Summed(exchange)))
+        shard(net, TensorParallel(counted := Counted(exchange)))
         net.train().gradient_checkpointing = checkpointing
         net(ids, targets=ids).total.backward()
-        return counted.bytes
+        return bytes_of_two(counted)
 
     planned = process_shares(spec, Mesh(dp=2, tp=2), 20, 6, gradient_checkpointing=checkpointing)
     assert [share.sums_sent for share in planned] == 2 * simulate(2, rank)
@@ -110,28 +109,18 @@ def test_sums_of_an_encoder_decoder(order: Any, checkpointing: Checkpointing, vo
 
     def rank(exchange: Exchange) -> int:
         net: Any = build(spec, seed=0)
-        shard(net, TensorParallel(counted := Summed(exchange)))
+        shard(net, TensorParallel(counted := Counted(exchange)))
         net.train().gradient_checkpointing = checkpointing
         net(ids, ids[:, :12], targets=ids[:, :12]).total.backward()
-        return counted.bytes
+        return bytes_of_two(counted)
 
     planned = process_shares(spec, Mesh(tp=2), 12, 3, source=20, gradient_checkpointing=checkpointing)
     assert [share.sums_sent for share in planned] == simulate(2, rank)
 
 
-class Summed(Exchange):
-    """Counts what a ring of two ranks sends for each sum, and what is sent directly."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self.exchange, self.rank, self.ranks, self.bytes = exchange, exchange.rank, exchange.ranks, 0
-
-    def start(self, sent: Any, to: int, received: Any, source: int) -> Any:
-        self.bytes += 0 if sent is None else sent.nbytes
-        return self.exchange.start(sent, to, received, source)
-
-    def sum(self, own: torch.Tensor) -> torch.Tensor:
-        self.bytes += own.nbytes * 2 * (self.ranks - 1) // self.ranks
-        return self.exchange.sum(own)
+def bytes_of_two(counted: Counted) -> int:
+    """Returns what is sent directly, and what a ring of two ranks sends for sums: each tensor's bytes, in float32."""
+    return counted.sent.total() + 4 * sum(counted.summed)
 
 
 @pytest.mark.parametrize("vocab", [31, 32])

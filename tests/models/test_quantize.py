@@ -11,11 +11,11 @@ from headway.models import Decoder, ModelSpec, build
 from headway.models.decode_step import DecodeStep
 from headway.models.gptq import gptq
 from headway.models.quantize import quantize_model, quantized_layers
-from headway.native.loader import library
 from headway.nn import Adapter, Lora, attach, block_linears
 from headway.positions import PerLayer, Rotary
 from headway.quantization import quantize_clipped
 from tests.models.test_decode_step import native as native_step
+from tests.native.presence import needs_kernels
 
 SPEC = ModelSpec.of(
     "llama", vocab=61, width=64, layers=2, heads=4, kv_heads=2, hidden=96, tied=False, init_std=0.2
@@ -121,13 +121,12 @@ def off(actual: Tensor, expected: Tensor) -> float:
     return float((actual.double() - expected.double()).abs().max() / expected.double().abs().max())
 
 
+@needs_kernels
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
 def test_native_steps_are_those_of_the_modules(weights: str, dtype: torch.dtype) -> None:
     """Both round inputs to the same 8 bits and differ by at most twice the error of the dtype with plain weights."""
-    if library() is None:
-        pytest.skip("needs the native kernels")
     model = fresh(dtype=dtype)
     quantize_model(model, weights, output=weights == "int8")
     native_cache, plain_cache = model.make_cache(3), model.make_cache(3)

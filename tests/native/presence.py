@@ -1,4 +1,4 @@
-"""A helper of tests of what is chosen with the native kernels, and what without them."""
+"""Helpers of tests of the native kernels: a skip where there are none, and a pretence that there are some, or none."""
 
 import ctypes
 from pathlib import Path
@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 
 from headway.native import loader
+
+needs_kernels = pytest.mark.skipif(
+    loader.library() is None, reason=f"no native kernels: {loader.why_missing()}"
+)
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:

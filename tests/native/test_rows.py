@@ -23,6 +23,7 @@ from headway.nn.fused import (
 )
 from headway.positions import tables
 from tests.native.conftest import Use, at_levels
+from tests.saved import saved_tensors
 from tests.tolerance import assert_rounded_once, assert_within_reference
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -135,8 +136,7 @@ def test_a_norm_behind_a_gate_is_the_two_in_turn(dtype: torch.dtype) -> None:
         draw(*shape, seed=3, dtype=dtype).requires_grad_() for shape in ((2, 5, 48), (2, 5, 3, 16), (16,))
     ]
     gate, x, weight = leaves
-    saved: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+    with saved_tensors() as saved:
         y = gated_norm(gate, x, weight, EPS, "silu")
     assert sum(t.nbytes for t in saved) == sum(t.nbytes for t in leaves)
     in_turn = gated(gate, normed("rms", x, weight, None, EPS).flatten(-2), "silu")

@@ -13,6 +13,7 @@ from headway.native.loader import library
 from headway.nn import FeedForward
 from headway.nn.feedforward import CHUNK, XIELU, swish
 from headway.nn.fused import gated, plain_gated
+from tests.saved import saved_tensors
 
 GatedFeedForward = partial(FeedForward, gated=True)
 
@@ -127,8 +128,7 @@ def test_the_clamped_swiglu_of_gpt_oss() -> None:
     gate, up = (10 * torch.randn(4, 9, requires_grad=True, dtype=torch.float64) for _ in range(2))
     clamped = gate.clamp(max=7)
     expected = (up.clamp(-7, 7) + 1) * clamped * torch.sigmoid(1.702 * clamped)
-    saved: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+    with saved_tensors() as saved:
         actual = gated(gate, up, "clamped_swiglu")
     assert torch.equal(actual, plain_gated(gate, up, "clamped_swiglu"))
     assert torch.allclose(actual, expected, rtol=0, atol=1e-12)

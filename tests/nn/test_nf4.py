@@ -10,6 +10,7 @@ from headway.models import Decoder, ModelSpec, build
 from headway.nn import Adapter, Linear, Lora, attach, block_linears
 from headway.nn.weights import Nf4
 from headway.nn.weights.nf4 import VALUES, dynamic_map
+from tests.saved import saved_tensors
 from tests.tolerance import assert_rounded_once
 
 
@@ -71,10 +72,9 @@ def test_the_layer_is_the_product_with_its_matrix_and_keeps_no_weight_for_the_ba
     torch.manual_seed(0)
     layer = nf4(Linear(70, 33, bias=bias))
     x = torch.randn(2, 5, 70, requires_grad=True)
-    saved: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+    with saved_tensors() as saved:
         y = layer(x)
-    assert max(saved, default=0) < 33 * 70
+    assert max((t.numel() for t in saved), default=0) < 33 * 70
     expected = nn.functional.linear(x, layer.matrix, layer.bias)
     assert torch.equal(y, expected)
     grad = torch.randn_like(y)

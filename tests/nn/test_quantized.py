@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from headway.native import linear as kernels
-from headway.native.loader import library
 from headway.native.panels import PANEL, Panels
 from headway.nn import Linear
 from headway.nn.linear import products
 from headway.nn.weights import from_codes
 from headway.nn.weights.rounded import dequantized_linear
 from headway.quantization import QuantizedMatrix, quantize_clipped, quantize_weights
+from tests.native.presence import needs_kernels
+from tests.saved import saved_tensors
 
 FORMS = [(8, None, True), (8, 64, True), (8, 32, False), (8, None, False), (4, 32, True), (4, 96, False)]
 """(bits, group, symmetric)."""
@@ -111,6 +112,7 @@ def test_a_clipped_scale_is_never_worse_and_survives_every_way_of_keeping_it(bit
     assert torch.equal(Panels.pack(clipped).unpack().scale, clipped.scale)
 
 
+@needs_kernels
 @pytest.mark.parametrize(("bits", "group", "symmetric"), FORMS)
 @pytest.mark.parametrize("rows", [1, 3, 64, 200])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -118,8 +120,6 @@ def test_products_are_sums_of_integers(
     bits: int, group: int | None, symmetric: bool, rows: int, dtype: torch.dtype
 ) -> None:
     """Integers are exact; the scales of inputs are at most three roundings off, the sum over G groups G more."""
-    if library() is None:
-        pytest.skip("needs the native kernels")
     layer = quantized(Linear(150, 35), quantize_weights(numbers(35, 150), bits, group, symmetric=symmetric))
     matrix, x = layer.kept.panels.unpack(), numbers(rows, 150, seed=1).to(dtype)
     q, scale = rounded(x)
@@ -165,14 +165,13 @@ def test_the_dequantized_product_is_that_of_its_blocks(
         assert torch.all((in_bf16.double() - expected).abs() <= tolerance)
 
 
+@needs_kernels
 @pytest.mark.parametrize(("bits", "group", "symmetric"), FORMS)
 @pytest.mark.parametrize("rows", [5, 100])
 def test_rounding_the_inputs_costs_what_is_stated(
     bits: int, group: int | None, symmetric: bool, rows: int
 ) -> None:
     """At most m / 254 sum |w'| of each group; averaged over outputs, the deviation of independent roundings."""
-    if library() is None:
-        pytest.skip("needs the native kernels")
     layer = quantized(
         Linear(320, 200, bias=False), quantize_weights(numbers(200, 320), bits, group, symmetric=symmetric)
     )
@@ -201,9 +200,8 @@ def test_without_the_native_library_weights_are_dequantized(monkeypatch: pytest.
         assert torch.equal(layer(x), nn.functional.linear(x, layer.matrix, layer.bias))
 
 
+@needs_kernels
 def test_layers_of_one_input_share_a_call_and_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    if library() is None:
-        pytest.skip("needs the native kernels")
     layers = [
         quantized(Linear(96, size, bias=size > 40), quantize_weights(numbers(size, 96), bits, 32))
         for size, bits in ((48, 8), (16, 4), (33, 8))
@@ -229,10 +227,9 @@ def test_gradients_reach_inputs_and_no_weight() -> None:
     """If a gradient is recorded, inputs are not rounded, and the gradient is that of the dequantized weights."""
     layer = quantized(Linear(64, 16), quantize_weights(numbers(16, 64), 8))
     x = numbers(3, 64).requires_grad_()
-    saved: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+    with saved_tensors() as saved:
         y = layer(x)
-    assert max(saved, default=0) < 16 * 64
+    assert max((t.numel() for t in saved), default=0) < 16 * 64
     expected = nn.functional.linear(x, layer.matrix, layer.bias)
     assert torch.equal(y, expected)
     grad = torch.randn_like(y)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from headway.parallel.exchange import Exchange
@@ -70,3 +71,21 @@ class _Threads(Exchange):
             received.copy_(arrived)
 
         return wait
+
+
+class Counted(Exchange):
+    """Wraps an exchange. `sent`: the bytes sent directly, by dtype; `summed`: the size of each tensor summed."""
+
+    def __init__(self, other: Exchange) -> None:
+        self.other, self.rank, self.ranks = other, other.rank, other.ranks
+        self.sent: Counter[torch.dtype] = Counter()
+        self.summed: list[int] = []
+
+    def start(self, sent: Tensor | None, to: int, received: Tensor | None, source: int) -> Callable[[], None]:
+        if sent is not None:
+            self.sent[sent.dtype] += sent.nbytes
+        return self.other.start(sent, to, received, source)
+
+    def sum(self, local: Tensor) -> Tensor:
+        self.summed.append(local.numel())
+        return self.other.sum(local)

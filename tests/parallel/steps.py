@@ -8,12 +8,14 @@ from torch import Tensor
 
 from headway.models import Decoder, Encoder, Head, Model, ModelSpec, build
 from headway.nn import IGNORE_INDEX, Losses
-from headway.parallel import ContextParallel, Exchange, Shards, choose_layout
+from headway.parallel import ContextParallel, Exchange, ShardLayout, Shards, choose_layout
 from headway.patterns import Causal, Full, Global, Pattern, Sink, Window
 from headway.positions import DynamicNTK, Rotary
 from headway.tokens import Tokens
 
 VOCAB, COUNT = 31, 200
+SUM = {"rtol": 1e-10, "atol": 1e-12}
+"""Tolerance for sums of float64 in another order, through two layers."""
 
 PATTERNS: dict[str, Sequence[Pattern]] = {
     "full": [Causal(), Causal()],
@@ -59,14 +61,17 @@ def rows(name: str) -> tuple[Tensor, Tensor, Tokens]:
     return ids, targets, tokens.with_global([0, 31]) if name == "global" else tokens
 
 
-def step(model: Decoder | Encoder, name: str, exchange: Exchange | None = None) -> list[Tensor]:
-    """Returns the loss per trained token and the gradient of every parameter; those of ranks must be summed."""
+def step(
+    model: Decoder | Encoder, name: str, exchange: Exchange | None = None, layout: ShardLayout | None = None
+) -> list[Tensor]:
+    """Returns the loss per trained token and the gradient of every parameter; those of ranks must be summed.
+    Ranks have the slots of `layout`; by default the one that is chosen."""
     ids, targets, tokens = rows(name)
     trained = int((targets != IGNORE_INDEX).sum())
     if exchange is None:
         losses = model(ids, tokens=tokens, targets=targets)
     else:
-        layout, _ = choose_layout(model.spec.patterns, tokens, exchange.ranks)
+        layout = layout or choose_layout(model.spec.patterns, tokens, exchange.ranks)[0]
         context = ContextParallel(tokens, layout, exchange)
         losses = model(context.take(ids), context=context, targets=context.take(targets))
     assert isinstance(losses, Losses)

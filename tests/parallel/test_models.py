@@ -16,9 +16,7 @@ from headway.patterns import Causal
 from headway.tokens import Tokens
 from tests.parallel import steps
 from tests.parallel.simulation import simulate
-
-SUM = {"rtol": 1e-10, "atol": 1e-12}
-"""Tolerance for sums of float64 in another order, through two layers."""
+from tests.parallel.steps import SUM
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -27,6 +25,15 @@ def test_row_45_loss_and_every_gradient_are_those_of_one_process(name: str, rank
     """With packed documents, grouped heads and rotary positions; a contiguous shard of four has no trained token."""
     model = steps.model_of(name)
     results = simulate(ranks, lambda exchange: steps.step(model, name, exchange))
+    sums = [torch.stack(same).sum(0) for same in zip(*results, strict=True)]
+    torch.testing.assert_close(sums, steps.step(model, name), **SUM)
+
+
+@pytest.mark.parametrize("name", steps.PATTERNS)
+def test_row_45_ranks_of_a_zigzag_have_the_loss_and_every_gradient_of_one_process(name: str) -> None:
+    """Each rank has two runs of slots; for these short rows the contiguous layout would be chosen."""
+    model, layout = steps.model_of(name), ShardLayout.zigzag(steps.COUNT, 2)
+    results = simulate(2, lambda exchange: steps.step(model, name, exchange, layout))
     sums = [torch.stack(same).sum(0) for same in zip(*results, strict=True)]
     torch.testing.assert_close(sums, steps.step(model, name), **SUM)
 

@@ -1,19 +1,16 @@
 """Plans of context parallelism: hops, bytes and work counted from the pattern are those that happen."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from headway.errors import ConfigError
 from headway.parallel import ContextParallel, ContextPlan, Exchange, ShardLayout, choose_layout
 from headway.patterns import Causal, Full, GlobalKeys, Pattern, PerHead, Sink, Window, visible
 from headway.tokens import Tokens
 from tests import strategies
-from tests.parallel.simulation import simulate
+from tests.parallel.simulation import Counted, simulate
 
 LONG, RANKS = 32768, 8
 
@@ -117,17 +114,6 @@ def test_every_key_that_is_seen_is_read(pattern: Pattern, tokens: Tokens, zigzag
                 assert (reader - owner) % plan.ranks in plan.hops
 
 
-class Counted(Exchange):
-    """Wraps an exchange and counts the bytes that it sends."""
-
-    def __init__(self, other: Exchange) -> None:
-        self.other, self.rank, self.ranks, self.bytes = other, other.rank, other.ranks, 0
-
-    def start(self, sent: Tensor | None, to: int, received: Tensor | None, source: int) -> Callable[[], None]:
-        self.bytes += 0 if sent is None else sent.nbytes
-        return self.other.start(sent, to, received, source)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("pattern", [Causal(), Window.last(70) | (Causal() & Sink(2))])
 def test_bytes_sent_are_those_of_the_plan(pattern: Pattern, dtype: torch.dtype) -> None:
@@ -141,7 +127,9 @@ def test_bytes_sent_are_those_of_the_plan(pattern: Pattern, dtype: torch.dtype) 
         q, k, v = (torch.randn(shape).to(dtype).requires_grad_() for _ in range(3))
         context.attend(q, k, v, pattern).out.sum().backward()
         plan = context.plan(pattern)
-        return counted.bytes, plan.bytes_sent(exchange.rank, rows=2, kv_heads=2, head_dim=8, dtype=dtype)
+        return counted.sent.total(), plan.bytes_sent(
+            exchange.rank, rows=2, kv_heads=2, head_dim=8, dtype=dtype
+        )
 
     for sent, planned in simulate(ranks, rank):
         assert sent == planned

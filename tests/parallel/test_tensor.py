@@ -20,10 +20,9 @@ from headway.parallel import Exchange, Mesh, TensorParallel
 from headway.patterns import Causal, PerHead, Window
 from headway.positions import LinearBias, NoPositions, Relative, Rotary, T5Bias
 from tests.parallel import steps
-from tests.parallel.simulation import simulate
-
-SUM = {"rtol": 1e-10, "atol": 1e-12}
-"""Tolerance for sums of float64 in another order, through two layers."""
+from tests.parallel.simulation import Counted, simulate
+from tests.parallel.steps import SUM
+from tests.saved import saved_tensors, storage_sizes
 
 
 def four_heads(name: str, **fields: Any) -> Model:
@@ -253,22 +252,16 @@ class Rank(Exchange):
 def test_two_sums_a_layer_each_way() -> None:
     """Each sum is over B T width numbers: one for attention and one for feed-forward, forward and backward."""
     model = four_heads("full")
-    sizes: dict[int, list[int]] = {0: [], 1: []}
 
-    def rank(exchange: Exchange) -> None:
-        local, add = copy.deepcopy(model), exchange.sum
-
-        def counted(t: torch.Tensor) -> torch.Tensor:
-            sizes[exchange.rank].append(t.numel())
-            return add(t)
-
-        exchange.sum = counted  # type: ignore[method-assign]
-        shard(local, TensorParallel(exchange))
+    def rank(exchange: Exchange) -> list[int]:
+        local, counted = copy.deepcopy(model), Counted(exchange)
+        shard(local, TensorParallel(counted))
         steps.step(local, "full")
+        return counted.summed
 
-    simulate(2, rank)
+    first, second = simulate(2, rank)
     ids, _, _ = steps.rows("full")
-    assert sizes[0] == sizes[1] == [ids.numel() * model.spec.width] * (2 * 2 * model.spec.layers)
+    assert first == second == [ids.numel() * model.spec.width] * (2 * 2 * model.spec.layers)
 
 
 def test_a_rank_keeps_what_is_said_of_its_share() -> None:
@@ -279,18 +272,9 @@ def test_a_rank_keeps_what_is_said_of_its_share() -> None:
     def rank(exchange: Exchange) -> int:
         model: Any = build(spec, seed=0)
         shard(model, TensorParallel(exchange))
-        parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-        kept: dict[int, torch.UntypedStorage] = {}
-
-        def keep(t: torch.Tensor) -> torch.Tensor:
-            storage = t.untyped_storage()
-            if storage.data_ptr() not in parameters:
-                kept[storage.data_ptr()] = storage
-            return t
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        with saved_tensors() as saved:
             model(ids, targets=ids)
-        return sum(storage.nbytes() for storage in kept.values())
+        return sum(storage_sizes(saved, model.parameters()))
 
     predicted = sum(cost.activation_bytes(share_of(spec, 2, 0), 64, 2).values())
     for measured in simulate(2, rank):

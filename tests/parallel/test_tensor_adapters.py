@@ -13,8 +13,9 @@ from headway.nn.adapters import Adapter, attach
 from headway.nn.weights import Nf4
 from headway.parallel import Exchange, TensorParallel
 from tests.parallel import steps
-from tests.parallel.simulation import simulate
-from tests.parallel.test_tensor import SUM, Rank
+from tests.parallel.simulation import Counted, simulate
+from tests.parallel.steps import SUM
+from tests.parallel.test_tensor import Rank
 
 ADAPTERS: dict[str, tuple[Lora, tuple[str, ...], bool]] = {
     "lora": (Lora(rank=3, alpha=5), (), False),
@@ -109,26 +110,18 @@ def row(name: str) -> bool:
 def test_an_adapter_sends_nothing_but_norms_of_rows(which: str) -> None:
     """Two sums a layer each way, as without adapter; DoRA adds one number for each output of o_proj and down_proj."""
     model = adapted_model(which)
-    sizes: list[int] = []
 
-    def rank(exchange: Exchange) -> None:
-        local, add = copy.deepcopy(model), exchange.sum
-
-        def counted(t: torch.Tensor) -> torch.Tensor:
-            if exchange.rank == 0:
-                sizes.append(t.numel())
-            return add(t)
-
-        exchange.sum = counted  # type: ignore[method-assign]
-        shard(local, TensorParallel(exchange))
+    def rank(exchange: Exchange) -> list[int]:
+        local, counted = copy.deepcopy(model), Counted(exchange)
+        shard(local, TensorParallel(counted))
         step(local)
+        return sorted(counted.summed)
 
-    simulate(2, rank)
     ids, _, _ = steps.rows("sink")
     norms = 2 * model.spec.layers if which == "dora" else 0
-    assert sorted(sizes) == [model.spec.width] * norms + [ids.numel() * model.spec.width] * (
-        2 * 2 * model.spec.layers - 1
-    )
+    products = 2 * 2 * model.spec.layers - 1
+    expected = [model.spec.width] * norms + [ids.numel() * model.spec.width] * products
+    assert simulate(2, rank) == [expected] * 2
 
 
 def test_of_an_adapter_a_rank_has_what_its_layer_has() -> None:

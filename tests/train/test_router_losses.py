@@ -21,6 +21,7 @@ from headway.tokens import Tokens
 from headway.train import TextConfig, train
 from headway.train.metrics import read_metrics
 from tests.checkpoints.expert_rows import MOE, QWEN
+from tests.saved import saved_tensors, storage_sizes
 from tests.train.conftest import documents
 from tests.train.objectives import Given, sgd_step
 
@@ -180,22 +181,16 @@ def test_without_a_coefficient_nothing_is_added_or_kept() -> None:
 def test_what_the_backward_needs_of_them_is_counted() -> None:
     """`cost` counts a softmax and scores for each token and layer."""
     plain, batch = small(aux_loss_coef=0.0, z_loss_coef=0.0), packed()
-    saved_bytes: dict[int, int] = {}
-
-    def keep(t: Tensor) -> Tensor:
-        saved_bytes[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t
-
     model = small()
     with routing_of(model) as routed:
         model(**batch.inputs, targets=batch.targets)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+    with saved_tensors() as saved:
         router_losses(routed)
     activations = [
         cost.activation_bytes(m.spec, 31, 1, torch.float64)["feed-forward"] for m in (plain, model)
     ]
     assert activations[1] - activations[0] == 2 * 2 * 31 * 4 * 8
-    assert sum(count for count in saved_bytes.values() if count > 1000) == activations[1] - activations[0]
+    assert sum(size for size in storage_sizes(saved) if size > 1000) == activations[1] - activations[0]
 
 
 def test_a_run_logs_them_and_its_folder_keeps_the_coefficient(settings: Make, tmp_path: Path) -> None:
