@@ -56,7 +56,7 @@ def test_answers_are_the_best_stretches_of_the_context(family: str, tmp_path: Pa
     expected = best_spans(out.start_logits[0, inside], out.end_logits[0, inside], 3)
     offsets = [encoded.offsets[i] for i in inside]
     answers = ours.answer(question, context, top_k=5, longest=3)
-    for (p, i, j), answer in zip(expected, answers, strict=False):
+    for (p, i, j), answer in zip(expected[:5], answers, strict=True):
         assert answer.probability == pytest.approx(p, rel=1e-3)
         assert (answer.start, answer.end) == (offsets[i][0], offsets[j][1])  # type: ignore[index]
         assert answer.text == context[answer.start : answer.end]

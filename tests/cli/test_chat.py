@@ -94,6 +94,19 @@ def turns(system: list[dict[str, str]], questions: list[str], replies: list[str]
     return messages
 
 
+def latest(
+    lm: headway.LanguageModel, questions: list[str], system: list[dict[str, str]], room: int
+) -> tuple[list[str], int]:
+    """Returns the model's replies to the latest turns that have room, and how many turns were forgotten."""
+    render, replies, begin = lm.need_tokenizer().render_chat, list[str](), 0
+    for count in range(1, len(questions) + 1):
+        while len(render(turns(system, questions[begin:count], replies[begin:]))) > room:
+            begin += 1
+        messages = turns(system, questions[begin:count], replies[begin:])
+        replies.append(lm.chat(messages, max_new_tokens=6, temperature=0, beyond_context=True).text)
+    return replies, begin
+
+
 @pytest.mark.parametrize("system", [None, "be brief"])
 def test_a_full_context_forgets_the_oldest_turns_and_says_so(
     system: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -103,24 +116,8 @@ def test_a_full_context_forgets_the_oldest_turns_and_says_so(
     questions = [f"what is number {i}?" for i in range(9)]
     options = [] if system is None else ["--system", system]
     out, err = chat(str(tmp_path / "m"), "\n".join(questions), *options, capsys=capsys)
-    lm = headway.load(tmp_path / "m")
     system_messages = [] if system is None else [{"role": "system", "content": system}]
-    replies: list[str] = []
-    begin = forgotten = 0
-    for count in range(1, len(questions) + 1):
-        before = begin
-        while (
-            len(
-                lm.need_tokenizer().render_chat(
-                    turns(system_messages, questions[begin:count], replies[begin:])
-                )
-            )
-            > 160 - 6
-        ):
-            begin += 1
-        forgotten += begin - before
-        messages = turns(system_messages, questions[begin:count], replies[begin:])
-        replies.append(lm.chat(messages, max_new_tokens=6, temperature=0).text)
+    replies, forgotten = latest(headway.load(tmp_path / "m"), questions, system_messages, 160 - 6)
     assert out == "".join(f"{reply}\n" for reply in replies)
     assert forgotten >= 4
     remarks = re.findall(
@@ -137,13 +134,11 @@ def test_where_all_layers_see_windows_nothing_is_forgotten(
     pattern: Any, ends: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_folder(tmp_path / "m", small(pattern, context=64), tokenizer=with_template(byte_level(), TURNS))
-    lm, questions, replies = headway.load(tmp_path / "m"), [f"number {i}?" for i in range(6)], list[str]()
+    questions = [f"number {i}?" for i in range(6)]
     out, err = chat(str(tmp_path / "m"), "\n".join(questions), capsys=capsys)
-    assert ("forgotten" in err) == ends
-    for count in () if ends else range(1, len(questions) + 1):
-        messages = turns([], questions[:count], replies)
-        replies.append(lm.chat(messages, max_new_tokens=6, temperature=0, beyond_context=True).text)
-    assert ends or out == "".join(f"{reply}\n" for reply in replies)
+    replies, forgotten = latest(headway.load(tmp_path / "m"), questions, [], 64 - 6 if ends else 10_000)
+    assert out == "".join(f"{reply}\n" for reply in replies)
+    assert (forgotten > 0) == ("forgotten" in err) == ends
 
 
 def test_new_tokens_that_leave_no_room_are_refused(folder: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -147,7 +147,7 @@ def test_help_of_a_command_is_its_docstring_on_stdout(
     assert "--number" in out
     assert "how many there are" in out
     assert "number:" not in out
-    assert "3" in out
+    assert "[default: 3]" in out
     assert err == ""
 
 

@@ -7,6 +7,7 @@ import pytest
 from headway.checkpoints import load_folder, save_folder
 from headway.cli import run
 from headway.models import ModelSpec, build
+from headway.patterns import Window
 from headway.text import train_bpe
 
 WORDS = "one two three four five six seven eight nine ten eleven twelve "
@@ -110,10 +111,15 @@ def test_window_bounds_what_is_stored(home, capsys):
     assert str(load_folder("k").spec.patterns[1]) == "Window.last(6) | Causal() & Sink(2)"
 
 
-def test_narrowing_a_window_shows_within_the_wider_one(home, capsys):
+def test_widening_a_window_shows_within_the_wider_one(home, capsys):
     assert run(["surgery", "window", "m", "n", "--window", "4"]) == 0
     assert "layers 0-1: they saw all before them, so that their caches grew" in capsys.readouterr().out
-    assert run(["surgery", "window", "n", "k", "--window", "40", "--layers", "all", "--context", "20"]) == 0
+    wider = ["surgery", "window", "n", "k", "--window", "40", "--layers", "all", "--context", "20", "--json"]
+    assert run(wider) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["differences"][0]["probed"] == 20
+    assert report["differences"][0]["difference"] > 0.1
+    assert {*load_folder("k").spec.patterns} == {Window.last(40)}
 
 
 @pytest.mark.parametrize("method", ["linear", "ntk", "yarn", "llama3", "dynamic"])

@@ -250,10 +250,9 @@ def test_windows_grow_linearly_and_full_attention_quadratically() -> None:
         assert 3.99 < cost.attention_pairs(full, 2 * n) / cost.attention_pairs(full, n) < 4
         assert 2 < cost.attention_pairs(window, 2 * n) / cost.attention_pairs(window, n) < 2.05
     # Row 95: a dilated window costs the same and sees further.
-    for n in (1000,):
-        dilated = spec_of(Window.last(64, step=4))
-        assert cost.attention_pairs(dilated, n) < cost.attention_pairs(window, n)
-        assert cost.receptive_field(dilated) == 1 + 4 * ((cost.receptive_field(window) or 0) - 1)
+    dilated = spec_of(Window.last(64, step=4))
+    assert cost.attention_pairs(dilated, 1000) < cost.attention_pairs(window, 1000)
+    assert cost.receptive_field(dilated) == 1 + 4 * ((cost.receptive_field(window) or 0) - 1)
 
 
 @pytest.mark.parametrize("n", [1, 64, 72, 150])

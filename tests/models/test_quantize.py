@@ -102,7 +102,7 @@ def test_calibration_is_gptq_of_what_the_quantized_layers_before_give() -> None:
     hessian = sum(x[0].T @ x[0] for x in inputs).double()
     expected = gptq(plain.get_submodule(name).weight, hessian, 4, 32)
     assert (layers[name].panels.unpack().codes == expected.codes).float().mean() > 0.999
-    rounded = fresh()
+    rounded = fresh(spec)
     quantize_model(rounded, "int4")
     reference = plain(IDS)
     gaps = [float((candidate(IDS) - reference).square().mean()) for candidate in (model, rounded)]

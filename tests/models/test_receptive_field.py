@@ -67,24 +67,6 @@ def test_sinks_have_no_bound() -> None:
     assert cost.receptive_field(ModelSpec.of_depth(3, VOCAB, patterns=Causal() & Sink(2))) is None
 
 
-def test_layers_see_through_their_own_pattern() -> None:
-    """Row 103: each layer has its own pattern, not that of another."""
-    model = model_of(LISTS[0])
-    assert [block.self_attn.pattern for block in model.model.layers] == list(LISTS[0])  # type: ignore[union-attr]
-
-
-def test_the_same_weights_load_in_all_patterns() -> None:
-    base = model_of((Causal(),))
-    ids = torch.randint(VOCAB, (1, LENGTH))
-    for patterns in LISTS:
-        spec = base.spec.with_patterns(patterns)
-        assert cost.parameter_count(spec) == cost.parameter_count(base.spec)
-        model = build(spec, dtype=torch.float64, seed=1)
-        model.load_state_dict(base.state_dict())
-        # The first token sees only itself in every pattern.
-        assert torch.allclose(model(ids[:, :1]), base(ids[:, :1]), rtol=0, atol=1e-12)
-
-
 def test_no_output_depends_on_a_later_token() -> None:
     for patterns in (LISTS[0], (Causal(),)):
         model = model_of(patterns).float().eval()

@@ -1,6 +1,9 @@
 """The level that a machine gets, by the flags that its system lists and by what the system lets a process use."""
 
+import errno
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -71,9 +74,17 @@ def test_macos_names_instruction_sets_otherwise(
 
 
 def test_the_system_is_asked_and_says_why_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the CPU has tiles, Linux grants them or names an error; elsewhere nothing needs to be requested."""
-    assert processor.tiles_refused() == processor.tiles_refused.__wrapped__()
+    """If the CPU has tiles, Linux grants them or names an error; elsewhere nothing is requested."""
     if levels.TILES not in processor.cpu_flags():
         assert processor.tiles_refused()
+    monkeypatch.setattr(processor.sys, "platform", "linux")
+    monkeypatch.setattr(processor.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(processor.ctypes, "get_errno", lambda: errno.EPERM)
+    for result, reason in ((0, ""), (-1, f"(arch_prctl, ARCH_REQ_XCOMP_PERM: {os.strerror(errno.EPERM)})")):
+        system = SimpleNamespace(syscall=lambda *words, result=result: result)
+        monkeypatch.setattr(processor.ctypes, "CDLL", lambda *_, system=system, **options: system)
+        refused = processor.tiles_refused.__wrapped__()
+        assert refused.endswith(reason)
+        assert bool(refused) == bool(reason)
     monkeypatch.setattr(processor.sys, "platform", "darwin")
     assert "not of darwin on" in processor.tiles_refused.__wrapped__()

@@ -36,11 +36,11 @@ def test_orpo_is_its_formula(c: float, r: float, beta: float) -> None:
 
 
 def test_gradients_stay_finite_where_an_answer_is_certain_or_impossible() -> None:
-    x = torch.tensor([-1e-30, -1e-7, -0.7, -50.0, -1e4], requires_grad=True)
-    y = torch.tensor([-50.0, -1e-7, -0.7, -1e-30, -1e4], requires_grad=True)
-    ones = torch.ones(5)
+    x = torch.tensor([0.0, -1e-30, -1e-7, -0.7, -50.0, -1e4], requires_grad=True)
+    y = torch.tensor([-50.0, -50.0, -1e-7, 0.0, -1e-30, -1e4], requires_grad=True)
+    ones = torch.ones(6)
     orpo_loss(x, y, (ones, ones), 0.1).sum().backward()
     assert x.grad is not None
     assert y.grad is not None
-    assert bool(torch.isfinite(x.grad[1:]).all())
-    assert bool(torch.isfinite(y.grad[:3]).all())
+    assert bool(torch.isfinite(x.grad).all())
+    assert bool(torch.isfinite(y.grad).all())

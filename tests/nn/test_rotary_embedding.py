@@ -166,11 +166,7 @@ def test_state_returns(scheme):
 @pytest.mark.parametrize("scheme", [TRAINED, FREE, Rotary(pairing="halves")])
 def test_one_token_at_a_time_is_the_row(scheme):
     """Keys are rotated once, by their own position, so that caches may keep them."""
-    embedding = (
-        moved(scheme)
-        if scheme is not Rotary(pairing="halves") and scheme in (TRAINED, FREE)
-        else RotaryEmbedding(scheme, 6)
-    )
+    embedding = moved(scheme) if scheme in (TRAINED, FREE) else RotaryEmbedding(scheme, 6)
     x = random(8, 1, 2, 9, 6)
     full = embedding(Tokens.range(9), DOUBLE).apply(x)
     for i in range(9):

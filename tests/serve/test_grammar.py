@@ -64,14 +64,22 @@ def schemas() -> st.SearchStrategy[dict[str, Any]]:
     return st.recursive(leaves, grown, max_leaves=5)
 
 
-@settings(max_examples=40)
-@given(schemas(), st.integers(0, 99))
-def test_a_random_model_writes_json_of_any_schema(schema: dict[str, Any], seed: int) -> None:
-    grammar = GRAMMARS.compile("json", schema)
-    generation = LM.generate("hello", grammar=grammar, temperature=1.5, seed=seed, max_new_tokens=300)
-    assert generation.finish_reason in ("stop", "eos", "length")
-    if generation.finish_reason != "length":
-        jsonschema.validate(json.loads(generation.text), schema)
+def test_a_random_model_writes_json_of_any_schema() -> None:
+    """A text may be cut in the middle, but few are."""
+    ended: list[bool] = []
+
+    @settings(max_examples=40)
+    @given(schemas(), st.integers(0, 99))
+    def write_one(schema: dict[str, Any], seed: int) -> None:
+        grammar = GRAMMARS.compile("json", schema)
+        generation = LM.generate("hello", grammar=grammar, temperature=1.5, seed=seed, max_new_tokens=300)
+        assert generation.finish_reason in ("stop", "eos", "length")
+        ended.append(generation.finish_reason != "length")
+        if ended[-1]:
+            jsonschema.validate(json.loads(generation.text), schema)
+
+    write_one()
+    assert sum(ended) > 0.9 * len(ended)
 
 
 @pytest.mark.parametrize(

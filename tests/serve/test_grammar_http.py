@@ -102,9 +102,11 @@ def test_what_cannot_be_followed_is_refused_in_time(client: Any, asked: dict[str
 
 
 def test_formats_of_responses(client: Any) -> None:
-    for form in ({"type": "json_object"}, {"type": "json_schema", "name": "a", "schema": {"const": 5}}):
-        body = {"model": "small", "input": "go", "max_output_tokens": 16, "text": {"format": form}}
-        assert client.responses.create(**body).output_text[:1] in "{5"
+    body = {"model": "small", "input": "go", "max_output_tokens": 16}
+    number = {"type": "json_schema", "name": "a", "schema": {"const": 5}}
+    assert client.responses.create(**body, text={"format": number}).output_text == "5"
+    any_object = client.responses.create(**body, text={"format": {"type": "json_object"}}).output_text
+    assert any_object.startswith("{")
     for form in ({"type": "yaml"}, {"type": "json_schema", "name": "a"}):
         with pytest.raises(openai.BadRequestError, match="response_format"):
             client.responses.create(**{**body, "text": {"format": form}})

@@ -71,6 +71,28 @@ def test_models_share_a_budget_of_bytes() -> None:
         assert budgets == [(memory - 2 * SIZE) // 2] * 2
 
 
+def test_models_that_are_loaded_from_the_start_share_the_budget() -> None:
+    memory = int(2.4 * SIZE * 8 / 7)
+
+    def make(source: Source) -> list[Place]:
+        return [
+            *placed(*(Decoding(name, talker(), source.worker, keep=0) for name in "ab")),
+            source.place("c"),
+        ]
+
+    def budgets() -> list[int]:
+        return [place.model.engine.reader.cache.pool.budget for place in house.models.loaded()]
+
+    with house_of(make, memory) as (house, source):
+        settles(lambda: budgets() == [(memory - 2 * SIZE) // 2] * 2)
+        assert ask(house, body={**SHORT, "model": "b"})[0] == 200
+        settles(lambda: not house.server.open)
+        assert ask(house, body={**SHORT, "model": "c"})[0] == 200
+        assert [place.name for place in house.models.loaded()] == ["b", "c"]
+        settles(lambda: budgets() == [(memory - 2 * SIZE) // 2] * 2)
+        assert source.loads == {"c": 1}
+
+
 def test_what_is_in_use_is_not_given_up() -> None:
     with house_of(lambda s: [s.place("a"), s.place("b")], int(1.4 * SIZE * 8 / 7)) as (house, _):
         assert ask(house, body={**LONG, "model": "a"})[0] == 200

@@ -1,6 +1,7 @@
 """Patterns over HTTP: the answers are those of `headway show`."""
 
 import http.client
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,8 @@ def test_facts_and_cells_are_those_of_the_library(house: House, pattern: Any, ma
     status, response = ask(house, "/v1/pattern", body=body)
     assert status == 200
     tokens = Tokens.range(12).with_global(marked) if marked else Tokens.range(12)
-    facts = pattern_facts(pattern, tokens, 3)
-    assert response == {
-        **facts,
-        "cells": response["cells"],
-        "cache": {**facts["cache"], "rejected": response["cache"]["rejected"]},
-    }
+    facts = json.loads(json.dumps(pattern_facts(pattern, tokens, 3)))
+    assert response == {**facts, "cells": response["cells"]}
     allowed = visible(pattern, tokens, tokens)[0]
     assert [[[c == "#" for c in row] for row in head] for head in response["cells"]] == allowed.tolist()
     assert parse(response["pattern"]) == pattern
