@@ -17,6 +17,7 @@ from transformers import (
 from headway.models import Decoder, ModelSpec, build
 from headway.patterns import Causal, Window
 from headway.positions import Rotary
+from tests.checkpoints.hf import off
 
 WIDTH, VOCAB, LAYERS, HEADS, HEAD_DIM, HIDDEN = 40, 61, 3, 4, 12, 56
 """The width differs from heads * head_dim, so that code that confuses the two fails."""
@@ -126,13 +127,5 @@ def differences(reference: Any, model: Decoder, ids: Tensor) -> tuple[float, flo
     gradients = {name: p.grad for name, p in model.named_parameters()}
     worst = 0.0
     for name, p in reference.named_parameters():
-        worst = max(worst, relative(gradients[name], p.grad))
-    return relative(actual, expected), worst
-
-
-def relative(actual: Tensor | None, expected: Tensor | None) -> float:
-    """Returns max |actual - expected| / max |expected|."""
-    assert actual is not None
-    assert expected is not None
-    assert actual.shape == expected.shape
-    return float((actual - expected).detach().abs().max() / expected.detach().abs().max())
+        worst = max(worst, off(gradients[name], p.grad))
+    return off(actual, expected), worst

@@ -12,16 +12,9 @@ from torch import Tensor
 from headway.cache import PAGE
 from headway.models import Decoder, ModelSpec, build
 from headway.patterns import Causal, GlobalKeys, Pattern, Sink, Window
-from headway.positions import (
-    DynamicNTK,
-    Learned,
-    LongRope,
-    NoPositions,
-    PositionScheme,
-    Rotary,
-    Sinusoidal,
-)
+from headway.positions import DynamicNTK, LongRope, PositionScheme, Rotary
 from headway.tokens import Tokens
+from tests.checkpoints.hf import off
 from tests.pairwise import chequered
 
 CLOSE = 2e-5
@@ -37,16 +30,10 @@ PATTERNS: dict[str, tuple[Pattern, ...]] = {
     "dilated": (Window.last(4, step=2), Window.last(3, step=3)),
     "sinks": (Window.last(WINDOW) | (Causal() & Sink(2)), Causal()),
 }
-SCHEMES: dict[str, PositionScheme] = {
-    "rotary": Rotary(1000.0, pairing="halves"),
-    "partial rotary": Rotary(1000.0, pairing="adjacent", dims=8),
-    "learned": Learned(64),
-    "sinusoidal": Sinusoidal(),
-    "none": NoPositions(),
-}
+ROTARY = Rotary(1000.0, pairing="halves")
 
 
-def model_of(patterns: tuple[Pattern, ...], positions: PositionScheme = SCHEMES["rotary"]) -> Decoder:
+def model_of(patterns: tuple[Pattern, ...], positions: PositionScheme = ROTARY) -> Decoder:
     spec = ModelSpec.of(
         "qwen3",
         vocab=VOCAB,
@@ -68,11 +55,6 @@ def ids_of(rows: int, length: int = LENGTH) -> Tensor:
     return torch.randint(VOCAB, (rows, length), generator=torch.Generator().manual_seed(rows))
 
 
-def far(actual: Tensor, expected: Tensor) -> float:
-    actual, expected = actual.detach(), expected.detach()
-    return float((actual - expected).abs().max() / expected.abs().max())
-
-
 @torch.no_grad()
 def in_chunks(model: Decoder, ids: Tensor, cuts: list[int]) -> Tensor:
     cache = model.make_cache(ids.shape[0])
@@ -85,19 +67,10 @@ PREFILLS = (1, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW)
 
 @chequered("name,prefill", list(PATTERNS), PREFILLS)
 def test_prefill_and_one_token_decode_equal_the_full_forward(name: str, prefill: int) -> None:
-    decodes_as_the_full_forward(model_of(PATTERNS[name]), prefill)
-
-
-@pytest.mark.parametrize("scheme", [scheme for scheme in SCHEMES if scheme != "rotary"])
-def test_every_scheme_decodes_as_it_sees_all_at_once(scheme: str) -> None:
-    decodes_as_the_full_forward(model_of(ALTERNATING, SCHEMES[scheme]), WINDOW)
-
-
-def decodes_as_the_full_forward(model: Decoder, prefill: int) -> None:
-    ids = ids_of(2)
+    model, ids = model_of(PATTERNS[name]), ids_of(2)
     with torch.no_grad():
         full = model(ids)
-    assert far(in_chunks(model, ids, list(range(prefill, LENGTH))), full) < CLOSE
+    assert off(in_chunks(model, ids, list(range(prefill, LENGTH))), full) < CLOSE
 
 
 @given(cuts=st.lists(st.integers(0, LENGTH), max_size=6))
@@ -105,7 +78,7 @@ def test_any_split_equals_the_full_forward(cuts: list[int]) -> None:
     model = model_of(ALTERNATING)
     ids = ids_of(1)
     with torch.no_grad():
-        assert far(in_chunks(model, ids, cuts), model(ids)) < CLOSE
+        assert off(in_chunks(model, ids, cuts), model(ids)) < CLOSE
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -127,8 +100,8 @@ def test_a_row_of_a_ragged_batch_equals_the_row_alone(name: str, side: str) -> N
         row_ids = ids[b][tokens.valid[b]]
         alone = model(torch.cat([row_ids, following[b]])[None])[0]
         for logits in (batch, cached):
-            assert far(logits[b][tokens.valid[b]], alone[:n]) < CLOSE
-        assert far(continued[b], alone[n:]) < CLOSE
+            assert off(logits[b][tokens.valid[b]], alone[:n]) < CLOSE
+        assert off(continued[b], alone[n:]) < CLOSE
 
 
 @torch.no_grad()
@@ -142,7 +115,7 @@ def test_a_packed_row_equals_its_documents_alone() -> None:
         start = 0
         for n in row:
             alone = model(ids[b : b + 1, start : start + n])[0]
-            assert far(packed[b, start : start + n], alone) < CLOSE
+            assert off(packed[b, start : start + n], alone) < CLOSE
             start += n
 
 
@@ -155,8 +128,8 @@ def test_global_tokens_are_seen_past_the_window_and_decode_alike() -> None:
     cache = model.make_cache(2)
     parts = [model(ids[:, a:b], tokens=tokens.slice(a, b), cache=cache) for a, b in ((0, 10), (10, 11))]
     parts += [model(ids[:, t : t + 1], tokens=tokens.slice(t, t + 1), cache=cache) for t in range(11, LENGTH)]
-    assert far(torch.cat(parts, 1), full) < CLOSE
-    assert far(full, model(ids)) > 1e-3
+    assert off(torch.cat(parts, 1), full) < CLOSE
+    assert off(full, model(ids)) > 1e-3
 
 
 TRAINED = 12
@@ -171,10 +144,10 @@ def test_frequencies_that_move_decode_alike_on_either_side_of_the_trained_contex
     for positions in (DYNAMIC, LONG):
         model = model_of(ALTERNATING, positions)
         within = ids[:, :TRAINED]
-        assert far(in_chunks(model, within, list(range(3, TRAINED))), model(within)) < CLOSE
+        assert off(in_chunks(model, within, list(range(3, TRAINED))), model(within)) < CLOSE
     model = model_of(ALTERNATING, LONG)
     beyond = in_chunks(model, ids, list(range(TRAINED + 1, LENGTH)))
-    assert far(beyond, model(ids)) < CLOSE
+    assert off(beyond, model(ids)) < CLOSE
 
 
 @torch.no_grad()
@@ -185,8 +158,8 @@ def test_across_the_trained_context_deep_states_keep_their_old_angles() -> None:
     for positions in (DYNAMIC, LONG):
         model = model_of((Causal(),), positions)
         stepped = in_chunks(model, ids, list(range(1, LENGTH)))
-        assert far(stepped[:, :TRAINED], model(ids[:, :TRAINED])) < CLOSE
-        assert far(stepped, model(ids)) > 100 * CLOSE
+        assert off(stepped[:, :TRAINED], model(ids[:, :TRAINED])) < CLOSE
+        assert off(stepped, model(ids)) > 100 * CLOSE
 
 
 def test_a_row_without_tokens_is_harmless() -> None:
@@ -194,7 +167,7 @@ def test_a_row_without_tokens_is_harmless() -> None:
     tokens = Tokens.from_lengths([5, 0])
     ids = ids_of(2, 5)
     logits = model(ids, tokens=tokens)
-    assert far(logits[:1], model(ids[:1])) < CLOSE
+    assert off(logits[:1], model(ids[:1])) < CLOSE
     logits.pow(2).sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
@@ -220,16 +193,16 @@ def test_logits_for_selects_slots() -> None:
     per_row = torch.tensor([[3, 0], [-1, 5]])
     mask = torch.zeros(2, LENGTH, dtype=torch.bool)
     mask[0, 4], mask[1, 2], mask[1, 9] = True, True, True
-    assert far(model(ids, logits_for=slice(-1, None)), full[:, -1:]) < CLOSE
-    assert far(model(ids, logits_for=torch.tensor([7, -2])), full[:, [7, -2]]) < CLOSE
+    assert off(model(ids, logits_for=slice(-1, None)), full[:, -1:]) < CLOSE
+    assert off(model(ids, logits_for=torch.tensor([7, -2])), full[:, [7, -2]]) < CLOSE
     assert (
-        far(
+        off(
             model(ids, logits_for=per_row),
             full.gather(1, (per_row % LENGTH)[..., None].expand(-1, -1, VOCAB)),
         )
         < CLOSE
     )
-    assert far(model(ids, logits_for=mask), full[mask]) < CLOSE
+    assert off(model(ids, logits_for=mask), full[mask]) < CLOSE
 
 
 @pytest.mark.parametrize(
@@ -291,4 +264,4 @@ def test_an_empty_chunk_changes_nothing() -> None:
     cache = model.make_cache(1)
     model(ids[:, :4], cache=cache)
     assert model(ids[:, :0], cache=cache).shape == (1, 0, VOCAB)
-    assert far(model(ids[:, 4:], cache=cache), model(ids)[:, 4:]) < CLOSE
+    assert off(model(ids[:, 4:], cache=cache), model(ids)[:, 4:]) < CLOSE

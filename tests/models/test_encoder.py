@@ -13,6 +13,7 @@ from headway.models import Encoder, EncoderDecoder, Head, ModelSpec, build, cost
 from headway.models.head import Pool
 from headway.patterns import Causal, Full, Global, Window
 from headway.positions import (
+    Learned,
     LinearBias,
     NoPositions,
     PerLayer,
@@ -29,8 +30,10 @@ IDS = torch.randint(0, 50, (2, 7), generator=torch.Generator().manual_seed(0))
 HALVES = Rotary(pairing="halves")
 SCHEMES = [
     NoPositions(),
+    Learned(1024),
     Sinusoidal(),
     HALVES,
+    Rotary(pairing="adjacent", dims=4),
     Rotary(pairing="adjacent", trainable=True),
     Rotary(pairing="halves", values=True),
     SpecialOrthogonal(HALVES),
@@ -269,5 +272,3 @@ def test_wrong_calls_are_refused() -> None:
         build(encoder().with_head(Head("embed")), seed=0)(IDS, logits_for=slice(0, 1))
     with pytest.raises(ConfigError, match="has no token types"):
         build(encoder(token_types=0), seed=0)(IDS, types=IDS * 0)
-    with pytest.raises(ConfigError, match=r"source=3 is .* sources, and this encoder has none"):
-        cost.activation_bytes(encoder(), 16, source=3)

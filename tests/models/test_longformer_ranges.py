@@ -1,18 +1,19 @@
 """Longformer's claims, rows 94, 96, 103 and 111: any windows, dilations and global tokens, by layer and by head, at
 any length, in an encoder and in a decoder, give what dense products in float64 give."""
 
+import itertools
 from typing import Any
 
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from headway.models import ModelSpec, build
-from headway.patterns import Causal, GlobalKeys, Pattern, PerHead, Window
+from headway.patterns import Causal, Global, GlobalKeys, Pattern, PerHead, Window
 from headway.tokens import Tokens
 from tests.checkpoints.hf import off
 from tests.models.longformer_rows import EXACT, HEADS, SIZE, encoder, ids, made
-from tests.models.test_longformer_patterns import Side, by_hand, pattern_of
 
 sides = st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(1, 4))
 layers_of = st.lists(
@@ -29,9 +30,16 @@ def texts(draw: st.DrawFn) -> tuple[list[int], list[list[int]]]:
     return lengths, [sorted(draw(st.sets(st.integers(0, n - 1), max_size=6))) for n in lengths]
 
 
+def examples(test: Any) -> Any:
+    for layers, marked in itertools.product(LAYERS, ([[], []], [[0], [0, 3, 11]], [[5], []])):
+        test = example(layers, ([20, 13], marked), "auto")(test)
+    return test
+
+
+@examples
 @given(layers_of, texts(), st.sampled_from(("auto", "banded", "diagonal")))
 @torch.no_grad()
-def test_an_encoder_is_its_definition(
+def test_rows_96_and_103_an_encoder_is_its_definition(
     layers: list[list[Side]], text: tuple[list[int], list[list[int]]], backend: str
 ) -> None:
     lengths, marked = text
@@ -42,7 +50,7 @@ def test_an_encoder_is_its_definition(
     for block, heads in zip(model.model.blocks, layers, strict=True):
         layer = block.self_attn
 
-        def shown(x: torch.Tensor, *, layer: Any = layer, heads: Any = heads, **_: Any) -> torch.Tensor:
+        def shown(x: Tensor, *, layer: Any = layer, heads: Any = heads, **_: Any) -> Tensor:
             return by_hand(layer, heads, valid, tokens.globals, x)
 
         layer.forward = shown  # type: ignore[method-assign,assignment]

@@ -14,6 +14,7 @@ from headway.models.quantize import quantize_model, quantized_layers
 from headway.nn import Adapter, Lora, attach, block_linears
 from headway.positions import PerLayer, Rotary
 from headway.quantization import quantize_clipped
+from tests.checkpoints.hf import off
 from tests.models.test_decode_step import native as native_step
 from tests.native.presence import needs_kernels
 
@@ -115,10 +116,6 @@ def dense(model: Decoder, dtype: torch.dtype) -> Tensor:
     for name, layer in quantized_layers(model).items():
         plain.get_submodule(name).weight.data = layer.dequantize().to(dtype)
     return plain(IDS[:, :36])[:, 30:]
-
-
-def off(actual: Tensor, expected: Tensor) -> float:
-    return float((actual.double() - expected.double()).abs().max() / expected.double().abs().max())
 
 
 @needs_kernels

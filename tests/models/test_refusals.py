@@ -11,8 +11,8 @@ from headway.attention.linear_attention import LinearAttentionSpec
 from headway.errors import ConfigError, DataError, PatternError
 from headway.models import EncoderDecoder, Head, ModelSpec, build, cost
 from headway.models.cost.weights import must_decode
-from headway.models.quantize import check_compressible
-from headway.nn import Attention, Block, FeedForward, GlobalAttention, Linear, RMSNorm
+from headway.models.quantize import compress_model
+from headway.nn import Attention, Block, FeedForward, GlobalAttention, RMSNorm
 from headway.patterns import Causal, Full, Pattern, pairs
 from headway.patterns.text import parse
 from headway.positions import Rotary
@@ -191,7 +191,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "no memory here; drop cache= and memory=",
     ),
     (
-        lambda: check_compressible(Linear(4, 4)),
+        lambda: compress_model(build(DECODER, seed=0)),
         ConfigError,
         "weights of bf16 on the CPU are compressed, not torch.float32 on cpu; load the model in bf16",
     ),

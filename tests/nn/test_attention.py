@@ -213,11 +213,6 @@ MOVING = {
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            {"kv_heads": 4},
-            r"6 query heads cannot share 4 key/value heads evenly; kv_heads must be one of \[1, 2, 3, 6\]",
-        ),
-        ({"kv_heads": 12}, "6 query heads cannot share 12"),
         ({"head_dim": 5, "positions": Rotary(pairing="halves")}, "head_dim 5 is odd"),
         ({"width": 25}, "width 25 is not a multiple of 6 heads; give head_dim"),
         ({"head_dim": 0}, "heads have 1 dim or more, got head_dim=0"),
