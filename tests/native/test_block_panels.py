@@ -7,34 +7,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.block_quantization import PARTS, BlockMatrix, quantize_blocks
+from headway.block_quantization import PARTS, quantize_blocks
 from headway.errors import BackendError
 from headway.native.block_panels import BlockPanels
 from headway.native.linear import linear
 from headway.native.panels import Panels
 from headway.quantization import quantize_weights
 from tests.native.conftest import EVERY_LEVEL, Use, at_levels
-from tests.native.test_linear import DTYPES, assert_sums, rounded
+from tests.native.test_linear import DTYPES, assert_sums
+from tests.native.weights import drawn, rounded
 
 SIZES = [(1, 1, 256), (2, 17, 512), (3, 70, 256), (5, 16, 768), (9, 33, 2304), (23, 50, 256), (70, 20, 1280)]
 """Rows, outputs, inputs."""
 BITS = sorted(PARTS)
-
-
-def drawn(outputs: int, inputs: int, bits: int, seed: int = 0) -> BlockMatrix:
-    """Returns a matrix with codes and scales of every size."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def whole(low: int, high: int, count: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
-        return torch.randint(low, high, (outputs, count), generator=generator).to(dtype)
-
-    parts, blocks = inputs // PARTS[bits], inputs // 256
-    d = (torch.rand(outputs, blocks, generator=generator) * 0.01).half()
-    codes = whole(0, 1 << bits, inputs)
-    if bits == 6:
-        return BlockMatrix(codes, whole(-128, 128, parts, torch.int8), None, d, None, bits)
-    dmin = (torch.rand(outputs, blocks, generator=generator) * 0.1).half()
-    return BlockMatrix(codes, whole(0, 64, parts), whole(0, 64, parts), d, dmin, bits)
 
 
 @at_levels(0, EVERY_LEVEL)
@@ -81,18 +66,6 @@ def test_a_row_gets_the_same_bits_alone_and_among_many(
         few = [linear(x[first : first + 3], [packed])[0] for first in range(0, rows, 3)]
         assert torch.equal(many, torch.cat(few)), (rows, outputs, inputs)
         assert torch.equal(other_product, linear(x, [other_matrix])[0])
-
-
-@at_levels(2, EVERY_LEVEL)
-@pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("rows", [3, 70])
-def test_what_is_no_number_stays_in_its_row(use: Use, level: str, bits: int, rows: int) -> None:
-    use(level)
-    x = torch.ones(rows, 512)
-    x[1, 300] = float("nan")
-    (y,) = linear(x, [BlockPanels.pack(drawn(20, 512, bits))])
-    assert not y[1].isfinite().any()
-    assert y[torch.arange(rows) != 1].isfinite().all()
 
 
 @settings(max_examples=30, deadline=None)

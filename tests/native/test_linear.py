@@ -7,11 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from headway.block_quantization import PARTS
 from headway.errors import BackendError
+from headway.native.block_panels import BlockPanels
 from headway.native.linear import linear
-from headway.native.panels import GROUP, Panels
+from headway.native.panels import Panels
+from headway.nn.weights import Nf4
 from headway.quantization import QuantizedMatrix, quantize_weights
 from tests.native.conftest import EVERY_LEVEL, Use, at_levels
+from tests.native.weights import drawn, rounded
 from tests.tolerance import assert_rounded_once, assert_within_reference
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -28,18 +32,6 @@ SIZES = [
 """Rows, outputs, inputs."""
 FORMS = [(8, None, True), (8, None, False), (8, 32, True), (4, 32, True), (4, 32, False), (4, 128, False)]
 """(bits, group, symmetric)."""
-
-
-def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns rows in 8 bits as the kernels multiply them: (whole numbers [R, G, 32], scales [R, G])."""
-    rows, inputs = x.shape
-    groups = torch.zeros(rows, -(-inputs // GROUP) * GROUP)
-    groups[:, :inputs] = x.float()
-    groups = groups.view(rows, -1, GROUP)
-    largest = groups.abs().amax(2)
-    factor = torch.full_like(largest, 127) / largest  # 127 / tensor is rounded twice
-    q = (groups * factor.unsqueeze(2)).nan_to_num(0.0).round()
-    return q, largest / 127
 
 
 def exactly(x: Tensor, matrix: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
@@ -163,12 +155,16 @@ def test_several_matrices_share_rows_and_threads_change_no_bit(use: Use, level: 
 def test_what_is_no_number_stays_in_its_row(use: Use, level: str, bad: float, rows: int) -> None:
     use(level)
     w = torch.randn(20, 70, generator=torch.Generator().manual_seed(0))
-    x = torch.ones(rows, 70)
-    x[1, 40] = bad
-    for matrix in (w, w.bfloat16(), *(Panels.pack(quantize_weights(w, bits, 32)) for bits in (8, 4))):
-        (y,) = linear(x, [matrix])
-        assert not y[1].isfinite().any()
-        assert y[torch.arange(rows) != 1].isfinite().all()
+    in_groups = [Panels.pack(quantize_weights(w, bits, 32)) for bits in (8, 4)]
+    in_blocks = [BlockPanels.pack(drawn(20, 512, bits)) for bits in PARTS]
+    nf4 = Nf4.pack(torch.randn(20, 192)).native()
+    for inputs, matrices in ((70, [w, w.bfloat16(), *in_groups]), (512, in_blocks), (192, [nf4])):
+        for dtype in DTYPES:
+            x = torch.ones(rows, inputs, dtype=dtype)
+            x[1, inputs * 4 // 7] = bad
+            for y in linear(x, matrices):
+                assert not y[1].isfinite().any()
+                assert y[torch.arange(rows) != 1].isfinite().all()
 
 
 @given(st.integers(1, 40), st.integers(1, 100), st.sampled_from([8, 4]), st.booleans())

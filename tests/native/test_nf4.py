@@ -126,18 +126,6 @@ def test_bits_do_not_depend_on_other_rows_nor_on_threads_nor_on_where_a_part_was
         torch.set_num_threads(previous)
 
 
-@at_levels(3)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [3, 70])
-def test_what_is_no_number_stays_in_its_row(use: Use, level: str, dtype: torch.dtype, rows: int) -> None:
-    use(level)
-    x = torch.ones(rows, 192, dtype=dtype)
-    x[1, 130] = float("nan")
-    (y,) = linear(x, [matrix_of(drawn(20, 192))])
-    assert not y[1].isfinite().any()
-    assert y[torch.arange(rows) != 1].isfinite().all()
-
-
 @at_levels(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_steps_of_decoding_are_those_of_the_modules(use: Use, level: str, dtype: torch.dtype) -> None:

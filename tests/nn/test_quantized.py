@@ -14,6 +14,7 @@ from headway.nn.weights import from_codes
 from headway.nn.weights.rounded import dequantized_linear
 from headway.quantization import QuantizedMatrix, quantize_clipped, quantize_weights
 from tests.native.presence import needs_kernels
+from tests.native.weights import rounded
 from tests.saved import saved_tensors
 
 FORMS = [(8, None, True), (8, 64, True), (8, 32, False), (8, None, False), (4, 32, True), (4, 96, False)]
@@ -37,15 +38,6 @@ def exact(matrix: QuantizedMatrix) -> Tensor:
         for t in (matrix.scale, matrix.zero_or_middle)
     )
     return scale * (matrix.codes.double() - zero)
-
-
-def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns x in 8 bits in groups of 32: integers [R, G, 32] and scales [R, G], in float64."""
-    groups = nn.functional.pad(x.float(), (0, -x.shape[1] % 32)).unflatten(1, (-1, 32))
-    largest = groups.abs().amax(2)
-    factor = largest.new_tensor(127).div(largest)  # 127 / largest would be 127 times a rounded reciprocal
-    q = (groups * factor.nan_to_num(0, 0, 0).unsqueeze(2)).round()
-    return q.double(), largest.double() / 127
 
 
 @pytest.mark.parametrize(("bits", "group", "symmetric"), FORMS)
@@ -122,7 +114,7 @@ def test_products_are_sums_of_integers(
     """Integers are exact; the scales of inputs are at most three roundings off, the sum over G groups G more."""
     layer = quantized(Linear(150, 35), quantize_weights(numbers(35, 150), bits, group, symmetric=symmetric))
     matrix, x = layer.kept.panels.unpack(), numbers(rows, 150, seed=1).to(dtype)
-    q, scale = rounded(x)
+    q, scale = (t.double() for t in rounded(x))
     weights = nn.functional.pad(exact(matrix), (0, 10)).unflatten(1, (-1, 32))
     terms = torch.einsum("rgi,ogi->rog", q, weights) * scale[:, None]
     bias = layer.bias.detach().double()

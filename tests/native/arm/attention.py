@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.native import interface, loader
-from tests.native.arm.calls import Call, taken
+from headway.native import interface
+from tests.native.arm.calls import Call, running, taken
 from tests.native.arm.files import CaseFile
 from tests.native.arm.record import allowance
 from tests.native.calls import PATTERNS, problem
@@ -86,13 +86,8 @@ def write(file: CaseFile, case: Problem, name: str) -> None:
     d_lse = torch.randn(case.q.shape[:3])
     reference = Reference.of(case, d_out, d_lse)
     recorder = Given(reference.exact[0].to(dtype), reference.exact[1].float())
-    search = loader.search
-    search_result = loader.Found(loader.Library("none", Path(), recorder))  # type: ignore[arg-type]
-    loader.search = lambda: search_result  # type: ignore[assignment]
-    try:
+    with running(recorder):
         results(case, "native", d_out, d_lse)
-    finally:
-        loader.search = search  # type: ignore[assignment]
     allowed = {
         name: allowance(
             exact,

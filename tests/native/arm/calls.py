@@ -5,13 +5,16 @@ import ctypes
 import gc
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ctypes import c_int32, c_void_p
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from headway.native import interface as c
+from headway.native import loader
 
 FUNCTIONS: dict[str, type[ctypes.Structure]] = {
     "headway_linear": c.ProductsStruct,
@@ -111,6 +114,31 @@ def taken(function: str, arguments: tuple[Any, ...]) -> Call:
     _walk(call, memory, root, FUNCTIONS[function], numbers[0] if numbers else 1)
     call.arguments = [(root, 0), *numbers]
     return call
+
+
+class Taken:
+    """A stand-in for the library that records calls and makes none."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    def __getattr__(self, function: str) -> Callable[..., int]:
+        def take(*arguments: Any) -> int:
+            self.calls.append(taken(function, arguments))
+            return 0
+
+        return take
+
+
+@contextmanager
+def running(dll: Any) -> Iterator[None]:
+    """While open, kernels are called in `dll`, a stand-in for the library."""
+    found = loader.Found(loader.Library("none", Path(), dll))
+    search, loader.search = loader.search, lambda: found  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        loader.search = search
 
 
 def made(call: Call) -> None:

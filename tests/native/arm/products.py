@@ -6,22 +6,22 @@ kernel of this machine, except for weights that only kernels pack.
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headway.block_quantization import PARTS, BlockMatrix
+from headway.block_quantization import PARTS
 from headway.native import loader
 from headway.native.block_panels import BlockPanels
 from headway.native.compressed import Compressed
 from headway.native.linear import Matrix, linear
-from headway.native.panels import GROUP, Panels
+from headway.native.panels import Panels
 from headway.nn.weights import Nf4
 from headway.quantization import QuantizedMatrix, quantize_weights
-from tests.native.arm.calls import Call, taken
+from tests.native.arm.calls import Taken, running
 from tests.native.arm.files import CaseFile
+from tests.native.weights import drawn, rounded
 from tests.tolerance import ulp
 
 OUTPUTS, INPUTS = 35, 256
@@ -29,25 +29,6 @@ FORMS = [(8, None, True), (8, None, False), (8, 32, True), (4, 32, True), (4, 32
 """(bits, group, symmetric)."""
 Named = tuple[str, Matrix, Tensor, bool]
 """A name, a matrix, its numbers in float64, and whether rows are rounded to 8 bits for it."""
-
-
-class Taken:
-    """A stand-in for the library that records calls and makes none."""
-
-    def __init__(self) -> None:
-        self.calls: list[Call] = []
-
-    def headway_linear(self, *arguments: Any) -> int:
-        self.calls.append(taken("headway_linear", arguments))
-        return 0
-
-
-def rounded(x: Tensor) -> Tensor:
-    """Returns rows rounded to 8 bits as for products with panels, in float64."""
-    groups = x.float().view(len(x), -1, GROUP)
-    largest = groups.abs().amax(2, keepdim=True)
-    q = (groups * (torch.full_like(largest, 127) / largest)).nan_to_num(0.0).round()
-    return (q.double() * (largest / 127).double()).flatten(1)
 
 
 def matrices(
@@ -72,22 +53,8 @@ def matrices(
         name = f"{bits} bits, {group or 'rows'}, {'symmetric' if symmetric else 'with zeros'}"
         yield name, Panels.pack(quantized), quantized.dequantize(torch.float64), True
     for bits in sorted(PARTS):
-        blocks = drawn(bits, generator, outputs, inputs)
+        blocks = drawn(outputs, inputs, bits)
         yield f"q{bits}_K", BlockPanels.pack(blocks), blocks.dequantize(torch.float64), True
-
-
-def drawn(bits: int, generator: torch.Generator, outputs: int, inputs: int) -> BlockMatrix:
-    """Returns a matrix with codes and scales of every size."""
-
-    def whole(low: int, high: int, count: int, dtype: torch.dtype = torch.uint8) -> Tensor:
-        return torch.randint(low, high, (outputs, count), generator=generator).to(dtype)
-
-    parts, blocks = inputs // PARTS[bits], inputs // 256
-    d, dmin = ((torch.rand(outputs, blocks, generator=generator) * largest).half() for largest in (0.01, 0.1))
-    codes = whole(0, 1 << bits, inputs)
-    if bits == 6:
-        return BlockMatrix(codes, whole(-128, 128, parts, torch.int8), None, d, None, bits)
-    return BlockMatrix(codes, whole(0, 64, parts), whole(0, 64, parts), d, dmin, bits)
 
 
 def sizes(matrix: Matrix, w: Tensor) -> Tensor:
@@ -99,20 +66,18 @@ def write(file: CaseFile, x: Tensor, named: list[Named]) -> None:
     """Writes one call with all matrices."""
     rows, dtype = len(x), x.dtype
     dll = Taken()
-    library = loader.Library("none", Path(), dll)  # type: ignore[arg-type]
-    search, loader.search = loader.search, lambda: loader.Found(library)  # type: ignore[assignment]
-    try:
+    with running(dll):
         outs = linear(x, [matrix for _, matrix, _, _ in named])
-    finally:
-        loader.search = search
     (call,) = dll.calls
     for address, data in call.before.items():
         file.memory(address, data)
     file.links(call.links.items())
     file.call(call)
     kind = str(dtype).removeprefix("torch.")
+    q, scale = rounded(x)
+    rounded_x = (q.double() * scale.double().unsqueeze(2)).flatten(1)
     for (name, matrix, w, in_bytes), out in zip(named, outs, strict=True):
-        inputs = rounded(x) if in_bytes else x.double()
+        inputs = rounded_x if in_bytes else x.double()
         expected, tolerances = inputs @ w.T, 2.0**-23 * (inputs.abs() @ sizes(matrix, w).T)
         if dtype == torch.bfloat16:
             tolerances = 2 * tolerances + 0.51 * ulp(expected, dtype)

@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headway.attention.delta.convolution import _plain as plain_convolution
-from headway.native import convolution, delta, loader, rows
+from headway.native import convolution, delta, rows
 from headway.nn.fused import plain_gated, plain_rms_norm
 from headway.positions import tables
 from tests.delta.cases import draw as draw_delta
 from tests.delta.cases import results as delta_results
 from tests.native.arm.attention import piece
-from tests.native.arm.calls import Call, taken
+from tests.native.arm.calls import Taken, running
 from tests.native.arm.files import CaseFile
 from tests.tolerance import ulp
 
@@ -33,30 +33,12 @@ Made = tuple[str, Callable[[], Any], Callable[[Any], Sequence[Result]]]
 """A name, a function that makes the call, and one that returns the results from what the call returns."""
 
 
-class Taken:
-    """A stand-in for the library that records calls and makes none."""
-
-    def __init__(self) -> None:
-        self.calls: list[Call] = []
-
-    def __getattr__(self, function: str) -> Callable[..., int]:
-        def take(*arguments: Any) -> int:
-            self.calls.append(taken(function, arguments))
-            return 0
-
-        return take
-
-
 def write(
     file: CaseFile, name: str, make: Callable[[], Any], results: Callable[[Any], Sequence[Result]]
 ) -> None:
-    dll, search = Taken(), loader.search
-    search_result = loader.Found(loader.Library("none", Path(), dll))  # type: ignore[arg-type]
-    loader.search = lambda: search_result  # type: ignore[assignment]
-    try:
+    dll = Taken()
+    with running(dll):
         returned = make()
-    finally:
-        loader.search = search  # type: ignore[assignment]
     (call,) = dll.calls
     for address, data in call.before.items():
         file.memory(address, data)

@@ -92,6 +92,7 @@ def beyond(level: str, library: Path) -> str:
 
 
 def published() -> str:
+    """Returns the text that llama2.c publishes for greedy decoding."""
     text = (data_path("weights/stories260K") / "stories260K.md").read_text()
     match = re.search(r"-t 0\.0\n(.*?)\n```", text, re.DOTALL)
     assert match is not None
