@@ -16,20 +16,6 @@ from tests.text.conftest import byte_level
 from tests.text.test_chat import TURNS, with_template
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("models") / "small"
-    save_folder(path, small(context=512), tokenizer=with_template(byte_level(), TURNS))
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("models") / "bare"
-    save_folder(path, small(), tokenizer=byte_level())
-    return str(path)
-
-
 def chat(
     folder: str, lines: str, *arguments: str, capsys: pytest.CaptureFixture[str]
 ) -> tuple[list[str], str]:

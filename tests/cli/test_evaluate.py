@@ -21,10 +21,6 @@ from headway.text import train_bpe
         (["--data", "x", "--harness", "y"], "one of them"),
         (["--data", "x", "--shots", "2"], "--tasks, --shots, --chat and --batch-size are for --harness"),
         (["--data", "x", "--batch-size", "2"], "and --batch-size are for --harness"),
-        (
-            ["--data", "x", "--dtype", "int3"],
-            "there is no dtype 'int3'",
-        ),
         (["--data", "x", "--dtype", "float32"], "no-such-folder is not there"),
         (["--data", "x", "--dtype", "bfloat16"], "no-such-folder is not there"),
         (["--harness", "y"], 'pip install "headway[harness]"'),

@@ -12,26 +12,8 @@ from pathlib import Path
 import pytest
 
 import headway
-from headway.checkpoints.saving import save_folder
 from headway.cli import run
 from headway.generate import Beams
-from tests.generate.conftest import small
-from tests.text.conftest import byte_level
-from tests.text.test_chat import TURNS, with_template
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("models") / "small"
-    save_folder(path, small(context=512), tokenizer=with_template(byte_level(), TURNS))
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("models") / "bare"
-    save_folder(path, small(), tokenizer=byte_level())
-    return str(path)
 
 
 def test_text_on_stdout_and_the_rest_on_stderr(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +97,6 @@ def test_prompts_by_every_road(
     [
         (["MODEL", "a", "--top-p", "2"], 1, "top_p must be more than 0 and at most 1"),
         (["MODEL", "a", "-n", "600"], 1, "was trained on 512; ask for at most 510 new tokens"),
-        (["MODEL", "a", "--dtype", "fp23"], 1, "there is no dtype 'fp23'"),
         (["MODEL", "a", "--stop", ""], 1, "stop strings must be non-empty strings"),
         (["MODEL", "a", "--max-new-tokens", "-1"], 2, "Invalid value for '--max-new-tokens'"),
         (["MODEL", "a", "--top-q", "2"], 2, "No such option: --top-q"),

@@ -1,5 +1,7 @@
 """A server of a small model on a port of its own, and helpers for tests of serving."""
 
+import http.client
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -7,9 +9,11 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import pytest
+from pydantic import BaseModel
 
 from headway.api import LanguageModel
 from headway.patterns import Causal
@@ -55,6 +59,43 @@ def talker(*, context: int = 512) -> LanguageModel:
     """Returns a language model with random weights, a byte-level tokenizer and a chat template."""
     tokenizer = byte_level().with_chat_template("chatml")
     return LanguageModel(small(Causal(), context=context, vocab=max(330, tokenizer.vocab_size)), tokenizer)
+
+
+def model_of(house: House, name: str = "small") -> LanguageModel:
+    model = house.models.places[name].model
+    assert isinstance(model, Decoding)
+    return model.lm
+
+
+def written(house: House, messages: Sequence[dict[str, str]], **options: Any) -> str:
+    """Returns the answer of the Python API."""
+    return str(model_of(house).chat(list(messages), **options).text)
+
+
+class Animal(BaseModel):
+    """A schema that answers must follow."""
+
+    kind: Literal["cat", "dog"]
+    legs: Literal[3, 4]
+
+
+BODY = {"prompt": "x", "max_tokens": 1}
+
+
+def answer(
+    house: House, path: str = "/v1/completions", body: Any = BODY, method: str = "POST", **headers: str
+) -> tuple[int, http.client.HTTPMessage, bytes]:
+    """Sends a request, and returns the status, the headers and the body of its answer."""
+    address = urlsplit(house.url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=30)
+    sent_headers = {"Content-Type": "application/json"}
+    sent_headers |= {name.replace("_", "-"): value for name, value in headers.items()}
+    data = body if isinstance(body, bytes) else json.dumps(body)
+    connection.request(method, path, data if method == "POST" else None, sent_headers)
+    response = connection.getresponse()
+    result = response.status, response.headers, response.read()
+    connection.close()
+    return result
 
 
 def settles(holds: Callable[[], bool], seconds: float = 30) -> None:

@@ -1,32 +1,14 @@
 """Helpers to query a server in operation, in this process or in one of its own."""
 
-import http.client
-import json
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
-from tests.serve.conftest import House, settles
-from tests.serve.test_guard import BODY
+from tests.serve.conftest import House, answer, settles
 from tests.serve.test_worker import engine_of
-
-
-def answer(
-    house: House, path: str = "/v1/completions", body: Any = BODY, method: str = "POST", **headers: str
-) -> tuple[int, http.client.HTTPMessage, bytes]:
-    address = urlsplit(house.url)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=30)
-    sent_headers = {"Content-Type": "application/json"}
-    sent_headers |= {name.replace("_", "-"): value for name, value in headers.items()}
-    connection.request(method, path, json.dumps(body) if method == "POST" else None, sent_headers)
-    response = connection.getresponse()
-    result = response.status, response.headers, response.read()
-    connection.close()
-    return result
 
 
 @contextmanager

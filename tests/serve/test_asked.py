@@ -8,24 +8,17 @@ from typing import Any
 
 import pytest
 
-from headway.api import LanguageModel
 from headway.cli.serve import names
 from headway.errors import ConfigError, DataError
 from headway.serve.models import Models, Place
 from headway.serve.served import Decoding
 from headway.serve.worker import Worker
 from headway.text.chat import BUILT_IN
-from tests.serve.conftest import House, placed, running, serving, talker
+from tests.serve.conftest import House, model_of, placed, running, serving, talker
 from tests.serve.test_guard import ask
 from tests.serve.test_llama import lines
 
 USER, BEGUN = {"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat on"}
-
-
-def model_of(house: House) -> LanguageModel:
-    model = house.models.places["small"].model
-    assert isinstance(model, Decoding)
-    return model.lm
 
 
 def test_an_answer_without_a_limit_ends_where_the_model_ends_it() -> None:

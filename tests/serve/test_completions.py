@@ -6,13 +6,12 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from random import Random
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.serve.conftest import House, serving, settles
+from tests.serve.conftest import House, model_of, serving, settles
 
 openai = pytest.importorskip("openai")
 
@@ -31,59 +30,23 @@ def client() -> Iterator[Callable[..., Any]]:
         made_client.close()
 
 
-def drawn(number: int) -> dict[str, Any]:
-    """Returns a request with many settings."""
-    draw = Random(number)
-    prompt = "".join(draw.choice("the cat sat ") for _ in range(draw.randint(3, 90)))
-    return {
-        "prompt": prompt,
-        "max_tokens": draw.randint(1, 20),
-        "temperature": draw.choice([0, 0.7, 1.3]),
-        "top_p": draw.choice([1, 0.9]),
-        "seed": number,
-        "n": draw.choice([1, 1, 3]),
-        "stop": draw.choice([None, ["e"], ["a", "th"], "words that no text has"]),
-        "logprobs": draw.choice([None, 0, 2]),
-        "logit_bias": draw.choice([{}, {"40": 5.0, "41": -100}]),
-        "frequency_penalty": draw.choice([0, 0.5]),
-        "presence_penalty": draw.choice([0, -0.3]),
-        "extra_body": {"top_k": draw.choice([0, 5])},
-    }
-
-
-def expected(house: House, body: dict[str, Any]) -> list[Any]:
-    """Returns what `LanguageModel.generate` makes of a request alone."""
-    lm = next(iter(house.models.places.values())).model.lm
-    options = {
-        "max_new_tokens": body["max_tokens"],
-        "temperature": body["temperature"],
-        "top_p": body["top_p"],
-        "top_k": body["extra_body"]["top_k"],
-        "seed": body["seed"],
-        "stop": body["stop"] or (),
-        "log_probs": body["logprobs"] is not None,
-        "bias": {int(token): added for token, added in body["logit_bias"].items()},
-        "frequency_penalty": body["frequency_penalty"],
-        "presence_penalty": body["presence_penalty"],
-        "top_log_probs": body["logprobs"] or 0,
-    }
-    return lm.generate([body["prompt"]] * body["n"], **options)
-
-
 def test_a_stream_says_the_same_and_its_usage_last(house: House, client: Callable[..., Any]) -> None:
-    body = drawn(4) | {"logprobs": 1}
+    sampled = {"temperature": 0.7, "seed": 4, "stop": ["e"]}
+    body = {"prompt": "the cat sat", "max_tokens": 20, "n": 3, "logprobs": 1, **sampled}
     chunks = list(
         client(house).completions.create(
             model="small", stream=True, stream_options={"include_usage": True}, **body
         )
     )
-    texts, offsets = [""] * body["n"], [list[int]() for _ in range(body["n"])]
+    texts, offsets = [""] * 3, [list[int]() for _ in range(3)]
     for chunk in chunks[:-1]:
         assert chunk.usage is None
         for choice in chunk.choices:
             texts[choice.index] += choice.text
             offsets[choice.index] += choice.logprobs.text_offset
-    assert texts == [generation.text for generation in expected(house, body)]
+    assert texts == [
+        text.text for text in model_of(house).generate(["the cat sat"] * 3, max_new_tokens=20, **sampled)
+    ]
     whole = client(house).completions.create(model="small", **body)
     assert offsets == [choice.logprobs.text_offset for choice in whole.choices]
     assert chunks[-1].choices == []

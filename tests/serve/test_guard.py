@@ -1,31 +1,18 @@
 """Who may send requests, and which: attacks on a server that runs on one's own machine."""
 
-import http.client
 import json
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
-from tests.serve.conftest import House, serving
-
-BODY = {"prompt": "x", "max_tokens": 1}
+from tests.serve.conftest import BODY, House, answer, serving
 
 
 def ask(
     house: House, path: str = "/v1/completions", body: Any = BODY, method: str = "POST", **headers: str
 ) -> tuple[int, dict[str, Any]]:
-    address = urlsplit(house.url)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=10)
-    sent_headers = {
-        "Content-Type": "application/json",
-        **{name.replace("_", "-"): value for name, value in headers.items()},
-    }
-    connection.request(method, path, body if isinstance(body, bytes) else json.dumps(body), sent_headers)
-    answer = connection.getresponse()
-    response = answer.status, json.loads(answer.read())
-    connection.close()
-    return response
+    status, _, content = answer(house, path, body, method, **headers)
+    return status, json.loads(content)
 
 
 def test_a_page_elsewhere_that_calls_itself_this_machine_is_refused() -> None:

@@ -1,9 +1,7 @@
 """llama.cpp's completions, tokenization in both directions, infill, and what the server says of itself."""
 
-import http.client
 import json
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -12,24 +10,14 @@ from headway.patterns import Causal
 from headway.text import infill, train_bpe
 from tests.generate.conftest import small
 from tests.serve import conftest
-from tests.serve.conftest import House, serving
+from tests.serve.conftest import House, answer, model_of, serving
 from tests.serve.test_guard import ask
 from tests.text.conftest import CORPUS
 
 
-def model_of(house: House) -> LanguageModel:
-    return house.models.places["small"].model.lm  # type: ignore[attr-defined, no-any-return]
-
-
 def lines(house: House, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the events of a stream."""
-    address = urlsplit(house.url)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=10)
-    connection.request(
-        "POST", path, json.dumps({**body, "stream": True}), {"Content-Type": "application/json"}
-    )
-    text = connection.getresponse().read().decode()
-    connection.close()
+    text = answer(house, path, {**body, "stream": True})[2].decode()
     return [
         json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: {")
     ]

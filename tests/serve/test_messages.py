@@ -2,14 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from headway.serve.messages import Messages
-from tests.serve.conftest import House, serving
+from tests.serve.conftest import Animal, House, serving, written
 
 anthropic = pytest.importorskip("anthropic")
 TALK = [{"role": "user", "content": "the cat sat"}]
@@ -21,11 +20,6 @@ GREEDY = {"temperature": 0}
 def client(house: House) -> Iterator[Any]:
     with anthropic.Anthropic(base_url=house.url, api_key="none", max_retries=0) as anthropic_client:
         yield anthropic_client
-
-
-def written(house: House, messages: Sequence[dict[str, str]], **options: Any) -> str:
-    """Returns the answer of the Python API."""
-    return str(house.models.places["small"].model.lm.chat(list(messages), **options).text)
 
 
 def test_a_message_is_the_text_of_a_chat(house: House, client: Any) -> None:
@@ -91,11 +85,6 @@ def test_halves_of_characters_are_held_back(house: House, client: Any) -> None:
         pieces = [*stream.text_stream]
     assert "".join(pieces) == written(house, TALK, max_new_tokens=40, temperature=1.0, seed=1, bias=bias)
     assert "é" in pieces
-
-
-class Animal(BaseModel):
-    kind: Literal["cat", "dog"]
-    legs: Literal[3, 4]
 
 
 def test_a_text_follows_the_schema_of_a_model(client: Any) -> None:

@@ -3,21 +3,15 @@
 import asyncio
 import json
 import re
-from typing import Any, Literal
+from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from headway.serve.responses import Responses
-from tests.serve.conftest import House, serving
+from tests.serve.conftest import Animal, House, serving, written
 
 openai = pytest.importorskip("openai")
 TEXT = "output_item.added content_part.added (output_text.delta )+output_text.done content_part.done output_item.done"
-
-
-def written(house: House, messages: list[dict[str, str]], **options: Any) -> str:
-    """Returns the answer of the Python API."""
-    return str(house.models.places["small"].model.lm.chat(messages, **options).text)
 
 
 def test_a_response_is_the_text_of_a_chat(house: House, client: Any) -> None:
@@ -75,11 +69,6 @@ def test_streams_and_parsing_of_the_client_itself(house: House, client: Any) -> 
             return str((await async_client.responses.create(**fields)).output_text)
 
     assert asyncio.run(ask()) == expected
-
-
-class Animal(BaseModel):
-    kind: Literal["cat", "dog"]
-    legs: Literal[3, 4]
 
 
 def test_a_text_follows_the_schema_of_a_model(client: Any) -> None:

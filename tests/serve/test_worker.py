@@ -1,13 +1,10 @@
 """The worker thread of a server: whose turn it is, what fails alone, and what continues when the thread ends."""
 
-import http.client
-import json
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import given
@@ -19,7 +16,7 @@ from headway.generate.requests import make_requests
 from headway.generate.sequences import SampledText
 from headway.serve.served import Decoding
 from headway.serve.worker import FairTurns
-from tests.serve.conftest import House, serving, settles, talker
+from tests.serve.conftest import House, answer, serving, settles, talker
 from tests.serve.test_guard import ask
 
 LONG = {"prompt": "go on", "max_tokens": 300, "seed": 1, "logit_bias": {}}
@@ -128,20 +125,11 @@ def test_a_model_that_fails_harms_no_other(stream: bool) -> None:
             other = threading.Thread(target=lambda: responses.append(ask(house, body=body)))
             other.start()
             for _ in range(3):
-                status = ask_raw(house, {**LONG, "model": "bad", "stream": stream})
-                assert "broken" in status or "the server failed" in status
+                said = answer(house, body={**LONG, "model": "bad", "stream": stream})[2].decode()
+                assert "broken" in said or "the server failed" in said
             other.join()
         assert responses[0][1]["choices"] == expected
         settles(lambda: not house.used())
-
-
-def ask_raw(house: House, body: dict[str, Any]) -> str:
-    address = urlsplit(house.url)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=10)
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-    text = connection.getresponse().read().decode()
-    connection.close()
-    return text
 
 
 def test_a_step_that_fails_for_none_does_not_spin() -> None:

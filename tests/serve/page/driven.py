@@ -5,8 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.serve.conftest import House
-
 SHOTS = Path(__file__).parents[3] / "runs" / "page"
 
 
@@ -83,10 +81,6 @@ class Page:
             "[one.querySelector('dt').textContent, one.querySelector('dd').textContent])"
         )
         return dict(self.script(script, selector))
-
-
-def model_of(house: House, name: str = "chat") -> Any:
-    return house.models.places[name].model.lm  # type: ignore[attr-defined]
 
 
 def percent(share: float) -> str:

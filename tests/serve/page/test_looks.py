@@ -182,18 +182,6 @@ def test_pages_stay_as_they_are(counted: tuple[House, list[int]]) -> None:
         assert torch.equal(old.view(torch.int32), new.view(torch.int32))
 
 
-def test_pages_of_other_keys_are_not_looked_at() -> None:
-    with serving(keys=[Key("one"), Key("two")]) as house:
-        stored = {}
-        for key in ("one", "two"):
-            headers = {"authorization": f"Bearer {key}"}
-            if not stored:
-                assert ask(house, body={"prompt": IDS, "max_tokens": 1}, **headers)[0] == 200
-            _, response = ask(house, "/v1/attention/heads", {"prompt": IDS}, **headers)
-            stored[key] = response["stored"]
-        assert stored == {"one": 5 * PAGE, "two": 0}
-
-
 @pytest.mark.filterwarnings("ignore:.*bears no fingerprint")
 def test_a_model_is_looked_at_without_the_adapters_of_others(tmp_path: Path) -> None:
     lm = talker()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from headway.serve.answers import token_text
-from tests.serve.conftest import House
-from tests.serve.page.driven import LINES, Page, model_of, percent
+from tests.serve.conftest import House, model_of
+from tests.serve.page.driven import LINES, Page, percent
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 VIEWS = "chat", "attention", "patterns", "rotary"
@@ -19,7 +19,7 @@ def test_a_conversation_and_what_else_could_have_come(page: Page, long_house: Ho
     page.settings(temperature="0", max_tokens="24", system="Be brief.")
     page.say("hello there")
     page.until(lambda: page.all(".actions"))
-    lm = model_of(long_house)
+    lm = model_of(long_house, "chat")
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello there"}]
     ids = lm.tokenizer.render_chat(messages)
     generation = lm.generate(ids, max_new_tokens=24)
@@ -41,7 +41,7 @@ def test_a_conversation_and_what_else_could_have_come(page: Page, long_house: Ho
 
 def test_writing_is_stopped(page: Page, long_house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
-        model_of(long_house).generation, "eos_token_id", []
+        model_of(long_house, "chat").generation, "eos_token_id", []
     )  # so that it does not end before it is stopped
     page.settings(max_tokens="15000", temperature="1")
     page.say("go on")

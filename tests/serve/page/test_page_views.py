@@ -10,16 +10,16 @@ from headway.api import Cut
 from headway.cache import PAGE, pattern_facts
 from headway.patterns import parse, visible
 from headway.tokens import Tokens
-from tests.serve.conftest import House
+from tests.serve.conftest import House, model_of
 from tests.serve.page.conftest import LONG
-from tests.serve.page.driven import LINES, Page, model_of, percent
+from tests.serve.page.driven import LINES, Page, percent
 from tests.serve.test_guard import ask
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def test_attention_of_a_token_of_8000(page: Page, long_house: House) -> None:
-    lm = model_of(long_house)
+    lm = model_of(long_house, "chat")
     ids = lm.tokenizer.encode(LINES, eos=False)
     assert len(ids) > 8000
     ids = ids[:8200]
@@ -60,7 +60,7 @@ def test_attention_of_a_token_of_8000(page: Page, long_house: House) -> None:
 
 
 def test_a_text_that_pages_hold_is_not_read_again(page: Page, long_house: House) -> None:
-    ids = model_of(long_house).tokenizer.encode(LINES[:700], eos=False)
+    ids = model_of(long_house, "chat").tokenizer.encode(LINES[:700], eos=False)
     assert ask(long_house, body={"model": "chat", "prompt": ids, "max_tokens": 1})[0] == 200
     page.open("attention")
     page.look(LINES[:700])
@@ -70,7 +70,7 @@ def test_a_text_that_pages_hold_is_not_read_again(page: Page, long_house: House)
 
 
 def test_a_head_an_edge_and_a_span_are_cut(page: Page, long_house: House) -> None:
-    lm, text = model_of(long_house), LINES[:180]
+    lm, text = model_of(long_house, "chat"), LINES[:180]
     ids = lm.tokenizer.encode(text, eos=False)
     page.open("attention")
     page.look(text)
