@@ -15,6 +15,43 @@ from headway.tokens import Tokens
 from tests.checkpoints.hf import off
 from tests.models.longformer_rows import EXACT, HEADS, SIZE, encoder, ids, made
 
+Side = tuple[int, int, int]  # before, after, step
+LAYERS: list[list[list[Side]]] = [
+    [[(2, 2, 1)] * HEADS, [(4, 4, 1)] * HEADS, [(7, 7, 1)] * HEADS],
+    [[(2, 2, 1)] * HEADS, [(2, 2, 2)] * HEADS, [(2, 2, 4)] * HEADS],
+    [[(2, 2, 1), (2, 2, 1), (2, 2, 3), (1, 1, 5)], [(3, 0, 1), (0, 3, 2), (5, 5, 1), (1, 2, 3)]],
+]
+
+
+def pattern_of(heads: list[Side]) -> Pattern:
+    """Returns the pattern of one layer: the same window in all heads, or one for each (row 103: dilation by head)."""
+    windows = [Window(*side) for side in heads]
+    return (windows[0] if len(set(heads)) == 1 else PerHead(*windows)) | Global()
+
+
+def by_hand(layer: Any, heads: list[Side], valid: Tensor, is_global: Tensor, x: Tensor) -> Tensor:
+    """Computes [B, T, M] -> [B, T, M] by the definition: scores of all pairs, of which the visible ones are kept."""
+    count = x.shape[1]
+    distance = torch.arange(count) - torch.arange(count)[:, None]
+    in_window = torch.stack(
+        [(distance >= -b * s) & (distance <= a * s) & (distance % s == 0) for b, a, s in heads]
+    )  # [H, T, T]
+    visible = (in_window | is_global[:, None, None, :]) & valid[:, None, None, :]
+
+    def attended(q: Any, k: Any, v: Any, mask: Tensor) -> Tensor:
+        a, b, c = (p(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in (q, k, v))
+        scores = (a @ b.mT * a.shape[-1] ** -0.5).masked_fill(~mask, -torch.inf)
+        weights = scores.softmax(-1).nan_to_num(0.0)  # padding sees nothing
+        out: Tensor = (weights @ c).transpose(1, 2).flatten(2)
+        return out
+
+    local_out = attended(layer.q_proj, layer.k_proj, layer.v_proj, visible)
+    everything = valid[:, None, None, :].expand_as(visible)
+    global_out = attended(layer.q_global_proj, layer.k_global_proj, layer.v_global_proj, everything)
+    y: Tensor = layer.o_proj(torch.where(is_global.unsqueeze(-1), global_out, local_out))
+    return y
+
+
 sides = st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(1, 4))
 layers_of = st.lists(
     st.one_of(sides.map(lambda side: [side] * HEADS), st.lists(sides, min_size=HEADS, max_size=HEADS)),
