@@ -13,8 +13,8 @@ from torch import Tensor
 from headway.attention.call import check_axes
 from headway.attention.delta.convolution import Convolved
 from headway.attention.delta.forms import DeltaInputs, chunked, recurrent
-from headway.attention.linear_attention.algorithms import Order, order_of
 from headway.attention.linear_attention.attend import exactly
+from headway.attention.token_order import order_of
 from headway.errors import BackendError, PatternError, check_known
 from headway.heads import Heads
 from headway.native import delta as native
@@ -123,7 +123,7 @@ def delta_attend(
     if past is None:  # expanded from one number, so that the backward keeps little
         past = q.new_zeros(1, dtype=work).expand(*v.shape[:2], q.shape[3], v.shape[3])
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    run = _Run(form, heads.group, scale, unit_eps, _begins(order), erases)
+    run = _Run(form, heads.group, scale, unit_eps, order.begins, erases)
     with exactly(q):
         if form == "kernel":
             inputs[3:] = (t.float() for t in inputs[3:])
@@ -227,14 +227,6 @@ class _Native(torch.autograd.Function):
         options = run.begins, run.scale, run.unit_eps, run.erases
         over = bool(ctx.heads)  # q, k and v were computed here: the kernels may overwrite them
         return None, None, *native.backward(q, k, v, log_decay, beta, past, *options, d_out, d_state, over)
-
-
-def _begins(order: Order) -> Tensor | None:
-    """Returns where a later document of a row begins, bool [B|1, T]; None if each row is one document."""
-    if order.documents is None:
-        return None
-    before, after = order.documents[:, :-1], order.documents[:, 1:]
-    return torch.nn.functional.pad((before != after) & (before >= 0), (1, 0))
 
 
 def _check(

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.attention.linear_attention.algorithms import FORMS, SIZE, Order, Sums, order_of, products
+from headway.attention.linear_attention.algorithms import FORMS, SIZE, Sums, products
 from headway.attention.linear_attention.spec import LinearAttentionSpec, marked
 from headway.attention.linear_attention.state import LinearState
 from headway.attention.linear_attention.validate import check_call, check_past, forbid_weights
+from headway.attention.token_order import Order, order_of
 from headway.choice import Choice
 from headway.errors import PatternError, check_known
 from headway.patterns import Causal, Full, Pattern
