@@ -151,29 +151,35 @@ class StateLayer(MixingLayer):
         return ordered.order.restore(out, 1), state
 
     def _by_rows(self, x: Tensor, cache: LayerCache, tokens: Tokens | None) -> Tensor:
-        """Unpacks the sequences of a step of a `PagedCache` into rows, because each row has one state, and packs
-        their results."""
+        """Computes a step of a `PagedCache` with a row for each sequence, because each row has one state."""
         self._check(x)
         name = type(self).__name__
-        if not isinstance(cache, PagedStates) or cache.state.of != self.of:
-            of = f"of {cache.state.of}" if isinstance(cache, PagedStates) else "of keys"
-            raise ConfigError(
-                f"{name}: cache must keep the states of {self.of}, got a {type(cache).__name__} {of}; give a layer of "
-                "PagedCache(spec, patterns, states)"
-            )
+        states = states_of(name, cache, self.of, "states")
         if tokens is None:
             raise ConfigError(f"{name}: a cache numbers the tokens; give those of its begin(): tokens=")
-        rows = cache.cache.step_of(tokens).rows
-        inputs = [t[0][rows.at] for t in self.inputs(x)]
-        out, state = self.mix(inputs, _in_order(name, rows.tokens, inputs[0]), cache.read())
-        cache.write(state)
-        return out.flatten(0, 1)[rows.back].unsqueeze(0)
+        rows = states.cache.step_of(tokens).rows
+        inputs = [rows.unpack(t) for t in self.inputs(x)]
+        out, state = self.mix(inputs, _in_order(name, rows.tokens, inputs[0]), states.read())
+        states.write(state)
+        return rows.pack(out)
 
     def _check(self, x: Tensor) -> None:
         if x.dim() != 3 or x.shape[2] != self.width:
             raise ConfigError(
                 f"{type(self).__name__}: x must be [batch, tokens, {self.width}], got {[*x.shape]}"
             )
+
+
+def states_of(name: str, cache: LayerCache, of: object, kept: str) -> PagedStates:
+    """Returns the cache of a layer that is called `name`. Raises ConfigError unless it keeps the states (`kept` in the
+    message) of `of`."""
+    if isinstance(cache, PagedStates) and cache.state.of == of:
+        return cache
+    other = f"of {cache.state.of}" if isinstance(cache, PagedStates) else "of keys"
+    raise ConfigError(
+        f"{name}: cache must keep the {kept} of {of}, got a {type(cache).__name__} {other}; give a layer of "
+        "PagedCache(spec, patterns, states)"
+    )
 
 
 def _in_order(name: str, tokens: Tokens | None, x: Tensor) -> InOrder:
