@@ -10,6 +10,11 @@ import torch
 from torch import Tensor
 
 
+def work_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype of sums over numbers of `dtype`: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 @dataclass(frozen=True, eq=False)
 class Partial:
     """The attention output and log-sum-exp, (out, lse), of some queries over one set of keys.
@@ -28,8 +33,7 @@ class Partial:
     @staticmethod
     def empty_like(out: Tensor) -> "Partial":
         """Returns the partial of the empty key set, for outputs of the shape, dtype and device of `out`."""
-        dtype = torch.float64 if out.dtype == torch.float64 else torch.float32
-        lse = torch.full(out.shape[:-1], float("-inf"), dtype=dtype, device=out.device)
+        lse = torch.full(out.shape[:-1], float("-inf"), dtype=work_dtype(out.dtype), device=out.device)
         return Partial(torch.zeros_like(out), lse)
 
     def merge(self, other: "Partial") -> "Partial":

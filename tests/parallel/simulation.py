@@ -53,7 +53,32 @@ class _PeerFailed(Exception):
     pass
 
 
-class _Threads(Exchange):
+class Messages(Exchange):
+    """An exchange whose operations on all ranks are made of messages between two."""
+
+    def all_to_all(self, local: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        parts = [*local.contiguous().split(sent)]
+        arrived = [local.new_empty(count, *local.shape[1:]) for count in received]
+        arrived[self.rank] = parts[self.rank]
+        for hop in range(1, self.ranks):
+            to, source = self.peers(hop)
+            outgoing, incoming = (
+                parts[to] if sent[to] else None,
+                arrived[source] if received[source] else None,
+            )
+            self.start(outgoing, to, incoming, source)()
+        return torch.cat(arrived)
+
+    def sum(self, local: Tensor) -> Tensor:
+        """Adds the parts in the order of ranks."""
+        first_part, *remaining = self.gather(local)
+        total = first_part.clone()
+        for part in remaining:
+            total += part
+        return total
+
+
+class _Threads(Messages):
     def __init__(self, rank: int, ranks: int, mail: Mail) -> None:
         self.rank, self.ranks, self.mail = rank, ranks, mail
 
@@ -73,7 +98,7 @@ class _Threads(Exchange):
         return wait
 
 
-class Counted(Exchange):
+class Counted(Messages):
     """Wraps an exchange. `sent`: the bytes sent directly, by dtype; `summed`: the size of each tensor summed."""
 
     def __init__(self, other: Exchange) -> None:

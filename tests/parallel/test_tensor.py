@@ -20,7 +20,7 @@ from headway.parallel import Exchange, Mesh, TensorParallel
 from headway.patterns import Causal, PerHead, Window
 from headway.positions import LinearBias, NoPositions, Relative, Rotary, T5Bias
 from tests.parallel import steps
-from tests.parallel.simulation import Counted, simulate
+from tests.parallel.simulation import Counted, Messages, simulate
 from tests.parallel.steps import SUM
 from tests.saved import saved_tensors, storage_sizes
 
@@ -152,7 +152,7 @@ def test_row_45_shared_heads_of_sharded_rows(name: str) -> None:
         torch.testing.assert_close(sums, steps.step(model, name), **SUM)
 
 
-class Among(Exchange):
+class Among(Messages):
     """An exchange among a group of another exchange's ranks."""
 
     def __init__(self, every: Exchange, group: list[int]) -> None:
@@ -239,7 +239,7 @@ def test_a_model_is_shared_once_and_as_it_is_trained() -> None:
         shard(quantized, tensor)
 
 
-class Rank(Exchange):
+class Rank(Messages):
     """A rank that must not send or receive."""
 
     def __init__(self, rank: int, ranks: int) -> None:

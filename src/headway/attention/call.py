@@ -15,6 +15,7 @@ from headway.attention.dropout import keep_scale
 from headway.attention.key_values import KeyValues
 from headway.errors import PatternError
 from headway.heads import Heads
+from headway.partial import work_dtype
 from headway.patterns import Pattern, visible
 from headway.scores import Score
 from headway.tokens import Tokens
@@ -46,7 +47,7 @@ class Call:
     @property
     def work_dtype(self) -> torch.dtype:
         """The dtype of scores, lse and sums: float64 for float64 inputs, else float32."""
-        return torch.float64 if self.q.dtype == torch.float64 else torch.float32
+        return work_dtype(self.q.dtype)
 
     @property
     def needs_grad(self) -> bool:

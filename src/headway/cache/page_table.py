@@ -85,9 +85,10 @@ class Copy(NamedTuple):
 
 
 class Pages:
-    """The pages of one class: which are free, how many sequences use each, and which prefixes they hold."""
+    """The pages of the class `kind`: which are free, how many sequences use each, and which prefixes they hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: PageClass) -> None:
+        self.kind = kind
         self.free: list[int] = []
         self.users: list[int] = []
         self.key: dict[int, bytes] = {}  # keys of the pages that can be shared as prefixes
@@ -131,21 +132,26 @@ class Pages:
         if key not in self.page and page not in self.key:
             self.key[page], self.page[key] = key, page
 
-    def fate(self, kind: PageClass, table: "PageTable", page: int) -> str:
+    def may_be_read(self, page: int | None) -> bool:
+        """Returns whether other sequences may read a page that one has, so that it must not be written to."""
+        assert page is not None
+        return self.users[page] > 1 or page in self.key
+
+    def fate(self, table: "PageTable", page: int) -> str:
         """Returns the state of a sequence's page; see `PagePool.fates`."""
         stored = self.page.get(table.key(page))
         if stored is not None:
             return ("kept", "used", "shared")[min(sum(self.users[stored : stored + 1]), 2)]
-        return "gone" if kind.state or kind.kept(page, len(table)) else "released"
+        return "gone" if self.kind.state or self.kind.kept(page, len(table)) else "released"
 
-    def hold(self, kind: PageClass, table: "PageTable", count: int) -> bool:
+    def hold(self, table: "PageTable", count: int) -> bool:
         """Returns whether the class holds what the query after the first `count` pages of a sequence may attend to.
 
         With an unbounded reach the caller has checked already that all of them are held."""
-        if kind.state:
+        if self.kind.state:
             return table.key(count - 1) in self.page
-        return kind.retention.reach is None or all(
-            table.key(p) in self.page for p in kind.needed(count * PAGE)
+        return self.kind.retention.reach is None or all(
+            table.key(p) in self.page for p in self.kind.needed(count * PAGE)
         )
 
     def touch(self, key: bytes, now: int) -> None:
@@ -180,8 +186,13 @@ class Pages:
 
     @property
     def held(self) -> int:
-        """Number of pages that are not free."""
-        return len(self.users) - len(self.free)
+        """Bytes of the pages that are not free."""
+        return self.kind.nbytes * (len(self.users) - len(self.free))
+
+    @property
+    def kept(self) -> int:
+        """Bytes of the idle pages."""
+        return self.kind.nbytes * len(self.idle)
 
 
 def root_key(root: Hashable) -> bytes:

@@ -36,6 +36,15 @@ class Rows:
     tokens: Tokens
     back: Tensor
 
+    def unpack(self, x: Tensor, dim: int = 1) -> Tensor:
+        """Returns x [1, T, ...], or [1, H, T, ...] for dim=2, as rows [R, T', ...] or [R, H, T', ...]."""
+        rows: Tensor = x[0].index_select(dim - 1, self.at.flatten()).unflatten(dim - 1, self.at.shape)
+        return rows.movedim(dim - 1, 0)
+
+    def pack(self, x: Tensor, dim: int = 1) -> Tensor:
+        """Returns rows [R, T', ...], or [R, H, T', ...] for dim=2, as the tokens [1, T, ...] of the packed row."""
+        return x.movedim(0, dim - 1).flatten(dim - 1, dim).index_select(dim - 1, self.back).unsqueeze(0)
+
 
 class PagedStep:
     """One step, shared by all layers."""

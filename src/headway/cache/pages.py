@@ -30,12 +30,7 @@ class PagePool:
         self, classes: Sequence[PageClass], budget: int | None = None, *, keep: int | None = None
     ) -> None:
         self.classes, self.budget, self.keep = tuple(classes), budget, keep
-        self.stored = [Pages() for _ in self.classes]
-        self._forgetful = [
-            (of, kind)
-            for of, kind in enumerate(self.classes)
-            if kind.retention.reach is not None and not kind.state
-        ]
+        self.stored = [Pages(kind) for kind in self.classes]
         self.has_states = any(kind.state for kind in self.classes)
         self._now = 0
 
@@ -48,11 +43,11 @@ class PagePool:
         table = PageTable(root_key(root), list(ids), [[] for _ in self.classes])
         length = self._hit(table)
         count = length // PAGE
-        for kind, pages, numbers in zip(self.classes, self.stored, table.pages, strict=True):
-            if kind.state:
+        for pages, numbers in zip(self.stored, table.pages, strict=True):
+            if pages.kind.state:
                 shared: list[int | None] = [pages.page[table.key(count - 1)]] if count else []
             else:
-                needed = {*kind.needed(length)}
+                needed = {*pages.kind.needed(length)}
                 shared = [pages.page[table.key(p)] if p in needed else None for p in range(count)]
             for page in shared:
                 if page is not None:
@@ -68,18 +63,16 @@ class PagePool:
         thread may call this."""
         table = PageTable(root_key(root), list(ids), [])
         numbers = range(len(ids) // PAGE)
-        pairs = list(zip(self.classes, self.stored, strict=True))
-        return [[pages.fate(kind, table, page) for page in numbers] for kind, pages in pairs]
+        return [[pages.fate(table, page) for page in numbers] for pages in self.stored]
 
     def _hit(self, table: PageTable) -> int:
         """Returns the longest prefix, in tokens, that all classes hold: a length L for which every class has all pages
         that the query after L tokens may attend to, or the state."""
         count = max(len(table.ids) - 1, 0) // PAGE
-        pairs = list(zip(self.classes, self.stored, strict=True))
-        for kind, pages in pairs:
-            if kind.retention.reach is None and not kind.state:
+        for pages in self.stored:
+            if pages.kind.retention.reach is None and not pages.kind.state:
                 count = next((p for p in range(count) if table.key(p) not in pages.page), count)
-        while count and not all(pages.hold(kind, table, count) for kind, pages in pairs):
+        while count and not all(pages.hold(table, count) for pages in self.stored):
             count -= 1
         return count * PAGE
 
@@ -121,21 +114,16 @@ class PagePool:
 
     def missing(self, table: PageTable, count: int) -> int:
         """Returns the bytes of pages that `count` more tokens of a sequence would take."""
-        return sum(kind.nbytes * self._wanted(i, table, count) for i, kind in enumerate(self.classes))
-
-    def _wanted(self, of: int, table: PageTable, count: int) -> int:
-        """Returns how many pages of a class `count` more tokens take, including the copy of a shared last page."""
-        numbers = table.pages[of]
-        if self.classes[of].state:
-            return int(not numbers or self._is_shared(of, numbers[0]))
-        count_new = -(-(len(table) + count) // PAGE) - len(numbers)
-        appends = len(table) % PAGE != 0 and count > 0
-        return count_new + int(appends and self._is_shared(of, numbers[-1]))
-
-    def _is_shared(self, of: int, page: int | None) -> bool:
-        """Returns whether other sequences may read a page, so that it must not be written to."""
-        assert page is not None
-        return self.stored[of].users[page] > 1 or page in self.stored[of].key
+        wanted = 0
+        for pages, numbers in zip(self.stored, table.pages, strict=True):
+            if pages.kind.state:
+                new = int(not numbers or pages.may_be_read(numbers[0]))
+            else:  # with the copy of a shared last page
+                appends = len(table) % PAGE != 0 and count > 0
+                new = -(-(len(table) + count) // PAGE) - len(numbers)
+                new += int(appends and pages.may_be_read(numbers[-1]))
+            wanted += pages.kind.nbytes * new
+        return wanted
 
     @property
     def available(self) -> int | None:
@@ -158,19 +146,19 @@ class PagePool:
                 f"PagePool: {len(new)} more tokens take {need} bytes of pages, and {left} of {self.budget} are left"
             )
         copies = []
-        for i, kind in enumerate(self.classes):
-            numbers, pages = table.pages[i], self.stored[i]
-            if (kind.state and numbers) or (not kind.state and len(table) % PAGE):
+        for of, (pages, numbers) in enumerate(zip(self.stored, table.pages, strict=True)):
+            is_state = pages.kind.state
+            if (is_state and numbers) or (not is_state and len(table) % PAGE):
                 old = numbers[-1]
                 assert old is not None
-                if self._is_shared(i, old):
-                    numbers[-1] = page = self._take(i)
+                if pages.may_be_read(old):
+                    numbers[-1] = page = self._take(pages)
                     table.version += 1
-                    copies.append(Copy(i, old, page))
+                    copies.append(Copy(of, old, page))
                     pages.drop(old, self._now)
-            last = 1 if kind.state else -(-(len(table) + len(new)) // PAGE)
+            last = 1 if is_state else -(-(len(table) + len(new)) // PAGE)
             while len(numbers) < last:
-                numbers.append(self._take(i))
+                numbers.append(self._take(pages))
                 table.version += 1
         table.ids += new
         table.room = -(-len(table) // PAGE) * PAGE
@@ -178,12 +166,12 @@ class PagePool:
             self._bound()
         return copies
 
-    def _take(self, of: int) -> int:
+    def _take(self, pages: Pages) -> int:
         """Takes a page of a class. If the budget is full, idle pages are evicted, the least recently used first."""
         if self.budget is not None:
-            while self.held + self.classes[of].nbytes > self.budget and self.idle:
+            while self.held + pages.kind.nbytes > self.budget and self.idle:
                 self._evict()
-        return self.stored[of].take()
+        return pages.take()
 
     def _evict(self) -> None:
         """Evicts the least recently used page of all classes."""
@@ -197,12 +185,12 @@ class PagePool:
     @property
     def held(self) -> int:
         """Bytes of pages that are in use or kept."""
-        return sum(kind.nbytes * pages.held for kind, pages in zip(self.classes, self.stored, strict=True))
+        return sum(pages.held for pages in self.stored)
 
     @property
     def idle(self) -> int:
         """Bytes of pages that are kept and that no sequence uses."""
-        return sum(kind.nbytes * len(p.idle) for kind, p in zip(self.classes, self.stored, strict=True))
+        return sum(pages.kept for pages in self.stored)
 
     def check_trim(self, table: PageTable, count: int) -> None:
         """Raises CacheError if the last `count` tokens cannot be discarded: for a class of states, for more tokens than
@@ -245,12 +233,14 @@ class PagePool:
         self._check(table)
         for p in range(len(table.keys), len(table) // PAGE):
             key = table.key(p)
-            for kind, pages, numbers in zip(self.classes, self.stored, table.pages, strict=True):
-                page = None if kind.state else numbers[p]
+            for pages, numbers in zip(self.stored, table.pages, strict=True):
+                page = None if pages.kind.state else numbers[p]
                 if page is not None:
                     pages.publish(page, key)
-        for of, kind in self._forgetful:
-            pages, numbers = self.stored[of], table.pages[of]
+        for pages, numbers in zip(self.stored, table.pages, strict=True):
+            kind = pages.kind
+            if kind.state or kind.retention.reach is None:
+                continue
             for p in range(len(numbers) - 1, -1, -1):
                 page = numbers[p]
                 if page is None and p * PAGE >= kind.retention.sinks:
@@ -268,15 +258,15 @@ class PagePool:
         copies: list[Copy] = []
         if self.keep == 0 or len(table.ids) % PAGE:
             return copies
-        for i, (kind, pages, numbers) in enumerate(zip(self.classes, self.stored, table.pages, strict=True)):
-            if not (kind.state and table.ids):
+        for of, (pages, numbers) in enumerate(zip(self.stored, table.pages, strict=True)):
+            if not (pages.kind.state and table.ids):
                 continue
             key, available = table.key(len(table) // PAGE - 1), self.available
-            if key in pages.page or (available is not None and kind.nbytes > available):
+            if key in pages.page or (available is not None and pages.kind.nbytes > available):
                 continue
-            state, page = numbers[0], self._take(i)
+            state, page = numbers[0], self._take(pages)
             assert state is not None
-            copies.append(Copy(i, state, page))
+            copies.append(Copy(of, state, page))
             pages.publish(page, key)
             pages.drop(page, self._now)
         self._bound()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from headway.errors import CacheError, check_known
+from headway.partial import work_dtype
 
 KV_DTYPES: dict[str, torch.dtype | None] = {"auto": None, "int8": torch.int8}
 """auto: the dtype of the model's keys. int8: rounded, with a scale per token and kv head (docs/caches.md)."""
@@ -67,7 +68,7 @@ class StateSpec:
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
     """Returns the dtype of states beside keys of `dtype`: float32, or float64 for float64."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+    return work_dtype(dtype)
 
 
 def kv_dtype(name: str) -> torch.dtype | None:

@@ -45,10 +45,10 @@ class StoredText:
         holds states."""
         table, count, replica = PageTable(root_key(root), list(ids), []), len(ids), copy(cache)
         replica.layers, held = [copy(layer) for layer in cache.layers], list[Tensor]()
-        for of, (kind, pages) in enumerate(zip(cache.pool.classes, cache.pool.stored, strict=True)):
+        for of, pages in enumerate(cache.pool.stored):
             keys = [table.key(number) for number in range(count // PAGE)]
             pairs = [(number, pages.page[key]) for number, key in enumerate(keys) if key in pages.page]
-            if kind.state or not pairs:
+            if pages.kind.state or not pairs:
                 return None
             slots = torch.tensor(pairs, device=cache.device).T.unsqueeze(2) * PAGE
             positions, stored = (slots + torch.arange(PAGE, device=cache.device)).flatten(1)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from headway.block_quantization import BLOCK, BlockMatrix
-from headway.hardware import large_pages
-from headway.native.panels import AT_ONCE, GROUP, PANEL
+from headway.native.panels import GROUP, PANEL, packed_panels, panels_of
 
 GROUPS = BLOCK // GROUP
 SCALES = 2 * PANEL
@@ -35,13 +34,10 @@ class BlockPanels(NamedTuple):
     def pack(cls, matrix: BlockMatrix) -> "BlockPanels":
         """Returns the same codes and scales reordered into panels."""
         outputs, inputs = matrix.codes.shape
-        panels, size = -(-outputs // PANEL), inputs // BLOCK * block_bytes(matrix.bits)
-        data = torch.empty(panels, size, dtype=torch.uint8)  # before the temporaries, as in `Panels`
-        large_pages([data])
-        step = max(1, AT_ONCE // (PANEL * inputs))
-        for first in range(0, panels, step):
-            rows = range(first * PANEL, min((first + step) * PANEL, outputs))
-            data[first : first + step] = _packed(matrix.part(0, rows)).flatten(1)
+        size = inputs // BLOCK * block_bytes(matrix.bits)
+        data = packed_panels(
+            outputs, inputs, size, lambda rows: _packed(matrix.moved(lambda t: t[rows])).flatten(1)
+        )
         return cls(data, matrix.bits, outputs, inputs)
 
     def unpack(self, first: int = 0, count: int | None = None) -> BlockMatrix:
@@ -69,9 +65,9 @@ class BlockPanels(NamedTuple):
     def rows(self, at: Tensor) -> Tensor:
         """Returns the rows [n, I] with the indices `at` [n], in float32; only panels that contain one of them are
         unpacked."""
-        panels, panel_positions = (at // PANEL).unique(return_inverse=True)
-        panel_subset = self._replace(data=self.data[panels], outputs=len(panels) * PANEL)
-        return panel_subset.unpack().dequantize()[panel_positions * PANEL + at % PANEL]
+        panels, places = panels_of(at)
+        subset = self._replace(data=self.data[panels], outputs=len(panels) * PANEL)
+        return subset.unpack().dequantize()[places]
 
 
 def block_bytes(bits: int) -> int:

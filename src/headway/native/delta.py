@@ -4,15 +4,15 @@ Tensors are float32 or bf16 on the CPU; log decays, betas, states and sums are f
 `headway.attention.delta` has the formula, and the path without kernels.
 """
 
-import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from headway.errors import BackendError
 from headway.native import interface as c
 from headway.native.loader import library, threads, why_missing
-from headway.native.rows import FLOATS, empty_like, visible
+from headway.native.rows import FLOATS, empty_like, run, visible
 
 
 def unsupported_reason(*tensors: Tensor | None) -> str | None:
@@ -29,51 +29,40 @@ def unsupported_reason(*tensors: Tensor | None) -> str | None:
     return None if library() is not None else why_missing()
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    beta: Tensor,
-    past: Tensor,
-    begins: Tensor | None,
-    scale: float,
-    unit_eps: float | None,
-    erases: bool,
-) -> tuple[Tensor, Tensor]:
-    """Returns (out [B, H, T, E], state [B, H, D, E]) of q, k [B, K, T, D], v [B, H, T, E], log_decay [B, H, T, 1 or D],
-    beta [B, H, T, 1], past [B, H, D, E] and begins, bool [B|1, T]; the other arguments are those of `delta_attend`."""
-    q, k, v, log_decay, beta, past = _as_read(q, k, v, log_decay, beta, past)
+class Rule(NamedTuple):
+    """What a call has besides its tensors: `begins`, where a later document of a row begins, bool [B|1, T], or None if
+    each row is one document; the other fields are arguments of `delta_attend`."""
+
+    begins: Tensor | None
+    scale: float
+    unit_eps: float | None
+    erases: bool
+
+
+def forward(rule: Rule, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns (out [B, H, T, E], state [B, H, D, E]) of the inputs q, k [B, K, T, D], v [B, H, T, E], log_decay [B, H,
+    T, 1 or D], beta [B, H, T, 1] and past [B, H, D, E]."""
+    inputs = _as_read(*inputs)
+    _, _, v, _, _, past = inputs
     out, state = empty_like(v), torch.empty_like(past)
-    struct = _struct(q, k, v, log_decay, beta, past, begins, scale, unit_eps, erases)
+    struct = _struct(rule, *inputs)
     struct.out, struct.state = c.TensorStruct.of(out), state.data_ptr()
-    _run(struct)
+    run("headway_delta_rule", struct)
     return out, state
 
 
 def backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    beta: Tensor,
-    past: Tensor,
-    begins: Tensor | None,
-    scale: float,
-    unit_eps: float | None,
-    erases: bool,
-    d_out: Tensor | None,
-    d_state: Tensor | None,
-    over: bool = False,
+    rule: Rule, inputs: Sequence[Tensor], d_out: Tensor | None, d_state: Tensor | None, over: bool = False
 ) -> tuple[Tensor, ...]:
-    """Returns the gradients of q, k, v, log_decay, beta and past from those of `forward`'s results, of which one may be
-    None. With `over`, the gradients of q, k and v are written over those that have as many heads as v. (The kernel
-    reads a chunk before it writes the chunk's gradients, and not afterwards.)"""
-    q, k, v, log_decay, beta, past = _as_read(q, k, v, log_decay, beta, past)
+    """Returns the gradients of `forward`'s inputs from those of its results, of which one may be None. With `over`, the
+    gradients of q, k and v are written over those that have as many heads as v. (The kernel reads a chunk before it
+    writes the chunk's gradients, and not afterwards.)"""
+    inputs = _as_read(*inputs)
+    q, k, v, *gates_and_past = inputs
     heads = v.shape[1]
     dq, dk, dv = (x if over and x.shape[1] == heads else empty_like(x, heads) for x in (q, k, v))
-    gradients = [torch.empty_like(x) for x in (log_decay, beta, past)]
-    struct = _struct(q, k, v, log_decay, beta, past, begins, scale, unit_eps, erases)
+    gradients = [torch.empty_like(x) for x in gates_and_past]
+    struct = _struct(rule, *inputs)
     if d_out is not None:
         d_out = _side_by_side(d_out)
         struct.d_out = c.TensorStruct.of(d_out)
@@ -82,14 +71,14 @@ def backward(
         struct.d_state = d_state.data_ptr()
     struct.dq, struct.dk, struct.dv = (c.TensorStruct.of(x) for x in (dq, dk, dv))
     struct.d_log_decay, struct.d_beta, struct.d_past = (x.data_ptr() for x in gradients)
-    _run(struct)
+    run("headway_delta_rule", struct)
     if k.shape[1] != heads:
         dq, dk = (x.unflatten(1, (k.shape[1], -1)).sum(2, dtype=torch.float32).to(x.dtype) for x in (dq, dk))
     return dq, dk, dv, *gradients
 
 
-def _as_read(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> list[Tensor]:
-    return [*map(_side_by_side, (q, k, v)), *(t.contiguous() for t in rest)]
+def _as_read(q: Tensor, k: Tensor, v: Tensor, *gates_and_past: Tensor) -> tuple[Tensor, ...]:
+    return *map(_side_by_side, (q, k, v)), *(t.contiguous() for t in gates_and_past)
 
 
 def _side_by_side(t: Tensor) -> Tensor:
@@ -98,17 +87,9 @@ def _side_by_side(t: Tensor) -> Tensor:
 
 
 def _struct(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    beta: Tensor,
-    past: Tensor,
-    begins: Tensor | None,
-    scale: float,
-    unit_eps: float | None,
-    erases: bool,
+    rule: Rule, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, past: Tensor
 ) -> c.DeltaStruct:
+    begins, scale, unit_eps, erases = rule
     rows, heads, count, width = v.shape
     struct = c.DeltaStruct(
         threads(), rows, heads, k.shape[1], count, k.shape[3], width, c.TYPES[q.dtype], log_decay.shape[3],
@@ -120,10 +101,3 @@ def _struct(
         struct.begins, struct.begins_batch = begins.data_ptr(), begins.stride(0) if len(begins) > 1 else 0
     struct.past = past.data_ptr()
     return struct
-
-
-def _run(struct: c.DeltaStruct) -> None:
-    kernels = library()
-    assert kernels is not None
-    if code := kernels.dll.headway_delta_rule(ctypes.byref(struct)):
-        raise BackendError(f"headway_delta_rule refuses the call: {c.ERRORS[code]}")

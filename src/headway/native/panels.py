@@ -3,6 +3,7 @@
 Legend: I inputs, O outputs, P = ceil(O / 16) panels, G = ceil(I / 32) groups.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -49,7 +50,6 @@ class Panels(NamedTuple):
             raise BackendError(
                 f"the kernels take groups of a multiple of {GROUP} inputs, not of {group_size}"
             )
-        panels, groups = -(-outputs // PANEL), -(-inputs // GROUP)
         top = matrix.scale.abs().amax(1).float()
         power = torch.exp2(torch.floor(torch.log2(top.clamp_min(torch.finfo(torch.float32).tiny))))
         factor = power if group_size else matrix.scale[:, 0].float()
@@ -63,16 +63,11 @@ class Panels(NamedTuple):
             factor,
             group_size or inputs,
         )
-        # The result is allocated before the temporaries, which are made for a few panels at a time: freeing them leaves
-        # no holes in the heap below it.
-        data = torch.empty(panels, groups, panels_without_data.group_bytes, dtype=torch.uint8)
-        large_pages([data])
-        step = max(1, AT_ONCE // (PANEL * inputs))
-        for first in range(0, panels, step):
-            data[first : first + step] = panels_without_data._packed(
-                matrix, slice(first * PANEL, (first + step) * PANEL)
-            )
-        return panels_without_data._replace(data=data.view(panels, -1))
+        size = -(-inputs // GROUP) * panels_without_data.group_bytes
+        data = packed_panels(
+            outputs, inputs, size, lambda rows: panels_without_data._packed(matrix, rows).flatten(1)
+        )
+        return panels_without_data._replace(data=data)
 
     @property
     def group_bytes(self) -> int:
@@ -129,15 +124,33 @@ class Panels(NamedTuple):
     def rows(self, at: Tensor) -> Tensor:
         """Returns the rows [n, I] with the indices `at` [n], in float32; only panels that contain one of them are
         unpacked."""
-        panels, panel_positions = (at // PANEL).unique(return_inverse=True)
-        panel_subset = self._replace(
-            data=self.data[panels], outputs=len(panels) * PANEL, factor=self._factors(panels)
-        )
-        return panel_subset.unpack().dequantize()[panel_positions * PANEL + at % PANEL]
-
-    def _factors(self, panels: Tensor) -> Tensor:
+        panels, places = panels_of(at)
         numbers = panels[:, None] * PANEL + torch.arange(PANEL, device=panels.device)
-        return self.factor[numbers.flatten().clamp_max(self.outputs - 1)]
+        factor = self.factor[numbers.flatten().clamp_max(self.outputs - 1)]
+        subset = self._replace(data=self.data[panels], outputs=len(panels) * PANEL, factor=factor)
+        return subset.unpack().dequantize()[places]
+
+
+def packed_panels(outputs: int, inputs: int, size: int, pack: Callable[[slice], Tensor]) -> Tensor:
+    """Returns uint8 [P, size], where `pack` returns some rows of the matrix as whole panels, [panels, size].
+
+    The result is allocated before the temporaries, which are made for a few panels at a time: freeing them leaves no
+    holes in the heap below it."""
+    panels = -(-outputs // PANEL)
+    data = torch.empty(panels, size, dtype=torch.uint8)
+    large_pages([data])
+    step = max(1, AT_ONCE // (PANEL * inputs))
+    for first in range(0, panels, step):
+        data[first : first + step] = pack(slice(first * PANEL, (first + step) * PANEL))
+    return data
+
+
+def panels_of(at: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the panels that contain some of the rows `at` [n], in order, and the place of each row among the rows of
+    these panels, [n]."""
+    # rows 40 and 3: panels 0 and 2, of rows 0 .. 15 and 32 .. 47, where they are at 16 + 8 and 3
+    panels, numbers = (at // PANEL).unique(return_inverse=True)
+    return panels, numbers * PANEL + at % PANEL
 
 
 def panel_bytes(outputs: int, inputs: int, bits: int, scales: bool) -> int:

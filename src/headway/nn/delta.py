@@ -15,7 +15,7 @@ from headway.attention.delta import Convolved, DeltaSpec, RuleSizes, delta_atten
 from headway.cache import StateSpec, state_dtype
 from headway.nn.linear import Linear, products
 from headway.nn.mixing import InOrder, StateLayer, drawn
-from headway.nn.norms import RMSNorm, gated_heads
+from headway.nn.norms import RMSNorm, gated_normed_heads
 from headway.nn.scale import scaled
 
 UNIT_EPS = 1e-6
@@ -151,12 +151,12 @@ class GatedDelta(RuleLayer):
             q, k, v, self._log_decay(decay), beta.transpose(1, 2),
             tokens=order.tokens, past=state, unit_eps=UNIT_EPS, sources=sources,
         )  # fmt: skip
-        out = gated_heads(self.norm, rule.out.transpose(1, 2), gate, self.delta.gate)
+        out = gated_normed_heads(self.norm, rule.out.transpose(1, 2), gate, self.delta.gate)
         return out, DeltaPast(rule.state, tail)
 
     def _log_decay(self, raw: Tensor) -> Tensor:
         """Returns ln a as [B, H, T] or [B, H, T, D], float32 or float64."""
-        work = torch.float64 if raw.dtype == torch.float64 else torch.float32
+        work = state_dtype(raw.dtype)
         rate = F.softplus(raw.to(work) + self.decay_bias.to(work))
         by_head = rate.unflatten(2, (self.delta.heads, -1)).transpose(1, 2)
         log_decay: Tensor = -self.log_rate.to(work).exp().view(-1, 1, 1) * by_head

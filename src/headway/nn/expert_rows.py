@@ -77,23 +77,24 @@ def plain_expert_rows(
 ) -> Tensor:
     """Computes `expert_rows` in torch's operations."""
     y = torch.zeros_like(x)
-    for _, pairs, (gate, up, down) in _experts(counts, order, matrices):
-        row = pairs // weights.shape[1]
+    for _, _, row, w, (gate, up, down) in _experts(counts, order, weights, matrices):
         hidden = plain_gated(x[row] @ gate.T, x[row] @ up.T, act)
-        y = y.index_add(0, row, weights.flatten()[pairs, None] * (hidden @ down.T))
+        y = y.index_add(0, row, w * (hidden @ down.T))
     return y
 
 
 def _experts(
-    counts: Sequence[int], order: Tensor, matrices: Sequence[Tensor]
-) -> Iterator[tuple[slice, Tensor, Sequence[Tensor]]]:
-    """Yields, for each expert, where its pairs are in `order`, the pairs, and its matrices.
+    counts: Sequence[int], order: Tensor, weights: Tensor, matrices: Sequence[Tensor]
+) -> Iterator[tuple[slice, Tensor, Tensor, Tensor, Sequence[Tensor]]]:
+    """Yields, for each expert, where its pairs are in `order`, the pairs, their rows and weights [pairs, 1], and its
+    matrices.
 
     counts (2, 0, 1) of order (4, 1, 3): slice(0, 2) with (4, 1), slice(2, 2) with none, slice(2, 3) with (3)."""
-    begin = 0
+    begin, w, each = 0, weights.flatten(), weights.shape[1]
     for e, count in enumerate(counts):
         at = slice(begin, begin + count)
-        yield at, order[at], matrices[MATRICES * e : MATRICES * (e + 1)]
+        pairs = order[at]
+        yield at, pairs, pairs // each, w[pairs, None], matrices[MATRICES * e : MATRICES * (e + 1)]
         begin += count
 
 
@@ -108,14 +109,13 @@ class _ExpertRows(torch.autograd.Function):
     def forward(
         ctx: Any, act: str, counts: list[int], order: Tensor, x: Tensor, weights: Tensor, *matrices: Tensor
     ) -> Tensor:
-        y, w, each = torch.zeros_like(x), weights.flatten(), weights.shape[1]
+        y = torch.zeros_like(x)
         gates, ups = (x.new_empty(len(order), matrices[0].shape[0]) for _ in "gu")
-        for at, pairs, (gate, up, down) in _experts(counts, order, matrices):
+        for at, pairs, row, w, (gate, up, down) in _experts(counts, order, weights, matrices):
             if len(pairs):
-                row = pairs // each
                 x_expert = x.index_select(0, row)
                 gates[at], ups[at] = forward_product(x_expert, gate), forward_product(x_expert, up)
-                hidden = rows.gate(act, gates[at], ups[at]).mul_(w[pairs, None])
+                hidden = rows.gate(act, gates[at], ups[at]).mul_(w)
                 y.index_add_(0, row, forward_product(hidden, down))
         ctx.save_for_backward(order, x, weights, gates, ups, *matrices)
         ctx.act, ctx.counts = act, counts
@@ -132,10 +132,12 @@ class _ExpertRows(torch.autograd.Function):
                 None,
                 *again(partial(plain_expert_rows, ctx.act, ctx.counts, order), (x, weights, *matrices), dy),
             )
-        w, each, wants = weights.flatten(), weights.shape[1], ctx.needs_input_grad[5:]
-        dx, dw = torch.zeros_like(x), torch.empty_like(w)
+        wants = ctx.needs_input_grad[5:]
+        dx, dw = torch.zeros_like(x), torch.empty_like(weights.flatten())
         d_matrices: list[Tensor | None] = []
-        for e, (at, pairs, (gate, up, down)) in enumerate(_experts(ctx.counts, order, matrices)):
+        for e, (at, pairs, row, w, (gate, up, down)) in enumerate(
+            _experts(ctx.counts, order, weights, matrices)
+        ):
             needed = wants[MATRICES * e : MATRICES * (e + 1)]
             if not len(pairs):
                 d_matrices += [
@@ -143,14 +145,13 @@ class _ExpertRows(torch.autograd.Function):
                     for m, want in zip((gate, up, down), needed, strict=True)
                 ]
                 continue
-            row, by = pairs // each, w[pairs, None]
             x_expert, dy_of = x.index_select(0, row), dy.index_select(0, row)
             dh, h = input_product(dy_of, down), torch.empty_like(gates[at])
-            dg, du = rows.gate_backward(ctx.act, dh * by, gates[at], ups[at], h)
+            dg, du = rows.gate_backward(ctx.act, dh * w, gates[at], ups[at], h)
             assert du is not None
             dw[pairs] = torch.linalg.vecdot(dh, h)
             dx.index_add_(0, row, input_product(dg, gate).add_(input_product(du, up)))
-            sides = ((dg, x_expert), (du, x_expert), (dy_of, h.mul_(by)))
+            sides = ((dg, x_expert), (du, x_expert), (dy_of, h.mul_(w)))
             d_matrices += [
                 weight_product(a, b) if want else None for (a, b), want in zip(sides, needed, strict=True)
             ]

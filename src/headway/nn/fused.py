@@ -18,6 +18,7 @@ from torch import Tensor
 
 from headway.native import interface, rows
 from headway.nn.weights.base import needs_gradient
+from headway.partial import work_dtype
 from headway.positions import tables
 
 Norm = Literal["rms", "layer"]
@@ -107,7 +108,7 @@ def rotate(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, pairing: str | Tensor
 
 def plain_rms_norm(x: Tensor, weight: Tensor | None, eps: float, bias: Tensor | None = None) -> Tensor:
     """Computes the RMSNorm in torch's operations, bit for bit as the LLaMA code of `transformers` does."""
-    wide = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    wide = x.to(work_dtype(x.dtype))
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     y = wide.to(x.dtype) if weight is None else weight * wide.to(x.dtype)
     return y if bias is None else y + bias

@@ -24,6 +24,7 @@ from headway.errors import ConfigError
 from headway.nn.attention_layer import AttentionLayer
 from headway.nn.attention_options import AttentionOptions
 from headway.nn.mixers import Call, Mixer, Projections
+from headway.nn.mixing import states_of
 from headway.nn.norms import QKNorm
 from headway.nn.record import LinearAttended
 from headway.patterns import Causal, Pattern
@@ -77,15 +78,14 @@ class LinearMixer(Mixer):
                 "LinearAttention: its sums over keys are not added up over the ranks of context parallel; train this "
                 "model without it"
             )
-        if cache is not None:
-            self._check_cache(cache, layer.rotary.positions)
+        states = None if cache is None else self._states_of(cache, layer.rotary.positions)
         if memory is not None:
             (q,) = layer.projected(x_BTM, "q")
             options = self.linear, self.pattern, tokens, memory.tokens, None
             return prepare(q, memory.k, memory.v, *options).attend(None, self.form)
         q_BHTD, k_BKTD, v_BKTE = layer.projected(x_BTM)
-        if isinstance(cache, PagedStates):
-            out = self._by_rows(layer, (q_BHTD, k_BKTD, v_BKTE), cache, tokens)
+        if states is not None:
+            out = self._by_rows(layer, (q_BHTD, k_BKTD, v_BKTE), states, tokens)
             return out if selected is None else selected.take(out, 2)
         if rotation is not None and rotation.rotates_values:
             v_BKTE = rotation.apply(v_BKTE)
@@ -96,28 +96,22 @@ class LinearMixer(Mixer):
         return out_BHTE if selected is None else selected.take(out_BHTE, 2)
 
     def _by_rows(
-        self, layer: Projections, packed: Sequence[Tensor], cache: PagedStates, tokens: Tokens
+        self, layer: Projections, packed: Sequence[Tensor], states: PagedStates, tokens: Tokens
     ) -> Tensor:
-        """Unpacks the sequences of a step of a `PagedCache` into rows, because each row has one sum, and packs their
-        results."""
-        rows = cache.cache.step_of(tokens).rows
-        q, k, v = (t[0][:, rows.at].transpose(0, 1) for t in packed)  # [R, H, T', D]
+        """Computes a step of a `PagedCache` with a row for each sequence, because each row has one sum."""
+        rows = states.cache.step_of(tokens).rows
+        q, k, v = (rows.unpack(t, 2) for t in packed)
         rotation = layer.rotary(rows.tokens, q.dtype)
         if rotation is not None and rotation.rotates_values:
             v = rotation.apply(v)
         prepared = prepare(q, k, v, self.linear, self.pattern, rows.tokens, rows.tokens, rotation)
-        past = LinearState(*cache.read())
-        cache.write(past.merge(prepared.state()).tensors)
-        out = prepared.attend(past, self.form)
-        return out.transpose(0, 1).flatten(1, 2)[:, rows.back].unsqueeze(0)
+        past = LinearState(*states.read())
+        states.write(past.merge(prepared.state()).tensors)
+        return rows.pack(prepared.attend(past, self.form), 2)
 
-    def _check_cache(self, cache: LayerCache, positions: PositionScheme) -> None:
-        if not isinstance(cache, PagedStates) or cache.state.of != self.linear:
-            of = f"of {cache.state.of}" if isinstance(cache, PagedStates) else "of keys"
-            raise ConfigError(
-                f"LinearAttention: cache must keep the sums of {self.linear}, got a {type(cache).__name__} {of}; give "
-                "a layer of PagedCache(spec, patterns, states)"
-            )
+    def _states_of(self, cache: LayerCache, positions: PositionScheme) -> PagedStates:
+        """Returns the cache. Raises ConfigError if it does not keep these sums, or if none could."""
+        states = states_of("LinearAttention", cache, self.linear, "sums")
         if not self.pattern.is_causal:
             raise ConfigError(
                 f"LinearAttention: under {self.pattern} queries see later tokens, so there is no cache; drop cache="
@@ -127,6 +121,7 @@ class LinearMixer(Mixer):
                 f"LinearAttention: under {positions} earlier keys are rotated anew as a row grows, but they have been "
                 "summed and cannot; decode without a cache, or use a scaling that does not depend on the length"
             )
+        return states
 
 
 class LinearAttention(AttentionLayer):

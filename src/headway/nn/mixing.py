@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headway.attention.token_order import Order, order_of
 from headway.cache import PagedStates
 from headway.cache.paged_cache import LayerCache
 from headway.errors import ConfigError
@@ -19,7 +19,7 @@ from headway.nn.record import Record
 from headway.parallel import ContextParallel
 from headway.positions import Rotation
 from headway.scores import Score
-from headway.tokens import SlotSelection, Tokens, take_slots
+from headway.tokens import SlotSelection, Tokens
 
 
 def drawn(shape: Sequence[int], low: float, high: float, generator: torch.Generator | None = None) -> Tensor:
@@ -32,14 +32,18 @@ def drawn(shape: Sequence[int], low: float, high: float, generator: torch.Genera
 class InOrder(NamedTuple):
     """Slots sorted by document and index, empty ones last.
 
-    slots: [B|1, T], which slot comes first, second, ...; None if they are sorted already.   tokens: in this order.
-    valid: bool [B|1, T], in this order; None if all slots are tokens.   begins: as in `short_convolution`.
+    order: how they were sorted.   tokens: in this order.   valid: bool [B|1, T], in this order; None if all slots are
+    tokens.
     """
 
-    slots: Tensor | None
+    order: Order
     tokens: Tokens
     valid: Tensor | None
-    begins: Tensor | None
+
+    @property
+    def begins(self) -> Tensor | None:
+        """Where a later document of a row begins, as in `short_convolution`."""
+        return self.order.begins
 
     def known(self, x: Tensor) -> Tensor:
         """Returns x [B, T, C] with 0 in empty slots."""
@@ -137,40 +141,45 @@ class StateLayer(MixingLayer):
         self, x: Tensor, past: Sequence[Tensor] | None, tokens: Tokens | None
     ) -> tuple[Tensor, Sequence[Tensor]]:
         self._check(x)
-        order = _in_order(type(self).__name__, tokens, x)
-        if order.begins is not None and past is not None:
+        ordered = _in_order(type(self).__name__, tokens, x)
+        if ordered.begins is not None and past is not None:
             raise ConfigError(
                 f"{type(self).__name__}: a past is of one document per row, but these tokens are of several (packed); "
                 "give each document a row of its own"
             )
-        x = x if order.slots is None else take_slots(x, order.slots, 1)
-        out, state = self.mix(self.inputs(x), order, past)
-        return (out if order.slots is None else take_slots(out, order.slots.argsort(1), 1)), state
+        out, state = self.mix(self.inputs(ordered.order.arrange(x, 1)), ordered, past)
+        return ordered.order.restore(out, 1), state
 
     def _by_rows(self, x: Tensor, cache: LayerCache, tokens: Tokens | None) -> Tensor:
-        """Unpacks the sequences of a step of a `PagedCache` into rows, because each row has one state, and packs
-        their results."""
+        """Computes a step of a `PagedCache` with a row for each sequence, because each row has one state."""
         self._check(x)
         name = type(self).__name__
-        if not isinstance(cache, PagedStates) or cache.state.of != self.of:
-            of = f"of {cache.state.of}" if isinstance(cache, PagedStates) else "of keys"
-            raise ConfigError(
-                f"{name}: cache must keep the states of {self.of}, got a {type(cache).__name__} {of}; give a layer of "
-                "PagedCache(spec, patterns, states)"
-            )
+        states = states_of(name, cache, self.of, "states")
         if tokens is None:
             raise ConfigError(f"{name}: a cache numbers the tokens; give those of its begin(): tokens=")
-        rows = cache.cache.step_of(tokens).rows
-        inputs = [t[0][rows.at] for t in self.inputs(x)]
-        out, state = self.mix(inputs, _in_order(name, rows.tokens, inputs[0]), cache.read())
-        cache.write(state)
-        return out.flatten(0, 1)[rows.back].unsqueeze(0)
+        rows = states.cache.step_of(tokens).rows
+        inputs = [rows.unpack(t) for t in self.inputs(x)]
+        out, state = self.mix(inputs, _in_order(name, rows.tokens, inputs[0]), states.read())
+        states.write(state)
+        return rows.pack(out)
 
     def _check(self, x: Tensor) -> None:
         if x.dim() != 3 or x.shape[2] != self.width:
             raise ConfigError(
                 f"{type(self).__name__}: x must be [batch, tokens, {self.width}], got {[*x.shape]}"
             )
+
+
+def states_of(name: str, cache: LayerCache, of: object, kept: str) -> PagedStates:
+    """Returns the cache of a layer that is called `name`. Raises ConfigError unless it keeps the states (`kept` in the
+    message) of `of`."""
+    if isinstance(cache, PagedStates) and cache.state.of == of:
+        return cache
+    other = f"of {cache.state.of}" if isinstance(cache, PagedStates) else "of keys"
+    raise ConfigError(
+        f"{name}: cache must keep the {kept} of {of}, got a {type(cache).__name__} {other}; give a layer of "
+        "PagedCache(spec, patterns, states)"
+    )
 
 
 def _in_order(name: str, tokens: Tokens | None, x: Tensor) -> InOrder:
@@ -180,17 +189,6 @@ def _in_order(name: str, tokens: Tokens | None, x: Tensor) -> InOrder:
         raise ConfigError(
             f"{name}: tokens describe {tokens.rows} rows of {tokens.count} slots, x holds {len(x)} rows of {x.shape[1]}"
         )
-    if tokens.count == 0 or (tokens.start is not None and tokens.document is None):
-        return InOrder(None, tokens, None, None)
-    valid, largest = tokens.valid, torch.iinfo(torch.int64).max
-    place = torch.where(valid, tokens.documents * (tokens.index.max() + 1) + tokens.index, largest)
-    slots = None
-    if bool((place[:, 1:] < place[:, :-1]).any()):
-        slots = place.argsort(dim=1, stable=True)
-        tokens = tokens.gather(slots)
-        valid = tokens.valid
-    document = tokens.documents
-    begins = F.pad((document[:, 1:] != document[:, :-1]) & valid[:, 1:], (1, 0))
-    return InOrder(
-        slots, tokens, None if bool(valid.all()) else valid, begins if bool(begins.any()) else None
-    )
+    order = order_of(tokens, empty_last=True)
+    tokens = tokens if order.slots is None else tokens.gather(order.slots)
+    return InOrder(order, tokens, None if order.valid is None else tokens.valid)

@@ -145,7 +145,7 @@ def normed_sum(norm: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return norm(total), total
 
 
-def gated_heads(norm: RMSNorm, x: Tensor, gate: Tensor, act: str) -> Tensor:
+def gated_normed_heads(norm: RMSNorm, x: Tensor, gate: Tensor, act: str) -> Tensor:
     """Returns act(gate) * norm(x), with x by heads [..., H, D], and gate and result [..., H D]. The backward keeps
     only x and gate, unless the norm has hooks."""
     if norm._forward_hooks or norm._forward_pre_hooks:

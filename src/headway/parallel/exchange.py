@@ -32,28 +32,14 @@ class Exchange(ABC):
             self.start(local, to, gathered[source], source)()
         return gathered
 
+    @abstractmethod
     def all_to_all(self, local: Tensor, sent: list[int], received: list[int]) -> Tensor:
         """Sends `sent[r]` rows of `local`, in order, to each rank r, and returns the rows received, `received[r]` from
         each, in the order of ranks. Any of these counts may be 0."""
-        parts = [*local.contiguous().split(sent)]
-        arrived = [local.new_empty(count, *local.shape[1:]) for count in received]
-        arrived[self.rank] = parts[self.rank]
-        for hop in range(1, self.ranks):
-            to, source = self.peers(hop)
-            outgoing, incoming = (
-                parts[to] if sent[to] else None,
-                arrived[source] if received[source] else None,
-            )
-            self.start(outgoing, to, incoming, source)()
-        return torch.cat(arrived)
 
+    @abstractmethod
     def sum(self, local: Tensor) -> Tensor:
-        """Returns the sum over ranks, added in their order: bitwise equal on all of them."""
-        first_part, *remaining = self.gather(local)
-        total = first_part.clone()
-        for part in remaining:
-            total += part
-        return total
+        """Returns the sum over ranks, bitwise equal on all of them."""
 
 
 class DistributedExchange(Exchange):
@@ -80,13 +66,12 @@ class DistributedExchange(Exchange):
         return wait
 
     def all_to_all(self, local: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        """Does the same with one collective operation."""
         arrived = local.new_empty(sum(received), *local.shape[1:])
         dist.all_to_all_single(arrived, local.contiguous(), received, sent, group=self.group)
         return arrived
 
     def sum(self, local: Tensor) -> Tensor:
-        """Does the same with all_reduce, which adds up each part of the tensor on one rank."""
+        # all_reduce adds up each part of the tensor on one rank
         total = local.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=self.group)
         return total

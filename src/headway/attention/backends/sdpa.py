@@ -17,7 +17,7 @@ from headway.attention.autograd import no_second_derivative
 from headway.attention.backends.base import CPU, Backend, Capabilities, Repeated
 from headway.attention.call import Call, split
 from headway.attention.key_values import KeyValues
-from headway.partial import Partial, merge_all
+from headway.partial import Partial, merge_all, work_dtype
 from headway.patterns import Causal, Full
 from headway.patterns.program import simplified
 
@@ -155,7 +155,7 @@ def _flash(
     """Calls torch's CPU kernel directly, because only this operator returns the logsumexp (natural log)."""
     op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     out, lse = op(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
-    return Partial(out, lse.to(torch.float64 if q.dtype == torch.float64 else torch.float32))
+    return Partial(out, lse.to(work_dtype(q.dtype)))
 
 
 SDPA = Backend(

@@ -13,11 +13,12 @@ from torch import Tensor
 from headway.attention.call import check_axes
 from headway.attention.delta.convolution import Convolved
 from headway.attention.delta.forms import DeltaInputs, chunked, recurrent
-from headway.attention.linear_attention.algorithms import Order, order_of
 from headway.attention.linear_attention.attend import exactly
+from headway.attention.token_order import order_of
 from headway.errors import BackendError, PatternError, check_known
 from headway.heads import Heads
 from headway.native import delta as native
+from headway.partial import work_dtype
 from headway.tokens import Tokens
 
 FORMS = ("kernel", "chunked", "parallel", "recurrent")
@@ -119,11 +120,11 @@ def delta_attend(
     order = order_of(tokens)
     decays = log_decay if log_decay.dim() == 4 else log_decay.unsqueeze(-1)
     inputs = [order.arrange(order.zeroed(t)) for t in (q, k, v, decays, beta.unsqueeze(-1))]
-    work = torch.float64 if q.dtype == torch.float64 else torch.float32
+    work = work_dtype(q.dtype)
     if past is None:  # expanded from one number, so that the backward keeps little
         past = q.new_zeros(1, dtype=work).expand(*v.shape[:2], q.shape[3], v.shape[3])
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    run = _Run(form, heads.group, scale, unit_eps, _begins(order), erases)
+    run = _Run(form, heads.group, native.Rule(order.begins, scale, unit_eps, erases))
     with exactly(q):
         if form == "kernel":
             inputs[3:] = (t.float() for t in inputs[3:])
@@ -157,7 +158,7 @@ def delta_transition(
     # Columns of a state do not interact: from the past [0, I] and the values [v, 0], the first E columns become the
     # update, and the last D columns decay I.
     values = torch.cat((v, v.new_zeros(*v.shape[:3], dim)), 3)
-    work = torch.float64 if v.dtype == torch.float64 else torch.float32
+    work = work_dtype(v.dtype)
     zeros = v.new_zeros(rows, heads, dim, value_dim, dtype=work)
     identity = torch.eye(dim, dtype=work, device=v.device).expand(rows, heads, dim, dim)
     past = torch.cat((zeros, identity), 3)
@@ -172,24 +173,21 @@ class _Run(NamedTuple):
 
     form: str
     group: int
-    scale: float
-    unit_eps: float | None
-    begins: Tensor | None  # bool [B|1, T]
-    erases: bool
+    rule: native.Rule
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Computes `DeltaResult` from q, k, v, log_decay [B, H, T, G], beta [B, H, T, 1] and past."""
         q, k, v = inputs[:3]
         rows, heads, count, value_dim = v.shape
+        begins, scale, unit_eps, erases = self.rule
         q, k, values, log_decay, beta, state = (t.to(inputs[5].dtype) for t in inputs)
-        if self.unit_eps is not None:
-            q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + self.unit_eps) for x in (q, k))
-        q, k = (x.repeat_interleave(self.group, 1) for x in (q * self.scale, k))
+        if unit_eps is not None:
+            q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + unit_eps) for x in (q, k))
+        q, k = (x.repeat_interleave(self.group, 1) for x in (q * scale, k))
         q, k, values, log_decay, beta = (t.flatten(0, 1) for t in (q, k, values, log_decay, beta))
-        begins = self.begins
         if begins is not None and len(begins) > 1:
             begins = begins.repeat_interleave(heads, 0)
-        call = DeltaInputs(q, k, values, log_decay, beta, begins, state.flatten(0, 1), self.erases)
+        call = DeltaInputs(q, k, values, log_decay, beta, begins, state.flatten(0, 1), erases)
         if self.form == "recurrent":
             out, state = recurrent(call)
         else:
@@ -204,8 +202,7 @@ class _Native(torch.autograd.Function):
         kept = [t for source in sources for t in source[1:]] or inputs[:3]
         ctx.save_for_backward(*inputs[3:], *kept)
         ctx.set_materialize_grads(False)
-        q, k, v, log_decay, beta, past = inputs
-        return native.forward(q, k, v, log_decay, beta, past, run.begins, run.scale, run.unit_eps, run.erases)
+        return native.forward(run.rule, *inputs)
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor | None, d_state: Tensor | None) -> tuple[Any, ...]:
@@ -223,18 +220,8 @@ class _Native(torch.autograd.Function):
             ys, dys = zip(*ends, strict=True)
             grads = iter(torch.autograd.grad(ys, leaves, dys, create_graph=True, allow_unused=True))
             return None, None, *(next(grads) if t.requires_grad else None for t in inputs)
-        q, k, v, log_decay, beta, past = inputs
-        options = run.begins, run.scale, run.unit_eps, run.erases
         over = bool(ctx.heads)  # q, k and v were computed here: the kernels may overwrite them
-        return None, None, *native.backward(q, k, v, log_decay, beta, past, *options, d_out, d_state, over)
-
-
-def _begins(order: Order) -> Tensor | None:
-    """Returns where a later document of a row begins, bool [B|1, T]; None if each row is one document."""
-    if order.documents is None:
-        return None
-    before, after = order.documents[:, :-1], order.documents[:, 1:]
-    return torch.nn.functional.pad((before != after) & (before >= 0), (1, 0))
+        return None, None, *native.backward(run.rule, inputs, d_out, d_state, over)
 
 
 def _check(
@@ -249,7 +236,7 @@ def _check(
     """Returns the heads and tokens of a call. Raises PatternError if its arguments do not fit together."""
     check_axes("delta_attend", q, k, v)
     heads = Heads.of(v.shape[1], k.shape[1])
-    work = torch.float64 if q.dtype == torch.float64 else torch.float32
+    work = work_dtype(q.dtype)
     (rows, h, count, value_dim), dim = v.shape, k.shape[3]
     of_head = (rows, h, count)
     expected = {

@@ -1,6 +1,6 @@
-"""Slots in order, and two ways to compute the same numerators and denominators.
+"""Two ways to compute the same numerators and denominators.
 
-Legend: B rows, N slots, K kv heads, G query heads per kv head, T queries, S keys, F features, E per value.
+Legend: B rows, K kv heads, G query heads per kv head, T queries, S keys, F features, E per value.
 """
 
 from collections.abc import Callable
@@ -11,68 +11,14 @@ from torch import Tensor
 
 from headway.attention.linear_attention.scan import scan
 from headway.attention.linear_attention.state import LinearState
-from headway.tokens import Tokens, take_slots
 
 SIZE = 64
 """Slots of a block of the chunked form. It does not change the result; docs/linear.md says how this value was found."""
 
 
 @dataclass(frozen=True, eq=False)
-class Order:
-    """The order of a row's slots in which each document is one run with rising indices, as a running sum needs. A field
-    is None if nothing needs to be done for it.
-
-    Slots of documents 1 0 1 are put in order 1 0 2: documents 0 1 1.
-
-    slots       the slot that comes first, second, ...; None if they are in order.        int64 [B|1, N]
-    documents   the document of each slot, in that order, where an empty slot has that of the slot before it; None if
-                there is one document.  int64 [B|1, N]
-    valid       which slots hold a token, in the order of the row itself; None if all do.  bool [B|1, N]
-    """
-
-    slots: Tensor | None = None
-    documents: Tensor | None = None
-    valid: Tensor | None = None
-
-    def arrange(self, t: Tensor) -> Tensor:
-        """Returns t [B, H, N, ...] with its slots in this order."""
-        return t if self.slots is None else take_slots(t, self.slots)
-
-    def restore(self, t: Tensor) -> Tensor:
-        """Returns t [B, H, N, ...], given in this order, with its slots in the order of the row."""
-        return t if self.slots is None else take_slots(t, self.slots.argsort(1))
-
-    def zeroed(self, t: Tensor) -> Tensor:
-        """Returns t [B, H, N, ...], in the order of the row, with exact zeros (and zero gradients) in empty slots."""
-        return t if self.valid is None else t.masked_fill(~self.valid[:, None, :, None], 0.0)
-
-
-def order_of(tokens: Tokens, *, alone: bool = True) -> Order:
-    """Returns the order of these tokens. Unless `alone`, the documents will be compared with those of other tokens,
-    and so are kept even if each row has only one."""
-    if tokens.count == 0 or (tokens.start is not None and (alone or tokens.document is None)):
-        return Order()
-    valid = tokens.valid
-    documents = torch.where(valid, tokens.documents, -1)
-    several = tokens.document is not None
-    if several and alone:
-        several = bool(((documents.amax(1, keepdim=True) != documents) & valid).any())
-    place = torch.where(valid, documents * (tokens.index.max() + 1) + tokens.index, -1)
-    before = torch.nn.functional.pad(place.cummax(1).values[:, :-1], (1, 0), value=-1)
-    slots = None
-    if bool(((place <= before) & valid).any()):
-        slots = torch.where(valid, place, torch.iinfo(torch.int64).max).argsort(1)
-        documents = documents.gather(1, slots)
-    return Order(
-        slots,
-        documents.cummax(1).values if several else None,
-        None if bool(valid.all()) else valid,
-    )
-
-
-@dataclass(frozen=True, eq=False)
 class Sums:
-    """The terms of the sums, in order (`Order`), with zeros in empty slots.
+    """The terms of the sums, in order (`token_order.Order`), with zeros in empty slots.
 
     q, zq           features for numerator and denominator     [B, K, G, T, F]
     k, zk           the same of keys, 0 in empty slots            [B, K, S, F]

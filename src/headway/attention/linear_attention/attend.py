@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.attention.linear_attention.algorithms import FORMS, SIZE, Order, Sums, order_of, products
+from headway.attention.linear_attention.algorithms import FORMS, SIZE, Sums, products
 from headway.attention.linear_attention.spec import LinearAttentionSpec, marked
 from headway.attention.linear_attention.state import LinearState
 from headway.attention.linear_attention.validate import check_call, check_past, forbid_weights
+from headway.attention.token_order import Order, order_of
 from headway.choice import Choice
 from headway.errors import PatternError, check_known
+from headway.partial import work_dtype
 from headway.patterns import Causal, Full, Pattern
 from headway.positions import Rotation
 from headway.scores import Score
@@ -220,7 +222,7 @@ def prepare(
             o if o.documents is not None else replace(o, documents=torch.zeros_like(t.index))
             for o, t in ((q_order, q_tokens), (k_order, k_tokens))
         )
-    work = torch.float64 if q.dtype == torch.float64 else torch.float32
+    work = work_dtype(q.dtype)
     q_in, k_in, v_in = (order.zeroed(t.to(work)) for t, order in ((q, q_order), (k, k_order), (v, k_order)))
     assert linear.key_feature is not None
     assert linear.rotary is not None

@@ -47,13 +47,13 @@ def has_triton() -> bool:
 
 def forward(call: Call, lse: bool = True, chunk: int | None = None) -> Partial:
     """Returns the partial over all key sets; each program takes `chunk` keys, by default as many as fill the device."""
-    return merge_all([part for keys in call.keys for part in _chunks(call, keys, chunk)])
+    return merge_all([_partial(call, keys, chunk) for keys in call.keys])
 
 
-def _chunks(call: Call, part: KeyValues, chunk: int | None) -> list[Partial]:
+def _partial(call: Call, part: KeyValues, chunk: int | None) -> Partial:
     launch = import_module("headway.attention.backends.triton.kernel").launch
     if not (call.q.numel() and part.count):
-        return [Partial.empty_like(call.q.new_zeros(*call.q.shape[:-1], part.v.shape[-1]))]
+        return Partial.empty_like(call.q.new_zeros(*call.q.shape[:-1], part.v.shape[-1]))
     pattern = simplified(call.pattern, call.q_tokens, part.tokens)
     marks, block = Marks.of(call.q_tokens, part.tokens), 64 if call.q.element_size() == 2 else 32
     if chunk is None:
@@ -61,7 +61,7 @@ def _chunks(call: Call, part: KeyValues, chunk: int | None) -> list[Partial]:
     chunk = -(-chunk // block) * block
     out, lse = launch(call.q, part, marks, terms(pattern), call.scale, chunk, block)
     merged = merge_all([Partial(o, s) for o, s in zip(out, lse, strict=True)])
-    return [Partial(merged.out.to(call.q.dtype), merged.lse)]
+    return Partial(merged.out.to(call.q.dtype), merged.lse)
 
 
 def _share(part: KeyValues, device: torch.device) -> int:
