@@ -129,12 +129,8 @@ def served(command: Command, file: Path, clients: int, context: int) -> Iterator
             time.sleep(0.2)
         yield port
     finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()
+        process.wait()
 
 
 def _is_there(port: int) -> bool:
