@@ -34,8 +34,6 @@ PLACES: Mapping[str, str] = {
     "embedding": r"\bembed_",
 }
 """Regular expressions that assign parameters to places by name; the first match counts."""
-
-
 OPTIONAL = ("positions", "encoder", "experts", "per-layer inputs", "streams")
 """Places that are reported only if they are not empty."""
 _MIXER = r"(?:model|decoder)\.layers\.(\d+)\.self_attn\."
@@ -198,19 +196,13 @@ def weight_bytes_read(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16, batc
     must_decode(spec, "weight_bytes_read")
     counts = parameters(spec)
     rows = (0 if spec.tied else batch) + (batch if spec.positions.rows else 0)
-    embedding = (
-        counts["embedding"] - (spec.vocab * spec.columns if spec.tied else 0) - embedding_projection(spec)
-    )
+    projection = 0 if spec.columns == spec.width else spec.width * (spec.columns + 1)
+    embedding = counts["embedding"] - (spec.vocab * spec.columns if spec.tied else 0) - projection
     of_memory = memory_weights(spec) // spec.width * (spec.width + spec.qkv_bias)
     idle = round((1 - expert_share(spec, batch)) * counts.get("experts", 0))
     looked_up = rows * spec.columns + batch * spec.layers * spec.per_layer_embedding
     read = sum(counts.values()) - counts.get("encoder", 0) - of_memory - embedding - idle + looked_up
     return read * dtype.itemsize
-
-
-def embedding_projection(spec: ModelSpec) -> int:
-    """Returns the number of parameters that project an embedding of E columns to M: M E + M, or 0 if E is M."""
-    return 0 if spec.columns == spec.width else spec.width * (spec.columns + 1)
 
 
 def must_decode(spec: ModelSpec, what: str) -> None:
