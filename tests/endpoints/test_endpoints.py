@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,9 +173,11 @@ def test_a_folder_is_an_endpoint(tmp_path: Path) -> None:
     reply = endpoint.chat(ASKED, seed=3, temperature=0.9, max_tokens=5)
     generation = endpoint.lm.chat(ASKED, seed=3, temperature=0.9, max_new_tokens=5)
     assert reply == Reply(generation.text, "length" if generation.finish_reason == "length" else "stop")
-    assert endpoint.chat(
-        ASKED, seed=3, temperature=0.9, max_tokens=10**6
-    )  # limited to what the context has room for
+    model = small()
+    model.spec = replace(model.spec, max_context=40)
+    shorter = LocalEndpoint(LanguageModel(model, with_template(byte_level(), TURNS)), "shorter")
+    for limited in (endpoint, shorter):  # to what the context has room for
+        assert limited.chat(ASKED, seed=3, temperature=0.9, max_tokens=10**6)
     with pytest.raises(DataError, match="the model's context of 64 has no room for a reply"):
         endpoint.chat([{"role": "user", "content": "the cat " * 64}], seed=0, temperature=0, max_tokens=1)
     with pytest.raises(DataError, match="no chat template, so it cannot answer messages"):

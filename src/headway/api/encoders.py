@@ -102,7 +102,7 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
     @property
     def limit(self) -> int:
         """Maximum number of tokens of a text, including the special tokens that the tokenizer adds."""
-        return min(self.spec.trained_context, self.spec.context_limit or self.spec.trained_context)
+        return self.spec.usual_context
 
     @property
     def device(self) -> torch.device:

@@ -161,7 +161,7 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
         The text follows `prefix` and is read in windows of `window` tokens (default: the trained context); the last
         window looks back as far as it can: `rolling_windows`. -log_prob / ln 2 / bytes is its bits per byte."""
         options, special = scoring_of("score_text", how)
-        length = self.spec.trained_context if window is None else window
+        length = self.spec.usual_context if window is None else window
         encoded = self.need_tokenizer().encode_batch([*texts], bos=False, special=special)
         windows = [rolling_windows(ids, self.prefix, length) for ids in encoded]
         parts = score_ids(self.model, [pair for pairs in windows for pair in pairs], **options)

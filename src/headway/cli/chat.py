@@ -156,7 +156,7 @@ def room_for_messages(spec: "ModelSpec", new_tokens: int | None) -> int | None:
     windows = all(reach is not None and reach < spec.trained_context for reach in reaches)
     if windows and spec.positions.marks != "embeddings" and spec.context_limit is None:
         return None
-    limit = min(spec.trained_context, spec.context_limit or spec.trained_context)
+    limit = spec.usual_context
     reply = min(USUAL_NEW_TOKENS, limit // 4) if new_tokens is None else new_tokens
     if reply >= limit:
         raise ConfigError(

@@ -22,11 +22,11 @@ class LocalEndpoint(Endpoint):
     def chat(self, messages: Sequence[Message], *, seed: int, temperature: float, max_tokens: int) -> Reply:
         """Returns the reply, of at most `max_tokens` tokens and at most as many as the context has room for."""
         ids = self.lm.need_tokenizer().render_chat(messages)
-        room = self.lm.spec.trained_context - len(ids)
+        room = self.lm.spec.usual_context - len(ids)
         if room < 1:
             raise DataError(
                 f"{self.name}: the messages have {len(ids)} tokens, and the model's context of "
-                f"{self.lm.spec.trained_context} has no room for a reply"
+                f"{self.lm.spec.usual_context} has no room for a reply"
             )
         result = self.lm.generate(
             ids, max_new_tokens=min(max_tokens, room), temperature=temperature, seed=seed

@@ -91,7 +91,8 @@ class Reader:
         """Rebuilds the step for the adapters that are active now. What is stored stays. Raises ConfigError if the step
         must be exact and cannot be."""
         self.adapters = beside(self.model)
-        self.__dict__.pop("_step", None)
+        for name in ("_step", "native", "steps"):
+            self.__dict__.pop(name, None)
         if self.exact and self.native is None:
             raise ConfigError(
                 "exact: what the kernels of decoding do not compute depends on how it is read, and here "
@@ -111,12 +112,12 @@ class Reader:
             say_once(steps.why)
         return native, steps
 
-    @property
+    @cached_property
     def native(self) -> DecodeStep | None:
         """A step as one call of the kernels; None if they do not support the model."""
         return self._step[0]
 
-    @property
+    @cached_property
     def steps(self) -> Choice:
         """The choice of what computes steps of few tokens, "native" calls or "modules", with its reason."""
         return self._step[1]

@@ -117,8 +117,7 @@ def by_config(requests: Sequence[Request]) -> list[list[int]]:
 
 def context_limit(spec: ModelSpec, config: GenerationConfig) -> int | None:
     """Returns the length of the longest sequence that may be read, in tokens; None is no limit."""
-    hard = spec.context_limit
-    return hard if config.beyond_context else min(spec.trained_context, hard or spec.trained_context)
+    return spec.context_limit if config.beyond_context else spec.usual_context
 
 
 def _max_new_tokens(i: int, prompt: list[int], config: GenerationConfig, spec: ModelSpec) -> int:

@@ -71,7 +71,7 @@ class HeadwayLM(TemplateLM):  # type: ignore[misc]
             self.lm = load(str(pretrained), task="causal-lm", **how)
         self.text = self.lm.need_tokenizer()
         self.batch_size = BATCH if batch_size == "auto" else int(batch_size)
-        self.max_length = max_length or self.lm.spec.trained_context
+        self.max_length = max_length or self.lm.spec.usual_context
         self._device = self.lm.model.model.like.device
 
     @property

@@ -225,13 +225,17 @@ class ModelSpec:
     @property
     def columns(self) -> int:
         """The number of columns of the embedding."""
-        return self.width if self.embedding_width is None else self.embedding_width
+        return self.embedding_width or self.width
 
     @property
     def context_limit(self) -> int | None:
         """The longest row that can run at all; None for no limit."""
-        known = [n for n in (self.max_context, self.positions.limit) if n is not None]
-        return min(known, default=None)
+        return min((n for n in (self.max_context, self.positions.limit) if n is not None), default=None)
+
+    @property
+    def usual_context(self) -> int:
+        """The longest row that was trained and can run."""
+        return min(self.trained_context, self.context_limit or self.trained_context)
 
     @staticmethod
     def of(family: str, *, patterns: Pattern | Sequence[Pattern] | None = None, **fields: Any) -> ModelSpec:
@@ -239,21 +243,19 @@ class ModelSpec:
 
         kv_heads = heads, head_dim = width / heads, patterns = Causal(), positions = Rotary(the family's theta,
         pairing="halves"), unless the family's own defaults say otherwise. Raises ConfigError for an unknown family or
-        field.
-        """
+        field."""
         kind = find_family(family)
         for name in fields:
             check_known(name, ModelSpec.__dataclass_fields__, "ModelSpec has no field")
-        seen = {} if patterns is None else {"patterns": patterns}
-        return ModelSpec(family=family, **kind.fields({**fields, **seen}, f"ModelSpec.of({family!r}, ...)"))
+        fields |= {} if patterns is None else {"patterns": patterns}
+        return ModelSpec(family=family, **kind.fields(fields, f"ModelSpec.of({family!r}, ...)"))
 
     @staticmethod
     def of_pair(family: str, *, encoder: Mapping[str, Any] | None = None, **fields: Any) -> ModelSpec:
         """Returns an encoder-decoder of `family`: `of` for both stacks, with one vocab and one shared embedding.
 
         `fields` apply to both stacks, as in `of`; `encoder` overrides them in the encoder, where another vocab implies
-        an embedding of its own (as does shared_embedding=False). (Vaswani et al. 2017, sections 3.1 and 3.4.)
-        """
+        an embedding of its own (as does shared_embedding=False). (Vaswani et al. 2017, sections 3.1 and 3.4.)"""
         first = ModelSpec.of(family, **encoder_fields(fields) | dict(encoder or {}))
         shared = fields.pop("shared_embedding", first.vocab == fields["vocab"])
         return ModelSpec.of(family, encoder=first, shared_embedding=shared, **fields)
@@ -278,8 +280,7 @@ class ModelSpec:
             patterns: as in `ModelSpec`; None for the family's own.
             group: query heads per kv head; if None the family's: 1, or with grouped heads 2 if depth is even.
             family: the architecture ("ministral", "qwen2" and "qwen3" can be saved with windows by layer).
-            fields: other fields of `ModelSpec`, which take precedence.
-        """
+            fields: other fields of `ModelSpec`, which take precedence."""
         usual = find_family(family).sizes(depth, context, group)
         return ModelSpec.of(family, patterns=patterns, vocab=vocab, **{**usual, **fields})
 
@@ -293,8 +294,8 @@ class ModelSpec:
         return replace(self, **mixed_fields(self, mixers))
 
     def with_head(self, head: Head) -> ModelSpec:
-        """Returns the same encoder with another head, or a decoder as an encoder with its patterns. Without a
-        matrix over the vocab nothing is tied, and there is no output bias; "masked-lm" ties, as in BERT."""
+        """Returns the same encoder with another head, or a decoder as an encoder with its patterns. Without a matrix
+        over the vocab nothing is tied, and there is no output bias; "masked-lm" ties, as in BERT."""
         vocab = head.needs_vocab
         causal, cap = self.causal and head.task == "lm", self.logit_cap if vocab else None
         return replace(self, head=head, causal=causal, tied=vocab, output_bias=vocab, logit_cap=cap)

@@ -137,7 +137,7 @@ def measuring_settings(name: str, spec: "ModelSpec", values: Mapping[str, Any]) 
     allowed, limit = task.measured_by, spec.context_limit
     for key in values if allowed else ():
         check_known(key, allowed, f"eval measures no model of task {name} by", are="it does so by")
-    longest = min(spec.trained_context, limit or spec.trained_context)
+    longest = spec.usual_context
     if issubclass(task.settings, PackedConfig):  # packed rows are always filled up to `context`
         longest = min(longest, LONGEST)
     defaults = {"context": longest} if "context" in allowed else {}
