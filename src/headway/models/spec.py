@@ -244,11 +244,10 @@ class ModelSpec:
         kv_heads = heads, head_dim = width / heads, patterns = Causal(), positions = Rotary(the family's theta,
         pairing="halves"), unless the family's own defaults say otherwise. Raises ConfigError for an unknown family or
         field."""
-        kind = find_family(family)
         for name in fields:
             check_known(name, ModelSpec.__dataclass_fields__, "ModelSpec has no field")
         fields |= {} if patterns is None else {"patterns": patterns}
-        return ModelSpec(family=family, **kind.fields(fields, f"ModelSpec.of({family!r}, ...)"))
+        return ModelSpec(family=family, **find_family(family).fields(fields, f"ModelSpec.of({family!r}, ...)"))
 
     @staticmethod
     def of_pair(family: str, *, encoder: Mapping[str, Any] | None = None, **fields: Any) -> ModelSpec:
