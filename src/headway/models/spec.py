@@ -247,7 +247,9 @@ class ModelSpec:
         for name in fields:
             check_known(name, ModelSpec.__dataclass_fields__, "ModelSpec has no field")
         fields |= {} if patterns is None else {"patterns": patterns}
-        return ModelSpec(family=family, **find_family(family).fields(fields, f"ModelSpec.of({family!r}, ...)"))
+        return ModelSpec(
+            family=family, **find_family(family).fields(fields, f"ModelSpec.of({family!r}, ...)")
+        )
 
     @staticmethod
     def of_pair(family: str, *, encoder: Mapping[str, Any] | None = None, **fields: Any) -> ModelSpec:
