@@ -49,6 +49,9 @@ def test_a_sample_has_lines_of_the_file_in_their_order(tmp_path: Path) -> None:
     assert 300 < sum(numbers) / 100 < 700  # from the whole file
     assert lines == again != other_seed
     assert len([*loaders.sampled([tmp_path / "a.jsonl"], 2000)]) == 1000
+    separators = '{"text": "one\u2028two\x85three"}\n'
+    (tmp_path / "b.jsonl").write_text(separators, encoding="utf-8")
+    assert [*loaders.sampled([tmp_path / "b.jsonl"], 5)] == [separators]
 
 
 def test_articles_are_joined_with_their_labels(tmp_path: Path) -> None:

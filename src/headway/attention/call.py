@@ -64,6 +64,8 @@ class Call:
 
     def gathered(self) -> "Call":
         """Returns the same call with keys that are in a store gathered into contiguous tensors."""
+        if all(part.slots is None for part in self.keys):
+            return self
         return replace(self, keys=tuple(part.gathered() for part in self.keys))
 
     @property

@@ -41,6 +41,14 @@ def text_of(path: Path) -> str:
         return (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
 
 
+def lines_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the nonempty lines of a file, with their numbers. A line ends at a line feed only: texts may hold U+2028 or
+    U+0085, at which `str.splitlines` cuts."""
+    for number, line in enumerate(text_of(path).split("\n"), 1):
+        if line.strip():
+            yield number, line
+
+
 def english(files: Files) -> Iterator[str]:
     """Yields the texts of the files; without files, Python's own help texts (`pydoc_data.topics`)."""
     if files:
@@ -83,7 +91,7 @@ def talks(files: Files) -> Iterator[Record]:
     longest: dict[str, list[tuple[str, str]]] = {}
     for path in files:
         with as_error(DataError, str(path), *BROKEN):
-            for row in map(json.loads, text_of(path).splitlines()):
+            for row in (json.loads(line) for _, line in lines_of(path)):
                 _, *parts = TURN.split(f"{row['input']} {row['output']}")
                 turns = [
                     (ROLES[role], text.strip()) for role, text in zip(parts[::2], parts[1::2], strict=True)
@@ -154,11 +162,10 @@ def titles(files: Files) -> Iterator[str]:
     """Yields the decompressed texts of files with text TAB label on each line. Raises DataError for a line without a
     tab."""
     for path in files:
-        text = text_of(path)
-        for number, line in enumerate(text.splitlines(), 1):
-            if line.strip() and "\t" not in line:
+        for number, line in lines_of(path):
+            if "\t" not in line:
                 raise DataError(f"{path}, line {number}: must be text TAB label, got {line[:40]!r}")
-        yield text
+        yield text_of(path)
 
 
 def reviews(files: Files, split: str) -> Iterator[Record]:
@@ -178,7 +185,7 @@ def sampled(files: Files, count: int, seed: int = 0) -> Iterator[str]:
     there are fewer. Raises DataError for a line of another form."""
     lines = []
     for path in files:
-        for number, line in enumerate(text_of(path).splitlines(), 1):
+        for number, line in lines_of(path):
             with as_error(DataError, f"{path}, line {number}", ValueError):
                 record = json.loads(line)
             if not isinstance(record, dict):

@@ -7,7 +7,7 @@ import statistics
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache as cached
+from functools import cache
 from importlib.resources import files
 from itertools import cycle
 from pathlib import Path
@@ -41,7 +41,7 @@ STYLE: Any = {
 }
 
 
-@cached
+@cache
 def translation(language: str) -> Translation:
     """Returns the translation of verdicts, column heads, labels, and the claims of the shipped recipes. Claims are
     looked up in its `table` only, since a user's claim might match one of its templates."""
