@@ -42,8 +42,8 @@ def text_of(path: Path) -> str:
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields the nonempty lines of a file, with their numbers. A line ends at a line feed only: texts may hold U+2028 or
-    U+0085, at which `str.splitlines` cuts."""
+    """Yields the nonempty lines of a file, with their numbers. A line ends at a line feed only: texts may hold U+2028
+    or U+0085, at which `str.splitlines` cuts."""
     for number, line in enumerate(text_of(path).split("\n"), 1):
         if line.strip():
             yield number, line
