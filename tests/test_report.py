@@ -64,10 +64,12 @@ def test_a_column_is_one_of_numbers_if_all_of_it_is() -> None:
 
 
 def test_sizes_have_units() -> None:
-    assert [size(n) for n in (0, 1023, 1024, 1536 << 10, 3 << 30, 5 << 40)] == [
+    assert [size(n) for n in (0, 1023, 1023.6, 1024, 1048575, 1536 << 10, 3 << 30, 5 << 40)] == [
         "0 B",
         "1023 B",
         "1.00 KiB",
+        "1.00 KiB",
+        "1.00 MiB",
         "1.50 MiB",
         "3.00 GiB",
         "5.00 TiB",

@@ -10,20 +10,20 @@ import os
 import resource
 import sys
 import timeit
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from headway.cores import ROOT, groups
 from headway.errors import BackendError
 from headway.processor import cpu_flags, fields, read
 
 MEASURE_SECONDS = 0.15
 LARGE_PAGE = 2 << 20
 MEMORY, STATUS = Path("/proc/meminfo"), Path("/proc/self/status")
-GROUPS = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
 MULTIPLIES = {
     torch.bfloat16: {"avx512_bf16", "amx_bf16", "bf16"},
     torch.float16: {"avx512_fp16", "amx_fp16", "asimdhp"},
@@ -101,23 +101,17 @@ def _best(run: Callable[[], Tensor], repeats: int) -> float:
 
 
 def memory_total() -> int:
-    """Returns the bytes of memory that this process may use: the machine's, or its control group's limit if less."""
+    """Returns the bytes of memory that this process may use: the machine's, or the least limit of its control groups if
+    less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _group("memory.max", "memory.limit_in_bytes")
-    return min(total, limit) if limit is not None else total
+    return min([total, *(limit for limit, _ in _group_limits())])
 
 
 def memory_available() -> int:
-    """Returns the bytes that can be allocated now without swapping: the machine's, or what its control group leaves if
+    """Returns the bytes that can be allocated now without swapping: the machine's, or what its control groups leave if
     less."""
     available = _kilobytes(MEMORY, "MemAvailable") or memory_total()
-    limit = _group("memory.max", "memory.limit_in_bytes")
-    used = _group("memory.current", "memory.usage_in_bytes")
-    if limit is not None and used is not None:
-        # the group's usage includes page cache, which the kernel reclaims on demand
-        stat = next((values for folder in GROUPS if (values := fields(folder / "memory.stat"))), {})
-        available = min(available, max(0, limit - used + int(stat.get("inactive_file", 0))))
-    return available
+    return min([available, *(max(0, limit - used) for limit, used in _group_limits())])
 
 
 def peak_rss() -> int:
@@ -137,20 +131,18 @@ def multiplies(dtype: torch.dtype) -> bool:
     return bool(cpu_flags() & MULTIPLIES[dtype])
 
 
-def cores() -> int:
-    """Returns the number of CPUs that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _kilobytes(path: Path, name: str) -> int | None:
     value = fields(path).get(name)
     return None if value is None else int(value.split()[0]) * 1024
 
 
-def _group(v2: str, v1: str) -> int | None:
-    """Returns a byte count of the control group, by its cgroup v2 and v1 file names; None if it is "max" or absent."""
-    for folder, name in zip(GROUPS, (v2, v1), strict=True):
-        text = read(folder / name).strip()
-        if text.isdigit():
-            return int(text)
-    return None
+def _group_limits(root: Path = ROOT) -> Iterator[tuple[int, int]]:
+    """Yields the limit of each control group of this process that has one, and the bytes that it uses, without the page
+    cache that the kernel frees on demand."""
+    for version, folder in groups("memory", root):
+        names, cache = ("limit_in_bytes", "usage_in_bytes"), "total_inactive_file"
+        if version == 2:
+            names, cache = ("max", "current"), "inactive_file"
+        limit, used = (read(folder / f"memory.{name}").strip() for name in names)
+        if limit.isdigit() and used.isdigit():  # the limit is "max" if there is none
+            yield int(limit), int(used) - int(fields(folder / "memory.stat").get(cache, 0))

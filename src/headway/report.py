@@ -84,8 +84,9 @@ def _is_number(text: str) -> bool:
 def size(count: float) -> str:
     """Returns a byte count with a unit: 512 B, 1.50 KiB, 3.25 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
+        text = f"{count:.0f}" if unit == "B" else f"{count:.2f}"
+        if abs(float(text)) < 1024:
+            return f"{text} {unit}"
         count /= 1024
     return f"{count:.2f} TiB"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway import hardware
+from headway import cores
 from headway.attention import BACKENDS
 from headway.cli import doctor, run
 from headway.native import loader
@@ -23,7 +23,7 @@ def test_the_report_is_about_this_machine(
     report = json.loads(capsys.readouterr().out)
     assert report["torch"]["version"] == torch.__version__
     assert report["torch"]["threads"] == torch.get_num_threads()
-    assert report["cpu"]["cores"] == hardware.cores()
+    assert report["cpu"]["cores"] == cores.cores()
     assert report["environment"]["HEADWAY_THREADS"] == "3"
     assert report["environment"]["OMP_NUM_THREADS"] == "1"
     assert {"torch", "numpy", "tokenizers"} <= {package["name"] for package in report["packages"]}

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from headway.hardware import cores
+from headway.cores import cores
 from headway.language import LANGUAGES, Translation
 from headway.processor import cpu_name
 from headway.report import cell

@@ -21,6 +21,7 @@ from io import TextIOWrapper
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from headway.cores import limit_threads
 from headway.errors import ConfigError, HeadwayError, did_you_mean
 
 GROUP = "headway.commands"
@@ -102,6 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if isinstance(sys.stdin, TextIOWrapper):  # in any locale; `_shared.read_stdin` reports invalid UTF-8
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     warnings.formatwarning = _one_line
+    limit_threads()
     code = run(sys.argv[1:] if argv is None else argv)
     try:
         sys.stdout.flush()

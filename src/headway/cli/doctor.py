@@ -44,6 +44,7 @@ def examine(measure: bool = False) -> dict[str, Any]:
 
     from headway import hardware, processor
     from headway.attention import BACKENDS, Status
+    from headway.cores import affinity, cores
 
     states = [(b.name, Status(True, b.about) if b.status is None else b.status()) for b in BACKENDS.values()]
     settings = sorted(name for name in os.environ if name.startswith("HEADWAY_"))
@@ -53,7 +54,8 @@ def examine(measure: bool = False) -> dict[str, Any]:
         "system": platform.platform(),
         "cpu": {
             "name": processor.cpu_name(),
-            "cores": hardware.cores(),
+            "cores": cores(),
+            "processors": len(affinity()),
             "flags": sorted(f for f in processor.cpu_flags() if f.startswith(VECTOR_FLAGS)),
             "bf16": hardware.multiplies(torch.bfloat16),
             "fp16": hardware.multiplies(torch.float16),
@@ -140,10 +142,15 @@ def to_text(report: dict[str, Any]) -> str:
         f"{'with' if torch[key] else 'without'} {name}"
         for key, name in (("mkl", "MKL"), ("onednn", "oneDNN"))
     )
+    limited = (
+        f" of {cpu['processors']} processors (performance cores only, or a CPU quota of the control group)"
+        if cpu["cores"] < cpu["processors"]
+        else ""
+    )
     half = "never used on this CPU (no hardware for it: hundreds of times slower than bf16)"
     facts = [
         ("headway", f"{report['headway']}, Python {report['python']}, {report['system']}"),
-        ("cpu", f"{cpu['name']}, {cpu['cores']} cores"),
+        ("cpu", f"{cpu['name']}, {cpu['cores']} cores{limited}"),
         ("bf16", "in hardware" if cpu["bf16"] else "not in hardware"),
         ("fp16", "in hardware" if cpu["fp16"] else half),
         ("memory", f"{size(memory['available'])} free of {size(memory['total'])}"),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headway.attention import KeyValues, attend
 from headway.attention.select import AUTO, named
-from headway.hardware import cores
+from headway.cores import cores
 from headway.patterns import Causal
 from headway.quantization import dequantize
 from headway.tokens import Tokens

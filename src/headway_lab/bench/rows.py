@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from headway import hardware, processor
+from headway import processor
+from headway.cores import cores
 from headway.native.loader import search
 from headway.report import cell, plain, table
 from headway_lab.bench.inputs import OURS
@@ -80,7 +81,7 @@ def machine(backend: str, notes: Sequence[str] = ()) -> dict[str, Any]:
     kernels = search().library
     return {
         "cpu": processor.cpu_name(),
-        "cores": hardware.cores(),
+        "cores": cores(),
         "native": kernels.level if kernels is not None else None,
         "threads": torch.get_num_threads(),
         "system": platform.platform(),
