@@ -5,10 +5,11 @@ import math
 import pytest
 import torch
 
-from headway.checkpoints import load_folder, load_model, save_folder
+from headway.checkpoints import build_model, load_folder, load_model, save_folder
 from headway.data import Rows, TokenFile, encode_corpus
 from headway.errors import CheckpointError, ConfigError, DataError
-from headway.models import ModelSpec, build
+from headway.models import Head, ModelSpec, build
+from headway.patterns import Full
 from headway.surgery import (
     Change,
     Text,
@@ -21,6 +22,7 @@ from headway.surgery import (
     stretch_context,
     verdict,
 )
+from headway.surgery.operation import Row
 from headway.text import Tokenizer, train_bpe
 from headway.train.evaluation import evaluate
 from tests.data import data_path
@@ -260,3 +262,16 @@ def test_row_48_a_trained_model_whose_table_says_otherwise(tmp_path):
         unpooled = text.evaluate(load_model(tmp_path / "m"), 256)
     assert unpooled.loss < min(row.loss for row in rows)
     assert verdict(rows) == "the table says otherwise: first < mean < random"
+
+
+def test_outputs_of_translators_are_compared_on_a_row_that_is_source_and_target(tmp_path):
+    size = {"vocab": 60, "width": 16, "layers": 1, "heads": 4, "kv_heads": 4, "hidden": 24, "max_context": 32}
+    encoder = ModelSpec.of("transformer", **size, causal=False, patterns=Full(), head=Head("states"))
+    save_folder(tmp_path / "m", build(ModelSpec.of("transformer", **size, encoder=encoder), seed=0).eval())
+    folder = load_folder(tmp_path / "m")
+    row = torch.arange(32) % 60
+    result = operate(folder, tmp_path / "n", to_2(folder), rows=[Row(row)])
+    before, after = (build_model(load_folder(tmp_path / name))(row[None], row[None]) for name in "mn")
+    (difference,) = result.differences
+    assert difference.difference == pytest.approx(float((after - before).detach().abs().max()))
+    assert difference.difference > 0

@@ -19,7 +19,7 @@ from headway.checkpoints.rewriting import Change, Difference, Measured, Rewritte
 from headway.checkpoints.saving import check_target
 from headway.data import Rows, TokenFile, encode_corpus
 from headway.errors import DataError
-from headway.models import Decoder, ModelSpec
+from headway.models import Decoder, EncoderDecoder, ModelSpec
 from headway.text import Tokenizer
 from headway.tokens import Tokens
 from headway.train.evaluation import Evaluation, evaluate
@@ -146,12 +146,14 @@ def _check_length(text: Text | None, context: int, beyond: int) -> None:
 def _seen(
     folder: Folder, text: Text | None, context: int, rows: Sequence[Row]
 ) -> tuple[Evaluation | None, list[Tensor]]:
-    """Returns the loss on the text, and the outputs of the head for each row, of a decoder only for its last tokens."""
+    """Returns the loss on the text, and the outputs of the head for each row, of a decoder only for its last tokens. An
+    encoder-decoder reads the row as source and as target."""
     model = build_model(folder, dtype=torch.float32, dequantize=True)
     outputs: list[Tensor] = []
     for ids, marked in rows:
-        if isinstance(model, Decoder):
-            outputs.append(model(ids[None], logits_for=slice(-PROBED, None))[0])
+        if isinstance(model, Decoder | EncoderDecoder):
+            inputs = [ids[None]] * (2 if isinstance(model, EncoderDecoder) else 1)
+            outputs.append(model(*inputs, logits_for=slice(-PROBED, None))[0])
         else:
             tokens = Tokens.range(len(ids))
             outputs.append(model(ids[None], tokens=tokens.with_global([0]) if marked else tokens)[0])
