@@ -11,7 +11,7 @@ from tests.recipes.kept import LANGUAGES, RESULTS, blocks, kept_names, kept_repo
 from tests.recipes.test_shipped import RECIPES
 
 NOT_KEPT = {
-    *("context-extend", "gqa-uptrain", "long-classify", "long-qa"),
+    *("gqa-uptrain", "long-classify", "long-qa"),
     *("longformer-charlm", "roformer-chinese", "roformer-six"),
 }
 """Recipes that ran before numbers of single seeds were kept: their pages have means, spreads and counts only."""
