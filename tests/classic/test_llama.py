@@ -118,5 +118,5 @@ def test_positions_outside_the_tables_are_refused():
         apply_rotary_pos_emb(q, q, cos, sin, torch.tensor([[3, 10]]))
     with pytest.raises(ValueError, match=r"position_ids -1..3"):
         apply_rotary_pos_emb(q, q, cos, sin, torch.tensor([[-1, 3]]))
-    with pytest.raises(ValueError, match="dim must be even, got 5"):
+    with pytest.raises(ValueError, match="dim must be even and at least 2, got 5"):
         LlamaRotaryEmbedding(5)

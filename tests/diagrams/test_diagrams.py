@@ -133,7 +133,7 @@ def test_words_that_do_not_fit_are_errors() -> None:
 def test_names_and_languages_that_are_not_there_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"no figure 'block'.*blocks"):
         draw("block", "en")
-    with pytest.raises(ConfigError, match="languages are en, zh; got 'fr'"):
+    with pytest.raises(ConfigError, match="must be one of en, zh, got 'fr'"):
         draw("blocks", "fr")
 
 

@@ -180,7 +180,7 @@ def test_the_environment_decides_unless_a_language_is_given(
     assert run(["explain", "swish", "--lang", "en"]) == 0
     assert "verdict" in capsys.readouterr().out
     assert run(["explain", "swish", "--lang", "fr"]) == 1
-    assert "languages are en, zh; got 'fr'" in capsys.readouterr().err
+    assert "explain --lang must be one of en, zh, got 'fr'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def converted(**options: Any) -> Tensor:
 
 REFUSED: list[tuple[Callable[[], Any], str]] = [
     # Rotary
-    (lambda: Rotary(pairing="half"), r"beside pairs, there is no 'half' \(did you mean \"halves\""),
+    (lambda: Rotary(pairing="half"), r"pairing 'half' \(did you mean \"halves\"\?\); give a tuple of pairs, or"),
     (lambda: Rotary(pairing=None), r"or a tuple of pairs, got None"),
     (lambda: Rotary(pairing=((0, 1), (1, 2))), r"every coordinate 0..d-1 exactly once"),
     (lambda: Rotary(pairing=((0, 1, 2),)), r"every pair is two integers, got \(0, 1, 2\)"),
@@ -98,15 +98,15 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
      r"must be \[T\] or \[B, T\], got shape \(1, 1, 1\)"),
     (lambda: SpecialOrthogonal(HALVES).rotation(torch.arange(3), 8).apply(torch.ones(1, 1, 4, 8)), r"T = 3 positions"),
     # row 69
-    (lambda: PerLayer(()), r"give a scheme for each layer, got \(\)"),
-    (lambda: PerLayer(ROTARY), r"give a scheme for each layer, got Rotary"),
-    (lambda: PerLayer((ROTARY, "none")), r"a layer's scheme is one such as NoPositions\(\), got 'none'"),
+    (lambda: PerLayer(()), r"sequence of at least one position scheme, got \(\)"),
+    (lambda: PerLayer(ROTARY), r"sequence of at least one position scheme, got Rotary"),
+    (lambda: PerLayer((ROTARY, "none")), r"each layer needs a position scheme such as NoPositions\(\), got 'none'"),
     (lambda: PerLayer((PerLayer((ROTARY,)),)), r"got PerLayer"),
-    (lambda: PerLayer((ROTARY, Learned(8))), r"Learned\(size=8, offset=0\) is added to the embeddings, once"),
-    (lambda: PerLayer((ROTARY, T5Bias())), r"some layers mark queries and keys and others scores"),
-    (lambda: PerLayer((ROTARY, NONE)).expand(5), r"2 schemes do not go evenly into 5 layers"),
+    (lambda: PerLayer((ROTARY, Learned(8))), r"Learned\(size=8, offset=0\) is added to the embeddings before"),
+    (lambda: PerLayer((ROTARY, T5Bias())), r"some schemes act on queries and keys and others on scores"),
+    (lambda: PerLayer((ROTARY, NONE)).expand(5), r"2 schemes do not divide 5 layers"),
     (lambda: PerLayer((ROTARY, NONE)).at(-1), r"numbered from 0, got -1"),
-    (lambda: PerLayer((T5Bias(), NONE)).scores(4, 8, False), r"ask at\(layer\).scores"),
+    (lambda: PerLayer((T5Bias(), NONE)).scores(4, 8, False), r"call at\(layer\).scores"),
     (lambda: RotaryEmbedding(PerLayer((ROTARY, NONE)), 8), r"make one for each different positions.at\(layer\)"),
     # row 70
     (lambda: halves(values=True, scaling=DynamicNTK(2, 8)),
@@ -179,5 +179,5 @@ def test_pairing_is_required() -> None:
 
 
 def test_buckets_that_reach_no_further_than_distances_are_refused() -> None:
-    with pytest.raises(PatternError, match="max_distance=2 is not beyond the 2 distances"):
+    with pytest.raises(PatternError, match=r"8 buckets hold 2 single distances .* below max_distance=2"):
         T5Bias(8, 2).scores(4, 8, True)
