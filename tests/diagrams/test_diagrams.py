@@ -146,8 +146,8 @@ def test_the_command_writes_all_of_them(
     assert "heads.zh.svg" in capsys.readouterr().out
     for arguments, says in (
         ([], "give --out FOLDER"),
-        (["--heads", "4", "--out", "x"], "--heads is of a single topic; got it with figures"),
-        (["--quick", "--out", "x"], "figures take a second"),
+        (["--heads", "4", "--out", "x"], "--heads can be used with a single topic only, got figures"),
+        (["--quick", "--out", "x"], "--quick does not apply to figures"),
     ):
         assert run(["explain", "figures", *arguments]) == 1
         assert says in capsys.readouterr().err

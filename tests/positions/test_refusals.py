@@ -69,7 +69,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: HALVES.rotate(torch.zeros(1, 1, 3, 8), torch.zeros(1, 1, 3, dtype=torch.long)),
      r"\[T\] or \[B, T\], got shape \(1, 1, 3\)"),
     # frequencies of Rotary
-    (lambda: halves(schedule="lineal"), r"no schedule 'lineal' \(did you mean \"linear\"\?\)"),
+    (lambda: halves(schedule="lineal"), r"unknown schedule 'lineal' \(did you mean \"linear\"\?\); give d/2"),
     (lambda: halves(schedule=()), r"d/2 finite numbers, got \(\)"),
     (lambda: halves(schedule=(1.0, float("inf"))), r"d/2 finite numbers"),
     (lambda: halves(schedule=(True,)), r"d/2 finite numbers"),
@@ -82,13 +82,13 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: halves(trainable=True, scaling=DynamicNTK(2, 8)), r"drop one of them"),
     (lambda: halves(trainable=1), r"trainable must be True or False, got 1"),
     (lambda: halves(trainable=True).rotation(torch.arange(3), 8),
-     r"given as offset=\[4\], as nn.RotaryEmbedding does.*got offset=None"),
+     r"offset must have shape \[4\] if trainable=True .*; got None"),
     (lambda: halves(trainable=True).rotation(torch.arange(3), 8, offset=torch.ones(3)),
-     r"given as offset=\[4\].*got offset=\[3\]"),
+     r"offset must have shape \[4\] if trainable=True .*; got \[3\]"),
     (lambda: HALVES.rotation(torch.arange(3), 8, offset=torch.ones(4)),
-     r"others are computed; got offset=\[4\] for Rotary"),
+     r"and be None otherwise; got \[4\] for Rotary"),
     # row 63
-    (lambda: SpecialOrthogonal(halves(trainable=True)), r"start must be a Rotary without"),
+    (lambda: SpecialOrthogonal(halves(trainable=True)), r"a Rotary with scaling=None and trainable=False"),
     (lambda: SpecialOrthogonal("halves"), r"got 'halves'"),
     (lambda: SpecialOrthogonal(HALVES).generator(7), r"head_dim 7 is odd"),
     (lambda: rotation_matrices(torch.zeros(4, 4), torch.arange(3.0)), r"must be integers, got torch.float32"),
@@ -114,7 +114,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: halves(values=True, scaling=YaRN(4.0, 32)), r"YaRN has amplitude 1.13863, meant for scores"),
     (lambda: halves(values="yes"), r"values must be True or False, got 'yes'"),
     (lambda: halves(values=True).with_pairing("adjacent"),
-     r"values=True puts values and the output projection into the basis"),
+     r"pairing cannot change if values=True: .*; keep pairing=.halves"),
     # row 74
     (lambda: Relative(0), r"Relative: clip must be a whole number of at least 1, got 0"),
     (lambda: Relative(2.0), r"got 2.0"),
@@ -131,7 +131,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: DynamicNTK(2.0, 2048.0), r"trained_context must be a whole number of at least 2, got 2048.0"),
     (lambda: YaRN(2.0, 8, beta_fast=1.0, beta_slow=1.0), r"beta_fast must be greater than beta_slow"),
     (lambda: YaRN(2.0, 8, beta_fast=1.0, beta_slow=32.0), r"beta_fast=1.0 and beta_slow=32.0"),
-    (lambda: YaRN(2.0, 8, mscale=1.0), r"come together.*mscale=1.0 and mscale_all_dim=None"),
+    (lambda: YaRN(2.0, 8, mscale=1.0), r"set both mscale and .*, or neither .*mscale=1.0 and mscale_all_dim=None"),
     (lambda: YaRN(2.0, 8, mscale=1.0, mscale_all_dim=1.0, attention_factor=1.0), r"already fixes the amplitude"),
     (lambda: YaRN(2.0, 8, attention_factor=-1.0), r"attention_factor must be a finite number > 0, got -1.0"),
     (lambda: Llama3(8.0, 4.0, 1.0, 8192), r"high_freq_factor must be greater than low_freq_factor"),
@@ -162,7 +162,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: converted(heads=2, head_dim=8, dims=10), r"10 rotated dims do not fit a head of 8"),
     (lambda: converted(heads=2, head_dim=8, dims=3), r"even .* got 3"),
     (lambda: converted(heads=2, head_dim=8, to=((0, 1),)), r"lists 1 pairs, but 8 rotated dims are 4 pairs"),
-    (lambda: converted(heads=2, head_dim=8, to="interleaved"), r"there is no 'interleaved'"),
+    (lambda: converted(heads=2, head_dim=8, to="interleaved"), r"unknown rotary pairing 'interleaved'"),
     (lambda: swapped_form(torch.zeros(2, 7), torch.arange(2)), r"even .* got 7"),
 ]  # fmt: skip
 

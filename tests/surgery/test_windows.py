@@ -78,7 +78,7 @@ def test_weights_are_not_touched():
 
 def test_what_cannot_be_put():
     model = make()
-    with pytest.raises(PatternError, match="keys must be 1 or more, got 0"):
+    with pytest.raises(PatternError, match="must be an integer of at least 1, got 0"):
         put_window(*model, 0)
     with pytest.raises(PatternError, match=r"count must be a whole number in 0..2\*\*62, got -1"):
         put_window(*model, 5, sinks=-1)
