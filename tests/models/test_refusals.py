@@ -242,7 +242,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: ALiBi().select_heads(torch.tensor([0])),
         PatternError,
-        "ALiBi: if heads have different patterns, pass slopes=alibi_slopes(heads)",
+        "ALiBi: selecting some heads needs the slopes of all; pass slopes=alibi_slopes(heads)",
     ),
     (
         lambda: stretch_context(
