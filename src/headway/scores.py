@@ -124,7 +124,9 @@ class ALiBi(Score):
 
     def select_heads(self, heads: Tensor) -> Score:
         if self.slopes is None:
-            raise PatternError("ALiBi: selecting some heads needs the slopes of all; pass slopes=alibi_slopes(heads)")
+            raise PatternError(
+                "ALiBi: selecting some heads needs the slopes of all; pass slopes=alibi_slopes(heads)"
+            )
         return ALiBi(tuple(self.slopes[h] for h in heads.tolist()))
 
 
