@@ -32,7 +32,7 @@ def test_constructors() -> None:
 
 @pytest.mark.parametrize("lengths", [[2.5, 1.0], [True, True]])
 def test_lengths_that_are_no_whole_numbers_are_refused(lengths: list[float]) -> None:
-    with pytest.raises(PatternError, match="lengths are whole numbers"):
+    with pytest.raises(PatternError, match="lengths must be whole numbers"):
         Tokens.from_lengths(lengths)  # type: ignore[arg-type]
 
 
@@ -75,7 +75,7 @@ def test_global_tokens_by_index_and_by_mask() -> None:
         ragged.with_global([2])
     with pytest.raises(PatternError, match="marks empty slots"):
         ragged.with_global(torch.ones(2, 3, dtype=torch.bool))
-    with pytest.raises(PatternError, match=r"must be bool \[rows, slots\], got torch.int64"):
+    with pytest.raises(PatternError, match=r"must be bool \[rows, slots\] = \[2, 3\], got torch.int64"):
         ragged.with_global(torch.ones(2, 3, dtype=torch.int64))
     with pytest.raises(PatternError, match="3 lists of indices for 2 rows"):
         ragged.with_global([[0], [0], [0]])
@@ -84,23 +84,35 @@ def test_global_tokens_by_index_and_by_mask() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Tokens.from_attention_mask(torch.ones(3)), r"shape \[batch, slots\] is needed"),
-        (lambda: Tokens.from_attention_mask(torch.ones(1, 1, 3, 3)), "patterns, or `keep`"),
-        (lambda: Tokens.from_attention_mask(torch.tensor([[0.0, float("-inf")]])), "an additive mask"),
-        (lambda: Tokens.from_attention_mask(torch.tensor([[2, 1]])), r"values are 0 \(padding\) and 1"),
+        (lambda: Tokens.from_attention_mask(torch.ones(3)), r"must have shape \[batch, slots\], got \(3,\)"),
+        (lambda: Tokens.from_attention_mask(torch.ones(1, 1, 3, 3)), "as keep= of attend"),
+        (
+            lambda: Tokens.from_attention_mask(torch.tensor([[0.0, float("-inf")]])),
+            "pass an additive mask .* as mask == 0",
+        ),
+        (lambda: Tokens.from_attention_mask(torch.tensor([[2, 1]])), r"must hold only 0 \(padding\) and 1"),
         (lambda: Tokens.from_lengths([3, 5], total=4), r"must lie in 0..4, got \[3, 5\]"),
         (lambda: Tokens.from_lengths([-1]), "must lie in"),
-        (lambda: Tokens.from_lengths([]), "one length per row"),
+        (lambda: Tokens.from_lengths([]), r"lengths must be \[rows\], got shape \(0,\)"),
         (lambda: Tokens.from_lengths([1], side="top"), "there is no side 'top'; there are left, right"),
         (lambda: Tokens.packed([[2, 3]], total=4), "row 0 needs 5 slots, but total is 4"),
         (lambda: Tokens.packed([[-2]]), "must be 0 or more"),
-        (lambda: Tokens.range(3).with_position(torch.zeros(1, 3)), "integer positions"),
+        (lambda: Tokens.range(3).with_position(torch.zeros(1, 3)), "positions must be integers"),
         (
             lambda: Tokens.range(3).with_position(torch.zeros(1, 4, dtype=torch.int64)),
             "position describes 4 slots",
         ),
         (lambda: Heads.of(8, 3), r"8 query heads cannot share 3 .* one of \[1, 2, 4, 8\]"),
         (lambda: Heads.of(4, 8), "4 query heads cannot share 8"),
+        (lambda: Heads.of(0, 2), "0 query heads cannot share 2 .*; heads must be at least 1"),
+        (
+            lambda: Tokens.range(4).with_global(torch.ones(1, 5, dtype=torch.bool)),
+            r"\[1, 4\], got torch.bool \(1, 5\)",
+        ),
+        (
+            lambda: Tokens.from_lengths([4, 3]).with_global(torch.zeros(3, 4, dtype=torch.bool)),
+            r"\[2, 4\], got torch.bool \(3, 4\)",
+        ),
         (lambda: Heads(0), "at least 1"),
     ],
 )

@@ -31,6 +31,6 @@ def fonts(language: str) -> tuple[str, ...]:
         font_manager.fontManager.addfont(path)
         return *default, font_manager.get_font(path).family_name
     raise ConfigError(
-        "pictures in Chinese need a font that has its characters, and none is installed; `pip install zhplot` brings "
-        "one, and so does the system's package fonts-noto-cjk"
+        "pictures in Chinese need a Chinese font, and none is installed; run `pip install zhplot`, or install the "
+        "system package fonts-noto-cjk"
     )

@@ -31,7 +31,7 @@ class Heads:
             divisors = [d for d in range(1, query_heads + 1) if query_heads % d == 0]
             raise HeadwayError(
                 f"heads: {query_heads} query heads cannot share {kv_heads} key/value heads evenly; "
-                f"kv_heads must be one of {divisors}"
+                f"{f'kv_heads must be one of {divisors}' if divisors else 'heads must be at least 1'}"
             )
         return Heads(kv_heads, query_heads // kv_heads)
 

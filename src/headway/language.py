@@ -15,7 +15,7 @@ LANGUAGES = ("en", "zh")
 def check_language(language: str, where: str) -> str:
     """Returns the language if it is one of `LANGUAGES`. Raises ConfigError otherwise."""
     if language not in LANGUAGES:
-        raise ConfigError(f"{where}: languages are {', '.join(LANGUAGES)}; got {language!r}")
+        raise ConfigError(f"{where} must be one of {', '.join(LANGUAGES)}, got {language!r}")
     return language
 
 

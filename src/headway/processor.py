@@ -65,13 +65,11 @@ def tiles_refused() -> str:
     which covers all threads and forked processes. https://docs.kernel.org/arch/x86/xstate.html"""
     arch_prctl, request, tile_data = 158, 0x1023, 18  # SYS_, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        return (
-            f"tile registers are known of Linux on x86-64 only, not of {sys.platform} on {platform.machine()}"
-        )
+        return f"AMX tile registers need Linux on x86-64, this is {sys.platform} on {platform.machine()}"
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(*(ctypes.c_long(word) for word in (arch_prctl, request, tile_data))) == 0:
         return ""
-    return f"the system refuses tile registers (arch_prctl, ARCH_REQ_XCOMP_PERM: {os.strerror(ctypes.get_errno())})"
+    return f"the system refuses AMX tile registers (arch_prctl, ARCH_REQ_XCOMP_PERM: {os.strerror(ctypes.get_errno())})"
 
 
 def sysctl(name: str) -> int:

@@ -97,7 +97,9 @@ def bytes_of(text: str, what: str) -> int:
     Raises ConfigError, naming `what`, for any other text."""
     match = _SIZE.fullmatch(text.strip())
     if match is None or int(match[1]) == 0:
-        raise ConfigError(f"{what} {text}: must be a number of bytes, or one such as 500MB, 4GB or 24GiB")
+        raise ConfigError(
+            f"{what} {text}: must be a positive number of bytes, or one such as 500MB, 4GB or 24GiB"
+        )
     power = "KMGT".index(match[2].upper()) + 1 if match[2] else 0
     return int(match[1]) * int((1024 if match[3] else 1000) ** power)
 

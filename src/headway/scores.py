@@ -75,8 +75,12 @@ def steps_of(score: Score | Sequence[Score]) -> tuple[Score, ...]:
     for step in steps:
         if not isinstance(step, Score):
             is_class = isinstance(step, type)
-            got = f"the class {step.__name__}; give a value of it" if is_class else f"a {type(step).__name__}"
-            raise PatternError(f"score: each step is a Score such as SoftCap(30.0), got {got}")
+            got = (
+                f"the class {step.__name__}; use an instance of it"
+                if is_class
+                else f"a {type(step).__name__}"
+            )
+            raise PatternError(f"score: each step must be a Score such as SoftCap(30.0), got {got}")
     return steps
 
 
@@ -120,7 +124,9 @@ class ALiBi(Score):
 
     def select_heads(self, heads: Tensor) -> Score:
         if self.slopes is None:
-            raise PatternError("ALiBi: give slopes=alibi_slopes(heads) when heads have patterns of their own")
+            raise PatternError(
+                "ALiBi: selecting some heads needs the slopes of all; pass slopes=alibi_slopes(heads)"
+            )
         return ALiBi(tuple(self.slopes[h] for h in heads.tolist()))
 
 
@@ -152,8 +158,8 @@ class RelativeBias(Score):
         exact = rows // (4 if self.bidirectional else 2)
         if not 0 < exact < self.max_distance:
             raise PatternError(
-                f"RelativeBias: max_distance={self.max_distance} is not beyond the {exact} distances of a direction "
-                f"that have one of the {rows} buckets to themselves (at least 1): give more of the one or the other"
+                f"RelativeBias: {rows} buckets hold {exact} single distances per direction, which must be at least 1 "
+                f"and below max_distance={self.max_distance}; change the number of buckets or max_distance"
             )
 
     def bucket(self, away: Tensor) -> Tensor:

@@ -60,9 +60,11 @@ class Tokens:
         `side`."""
         values = torch.as_tensor(lengths)
         if values.dim() != 1 or values.numel() == 0:
-            raise PatternError(f"Tokens.from_lengths: one length per row, got shape {tuple(values.shape)}")
+            raise PatternError(
+                f"Tokens.from_lengths: lengths must be [rows], got shape {tuple(values.shape)}"
+            )
         if values.is_floating_point() or values.dtype == torch.bool:
-            raise PatternError(f"Tokens.from_lengths: lengths are whole numbers, got {values.tolist()}")
+            raise PatternError(f"Tokens.from_lengths: lengths must be whole numbers, got {values.tolist()}")
         count = values.long()
         check_known(side, ("left", "right"), "Tokens.from_lengths: there is no side", error=PatternError)
         longest = int(count.max())
@@ -80,13 +82,13 @@ class Tokens:
         """Returns tokens for a padding mask [B, N]: 1 (True) is a token, 0 (False) padding, anywhere in the row."""
         if mask.dim() != 2:
             raise PatternError(
-                "Tokens.from_attention_mask: a mask of shape [batch, slots] is needed, "
-                f"got {tuple(mask.shape)}; masks over (query, key) pairs are patterns, or `keep` of attend"
+                "Tokens.from_attention_mask: mask must have shape [batch, slots], "
+                f"got {tuple(mask.shape)}; pass a mask over (query, key) pairs as keep= of attend"
             )
         if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
             raise PatternError(
-                "Tokens.from_attention_mask: values are 0 (padding) and 1 (token); this mask has others: "
-                "an additive mask (0 and -inf) must be turned into `mask == 0` first"
+                "Tokens.from_attention_mask: mask must hold only 0 (padding) and 1 (token); "
+                "pass an additive mask (0 and -inf) as mask == 0"
             )
         real = mask.bool()
         index = torch.where(real, real.cumsum(1) - 1, -1)
@@ -128,9 +130,10 @@ class Tokens:
         index that a row does not have, and for a mask that marks an empty slot.
         """
         if isinstance(which, Tensor):
-            if which.dtype != torch.bool or which.dim() != 2:
+            wrong = which.dtype != torch.bool or which.dim() != 2 or which.shape[1] != self.count
+            if wrong or 1 < len(which) != self.rows > 1:
                 raise PatternError(
-                    "Tokens.with_global: a tensor must be bool [rows, slots], "
+                    f"Tokens.with_global: a mask must be bool [rows, slots] = {[self.rows, self.count]}, "
                     f"got {which.dtype} {tuple(which.shape)}"
                 )
             if bool((which & ~self.valid).any()):
@@ -154,7 +157,7 @@ class Tokens:
         """Returns the same tokens at these positions [B|1, N] (RoBERTa's offset, `position_ids`, tree drafts)."""
         if position.dim() != 2 or position.is_floating_point():
             raise PatternError(
-                f"Tokens.with_position: integer positions [rows, slots] are needed, got {position.dtype} "
+                f"Tokens.with_position: positions must be integers [rows, slots], got {position.dtype} "
                 f"{tuple(position.shape)}"
             )
         return replace(self, position=position)

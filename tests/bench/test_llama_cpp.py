@@ -112,8 +112,8 @@ def test_a_prompt_is_read_alone_and_scored_token_by_token(bindings: Bindings) ->
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("llama_model_load_from_file", None, "it does not load b.gguf"),
-        ("llama_init_from_model", None, "it makes no context of 2 rows of 3 tokens"),
+        ("llama_model_load_from_file", None, "it cannot load b.gguf"),
+        ("llama_init_from_model", None, "it cannot create a context of 2 rows of 3 tokens"),
         ("llama_decode", 4, "llama_decode failed with code 4"),
     ],
 )

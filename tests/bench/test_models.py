@@ -153,15 +153,13 @@ def test_rows_of_training_at_toy_size_are_as_listed() -> None:
 
 def test_too_little_memory_is_a_row_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "memory_available", lambda: 1 << 20)
-    with pytest.raises(
-        UnsupportedCase, match=r"1.1b beside its peers takes 8.8 GB, and 0.0 GB are available"
-    ):
+    with pytest.raises(UnsupportedCase, match=r"1.1b and its peers need 8.8 GB, but 0.0 GB are available"):
         _ = Written("1.1b", Path()).hf
     messages: list[str] = []
     decoding = decoders.decode(["1.1b"], ["int8"], [1], 16, effort=ONCE, say=messages.append)
     for row in (*decoding, *decoders.prefill(["1.1b"], ["bf16"], 16, effort=ONCE, say=messages.append)):
         assert (f"{row.bench} {row.case}", row.ours_ms) == (messages.pop(0), None)
-        assert "not measured: 1.1b beside its peers" in row.notes[0]
+        assert "not measured: 1.1b and its peers" in row.notes[0]
 
 
 def test_names_that_do_not_exist_are_errors(capsys: pytest.CaptureFixture[str]) -> None:

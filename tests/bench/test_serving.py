@@ -98,7 +98,7 @@ def test_figures() -> None:
 def test_a_server_that_is_not_there_is_said() -> None:
     for written, kind in written_models(["tiny"], ["int8"]):
         with (
-            pytest.raises(UnsupportedCase, match="does not run"),
+            pytest.raises(UnsupportedCase, match="cannot be run"),
             served(llama_server("/nowhere/llama-server"), written.served(kind), 1, 64),
         ):
             pass
@@ -135,7 +135,7 @@ def test_rows_of_a_server() -> None:
         figures = row.extra["figures"]
         assert [*figures] == [OURS, "transformers serve"] == [OURS, *row.ratios]
         assert min(side["tokens_per_second"] for side in figures.values()) > 0
-        assert "does not run" in row.notes[0]
+        assert "cannot be run" in row.notes[0]
     assert rows[2].extra["figures"][OURS]["prefix_hits"] > 0.6
     assert "tiny bf16 sessions=4" in to_text(rows)
     assert WORDS == 259

@@ -80,7 +80,7 @@ def test_the_peak_of_the_second_call_counts(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.undo()
     monkeypatch.setattr(Path, "write_text", no_file)
-    with pytest.raises(UnsupportedCase, match="the peak of a process is not at hand here: no"):
+    with pytest.raises(UnsupportedCase, match="the peak memory of a process cannot be reset here: no"):
         subprocess_runner.forget_peak()
 
 

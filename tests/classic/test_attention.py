@@ -219,7 +219,7 @@ def test_freqs_cis():
     for start in (1, 1000):
         moved = layer(x, freqs(S + start)[start:])[0]
         torch.testing.assert_close(moved, layer(x, freqs(S))[0], rtol=0, atol=1e-11)
-    with pytest.raises(ValueError, match="head width must be even, got 5"):
+    with pytest.raises(ValueError, match="head width must be even and at least 2, got 5"):
         precompute_freqs_cis(5, 3)
 
 
@@ -252,7 +252,7 @@ def test_sizes_that_do_not_fit_are_refused():
             r"complex \(7, 2\) = \(s, d // h // 2\).*got torch.complex128 \(8, 2\)",
         ),
         ({"freqs_cis": freqs(S).real}, r"must be complex.*got torch.float64"),
-        ({"cache_k": torch.zeros(2, 3, 2, 4)}, r"cache_k and cache_v come together"),
+        ({"cache_k": torch.zeros(2, 3, 2, 4)}, r"one of cache_k and cache_v is None"),
         (
             {"cache_k": torch.zeros(2, 2, 3, 4), "cache_v": torch.zeros(2, 2, 3, 4)},
             r"\(2, n, 2, 4\) each, got \(2, 2",

@@ -114,9 +114,11 @@ def test_rotate_half_is_a_quarter_turn():
 def test_positions_outside_the_tables_are_refused():
     q = torch.zeros(1, 1, 2, 4)
     cos, sin = LlamaRotaryEmbedding(4)(q, seq_len=10)
-    with pytest.raises(ValueError, match=r"position_ids 3..10 lie outside tables of 10 rows; ask .* seq_len"):
+    with pytest.raises(
+        ValueError, match=r"position_ids 3..10 lie outside tables of 10 rows; call .* seq_len"
+    ):
         apply_rotary_pos_emb(q, q, cos, sin, torch.tensor([[3, 10]]))
     with pytest.raises(ValueError, match=r"position_ids -1..3"):
         apply_rotary_pos_emb(q, q, cos, sin, torch.tensor([[-1, 3]]))
-    with pytest.raises(ValueError, match="dim must be even, got 5"):
+    with pytest.raises(ValueError, match="dim must be even and at least 2, got 5"):
         LlamaRotaryEmbedding(5)

@@ -85,7 +85,7 @@ def test_a_wrong_level_is_reported_and_not_raised(
     monkeypatch.setattr(loader, "search", lambda: loader.find(tmp_path, "avx3", set()))
     native, row = native_row(capsys)
     assert not row["usable"]
-    assert "HEADWAY_NATIVE=avx3 names no level" in native["trouble"]
+    assert "HEADWAY_NATIVE=avx3 is not a level" in native["trouble"]
 
 
 def test_a_missing_package_is_a_problem_and_exit_code_1(

@@ -151,7 +151,7 @@ def test_a_folder_with_other_things_is_never_emptied(
     out = tmp_path / "mine"
     out.mkdir()
     (out / "thesis.txt").write_text("three years of work")
-    with pytest.raises(ConfigError, match="holds something that no demo has written"):
+    with pytest.raises(ConfigError, match="holds files that no demo has written"):
         go(text, out, [])
     assert headway(["demo", "--out", str(out)]) == 1
     assert "no demo has written" in capsys.readouterr().err

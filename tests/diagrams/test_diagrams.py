@@ -133,7 +133,7 @@ def test_words_that_do_not_fit_are_errors() -> None:
 def test_names_and_languages_that_are_not_there_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"no figure 'block'.*blocks"):
         draw("block", "en")
-    with pytest.raises(ConfigError, match="languages are en, zh; got 'fr'"):
+    with pytest.raises(ConfigError, match="must be one of en, zh, got 'fr'"):
         draw("blocks", "fr")
 
 
@@ -146,8 +146,8 @@ def test_the_command_writes_all_of_them(
     assert "heads.zh.svg" in capsys.readouterr().out
     for arguments, says in (
         ([], "give --out FOLDER"),
-        (["--heads", "4", "--out", "x"], "--heads is of a single topic; got it with figures"),
-        (["--quick", "--out", "x"], "figures take a second"),
+        (["--heads", "4", "--out", "x"], "--heads can be used with a single topic only, got figures"),
+        (["--quick", "--out", "x"], "--quick does not apply to figures"),
     ):
         assert run(["explain", "figures", *arguments]) == 1
         assert says in capsys.readouterr().err

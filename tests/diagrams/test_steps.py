@@ -67,9 +67,12 @@ def test_the_command_prints_and_draws_them(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["figures", "--prompt", "a"], "--model and --prompt go together, with figures"),
-        (["cache", "--model", "x", "--prompt", "a"], "--model and --prompt go together, with figures"),
-        (["figures", "--model", "x", "--prompt", "a", "--heads", "2"], "and nothing else"),
+        (["figures", "--prompt", "a"], "--model and --prompt need each other and topic figures"),
+        (
+            ["cache", "--model", "x", "--prompt", "a"],
+            "--model and --prompt need each other and topic figures",
+        ),
+        (["figures", "--model", "x", "--prompt", "a", "--heads", "2"], "and take only --steps and --out"),
         (["figures", "--model", "FOLDER", "--prompt", "a", "--steps", "0"], "--steps 0 must be at least 1"),
         (["figures", "--model", "FOLDER", "--prompt", "a" * 40, "--out", "OUT"], f"has room for {MOST}"),
     ],
@@ -86,9 +89,9 @@ def test_layers_that_hide_tokens_or_compare_none_are_refused() -> None:
     windows, linear = SPEC.with_patterns(Window.last(2)), SPEC.with_mixer(LinearAttentionSpec())
     ids = torch.arange(3)[None]
     assert work(build(windows).eval(), ids[:, :2], [1, 1], True) == [(1, 1, 1), (1, 1, 2)]
-    with pytest.raises(ConfigError, match="of 3 tokens layer 0 hides some, its pattern is Window"):
+    with pytest.raises(ConfigError, match=r"layer 0 with pattern Window.* hides some of 3 tokens"):
         work(build(windows).eval(), ids, [1, 1, 1], True)
-    with pytest.raises(ConfigError, match="no layer of llama compares queries with keys"):
+    with pytest.raises(ConfigError, match="llama has no layer with softmax attention"):
         work(build(linear).eval(), ids, [1, 1, 1], True)
 
 

@@ -29,7 +29,7 @@ def test_a_toy_keeps_the_block_and_its_proportions() -> None:
     assert toy(catalog.spec("falcon-7b"), 16).kv_heads == 1
     aspects = {difference.aspect for difference in differences(small, LLAMA)}
     assert aspects == {"layers", "feed-forward", "heads", "embedding", "context"}
-    with pytest.raises(ConfigError, match="a ladder trains one stack"):
+    with pytest.raises(ConfigError, match="--ladder trains a single stack"):
         toy(catalog.spec("transformer-base"), 16)
 
 

@@ -167,6 +167,9 @@ def test_errors_of_settings_are_said_in_chinese(capsys: pytest.CaptureFixture[st
     for arguments in command_lines:
         assert run(["explain", *arguments, "--lang", "zh"]) == 1
         assert CHINESE.search(capsys.readouterr().err), arguments
+    for arguments in (["heads", "--d", "4"], ["cache", "--context", "100"], ["all", "--n", "4"]):
+        assert run(["explain", *arguments, "--lang", "zh"]) == 1
+        assert arguments[0] in capsys.readouterr().err, "a name of a topic stays as it is typed"
 
 
 def test_the_environment_decides_unless_a_language_is_given(
@@ -180,7 +183,7 @@ def test_the_environment_decides_unless_a_language_is_given(
     assert run(["explain", "swish", "--lang", "en"]) == 0
     assert "verdict" in capsys.readouterr().out
     assert run(["explain", "swish", "--lang", "fr"]) == 1
-    assert "languages are en, zh; got 'fr'" in capsys.readouterr().err
+    assert "explain --lang must be one of en, zh, got 'fr'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

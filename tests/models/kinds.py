@@ -224,7 +224,7 @@ KINDS: dict[str, Kind] = {
     "another feed-forward": Kind({}, "no Identity", other_mlp),
     "another norm": Kind({}, "no norm Identity", other_norm),
     "another activation": Kind({}, "activation 'tanh'", other_activation),
-    "columns that lie apart": Kind({}, "rows lie whole", turned),
+    "columns that lie apart": Kind({}, "contiguous rows", turned),
     "shared by processes": Kind({}, "processes share", shared),
     "float64": Kind({}, "one type", lambda made: made.double()),
     "float16 head": Kind({"tied": False}, "one type", lambda made: made.lm_head.half()),

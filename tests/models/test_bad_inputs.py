@@ -66,6 +66,6 @@ def test_rotary_takes_any_position_before_0_and_beyond_what_was_trained() -> Non
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_positions_that_are_no_integers_are_refused(dtype: torch.dtype) -> None:
     with pytest.raises(
-        ValueError, match=rf"integer positions \[rows, slots\] are needed, got {dtype} \(1, 3\)"
+        ValueError, match=rf"positions must be integers \[rows, slots\], got {dtype} \(1, 3\)"
     ):
         Tokens.range(3).with_position(torch.zeros(1, 3, dtype=dtype))

@@ -219,14 +219,13 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: pairs(Causal(), 8, last=2, tokens=Tokens.range(8)),
         PatternError,
-        "pairs: tokens describe 8 slots, but the last 2 queries of given tokens are not counted",
+        "pairs: last=2 cannot be combined with tokens; drop one of them",
     ),
     (
         lambda: pairs(Evens(), 1 << 20),
         PatternError,
-        f"pairs: {Evens()} is not counted by arithmetic, so that its pairs are looked at one by one, and a row of "
-        "1048576 tokens has too "
-        "many: at most ",
+        f"pairs: {Evens()} has no closed-form count; its pairs are counted one by one, up to "
+        "n = 131072, got n = 1048576",
     ),
     (
         lambda: parse("Causal(\ud800)"),
@@ -243,7 +242,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: ALiBi().select_heads(torch.tensor([0])),
         PatternError,
-        "ALiBi: give slopes=alibi_slopes(heads) when heads have patterns of their own",
+        "ALiBi: selecting some heads needs the slopes of all; pass slopes=alibi_slopes(heads)",
     ),
     (
         lambda: stretch_context(

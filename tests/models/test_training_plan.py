@@ -124,5 +124,5 @@ def test_bytes_are_read(text: str, count: int) -> None:
 
 @pytest.mark.parametrize("text", ["0", "GiB", "1.5GiB", "-3", "4XB", "4iB"])
 def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"--memory .*: must be a number of bytes"):
+    with pytest.raises(ConfigError, match=r"--memory .*: must be a positive number of bytes"):
         bytes_of(text, "--memory")

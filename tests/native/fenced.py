@@ -192,7 +192,7 @@ def refusing(run: Run, number: int) -> list[Tensor] | None:
         with fences():
             return run()
     except BackendError as error:
-        if "no memory left" not in str(error):
+        if "out of memory" not in str(error):
             raise
         return None
 

@@ -110,5 +110,5 @@ def test_bits_of_normal_weights() -> None:
     "w", [torch.ones(3, 4), torch.ones(4, dtype=torch.bfloat16)], ids=["float32", "vector"]
 )
 def test_others_are_refused(w: Tensor) -> None:
-    with pytest.raises(BackendError, match=r"matrices of bf16 on the CPU are compressed, not torch\.\w+ \["):
+    with pytest.raises(BackendError, match=r"Compressed takes bf16 matrices on the CPU, not torch\.\w+ \["):
         Compressed.pack(w)

@@ -50,7 +50,7 @@ def test_the_names_of_instruction_sets_are_those_of_the_system() -> None:
     assert levels.runnable(processor.cpu_flags(), tiles=True)[0] == level
 
 
-REFUSED = "the system refuses tile registers (some error)"
+REFUSED = "the system refuses AMX tile registers (some error)"
 
 
 @pytest.mark.skipif("amx" not in levels.known(), reason="this architecture has no tiles")
@@ -61,11 +61,11 @@ def test_the_next_level_takes_over_where_the_system_refuses_tiles(small: Small, 
     assert result.library.level == "avx512bf16"
     assert result.trouble == (
         f"headway runs its native kernels at level avx512bf16 only: {REFUSED}, which amx needs; "
-        "HEADWAY_NATIVE=avx512bf16 is that without this warning"
+        "set HEADWAY_NATIVE=avx512bf16 to silence this warning"
     )
     assert loader.find(small.folder, "avx512bf16", flags, small.sources, REFUSED).trouble is None
     with pytest.raises(
-        BackendError, match=r"HEADWAY_NATIVE=amx cannot be had: .*\(some error\); .*take avx512bf16"
+        BackendError, match=r"HEADWAY_NATIVE=amx is not available: .*\(some error\); .*use avx512bf16"
     ):
         loader.find(small.folder, "amx", flags, small.sources, REFUSED)
     copied = small.copy(tmp_path)
@@ -105,20 +105,20 @@ def test_turned_off_is_no_trouble(small: Small) -> None:
 
 def test_a_level_that_is_not_to_be_had_is_an_error(small: Small, tmp_path: Path) -> None:
     with pytest.raises(
-        BackendError, match=r"HEADWAY_NATIVE=portabel names no level \(did you mean \"portable\"\?\)"
+        BackendError, match=r"HEADWAY_NATIVE=portabel is not a level \(did you mean \"portable\"\?\)"
     ):
         find(small, "portabel")
     if LOWER:
         with pytest.raises(
             BackendError,
-            match=r"HEADWAY_NATIVE=avx2 is beyond this CPU, which lacks .*fma.*; .*take portable",
+            match=r"HEADWAY_NATIVE=avx2 cannot run on this CPU, which lacks .*fma.*; .*use portable",
         ):
             find(small, "avx2", "portable")
     with pytest.raises(BackendError, match=f"{BEST} was not built in {tmp_path}; .*headway.native.build"):
         find(Small(tmp_path, small.sources), BEST)
     copied = small.copy(tmp_path)
     outdate(copied, BEST)
-    with pytest.raises(BackendError, match=f"HEADWAY_NATIVE={BEST} cannot be had: .* is stale"):
+    with pytest.raises(BackendError, match=f"HEADWAY_NATIVE={BEST} is not available: .* is stale"):
         find(copied, BEST)
 
 

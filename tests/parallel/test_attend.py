@@ -145,7 +145,7 @@ def test_what_is_tied_to_slots_of_one_process_is_refused_by_name() -> None:
         q, k, v, *_ = (context.take(t, 2) for t in drawn(8))
         with pytest.raises(ConfigError, match="attention_dropout=0"):
             context.attend(q, k, v, Causal(), dropout=0.1)
-        with pytest.raises(ConfigError, match="score Bias is tied to the slots"):
+        with pytest.raises(ConfigError, match="does not support the score Bias, which depends on the slots"):
             context.attend(q, k, v, Causal(), score=Bias(torch.zeros(4, 4)))
 
     simulate(2, rank)

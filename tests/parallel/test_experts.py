@@ -270,7 +270,7 @@ def test_what_a_process_holds_and_adds_up() -> None:
 
 def test_what_cannot_be_shared_is_refused_by_name() -> None:
     for text in ("fsdp=2,expert=2", "expert=2,tp=2"):
-        with pytest.raises(ConfigError, match=r"share whole experts .* yet; leave out expert or (fsdp|tp)"):
+        with pytest.raises(ConfigError, match=r"expert cannot be combined with (fsdp|tp) yet"):
             Mesh.read(text)
 
     def rank(exchange: Exchange) -> None:
@@ -293,7 +293,7 @@ def test_what_cannot_be_shared_is_refused_by_name() -> None:
         shard_experts(local, replace(ranks, same_rows=True))
         with pytest.raises(ConfigError, match="is shared by ranks already"):
             shard_experts(local, ranks)
-        with pytest.raises(ConfigError, match="same rows compute no gradients"):
+        with pytest.raises(ConfigError, match="no gradients are computed if all ranks have the same rows"):
             local(torch.arange(4)[None])
 
     simulate(2, of_two)

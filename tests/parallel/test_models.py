@@ -58,7 +58,7 @@ def test_what_cannot_be_sharded_is_refused_by_name() -> None:
         ):
             with pytest.raises(ConfigError, match=words):
                 layer(x, context=context)
-        with pytest.raises(ConfigError, match="no cache and no encoder's states"):
+        with pytest.raises(ConfigError, match=r"context= .* cannot be combined with cache= or memory="):
             Attention(16, 2)(x, context=context, memory=x)
         with pytest.raises(ConfigError, match="drop tokens="):
             Attention(16, 2)(x, context=context, tokens=Tokens.range(4))

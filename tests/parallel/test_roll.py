@@ -70,7 +70,8 @@ def test_a_failure_of_which_nobody_is_the_reason_stays_what_it_was(run: tuple[Ro
 def test_a_process_without_a_heartbeat_is_gone_and_the_others_are_told(run: tuple[Roll, Others]) -> None:
     run[1].beating -= {2, 3}
     expected = [
-        f"rank {rank} (process {100 + rank} on host h) is gone: it was killed, or its host is; its heartbeat stopped"
+        f"rank {rank} (process {100 + rank} on host h) is gone: its heartbeat stopped, so it was killed, or its host "
+        "is down"
         for rank in (2, 3)
     ]
     assert said(run) == "; ".join(expected)
@@ -80,7 +81,7 @@ def test_a_process_without_a_heartbeat_is_gone_and_the_others_are_told(run: tupl
 def test_a_process_that_never_signed_is_named_so(run: tuple[Roll, Others]) -> None:
     run[1].store.delete_key("who/3")
     run[1].beating.discard(3)
-    assert said(run).startswith("rank 3 (which never came) is gone")
+    assert said(run).startswith("rank 3 (never registered) is gone")
 
 
 def test_a_process_that_left_says_why_before_others_hang(run: tuple[Roll, Others]) -> None:
@@ -96,8 +97,8 @@ def test_a_process_that_beats_but_does_not_come_hangs(run: tuple[Roll, Others]) 
     run[1].store.delete_key("at/3")
     run[1].store.set("left/0", "-RankError: rank 2 hangs")
     assert said(run) == "; ".join(
-        f"rank {rank} (process {100 + rank} on host h) hangs: it lives, but did not come to where rank 1 waited "
-        f"for it"
+        f"rank {rank} (process {100 + rank} on host h) hangs: it is alive, but did not reach the call in which "
+        "rank 1 waits"
         for rank in (2, 3)
     )
 
@@ -122,7 +123,9 @@ def test_a_store_that_does_not_answer_is_that_of_rank_0(
         raise RuntimeError("broken pipe")
 
     monkeypatch.setattr(run[0], "_get", silent)
-    assert said(run) == "rank 0, or who started the run, is gone: its store does not answer (asked by rank 1)"
+    assert (
+        said(run) == "rank 0, or the process that started the run, is gone: its store does not answer rank 1"
+    )
     run[0]._gone = "rank 2 is gone"
     assert said(run) == "rank 2 is gone"
 
@@ -143,7 +146,7 @@ def test_waiting_for_a_process_that_went_silent_ends_after_a_while(
 ) -> None:
     monkeypatch.setattr(roll, "LOST", 0.3)
     run[1].beating.discard(0)
-    with pytest.raises(RankError, match=r"rank 0 .* is gone: it was killed"):
+    with pytest.raises(RankError, match=r"rank 0 .* is gone: its heartbeat stopped, so it was killed"):
         run[0].wait("never")
 
 
@@ -179,6 +182,6 @@ def test_who_signs_alone_waits_for_the_others_and_names_them(monkeypatch: pytest
     monkeypatch.setattr(
         Store, "wait", lambda *_: (_ for _ in ()).throw(RuntimeError("wait timeout")), raising=False
     )
-    with pytest.raises(RankError, match=r"rank 1 \(which never came\) is gone") as caught:
+    with pytest.raises(RankError, match=r"rank 1 \(never registered\) is gone") as caught:
         Roll(store, 0, 2)
     assert str(caught.value.__cause__) == "wait timeout"

@@ -42,7 +42,7 @@ def converted(**options: Any) -> Tensor:
 
 REFUSED: list[tuple[Callable[[], Any], str]] = [
     # Rotary
-    (lambda: Rotary(pairing="half"), r"beside pairs, there is no 'half' \(did you mean \"halves\""),
+    (lambda: Rotary(pairing="half"), r"pairing 'half' \(did you mean \"halves\"\?\); give a tuple of pairs, or"),
     (lambda: Rotary(pairing=None), r"or a tuple of pairs, got None"),
     (lambda: Rotary(pairing=((0, 1), (1, 2))), r"every coordinate 0..d-1 exactly once"),
     (lambda: Rotary(pairing=((0, 1, 2),)), r"every pair is two integers, got \(0, 1, 2\)"),
@@ -69,7 +69,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: HALVES.rotate(torch.zeros(1, 1, 3, 8), torch.zeros(1, 1, 3, dtype=torch.long)),
      r"\[T\] or \[B, T\], got shape \(1, 1, 3\)"),
     # frequencies of Rotary
-    (lambda: halves(schedule="lineal"), r"no schedule 'lineal' \(did you mean \"linear\"\?\)"),
+    (lambda: halves(schedule="lineal"), r"unknown schedule 'lineal' \(did you mean \"linear\"\?\); give d/2"),
     (lambda: halves(schedule=()), r"d/2 finite numbers, got \(\)"),
     (lambda: halves(schedule=(1.0, float("inf"))), r"d/2 finite numbers"),
     (lambda: halves(schedule=(True,)), r"d/2 finite numbers"),
@@ -82,13 +82,13 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: halves(trainable=True, scaling=DynamicNTK(2, 8)), r"drop one of them"),
     (lambda: halves(trainable=1), r"trainable must be True or False, got 1"),
     (lambda: halves(trainable=True).rotation(torch.arange(3), 8),
-     r"given as offset=\[4\], as nn.RotaryEmbedding does.*got offset=None"),
+     r"offset must have shape \[4\] if trainable=True .*; got None"),
     (lambda: halves(trainable=True).rotation(torch.arange(3), 8, offset=torch.ones(3)),
-     r"given as offset=\[4\].*got offset=\[3\]"),
+     r"offset must have shape \[4\] if trainable=True .*; got \[3\]"),
     (lambda: HALVES.rotation(torch.arange(3), 8, offset=torch.ones(4)),
-     r"others are computed; got offset=\[4\] for Rotary"),
+     r"and be None otherwise; got \[4\] for Rotary"),
     # row 63
-    (lambda: SpecialOrthogonal(halves(trainable=True)), r"start must be a Rotary without"),
+    (lambda: SpecialOrthogonal(halves(trainable=True)), r"a Rotary with scaling=None and trainable=False"),
     (lambda: SpecialOrthogonal("halves"), r"got 'halves'"),
     (lambda: SpecialOrthogonal(HALVES).generator(7), r"head_dim 7 is odd"),
     (lambda: rotation_matrices(torch.zeros(4, 4), torch.arange(3.0)), r"must be integers, got torch.float32"),
@@ -98,15 +98,15 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
      r"must be \[T\] or \[B, T\], got shape \(1, 1, 1\)"),
     (lambda: SpecialOrthogonal(HALVES).rotation(torch.arange(3), 8).apply(torch.ones(1, 1, 4, 8)), r"T = 3 positions"),
     # row 69
-    (lambda: PerLayer(()), r"give a scheme for each layer, got \(\)"),
-    (lambda: PerLayer(ROTARY), r"give a scheme for each layer, got Rotary"),
-    (lambda: PerLayer((ROTARY, "none")), r"a layer's scheme is one such as NoPositions\(\), got 'none'"),
+    (lambda: PerLayer(()), r"sequence of at least one position scheme, got \(\)"),
+    (lambda: PerLayer(ROTARY), r"sequence of at least one position scheme, got Rotary"),
+    (lambda: PerLayer((ROTARY, "none")), r"each layer needs a position scheme such as NoPositions\(\), got 'none'"),
     (lambda: PerLayer((PerLayer((ROTARY,)),)), r"got PerLayer"),
-    (lambda: PerLayer((ROTARY, Learned(8))), r"Learned\(size=8, offset=0\) is added to the embeddings, once"),
-    (lambda: PerLayer((ROTARY, T5Bias())), r"some layers mark queries and keys and others scores"),
-    (lambda: PerLayer((ROTARY, NONE)).expand(5), r"2 schemes do not go evenly into 5 layers"),
+    (lambda: PerLayer((ROTARY, Learned(8))), r"Learned\(size=8, offset=0\) is added to the embeddings before"),
+    (lambda: PerLayer((ROTARY, T5Bias())), r"some schemes act on queries and keys and others on scores"),
+    (lambda: PerLayer((ROTARY, NONE)).expand(5), r"2 schemes do not divide 5 layers"),
     (lambda: PerLayer((ROTARY, NONE)).at(-1), r"numbered from 0, got -1"),
-    (lambda: PerLayer((T5Bias(), NONE)).scores(4, 8, False), r"ask at\(layer\).scores"),
+    (lambda: PerLayer((T5Bias(), NONE)).scores(4, 8, False), r"call at\(layer\).scores"),
     (lambda: RotaryEmbedding(PerLayer((ROTARY, NONE)), 8), r"make one for each different positions.at\(layer\)"),
     # row 70
     (lambda: halves(values=True, scaling=DynamicNTK(2, 8)),
@@ -114,7 +114,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: halves(values=True, scaling=YaRN(4.0, 32)), r"YaRN has amplitude 1.13863, meant for scores"),
     (lambda: halves(values="yes"), r"values must be True or False, got 'yes'"),
     (lambda: halves(values=True).with_pairing("adjacent"),
-     r"values=True puts values and the output projection into the basis"),
+     r"pairing cannot change if values=True: .*; keep pairing=.halves"),
     # row 74
     (lambda: Relative(0), r"Relative: clip must be a whole number of at least 1, got 0"),
     (lambda: Relative(2.0), r"got 2.0"),
@@ -131,7 +131,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: DynamicNTK(2.0, 2048.0), r"trained_context must be a whole number of at least 2, got 2048.0"),
     (lambda: YaRN(2.0, 8, beta_fast=1.0, beta_slow=1.0), r"beta_fast must be greater than beta_slow"),
     (lambda: YaRN(2.0, 8, beta_fast=1.0, beta_slow=32.0), r"beta_fast=1.0 and beta_slow=32.0"),
-    (lambda: YaRN(2.0, 8, mscale=1.0), r"come together.*mscale=1.0 and mscale_all_dim=None"),
+    (lambda: YaRN(2.0, 8, mscale=1.0), r"set both mscale and .*, or neither .*mscale=1.0 and mscale_all_dim=None"),
     (lambda: YaRN(2.0, 8, mscale=1.0, mscale_all_dim=1.0, attention_factor=1.0), r"already fixes the amplitude"),
     (lambda: YaRN(2.0, 8, attention_factor=-1.0), r"attention_factor must be a finite number > 0, got -1.0"),
     (lambda: Llama3(8.0, 4.0, 1.0, 8192), r"high_freq_factor must be greater than low_freq_factor"),
@@ -162,7 +162,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: converted(heads=2, head_dim=8, dims=10), r"10 rotated dims do not fit a head of 8"),
     (lambda: converted(heads=2, head_dim=8, dims=3), r"even .* got 3"),
     (lambda: converted(heads=2, head_dim=8, to=((0, 1),)), r"lists 1 pairs, but 8 rotated dims are 4 pairs"),
-    (lambda: converted(heads=2, head_dim=8, to="interleaved"), r"there is no 'interleaved'"),
+    (lambda: converted(heads=2, head_dim=8, to="interleaved"), r"unknown rotary pairing 'interleaved'"),
     (lambda: swapped_form(torch.zeros(2, 7), torch.arange(2)), r"even .* got 7"),
 ]  # fmt: skip
 
@@ -179,5 +179,5 @@ def test_pairing_is_required() -> None:
 
 
 def test_buckets_that_reach_no_further_than_distances_are_refused() -> None:
-    with pytest.raises(PatternError, match="max_distance=2 is not beyond the 2 distances"):
+    with pytest.raises(PatternError, match=r"8 buckets hold 2 single distances .* below max_distance=2"):
         T5Bias(8, 2).scores(4, 8, True)

@@ -78,9 +78,9 @@ def test_weights_are_not_touched():
 
 def test_what_cannot_be_put():
     model = make()
-    with pytest.raises(PatternError, match="keys must be 1 or more, got 0"):
+    with pytest.raises(PatternError, match="must be an integer of at least 1, got 0"):
         put_window(*model, 0)
-    with pytest.raises(PatternError, match=r"a number of first tokens, 0 or more and at most .*, got -1"):
+    with pytest.raises(PatternError, match=r"count must be a whole number in 0..2\*\*62, got -1"):
         put_window(*model, 5, sinks=-1)
     with pytest.raises(ConfigError, match="layers are 0 to 3, got 4, -1"):
         put_window(*model, 5, layers=(0, 4, -1))

@@ -66,7 +66,7 @@ def test_processes_are_started_and_train_as_one(by: str, shared: Path) -> None:
     ("arguments", "said"),
     [
         (["--data", "nowhere.txt"], "data nowhere.txt: no such file or folder. Paths are relative to"),
-        (["--mesh", "dp=3"], "mesh 'dp=3' is of 3 processes, and the run has 2"),
+        (["--mesh", "dp=3"], "mesh 'dp=3' needs 3 processes, but the run has 2"),
         (["--kv-heads", "3"], "1 query heads cannot share 3 key/value heads evenly"),
         (["--resume", "nowhere"], "nowhere is no training checkpoint"),
     ],

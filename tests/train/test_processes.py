@@ -90,7 +90,7 @@ def test_killed_and_resumed_by_one_and_by_two(
     assert ended(children) == [1, -signal.SIGKILL]
     stderr = (first_logs / "0").read_text()
     assert f"RankError: rank 1 (process {children[1]} on host" in stderr
-    assert "is gone: it was killed" in stderr
+    assert "is gone: its heartbeat stopped, so it was killed" in stderr
     settings_file = shlex.quote(f"{config.out}/config.yaml")
     assert (
         f"resume from {config.out}/checkpoint-2: headway train --processes 2 --config {settings_file} --resume auto"
@@ -98,7 +98,9 @@ def test_killed_and_resumed_by_one_and_by_two(
     )
     assert checkpoints(Path(config.out))[-1].name == "checkpoint-2"
     assert ended(start(2, main_dies, second_logs)) == [-signal.SIGKILL, 1]
-    assert "RankError: rank 0, or who started the run, is gone" in (second_logs / "1").read_text()
+    assert (
+        "RankError: rank 0, or the process that started the run, is gone" in (second_logs / "1").read_text()
+    )
     assert checkpoints(Path(config.out))[-1].name == "checkpoint-2"
     assert in_a_child(killed_at_micro_batch(config, 5)) == -signal.SIGKILL  # alone, for two steps
     assert checkpoints(Path(config.out))[-1].name == "checkpoint-4"
@@ -183,7 +185,7 @@ def test_a_process_that_hangs_is_named(settings: Make, tmp_path: Path) -> None:
     os.waitpid(children[1], 0)
     stderr = (tmp_path / "said" / "0").read_text()
     assert f"RankError: rank 1 (process {children[1]} on host" in stderr
-    assert "hangs: it lives, but did not come" in stderr
+    assert "hangs: it is alive, but did not reach" in stderr
 
 
 def test_what_cannot_be_shared_is_refused(
@@ -213,17 +215,17 @@ def test_what_cannot_be_shared_is_refused(
     assert "RankError: rank 0" in other_stderr
     assert "none.jsonl: no record in it" in other_stderr
     for stderr in refused(settings(mesh="dp=3")):
-        assert "ConfigError: mesh 'dp=3' is of 3 processes, and the run has 2" in stderr
+        assert "ConfigError: mesh 'dp=3' needs 3 processes, but the run has 2" in stderr
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("dp=2,pd=2", r"'pd=2' is no axis; write dp, fsdp, expert, cp and tp"),
-        ("dp=2,dp=2", "'dp=2' is no axis"),
-        ("dp=0", "'dp=0' is no axis"),
-        ("dp", "'dp' is no axis"),
-        ("dp=2,cp=3", "is of 6 processes, and the run has 4; start as many"),
+        ("dp=2,pd=2", r"'pd=2' is not axis=size .*; axes are dp, fsdp, expert, cp and tp, each at most once"),
+        ("dp=2,dp=2", "'dp=2' is not axis=size"),
+        ("dp=0", "'dp=0' is not axis=size"),
+        ("dp", "'dp' is not axis=size"),
+        ("dp=2,cp=3", "needs 6 processes, but the run has 4; start 6"),
     ],
 )
 def test_a_mesh_that_is_none_of_four_processes_is_named(text: str, message: str) -> None:

@@ -120,7 +120,7 @@ class MultiHeadMaskedSelfAttention(nn.Module):
 
     def _checked(self, cache_k: Tensor | None, cache_v: Tensor | None, b: int) -> tuple[Tensor, Tensor]:
         if cache_k is None or cache_v is None:
-            raise ValueError("cache_k and cache_v come together; one of them is None")
+            raise ValueError("one of cache_k and cache_v is None; pass both, or neither")
         n = cache_k.shape[1] if cache_k.dim() == 4 else "n"
         if cache_k.shape != cache_v.shape or tuple(cache_k.shape) != (b, n, self.g, self.head_dim):
             raise ValueError(

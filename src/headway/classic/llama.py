@@ -61,7 +61,9 @@ class LlamaRotaryEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         if dim < 2 or dim % 2:
-            raise ValueError(f"rotary embedding turns coordinates in pairs: dim must be even, got {dim}")
+            raise ValueError(
+                f"rotary embedding turns coordinates in pairs: dim must be even and at least 2, got {dim}"
+            )
         self.dim, self.base = dim, base
         self._build(max_position_embeddings, torch.device(device or "cpu"))
 
@@ -99,7 +101,7 @@ def apply_rotary_pos_emb(
     if position_ids.numel() and not 0 <= int(position_ids.min()) <= int(position_ids.max()) < cos.shape[2]:
         raise ValueError(
             f"position_ids {int(position_ids.min())}..{int(position_ids.max())} lie outside tables of "
-            f"{cos.shape[2]} rows; ask LlamaRotaryEmbedding for seq_len = largest position + 1"
+            f"{cos.shape[2]} rows; call LlamaRotaryEmbedding with seq_len = largest position + 1"
         )
     cos = cos.squeeze(1).squeeze(0)[position_ids].unsqueeze(1)  # (b, 1, s, head_dim)
     sin = sin.squeeze(1).squeeze(0)[position_ids].unsqueeze(1)

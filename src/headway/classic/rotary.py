@@ -16,7 +16,7 @@ def precompute_freqs_cis(
     """
     if dim < 2 or dim % 2:
         raise ValueError(
-            f"rotary embedding turns coordinates in pairs: the head width must be even, got {dim}"
+            f"rotary embedding turns coordinates in pairs: the head width must be even and at least 2, got {dim}"
         )
     theta_j = theta ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     angle = torch.outer(torch.arange(end, dtype=torch.float64), theta_j)

@@ -86,7 +86,9 @@ def mode(environment: Mapping[str, str] = os.environ, default: str = "auto") -> 
     """Returns the mode that HEADWAY_BUILD names: "auto", "require" or "off". Raises BuildError for another."""
     choice = environment.get("HEADWAY_BUILD") or default
     if choice not in MODES:
-        raise BuildError(f"HEADWAY_BUILD={choice}{did_you_mean(choice, MODES)} is none of {', '.join(MODES)}")
+        raise BuildError(
+            f"HEADWAY_BUILD must be one of {', '.join(MODES)}, got {choice!r}{did_you_mean(choice, MODES)}"
+        )
     return choice
 
 
@@ -213,8 +215,8 @@ def _run(command: list[str], text: str = "") -> None:
     if process.returncode:
         last = "\n".join(process.stderr.strip().splitlines()[-12:])
         raise BuildError(
-            f"the native kernels do not compile: exit code of\n{shlex.join(command)}\n"
-            f"was not 0; its last words:\n{last}"
+            f"the native kernels do not compile; the command\n{shlex.join(command)}\n"
+            f"failed with exit code {process.returncode}; its last lines:\n{last}"
         )
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from headway.errors import BackendError
 from headway.hardware import large_pages
-from headway.native.loader import library, threads
+from headway.native.loader import library, threads, why_missing
 
 CODES, BEHIND = 7, 64
 """Number of exponents that have a code; number of bytes that the kernels may read after the last weight."""
@@ -50,7 +50,7 @@ class Compressed(NamedTuple):
         dll = _kernels()
         if weight.dtype != torch.bfloat16 or weight.ndim != 2 or weight.device.type != "cpu":
             raise BackendError(
-                f"matrices of bf16 on the CPU are compressed, not {weight.dtype} {[*weight.shape]} on {weight.device}"
+                f"Compressed takes bf16 matrices on the CPU, not {weight.dtype} {[*weight.shape]} on {weight.device}"
             )
         weight = weight.detach() if weight.stride(1) == 1 else weight.detach().contiguous()
         (outputs, inputs), row = weight.shape, weight.stride(0)
@@ -107,7 +107,7 @@ class Compressed(NamedTuple):
 def _kernels() -> Any:
     kernels = library()
     if kernels is None:
-        raise BackendError("compressed weights are read by the native kernels, which are not loaded")
+        raise BackendError(f"compressed weights need the native kernels: {why_missing()}")
     dll, size, table, address = kernels.dll, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
     dll.headway_exponents.restype = dll.headway_decompress.restype = None
     dll.headway_exponents.argtypes = [address, size, size, size, address]

@@ -21,7 +21,7 @@ def unsupported_reason(*tensors: Tensor | None) -> str | None:
     assert q is not None
     assert v is not None
     if visible(*tensors):
-        return "its tensors are no plain ones on the CPU, or somebody sees what is done to them"
+        return "its tensors are not plain CPU tensors, or a transform or tracer observes them"
     if q.dtype not in FLOATS:
         return f"the kernels take float32 and bf16, not {q.dtype}"
     if max(q.shape[3], v.shape[3]) > c.WIDEST:

@@ -21,8 +21,8 @@ MOST_WINDOW = 8
 DEEPEST = 16
 WIDEST = 512
 ERRORS = {
-    2: "no memory left",
-    3: "a type, tile or width it does not know",
+    2: "out of memory",
+    3: "unsupported type, tile or width",
 }
 _NUMBERS: dict[str, Any] = {
     "int64_t": c_int64,

@@ -43,7 +43,7 @@ def unsupported_reason(x: Tensor, matrices: Sequence[Matrix]) -> str | None:
         return f"the kernels take float32 and bf16 on the CPU, not {x.dtype} on {x.device}"
     for matrix in matrices:
         if isinstance(matrix, Tensor) and (matrix.dtype not in FLOATS or matrix.stride(1) != 1):
-            return "the kernels take weights of float32 or bf16 whose rows lie whole"
+            return "the kernels take float32 or bf16 weights with contiguous rows"
     return None
 
 
@@ -77,7 +77,7 @@ def linear(
     kernels = library()
     assert kernels is not None
     if code := kernels.dll.headway_linear(ctypes.byref(call)):
-        raise BackendError(f"the kernels refuse a product: {c.ERRORS[code]}")
+        raise BackendError(f"the native kernel headway_linear failed: {c.ERRORS[code]}")
     return [out.view(*x.shape[:-1], out.shape[1]) for out in outs]
 
 

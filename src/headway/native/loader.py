@@ -42,7 +42,7 @@ class Library:
         bfloat16 products are accumulated in float32; returns 0.0 if the level has no instruction for them. Raises
         BackendError for another dtype."""
         if dtype not in (torch.float32, torch.bfloat16):
-            raise BackendError(f"peak measures products of float32 or bfloat16, not of {dtype}")
+            raise BackendError(f"peak measures products of float32 or bfloat16, not {dtype}")
         return float(self.dll.headway_peak(int(dtype == torch.bfloat16), _count(threads), seconds))
 
     def read_seconds(self, tensor: Tensor, threads: int | None = None) -> float:
@@ -112,19 +112,19 @@ def find(
     known = levels.known()
     if wanted and wanted not in known:
         raise BackendError(
-            f"HEADWAY_NATIVE={wanted} names no level{did_you_mean(wanted, known)}; "
+            f"HEADWAY_NATIVE={wanted} is not a level{did_you_mean(wanted, known)}; "
             f"known: 0 (no native kernels), {', '.join(known)}"
         )
     supported = runnable(flags, tiles=not refused)
     denied = [level for level in runnable(flags, tiles=True) if level not in supported]
     if wanted in denied:
         raise BackendError(
-            f"HEADWAY_NATIVE={wanted} cannot be had: {refused}; unset it, or take {supported[0]}"
+            f"HEADWAY_NATIVE={wanted} is not available: {refused}; unset it, or use {supported[0]}"
         )
     if wanted and wanted not in supported:
         raise BackendError(
-            f"HEADWAY_NATIVE={wanted} is beyond this CPU, which lacks {', '.join(sorted(NEEDS[wanted] - flags))}; "
-            f"unset it, or take {supported[0]}"
+            f"HEADWAY_NATIVE={wanted} cannot run on this CPU, which lacks {', '.join(sorted(NEEDS[wanted] - flags))}; "
+            f"unset it, or use {supported[0]}"
         )
     failures: dict[str, str] = {}
     for level in [wanted] if wanted else supported:
@@ -136,12 +136,12 @@ def find(
         reasons = [_mend(failures)] if failures else []
         if denied and not wanted:
             reasons.append(
-                f"{refused}, which {denied[0]} needs; HEADWAY_NATIVE={level} is that without this warning"
+                f"{refused}, which {denied[0]} needs; set HEADWAY_NATIVE={level} to silence this warning"
             )
         trouble = f"headway runs its native kernels at level {level} only: {'; and '.join(reasons)}"
         return Found(opened, trouble=trouble if reasons else None)
     if wanted:
-        raise BackendError(f"HEADWAY_NATIVE={wanted} cannot be had: {_mend(failures)}")
+        raise BackendError(f"HEADWAY_NATIVE={wanted} is not available: {_mend(failures)}")
     if not any((folder / build.file_name(level)).exists() for level in supported):
         failures = {"": f"none were built in {folder}"}
     why = _mend(failures)
@@ -168,7 +168,7 @@ def open_library(folder: Path, level: str, sources: Path = build.SOURCES) -> Lib
         raise BackendError(f"{level} was not built in {folder}")
     built, here = build.built_hash(path) or "unknown", build.source_hash(level, sources)
     if built != here:
-        raise BackendError(f"{path} is stale (built from sources {built}, here are {here})")
+        raise BackendError(f"{path} is stale (built from sources {built}, the current ones are {here})")
     with as_error(BackendError, f"{path} cannot be opened", OSError, AttributeError):
         if sys.platform == "darwin":  # torch has opened it, but its symbols are not global
             ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libomp.dylib"), mode=ctypes.RTLD_GLOBAL)

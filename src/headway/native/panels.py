@@ -48,7 +48,7 @@ class Panels(NamedTuple):
         group_size = matrix.group if matrix.scale.shape[1] > 1 else None
         if group_size is not None and group_size % GROUP:
             raise BackendError(
-                f"the kernels take groups of a multiple of {GROUP} inputs, not of {group_size}"
+                f"the kernels need a group size that is a multiple of {GROUP}, got {group_size}"
             )
         top = matrix.scale.abs().amax(1).float()
         power = torch.exp2(torch.floor(torch.log2(top.clamp_min(torch.finfo(torch.float32).tiny))))

@@ -185,7 +185,7 @@ def run(name: str, struct: ctypes.Structure) -> None:
     kernels = library()
     assert kernels is not None
     if code := getattr(kernels.dll, name)(ctypes.byref(struct)):
-        raise BackendError(f"{name} refuses the call: {c.ERRORS[code]}")
+        raise BackendError(f"the native kernel {name} failed: {c.ERRORS[code]}")
 
 
 def addresses(*tensors: Tensor | None) -> list[int | None]:

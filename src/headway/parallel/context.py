@@ -67,11 +67,12 @@ class ContextParallel:
         Raises ConfigError for any other tokens, and if a cache or encoder states are passed as well (`beside`)."""
         if any(value is not None for value in beside):
             raise ConfigError(
-                "context parallel has no cache and no encoder's states: it shards the rows of a forward over ranks; "
-                "drop context=, or cache= and memory="
+                "context= shards one forward over ranks and cannot be combined with cache= or memory=; drop one of them"
             )
         if tokens is not None and tokens is not self.tokens:
-            raise ConfigError("context= has the tokens of its rows; drop tokens=")
+            raise ConfigError(
+                "tokens= cannot be combined with context=, which has its own tokens; drop tokens="
+            )
         return self.tokens
 
     def take(self, t: Tensor, dim: int = 1) -> Tensor:
@@ -113,7 +114,7 @@ class ContextParallel:
         if dropout or tied:
             setting = f"dropout={dropout} of attention weights" if dropout else f"the score {tied[0]}"
             raise ConfigError(
-                f"context parallel: {setting} is tied to the slots of one process; "
+                f"context parallel does not support {setting}, which depends on the slots of one process; "
                 + ("set attention_dropout=0" if dropout else "use a score that is computed from positions")
             )
         local = KeyValues(k, v, self.tokens)

@@ -63,7 +63,7 @@ class ExpertParallel:
         ConfigError if gradients are recorded."""
         if torch.is_grad_enabled():
             raise ConfigError(
-                "expert parallel: ranks with the same rows compute no gradients; use torch.no_grad()"
+                "expert parallel: no gradients are computed if all ranks have the same rows; use torch.no_grad()"
             )
         outputs, ranks, rank = torch.zeros_like(rows), self.exchange.ranks, self.exchange.rank
         outputs.tensor_split(ranks)[rank].copy_(run(rows.tensor_split(ranks)[rank]))

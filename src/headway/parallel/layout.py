@@ -58,7 +58,7 @@ class ShardLayout:
         """Returns the tokens of each rank."""
         if tokens.count != self.count:
             raise ConfigError(
-                f"ShardLayout: rows of {self.count} slots, but tokens describe {tokens.count}; "
+                f"ShardLayout: the layout is for rows of {self.count} slots, but tokens describe {tokens.count}; "
                 "make a layout for these rows"
             )
         return tuple(Tokens.cat([tokens.slice(*run) for run in runs]) for runs in self.runs)

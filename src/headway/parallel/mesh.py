@@ -32,8 +32,7 @@ class Mesh:
         if self.expert > 1 and self.fsdp * self.tp > 1:
             axis = "fsdp" if self.fsdp > 1 else "tp"
             raise ConfigError(
-                f"mesh {self}: processes cannot share whole experts (expert) and parts of all weights ({axis}) yet; "
-                f"leave out expert or {axis}"
+                f"mesh {self}: expert cannot be combined with {axis} yet; leave out one of them"
             )
 
     @staticmethod
@@ -46,8 +45,8 @@ class Mesh:
         mesh = Mesh.read(text)
         if mesh.ranks != ranks:
             raise ConfigError(
-                f"mesh {text!r} is of {mesh.ranks} processes, and the run has {ranks}; start as many (headway train "
-                f"--processes {mesh.ranks}, or torchrun), or give another mesh"
+                f"mesh {text!r} needs {mesh.ranks} processes, but the run has {ranks}; start {mesh.ranks} (headway "
+                f"train --processes {mesh.ranks}, or torchrun), or change the mesh"
             )
         return mesh
 
@@ -61,8 +60,8 @@ class Mesh:
             name, _, number = part.strip().partition("=")
             if name not in axes or name in sizes or not number.isdecimal() or int(number) < 1:
                 raise ConfigError(
-                    f"mesh {text!r}: {part.strip()!r} is no axis; write {listed(axes)}, each at most once, as in "
-                    "dp=2,cp=4"
+                    f"mesh {text!r}: {part.strip()!r} is not axis=size with a size of at least 1; axes are "
+                    f"{listed(axes)}, each at most once, as in dp=2,cp=4"
                 )
             sizes[name] = int(number)
         return Mesh(**sizes)

@@ -169,7 +169,7 @@ class _Function(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise BackendError(
-                "second derivatives of attention: none under context parallel; take them in one process, with "
+                "context parallel supports no second derivatives of attention; compute them in one process, with "
                 'backend="dense"'
             )
         out, lse, *tensors = ctx.saved_tensors

@@ -86,7 +86,7 @@ class Roll:
         except RuntimeError:
             reasons = [
                 self._gone
-                or f"rank 0, or who started the run, is gone: its store does not answer (asked by rank {self.rank})"
+                or f"rank 0, or the process that started the run, is gone: its store does not answer rank {self.rank}"
             ]
         return RankError("; ".join(reasons)) if reasons else error
 
@@ -101,15 +101,15 @@ class Roll:
         gone, late, followed = list[str](), list[str](), list[str]()
         for rank in others:
             why = self._get("left", rank)
-            name = f"rank {rank} ({self._get('who', rank) or 'which never came'})"
+            name = f"rank {rank} ({self._get('who', rank) or 'never registered'})"
             if why:
                 by_itself = not why.startswith(FOLLOWED)
                 (gone if by_itself else followed).append(f"{name} stopped: {why.removeprefix(FOLLOWED)}")
             elif self._get("beat", rank) == beats[rank]:
-                gone.append(f"{name} is gone: it was killed, or its host is; its heartbeat stopped")
+                gone.append(f"{name} is gone: its heartbeat stopped, so it was killed, or its host is down")
             elif int(self._get("at", rank) or 0) < self.number:
                 late.append(
-                    f"{name} hangs: it lives, but did not come to where rank {self.rank} waited for it"
+                    f"{name} hangs: it is alive, but did not reach the call in which rank {self.rank} waits"
                 )
         if gone and not self._gone:
             self.store.set(GONE, "; ".join(gone))

@@ -201,7 +201,9 @@ class PerHead(_Joined):
     def __init__(self, *parts: Pattern) -> None:
         if not parts or any(isinstance(p, PerHead) or not isinstance(p, Pattern) for p in parts):
             names = ", ".join(type(p).__name__ for p in parts)
-            raise PatternError(f"PerHead: one plain pattern per query head is needed, got ({names})")
+            raise PatternError(
+                f"PerHead takes one pattern per query head, none of them a PerHead; got ({names})"
+            )
         super().__init__(parts)
 
     @property
@@ -224,13 +226,15 @@ def _combine(kind: type[And] | type[Or], a: Pattern, b: Pattern) -> Pattern:
     """Returns a & b or a | b: flattens nested joins of the same kind, drops duplicates, and joins `PerHead` head by
     head."""
     if not isinstance(b, Pattern):
-        got = f"the class {b.__name__}; give a value of it" if isinstance(b, type) else repr(b)
-        raise PatternError(f"{kind.sign} joins two patterns, and beside {a} stands {got}")
+        got = f"the class {b.__name__}; use an instance of it" if isinstance(b, type) else repr(b)
+        raise PatternError(f"{kind.sign} joins two patterns, but to the right of {a} is {got}")
     if isinstance(a, PerHead) or isinstance(b, PerHead):
         count = len((a if isinstance(a, PerHead) else b).heads)
         left, right = (p.heads if isinstance(p, PerHead) else (p,) * count for p in (a, b))
         if len(left) != len(right):
-            raise PatternError(f"PerHead of {len(left)} heads meets PerHead of {len(right)} heads")
+            raise PatternError(
+                f"{kind.sign} cannot join a PerHead of {len(left)} heads and one of {len(right)} heads"
+            )
         return PerHead(*(_combine(kind, x, y) for x, y in zip(left, right, strict=True)))
     parts = [q for p in (a, b) for q in (p.parts if isinstance(p, kind) else (p,))]
     unique = tuple(dict.fromkeys(parts))

@@ -40,8 +40,10 @@ def pairs(
     Raises PatternError if `tokens` has another number of slots, if `last` is combined with tokens, and for more than
     `MOST` tokens if pairs must be checked one by one."""
     if tokens is not None and (tokens.count != n or last is not None):
-        what = f"n is {n}" if last is None else f"the last {last} queries of given tokens are not counted"
-        raise PatternError(f"pairs: tokens describe {tokens.count} slots, but {what}")
+        mixed = f"last={last} cannot be combined with tokens; drop one of them"
+        raise PatternError(
+            f"pairs: {f'tokens describe {tokens.count} slots, but n is {n}' if last is None else mixed}"
+        )
     count = heads if len(pattern.heads) == 1 else 1
     last = n if last is None else min(last, n)
     return count * sum(
@@ -151,8 +153,8 @@ def _seen(pattern: Pattern, n: int, last: int, tokens: Tokens | None, tile: int)
     """Returns `pairs` of the `last` of n queries by evaluating the predicate."""
     if tokens is None and n > MOST:
         raise PatternError(
-            f"pairs: {opaque(pattern) or pattern} is not counted by arithmetic, so that its pairs are looked at one by "
-            f"one, and a row of {n} tokens has too many: at most {MOST}"
+            f"pairs: {opaque(pattern) or pattern} has no closed-form count; its pairs are counted one by one, up to "
+            f"n = {MOST}, got n = {n}"
         )
     tokens = Tokens.range(n) if tokens is None else tokens
     if last < n:

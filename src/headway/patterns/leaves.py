@@ -61,8 +61,8 @@ class Window(Pattern):
             check_whole(f"Window: {name}", getattr(self, name), least, PatternError)
         if max(self.before, self.after, 1) * self.step > FARTHEST:
             raise PatternError(
-                f"Window: it reaches {max(self.before, self.after, 1) * self.step} positions far, and positions end at "
-                f"{FARTHEST}; for all that lies before a query write Causal()"
+                f"Window: the window reaches {max(self.before, self.after, 1) * self.step} positions, but at most "
+                f"{FARTHEST} are possible; use Causal() for all earlier keys"
             )
 
     @staticmethod
@@ -70,8 +70,8 @@ class Window(Pattern):
         """Returns a window over the last `keys` keys, the query itself included."""
         if not isinstance(keys, int) or isinstance(keys, bool) or keys < 1:
             raise PatternError(
-                f"Window.last: a query sees at least itself, so keys must be 1 or more, got {keys!r}; "
-                "for no window at all use Causal()"
+                f"Window.last: keys includes the query itself, so it must be an integer of at least 1, got {keys!r}; "
+                "for no window use Causal()"
             )
         return Window(keys - 1, 0, step)
 
@@ -134,7 +134,9 @@ class Chunk(Pattern):
     def __post_init__(self) -> None:
         check_whole("Chunk: size", self.size, 1, PatternError)
         if self.size > FARTHEST:
-            raise PatternError(f"Chunk: positions end at 2**62, got a size of {self.size}; write Full()")
+            raise PatternError(
+                f"Chunk: size must be at most 2**62, got {self.size}; use Full() for one chunk"
+            )
 
     def allows(self, q: Tokens, k: Tokens) -> Tensor:
         return (k.index // self.size).unsqueeze(-2) == (q.index // self.size).unsqueeze(-1)
@@ -167,9 +169,7 @@ class Sink(Pattern):
 
     def __post_init__(self) -> None:
         if not isinstance(self.count, int) or isinstance(self.count, bool) or not 0 <= self.count <= FARTHEST:
-            raise PatternError(
-                f"Sink: a number of first tokens, 0 or more and at most 2**62, got {self.count!r}"
-            )
+            raise PatternError(f"Sink: count must be a whole number in 0..2**62, got {self.count!r}")
 
     def allows(self, q: Tokens, k: Tokens) -> Tensor:
         sink = (k.index < self.count).unsqueeze(-2)

@@ -13,7 +13,7 @@ SPELLED = (
     Full, Causal, Window, Window.last, Window.around, Chunk, Sink, GlobalKeys, GlobalQueries, Global, PerHead
 )  # fmt: skip
 NAMES: dict[str, Callable[..., Pattern]] = {spelled.__qualname__: spelled for spelled in SPELLED}
-_KNOWN = f"known are {', '.join(NAMES)}, joined by & and |"
+_KNOWN = f"known: {', '.join(NAMES)}, joined by & and |"
 
 
 def parse(text: str) -> Pattern:
@@ -26,7 +26,7 @@ def parse(text: str) -> Pattern:
         PatternError: with the position in the text and, for an unknown name, the nearest known one.
     """
     if not isinstance(text, str) or not text.strip():
-        raise PatternError(f'pattern: a text such as "Window.last(512) & Causal()" is needed, got {text!r}')
+        raise PatternError(f'pattern must be text such as "Window.last(512) & Causal()", got {text!r}')
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except SyntaxError as error:
@@ -45,13 +45,13 @@ def parse(text: str) -> Pattern:
     except RecursionError:
         raise _too_deep(text) from None
     if not isinstance(pattern, Pattern):
-        raise PatternError(f"pattern {text!r}: {pattern!r} is no pattern; {_KNOWN}")
+        raise PatternError(f"pattern {text!r}: {pattern!r} is not a pattern; {_KNOWN}")
     return pattern
 
 
 def _too_deep(text: str) -> PatternError:
     return PatternError(
-        f"pattern: a text of {len(text)} characters is nested too deeply; write it with fewer signs"
+        f"pattern: the text of {len(text)} characters has too many nested operators or parentheses; simplify it"
     )
 
 
@@ -62,19 +62,19 @@ def _value(node: ast.expr) -> Any:
         case ast.BinOp(left, ast.BitAnd() | ast.BitOr() as sign, right):
             parts = _value(left), _value(right)
             if not isinstance(parts[0], Pattern):
-                raise PatternError(f"{place}: {parts[0]} is no pattern; {_KNOWN}")
+                raise PatternError(f"{place}: {parts[0]} is not a pattern; {_KNOWN}")
             return and_(*parts) if isinstance(sign, ast.BitAnd) else or_(*parts)
         case ast.UnaryOp(ast.USub(), ast.Constant(int(number))):
             return -number
         case ast.Constant(value):
             if type(value) is not int:
-                raise PatternError(f"{place} must be a whole number")
+                raise PatternError(f"{place} is neither a pattern nor a whole number")
             return value
         case ast.Call(func, arguments, keywords):
             return _called(func, arguments, keywords)
         case ast.Name() | ast.Attribute():
             return _called(node, [], [])
-    raise PatternError(f"{place} is no pattern; {_KNOWN}")
+    raise PatternError(f"{place} is not a pattern; {_KNOWN}")
 
 
 def _called(func: ast.expr, arguments: list[ast.expr], keywords: list[ast.keyword]) -> Pattern:

@@ -37,22 +37,24 @@ class PerLayer(PositionScheme):
     def __post_init__(self) -> None:
         schemes: object = self.schemes
         if not isinstance(schemes, Sequence) or not schemes:
-            raise ConfigError(f"PerLayer: give a scheme for each layer, got {schemes!r}")
+            raise ConfigError(
+                f"PerLayer: schemes must be a sequence of at least one position scheme, got {schemes!r}"
+            )
         object.__setattr__(self, "schemes", tuple(schemes))
         for scheme in self.schemes:
             if not isinstance(scheme, PositionScheme) or isinstance(scheme, PerLayer):
                 raise ConfigError(
-                    f"PerLayer: a layer's scheme is one such as {NoPositions()}, got {scheme!r}"
+                    f"PerLayer: each layer needs a position scheme such as {NoPositions()}, got {scheme!r}"
                 )
             if scheme.marks == "embeddings":
                 raise ConfigError(
-                    f"PerLayer: {scheme} is added to the embeddings, once and before any layer, so no layer can "
-                    "have it for itself; give it as the model's scheme"
+                    f"PerLayer: {scheme} is added to the embeddings before the first layer, so it cannot belong to one "
+                    "layer; use it as the scheme of the whole model"
                 )
         if len(marks := self._marks_used()) > 1:
             raise ConfigError(
-                f"PerLayer: some layers mark {marks[0]} and others {marks[1]}; mark one of the two, "
-                f"and leave layers out with {NoPositions()}"
+                f"PerLayer: some schemes act on {marks[0]} and others on {marks[1]}; use one of the two kinds, and "
+                f"{NoPositions()} for layers without positions"
             )
 
     def _marks_used(self) -> list[Marks]:
@@ -82,15 +84,15 @@ class PerLayer(PositionScheme):
     def expand(self, layers: int) -> tuple[PositionScheme, ...]:
         if layers % len(self.schemes):
             raise ConfigError(
-                f"PerLayer: {len(self.schemes)} schemes do not go evenly into {layers} layers; give one for "
-                "each layer, or a pattern whose length divides their number"
+                f"PerLayer: {len(self.schemes)} schemes do not divide {layers} layers; give one scheme per layer, or a "
+                "repeating sequence whose length divides the number of layers"
             )
         return super().expand(layers)
 
     def scores(self, heads: int, head_dim: int, bidirectional: bool) -> tuple[Score, ...]:
         if self.marks != "scores":
             return ()
-        raise ConfigError("PerLayer: each layer has its own; ask at(layer).scores(...)")
+        raise ConfigError("PerLayer: each layer has its own scores; call at(layer).scores(...)")
 
 
 def rotations(positions: PositionScheme) -> tuple[Rotary, ...]:

@@ -37,7 +37,7 @@ class SpecialOrthogonal(PositionScheme):
     def __post_init__(self) -> None:
         if not isinstance(self.start, Rotary) or self.start.trainable or self.start.scaling is not None:
             raise ConfigError(
-                "SpecialOrthogonal: start must be a Rotary without scaling and trainable=True "
+                "SpecialOrthogonal: start must be a Rotary with scaling=None and trainable=False "
                 f"(the whole rotation is trained), got {self.start!r}"
             )
 

@@ -24,7 +24,7 @@ def checked_pairing(pairing: object) -> Pairing:
     """Returns `pairing` in hashable form. Raises ConfigError for anything else."""
     names = ("adjacent", "halves")
     if isinstance(pairing, str):
-        check_known(pairing, names, "rotary pairing: beside pairs, there is no")
+        check_known(pairing, names, "unknown rotary pairing", are="give a tuple of pairs, or one of")
         return "adjacent" if pairing == "adjacent" else "halves"
     if not isinstance(pairing, Sequence):
         raise ConfigError(f'rotary pairing must be "adjacent", "halves" or a tuple of pairs, got {pairing!r}')

@@ -95,7 +95,9 @@ class Rotary(PositionScheme):
         if self.query_growth is not None:
             growth, span = self.query_growth
             if not (_is_number(growth) and growth >= 0 and type(span) is int and span >= 1):
-                raise ConfigError(f"Rotary: query_growth is (b >= 0, n >= 1), got {self.query_growth!r}")
+                raise ConfigError(
+                    f"Rotary: query_growth must be (b >= 0, integer n >= 1), got {self.query_growth!r}"
+                )
             object.__setattr__(self, "query_growth", (float(growth), span))
         if self.scaling is not None:
             self._check_scaling(self.scaling)
@@ -147,8 +149,8 @@ class Rotary(PositionScheme):
         """
         if self.values and checked_pairing(pairing) != self.pairing:
             raise ConfigError(
-                "Rotary: values=True puts values and the output projection into the basis of the pairing, too, and "
-                "conversions of weights change queries and keys alone; keep the pairing"
+                "Rotary: the pairing cannot change if values=True: W_v and W_o depend on it, too, and conversion "
+                f"reorders W_q and W_k only; keep pairing={self.pairing!r}"
             )
         return replace(self, pairing=pairing)
 
@@ -224,9 +226,8 @@ class Rotary(PositionScheme):
             frequency = self.frequencies(head_dim).to(position.device)
         if (offset is None) == self.trainable or (offset is not None and offset.shape != frequency.shape):
             raise ConfigError(
-                f"Rotary: trained frequencies (trainable=True) are given as offset={list(frequency.shape)}, as "
-                "nn.RotaryEmbedding does, and others are computed; got "
-                f"offset={None if offset is None else list(offset.shape)} for {self}"
+                f"Rotary: offset must have shape {list(frequency.shape)} if trainable=True (nn.RotaryEmbedding passes "
+                f"it) and be None otherwise; got {None if offset is None else list(offset.shape)} for {self}"
             )
         frequency = frequency if offset is None else frequency + offset
         if frequency.dim() == 2:
@@ -261,7 +262,7 @@ def _checked_schedule(schedule: object) -> Schedule:
     """Returns `schedule` in hashable form. Raises ConfigError for anything else."""
     names = ("powers", *_OF_X)
     if isinstance(schedule, str):
-        check_known(schedule, names, "Rotary: beside the frequencies themselves, there is no schedule")
+        check_known(schedule, names, "Rotary: unknown schedule", are="give d/2 frequencies, or one of")
         return cast(Schedule, schedule)
     if not isinstance(schedule, Sequence) or not schedule or not all(map(_is_number, schedule)):
         raise ConfigError(

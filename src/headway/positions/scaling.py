@@ -76,7 +76,7 @@ class Proportional(Scaling):
         super().__post_init__()
         if self.partial_rotary_factor > 1:
             raise ConfigError(
-                f"Proportional: partial_rotary_factor is a share, at most 1, got {self.partial_rotary_factor:g}"
+                f"Proportional: partial_rotary_factor must be at most 1, got {self.partial_rotary_factor:g}"
             )
 
     def frequencies(self, theta: float, dims: int, length: Tensor | None = None) -> Tensor:
@@ -142,7 +142,7 @@ class YaRN(Scaling):
             )
         if (self.mscale is None) != (self.mscale_all_dim is None):
             raise ConfigError(
-                f"YaRN: mscale and mscale_all_dim come together (one alone has no effect), "
+                f"YaRN: set both mscale and mscale_all_dim, or neither (one alone has no effect); "
                 f"got mscale={self.mscale} and mscale_all_dim={self.mscale_all_dim}"
             )
         if self.mscale is not None and self.attention_factor is not None:
@@ -233,12 +233,12 @@ class LongRope(Scaling):
         super().__post_init__()
         if len(self.short_factor) != len(self.long_factor):
             raise ConfigError(
-                f"LongRope: short_factor and long_factor hold one number per rotated pair, "
+                f"LongRope: short_factor and long_factor must both hold one number per rotated pair, "
                 f"got {len(self.short_factor)} and {len(self.long_factor)} numbers"
             )
         if self.factor is None and self.attention_factor is None:
             raise ConfigError(
-                "LongRope: the amplitude is not determined; give factor (max_context / trained_context) "
+                "LongRope: the amplitude needs factor or attention_factor; give factor (max_context / trained_context) "
                 "or attention_factor"
             )
 

@@ -45,9 +45,10 @@ class Request:
     def __post_init__(self) -> None:
         free = hardware.memory_available()
         if free < self.limit + SPARE:
+            most = (free - SPARE) >> 20
             raise ConfigError(
-                f"bench growth: --memory-limit {self.limit >> 20} MiB, but {free >> 20} MiB are free and 1024 of them "
-                f"are left alone; give --memory-limit {max(64, (free - SPARE) >> 20)} or less"
+                f"bench growth: --memory-limit {self.limit >> 20} MiB, but {free >> 20} MiB are free, and 1024 of them "
+                f"must stay free; {f'give --memory-limit {most} or less' if most >= 64 else 'free some memory'}"
             )
 
     @property

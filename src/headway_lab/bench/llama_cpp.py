@@ -60,7 +60,7 @@ class LlamaCpp:
         settings.n_gpu_layers = 0
         self._model = c.llama_model_load_from_file(str(path).encode(), settings)
         if not self._model:
-            raise UnsupportedCase(f"it does not load {path.name}")
+            raise UnsupportedCase(f"it cannot load {path.name}")
         self.vocab = c.llama_vocab_n_tokens(c.llama_model_get_vocab(self._model))
         self._forgets = not (c.llama_model_is_recurrent(self._model) or c.llama_model_is_hybrid(self._model))
         context += 0 if self._forgets else FURTHER
@@ -69,7 +69,7 @@ class LlamaCpp:
         shape.n_threads = shape.n_threads_batch = torch.get_num_threads()
         self._context = c.llama_init_from_model(self._model, shape)
         if not self._context:
-            raise UnsupportedCase(f"it makes no context of {rows} rows of {context} tokens")
+            raise UnsupportedCase(f"it cannot create a context of {rows} rows of {context} tokens")
         self._memory = c.llama_get_memory(self._context)
         self._batch = c.llama_batch_init(max(context, rows), 0, 1)
         self._past = 0

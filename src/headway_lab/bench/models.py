@@ -115,7 +115,7 @@ class Written:
         needed, free = 8 * parameter_count(self.spec), hardware.memory_available()
         if needed > free:
             raise UnsupportedCase(
-                f"{self.name} beside its peers takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are available"
+                f"{self.name} and its peers need {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are available"
             )
         save_folder(self.folder / "hf", build(self.spec, dtype=torch.bfloat16, seed=0))
         return self.folder / "hf"
@@ -158,7 +158,7 @@ class Written:
         """Returns the Hugging Face folder with a tokenizer of the same words. Raises UnsupportedCase for weights other
         than bf16."""
         if weights != "bf16":
-            raise UnsupportedCase(f"{weights} is no form of transformers'")
+            raise UnsupportedCase(f"transformers serves bf16 weights only, not {weights}")
         names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
         words = {
             name: i for i, name in enumerate([*names, *(f"w{i}" for i in range(self.spec.vocab - WORDS))])

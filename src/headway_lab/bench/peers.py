@@ -27,7 +27,7 @@ MASK_TOKENS = 8192
 def sdpa(at: Inputs) -> Call:
     """Returns torch's fused kernel with `is_causal`."""
     if at.case.pattern != Causal() or not at.plain:
-        raise UnsupportedCase("it knows no other pattern than causal without a mask")
+        raise UnsupportedCase("it supports only causal attention without a mask")
     return lambda: F.scaled_dot_product_attention(at.q, at.k, at.v, is_causal=True, enable_gqa=at.grouped)
 
 
@@ -38,7 +38,7 @@ def mask(at: Inputs) -> Call:
             f"a mask of {at.case.tokens} x {at.case.tokens} is not built (up to {MASK_TOKENS})"
         )
     if not at.plain and at.case.layout != "global":
-        raise UnsupportedCase("rows that see nothing are not defined there")
+        raise UnsupportedCase("its result is undefined for rows that see nothing")
     bias = additive(visible(at.case.pattern, at.tokens, at.tokens), at.q.dtype)
     return lambda: F.scaled_dot_product_attention(at.q, at.k, at.v, attn_mask=bias, enable_gqa=at.grouped)
 

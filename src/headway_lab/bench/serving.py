@@ -120,12 +120,12 @@ def served(command: Command, file: Path, clients: int, context: int) -> Iterator
     try:
         process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     except OSError as error:
-        raise UnsupportedCase(f"{arguments[0]} does not run: {error}") from error
+        raise UnsupportedCase(f"{arguments[0]} cannot be run: {error}") from error
     try:
         deadline = time.monotonic() + START
         while not _is_there(port):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise UnsupportedCase(f"{' '.join(arguments)} did not begin")
+                raise UnsupportedCase(f"{' '.join(arguments)} did not start")
             time.sleep(0.2)
         yield port
     finally:

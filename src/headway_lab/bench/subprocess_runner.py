@@ -86,7 +86,7 @@ class SubprocessRunner(AbstractContextManager["SubprocessRunner"]):
         try:
             pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
         except OSError as error:
-            raise UnsupportedCase(f"what another process holds is not at hand here: {error}") from error
+            raise UnsupportedCase(f"the memory of another process cannot be read here: {error}") from error
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
     def __exit__(self, *_: object) -> None:
@@ -120,5 +120,5 @@ def forget_peak() -> int:
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError as error:
-        raise UnsupportedCase(f"the peak of a process is not at hand here: {error}") from error
+        raise UnsupportedCase(f"the peak memory of a process cannot be reset here: {error}") from error
     return hardware.peak_rss()

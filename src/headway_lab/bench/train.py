@@ -234,7 +234,7 @@ def of_transformers(case: Case, dtype: str, side: str, folder: Path) -> Side:
     hf = transformers()
     if side == WITHIN:
         if case.spec.family == "longformer":
-            raise UnsupportedCase("transformers' Longformer has an attention of its own")
+            raise UnsupportedCase("transformers' Longformer has its own attention")
         importlib.import_module("headway.integrations.transformers")
     hf.utils.logging.disable_progress_bar()
     auto_class = hf.AutoModelForCausalLM if case.spec.causal else hf.AutoModelForMaskedLM

@@ -154,7 +154,7 @@ def serve(
     decoders = [name for name in models if name != MINILM]
     if not decoders and (run.weights or peer):
         raise ConfigError(
-            "bench: --weights and --peer are of LLaMAs; leave them out, or name one of those, too"
+            f"bench: --weights and --peer do not apply to {MINILM}; leave them out, or add --model with a decoder"
         )
     counts = clients or ((1, 4) if run.quick else (1, 4, 16, 32))
     effort = bench.Effort(rounds=rounds or (1 if run.quick else 5), new=new)

@@ -33,7 +33,7 @@ def command(
     try:
         demo(out, seconds=seconds, quick=quick, say=say, unicode=unicode)
     except Interrupted as stop:
-        note(f"stopped; the training state is in {stop.checkpoint}. The same demo again begins anew")
+        note(f"stopped; the training state is in {stop.checkpoint}. Running the demo again starts anew")
         raise
     pictures = "loss.png, bits.png, heads.png, patterns.png"
     print(f"\nin {out}: a model folder, metrics.jsonl, {pictures}, samples.txt, demo.json")

@@ -68,7 +68,7 @@ def command(
         if question is not None:
             others = (topic, heads, kv_heads, n, d, k, r, context, steps, seeds, model, prompt, out)
             if quick or any(other is not None for other in others):
-                raise ConfigError("explain: --question finds a topic and says its command; give it alone")
+                raise ConfigError("explain: --question takes no topic and no setting; give it alone")
             matches = ask(question)
             print_report({"question": question, "found": matches}, to_text(matches), json)
             return
@@ -80,7 +80,7 @@ def command(
         if model is not None or prompt is not None:
             if topic != "figures" or model is None or prompt is None or quick or {*settings} - {"steps"}:
                 raise ConfigError(
-                    "explain: --model and --prompt go together, with figures, --steps, --out and nothing else"
+                    "explain: --model and --prompt need each other and topic figures, and take only --steps and --out"
                 )
             set_threads(threads)
             languages = LANGUAGES if lang is None else (language,)
@@ -89,13 +89,15 @@ def command(
             return
         if settings and topic in (None, "all", "figures"):
             options = ", ".join(map(option, settings))
-            raise ConfigError(f"explain: {options} is of a single topic; got it with {topic or 'no topic'}")
+            raise ConfigError(
+                f"explain: {options} can be used with a single topic only, got {topic or 'no topic'}"
+            )
         if quick and topic is None:
-            raise ConfigError("explain: --quick is of a topic, or of all; got it with no topic")
+            raise ConfigError("explain: --quick needs a topic, or all")
         if quick and topic == "figures":
-            raise ConfigError("explain: --quick is of a topic, or of all; figures take a second")
+            raise ConfigError("explain: --quick does not apply to figures; leave it out")
         if topic is None and out is not None:
-            raise ConfigError("explain: --out is of a topic, of all or of figures; got it with no topic")
+            raise ConfigError("explain: --out needs a topic, all or figures")
         if topic is None:
             print_report(listing(language), "\n".join(list_lines(language)), json)
             return
@@ -198,8 +200,7 @@ def ask(question: str) -> tuple[Match, ...]:
     matches = Index(entries(language_of(question))).find(question)
     if not matches:
         raise ConfigError(
-            f"explain: no topic answers {question!r}; ask about attention, positions, norms, caches or models in other "
-            "words, or see the list of `headway explain`"
+            f"explain: no topic answers {question!r}; rephrase it, or list the topics with `headway explain`"
         )
     return matches
 

@@ -63,7 +63,7 @@ def standard_library(root: Path | None = None) -> Corpus:
     if total < LEAST_BYTES or not held:
         raise DataError(
             f"{root}: {total} bytes in {len(documents)} files, {len(held)} of them held out, are too few; run with a "
-            "Python whose standard library is there as files"
+            "Python whose standard library is installed as source files"
         )
     return Corpus(str(root), "held out by top-level package, tests and encodings left out", train, held)
 

@@ -188,10 +188,10 @@ def _keep(out: Path, corpus: Corpus, learned: learn.Learned) -> None:
 def _clear(out: Path) -> None:
     """Empties and creates `out`. Raises ConfigError if it has files that no demo has written."""
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out}: is a file; give a folder")
+        raise ConfigError(f"--out {out} is a file; give a folder")
     if out.exists() and any(out.iterdir()):
         if not (out / REPORT).exists():
-            raise ConfigError(f"--out {out}: holds something that no demo has written; give another folder")
+            raise ConfigError(f"--out {out} holds files that no demo has written; give another folder")
         shutil.rmtree(out)
     out.mkdir(parents=True, exist_ok=True)
     _write(out, {"state": "not finished"})

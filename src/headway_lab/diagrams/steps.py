@@ -77,7 +77,7 @@ def steps_of(lm: LanguageModel, prompt: str, count: int) -> tuple[Step, ...]:
     if count < 1:
         raise ConfigError(f"explain figures: --steps {count} must be at least 1")
     if lm.tokenizer is None:
-        raise ConfigError("explain figures: --prompt is text, and the folder of the model has no tokenizer")
+        raise ConfigError("explain figures: --prompt needs a tokenizer, and the model has none")
     ids = lm.tokenizer.encode(prompt, eos=False)
     generation = lm.generate(ids, max_new_tokens=count, temperature=0, log_probs=True)
     new = list(generation.ids)
@@ -107,12 +107,12 @@ def work(model: Decoder, ids: Tensor, counts: Sequence[int], cached: bool) -> li
     """
     layer = next(iter(model.spec.softmax_layers), None)
     if layer is None:
-        raise ConfigError(f"explain figures: no layer of {model.spec.family} compares queries with keys")
+        raise ConfigError(f"explain figures: {model.spec.family} has no layer with softmax attention")
     pattern, tokens = model.spec.patterns[layer], Tokens.range(ids.shape[1])
     if not torch.equal(visible(pattern, tokens, tokens), visible(Causal(), tokens, tokens)):
         raise ConfigError(
-            f"explain figures: the steps are of layers that see all earlier tokens; of {ids.shape[1]} tokens "
-            f"layer {layer} hides some, its pattern is {pattern}; give fewer tokens, or see `headway show`"
+            f"explain figures: the figure needs a layer that sees all earlier tokens, but layer {layer} with pattern "
+            f"{pattern} hides some of {ids.shape[1]} tokens; give fewer tokens, or see `headway show`"
         )
     projected: dict[str, int] = {}
 

@@ -112,10 +112,10 @@ def measure(name: str, *, quick: bool = False, **settings: Any) -> Measured:
     if too_small := [
         f"{option(key)} {value}" for key, value in settings.items() if key != "seeds" and value < 1
     ]:
-        raise ConfigError(f"explain {name}: settings are 1 or more, got {listed(too_small)}")
+        raise ConfigError(f"explain {name}: settings must be at least 1, got {listed(too_small)}")
     if "seeds" in settings and len(set(settings["seeds"])) < 2:
         raise ConfigError(
-            f"explain {name}: a spread needs two different seeds or more, got {tuple(settings['seeds'])}"
+            f"explain {name}: --seeds needs at least two different seeds, got {tuple(settings['seeds'])}"
         )
     smaller = TOPICS[name].quick if quick else {}
     settings = {**smaller, **settings}

@@ -26,9 +26,7 @@ def run(*, context: int = 512) -> Report:
     """Decodes one row of `context` tokens one by one, with a full cache and with that of a window, and also by full
     forwards at some lengths. Raises ConfigError for a context whose eighth is not a whole number of pages."""
     if context < 8 * PAGE or context % (8 * PAGE):
-        raise ConfigError(
-            f"explain cache: --context {context} must be a multiple of {8 * PAGE}, eight times a page"
-        )
+        raise ConfigError(f"explain cache: --context {context} must be a multiple of {8 * PAGE}")
     full, window = model(SPEC), model(SPEC.with_patterns(Window.last(WINDOW)))
     ids = torch.randint(SPEC.vocab, (1, context), generator=torch.Generator().manual_seed(SEED))
     with one_thread(), torch.no_grad():

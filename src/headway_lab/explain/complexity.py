@@ -89,7 +89,7 @@ def run(*, n: int = 64, d: int = 64, k: int = 3, r: int = 8) -> Iterator[Row]:
     Raises ConfigError for fewer than 8 tokens, or a width, kernel or window below 2."""
     if n < 8 or min(d, k, r) < 2:
         raise ConfigError(
-            f"explain complexity: n >= 8 and d, k, r >= 2 are needed, got n={n}, d={d}, k={k}, r={r}"
+            f"explain complexity: n must be at least 8, and d, k and r at least 2; got n={n}, d={d}, k={k}, r={r}"
         )
     for (name, (layer, step, sizes)), tokens, width in product(
         layers_of(k, r).items(), (n // 4, n // 2, n), (d // 2, d)

@@ -46,7 +46,7 @@ def layouts_of(heads: int, kv_heads: int | None) -> list[Heads]:
     """Returns the layouts, from as many KV heads as query heads down to one. Raises ConfigError for one head, which
     shares nothing."""
     if heads < 2:
-        raise ConfigError(f"explain heads: --heads {heads} has nothing to share; give 2 or more")
+        raise ConfigError(f"explain heads: --heads {heads} must be at least 2")
     if kv_heads is None:
         halved = [heads // 2**i for i in range(heads.bit_length()) if heads % 2**i == 0]
         return [Heads.of(heads, k) for k in dict.fromkeys((*halved, 1))]

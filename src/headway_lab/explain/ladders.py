@@ -25,9 +25,7 @@ def toy(spec: ModelSpec, tokens: int) -> ModelSpec:
 
     Raises ConfigError for an encoder-decoder, and for a model that cannot be so small."""
     if spec.encoder is not None:
-        raise ConfigError(
-            "a ladder trains one stack; of an encoder-decoder, compare the specs without --ladder"
-        )
+        raise ConfigError("--ladder trains a single stack; compare an encoder-decoder without --ladder")
     kv_heads = max(k for k in (1, 2, 4) if k * spec.heads <= max(HEADS * spec.kv_heads, spec.heads))
     try:
         return replace(
@@ -48,7 +46,7 @@ def toy(spec: ModelSpec, tokens: int) -> ModelSpec:
         )
     except ConfigError as error:
         raise ConfigError(
-            f"a ladder is of models in toy sizes, and {spec.family} has none: {error}"
+            f"--ladder trains models in toy sizes, and {spec.family} cannot be built in one: {error}"
         ) from error
 
 
@@ -59,7 +57,9 @@ def steps_of(first: ModelSpec, second: ModelSpec, tokens: int) -> dict[str, Mode
     specs = ladder(toy(first, tokens), toy(second, tokens))
     trained = {name: spec for name, spec in specs.items() if name not in UNTRAINED}
     if len(trained) == 1:
-        raise ConfigError("the two are one model in toy sizes: there is no step between them to train")
+        raise ConfigError(
+            "--ladder: the two models are the same in toy sizes, so there is no step between them to train"
+        )
     return trained
 
 

@@ -90,9 +90,7 @@ def run(
     budget = replace(BUDGET, seeds=tuple(seeds), steps=steps)
     lengths = [n for n in LENGTHS if n <= context]
     if len(lengths) < 2:
-        raise ConfigError(
-            f"explain linear-training: --context {context} is below {LENGTHS[1]}, two lengths are needed"
-        )
+        raise ConfigError(f"explain linear-training: --context {context} must be at least {LENGTHS[1]}")
     return judge(contend(contenders(), budget), measure(lengths), unigram(), budget)
 
 

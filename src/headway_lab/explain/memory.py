@@ -65,8 +65,7 @@ def run(*, context: int = 2048) -> Report:
     and alive at the peak. Raises ConfigError for a context whose quarter is within the window."""
     if context < 4 * WINDOW or context % 4:
         raise ConfigError(
-            f"explain memory: --context {context} must be a multiple of 4 from {4 * WINDOW} on: its quarter is "
-            f"compared with a window of {WINDOW}"
+            f"explain memory: --context {context} must be at least {4 * WINDOW} and a multiple of 4"
         )
     with one_thread():
         rows = [measure(*kind, n) for kind in KINDS for n in (context // 4, context // 2, context)]

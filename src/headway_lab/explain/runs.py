@@ -72,7 +72,7 @@ def text() -> tuple[Tensor, Tensor]:
     if min(len(train), len(held)) < LEAST_BYTES:
         raise DataError(
             f"{sysconfig.get_paths()['stdlib']}: {len(train)} bytes of Python modules to train on and {len(held)} "
-            f"held out, {LEAST_BYTES} each are needed; run with a Python whose standard library is there as files"
+            f"held out, but {LEAST_BYTES} of each are needed; run with a Python whose standard library is source files"
         )
     return train, held
 
