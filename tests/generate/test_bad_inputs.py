@@ -242,7 +242,7 @@ def test_prompts_that_are_none(prompts: object, match: str) -> None:
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"prefill_chunk": 4, "use_cache": False}, "prefill_chunk needs the cache"),
+        ({"prefill_chunk": 4, "use_cache": False}, "prefill_chunk needs use_cache=True"),
         ({"stop": 5}, "stop is a string or a list of strings, got 5"),
         ({"seed": "x"}, "seed must be a whole number, got 'x'"),
         ({"stop": ["a"]}, "stop strings need a tokenizer"),

@@ -32,7 +32,7 @@ def test_a_layer_whose_forward_is_wrapped_asks_for_attention(monkeypatch: pytest
 
 @pytest.mark.parametrize("config", KEEPING.values(), ids=KEEPING)
 def test_a_model_that_keeps_its_own_attention_is_named(config: Any) -> None:
-    message = rf"{type(config).__name__.removesuffix('Config')}\w* keeps its own attention"
+    message = rf"{type(config).__name__.removesuffix('Config')}\w* has its own attention code"
     with pytest.raises(BackendError, match=message):
         AutoModel.from_config(config, attn_implementation="headway")
     config._attn_implementation = "eager"

@@ -75,7 +75,7 @@ def test_the_last_message_of_an_assistant_goes_on(house: House) -> None:
     ("more", "words"),
     [
         ({"add_generation_prompt": True, "continue_final_message": True}, "leave one out"),
-        ({"messages": [USER, BEGUN, BEGUN]}, "two of the assistant"),
+        ({"messages": [USER, BEGUN, BEGUN]}, "the last two are the assistant's"),
         ({"return_progress": True}, "return_progress: of streams"),
         ({"timings_per_token": True}, "timings_per_token: of streams"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'image_url' is no text"),
@@ -182,7 +182,7 @@ def test_a_model_has_several_names_and_sleeps() -> None:
         [entry] = ask(house, "/v1/models", method="GET")[1]["data"]
         assert (entry["id"], entry["aliases"], entry["tags"]) == ("one", ["one", "two"], ["chat"])
         assert [slot["is_processing"] for slot in ask(house, "/slots", method="GET")[1]] == [False, False]
-    with pytest.raises(ConfigError, match="there is a model 'two' already"):
+    with pytest.raises(ConfigError, match="the model name 'two' is taken"):
         models.add_adapter("two", models.place("one"), "adapter")
 
 

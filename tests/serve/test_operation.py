@@ -146,7 +146,7 @@ def test_a_model_that_finds_nothing_again_is_not_ready() -> None:
         engine.reader.open = lambda ids, adapters, shares, salt: original(ids, adapters, False, salt)
         status, _, body = answer(house, "/ready", method="GET")
         assert status == 503
-        assert "is not found by the same prompt" in json.loads(body)["error"]["message"]
+        assert "is not found in the prefix cache" in json.loads(body)["error"]["message"]
 
 
 # -- what comes over the wire --------------------------------------------------------------------------

@@ -203,7 +203,7 @@ def test_a_conversation_with_tools_is_that_of_a_chat() -> None:
             "'input_image'",
         ),
         ({"input": [3]}, "input"),
-        ({"tools": [{"type": "function"}]}, "has a name"),
+        ({"tools": [{"type": "function"}]}, "needs a name"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"max_output_tokens": 2000}, "trained on 512"),
     ],

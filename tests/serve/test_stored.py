@@ -53,7 +53,7 @@ def test_what_was_kept_is_found_elsewhere(kind: str, how: dict[str, Any]) -> Non
         assert in_first.stored == in_second.stored
     with pytest.raises(CacheError, match="an empty cache"):
         put_kept(second.reader.cache, kept)
-    with pytest.raises(CacheError, match="other layers"):
+    with pytest.raises(CacheError, match="do not fit this model's layers"):
         put_kept(engine_of("linear" if kind == "full" else "full").reader.cache, kept)
 
 
