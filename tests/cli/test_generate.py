@@ -164,10 +164,10 @@ def test_n_best_are_listed_with_their_scores(folder: str, capsys: pytest.Capture
         ),
         (
             ["--n-best", "2"],
-            "n_best is about a beam search, and no number of beams was given; add beams=4 (--beams 4)",
+            "n_best needs a beam search, with beams as a number; add beams=4 (--beams 4)",
         ),
-        (["--length-penalty", "0"], "length_penalty is about a beam search"),
-        (["--early-stopping", "false"], "early_stopping is about a beam search"),
+        (["--length-penalty", "0"], "length_penalty needs a beam search"),
+        (["--early-stopping", "false"], "early_stopping needs a beam search"),
     ],
 )
 def test_beams_refuse_what_is_not_theirs(

@@ -221,7 +221,8 @@ def test_another_request_under_a_key_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "transcript.jsonl"
     fill(path, Scripted(echo), 2)
     with pytest.raises(
-        ConfigError, match=r"the request '0' was another one: endpoint was 'scripted' and is 'b'\. Go"
+        ConfigError,
+        match=r"the request '0' differs from the one in the file: endpoint was 'scripted' and is 'b'; use",
     ):
         fill(path, Scripted(echo, "b"), 2)
     with Transcript(path) as transcript:

@@ -100,7 +100,7 @@ def test_a_chunk_that_is_none(value: object) -> None:
 def test_a_prompt_longer_than_the_context_is_refused_however_little_is_asked(new: int | None) -> None:
     with pytest.raises(
         ConfigError,
-        match=rf"prompt 1 has 65 tokens, {new or 0} more .* was trained on 64; ask for a shorter prompt",
+        match=rf"prompt 1 has 65 tokens, {new or 0} more .* was trained on 64; shorten the prompt",
     ):
         generate(MODEL, [[0], [0] * 65], GenerationConfig(max_new_tokens=new))
 

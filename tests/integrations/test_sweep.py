@@ -52,10 +52,10 @@ REFUSED: Mapping[str, str] = {
     "the model passes position_bias": "inkling2_text inkling_text longt5 mt5 umt5 switch_transformers t5",
     "the model's mask is made by `or_masks`": "gemma4_unified",
     "sliding_window_mask_function.<locals>.inner_mask`, for which there is no pattern": "t5gemma2",
-    "over pairs of tokens was given": "layoutlm",
+    "is not supported; give the 2-dimensional": "layoutlm",
 }
 """Text of the error -> the model types refused with it."""
-LEFT = "the model's chunks begin behind padding on the left; pad on the right"
+LEFT = "chunked attention with padding on the left is not supported; pad on the right"
 CHUNKS = "llama4 llama4_text"
 """Model types that refuse padding on the left with this error."""
 UNCACHED = "recurrent_gemma encoder-decoder switch_transformers"

@@ -76,9 +76,12 @@ def test_the_last_message_of_an_assistant_goes_on(house: House) -> None:
     [
         ({"add_generation_prompt": True, "continue_final_message": True}, "leave one out"),
         ({"messages": [USER, BEGUN, BEGUN]}, "the last two are the assistant's"),
-        ({"return_progress": True}, "return_progress: of streams"),
-        ({"timings_per_token": True}, "timings_per_token: of streams"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'image_url' is no text"),
+        ({"return_progress": True}, "return_progress: allowed only if stream is true"),
+        ({"timings_per_token": True}, "timings_per_token: allowed only if stream is true"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "only parts of type text are supported, got {'type': 'image_url'}",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_said(house: House, more: dict[str, Any], words: str) -> None:

@@ -98,7 +98,7 @@ def test_embeddings_of_ids_and_in_base64(house: House, encoders: dict[str, Any])
         raw = base64.b64decode(data["embedding"])
         assert struct.unpack(f"<{len(vector)}f", raw) == pytest.approx(vector.tolist(), abs=ULP)
     response = answered(house, "/v1/embeddings", model="embedder", input="a dog", pooling="last")
-    assert response["warnings"] == ["pooling is unknown here and changes nothing"]
+    assert response["warnings"] == ["pooling is unknown and was ignored"]
 
 
 def test_vectors_are_cut_where_they_were_trained_to_be(house: House, encoders: dict[str, Any]) -> None:
@@ -108,7 +108,7 @@ def test_vectors_are_cut_where_they_were_trained_to_be(house: House, encoders: d
     assert torch.allclose(actual, encoders["nested"].embed(TEXTS, dimensions=8), rtol=ULP, atol=ULP)
     assert torch.allclose(actual, torch.nn.functional.normalize(whole[:, :8]), atol=1e-6)
     message = refused(house, "/v1/embeddings", model="nested", input="a", dimensions=9)
-    assert "have 32 numbers" in message
+    assert "have 32 dimensions" in message
     assert "8, 16" in message
     assert "matryoshka_dimensions" in refused(
         house, "/v1/embeddings", model="embedder", input="a", dimensions=8
@@ -196,9 +196,9 @@ def test_labels_spans_masks_and_answers(house: House, encoders: dict[str, Any]) 
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [
-        ("/v1/embeddings", {"model": "talker", "input": "a"}, "there are embedder, nested"),
-        ("/v1/completions", {"model": "embedder", "prompt": "a"}, "there are talker"),
-        ("/classify", {"model": "tagger", "input": "a"}, "there are labels, ranker"),
+        ("/v1/embeddings", {"model": "talker", "input": "a"}, "one for embed; loaded: embedder, nested"),
+        ("/v1/completions", {"model": "embedder", "prompt": "a"}, "loaded: talker"),
+        ("/classify", {"model": "tagger", "input": "a"}, "loaded: labels, ranker"),
         ("/v1/embeddings", {"model": "embedder", "input": ["a", "the cat " * 40]}, "has 82 tokens, but this"),
         ("/v1/embeddings", {"model": "embedder", "input": "  "}, "empty"),
         ("/v1/embeddings", {"model": "embedder", "input": []}, "input"),

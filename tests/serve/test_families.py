@@ -214,9 +214,7 @@ def test_what_an_answer_in_messages_may_be() -> None:
 def test_notations_that_cannot_follow_a_schema_say_so() -> None:
     tokenizer = LM.need_tokenizer().with_chat_template("{{ messages[0].content }}{# tools <|tool_call> #}")
     tools = [{"type": "function", "function": {"name": "f", "parameters": CITY}}]
-    with pytest.raises(
-        ConfigError, match="units: this model writes objects and lists in a notation of its own"
-    ):
+    with pytest.raises(ConfigError, match="units: this model writes objects and lists in its own notation"):
         _ = prepared(tokenizer, tools=tools, tool_choice="required").grammar
     assert prepared(tokenizer, tools=tools).grammar == (None, "")
 

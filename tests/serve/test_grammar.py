@@ -194,6 +194,12 @@ def test_a_step_counts_as_its_digits(step: float) -> None:
         check_schema({"allOf": [{"multipleOf": step}, {"multipleOf": 10_007}]})
 
 
+def test_steps_that_are_no_numbers_are_left_to_the_compiler_and_huge_ones_are_refused() -> None:
+    check_schema({"items": [{"multipleOf": float("inf")}, {"multipleOf": True}, {"multipleOf": "2"}]})
+    with pytest.raises(ConfigError, match="multipleOf .*: the least common multiple"):
+        check_schema({"allOf": [{"multipleOf": 10**4000 + i} for i in range(3)]})
+
+
 def test_beams_and_grammars_are_one_or_the_other() -> None:
     with pytest.raises(ConfigError, match="beams"):
         LM.generate("go", grammar=GRAMMARS.compile("regex", "a"), beams=2)

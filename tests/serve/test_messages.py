@@ -255,6 +255,6 @@ def test_what_changes_nothing_is_told(client: Any) -> None:
         [
             "thinking.budget_tokens is unknown and was ignored",
             "tools.web_search_20250305 is unknown and was ignored",
-            "enable_thinking: the chat template knows none; it changes nothing",
+            "enable_thinking is unknown to the chat template and was ignored",
         ]
     )
