@@ -207,6 +207,7 @@ def test_text_is_without_the_end(pair: tuple[Any, Any, dict[str, Any]]) -> None:
         ({"generation": {}}, "decoder_start_token_id .* must be one token id, got None"),
         ({"generation": {"decoder_start_token_id": 99}}, r"must be a token id in 0\.\.8, got 99"),
         ({"generation": {"decoder_start_token_id": 8, "bad_words_ids": [[1, 2]]}}, "only single ids"),
+        ({"generation": {"decoder_start_token_id": 8, "bad_words_ids": [1]}}, r"only single ids, as \[id\]"),
         (
             {"generation": {"decoder_start_token_id": 8, "forced_eos_token_id": [0, 1]}},
             "must be one token id, got",

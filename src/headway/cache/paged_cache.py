@@ -174,7 +174,7 @@ class PagedCache:
         if all(each) and not dtype.is_floating_point:
             raise CacheError(
                 f"PagedCache: dtype {dtype} is for keys and values, but all layers keep states, in float32 or float64; "
-                "give a floating-point dtype"
+                'give a floating-point dtype (kv_cache_dtype="auto")'
             )
         retentions = [p.retention if state is None else None for p, state in zip(patterns, each, strict=True)]
         classes = list(dict.fromkeys(retentions))

@@ -116,11 +116,13 @@ class ServerEndpoint(Endpoint):
             names = [str(model["id"]) for model in answer["data"]]
         except (KeyError, TypeError):
             raise EndpointError(
-                f"{self.url}: the server does not list its models; name one: {self.url}#MODEL"
+                f"{self.url}: the server does not list its models; name one: {self.url}#MODEL "
+                "(in headway chat: MODEL --url)"
             ) from None
         if len(names) != 1:
             raise EndpointError(
-                f"{self.url} has {len(names)} models ({', '.join(sorted(names)[:8])}); name one: {self.url}#MODEL"
+                f"{self.url} has {len(names)} models ({', '.join(sorted(names)[:8])}); name one: {self.url}#MODEL "
+                "(in headway chat: MODEL --url)"
             )
         return names[0]
 

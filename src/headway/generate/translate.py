@@ -89,10 +89,10 @@ def completed(
     pad = set(_ids(generation, "pad_token_id", spec)) - set(eos)
     bad: list[int] = []
     for word in generation.get("bad_words_ids") or ():
-        if len(word) != 1:
+        if not isinstance(word, list) or len(word) != 1:
             raise ConfigError(
-                f"translate: bad_words_ids in generation_config.json has {word}, but only single ids can be forbidden; "
-                "remove it"
+                f"translate: bad_words_ids in generation_config.json has {word}, but only single ids, as [id], can be "
+                "forbidden; remove it"
             )
         bad += word
     return start[0], replace(

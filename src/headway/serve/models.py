@@ -102,7 +102,9 @@ class Models:
         self.aliases = {alias: place.name for place in places for alias in place.aliases}
         names = [name for place in places for name in {place.name, *place.aliases}]
         if len({*names}) < len(names):
-            raise ConfigError(f"serve: model names must be unique, got {', '.join(names)}")
+            raise ConfigError(
+                f"serve: model names must be unique, got {', '.join(names)}; give --alias NAME=MODEL"
+            )
         self._loads = asyncio.Lock()
         self._share()
 
@@ -179,7 +181,7 @@ class Models:
             idle = [other for other in self.loaded() if not (other.live or other is place.base)]
             if not idle:
                 raise Unavailable(
-                    f"its weights take {place.size} bytes; {max(left, 0)} of {self.memory} are left"
+                    f"its weights take {place.size} bytes; {max(left, 0)} of {self.memory} are left; raise --memory"
                 )
             self.unload(min(idle, key=lambda other: other.used))
 

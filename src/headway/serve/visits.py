@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 from uuid import uuid4
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, as_error
 from headway.generate.sequences import SampledText
 from headway.serve.errors import Busy
 
@@ -69,7 +69,9 @@ def read_keys(path: Path) -> list[Key]:
     """Reads the keys of a file, one per line: SECRET [name=NAME] [requests=N] [tokens=N] [admin]; # begins a comment.
     Raises ConfigError if there is no key, or for an invalid setting."""
     keys: list[Key] = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    with as_error(ConfigError, f"--keys {path}", UnicodeDecodeError):
+        lines = path.read_text().splitlines()
+    for number, line in enumerate(lines, 1):
         secret, *settings = line.partition("#")[0].split() or [""]
         options = dict(setting.partition("=")[::2] for setting in settings)
         wrong = options.keys() - {"name", "requests", "tokens", "admin"}
