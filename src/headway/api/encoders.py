@@ -123,7 +123,7 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
         if len(text.ids) > self.limit:
             raise ConfigError(
                 f"text {number} has {len(text.ids)} tokens, but this model reads at most {self.limit}; shorten it, or "
-                "set cut=True (--cut) to read only its beginning"
+                "in classify, logits, embed and states set cut=True (--cut; truncate over HTTP)"
             )
 
     def _outputs(self, texts: Sequence[Encoded], batch_size: int, read: Read | None = None) -> list[Tensor]:
