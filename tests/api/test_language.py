@@ -191,7 +191,7 @@ def test_an_id_of_the_hub(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
             {"device": "cuda:99"},
             r"torch cannot use device='cuda:99' here: .*; leave device out",
         ),
-        ({"device": "gpu"}, r"device='gpu' was asked for, .*gpu; leave device out for the CPU"),
+        ({"device": "gpu"}, r"device='gpu' here: .*gpu; leave device out for the CPU"),
     ],
 )
 def test_what_is_no_folder_and_no_device_is_said(given: Any, said: str, folder: Path) -> None:

@@ -135,7 +135,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
     table = pool.open()
     pool.extend(table, [1] * 300)
     pool.settle(table)
-    with pytest.raises(CacheError, match=r"400 more tokens take 42 bytes of pages, and \d+ of 50 are left"):
+    with pytest.raises(CacheError, match=r"400 more tokens take 42 bytes of pages, but \d+ of 50 are left"):
         pool.extend(table, [1] * 400)
     with pytest.raises(CacheError, match=r"cannot trim 301 tokens of a text of 300"):
         pool.trim(table, 301)

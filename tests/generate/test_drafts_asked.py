@@ -28,7 +28,12 @@ LINEAR = build(replace(MODEL.spec, patterns=(Causal(),) * 2).with_mixer(LinearAt
 @pytest.mark.parametrize(
     ("model", "draft", "config", "match"),
     [
-        (LINEAR, NgramDraft(), {}, "the model has layers of linear attention, whose cache is a state"),
+        (
+            LINEAR,
+            NgramDraft(),
+            {},
+            "the model has layers of linear attention, whose state cannot be rolled back",
+        ),
         (
             with_spec(positions=Rotary(1e4, pairing="halves", scaling=DynamicNTK(2.0, 32))),
             NgramDraft(),
@@ -98,7 +103,7 @@ def test_a_language_model_takes_drafts() -> None:
         ({"draft_tokens": 3}, "draft_tokens=3 needs a draft"),
         (
             {"draft": NgramDraft(), "draft_tokens": 3},
-            "draft_tokens=3, but the draft has tokens=8; leave out one",
+            "draft_tokens=3, but the draft has tokens=8; leave draft_tokens out",
         ),
         ({"draft": LanguageModel(OTHER, sentencepiece())}, "tokenizer differs from the model's"),
     ):

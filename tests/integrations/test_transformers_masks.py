@@ -112,7 +112,7 @@ def test_what_cannot_be_honoured_is_an_error() -> None:
         model(ids, output_attentions=True)
     with pytest.raises(BackendError, match=r"an attention_mask of shape \(2, 1, 23, 23\) is not supported"):
         model(ids, attention_mask=torch.ones(2, 1, LENGTH, LENGTH, dtype=torch.bool))
-    with pytest.raises(BackendError, match="the model passes cu_seq_lens_q, which is not known here"):
+    with pytest.raises(BackendError, match="the model passes cu_seq_lens_q, which is unknown"):
         model(ids, cu_seq_lens_q=torch.tensor([0, 23], dtype=torch.int32))
 
 
@@ -176,7 +176,7 @@ def test_a_layer_that_says_it_is_not_causal_leaves_that_to_its_mask() -> None:
 def test_arguments_that_are_not_about_attention_are_let_through() -> None:
     mask = integration.seen(1, 4, 4)
     assert layer_call(mask, return_dict=True, return_loss=True, labels=torch.zeros(1)).shape == (1, 4, 4, 8)
-    with pytest.raises(BackendError, match="the model passes indices, which is not known here"):
+    with pytest.raises(BackendError, match="the model passes indices, which is unknown"):
         layer_call(mask, return_dict=True, indices=torch.zeros(4))
 
 
@@ -208,7 +208,7 @@ class Pair(PreTrainedModel):
 def test_a_layer_that_contradicts_its_mask_is_an_error() -> None:
     causal = integration.seen(1, 4, 4)
     with pytest.raises(
-        BackendError, match=r"is_causal=False was given to a causal Module.*declared as Causal"
+        BackendError, match=r"is_causal=False was given to a causal Module.*its mask is Causal"
     ):
         layer_call(causal, is_causal=False, says=True)
     with pytest.raises(BackendError, match=r"is_causal=True, but its mask is Full"):
