@@ -148,7 +148,7 @@ def test_a_reply_without_text_says_why() -> None:
 
 
 def test_a_timeout_is_of_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match="timeout is for servers .*, and nowhere is not one"):
+    with pytest.raises(ConfigError, match=r"timeout is for servers .*, and nowhere is not one"):
         open_endpoint("nowhere", timeout=3)
     for command in (
         ["instruct", "--seeds", "x", "-n", "3", "--endpoint", "m"],
