@@ -120,8 +120,8 @@ def test_prompt_and_new_tokens_fill_the_context_to_the_last_token(new: int, fits
 def test_a_hard_limit_holds_beyond_the_trained_context_too(limit: str) -> None:
     fields = {"max_context": 10} if limit == "max_context" else {"positions": Learned(10)}
     model = build(ModelSpec.of_depth(1, 50, context=8, **fields), seed=0)  # type: ignore[arg-type]
-    for prompt, new in (([0] * 5, 6), ([0] * 11, 0)):
-        with pytest.raises(ConfigError, match=rf"prompt 0 has {len(prompt)} tokens.* can take 10; shorten the prompt"):
+    for prompt, new, remedy in (([0] * 5, 6, "ask for at most 5"), ([0] * 11, 0, "shorten the prompt")):
+        with pytest.raises(ConfigError, match=rf"prompt 0 has {len(prompt)} tokens.* can take 10; {remedy}"):
             generate(model, [prompt], GenerationConfig(max_new_tokens=new, beyond_context=True))
     assert len(generate(model, [[0] * 5], GenerationConfig(beyond_context=True))[0].ids) == 5
 
